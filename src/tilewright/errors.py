@@ -1,0 +1,41 @@
+"""Every error that a user can meet. Each says what was expected, what was found and what is known."""
+
+
+class TilewrightError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+
+class UnknownNameError(TilewrightError):
+    """A name that no registry holds; the message lists the names that are known."""
+
+    def __init__(self, what, name, known):
+        """State that `name` is no `what`, and which names are."""
+        super().__init__(f"unknown {what} {name!r}; known: {', '.join(map(str, known))}")
+
+
+class ConfigError(TilewrightError):
+    """A configuration value of the wrong type, out of range, or an unknown key."""
+
+
+class PatternError(TilewrightError):
+    """An attention pattern that is not what the operation needs (shape, dtype, order of indices, emptiness)."""
+
+
+class ArtifactError(TilewrightError):
+    """A file that is missing, damaged, of another stage or version, or made from other inputs."""
+
+
+class TileError(TilewrightError):
+    """A tile that cannot be parsed or does not fit the graph or the device."""
+
+
+class SolverError(TilewrightError):
+    """A solver that is missing, unlicensed, over its size limit, or returned no usable answer."""
+
+
+class InfeasibleError(SolverError):
+    """A scheduling problem that no schedule satisfies; the message names the limits that exclude all of them."""
+
+
+class DeviceError(TilewrightError):
+    """A device that is absent, or differs from the one that an artifact was made for."""

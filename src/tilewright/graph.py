@@ -1,0 +1,309 @@
+"""The attention pattern of one layer as a sparse graph (written by T1, reordered by T2).
+
+A `Graph` says which query (row) may see which key (column). Rows that are equal are held once: `indptr`/`indices` list the
+keys of each *distinct* row and `row_class` names the distinct row of every query. Patterns of windowed models have few
+distinct rows, which is what makes images of thousands of pixels a side possible.
+
+A reordered graph holds the pattern in its new order together with `row_order` and `col_order`, both with the convention
+``order[new] = old`` of `scipy.sparse.csgraph`.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from tilewright import artifacts
+from tilewright.errors import ArtifactError, PatternError
+from tilewright.provenance import sha256_arrays
+
+KIND = "graph"
+VERSION = 1
+
+# Above this many entries a file holds distinct rows and row classes instead of the full pattern, and says so
+# (``storage: classes``). 40 M entries are 160 MB of int32 column ids.
+FULL_ENTRIES = 40_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A rectangular attention pattern with its distinct rows held once.
+
+    Fields (N_q queries, N_k keys, C distinct rows):
+        indptr: int64 [C+1]; indices: int32, the sorted keys of each distinct row.
+        row_class: int32 [N_q], the distinct row of each query.
+        n_cols: N_k.
+        meta: JSON-able facts: ``model``, ``heads``, ``head_dim``, ``grid`` and whatever the model adds.
+        row_hint, col_hint: int64 [N_q], [N_k] or None: the model's own window (or spatial tile) of each token; tokens that
+            sort together under it belong together. Used by the ``window`` order only.
+        row_order, col_order: int32 or None: for a reordered graph, ``order[new] = old`` against the graph it came from.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    row_class: np.ndarray
+    n_cols: int
+    meta: dict = field(default_factory=dict)
+    row_hint: np.ndarray | None = None
+    col_hint: np.ndarray | None = None
+    row_order: np.ndarray | None = None
+    col_order: np.ndarray | None = None
+
+    @property
+    def n_rows(self):
+        """Number of queries."""
+        return len(self.row_class)
+
+    @property
+    def shape(self):
+        """``(N_q, N_k)``."""
+        return self.n_rows, self.n_cols
+
+    @property
+    def n_classes(self):
+        """Number of distinct rows."""
+        return len(self.indptr) - 1
+
+    @cached_property
+    def row_degree(self):
+        """int64 [N_q]: keys that each query sees."""
+        return np.diff(self.indptr)[self.row_class]
+
+    @cached_property
+    def entries(self):
+        """Allowed (query, key) pairs."""
+        return int(self.row_degree.sum())
+
+    @property
+    def density(self):
+        """Allowed pairs over all pairs."""
+        return self.entries / (self.n_rows * self.n_cols)
+
+    @cached_property
+    def id(self):
+        """Digest of the pattern and, for a reordered graph, of its orders."""
+        orders = [o for o in (self.row_order, self.col_order) if o is not None]
+        return sha256_arrays(
+            np.asarray(self.shape, np.int64), self.indptr, self.indices, self.row_class, *orders
+        )[:16]
+
+    def row(self, query):
+        """Sorted keys of one query."""
+        c = self.row_class[query]
+        return self.indices[self.indptr[c] : self.indptr[c + 1]]
+
+    def expand(self, limit=None):
+        """The full pattern as canonical CSR ``(indptr int64 [N_q+1], indices int32)``.
+
+        Raises `PatternError` above `limit` entries, when given.
+        """
+        if limit is not None and self.entries > limit:
+            raise PatternError(f"the full pattern has {self.entries:,} entries; expected at most {limit:,} here")
+        indptr = np.concatenate(([0], np.cumsum(self.row_degree)))
+        starts = self.indptr[self.row_class]
+        offset = np.arange(self.entries) - np.repeat(indptr[:-1] - starts, self.row_degree)
+        return indptr, self.indices[offset]
+
+    def to_csr(self):
+        """The full pattern as a `scipy.sparse.csr_array` of booleans."""
+        from scipy.sparse import csr_array
+
+        indptr, indices = self.expand()
+        return csr_array((np.ones(len(indices), bool), indices, indptr), shape=self.shape)
+
+    def to_dense(self):
+        """The full pattern as a bool array [N_q, N_k]; for small graphs."""
+        dense = np.zeros((self.n_classes, self.n_cols), bool)
+        dense[np.repeat(np.arange(self.n_classes), np.diff(self.indptr)), self.indices] = True
+        return dense[self.row_class]
+
+    def reordered(self, row_order, col_order):
+        """This pattern with queries and keys put in a new order (``order[new] = old``); distinct rows stay shared.
+
+        Raises `PatternError` when an order is no permutation, or this graph is reordered already.
+        """
+        if self.row_order is not None:
+            raise PatternError("expected a graph in its natural order, found one that is reordered already")
+        row_order = _permutation("row_order", row_order, self.n_rows)
+        col_order = _permutation("col_order", col_order, self.n_cols)
+        new_col = np.empty(self.n_cols, np.int32)
+        new_col[col_order] = np.arange(self.n_cols, dtype=np.int32)
+        owner = np.repeat(np.arange(self.n_classes), np.diff(self.indptr))
+        indices = new_col[self.indices]
+        indices = indices[np.lexsort((indices, owner))]
+        return replace(
+            self,
+            indices=indices,
+            row_class=self.row_class[row_order],
+            row_hint=None if self.row_hint is None else self.row_hint[row_order],
+            col_hint=None if self.col_hint is None else self.col_hint[col_order],
+            row_order=row_order,
+            col_order=col_order,
+        )
+
+
+def _permutation(name, order, size):
+    order = np.asarray(order)
+    if order.shape != (size,) or not np.array_equal(np.sort(order), np.arange(size)):
+        raise PatternError(f"{name}: expected a permutation of 0..{size - 1}, found an array of shape {order.shape}")
+    return order.astype(np.int32)
+
+
+def from_csr(indptr, indices, shape, *, meta=None, row_hint=None, col_hint=None):
+    """Build a `Graph` from full CSR arrays, collapsing equal rows exactly.
+
+    The indices of a row may come unsorted; they are sorted. Raises `PatternError` for indices out of range, repeated keys
+    in a row, an `indptr` that does not fit, an empty shape or a pattern without entries.
+    """
+    n_rows, n_cols = map(int, shape)
+    if n_rows < 1 or n_cols < 1:
+        raise PatternError(f"expected at least one query and one key, found shape {n_rows} x {n_cols}")
+    indptr = np.asarray(indptr, np.int64)
+    indices = np.asarray(indices)
+    if indptr.shape != (n_rows + 1,) or indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
+        raise PatternError(f"indptr does not describe {n_rows} rows of {len(indices)} indices")
+    if not len(indices):
+        raise PatternError(f"the pattern {n_rows} x {n_cols} has no entry: no query sees any key")
+    if indices.min() < 0 or indices.max() >= n_cols:
+        raise PatternError(f"column indices must lie in 0..{n_cols - 1}, found {indices.min()}..{indices.max()}")
+    indices = indices.astype(np.int32)
+    owner = np.repeat(np.arange(n_rows, dtype=np.int64), np.diff(indptr))
+    # A row is in order when no index falls below its predecessor of the same row.
+    step, same = np.diff(indices), np.diff(owner) == 0
+    if (step[same] < 0).any():
+        indices = indices[np.lexsort((indices, owner))]
+        step = np.diff(indices)
+    if (step[same] == 0).any():
+        raise PatternError(f"row {owner[1:][same & (step == 0)][0]} names a key twice")
+    del owner, step, same
+    first, row_class = _collapse(indptr, indices)
+    degrees = np.diff(indptr)[first]
+    distinct = np.concatenate(([0], np.cumsum(degrees)))
+    offset = np.arange(distinct[-1]) - np.repeat(distinct[:-1] - indptr[first], degrees)
+    return Graph(distinct, indices[offset], row_class, n_cols, dict(meta or {}), row_hint, col_hint)
+
+
+def _collapse(indptr, indices):
+    """First row of each distinct row (in order of appearance) and the class of every row. Exact: equal digests are
+    compared entry by entry."""
+    seen, first = {}, []
+    row_class = np.empty(len(indptr) - 1, np.int32)
+    view = memoryview(np.ascontiguousarray(indices)).cast("B")
+    for row, (lo, hi) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
+        # bytes compare by content, so that equal keys of the dict are equal rows.
+        key = bytes(view[4 * lo : 4 * hi])
+        known = seen.setdefault(key, len(first))
+        if known == len(first):
+            first.append(row)
+        row_class[row] = known
+    return np.asarray(first, np.int64), row_class
+
+
+def from_pattern(pattern, **keywords):
+    """Build a `Graph` from a scipy sparse matrix or a boolean (or 0/1) array. Raises `PatternError`.
+
+    Stored zeros of a sparse matrix do not count as entries. NaN and values other than 0 and 1 are refused.
+    """
+    import scipy.sparse as sp
+
+    if sp.issparse(pattern):
+        csr = pattern.tocsr()
+        data = np.asarray(csr.data)
+        _check_binary(data)
+        indptr, indices = csr.indptr, csr.indices
+        if not (data != 0).all():
+            owner = np.repeat(np.arange(csr.shape[0]), np.diff(csr.indptr))[data != 0]
+            indices = csr.indices[data != 0]
+            indptr = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=csr.shape[0]))))
+        return from_csr(indptr, indices, csr.shape, **keywords)
+    dense = np.asarray(pattern)
+    if dense.ndim != 2:
+        raise PatternError(f"expected a pattern of two dimensions, found shape {dense.shape}")
+    _check_binary(dense)
+    rows, cols = np.nonzero(dense)
+    indptr = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=dense.shape[0]))))
+    return from_csr(indptr, cols, dense.shape, **keywords)
+
+
+def _check_binary(values):
+    if values.dtype == bool:
+        return
+    if not (np.issubdtype(values.dtype, np.integer) or np.issubdtype(values.dtype, np.floating)):
+        raise PatternError(f"expected a boolean or 0/1 pattern, found dtype {values.dtype}")
+    if np.issubdtype(values.dtype, np.floating) and np.isnan(values).any():
+        raise PatternError("expected a boolean or 0/1 pattern, found NaN")
+    wrong = values[(values != 0) & (values != 1)]
+    if wrong.size:
+        raise PatternError(f"expected a boolean or 0/1 pattern, found the value {wrong.flat[0]}")
+
+
+def save(path, graph, made_by=None):
+    """Write a graph. Up to `FULL_ENTRIES` entries `scipy.sparse.load_npz` opens the file as the full pattern; above, as the
+    distinct rows, and the header says ``storage: classes``."""
+    full = graph.entries <= FULL_ENTRIES
+    indptr, indices = graph.expand() if full else (graph.indptr, graph.indices)
+    arrays = {
+        "format": np.array(b"csr"),
+        "shape": np.array([graph.n_rows if full else graph.n_classes, graph.n_cols]),
+        "indptr": indptr,
+        "indices": indices,
+        "data": np.ones(len(indices), bool),
+        "row_class": graph.row_class,
+    }
+    for name in ("row_hint", "col_hint", "row_order", "col_order"):
+        if (value := getattr(graph, name)) is not None:
+            arrays[name] = value
+    header = {
+        "storage": "full" if full else "classes",
+        "shape": list(graph.shape),
+        "entries": graph.entries,
+        "id": graph.id,
+        "meta": graph.meta,
+    }
+    artifacts.write_npz(path, KIND, VERSION, arrays, header, made_by, compress=True)
+
+
+def load(path):
+    """Read a graph that `save` wrote, checking it against its own digest. Raises `ArtifactError`."""
+    arrays, header = artifacts.read_npz(path, KIND, VERSION)
+    try:
+        shape, indptr, indices = header["shape"], arrays["indptr"], arrays["indices"]
+        row_class = arrays["row_class"]
+        if header["storage"] == "full":
+            # Classes are numbered by first appearance in some order: take one row of each.
+            _, first = np.unique(row_class, return_index=True)
+            degrees = np.diff(indptr)[first]
+            distinct = np.concatenate(([0], np.cumsum(degrees)))
+            offset = np.arange(distinct[-1]) - np.repeat(distinct[:-1] - indptr[first], degrees)
+            indptr, indices = distinct, indices[offset]
+        optional = {n: arrays.get(n) for n in ("row_hint", "col_hint", "row_order", "col_order")}
+        graph = Graph(indptr, indices, row_class, int(shape[1]), header["meta"], **optional)
+    except (KeyError, IndexError, ValueError) as error:
+        raise ArtifactError(f"{path}: expected a complete graph file, found {error!r}") from error
+    if graph.id != header["id"]:
+        raise ArtifactError(f"{path}: expected content {header['id']}, found {graph.id}: the file was altered")
+    return graph
+
+
+def read_mask(path, **keywords):
+    """Read a user's pattern: a graph file, a scipy ``.npz`` or a dense ``.npy``. Raises `PatternError`, `ArtifactError`."""
+    import scipy.sparse as sp
+
+    path = Path(path)
+    if not path.is_file():
+        raise ArtifactError(f"{path}: no such file; expected a mask in .npz (scipy CSR) or .npy (dense) form")
+    try:
+        if path.suffix == ".npy":
+            return from_pattern(np.load(path, allow_pickle=False), **keywords)
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as archive:
+                ours = "tilewright" in archive.files
+            return load(path) if ours else from_pattern(sp.load_npz(path), **keywords)
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        raise ArtifactError(f"{path}: expected a mask in .npz or .npy form, found: {error}") from error
+    except Exception as error:
+        if type(error).__name__ == "BadZipFile":
+            raise ArtifactError(f"{path}: expected a mask in .npz form, found a damaged archive") from error
+        raise
+    raise ArtifactError(f"{path}: expected a file ending in .npz or .npy, found {path.suffix!r}")

@@ -1,0 +1,45 @@
+"""Tiles: how many queries a block holds and how its keys are brought (stages T2 to T5)."""
+
+import re
+from dataclasses import dataclass
+
+from tilewright.errors import TileError
+
+# Keys that an Mx1 slice packs into one run: the k-step of 16-bit tensor-core products.
+SLICE_RUN = 16
+
+
+@dataclass(frozen=True, order=True)
+class Tile:
+    """A tile of `rows` queries. `keys` > 1: aligned blocks of that many contiguous keys; 1: keys gathered one by one."""
+
+    rows: int
+    keys: int
+
+    @property
+    def name(self):
+        """The tile as written in configuration and file names, e.g. ``64x1``."""
+        return f"{self.rows}x{self.keys}"
+
+    @property
+    def gathered(self):
+        """True for an Mx1 slice, whose keys are packed one by one."""
+        return self.keys == 1
+
+    @property
+    def run(self):
+        """Keys in one run: the block width, or the packing width of a slice."""
+        return SLICE_RUN if self.gathered else self.keys
+
+
+def parse(name):
+    """Read ``"MxN"`` into a `Tile`. M and N are powers of two, 1 ≤ M ≤ 128, N = 1 or 8 ≤ N ≤ 128. Raises `TileError`."""
+    match = re.fullmatch(r"(\d+)x(\d+)", str(name))
+    if not match:
+        raise TileError(f"tile {name!r}: expected MxN such as 64x64 or 64x1")
+    rows, keys = map(int, match.groups())
+    if rows & (rows - 1) or not 1 <= rows <= 128:
+        raise TileError(f"tile {name!r}: rows must be a power of two from 1 to 128, found {rows}")
+    if keys & (keys - 1) or not (keys == 1 or 8 <= keys <= 128):
+        raise TileError(f"tile {name!r}: keys must be 1 or a power of two from 8 to 128, found {keys}")
+    return Tile(rows, keys)

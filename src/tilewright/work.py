@@ -1,0 +1,120 @@
+"""Work items: what an executor runs, and the few shapes they come in (stages T3 to T5).
+
+A block becomes one work item, or several when it has more key runs than one part may hold: the parts of a split block are
+merged by their log-sum-exp. Items are then gathered into *shape classes*: items of one class are padded to the same number of
+rows and runs, so that an executor can batch them and a profile can measure each class once, exactly.
+
+Everything here is a pure function of the blocks and of `split_keys`; profile, schedule and executor call it alike.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+# Distinct padded row counts, and padded run counts for each of those. More classes pad less and launch more.
+ROW_STEPS = 3
+RUN_STEPS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class WorkItems:
+    """Work items of one `Blocks`, in block order (I items, K shape classes).
+
+    block: int32 [I]. run_lo, run_hi: int64 [I], absolute indices into the block file's runs.
+    split: bool [I], the item is one part of a split block. cls: int32 [I], the shape class.
+    class_rows, class_runs: int32 [K], padded shape. class_masked, class_split: bool [K]: some run is partial or padded;
+        the item yields log-sum-exps.
+    Blocks without keys have no item: their rows are zeros.
+    """
+
+    block: np.ndarray
+    run_lo: np.ndarray
+    run_hi: np.ndarray
+    split: np.ndarray
+    cls: np.ndarray
+    class_rows: np.ndarray
+    class_runs: np.ndarray
+    class_masked: np.ndarray
+    class_split: np.ndarray
+
+    @property
+    def n_classes(self):
+        """Number of shape classes."""
+        return len(self.class_rows)
+
+    @property
+    def counts(self):
+        """int64 [K]: items in each class."""
+        return np.bincount(self.cls, minlength=self.n_classes)
+
+
+def ladder(values, weights, steps):
+    """The at most `steps` values (a subset, ascending, holding the maximum) that minimise the total weighted padding when
+    every value is raised to the next one listed. Exact dynamic program over the distinct values."""
+    values, inverse = np.unique(np.asarray(values), return_inverse=True)
+    weight = np.bincount(inverse, weights=weights, minlength=len(values))
+    n = len(values)
+    if n <= steps:
+        return values
+    if n > 512:
+        # ASSUME: beyond 512 distinct values, every ceil(n/512)-th one is a good enough candidate for a step.
+        keep = np.unique(np.r_[np.arange(0, n, -(-n // 512)), n - 1])
+        target = np.searchsorted(keep, np.arange(n))
+        weight = np.bincount(target, weights=weight)
+        values, n = values[keep], len(keep)
+    total = np.concatenate(([0.0], np.cumsum(weight)))
+    # best[k][j]: least padded weight of values[:j] with k steps, the last one at values[j-1].
+    best = np.full((steps + 1, n + 1), np.inf)
+    back = np.zeros((steps + 1, n + 1), np.int64)
+    best[0, 0] = 0
+    for k in range(1, steps + 1):
+        for j in range(1, n + 1):
+            cost = best[k - 1, :j] + values[j - 1] * (total[j] - total[:j])
+            back[k, j] = int(np.argmin(cost))
+            best[k, j] = cost[back[k, j]]
+    k, j, chosen = int(np.argmin(best[:, n])), n, []
+    while j:
+        chosen.append(values[j - 1])
+        k, j = k - 1, back[k, j]
+    return np.array(chosen[::-1])
+
+
+def items(blocks, split_keys):
+    """Cut `blocks` into `WorkItems` with at most `split_keys` keys each (None: never split)."""
+    width = blocks.tile.run
+    most = np.iinfo(np.int64).max if split_keys is None else max(1, split_keys // width)
+    live = np.flatnonzero(blocks.runs > 0).astype(np.int32)
+    runs = blocks.runs[live]
+    parts = -(-runs // most)
+    block = np.repeat(live, parts)
+    index = np.arange(len(block)) - np.repeat(np.cumsum(parts) - parts, parts)
+    n_parts, n_runs = np.repeat(parts, parts), np.repeat(runs, parts)
+    # Parts of near-equal length, so that they fall into one class.
+    start = blocks.run_ptr[block]
+    run_lo, run_hi = start + index * n_runs // n_parts, start + (index + 1) * n_runs // n_parts
+    split = n_parts > 1
+    partial = np.concatenate(([0], np.cumsum(blocks.run_mask >= 0)))
+    masked = partial[run_hi] > partial[run_lo]
+    rows, length = blocks.rows[block].astype(np.int64), run_hi - run_lo
+
+    row_steps = ladder(rows, length, ROW_STEPS)
+    row_pad = row_steps[np.searchsorted(row_steps, rows)]
+    run_pad = np.empty_like(length)
+    for step in row_steps:
+        here = row_pad == step
+        run_steps = ladder(length[here], np.ones(here.sum()), RUN_STEPS)
+        run_pad[here] = run_steps[np.searchsorted(run_steps, length[here])]
+    masked = masked | (run_pad > length)
+    key = np.stack([row_pad, run_pad, masked, split], axis=1)
+    shapes, cls = np.unique(key, axis=0, return_inverse=True)
+    return WorkItems(
+        block,
+        run_lo,
+        run_hi,
+        split,
+        cls.reshape(-1).astype(np.int32),
+        shapes[:, 0].astype(np.int32),
+        shapes[:, 1].astype(np.int32),
+        shapes[:, 2].astype(bool),
+        shapes[:, 3].astype(bool),
+    )
