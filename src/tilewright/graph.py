@@ -1,13 +1,14 @@
 """The attention pattern of one layer as a sparse graph (written by T1, reordered by T2).
 
-A `Graph` says which query (row) may see which key (column). Rows that are equal are held once: `indptr`/`indices` list the
-keys of each *distinct* row and `row_class` names the distinct row of every query. Patterns of windowed models have few
-distinct rows, which is what makes images of thousands of pixels a side possible.
+A `Graph` says which query (row) may see which key (column). Rows that are equal are held once: `indptr`/`indices` list
+the keys of each *distinct* row and `row_class` names the distinct row of every query. Patterns of windowed models have
+few distinct rows, which is what makes images of thousands of pixels a side possible.
 
 A reordered graph holds the pattern in its new order together with `row_order` and `col_order`, both with the convention
 ``order[new] = old`` of `scipy.sparse.csgraph`.
 """
 
+import zipfile
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,8 +36,8 @@ class Graph:
         row_class: int32 [N_q], the distinct row of each query.
         n_cols: N_k.
         meta: JSON-able facts: ``model``, ``heads``, ``head_dim``, ``grid`` and whatever the model adds.
-        row_hint, col_hint: int64 [N_q], [N_k] or None: the model's own window (or spatial tile) of each token; tokens that
-            sort together under it belong together. Used by the ``window`` order only.
+        row_hint, col_hint: int64 [N_q], [N_k] or None: the model's own window (or spatial tile) of each token; tokens
+            that sort together under it belong together. Used by the ``window`` order only.
         row_order, col_order: int32 or None: for a reordered graph, ``order[new] = old`` against the graph it came from.
     """
 
@@ -84,9 +85,7 @@ class Graph:
     def id(self):
         """Digest of the pattern and, for a reordered graph, of its orders."""
         orders = [o for o in (self.row_order, self.col_order) if o is not None]
-        return sha256_arrays(
-            np.asarray(self.shape, np.int64), self.indptr, self.indices, self.row_class, *orders
-        )[:16]
+        return sha256_arrays(np.asarray(self.shape, np.int64), self.indptr, self.indices, self.row_class, *orders)[:16]
 
     def row(self, query):
         """Sorted keys of one query."""
@@ -100,10 +99,7 @@ class Graph:
         """
         if limit is not None and self.entries > limit:
             raise PatternError(f"the full pattern has {self.entries:,} entries; expected at most {limit:,} here")
-        indptr = np.concatenate(([0], np.cumsum(self.row_degree)))
-        starts = self.indptr[self.row_class]
-        offset = np.arange(self.entries) - np.repeat(indptr[:-1] - starts, self.row_degree)
-        return indptr, self.indices[offset]
+        return take_rows(self.indptr, self.indices, self.row_class)
 
     def to_csr(self):
         """The full pattern as a `scipy.sparse.csr_array` of booleans."""
@@ -150,11 +146,19 @@ def _permutation(name, order, size):
     return order.astype(np.int32)
 
 
+def take_rows(indptr, indices, rows):
+    """CSR arrays ``(indptr int64 [R+1], indices)`` of the chosen `rows` (int [R]; a row may be named often)."""
+    degrees = np.diff(indptr)[rows]
+    taken = np.concatenate(([0], np.cumsum(degrees)))
+    offset = np.arange(taken[-1]) - np.repeat(taken[:-1] - indptr[rows], degrees)
+    return taken, indices[offset]
+
+
 def from_csr(indptr, indices, shape, *, meta=None, row_hint=None, col_hint=None):
     """Build a `Graph` from full CSR arrays, collapsing equal rows exactly.
 
-    The indices of a row may come unsorted; they are sorted. Raises `PatternError` for indices out of range, repeated keys
-    in a row, an `indptr` that does not fit, an empty shape or a pattern without entries.
+    The indices of a row may come unsorted; they are sorted. Raises `PatternError` for indices out of range, repeated
+    keys in a row, an `indptr` that does not fit, an empty shape or a pattern without entries.
     """
     n_rows, n_cols = map(int, shape)
     if n_rows < 1 or n_cols < 1:
@@ -178,10 +182,17 @@ def from_csr(indptr, indices, shape, *, meta=None, row_hint=None, col_hint=None)
         raise PatternError(f"row {owner[1:][same & (step == 0)][0]} names a key twice")
     del owner, step, same
     first, row_class = _collapse(indptr, indices)
-    degrees = np.diff(indptr)[first]
-    distinct = np.concatenate(([0], np.cumsum(degrees)))
-    offset = np.arange(distinct[-1]) - np.repeat(distinct[:-1] - indptr[first], degrees)
-    return Graph(distinct, indices[offset], row_class, n_cols, dict(meta or {}), row_hint, col_hint)
+    return Graph(*take_rows(indptr, indices, first), row_class, n_cols, dict(meta or {}), row_hint, col_hint)
+
+
+def from_classes(indptr, indices, row_class, n_cols, *, meta=None, row_hint=None, col_hint=None):
+    """Build a `Graph` from rows that a model already shares, collapsing those that are equal all the same.
+
+    indptr: int64 [C+1]; indices: int32, sorted in each row; row_class: int32 [N_q], the row of each query, numbered by
+    first appearance. The caller vouches for these.
+    """
+    first, merged = _collapse(indptr, indices)
+    return Graph(*take_rows(indptr, indices, first), merged[row_class], n_cols, dict(meta or {}), row_hint, col_hint)
 
 
 def _collapse(indptr, indices):
@@ -239,8 +250,11 @@ def _check_binary(values):
 
 
 def save(path, graph, made_by=None):
-    """Write a graph. Up to `FULL_ENTRIES` entries `scipy.sparse.load_npz` opens the file as the full pattern; above, as the
-    distinct rows, and the header says ``storage: classes``."""
+    """Write a graph.
+
+    Up to `FULL_ENTRIES` entries `scipy.sparse.load_npz` opens the file as the full pattern; above, as the distinct
+    rows, and the header says ``storage: classes``.
+    """
     full = graph.entries <= FULL_ENTRIES
     indptr, indices = graph.expand() if full else (graph.indptr, graph.indices)
     arrays = {
@@ -273,10 +287,7 @@ def load(path):
         if header["storage"] == "full":
             # Classes are numbered by first appearance in some order: take one row of each.
             _, first = np.unique(row_class, return_index=True)
-            degrees = np.diff(indptr)[first]
-            distinct = np.concatenate(([0], np.cumsum(degrees)))
-            offset = np.arange(distinct[-1]) - np.repeat(distinct[:-1] - indptr[first], degrees)
-            indptr, indices = distinct, indices[offset]
+            indptr, indices = take_rows(indptr, indices, first)
         optional = {n: arrays.get(n) for n in ("row_hint", "col_hint", "row_order", "col_order")}
         graph = Graph(indptr, indices, row_class, int(shape[1]), header["meta"], **optional)
     except (KeyError, IndexError, ValueError) as error:
@@ -287,7 +298,10 @@ def load(path):
 
 
 def read_mask(path, **keywords):
-    """Read a user's pattern: a graph file, a scipy ``.npz`` or a dense ``.npy``. Raises `PatternError`, `ArtifactError`."""
+    """Read a user's pattern: a graph file, a scipy ``.npz`` or a dense ``.npy``.
+
+    Raises `PatternError` and `ArtifactError`.
+    """
     import scipy.sparse as sp
 
     path = Path(path)
@@ -300,10 +314,6 @@ def read_mask(path, **keywords):
             with np.load(path, allow_pickle=False) as archive:
                 ours = "tilewright" in archive.files
             return load(path) if ours else from_pattern(sp.load_npz(path), **keywords)
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise ArtifactError(f"{path}: expected a mask in .npz or .npy form, found: {error}") from error
-    except Exception as error:
-        if type(error).__name__ == "BadZipFile":
-            raise ArtifactError(f"{path}: expected a mask in .npz form, found a damaged archive") from error
-        raise
     raise ArtifactError(f"{path}: expected a file ending in .npz or .npy, found {path.suffix!r}")

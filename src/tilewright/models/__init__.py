@@ -1,9 +1,65 @@
 """Model families whose attention becomes a graph (stage T1).
 
 Contract of a member module:
+    ``NAMING``: how its workloads are named, with an example; shown when a name is unknown.
     ``Params``: a frozen `msgspec.Struct` (``forbid_unknown_fields``) of everything that decides the graph.
-    ``parse(name) -> Params | None``: read a workload name such as ``vil-tiny-224-s1``; None when it is not of this family.
-    ``graph(params) -> Graph``: the exact pattern, with ``meta`` holding ``model`` facts, ``heads`` and ``head_dim``.
+    ``fields(name) -> dict | None``: the parameters that a workload name such as ``vil-tiny-224-s1`` states; None when
+        the name is not of this family.
+    ``graph(params) -> Graph``: the exact pattern in the model's own token order, with ``meta`` holding ``family``,
+        ``heads``, ``head_dim``, ``grid`` and ``bias``.
+    ``sources(params) -> list``: the user's files that the graph is made from.
+    ``bias_index(params, rows, cols) -> int array``: for models with a relative-position bias (``meta["bias"]`` is not
+        None) the slot of each (query, key) pair, by token ids in the model's own order, in a bias vector of
+        ``meta["bias"]["slots"]`` entries a head; the last slot is for "no bias" and holds zero.
 """
 
+from dataclasses import replace
+from importlib import import_module
+
+import msgspec
+
+from tilewright.errors import ConfigError, UnknownNameError
+
 NAMES = ("vision_longformer", "regionvit", "dynamicvit", "file")
+
+
+def members():
+    """The family modules, in the order of `NAMES`."""
+    return [import_module(f"{__name__}.{name}") for name in NAMES]
+
+
+def parse(name, overrides=None):
+    """Read a workload name into ``(module, params)``; `overrides` replaces or adds parameters by name.
+
+    Raises `UnknownNameError` for a name of no family and `ConfigError` for an override that is unknown, of the wrong
+    type or out of range, or that leaves a parameter open.
+    """
+    for module in members():
+        if (fields := module.fields(name)) is not None:
+            try:
+                return module, msgspec.convert({**fields, **(overrides or {})}, module.Params)
+            except msgspec.ValidationError as error:
+                known = ", ".join(module.Params.__struct_fields__)
+                raise ConfigError(f"workload {name}: {error}; parameters: {known}") from None
+    raise UnknownNameError("workload", name, [module.NAMING for module in members()])
+
+
+def build(name, overrides=None):
+    """The graph of a workload, with ``meta["model"]`` its name and ``meta["params"]`` all its parameters.
+
+    Raises as `parse` does, and `PatternError` or `ArtifactError` where the graph cannot be made.
+    """
+    module, params = parse(name, overrides)
+    graph = module.graph(params)
+    return replace(graph, meta={**graph.meta, "model": name, "params": msgspec.to_builtins(params)})
+
+
+def bias_index(meta, rows, cols):
+    """Slots of (query, key) pairs in the relative-position bias of the graph that `meta` describes; None without bias.
+
+    rows, cols: int arrays that broadcast, token ids in the model's own order (undo a reordering first).
+    """
+    if not meta.get("bias"):
+        return None
+    module = import_module(f"{__name__}.{meta['family']}")
+    return module.bias_index(msgspec.convert(meta["params"], module.Params), rows, cols)

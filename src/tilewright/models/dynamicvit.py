@@ -1,0 +1,135 @@
+"""DynamicViT: tokens pruned by what the image shows (Rao et al., NeurIPS 2021, arXiv 2106.02034).
+
+Before three of its blocks the network drops the least informative tokens: rho, rho^2, rho^3 of the patches stay, and
+the class token always does. Over the original tokens the attention that follows is ``A = 1 keep^T | I``: each query
+sees the kept tokens and itself. Which tokens are kept is told by a gate, see `gates`, from a real photograph. Any
+resolution and patch size will do, where the public code is bound to 14 x 14 patches. Tokens: the class token first,
+then the patches, row by row.
+"""
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from tilewright.errors import ConfigError, PatternError
+from tilewright.graph import Graph
+from tilewright.models import gates
+
+NAMING = "dynamicvit-<variant>-<resolution>[-p<patch>][-b<1|2|3>], e.g. dynamicvit-s-224-b3"
+
+# Width, heads and the blocks before which tokens are pruned: the published configurations.
+VARIANTS = {
+    "deit-256": (256, 4, (3, 6, 9)),
+    "deit-s": (384, 6, (3, 6, 9)),
+    "deit-b": (768, 12, (3, 6, 9)),
+    "lvvit-s": (384, 6, (4, 8, 12)),
+    "lvvit-m": (512, 8, (5, 10, 15)),
+}
+ALIASES = {"256": "deit-256", "s": "deit-s", "b": "deit-b"}
+
+# Pruned rows are all distinct; more than this many of their entries (4 GB of int32) are refused.
+MAX_ENTRIES = 1_000_000_000
+
+
+class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One pruned part of one network, on one image.
+
+    prune: 1, 2 or 3, how often tokens have been pruned. keep_ratio: rho. image: a name of `images.PHOTOGRAPHS` or a
+    path. gate: see `gates`. weights: an official checkpoint (``.pth`` or ``.safetensors``), needed by ``predictor``.
+    """
+
+    variant: Literal["deit-256", "deit-s", "deit-b", "lvvit-s", "lvvit-m"]
+    resolution: Annotated[int, msgspec.Meta(ge=1)]
+    patch: Annotated[int, msgspec.Meta(ge=1)] = 16
+    # ASSUME: a name without -b means the last pruning, which the most heavily pruned blocks share.
+    prune: Annotated[int, msgspec.Meta(ge=1, le=3)] = 3
+    keep_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.7
+    image: str = "astronaut"
+    gate: Literal["threshold-l2", "predictor"] = "threshold-l2"
+    weights: str | None = None
+
+    def __post_init__(self):
+        if self.patch > self.resolution:
+            raise ConfigError(f"patch: expected at most the resolution {self.resolution}, found {self.patch}")
+        if self.gate == "predictor" and self.weights is None:
+            raise ConfigError("gate predictor: expected an official checkpoint as `weights`, found none")
+
+    @property
+    def side(self):
+        """Patches along a side: a strided convolution drops what is left over."""
+        return self.resolution // self.patch
+
+    @property
+    def kept(self):
+        """Patches kept after each pruning, as the public code rounds them."""
+        return [int(self.side**2 * self.keep_ratio**time) for time in (1, 2, 3)]
+
+
+def fields(name):
+    """Parameters stated by a workload name, or None."""
+    variants = "|".join([*VARIANTS, *ALIASES])
+    match = re.fullmatch(rf"dynamicvit-({variants})-(\d+)(?:-p(\d+))?(?:-b([123]))?", name)
+    if not match:
+        return None
+    variant, resolution, patch, prune = match.groups()
+    stated = {"variant": ALIASES.get(variant, variant), "resolution": int(resolution)}
+    return stated | ({"patch": int(patch)} if patch else {}) | ({"prune": int(prune)} if prune else {})
+
+
+def keep(params):
+    """Sorted token ids (int32, the class token 0 included) that are kept after ``params.prune`` prunings."""
+    if params.gate == "predictor":
+        patches = gates.predictor(params, *VARIANTS[params.variant])
+    else:
+        patches = gates.threshold_l2(params)
+    return np.concatenate(([0], 1 + np.sort(patches))).astype(np.int32)
+
+
+def graph(params):
+    """The exact pattern: one row shared by all kept tokens, and one for each pruned token, which also sees itself.
+
+    Raises `PatternError` above `MAX_ENTRIES` and what the gate raises.
+    """
+    width, heads, blocks = VARIANTS[params.variant]
+    n_tokens, n_kept = 1 + params.side**2, 1 + params.kept[params.prune - 1]
+    entries = n_kept + (n_tokens - n_kept) * (n_kept + 1)
+    if entries > MAX_ENTRIES:
+        raise PatternError(
+            f"{n_tokens:,} tokens have {entries:,} entries in distinct rows; expected at most {MAX_ENTRIES:,}"
+        )
+    kept = keep(params)
+    pruned = np.setdiff1d(np.arange(n_tokens, dtype=np.int32), kept)
+    row_class = np.zeros(n_tokens, np.int32)
+    row_class[pruned] = np.arange(1, len(pruned) + 1)
+    indices = np.empty(entries, np.int32)
+    indices[:n_kept] = kept
+    own = indices[n_kept:].reshape(len(pruned), n_kept + 1)
+    for row, token, place in zip(own, pruned, np.searchsorted(kept, pruned), strict=True):
+        row[:place], row[place], row[place + 1 :] = kept[:place], token, kept[place:]
+    # Compaction: the kept tokens come first, for queries and for keys.
+    hint = (row_class > 0).astype(np.int64)
+    meta = {
+        "family": "dynamicvit",
+        "paper_family": "DynamicViT",
+        "variant": params.variant,
+        "resolution": params.resolution,
+        "patch": params.patch,
+        "prune": params.prune,
+        "before_block": blocks[params.prune - 1],
+        "heads": heads,
+        "head_dim": width // heads,
+        "grid": [params.side, params.side],
+        "n_global": 1,
+        "kept": n_kept,
+        "gate": gates.describe(params),
+        "bias": None,
+    }
+    indptr = np.concatenate(([0, n_kept], n_kept + (n_kept + 1) * np.arange(1, len(pruned) + 1)))
+    return Graph(indptr, indices, row_class, n_tokens, meta, hint, hint)
+
+
+def sources(params):
+    """The image, when it is the user's, and the checkpoint."""
+    return [*gates.own_image(params), *([params.weights] if params.weights else [])]

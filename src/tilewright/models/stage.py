@@ -1,0 +1,49 @@
+"""Stage T1 on files: a workload's name in, its graph out."""
+
+import yaml
+
+from tilewright import graph as graph_file
+from tilewright import images, models, provenance
+from tilewright.errors import ConfigError
+
+
+def run(model, output, set, list):
+    """Write the graph of the workload `model`, with the overrides `set` (``key=value``, YAML), to `output`.
+
+    list: say what is known instead. Raises `TilewrightError`; nothing is written then.
+    """
+    if list:
+        print("workloads:", *(module.NAMING for module in models.members()), sep="\n  ")
+        print("photographs:")
+        for name, photograph in images.PHOTOGRAPHS.items():
+            width, height = photograph.size
+            print(f"  {name}: {width}x{height}, {photograph.licence}, {photograph.credit}")
+        return
+    if output is None:
+        raise ConfigError("--output: expected the graph file to write, found none")
+    overrides = dict(_setting(text) for text in set)
+    module, params = models.parse(model, overrides)
+    graph = models.build(model, overrides)
+    made_by = {
+        "stage": "graph",
+        "parameters": graph.meta["params"],
+        "inputs": {path: provenance.sha256_file(path) for path in module.sources(params)},
+        "code": provenance.code_digest(module.__name__, "tilewright.graph"),
+        "versions": provenance.versions("numpy", "scikit-image", "pillow"),
+    }
+    graph_file.save(output, graph, made_by)
+    rows, cols = graph.shape
+    print(
+        f"{model}: {rows} x {cols} tokens, {graph.entries:,} entries, density {graph.density:.4g}, "
+        f"{graph.n_classes} distinct rows"
+    )
+
+
+def _setting(text):
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise ConfigError(f"--set {text}: expected KEY=VALUE")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {text}: expected a YAML value: {error}") from error

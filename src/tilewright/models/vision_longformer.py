@@ -1,0 +1,186 @@
+"""Vision Longformer (MsViT): local windows plus global tokens on four grids.
+
+Zhang et al., "Multi-Scale Vision Longformer", ICCV 2021 (arXiv 2103.15358) and its public code. A local query sees the
+global tokens and its neighbourhood; a global query sees everything. Stages 1 and 2 are sparse, 3 and 4 are full. The
+neighbourhood, for a window of 2f+1:
+    ``chunk`` (SW_EXACT 0): the 3 x 3 chunks of f x f tokens around its own chunk; chunks stop at the edge of the grid.
+    ``exact`` (SW_EXACT 1): the (2f+1) x (2f+1) tokens centred on the query.
+    ``cyclic`` (SW_EXACT -1): as ``chunk``, with chunks wrapped around.
+Tokens: the globals first, then the grid, row by row.
+"""
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from tilewright.errors import ConfigError
+from tilewright.graph import from_classes
+
+NAMING = "vil-<variant>-<resolution>[-p<patch>]-s<stage>[-exact|-cyclic], e.g. vil-tiny-224-s1"
+
+# Heads and width of each stage: the published configurations.
+STAGES = {
+    "tiny": ((1, 48), (3, 96), (3, 192), (6, 384)),
+    "small": ((3, 96), (3, 192), (6, 384), (12, 768)),
+    "medium-deep": ((3, 96), (3, 192), (6, 384), (12, 768)),
+    "medium-wide": ((3, 192), (6, 384), (8, 512), (12, 768)),
+    "base-deep": ((3, 96), (3, 192), (6, 384), (12, 768)),
+    "base-wide": ((3, 192), (6, 384), (12, 768), (16, 1024)),
+}
+GLOBALS = (1, 1, 1, 0)
+SPARSE_STAGES = (1, 2)
+
+
+class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One stage of one network. window: 2f+1, odd; f is also the side of a chunk. resolution: pixels a side."""
+
+    variant: Literal["tiny", "small", "medium-deep", "medium-wide", "base-deep", "base-wide"]
+    resolution: Annotated[int, msgspec.Meta(ge=1)]
+    stage: Annotated[int, msgspec.Meta(ge=1, le=4)]
+    patch: Annotated[int, msgspec.Meta(ge=1)] = 4
+    mode: Literal["chunk", "exact", "cyclic"] = "chunk"
+    window: Annotated[int, msgspec.Meta(ge=3)] = 15
+
+    def __post_init__(self):
+        if self.window % 2 == 0:
+            raise ConfigError(f"window: expected an odd number of tokens, found {self.window}")
+        if self.stage not in SPARSE_STAGES and (self.mode, self.window) != ("chunk", 15):
+            raise ConfigError(f"stage {self.stage} attends to everything: expected no window mode or size for it")
+        if not self.side:
+            raise ConfigError(f"resolution {self.resolution} leaves no token at stage {self.stage}, patch {self.patch}")
+        if self.mode == "cyclic" and -(-self.side // self.radius) < 3:
+            # With two chunks, the left and the right neighbour are one: a key would count twice.
+            raise ConfigError(
+                f"cyclic chunks: expected a grid of at least 3 chunks of {self.radius} a side, found {self.side} tokens"
+            )
+
+    @property
+    def side(self):
+        """Tokens along a side of the grid: strided convolutions drop what is left over."""
+        return self.resolution // self.patch >> (self.stage - 1)
+
+    @property
+    def radius(self):
+        """The published f: reach of the window and side of a chunk."""
+        return self.window // 2
+
+    @property
+    def n_global(self):
+        """Global tokens of the stage."""
+        return GLOBALS[self.stage - 1]
+
+
+def fields(name):
+    """Parameters stated by a workload name, or None."""
+    match = re.fullmatch(rf"vil-({'|'.join(STAGES)})-(\d+)(?:-p(\d+))?-s([1-4])(?:-(exact|cyclic))?", name)
+    if not match:
+        return None
+    variant, resolution, patch, stage, mode = match.groups()
+    stated = {"variant": variant, "resolution": int(resolution), "stage": int(stage)}
+    return stated | ({"patch": int(patch)} if patch else {}) | ({"mode": mode} if mode else {})
+
+
+def graph(params):
+    """The exact pattern; chunk modes hold one row for each chunk, so that images of 4096 pixels a side take seconds."""
+    heads, dim = STAGES[params.variant][params.stage - 1]
+    n, g, f = params.side, params.n_global, params.radius
+    mode = params.mode if params.stage in SPARSE_STAGES else "full"
+    group, sight = _axis(n, f, mode)
+    everything = np.arange(g + n * n, dtype=np.int32)
+    rows = [everything] * (g > 0)
+    seen_globals = everything[:g]
+    rows += [np.concatenate((seen_globals, g + np.add.outer(n * y, x).ravel())) for y in sight for x in sight]
+    local_class = (group[:, None] * len(sight) + group).ravel()
+    hint = np.concatenate((np.full(g, -1), _squares(n) if mode == "exact" else local_class))
+    reach = n if mode == "full" else 2 * f
+    meta = {
+        "family": "vision_longformer",
+        "paper_family": "ViL",
+        "variant": params.variant,
+        "resolution": params.resolution,
+        "patch": params.patch,
+        "stage": params.stage,
+        "heads": heads,
+        "head_dim": dim // heads,
+        "grid": [n, n],
+        "n_global": g,
+        "window": None if mode == "full" else params.window,
+        "mode": mode,
+        "bias": {
+            "kind": "local offsets, local to global, global to local, global to global, none",
+            "table_size": (2 * reach - 1) ** 2,
+            "slots": (2 * reach - 1) ** 2 + 2 * g + g * g + 1,
+        },
+    }
+    return from_classes(
+        np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
+        np.concatenate(rows, dtype=np.int32),
+        np.concatenate((np.zeros(g, np.int32), (g > 0) + local_class), dtype=np.int32),
+        g + n * n,
+        meta=meta,
+        row_hint=hint,
+        col_hint=hint,
+    )
+
+
+def _axis(n, f, mode):
+    """Group of each of `n` coordinates, and for each group the sorted coordinates it sees, along one axis."""
+    at = np.arange(n, dtype=np.int32)
+    if mode == "full":
+        return np.zeros_like(at), [at]
+    if mode == "exact":
+        return at, [at[max(0, i - f) : i + f + 1] for i in range(n)]
+    chunk, count = at // f, -(-n // f)
+    if mode == "chunk":
+        return chunk, [at[abs(chunk - c) <= 1] for c in range(count)]
+    # ASSUME: padded keys are out of sight on both sides. The public code masks them for the last chunk only and lets
+    # the first one attend to zeros that wrap around.
+    return chunk, [at[(chunk - c + 1) % count <= 2] for c in range(count)]
+
+
+def _squares(n):
+    """Square of each token of an n x n grid: 8 x 8 tokens, row by row, each of four of 4 x 4.
+
+    A group of 64 or of 16 queries is then a square, whose windows overlap most. Of raster, strips, Z curve and squares
+    of 7 or 8 this gives the least gathered work for M = 16 and 64 on grids of 32, 56 and 96.
+    """
+    at = np.arange(n, dtype=np.int64)
+    eight, four = at // 8, at % 8 // 4
+    tile = eight[:, None] * -(-n // 8) + eight
+    return (4 * tile + 2 * four[:, None] + four).ravel()
+
+
+def bias_index(params, rows, cols):
+    """Slot of each (query, key) pair in a head's bias, laid out as the published tables, one after the other.
+
+    ``local_relative_position_bias_table`` [(4f-1)^2] by offset query minus key (``relative_position_bias_table``
+    [(2n-1)^2] in the full stages), ``g2l_relative_position_bias[1]`` [g] (local query, by key),
+    ``g2l_relative_position_bias[0]`` [g] (global query, by query), ``g2g_relative_position_bias`` [g, g], and last the
+    slot of pairs outside the pattern.
+    """
+    rows, cols = np.broadcast_arrays(rows, cols)
+    n, g, f = params.side, params.n_global, params.radius
+    sparse = params.stage in SPARSE_STAGES
+    reach = 2 * f if sparse else n
+    (qy, qx), (ky, kx) = np.divmod(rows - g, n), np.divmod(cols - g, n)
+    if params.mode == "cyclic":
+        count = -(-n // f)
+        ky, kx = (f * (q // f - 1 + (k // f - q // f + 1) % count) + k % f for q, k in ((qy, ky), (qx, kx)))
+    dy, dx = qy - ky, qx - kx
+    width = 2 * reach - 1
+    local = (dy + reach - 1) * width + dx + reach - 1
+    size = width * width
+    none = size + 2 * g + g * g
+    inside = (abs(dy) < reach) & (abs(dx) < reach)
+    return np.select(
+        [(rows < g) & (cols < g), rows < g, cols < g, inside],
+        [size + 2 * g + rows * g + cols, size + g + rows, size + cols, local],
+        none,
+    )
+
+
+def sources(params):
+    """No file is read."""
+    return []
