@@ -1,7 +1,8 @@
 """What made a file: digests of inputs and of code, versions of libraries.
 
 `code_digest` covers a module and everything of this package that it imports, at any depth, so that a workflow can rerun
-exactly the jobs whose code changed. It reads source text only: nothing is imported.
+exactly the jobs whose code changed. It reads source text only: nothing is imported. Comments, docstrings and the list
+of a family's members (``NAMES``) do not count: neither a better explanation nor a new member repeats hours of timing.
 """
 
 import ast
@@ -9,6 +10,10 @@ import hashlib
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+
+import numpy as np
+
+from tilewright.errors import UnknownNameError
 
 _ROOT = Path(__file__).parent
 _PACKAGE = _ROOT.name
@@ -28,10 +33,11 @@ def sha256_arrays(*parts):
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, str):
-            digest.update(part.encode())
+            # The length first, so that ("ab", "c") and ("a", "bc") differ.
+            digest.update(f"{len(part)}:{part}".encode())
         else:
             digest.update(f"{part.dtype.str}{part.shape}".encode())
-            digest.update(memoryview(part.reshape(-1)).cast("B") if part.size else b"")
+            digest.update(memoryview(np.ascontiguousarray(part).reshape(-1)).cast("B") if part.size else b"")
     return digest.hexdigest()
 
 
@@ -64,7 +70,7 @@ def _imports(module):
     path = _path_of(module)
     parent = module if path.name == "__init__.py" else module.rpartition(".")[0]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_bytes())):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -80,24 +86,43 @@ def _imports(module):
 
 @cache
 def closure(*modules):
-    """All modules of this package that `modules` need, themselves included, sorted."""
+    """All modules of this package that `modules` need, themselves included, sorted.
+
+    A package's ``__init__`` counts where it is named in an import, not for being the parent of what is. Modules that
+    are loaded by name (`registry.member`) have to be listed by the caller. Raises `UnknownNameError`.
+    """
     seen, todo = set(), list(modules)
     while todo:
         module = todo.pop()
         if module in seen:
             continue
         if _path_of(module) is None:
-            raise ValueError(f"no module {module!r} in {_ROOT}")
+            known = (path.relative_to(_ROOT.parent).with_suffix("") for path in _ROOT.rglob("*.py"))
+            raise UnknownNameError("module", module, sorted(".".join(path.parts) for path in known))
         seen.add(module)
         todo.extend(_imports(module))
     return tuple(sorted(seen))
 
 
+def _code(module):
+    """What `module` does: its syntax tree without docstrings and without ``NAMES``."""
+    tree = ast.parse(_path_of(module).read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.Assign) and _is_names(node))]
+    return ast.dump(tree)
+
+
+def _is_names(node):
+    return [target.id for target in node.targets if isinstance(target, ast.Name)] == ["NAMES"]
+
+
 @cache
 def code_digest(*modules):
-    """Short hex digest of the sources in the import closure of `modules` (dotted names)."""
+    """Short hex digest of the code in the import closure of `modules` (dotted names)."""
     digest = hashlib.sha256()
     for module in closure(*modules):
         digest.update(module.encode())
-        digest.update(_path_of(module).read_bytes())
+        digest.update(_code(module).encode())
     return digest.hexdigest()[:16]

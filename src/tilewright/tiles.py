@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
 from tilewright.errors import TileError
 
 # Keys that an Mx1 slice packs into one run: the k-step of 16-bit tensor-core products.
@@ -11,7 +13,7 @@ SLICE_RUN = 16
 
 @dataclass(frozen=True, order=True)
 class Tile:
-    """A tile of `rows` queries. `keys` > 1: aligned blocks of that many contiguous keys; 1: keys gathered one by one."""
+    """A tile of `rows` queries; `keys` > 1: aligned blocks of so many contiguous keys, 1: keys gathered one by one."""
 
     rows: int
     keys: int
@@ -33,8 +35,8 @@ class Tile:
 
 
 def parse(name):
-    """Read ``"MxN"`` into a `Tile`. M and N are powers of two, 1 ≤ M ≤ 128, N = 1 or 8 ≤ N ≤ 128. Raises `TileError`."""
-    match = re.fullmatch(r"(\d+)x(\d+)", str(name))
+    """Read ``"MxN"``: powers of two, 1 ≤ M ≤ 128, N = 1 or 8 ≤ N ≤ 128. Raises `TileError`."""
+    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", str(name))
     if not match:
         raise TileError(f"tile {name!r}: expected MxN such as 64x64 or 64x1")
     rows, keys = map(int, match.groups())
@@ -43,3 +45,23 @@ def parse(name):
     if keys & (keys - 1) or not (keys == 1 or 8 <= keys <= 128):
         raise TileError(f"tile {name!r}: keys must be 1 or a power of two from 8 to 128, found {keys}")
     return Tile(rows, keys)
+
+
+def check_fits(tile, shape):
+    """Raise `TileError` when half of `tile` would hold all queries, or all keys, of a graph of `shape`.
+
+    Padding within one tile is usual (64 rows for 50 queries); a tile of twice the size needed is a mistake.
+    """
+    for what, size, count in (("queries", tile.rows, shape[0]), ("keys", tile.keys, shape[1])):
+        most = 1 << (count - 1).bit_length()
+        if size > most:
+            raise TileError(
+                f"tile {tile.name} is larger than the graph: expected at most {most} {what} for {count}, found {size}"
+            )
+
+
+def aligned_keys(first, width, n_keys):
+    """int32 [U, width]: the keys of block-tile runs that begin with `first` [U, 1], -1 from `n_keys` on."""
+    keys = first + np.arange(width, dtype=np.int32)
+    keys[keys >= n_keys] = -1
+    return keys

@@ -1,8 +1,8 @@
 """Work items: what an executor runs, and the few shapes they come in (stages T3 to T5).
 
-A block becomes one work item, or several when it has more key runs than one part may hold: the parts of a split block are
-merged by their log-sum-exp. Items are then gathered into *shape classes*: items of one class are padded to the same number of
-rows and runs, so that an executor can batch them and a profile can measure each class once, exactly.
+A block becomes one work item, or several when it has more key runs than one part may hold: the parts of a split block
+are merged by their log-sum-exp. Items are then gathered into *shape classes*: items of one class are padded to the same
+number of rows and runs, so that an executor can batch them and a profile can measure each class once, exactly.
 
 Everything here is a pure function of the blocks and of `split_keys`; profile, schedule and executor call it alike.
 """
@@ -14,6 +14,8 @@ import numpy as np
 # Distinct padded row counts, and padded run counts for each of those. More classes pad less and launch more.
 ROW_STEPS = 3
 RUN_STEPS = 4
+# ASSUME: beyond this many distinct values, as many of them evenly spaced are good enough candidates for a step.
+CANDIDATES = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,16 +51,17 @@ class WorkItems:
 
 
 def ladder(values, weights, steps):
-    """The at most `steps` values (a subset, ascending, holding the maximum) that minimise the total weighted padding when
-    every value is raised to the next one listed. Exact dynamic program over the distinct values."""
+    """At most `steps` of `values`, ascending, the maximum among them, that cost the least padding.
+
+    Each value is raised to the next one chosen; the padding is weighted. Exact up to `CANDIDATES` distinct values.
+    """
     values, inverse = np.unique(np.asarray(values), return_inverse=True)
     weight = np.bincount(inverse, weights=weights, minlength=len(values))
     n = len(values)
     if n <= steps:
         return values
-    if n > 512:
-        # ASSUME: beyond 512 distinct values, every ceil(n/512)-th one is a good enough candidate for a step.
-        keep = np.unique(np.r_[np.arange(0, n, -(-n // 512)), n - 1])
+    if n > CANDIDATES:
+        keep = np.unique(np.linspace(0, n - 1, CANDIDATES).astype(int))
         target = np.searchsorted(keep, np.arange(n))
         weight = np.bincount(target, weights=weight)
         values, n = values[keep], len(keep)
@@ -80,7 +83,7 @@ def ladder(values, weights, steps):
 
 
 def items(blocks, split_keys):
-    """Cut `blocks` into `WorkItems` with at most `split_keys` keys each (None: never split)."""
+    """Cut `blocks` into `WorkItems` of at most `split_keys` keys each, and at least one run (None: never split)."""
     width = blocks.tile.run
     most = np.iinfo(np.int64).max if split_keys is None else max(1, split_keys // width)
     live = np.flatnonzero(blocks.runs > 0).astype(np.int32)
@@ -105,16 +108,18 @@ def items(blocks, split_keys):
         run_steps = ladder(length[here], np.ones(here.sum()), RUN_STEPS)
         run_pad[here] = run_steps[np.searchsorted(run_steps, length[here])]
     masked = masked | (run_pad > length)
-    key = np.stack([row_pad, run_pad, masked, split], axis=1)
-    shapes, cls = np.unique(key, axis=0, return_inverse=True)
+    # One number for each shape, ordered by rows, runs, masked, split.
+    radix = run_pad.max(initial=0) + 1
+    shapes, cls = np.unique(((row_pad * radix + run_pad) * 2 + masked) * 2 + split, return_inverse=True)
+    class_rows, class_runs = np.divmod(shapes // 4, radix)
     return WorkItems(
         block,
         run_lo,
         run_hi,
         split,
-        cls.reshape(-1).astype(np.int32),
-        shapes[:, 0].astype(np.int32),
-        shapes[:, 1].astype(np.int32),
-        shapes[:, 2].astype(bool),
-        shapes[:, 3].astype(bool),
+        cls.astype(np.int32),
+        class_rows.astype(np.int32),
+        class_runs.astype(np.int32),
+        shapes // 2 % 2 == 1,
+        shapes % 2 == 1,
     )

@@ -1,0 +1,58 @@
+"""Iterative clustering: groups grown from a seed by rows that fit the union of their keys (stage T2).
+
+After Labini et al., "Blocking sparse matrices to leverage dense-specific multiplication" (arXiv 2202.05868), and the
+IPDPS'26 artifact, whose procedure is ``variant: paper``. The default grows groups by the least added work: see
+`tilewright.reorder.growth`.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from tilewright.reorder import tuning
+from tilewright.reorder.axes import WIDE, key_order
+
+PUBLISHED = {"col_block": 16, "tau": 0.6, "cap": None, "rounds": 2}
+GRID = {"wide": (WIDE, 1.25, 8.0), "cap": (64, 32, 128), "tau": (1.0, 0.5), "col_block": (1, 8)}
+
+
+class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings; None is tuned (default) or the published value (paper).
+
+    col_block: columns of a quotient block. tau: largest share of a group's rows x keys area that is empty (default),
+    or largest Jaccard distance of a row to the group (paper). cap: most queries in a group. wide: rows that see more
+    than this multiple of the median number of keys are ordered apart (default only). rounds: scans for candidates of
+    each group (paper only).
+    """
+
+    variant: Literal["default", "paper"] = "default"
+    symmetric: bool | None = None
+    col_block: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    tau: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    cap: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    wide: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    rounds: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+def order(graph, params):
+    """Order of the groups in which they were grown (see `tilewright.reorder`)."""
+    from tilewright.reorder import published, quotient
+    from tilewright.reorder.growth import grow
+
+    def arrange(graph, used, **budget):
+        def cluster(q):
+            return grow(q, cap=used["cap"], tau=used["tau"])
+
+        return quotient.arrange(graph, cluster, col_block=used["col_block"], wide=used["wide"], **budget)
+
+    part = tuning.sample(graph) if params.variant == "default" else None
+    used = tuning.resolve(
+        "ic",
+        params,
+        PUBLISHED,
+        GRID,
+        lambda used: tuning.score(part, arrange(part, used, budget=tuning.TUNE_BUDGET)),
+    )
+    rows = published.iterative(graph, **used) if params.variant == "paper" else arrange(graph, used)
+    cols, symmetric = key_order(graph, rows, params.symmetric)
+    return rows, cols, {**used, "variant": params.variant, "symmetric": symmetric}
