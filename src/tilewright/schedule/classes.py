@@ -1,0 +1,107 @@
+"""Regions that are alike, gathered into classes so that the model stays small (stage T4).
+
+Regions with the same work on every tile are interchangeable: a class with a multiplicity models them exactly.
+Where that is not small enough, nearly alike classes are merged and modelled by their lower envelope, so that
+the bound stays a bound.
+
+Each region pays at least its least load, whatever tile it takes. That part is added up exactly; only the
+*regret* of a tile (its load beyond the least) is subject to the envelope, and it is zero for every region
+that gets its best tile.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+# Above this many classes the quadratic memory of the linkage (8 bytes for each pair) is not worth its
+# precision.
+LINKAGE_LIMIT = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """Classes of regions (C classes): exact, or lower envelopes over their members.
+
+    member: int [B], class of each region. size: int [C]. load_us, regret_us, units: float [C, S], least over
+        the members.
+    base_us: float [C], sum over the members of their least load. needs: bool [C, K], shape classes that every
+        member needs.
+    allowed: bool [C, S], tiles that some member may take. form: ``regions``, ``classes`` or ``merged``.
+    """
+
+    member: np.ndarray
+    size: np.ndarray
+    load_us: np.ndarray
+    regret_us: np.ndarray
+    units: np.ndarray
+    base_us: np.ndarray
+    needs: np.ndarray
+    allowed: np.ndarray
+    form: str
+
+
+def exact(problem, aggregate=True):
+    """One class for each distinct region of `problem` (``aggregate=False``: for each region)."""
+    if not aggregate:
+        return _envelope(problem, np.arange(problem.n_regions), "regions")
+    _, member = np.unique(problem.counts, axis=0, return_inverse=True)
+    member = member.reshape(-1)
+    return _envelope(problem, member, "classes" if member.max() + 1 < problem.n_regions else "regions")
+
+
+class Merges:
+    """The tree that merges `classes` of `problem` pair by pair, smallest error first (Ward's criterion)."""
+
+    def __init__(self, problem, classes):
+        from scipy.cluster.hierarchy import linkage
+
+        self.problem, self.member = problem, classes.member
+        # ASSUME: what matters of a tile is whether a launch can pay for its regret: regrets near that count
+        # in full, larger ones by their logarithm. The weights were chosen by the bound on irregular problems
+        # of 600 and 2,048 regions.
+        launch = problem.launch_us.mean() or 1.0
+        most = classes.regret_us[classes.allowed].max()
+        regret = np.where(classes.allowed, classes.regret_us, 2 * most) * np.sqrt(classes.size)[:, None]
+        features = np.hstack([np.log1p(3 * regret / launch), 0.75 * classes.needs * problem.launch_us / launch])
+        self.bucket = np.arange(len(features))
+        if len(features) > LINKAGE_LIMIT:
+            # ASSUME: neighbours in the order of their features are alike enough to be merged beforehand.
+            rank = np.lexsort(features.T[::-1])
+            self.bucket[rank] = np.arange(len(features)) * LINKAGE_LIMIT // len(features)
+        _, first = np.unique(self.bucket, return_index=True)
+        self.tree = linkage(features[first], "ward")
+
+    def cut(self, n_classes):
+        """At most `n_classes` merged classes."""
+        from scipy.cluster.hierarchy import fcluster
+
+        _, label = np.unique(fcluster(self.tree, n_classes, "maxclust"), return_inverse=True)
+        return _envelope(self.problem, label[self.bucket][self.member], "merged")
+
+
+def _envelope(problem, member, form):
+    order = np.argsort(member, kind="stable")
+    size = np.bincount(member)
+    start = np.cumsum(size) - size
+    load = np.where(problem.allowed, problem.load_us, np.inf)
+    base = load.min(axis=1)
+    units = np.where(problem.allowed, problem.units, np.inf)
+
+    def least(values):
+        return np.minimum.reduceat(values[order], start, axis=0)
+
+    allowed = np.logical_or.reduceat(problem.allowed[order], start, axis=0)
+    # A class needs a shape class only where every member that may take the tile does.
+    optional = (problem.counts > 0) | ~problem.allowed[:, problem.tile_of]
+    needs = np.logical_and.reduceat(optional[order], start, axis=0) & allowed[:, problem.tile_of]
+    return Classes(
+        member=member,
+        size=size,
+        load_us=least(load),
+        regret_us=least(load - base[:, None]),
+        units=least(units),
+        base_us=np.add.reduceat(base[order], start),
+        needs=needs,
+        allowed=allowed,
+        form=form,
+    )

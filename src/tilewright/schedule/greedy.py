@@ -1,0 +1,47 @@
+"""The baseline: each region its best tile, longest first."""
+
+import numpy as np
+
+from tilewright.errors import InfeasibleError
+from tilewright.schedule.problem import SLACK
+
+
+def assign(problem):
+    """Tile and round of each region, ``(int [B], int [B])``.
+
+    Regions come in the order of their least load, largest first. Each takes the tile of its least load in the
+    first round where C3 and C5 to C7 still hold, else the next best tile. Raises `InfeasibleError` when a
+    region finds no place, which does not prove that no schedule exists.
+    """
+    limits, n_tiles = problem.limits, len(problem.tiles)
+    load = np.where(problem.allowed, problem.load_us, np.inf)
+    preference = np.argsort(load, axis=1, kind="stable")
+    kinds = np.zeros((limits.rounds, n_tiles), bool)
+    units = np.zeros(limits.rounds)
+    tile = np.empty(problem.n_regions, np.int64)
+    rounds = np.empty(problem.n_regions, np.int64)
+    for b in np.argsort(-load.min(axis=1), kind="stable"):
+        for s in preference[b, : problem.allowed[b].sum()]:
+            place = _first_round(problem, kinds, units, s, problem.units[b, s])
+            if place is not None:
+                break
+        else:
+            raise InfeasibleError(
+                f"greedy finds no round for region {problem.region[b]}: {limits.rounds} rounds of at most "
+                f"{limits.max_tile_kinds} tile kinds and {limits.occupancy:g} occupancy units hold "
+                f"{kinds.sum(axis=1).tolist()} kinds and {units.tolist()} units already; allow more rounds or use "
+                "an ILP solver"
+            )
+        tile[b], rounds[b] = s, place
+        kinds[place, s] = True
+        units[place] += problem.units[b, s]
+    return tile, rounds
+
+
+def _first_round(problem, kinds, units, s, more):
+    for r in range(len(kinds)):
+        if units[r] + more > problem.limits.occupancy * SLACK:
+            continue
+        if kinds[r, s] or problem.compatible(kinds[r] | (np.arange(kinds.shape[1]) == s)):
+            return r
+    return None

@@ -1,0 +1,256 @@
+"""The neutral integer program of a scheduling problem, and the way back from its answer (stage T4).
+
+Variables, for class c, tile s, shape class k and round r:
+    n[c,s,r]: regions of class c that run on tile s in round r; integer, and binary where a class is one region.
+    w[k,r]: round r launches shape class k. y[s,r]: round r holds tile s. u[r]: round r is used. All binary.
+    T[r]: duration of round r in microseconds; top: the longest of them (objective ``paper`` only).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.errors import SolverError
+from tilewright.schedule import polish
+from tilewright.schedule.classes import Merges, exact
+from tilewright.schedule.problem import round_us
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """Minimise ``cost @ x`` with ``row_lower <= rows @ x <= row_upper``, ``lower <= x <= upper``; all that a
+    solver sees.
+
+    rows: `scipy.sparse.csr_array` [m, n]. integrality: bool [n]. names: str [n].
+    """
+
+    cost: np.ndarray
+    rows: object
+    row_lower: np.ndarray
+    row_upper: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    integrality: np.ndarray
+    names: tuple[str, ...]
+
+    @property
+    def size(self):
+        """``{"variables", "integers", "constraints", "nonzeros"}``."""
+        constraints, variables = self.rows.shape
+        integers = int(self.integrality.sum())
+        return {
+            "variables": variables,
+            "integers": integers,
+            "constraints": constraints,
+            "nonzeros": int(self.rows.nnz),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Columns of each variable: n [C, S, R] (-1 where C2 excludes the tile), w [K, R], y [S, R], u [R], T
+    [R]; top: T or -1."""
+
+    n: np.ndarray
+    w: np.ndarray
+    y: np.ndarray
+    u: np.ndarray
+    t: np.ndarray
+    top: int
+
+
+class _Rows:
+    """Collects sparse rows block by block."""
+
+    def __init__(self):
+        self.parts, self.bounds, self.count = [], [], 0
+
+    def add(self, row, column, value, lower, upper):
+        """Add ``max(row) + 1`` rows of the entries (row, column, value), broadcast against each other."""
+        row, column, value = np.broadcast_arrays(row, column, value)
+        if not row.size:
+            return
+        n = int(row.max()) + 1
+        self.parts.append((row.ravel() + self.count, column.ravel(), value.ravel().astype(float)))
+        self.bounds.append((np.broadcast_to(lower, n).astype(float), np.broadcast_to(upper, n).astype(float)))
+        self.count += n
+
+    def pairs(self, left, left_value, right, right_value):
+        """Add rows ``left_value * x[left] + right_value * x[right] <= 0``, element by element."""
+        left, left_value, right, right_value = map(np.ravel, np.broadcast_arrays(left, left_value, right, right_value))
+        row = np.tile(np.arange(len(left)), 2)
+        self.add(row, np.r_[left, right], np.r_[left_value, right_value], -np.inf, 0.0)
+
+
+def fit(problem, objective, budget):
+    """Return ``(Classes, Model, Layout)``: exact classes, or as many merged ones as the model has room for.
+
+    budget: ``(variables, constraints)``, the most that the model may have, or None. Raises `SolverError` when
+    not even the fewest classes fit.
+    """
+    classes = exact(problem)
+    model, layout = build(problem, classes, objective)
+    if budget is None or _fits(model, budget):
+        return classes, model, layout
+    tree, best, low, high = Merges(problem, classes), None, 1, len(classes.size)
+    while low < high:
+        middle = (low + high) // 2
+        classes = tree.cut(middle)
+        model, layout = build(problem, classes, objective)
+        if _fits(model, budget):
+            best, low = (classes, model, layout), middle + 1
+        else:
+            smallest, high = model.size, middle
+    if best is None:
+        raise SolverError(
+            f"the smallest model of this problem has {smallest['variables']:,} variables and "
+            f"{smallest['constraints']:,} constraints; the size budget allows {budget[0]:,} and {budget[1]:,}: "
+            "use fewer tiles or rounds"
+        )
+    return best
+
+
+def _fits(model, budget):
+    constraints, variables = model.rows.shape
+    return variables <= budget[0] and constraints <= budget[1]
+
+
+def build(problem, classes, objective):
+    """Return ``(Model, Layout)`` of `problem` over `classes` for the objective ``sum`` or ``paper``."""
+    from scipy.sparse import csr_array
+
+    limits, rounds = problem.limits, problem.limits.rounds
+    layout = _layout(problem, classes, objective)
+    n, w, y, u, t = layout.n, layout.w, layout.y, layout.u, layout.t
+    width, every = _width(layout), np.arange(rounds)
+    cls, tile = np.nonzero(classes.allowed)
+    columns = n[cls, tile]  # [choices, R]
+    rows = _Rows()
+    # C1: each region once. Its choices excluded by C2 have no column.
+    rows.add(cls[:, None], columns, 1.0, classes.size, classes.size)
+    # C3: a choice launches what it needs, a launch belongs to a tile kind, a kind to a used round.
+    choice, shape = _links(problem, classes)
+    rows.pairs(columns[choice], 1.0, w[shape], -classes.size[cls[choice], None].astype(float))
+    rows.pairs(w, 1.0, y[problem.tile_of], -1.0)
+    rows.pairs(y, 1.0, u[None, :], -1.0)
+    if limits.max_tile_kinds < len(problem.tiles):
+        rows.add(every, y, 1.0, -np.inf, limits.max_tile_kinds)
+    # C4: a round lasts as long as its longest item, and as its load over the slots.
+    rows.pairs(w, problem.latency_us[:, None], t[None, :], -1.0)
+    share = classes.load_us[cls, tile, None] / limits.slots
+    rows.add(
+        np.r_[np.tile(every, len(columns)), every],
+        np.r_[columns.ravel(), t],
+        np.r_[np.broadcast_to(share, columns.shape).ravel(), -np.ones(rounds)],
+        -np.inf,
+        0.0,
+    )
+    if classes.form == "merged":
+        # The envelopes of C4 undercount; the least loads, added up exactly, and the regrets must be paid all
+        # the same.
+        regret = np.broadcast_to(classes.regret_us[cls, tile, None] / limits.slots, columns.shape)
+        work = -classes.base_us.sum() / limits.slots
+        rows.add(0, np.r_[columns.ravel(), t], np.r_[regret.ravel(), -np.ones(rounds)], -np.inf, work)
+    # C5: envelopes of the tile kinds of a round.
+    for name, need in problem.envelope.items():
+        if need.sum() > limits.envelope[name]:
+            rows.add(every, y, need[:, None], -np.inf, limits.envelope[name])
+    # C6: occupancy of the items of a round.
+    units = np.broadcast_to(classes.units[cls, tile, None], columns.shape)
+    if (classes.size @ np.where(classes.allowed, classes.units, 0.0).max(axis=1)) > limits.occupancy:
+        rows.add(every, columns, units, -np.inf, limits.occupancy)
+    # C7: conflicting tiles share no round.
+    for a, b in problem.conflicts:
+        rows.add(np.tile(every, 2), np.r_[y[a], y[b]], 1.0, -np.inf, 1.0)
+    # Rounds are interchangeable: the longest comes first, unused ones last.
+    rows.pairs(t[1:], 1.0, t[:-1], -1.0)
+    rows.pairs(u[1:], 1.0, u[:-1], -1.0)
+    if layout.top >= 0:
+        rows.pairs(t, 1.0, layout.top, -1.0)
+
+    cost, upper = np.zeros(width), np.ones(width)
+    if objective == "sum":
+        cost[w], cost[u], cost[t] = problem.launch_us[:, None], limits.round_us, 1.0
+    else:
+        cost[layout.top] = 1.0
+    upper[columns] = classes.size[cls, None]
+    upper[t.min() :] = np.inf
+    integrality = np.ones(width, bool)
+    integrality[t.min() :] = False
+    row, column, value = map(np.concatenate, zip(*rows.parts, strict=True))
+    lower, top = map(np.concatenate, zip(*rows.bounds, strict=True))
+    matrix = csr_array((value, (row, column)), shape=(rows.count, width))
+    return Model(cost, matrix, lower, top, np.zeros(width), upper, integrality, _names(layout)), layout
+
+
+def encode(problem, classes, layout, tile, rounds):
+    """The point x of an assignment (tile and round of each region), its rounds renumbered longest first."""
+    counts = problem.table(tile, rounds)
+    duration = round_us(counts, problem.latency_us, problem.limits.slots)
+    rank = np.argsort(-duration, kind="stable")
+    x = np.zeros(_width(layout))
+    new = np.argsort(rank)
+    np.add.at(x, layout.n[classes.member, tile, new[rounds]], 1.0)
+    present = (counts[rank] > 0).T
+    x[layout.w] = present
+    np.maximum.at(x, layout.y[problem.tile_of], present)
+    x[layout.u] = present.any(axis=0)
+    x[layout.t] = duration[rank]
+    if layout.top >= 0:
+        x[layout.top] = duration.max()
+    return x
+
+
+def decode(problem, classes, layout, x, objective):
+    """Tile and round of each region, ``(int [B], int [B])``, from an answer `x`.
+
+    Members of a class are alike, so which of them takes which place does not matter. Members of a *merged*
+    class differ: the answer then says how many of them run in each round and what it launches, and
+        `polish.assign` does the rest.
+    """
+    rounds_n, tiles_n = problem.limits.rounds, len(problem.tiles)
+    number = np.where(layout.n >= 0, np.rint(x[layout.n]), 0).astype(np.int64)
+    place = np.tile(np.arange(tiles_n * rounds_n), len(classes.size))
+    chosen = np.empty(problem.n_regions, np.int64)
+    chosen[np.argsort(classes.member, kind="stable")] = np.repeat(place, number.ravel())
+    tile, rounds = chosen // rounds_n, chosen % rounds_n
+    if classes.form == "merged":
+        tile = polish.assign(problem, rounds, x[layout.w] > 0.5, x[layout.y] > 0.5, objective)
+    return tile, rounds
+
+
+def _layout(problem, classes, objective):
+    rounds, tiles = problem.limits.rounds, len(problem.tiles)
+    start = 0
+
+    def take(*shape):
+        nonlocal start
+        columns = np.arange(start, start + int(np.prod(shape))).reshape(shape)
+        start += columns.size
+        return columns
+
+    n = np.full((*classes.allowed.shape, rounds), -1)
+    n[classes.allowed] = take(int(classes.allowed.sum()), rounds)
+    w, y, u, t = take(len(problem.tile_of), rounds), take(tiles, rounds), take(rounds), take(rounds)
+    return Layout(n, w, y, u, t, start if objective == "paper" else -1)
+
+
+def _width(layout):
+    return max(int(layout.t.max()), layout.top) + 1
+
+
+def _links(problem, classes):
+    """Pairs (choice, shape class): the choices are the allowed (class, tile) in order."""
+    cls, tile = np.nonzero(classes.allowed)
+    return np.nonzero(classes.needs[cls] & (problem.tile_of == tile[:, None]))
+
+
+def _names(layout):
+    names = np.empty(_width(layout), object)
+    for name in ("n", "w", "y", "u", "t"):
+        columns = getattr(layout, name)
+        for index in zip(*np.nonzero(columns >= 0), strict=True):
+            names[columns[index]] = f"{name}[{','.join(map(str, index))}]"
+    if layout.top >= 0:
+        names[layout.top] = "top"
+    return tuple(names)

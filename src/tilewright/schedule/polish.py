@@ -1,0 +1,46 @@
+"""From a merged answer to an exact assignment: the launches of each round decide, every region takes its best
+among them.
+
+Once the rounds of the regions, the tile kinds of the rounds and their launches are fixed, the least load of
+each region is the best choice (C4, C6). A merged class hides what its members need on top of what they share,
+so launches are added where a region is left without any, then added and dropped one by one while the
+objective falls.
+"""
+
+import numpy as np
+
+
+def assign(problem, rounds, launched, held, objective):
+    """Tile of each region, int [B].
+
+    rounds: int [B], round of each region. launched: bool [K, R], shape classes that the model launches. held:
+    bool [S, R], tile kinds that a round may hold; each region must be allowed on one of its round's.
+    """
+    load = np.where(problem.allowed & held[:, rounds].T, problem.load_us, np.inf)
+    needs = problem.counts > 0
+    launched = launched & held[problem.tile_of]
+
+    def missing(launched, weight):
+        return (needs & ~launched[:, rounds].T) @ (problem.of_tile * weight[:, None])
+
+    def choose(launched):
+        usable = np.where(missing(launched, np.ones(len(needs.T))) == 0, load, np.inf)
+        return usable.argmin(axis=1), usable.min(axis=1) < np.inf
+
+    launched = launched.copy()
+    _, served = choose(launched)
+    for b in np.flatnonzero(~served):
+        s = (load[b] / problem.limits.slots + missing(launched, problem.launch_us)[b]).argmin()
+        launched[needs[b] & problem.of_tile[:, s], rounds[b]] = True
+    tile, _ = choose(launched)
+    best, improved = problem.value(tile, rounds, objective), True
+    while improved:
+        improved = False
+        for k, r in zip(*np.nonzero(held[problem.tile_of]), strict=True):
+            trial = launched.copy()
+            trial[k, r] ^= True
+            candidate, served = choose(trial)
+            value = problem.value(candidate, rounds, objective) if served.all() else np.inf
+            if value < best * (1 - 1e-9) and problem.feasible(candidate, rounds):
+                tile, launched, best, improved = candidate, trial, value, True
+    return tile

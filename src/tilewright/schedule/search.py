@@ -1,0 +1,206 @@
+"""From blocks and profiles to a schedule: build the problem, choose tiles and rounds, write the work list
+(stage T4)."""
+
+import heapq
+from time import perf_counter
+
+import numpy as np
+
+from tilewright import registry, work
+from tilewright.errors import InfeasibleError, SolverError, UnknownNameError
+from tilewright.schedule import greedy, model, solvers
+from tilewright.schedule.bounds import lower_bounds
+from tilewright.schedule.problem import OBJECTIVES, build
+from tilewright.schedule.record import COLUMNS, Schedule
+
+NAMES = ("greedy", *solvers.NAMES)
+
+# Most variables and constraints of a model: what Gurobi solves without a full licence, so that every solver
+# can judge it.
+SIZE_BUDGET = (2000, 2000)
+GAP = 1e-4
+# How far a bound may pass its objective: the feasibility tolerance of the solvers, relative and in microseconds.
+TOLERANCE = 1e-6
+
+
+def solve(
+    blocks,
+    profiles,
+    limits,
+    solver="highs",
+    objective="sum",
+    *,
+    time_limit_s=60.0,
+    gap=GAP,
+    seed=0,
+    threads=1,
+    budget=SIZE_BUDGET,
+    paths=None,
+    log=None,
+):
+    """Choose tile and round of each region and return the `Schedule`.
+
+    blocks: ``{tile: Blocks}``; profiles: ``{tile: Profile}``; limits: `hardware.Limits`. objective: ``sum``
+    (makespan) or ``paper`` (longest round). gap: relative gap at which the search stops. budget: most
+    ``(variables, constraints)`` of the model, or None. paths: ``{tile: (blocks path, profile path)}`` to
+    record. log: called with each line of solver progress.
+
+    The answer is never worse than greedy's under the objective asked for; where the search does not beat it,
+    greedy's is kept and `note` says so. Raises `UnknownNameError`, `ArtifactError` for inputs that do not
+    belong together, `InfeasibleError` when no schedule exists and `SolverError` when the solver cannot run or
+    ends without an answer.
+    """
+    if solver not in NAMES:
+        raise UnknownNameError("solver", solver, NAMES)
+    if objective not in OBJECTIVES:
+        raise UnknownNameError("objective", objective, OBJECTIVES)
+    problem = build(blocks, profiles, limits)
+    if solver == "greedy":
+        choice, facts = _greedy(problem, objective)
+    else:
+        options = {"time_limit_s": time_limit_s, "gap": gap, "seed": seed, "threads": threads, "log": log}
+        choice, facts = _program(problem, solver, objective, budget, options)
+    bounds = lower_bounds(problem, blocks, profiles)
+    value = problem.value(*choice, objective)
+    facts.setdefault("bound_us", max(bounds["longest"], bounds["work"] / (1 if objective == "sum" else limits.rounds)))
+    bound = facts.pop("bound_us")
+    if bound > value * (1 + TOLERANCE) + TOLERANCE:
+        raise SolverError(
+            f"{solver} claims a bound of {bound:g} us, above the {value:g} us of a schedule that is there"
+        )
+    bound = min(bound, value)
+    proven = solvers.relative_gap(value, bound)
+    facts.setdefault("status", "optimal" if proven <= gap + 1e-9 else "feasible")
+    first, profile = next(iter(blocks.values())), next(iter(profiles.values()))
+    paths = paths or {}
+    return Schedule(
+        graph_id=first.graph_id,
+        tiles=problem.tiles,
+        blocks_ids=tuple(cover.id for cover in blocks.values()),
+        blocks_paths=tuple(str(paths.get(name, ("", ""))[0]) for name in blocks),
+        profile_paths=tuple(str(paths.get(name, ("", ""))[1]) for name in blocks),
+        split_keys=profile.split_keys,
+        slots=limits.slots,
+        solver=solver,
+        objective=objective,
+        predicted_us=problem.makespan_us(*choice),
+        objective_us=value,
+        bound_us=bound,
+        gap=proven,
+        lower_bounds=bounds,
+        device_id=profile.device_id,
+        **facts,
+        **_work_list(problem, blocks, profile.split_keys, *choice),
+    )
+
+
+def _greedy(problem, objective):
+    begin = perf_counter()
+    choice = greedy.assign(problem)
+    size = dict.fromkeys(("variables", "integers", "constraints", "nonzeros"), 0)
+    seconds = perf_counter() - begin
+    return choice, {"status": "heuristic", "form": "regions", "model_size": size, "solve_s": seconds}
+
+
+def _program(problem, solver, objective, budget, options):
+    classes, program, layout = model.fit(problem, objective, budget)
+    try:
+        start = greedy.assign(problem)
+    except InfeasibleError:
+        start = None
+    point = None if start is None else model.encode(problem, classes, layout, *start)
+    member = registry.member("tilewright.schedule.solvers", "solver", solver, solvers.NAMES)
+    answer = member.solve(program, start=point, **options)
+    if answer.status == "infeasible":
+        raise InfeasibleError(_infeasible(problem))
+    facts = {
+        "form": classes.form,
+        "model_size": program.size,
+        "solve_s": answer.seconds,
+        "bound_us": answer.bound,
+    }
+    choice = None if answer.x is None else model.decode(problem, classes, layout, answer.x, objective)
+    if choice is not None and not problem.feasible(*choice):
+        # Only a merged class can hide occupancy that its members have.
+        choice = None
+    if choice is None and start is None:
+        raise SolverError(
+            f"{solver} ended without a schedule after {answer.seconds:.1f} s (limit {options['time_limit_s']:g} s), "
+            "and greedy finds none either; raise the time limit, or the size budget with --solver highs"
+        )
+    if choice is not None and classes.form == "merged":
+        facts["merge_error"] = solvers.relative_gap(problem.value(*choice, objective), answer.objective)
+    if choice is None or (start and problem.value(*choice, objective) > problem.value(*start, objective) * (1 + 1e-9)):
+        return start, {
+            **facts,
+            "status": "feasible",
+            "note": f"greedy's schedule, which {solver} did not beat",
+        }
+    return choice, facts
+
+
+def _infeasible(problem):
+    limits = problem.limits
+    least = np.where(problem.allowed, problem.units, np.inf).min(axis=1).sum()
+    envelope = {
+        name: f"{[f'{t} {n:g}' for t, n in zip(problem.tiles, need, strict=True)]} of {limits.envelope[name]:g}"
+        for name, need in problem.envelope.items()
+    }
+    return (
+        f"no schedule of {problem.n_regions} regions keeps all limits: rounds {limits.rounds}; tile kinds a round "
+        f"{limits.max_tile_kinds}; occupancy {limits.occupancy:g} units a round (the regions need at least "
+        f"{least:g} in all); envelopes {envelope}; conflicts {list(limits.conflicts)}"
+    )
+
+
+def _work_list(problem, blocks, split_keys, tile, rounds):
+    """The columns of `Schedule`: rounds ascending, then tile, then shape class, then the most work first."""
+    parts = []
+    for s, cover in enumerate(blocks.values()):
+        items = work.items(cover, split_keys)
+        round_of = np.full(cover.n_regions, -1)
+        round_of[problem.region[tile == s]] = rounds[tile == s]
+        item_round = round_of[cover.region[items.block]]
+        keep = np.flatnonzero(item_round >= 0)
+        length = items.run_hi[keep] - items.run_lo[keep]
+        part = {
+            "tile": np.full(len(keep), s),
+            "block": items.block[keep],
+            "run_lo": items.run_lo[keep],
+            "run_hi": items.run_hi[keep],
+            "cls": items.cls[keep],
+            "split": items.split[keep],
+            "round": item_round[keep],
+            "size": length * cover.rows[items.block[keep]],
+        }
+        parts.append(part)
+    merged = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    order = np.lexsort([-merged.pop("size"), merged["cls"], merged["tile"], merged["round"]])
+    columns = {name: column[order] for name, column in merged.items()}
+    first = np.searchsorted(problem.tile_of, np.arange(len(problem.tiles)))
+    columns["slot"], columns["start_us"] = _place(problem, columns["round"], first[columns["tile"]] + columns["cls"])
+    return {name: columns[name].astype(dtype) for name, dtype in COLUMNS.items()}
+
+
+def _place(problem, rounds, shape):
+    """Slot and start of each item by list scheduling: the next item goes to the slot that is free first.
+
+    A round starts when the one before is over; a launch holds every slot for its cost, as the makespan counts
+    it.
+    """
+    slot, start = np.empty(len(shape), np.int64), np.empty(len(shape))
+    held, clock, launch = 0.0, 0.0, None
+    free = []
+    for i, key in enumerate(zip(rounds.tolist(), shape.tolist(), strict=True)):
+        if launch is None or key[0] != launch[0]:
+            clock = max((end for end, _ in free), default=0.0) + held + problem.limits.round_us
+            free, held = [(clock, s) for s in range(problem.limits.slots)], 0.0
+        if key != launch:
+            held += problem.launch_us[key[1]]
+        launch = key
+        begin, slot[i] = free[0]
+        # Slots keep their order while all of them wait for a launch: the wait is added when an item is
+        # placed.
+        start[i] = begin + held
+        heapq.heapreplace(free, (begin + problem.latency_us[key[1]], int(slot[i])))
+    return slot, start

@@ -1,0 +1,33 @@
+"""Solvers of the neutral `Model`, one module each; adding one is a file and a name.
+
+A module offers ``available() -> bool`` (can be imported here) and
+``solve(model, *, time_limit_s, gap, seed, threads, start=None, log=None) -> Solution``. `start` is a feasible
+point or None, `log` is called with each line of progress. A solver that is missing, unlicensed or refuses the
+model's size raises `SolverError`. Statuses map through a table; one that the table does not hold raises
+`SolverError`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+NAMES = ("highs", "gurobi")
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What a solver says. x: float [n] or None. status: ``optimal`` (within the gap asked for), ``feasible``
+    (a limit was reached), ``infeasible`` or ``unsolved`` (a limit was reached without a point). bound: proven
+    lower bound. gap: relative to the objective, inf without a point. seconds: wall time."""
+
+    x: np.ndarray | None
+    status: str
+    objective: float
+    bound: float
+    gap: float
+    seconds: float
+
+
+def relative_gap(objective, bound):
+    """``(objective - bound) / objective``, 0 for an objective of 0."""
+    return max(0.0, objective - bound) / objective if objective > 0 else 0.0

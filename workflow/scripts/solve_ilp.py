@@ -1,0 +1,25 @@
+"""T4: choose tile and round of each region and write the schedule."""
+
+import argparse
+
+from tilewright.cli import script
+from tilewright.schedule import solvers
+from tilewright.schedule.problem import OBJECTIVES
+from tilewright.schedule.stage import run
+
+parser = argparse.ArgumentParser(description=__doc__)
+add = parser.add_argument
+add("--blocks", nargs="+", required=True, metavar="NPZ", help="blocks files of one graph, one for each tile")
+add("--profile", nargs="+", required=True, metavar="JSON", help="profiles of these blocks, in the same order")
+add("--solver", default="highs", help=f"greedy, {', '.join(solvers.NAMES)} (default: highs)")
+add("--objective", default="sum", help=f"{' or '.join(OBJECTIVES)}: the makespan or the longest round (default: sum)")
+add("--time-limit", type=float, default=60.0, metavar="S", help="seconds for the solver (default: 60)")
+add("--gap", type=float, default=1e-4, help="relative gap at which the search stops (default: 1e-4)")
+add("--seed", type=int, default=0, help="seed of the solver (default: 0)")
+add("--threads", type=int, default=1, help="threads of the solver (default: 1)")
+add("--rounds", type=int, default=1, help="most rounds of the schedule (default: 1)")
+add("--max-tile-kinds", type=int, default=4, metavar="K", help="most tile kinds in a round (default: 4)")
+add("--output", required=True, metavar="JSON", help="the schedule to write")
+
+if __name__ == "__main__":
+    script(parser, run)
