@@ -135,8 +135,8 @@ def _axis(n, f, mode):
     chunk, count = at // f, -(-n // f)
     if mode == "chunk":
         return chunk, [at[abs(chunk - c) <= 1] for c in range(count)]
-    # ASSUME: padded keys are out of sight on both sides. The public code masks them for the last chunk only and lets
-    # the first one attend to zeros that wrap around.
+    # ASSUME: padded keys are always out of sight. The public code masks them where the last chunk is reached directly;
+    # the first chunk, which reaches it by wrapping around, attends to their zeros there.
     return chunk, [at[(chunk - c + 1) % count <= 2] for c in range(count)]
 
 
