@@ -82,15 +82,23 @@ def test_items_are_the_same_each_time(split_keys):
     assert all(np.array_equal(getattr(one, name), getattr(other, name)) for name in vars(one))
 
 
-def test_a_long_block_is_split_into_near_equal_parts():
-    cover = SimpleNamespace(
-        tile=tiles.parse("16x1"),
-        rows=np.array([1, 16]),
-        runs=np.array([10, 3]),
-        run_ptr=np.array([0, 10, 13]),
-        run_mask=np.full(13, -1, np.int32),
+def full_blocks(rows, runs):
+    """Blocks of so many rows and runs each, all runs full."""
+    run_ptr = np.concatenate(([0], np.cumsum(runs)))
+    run_mask = np.full(run_ptr[-1], -1, np.int32)
+    return SimpleNamespace(
+        tile=tiles.parse("16x1"), rows=np.array(rows), runs=np.array(runs), run_ptr=run_ptr, run_mask=run_mask
     )
-    items = work.items(cover, 4 * 16)
+
+
+def test_an_item_of_full_runs_is_masked_where_it_is_padded():
+    items = work.items(full_blocks([16] * 8, [1, 2, 3, 4, 10, 20, 40, 40]), None)
+    padded = (items.run_hi - items.run_lo) < items.class_runs[items.cls]
+    assert padded.any() and np.array_equal(items.class_masked[items.cls], padded)
+
+
+def test_a_long_block_is_split_into_near_equal_parts():
+    items = work.items(full_blocks([1, 16], [10, 3]), 4 * 16)
     assert items.run_hi.tolist() == [3, 6, 10, 13]
     assert items.split.tolist() == [True, True, True, False]
     assert list(zip(items.class_rows, items.class_runs, strict=True)) == [(1, 3), (1, 4), (16, 3)]

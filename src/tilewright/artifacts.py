@@ -95,8 +95,9 @@ def read_npz(path, kind, version):
                 header = json.loads(bytes(archive[_HEADER]))
                 _check(path, header, kind, version)
                 arrays = {name: archive[name] for name in archive.files if name != _HEADER}
-                if sorted(arrays) != header.get("arrays"):
-                    raise ValueError(f"expected the arrays {header.get('arrays')}, found {sorted(arrays)}")
+                named = header.pop("arrays", None)
+                if sorted(arrays) != named:
+                    raise ValueError(f"expected the arrays {named}, found {sorted(arrays)}")
         except KeyError:
             raise ArtifactError(f"{path}: expected a {kind} file, found an .npz without a tilewright header") from None
         except _DAMAGE as error:

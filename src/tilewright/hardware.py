@@ -1,6 +1,15 @@
 """What a device is and what it allows (stages T3 to T5). Nothing about a device is a default argument elsewhere."""
 
+import hashlib
+import json
 from dataclasses import dataclass, field
+from functools import cache
+
+from tilewright.devices import cpu
+from tilewright.errors import ArtifactError, DeviceError
+
+# One module of `devices` for each kind that has a profile provider and an executor.
+KINDS = {"cpu": cpu}
 
 
 @dataclass(frozen=True)
@@ -26,3 +35,41 @@ class Limits:
     conflicts: tuple[tuple[str, str], ...] = field(default=())
     rounds: int = 1
     round_us: float = 0.0
+
+
+def describe(kind):
+    """Facts of the device of this process, a JSON-able dict with its ``kind``. Raises `DeviceError` for a kind that is not known or
+    not there."""
+    return json.loads(_described(_known(kind)))
+
+
+def device_id(device):
+    """Short digest of what makes two devices (as `describe` gives them) differ for timing."""
+    identity = {name: device.get(name) for name in KINDS[_known(device.get("kind"))].IDENTITY}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def limits(device, *, rounds=1, max_tile_kinds=4, conflicts=()):
+    """`Limits` of a described device for schedules of at most `rounds` rounds.
+
+    max_tile_kinds: kappa of C3, default as published; conflicts: of C7. Raises `DeviceError` for an unknown kind and
+    `ArtifactError` for a description that lacks a fact.
+    """
+    kind = _known(device.get("kind"))
+    try:
+        facts = KINDS[kind].limits(device)
+    except KeyError as missing:
+        raise ArtifactError(f"the description of a {kind} device lacks {missing}; found {sorted(device)}") from None
+    return Limits(**facts, max_tile_kinds=max_tile_kinds, conflicts=tuple(conflicts), rounds=rounds)
+
+
+def _known(kind):
+    if kind not in KINDS:
+        raise DeviceError(f"no device of kind {kind!r} can be profiled or run on here; known: {', '.join(KINDS)}")
+    return kind
+
+
+@cache
+def _described(kind):
+    # As text, so that no caller can alter what the others see.
+    return json.dumps(KINDS[kind].describe())

@@ -1,6 +1,11 @@
 """Latency and resources of a tile on one device, per shape class of its work items (stage T3)."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+
+from tilewright import artifacts, hardware
+from tilewright.errors import ArtifactError, DeviceError, UnknownNameError
 
 KIND = "profile"
 VERSION = 1
@@ -50,3 +55,148 @@ class Profile:
     classes: tuple[ShapeClass, ...]
     device: dict
     device_id: str
+
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+# A timing stops at this relative standard error of its mean.
+RSE = 0.03
+MIN_REPS = 5
+# Share of the time budget for finding the cost of a launch, and the classes that it is found from.
+LAUNCH_SHARE = 0.2
+LAUNCH_CLASSES = 4
+
+
+def measure(
+    blocks, *, device="cpu", heads=None, head_dim=None, dtype="float32", split_keys=None, seed=0, budget_s=0.5
+):
+    """Time every shape class of the work items of `blocks` with the executor of `device`; return the `Profile`.
+
+    heads, head_dim: default those of the blocks' model. budget_s: seconds that the timed calls may take together, about; a
+    class whose batch is too long for its share is timed on part of it. Each batch is timed without the cost of a launch,
+    which is what a batch of one item costs beyond the share of an item in a larger one.
+
+    Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks whose
+    model does not tell its heads when none are given.
+    """
+    description = hardware.describe(device)
+    if dtype not in DTYPES:
+        raise UnknownNameError("dtype", dtype, DTYPES)
+    heads, head_dim = (_size(blocks, *pair) for pair in (("heads", heads), ("head_dim", head_dim)))
+    # Here, so that those who only read profiles need not load torch.
+    from tilewright.kernels.torch_probe import Probe
+
+    probe = Probe(blocks, heads=heads, head_dim=head_dim, dtype=dtype, split_keys=split_keys, seed=seed)
+    slots, items = hardware.limits(description).slots, probe.items
+    launch_us = _launch_us(probe, budget_s * LAUNCH_SHARE)
+    share_s = budget_s * (1 - LAUNCH_SHARE) / (items.n_classes + 1)
+    passage_us = _time(probe.passage(), share_s).p50_us / blocks.shape[0]
+    classes = []
+    for cls in range(items.n_classes):
+        timing, n_items = _time_class(probe, cls, share_s)
+        # A batch may be over faster than a launch was found to cost elsewhere; an item still takes some of its time.
+        work_us = [max(p - launch_us, p / 10) / n_items for p in (timing.p50_us, timing.p20_us, timing.p80_us)]
+        p50, p20, p80 = (slots * (us + passage_us * probe.passing_rows(cls)) for us in work_us)
+        resources, occupancy = probe.resources(cls)
+        classes.append(
+            ShapeClass(
+                rows=int(items.class_rows[cls]),
+                runs=int(items.class_runs[cls]),
+                masked=bool(items.class_masked[cls]),
+                split=bool(items.class_split[cls]),
+                items=int(items.counts[cls]),
+                latency_us=p50,
+                p20_us=p20,
+                p80_us=p80,
+                repetitions=timing.repetitions,
+                rse=timing.rse,
+                resources=resources,
+                occupancy=occupancy,
+            )
+        )
+    return Profile(
+        tile=blocks.tile.name,
+        blocks_id=blocks.id,
+        graph_id=blocks.graph_id,
+        heads=heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        split_keys=split_keys,
+        launch_us=launch_us,
+        classes=tuple(classes),
+        device=description,
+        device_id=hardware.device_id(description),
+    )
+
+
+def check(profile, blocks, device="cpu"):
+    """Raise `ArtifactError` unless `profile` is of `blocks`, `DeviceError` unless it was made on this `device`."""
+    if profile.blocks_id != blocks.id:
+        raise ArtifactError(f"tile {profile.tile}: expected a profile of blocks {blocks.id}, found one of {profile.blocks_id}")
+    here = hardware.describe(device)
+    if profile.device_id != hardware.device_id(here):
+        raise DeviceError(
+            f"tile {profile.tile}: expected a profile made on this device ({_short(here)}), found one made on "
+            f"{_short(profile.device)}; profile the blocks again here"
+        )
+
+
+def save(path, profile, made_by=None):
+    """Write a profile as JSON."""
+    artifacts.write_json(path, KIND, VERSION, asdict(profile), made_by)
+
+
+def load(path):
+    """Read a profile that `save` wrote. Raises `ArtifactError`."""
+    document = artifacts.read_json(path, KIND, VERSION)
+    try:
+        values = {f.name: document[f.name] for f in fields(Profile)}
+        values["classes"] = tuple(ShapeClass(**shape) for shape in values["classes"])
+        if values["device_id"] != hardware.device_id(values["device"]):
+            raise ArtifactError(f"{path}: the device described is not {values['device_id']}: the file was altered")
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path}: expected a complete profile file, found {error!r}") from error
+    return Profile(**values)
+
+
+def _time(call, seconds):
+    from tilewright.timing import time_call
+
+    return time_call(call, min_reps=MIN_REPS, max_seconds=seconds, rse_target=RSE, warmups=1)
+
+
+def _time_class(probe, cls, seconds):
+    """``(timing, items)`` of the batch of class `cls`, or of as many of its chunks as can be timed in `seconds`."""
+    from tilewright.kernels.torch_probe import head
+
+    launch = probe.launch(cls)
+    first, _ = probe.call(head(launch, 1))
+    chunk_s = _time(first, 0).p20_us / 1e6
+    n_chunks = max(1, min(len(launch.chunks), int(seconds / (MIN_REPS + 1) / chunk_s)))
+    call, n_items = probe.call(head(launch, n_chunks))
+    return _time(call, seconds), n_items
+
+
+def _launch_us(probe, seconds):
+    """Cost of a batch beyond its items: the median over the largest classes of what one item costs more than others."""
+    costs = []
+    largest = np.argsort(-probe.items.counts, kind="stable")[:LAUNCH_CLASSES]
+    for cls in largest.tolist():
+        whole = probe.launch(cls)
+        n = whole.chunks[0].items
+        alone, several = (
+            _time(probe.call(probe.launch(cls, most))[0], seconds / len(largest) / 2).p50_us for most in (1, n)
+        )
+        costs.append(alone if n == 1 else alone - (several - alone) / (n - 1))
+    return float(max(np.median(costs), 0.0))
+
+
+def _size(blocks, name, value):
+    value = blocks.meta.get(name) if value is None else value
+    if value is None:
+        raise ArtifactError(f"{name}: the blocks' model does not tell; expected it as an argument, e.g. --{name.replace('_', '-')} 3")
+    return int(value)
+
+
+def _short(device):
+    return f"{device.get('name')}, {device.get('threads')} threads, {device.get('versions')}"

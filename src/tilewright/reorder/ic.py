@@ -5,6 +5,7 @@ IPDPS'26 artifact, whose procedure is ``variant: paper``. The default grows grou
 `tilewright.reorder.growth`.
 """
 
+from functools import cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -36,23 +37,18 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def order(graph, params):
     """Order of the groups in which they were grown (see `tilewright.reorder`)."""
-    from tilewright.reorder import published, quotient
-    from tilewright.reorder.growth import grow
+    from tilewright.reorder import growth, published, quotient
 
-    def arrange(graph, used, **budget):
-        def cluster(q):
-            return grow(q, cap=used["cap"], tau=used["tau"])
+    parts = cache(quotient.parts)
 
-        return quotient.arrange(graph, cluster, col_block=used["col_block"], wide=used["wide"], **budget)
+    def arrange(graph, used):
+        found = parts(graph, used["col_block"], used["wide"])
+        return quotient.join(graph, [(q, growth.grow(q, cap=used["cap"], tau=used["tau"])) for q in found])
 
-    part = tuning.sample(graph) if params.variant == "default" else None
-    used = tuning.resolve(
-        "ic",
-        params,
-        PUBLISHED,
-        GRID,
-        lambda used: tuning.score(part, arrange(part, used, budget=tuning.TUNE_BUDGET)),
-    )
-    rows = published.iterative(graph, **used) if params.variant == "paper" else arrange(graph, used)
+    used, free = tuning.settle("ic", params, PUBLISHED, GRID)
+    if params.variant == "paper":
+        rows = published.iterative(graph, **used)
+    else:
+        rows, used = tuning.tuned("ic", graph, used, free, arrange)
     cols, symmetric = key_order(graph, rows, params.symmetric)
     return rows, cols, {**used, "variant": params.variant, "symmetric": symmetric}

@@ -1,9 +1,8 @@
-"""Capped agglomeration and the order of its tree: the clustering behind the default `hc` order (stage T2).
+"""Capped agglomeration and the order of its clusters: the clustering behind the default `hc` order (stage T2).
 
 As in hierarchical clusterwise SpGEMM (Islam et al., arXiv 2507.21253) the candidates are the rows most similar by the
 pattern product A·Aᵀ, and clusters are capped. Unlike it, clusters are compared by the union of their keys, and the
-pair merges that increases the area (queries x union) least. Once nothing fits the cap, merging goes on without it:
-that part of the tree only orders the clusters. Children are turned so that the rows that meet are alike.
+pair merges that increases the area (queries x union) least.
 """
 
 import heapq
@@ -11,12 +10,35 @@ import heapq
 import numpy as np
 from numba import njit
 
+from tilewright.reorder.growth import grow
+from tilewright.reorder.quotient import Quotient, transpose
 
-def link(q, *, cap, neighbors):
-    """Order of the rows of a `Quotient`, int64 [R]: the leaves of the tree of merges, read from end to end."""
-    near = _similar(q.indptr, q.indices, q.col_ptr, q.col_rows, q.weight, neighbors)
-    left, right = _merge(q.indptr, q.indices, q.weight, q.size, near, float(cap))
-    return _leaves(q.indptr, q.indices, q.weight, left, right)
+# Queries of the groups that clusters are chained into: those of the published measure.
+GROUP = 64
+
+
+def link(q, near, *, cap, chain):
+    """Order of the rows of a `Quotient`, int64 [R]: clusters of at most `cap` queries, put in an order by `chain`.
+
+    near: the candidates of each row, from `similar`. ``tree``: merging goes on without the cap, and the leaves are
+    read from end to end. ``growth``: groups of `GROUP` queries are grown of whole clusters (see
+    `tilewright.reorder.growth`), which fills groups of a fixed size better.
+    """
+    caps = np.array([cap, np.inf] if chain == "tree" else [cap], np.float64)
+    left, right = _merge(q.indptr, q.indices, q.weight, q.size, near, caps)
+    order, ptr = _leaves(q.indptr, q.indices, q.weight, left, right)
+    if chain == "tree":
+        return order
+    indptr, indices = _unions(q.indptr, q.indices, order, ptr, len(q.weight))
+    size = np.add.reduceat(q.size[order], ptr[:-1])
+    by_unit = transpose(indptr, indices, len(q.weight))
+    clusters = Quotient(np.arange(len(size)), size, q.weight, indptr, indices, *by_unit, bare=q.bare[:0])
+    return np.concatenate([order[ptr[c] : ptr[c + 1]] for c in grow(clusters, cap=GROUP, tau=1.0)])
+
+
+def similar(q, neighbors):
+    """The at most `neighbors` rows most similar to each row of a `Quotient`, int64 [R, neighbors], -1 where fewer."""
+    return _similar(q.indptr, q.indices, q.col_ptr, q.col_rows, q.weight, neighbors)
 
 
 @njit(cache=True)
@@ -69,7 +91,7 @@ def _common(a, b, weight):
 
 
 @njit(cache=True)
-def _merge(indptr, indices, weight, size, near, cap):
+def _merge(indptr, indices, weight, size, near, caps):
     """Children of every merge, int64 [merges] each: rows are nodes 0..R-1, merge m is node R+m."""
     n_rows, k = near.shape
     n_nodes = 2 * n_rows
@@ -92,7 +114,7 @@ def _merge(indptr, indices, weight, size, near, cap):
     heap = [(0.0, 0, 0)]
     heap.pop()
     n = n_rows
-    for most in (cap, np.inf):
+    for most in caps:
         for i in range(n):
             for j in around[i]:
                 if parent[i] == i and j >= 0:
@@ -165,7 +187,10 @@ def _increase(pool, begin, end, keys, queries, weight, i, j):
 
 @njit(cache=True)
 def _leaves(indptr, indices, weight, left, right):
-    """Leaves of all trees, each merge turned so that the two rows that meet share most; trees by their first row."""
+    """Leaves of all trees, int64 [R], and where each tree begins, int64 [trees+1].
+
+    Each merge is turned so that the two rows that meet share most; trees come by their first row.
+    """
     n_rows, n_nodes = len(indptr) - 1, len(indptr) - 1 + len(left)
     first, last = np.arange(n_nodes), np.arange(n_nodes)
     turned, is_root = np.zeros((n_nodes, 2), np.bool_), np.ones(n_nodes, np.bool_)
@@ -190,8 +215,10 @@ def _leaves(indptr, indices, weight, left, right):
     roots = np.flatnonzero(is_root)
     stack = [(0, False)]
     stack.pop()
-    for root in roots[np.argsort(lowest[roots], kind="mergesort")]:
-        stack.append((root, False))
+    ptr = np.zeros(len(roots) + 1, np.int64)
+    roots = roots[np.argsort(lowest[roots], kind="mergesort")]
+    for t in range(len(roots)):
+        stack.append((roots[t], False))
         while len(stack):
             node, reverse = stack.pop()
             if node < n_rows:
@@ -202,4 +229,22 @@ def _leaves(indptr, indices, weight, left, right):
             here, there = (left[m], turned[node, 0] != reverse), (right[m], turned[node, 1] != reverse)
             stack.append(here if reverse else there)
             stack.append(there if reverse else here)
-    return order
+        ptr[t + 1] = n
+    return order, ptr
+
+
+@njit(cache=True)
+def _unions(indptr, indices, order, ptr, n_units):
+    """CSR of the ascending units of each cluster ``order[ptr[c]:ptr[c+1]]``."""
+    seen, out = np.full(n_units, -1, np.int64), np.empty(len(indices), np.int32)
+    union_ptr, n = np.zeros(len(ptr), np.int64), 0
+    for c in range(len(ptr) - 1):
+        for i in range(ptr[c], ptr[c + 1]):
+            for unit in indices[indptr[order[i]] : indptr[order[i] + 1]]:
+                if seen[unit] != c:
+                    seen[unit] = c
+                    out[n] = unit
+                    n += 1
+        out[union_ptr[c] : n].sort()
+        union_ptr[c + 1] = n
+    return union_ptr, out[:n].copy()

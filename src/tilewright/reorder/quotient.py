@@ -38,33 +38,24 @@ class Quotient:
     bare: np.ndarray
 
 
-def arrange(graph, cluster, *, col_block, wide, budget=BUDGET):
-    """Row order int32 [N_q] from an order of the distinct rows; equal rows stay together, in their natural order.
-
-    `cluster(quotient)` returns an order of the quotient's rows. It is asked once for the ordinary rows and once for
-    those that see more than `wide` times the median number of keys, which come last, before rows without keys.
-    """
+def parts(graph, col_block, wide):
+    """Quotients of the ordinary rows, of those that see more than `wide` times the median number of keys, and of the
+    rows without keys: what is ordered one after the other. Absent ones are left out."""
     degree, present = np.diff(graph.indptr), np.bincount(graph.row_class, minlength=graph.n_classes) > 0
-    seen = graph.row_degree[graph.row_degree > 0]
-    aside = degree > wide * np.median(seen) if len(seen) else np.zeros(len(degree), bool)
-    parts = []
-    for chosen in (~aside & (degree > 0), aside, degree == 0):
-        rows = np.flatnonzero(chosen & present)
-        if len(rows) > 1:
-            q = quotient(graph, rows, col_block, budget)
-            rows = np.concatenate((q.rows[cluster(q)] if len(q.rows) else q.rows, q.bare))
-        parts.append(rows)
-    return expand(graph, np.concatenate(parts))
+    aside = degree > max(wide * np.median(graph.row_degree), 1)
+    chosen = (~aside & (degree > 0), aside, degree == 0)
+    return [quotient(graph, rows, col_block) for c in chosen if len(rows := np.flatnonzero(c & present))]
 
 
-def expand(graph, class_order):
-    """Row order int32 [N_q] that puts the distinct rows in `class_order`, equal rows side by side."""
+def join(graph, orders):
+    """Row order int32 [N_q] from ``(quotient, order of its rows)`` pairs; equal rows stay together, bare ones last."""
+    class_order = np.concatenate([ids for q, order in orders for ids in (q.rows[order], q.bare)])
     rank = np.zeros(graph.n_classes, np.int64)
     rank[class_order] = np.arange(len(class_order))
     return np.argsort(rank[graph.row_class], kind="stable").astype(np.int32)
 
 
-def quotient(graph, rows, col_block=1, budget=BUDGET):
+def quotient(graph, rows, col_block=1):
     """The `Quotient` of some distinct `rows` of `graph`; columns in natural blocks of `col_block` (1: exact)."""
     indptr, units, n_units = unit_rows(graph, col_block, col_block == 1)
     indptr, units = _take(indptr, units, rows)
@@ -73,7 +64,7 @@ def quotient(graph, rows, col_block=1, budget=BUDGET):
     useful = (count > 0) & (count <= max(1, UBIQUITOUS * len(rows)))
     leader = leaders(col_ptr, col_rows, useful)
     weight = np.bincount(leader[useful], minlength=n_units) * float(col_block)
-    weight = _sample(weight, np.where(weight > 0, count, 0), budget)
+    weight = _sample(weight, np.where(weight > 0, count, 0))
 
     kept = np.flatnonzero(weight > 0)
     name = np.full(n_units, -1, np.int32)
@@ -93,14 +84,14 @@ def quotient(graph, rows, col_block=1, budget=BUDGET):
     )
 
 
-def _sample(weight, count, budget):
+def _sample(weight, count):
     """Weights after sampling: 0 for units that are left out.
 
     A unit of `count` rows stays with probability ``min(1, limit/count)`` and its weight is divided by that, so that
     sizes of unions stay right on average while the units that cost most, and tell least, go first.
     """
     limit = count.max(initial=1)
-    while (np.minimum(count, limit) * count.astype(np.float64)).sum() > budget:
+    while (np.minimum(count, limit) * count.astype(np.float64)).sum() > BUDGET:
         limit /= 2
     share = np.minimum(1, limit / np.maximum(count, 1))
     # ASSUME: a fixed seed; the order is a function of the graph alone.

@@ -9,21 +9,22 @@ from tqdm import tqdm
 from tilewright.errors import ConfigError
 from tilewright.reorder.axes import WIDE
 
-# Distinct rows on which settings are tried; a larger graph is tuned on as many that lie together.
-TUNE_ROWS = 4096
-# Steps of one trial: sampled clustering is good enough to compare settings.
-TUNE_BUDGET = 2e8
+# Distinct rows on which settings are tried; a larger graph is tuned on as many that lie together. On samples of a
+# quarter of a graph the settings came out up to 10 % worse than tuned on all of it.
+TUNE_ROWS = 100_000
 
 
-def resolve(name, params, published, grid, arrange):
-    """The settings of `params` for its variant, as a dict without None where the variant has a value.
+def settle(name, params, published, grid):
+    """``(used, free)``: the settings of the variant of `params` as a dict, and those left to tune with their values.
 
-    ``variant: paper`` takes what is left open from `published`; the default variant tunes it over `grid`, a dict of
-    tuples, by ``arrange(settings) -> score``, one setting after the other, the first value of each to begin with.
-    Raises `ConfigError` for a setting of the other variant.
+    ``variant: paper`` takes what is left open from `published` and tunes nothing; the default variant takes the first
+    value of `grid`, a dict of tuples. Raises `ConfigError` for a setting of the other variant.
     """
-    given = {key: value for key, value in msgspec.to_builtins(params).items() if value is not None}
-    given = {key: value for key, value in given.items() if key not in ("variant", "symmetric")}
+    given = {
+        key: value
+        for key, value in msgspec.to_builtins(params).items()
+        if value is not None and key not in ("variant", "symmetric")
+    }
     known = published if params.variant == "paper" else grid
     if foreign := given.keys() - known.keys():
         raise ConfigError(
@@ -31,38 +32,56 @@ def resolve(name, params, published, grid, arrange):
             f"known: {', '.join(known)}"
         )
     if params.variant == "paper":
-        return {**published, **given}
-    used = {key: values[0] for key, values in grid.items()} | given
+        return {**published, **given}, {}
     free = {key: values for key, values in grid.items() if key not in given and len(values) > 1}
-    best = arrange(used) if free else None
+    return {key: values[0] for key, values in grid.items()} | given, free
+
+
+def tuned(name, graph, used, free, arrange):
+    """``(row_order, used)`` after trying the values of `free` one setting after the other, each time keeping the best.
+
+    ``arrange(graph, settings) -> row_order``.
+    """
+    if "wide" in free:
+        free = {**free, "wide": _distinct_wide(graph, free["wide"])}
     trials = [(key, value) for key, values in free.items() for value in values[1:]]
+    if not trials:
+        return arrange(graph, used), used
+    part = _sample(graph)
+    rows = arrange(part, used)
+    best = _score(part, rows)
     # disable=None: shown on a terminal only.
     for key, value in tqdm(trials, desc=f"tuning {name}", disable=None, leave=False):
-        score = arrange({**used, key: value})
-        if score < best:
-            best, used = score, {**used, key: value}
-    return used
+        other = arrange(part, {**used, key: value})
+        if (score := _score(part, other)) < best:
+            best, rows, used = score, other, {**used, key: value}
+    return (rows if part is graph else arrange(graph, used)), used
 
 
-def sample(graph):
+def _score(graph, row_order):
+    """What settings are compared by: the work of fixed groups of 64, as published, and half as much that of the best
+    cut, as run. Either alone is blind: to rows that fill up a group, or to clusters that end within one."""
+    from tilewright.reorder.quality import work_fraction
+
+    return work_fraction(graph, row_order) ** 2 * work_fraction(graph, row_order, best_cut=True)
+
+
+def _distinct_wide(graph, values):
+    """Of the multiples `values` of the median, one for each number of rows that they set apart."""
+    degree, median = np.diff(graph.indptr), np.median(graph.row_degree)
+    return tuple({int((degree > value * median).sum()): value for value in reversed(values)}.values())[::-1]
+
+
+def _sample(graph):
     """`graph`, or a part of at most `TUNE_ROWS` distinct rows that lie together, wide ones left out."""
     from tilewright.reorder.growth import grow
     from tilewright.reorder.quotient import quotient
 
-    if graph.n_classes <= TUNE_ROWS:
-        return graph
     degree = np.diff(graph.indptr)
     rows = np.flatnonzero((degree > 0) & (degree <= WIDE * np.median(graph.row_degree)))
-    if len(rows) <= TUNE_ROWS:
+    if graph.n_classes <= TUNE_ROWS or len(rows) <= TUNE_ROWS:
         return graph
     q = quotient(graph, rows)
     chosen = np.zeros(graph.n_classes, bool)
     chosen[q.rows[grow(q, cap=64, tau=1.0, limit=TUNE_ROWS)]] = True
     return replace(graph, row_class=graph.row_class[chosen[graph.row_class]], row_hint=None, col_hint=None)
-
-
-def score(graph, row_order):
-    """What settings are compared by: work of fixed groups of 64 (as published) times that of the best cut (as run)."""
-    from tilewright.reorder.quality import work_fraction
-
-    return work_fraction(graph, row_order) * work_fraction(graph, row_order, best_cut=True)

@@ -1,0 +1,305 @@
+"""The attention operator for engineers: ``plan = tilewright.plan(pattern, …); out = plan(q, k, v)``.
+
+`plan` carries a pattern through the same stages as the study (order, blocks, profile, schedule) and hands the
+schedule to an executor. The call is registered with ``torch.library``: it passes through ``torch.compile`` and
+``torch.export``.
+"""
+
+import itertools
+import tempfile
+import weakref
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tilewright import artifacts, blocks, graph, hardware, profile, reorder, schedule
+from tilewright.errors import ArtifactError, PatternError, UnknownNameError
+from tilewright.graph import Graph
+from tilewright.kernels import torch_blocks
+from tilewright.kernels.torch_blocks import Bias
+from tilewright.tiles import parse as parse_tile
+
+KIND = "plan"
+VERSION = 1
+
+DEFAULT_TILES = ("32x1", "64x1", "64x64")
+# Longest key range of one work item: at head dim 64 its K and V in fp32 are half a megabyte, a share of a core's L2.
+DEFAULT_SPLIT_KEYS = 1024
+# A mask_mod is evaluated for this many (query, key) pairs at a time.
+_MASK_MOD_PAIRS = 1 << 24
+
+
+def plan(
+    pattern,
+    *,
+    heads,
+    head_dim,
+    dtype=torch.float32,
+    device="cpu",
+    reorder="auto",
+    tiles=None,
+    solver="highs",
+    bias=None,
+    scale=None,
+    shape=None,
+    split_keys=DEFAULT_SPLIT_KEYS,
+    region_rows=128,
+    time_limit_s=10.0,
+    seed=0,
+):
+    """Order, tile, profile and schedule an attention pattern; return a callable `Plan`.
+
+    pattern: scipy sparse matrix, boolean array or tensor [N_q, N_k], `Graph`, path of a graph or mask file, or a
+        FlexAttention ``mask_mod(b, h, q_idx, kv_idx)`` with ``shape=(N_q, N_k)`` (evaluated at batch 0, head 0).
+    heads, head_dim, dtype, device: of the tensors that the plan will be called with.
+    reorder: an order's name, or ``auto``: the model's own windows where the graph declares them, else the better of
+        ``none`` and ``ic`` by gathered work. `Plan.summary` names what was chosen.
+    tiles: names such as ``("64x1", "64x64")``; None for `DEFAULT_TILES`, less those too large for the pattern.
+    solver: ``highs``, ``gurobi`` or ``greedy``. bias: a `Bias`, or a tensor [H, N_q, N_k].
+    scale: of the scores; default ``head_dim ** -0.5``.
+
+    Raises `TilewrightError` subclasses naming what was expected, what was found and what is known.
+    """
+    # `reorder` is the argument's published name; the family of that name is reached through its function.
+    natural = _as_graph(pattern, shape)
+    ordered, order_info = _reorder(natural, reorder)
+    names = _fitting(tiles, natural.n_rows)
+    covers = {name: blocks.extract(ordered, parse_tile(name), region_rows) for name in names}
+    options = dict(heads=heads, head_dim=head_dim, dtype=_dtype_name(dtype), split_keys=split_keys)
+    profiles = {
+        name: profile.measure(cover, device=str(device), seed=seed, **options) for name, cover in covers.items()
+    }
+    limits = hardware.limits(next(iter(profiles.values())).device)
+    found = schedule.solve(covers, profiles, limits, solver=solver, time_limit_s=time_limit_s, seed=seed)
+    return Plan(ordered, covers, profiles, found, bias=bias, scale=scale, reorder=order_info)
+
+
+def load(path):
+    """Read a plan that `Plan.save` wrote.
+
+    Raises `ArtifactError` for a damaged or foreign file, `DeviceError` elsewhere than on the device it was profiled on.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
+            if "plan.json" not in archive.namelist():
+                raise ArtifactError(f"{path}: expected a {KIND} file, found a foreign or damaged archive")
+            archive.extractall(folder)
+            try:
+                return _load(Path(folder), path)
+            except ArtifactError as error:
+                # People know the plan's path, not that of the folder it was unpacked to.
+                raise ArtifactError(str(error).replace(f"{folder}/", f"{path}: ")) from error
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file; expected a {KIND} file") from None
+    except (zipfile.BadZipFile, OSError) as error:
+        raise ArtifactError(f"{path}: expected a {KIND} file, found a damaged archive: {error}") from error
+
+
+class Plan:
+    """A scheduled attention operator for one pattern.
+
+    Attributes: `row_order`, `col_order` (int64 tensors, ``order[new] = old``), `schedule`, `blocks`, `profiles`,
+    `graph` (in plan order), `heads`, `head_dim`, `dtype`.
+    """
+
+    def __init__(self, ordered, covers, profiles, found, *, bias=None, scale=None, reorder):
+        """Assemble a plan from the stages' results; `plan` and `load` are the usual ways to get one."""
+        self.graph, self.blocks, self.profiles, self.schedule = ordered, covers, profiles, found
+        self.bias, self.scale, self.reorder = bias, scale, reorder
+        any_profile = next(iter(profiles.values()))
+        self.heads, self.head_dim = any_profile.heads, any_profile.head_dim
+        self.dtype = getattr(torch, any_profile.dtype)
+        self.row_order = torch.from_numpy(ordered.row_order.astype(np.int64))
+        self.col_order = torch.from_numpy(ordered.col_order.astype(np.int64))
+        self._prepared = {}
+        self._handle = next(_HANDLES)
+        _PLANS[self._handle] = self
+
+    def __call__(self, q, k, v, *, ordered=False):
+        """Attention over the pattern: q [B, H, N_q, D], k and v [B, H, N_k, D] → [B, H, N_q, D].
+
+        ordered: the tokens stand in plan order already (``q[:, :, plan.row_order]``) and so will the result.
+        Raises `PatternError` for shapes, head counts or dtypes other than planned.
+        """
+        return torch.ops.tilewright.attend(q, k, v, self._handle, ordered)
+
+    def run(self, q, k, v, ordered):
+        """The call behind the registered operator: validate, prepare once per form, execute."""
+        self._check(q, k, v)
+        if ordered not in self._prepared:
+            self._prepared[ordered] = torch_blocks.prepare(
+                self.schedule,
+                self.blocks,
+                heads=self.heads,
+                head_dim=self.head_dim,
+                dtype=self.dtype,
+                row_order=self.graph.row_order,
+                col_order=self.graph.col_order,
+                bias=self.bias,
+                scale=self.scale,
+                ordered=ordered,
+            )
+        return self._prepared[ordered](q, k, v)
+
+    def _check(self, q, k, v):
+        n_q, n_k = self.graph.shape
+        for name, tensor, tokens in (("q", q, n_q), ("k", k, n_k), ("v", v, n_k)):
+            expected = (q.shape[0] if q.ndim == 4 else "B", self.heads, tokens, self.head_dim)
+            if tuple(tensor.shape) != expected:
+                raise PatternError(f"{name}: expected shape {expected}, found {tuple(tensor.shape)}")
+            if tensor.dtype != self.dtype:
+                raise PatternError(f"{name}: expected dtype {self.dtype} as planned, found {tensor.dtype}")
+            if tensor.device.type != "cpu":
+                raise PatternError(f"{name}: expected a tensor on the cpu as planned, found {tensor.device}")
+
+    def summary(self):
+        """A few lines for people: the pattern, the order, the tiles, the schedule and its proof."""
+        s, g = self.schedule, self.graph
+        used = np.bincount(s.tile, minlength=len(s.tiles))
+        tiles = ", ".join(f"{name} × {n}" for name, n in zip(s.tiles, used, strict=True) if n) or "none"
+        return "\n".join(
+            [
+                f"pattern    {g.n_rows} × {g.n_cols}, {g.entries:,} pairs, density {g.density:.4f}",
+                f"attention  {self.heads} heads × {self.head_dim}, {str(self.dtype).removeprefix('torch.')}"
+                + (", with bias" if self.bias is not None else ""),
+                f"order      {self.reorder['order']}, gathered work {self.reorder['work_fraction']:.4f} of dense",
+                f"work       {len(s.tile)} items: {tiles}",
+                f"schedule   {s.solver}, {s.status}, bound {s.bound_us:.1f} µs, gap {100 * s.gap:.2f} %",
+                f"predicted  {s.predicted_us:.1f} µs on {s.slots} slots",
+            ]
+        )
+
+    def save(self, path):
+        """Write the plan as one file: the stages' own files in a zip archive, renamed into place when complete."""
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            graph.save(folder / "graph.npz", self.graph)
+            for name in self.blocks:
+                blocks.save(folder / f"blocks-{name}.npz", self.blocks[name])
+                profile.save(folder / f"profile-{name}.json", self.profiles[name])
+            schedule.save(folder / "schedule.json", self.schedule)
+            if self.bias is not None:
+                artifacts.write_npz(folder / "bias.npz", "bias", VERSION, _bias_arrays(self.bias, self.graph), {})
+            body = {
+                "tiles": list(self.blocks),
+                "scale": self.scale,
+                "reorder": self.reorder,
+                "bias": self.bias is not None,
+            }
+            artifacts.write_json(folder / "plan.json", KIND, VERSION, body)
+            with artifacts.atomic(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+                for member in sorted(folder.iterdir()):
+                    archive.write(member, member.name)
+
+
+# Plans by the handle that the registered operator passes; a plan lives as long as its owner holds it.
+_PLANS = weakref.WeakValueDictionary()
+_HANDLES = itertools.count()
+
+
+@torch.library.custom_op("tilewright::attend", mutates_args=())
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: int, ordered: bool) -> torch.Tensor:
+    return _PLANS[plan].run(q, k, v, ordered)
+
+
+@_attend.register_fake
+def _(q, k, v, plan, ordered):
+    return torch.empty_like(q)
+
+
+def _dtype_name(dtype):
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise UnknownNameError("dtype", str(dtype), ("torch.float32", "torch.float16", "torch.bfloat16"))
+    return str(dtype).removeprefix("torch.")
+
+
+def _as_graph(pattern, shape):
+    if isinstance(pattern, Graph):
+        return pattern
+    if isinstance(pattern, (str, Path)):
+        return graph.read_mask(pattern)
+    if isinstance(pattern, torch.Tensor):
+        return graph.from_pattern(pattern.detach().cpu().numpy())
+    if callable(pattern):
+        if shape is None:
+            raise PatternError("a mask_mod needs its shape: plan(mask_mod, shape=(N_q, N_k), …)")
+        return _from_mask_mod(pattern, *shape)
+    return graph.from_pattern(pattern)
+
+
+def _from_mask_mod(mask_mod, n_q, n_k):
+    """Evaluate ``mask_mod(0, 0, q, k)`` over all pairs, some rows at a time."""
+    zero, keys = torch.tensor(0), torch.arange(n_k)
+    step = max(1, _MASK_MOD_PAIRS // n_k)
+    counts, indices = [], []
+    for lo in range(0, n_q, step):
+        queries = torch.arange(lo, min(lo + step, n_q))[:, None]
+        allowed = torch.as_tensor(mask_mod(zero, zero, queries, keys)).expand(len(queries), n_k)
+        counts.append(allowed.sum(1))
+        indices.append(allowed.nonzero()[:, 1].to(torch.int32))
+    indptr = np.concatenate(([0], torch.cat(counts).cumsum(0).numpy()))
+    return graph.from_csr(indptr, torch.cat(indices).numpy(), (n_q, n_k))
+
+
+def _reorder(natural, name):
+    if name != "auto":
+        return reorder.apply(natural, name)
+    if natural.row_hint is not None:
+        return reorder.apply(natural, "window")
+    tried = [reorder.apply(natural, candidate) for candidate in ("none", "ic")]
+    return min(tried, key=lambda result: result[1]["work_fraction"])
+
+
+def _fitting(tiles, n_rows):
+    """The tiles asked for; of the default ones those that are less than twice as tall as the pattern."""
+    if tiles is not None:
+        return tuple(dict.fromkeys(tiles))
+    fitting = tuple(name for name in DEFAULT_TILES if parse_tile(name).rows < 2 * n_rows)
+    # The smallest power of two that holds every row, for patterns of a few tokens.
+    return fitting or (f"{1 << (n_rows - 1).bit_length()}x1",)
+
+
+def _bias_arrays(bias, ordered):
+    """A bias as arrays: dense as it is, a table with its index spelt out for every allowed pair of the pattern."""
+    if not isinstance(bias, Bias):
+        return {"dense": torch.as_tensor(bias, dtype=torch.float32).numpy()}
+    indptr, cols = ordered.expand(limit=graph.FULL_ENTRIES)
+    rows = ordered.row_order[np.repeat(np.arange(ordered.n_rows), np.diff(indptr))]
+    cols = ordered.col_order[cols]
+    pair = rows.astype(np.int64) * ordered.n_cols + cols
+    by_pair = np.argsort(pair)
+    index = np.asarray(bias.index(rows, cols), np.int32)
+    table = torch.as_tensor(bias.table, dtype=torch.float32).numpy()
+    return {"table": table, "pair": pair[by_pair], "index": index[by_pair]}
+
+
+def _bias_from(arrays, n_cols):
+    if "dense" in arrays:
+        return torch.from_numpy(arrays["dense"])
+    pair, index = arrays["pair"], arrays["index"]
+
+    def lookup(rows, cols):
+        wanted = np.asarray(rows, np.int64) * n_cols + cols
+        # Pairs outside the pattern are masked wherever they are met: any entry of the table will do for them.
+        return index[np.minimum(np.searchsorted(pair, wanted), len(pair) - 1)]
+
+    return Bias(torch.from_numpy(arrays["table"]), lookup)
+
+
+def _load(folder, path):
+    body = artifacts.read_json(folder / "plan.json", KIND, VERSION)
+    ordered = graph.load(folder / "graph.npz")
+    covers = {name: blocks.load(folder / f"blocks-{name}.npz") for name in body["tiles"]}
+    profiles = {name: profile.load(folder / f"profile-{name}.json") for name in body["tiles"]}
+    found = schedule.load(folder / "schedule.json")
+    schedule.verify_inputs(found, covers, profiles)
+    for name, measured in profiles.items():
+        profile.check(measured, covers[name])
+    if found.graph_id != ordered.id:
+        raise ArtifactError(f"{path}: expected a schedule for graph {ordered.id}, found one for {found.graph_id}")
+    bias = None
+    if body["bias"]:
+        bias = _bias_from(artifacts.read_npz(folder / "bias.npz", "bias", VERSION)[0], ordered.n_cols)
+    return Plan(ordered, covers, profiles, found, bias=bias, scale=body["scale"], reorder=body["reorder"])

@@ -1,0 +1,140 @@
+"""Executor `torch_blocks`: a schedule as batched attention calls on gathered tokens (stages T3 and T5).
+
+Work items of one round, tile and shape class form one batch. Their queries and keys are gathered by index from
+token-major copies of q, k and v (the order of the tokens is folded into the indices), attended with an additive mask
+where one is needed, and written one after another; a last gather brings every query's result to its place. The parts of
+a split block are merged by their log-sum-exp.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tilewright import work
+from tilewright.errors import PatternError
+from tilewright.kernels.item_masks import Bias
+from tilewright.kernels.torch_launch import build, index, setting, take, token_major
+from tilewright.schedule.record import verify_inputs
+
+__all__ = ["Bias", "Executor", "merge", "prepare"]
+
+# ASSUME: a quarter of a gigabyte for masks that are spelt out before the first call; what does not fit is spelt out, a
+# few items at a time, in each call.
+MASK_BYTES = 1 << 28
+
+
+def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
+    """Return an `Executor` of `schedule`: ``callable(q [B, H, N_q, D], k, v [B, H, N_k, D]) -> [B, H, N_q, D]``.
+
+    blocks: ``{tile: Blocks}``. Options:
+        row_order, col_order: of the graph (``order[new] = old``), None for the natural order.
+        ordered: q, k, v and the result have their tokens in the graph's order; default False, in the natural one.
+        bias: a `Bias` or a tensor [H, N_q, N_k], in the natural order. scale: default ``head_dim ** -0.5``.
+
+    Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order or bias that does not fit.
+    """
+    verify_inputs(schedule, blocks)
+    shape = next(iter(blocks.values())).shape
+    common = setting(shape, heads, head_dim, dtype, **options)
+    launches, spare = [], MASK_BYTES
+    batches = np.stack([schedule.round, schedule.tile, schedule.cls])
+    shapes = {t: work.items(blocks[schedule.tiles[t]], schedule.split_keys) for t in np.unique(schedule.tile).tolist()}
+    distinct, batch_of = np.unique(batches, axis=1, return_inverse=True)
+    for i, (_, tile, cls) in enumerate(distinct.T.tolist()):
+        member = batch_of.ravel() == i
+        columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
+        launches.append(build(common, blocks[schedule.tiles[tile]], shapes[tile], cls, *columns, spare))
+        spare -= 0 if launches[-1].masks is None else launches[-1].masks.held_bytes
+    place, merges, n_results, n_parts = _places(launches, shape[0])
+    back = np.empty_like(place)
+    back[common.taken[0]] = place
+    return Executor(tuple(launches), merges, index(back), n_results, n_parts, shape, heads, head_dim, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Executor:
+    """A prepared schedule; call it with q, k and v.
+
+    launches: in order. merges: ``((begin, sources), ...)``: rows of results from `begin` on are merged from the rows `sources`
+    [R, p] of the parts. back: int32 [N_q], the row of the results that each query takes; the row `n_results` holds zeros.
+    """
+
+    launches: tuple
+    merges: tuple
+    back: torch.Tensor
+    n_results: int
+    n_parts: int
+    shape: tuple[int, int]
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def memory_bytes(self):
+        """Bytes of indices and masks held between calls."""
+        return 4 * len(self.back) + sum(launch.memory_bytes for launch in self.launches)
+
+    def __call__(self, q, k, v):
+        """Attention over the prepared pattern; raises `PatternError` for tensors of another shape, dtype or device."""
+        self._check(q, k, v)
+        batch, width = q.shape[0], self.heads * self.head_dim
+        q, k, v = (token_major(x) for x in (q, k, v))
+        results = q.new_empty(batch, self.n_results + 1, width)
+        results[:, -1] = 0
+        parts = q.new_empty(batch, self.n_parts, width)
+        lse = q.new_empty(batch, self.n_parts, self.heads, dtype=torch.float32)
+        written = {False: 0, True: 0}
+        for launch in self.launches:
+            launch.run(q, k, v, parts if launch.split else results, written[launch.split], lse)
+            written[launch.split] += launch.n_rows
+        for begin, sources in self.merges:
+            for b in range(batch):
+                results[b, begin : begin + len(sources)] = merge(parts[b], lse[b], sources, self.heads)
+        out = take(results.flatten(0, 1), self.back, 0, batch, self.n_results + 1)
+        return out.view(batch, self.shape[0], self.heads, self.head_dim).transpose(1, 2)
+
+    def _check(self, q, k, v):
+        for name, x, tokens in (("q", q, self.shape[0]), ("k", k, self.shape[1]), ("v", v, self.shape[1])):
+            expected = (q.shape[0], self.heads, tokens, self.head_dim)
+            if tuple(x.shape) != expected:
+                raise PatternError(f"{name}: expected shape {('B', *expected[1:])}, found {tuple(x.shape)}")
+            if x.dtype != self.dtype or x.device.type != "cpu":
+                raise PatternError(f"{name}: expected {self.dtype} on the cpu, found {x.dtype} on {x.device}")
+
+
+def merge(parts, lse, sources, heads):
+    """Merge split results: parts [P, H*D] with their log-sum-exps lse [P, H], sources int32 [R, p] → [R, H*D]."""
+    n, p = sources.shape
+    weight = torch.softmax(lse.index_select(0, sources.flatten()).view(n, p, heads), 1)
+    part = parts.index_select(0, sources.flatten()).view(n, p, heads, -1)
+    return (weight[..., None] * part).sum(1).view(n, -1)
+
+
+def _places(launches, n_queries):
+    """``(place, merges, n_results, n_parts)``: where the result of each query will stand, and what makes merged ones.
+
+    A part in which a row has no key takes no part in its merge: the log-sum-exp of such a row is not defined.
+    """
+    place, written, n_parts = np.full(n_queries, -1, np.int64), 0, 0
+    rows, sources = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for launch in launches:
+        if launch.split:
+            rows.append(launch.row_of)
+            sources.append(n_parts + launch.position_of)
+            n_parts += launch.n_rows
+        else:
+            place[launch.row_of] = written + launch.position_of
+            written += launch.n_rows
+    rows, sources = np.concatenate(rows), np.concatenate(sources)
+    order = np.argsort(rows, kind="stable")
+    sources = sources[order]
+    merged, first, count = np.unique(rows[order], return_index=True, return_counts=True)
+    merges = []
+    for p in np.unique(count):
+        member = np.flatnonzero(count == p)
+        place[merged[member]] = written + np.arange(len(member))
+        merges.append((written, index(sources[first[member][:, None] + np.arange(p)])))
+        written += len(member)
+    # Queries that nothing was computed for read the row of zeros behind all others.
+    return np.where(place < 0, written, place), tuple(merges), written, n_parts

@@ -1,0 +1,225 @@
+"""One batch of work items on gathered tokens: what `torch_blocks` runs and T3 times."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tilewright import hardware
+from tilewright.errors import PatternError
+from tilewright.kernels.item_masks import Bias, ItemMasks, as_bias, distinct_rows
+
+# Rows of queries that the CPU's flash kernel gives to one thread at a time.
+_QUERY_ROWS = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What all launches of an executor have in common.
+
+    natural, taken: ``(rows, keys)`` int arrays, from the graph's order to natural token numbers and to places in the tensors.
+    """
+
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    natural: tuple[np.ndarray, np.ndarray]
+    taken: tuple[np.ndarray, np.ndarray]
+    bias: Bias | None
+    scale: float | None
+
+
+def setting(shape, heads, head_dim, dtype, *, row_order=None, col_order=None, bias=None, scale=None, ordered=False):
+    """A `Setting` for a pattern of `shape`; arguments as of `torch_blocks.prepare`. Raises `PatternError`."""
+    natural = []
+    for name, order, size in (("row_order", row_order, shape[0]), ("col_order", col_order, shape[1])):
+        order = np.arange(size) if order is None else np.asarray(order)
+        if order.shape != (size,):
+            raise PatternError(f"{name}: expected an order of {size} tokens, found shape {order.shape}")
+        natural.append(order)
+    taken = tuple(np.arange(size) for size in shape) if ordered else tuple(natural)
+    return Setting(heads, head_dim, dtype, tuple(natural), taken, as_bias(bias, heads, shape), scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One batch: work items of one shape class, gathered a cache's worth at a time.
+
+    chunks: what is gathered and attended in one call. n_rows: rows that `run` writes, padded ones included. row_of,
+    position_of: int64, the query (in the graph's order) and the written row of every result that counts. split: results are
+    parts, with log-sum-exps. memory_bytes: of indices and masks, held between calls.
+    """
+
+    chunks: tuple
+    heads: int
+    scale: float | None
+    split: bool
+    n_rows: int
+    row_of: np.ndarray
+    position_of: np.ndarray
+    masks: ItemMasks | None
+    memory_bytes: int
+
+    def run(self, q, k, v, out, begin, lse=None):
+        """Attend: q, k, v [B, N, H*D] → rows ``begin..begin + n_rows`` of out [B, R, H*D], and of lse [B, R, H]."""
+        batch, n_q, n_k = q.shape[0], q.shape[1], k.shape[1]
+        q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+        for chunk in self.chunks:
+            mask = None if self.masks is None else self.masks.take(chunk.mask_ids)
+            here = slice(begin, begin + len(chunk.rows))
+            for b in range(0, batch, chunk.entries):
+                e = min(batch, b + chunk.entries)
+                n = (e - b) * chunk.items
+                queries = self._split_heads(take(q, chunk.rows, b, e, n_q), n)
+                keys, values = (self._gather(x, chunk, b, e, n_k) for x in (k, v))
+                result, logs = _attend(queries, keys, values, _repeat(mask, e - b), self.scale, self.split)
+                out[b:e, here] = result.transpose(1, 2).reshape(e - b, len(chunk.rows), -1)
+                if self.split:
+                    lse[b:e, here] = logs.transpose(1, 2).reshape(e - b, len(chunk.rows), -1)
+            begin = here.stop
+
+    def _gather(self, tokens, chunk, b, e, n_tokens):
+        """Keys or values of `chunk` for batch entries ``b..e`` → [(e-b) * items, H, K, D]."""
+        taken = take(tokens, chunk.keys, b, e, n_tokens)
+        if chunk.shared:
+            return self._split_heads(taken, 1).expand(chunk.items, -1, -1, -1)
+        return self._split_heads(taken, (e - b) * chunk.items)
+
+    def _split_heads(self, tokens, n):
+        """[n*T, H*D] → [n, H, T, D]."""
+        return tokens.view(n, -1, self.heads, tokens.shape[1] // self.heads).transpose(1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunk:
+    """Items that are attended in one call, for `entries` batch entries at a time.
+
+    rows: int32 [items * M]. keys: int32 [items * K], or [K] where `shared` by all items. mask_ids: int64 [items], [1] where all
+    items have one mask, or None.
+    """
+
+    items: int
+    entries: int
+    shared: bool
+    rows: torch.Tensor
+    keys: torch.Tensor
+    mask_ids: torch.Tensor | None
+
+
+def build(setting, blocks, shapes, cls, block, run_lo, run_hi, spare_bytes):
+    """The `Launch` of work items (int columns `block`, `run_lo`, `run_hi`) of shape class `cls`.
+
+    shapes: ``work.items(blocks, ...)``. spare_bytes: memory that masks which are spelt out beforehand may take.
+    """
+    height, n_runs = int(shapes.class_rows[cls]), int(shapes.class_runs[cls])
+    rows, real = _padded_rows(blocks, block, height)
+    keys, run_ids = _padded_keys(blocks, run_lo, run_hi, n_runs)
+    masks = None
+    if shapes.class_masked[cls] or setting.bias is not None:
+        tokens = setting.natural[0][rows], setting.natural[1][keys]
+        masks = ItemMasks(blocks.masks[:, :height], run_ids, *tokens, setting.bias)
+        if masks.float_bytes * masks.size <= spare_bytes:
+            masks.spell_out()
+        real = real & masks.has_keys
+    mask_ids = np.zeros(len(block), np.int64) if masks is None else masks.ids
+    sizes = item_bytes(setting, height, keys.shape[1], 0 if masks is None else masks.heads)
+    tasks = setting.heads * -(-height // _QUERY_ROWS)
+    order, cuts, most, shared = _grouped(keys, mask_ids, *sizes, tasks)
+    rows, keys, real, mask_ids = rows[order], keys[order], real[order], mask_ids[order]
+    chunks = []
+    for lo, hi in zip(cuts[:-1], cuts[1:], strict=True):
+        alike = (mask_ids[lo:hi] == mask_ids[lo]).all()
+        chunks.append(
+            _Chunk(
+                items=hi - lo,
+                entries=1 if shared else max(1, most // (hi - lo)),
+                shared=shared,
+                rows=index(setting.taken[0][rows[lo:hi]].ravel()),
+                keys=index(setting.taken[1][keys[lo : lo + 1 if shared else hi]].ravel()),
+                mask_ids=None if masks is None else torch.from_numpy(mask_ids[lo : lo + 1 if alike else hi]),
+            )
+        )
+    held = 4 * sum(len(c.rows) + len(c.keys) for c in chunks) + (0 if masks is None else masks.held_bytes)
+    results = rows[real].astype(np.int64), np.flatnonzero(real)
+    split = bool(shapes.class_split[cls])
+    return Launch(tuple(chunks), setting.heads, setting.scale, split, rows.size, *results, masks, held)
+
+
+def item_bytes(setting, rows, keys, mask_heads):
+    """Bytes of a work item of `rows` queries and `keys` keys: of its queries, result and mask; of its keys and values."""
+    token = setting.heads * setting.head_dim * setting.dtype.itemsize
+    return 2 * rows * token + 4 * mask_heads * rows * keys, 2 * keys * token
+
+
+def _grouped(keys, mask_ids, own_bytes, key_bytes, tasks):
+    """``(order, cuts, most, shared)``: items put so that equal keys, else equal masks, meet; and cut to what caches hold.
+
+    tasks: pieces of one item that threads can share. most: items in a chunk. shared: a chunk's items have the same keys.
+    """
+    n = len(keys)
+    distinct, key_ids = distinct_rows(keys)
+    shared = len(distinct) <= n // 2
+    order = np.lexsort([mask_ids, key_ids] if shared else [key_ids, mask_ids])
+    device = hardware.describe("cpu")
+    threads, cache = device["threads"], device["l2_bytes"] * device["threads"]
+    most = (cache - key_bytes) // own_bytes if shared else cache // (own_bytes + key_bytes)
+    # Every thread is to have work.
+    most = max(most, -(-threads // tasks))
+    bounds = np.r_[np.flatnonzero(np.diff(key_ids[order])) + 1, n] if shared else np.array([n])
+    cuts, begin = [0], 0
+    for end in bounds:
+        # Chunks of one size, in multiples of the threads.
+        pieces = -(-(end - begin) // most)
+        size = -(-(end - begin) // (pieces * threads)) * threads
+        cuts += [*range(begin + size, end, size), end]
+        begin = end
+    return order, [int(cut) for cut in cuts], int(most), shared
+
+
+def _padded_rows(blocks, block, height):
+    """Queries of each item, int32 [n, height], the last one repeated as padding; and which are real."""
+    rows = blocks.row_ptr[block][:, None] + np.arange(height, dtype=np.int32)
+    last = blocks.row_ptr[block + 1][:, None] - 1
+    return np.minimum(rows, last), rows <= last
+
+
+def _padded_keys(blocks, run_lo, run_hi, n_runs):
+    """Keys of each item, int32 [n, n_runs * W], its first one repeated as padding; and its run masks, -2 where absent."""
+    runs = run_lo[:, None] + np.arange(n_runs)
+    real = runs < run_hi[:, None]
+    runs = np.where(real, runs, run_lo[:, None])
+    keys = np.where(real[:, :, None], blocks.run_keys[runs], -1).reshape(len(runs), -1)
+    return np.where(keys < 0, keys[:, :1], keys), np.where(real, blocks.run_mask[runs], -2)
+
+
+def _attend(q, k, v, mask, scale, with_lse):
+    """``(attention [n, H, M, D], its log-sum-exps [n, H, M] or None)``. Rows without an allowed key give zeros."""
+    if with_lse:
+        # The one operator on the CPU that returns log-sum-exps; `F.scaled_dot_product_attention` calls it, too.
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale), None
+
+
+def _repeat(mask, entries):
+    """A mask [1 or n, h, M, K] for `entries` batch entries of n items each."""
+    if mask is None or len(mask) == 1 or entries == 1:
+        return mask
+    return mask.repeat(entries, 1, 1, 1)
+
+
+def index(array):
+    """An int32 tensor: 32-bit indices are gathered twice as fast as 64-bit ones."""
+    return torch.from_numpy(np.ascontiguousarray(array, np.int32))
+
+
+def token_major(x):
+    """[B, H, N, D] → [B, N, H*D], contiguous."""
+    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1).contiguous()
+
+
+def take(tokens, rows, b, e, n_tokens):
+    """Rows `rows` (int32, flat) of batch entries ``b..e`` of tokens [B*N, C], one entry after another."""
+    if (b, e) != (0, 1):
+        rows = (rows + n_tokens * torch.arange(b, e, dtype=torch.int32)[:, None]).flatten()
+    return tokens.index_select(0, rows)
