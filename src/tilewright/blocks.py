@@ -97,9 +97,7 @@ class Blocks:
 
     def allowed(self, lo, hi):
         """bool [hi-lo, M, W]: the pairs that runs ``lo..hi`` allow. A full run allows padded rows, too."""
-        bits = np.concatenate([self.masks, np.full((1, *self.masks.shape[1:]), 255, np.uint8)])[
-            self.run_mask[lo:hi]
-        ]
+        bits = np.concatenate([self.masks, np.full((1, *self.masks.shape[1:]), 255, np.uint8)])[self.run_mask[lo:hi]]
         return np.unpackbits(bits, axis=2, count=self.tile.run, bitorder="little").astype(bool)
 
     def to_dense(self):
@@ -187,7 +185,5 @@ def load(path):
     except (KeyError, TypeError, ValueError, TileError) as error:
         raise ArtifactError(f"{path}: expected a complete blocks file, found {error!r}") from error
     if blocks.id != header.get("id"):
-        raise ArtifactError(
-            f"{path}: expected content {header.get('id')}, found {blocks.id}: the file was altered"
-        )
+        raise ArtifactError(f"{path}: expected content {header.get('id')}, found {blocks.id}: the file was altered")
     return blocks

@@ -6,16 +6,15 @@ from tilewright.errors import TilewrightError
 
 
 def script(parser, run):
-    """Parse the command line with `parser`, call ``run(**arguments)`` and exit: 0 on success, 2 with one line on an error."""
+    """Parse the command line with `parser` and call ``run(**arguments)``.
+
+    Exits with 0 on success, 2 with one line on stderr for a `TilewrightError`, 130 when interrupted.
+    """
     arguments = vars(parser.parse_args())
     try:
         run(**arguments)
     except TilewrightError as error:
-        sys.exit(_fail(error))
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _fail(error):
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return 2

@@ -117,9 +117,7 @@ def _fill(
             mask = bits[partial[r] * mask_bytes : (partial[r] + 1) * mask_bytes]
             key = _hash(mask)
             place = key & np.uint64(len(table) - 1)
-            while table[place] >= 0 and not (
-                hashes[table[place]] == key and np.array_equal(masks[table[place]], mask)
-            ):
+            while table[place] >= 0 and not (hashes[table[place]] == key and np.array_equal(masks[table[place]], mask)):
                 place = (place + np.uint64(1)) & np.uint64(len(table) - 1)
             if table[place] < 0:
                 table[place], hashes[n_masks] = n_masks, key

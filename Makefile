@@ -1,0 +1,46 @@
+# make setup      create .venv with the pinned packages and this checkout
+# make reproduce  the whole study at the default scale, to figures/ and results/report.html
+# make test       the test-suite
+# make lint       check style and workflow; changes nothing
+# make fix        let the formatters edit
+# make clean      remove what a run made (results, figures, Snakemake's records); the environment stays
+#
+# PYTHON=python3.12 chooses the interpreter. TORCH_INDEX=<url> adds a package index for torch, e.g. the one of CPU-only builds,
+# which are several gigabytes smaller than what PyPI gives for Linux.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: setup reproduce test lint fix clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, found " + sys.version.split()[0] + "; try make PYTHON=python3.12 " + "$(MAKECMDGOALS)")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "uv==0.13.8" $$(grep '^torch==' requirements.lock)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	touch $@
+
+reproduce: setup
+	$(BIN)/snakemake --cores all
+	$(BIN)/snakemake --cores all --report results/report.html
+
+test: setup
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/snakemake --lint
+
+fix: setup
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/snakefmt Snakefile rules
+
+clean:
+	rm -rf results figures .snakemake

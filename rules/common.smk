@@ -1,0 +1,108 @@
+"""Shared by all rules: the checked configuration, wildcards, and what inputs and parameters ask of the package.
+
+A parameter `code` is the digest of everything that a job runs, since Snakemake does not see the package behind a command.
+"""
+
+import json
+import os
+import shlex
+import sys
+
+from tilewright import config as study
+from tilewright import figures, models, provenance, tables
+
+CONFIG = study.load(config)
+FIGURES, TABLES = figures.selected(CONFIG)
+# The runs of T5: what a schedule's file is called after its graph and order.
+BENCHED = [f"{tile_set}.{solver}" for tile_set, solver in CONFIG.benched]
+
+# Jobs use the Python and the package of this run, also where no environment is activated; a rule's own conda environment, where
+# one is deployed, comes before them.
+for name, first in {"PATH": os.path.dirname(sys.executable), "PYTHONPATH": f"{workflow.basedir}/src"}.items():
+    os.environ[name] = os.pathsep.join(filter(None, [first, os.environ.get(name)]))
+
+
+wildcard_constraints:
+    m=r"[a-z0-9]+(-[a-z0-9.]+)*",
+    r="|".join(CONFIG.orders),
+    t=r"\d+x\d+",
+    set="|".join(CONFIG.tile_sets),
+    solver="|".join(CONFIG.solvers),
+    resolution=r"\d+",
+    figure="|".join(figures.NAMES),
+    table="|".join(tables.NAMES),
+
+
+def here(path):
+    """A path of this checkout as seen from where Snakemake runs, so that a printed command can be pasted there."""
+    return os.path.relpath(f"{workflow.basedir}/{path}")
+
+
+def script(stage):
+    """A stage's command."""
+    return here(f"workflow/scripts/{stage}.py")
+
+
+def code(stage, *modules):
+    """Parameter: the digest of a stage's script and of all that `modules` import; modules may hold wildcards."""
+
+    def digest(wildcards):
+        named = [module.format(**wildcards) for module in modules]
+        return f"{provenance.sha256_file(script(stage))[:8]}-{provenance.code_digest(*named)}"
+
+    return digest
+
+
+def family(wildcards):
+    """Family module and parameters of a workload."""
+    return models.parse(wildcards.m, CONFIG.models.get(wildcards.m))
+
+
+def family_code(wildcards):
+    """Parameter: as `code`, for the family of a workload."""
+    return code("gen_adj", "tilewright.models", family(wildcards)[0].__name__)(wildcards)
+
+
+def sources(wildcards):
+    """Input: the user's own files that a workload is made from."""
+    member, params = family(wildcards)
+    return member.sources(params)
+
+
+def stated(definitions, wildcard):
+    """Parameter: the `--set` flags for what `definitions` hold about the wildcard's value."""
+
+    def flags(wildcards):
+        pairs = definitions.get(wildcards[wildcard], {}).items()
+        return ["--set", *(shlex.quote(f"{key}={json.dumps(value)}") for key, value in pairs)] if pairs else []
+
+    return flags
+
+
+def for_tiles(path):
+    """Input: `path` for every tile of a tile set."""
+
+    def paths(wildcards):
+        return expand(path, tile=CONFIG.tile_sets[wildcards.set], m=wildcards.m, r=wildcards.r)
+
+    return paths
+
+
+def needs(family, wildcard):
+    """Input: what a figure or a table asks for; the paper's values lie in this checkout."""
+
+    def paths(wildcards):
+        wanted = family.needs(wildcards[wildcard], CONFIG)
+        return [here(path) if path.startswith("expected/") else path for path in wanted]
+
+    return paths
+
+
+def caption(wildcard):
+    """Parameter: the caption in the report, a file of the figure's or the table's name."""
+
+    def text(wildcards):
+        with open(here(f"workflow/report/captions/{wildcards[wildcard]}.rst")) as stream:
+            return stream.read()
+
+    return text

@@ -1,0 +1,20 @@
+"""T1: a workload's name becomes its attention graph, results/graphs/<m>.npz."""
+
+
+rule graph:
+    input:
+        sources,
+    output:
+        graph="results/graphs/{m}.npz",
+    log:
+        "logs/graph/{m}.log",
+    benchmark:
+        "benchmarks/graph/{m}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    params:
+        script=script("gen_adj"),
+        code=family_code,
+        settings=stated(CONFIG.models, "m"),
+    shell:
+        "python {params.script} --model {wildcards.m} {params.settings} --output {output.graph} 2>&1 | tee {log}"

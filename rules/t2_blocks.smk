@@ -1,0 +1,40 @@
+"""T2: a graph is put in a new order, results/graphs/<m>/<r>.npz, and covered by blocks, results/blocks/<m>/<r>/<t>.npz."""
+
+
+rule reorder:
+    input:
+        graph="results/graphs/{m}.npz",
+    output:
+        graph="results/graphs/{m}/{r}.npz",
+    log:
+        "logs/reorder/{m}/{r}.log",
+    benchmark:
+        "benchmarks/reorder/{m}/{r}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    params:
+        script=script("reorder"),
+        code=code("reorder", "tilewright.reorder.stage", "tilewright.reorder.{r}"),
+        settings=stated(CONFIG.reorder, "r"),
+    shell:
+        "python {params.script} --method {wildcards.r} {params.settings} --input {input.graph} --output {output.graph} 2>&1 | tee {log}"
+
+
+rule blocks:
+    input:
+        graph="results/graphs/{m}/{r}.npz",
+    output:
+        blocks="results/blocks/{m}/{r}/{t}.npz",
+    log:
+        "logs/blocks/{m}/{r}/{t}.log",
+    benchmark:
+        "benchmarks/blocks/{m}/{r}/{t}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    params:
+        script=script("extract_blocks"),
+        code=code("extract_blocks", "tilewright.blocks"),
+        region_rows=CONFIG.region_rows,
+    shell:
+        "python {params.script} --input {input.graph} --tile {wildcards.t}"
+        " --region-rows {params.region_rows} --output {output.blocks} 2>&1 | tee {log}"

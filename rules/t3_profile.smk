@@ -1,0 +1,25 @@
+"""T3: every tile of one reordered graph is timed on this device, results/profiling/<m>/<r>/<t>.json."""
+
+
+rule profile:
+    input:
+        blocks=collect("results/blocks/{{m}}/{{r}}/{t}.npz", t=CONFIG.tiles),
+    output:
+        profile=collect("results/profiling/{{m}}/{{r}}/{t}.json", t=CONFIG.tiles),
+    log:
+        "logs/profile/{m}/{r}.log",
+    benchmark:
+        "benchmarks/profile/{m}/{r}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: workflow.cores
+    resources:
+        timing=1,
+    params:
+        script=script("run_bench"),
+        code=code("run_bench", "tilewright.profile"),
+        split=[] if CONFIG.split_keys is None else ["--split-keys", CONFIG.split_keys],
+        dtype=CONFIG.dtype,
+    shell:
+        "python {params.script} --profile_only --blocks {input.blocks} --dtype {params.dtype} {params.split}"
+        " --output {output.profile} 2>&1 | tee {log}"

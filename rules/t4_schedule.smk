@@ -1,0 +1,25 @@
+"""T4: a solver gives each region a tile and a round, results/schedules/<m>/<r>/<set>.<solver>.json."""
+
+
+rule schedule:
+    input:
+        blocks=for_tiles("results/blocks/{m}/{r}/{tile}.npz"),
+        profile=for_tiles("results/profiling/{m}/{r}/{tile}.json"),
+    output:
+        schedule="results/schedules/{m}/{r}/{set}.{solver}.json",
+    log:
+        "logs/schedule/{m}/{r}/{set}.{solver}.log",
+    benchmark:
+        "benchmarks/schedule/{m}/{r}/{set}.{solver}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    params:
+        script=script("solve_ilp"),
+        code=code("solve_ilp", "tilewright.schedule.stage", "tilewright.schedule.solvers"),
+        limits=CONFIG.schedule,
+        seed=CONFIG.seed,
+    shell:
+        "python {params.script} --blocks {input.blocks} --profile {input.profile} --solver {wildcards.solver}"
+        " --objective {params.limits.objective} --time-limit {params.limits.time_limit_s} --gap {params.limits.gap}"
+        " --rounds {params.limits.rounds} --max-tile-kinds {params.limits.max_tile_kinds} --seed {params.seed}"
+        " --threads {threads} --output {output.schedule} 2>&1 | tee {log}"

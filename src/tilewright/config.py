@@ -1,0 +1,205 @@
+"""The study's configuration: read once, strictly, into frozen values, before the first job.
+
+Selections are lists, definitions are maps, so that an overlay replaces the former and merges into the latter. Nothing
+has a default here: ``config.yaml`` names every value. Names are checked against the registries, and every
+`ConfigError` says where the value stands and what is known.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from tilewright import models, registry, reorder, tiles
+from tilewright.errors import ConfigError, TilewrightError
+
+SOLVERS = ("greedy", "highs", "gurobi")
+BASELINES = ("sdpa_dense", "sdpa_mask", "flex")
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A section of the configuration."""
+
+
+class Schedule(_Strict):
+    """What the solvers optimise and when they may stop (stage T4)."""
+
+    objective: Literal["sum", "paper"]
+    time_limit_s: float
+    gap: float
+    rounds: int
+    max_tile_kinds: int
+
+
+class Bench(_Strict):
+    """What is run and timed, and how often (stages T3 and T5).
+
+    tile_sets: the solvers whose schedules are run, by tile set. rse: a timing stops at this relative standard error,
+    or after `max_seconds`. max_dense_tokens: a longer sequence is not run densely, and its row says so.
+    """
+
+    tile_sets: dict[str, tuple[str, ...]]
+    baselines: tuple[str, ...]
+    rse: float
+    min_repetitions: int
+    max_seconds: float
+    max_dense_tokens: int
+
+
+class Heatmap(_Strict):
+    """Speed-up of DynamicViT by resolution and patch size; above `max_tokens` tokens it is blank, with the reason."""
+
+    resolutions: tuple[int, ...]
+    patches: tuple[int, ...]
+    max_tokens: int
+
+
+class ReorderTimes(_Strict):
+    """Workloads, from small to large, on which every order is timed."""
+
+    workloads: tuple[str, ...]
+
+
+class Figures(_Strict):
+    """What the figures show in detail.
+
+    pattern_workloads: one of each family, whose masks are drawn under every order, with the blocks of `pattern_tiles`.
+    fill_workloads, fill_tiles: fill by order and tile, blocks only. gantt_*: the schedule that is drawn slot by slot.
+    """
+
+    pattern_workloads: tuple[str, ...]
+    pattern_tiles: tuple[str, ...]
+    fill_workloads: tuple[str, ...]
+    fill_tiles: tuple[str, ...]
+    gantt_workload: str
+    gantt_order: str
+
+
+class Config(_Strict):
+    """The whole study.
+
+    workloads: attention graphs by name; `models` holds overrides of a workload's parameters. orders; `reorder` holds
+    their parameters, and what is left out is tuned on the graph. tiles: profiled; tile_sets: what a schedule may choose
+    from. region_rows: rows of the coarsest groups. split_keys: a block with more keys is split and merged; null never
+    splits.
+    """
+
+    workloads: tuple[str, ...]
+    models: dict[str, dict]
+    orders: tuple[str, ...]
+    reorder: dict[str, dict]
+    tiles: tuple[str, ...]
+    tile_sets: dict[str, tuple[str, ...]]
+    solvers: tuple[str, ...]
+    region_rows: int
+    split_keys: int | None
+    dtype: Literal["float32"]
+    seed: int
+    schedule: Schedule
+    bench: Bench
+    heatmap: Heatmap
+    reorder_times: ReorderTimes
+    figures: Figures
+
+    @property
+    def benched(self):
+        """Pairs (tile set, solver) whose schedules are run."""
+        return tuple((name, solver) for name, solvers in self.bench.tile_sets.items() for solver in solvers)
+
+
+def load(mapping):
+    """Turn a parsed ``config.yaml`` (overlays merged in) into a checked `Config`. Raises `ConfigError`."""
+    try:
+        config = msgspec.convert(mapping, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"configuration: {error}") from error
+    _check_names(config)
+    _check_ranges(config)
+    return config
+
+
+def _check_names(config):
+    figures = config.figures
+    for place in ("workloads", "orders", "tiles", "solvers"):
+        _selection(place, getattr(config, place))
+    for place, names in {
+        "workloads": config.workloads,
+        "models": config.models,
+        "reorder_times.workloads": config.reorder_times.workloads,
+        "figures.pattern_workloads": figures.pattern_workloads,
+        "figures.fill_workloads": figures.fill_workloads,
+    }.items():
+        for name in names:
+            _at(place, models.parse, name, config.models.get(name, {}))
+    _known("orders", "order", config.orders, reorder.NAMES)
+    for name, params in config.reorder.items():
+        module = _at("reorder", registry.member, "tilewright.reorder", "order", name, reorder.NAMES)
+        _at(f"reorder.{name}", msgspec.convert, params, module.Params)
+    for place, names in {
+        "tiles": config.tiles,
+        "figures.pattern_tiles": figures.pattern_tiles,
+        "figures.fill_tiles": figures.fill_tiles,
+    }.items():
+        for name in names:
+            _at(place, tiles.parse, name)
+    for name, members in config.tile_sets.items():
+        _selection(f"tile_sets.{name}", members)
+        _known(f"tile_sets.{name}", "tile", members, config.tiles)
+        if name in config.tiles and members != (name,):
+            raise ConfigError(f"tile_sets.{name}: the name of a tile; expected [{name}], found {list(members)}")
+    _known("solvers", "solver", config.solvers, SOLVERS)
+    _known("bench.tile_sets", "tile set", config.bench.tile_sets, config.tile_sets)
+    for name, solvers in config.bench.tile_sets.items():
+        _known(f"bench.tile_sets.{name}", "solver", solvers, config.solvers)
+    _known("bench.baselines", "baseline", config.bench.baselines, BASELINES)
+    _known("figures.gantt_workload", "workload", (figures.gantt_workload,), config.workloads)
+    _known("figures.gantt_order", "order", (figures.gantt_order,), config.orders)
+
+
+def _check_ranges(config):
+    schedule, bench, heatmap = config.schedule, config.bench, config.heatmap
+    least = {
+        "region_rows": (config.region_rows, max(tiles.parse(name).rows for name in config.tiles)),
+        "split_keys": (1 if config.split_keys is None else config.split_keys, 1),
+        "schedule.rounds": (schedule.rounds, 1),
+        "schedule.max_tile_kinds": (schedule.max_tile_kinds, 1),
+        "bench.min_repetitions": (bench.min_repetitions, 3),
+        "bench.max_dense_tokens": (bench.max_dense_tokens, 1),
+        "heatmap.max_tokens": (heatmap.max_tokens, 1),
+        "heatmap.resolutions": (min(heatmap.resolutions, default=1), 1),
+        "heatmap.patches": (min(heatmap.patches, default=1), 1),
+    }
+    for place, (value, bound) in least.items():
+        if value < bound:
+            raise ConfigError(f"{place}: expected at least {bound}, found {value}")
+    above_zero = {
+        "schedule.time_limit_s": schedule.time_limit_s,
+        "bench.rse": bench.rse,
+        "bench.max_seconds": bench.max_seconds,
+    }
+    for place, value in above_zero.items():
+        if not value > 0:
+            raise ConfigError(f"{place}: expected a number above 0, found {value}")
+    if not 0 <= schedule.gap < 1:
+        raise ConfigError(f"schedule.gap: expected a fraction from 0 to 1, found {schedule.gap}")
+
+
+def _at(place, call, *arguments):
+    """Call, and let what goes wrong name its place in the configuration."""
+    try:
+        return call(*arguments)
+    except (TilewrightError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
+def _known(place, what, names, known):
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{place}: unknown {what} {name!r}; known: {', '.join(known)}")
+
+
+def _selection(place, names):
+    if not names:
+        raise ConfigError(f"{place}: expected at least one name, found none")
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    if twice:
+        raise ConfigError(f"{place}: {twice[0]!r} stands twice")

@@ -1,0 +1,56 @@
+"""Figures of the study (stage T6). Each is drawn from files alone and gives the same bytes for the same files.
+
+Contract of a member module; its docstring says what the figure shows:
+    ``needs(config) -> list[str]``: the files it is drawn from; empty when the configuration selects nothing to show.
+    ``draw(inputs) -> matplotlib.figure.Figure``: what was not measured stays blank and says why.
+"""
+
+from pathlib import Path
+
+from tilewright import registry, tables
+
+NAMES = (
+    "latency_vil",
+    "latency_regionvit",
+    "latency_dynamicvit",
+    "speedup",
+    "heatmap",
+    "pattern_vil",
+    "pattern_regionvit",
+    "pattern_dynamicvit",
+    "fill",
+    "prediction",
+    "gantt",
+    "reorder_time",
+    "policy",
+)
+TABLES = tables.NAMES
+
+
+def needs(name, config):
+    """Files that the figure `name` is drawn from under `config`. Raises `UnknownNameError`."""
+    return registry.member("tilewright.figures", "figure", name, NAMES).needs(config)
+
+
+def selected(config):
+    """``(figures, tables)``: the names for which `config` selects something to show."""
+    return (
+        tuple(name for name in NAMES if needs(name, config)),
+        tuple(name for name in TABLES if tables.needs(name, config)),
+    )
+
+
+def draw(name, inputs, outputs):
+    """Draw the figure `name` and write it to `outputs`, paths ending in ``.svg``, ``.png`` or ``.pdf``.
+
+    Raises `UnknownNameError` for the name, `ArtifactError` for inputs that are not the figure's and for other endings.
+    """
+    from tilewright.figures import style
+
+    module = registry.member("tilewright.figures", "figure", name, NAMES)
+    for path in outputs:
+        style.check_suffix(path)
+    with style.context():
+        figure = module.draw([Path(path) for path in inputs])
+        for path in outputs:
+            style.save(figure, path)

@@ -1,0 +1,141 @@
+"""The paper's three figures: latency by resolution and order, greedy against ILP, with dense SDPA beside them.
+
+Devices differ, so the paper's milliseconds cannot stand on our axis: above are our milliseconds, below the speed-ups
+over dense attention of the same device, ours as bars and the paper's as diamonds.
+"""
+
+from tilewright.figures import style
+from tilewright.tables import read, select
+
+_POLICY = {"greedy": "greedy", "ilp": "ILP"}
+_WIDTH = 0.38
+
+
+def needs(config, family):
+    """Bench files of the family's workloads under the tile set that policies are compared on, and the paper's bars."""
+    files = select.bench_of_method(config, select.of_family(config.workloads, family))
+    return [*files, select.PAPER_LATENCY] if files else []
+
+
+def draw(inputs, family):
+    """One column of two panels per workload of `family`, in order of resolution."""
+    rows, paper = read.frames(inputs, "bench", "paper_latency")
+    rows = read.bench(rows)
+    rows = rows[rows["family"] == family]
+    paper = read.paper_speedups(paper)
+    paper = paper[paper["family"] == family]
+    columns = read.labels(rows)
+    orders = style.ordered(read.plans(rows)["reorder"])
+    drawn = style.figure(max(5.5, 3.4 * len(columns)), 6.4)
+    panels = drawn.subplots(2, len(columns), squeeze=False, height_ratios=[1.15, 1], sharex=True)
+    top = 1.15 * max(1.0, rows["speedup"].max(), paper["speedup"].max())
+    why = {}
+    for (above, below), (model, label) in zip(panels.T, columns.items(), strict=True):
+        here = rows[rows["model"] == model]
+        theirs = paper[paper["resolution"] == here["resolution"].iloc[0]]
+        _latencies(above, here, orders, why)
+        _speedups(below, here, theirs, orders, top)
+        above.set_title(f"{label}: {here['tokens'].max():,.0f} tokens, density {here['density'].max():.3f}")
+        below.set_xticks(range(-1, len(orders)), ["dense", *map(style.order_name, orders)])
+    panels[0, 0].set_ylabel("latency, p50 (ms)")
+    panels[1, 0].set_ylabel("× dense, same device")
+    title = f"{style.FAMILY_NAMES.get(family, family)}: latency of one attention layer"
+    style.head(drawn, title, _handles(rows, len(paper) > 0))
+    tiles = " + ".join(sorted(set(read.plans(rows)["tiles"])))
+    device = read.devices(rows)
+    style.notes(
+        drawn,
+        [
+            f"Ours: {device}; tile set {tiles or 'none'}; tokens in plan order, whiskers p20 to p80; "
+            "each panel above has its own scale. Paper: A100, whole networks, speed-up over its FlashAttention bar.",
+            *(f"× {style.listed(names, 12)}: {reason}." for reason, names in why.items()),
+        ],
+        width=int(24 + 44 * len(columns)),
+    )
+    return drawn
+
+
+def bar_at(orders, order, policy):
+    """Where the bar of a plan stands: greedy to the left of its order's tick, ILP to the right."""
+    return orders.index(order) + (-0.5 if policy == "greedy" else 0.5) * _WIDTH
+
+
+def _latencies(axes, rows, orders, why):
+    """Bars of p50 with whiskers; collects in `why` which bars are missing under each reason."""
+    for row in _shown(rows).itertuples():
+        dense = row.provider == "sdpa_dense"
+        x = -1 if dense else bar_at(orders, row.reorder, row.policy)
+        name = style.PROVIDER_NAMES["sdpa_dense"] if dense else f"{style.order_name(row.reorder)} + {_POLICY[row.policy]}"
+        if row.status != "ok":
+            axes.text(x, 0, "×", ha="center", va="bottom", color=style.PAPER, fontsize=11)
+            why.setdefault(f"{row.status}, {row.reason}", []).append(f"{row.model} {name}")
+            continue
+        p20, p50, p80 = row.p20_us / 1e3, row.p50_us / 1e3, row.p80_us / 1e3
+        axes.bar(x, p50, _WIDTH, **_look(row, orders))
+        axes.errorbar(x, p50, [[max(0, p50 - p20)], [max(0, p80 - p50)]], color=style.INK, linewidth=0.8, capsize=1.5)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="x", visible=False)
+    axes.tick_params(axis="x", length=0)
+
+
+def _speedups(axes, rows, paper, orders, top):
+    """Bars of our speed-ups with their numbers at the foot, where no diamond of the paper's can lie on them."""
+    for row in _shown(rows).itertuples():
+        if row.provider == "sdpa_dense" or not row.speedup > 0:
+            continue
+        x = bar_at(orders, row.reorder, row.policy)
+        axes.bar(x, row.speedup, _WIDTH, **_look(row, orders))
+        if row.policy == "ilp":
+            axes.annotate(
+                f"{row.speedup:.1f}", (x, row.speedup), (0, 1.5), textcoords="offset points", ha="center", fontsize=7
+            )
+    bars = paper[(paper["provider"] == "pipeline") & paper["reorder"].isin(orders)]
+    axes.plot(
+        [bar_at(orders, row.reorder, row.policy) for row in bars.itertuples()],
+        bars["speedup"],
+        linestyle="none",
+        **_PAPER_MARK,
+    )
+    axes.axhline(1, color=style.DENSE, linewidth=1)
+    axes.grid(axis="x", visible=False)
+    axes.tick_params(axis="x", length=0)
+
+
+_PAPER_MARK = {
+    "marker": "D",
+    "markersize": 4.5,
+    "color": style.PAPER,
+    "markeredgecolor": "white",
+    "markeredgewidth": 0.6,
+}
+
+
+def _shown(rows):
+    """The dense row and the plans with tokens in plan order; a row that did not run has no order of tokens."""
+    mine = (rows["provider"] == "tilewright") & (rows["ordered"] | (rows["status"] != "ok"))
+    return rows[mine | (rows["provider"] == "sdpa_dense")]
+
+
+def _look(row, orders):
+    if row.provider == "sdpa_dense":
+        return {"color": style.DENSE}
+    colour = style.order_colour(row.reorder, orders)
+    if row.policy == "greedy":
+        return {"color": style.tint(colour), "edgecolor": colour, "linewidth": 0.7}
+    return {"color": colour, "edgecolor": colour, "linewidth": 0.7}
+
+
+def _handles(rows, has_paper):
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    ilp = sorted(set(rows.loc[rows["policy"] == "ilp", "solver"]))
+    names = ", ".join(style.SOLVER_NAMES.get(name, name) for name in ilp)
+    handles = [
+        Patch(color=style.DENSE, label="dense SDPA"),
+        Patch(facecolor=style.tint(style.INK), edgecolor=style.INK, label="pale: greedy"),
+        Patch(color=style.INK, label=f"full: ILP ({names})"),
+    ]
+    if has_paper:
+        handles.append(Line2D([], [], linestyle="none", label="paper, A100 (speed-up)", **_PAPER_MARK))
+    return handles

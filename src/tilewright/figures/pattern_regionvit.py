@@ -1,0 +1,15 @@
+"""The true attention mask of a RegionViT layer, before and after each order, with its blocks."""
+
+from tilewright.figures import spy
+
+FAMILY = "regionvit"
+
+
+def needs(config):
+    """Reordered graphs and blocks of the family's workload that ``config.figures`` names."""
+    return spy.needs(config, FAMILY)
+
+
+def draw(inputs):
+    """See `tilewright.figures.spy`."""
+    return spy.draw(inputs)

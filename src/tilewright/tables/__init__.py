@@ -1,0 +1,51 @@
+"""Tables of the study (stage T6): tidy CSV with full precision, and Markdown to read.
+
+Contract of a member module; its docstring says what the table shows:
+    ``needs(config) -> list[str]``: the files it is made from; empty when the configuration selects nothing to show.
+    ``table(inputs) -> DataFrame``: the rows, from those files alone; what was not measured is missing, never guessed.
+    ``SHOWN``: ``{column: (header with unit, format)}``, the columns of the Markdown form, in order.
+"""
+
+from pathlib import Path
+
+from tilewright import artifacts, registry
+from tilewright.errors import ArtifactError
+
+NAMES = ("latency", "speedup", "heatmap", "fill", "prediction", "solvers", "policy", "reorder_time", "claims")
+
+
+def needs(name, config):
+    """Files that the table `name` is made from under `config`. Raises `UnknownNameError`."""
+    return registry.member("tilewright.tables", "table", name, NAMES).needs(config)
+
+
+def tabulate(name, inputs, outputs):
+    """Write the table `name` to `outputs`, paths ending in ``.csv`` or ``.md``.
+
+    Raises `UnknownNameError` for the name, `ArtifactError` for inputs that are not the table's and for other endings.
+    """
+    module = registry.member("tilewright.tables", "table", name, NAMES)
+    writers = {".csv": lambda frame: frame.to_csv(index=False, lineterminator="\n"), ".md": None}
+    writers[".md"] = lambda frame: markdown(frame, module.SHOWN)
+    for path in map(Path, outputs):
+        if path.suffix not in writers:
+            raise ArtifactError(f"{path}: expected a name ending in {' or '.join(writers)}, found {path.suffix!r}")
+    frame = module.table([Path(path) for path in inputs])
+    for path in map(Path, outputs):
+        artifacts.write_text(path, writers[path.suffix](frame))
+
+
+def markdown(frame, shown):
+    """`frame` as a Markdown table of the columns in `shown`; missing values are blank, numbers stand to the right."""
+    import pandas as pd
+
+    def cell(value, form):
+        return "" if pd.isna(value) else format(value, form).replace("|", "\\|")
+
+    numeric = [pd.api.types.is_numeric_dtype(frame[column]) for column in shown]
+    lines = [
+        [header for header, _ in shown.values()],
+        ["---:" if right else "---" for right in numeric],
+        *([cell(row[c], form) for c, (_, form) in shown.items()] for row in frame.to_dict("records")),
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

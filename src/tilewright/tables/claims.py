@@ -1,0 +1,154 @@
+"""The study's claims against this run: what was expected, the worst that was measured, and the verdict.
+
+``expected/claims.csv`` lists them; an id names one of the measures below and, after the colon, its case.
+"""
+
+import operator
+
+import numpy as np
+
+from tilewright.tables import fill, prediction, read, reorder_time, select, solvers, speedup
+
+SHOWN = {
+    "claim": ("claim", ""),
+    "relation": ("", ""),
+    "expected": ("expected", ",.4g"),
+    "measured": ("measured", ",.4g"),
+    "unit": ("unit", ""),
+    "verdict": ("verdict", ""),
+    "where": ("worst case", ""),
+}
+_RELATIONS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "=": lambda found, expected: round(found, _decimals(expected)) == expected,
+}
+
+
+def _decimals(value):
+    """Decimals in which a value was claimed."""
+    return len(f"{value:.12g}".partition(".")[2])
+
+
+def needs(config):
+    """Bench files, schedules, blocks of 64x1 slices, reorder times, the paper's bars and the list of claims."""
+    windowed = [m for m in config.workloads if select.family(m) in ("vil", "regionvit")]
+    files = [*select.bench(config, config.workloads), *select.schedules(config)]
+    files += select.blocks(config, windowed, ["64x1"])
+    files += [select.REORDER_TIME] if config.reorder_times.workloads else []
+    return [select.CLAIMS, select.PAPER_LATENCY, *files] if files else []
+
+
+def table(inputs):
+    """One row per claim; a claim whose case is not among the inputs is "not measured".
+
+    Raises `ArtifactError` for a claim of an unknown measure or relation.
+    """
+    kinds = ("claims", "paper_latency", "bench", "schedule", "blocks", "reorder_time")
+    found = read.sort(inputs, kinds, optional=kinds[2:])
+    (frame,) = read.frames(found["claims"], "claims")
+    read.known(found["claims"][0], "relation", frame["relation"], _RELATIONS)
+    read.known(found["claims"][0], "measure", [name.partition(":")[0] for name in frame["id"]], _MEASURES)
+    results = []
+    tables = {}
+    for row in frame.itertuples():
+        measure, _, case = row.id.partition(":")
+        kinds, make, values = _MEASURES[measure]
+        if all(found[kind] for kind in kinds) and make not in tables:
+            tables[make] = make([path for kind in kinds for path in found[kind]])
+        cases = values(tables[make], case).dropna() if make in tables else ()
+        results.append(_worst(row, cases))
+    frame[["measured", "verdict", "where"]] = results
+    return frame.astype({"measured": float})
+
+
+def _worst(claim, values):
+    """``(measured, verdict, where)`` for the values of a claim, a Series indexed by where each was found."""
+    if not len(values):
+        return np.nan, "not measured", ""
+    at = values.argmin() if claim.relation == ">=" else values.argmax()
+    worst = float(values.iloc[at])
+    met = all(_RELATIONS[claim.relation](float(value), claim.expected) for value in values)
+    return worst, "met" if met else "not met", str(values.index[at])
+
+
+def _by_name(frame, column, *names):
+    return frame.set_index(frame[list(names)].agg(" ".join, axis=1))[column]
+
+
+def _speedup(frame, case):
+    return _by_name(frame[frame["model"].str.startswith(case)], "speedup", "model")
+
+
+def _ilp_gain(frame, _):
+    return 100 * _by_name(frame[frame["solver"] != "greedy"], "gain", "model", "reorder", "solver")
+
+
+def _ilp_gap(frame, _):
+    return 100 * _by_name(frame[frame["solver"] != "greedy"], "gap", "model", "reorder", "solver")
+
+
+def _solve_s(frame, _):
+    return _by_name(frame[frame["solver"] != "greedy"], "solve_s", "model", "reorder", "solver")
+
+
+def _prediction_error(frame, _):
+    return (100 * frame["error"].abs().agg(["median"])).rename({"median": f"median of {len(frame)}"})
+
+
+def _error_over_tolerance(frame, _):
+    timed = frame[frame["status"] == "ok"]
+    return _by_name(
+        timed.assign(ratio=timed["max_abs_error"] / timed["tolerance"]), "ratio", "model", "provider", "reorder"
+    )
+
+
+def _workload(column):
+    def values(frame, case):
+        return _by_name(frame[frame["model"] == case].head(1), column, "model")
+
+    return values
+
+
+def _gathered(frame, case):
+    """Pairs gathered by 64-row slices over dense, under the model's own window order."""
+    return _by_name(frame[(frame["model"] == case) & (frame["reorder"] == "window")], "gathered", "model", "reorder")
+
+
+def _gathered_over_window(frame, case):
+    """How much more an order found from the graph alone gathers than the window order, in percent."""
+    window = frame[frame["reorder"] == "window"].set_index("model")["gathered"]
+    rows = frame[frame["reorder"] == case]
+    return _by_name(
+        rows.assign(more=100 * (rows["gathered"] / rows["model"].map(window) - 1)), "more", "model", "reorder"
+    )
+
+
+def _reorder(column):
+    def values(frame, case):
+        order, tokens = case.split("/")
+        rows = frame[(frame["reorder"] == order) & (frame["tokens"] >= float(tokens))]
+        return _by_name(rows, column, "model", "reorder")
+
+    return values
+
+
+def _bench(inputs):
+    return read.bench(read.frames(inputs, "bench")[0])
+
+
+# Measure: kinds of files it is made from, the table of them, and the values of a case, each under where it was found.
+_MEASURES = {
+    "speedup": (("bench", "paper_latency"), speedup.table, _speedup),
+    "tokens": (("bench",), _bench, _workload("tokens")),
+    "density": (("bench",), _bench, _workload("density")),
+    "error_over_tolerance": (("bench",), _bench, _error_over_tolerance),
+    "prediction_error": (("bench",), prediction.table, _prediction_error),
+    "ilp_gain": (("schedule",), solvers.table, _ilp_gain),
+    "ilp_gap": (("schedule",), solvers.table, _ilp_gap),
+    "solve_s": (("schedule",), solvers.table, _solve_s),
+    "gathered": (("blocks",), fill.table, _gathered),
+    "gathered_over_window": (("blocks",), fill.table, _gathered_over_window),
+    "reorder_s": (("reorder_time",), reorder_time.table, _reorder("seconds")),
+    "reorder_gib": (("reorder_time",), reorder_time.table, _reorder("peak_gib")),
+}

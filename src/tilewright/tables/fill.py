@@ -1,0 +1,53 @@
+"""How full the blocks are: useful entries over the area that the tiles execute, by workload, order and tile."""
+
+from tilewright.tables import read, select
+
+SHOWN = {
+    "model": ("workload", ""),
+    "reorder": ("order", ""),
+    "tile": ("tile", ""),
+    "blocks": ("blocks", ",d"),
+    "runs": ("key runs", ",d"),
+    "density": ("density of the pattern", ".4f"),
+    "fill": ("fill (entries / executed area)", ".3f"),
+    "work": ("executed area / dense", ".3f"),
+    "gathered": ("gathered pairs / dense", ".3f"),
+}
+
+
+def needs(config):
+    """Blocks of the workloads and tiles that ``config.figures`` names, under every order."""
+    return select.blocks(config, config.figures.fill_workloads, config.figures.fill_tiles)
+
+
+def table(inputs):
+    """One row per blocks file.
+
+    ``work`` is the executed area over N_q x N_k, padding included; ``gathered`` counts each block's own rows and keys
+    only, the published measure of an M x 1 gather.
+    """
+    import pandas as pd
+
+    from tilewright import blocks
+
+    files = read.by_kind(inputs, blocks=blocks.load)["blocks"]
+    rows = []
+    for path, cover in files.items():
+        model, order = path.parts[-3:-1]
+        dense = cover.shape[0] * cover.shape[1]
+        keys = read.block_keys(cover)
+        rows.append(
+            {
+                "model": model,
+                "family": select.family(model),
+                "reorder": order,
+                "tile": cover.tile.name,
+                "blocks": cover.n_blocks,
+                "runs": int(cover.runs.sum()),
+                "density": cover.entries.sum() / dense,
+                "fill": cover.entries.sum() / cover.area.sum(),
+                "work": cover.area.sum() / dense,
+                "gathered": (keys * cover.rows).sum() / dense,
+            }
+        )
+    return pd.DataFrame(rows)

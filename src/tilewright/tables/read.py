@@ -1,0 +1,172 @@
+"""Reading what the other stages wrote, for tables and figures: strictly, and by content rather than by path."""
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.errors import ArtifactError
+from tilewright.tables import select
+
+_TIMES = ["p20_us", "p50_us", "p80_us", "rse", "useful_gflops", "executed_gflops", "tokens_per_s"]
+# Kinds of CSV by the columns that each needs: text, and numbers (an empty field: not applicable, or not measured).
+_KINDS = {
+    "bench": (
+        ["model", "reorder", "tiles", "solver", "provider", "status", "reason", "ordered", "device"],
+        [
+            *("resolution", "batch", "heads", "head_dim", "tokens", "entries", "density", "max_abs_error", "tolerance"),
+            *("predicted_us", "objective_us", "bound_us", "gap", "items", "launches", "repetitions", "memory_bytes"),
+            *_TIMES,
+        ],
+    ),
+    "heatmap": (
+        ["status", "reason", "device"],
+        ["resolution", "patch", "tokens", "dense_p50_us", "plan_p50_us", "speedup", "max_abs_error"],
+    ),
+    "reorder_time": (
+        ["model", "reorder", "device"],
+        ["tokens", "entries", "distinct_rows", "seconds", "work_fraction", "peak_rss_bytes"],
+    ),
+    "paper_latency": (["family", "provider", "reorder", "policy"], ["resolution", "latency_ms"]),
+    "paper_heatmap": ([], ["resolution", "patch", "paper_speedup"]),
+    "claims": (["id", "claim", "relation", "unit"], ["expected"]),
+}
+STATUSES = ("ok", "skipped", "failed")
+
+
+def sort(inputs, expected, optional=()):
+    """``{kind: [paths]}`` of `inputs` for the `expected` kinds, by what each file says it is.
+
+    Raises `ArtifactError` for a file that is missing, damaged or of another kind, and when there is none of an expected
+    kind that is not `optional`.
+    """
+    found = {kind: [] for kind in expected}
+    for path in map(Path, inputs):
+        try:
+            kind = _csv_kind(path) if path.suffix == ".csv" else _header_kind(path)
+        except FileNotFoundError:
+            raise ArtifactError(f"{path}: no such file; expected {' or '.join(expected)}") from None
+        except (OSError, ValueError, KeyError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+            raise ArtifactError(f"{path}: expected {' or '.join(expected)}, found a damaged file: {error}") from error
+        if kind not in found:
+            raise ArtifactError(f"{path}: expected {' or '.join(expected)}, found {kind}")
+        found[kind].append(path)
+    for kind, paths in found.items():
+        if not paths and kind not in optional:
+            listed = ", ".join(map(str, inputs)) or "no files"
+            raise ArtifactError(f"expected a {kind} file among the inputs, found {listed}")
+    return found
+
+
+def _csv_kind(path):
+    with open(path, encoding="utf-8") as stream:
+        columns = stream.readline().strip().split(",")
+    for kind, needed in _KINDS.items():
+        if {c for some in needed for c in some} <= set(columns):
+            return kind
+    return f"a CSV with the columns {', '.join(columns)}"
+
+
+def _header_kind(path):
+    if path.suffix == ".npz":
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
+            return json.loads(bytes(archive["tilewright"])).get("kind")
+    return json.loads(path.read_bytes()).get("kind")
+
+
+def by_kind(inputs, **loaders):
+    """The files among `inputs`, loaded: ``{kind: {path: loaded}}`` for `loaders` ``{kind: load}``. Raises as `sort`."""
+    found = sort(inputs, tuple(loaders))
+    return {kind: {path: loaders[kind](path) for path in paths} for kind, paths in found.items()}
+
+
+def frames(inputs, *expected):
+    """The CSV files `inputs` as one DataFrame per kind, in the order of `expected`.
+
+    Raises as `sort`, and `ArtifactError` for text where a number belongs, and for a status that is none.
+    """
+    import pandas as pd
+
+    found = sort(inputs, expected)
+    return [pd.concat([_read_csv(path, kind) for path in found[kind]], ignore_index=True) for kind in expected]
+
+
+def _read_csv(path, kind):
+    import pandas as pd
+
+    words, numbers = _KINDS[kind]
+    try:
+        # Only an empty field is missing: "none" is an order, and NA could be a name.
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+        frame[numbers] = frame[numbers].replace("", "nan").astype(float)
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path}: expected a {kind} file, found: {error}") from error
+    if "status" in words:
+        known(path, "status", frame["status"], STATUSES)
+    return frame
+
+
+def known(path, what, values, names):
+    """Raise `ArtifactError` unless all `values` that a file holds are among `names`."""
+    if wrong := sorted(set(values) - set(names)):
+        raise ArtifactError(f"{path}: {what}: expected {', '.join(names)}, found {', '.join(wrong)}")
+
+
+def bench(frame):
+    """Bench rows with what tables and figures ask of them; a row that did not run has no measured number.
+
+    Rows come `in_order`. Adds ``family`` (of the workload's name), ``policy`` (greedy, ilp or empty), ``dense_us`` (dense SDPA of the same
+    workload and run) and ``speedup`` over it; ``ordered`` becomes a bool.
+    """
+    frame = frame.copy()
+    frame["family"] = frame["model"].map(select.family)
+    frame["policy"] = frame["solver"].map(lambda solver: solver if solver in ("", "greedy") else "ilp")
+    frame["ordered"] = frame["ordered"].str.lower() == "true"
+    frame.loc[frame["status"] != "ok", _TIMES] = np.nan
+    dense = frame[frame["provider"] == "sdpa_dense"].drop_duplicates("model").set_index("model")["p50_us"]
+    frame["dense_us"] = frame["model"].map(dense)
+    frame["speedup"] = frame["dense_us"] / frame["p50_us"]
+    return in_order(frame)
+
+
+def in_order(frame):
+    """`frame` by family, resolution and workload; the rows of a workload keep their order."""
+    known = {name: place for place, name in enumerate(select.FAMILIES)}
+    family = frame["family"].map(known).fillna(len(known))
+    keys = frame.assign(_rank=family).sort_values(["_rank", "family", "resolution", "model"], kind="stable")
+    return keys.drop(columns="_rank").reset_index(drop=True)
+
+
+def plans(frame):
+    """Rows of the method itself as a network runs it: tokens already in plan order."""
+    return frame[(frame["provider"] == "tilewright") & frame["ordered"]]
+
+
+def devices(frame):
+    """The devices that the rows of a result were measured on, in words."""
+    return ", ".join(sorted(set(frame["device"]) - {""})) or "device not recorded"
+
+
+def paper_speedups(latency):
+    """The paper's bars with ``speedup`` over its FlashAttention bar of the same family and resolution."""
+    dense = latency[latency["provider"] == "flash_attention"].set_index(["family", "resolution"])["latency_ms"]
+    latency = latency.join(dense.rename("dense_ms"), on=["family", "resolution"])
+    return latency.assign(speedup=latency["dense_ms"] / latency["latency_ms"])
+
+
+def labels(frame):
+    """``{model: label}`` in the order of `frame`: the resolution, or what follows the family where that is not enough."""
+    models = frame.drop_duplicates("model")
+    counts = models.groupby(["family", "resolution"])["model"].transform("size")
+    return {
+        row.model: f"{row.resolution:.0f} px" if count == 1 else row.model.partition("-")[2]
+        for row, count in zip(models.itertuples(), counts, strict=True)
+    }
+
+
+def block_keys(blocks):
+    """int64 [B]: keys that each block really has, padding left out."""
+    real = np.concatenate(([0], np.cumsum((blocks.run_keys >= 0).sum(axis=1), dtype=np.int64)))
+    return real[blocks.run_ptr[1:]] - real[blocks.run_ptr[:-1]]

@@ -1,0 +1,65 @@
+"""Which files the configured study makes: the paths that tables and figures ask for."""
+
+PAPER_LATENCY = "expected/paper/latency.csv"
+PAPER_HEATMAP = "expected/paper/heatmap.csv"
+# The families of the paper, in the order in which tables and figures show them.
+FAMILIES = ("vil", "regionvit", "dynamicvit")
+CLAIMS = "expected/claims.csv"
+REORDER_TIME = "results/logs/reorder_time.csv"
+
+
+def family(workload):
+    """First word of a workload's name: ``vil`` of ``vil-tiny-224-s1``."""
+    return workload.partition("-")[0]
+
+
+def of_family(workloads, name):
+    """The workloads of one family, in their order."""
+    return [workload for workload in workloads if family(workload) == name]
+
+
+def method(config):
+    """``(tile set, [solvers])`` that the study compares policies on.
+
+    It is the first tile set benched with greedy and an ILP solver, else the first one benched.
+    """
+    sets = config.bench.tile_sets
+    both = [name for name, solvers in sets.items() if "greedy" in solvers and len(solvers) > 1]
+    name = next(iter([*both, *sets]), None)
+    return name, list(sets.get(name, ()))
+
+
+def bench(config, workloads, pairs=None):
+    """Bench files of `workloads`: baselines, and every order under the (tile set, solver) `pairs` (None: all)."""
+    pairs = config.benched if pairs is None else pairs
+    baselines = [f"results/logs/{m}/baselines.csv" for m in workloads]
+    runs = [f"results/logs/{m}/{r}/{t}.{s}.csv" for m in workloads for r in config.orders for t, s in pairs]
+    return baselines + runs if workloads and pairs else []
+
+
+def bench_of_method(config, workloads):
+    """Bench files of `workloads` under the tile set that policies are compared on."""
+    name, solvers = method(config)
+    return bench(config, workloads, [(name, solver) for solver in solvers])
+
+
+def schedules(config):
+    """Schedules of every tile set that leaves a choice, by every solver."""
+    sets = [name for name, members in config.tile_sets.items() if len(members) > 1]
+    return [
+        f"results/schedules/{m}/{r}/{t}.{s}.json"
+        for m in config.workloads
+        for r in config.orders
+        for t in sets
+        for s in config.solvers
+    ]
+
+
+def blocks(config, workloads, tiles):
+    """Blocks files of `workloads`, every order and `tiles`."""
+    return [f"results/blocks/{m}/{r}/{t}.npz" for m in workloads for r in config.orders for t in tiles]
+
+
+def heatmap(config):
+    """Heat-map files, one a resolution; none unless the study times a heat map."""
+    return [f"results/logs/heatmap/{resolution}.csv" for resolution in config.heatmap.resolutions]

@@ -1,0 +1,60 @@
+"""Best plan against dense SDPA per workload, beside the paper's best against FlashAttention and the peers' own."""
+
+from tilewright.tables import read, select
+
+SHOWN = {
+    "model": ("workload", ""),
+    "tokens": ("tokens", ",.0f"),
+    "density": ("density", ".3f"),
+    "dense_us": ("dense SDPA p50 (µs)", ",.0f"),
+    "plan_us": ("best plan p50 (µs)", ",.0f"),
+    "plan": ("best plan", ""),
+    "speedup": ("× dense, measured", ".2f"),
+    "paper_speedup": ("× FlashAttention, paper", ".2f"),
+    "sdpa_mask": ("masked SDPA, × dense", ".2f"),
+    "flex": ("FlexAttention, × dense", ".2f"),
+    "device": ("device", ""),
+    "reason": ("why blank", ""),
+}
+
+
+def needs(config):
+    """Every bench file, and the paper's bars."""
+    files = select.bench(config, config.workloads)
+    return [*files, select.PAPER_LATENCY] if files else []
+
+
+def table(inputs):
+    """One row per workload, by family and resolution; ``reason`` gathers why peers or plans are missing."""
+    import pandas as pd
+
+    rows, paper = read.frames(inputs, "bench", "paper_latency")
+    rows, paper = read.bench(rows), read.paper_speedups(paper)
+    best_of_paper = paper[paper["provider"] == "pipeline"].groupby(["family", "resolution"])["speedup"].max()
+    result = []
+    for (family, resolution, model), group in rows.groupby(["family", "resolution", "model"], sort=False):
+        timed = read.plans(group).dropna(subset="p50_us")
+        best = timed.loc[timed["p50_us"].idxmin()] if len(timed) else None
+        peers = group[group["provider"].isin(["sdpa_mask", "flex"])].set_index("provider")["speedup"]
+        blank = group[(group["status"] != "ok") & group["reason"].ne("")]
+        result.append(
+            {
+                "family": family,
+                "resolution": resolution,
+                "model": model,
+                "tokens": group["tokens"].max(),
+                "density": group["density"].max(),
+                "dense_us": group["dense_us"].max(),
+                "plan_us": None if best is None else best["p50_us"],
+                "plan": "" if best is None else f"{best['reorder']} + {best['solver']} ({best['tiles']})",
+                "speedup": None if best is None else best["speedup"],
+                "paper_speedup": best_of_paper.get((family, resolution)),
+                "sdpa_mask": peers.get("sdpa_mask"),
+                "flex": peers.get("flex"),
+                "device": read.devices(group),
+                "reason": "; ".join(sorted({f"{r.provider}: {r.reason}" for r in blank.itertuples()})),
+            }
+        )
+    frame = pd.DataFrame(result)
+    numbers = ["plan_us", "speedup", "paper_speedup", "sdpa_mask", "flex"]
+    return frame.astype(dict.fromkeys(numbers, float))

@@ -1,0 +1,165 @@
+"""A made-up study for tests of tables and figures: every file that a configuration asks for, with invented timings."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from factories import make_limits, make_profile
+from tilewright import blocks, graph, hardware, profile, schedule
+from tilewright.tables import select
+from tilewright.tiles import parse
+
+DEVICE = {
+    "kind": "cpu",
+    "name": "Imaginary CPU",
+    "threads": 2,
+    "l1_bytes": 1,
+    "l2_bytes": 1,
+    "l3_bytes": 1,
+    "versions": {},
+}
+BENCH = (
+    "model,family,resolution,reorder,tiles,solver,provider,status,reason,ordered,batch,heads,head_dim,dtype,tokens,"
+    "entries,density,p20_us,p50_us,p80_us,repetitions,rse,max_abs_error,tolerance,predicted_us,objective_us,bound_us,"
+    "gap,items,launches,useful_gflops,executed_gflops,tokens_per_s,memory_bytes,device,cores,torch,numpy,time"
+).split(",")
+HEATMAP = "resolution,patch,tokens,status,reason,dense_p50_us,plan_p50_us,speedup,max_abs_error,device,torch,time"
+REORDER_TIME = "model,tokens,entries,distinct_rows,reorder,seconds,work_fraction,peak_rss_bytes,device,time"
+TOO_LONG = "too many tokens: 99,999 over 1,000"
+
+
+def write_csv(path, columns, rows):
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as stream:
+        writer = csv.DictWriter(stream, columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def row(model, provider, p50_us, **changes):
+    """One bench row; `p50_us` None: skipped."""
+    timed = p50_us is not None
+    tokens = int(model.split("-")[2]) + 1
+    facts = {
+        "model": model,
+        "resolution": model.split("-")[2],
+        "provider": provider,
+        "status": "ok" if timed else "skipped",
+        "reason": "" if timed else "no C++ compiler",
+        "tokens": tokens,
+        "entries": tokens * tokens // 8,
+        "density": 0.125,
+        "max_abs_error": 1e-6 if timed else "",
+        "tolerance": 1e-5,
+        "device": DEVICE["name"],
+    }
+    times = {"p20_us": 0.9 * p50_us, "p50_us": p50_us, "p80_us": 1.25 * p50_us} if timed else {}
+    return {**facts, **times, **changes}
+
+
+def dense_us(model):
+    return float(model.split("-")[2]) ** 2 / 10
+
+
+def plan_us(model, order, solver):
+    """Invented: later orders and the ILP are faster."""
+    place = ["none", "rcm", "hc", "ic", "window"].index(order)
+    return dense_us(model) / (1 + place) / (1.0 if solver == "greedy" else 1.2)
+
+
+def pattern(model):
+    """Windows of 8 tokens that interleave, and one global token; about 1/8 full."""
+    n = 64
+    window = np.arange(n) % 8
+    mask = window[:, None] == window
+    mask[0] = mask[:, 0] = True
+    return graph.from_pattern(mask, meta={"model": model}, row_hint=window, col_hint=window)
+
+
+def reorder(natural, order):
+    n = natural.n_rows
+    perm = np.arange(n) if order == "none" else np.argsort(natural.row_hint, kind="stable")
+    return natural.reordered(perm, perm)
+
+
+def write_graphs(root, config, pattern=pattern, reorder=reorder):
+    """Graphs, blocks, profiles and schedules of every workload that the configuration names."""
+    figures = config.figures
+    for model in dict.fromkeys((*config.workloads, *figures.pattern_workloads, *figures.fill_workloads)):
+        natural = pattern(model)
+        for order in config.orders:
+            here = reorder(natural, order)
+            graph.save(root / f"results/graphs/{model}/{order}.npz", here)
+            covers = {}
+            for tile in dict.fromkeys((*config.tiles, *figures.pattern_tiles, *figures.fill_tiles, "64x1")):
+                covers[tile] = blocks.extract(here, parse(tile), config.region_rows)
+                blocks.save(root / f"results/blocks/{model}/{order}/{tile}.npz", covers[tile])
+            if model in config.workloads:
+                _write_schedules(root, config, model, order, covers)
+
+
+def _write_schedules(root, config, model, order, covers):
+    profiles = {}
+    for tile in config.tiles:
+        made = make_profile(covers[tile], split_keys=config.split_keys, launch_us=8.0)
+        profiles[tile] = replace(made, device=DEVICE, device_id=hardware.device_id(DEVICE))
+        profile.save(root / f"results/profiling/{model}/{order}/{tile}.json", profiles[tile])
+    for name, members in config.tile_sets.items():
+        chosen = {tile: covers[tile] for tile in members}, {tile: profiles[tile] for tile in members}
+        for solver in config.solvers:
+            plan = schedule.solve(*chosen, make_limits(rounds=config.schedule.rounds), solver)
+            schedule.save(root / f"results/schedules/{model}/{order}/{name}.{solver}.json", plan)
+
+
+def write_logs(root, config, blank=()):
+    """Bench, heat map and reorder times; `blank`: (model, order) whose plans were skipped."""
+    for model in config.workloads:
+        baselines = [
+            row(model, "sdpa_dense", dense_us(model)),
+            row(model, "sdpa_mask", 2 * dense_us(model)),
+            row(model, "flex", None),
+        ]
+        write_csv(root / f"results/logs/{model}/baselines.csv", BENCH, baselines)
+        for order in config.orders:
+            for name, solver in config.benched:
+                p50 = None if (model, order) in blank else plan_us(model, order, solver)
+                plan = {"reorder": order, "tiles": name, "solver": solver}
+                predicted = {"predicted_us": 1.1 * plan_us(model, order, solver)}
+                rows = [row(model, "tilewright", p50, ordered="True", **plan, **predicted)]
+                rows += [row(model, "tilewright", p50 and 1.5 * p50, ordered="False", **plan)]
+                write_csv(root / f"results/logs/{model}/{order}/{name}.{solver}.csv", BENCH, rows)
+    for resolution in config.heatmap.resolutions:
+        write_csv(
+            root / f"results/logs/heatmap/{resolution}.csv",
+            HEATMAP.split(","),
+            [_cell(config, resolution, patch) for patch in config.heatmap.patches],
+        )
+    rows = [
+        {
+            **{"model": model, "tokens": 100 * 4**size, "entries": 1000 * 4**size, "distinct_rows": 10},
+            **{"reorder": order, "seconds": 0.01 * 3**size * (place + 1), "work_fraction": 0.3 / 2**size / (place + 1)},
+            **{"peak_rss_bytes": 2**30, "device": DEVICE["name"]},
+        }
+        for size, model in enumerate(config.reorder_times.workloads)
+        for place, order in enumerate(config.orders)
+    ]
+    write_csv(root / select.REORDER_TIME, REORDER_TIME.split(","), rows)
+
+
+def _cell(config, resolution, patch):
+    tokens = (resolution // patch) ** 2 + 1
+    cell = {"resolution": resolution, "patch": patch, "tokens": tokens, "device": DEVICE["name"]}
+    if tokens > config.heatmap.max_tokens:
+        return {**cell, "status": "skipped", "reason": TOO_LONG}
+    speedup = 0.8 + tokens**0.5 / 40
+    return {
+        **cell,
+        "status": "ok",
+        "dense_p50_us": 100.0 * speedup,
+        "plan_p50_us": 100.0,
+        "speedup": speedup,
+        "max_abs_error": 1e-6,
+    }

@@ -1,0 +1,109 @@
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from tilewright import config
+from tilewright.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+DEFAULT = yaml.safe_load((ROOT / "config.yaml").read_text())
+
+
+def changed(path, value):
+    """The default study with one value replaced, or removed when `value` is ..."""
+    mapping = copy.deepcopy(DEFAULT)
+    *parents, last = path.split("/")
+    place = mapping
+    for key in parents:
+        place = place[key]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return mapping
+
+
+def test_default_study_loads():
+    study = config.load(DEFAULT)
+    assert study.benched[0] == ("mixed", "greedy")
+    assert study.workloads == tuple(DEFAULT["workloads"])
+    with pytest.raises(AttributeError):
+        study.seed = 1
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("workload", ["vil-tiny-224-s1"], "unknown field `workload`"),
+        ("seed", ..., "missing required field `seed`"),
+        ("seed", "0", r"Expected `int`, got `str` - at `\$.seed`"),
+        ("bench/rse", "false", r"Expected `float`, got `str` - at `\$.bench.rse`"),
+        ("schedule/objective", "max", r"Invalid enum value 'max' - at `\$.schedule.objective`"),
+        ("dtype", "float16", r"at `\$.dtype`"),
+        ("workloads", [], "workloads: expected at least one name"),
+        ("workloads", ["vil-tiny-224-s1"] * 2, "workloads: 'vil-tiny-224-s1' stands twice"),
+        ("workloads", ["vit-tiny-224"], "workloads: unknown workload 'vit-tiny-224'; known: vil-"),
+        ("models", {"dynamicvit-s-224": {"keep": 1}}, "dynamicvit-s-224: .*`keep`; parameters: variant"),
+        ("models", {"dynamicvit-s-224": {"keep_ratio": 2}}, "keep_ratio"),
+        ("orders", ["none", "hcc"], "orders: unknown order 'hcc'; known: none, rcm, hc, ic, window"),
+        ("reorder", {"icc": {}}, "reorder: unknown order 'icc'"),
+        ("reorder", {"ic": {"tao": 1}}, "reorder.ic: .*`tao`"),
+        ("tiles", ["16x1", "63x1"], "tiles: tile '63x1': rows must be a power of two"),
+        ("tile_sets/mixed", ["8x1"], "tile_sets.mixed: unknown tile '8x1'; known: 16x1, 64x1, 64x64"),
+        ("tile_sets/mixed", [], "tile_sets.mixed: expected at least one name"),
+        ("tile_sets/16x1", ["64x1"], r"tile_sets.16x1: the name of a tile; expected \[16x1\]"),
+        ("solvers", ["cplex"], "solvers: unknown solver 'cplex'; known: greedy, highs, gurobi"),
+        ("bench/tile_sets", {"wide": ["greedy"]}, "bench.tile_sets: unknown tile set 'wide'; known: mixed, 64x1"),
+        ("bench/tile_sets", {"mixed": ["cplex"]}, "bench.tile_sets.mixed: unknown solver 'cplex'"),
+        ("bench/baselines", ["flash"], "bench.baselines: unknown baseline 'flash'; known: sdpa_dense"),
+        ("reorder_times/workloads", ["vil"], "reorder_times.workloads: unknown workload 'vil'"),
+        ("figures/pattern_workloads", ["vil"], "figures.pattern_workloads: unknown workload 'vil'"),
+        ("figures/pattern_tiles", ["3x3"], "figures.pattern_tiles: tile '3x3'"),
+        ("figures/fill_workloads", ["vil"], "figures.fill_workloads: unknown workload 'vil'"),
+        ("figures/fill_tiles", ["3x3"], "figures.fill_tiles: tile '3x3'"),
+        ("figures/gantt_workload", "vil-tiny-512-s1", "figures.gantt_workload: unknown workload"),
+        ("figures/gantt_order", "hilbert", "figures.gantt_order: unknown order 'hilbert'"),
+        ("region_rows", 32, "region_rows: expected at least 64, found 32"),
+        ("split_keys", 0, "split_keys: expected at least 1"),
+        ("schedule/rounds", 0, "schedule.rounds: expected at least 1"),
+        ("schedule/max_tile_kinds", 0, "schedule.max_tile_kinds: expected at least 1"),
+        ("schedule/time_limit_s", 0, "schedule.time_limit_s: expected a number above 0"),
+        ("schedule/gap", 1, "schedule.gap: expected a fraction"),
+        ("bench/rse", 0, "bench.rse: expected a number above 0"),
+        ("bench/max_seconds", float("nan"), "bench.max_seconds: expected a number above 0"),
+        ("bench/min_repetitions", 1, "bench.min_repetitions: expected at least 3"),
+        ("heatmap/patches", [0], "heatmap.patches: expected at least 1"),
+    ],
+)
+def test_a_wrong_value_names_its_place(path, value, message):
+    with pytest.raises(ConfigError, match=message):
+        config.load(changed(path, value))
+
+
+def test_a_split_is_optional():
+    assert config.load(changed("split_keys", None)).split_keys is None
+
+
+def test_the_small_study_is_an_overlay_of_known_keys():
+    from snakemake.utils import update_config
+
+    mapping = copy.deepcopy(DEFAULT)
+    update_config(mapping, yaml.safe_load((ROOT / "tests/config/tiny.yaml").read_text()))
+    assert msgspec.to_builtins(config.load(mapping))["workloads"] != DEFAULT["workloads"]
+
+
+def test_what_snakemake_parses_stays_light():
+    heavy = ("torch", "triton", "numba", "gurobipy", "highspy", "matplotlib", "pandas", "seaborn")
+    program = f"""
+import sys, yaml
+from tilewright import config, figures, provenance
+figures.selected(config.load(yaml.safe_load(open({str(ROOT / "config.yaml")!r}))))
+print([name for name in {heavy!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

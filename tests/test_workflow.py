@@ -1,0 +1,179 @@
+"""The workflow itself, by Snakemake, on the small study of tests/config/tiny.yaml."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tilewright import blocks, config, graph, tables
+
+ROOT = Path(__file__).parents[1]
+TINY = ROOT / "tests/config/tiny.yaml"
+JOB = re.compile(r"^(?:local)?rule (\w+):\n((?:    .+\n)*)", re.MULTILINE)
+
+
+def snakemake(directory, *arguments, source=ROOT, start=subprocess.run, **keywords):
+    """Run the workflow of the checkout `source`, and its package, in `directory`."""
+    environment = {**os.environ, "PYTHONPATH": str(source / "src")}
+    command = [sys.executable, "-m", "snakemake", "--snakefile", source / "Snakefile", "--directory", directory]
+    profile = ["--workflow-profile", source / "profiles/default"]
+    return start([*command, *profile, *arguments], env=environment, text=True, **keywords)
+
+
+def plan(directory, *arguments, configs=(TINY,), **keywords):
+    """Jobs that Snakemake would run: a list of (rule, wildcards)."""
+    arguments = ["--dry-run", "--configfile", *configs, *arguments]
+    done = snakemake(directory, *arguments, capture_output=True, **keywords)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = []
+    for name, body in JOB.findall(done.stdout + done.stderr):
+        stated = re.search(r"wildcards: (.*)", body)
+        pairs = stated.group(1).split(", ") if stated else []
+        found.append((name, dict(pair.split("=") for pair in pairs)))
+    return found
+
+
+def overlay(path, mapping):
+    path.write_text(yaml.safe_dump(mapping))
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of what runs the workflow, free to be edited."""
+    source = tmp_path_factory.mktemp("source") / "checkout"
+    for name in ("src", "workflow", "rules", "profiles", "envs", "expected"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("Snakefile", "config.yaml"):
+        shutil.copy(ROOT / name, source / name)
+    return source
+
+
+@pytest.fixture(scope="module")
+def study(checkout, tmp_path_factory):
+    """A finished run of the small study."""
+    directory = tmp_path_factory.mktemp("study")
+    done = snakemake(directory, "--configfile", TINY, "--cores", "2", source=checkout, capture_output=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return directory
+
+
+@contextlib.contextmanager
+def appended(path, text):
+    before = path.read_text()
+    path.write_text(before + text)
+    yield
+    path.write_text(before)
+
+
+def test_default_study_plans_every_job_once(tmp_path):
+    study = config.load(yaml.safe_load((ROOT / "config.yaml").read_text()))
+    jobs = plan(tmp_path, configs=[ROOT / "config.yaml"])
+    counts = Counter(name for name, _ in jobs)
+    graphs = len(study.workloads) * len(study.orders)
+    assert counts["all"] == 1
+    assert counts["profile"] == counts["bench"] == graphs
+    assert counts["table"] == len(tables.NAMES)
+    assert {w["m"] for name, w in jobs if name == "baselines"} == set(study.workloads)
+    assert {w["solver"] for name, w in jobs if name == "schedule"} == set(study.solvers)
+    assert len(jobs) == len({(name, *sorted(w.items())) for name, w in jobs})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"orders": ["hcc"]}, "orders: unknown order 'hcc'; known: none, rcm, hc, ic, window"),
+        ({"sed": 1}, "unknown field `sed`"),
+        ({"schedule": {"gap": "1%"}}, "schedule.gap"),
+    ],
+    ids=["name", "key", "type"],
+)
+def test_a_wrong_configuration_stops_before_any_job(tmp_path, change, message):
+    wrong = overlay(tmp_path / "wrong.yaml", change)
+    done = snakemake(tmp_path, "--configfile", TINY, wrong, capture_output=True)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_an_unknown_target_is_refused(tmp_path):
+    done = snakemake(tmp_path, "--configfile", TINY, "results/graphs/vil-tiny-64-s1/hcc.npz", capture_output=True)
+    assert done.returncode != 0
+    assert "MissingRuleException" in done.stderr
+
+
+def test_the_study_is_whole_and_a_second_run_does_nothing(study, checkout):
+    assert graph.load(study / "results/graphs/vil-tiny-64-s1.npz").entries > 0
+    assert {path.stem for path in study.glob("results/tables/*.csv")} == set(tables.NAMES)
+    assert {path.suffix for path in study.glob("figures/*")} == {".svg", ".png", ".pdf"}
+    done = snakemake(study, "--configfile", TINY, "--cores", "2", source=checkout, capture_output=True)
+    assert "Nothing to be done" in done.stderr + done.stdout
+
+
+def test_a_figure_is_made_by_name(study, checkout):
+    figure = study / "figures/fill.svg"
+    content = figure.read_bytes()
+    figure.unlink()
+    assert [name for name, _ in plan(study, "figures/fill.svg", source=checkout)] == ["figure"]
+    arguments = ("--configfile", TINY, "--cores", "2", "figures/fill.svg")
+    done = snakemake(study, *arguments, source=checkout, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert figure.read_bytes() == content
+
+
+def assert_only_order(jobs, order):
+    """All jobs of `order` from its reordering on, none of another order, and what shows several."""
+    assert {name for name, _ in jobs} >= {"reorder", "blocks", "profile", "schedule", "bench", "figure", "table"}
+    assert {w["r"] for _, w in jobs if "r" in w} == {order}
+    assert not {name for name, _ in jobs} & {"graph", "baselines"}
+
+
+def test_a_changed_parameter_reruns_its_order_alone(study, checkout, tmp_path):
+    change = overlay(tmp_path / "change.yaml", {"reorder": {"ic": {"tau": 0.31}}})
+    assert_only_order(plan(study, configs=(TINY, change), source=checkout), "ic")
+
+
+def test_changed_code_of_an_order_reruns_its_order_alone(study, checkout):
+    module = checkout / "src/tilewright/reorder/ic.py"
+    with appended(module, "\n# A comment changes nothing.\n"):
+        assert plan(study, source=checkout) == []
+    with appended(module, "\nCHANGED = True\n"):
+        assert_only_order(plan(study, source=checkout), "ic")
+
+
+def test_a_changed_script_reruns_its_stage_and_what_follows(study, checkout):
+    with appended(checkout / "workflow/scripts/solve_ilp.py", "\n# changed\n"):
+        names = {name for name, _ in plan(study, source=checkout)}
+    assert {"schedule", "bench"} <= names
+    assert not names & {"graph", "reorder", "blocks", "profile", "baselines"}
+
+
+def test_a_killed_run_resumes_and_leaves_no_broken_file(tmp_path):
+    wanted = [f"results/blocks/vil-tiny-64-s1/{r}/{t}.npz" for r in ("none", "ic") for t in ("16x1", "64x64")]
+    arguments = ("--configfile", TINY, "--cores", "2", *wanted)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    run = snakemake(tmp_path, *arguments, start=subprocess.Popen, start_new_session=True, **quiet)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("results/blocks/*/*/*.npz")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    # A hidden file is what the kill interrupted; the next run does not look at it.
+    found = [path for path in tmp_path.glob("results/blocks/*/*/*.npz") if not path.name.startswith(".")]
+    assert found
+    for path in found:
+        blocks.load(path)
+    assert snakemake(tmp_path, "--unlock", "--configfile", TINY, capture_output=True).returncode == 0
+    done = snakemake(tmp_path, *arguments, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    for path in wanted:
+        blocks.load(tmp_path / path)

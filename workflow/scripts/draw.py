@@ -1,0 +1,18 @@
+"""T6: draw a figure from the files it needs."""
+
+import argparse
+
+from tilewright import figures
+from tilewright.cli import script
+
+
+def run(figure, inputs, outputs):
+    figures.draw(figure, inputs, outputs)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--figure", required=True, help=f"figure: {', '.join(figures.NAMES)}")
+    parser.add_argument("--inputs", required=True, nargs="+", metavar="FILE", help="what the figure is drawn from")
+    parser.add_argument("--outputs", required=True, nargs="+", metavar="FILE", help="files to write: .svg, .png, .pdf")
+    script(parser, run)

@@ -1,0 +1,18 @@
+"""T6: make a table from the files it needs."""
+
+import argparse
+
+from tilewright import tables
+from tilewright.cli import script
+
+
+def run(table, inputs, outputs):
+    tables.tabulate(table, inputs, outputs)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", required=True, help=f"table: {', '.join(tables.NAMES)}")
+    parser.add_argument("--inputs", required=True, nargs="+", metavar="FILE", help="what the table is made from")
+    parser.add_argument("--outputs", required=True, nargs="+", metavar="FILE", help="files to write: .csv, .md")
+    script(parser, run)
