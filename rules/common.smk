@@ -16,6 +16,13 @@ FIGURES, TABLES = figures.selected(CONFIG)
 # The runs of T5: what a schedule's file is called after its graph and order.
 BENCHED = [f"{tile_set}.{solver}" for tile_set, solver in CONFIG.benched]
 
+# When a timing is good enough.
+EFFORT = (
+    f"--rse {CONFIG.bench.rse} --min-repetitions {CONFIG.bench.min_repetitions}"
+    f" --max-seconds {CONFIG.bench.max_seconds} --seed {CONFIG.seed}"
+)
+SPLIT = "" if CONFIG.split_keys is None else f"--split-keys {CONFIG.split_keys}"
+
 # Jobs use the Python and the package of this run, also where no environment is activated; a rule's own conda environment, where
 # one is deployed, comes before them.
 for name, first in {"PATH": os.path.dirname(sys.executable), "PYTHONPATH": f"{workflow.basedir}/src"}.items():
@@ -44,28 +51,46 @@ def script(stage):
 
 
 def code(stage, *modules):
-    """Parameter: the digest of a stage's script and of all that `modules` import; modules may hold wildcards."""
+    """Parameter: the digest of a stage's script and of all that `modules` import, dotted names that may hold wildcards.
+
+    Members of a family are entered by name, which imports do not show: a rule lists those that it uses.
+    """
 
     def digest(wildcards):
-        named = [module.format(**wildcards) for module in modules]
+        named = [f"tilewright.{module}".format(**wildcards) for module in modules]
         return f"{provenance.sha256_file(script(stage))[:8]}-{provenance.code_digest(*named)}"
 
     return digest
 
 
-def family(wildcards):
+def family(workload):
     """Family module and parameters of a workload."""
-    return models.parse(wildcards.m, CONFIG.models.get(wildcards.m))
+    return models.parse(workload, CONFIG.models.get(workload))
 
 
-def family_code(wildcards):
+def families(workloads):
+    """The family modules of workloads, as `code` takes them."""
+    return sorted({family(name)[0].__name__.removeprefix("tilewright.") for name in workloads})
+
+
+def solvers(*names):
+    """The solver modules, as `code` takes them; greedy is no module of its own."""
+    return [f"schedule.solvers.{name}" for name in names if name != "greedy"]
+
+
+def graph_code(wildcards):
     """Parameter: as `code`, for the family of a workload."""
-    return code("gen_adj", "tilewright.models", family(wildcards)[0].__name__)(wildcards)
+    return code("gen_adj", "models", *families([wildcards.m]))(wildcards)
+
+
+def schedule_code(wildcards):
+    """Parameter: as `code`, for the solver of a schedule."""
+    return code("solve_ilp", "schedule.stage", *solvers(wildcards.solver))(wildcards)
 
 
 def sources(wildcards):
     """Input: the user's own files that a workload is made from."""
-    member, params = family(wildcards)
+    member, params = family(wildcards.m)
     return member.sources(params)
 
 

@@ -14,7 +14,7 @@ rule graph:
         "../envs/cpu.yaml"
     params:
         script=script("gen_adj"),
-        code=family_code,
+        code=graph_code,
         settings=stated(CONFIG.models, "m"),
     shell:
         "python {params.script} --model {wildcards.m} {params.settings} --output {output.graph} 2>&1 | tee {log}"

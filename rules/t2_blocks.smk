@@ -14,7 +14,7 @@ rule reorder:
         "../envs/cpu.yaml"
     params:
         script=script("reorder"),
-        code=code("reorder", "tilewright.reorder.stage", "tilewright.reorder.{r}"),
+        code=code("reorder", "reorder.stage", "reorder.{r}"),
         settings=stated(CONFIG.reorder, "r"),
     shell:
         "python {params.script} --method {wildcards.r} {params.settings} --input {input.graph} --output {output.graph} 2>&1 | tee {log}"
@@ -33,7 +33,7 @@ rule blocks:
         "../envs/cpu.yaml"
     params:
         script=script("extract_blocks"),
-        code=code("extract_blocks", "tilewright.blocks"),
+        code=code("extract_blocks", "blocks"),
         region_rows=CONFIG.region_rows,
     shell:
         "python {params.script} --input {input.graph} --tile {wildcards.t}"

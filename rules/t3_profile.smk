@@ -17,9 +17,10 @@ rule profile:
         timing=1,
     params:
         script=script("run_bench"),
-        code=code("run_bench", "tilewright.profile"),
-        split=[] if CONFIG.split_keys is None else ["--split-keys", CONFIG.split_keys],
+        code=code("run_bench", "profile"),
         dtype=CONFIG.dtype,
+        split=SPLIT,
+        seed=CONFIG.seed,
     shell:
         "python {params.script} --profile_only --blocks {input.blocks} --dtype {params.dtype} {params.split}"
-        " --output {output.profile} 2>&1 | tee {log}"
+        " --seed {params.seed} --output {output.profile} 2>&1 | tee {log}"

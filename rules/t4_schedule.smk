@@ -15,7 +15,7 @@ rule schedule:
         "../envs/cpu.yaml"
     params:
         script=script("solve_ilp"),
-        code=code("solve_ilp", "tilewright.schedule.stage", "tilewright.schedule.solvers"),
+        code=schedule_code,
         limits=CONFIG.schedule,
         seed=CONFIG.seed,
     shell:

@@ -7,6 +7,7 @@ rule bench:
     input:
         schedule=collect("results/schedules/{{m}}/{{r}}/{run}.json", run=BENCHED),
         blocks=collect("results/blocks/{{m}}/{{r}}/{t}.npz", t=CONFIG.tiles),
+        profile=collect("results/profiling/{{m}}/{{r}}/{t}.json", t=CONFIG.tiles),
         graph="results/graphs/{m}/{r}.npz",
     output:
         csv=collect("results/logs/{{m}}/{{r}}/{run}.csv", run=BENCHED),
@@ -21,6 +22,94 @@ rule bench:
         timing=1,
     params:
         script=script("run_bench"),
-        code=code("run_bench", "tilewright.bench"),
+        code=code("run_bench", "bench"),
+        effort=EFFORT,
     shell:
-        "python {params.script} --schedule {input.schedule} --output {output.csv} 2>&1 | tee {log}"
+        "python {params.script} --schedule {input.schedule} --graph {input.graph} {params.effort}"
+        " --output {output.csv} 2>&1 | tee {log}"
+
+
+rule baselines:
+    input:
+        graph="results/graphs/{m}.npz",
+    output:
+        csv="results/logs/{m}/baselines.csv",
+    log:
+        "logs/baselines/{m}.log",
+    benchmark:
+        "benchmarks/baselines/{m}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: workflow.cores
+    resources:
+        timing=1,
+    params:
+        script=script("run_bench"),
+        code=code("run_bench", "bench", *(f"kernels.baselines.{name}" for name in CONFIG.bench.baselines)),
+        names=CONFIG.bench.baselines,
+        dtype=CONFIG.dtype,
+        dense=CONFIG.bench.max_dense_tokens,
+        effort=EFFORT,
+    shell:
+        "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor python {params.script} --baselines {params.names}"
+        " --graph {input.graph} --dtype {params.dtype} --max-dense-tokens {params.dense} {params.effort}"
+        " --output {output.csv} 2>&1 | tee {log}"
+
+
+rule heatmap:
+    output:
+        csv="results/logs/heatmap/{resolution}.csv",
+    log:
+        "logs/heatmap/{resolution}.log",
+    benchmark:
+        "benchmarks/heatmap/{resolution}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: workflow.cores
+    resources:
+        timing=1,
+    params:
+        script=script("run_bench"),
+        code=code(
+            "run_bench",
+            "bench.sweeps",
+            "models.dynamicvit",
+            f"reorder.{CONFIG.heatmap.order}",
+            *solvers(CONFIG.heatmap.solver),
+            "kernels.baselines.sdpa_dense",
+        ),
+        settings=CONFIG.heatmap,
+        tiles=CONFIG.tiles,
+        split=SPLIT,
+        effort=EFFORT,
+    shell:
+        "python {params.script} --heatmap {wildcards.resolution} --patches {params.settings.patches}"
+        " --orders {params.settings.order} --tiles {params.tiles} --solver {params.settings.solver} {params.split}"
+        " --max-dense-tokens {params.settings.max_tokens} {params.effort} --output {output.csv} 2>&1 | tee {log}"
+
+
+rule reorder_times:
+    output:
+        csv="results/logs/reorder_time.csv",
+    log:
+        "logs/reorder_times.log",
+    benchmark:
+        "benchmarks/reorder_times.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: workflow.cores
+    resources:
+        timing=1,
+    params:
+        script=script("run_bench"),
+        code=code(
+            "run_bench",
+            "bench.sweeps",
+            *families(CONFIG.reorder_times.workloads),
+            *(f"reorder.{name}" for name in CONFIG.orders),
+        ),
+        workloads=CONFIG.reorder_times.workloads,
+        orders=CONFIG.orders,
+    shell:
+        "python {params.script} --reorder-times {params.workloads} --orders {params.orders}"
+        " --output {output.csv} 2>&1 | tee {log}"

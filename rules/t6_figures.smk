@@ -21,7 +21,7 @@ rule figure:
         "../envs/cpu.yaml"
     params:
         script=script("draw"),
-        code=code("draw", "tilewright.figures.{figure}", "tilewright.figures.style"),
+        code=code("draw", "figures.{figure}", "figures.style"),
         caption=caption("figure"),
     shell:
         "python {params.script} --figure {wildcards.figure} --inputs {input} --outputs {output} 2>&1 | tee {log}"
@@ -45,8 +45,8 @@ rule table:
     conda:
         "../envs/cpu.yaml"
     params:
-        script=script("tabulate"),
-        code=code("tabulate", "tilewright.tables.{table}"),
+        script=script("table"),
+        code=code("table", "tables.{table}"),
         caption=caption("table"),
     shell:
         "python {params.script} --table {wildcards.table} --inputs {input} --outputs {output} 2>&1 | tee {log}"

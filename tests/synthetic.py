@@ -24,7 +24,7 @@ BENCH = (
     "model,family,resolution,reorder,tiles,solver,provider,status,reason,ordered,batch,heads,head_dim,dtype,tokens,"
     "entries,density,p20_us,p50_us,p80_us,repetitions,rse,max_abs_error,tolerance,predicted_us,objective_us,bound_us,"
     "gap,items,launches,useful_gflops,executed_gflops,tokens_per_s,memory_bytes,device,cores,torch,numpy,time"
-).split(",")
+)
 HEATMAP = "resolution,patch,tokens,status,reason,dense_p50_us,plan_p50_us,speedup,max_abs_error,device,torch,time"
 REORDER_TIME = "model,tokens,entries,distinct_rows,reorder,seconds,work_fraction,peak_rss_bytes,device,time"
 TOO_LONG = "too many tokens: 99,999 over 1,000"
@@ -34,7 +34,7 @@ def write_csv(path, columns, rows):
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="") as stream:
-        writer = csv.DictWriter(stream, columns, restval="")
+        writer = csv.DictWriter(stream, columns.split(","), restval="")
         writer.writeheader()
         writer.writerows(rows)
 
@@ -118,9 +118,9 @@ def write_logs(root, config, blank=()):
     """Bench, heat map and reorder times; `blank`: (model, order) whose plans were skipped."""
     for model in config.workloads:
         baselines = [
-            row(model, "sdpa_dense", dense_us(model)),
-            row(model, "sdpa_mask", 2 * dense_us(model)),
-            row(model, "flex", None),
+            row(model, "sdpa_dense", dense_us(model), reorder="none"),
+            row(model, "sdpa_mask", 2 * dense_us(model), reorder="none"),
+            row(model, "flex", None, reorder="none"),
         ]
         write_csv(root / f"results/logs/{model}/baselines.csv", BENCH, baselines)
         for order in config.orders:
@@ -134,7 +134,7 @@ def write_logs(root, config, blank=()):
     for resolution in config.heatmap.resolutions:
         write_csv(
             root / f"results/logs/heatmap/{resolution}.csv",
-            HEATMAP.split(","),
+            HEATMAP,
             [_cell(config, resolution, patch) for patch in config.heatmap.patches],
         )
     rows = [
@@ -146,7 +146,7 @@ def write_logs(root, config, blank=()):
         for size, model in enumerate(config.reorder_times.workloads)
         for place, order in enumerate(config.orders)
     ]
-    write_csv(root / select.REORDER_TIME, REORDER_TIME.split(","), rows)
+    write_csv(root / select.REORDER_TIME, REORDER_TIME, rows)
 
 
 def _cell(config, resolution, patch):

@@ -60,6 +60,8 @@ def test_default_study_loads():
         ("solvers", ["cplex"], "solvers: unknown solver 'cplex'; known: greedy, highs, gurobi"),
         ("bench/tile_sets", {"wide": ["greedy"]}, "bench.tile_sets: unknown tile set 'wide'; known: mixed, 64x1"),
         ("bench/tile_sets", {"mixed": ["cplex"]}, "bench.tile_sets.mixed: unknown solver 'cplex'"),
+        ("bench/tile_sets", {}, "bench.tile_sets: expected at least one name"),
+        ("bench/tile_sets/mixed", [], "bench.tile_sets.mixed: expected at least one name"),
         ("bench/baselines", ["flash"], "bench.baselines: unknown baseline 'flash'; known: sdpa_dense"),
         ("reorder_times/workloads", ["vil"], "reorder_times.workloads: unknown workload 'vil'"),
         ("figures/pattern_workloads", ["vil"], "figures.pattern_workloads: unknown workload 'vil'"),
@@ -77,6 +79,8 @@ def test_default_study_loads():
         ("bench/rse", 0, "bench.rse: expected a number above 0"),
         ("bench/max_seconds", float("nan"), "bench.max_seconds: expected a number above 0"),
         ("bench/min_repetitions", 1, "bench.min_repetitions: expected at least 3"),
+        ("heatmap/order", "hilbert", "heatmap.order: unknown order 'hilbert'"),
+        ("heatmap/solver", "cplex", "heatmap.solver: unknown solver 'cplex'"),
         ("heatmap/patches", [0], "heatmap.patches: expected at least 1"),
     ],
 )

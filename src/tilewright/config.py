@@ -46,11 +46,14 @@ class Bench(_Strict):
 
 
 class Heatmap(_Strict):
-    """Speed-up of DynamicViT by resolution and patch size; above `max_tokens` tokens it is blank, with the reason."""
+    """Speed-up of DynamicViT by resolution and patch size, with the plans of one order and solver; above `max_tokens`
+    tokens it is blank, with the reason."""
 
     resolutions: tuple[int, ...]
     patches: tuple[int, ...]
     max_tokens: int
+    order: str
+    solver: str
 
 
 class ReorderTimes(_Strict):
@@ -129,7 +132,9 @@ def _check_names(config):
         "figures.fill_workloads": figures.fill_workloads,
     }.items():
         for name in names:
-            _at(place, models.parse, name, config.models.get(name, {}))
+            # The reorder times build their workloads from the names alone.
+            overrides = {} if place == "reorder_times.workloads" else config.models.get(name, {})
+            _at(place, models.parse, name, overrides)
     _known("orders", "order", config.orders, reorder.NAMES)
     for name, params in config.reorder.items():
         module = _at("reorder", registry.member, "tilewright.reorder", "order", name, reorder.NAMES)
@@ -147,8 +152,12 @@ def _check_names(config):
         if name in config.tiles and members != (name,):
             raise ConfigError(f"tile_sets.{name}: the name of a tile; expected [{name}], found {list(members)}")
     _known("solvers", "solver", config.solvers, SOLVERS)
+    _known("heatmap.order", "order", (config.heatmap.order,), reorder.NAMES)
+    _known("heatmap.solver", "solver", (config.heatmap.solver,), SOLVERS)
+    _selection("bench.tile_sets", tuple(config.bench.tile_sets))
     _known("bench.tile_sets", "tile set", config.bench.tile_sets, config.tile_sets)
     for name, solvers in config.bench.tile_sets.items():
+        _selection(f"bench.tile_sets.{name}", solvers)
         _known(f"bench.tile_sets.{name}", "solver", solvers, config.solvers)
     _known("bench.baselines", "baseline", config.bench.baselines, BASELINES)
     _known("figures.gantt_workload", "workload", (figures.gantt_workload,), config.workloads)

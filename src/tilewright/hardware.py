@@ -18,8 +18,8 @@ class Limits:
 
     slots: work items that run side by side (C4, load).
     per_block: most of each named resource that one item may take (C2), e.g. ``{"working_set_bytes": 1 << 20}``.
-    envelope: most of each named resource that the tile kinds of one round may take together (C5), each kind counting with
-        the largest need among its items.
+    envelope: most of each named resource that the tile kinds of one round may take together (C5), each kind counting
+        with the largest need among its items.
     occupancy: most occupancy units that the items of one round may take together (C6).
     max_tile_kinds: tile kinds in one round (C3, kappa).
     conflicts: pairs of tile names that may not share a round (C7).
@@ -38,8 +38,8 @@ class Limits:
 
 
 def describe(kind):
-    """Facts of the device of this process, a JSON-able dict with its ``kind``. Raises `DeviceError` for a kind that is not known or
-    not there."""
+    """Facts of the device of this process, a JSON-able dict with its ``kind``. Raises `DeviceError` for a kind that is
+    not known or not there."""
     return json.loads(_described(_known(kind)))
 
 

@@ -16,9 +16,10 @@ class ShapeClass:
     """One measured shape (see `work.WorkItems`).
 
     rows, runs, masked, split: the padded shape. items: how many work items of the blocks have it.
-    latency_us: time one item of this class occupies one slot, all heads, amortised over a full batch (p50); p20_us, p80_us
-        likewise. repetitions, rse: how often it was timed and the relative standard error reached.
-    resources: named needs of one item, e.g. ``working_set_bytes``. occupancy: units of `Limits.occupancy` that one item takes.
+    latency_us: time one item of this class occupies one slot, all heads, amortised over a full batch (p50); p20_us,
+        p80_us likewise. repetitions, rse: how often it was timed and the relative standard error reached.
+    resources: named needs of one item, e.g. ``working_set_bytes``. occupancy: units of `Limits.occupancy` that one item
+        takes.
     """
 
     rows: int
@@ -61,25 +62,25 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 # A timing stops at this relative standard error of its mean.
 RSE = 0.03
-MIN_REPS = 5
+MIN_REPS = 10
 # Share of the time budget for finding the cost of a launch, and the classes that it is found from.
 LAUNCH_SHARE = 0.2
 LAUNCH_CLASSES = 4
 
 
-def measure(
-    blocks, *, device="cpu", heads=None, head_dim=None, dtype="float32", split_keys=None, seed=0, budget_s=0.5
-):
+def measure(blocks, *, device="cpu", heads=None, head_dim=None, dtype=None, split_keys=None, seed=0, budget_s=0.5):
     """Time every shape class of the work items of `blocks` with the executor of `device`; return the `Profile`.
 
-    heads, head_dim: default those of the blocks' model. budget_s: seconds that the timed calls may take together, about; a
-    class whose batch is too long for its share is timed on part of it. Each batch is timed without the cost of a launch,
-    which is what a batch of one item costs beyond the share of an item in a larger one.
+    heads, head_dim: default those of the blocks' model. budget_s: seconds that the timed calls may take together,
+    about; a class whose batch is too long for its share is timed on part of it. The cost of a launch, taken off each
+    batch, is what a batch of one item costs beyond an item's share in a larger one; what every call does for all rows
+    (bringing tokens into place and results back) is charged to the items by their rows.
 
-    Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks whose
-    model does not tell its heads when none are given.
+    Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks
+    whose model does not tell its heads when none are given.
     """
     description = hardware.describe(device)
+    dtype = dtype or DTYPES[0]
     if dtype not in DTYPES:
         raise UnknownNameError("dtype", dtype, DTYPES)
     heads, head_dim = (_size(blocks, *pair) for pair in (("heads", heads), ("head_dim", head_dim)))
@@ -132,7 +133,9 @@ def measure(
 def check(profile, blocks, device="cpu"):
     """Raise `ArtifactError` unless `profile` is of `blocks`, `DeviceError` unless it was made on this `device`."""
     if profile.blocks_id != blocks.id:
-        raise ArtifactError(f"tile {profile.tile}: expected a profile of blocks {blocks.id}, found one of {profile.blocks_id}")
+        raise ArtifactError(
+            f"tile {profile.tile}: expected a profile of blocks {blocks.id}, found one of {profile.blocks_id}"
+        )
     here = hardware.describe(device)
     if profile.device_id != hardware.device_id(here):
         raise DeviceError(
@@ -194,7 +197,9 @@ def _launch_us(probe, seconds):
 def _size(blocks, name, value):
     value = blocks.meta.get(name) if value is None else value
     if value is None:
-        raise ArtifactError(f"{name}: the blocks' model does not tell; expected it as an argument, e.g. --{name.replace('_', '-')} 3")
+        raise ArtifactError(
+            f"{name}: the blocks' model does not tell; expected it as an argument, e.g. --{name.replace('_', '-')} 3"
+        )
     return int(value)
 
 

@@ -23,20 +23,24 @@ class Timing:
 def time_call(call, *, min_reps, max_seconds, rse_target, warmups=2):
     """Call `call` until the mean is known to `rse_target` (and `min_reps` calls were timed) or `max_seconds` are over.
 
-    The first `warmups` calls are not timed; neither they nor `FEWEST` repetitions are left out for want of time.
-    ASSUME: caches stay as the call before left them, as they do between the layers of a network.
+    Up to `warmups` calls before that are not timed, as many as fit into `max_seconds`, at least one. `FEWEST`
+    repetitions are made however long they take. ASSUME: caches stay as the call before left them, as they do between
+    the layers of a network.
     """
+    begin = time.perf_counter_ns()
     for _ in range(warmups):
         call()
+        if time.perf_counter_ns() - begin >= max_seconds * 1e9:
+            break
     taken, begin = [], time.perf_counter_ns()
     while True:
         start = time.perf_counter_ns()
         call()
         end = time.perf_counter_ns()
         taken.append((end - start) / 1e3)
-        rse = float(np.std(taken, ddof=1) / np.mean(taken) / len(taken) ** 0.5) if len(taken) >= FEWEST else np.inf
         if len(taken) < FEWEST:
             continue
+        rse = float(np.std(taken, ddof=1) / np.mean(taken) / len(taken) ** 0.5)
         if (len(taken) >= min_reps and rse <= rse_target) or end - begin >= max_seconds * 1e9:
             break
     return Timing(*map(float, np.percentile(taken, (20, 50, 80))), len(taken), rse)

@@ -16,7 +16,8 @@ _UNKNOWN_CACHE = {1: 32 << 10, 2: 512 << 10, 3: 4 << 20}
 def describe():
     """Facts of this machine.
 
-    name: of the processor. cores: logical processors this process may use; threads: those that torch uses in one operator.
+    name: of the processor. cores: logical processors this process may use; threads: those that torch uses in one
+        operator.
     l1_bytes, l2_bytes: data caches of one core; l3_bytes: last-level cache, shared. memory_bytes: physical memory.
     """
     import torch
@@ -36,9 +37,10 @@ def describe():
 def limits(device):
     """Limits of the cores: what runs side by side, and the memory that is there.
 
-    ASSUME: caches are no limits. An item beyond the caches runs slower, which its profile shows; memory is what cannot be
-    exceeded, shared by the items that run side by side (C2) and by the batches of a round (C5), whose largest items stand
-    for them. Cores queue the items of a round, so that occupancy (C6) counts the memory of their results and tables.
+    ASSUME: caches are no limits. An item beyond the caches runs slower, which its profile shows; memory is what cannot
+    be exceeded, shared by the items that run side by side (C2) and by the batches of a round (C5), whose largest items
+    stand for them. Cores queue the items of a round, so that occupancy (C6) counts the memory of their results and
+    tables.
     """
     memory = float(device["memory_bytes"])
     share = memory / device["threads"]

@@ -33,6 +33,7 @@ def draw(inputs):
         axes.grid(axis="x", visible=False)
     panels[-1].set_xticks(range(len(names)), names)
     panels[-1].set_xlabel("tile (queries × keys; ×1: keys gathered one by one)")
-    style.head(drawn, "How full the executed tiles are", panels[0].get_legend_handles_labels()[0])
+    line, *bars = panels[0].get_legend_handles_labels()[0]
+    style.head(drawn, "How full the executed tiles are", [*bars, line])
     style.notes(drawn, ["Fill: allowed pairs over pairs executed, padding of rows and keys included."], width=110)
     return drawn

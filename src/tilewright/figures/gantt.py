@@ -15,7 +15,7 @@ def needs(config):
     name, solvers = select.method(config)
     place = f"{config.figures.gantt_workload}/{config.figures.gantt_order}"
     plans = [f"results/schedules/{place}/{name}.{solver}.json" for solver in solvers]
-    return plans + [f"results/profiling/{place}/{tile}.json" for tile in config.tile_sets[name]] if plans else []
+    return plans + [f"results/profiling/{place}/{tile}.json" for tile in config.tile_sets[name]]
 
 
 def draw(inputs):
@@ -84,7 +84,7 @@ def _panel(axes, plan, profiles):
     proof = "" if plan.solver == "greedy" else f", gap {plan.gap:.2%}"
     axes.set_title(
         f"{name} ({plan.status}{proof}): {plan.predicted_us / 1e3:.3f} ms predicted, "
-        f"{len(latency):,} items, {len(np.unique(plan.round))} round(s)",
+        f"{len(latency):,} items, rounds: {len(np.unique(plan.round))}",
         loc="left",
     )
     return {plan.tiles[t] for t in np.unique(plan.tile)}

@@ -15,6 +15,8 @@ def needs(config):
 
 def draw(inputs):
     """A grid of cells: our number large, the paper's small below it, a letter and its key where there is none."""
+    from matplotlib.colors import LogNorm
+
     frame = heatmap.table(inputs)
     patches = sorted(set(frame["patch"].astype(int)), reverse=True)
     resolutions = sorted(set(frame["resolution"].astype(int)))
@@ -26,28 +28,19 @@ def draw(inputs):
         y, x = resolutions.index(row.resolution), patches.index(row.patch)
         values[y, x] = row.speedup
     # Centred on 1: blue is slower than dense, red faster, on a common scale of ratios.
-    reach = max(1.05, np.nanmax(np.abs(np.log(values)), initial=0.0) and np.exp(np.nanmax(np.abs(np.log(values)))))
-    from matplotlib.colors import LogNorm
-
+    reach = max(1.05, np.exp(np.nanmax(np.abs(np.log(values)), initial=0.0)))
     picture = axes.imshow(values, cmap="RdBu_r", norm=LogNorm(1 / reach, reach), aspect="auto", alpha=0.85)
     for row in frame.itertuples():
         y, x = resolutions.index(row.resolution), patches.index(row.patch)
+        colour = style.INK
         if np.isnan(values[y, x]):
             letter = reasons.setdefault(row.reason or row.status, string.ascii_lowercase[len(reasons) % 26])
             _blank(axes, x, y, letter)
         else:
-            dark = abs(np.log(values[y, x])) > 0.75 * np.log(reach)
-            axes.text(
-                x,
-                y - 0.1,
-                f"{values[y, x]:.2f}",
-                ha="center",
-                va="center",
-                fontsize=10,
-                color="white" if dark else style.INK,
-            )
+            colour = "white" if abs(np.log(values[y, x])) > 0.65 * np.log(reach) else style.INK
+            axes.text(x, y - 0.1, f"{values[y, x]:.2f}", ha="center", va="center", fontsize=10, color=colour)
         if row.paper_speedup > 0:
-            axes.text(x, y + 0.3, f"{row.paper_speedup:.1f}", ha="center", va="center", fontsize=7, color="#333333")
+            axes.text(x, y + 0.3, f"{row.paper_speedup:.1f}", ha="center", va="center", fontsize=7.5, color=colour)
     axes.set_xticks(range(len(patches)), patches)
     axes.set_yticks(range(len(resolutions)), resolutions)
     axes.set(xlabel="patch size (px)", ylabel="resolution (px)", title="DynamicViT: plan over dense SDPA")

@@ -25,10 +25,10 @@ def draw(inputs):
     frame = prediction.table(inputs)
     if frame.empty:
         raise ArtifactError("expected at least one schedule that was predicted and timed, found none")
-    drawn = style.figure(6.8, 5.4)
+    drawn = style.figure(7.2, 5.2)
     axes = drawn.subplots()
     orders = style.ordered(frame["reorder"])
-    families = sorted(set(frame["family"]))
+    families = list(dict.fromkeys(frame["family"]))
     span = np.array(
         [frame[["predicted_us", "p50_us"]].min(axis=None) / 1.5, frame[["predicted_us", "p50_us"]].max(axis=None) * 1.5]
     )
@@ -45,7 +45,7 @@ def draw(inputs):
             markeredgecolor=colour,
             markerfacecolor="none" if row.policy == "greedy" else colour,
         )
-    axes.set(xscale="log", yscale="log", xlim=span, ylim=span, box_aspect=1)
+    axes.set(xscale="log", yscale="log", xlim=span, ylim=span)
     axes.set(xlabel="measured p50 (ms)", ylabel="predicted (ms)")
     for axis in (axes.xaxis, axes.yaxis):
         style.plain_ticks(axis)

@@ -25,7 +25,9 @@ def draw(inputs):
             _bar(axes, row)
             if row.paper_speedup > 0:
                 place = (row.Index + 0.1, row.paper_speedup)
-                style.outlined(axes.text(*place, f"{row.paper_speedup:.1f}", va="center", color=style.PAPER, fontsize=8))
+                style.outlined(
+                    axes.text(*place, f"{row.paper_speedup:.1f}", va="center", color=style.PAPER, fontsize=8)
+                )
         axes.plot(rows.index, rows["paper_speedup"], "D", color=style.PAPER, markersize=6, label="paper's best, A100")
         for peer, (marker, colour) in _PEERS.items():
             axes.plot(rows.index, rows[peer], marker, color=colour, markersize=6, label=style.PROVIDER_NAMES[peer])

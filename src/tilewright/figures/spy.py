@@ -1,6 +1,6 @@
 """Masks as pictures: each entry of the pattern dark, what a tile executes besides it pale, blocks outlined.
 
-One column per order (``none`` is the pattern as the model has it), one row per tile.
+One picture per tile and order; the order ``none`` is the pattern as the model has it.
 """
 
 import numpy as np
@@ -9,10 +9,12 @@ from tilewright.errors import ArtifactError
 from tilewright.figures import style
 from tilewright.tables import read, select
 
+EXECUTED, ENTRY, OUTLINE = "#FBD5A5", "#08306B", "#C05000"
+COLUMNS = 3
 # Side of a picture in pixels; larger patterns are averaged down, so that a lone entry stays visible as a shade.
-PIXELS = 640
-# Outlines closer than this many pixels would hide the pattern.
-_LEAST_BLOCK = 9
+PIXELS = 800
+# Median side, in such pixels, from which outlines show the blocks rather than hide the pattern.
+_LEAST_OUTLINE = 10
 
 
 def needs(config, family):
@@ -23,122 +25,120 @@ def needs(config, family):
 
 
 def draw(inputs):
-    """A grid of pictures, tiles by orders, from reordered graphs and blocks of one workload.
+    """Pictures of one workload: its orders side by side, one tile after the other.
 
-    Raises `ArtifactError` for blocks of a graph that is not among the inputs.
+    Raises `ArtifactError` for blocks of another graph than that of their order.
     """
     from tilewright import blocks, graph
 
     files = read.by_kind(inputs, graph=graph.load, blocks=blocks.load)
-    graphs = {pattern.id: (path.stem, pattern) for path, pattern in files["graph"].items()}
-    covers = {}
+    graphs = {path.stem: pattern for path, pattern in files["graph"].items()}
+    pictures = []
     for path, cover in files["blocks"].items():
-        if cover.graph_id not in graphs:
+        order = path.parent.name
+        if order not in graphs or graphs[order].id != cover.graph_id:
             raise ArtifactError(f"{path}: expected blocks of a graph among the inputs, found those of {cover.graph_id}")
-        covers[graphs[cover.graph_id][0], cover.tile.name] = cover
-    orders = style.ordered(name for name, _ in graphs.values())
-    tiles = list(dict.fromkeys(tile for _, tile in covers))
-    drawn = style.figure(2.45 * len(orders) + 0.5, 2.55 * len(tiles) + 1.1)
-    panels = drawn.subplots(len(tiles), len(orders), squeeze=False)
-    for order, pattern in graphs.values():
-        for row, tile in enumerate(tiles):
-            axes = panels[row, orders.index(order)]
-            if (order, tile) not in covers:
-                style.nothing(axes, "no blocks given")
-                continue
-            _picture(axes, pattern, covers[order, tile])
-            if row == 0:
-                axes.set_title("as the model has it" if order == "none" else style.order_name(order), pad=16)
-    for axes, tile in zip(panels[:, 0], tiles, strict=True):
-        axes.set_ylabel(f"tile {tile}\nqueries", fontsize=9)
-    for axes in panels[-1]:
-        axes.set_xlabel("keys", fontsize=9)
-    some = next(iter(files["graph"]))
-    pattern = files["graph"][some]
+        pictures.append((cover.tile.name, order, cover))
+    tiles = list(dict.fromkeys(tile for tile, _, _ in pictures))
+    orders = style.ordered(graphs)
+    columns = min(COLUMNS, len(orders))
+    rows = -(-len(orders) // columns)
+    drawn = style.figure(3.35 * columns + 0.3, (3.6 * rows * len(tiles)) + 0.9)
+    panels = drawn.subplots(rows * len(tiles), columns, squeeze=False)
+    for axes in panels.flat:
+        axes.set_axis_off()
+    for tile, order, cover in pictures:
+        row, column = divmod(orders.index(order), columns)
+        _picture(panels[tiles.index(tile) * rows + row, column], order, graphs[order], cover)
+    some, pattern = next(iter(files["graph"].items()))
     facts = f"{pattern.n_rows:,} tokens, {pattern.entries:,} entries, density {pattern.density:.3f}"
     style.head(drawn, f"{some.parent.name}: {facts}", _handles())
     style.notes(
         drawn,
         [
-            "Percentages: share of the dense N × N pairs that the tile executes, padding included. A tile of contiguous "
-            "keys is outlined block by block; a slice (Mx1) gathers its keys one by one, so lines only separate its "
-            "blocks of rows. Outlines are left out where they would hide the pattern."
+            "Queries run down, keys to the right. Percentages: share of the dense N × N pairs that the tile executes, "
+            "padding included. Boxes: stretches of keys that a block executes, left out where they would hide the mask."
         ],
-        width=int(30 * len(orders)),
+        width=int(48 * columns),
     )
     return drawn
-
-
-def _picture(axes, pattern, cover):
-    axes.imshow(
-        picture(pattern, cover),
-        extent=(0, pattern.n_cols, pattern.n_rows, 0),
-        interpolation="antialiased",
-        aspect="auto",
-    )
-    axes.grid(False)
-    for side in axes.spines.values():
-        side.set(visible=True, color="#999999", linewidth=0.6)
-    axes.set(xticks=[], yticks=[])
-    _outline(axes, pattern, cover)
-    work = cover.area.sum() / (pattern.n_rows * pattern.n_cols)
-    axes.text(0, 1.015, f"executes {work:.1%} of dense", transform=axes.transAxes, fontsize=7.5, color="#444444")
 
 
 def picture(pattern, cover):
     """float [P, P, 3]: white nothing, pale orange executed, dark blue the entries, averaged to pixels."""
     from matplotlib.colors import to_rgb
 
-    executed = np.zeros(pattern.shape, bool)
-    for b in range(cover.n_blocks):
-        keys = cover.run_keys[cover.run_ptr[b] : cover.run_ptr[b + 1]]
-        executed[cover.row_ptr[b] : cover.row_ptr[b + 1], keys[keys >= 0]] = True
-    entries = pattern.to_dense()
     shades = np.array([to_rgb("white"), to_rgb(EXECUTED), to_rgb(ENTRY)], np.float32)
-    levels = np.where(entries, 2, executed.astype(np.int8))
-    return _average(shades, levels)
-
-
-EXECUTED, ENTRY, OUTLINE = "#FBD5A5", "#08306B", "#C05000"
-
-
-def _average(shades, levels):
-    """Mean colour over equal cells, so that nothing is lost by skipping rows or columns."""
+    levels = np.where(pattern.to_dense(), 2, _executed(cover).astype(np.int8))
     step = [-(-size // PIXELS) for size in levels.shape]
     starts = [np.arange(0, size, by) for size, by in zip(levels.shape, step, strict=True)]
-    count = np.add.reduceat(np.add.reduceat(np.ones(levels.shape, np.float32), starts[0], 0), starts[1], 1)
-    total = 0
+    cells = np.multiply.outer(*(np.diff([*s, n]) for s, n in zip(starts, levels.shape, strict=True)))
+    total = np.zeros((*cells.shape, 3), np.float32)
     for level, shade in enumerate(shades):
-        share = np.add.reduceat(np.add.reduceat((levels == level).astype(np.float32), starts[0], 0), starts[1], 1)
-        total = total + (share / count)[:, :, None] * shade
+        count = np.add.reduceat(np.add.reduceat(levels == level, starts[0], 0, np.int32), starts[1], 1)
+        total += (count / cells)[:, :, None] * shade
     return total
 
 
-def _outline(axes, pattern, cover):
-    from matplotlib.collections import LineCollection, PolyCollection
+def _executed(cover):
+    """bool [N_q, N_k]: pairs inside some block."""
+    executed = np.zeros(cover.shape, bool)
+    for b in range(cover.n_blocks):
+        keys = cover.run_keys[cover.run_ptr[b] : cover.run_ptr[b + 1]]
+        executed[cover.row_ptr[b] : cover.row_ptr[b + 1], keys[keys >= 0]] = True
+    return executed
 
-    pixels = PIXELS / max(pattern.shape)
-    if cover.tile.rows * pixels < _LEAST_BLOCK:
-        return
-    if cover.tile.gathered:
-        edges = cover.row_ptr[1:-1]
-        axes.add_collection(
-            LineCollection([[(0, y), (pattern.n_cols, y)] for y in edges], colors=OUTLINE, linewidths=0.4)
+
+def stretches(cover):
+    """int [S, 4], ``(top, bottom, left, right)``: the keys of each block, consecutive ones as one stretch.
+
+    A tile of contiguous keys has one stretch for each of its runs.
+    """
+    if not cover.tile.gathered:
+        block = np.repeat(np.arange(cover.n_blocks), cover.runs)
+        edges = cover.row_ptr[block], cover.row_ptr[block + 1], cover.run_keys[:, 0], cover.run_keys.max(axis=1) + 1
+        return np.stack(edges, axis=1)
+    found = []
+    for b in range(cover.n_blocks):
+        keys = cover.run_keys[cover.run_ptr[b] : cover.run_ptr[b + 1]].reshape(-1)
+        keys = np.sort(keys[keys >= 0])
+        cuts = np.flatnonzero(np.diff(keys) > 1)
+        left, right = keys[np.r_[0, cuts + 1]] if len(keys) else keys, np.r_[keys[cuts], keys[-1:]] + 1
+        found.append(
+            np.stack([np.full(len(left), cover.row_ptr[b]), np.full(len(left), cover.row_ptr[b + 1]), left, right], 1)
         )
+    return np.concatenate(found)
+
+
+def _picture(axes, order, pattern, cover):
+    axes.set_axis_on()
+    shape = (0, pattern.n_cols, pattern.n_rows, 0)
+    axes.imshow(picture(pattern, cover), extent=shape, interpolation="antialiased", aspect="auto")
+    axes.grid(False)
+    axes.set(xticks=[], yticks=[])
+    for side in axes.spines.values():
+        side.set(visible=True, color="#999999", linewidth=0.6)
+    _outline(axes, stretches(cover), PIXELS / max(pattern.shape))
+    name = "as the model has it" if order == "none" else f"order {style.order_name(order)}"
+    work = cover.area.sum() / (pattern.n_rows * pattern.n_cols)
+    axes.set_title(f"{name}: {cover.tile.name} executes {work:.1%}", fontsize=9.5)
+
+
+def _outline(axes, boxes, pixels):
+    from matplotlib.collections import PolyCollection
+
+    top, bottom, left, right = boxes.T
+    if min(np.median(bottom - top), np.median(right - left)) * pixels < _LEAST_OUTLINE:
         return
-    block = np.repeat(np.arange(cover.n_blocks), cover.runs)
-    top, bottom = cover.row_ptr[block], cover.row_ptr[block + 1]
-    left, right = cover.run_keys[:, 0], cover.run_keys.max(axis=1) + 1
     corners = np.stack([[left, top], [right, top], [right, bottom], [left, bottom]]).transpose(2, 0, 1)
-    axes.add_collection(PolyCollection(corners, facecolors="none", edgecolors=OUTLINE, linewidths=0.4))
+    axes.add_collection(PolyCollection(corners, facecolors="none", edgecolors=OUTLINE, linewidths=0.5))
 
 
 def _handles():
-    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     return [
         Patch(color=ENTRY, label="allowed pair"),
-        Patch(color=EXECUTED, label="executed by the tile, masked"),
-        Line2D([], [], color=OUTLINE, linewidth=1, label="block"),
+        Patch(color=EXECUTED, label="executed, but masked"),
+        Patch(facecolor="none", edgecolor=OUTLINE, label="block"),
     ]

@@ -89,12 +89,12 @@ def ordered(names):
 
 
 def tile_colour(name):
-    """Colour of a tile: gathered slices are orange, tiles of contiguous keys purple; more rows are darker."""
+    """Colour of a tile: gathered slices are orange to brown, tiles of contiguous keys purple; more rows are darker."""
     import matplotlib
 
     tile = tiles.parse(name)
     shades = matplotlib.colormaps["YlOrBr" if tile.gathered else "Purples"]
-    return shades(0.3 + 0.1 * math.log2(tile.rows) if tile.rows > 1 else 0.3)
+    return shades(max(0.2, 0.35 + 0.18 * (math.log2(tile.rows) - 4)))
 
 
 def tint(colour, strength=0.4):

@@ -1,7 +1,7 @@
 """Additive masks of work items: what is not allowed, and the bias of what is (used by executors, stages T3 to T5).
 
-Items with equal masks share one. Masks are held packed, as bits or as indices into a bias table, and spelt out as floats when
-they fit a memory limit, else for a few items at a time.
+Items with equal masks share one. Masks are held packed, as bits or as indices into a bias table, and spelt out as
+floats when they fit a memory limit, else for a few items at a time.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ _BYTE_VALUES = torch.from_numpy(
 class Bias:
     """A bias that is read from a table, such as a relative-position bias.
 
-    table: float tensor [H, T]. index: ``callable(rows, cols) -> int array`` of the shape that rows and cols (arrays of token
-    numbers in the graph's natural order) broadcast to; values 0..T-1 wherever the pattern allows the pair.
+    table: float tensor [H, T]. index: ``callable(rows, cols) -> int array`` of the shape that rows and cols (arrays of
+    token numbers in the graph's natural order) broadcast to; values 0..T-1 wherever the pattern allows the pair.
     """
 
     table: torch.Tensor
@@ -55,8 +55,8 @@ class ItemMasks:
     def __init__(self, bits, run_ids, rows, keys, bias):
         """Build the packed form.
 
-        bits: uint8 [m, M, W/8], the bit masks that `run_ids` int [n, runs] names; -1 is a full and -2 an absent run. rows [n, M],
-        keys [n, K]: token numbers in natural order, read with a `bias` only.
+        bits: uint8 [m, M, W/8], the bit masks that `run_ids` int [n, runs] names; -1 is a full and -2 an absent run.
+        rows [n, M], keys [n, K]: token numbers in natural order, read with a `bias` only.
         """
         full, none = (
             np.full_like(bits[:1], 255, shape=(1, *bits.shape[1:])),
@@ -124,7 +124,7 @@ def distinct_rows(array):
 
 
 def _bias_indices(packed, ids, rows, keys, bias):
-    """int32 [u, M, K] distinct bias indices, with T where a pair is not allowed, and the number of each item among them."""
+    """int32 [u, M, K], distinct bias indices, T where a pair is not allowed; and the number of each item among them."""
     none, seen, held = bias.table.shape[1], {}, []
     number = np.empty(len(ids), np.int64)
     step = max(1, _SLAB_PAIRS // (rows.shape[1] * keys.shape[1]))

@@ -56,8 +56,9 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
 class Executor:
     """A prepared schedule; call it with q, k and v.
 
-    launches: in order. merges: ``((begin, sources), ...)``: rows of results from `begin` on are merged from the rows `sources`
-    [R, p] of the parts. back: int32 [N_q], the row of the results that each query takes; the row `n_results` holds zeros.
+    launches: in order. merges: ``((begin, sources), ...)``: rows of results from `begin` on are merged from the rows
+    `sources` [R, p] of the parts. back: int32 [N_q], the row of the results that each query takes; the row `n_results`
+    holds zeros.
     """
 
     launches: tuple
@@ -74,6 +75,13 @@ class Executor:
     def memory_bytes(self):
         """Bytes of indices and masks held between calls."""
         return 4 * len(self.back) + sum(launch.memory_bytes for launch in self.launches)
+
+    def peak_bytes(self, batch):
+        """Most bytes that a call holds at a time beyond its arguments: copies of the tokens, results and one chunk."""
+        tokens = self.shape[0] + 2 * self.shape[1] + self.n_results + 1 + self.n_parts + self.shape[0]
+        chunk = max((launch.chunk_bytes(self.dtype.itemsize * self.head_dim) for launch in self.launches), default=0)
+        per_entry = self.heads * (tokens * self.head_dim * self.dtype.itemsize + 4 * self.n_parts)
+        return batch * per_entry + chunk
 
     def __call__(self, q, k, v):
         """Attention over the prepared pattern; raises `PatternError` for tensors of another shape, dtype or device."""

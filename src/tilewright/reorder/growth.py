@@ -48,7 +48,7 @@ def _grow(indptr, indices, col_ptr, col_rows, weight, size, cap, tau, limit):
         for i in range(n_near):
             r = near[i]
             touched[r] = False
-            if not placed[r] and shared[r] > most * whole[r]:
+            if not placed[r] and shared[r] / whole[r] > most:
                 row, most = r, shared[r] / whole[r]
         if row < 0:
             while placed[outermost[at]]:

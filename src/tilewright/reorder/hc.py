@@ -40,6 +40,9 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chain: Literal["tree", "growth"] | None = None
     mean_size: Annotated[float, msgspec.Meta(ge=1)] | None = None
 
+    def __post_init__(self):
+        tuning.check(self, PUBLISHED, GRID)
+
 
 def order(graph, params):
     """Order of the clusters, and of the rows within by the tree of merges (see `tilewright.reorder`)."""
@@ -53,7 +56,7 @@ def order(graph, params):
         chained = [linkage.link(q, n, cap=used["cap"], chain=used["chain"]) for q, n in zip(found, near, strict=True)]
         return quotient.join(graph, list(zip(found, chained, strict=True)))
 
-    used, free = tuning.settle("hc", params, PUBLISHED, GRID)
+    used, free = tuning.settle(params, PUBLISHED, GRID)
     if params.variant == "paper":
         rows = published.hierarchical(graph, **used)
     else:

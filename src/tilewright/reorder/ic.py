@@ -14,7 +14,7 @@ from tilewright.reorder import tuning
 from tilewright.reorder.axes import WIDE, key_order
 
 PUBLISHED = {"col_block": 16, "tau": 0.6, "cap": None, "rounds": 2}
-GRID = {"wide": (WIDE, 1.25, 8.0), "cap": (64, 32, 128), "tau": (1.0, 0.5), "col_block": (1, 8)}
+GRID = {"wide": (WIDE, 1.25, 8.0), "cap": (64, 32, 128), "col_block": (1, 8), "tau": (1.0, 0.5)}
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,6 +34,9 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wide: Annotated[float, msgspec.Meta(ge=1)] | None = None
     rounds: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
+    def __post_init__(self):
+        tuning.check(self, PUBLISHED, GRID)
+
 
 def order(graph, params):
     """Order of the groups in which they were grown (see `tilewright.reorder`)."""
@@ -45,7 +48,7 @@ def order(graph, params):
         found = parts(graph, used["col_block"], used["wide"])
         return quotient.join(graph, [(q, growth.grow(q, cap=used["cap"], tau=used["tau"])) for q in found])
 
-    used, free = tuning.settle("ic", params, PUBLISHED, GRID)
+    used, free = tuning.settle(params, PUBLISHED, GRID)
     if params.variant == "paper":
         rows = published.iterative(graph, **used)
     else:

@@ -27,7 +27,7 @@ def link(q, near, *, cap, chain):
     caps = np.array([cap, np.inf] if chain == "tree" else [cap], np.float64)
     left, right = _merge(q.indptr, q.indices, q.weight, q.size, near, caps)
     order, ptr = _leaves(q.indptr, q.indices, q.weight, left, right)
-    if chain == "tree":
+    if chain == "tree" or not len(order):
         return order
     indptr, indices = _unions(q.indptr, q.indices, order, ptr, len(q.weight))
     size = np.add.reduceat(q.size[order], ptr[:-1])

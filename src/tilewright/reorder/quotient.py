@@ -15,8 +15,9 @@ from tilewright.cut import unit_rows
 
 # Units seen by more than this share of the rows are in the union of nearly every group, whatever the order.
 UBIQUITOUS = 0.9
-# Most steps (sum over units of rows²) that a clustering may take: some 5 s of one core. Above it, units are sampled.
-BUDGET = 4e9
+# Most steps (sum over units of rows²) that a clustering may take, in all or for each row; above, units are sampled.
+# 1e9 steps are some 1.2 s of one core; a 15x15 window takes 50,625 a row.
+STEPS, STEPS_PER_ROW = 1e9, 6e4
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ def quotient(graph, rows, col_block=1):
     useful = (count > 0) & (count <= max(1, UBIQUITOUS * len(rows)))
     leader = leaders(col_ptr, col_rows, useful)
     weight = np.bincount(leader[useful], minlength=n_units) * float(col_block)
-    weight = _sample(weight, np.where(weight > 0, count, 0))
+    weight = _sample(weight, np.where(weight > 0, count, 0), max(STEPS, STEPS_PER_ROW * len(rows)))
 
     kept = np.flatnonzero(weight > 0)
     name = np.full(n_units, -1, np.int32)
@@ -84,14 +85,14 @@ def quotient(graph, rows, col_block=1):
     )
 
 
-def _sample(weight, count):
+def _sample(weight, count, budget):
     """Weights after sampling: 0 for units that are left out.
 
     A unit of `count` rows stays with probability ``min(1, limit/count)`` and its weight is divided by that, so that
     sizes of unions stay right on average while the units that cost most, and tell least, go first.
     """
     limit = count.max(initial=1)
-    while (np.minimum(count, limit) * count.astype(np.float64)).sum() > BUDGET:
+    while (np.minimum(count, limit) * count.astype(np.float64)).sum() > budget:
         limit /= 2
     share = np.minimum(1, limit / np.maximum(count, 1))
     # ASSUME: a fixed seed; the order is a function of the graph alone.

@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 from tqdm import tqdm
 
-from tilewright.errors import ConfigError
 from tilewright.reorder.axes import WIDE
 
 # Distinct rows on which settings are tried; a larger graph is tuned on as many that lie together. On samples of a
@@ -14,27 +13,31 @@ from tilewright.reorder.axes import WIDE
 TUNE_ROWS = 100_000
 
 
-def settle(name, params, published, grid):
+def check(params, published, grid):
+    """Raise ValueError (which `msgspec.convert` reports) for a setting of the other variant of `params`."""
+    known = published if params.variant == "paper" else grid
+    if foreign := _given(params).keys() - known.keys():
+        raise ValueError(
+            f"variant {params.variant} has no setting {', '.join(sorted(foreign))}, it has {', '.join(known)}"
+        )
+
+
+def settle(params, published, grid):
     """``(used, free)``: the settings of the variant of `params` as a dict, and those left to tune with their values.
 
     ``variant: paper`` takes what is left open from `published` and tunes nothing; the default variant takes the first
-    value of `grid`, a dict of tuples. Raises `ConfigError` for a setting of the other variant.
+    value of `grid`, a dict of tuples.
     """
-    given = {
-        key: value
-        for key, value in msgspec.to_builtins(params).items()
-        if value is not None and key not in ("variant", "symmetric")
-    }
-    known = published if params.variant == "paper" else grid
-    if foreign := given.keys() - known.keys():
-        raise ConfigError(
-            f"order {name}: variant {params.variant} has no setting {', '.join(sorted(foreign))}; "
-            f"known: {', '.join(known)}"
-        )
+    given = _given(params)
     if params.variant == "paper":
         return {**published, **given}, {}
     free = {key: values for key, values in grid.items() if key not in given and len(values) > 1}
     return {key: values[0] for key, values in grid.items()} | given, free
+
+
+def _given(params):
+    settings = msgspec.to_builtins(params)
+    return {k: v for k, v in settings.items() if v is not None and k not in ("variant", "symmetric")}
 
 
 def tuned(name, graph, used, free, arrange):
@@ -59,17 +62,22 @@ def tuned(name, graph, used, free, arrange):
 
 
 def _score(graph, row_order):
-    """What settings are compared by: the work of fixed groups of 64, as published, and half as much that of the best
-    cut, as run. Either alone is blind: to rows that fill up a group, or to clusters that end within one."""
+    """What settings are compared by: the work of fixed groups of 64, as published, times that of the best cut, as run.
+
+    Either alone is blind: the former to clusters that end within a group, the latter to groups that are not filled.
+    """
     from tilewright.reorder.quality import work_fraction
 
-    return work_fraction(graph, row_order) ** 2 * work_fraction(graph, row_order, best_cut=True)
+    return work_fraction(graph, row_order) * work_fraction(graph, row_order, best_cut=True)
 
 
 def _distinct_wide(graph, values):
     """Of the multiples `values` of the median, one for each number of rows that they set apart."""
     degree, median = np.diff(graph.indptr), np.median(graph.row_degree)
-    return tuple({int((degree > value * median).sum()): value for value in reversed(values)}.values())[::-1]
+    found = {}
+    for value in values:
+        found.setdefault(int((degree > value * median).sum()), value)
+    return tuple(found.values())
 
 
 def _sample(graph):

@@ -7,7 +7,7 @@ import operator
 
 import numpy as np
 
-from tilewright.tables import fill, prediction, read, reorder_time, select, solvers, speedup
+from tilewright.tables import prediction, read, reorder_time, select, solvers, speedup
 
 SHOWN = {
     "claim": ("claim", ""),
@@ -31,12 +31,12 @@ def _decimals(value):
 
 
 def needs(config):
-    """Bench files, schedules, blocks of 64x1 slices, reorder times, the paper's bars and the list of claims."""
+    """Bench files, schedules, reordered graphs, reorder times, the paper's bars and the list of claims."""
     windowed = [m for m in config.workloads if select.family(m) in ("vil", "regionvit")]
     files = [*select.bench(config, config.workloads), *select.schedules(config)]
-    files += select.blocks(config, windowed, ["64x1"])
+    files += [f"results/graphs/{m}/{r}.npz" for m in windowed for r in config.orders]
     files += [select.REORDER_TIME] if config.reorder_times.workloads else []
-    return [select.CLAIMS, select.PAPER_LATENCY, *files] if files else []
+    return [select.CLAIMS, select.PAPER_LATENCY, *files]
 
 
 def table(inputs):
@@ -44,7 +44,7 @@ def table(inputs):
 
     Raises `ArtifactError` for a claim of an unknown measure or relation.
     """
-    kinds = ("claims", "paper_latency", "bench", "schedule", "blocks", "reorder_time")
+    kinds = ("claims", "paper_latency", "bench", "schedule", "graph", "reorder_time")
     found = read.sort(inputs, kinds, optional=kinds[2:])
     (frame,) = read.frames(found["claims"], "claims")
     read.known(found["claims"][0], "relation", frame["relation"], _RELATIONS)
@@ -73,7 +73,8 @@ def _worst(claim, values):
 
 
 def _by_name(frame, column, *names):
-    return frame.set_index(frame[list(names)].agg(" ".join, axis=1))[column]
+    where = [" ".join(filter(None, words)) for words in zip(*(frame[name] for name in names), strict=True)]
+    return frame[column].set_axis(where)
 
 
 def _speedup(frame, case):
@@ -97,10 +98,8 @@ def _prediction_error(frame, _):
 
 
 def _error_over_tolerance(frame, _):
-    timed = frame[frame["status"] == "ok"]
-    return _by_name(
-        timed.assign(ratio=timed["max_abs_error"] / timed["tolerance"]), "ratio", "model", "provider", "reorder"
-    )
+    ratio = frame["max_abs_error"] / frame["tolerance"]
+    return _by_name(frame.assign(ratio=ratio), "ratio", "model", "provider", "reorder")
 
 
 def _workload(column):
@@ -111,8 +110,10 @@ def _workload(column):
 
 
 def _gathered(frame, case):
-    """Pairs gathered by 64-row slices over dense, under the model's own window order."""
-    return _by_name(frame[(frame["model"] == case) & (frame["reorder"] == "window")], "gathered", "model", "reorder")
+    """Pairs gathered by slices of 64 consecutive rows over dense, under the orders found from the graph alone."""
+    return _by_name(
+        frame[(frame["model"] == case) & frame["reorder"].isin(["ic", "hc"])], "gathered", "model", "reorder"
+    )
 
 
 def _gathered_over_window(frame, case):
@@ -133,6 +134,20 @@ def _reorder(column):
     return values
 
 
+def _gathered_work(inputs):
+    """One row per reordered graph: workload, order and its gathered work."""
+    import pandas as pd
+
+    from tilewright import graph
+    from tilewright.reorder.quality import work_fraction
+
+    rows = []
+    for path, pattern in read.by_kind(inputs, graph=graph.load)["graph"].items():
+        work = work_fraction(pattern, np.arange(pattern.n_rows))
+        rows.append({"model": path.parent.name, "reorder": path.stem, "gathered": work})
+    return pd.DataFrame(rows)
+
+
 def _bench(inputs):
     return read.bench(read.frames(inputs, "bench")[0])
 
@@ -147,8 +162,8 @@ _MEASURES = {
     "ilp_gain": (("schedule",), solvers.table, _ilp_gain),
     "ilp_gap": (("schedule",), solvers.table, _ilp_gap),
     "solve_s": (("schedule",), solvers.table, _solve_s),
-    "gathered": (("blocks",), fill.table, _gathered),
-    "gathered_over_window": (("blocks",), fill.table, _gathered_over_window),
+    "gathered": (("graph",), _gathered_work, _gathered),
+    "gathered_over_window": (("graph",), _gathered_work, _gathered_over_window),
     "reorder_s": (("reorder_time",), reorder_time.table, _reorder("seconds")),
     "reorder_gib": (("reorder_time",), reorder_time.table, _reorder("peak_gib")),
 }

@@ -11,7 +11,6 @@ SHOWN = {
     "density": ("density of the pattern", ".4f"),
     "fill": ("fill (entries / executed area)", ".3f"),
     "work": ("executed area / dense", ".3f"),
-    "gathered": ("gathered pairs / dense", ".3f"),
 }
 
 
@@ -21,11 +20,7 @@ def needs(config):
 
 
 def table(inputs):
-    """One row per blocks file.
-
-    ``work`` is the executed area over N_q x N_k, padding included; ``gathered`` counts each block's own rows and keys
-    only, the published measure of an M x 1 gather.
-    """
+    """One row per blocks file; ``work`` is the executed area, padding included, over N_q x N_k."""
     import pandas as pd
 
     from tilewright import blocks
@@ -35,7 +30,6 @@ def table(inputs):
     for path, cover in files.items():
         model, order = path.parts[-3:-1]
         dense = cover.shape[0] * cover.shape[1]
-        keys = read.block_keys(cover)
         rows.append(
             {
                 "model": model,
@@ -47,7 +41,6 @@ def table(inputs):
                 "density": cover.entries.sum() / dense,
                 "fill": cover.entries.sum() / cover.area.sum(),
                 "work": cover.area.sum() / dense,
-                "gathered": (keys * cover.rows).sum() / dense,
             }
         )
     return pd.DataFrame(rows)

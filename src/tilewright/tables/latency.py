@@ -28,8 +28,7 @@ SHOWN = {
 
 def needs(config):
     """Every bench file, and the paper's bars."""
-    files = select.bench(config, config.workloads)
-    return [*files, select.PAPER_LATENCY] if files else []
+    return [*select.bench(config, config.workloads), select.PAPER_LATENCY]
 
 
 def table(inputs):

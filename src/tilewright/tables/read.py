@@ -117,8 +117,8 @@ def known(path, what, values, names):
 def bench(frame):
     """Bench rows with what tables and figures ask of them; a row that did not run has no measured number.
 
-    Rows come `in_order`. Adds ``family`` (of the workload's name), ``policy`` (greedy, ilp or empty), ``dense_us`` (dense SDPA of the same
-    workload and run) and ``speedup`` over it; ``ordered`` becomes a bool.
+    Rows come `in_order`. Adds ``family`` (of the workload's name), ``policy`` (greedy, ilp or empty), ``dense_us``
+    (dense SDPA of the same workload and run) and ``speedup`` over it; ``ordered`` becomes a bool.
     """
     frame = frame.copy()
     frame["family"] = frame["model"].map(select.family)
@@ -157,16 +157,10 @@ def paper_speedups(latency):
 
 
 def labels(frame):
-    """``{model: label}`` in the order of `frame`: the resolution, or what follows the family where that is not enough."""
+    """``{model: label}`` in the order of `frame`: the resolution, or all after the family where that is not enough."""
     models = frame.drop_duplicates("model")
     counts = models.groupby(["family", "resolution"])["model"].transform("size")
     return {
-        row.model: f"{row.resolution:.0f} px" if count == 1 else row.model.partition("-")[2]
+        row.model: f"{row.resolution:.0f} px" if count == 1 else row.model.partition("-")[2] or row.model
         for row, count in zip(models.itertuples(), counts, strict=True)
     }
-
-
-def block_keys(blocks):
-    """int64 [B]: keys that each block really has, padding left out."""
-    real = np.concatenate(([0], np.cumsum((blocks.run_keys >= 0).sum(axis=1), dtype=np.int64)))
-    return real[blocks.run_ptr[1:]] - real[blocks.run_ptr[:-1]]

@@ -25,8 +25,8 @@ def method(config):
     """
     sets = config.bench.tile_sets
     both = [name for name, solvers in sets.items() if "greedy" in solvers and len(solvers) > 1]
-    name = next(iter([*both, *sets]), None)
-    return name, list(sets.get(name, ()))
+    name = next(iter([*both, *sets]))
+    return name, list(sets[name])
 
 
 def bench(config, workloads, pairs=None):
@@ -34,7 +34,7 @@ def bench(config, workloads, pairs=None):
     pairs = config.benched if pairs is None else pairs
     baselines = [f"results/logs/{m}/baselines.csv" for m in workloads]
     runs = [f"results/logs/{m}/{r}/{t}.{s}.csv" for m in workloads for r in config.orders for t, s in pairs]
-    return baselines + runs if workloads and pairs else []
+    return baselines + runs
 
 
 def bench_of_method(config, workloads):
@@ -61,5 +61,6 @@ def blocks(config, workloads, tiles):
 
 
 def heatmap(config):
-    """Heat-map files, one a resolution; none unless the study times a heat map."""
-    return [f"results/logs/heatmap/{resolution}.csv" for resolution in config.heatmap.resolutions]
+    """Heat-map files, one a resolution; none when the map has no cell."""
+    resolutions = config.heatmap.resolutions if config.heatmap.patches else ()
+    return [f"results/logs/heatmap/{resolution}.csv" for resolution in resolutions]

@@ -1,0 +1,219 @@
+"""One tidy row per provider: what was run, whether it passed its check, and how long it took.
+
+A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
+"""
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from tilewright import hardware, registry, work
+from tilewright.errors import ArtifactError, UnknownNameError
+from tilewright.kernels import baselines, reference, torch_blocks
+from tilewright.profile import DTYPES
+from tilewright.timing import time_call
+
+COLUMNS = (
+    "model", "family", "resolution", "reorder", "tiles", "solver", "provider", "status", "reason", "ordered", "batch",
+    "heads", "head_dim", "dtype", "tokens", "entries", "density", "p20_us", "p50_us", "p80_us", "repetitions", "rse",
+    "max_abs_error", "tolerance", "predicted_us", "objective_us", "bound_us", "gap", "items", "launches",
+    "useful_gflops", "executed_gflops", "tokens_per_s", "memory_bytes", "device", "cores", "torch", "numpy", "time",
+)  # fmt: skip
+
+# Above as many queries, a sample of that many is checked.
+CHECKED_ROWS = 1024
+# ASSUME: a baseline that needs more than this for its tables, of masks or bits, is not worth waiting for.
+BASELINE_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: until the relative standard error is `rse` after `min_repetitions`, or for `max_seconds`."""
+
+    rse: float = 0.02
+    min_repetitions: int = 10
+    max_seconds: float = 1.0
+
+
+class Tokens:
+    """Standard normal q, k, v of one graph, and what attention over its pattern, or over all pairs, makes of them."""
+
+    def __init__(self, graph, *, heads=None, head_dim=None, dtype=None, batch=1, seed=0, device="cpu"):
+        """Draw the tokens, in the order of `graph`. heads, head_dim: default those of its model; dtype: default
+        float32.
+
+        Raises `ArtifactError` where the model does not tell, and `UnknownNameError`.
+        """
+        self.graph, self.batch, self.seed, self.device = graph, batch, seed, hardware.describe(device)
+        self.heads, self.head_dim = (
+            graph.meta.get(name) if value is None else value
+            for name, value in (("heads", heads), ("head_dim", head_dim))
+        )
+        if self.heads is None or self.head_dim is None:
+            raise ArtifactError("the graph's model tells no heads and head_dim; expected them as arguments")
+        if dtype not in (None, *DTYPES):
+            raise UnknownNameError("dtype", dtype, DTYPES)
+        self.dtype = getattr(torch, dtype or DTYPES[0])
+        generator = torch.Generator().manual_seed(seed)
+        self.ordered = tuple(
+            torch.randn(batch, self.heads, n, self.head_dim, generator=generator).to(self.dtype)
+            for n in (graph.shape[0], graph.shape[1], graph.shape[1])
+        )
+        self.rows = reference.sample_rows(graph, CHECKED_ROWS, seed)
+
+    @cached_property
+    def natural(self):
+        """q, k, v with tokens in the natural order."""
+        g = self.graph
+        orders = g.row_order, g.col_order, g.col_order
+        return tuple(
+            x if order is None else x[:, :, np.argsort(order)] for x, order in zip(self.ordered, orders, strict=True)
+        )
+
+    @cached_property
+    def masked_result(self):
+        """float64 [B, H, R, D]: the oracle's result for `rows`."""
+        return reference.attention_rows(self.graph, self.rows, *self.ordered)
+
+    @cached_property
+    def dense_result(self):
+        """float64 [B, H, R, D]: dense attention of `rows`."""
+        q, k, v = self.ordered
+        results = [
+            reference.attention(q[:, :, rows], k, v, torch.ones(1, 1, dtype=torch.bool))
+            for rows in np.array_split(self.rows, -(-len(self.rows) // 64))
+        ]
+        return torch.cat(results, 2)
+
+    def row(self, **facts):
+        """A row of `COLUMNS` with what is known of the graph, the tokens and the device, and `facts`."""
+        g, meta, tokens = self.graph, self.graph.meta, self.graph.n_rows
+        known = {
+            "model": meta.get("model", ""),
+            "family": meta.get("family", ""),
+            "resolution": meta.get("resolution", ""),
+            "batch": self.batch,
+            "heads": self.heads,
+            "head_dim": self.head_dim,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "tokens": tokens,
+            "entries": g.entries,
+            "density": g.density,
+            "tolerance": reference.TOLERANCE[self.dtype],
+            "device": self.device["name"],
+            "cores": self.device["threads"],
+            **self.device["versions"],
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        return dict.fromkeys(COLUMNS, "") | known | {"status": "ok"} | facts
+
+    def checked(self, call, expected, tokens, rows, executed, effort, **facts):
+        """The row of ``call(*tokens)``: its check of `rows` against `expected`, and only if it passes, its time.
+
+        executed: pairs of query and key that one head computes, padding included.
+        """
+        error = float((call(*tokens)[:, :, rows].double() - expected).abs().max())
+        row = self.row(max_abs_error=error, **facts)
+        # Not `>`: a NaN does not pass.
+        if not error <= row["tolerance"]:
+            reason = f"error {error:.2g} against the reference, tolerance {row['tolerance']:.2g}"
+            return row | {"status": "failed", "reason": reason}
+        timing = time_call(
+            lambda: call(*tokens),
+            min_reps=effort.min_repetitions,
+            max_seconds=effort.max_seconds,
+            rse_target=effort.rse,
+        )
+        per_us = 4 * self.head_dim * self.heads * self.batch / timing.p50_us / 1e3
+        return row | {
+            "p20_us": timing.p20_us,
+            "p50_us": timing.p50_us,
+            "p80_us": timing.p80_us,
+            "repetitions": timing.repetitions,
+            "rse": timing.rse,
+            "useful_gflops": self.graph.entries * per_us,
+            "executed_gflops": executed * per_us,
+            "tokens_per_s": self.batch * self.graph.n_rows / timing.p50_us * 1e6,
+        }
+
+
+def run_schedule(schedule, blocks, tokens, effort, *, tiles=None):
+    """Two rows of a schedule: tokens in plan order, and permuted inside the call.
+
+    tokens: `Tokens` of the graph that the schedule is for; tiles: name of the tile set. ``memory_bytes`` are the
+    executor's tables and an estimate of the most that it holds in a call. Raises `ArtifactError` for parts that do not
+    belong together.
+    """
+    graph = tokens.graph
+    if graph.id != schedule.graph_id:
+        raise ArtifactError(f"expected the graph {schedule.graph_id} of the schedule, found {graph.id}")
+    facts = {
+        "provider": "tilewright",
+        "reorder": graph.meta.get("reorder", {}).get("order", "none" if graph.row_order is None else ""),
+        "tiles": tiles or "+".join(schedule.tiles),
+        "items": len(schedule.tile),
+        **{name: getattr(schedule, name) for name in ("solver", "predicted_us", "objective_us", "bound_us", "gap")},
+    }
+    rows = []
+    for ordered in (True, False):
+        executor = torch_blocks.prepare(
+            schedule,
+            blocks,
+            heads=tokens.heads,
+            head_dim=tokens.head_dim,
+            dtype=tokens.dtype,
+            row_order=graph.row_order,
+            col_order=graph.col_order,
+            ordered=ordered,
+        )
+        places = tokens.rows if ordered or graph.row_order is None else graph.row_order[tokens.rows]
+        facts |= {
+            "ordered": ordered,
+            "launches": len(executor.launches),
+            "memory_bytes": executor.memory_bytes + executor.peak_bytes(tokens.batch),
+        }
+        inputs = tokens.ordered if ordered else tokens.natural
+        area = _executed_area(schedule, blocks)
+        rows.append(tokens.checked(executor, tokens.masked_result, inputs, places, area, effort, **facts))
+    return rows
+
+
+def run_baselines(names, tokens, effort, *, max_dense_tokens):
+    """A row of each of the baselines `names`, tokens in the order of the graph of `tokens` (`Tokens`).
+
+    More than `max_dense_tokens` keys are not attended densely. ``memory_bytes`` are the tables that a baseline holds.
+    The first call, which may compile, is not counted; its time is printed. Raises `UnknownNameError`.
+    """
+    graph, rows = tokens.graph, []
+    for name in names:
+        module = registry.member("tilewright.kernels.baselines", "baseline", name, baselines.NAMES)
+        facts = {"provider": name, "reorder": graph.meta.get("reorder", {}).get("order", "none")}
+        try:
+            if module.DENSE and graph.n_cols > max_dense_tokens:
+                raise baselines.Unavailable(
+                    f"{graph.n_cols:,} tokens; dense attention is run up to {max_dense_tokens:,}"
+                )
+            ready = module.prepare(graph, dtype=tokens.dtype, max_bytes=BASELINE_BYTES)
+        except baselines.Unavailable as reason:
+            rows.append(tokens.row(status="skipped", reason=str(reason), **facts))
+            continue
+        begin = time.perf_counter()
+        ready.call(*tokens.ordered)
+        print(f"{name}: first call {time.perf_counter() - begin:.2f} s, not counted")
+        expected = tokens.masked_result if module.MASKED else tokens.dense_result
+        facts |= {"memory_bytes": ready.held_bytes, "launches": 1}
+        rows.append(tokens.checked(ready.call, expected, tokens.ordered, tokens.rows, ready.executed, effort, **facts))
+    return rows
+
+
+def _executed_area(schedule, blocks):
+    """Pairs of query and key that the items of a schedule compute, padded to their shape classes."""
+    area = 0
+    for t, name in enumerate(schedule.tiles):
+        shapes, cls = work.items(blocks[name], schedule.split_keys), schedule.cls[schedule.tile == t]
+        area += int((shapes.class_rows[cls].astype(np.int64) * shapes.class_runs[cls]).sum()) * blocks[name].tile.run
+    return area

@@ -1,0 +1,151 @@
+"""Stages T3 and T5 on files: blocks in, profiles out; schedules, a graph or names in, tidy CSV files out."""
+
+import sys
+from pathlib import Path
+
+from tilewright import artifacts, hardware, provenance
+from tilewright import blocks as blocks_file
+from tilewright import graph as graph_file
+from tilewright import profile as profile_file
+from tilewright import schedule as schedule_file
+from tilewright.errors import ArtifactError, ConfigError, DeviceError
+
+MODES = ("profile_only", "schedule", "baselines", "heatmap", "reorder_times")
+
+
+def run(output, rse, min_repetitions, max_seconds, **arguments):
+    """Do what the one mode among `MODES` that is given asks for and write `output`.
+
+    ``profile_only`` and ``schedule`` take as many outputs as inputs, the others one. Files are written when everything
+    has run. Raises `TilewrightError`; nothing is written then.
+    """
+    from tilewright.bench import Effort
+
+    if not (rse > 0 and min_repetitions >= 1 and max_seconds > 0):
+        raise ConfigError(f"expected an effort above zero, found rse {rse}, {min_repetitions} times, {max_seconds} s")
+    chosen = [mode for mode in MODES if arguments[mode] not in (None, False)]
+    if len(chosen) != 1:
+        flags = ", ".join(f"--{mode}" if mode == "profile_only" else f"--{mode.replace('_', '-')}" for mode in MODES)
+        raise ConfigError(f"expected exactly one of {flags}, found {len(chosen)}")
+    inputs = arguments[{"profile_only": "blocks", "schedule": "schedule"}.get(chosen[0], chosen[0])] or []
+    inputs = inputs if chosen[0] in ("profile_only", "schedule") else [None]
+    if len(inputs) != len(output):
+        raise ConfigError(f"expected one output for each input, found {len(output)} for {len(inputs)}")
+    call = {
+        "profile_only": _profile,
+        "schedule": _schedule,
+        "baselines": _baselines,
+        "heatmap": _heatmap,
+        "reorder_times": _reorder_times,
+    }[chosen[0]]
+    call(output, effort=Effort(rse, min_repetitions, max_seconds), **arguments)
+
+
+def _profile(output, blocks, heads, head_dim, dtype, device, split_keys, seed, **_):
+    options = {"heads": heads, "head_dim": head_dim, "dtype": dtype, "split_keys": split_keys, "seed": seed}
+    profiles = [profile_file.measure(blocks_file.load(path), device=device, **options) for path in blocks]
+    for path, source, profile in zip(output, blocks, profiles, strict=True):
+        made_by = {
+            "stage": "profile",
+            "parameters": options | {"device": device},
+            "inputs": {str(source): provenance.sha256_file(source)},
+            "code": provenance.code_digest("tilewright.profile"),
+            "versions": provenance.versions("torch", "numpy"),
+        }
+        profile_file.save(path, profile, made_by)
+        print(f"{profile.tile}: {len(profile.classes)} shape classes, {profile.launch_us:.1f} us a launch")
+
+
+def _schedule(output, schedule, graph, blocks, effort, heads, head_dim, dtype, batch, device, seed, **_):
+    from tilewright.bench import run_schedule
+    from tilewright.bench.rows import COLUMNS, Tokens
+
+    covers = {path: blocks_file.load(path) for path in blocks or []}
+    given = {cover.tile.name: path for path, cover in covers.items()}
+    tokens, tables = None, []
+    for path in schedule:
+        plan = schedule_file.load(path)
+        if plan.device_id != hardware.device_id(hardware.describe(device)):
+            raise DeviceError(
+                f"{path}: made for another device ({plan.device_id}); profile and solve again on this one"
+            )
+        paths = {name: given.get(name, made) for name, made in zip(plan.tiles, plan.blocks_paths, strict=True)}
+        if missing := [name for name, source in paths.items() if not source]:
+            raise ArtifactError(f"{path}: records no blocks of the tiles {missing}; expected them as --blocks")
+        for source in paths.values():
+            covers[source] = covers.get(source) or blocks_file.load(source)
+        if tokens is None or tokens.graph.id != plan.graph_id:
+            pattern = graph_file.load(graph or _graph_path(next(iter(paths.values()))))
+            planned = _planned(plan, heads=heads, head_dim=head_dim, dtype=dtype)
+            tokens = Tokens(pattern, **planned, batch=batch, seed=seed, device=device)
+        stem, _, solver = Path(path).stem.rpartition(".")
+        rows = run_schedule(
+            plan,
+            {name: covers[source] for name, source in paths.items()},
+            tokens,
+            effort,
+            tiles=stem if solver == plan.solver else None,
+        )
+        _report(rows)
+        tables.append(rows)
+    for path, rows in zip(output, tables, strict=True):
+        _write(path, COLUMNS, rows)
+
+
+def _baselines(output, baselines, graph, effort, heads, head_dim, dtype, batch, device, seed, max_dense_tokens, **_):
+    from tilewright.bench import run_baselines
+    from tilewright.bench.rows import COLUMNS, Tokens
+
+    if graph is None:
+        raise ConfigError("--baselines: expected the pattern as --graph, found none")
+    facts = {"heads": heads, "head_dim": head_dim, "dtype": dtype, "batch": batch, "seed": seed, "device": device}
+    tokens = Tokens(graph_file.load(graph), **facts)
+    rows = run_baselines(baselines, tokens, effort, max_dense_tokens=max_dense_tokens)
+    _report(rows)
+    _write(output[0], COLUMNS, rows)
+
+
+def _heatmap(output, heatmap, patches, effort, max_dense_tokens, orders, tiles, solver, split_keys, seed, **_):
+    from tilewright.bench.sweeps import HEATMAP, run_heatmap
+
+    if not patches or len(orders) != 1:
+        raise ConfigError(f"--heatmap: expected --patches and one of --orders, found {patches} and {orders}")
+    options = {"order": orders[0], "names": tiles, "solver": solver, "split_keys": split_keys, "seed": seed}
+    _write(output[0], HEATMAP, run_heatmap(heatmap, patches, effort, max_tokens=max_dense_tokens, **options))
+
+
+def _reorder_times(output, reorder_times, orders, **_):
+    from tilewright.bench.sweeps import REORDER_TIMES, run_reorder_times
+
+    _write(output[0], REORDER_TIMES, run_reorder_times(reorder_times, orders))
+
+
+def _planned(plan, **arguments):
+    """heads, head_dim and dtype: as given, else those of the profile that the schedule was made from."""
+    path = next((path for path in plan.profile_paths if path), None)
+    profile = None if path is None else profile_file.load(path)
+    return {name: value or getattr(profile, name, None) for name, value in arguments.items()}
+
+
+def _graph_path(blocks_path):
+    """The graph that blocks were cut from, as their file tells."""
+    _, header = artifacts.read_npz(blocks_path, blocks_file.KIND, blocks_file.VERSION)
+    path = next(iter(header["made_by"].get("inputs", ())), None)
+    if path is None:
+        raise ArtifactError(f"{blocks_path}: does not say what graph it was made from; expected it as --graph")
+    return path
+
+
+def _report(rows):
+    for row in rows:
+        what = " ".join(str(row[name]) for name in ("provider", "reorder", "tiles", "solver") if row[name])
+        if row["status"] == "ok":
+            print(f"{what}: {row['p50_us'] / 1e3:.3f} ms, error {row['max_abs_error']:.1e}")
+        else:
+            print(f"{what}: {row['status']}: {row['reason']}", file=sys.stderr)
+
+
+def _write(path, columns, rows):
+    import pandas as pd
+
+    artifacts.write_text(path, pd.DataFrame(rows, columns=columns).to_csv(index=False, lineterminator="\n"))

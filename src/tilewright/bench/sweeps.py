@@ -1,0 +1,100 @@
+"""The two sweeps over sizes: DynamicViT by resolution and patch, and the time that orders take (stage T5)."""
+
+import resource
+from datetime import UTC, datetime
+
+from tilewright import blocks, hardware, models, profile, reorder, schedule, tiles
+from tilewright.bench.rows import Tokens, run_baselines, run_schedule
+from tilewright.errors import ConfigError, TileError
+
+HEATMAP = (
+    "resolution", "patch", "tokens", "status", "reason", "dense_p50_us", "plan_p50_us", "speedup", "max_abs_error",
+    "device", "torch", "time",
+)  # fmt: skip
+REORDER_TIMES = (
+    "model", "tokens", "entries", "distinct_rows", "reorder", "seconds", "work_fraction", "peak_rss_bytes", "device",
+    "time",
+)  # fmt: skip
+
+
+def plan_row(pattern, order, names, solver, effort, *, region_rows=128, split_keys=1024, seed=0):
+    """`pattern` carried through T2 to T5 with the tiles `names` that fit it: the row of tokens in plan order.
+
+    Returns ``(row, Tokens)``. Raises `TileError` when no tile fits, and what the stages raise.
+    """
+    ordered, _ = reorder.apply(pattern, order)
+    covers = {}
+    for name in names:
+        try:
+            covers[name] = blocks.extract(ordered, tiles.parse(name), region_rows)
+        except TileError as error:
+            unfit = error
+    if not covers:
+        raise unfit
+    profiles = {name: profile.measure(cover, split_keys=split_keys, seed=seed) for name, cover in covers.items()}
+    limits = hardware.limits(next(iter(profiles.values())).device)
+    found = schedule.solve(covers, profiles, limits, solver, seed=seed)
+    tokens = Tokens(ordered, seed=seed)
+    return run_schedule(found, covers, tokens, effort)[0], tokens
+
+
+def run_heatmap(resolution, patches, effort, *, max_tokens, order, names, solver, **options):
+    """A row of `HEATMAP` for each of `patches`: the plan of DynamicViT-S at `resolution` pixels beside dense attention.
+
+    options: as of `plan_row`. What cannot be run, or has more than `max_tokens` tokens, is skipped with the reason.
+    """
+    rows = []
+    for patch in patches:
+        cell = dict.fromkeys(HEATMAP, "") | {"resolution": resolution, "patch": patch, "status": "skipped"}
+        rows.append(cell)
+        device = hardware.describe("cpu")
+        cell |= {"device": device["name"], "torch": device["versions"]["torch"]}
+        cell["time"] = datetime.now(UTC).isoformat(timespec="seconds")
+        cell["tokens"] = count = 1 + (resolution // patch) ** 2
+        if count > max_tokens:
+            cell["reason"] = f"too many tokens: {count:,} over {max_tokens:,}"
+            continue
+        try:
+            pattern = models.build(f"dynamicvit-s-{resolution}-p{patch}")
+            plan, tokens = plan_row(pattern, order, names, solver, effort, **options)
+        except (ConfigError, TileError) as error:
+            cell["reason"] = str(error)
+            continue
+        dense = run_baselines(["sdpa_dense"], tokens, effort, max_dense_tokens=max_tokens)[0]
+        failed = [row for row in (plan, dense) if row["status"] != "ok"]
+        cell |= {"max_abs_error": plan["max_abs_error"], "status": failed[0]["status"] if failed else "ok"}
+        if failed:
+            cell["reason"] = failed[0]["reason"]
+            continue
+        cell |= {"dense_p50_us": dense["p50_us"], "plan_p50_us": plan["p50_us"]}
+        cell["speedup"] = dense["p50_us"] / plan["p50_us"]
+    return rows
+
+
+def run_reorder_times(workloads, orders):
+    """A row of `REORDER_TIMES` for each workload and order, smallest first: seconds of the ordering and how good it is.
+
+    peak_rss_bytes: of this process so far; workloads are to be given from small to large.
+    """
+    rows = []
+    for name in workloads:
+        pattern = models.build(name)
+        for order in orders:
+            _, info = reorder.apply(pattern, order)
+            rows.append(
+                {
+                    "model": name,
+                    "tokens": pattern.n_rows,
+                    "entries": pattern.entries,
+                    "distinct_rows": pattern.n_classes,
+                    "reorder": order,
+                    "seconds": info["seconds"],
+                    "work_fraction": info["work_fraction"],
+                    # ru_maxrss counts KiB on Linux.
+                    "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                    "device": hardware.describe("cpu")["name"],
+                    "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                }
+            )
+            print(f"{name} {order}: {info['seconds']:.2f} s, gathered work {info['work_fraction']:.4f} of dense")
+    return rows

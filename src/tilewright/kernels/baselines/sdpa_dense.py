@@ -1,0 +1,13 @@
+"""Dense attention over all pairs by `scaled_dot_product_attention`: the "FlashAttention" of the figures."""
+
+import torch.nn.functional as F
+
+from tilewright.kernels.baselines import Ready
+
+MASKED = False
+DENSE = True
+
+
+def prepare(graph, *, dtype, max_bytes):
+    """The operator itself; see the contract of the package."""
+    return Ready(F.scaled_dot_product_attention, 0, graph.n_rows * graph.n_cols)

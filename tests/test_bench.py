@@ -1,0 +1,263 @@
+import contextlib
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import plans
+from tilewright import blocks, graph, hardware, profile, schedule
+from tilewright.bench import COLUMNS, Effort, rows, run_baselines, run_schedule, sweeps
+from tilewright.bench.rows import Tokens
+from tilewright.errors import ArtifactError, TilewrightError, UnknownNameError
+from tilewright.kernels import baselines, torch_blocks
+from tilewright.kernels.baselines import flex
+
+SCRIPT = Path(__file__).parent.parent / "workflow/scripts/run_bench.py"
+QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
+META = {"model": "toy", "family": "toys", "resolution": 8, "heads": 2, "head_dim": 16}
+
+
+@pytest.fixture(scope="module")
+def ordered():
+    return plans.reordered(plans.pattern(140, 90), **META)
+
+
+@pytest.fixture(scope="module")
+def tokens(ordered):
+    return Tokens(ordered, batch=2)
+
+
+@pytest.fixture(scope="module")
+def cover(ordered):
+    return plans.covers(ordered, ["16x1", "8x8"])
+
+
+def test_a_schedule_gives_a_row_for_tokens_in_order_and_one_for_others(cover, tokens):
+    plan = plans.scheduled(cover, split_keys=32)
+    found = run_schedule(plan, cover, tokens, QUICK, tiles="mixed")
+    assert [row["ordered"] for row in found] == [True, False]
+    for row in found:
+        assert list(row) == list(COLUMNS)
+        assert (row["status"], row["provider"], row["tiles"], row["solver"]) == ("ok", "tilewright", "mixed", "greedy")
+        assert row["max_abs_error"] < row["tolerance"] and 0 < row["p20_us"] <= row["p50_us"] <= row["p80_us"]
+        assert (row["tokens"], row["entries"], row["batch"]) == (140, tokens.graph.entries, 2)
+        assert row["items"] == len(plan.tile) and row["launches"] <= row["items"]
+        assert row["useful_gflops"] == pytest.approx(4 * 16 * 2 * 2 * row["entries"] / row["p50_us"] / 1e3)
+        assert row["executed_gflops"] > row["useful_gflops"]
+        assert row["tokens_per_s"] == pytest.approx(280 / row["p50_us"] * 1e6)
+        assert row["memory_bytes"] > 0
+
+
+def test_a_wrong_result_is_never_timed(monkeypatch, cover, tokens):
+    right = torch_blocks.Executor.__call__
+    monkeypatch.setattr(torch_blocks.Executor, "__call__", lambda self, *qkv: right(self, *qkv) + 1e-3)
+    for row in run_schedule(plans.scheduled(cover), cover, tokens, QUICK):
+        assert row["status"] == "failed" and "error 0.001 against the reference" in row["reason"]
+        assert row["p50_us"] == row["useful_gflops"] == ""
+
+
+def test_nan_does_not_pass(monkeypatch, cover, tokens):
+    right = torch_blocks.Executor.__call__
+    monkeypatch.setattr(torch_blocks.Executor, "__call__", lambda self, *qkv: right(self, *qkv) * torch.nan)
+    assert {row["status"] for row in run_schedule(plans.scheduled(cover), cover, tokens, QUICK)} == {"failed"}
+
+
+def test_a_graph_of_another_schedule_is_refused(cover):
+    other = Tokens(plans.reordered(plans.pattern(140, 90, seed=3), **META))
+    with pytest.raises(ArtifactError, match="of the schedule, found"):
+        run_schedule(plans.scheduled(cover), cover, other, QUICK)
+
+
+def test_tokens_need_heads_and_a_known_dtype(ordered):
+    with pytest.raises(ArtifactError, match="heads and head_dim"):
+        Tokens(graph.from_pattern(np.eye(3, dtype=bool)))
+    with pytest.raises(UnknownNameError, match="int8"):
+        Tokens(ordered, dtype="int8")
+
+
+def test_a_large_graph_is_checked_by_sample(monkeypatch, cover, ordered):
+    monkeypatch.setattr(rows, "CHECKED_ROWS", 20)
+    sampled = Tokens(ordered)
+    assert 20 <= len(sampled.rows) <= 22
+    assert {row["status"] for row in run_schedule(plans.scheduled(cover), cover, sampled, QUICK)} == {"ok"}
+
+
+def test_dense_baselines_pass_their_own_checks(tokens):
+    dense, masked = run_baselines(["sdpa_dense", "sdpa_mask"], tokens, QUICK, max_dense_tokens=1000)
+    assert [(row["provider"], row["status"]) for row in (dense, masked)] == [("sdpa_dense", "ok"), ("sdpa_mask", "ok")]
+    assert masked["memory_bytes"] == 140 * 90 * 4 and dense["executed_gflops"] > dense["useful_gflops"]
+
+
+def test_what_is_too_large_is_skipped_with_the_reason(monkeypatch, tokens):
+    for row in run_baselines(["sdpa_dense", "sdpa_mask"], tokens, QUICK, max_dense_tokens=89):
+        assert row["status"] == "skipped" and row["reason"] == "90 tokens; dense attention is run up to 89"
+        assert row["p50_us"] == row["max_abs_error"] == ""
+    monkeypatch.setattr(rows, "BASELINE_BYTES", 100)
+    for row in run_baselines(["sdpa_mask", "flex"], tokens, QUICK, max_dense_tokens=90):
+        assert row["status"] == "skipped" and "at most 100 are allowed" in row["reason"]
+
+
+def test_an_unknown_baseline_is_refused(tokens):
+    with pytest.raises(UnknownNameError, match="sdpa_dense, sdpa_mask, flex"):
+        run_baselines(["xformers"], tokens, QUICK, max_dense_tokens=90)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch, tmp_path):
+    from torch._inductor import cpp_builder
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    cpp_builder.cpp_compiler_search.cache_clear()
+    yield
+    cpp_builder.cpp_compiler_search.cache_clear()
+
+
+def test_without_a_compiler_flex_is_skipped(no_compiler, tokens):
+    (row,) = run_baselines(["flex"], tokens, QUICK, max_dense_tokens=1000)
+    assert row["status"] == "skipped" and "no C++ compiler" in row["reason"]
+
+
+def test_flex_passes_its_check():
+    dense = plans.pattern(300, 200, density=0.01)
+    dense[:128, :128] = True
+    (row,) = run_baselines(["flex"], Tokens(graph.from_pattern(dense, meta=META)), QUICK, max_dense_tokens=1)
+    if "no C++ compiler" in row["reason"]:
+        pytest.skip(row["reason"])
+    assert row["status"] == "ok", row["reason"]
+
+
+def test_flex_blocks_are_full_partial_or_absent():
+    dense = np.zeros((300, 200), bool)
+    dense[:128, :128] = dense[130, 150] = True
+    partial, full = flex._kinds(graph.from_pattern(dense))
+    assert full.tolist() == [[True, False], [False, False], [False, False]]
+    assert partial.tolist() == [[False, False], [False, True], [False, False]]
+
+
+def test_every_baseline_keeps_the_contract():
+    for name in baselines.NAMES:
+        module = importlib.import_module(f"tilewright.kernels.baselines.{name}")
+        assert isinstance(module.MASKED, bool) and isinstance(module.DENSE, bool) and callable(module.prepare)
+
+
+def test_heat_map_runs_what_fits_and_says_why_not():
+    options = {"max_tokens": 100, "order": "window", "names": ["16x1", "8x1"], "solver": "greedy", "region_rows": 32}
+    cells = sweeps.run_heatmap(64, [8, 4, 64, 128], QUICK, **options)
+    assert [list(cell) for cell in cells] == [list(sweeps.HEATMAP)] * 4
+    assert [cell["status"] for cell in cells] == ["ok", "skipped", "skipped", "skipped"]
+    assert cells[0]["speedup"] == pytest.approx(cells[0]["dense_p50_us"] / cells[0]["plan_p50_us"])
+    assert cells[0]["tokens"] == 65 and cells[0]["max_abs_error"] < 2e-5
+    assert cells[1]["reason"] == "too many tokens: 257 over 100"
+    assert "larger than the graph" in cells[2]["reason"]
+    assert "patch: expected at most the resolution" in cells[3]["reason"]
+
+
+def test_orders_are_timed():
+    found = sweeps.run_reorder_times(["vil-tiny-64-s1"], ["none", "window"])
+    assert [list(row) for row in found] == [list(sweeps.REORDER_TIMES)] * 2
+    for row in found:
+        assert row["tokens"] == 257 and row["seconds"] >= 0 and 0 < row["work_fraction"] <= 1.1
+
+
+# The command line, by its files.
+
+
+def bench(root, *arguments):
+    """Run the script in this process, in the folder `root`."""
+    spec = importlib.util.spec_from_file_location("run_bench", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    quick = ["--max-seconds", "0.01", "--min-repetitions", "3"]
+    with contextlib.chdir(root):
+        module.run(**vars(module.parser.parse_args([*quick, *arguments])))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory, ordered, cover):
+    """Graph, blocks, profiles and schedules of the toy, as files; the paths are relative, as in a study."""
+    root, names = tmp_path_factory.mktemp("study"), list(cover)
+    graph.save(root / "graph.npz", ordered)
+    for name in names:
+        blocks.save(root / f"{name}.npz", cover[name], {"inputs": {"graph.npz": ""}})
+    outputs = [f"{name}.json" for name in names]
+    bench(root, "--profile_only", "--blocks", *(f"{name}.npz" for name in names), "--output", *outputs)
+    profiles = {name: profile.load(root / f"{name}.json") for name in names}
+    paths = {name: (f"{name}.npz", f"{name}.json") for name in names}
+    limits = hardware.limits(next(iter(profiles.values())).device)
+    plan = schedule.solve(cover, profiles, limits, "greedy", paths=paths)
+    schedule.save(root / "pair.greedy.json", plan)
+    schedule.save(root / "other.json", replace(plan, device_id="other"))
+    schedule.save(root / "homeless.json", replace(plan, blocks_paths=("", "")))
+    return root
+
+
+def test_a_schedule_file_is_run_with_the_files_that_it_records(study):
+    bench(study, "--schedule", "pair.greedy.json", "--output", "out.csv")
+    frame = pd.read_csv(study / "out.csv")
+    assert tuple(frame.columns) == COLUMNS
+    assert frame["status"].tolist() == ["ok", "ok"] and frame["tiles"].tolist() == ["pair", "pair"]
+    assert frame["ordered"].tolist() == [True, False] and (frame["predicted_us"] > 0).all()
+
+
+def test_files_that_are_given_replace_those_that_are_recorded(study):
+    given = ["--blocks", "16x1.npz", "8x8.npz", "--graph", "graph.npz"]
+    bench(study, "--schedule", "homeless.json", "--output", "given.csv", *given)
+    assert pd.read_csv(study / "given.csv")["tiles"].tolist() == ["16x1+8x8"] * 2
+
+
+def test_baselines_are_run_on_a_graph_file(study):
+    bench(study, "--baselines", "sdpa_dense", "--graph", "graph.npz", "--output", "base.csv")
+    assert pd.read_csv(study / "base.csv")["provider"].tolist() == ["sdpa_dense"]
+
+
+def test_a_heat_map_and_order_times_are_written(study):
+    bench(study, "--heatmap", "32", "--patches", "16", "--tiles", "4x1", "--solver", "greedy", "--output", "heat.csv")
+    assert tuple(pd.read_csv(study / "heat.csv").columns) == sweeps.HEATMAP
+    bench(study, "--reorder-times", "vil-tiny-64-s1", "--orders", "none", "--output", "orders.csv")
+    assert tuple(pd.read_csv(study / "orders.csv").columns) == sweeps.REORDER_TIMES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--output x.csv", "expected exactly one of --profile_only, --schedule, .* found 0"),
+        ("--profile_only --heatmap 224 --output x.csv", "expected exactly one of .* found 2"),
+        ("--profile_only --output x.csv", "expected one output for each input, found 1 for 0"),
+        ("--baselines flex --output x.csv", "expected the pattern as --graph"),
+        ("--heatmap 224 --output x.csv", "expected --patches"),
+        ("--schedule nothing.json --output x.csv", "nothing.json: no such file"),
+        ("--schedule other.json --output x.csv", "made for another device"),
+        ("--schedule homeless.json --output x.csv", "records no blocks of the tiles"),
+        ("--baselines sdpa_dense --graph graph.npz --rse 0 --output x.csv", "expected an effort above zero"),
+        ("--profile_only --blocks 16x1.npz --device cuda --output x.csv", "known: cpu"),
+    ],
+    ids=lambda value: value.partition(" --output")[0] if value.startswith("--") else "",
+)
+def test_wrong_arguments_are_refused_and_write_nothing(study, arguments, message):
+    with pytest.raises(TilewrightError, match=message):
+        bench(study, *arguments.split())
+    assert not (study / "x.csv").exists()
+
+
+def test_blocks_that_do_not_say_their_graph_need_it_given(study, cover):
+    for name in cover:
+        blocks.save(study / f"orphan-{name}.npz", cover[name])
+    with pytest.raises(ArtifactError, match="does not say what graph it was made from"):
+        given = map(str, study.glob("orphan-*.npz"))
+        bench(study, "--schedule", "homeless.json", "--output", "x.csv", "--blocks", *given)
+
+
+def test_the_script_ends_with_one_line(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2] / "src")}
+    command = [sys.executable, str(SCRIPT), "--schedule", "nothing.json", "--output", "x.csv"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.startswith("error: nothing.json: no such file")
+    assert len(done.stderr.strip().splitlines()) == 1 and not list(tmp_path.iterdir())

@@ -1,0 +1,557 @@
+"""Figures and tables from a made-up study: what they show is what the files say, and nothing else."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.colors
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+import synthetic
+from tilewright import blocks, config, figures, graph, schedule, tables
+from tilewright.errors import ArtifactError, UnknownNameError
+from tilewright.figures import spy, style
+from tilewright.tables import read, select
+
+ROOT = Path(__file__).parents[1]
+SMALL = {
+    "workloads": ["vil-tiny-128-s1", "vil-tiny-224-s1", "regionvit-tiny-224-s1", "dynamicvit-s-224"],
+    "orders": ["none", "rcm", "ic", "window"],
+    "tiles": ["8x1", "16x16"],
+    "tile_sets": {"mixed": ["8x1", "16x16"], "8x1": ["8x1"]},
+    "region_rows": 16,
+    "bench": {"tile_sets": {"mixed": ["greedy", "highs"], "8x1": ["greedy"]}},
+    "heatmap": {"resolutions": [224, 512], "patches": [32, 16], "max_tokens": 1000},
+    "reorder_times": {"workloads": ["vil-tiny-128-s1", "vil-tiny-224-s1"]},
+    "figures": {
+        "pattern_workloads": ["vil-tiny-224-s1", "regionvit-tiny-224-s1", "dynamicvit-s-224"],
+        "pattern_tiles": ["8x1", "16x16"],
+        "fill_workloads": ["vil-tiny-224-s1"],
+        "fill_tiles": ["8x1", "16x16"],
+        "gantt_workload": "vil-tiny-224-s1",
+        "gantt_order": "ic",
+    },
+}
+BLANK = ("vil-tiny-224-s1", "rcm")
+
+
+def configured(**changes):
+    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    for key, value in {**SMALL, **changes}.items():
+        merge = isinstance(value, dict) and key != "tile_sets"
+        mapping[key] = {**mapping[key], **value} if merge else value
+    return config.load(mapping)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """The configuration of a study whose files lie in the working folder for the whole module."""
+    root, before = tmp_path_factory.mktemp("study"), Path.cwd()
+    os.chdir(root)
+    (root / "expected").symlink_to(ROOT / "expected")
+    chosen = configured()
+    synthetic.write_graphs(root, chosen)
+    synthetic.write_logs(root, chosen, blank=[BLANK])
+    yield chosen
+    os.chdir(before)
+
+
+FIGURES = {}
+
+
+def drawn(name, study, inputs=None):
+    """The figure `name`; that of the whole study is drawn once for all tests, none of which changes it."""
+    if inputs is None:
+        if name not in FIGURES:
+            FIGURES[name] = drawn(name, study, figures.needs(name, study))
+        return FIGURES[name]
+    module = figures.registry.member("tilewright.figures", "figure", name, figures.NAMES)
+    with style.context():
+        return module.draw([Path(path) for path in inputs])
+
+
+def table(name, study, inputs=None):
+    module = tables.registry.member("tilewright.tables", "table", name, tables.NAMES)
+    return module.table([Path(path) for path in inputs or tables.needs(name, study)])
+
+
+def texts(figure):
+    """All words of a figure."""
+    from matplotlib.text import Text
+
+    return " ".join(found.get_text().replace("\n", " ") for found in figure.findobj(Text))
+
+
+def heights(axes):
+    """Bar heights of a panel by rounded x."""
+    return {round(bar.get_x() + bar.get_width() / 2, 3): bar.get_height() for bar in axes.patches}
+
+
+# Every figure and table
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"), [*((name, "svg") for name in figures.NAMES), ("reorder_time", "png"), ("reorder_time", "pdf")]
+)
+def test_a_figure_is_written_the_same_twice(name, suffix, study, tmp_path):
+    paths = [tmp_path / "a" / f"{name}.{suffix}", tmp_path / "b" / f"{name}.{suffix}"]
+    for path in paths:
+        figures.draw(name, figures.needs(name, study), [path])
+        assert list(path.parent.iterdir()) == [path]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+@pytest.mark.parametrize("name", tables.NAMES)
+def test_a_table_is_written_as_csv_and_markdown(name, study, tmp_path):
+    paths = [tmp_path / f"{name}.csv", tmp_path / f"{name}.md"]
+    tables.tabulate(name, tables.needs(name, study), paths)
+    frame = pd.read_csv(paths[0])
+    lines = paths[1].read_text().splitlines()
+    module = tables.registry.member("tilewright.tables", "table", name, tables.NAMES)
+    assert set(module.SHOWN) <= set(frame.columns)
+    assert len(lines) == len(frame) + 2 > 2
+    assert {line.replace("\\|", "").count("|") for line in lines} == {len(module.SHOWN) + 1}
+
+
+@pytest.mark.parametrize("family", [figures, tables], ids=["figures", "tables"])
+def test_every_member_says_what_it_shows(family):
+    kind = family.__name__.rpartition(".")[2]
+    for name in family.NAMES:
+        module = family.registry.member(family.__name__, kind, name, family.NAMES)
+        assert module.__doc__ and callable(module.needs)
+        caption = ROOT / "workflow" / "report" / "captions" / f"{name}.rst"
+        assert caption.read_text().strip()
+
+
+@pytest.mark.parametrize("name", figures.NAMES)
+def test_a_figure_needs_only_what_the_rules_make(name, study):
+    wanted = figures.needs(name, study)
+    assert len(set(wanted)) == len(wanted) > 0
+    assert all(Path(path).is_file() for path in wanted)
+
+
+@pytest.mark.parametrize("name", tables.NAMES)
+def test_a_table_needs_only_what_the_rules_make(name, study):
+    wanted = tables.needs(name, study)
+    assert len(set(wanted)) == len(wanted) > 0
+    assert all(Path(path).is_file() for path in wanted)
+
+
+def test_what_a_study_leaves_out_is_not_selected():
+    less = configured(
+        workloads=["vil-tiny-224-s1"],
+        heatmap={"resolutions": []},
+        reorder_times={"workloads": []},
+        bench={"tile_sets": {"mixed": ["greedy"]}},
+        figures={**SMALL["figures"], "pattern_workloads": [], "fill_workloads": []},
+    )
+    assert figures.selected(less) == (
+        ("latency_vil", "speedup", "prediction", "gantt"),
+        ("latency", "speedup", "prediction", "solvers", "claims"),
+    )
+
+
+def test_importing_the_families_stays_light():
+    code = (
+        "import sys; from tilewright import figures, registry, tables;"
+        "[registry.member('tilewright.figures', 'figure', name, figures.NAMES) for name in figures.NAMES];"
+        "[registry.member('tilewright.tables', 'table', name, tables.NAMES) for name in tables.NAMES];"
+        "sys.exit(' '.join({'matplotlib', 'seaborn', 'pandas', 'torch', 'numba', 'highspy'} & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+
+
+# What they show
+
+
+def test_latency_bars_are_the_measured_medians(study):
+    above, below = drawn("latency_vil", study).axes[0], drawn("latency_vil", study).axes[2]
+    model, orders = "vil-tiny-128-s1", ["none", "rcm", "ic", "window"]
+    dense = synthetic.dense_us(model) / 1e3
+    found = heights(above)
+    assert found.pop(-1.0) == pytest.approx(dense)
+    expected = {
+        place + side: synthetic.plan_us(model, order, solver) / 1e3
+        for place, order in enumerate(orders)
+        for side, solver in ((-0.19, "greedy"), (0.19, "highs"))
+    }
+    assert found == pytest.approx(expected)
+    assert heights(below) == pytest.approx({x: dense / height for x, height in expected.items()})
+
+
+def test_latency_whiskers_reach_from_p20_to_p80(study):
+    above = drawn("latency_vil", study).axes[0]
+    whisker = above.containers[1]
+    (line,) = whisker.lines[2][0].get_segments()
+    dense = synthetic.dense_us("vil-tiny-128-s1") / 1e3
+    assert sorted(line[:, 1]) == pytest.approx([0.9 * dense, 1.25 * dense])
+
+
+def test_the_papers_speedups_stand_beside_ours(study):
+    below = drawn("latency_vil", study).axes[2]
+    diamonds = next(line for line in below.lines if line.get_marker() == "D")
+    # ViL at 128 px: 5.23 ms dense; RCM 4.10 and 2.15, IC 4.00 and 2.05 with greedy and ILP.
+    points = dict(zip(np.round(diamonds.get_xdata(), 2), diamonds.get_ydata(), strict=True))
+    assert points == pytest.approx({0.81: 5.23 / 4.10, 1.19: 5.23 / 2.15, 1.81: 5.23 / 4.00, 2.19: 5.23 / 2.05})
+
+
+def test_a_plan_that_did_not_run_is_blank_with_its_reason(study):
+    figure = drawn("latency_vil", study)
+    blank = figure.axes[1]
+    assert not [x for x in heights(blank) if abs(x - 1) < 0.5]
+    assert [found.get_text() for found in blank.texts] == ["×", "×"]
+    assert "vil-tiny-224-s1 RCM + greedy, vil-tiny-224-s1 RCM + ILP: skipped, no C++ compiler" in texts(figure)
+    rows = table("latency", study)
+    rows = rows[(rows["model"] == BLANK[0]) & (rows["reorder"] == BLANK[1])]
+    assert len(rows) == 6 and rows["p50_us"].isna().all() and rows["speedup"].isna().all()
+    assert set(rows["reason"]) == {"no C++ compiler"}
+
+
+def test_the_latency_table_holds_the_papers_bars(study):
+    rows = table("latency", study)
+    rows = rows[rows["model"] == "vil-tiny-128-s1"].set_index(["provider", "reorder", "solver", "ordered"])
+    assert rows.loc[("sdpa_dense", "none", "", ""), "paper_ms"] == 5.23
+    assert rows.loc[("tilewright", "ic", "highs", "yes"), "paper_ms"] == 2.05
+
+
+def test_a_time_left_in_a_row_that_failed_is_not_shown(study):
+    path = "results/logs/vil-tiny-128-s1/baselines.csv"
+    frame = read.frames([path], "bench")[0].assign(status="failed", p50_us=1.0)
+    assert read.bench(frame)[["p50_us", "speedup"]].isna().all(axis=None)
+
+
+def test_speedup_takes_the_best_plan(study):
+    row = table("speedup", study).set_index("model").loc["regionvit-tiny-224-s1"]
+    assert row["speedup"] == pytest.approx(6.0)
+    assert row["plan"] == "window + highs (mixed)"
+    assert row["paper_speedup"] == pytest.approx(8.41 / 2.75)
+    assert row["sdpa_mask"] == pytest.approx(0.5)
+    assert np.isnan(row["flex"]) and row["reason"] == "flex: no C++ compiler"
+    figure = drawn("speedup", study)
+    assert heights(figure.axes[1]) == pytest.approx({0.0: 6.0})
+    assert [axes.get_title() for axes in figure.axes] == ["Vision Longformer", "RegionViT", "DynamicViT"]
+
+
+def test_a_mask_without_a_resolution_is_shown_by_its_name(study, tmp_path):
+    rows = [synthetic.row("vil-tiny-128-s1", "sdpa_dense", 5.0), synthetic.row("vil-tiny-128-s1", "flex", 2.0)]
+    named = [{**row, "model": "file-mine", "resolution": ""} for row in rows]
+    synthetic.write_csv(tmp_path / "baselines.csv", synthetic.BENCH, named)
+    frame = table("speedup", study, [tmp_path / "baselines.csv", select.PAPER_LATENCY])
+    assert frame["flex"].item() == pytest.approx(2.5)
+    assert list(read.labels(frame).values()) == ["mine"]
+
+
+def test_a_failed_check_is_a_claim_not_met(study, tmp_path):
+    rows = [synthetic.row("vil-tiny-128-s1", "flex", None, status="failed", max_abs_error=1e-3)]
+    synthetic.write_csv(tmp_path / "baselines.csv", synthetic.BENCH, rows)
+    inputs = [tmp_path / "baselines.csv", select.PAPER_LATENCY, select.CLAIMS]
+    claim = table("claims", study, inputs).set_index("id").loc["error_over_tolerance:"]
+    assert (claim["measured"], claim["verdict"]) == (pytest.approx(100), "not met")
+
+
+def test_speedup_without_any_plan_is_blank(study, tmp_path):
+    lone = tmp_path / "baselines.csv"
+    synthetic.write_csv(lone, synthetic.BENCH, [synthetic.row("vil-tiny-128-s1", "sdpa_dense", 5.0)])
+    inputs = [lone, select.PAPER_LATENCY]
+    assert np.isnan(table("speedup", study, inputs)["speedup"].item())
+    figure = drawn("speedup", study, inputs)
+    assert "not run" in texts(figure) and not figure.axes[0].patches
+
+
+def test_heatmap_shows_numbers_and_why_there_are_none(study):
+    figure = drawn("heatmap", study)
+    picture = figure.axes[0].images[0].get_array()
+    assert np.ma.getmaskarray(picture).tolist() == [[False, False], [False, True]]
+    assert picture[0, 0] == pytest.approx(0.8 + 50**0.5 / 40)
+    words = texts(figure)
+    assert f"(a) {synthetic.TOO_LONG}" in words
+    # The paper's values at 224 px with patches 32 and 16 and at 512 px likewise.
+    assert all(f" {value} " in f" {words} " for value in ("2.9", "3.0", "3.2"))
+    cells = table("heatmap", study)
+    assert cells.loc[cells["status"] != "ok", "speedup"].isna().all()
+
+
+@pytest.mark.parametrize("tile", ["8x1", "16x16"])
+def test_pattern_pictures_show_entries_and_executed_pairs(tile, study):
+    pattern = graph.load("results/graphs/vil-tiny-224-s1/ic.npz")
+    cover = blocks.load(f"results/blocks/vil-tiny-224-s1/ic/{tile}.npz")
+    picture = spy.picture(pattern, cover)
+    entry = np.array(matplotlib.colors.to_rgb(spy.ENTRY), np.float32)
+    assert np.array_equal(np.isclose(picture, entry).all(axis=2), pattern.to_dense())
+    boxes = np.zeros(pattern.shape, bool)
+    for top, bottom, left, right in spy.stretches(cover):
+        boxes[top:bottom, left:right] = True
+    assert np.array_equal(boxes, ~np.isclose(picture, 1).all(axis=2))
+
+
+def test_a_large_pattern_is_averaged_not_sampled(study, monkeypatch):
+    pattern = graph.load("results/graphs/vil-tiny-224-s1/none.npz")
+    cover = blocks.load("results/blocks/vil-tiny-224-s1/none/16x16.npz")
+    full = spy.picture(pattern, cover)
+    monkeypatch.setattr(spy, "PIXELS", 30)
+    small = spy.picture(pattern, cover)
+    assert small.shape == (22, 22, 3)
+    assert small[0, 0] == pytest.approx(full[:3, :3].mean(axis=(0, 1)), abs=1e-6)
+    assert small[-1, -1] == pytest.approx(full[63:, 63:].mean(axis=(0, 1)), abs=1e-6)
+
+
+def test_pattern_figures_have_a_picture_for_each_tile_and_order(study):
+    figure = drawn("pattern_regionvit", study)
+    titles = [axes.get_title() for axes in figure.axes if axes.images]
+    assert len(titles) == 2 * 4
+    cover = blocks.load("results/blocks/regionvit-tiny-224-s1/ic/8x1.npz")
+    assert f"order IC: 8x1 executes {cover.area.sum() / 64**2:.1%}" in titles
+    assert sum(title.startswith("as the model has it") for title in titles) == 2
+
+
+def test_fill_is_entries_over_area(study):
+    cover = blocks.load("results/blocks/vil-tiny-224-s1/ic/16x16.npz")
+    frame = table("fill", study).set_index(["reorder", "tile"])
+    assert frame.loc[("ic", "16x16"), "fill"] == pytest.approx(cover.summary()["fill"])
+    found = heights(drawn("fill", study).axes[0])
+    assert found[round(1 + 0.1, 3)] == pytest.approx(cover.summary()["fill"])
+
+
+def test_prediction_states_the_median_error(study):
+    figure = drawn("prediction", study)
+    assert "median relative error 10.0%" in texts(figure)
+    # Each of 4 workloads, 4 orders and 3 schedules, but for one workload's order that did not run.
+    assert "within ±25%: 100% of 45 schedules" in texts(figure)
+    frame = table("prediction", study)
+    assert frame["error"].to_numpy() == pytest.approx(0.1)
+
+
+def test_gantt_bars_are_the_items_of_the_schedule(study):
+    plan = schedule.load("results/schedules/vil-tiny-224-s1/ic/mixed.highs.json")
+    axes = drawn("gantt", study).axes[1]
+    launch = matplotlib.colors.to_rgba(style.INK)
+    items = [bar for bar in axes.patches if bar.get_facecolor() != launch]
+    assert sorted(bar.get_x() for bar in items) == pytest.approx(sorted(plan.start_us / 1e3))
+    assert max(bar.get_x() + bar.get_width() for bar in items) <= plan.predicted_us / 1e3 * 1.5
+    assert f"{plan.predicted_us / 1e3:.3f} ms predicted, {plan.n_items:,} items" in axes.get_title("left")
+    waits = [bar.get_width() for bar in axes.patches if bar.get_facecolor() == launch and bar.get_width() > 0]
+    assert min(waits) == pytest.approx(8.0 / 1e3)
+
+
+def test_reorder_times_are_drawn_as_measured(study):
+    left = drawn("reorder_time", study).axes[0]
+    lines = {line.get_label(): line for line in left.lines}
+    assert lines["RCM"].get_ydata() == pytest.approx([0.02, 0.06])
+    assert lines["RCM"].get_xdata() == pytest.approx([100, 400])
+    assert left.get_xscale() == left.get_yscale() == "log"
+
+
+def test_policy_gains_are_relative_to_greedy(study):
+    frame = table("policy", study)
+    measured = frame.dropna(subset="measured_gain")
+    assert measured["measured_gain"].to_numpy() == pytest.approx(1 - 1 / 1.2)
+    assert len(frame) == 16 and len(measured) == 15
+    row = frame[(frame["model"] == "vil-tiny-128-s1") & (frame["reorder"] == "ic")].iloc[0]
+    assert row["paper_gain"] == pytest.approx(1 - 2.05 / 4.00)
+    assert "measured (p50): median +16.7 %" in texts(drawn("policy", study))
+
+
+def test_solvers_stand_side_by_side(study):
+    frame = table("solvers", study).set_index(["model", "reorder", "solver"])
+    assert set(frame.index.get_level_values("solver")) == {"greedy", "highs", "gurobi"}
+    assert set(frame["tiles"]) == {"mixed"}
+    plan = schedule.load("results/schedules/vil-tiny-224-s1/ic/mixed.highs.json")
+    row = frame.loc[("vil-tiny-224-s1", "ic", "highs")]
+    assert (row["objective_us"], row["bound_us"], row["status"]) == (plan.objective_us, plan.bound_us, plan.status)
+    assert row["gain"] == pytest.approx(1 - plan.predicted_us / row["greedy_us"])
+    assert frame.xs("greedy", level="solver")[["objective_us", "bound_us", "gap"]].isna().all(axis=None)
+
+
+def test_verdicts_follow_from_the_inputs(study):
+    frame = table("claims", study).set_index("id")
+    met = frame.loc["speedup:vil-tiny-128"]
+    assert (met["measured"], met["verdict"]) == (pytest.approx(6.0), "met")
+    tokens = frame.loc["tokens:vil-tiny-224-s1"]
+    assert (tokens["measured"], tokens["verdict"]) == (225, "not met")
+    absent = frame.loc["density:vil-tiny-1024-s1"]
+    assert np.isnan(absent["measured"]) and absent["verdict"] == "not measured"
+    assert frame.loc["prediction_error:", "measured"] == pytest.approx(10)
+    assert frame.loc["error_over_tolerance:", "measured"] == pytest.approx(0.1)
+    assert frame.loc["ilp_gain:", "verdict"] == frame.loc["ilp_gap:", "verdict"] == "met"
+    # The made-up IC order is the window order, and no graph of 65,537 tokens was ordered.
+    assert frame.loc["gathered_over_window:ic", "measured"] == pytest.approx(0)
+    assert frame.loc["reorder_s:ic/65537", "verdict"] == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("relation", "expected", "verdict", "measured"),
+    [
+        (">=", 6.1, "not met", 6.0),
+        (">=", 6, "met", 6.0),
+        ("<=", 7, "not met", 8.0),
+        ("<=", 8, "met", 8.0),
+        ("=", 8, "not met", 8.0),
+    ],
+)
+def test_a_claim_is_judged_by_its_worst_case(relation, expected, verdict, measured, study, tmp_path):
+    claim = {"id": "speedup:vil", "claim": "all", "relation": relation, "expected": expected, "unit": "×"}
+    synthetic.write_csv(tmp_path / "claims.csv", ",".join(claim), [claim])
+    rows = []
+    for model, p50 in (("vil-tiny-128-s1", 1 / 8), ("vil-tiny-224-s1", 1 / 6)):
+        rows += [synthetic.row(model, "sdpa_dense", 1.0), synthetic.row(model, "tilewright", p50, ordered="True")]
+    synthetic.write_csv(tmp_path / "bench.csv", synthetic.BENCH, rows)
+    row = table("claims", study, [tmp_path / "claims.csv", select.PAPER_LATENCY, tmp_path / "bench.csv"]).iloc[0]
+    assert (row["verdict"], row["measured"]) == (verdict, pytest.approx(measured))
+
+
+@pytest.mark.parametrize(("found", "verdict"), [(0.1187, "met"), (0.1186, "met"), (0.1196, "not met")])
+def test_equality_is_judged_in_the_digits_claimed(found, verdict, study, tmp_path):
+    synthetic.write_csv(
+        tmp_path / "bench.csv", synthetic.BENCH, [synthetic.row("vil-tiny-224-s1", "flex", 1.0, density=found)]
+    )
+    frame = table("claims", study, [select.CLAIMS, select.PAPER_LATENCY, tmp_path / "bench.csv"]).set_index("id")
+    assert frame.loc["density:vil-tiny-224-s1", "verdict"] == verdict
+
+
+def test_workloads_of_one_resolution_are_told_apart():
+    frame = pd.DataFrame(
+        {
+            "model": ["vil-tiny-224-s1", "vil-tiny-224-s2", "vil-tiny-384-s1"],
+            "family": "vil",
+            "resolution": [224.0, 224.0, 384.0],
+        }
+    )
+    assert list(read.labels(frame).values()) == ["tiny-224-s1", "tiny-224-s2", "384 px"]
+
+
+def test_each_order_and_tile_has_its_own_colour():
+    names = [*style.ORDER_COLOURS, "hilbert", "rabbit"]
+    assert len({style.order_colour(name, names) for name in names}) == len(names)
+    sizes = ["16x1", "32x1", "64x1", "128x1", "16x16", "32x32", "64x64", "128x128"]
+    assert len({style.tile_colour(name) for name in sizes}) == len(sizes)
+    assert style.ordered(["window", "hilbert", "none", "ic"]) == ["none", "ic", "window", "hilbert"]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("family", [figures.draw, tables.tabulate], ids=["figure", "table"])
+def test_an_unknown_name_lists_the_known_ones(family):
+    with pytest.raises(UnknownNameError, match=r"unknown (figure|table) 'pie'; known: latency"):
+        family("pie", [], [])
+
+
+@pytest.mark.parametrize(
+    ("make", "suffix"), [(figures.draw, ".svg, .png, .pdf"), (tables.tabulate, ".csv or .md")], ids=["figure", "table"]
+)
+def test_an_unknown_ending_is_refused_before_any_work(make, suffix, tmp_path):
+    with pytest.raises(ArtifactError, match=f"expected a name ending in {re.escape(suffix)}, found '.gif'"):
+        make("speedup", [], [tmp_path / "a.gif"])
+
+
+def test_a_missing_input_is_named(study):
+    with pytest.raises(ArtifactError, match=r"gone\.csv: no such file; expected bench or paper_latency"):
+        drawn("speedup", study, ["gone.csv"])
+
+
+@pytest.mark.parametrize("name", ["speedup", "heatmap", "fill", "gantt", "pattern_vil", "reorder_time"])
+def test_an_input_of_another_stage_is_refused(name, study):
+    foreign = "results/logs/reorder_time.csv" if name != "reorder_time" else "results/logs/heatmap/224.csv"
+    with pytest.raises(ArtifactError, match=r"(reorder_time|224)\.csv: expected .*, found (reorder_time|heatmap)"):
+        drawn(name, study, [foreign])
+
+
+def test_a_csv_of_no_stage_is_refused(study, tmp_path):
+    synthetic.write_csv(tmp_path / "x.csv", "name,value", [{"name": "a", "value": 1}])
+    with pytest.raises(ArtifactError, match="found a CSV with the columns name, value"):
+        drawn("prediction", study, [tmp_path / "x.csv"])
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x93NUMPY", b"{}", b'{"kind": "graph"'], ids=["empty", "npy", "bare", "cut"]
+)
+@pytest.mark.parametrize("suffix", [".json", ".npz", ".csv"])
+def test_a_damaged_file_is_refused(content, suffix, study, tmp_path):
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=f"x{suffix}: expected (schedule or profile), found"):
+        drawn("gantt", study, [path])
+
+
+def test_text_where_a_number_belongs_is_refused(study, tmp_path):
+    rows = [synthetic.row("vil-tiny-128-s1", "sdpa_dense", 5.0, repetitions="many")]
+    synthetic.write_csv(tmp_path / "b.csv", synthetic.BENCH, rows)
+    with pytest.raises(ArtifactError, match=r"b\.csv: expected a bench file, found: .*many"):
+        drawn("prediction", study, [tmp_path / "b.csv"])
+
+
+def test_an_unknown_status_is_refused(study, tmp_path):
+    rows = [synthetic.row("vil-tiny-128-s1", "sdpa_dense", 5.0, status="fine")]
+    synthetic.write_csv(tmp_path / "b.csv", synthetic.BENCH, rows)
+    with pytest.raises(ArtifactError, match="status: expected ok, skipped, failed, found fine"):
+        drawn("prediction", study, [tmp_path / "b.csv"])
+
+
+def test_nothing_given_is_an_error(study):
+    heat = "results/logs/heatmap/224.csv"
+    with pytest.raises(ArtifactError, match=r"expected a reorder_time file among the inputs, found .*224\.csv"):
+        read.sort([heat], ("heatmap", "reorder_time"))
+
+
+def test_a_prediction_of_nothing_is_an_error(study):
+    with pytest.raises(ArtifactError, match="at least one schedule that was predicted and timed"):
+        drawn("prediction", study, ["results/logs/vil-tiny-128-s1/baselines.csv"])
+
+
+def test_blocks_of_another_graph_are_refused(study):
+    inputs = ["results/graphs/vil-tiny-224-s1/none.npz", "results/blocks/vil-tiny-224-s1/ic/8x1.npz"]
+    with pytest.raises(ArtifactError, match=r"ic/8x1.npz: expected blocks of a graph among the inputs"):
+        drawn("pattern_vil", study, inputs)
+
+
+def test_a_schedule_without_its_profiles_is_refused(study):
+    place = "vil-tiny-224-s1/ic"
+    inputs = [f"results/schedules/{place}/mixed.greedy.json", f"results/profiling/{place}/8x1.json"]
+    with pytest.raises(ArtifactError, match=r"mixed.greedy.json: expected the profiles of its tiles .* \['16x16'\]"):
+        drawn("gantt", study, inputs)
+
+
+@pytest.mark.parametrize(("column", "value"), [("relation", "<"), ("id", "luck:vil")])
+def test_a_claim_that_cannot_be_judged_is_refused(column, value, study, tmp_path):
+    claim = {"id": "speedup:vil", "claim": "x", "relation": ">=", "expected": 1, "unit": "×", column: value}
+    synthetic.write_csv(tmp_path / "c.csv", ",".join(claim), [claim])
+    with pytest.raises(ArtifactError, match=r"c.csv: (relation|measure): expected .*, found (<|luck)"):
+        table("claims", study, [tmp_path / "c.csv", select.PAPER_LATENCY])
+
+
+def test_a_failed_write_leaves_what_was_there(study, tmp_path, monkeypatch):
+    path = tmp_path / "reorder_time.svg"
+    path.write_text("before")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(ArtifactError, match="No space left on device; what was there before is unchanged"):
+        figures.draw("reorder_time", figures.needs("reorder_time", study), [path])
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("script", "flag", "name", "outputs"),
+    [("draw", "--figure", "heatmap", ["h.png"]), ("table", "--table", "heatmap", ["h.csv", "h.md"])],
+)
+def test_the_command_writes_what_it_is_asked_for(script, flag, name, outputs, study, tmp_path):
+    command = [sys.executable, ROOT / "workflow" / "scripts" / f"{script}.py", flag, name, "--inputs"]
+    paths = [tmp_path / output for output in outputs]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([*command, *figures.needs(name, study), "--outputs", *paths], check=True, env=environment)
+    assert all(path.stat().st_size > 100 for path in paths)
+    failed = subprocess.run(
+        [*command, "gone.csv", "--outputs", *paths], env=environment, capture_output=True, text=True
+    )
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("error: gone.csv: no such file") and failed.stderr.count("\n") == 1

@@ -1,0 +1,260 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import plans
+from tilewright import graph
+from tilewright.errors import ArtifactError, PatternError
+from tilewright.kernels import item_masks, reference, torch_blocks, torch_launch
+from tilewright.kernels.torch_blocks import Bias
+
+H, D = 2, 16
+
+
+def tokens(n_q, n_k, batch=1, dtype=torch.float32, heads=H, head_dim=D):
+    generator = torch.Generator().manual_seed(0)
+    sizes = (n_q, n_k, n_k)
+    return [torch.randn(batch, heads, n, head_dim, generator=generator).to(dtype) for n in sizes]
+
+
+def run(dense, names, *, split_keys=None, batch=1, dtype=torch.float32, ordered=False, bias=None, scale=None, seed=0):
+    """``(executor's result, reference)`` of a random order and schedule."""
+    ordered_graph = plans.reordered(dense, seed)
+    cover = plans.covers(ordered_graph, names)
+    plan = plans.scheduled(cover, split_keys, seed)
+    row, col = ordered_graph.row_order, ordered_graph.col_order
+    call = torch_blocks.prepare(
+        plan,
+        cover,
+        heads=H,
+        head_dim=D,
+        dtype=dtype,
+        row_order=row,
+        col_order=col,
+        bias=bias,
+        scale=scale,
+        ordered=ordered,
+    )
+    q, k, v = tokens(*dense.shape, batch, dtype)
+    as_dense = bias
+    if isinstance(bias, Bias):
+        rows, cols = np.ogrid[: dense.shape[0], : dense.shape[1]]
+        as_dense = bias.table[:, torch.from_numpy(bias.index(rows, cols))]
+    expected = reference.attention(q, k, v, torch.from_numpy(dense), bias=as_dense, scale=scale)
+    if ordered:
+        return call(q[:, :, row], k[:, :, col], v[:, :, col]), expected[:, :, row]
+    return call(q, k, v), expected
+
+
+def assert_close(result, expected, dtype=torch.float32):
+    assert result.dtype == dtype and result.shape == expected.shape
+    assert not result.isnan().any()
+    assert (result.double() - expected).abs().max() <= reference.TOLERANCE[dtype]
+
+
+# An oracle must not be taken at its word, either.
+def test_the_reference_is_softmax_written_out():
+    q, k, v = tokens(3, 5)
+    allowed = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+    out = reference.attention(q, k, v, allowed)
+    for i in (0, 2):
+        keys = allowed[i].nonzero().ravel()
+        scores = [(q[0, 1, i] @ k[0, 1, j]).item() * D**-0.5 for j in keys]
+        weights = np.exp(scores) / np.exp(scores).sum()
+        np.testing.assert_allclose(
+            out[0, 1, i], sum(w * v[0, 1, j] for w, j in zip(weights, keys, strict=True)), atol=1e-6
+        )
+    assert (out[:, :, 1] == 0).all()
+
+
+@pytest.mark.parametrize("slab", [1, 1 << 25], ids=["row-by-row", "at-once"])
+def test_rows_of_a_large_graph_are_rows_of_the_reference(monkeypatch, slab):
+    monkeypatch.setattr(reference, "_SLAB_SCORES", slab)
+    dense = plans.pattern(70, 50)
+    pattern = graph.from_pattern(dense)
+    q, k, v = tokens(70, 50, batch=2)
+    rows = np.array([3, 69, 12, 0])
+    whole = reference.attention(q, k, v, torch.from_numpy(dense))
+    torch.testing.assert_close(reference.attention_rows(pattern, rows, q, k, v), whole[:, :, rows])
+
+
+def test_a_sample_holds_the_rows_of_most_and_fewest_keys():
+    pattern = graph.from_pattern(plans.pattern(200, 50))
+    rows = reference.sample_rows(pattern, 10, seed=0)
+    assert {pattern.row_degree.argmax(), pattern.row_degree.argmin()} <= set(rows) and len(rows) <= 12
+    assert np.array_equal(reference.sample_rows(pattern, 200, seed=0), np.arange(200))
+
+
+SHAPES = [(64, 64), (97, 61), (33, 200), (1, 1), (1, 90), (130, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"N{s[0]}-{s[1]}")
+@pytest.mark.parametrize("split_keys", [None, 32], ids=["whole", "split"])
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "natural"])
+def test_executor_equals_the_reference(shape, split_keys, ordered):
+    names = ["1x1"] if min(shape) == 1 else ["16x1", "8x8", "32x16"]
+    dense = plans.pattern(*shape, n_global=1, empty=min(1, shape[0] - 1))
+    assert_close(*run(dense, names, split_keys=split_keys, ordered=ordered, batch=2))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    n_q=st.integers(17, 90),
+    n_k=st.integers(17, 90),
+    density=st.sampled_from([0.02, 0.3, 0.95]),
+    names=st.lists(st.sampled_from(["1x1", "4x1", "16x1", "16x8", "8x16"]), min_size=1, max_size=3, unique=True),
+    split_keys=st.sampled_from([None, 16, 48]),
+    batch=st.integers(1, 3),
+    ordered=st.booleans(),
+    bias=st.booleans(),
+    empty=st.integers(0, 9),
+    seed=st.integers(0, 99),
+)
+def test_any_schedule_equals_the_reference(n_q, n_k, density, names, split_keys, batch, ordered, bias, empty, seed):
+    dense = plans.pattern(n_q, n_k, density, seed, n_global=2, empty=empty)
+    extra = torch.randn(H, n_q, n_k) if bias else None
+    assert_close(*run(dense, names, split_keys=split_keys, batch=batch, ordered=ordered, bias=extra, seed=seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+def test_16_bit_types(dtype, bias):
+    extra = torch.randn(H, 80, 70) if bias else None
+    assert_close(*run(plans.pattern(80, 70), ["16x1", "16x16"], split_keys=32, dtype=dtype, bias=extra), dtype)
+
+
+@pytest.mark.parametrize("kept", [1 << 28, 0], ids=["spelt-out-before", "spelt-out-in-the-call"])
+@pytest.mark.parametrize("bias", [False, True], ids=["bits", "bias"])
+def test_masks_that_do_not_fit_are_spelt_out_in_the_call(monkeypatch, kept, bias):
+    monkeypatch.setattr(torch_blocks, "MASK_BYTES", kept)
+    extra = torch.randn(H, 80, 70) if bias else None
+    assert_close(*run(plans.pattern(80, 70), ["16x1"], split_keys=32, bias=extra, batch=2))
+
+
+def test_bias_from_a_table_in_natural_token_order():
+    def index(rows, cols):
+        return (np.asarray(rows) - cols) % 13
+
+    for ordered in (True, False):
+        bias = Bias(torch.randn(H, 13), index)
+        assert_close(*run(plans.pattern(80, 70), ["16x1", "8x8"], bias=bias, ordered=ordered, split_keys=32))
+
+
+def test_equal_masks_are_held_once():
+    dense = np.kron(np.eye(8, dtype=bool), np.tril(np.ones((16, 16), bool)))
+    cover = plans.covers(graph.from_pattern(dense), ["16x1"], region_rows=16)
+    call = torch_blocks.prepare(plans.scheduled(cover, rounds=1), cover, heads=H, head_dim=D, dtype=torch.float32)
+    assert [launch.masks.size for launch in call.launches] == [1]
+    bias = Bias(torch.zeros(H, 31), lambda rows, cols: rows - cols + 15)
+    call = torch_blocks.prepare(
+        plans.scheduled(cover, rounds=1), cover, heads=H, head_dim=D, dtype=torch.float32, bias=bias
+    )
+    assert [launch.masks.size for launch in call.launches] == [1]
+
+
+def test_keys_that_items_share_are_gathered_once():
+    dense = np.zeros((64, 64), bool)
+    dense[:, :20] = True
+    cover = plans.covers(graph.from_pattern(dense), ["16x1"], region_rows=16)
+    call = torch_blocks.prepare(plans.scheduled(cover, rounds=1), cover, heads=H, head_dim=D, dtype=torch.float32)
+    chunks = [chunk for launch in call.launches for chunk in launch.chunks]
+    assert sum(chunk.items for chunk in chunks) == 4 and all(chunk.shared for chunk in chunks)
+    q, k, v = tokens(64, 64, batch=2)
+    assert_close(call(q, k, v), reference.attention(q, k, v, torch.from_numpy(dense)))
+
+
+def test_a_chunk_is_cut_to_the_caches(monkeypatch):
+    tiny = torch_launch.hardware.describe("cpu") | {"l2_bytes": 1 << 12}
+    monkeypatch.setattr(torch_launch.hardware, "describe", lambda kind: tiny)
+    assert_close(*run(plans.pattern(97, 61), ["8x1"], batch=3))
+
+
+@pytest.mark.parametrize("names", [["16x1"], ["16x8"]], ids=lambda names: names[0])
+@pytest.mark.parametrize("split_keys", [None, 64], ids=["whole", "split"])
+def test_runs_that_only_pad_an_item_count_for_nothing(names, split_keys):
+    # More lengths than an item can be padded to.
+    dense = np.tril(np.ones((200, 200), bool))
+    cover = plans.covers(graph.from_pattern(dense), names)
+    call = torch_blocks.prepare(
+        plans.scheduled(cover, split_keys), cover, heads=H, head_dim=D, dtype=torch.float32, scale=1.0
+    )
+    q, k, v = tokens(200, 200)
+    assert_close(call(q, k, v), reference.attention(q, k, v, torch.from_numpy(dense), scale=1.0))
+
+
+def test_a_key_that_nobody_sees_does_not_leak():
+    dense = plans.pattern(60, 50)
+    dense[:, 0] = False
+    cover = plans.covers(graph.from_pattern(dense), ["16x1"])
+    call = torch_blocks.prepare(plans.scheduled(cover), cover, heads=H, head_dim=D, dtype=torch.float32)
+    q, k, v = tokens(60, 50)
+    k[:, :, 0] = v[:, :, 0] = torch.nan
+    assert not call(q, k, v).isnan().any()
+
+
+def test_scale():
+    assert_close(*run(plans.pattern(60, 50), ["16x1"], scale=0.5))
+
+
+def test_strided_inputs():
+    dense = plans.pattern(60, 60)
+    cover = plans.covers(graph.from_pattern(dense), ["16x1"])
+    call = torch_blocks.prepare(plans.scheduled(cover), cover, heads=H, head_dim=D, dtype=torch.float32)
+    q, k, v = torch.randn(2, 60, 3, H, D).permute(2, 0, 3, 1, 4)
+    assert_close(call(q, k, v), reference.attention(q, k, v, torch.from_numpy(dense)))
+
+
+@pytest.fixture(scope="module")
+def small():
+    cover = plans.covers(graph.from_pattern(plans.pattern(40, 30)), ["16x1"])
+    plan = plans.scheduled(cover)
+    return plan, cover, torch_blocks.prepare(plan, cover, heads=H, head_dim=D, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda q, k, v: (q[:, :, 1:], k, v), r"q: expected shape \('B', 2, 40, 16\), found \(1, 2, 39, 16\)"),
+        (lambda q, k, v: (q, k[:, :1], v), "k: expected shape"),
+        (lambda q, k, v: (q, k, v[..., :8]), "v: expected shape"),
+        (lambda q, k, v: (q, k, v.repeat(2, 1, 1, 1)), "v: expected shape"),
+        (lambda q, k, v: (q[0], k, v), "q: expected shape"),
+        (lambda q, k, v: (q.double(), k, v), "q: expected torch.float32 on the cpu, found torch.float64"),
+        (lambda q, k, v: (q, k.to("meta"), v), "k: expected .* on the cpu, found .* on meta"),
+    ],
+    ids=["tokens", "heads", "head-dim", "batch", "dims", "dtype", "device"],
+)
+def test_tensors_that_do_not_fit_are_refused(small, change, message):
+    with pytest.raises(PatternError, match=message):
+        small[2](*change(*tokens(40, 30)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"row_order": np.arange(39)}, "row_order: expected an order of 40"),
+        ({"col_order": np.arange(31)}, "col_order: expected an order of 30"),
+        ({"bias": torch.zeros(H, 40, 31)}, r"bias: expected shape \(2, 40, 30\)"),
+        ({"bias": Bias(torch.zeros(3, 5), None)}, r"bias table: expected shape \(2, T\)"),
+        ({"bias": Bias(torch.zeros(H, 5), lambda r, c: r + c)}, r"bias index: expected 0\.\.4"),
+    ],
+    ids=["row-order", "col-order", "bias-shape", "bias-heads", "bias-index"],
+)
+def test_options_that_do_not_fit_are_refused(small, options, message):
+    plan, cover, _ = small
+    with pytest.raises(PatternError, match=message):
+        torch_blocks.prepare(plan, cover, heads=H, head_dim=D, dtype=torch.float32, **options)
+
+
+def test_blocks_of_another_schedule_are_refused(small):
+    other = plans.covers(graph.from_pattern(plans.pattern(40, 30, seed=5)), ["16x1"])
+    with pytest.raises(ArtifactError, match="graph"):
+        torch_blocks.prepare(small[0], other, heads=H, head_dim=D, dtype=torch.float32)
+
+
+def test_memory_is_what_is_held(small):
+    held = small[2].memory_bytes
+    assert held >= 4 * 40 and small[2].peak_bytes(2) > small[2].peak_bytes(1) > 3 * 30 * H * D * 4
+    assert item_masks.ItemMasks(np.zeros((1, 8, 1), np.uint8), np.array([[0, -1]]), None, None, None).held_bytes == 16

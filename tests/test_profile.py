@@ -1,0 +1,125 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import plans
+from tilewright import hardware, profile, work
+from tilewright.errors import ArtifactError, DeviceError, UnknownNameError
+from tilewright.kernels.torch_probe import Probe, head
+from tilewright.timing import FEWEST, time_call
+
+SIZES = {"heads": 2, "head_dim": 16}
+
+
+@pytest.fixture(scope="module")
+def cover():
+    return plans.covers(plans.reordered(plans.pattern(150, 130, n_global=2), heads=2, head_dim=16), ["16x1"])["16x1"]
+
+
+@pytest.fixture(scope="module")
+def measured(cover):
+    return profile.measure(cover, split_keys=64, budget_s=0.1)
+
+
+def test_a_profile_has_the_classes_of_the_work_items(cover, measured):
+    items = work.items(cover, 64)
+    assert [(c.rows, c.runs, c.masked, c.split, c.items) for c in measured.classes] == list(
+        zip(items.class_rows, items.class_runs, items.class_masked, items.class_split, items.counts, strict=True)
+    )
+    assert (measured.blocks_id, measured.graph_id, measured.tile) == (cover.id, cover.graph_id, "16x1")
+    assert (measured.heads, measured.head_dim, measured.dtype, measured.split_keys) == (2, 16, "float32", 64)
+    assert measured.device_id == hardware.device_id(hardware.describe("cpu"))
+
+
+def test_times_are_positive_and_ordered(measured):
+    assert measured.launch_us >= 0
+    for shape in measured.classes:
+        assert 0 < shape.p20_us <= shape.latency_us <= shape.p80_us
+        assert shape.repetitions >= FEWEST and np.isfinite(shape.rse)
+        assert shape.resources["working_set_bytes"] > 0 and shape.occupancy > 0
+
+
+def test_resources_count_the_tokens_of_an_item(cover):
+    probe = Probe(cover, **SIZES, dtype="float16", split_keys=None, seed=0)
+    cls = int(np.flatnonzero(probe.items.class_masked)[0])
+    rows, keys = int(probe.items.class_rows[cls]), int(probe.items.class_runs[cls]) * 16
+    resources, occupancy = probe.resources(cls)
+    assert resources == {"working_set_bytes": (2 * rows + 2 * keys) * 2 * 16 * 2 + 4 * rows * keys}
+    assert occupancy == rows * 2 * 16 * 2 + 4 * (rows + keys)
+
+
+def test_a_larger_part_of_a_batch_is_more_work(cover):
+    probe = Probe(cover, **SIZES, dtype="float32", split_keys=None, seed=0)
+    cls = int(probe.items.counts.argmax())
+    launch = probe.launch(cls)
+    assert probe.call(launch)[1] == probe.items.counts[cls]
+    assert probe.call(head(launch, 1))[1] == launch.chunks[0].items
+    assert probe.call(probe.launch(cls, 1))[1] == 1
+
+
+def test_every_class_runs_the_code_of_the_executor(cover):
+    probe = Probe(cover, **SIZES, dtype="float32", split_keys=64, seed=0)
+    assert probe.items.class_split.any()
+    for cls in range(probe.items.n_classes):
+        call, _ = probe.call(probe.launch(cls))
+        call()
+    assert probe.passage()().shape == (1, 2, 150, 16)
+    rows = sum(probe.passing_rows(cls) * probe.items.counts[cls] for cls in range(probe.items.n_classes))
+    assert rows == pytest.approx(cover.rows[cover.runs > 0].sum())
+
+
+def test_save_and_load(tmp_path, measured):
+    profile.save(tmp_path / "p.json", measured, {"stage": "profile"})
+    assert profile.load(tmp_path / "p.json") == measured
+
+
+@pytest.mark.parametrize("lost", ["launch_us", "classes", "device"])
+def test_an_incomplete_file_is_refused(tmp_path, measured, lost):
+    profile.save(tmp_path / "p.json", measured)
+    document = json.loads((tmp_path / "p.json").read_text())
+    del document[lost]
+    (tmp_path / "p.json").write_text(json.dumps(document))
+    with pytest.raises(ArtifactError, match="expected a complete profile file"):
+        profile.load(tmp_path / "p.json")
+
+
+def test_an_altered_device_is_refused(tmp_path, measured):
+    profile.save(tmp_path / "p.json", replace(measured, device={**measured.device, "name": "a faster one"}))
+    with pytest.raises(ArtifactError, match="altered"):
+        profile.load(tmp_path / "p.json")
+
+
+def test_a_profile_of_this_device_and_these_blocks_passes(cover, measured):
+    profile.check(measured, cover)
+
+
+def test_a_profile_of_other_blocks_is_refused(cover, measured):
+    with pytest.raises(ArtifactError, match=f"16x1: expected a profile of blocks {cover.id}, found one of other"):
+        profile.check(replace(measured, blocks_id="other"), cover)
+
+
+def test_a_profile_of_another_device_is_refused(cover, measured):
+    other = {**measured.device, "name": "a faster one"}
+    with pytest.raises(DeviceError, match="a faster one"):
+        profile.check(replace(measured, device=other, device_id=hardware.device_id(other)), cover)
+
+
+def test_bad_arguments_are_refused(cover):
+    with pytest.raises(DeviceError, match="known: cpu"):
+        profile.measure(cover, device="cuda")
+    with pytest.raises(UnknownNameError, match="float32, float16, bfloat16"):
+        profile.measure(cover, dtype="int8")
+    with pytest.raises(ArtifactError, match="--head-dim"):
+        profile.measure(replace(cover, meta={"heads": 2}))
+
+
+def test_timing_stops_at_the_error_or_the_time():
+    ticks = iter(range(10**6))
+    steady = time_call(lambda: torch.zeros(1 << 16).sum(), min_reps=5, max_seconds=5, rse_target=0.5)
+    assert 5 <= steady.repetitions < 1000 and steady.rse <= 0.5
+    assert 0 < steady.p20_us <= steady.p50_us <= steady.p80_us
+    hurried = time_call(lambda: next(ticks), min_reps=10**9, max_seconds=0, rse_target=0)
+    assert hurried.repetitions == FEWEST and next(ticks) == FEWEST + 1
