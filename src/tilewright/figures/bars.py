@@ -23,10 +23,10 @@ def draw(inputs, family):
     rows = read.bench(rows)
     rows = rows[rows["family"] == family]
     paper = read.paper_speedups(paper)
-    paper = paper[paper["family"] == family]
+    paper = paper[(paper["family"] == family) & paper["resolution"].isin(rows["resolution"])]
     columns = read.labels(rows)
     orders = style.ordered(read.plans(rows)["reorder"])
-    drawn = style.figure(max(5.5, 3.4 * len(columns)), 6.4)
+    drawn = style.figure(max(7.6, 3.4 * len(columns)), 6.4)
     panels = drawn.subplots(2, len(columns), squeeze=False, height_ratios=[1.15, 1], sharex=True)
     top = 1.15 * max(1.0, rows["speedup"].max(), paper["speedup"].max())
     why = {}
@@ -50,7 +50,7 @@ def draw(inputs, family):
             "each panel above has its own scale. Paper: A100, whole networks, speed-up over its FlashAttention bar.",
             *(f"× {style.listed(names, 12)}: {reason}." for reason, names in why.items()),
         ],
-        width=int(24 + 44 * len(columns)),
+        width=max(100, 24 + 44 * len(columns)),
     )
     return drawn
 
@@ -82,14 +82,16 @@ def _latencies(axes, rows, orders, why):
 
 def _speedups(axes, rows, paper, orders, top):
     """Bars of our speed-ups with their numbers at the foot, where no diamond of the paper's can lie on them."""
+    # Below the line of dense attention, or above it where there is no room below.
+    foot = 0.02 * top if top < 8 else 1 + 0.02 * top
     for row in _shown(rows).itertuples():
         if row.provider == "sdpa_dense" or not row.speedup > 0:
             continue
         x = bar_at(orders, row.reorder, row.policy)
         axes.bar(x, row.speedup, _WIDTH, **_look(row, orders))
         if row.policy == "ilp":
-            inside = row.speedup > 0.15 * top
-            y, colour = (0.02 * top, "white") if inside else (row.speedup + 0.01 * top, style.INK)
+            inside = row.speedup > foot + 0.12 * top
+            y, colour = (foot, "white") if inside else (row.speedup + 0.01 * top, style.INK)
             axes.text(x, y, f"{row.speedup:.1f}", ha="center", va="bottom", fontsize=7.5, color=colour, weight="bold")
     bars = paper[(paper["provider"] == "pipeline") & paper["reorder"].isin(orders)]
     axes.plot(

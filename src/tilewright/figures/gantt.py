@@ -45,7 +45,12 @@ def draw(inputs):
     handles.append(Patch(color=style.INK, label="launch"))
     style.head(drawn, f"{model}, order {style.order_name(order)}: schedules over {slots} slots", handles)
     style.notes(
-        drawn, ["A bar is one work item; white within a row is an idle slot; dashed lines begin a round."], width=150
+        drawn,
+        [
+            "A bar is one work item; white within a row is an idle slot; dashed lines begin a round. The prediction "
+            "shares a round's load evenly over the slots, so that the last bar of this placement may end a little later."
+        ],
+        width=150,
     )
     return drawn
 
@@ -53,7 +58,7 @@ def draw(inputs):
 def _panel(axes, plan, profiles):
     """Draw one schedule; returns the names of the tiles that it uses."""
     latency = np.zeros(len(plan.tile))
-    launch = np.array([profile.launch_us for profile in profiles])[plan.tile]
+    held = _held(plan, np.array([profile.launch_us for profile in profiles]))
     for t, profile in enumerate(profiles):
         here = plan.tile == t
         latency[here] = np.array([shape.latency_us for shape in profile.classes])[plan.cls[here]]
@@ -70,7 +75,7 @@ def _panel(axes, plan, profiles):
             linewidth=edge,
         )
     for slot in range(plan.slots):
-        _launches(axes, plan, slot, latency, launch)
+        _launches(axes, plan, slot, latency, held)
     for start in np.unique(plan.round)[1:]:
         axes.axvline(plan.start_us[plan.round == start].min() / 1e3, color=style.DENSE, linestyle="--", linewidth=0.8)
     few = plan.slots <= 16
@@ -90,8 +95,17 @@ def _panel(axes, plan, profiles):
     return {plan.tiles[t] for t in np.unique(plan.tile)}
 
 
-def _launches(axes, plan, slot, latency, launch):
-    """The waits of one slot for launches: gaps before items, at a round's start no longer than one launch."""
+def _held(plan, launch_us):
+    """float [I]: what the launches of an item's round have cost until it starts, its own included."""
+    shape = np.stack([plan.round, plan.tile, plan.cls])
+    first = np.r_[True, (shape[:, 1:] != shape[:, :-1]).any(axis=0)]
+    total = np.cumsum(np.where(first, launch_us[plan.tile], 0.0))
+    begin = np.searchsorted(plan.round, plan.round)
+    return total - total[begin] + launch_us[plan.tile[begin]]
+
+
+def _launches(axes, plan, slot, latency, held):
+    """The waits of one slot for launches: gaps before items, at a round's start no longer than its launches so far."""
     mine = np.flatnonzero(plan.slot == slot)
     mine = mine[np.argsort(plan.start_us[mine], kind="stable")]
     if not len(mine):
@@ -100,5 +114,5 @@ def _launches(axes, plan, slot, latency, launch):
     end = np.concatenate(([0.0], (start + latency[mine])[:-1]))
     gap = np.maximum(0.0, start - end)
     fresh = np.concatenate(([True], rounds[1:] != rounds[:-1]))
-    gap[fresh] = np.minimum(gap[fresh], launch[mine][fresh])
+    gap[fresh] = np.minimum(gap[fresh], held[mine][fresh])
     axes.barh(np.full(len(mine), slot), gap / 1e3, left=(start - gap) / 1e3, height=0.78, color=style.INK, linewidth=0)

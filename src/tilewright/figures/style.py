@@ -134,6 +134,11 @@ def listed(names, most=4):
     return ", ".join(names) if len(names) <= most else f"{len(names)} workloads"
 
 
+def ratio(value):
+    """A speed-up in words, two digits where it is below 1."""
+    return f"{value:.1f}×" if value >= 1 else f"{value:.2f}×"
+
+
 def notes(drawn, lines, width=150):
     """Put small notes under a figure: how to read it, and why something is blank."""
     text = "\n".join(part for line in lines for part in textwrap.wrap(line, width))

@@ -205,7 +205,7 @@ def _padded_keys(blocks, run_lo, run_hi, n_runs):
     real = runs < run_hi[:, None]
     runs = np.where(real, runs, run_lo[:, None])
     keys = np.where(real[:, :, None], blocks.run_keys[runs], -1).reshape(len(runs), -1)
-    return np.where(keys < 0, 0, keys), np.where(real, blocks.run_mask[runs], -2)
+    return np.where(keys < 0, keys[:, :1], keys), np.where(real, blocks.run_mask[runs], -2)
 
 
 def _attend(q, k, v, mask, scale, with_lse):
