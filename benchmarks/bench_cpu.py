@@ -1,8 +1,9 @@
 """The speed that this project holds itself to on a CPU, measured: prints a table and writes results/logs/bench_cpu.csv.
 
 Vision Longformer's first stage with its exact 15x15 window on 128x128 tokens and a global one, 3 heads of 32, float32:
-the plan against dense SDPA (8 times faster) and compiled FlexAttention in the natural order (2 times faster), in one
-run; and how far the predicted latencies of several sizes, orders and tiles are from the measured ones (median at most 25 %).
+the plan against dense SDPA (8 times faster) and against compiled FlexAttention in the natural order (2 times faster),
+in one run; and how far the predicted latencies of several sizes, orders and tiles are from the measured ones (median
+at most 25 %).
 
     python benchmarks/bench_cpu.py
 """

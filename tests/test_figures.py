@@ -341,7 +341,7 @@ def test_gantt_bars_are_the_items_of_the_schedule(study):
 def test_reorder_times_are_drawn_as_measured(study):
     left = drawn("reorder_time", study).axes[0]
     lines = {line.get_label(): line for line in left.lines}
-    assert lines["RCM"].get_ydata() == pytest.approx([0.02, 0.06])
+    assert lines["RCM"].get_ydata() == pytest.approx([20, 60])
     assert lines["RCM"].get_xdata() == pytest.approx([100, 400])
     assert left.get_xscale() == left.get_yscale() == "log"
 

@@ -17,25 +17,32 @@ REORDER_TIMES = (
 )  # fmt: skip
 
 
-def plan_row(pattern, order, names, solver, effort, *, region_rows=128, split_keys=1024, seed=0):
-    """`pattern` carried through T2 to T5 with the tiles `names` that fit it: the row of tokens in plan order.
+# ASSUME: the plan of a cell, of a few tiles and regions, is good enough after so long.
+SOLVE_SECONDS = 10.0
 
-    Returns ``(row, Tokens)``. Raises `TileError` when no tile fits, and what the stages raise.
+
+def plan_row(pattern, order, names, solver, effort, *, region_rows=128, split_keys=1024, seed=0):
+    """`pattern` carried through T2 to T5: the row of its plan with tokens in plan order, and the `Tokens`.
+
+    Of the tiles `names` those that fit are used; where none does, the smallest slice that holds all queries.
     """
     ordered, _ = reorder.apply(pattern, order)
-    covers = {}
-    for name in names:
-        try:
-            covers[name] = blocks.extract(ordered, tiles.parse(name), region_rows)
-        except TileError as error:
-            unfit = error
-    if not covers:
-        raise unfit
+    found = [tile for tile in map(tiles.parse, names) if _fits(tile, ordered.shape)]
+    found = found or [tiles.Tile(1 << (ordered.n_rows - 1).bit_length(), 1)]
+    covers = {tile.name: blocks.extract(ordered, tile, region_rows) for tile in found}
     profiles = {name: profile.measure(cover, split_keys=split_keys, seed=seed) for name, cover in covers.items()}
     limits = hardware.limits(next(iter(profiles.values())).device)
-    found = schedule.solve(covers, profiles, limits, solver, seed=seed)
+    plan = schedule.solve(covers, profiles, limits, solver, time_limit_s=SOLVE_SECONDS, seed=seed)
     tokens = Tokens(ordered, seed=seed)
-    return run_schedule(found, covers, tokens, effort)[0], tokens
+    return run_schedule(plan, covers, tokens, effort)[0], tokens
+
+
+def _fits(tile, shape):
+    try:
+        tiles.check_fits(tile, shape)
+    except TileError:
+        return False
+    return True
 
 
 def run_heatmap(resolution, patches, effort, *, max_tokens, order, names, solver, **options):
@@ -57,7 +64,7 @@ def run_heatmap(resolution, patches, effort, *, max_tokens, order, names, solver
         try:
             pattern = models.build(f"dynamicvit-s-{resolution}-p{patch}")
             plan, tokens = plan_row(pattern, order, names, solver, effort, **options)
-        except (ConfigError, TileError) as error:
+        except ConfigError as error:
             cell["reason"] = str(error)
             continue
         dense = run_baselines(["sdpa_dense"], tokens, effort, max_dense_tokens=max_tokens)[0]

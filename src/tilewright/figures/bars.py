@@ -92,7 +92,16 @@ def _speedups(axes, rows, paper, orders, top):
         if row.policy == "ilp":
             inside = row.speedup > foot + 0.12 * top
             y, colour = (foot, "white") if inside else (row.speedup + 0.01 * top, style.INK)
-            axes.text(x, y, f"{row.speedup:.1f}", ha="center", va="bottom", fontsize=7.5, color=colour, weight="bold")
+            axes.text(
+                x,
+                y,
+                f"{row.speedup:.{1 if row.speedup < 10 else 0}f}",
+                ha="center",
+                va="bottom",
+                fontsize=7.5,
+                color=colour,
+                weight="bold",
+            )
     bars = paper[(paper["provider"] == "pipeline") & paper["reorder"].isin(orders)]
     axes.plot(
         [bar_at(orders, row.reorder, row.policy) for row in bars.itertuples()],

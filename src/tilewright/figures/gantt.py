@@ -48,7 +48,7 @@ def draw(inputs):
         drawn,
         [
             "A bar is one work item; white within a row is an idle slot; dashed lines begin a round. The prediction "
-            "shares a round's load evenly over the slots, so that the last bar of this placement may end a little later."
+            "shares a round's load evenly over the slots, so that the last bar of this placement may end later."
         ],
         width=150,
     )

@@ -64,13 +64,11 @@ def _bar(axes, row):
         style.outlined(text)
     if row.speedup > 0:
         axes.bar(row.Index, row.speedup, 0.62, color=style.tint(style.order_colour(row.plan.split(" ")[0]), 0.75))
-    else:
-        axes.text(row.Index, 0.02, "not run", rotation=90, ha="center", va="bottom", color=style.PAPER, fontsize=8)
 
 
 def _plan(row):
     """Number, order and solver of the best plan, below its bar."""
     if not row.speedup > 0:
-        return "–"
+        return "not run"
     order, solver, *_ = row.plan.replace(" + ", " ").split(" ")
     return f"{style.ratio(row.speedup)}\n{style.order_name(order)} + {style.SOLVER_NAMES.get(solver, solver)}"

@@ -113,10 +113,11 @@ def head(drawn, title, handles=()):
 
 
 def plain_ticks(axis):
-    """Label a logarithmic axis with plain numbers at 1, 2 and 5 of each decade."""
+    """Label a logarithmic axis with plain numbers: at 1, 2 and 5 of each decade, or only at 1 where there are many."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_formatter(NullFormatter())
 
