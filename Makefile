@@ -3,7 +3,7 @@
 # make test       the test-suite
 # make lint       check style and workflow; changes nothing
 # make fix        let the formatters edit
-# make clean      remove what a run made (results, figures, Snakemake's records); the environment stays
+# make clean      remove what a run made (results, figures, logs, Snakemake's records); the environment stays
 #
 # PYTHON=python3.12 chooses the interpreter. TORCH_INDEX=<url> adds a package index for torch, e.g. the one of CPU-only builds,
 # which are several gigabytes smaller than what PyPI gives for Linux.
@@ -43,4 +43,4 @@ fix: setup
 	$(BIN)/snakefmt Snakefile rules
 
 clean:
-	rm -rf results figures .snakemake
+	rm -rf results figures logs .snakemake

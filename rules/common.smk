@@ -28,11 +28,6 @@ SPLIT = "" if CONFIG.split_keys is None else f"--split-keys {CONFIG.split_keys}"
 for name, first in {"PATH": os.path.dirname(sys.executable), "PYTHONPATH": f"{workflow.basedir}/src"}.items():
     os.environ[name] = os.pathsep.join(filter(None, [first, os.environ.get(name)]))
 
-# Snakemake's limit on jobs started per second wakes its scheduler once a second for every job that has ended: after some
-# hundred jobs that takes a core from what is being timed. Jobs on this machine need no such limit.
-if workflow.scheduling_settings is not None:
-    workflow.scheduling_settings.max_jobs_per_timespan = None
-
 
 wildcard_constraints:
     m=r"[a-z0-9]+(-[a-z0-9.]+)*",

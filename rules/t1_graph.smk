@@ -9,7 +9,7 @@ rule graph:
     log:
         "logs/graph/{m}.log",
     benchmark:
-        "benchmarks/graph/{m}.tsv"
+        "logs/graph/{m}.tsv"
     conda:
         "../envs/cpu.yaml"
     params:

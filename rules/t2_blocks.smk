@@ -9,7 +9,7 @@ rule reorder:
     log:
         "logs/reorder/{m}/{r}.log",
     benchmark:
-        "benchmarks/reorder/{m}/{r}.tsv"
+        "logs/reorder/{m}/{r}.tsv"
     conda:
         "../envs/cpu.yaml"
     params:
@@ -28,7 +28,7 @@ rule blocks:
     log:
         "logs/blocks/{m}/{r}/{t}.log",
     benchmark:
-        "benchmarks/blocks/{m}/{r}/{t}.tsv"
+        "logs/blocks/{m}/{r}/{t}.tsv"
     conda:
         "../envs/cpu.yaml"
     params:

@@ -9,7 +9,7 @@ rule profile:
     log:
         "logs/profile/{m}/{r}.log",
     benchmark:
-        "benchmarks/profile/{m}/{r}.tsv"
+        "logs/profile/{m}/{r}.tsv"
     conda:
         "../envs/cpu.yaml"
     threads: workflow.cores

@@ -10,7 +10,7 @@ rule schedule:
     log:
         "logs/schedule/{m}/{r}/{set}.{solver}.log",
     benchmark:
-        "benchmarks/schedule/{m}/{r}/{set}.{solver}.tsv"
+        "logs/schedule/{m}/{r}/{set}.{solver}.tsv"
     conda:
         "../envs/cpu.yaml"
     params:

@@ -14,7 +14,7 @@ rule bench:
     log:
         "logs/bench/{m}/{r}.log",
     benchmark:
-        "benchmarks/bench/{m}/{r}.tsv"
+        "logs/bench/{m}/{r}.tsv"
     conda:
         "../envs/cpu.yaml"
     threads: workflow.cores
@@ -37,7 +37,7 @@ rule baselines:
     log:
         "logs/baselines/{m}.log",
     benchmark:
-        "benchmarks/baselines/{m}.tsv"
+        "logs/baselines/{m}.tsv"
     conda:
         "../envs/cpu.yaml"
     threads: workflow.cores
@@ -62,7 +62,7 @@ rule heatmap:
     log:
         "logs/heatmap/{resolution}.log",
     benchmark:
-        "benchmarks/heatmap/{resolution}.tsv"
+        "logs/heatmap/{resolution}.tsv"
     conda:
         "../envs/cpu.yaml"
     threads: workflow.cores
@@ -94,7 +94,7 @@ rule reorder_times:
     log:
         "logs/reorder_times.log",
     benchmark:
-        "benchmarks/reorder_times.tsv"
+        "logs/reorder_times.tsv"
     conda:
         "../envs/cpu.yaml"
     threads: workflow.cores

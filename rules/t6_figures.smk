@@ -16,7 +16,7 @@ rule figure:
     log:
         "logs/figure/{figure}.log",
     benchmark:
-        "benchmarks/figure/{figure}.tsv"
+        "logs/figure/{figure}.tsv"
     conda:
         "../envs/cpu.yaml"
     params:
@@ -41,7 +41,7 @@ rule table:
     log:
         "logs/table/{table}.log",
     benchmark:
-        "benchmarks/table/{table}.tsv"
+        "logs/table/{table}.tsv"
     conda:
         "../envs/cpu.yaml"
     params:

@@ -31,7 +31,7 @@ def snakemake(directory, *arguments, source=ROOT, start=subprocess.run, **keywor
 
 def plan(directory, *arguments, configs=(TINY,), **keywords):
     """Jobs that Snakemake would run: a list of (rule, wildcards)."""
-    arguments = ["--dry-run", "--configfile", *configs, *arguments]
+    arguments = ["--dry-run", *arguments, "--configfile", *configs]
     done = snakemake(directory, *arguments, capture_output=True, **keywords)
     assert done.returncode == 0, done.stderr + done.stdout
     found = []
@@ -106,7 +106,7 @@ def test_a_wrong_configuration_stops_before_any_job(tmp_path, change, message):
 
 
 def test_an_unknown_target_is_refused(tmp_path):
-    done = snakemake(tmp_path, "--configfile", TINY, "results/graphs/vil-tiny-64-s1/hcc.npz", capture_output=True)
+    done = snakemake(tmp_path, "results/graphs/vil-tiny-64-s1/hcc.npz", "--configfile", TINY, capture_output=True)
     assert done.returncode != 0
     assert "MissingRuleException" in done.stderr
 

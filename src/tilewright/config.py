@@ -11,9 +11,10 @@ import msgspec
 
 from tilewright import models, registry, reorder, tiles
 from tilewright.errors import ConfigError, TilewrightError
+from tilewright.kernels import baselines
+from tilewright.schedule import solvers
 
-SOLVERS = ("greedy", "highs", "gurobi")
-BASELINES = ("sdpa_dense", "sdpa_mask", "flex")
+SOLVERS = ("greedy", *solvers.NAMES)
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,7 +107,7 @@ class Config(_Strict):
     @property
     def benched(self):
         """Pairs (tile set, solver) whose schedules are run."""
-        return tuple((name, solver) for name, solvers in self.bench.tile_sets.items() for solver in solvers)
+        return tuple((name, solver) for name, chosen in self.bench.tile_sets.items() for solver in chosen)
 
 
 def load(mapping):
@@ -156,10 +157,10 @@ def _check_names(config):
     _known("heatmap.solver", "solver", (config.heatmap.solver,), SOLVERS)
     _selection("bench.tile_sets", tuple(config.bench.tile_sets))
     _known("bench.tile_sets", "tile set", config.bench.tile_sets, config.tile_sets)
-    for name, solvers in config.bench.tile_sets.items():
-        _selection(f"bench.tile_sets.{name}", solvers)
-        _known(f"bench.tile_sets.{name}", "solver", solvers, config.solvers)
-    _known("bench.baselines", "baseline", config.bench.baselines, BASELINES)
+    for name, chosen in config.bench.tile_sets.items():
+        _selection(f"bench.tile_sets.{name}", chosen)
+        _known(f"bench.tile_sets.{name}", "solver", chosen, config.solvers)
+    _known("bench.baselines", "baseline", config.bench.baselines, baselines.NAMES)
     _known("figures.gantt_workload", "workload", (figures.gantt_workload,), config.workloads)
     _known("figures.gantt_order", "order", (figures.gantt_order,), config.orders)
 
