@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tilewright import work
+from tilewright import hardware, work
 from tilewright.blocks import Blocks
 from tilewright.hardware import Limits
 from tilewright.profile import Profile, ShapeClass
@@ -83,7 +83,7 @@ def make_profile(cover, *, latency=None, launch_us=5.0, occupancy=1.0, split_key
         launch_us=launch_us,
         classes=tuple(classes),
         device=device or {},
-        device_id="device",
+        device_id=hardware.device_id(device) if device else "device",
     )
 
 

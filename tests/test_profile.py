@@ -64,8 +64,12 @@ def test_every_class_runs_the_code_of_the_executor(cover):
     probe = Probe(cover, **SIZES, dtype="float32", split_keys=64, seed=0)
     assert probe.items.class_split.any()
     for cls in range(probe.items.n_classes):
-        call, _ = probe.call(probe.launch(cls))
+        launch = probe.launch(cls)
+        call, _ = probe.call(launch)
         call()
+        if launch.split:
+            probe.merging(launch)()
+    probe.handing()()
     assert probe.passage()().shape == (1, 2, 150, 16)
     rows = sum(probe.passing_rows(cls) * probe.items.counts[cls] for cls in range(probe.items.n_classes))
     assert rows == pytest.approx(cover.rows[cover.runs > 0].sum())

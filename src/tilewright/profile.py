@@ -63,8 +63,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 # A timing stops at this relative standard error of its mean.
 RSE = 0.03
 MIN_REPS = 10
-# Share of the time budget for finding the cost of a launch, and the classes that it is found from.
-LAUNCH_SHARE = 0.2
+# Classes that the cost of a launch is found from.
 LAUNCH_CLASSES = 4
 
 
@@ -72,9 +71,12 @@ def measure(blocks, *, device="cpu", heads=None, head_dim=None, dtype=None, spli
     """Time every shape class of the work items of `blocks` with the executor of `device`; return the `Profile`.
 
     heads, head_dim: default those of the blocks' model. budget_s: seconds that the timed calls may take together,
-    about; a class whose batch is too long for its share is timed on part of it. The cost of a launch, taken off each
-    batch, is what a batch of one item costs beyond an item's share in a larger one; what every call does for all rows
-    (bringing tokens into place and results back) is charged to the items by their rows.
+    about; a class whose launch is too long for its share is timed on part of it.
+
+    A class is timed with all slots busy, each with the whole launch. The cost of a launch is that of its first chunk:
+    what one item alone costs beyond an item's share in a larger chunk; taken off the slots' time here, it comes back as
+    `launch_us` of all slots. What every call does for all rows (handing out jobs, bringing tokens into place and
+    results back) is charged to the items by their rows, the merging of split rows to their parts.
 
     Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks
     whose model does not tell its heads when none are given.
@@ -89,15 +91,19 @@ def measure(blocks, *, device="cpu", heads=None, head_dim=None, dtype=None, spli
 
     probe = Probe(blocks, heads=heads, head_dim=head_dim, dtype=dtype, split_keys=split_keys, seed=seed)
     slots, items = hardware.limits(description).slots, probe.items
-    launch_us = _launch_us(probe, budget_s * LAUNCH_SHARE)
-    share_s = budget_s * (1 - LAUNCH_SHARE) / (items.n_classes + 1)
-    passage_us = _time(probe.passage(), share_s).p50_us / blocks.shape[0]
+    share_s = budget_s / (items.n_classes + LAUNCH_CLASSES + 2)
+    handing_us = _time(probe.handing(), share_s).p50_us
+    passage_us = (_time(probe.passage(), share_s).p50_us + handing_us) / blocks.shape[0]
+    chunk_us = _chunk_us(probe, handing_us, share_s)
     classes = []
     for cls in range(items.n_classes):
-        timing, n_items = _time_class(probe, cls, share_s)
-        # A batch may be over faster than a launch was found to cost elsewhere; an item still takes some of its time.
-        work_us = [max(p - launch_us, p / 10) / n_items for p in (timing.p50_us, timing.p20_us, timing.p80_us)]
-        p50, p20, p80 = (slots * (us + passage_us * probe.passing_rows(cls)) for us in work_us)
+        timing, n_items, merging_us = _time_class(probe, cls, share_s)
+        common_us = slots * (passage_us * probe.passing_rows(cls) + merging_us / n_items)
+        p20, p50, p80 = (
+            # A launch may be over sooner than a chunk was found to cost elsewhere; its items still take some time.
+            max(us - handing_us - chunk_us, us / 10) / n_items + common_us
+            for us in (timing.p20_us, timing.p50_us, timing.p80_us)
+        )
         resources, occupancy = probe.resources(cls)
         classes.append(
             ShapeClass(
@@ -123,7 +129,7 @@ def measure(blocks, *, device="cpu", heads=None, head_dim=None, dtype=None, spli
         head_dim=head_dim,
         dtype=dtype,
         split_keys=split_keys,
-        launch_us=launch_us,
+        launch_us=chunk_us / slots,
         classes=tuple(classes),
         device=description,
         device_id=hardware.device_id(description),
@@ -169,29 +175,30 @@ def _time(call, seconds):
 
 
 def _time_class(probe, cls, seconds):
-    """``(timing, items)`` of the batch of class `cls`, or of as many of its chunks as can be timed in `seconds`."""
+    """``(timing, items, merging_us)`` of the launch of class `cls`, or of as many chunks as `seconds` allow."""
     from tilewright.kernels.torch_probe import head
 
     launch = probe.launch(cls)
     first, _ = probe.call(head(launch, 1))
     chunk_s = _time(first, 0).p20_us / 1e6
     n_chunks = max(1, min(len(launch.chunks), int(seconds / (MIN_REPS + 1) / chunk_s)))
-    call, n_items = probe.call(head(launch, n_chunks))
-    return _time(call, seconds), n_items
+    launch = head(launch, n_chunks)
+    call, n_items = probe.call(launch)
+    merging_us = _time(probe.merging(launch), seconds / 10).p50_us if launch.split else 0.0
+    return _time(call, seconds), n_items, merging_us
 
 
-def _launch_us(probe, seconds):
-    """Cost of a batch beyond its items: the median over the largest classes of what one item costs more than others."""
+def _chunk_us(probe, handing_us, seconds):
+    """Cost of a chunk beyond its items: the median over the largest classes of what one item costs more than others."""
+    from tilewright.kernels.torch_probe import head
+
     costs = []
-    largest = np.argsort(-probe.items.counts, kind="stable")[:LAUNCH_CLASSES]
-    for cls in largest.tolist():
-        whole = probe.launch(cls)
-        n = whole.chunks[0].items
-        alone, several = (
-            _time(probe.call(probe.launch(cls, most))[0], seconds / len(largest) / 2).p50_us for most in (1, n)
-        )
-        costs.append(alone if n == 1 else alone - (several - alone) / (n - 1))
-    return float(max(np.median(costs), 0.0))
+    for cls in np.argsort(-probe.items.counts, kind="stable")[:LAUNCH_CLASSES].tolist():
+        (alone, _), (several, n) = probe.call(probe.launch(cls, 1)), probe.call(head(probe.launch(cls), 1))
+        if n > 1:
+            alone_us, several_us = (_time(call, seconds / 2).p50_us - handing_us for call in (alone, several))
+            costs.append(alone_us - (several_us - alone_us) / (n - 1))
+    return float(max(np.median(costs), 0.0)) if costs else 0.0
 
 
 def _size(blocks, name, value):

@@ -1,9 +1,9 @@
 """Executor `torch_blocks`: a schedule as batched attention calls on gathered tokens (stages T3 and T5).
 
-Work items of one round, tile and shape class form one batch. Their queries and keys are gathered by index from
-token-major copies of q, k and v (the order of the tokens is folded into the indices), attended with an additive mask
-where one is needed, and written one after another; a last gather brings every query's result to its place. The parts of
-a split block are merged by their log-sum-exp.
+Work items of one round, tile and shape class form one launch, whose chunks the slots take one at a time. Queries and
+keys are gathered by index from token-major copies of q, k and v (the order of the tokens is folded into the indices),
+attended with an additive mask where one is needed, and written one after another; a last gather brings every query's
+result to its place. The parts of a split block are merged by their log-sum-exp.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tilewright import work
+from tilewright import hardware, work
 from tilewright.errors import PatternError
 from tilewright.kernels.item_masks import Bias
+from tilewright.kernels.slots import Slots, slots
 from tilewright.kernels.torch_launch import build, index, setting, take, token_major
 from tilewright.schedule.record import verify_inputs
 
@@ -39,29 +40,32 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
     common = setting(shape, heads, head_dim, dtype, **options)
     launches, spare = [], MASK_BYTES
     batches = np.stack([schedule.round, schedule.tile, schedule.cls])
-    shapes = {t: work.items(blocks[schedule.tiles[t]], schedule.split_keys) for t in np.unique(schedule.tile).tolist()}
     distinct, batch_of = np.unique(batches, axis=1, return_inverse=True)
+    shapes = {t: work.items(blocks[schedule.tiles[t]], schedule.split_keys) for t in np.unique(schedule.tile).tolist()}
     for i, (_, tile, cls) in enumerate(distinct.T.tolist()):
         member = batch_of.ravel() == i
         columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
         launches.append(build(common, blocks[schedule.tiles[tile]], shapes[tile], cls, *columns, spare))
         spare -= 0 if launches[-1].masks is None else launches[-1].masks.held_bytes
+    jobs = _jobs(launches, distinct[0].tolist())
     place, merges, n_results, n_parts = _places(launches, shape[0])
     back = np.empty_like(place)
     back[common.taken[0]] = place
-    return Executor(tuple(launches), merges, index(back), n_results, n_parts, shape, heads, head_dim, dtype)
+    sizes = n_results, n_parts, shape, heads, head_dim, dtype
+    return Executor(tuple(launches), jobs, merges, index(back), *sizes, slots(hardware.describe("cpu")["threads"]))
 
 
 @dataclass(frozen=True, eq=False)
 class Executor:
     """A prepared schedule; call it with q, k and v.
 
-    launches: in order. merges: ``((begin, sources), ...)``: rows of results from `begin` on are merged from the rows
-    `sources` [R, p] of the parts. back: int32 [N_q], the row of the results that each query takes; the row `n_results`
-    holds zeros.
+    launches: in order. jobs: ``((launch, chunk, first row of its results), ...)``, in the order in which slots take
+    them. merges: ``((begin, sources), ...)``: rows of results from `begin` on are merged from the rows `sources` [R, p]
+    of the parts. back: int32 [N_q], the row of the results that each query takes; the row `n_results` holds zeros.
     """
 
     launches: tuple
+    jobs: tuple
     merges: tuple
     back: torch.Tensor
     n_results: int
@@ -70,6 +74,7 @@ class Executor:
     heads: int
     head_dim: int
     dtype: torch.dtype
+    slots: Slots
 
     @property
     def memory_bytes(self):
@@ -77,11 +82,11 @@ class Executor:
         return 4 * len(self.back) + sum(launch.memory_bytes for launch in self.launches)
 
     def peak_bytes(self, batch):
-        """Most bytes that a call holds at a time beyond its arguments: copies of the tokens, results and one chunk."""
+        """Most bytes that a call holds beyond its arguments: copies of the tokens, results, a chunk for each slot."""
         tokens = self.shape[0] + 2 * self.shape[1] + self.n_results + 1 + self.n_parts + self.shape[0]
         chunk = max((launch.chunk_bytes(self.dtype.itemsize * self.head_dim) for launch in self.launches), default=0)
         per_entry = self.heads * (tokens * self.head_dim * self.dtype.itemsize + 4 * self.n_parts)
-        return batch * per_entry + chunk
+        return batch * per_entry + self.slots.n * chunk
 
     def __call__(self, q, k, v):
         """Attention over the prepared pattern; raises `PatternError` for tensors of another shape, dtype or device."""
@@ -92,14 +97,23 @@ class Executor:
         results[:, -1] = 0
         parts = q.new_empty(batch, self.n_parts, width)
         lse = q.new_empty(batch, self.n_parts, self.heads, dtype=torch.float32)
-        written = {False: 0, True: 0}
-        for launch in self.launches:
-            launch.run(q, k, v, parts if launch.split else results, written[launch.split], lse)
-            written[launch.split] += launch.n_rows
+
+        def attend(job):
+            (launch, chunk, begin), entries = job
+            launch.attend(chunk, (q, k, v), entries, parts if launch.split else results, begin, lse)
+
+        jobs = [
+            (job, (b, min(b + job[1].entries, batch))) for job in self.jobs for b in range(0, batch, job[1].entries)
+        ]
+        if len(jobs) == 1:
+            # Shared by all cores inside the operator.
+            attend(jobs[0])
+        elif jobs:
+            self.slots.run(attend, jobs)
         for begin, sources in self.merges:
             for b in range(batch):
                 results[b, begin : begin + len(sources)] = merge(parts[b], lse[b], sources, self.heads)
-        out = take(results.flatten(0, 1), self.back, 0, batch, self.n_results + 1)
+        out = take(results, self.back, 0, batch)
         return out.view(batch, self.shape[0], self.heads, self.head_dim).transpose(1, 2)
 
     def _check(self, q, k, v):
@@ -107,6 +121,8 @@ class Executor:
             expected = (q.shape[0], self.heads, tokens, self.head_dim)
             if tuple(x.shape) != expected:
                 raise PatternError(f"{name}: expected shape {('B', *expected[1:])}, found {tuple(x.shape)}")
+            if x.requires_grad and torch.is_grad_enabled():
+                raise PatternError(f"{name}: this operator has no backward; call it under torch.no_grad()")
             if x.dtype != self.dtype or x.device.type != "cpu":
                 raise PatternError(f"{name}: expected {self.dtype} on the cpu, found {x.dtype} on {x.device}")
 
@@ -117,6 +133,17 @@ def merge(parts, lse, sources, heads):
     weight = torch.softmax(lse.index_select(0, sources.flatten()).view(n, p, heads), 1)
     part = parts.index_select(0, sources.flatten()).view(n, p, heads, -1)
     return (weight[..., None] * part).sum(1).view(n, -1)
+
+
+def _jobs(launches, rounds):
+    """Chunks with their launches and the first row of their results: round by round, the most work first."""
+    jobs, written = [], {False: 0, True: 0}
+    for launch, turn in zip(launches, rounds, strict=True):
+        for chunk in launch.chunks:
+            pairs = len(chunk.rows) * len(chunk.keys) // (1 if chunk.shared else chunk.items)
+            jobs.append((turn, -pairs, len(jobs), (launch, chunk, written[launch.split])))
+            written[launch.split] += len(chunk.rows)
+    return tuple(job for *_, job in sorted(jobs, key=lambda job: job[:3]))
 
 
 def _places(launches, n_queries):

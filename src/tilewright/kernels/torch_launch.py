@@ -1,4 +1,4 @@
-"""One batch of work items on gathered tokens: what `torch_blocks` runs and T3 times."""
+"""One launch: work items of one shape class on gathered tokens, what `torch_blocks` runs and T3 times."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,10 +11,8 @@ from tilewright import hardware
 from tilewright.errors import PatternError
 from tilewright.kernels.item_masks import Bias, ItemMasks, as_bias, distinct_rows
 
-# Rows of queries that the CPU's flash kernel gives to one thread at a time.
-_QUERY_ROWS = 32
-# A chunk touches this many times the second-level caches. Measured with ViL masks on two cores with 1 MB each: from one
-# to three times, within 5 % of each other; at eight, up to 40 % slower.
+# A chunk touches this many times the second-level cache of its core. Measured with ViL masks on two cores with 1 MB
+# each: from one to three times, within 5 % of each other; at eight, up to 40 % slower.
 _CACHE_SHARE = 2
 
 
@@ -49,9 +47,9 @@ def setting(shape, heads, head_dim, dtype, *, row_order=None, col_order=None, bi
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """One batch: work items of one shape class, gathered a cache's worth at a time.
+    """Work items of one shape class, gathered a cache's worth at a time.
 
-    chunks: what is gathered and attended in one call. n_rows: rows that `run` writes, padded ones included. row_of,
+    chunks: what is gathered and attended in one call. n_rows: rows that are written, padded ones included. row_of,
     position_of: int64, the query (in the graph's order) and the written row of every result that counts. split: results
     are parts, with log-sum-exps. memory_bytes: of indices and masks, held between calls.
     """
@@ -66,23 +64,21 @@ class Launch:
     masks: ItemMasks | None
     memory_bytes: int
 
-    def run(self, q, k, v, out, begin, lse=None):
-        """Attend: q, k, v [B, N, H*D] → rows ``begin..begin + n_rows`` of out [B, R, H*D], and of lse [B, R, H]."""
-        batch, n_q, n_k = q.shape[0], q.shape[1], k.shape[1]
-        q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-        for chunk in self.chunks:
-            mask = None if self.masks is None else self.masks.take(chunk.mask_ids)
-            here = slice(begin, begin + len(chunk.rows))
-            for b in range(0, batch, chunk.entries):
-                e = min(batch, b + chunk.entries)
-                n = (e - b) * chunk.items
-                queries = self._split_heads(take(q, chunk.rows, b, e, n_q), n)
-                keys, values = (self._gather(x, chunk, b, e, n_k) for x in (k, v))
-                result, logs = _attend(queries, keys, values, _repeat(mask, e - b), self.scale, self.split)
-                out[b:e, here] = result.transpose(1, 2).reshape(e - b, len(chunk.rows), -1)
-                if self.split:
-                    lse[b:e, here] = logs.transpose(1, 2).reshape(e - b, len(chunk.rows), -1)
-            begin = here.stop
+    def attend(self, chunk, tokens, entries, out, begin, lse):
+        """Attend the items of `chunk` for the batch entries ``entries = (first, end)``.
+
+        tokens: q, k, v [B, N, H*D]. The result goes to the rows of out [B, R, H*D] from `begin` on, log-sum-exps of
+        parts to those of lse [B, R, H].
+        """
+        (b, e), end = entries, begin + len(chunk.rows)
+        n, n_rows = (e - b) * chunk.items, len(chunk.rows)
+        queries = self._split_heads(take(tokens[0], chunk.rows, b, e), n)
+        keys, values = (self._gather(x, chunk, b, e) for x in tokens[1:])
+        mask = None if self.masks is None else _repeat(self.masks.take(chunk.mask_ids), e - b)
+        result, logs = _attend(queries, keys, values, mask, self.scale, self.split)
+        out[b:e, begin:end] = result.transpose(1, 2).reshape(e - b, n_rows, -1)
+        if self.split:
+            lse[b:e, begin:end] = logs.transpose(1, 2).reshape(e - b, n_rows, -1)
 
     def chunk_bytes(self, head_bytes):
         """Most bytes that a chunk holds: gathered tokens of `head_bytes` a head, results and masks spelt out."""
@@ -92,9 +88,9 @@ class Launch:
             for chunk in self.chunks
         )
 
-    def _gather(self, tokens, chunk, b, e, n_tokens):
+    def _gather(self, tokens, chunk, b, e):
         """Keys or values of `chunk` for batch entries ``b..e`` → [(e-b) * items, H, K, D]."""
-        taken = take(tokens, chunk.keys, b, e, n_tokens)
+        taken = take(tokens, chunk.keys, b, e)
         if chunk.shared:
             return self._split_heads(taken, 1).expand(chunk.items, -1, -1, -1)
         return self._split_heads(taken, (e - b) * chunk.items)
@@ -137,8 +133,7 @@ def build(setting, blocks, shapes, cls, block, run_lo, run_hi, spare_bytes):
         real = real & masks.has_keys
     mask_ids = np.zeros(len(block), np.int64) if masks is None else masks.ids
     sizes = item_bytes(setting, height, keys.shape[1], 0 if masks is None else masks.heads)
-    tasks = setting.heads * -(-height // _QUERY_ROWS)
-    order, cuts, most, shared = _grouped(keys, mask_ids, *sizes, tasks)
+    order, cuts, most, shared = _grouped(keys, mask_ids, *sizes)
     rows, keys, real, mask_ids = rows[order], keys[order], real[order], mask_ids[order]
     chunks = []
     for lo, hi in pairwise(cuts):
@@ -165,30 +160,24 @@ def item_bytes(setting, rows, keys, mask_heads):
     return 2 * rows * token + 4 * mask_heads * rows * keys, 2 * keys * token
 
 
-def _grouped(keys, mask_ids, own_bytes, key_bytes, tasks):
-    """``(order, cuts, most, shared)``: items put so that equal keys, else equal masks, meet; and cut to what caches
-    hold.
+def _grouped(keys, mask_ids, own_bytes, key_bytes):
+    """``(order, cuts, most, shared)``: items put so that equal keys, else equal masks, meet; and cut into chunks.
 
-    tasks: pieces of one item that threads can share. most: items in a chunk. shared: a chunk's items have the same
-        keys.
+    most: items in a chunk, which a slot's cache holds. shared: a chunk's items have the same keys.
     """
-    n = len(keys)
+    n, device = len(keys), hardware.describe("cpu")
     distinct, key_ids = distinct_rows(keys)
     shared = len(distinct) <= n // 2
     order = np.lexsort([mask_ids, key_ids] if shared else [key_ids, mask_ids])
-    device = hardware.describe("cpu")
-    threads, cache = device["threads"], _CACHE_SHARE * device["l2_bytes"] * device["threads"]
-    most = (cache - key_bytes) // own_bytes if shared else cache // (own_bytes + key_bytes)
-    # Every thread is to have work.
-    most = max(most, -(-threads // tasks))
-    bounds = np.r_[np.flatnonzero(np.diff(key_ids[order])) + 1, n] if shared else np.array([n])
-    cuts, begin = [0], 0
-    for end in bounds:
-        # Chunks of one size, in multiples of the threads.
-        pieces = -(-(end - begin) // most)
-        size = -(-(end - begin) // (pieces * threads)) * threads
+    cache = _CACHE_SHARE * device["l2_bytes"]
+    most = max(1, (cache - key_bytes) // own_bytes if shared else cache // (own_bytes + key_bytes))
+    # Every slot is to have a chunk of its own, and all chunks one size.
+    most = min(most, -(-n // device["threads"]))
+    cuts = [0]
+    for end in np.r_[np.flatnonzero(np.diff(key_ids[order])) + 1, n] if shared else [n]:
+        n_items, begin = end - cuts[-1], cuts[-1]
+        size = -(-n_items // -(-n_items // most))
         cuts += [*range(begin + size, end, size), end]
-        begin = end
     return order, [int(cut) for cut in cuts], int(most), shared
 
 
@@ -233,8 +222,9 @@ def token_major(x):
     return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1).contiguous()
 
 
-def take(tokens, rows, b, e, n_tokens):
-    """Rows `rows` (int32, flat) of batch entries ``b..e`` of tokens [B*N, C], one entry after another."""
-    if (b, e) != (0, 1):
-        rows = (rows + n_tokens * torch.arange(b, e, dtype=torch.int32)[:, None]).flatten()
-    return tokens.index_select(0, rows)
+def take(tokens, rows, b, e):
+    """Rows `rows` (int32, flat) of the batch entries ``b..e`` of tokens [B, N, C], one entry after another → [R, C]."""
+    if e - b == 1:
+        return tokens[b].index_select(0, rows)
+    rows = (rows + tokens.shape[1] * torch.arange(b, e, dtype=torch.int32)[:, None]).flatten()
+    return tokens.flatten(0, 1).index_select(0, rows)

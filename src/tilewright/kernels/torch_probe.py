@@ -6,7 +6,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from tilewright import work
+from tilewright import hardware, work
+from tilewright.kernels.slots import slots
 from tilewright.kernels.torch_blocks import MASK_BYTES, Executor, merge
 from tilewright.kernels.torch_launch import build, index, item_bytes, setting, token_major
 
@@ -18,6 +19,7 @@ class Probe:
         """Make tokens and work items; dtype: a name such as ``float32``."""
         self.blocks, self.items = blocks, work.items(blocks, split_keys)
         self._setting = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
+        self._slots = slots(hardware.describe("cpu")["threads"])
         generator = torch.Generator().manual_seed(seed)
         n_q, n_k = blocks.shape
         self._q, self._k, self._v = (
@@ -25,38 +27,46 @@ class Probe:
         )
 
     def launch(self, cls, most=None):
-        """The batch of all items of class `cls`, or of its first `most`."""
+        """The launch of all items of class `cls`, or of its first `most`."""
         member = np.flatnonzero(self.items.cls == cls)[:most]
         columns = (getattr(self.items, name)[member] for name in ("block", "run_lo", "run_hi"))
         return build(self._setting, self.blocks, self.items, cls, *columns, MASK_BYTES)
 
     def call(self, launch):
-        """``(callable without arguments that runs `launch`, and merges where it is split; its number of items)``."""
-        q, k, v = self._tokens
-        out = q.new_empty(1, launch.n_rows, q.shape[2])
-        lse = q.new_empty(1, launch.n_rows, launch.heads, dtype=torch.float32) if launch.split else None
-        n_items = sum(chunk.items for chunk in launch.chunks)
-        if not launch.split:
-            return lambda: launch.run(q, k, v, out, 0), n_items
-        # As many parts a row as the split blocks have on average.
+        """``(callable, n)``: runs `launch`, n items, once on every slot, all at the same time."""
+        tokens, slots = self._tokens, self._slots
+        out = tokens[0].new_empty(slots.n, launch.n_rows, tokens[0].shape[2])
+        lse = tokens[0].new_empty(slots.n, launch.n_rows, launch.heads, dtype=torch.float32)
+        jobs, begin = [], 0
+        for chunk in launch.chunks:
+            jobs += [(chunk, begin, out[i : i + 1], lse[i : i + 1]) for i in range(slots.n)]
+            begin += len(chunk.rows)
+
+        def attend(job):
+            chunk, begin, out, lse = job
+            launch.attend(chunk, tokens, (0, 1), out, begin, lse)
+
+        return lambda: slots.run(attend, jobs), sum(chunk.items for chunk in launch.chunks)
+
+    def merging(self, launch):
+        """A callable that merges the parts that `launch` makes: as many a row as the split blocks have on average."""
         live = self.items.block[self.items.split]
         parts = min(launch.n_rows, round(len(live) / len(np.unique(live))))
         rows = launch.n_rows // parts * parts
         sources = index(np.arange(rows).reshape(parts, -1).T)
+        width = self._tokens[0].shape[2]
+        values, lse = torch.ones(rows, width, dtype=self._setting.dtype), torch.zeros(rows, launch.heads)
+        return lambda: merge(values, lse, sources, launch.heads)
 
-        def run():
-            launch.run(q, k, v, out, 0, lse)
-            merge(out[0], lse[0], sources, launch.heads)
-
-        return run, n_items
+    def handing(self):
+        """A callable that hands every slot an empty job."""
+        return lambda: self._slots.run(lambda job: None, range(self._slots.n))
 
     def passage(self):
         """A callable that does what every call does besides its items: bring tokens into place, and results back."""
-        n = self.blocks.shape[0]
-        common = self._setting
-        nothing = Executor(
-            (), (), index(np.arange(n)), n, 0, self.blocks.shape, common.heads, common.head_dim, common.dtype
-        )
+        n, common = self.blocks.shape[0], self._setting
+        sizes = n, 0, self.blocks.shape, common.heads, common.head_dim, common.dtype
+        nothing = Executor((), (), (), index(np.arange(n)), *sizes, self._slots)
         return lambda: nothing(self._q, self._k, self._v)
 
     def passing_rows(self, cls):

@@ -1,0 +1,48 @@
+"""The slots of a CPU: threads that take jobs from one list, each computing alone (stages T3 and T5).
+
+An operator that is shared by all cores ends when the last core is done, thousands of times in a schedule; where another
+process takes a core for a moment, all wait. Slots meet once, at the end of the list.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from threading import Barrier
+
+import torch
+
+
+class Slots:
+    """`n` threads with one core each. Use `slots`, which shares them."""
+
+    def __init__(self, n):
+        """Start the threads. torch counts threads for each, but hands the last count on to threads of the caller."""
+        self.n, threads = n, torch.get_num_threads()
+        started = Barrier(n + 1)
+
+        def begin():
+            torch.set_num_threads(1)
+            started.wait()
+
+        self._pool = ThreadPoolExecutor(n, "tilewright-slot")
+        for _ in range(n):
+            self._pool.submit(begin)
+        started.wait()
+        torch.set_num_threads(threads)
+
+    def run(self, call, jobs):
+        """``call(job)`` for all `jobs`: the next one goes to the slot that is free first. Raises what a call raises."""
+        remaining = iter(jobs)
+
+        def take():
+            with torch.inference_mode():
+                for job in remaining:
+                    call(job)
+
+        for done in [self._pool.submit(take) for _ in range(self.n)]:
+            done.result()
+
+
+slots = cache(Slots)
+# The threads of a process do not live on in its forks.
+os.register_at_fork(after_in_child=slots.cache_clear)
