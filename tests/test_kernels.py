@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 import plans
 from tilewright import graph
 from tilewright.errors import ArtifactError, PatternError
-from tilewright.kernels import item_masks, reference, torch_blocks, torch_launch
+from tilewright.kernels import item_masks, reference, slots, torch_blocks, torch_launch
 from tilewright.kernels.torch_blocks import Bias
 
 H, D = 2, 16
@@ -223,8 +225,9 @@ def small():
         (lambda q, k, v: (q[0], k, v), "q: expected shape"),
         (lambda q, k, v: (q.double(), k, v), "q: expected torch.float32 on the cpu, found torch.float64"),
         (lambda q, k, v: (q, k.to("meta"), v), "k: expected .* on the cpu, found .* on meta"),
+        (lambda q, k, v: (q, k, v.requires_grad_()), "v: this operator has no backward"),
     ],
-    ids=["tokens", "heads", "head-dim", "batch", "dims", "dtype", "device"],
+    ids=["tokens", "heads", "head-dim", "batch", "dims", "dtype", "device", "grad"],
 )
 def test_tensors_that_do_not_fit_are_refused(small, change, message):
     with pytest.raises(PatternError, match=message):
@@ -252,6 +255,31 @@ def test_blocks_of_another_schedule_are_refused(small):
     other = plans.covers(graph.from_pattern(plans.pattern(40, 30, seed=5)), ["16x1"])
     with pytest.raises(ArtifactError, match="graph"):
         torch_blocks.prepare(small[0], other, heads=H, head_dim=D, dtype=torch.float32)
+
+
+def test_slots_take_jobs_once_and_raise_what_they_raise():
+    threads, seen = torch.get_num_threads(), []
+    two = slots.Slots(2)
+    two.run(lambda job: seen.append((job, torch.get_num_threads())), range(50))
+    assert sorted(seen) == [(job, 1) for job in range(50)]
+    with pytest.raises(ZeroDivisionError):
+        two.run(lambda job: 1 / job, [1, 0, 2])
+    # Neither this thread nor a later one computes alone for it.
+    found = [torch.get_num_threads()]
+    late = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    late.start()
+    late.join()
+    assert found == [threads, threads]
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode, torch.no_grad, torch.enable_grad], ids=lambda mode: mode.__name__
+)
+def test_any_gradient_mode(small, mode):
+    q, k, v = tokens(40, 30)
+    with mode():
+        out = small[2](q, k, v)
+    assert torch.equal(out, small[2](q, k, v))
 
 
 def test_memory_is_what_is_held(small):

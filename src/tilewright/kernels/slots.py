@@ -16,11 +16,13 @@ class Slots:
     """`n` threads with one core each. Use `slots`, which shares them."""
 
     def __init__(self, n):
-        """Start the threads. torch counts threads for each, but hands the last count on to threads of the caller."""
+        """Start the threads."""
         self.n, threads = n, torch.get_num_threads()
         started = Barrier(n + 1)
 
         def begin():
+            # A thread takes the last count that any thread has set when torch first needs its own: here, that is now.
+            torch.get_num_threads()
             torch.set_num_threads(1)
             started.wait()
 
@@ -28,6 +30,7 @@ class Slots:
         for _ in range(n):
             self._pool.submit(begin)
         started.wait()
+        # For threads to come.
         torch.set_num_threads(threads)
 
     def run(self, call, jobs):
