@@ -465,7 +465,7 @@ def test_a_schedule_of_other_inputs_is_refused(case, solved):
 
 def test_bounds_use_the_device_rates():
     cover = make_blocks("4x1", [[2], [1]], partial=np.array([True, False, True]))
-    device = {"copy_gb_per_s": 2.0, "peak_gflops": 4.0}
+    device = {"kind": "cpu", "copy_gb_per_s": 2.0, "peak_gflops": 4.0}
     profile = make_profile(cover, device=device)
     bounds = solve({"4x1": cover}, {"4x1": profile}, make_limits()).lower_bounds
     assert set(bounds) == {"work", "longest", "bytes", "flops"}
