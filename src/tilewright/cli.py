@@ -1,8 +1,14 @@
 """The thin shell around a stage's function: parse the command line, call it, turn errors into one line."""
 
+import os
 import sys
 
 from tilewright.errors import TilewrightError
+
+# Read by GNU OpenMP when torch is loaded: how long its threads wait actively for the next operator. Its default keeps
+# cores from the executor's slots for milliseconds after every operator that was shared; with this one, the operators of
+# torch take the same time.
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 def script(parser, run):

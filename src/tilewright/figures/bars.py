@@ -81,28 +81,27 @@ def _latencies(axes, rows, orders, why):
 
 
 def _speedups(axes, rows, paper, orders, top):
-    """Bars of our speed-ups with their numbers at the foot, where no diamond of the paper's can lie on them."""
-    # Below the line of dense attention, or above it where there is no room below.
-    foot = 0.02 * top if top < 8 else 1 + 0.02 * top
+    """Bars of our speed-ups with their numbers above them, clear of the paper's diamonds."""
+    bars = paper[(paper["provider"] == "pipeline") & paper["reorder"].isin(orders)]
+    theirs = {(row.reorder, row.policy): row.speedup for row in bars.itertuples()}
     for row in _shown(rows).itertuples():
         if row.provider == "sdpa_dense" or not row.speedup > 0:
             continue
         x = bar_at(orders, row.reorder, row.policy)
         axes.bar(x, row.speedup, _WIDTH, **_look(row, orders))
         if row.policy == "ilp":
-            inside = row.speedup > foot + 0.12 * top
-            y, colour = (foot, "white") if inside else (row.speedup + 0.01 * top, style.INK)
+            diamond = theirs.get((row.reorder, row.policy), 0)
+            near = -0.04 * top < diamond - row.speedup < 0.1 * top
             axes.text(
                 x,
-                y,
+                0.012 * top + (max(row.speedup, diamond + 0.02 * top) if near else row.speedup),
                 f"{row.speedup:.{1 if row.speedup < 10 else 0}f}",
                 ha="center",
                 va="bottom",
                 fontsize=7.5,
-                color=colour,
+                color=style.INK,
                 weight="bold",
             )
-    bars = paper[(paper["provider"] == "pipeline") & paper["reorder"].isin(orders)]
     axes.plot(
         [bar_at(orders, row.reorder, row.policy) for row in bars.itertuples()],
         bars["speedup"],

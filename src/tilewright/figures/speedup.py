@@ -8,6 +8,8 @@ _MARKS = {
     "sdpa_mask": ("v", "#882255", style.PROVIDER_NAMES["sdpa_mask"]),
     "flex": ("^", "#44AA99", style.PROVIDER_NAMES["flex"]),
 }
+# Where the marks stand beside a bar.
+_MARKS_AT = 0.17
 
 
 def needs(config):
@@ -16,8 +18,9 @@ def needs(config):
 
 
 def draw(inputs):
-    """One panel per family, one bar per workload; peers and the paper are marks beside its middle."""
+    """One panel per family; each workload's bar goes up or down from 1, with peers and the paper as marks beside it."""
     from matplotlib.lines import Line2D
+    from matplotlib.ticker import LogLocator, NullLocator
 
     frame = speedup.table(inputs)
     families = list(dict.fromkeys(frame["family"]))
@@ -30,14 +33,19 @@ def draw(inputs):
         for row in rows.itertuples():
             _bar(axes, row)
         for column, (marker, colour, _) in _MARKS.items():
-            axes.plot(rows.index, rows[column], marker, color=colour, markersize=6, markeredgecolor="white")
+            axes.plot(rows.index + _MARKS_AT, rows[column], marker, color=colour, markersize=6, markeredgecolor="white")
         axes.axhline(1, color=style.DENSE, linewidth=1)
         axes.set_title(style.FAMILY_NAMES.get(family, family))
         axes.set_xticks(rows.index, [f"{names[row.model]}\n{_plan(row)}" for row in rows.itertuples()], fontsize=8)
         axes.set_xlim(-0.6, len(rows) - 0.4)
         axes.grid(axis="x", visible=False)
-    panels[0].set_ylabel("× dense, same device")
-    panels[0].set_ylim(0, 1.08 * max(1, frame[["speedup", *_MARKS]].max(axis=None)))
+    panels[0].set_ylabel("speed-up over dense, same device")
+    values = frame[["speedup", *_MARKS]].where(lambda value: value > 0)
+    panels[0].set_yscale("log")
+    panels[0].set_ylim(0.8 * min(1, values.min(axis=None)), 1.25 * max(1, values.max(axis=None)))
+    panels[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    panels[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panels[0].yaxis.set_minor_locator(NullLocator())
     handles = [
         Line2D([], [], linestyle="none", marker=marker, color=colour, label=label)
         for column, (marker, colour, label) in _MARKS.items()
@@ -59,11 +67,14 @@ def draw(inputs):
 
 def _bar(axes, row):
     if row.paper_speedup > 0:
-        text = axes.text(row.Index + 0.1, row.paper_speedup, style.ratio(row.paper_speedup), va="center", fontsize=8)
+        text = axes.text(
+            row.Index + _MARKS_AT + 0.1, row.paper_speedup, style.ratio(row.paper_speedup), va="center", fontsize=8
+        )
         text.set_color(style.PAPER)
         style.outlined(text)
     if row.speedup > 0:
-        axes.bar(row.Index, row.speedup, 0.62, color=style.tint(style.order_colour(row.plan.split(" ")[0]), 0.75))
+        colour = style.tint(style.order_colour(row.plan.split(" ")[0]), 0.75)
+        axes.bar(row.Index - 0.14, row.speedup - 1, 0.42, bottom=1, color=colour)
 
 
 def _plan(row):

@@ -6,6 +6,7 @@ process takes a core for a moment, all wait. Slots meet once, at the end of the 
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from threading import Barrier
 
@@ -44,6 +45,21 @@ class Slots:
 
         for done in [self._pool.submit(take) for _ in range(self.n)]:
             done.result()
+
+
+@contextmanager
+def alone():
+    """Operators of this thread compute on its core only, until the end of the block.
+
+    An operator that is shared by the cores leaves its helpers waiting actively for the next one, for milliseconds, on
+    the cores that the slots are to have.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 slots = cache(Slots)

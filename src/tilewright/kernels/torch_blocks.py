@@ -6,6 +6,7 @@ attended with an additive mask where one is needed, and written one after anothe
 result to its place. The parts of a split block are merged by their log-sum-exp.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from tilewright import hardware, work
 from tilewright.errors import PatternError
 from tilewright.kernels.item_masks import Bias
-from tilewright.kernels.slots import Slots, slots
+from tilewright.kernels.slots import Slots, alone, slots
 from tilewright.kernels.torch_launch import build, index, setting, take, token_major
 from tilewright.schedule.record import verify_inputs
 
@@ -91,8 +92,16 @@ class Executor:
     def __call__(self, q, k, v):
         """Attention over the prepared pattern; raises `PatternError` for tensors of another shape, dtype or device."""
         self._check(q, k, v)
+        jobs = [
+            (job, (b, min(b + job[1].entries, len(q)))) for job in self.jobs for b in range(0, len(q), job[1].entries)
+        ]
+        # One job alone is shared by all cores inside the operator.
+        with alone() if len(jobs) > 1 else nullcontext():
+            return self._run(jobs, *(token_major(x) for x in (q, k, v)))
+
+    def _run(self, jobs, q, k, v):
+        """Run jobs on tokens q, k, v [B, N, H*D] → [B, H, N_q, D]."""
         batch, width = q.shape[0], self.heads * self.head_dim
-        q, k, v = (token_major(x) for x in (q, k, v))
         results = q.new_empty(batch, self.n_results + 1, width)
         results[:, -1] = 0
         parts = q.new_empty(batch, self.n_parts, width)
@@ -102,11 +111,7 @@ class Executor:
             (launch, chunk, begin), entries = job
             launch.attend(chunk, (q, k, v), entries, parts if launch.split else results, begin, lse)
 
-        jobs = [
-            (job, (b, min(b + job[1].entries, batch))) for job in self.jobs for b in range(0, batch, job[1].entries)
-        ]
         if len(jobs) == 1:
-            # Shared by all cores inside the operator.
             attend(jobs[0])
         elif jobs:
             self.slots.run(attend, jobs)
