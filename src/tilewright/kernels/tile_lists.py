@@ -1,0 +1,164 @@
+"""What `triton_tiles` reads: the records, keys and masks of a work list, packed (stages T3 and T5)."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.kernels.item_masks import distinct_rows
+from tilewright.kernels.mask_factors import factors
+
+# A run that is there to fill up a step, and a full run, in place of the number of a mask.
+_ABSENT, _FULL = -2, -1
+# Depths of the product that applies a mask: one or two steps of a 16-bit tensor-core product.
+RANKS = (16, 32)
+# Slot of a pair that is not allowed in a tile of slots.
+MASKED_SLOT = -1
+# Pairs whose slots are evaluated at a time.
+_SLAB_PAIRS = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class TileLists:
+    """Work items of one tile, longest first, in steps of `step_keys` keys; see `triton_tiles.attend` for the fields.
+
+    items: int32 [I, 8]. keys: int32 [steps + 1, step_keys], in the graph's order. rank: of the factors left, bool
+    [kinds, M, rank], and right, bool [steps, step_keys, rank]; 0 where masks are tiles: slots, int32 [steps, M,
+    step_keys], of the bias (0 without one), `MASKED_SLOT` where a pair is not allowed. parts: int32 [P, 4]; groups:
+    split blocks. full, partial: some step is of that kind.
+    """
+
+    rows: int
+    step_keys: int
+    rank: int
+    items: np.ndarray
+    keys: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    slots: np.ndarray
+    parts: np.ndarray
+    groups: int
+    full: bool
+    partial: bool
+
+
+def build(blocks, block, run_lo, run_hi, step_keys, index=None):
+    """`TileLists` of work items (int columns `block`, `run_lo`, `run_hi`) of `blocks`.
+
+    step_keys: a multiple of a run. index: with a bias, ``callable(rows, keys) -> int array`` of its slots, for numbers
+    in the graph's order; all steps are then partial. Masks become factors where they can and there is no bias, else
+    tiles.
+    """
+    longest_first = np.argsort(run_lo - run_hi, kind="stable")
+    block, run_lo, run_hi = (column[longest_first].astype(np.int64) for column in (block, run_lo, run_hi))
+    per_step = step_keys // blocks.tile.run
+    steps = -(-(run_hi - run_lo) // per_step)
+    first = np.concatenate(([0], np.cumsum(steps)))
+    owner = np.repeat(np.arange(len(block)), steps)
+    number = np.arange(first[-1]) - first[owner]
+    run = run_lo[owner][:, None] + number[:, None] * per_step + np.arange(per_step)
+    there = run < run_hi[owner][:, None]
+    run = np.where(there, run, run_lo[owner][:, None])
+    masks = np.where(there, blocks.run_mask[run], _ABSENT)
+    keys = blocks.run_keys[run].reshape(len(run), step_keys)
+    keys = np.where(keys < 0, keys[:, :1], keys)
+
+    n_full = steps.copy()
+    partial = (masks != _FULL).any(1) | (index is not None)
+    np.minimum.at(n_full, owner[partial], number[partial])
+    late = number >= n_full[owner]
+    packed = None
+    if index is None:
+        packed = _as_factors(blocks, block, owner[late], (number - n_full[owner])[late], masks[late], step_keys)
+    if packed is None:
+        packed = _as_tiles(blocks, block, owner[late], masks[late], keys[late], index)
+    rank, left, right, slots, mask_step, kind = packed
+
+    parts, part, groups = _parts(block, run_lo)
+    items = np.stack([blocks.row_ptr[block], blocks.rows[block], first[:-1], n_full, steps, mask_step, kind, part], 1)
+    return TileLists(
+        rows=blocks.tile.rows,
+        step_keys=step_keys,
+        rank=rank,
+        items=items.astype(np.int32),
+        # The kernel reads one step ahead.
+        keys=np.concatenate((keys, keys[:1])).astype(np.int32),
+        left=left,
+        right=right,
+        slots=slots,
+        parts=parts,
+        groups=groups,
+        full=bool((n_full > 0).any()),
+        partial=bool((n_full < steps).any()),
+    )
+
+
+def _parts(block, run_lo):
+    """``(parts [P, 4], part of each item or -1, groups)``: the items of a block that has several, in run order."""
+    order = np.lexsort((run_lo, block))
+    _, begin, counts = np.unique(block[order], return_index=True, return_counts=True)
+    part, parts, groups = np.full(len(block), -1), [], 0
+    for lo, count in zip(begin[counts > 1], counts[counts > 1], strict=True):
+        part[order[lo : lo + count]] = len(parts) + np.arange(count)
+        parts += [(groups, count, len(parts), i) for i in range(count)]
+        groups += 1
+    return np.array(parts, np.int32).reshape(-1, 4), part, groups
+
+
+def _as_factors(blocks, block, owner, number, masks, step_keys):
+    """``(rank, left, right, no slots, first mask step and kind of each item)`` of partial steps; None where no factors.
+
+    owner: item of each partial step; number: its number among the item's partial steps; masks [steps, runs].
+    """
+    per_step = masks.shape[1]
+    signature = np.full((len(block), (number.max(initial=0) + 1) * per_step + 1), _ABSENT - 1, np.int32)
+    signature[:, -1] = blocks.rows[block]
+    signature[owner[:, None], number[:, None] * per_step + np.arange(per_step)] = masks
+    distinct, kind = distinct_rows(signature)
+    found = []
+    for row in distinct:
+        allowed = _allowed(blocks, row[:-1][row[:-1] >= _ABSENT][:, None])[:, : row[-1], :]
+        pair = factors(~allowed.transpose(1, 0, 2).reshape(row[-1], -1), RANKS[-1])
+        if pair is None:
+            return None
+        found.append(pair)
+    rank = next(rank for rank in RANKS if rank >= max(a.shape[1] for a, _ in found))
+    offset = np.concatenate(([0], np.cumsum([b.shape[1] // step_keys for _, b in found], dtype=np.int64)))
+    left = np.zeros((len(found), blocks.tile.rows, rank), bool)
+    right = np.zeros((max(1, offset[-1]), step_keys, rank), bool)
+    for i, (a, b) in enumerate(found):
+        left[i, : len(a), : a.shape[1]] = a
+        right[offset[i] : offset[i + 1], :, : len(b)] = b.T.reshape(b.shape[1] // step_keys, step_keys, len(b))
+    return rank, left, right, np.zeros((0, 0, 0), np.int32), offset[kind], kind
+
+
+def _as_tiles(blocks, block, owner, masks, keys, index):
+    """As `_as_factors`, with masks and bias as tiles of slots, items with equal ones sharing them."""
+    height = blocks.tile.rows
+    kind, seen, held, mask_step, total = np.zeros(len(block), np.int64), {}, [], [], 0
+    bounds = np.searchsorted(owner, np.arange(len(block) + 1))
+    for item in range(len(block)):
+        at = slice(bounds[item], bounds[item + 1])
+        rows = np.minimum(blocks.row_ptr[block[item]] + np.arange(height), blocks.row_ptr[block[item] + 1] - 1)
+        allowed = _allowed(blocks, masks[at])
+        slots = 0 if index is None else index(rows[None, :, None], keys[at][:, None, :])
+        slots = np.where(allowed, slots, MASKED_SLOT).astype(np.int32)
+        digest = hashlib.blake2b(slots.tobytes(), digest_size=16).digest()
+        if digest not in seen:
+            seen[digest] = len(held)
+            held.append(slots)
+            mask_step.append(total)
+            total += len(slots)
+        kind[item] = seen[digest]
+    slots = np.concatenate(held) if total else np.zeros((1, height, keys.shape[1]), np.int32)
+    empty = np.zeros((1, height, RANKS[0]), bool), np.zeros((1, keys.shape[1], RANKS[0]), bool)
+    return 0, *empty, slots, np.array(mask_step)[kind], np.zeros(len(block), np.int64)
+
+
+def _allowed(blocks, masks):
+    """bool [steps, M, runs * W]: pairs that the runs `masks` [steps, runs] allow."""
+    special = np.zeros((2, *blocks.masks.shape[1:]), np.uint8)
+    special[_FULL] = 255
+    bits = np.concatenate((blocks.masks, special))[masks]
+    allowed = np.unpackbits(bits, axis=3, count=blocks.tile.run, bitorder="little").astype(bool)
+    return allowed.transpose(0, 2, 1, 3).reshape(len(masks), blocks.tile.rows, masks.shape[1] * blocks.tile.run)

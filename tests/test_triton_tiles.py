@@ -1,0 +1,225 @@
+"""The GPU's kernel against the oracle: on a GPU where there is one, else under Triton's interpreter."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import plans
+from conftest import TRITON_DEVICE as DEVICE
+from tilewright import blocks, graph, models, reorder, tiles, work
+from tilewright.errors import DeviceError, PatternError
+from tilewright.kernels import mask_factors, reference, tile_lists, triton_schedule
+from tilewright.kernels.item_masks import Bias
+
+H = 2
+# bfloat16 is silently wrong under some releases of the interpreter.
+DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
+
+
+def tokens(n_q, n_k, head_dim, batch=1, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(batch, H, n, head_dim, generator=generator).to(DEVICE, dtype) for n in (n_q, n_k, n_k)]
+
+
+def check(
+    dense, names, *, head_dim=32, split_keys=None, batch=1, dtype=torch.float32, ordered=False, seed=0, **options
+):
+    """Run a random order and schedule and compare with the reference; return the executor."""
+    pattern = plans.reordered(dense, seed)
+    cover = plans.covers(pattern, names, region_rows=64)
+    plan = plans.scheduled(cover, split_keys, seed)
+    row, col = pattern.row_order, pattern.col_order
+    call = triton_schedule.prepare(
+        plan,
+        cover,
+        heads=H,
+        head_dim=head_dim,
+        dtype=dtype,
+        device=DEVICE,
+        row_order=row,
+        col_order=col,
+        ordered=ordered,
+        **options,
+    )
+    q, k, v = tokens(*dense.shape, head_dim, batch, dtype)
+    bias = options.get("bias")
+    if isinstance(bias, Bias):
+        rows, cols = np.ogrid[: dense.shape[0], : dense.shape[1]]
+        bias = bias.table[:, torch.from_numpy(bias.index(rows, cols))]
+    cpu = [x.cpu() for x in (q, k, v)]
+    expected = reference.attention(*cpu, torch.from_numpy(dense), bias=bias, scale=options.get("scale"))
+    inputs = (q[:, :, row], k[:, :, col], v[:, :, col]) if ordered else (q, k, v)
+    for _ in range(2):
+        # Twice: the counters of split blocks are to be as they were.
+        result = call(*inputs).cpu()
+        assert result.dtype == dtype and not result.isnan().any()
+        error = (result.double() - (expected[:, :, row] if ordered else expected)).abs().max()
+        assert error <= reference.TOLERANCE[dtype]
+    return call
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "names", [["16x1"], ["32x1", "64x1"], ["16x16"], ["64x64", "16x1"], ["128x1"]], ids=lambda names: "+".join(names)
+)
+def test_tiles(names, dtype):
+    check(plans.pattern(100, 90), names, dtype=dtype)
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 96, 128])
+def test_head_dims(head_dim):
+    check(plans.pattern(70, 90), ["16x1", "32x1"], head_dim=head_dim, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("n_global", [1, 9], ids=["few-rows", "many-rows"])
+@pytest.mark.parametrize("head_dim", [32, 48])
+def test_split_rows_are_merged(n_global, head_dim):
+    call = check(plans.pattern(70, 200, 0.1, n_global=n_global), ["16x1"], split_keys=32, head_dim=head_dim)
+    assert call.launches[0].lists.groups > 0
+
+
+def test_ordered_batches():
+    check(plans.pattern(70, 70), ["16x1", "16x16"], batch=3, ordered=True, split_keys=32)
+
+
+def test_scale():
+    check(plans.pattern(40, 40), ["16x1"], scale=1.0)
+
+
+def test_windows_become_factors():
+    ordered, _ = reorder.apply(models.build("vil-tiny-96-s1-exact"), "window")
+    cover = blocks.extract(ordered, tiles.parse("64x1"))
+    items = work.items(cover, None)
+    assert tile_lists.build(cover, items.block, items.run_lo, items.run_hi, 64).rank == 16
+
+
+def test_masks_without_factors_become_tiles():
+    rng = np.random.default_rng(0)
+    call = check(rng.random((64, 100)) < 0.5, ["64x1"])
+    assert [launch.lists.rank for launch in call.launches] == [0] * len(call.launches)
+
+
+@pytest.mark.parametrize("kind", ["table", "dense"])
+def test_bias(kind):
+    dense = plans.pattern(50, 60)
+    generator = torch.Generator().manual_seed(1)
+    if kind == "table":
+        bias = Bias(torch.randn(H, 7, generator=generator), lambda rows, cols: (rows + 3 * cols) % 7)
+    else:
+        bias = torch.randn(H, 50, 60, generator=generator)
+    check(dense, ["16x1", "16x16"], bias=bias, split_keys=32)
+
+
+def test_a_fused_projection_is_taken_as_it_lies():
+    dense = plans.pattern(50, 50)
+    pattern = plans.reordered(dense)
+    cover = plans.covers(pattern, ["16x1"])
+    qkv = torch.randn(2, 50, 3, H, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    orders = {"row_order": pattern.row_order, "col_order": pattern.col_order}
+    sizes = {"heads": H, "head_dim": 32, "dtype": torch.float32, "device": DEVICE}
+    result = triton_schedule.prepare(plans.scheduled(cover), cover, **sizes, **orders)(q, k, v)
+    expected = reference.attention(q.cpu(), k.cpu(), v.cpu(), torch.from_numpy(dense))
+    assert (result.cpu().double() - expected).abs().max() <= reference.TOLERANCE[torch.float32]
+
+
+def test_large_scores_are_exact():
+    dense = np.tril(np.ones((40, 40), bool))[::-1].copy()
+    pattern = plans.reordered(dense)
+    cover = plans.covers(pattern, ["16x1"])
+    sizes = {"heads": H, "head_dim": 32, "dtype": torch.float32, "device": DEVICE}
+    orders = {"row_order": pattern.row_order, "col_order": pattern.col_order}
+    q, k, v = tokens(40, 40, 32)
+    result = triton_schedule.prepare(plans.scheduled(cover), cover, **sizes, **orders)(30 * q, 30 * k, v)
+    expected = reference.attention(30 * q.cpu(), 30 * k.cpu(), v.cpu(), torch.from_numpy(dense))
+    # Scores of some thousands: their rounding in float32 weighs as 1e-3 in the weights.
+    assert (result.cpu().double() - expected).abs().max() <= 1e-2
+
+
+WRONG = {
+    "shape": (lambda q: q[:, :, :-1], PatternError, "expected shape"),
+    "dtype": (lambda q: q.double(), PatternError, "expected torch.float32 as planned, found torch.float64"),
+    "stride": (lambda q: q.mT.contiguous().mT, PatternError, "side by side"),
+    "device": (lambda q: q.to("meta"), DeviceError, "as planned, found meta"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_other_tensors_than_planned_are_refused(case):
+    change, error, message = WRONG[case]
+    cover = plans.covers(plans.reordered(plans.pattern(40, 40)), ["16x1"])
+    sizes = {"heads": H, "head_dim": 32, "dtype": torch.float32, "device": DEVICE}
+    call = triton_schedule.prepare(plans.scheduled(cover), cover, **sizes)
+    q, k, v = tokens(40, 40, 32)
+    with pytest.raises(error, match=message):
+        call(change(q), k, v)
+
+
+def test_an_unknown_head_dim_is_refused():
+    cover = plans.covers(plans.reordered(plans.pattern(40, 40)), ["16x1"])
+    with pytest.raises(PatternError, match="head_dim: expected one of 16, 32, 48, 64, 96, 128, found 40"):
+        triton_schedule.prepare(plans.scheduled(cover), cover, heads=H, head_dim=40, dtype=torch.float32, device=DEVICE)
+
+
+# The lists, without the kernel.
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_factors_forbid_what_they_are_made_of(data):
+    rows, keys, terms = data.draw(st.tuples(st.integers(1, 12), st.integers(1, 20), st.integers(0, 5)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    forbidden = (rng.random((rows, terms)) < 0.4) @ (rng.random((terms, keys)) < 0.4)
+    a, b = mask_factors.factors(forbidden, rows)
+    assert np.array_equal((a.astype(int) @ b.astype(int)) > 0, forbidden)
+    assert a.shape[1] <= rows
+
+
+def test_windows_of_a_square_need_as_many_factors_as_lines():
+    side = np.arange(22)
+    near = abs(side[7:15, None] - side) <= 7
+    a, _ = mask_factors.factors(~np.kron(near, near).astype(bool), 32)
+    assert a.shape == (64, 16)
+
+
+def test_too_many_factors_are_none():
+    assert mask_factors.factors(~np.eye(40, dtype=bool), 8) is None
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 1000), name=st.sampled_from(["16x1", "16x16", "8x1"]), split=st.sampled_from([None, 16, 64]))
+def test_lists_hold_every_pair_once(seed, name, split):
+    dense = plans.pattern(40, 50, 0.3, seed)
+    cover = blocks.extract(plans.reordered(dense, seed), tiles.parse(name), 32)
+    items = work.items(cover, split)
+    for index in (None, lambda rows, keys: np.zeros(np.broadcast_shapes(rows.shape, keys.shape), int)):
+        lists = tile_lists.build(cover, items.block, items.run_lo, items.run_hi, 32, index)
+        assert np.array_equal(unpacked(lists, cover.shape), cover.to_dense())
+        assert (np.diff(lists.items[:, 4]) <= 0).all()
+
+
+def test_lists_of_full_blocks_beside_partial_ones():
+    dense = np.zeros((32, 32), bool)
+    dense[:16], dense[16:] = True, np.tril(np.ones((16, 32), bool))
+    cover = blocks.extract(graph.from_pattern(dense), tiles.parse("16x1"), 16)
+    items = work.items(cover, None)
+    lists = tile_lists.build(cover, items.block, items.run_lo, items.run_hi, 16)
+    assert np.array_equal(unpacked(lists, cover.shape), cover.to_dense()) and lists.full and lists.partial
+
+
+def unpacked(lists, shape):
+    """int [N_q, N_k]: how often the lists allow each pair."""
+    found = np.zeros(shape, int)
+    for row, n_rows, step, n_full, n_all, mask_step, kind, _ in lists.items.tolist():
+        for j in range(n_all):
+            allowed = np.ones((lists.rows, lists.step_keys), bool)
+            if j >= n_full and lists.rank:
+                right = lists.right[mask_step + j - n_full].T.astype(int)
+                allowed = lists.left[kind].astype(int) @ right == 0
+            elif j >= n_full:
+                allowed = lists.slots[mask_step + j - n_full] != tile_lists.MASKED_SLOT
+            at, key = np.nonzero(allowed[:n_rows])
+            np.add.at(found, (row + at, lists.keys[step + j][key]), 1)
+    return found
