@@ -125,6 +125,15 @@ class Plan:
         """
         return torch.ops.tilewright.attend(q, k, v, self._handle, ordered)
 
+    def with_bias(self, bias):
+        """This plan with another bias (a `Bias`, or a tensor [H, N_q, N_k]): same order, blocks and schedule.
+
+        ASSUME: the layers of a network stage share one schedule, profiled without their biases.
+        """
+        return Plan(
+            self.graph, self.blocks, self.profiles, self.schedule, bias=bias, scale=self.scale, reorder=self.reorder
+        )
+
     def run(self, q, k, v, ordered):
         """The call behind the registered operator: validate, prepare once per form, execute."""
         self._check(q, k, v)

@@ -11,6 +11,9 @@ Contract of a member module:
     ``bias_index(params, rows, cols) -> int array``: for models with a relative-position bias (``meta["bias"]`` is not
         None) the slot of each (query, key) pair, by token ids in the model's own order, in a bias vector of
         ``meta["bias"]["slots"]`` entries a head; the last slot is for "no bias" and holds zero.
+    ``NETWORK_NAMING``, ``network_fields(name) -> dict | None``: for families with a network, as ``NAMING`` and
+        ``fields`` but for the names of whole networks, such as ``vil-tiny-224``, and the options of
+        `tilewright.networks.create`. They stand here because what Snakemake parses must not import torch.
 """
 
 from dataclasses import replace
@@ -52,6 +55,12 @@ def build(name, overrides=None):
     module, params = parse(name, overrides)
     graph = module.graph(params)
     return replace(graph, meta={**graph.meta, "model": name, "params": msgspec.to_builtins(params)})
+
+
+def create(family, **options):
+    """A network of the family, see `tilewright.networks.create`."""
+    # By name: the graphs neither need torch nor change with the networks.
+    return import_module("tilewright.networks").create(family, **options)
 
 
 def bias_index(meta, rows, cols):

@@ -18,6 +18,7 @@ from tilewright.graph import Graph
 from tilewright.models import gates
 
 NAMING = "dynamicvit-<variant>-<resolution>[-p<patch>][-b<1|2|3>], e.g. dynamicvit-s-224-b3"
+NETWORK_NAMING = "dynamicvit-<variant>-<size>[-p<patch>], e.g. dynamicvit-s-224"
 
 # Width, heads and the blocks before which tokens are pruned: the published configurations.
 VARIANTS = {
@@ -78,10 +79,20 @@ def fields(name):
     return stated | ({"patch": int(patch)} if patch else {}) | ({"prune": int(prune)} if prune else {})
 
 
+def network_fields(name):
+    """Options of the network that a name states, or None."""
+    match = re.fullmatch(rf"dynamicvit-({'|'.join([*VARIANTS, *ALIASES])})-([1-9]\d*)(?:-p([1-9]\d*))?", name)
+    if not match:
+        return None
+    variant, size, patch = match.groups()
+    stated = {"variant": ALIASES.get(variant, variant), "image_size": int(size)}
+    return stated | ({"patch": int(patch)} if patch else {})
+
+
 def keep(params):
     """Sorted token ids (int32, the class token 0 included) that are kept after ``params.prune`` prunings."""
     if params.gate == "predictor":
-        patches = gates.predictor(params, *VARIANTS[params.variant])
+        patches = gates.predictor(params, VARIANTS[params.variant][0])
     else:
         patches = gates.threshold_l2(params)
     return np.concatenate(([0], 1 + np.sort(patches))).astype(np.int32)

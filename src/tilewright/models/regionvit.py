@@ -1,9 +1,9 @@
 """RegionViT: regional tokens that see each other, and windows that see their region (Chen et al., arXiv 2106.02689).
 
 Each block runs the same attention twice: densely over the R regional tokens, then over every sequence [1 regional, w^2
-local]. The graph is the union of the two. Regional and local grid are rounded up, so that every region has a window;
-local tokens beyond the image are padding and are not part of the graph. Tokens: the regionals, row by row, then the
-locals, row by row.
+local]. The graph is the union of the two; `windows` is the second alone. Regional and local grid are rounded up, so
+that every region has a window; local tokens beyond the image are padding and are not part of the graph. Tokens: the
+regionals, row by row, then the locals, row by row.
 """
 
 import re
@@ -16,6 +16,7 @@ from tilewright.errors import ConfigError
 from tilewright.graph import from_classes
 
 NAMING = "regionvit-<variant>-<resolution>[-w14][-p<patch>]-s<stage>, e.g. regionvit-tiny-224-s1"
+NETWORK_NAMING = "regionvit-<variant>-<size>[-w14][-peg], e.g. regionvit-tiny-224"
 
 # Heads of stage 1; they double with each stage, as the width does.
 HEADS = {"tiny": 2, "small": 3, "medium": 3, "base": 4}
@@ -62,17 +63,25 @@ def fields(name):
     return stated | ({"window": 14} if wide else {}) | ({"patch": int(patch)} if patch else {})
 
 
+def network_fields(name):
+    """Options of the network that a name states, or None. Suffixes may also stand before the size, as published."""
+    suffixes = "(-w14)?(-peg)?"
+    match = re.fullmatch(rf"regionvit-({'|'.join(HEADS)}){suffixes}-([1-9]\d*){suffixes}", name)
+    if not match:
+        return None
+    variant, wide, peg, size, wide_after, peg_after = match.groups()
+    stated = {"variant": variant, "image_size": int(size)}
+    return stated | ({"window": 14} if wide or wide_after else {}) | ({"peg": True} if peg or peg_after else {})
+
+
 def graph(params):
     """The exact pattern: one distinct row for each regional token and one for the locals of each window."""
     n, r, w = params.side, params.regions, params.window
-    at = np.arange(n, dtype=np.int32)
-    region = (at // w)[:, None] * r + at // w
+    region, members = _members(n, r, w)
     regionals = np.arange(r * r, dtype=np.int32)
-    spans = [at[at // w == i] for i in range(r)]
-    windows = [r * r + np.add.outer(n * y, x).ravel() for y in spans for x in spans]
-    rows = [np.concatenate((regionals, window)) for window in windows]
-    rows += [np.concatenate((regionals[i : i + 1], window)) for i, window in enumerate(windows)]
-    hint = np.concatenate((np.full(r * r, -1), region.ravel()))
+    rows = [np.concatenate((regionals, window)) for window in members]
+    rows += [np.concatenate((regionals[i : i + 1], window)) for i, window in enumerate(members)]
+    hint = np.concatenate((np.full(r * r, -1), region))
     meta = {
         "family": "regionvit",
         "paper_family": "RegionViT",
@@ -95,7 +104,7 @@ def graph(params):
     return from_classes(
         np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
         np.concatenate(rows, dtype=np.int32),
-        np.concatenate((regionals, r * r + region.ravel()), dtype=np.int32),
+        np.concatenate((regionals, r * r + region), dtype=np.int32),
         r * r + n * n,
         meta=meta,
         row_hint=hint,
@@ -103,19 +112,69 @@ def graph(params):
     )
 
 
+def windows(side, regions, window):
+    """The pattern of the windows alone: each region's token with its locals, on grids of `side` and `regions` tokens.
+
+    Where the regions reach beyond the image, the published mask of the last window hides only the corner of its
+    padding: the window sees the padding to the right of the image and that below it, and each of these two sees itself
+    and the window. They are tokens like others, behind the locals: first those to the right, then those below.
+    """
+    n, r, w = side, regions, window
+    region, members = _members(n, r, w)
+    rows = [np.concatenate(([i], locals_)) for i, locals_ in enumerate(members)]
+    padding = np.arange(r * r + n * n, r * r + places(n, r, w).shape[1], dtype=np.int32)
+    right, below = np.split(padding, 2)
+    if len(padding):
+        last = rows[-1]
+        rows[-1:] = [np.concatenate((last, seen)) for seen in (padding, right, below)]
+    hint = np.concatenate((np.arange(r * r), region, np.full(len(padding), r * r - 1)))
+    behind = np.repeat((r * r, r * r + 1), len(right))
+    return from_classes(
+        np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
+        np.concatenate(rows, dtype=np.int32),
+        np.concatenate((hint[: r * r + n * n], behind), dtype=np.int32),
+        len(hint),
+        meta={"family": "regionvit", "grid": [n, n], "n_regional": r * r, "window": w, "mode": "windows"},
+        row_hint=hint,
+        col_hint=hint,
+    )
+
+
+def places(side, regions, window):
+    """Row and column, int64 [2, N - R], of the tokens of `windows` that follow its R regional tokens."""
+    inside, beyond = np.arange((regions - 1) * window, side), np.arange(side, regions * window)
+    grid, at = np.indices((side, side)).reshape(2, -1), np.array(np.meshgrid(inside, beyond, indexing="ij"))
+    return np.concatenate((grid, at.reshape(2, -1), at.transpose(0, 2, 1)[::-1].reshape(2, -1)), axis=1)
+
+
+def _members(n, r, w):
+    """Region of each local token, row by row, and for each region the ids of its local tokens."""
+    at = np.arange(n, dtype=np.int32)
+    spans = [at[at // w == i] for i in range(r)]
+    region = (at // w)[:, None] * r + at // w
+    return region.ravel(), [r * r + np.add.outer(n * y, x).ravel() for y in spans for x in spans]
+
+
 def bias_index(params, rows, cols):
     """Slot of each (query, key) pair in a head's bias: ``rel_pos`` [(2w-1)^2], then the slot of pairs without bias.
 
-    Only pairs of local tokens in one window carry a bias. Its published index is ``[ky - qy + w//2, kx - qx + w//2]``
-    with negative values counted from the end, which is a bijection of the offsets; weights need it as it is.
+    Only pairs of local tokens in one window carry a bias.
     """
     rows, cols = np.broadcast_arrays(rows, cols)
     n, r, w = params.side, params.regions, params.window
-    width = 2 * w - 1
     (qy, qx), (ky, kx) = np.divmod(rows - r * r, n), np.divmod(cols - r * r, n)
     biased = (rows >= r * r) & (cols >= r * r) & (qy // w == ky // w) & (qx // w == kx // w)
-    local = (ky - qy + w // 2) % width * width + (kx - qx + w // 2) % width
-    return np.where(biased, local, width * width)
+    return np.where(biased, offset_slot(ky - qy, kx - qx, w), (2 * w - 1) ** 2)
+
+
+def offset_slot(dy, dx, window):
+    """Slot in ``rel_pos`` of key minus query within a window, for arrays and tensors of whole numbers.
+
+    The published index is ``[dy + w//2, dx + w//2]`` with negative values counted from the end, which is a bijection of
+    the offsets; weights need it as it is.
+    """
+    width = 2 * window - 1
+    return (dy + window // 2) % width * width + (dx + window // 2) % width
 
 
 def sources(params):

@@ -1,9 +1,8 @@
 """Stage T1 on files: a workload's name in, its graph out."""
 
-import yaml
-
 from tilewright import graph as graph_file
 from tilewright import images, models, provenance
+from tilewright.cli import settings
 from tilewright.errors import ConfigError
 
 
@@ -21,7 +20,7 @@ def run(model, output, set, list):
         return
     if output is None:
         raise ConfigError("--output: expected the graph file to write, found none")
-    overrides = dict(_setting(text) for text in set)
+    overrides = settings(set)
     module, params = models.parse(model, overrides)
     graph = models.build(model, overrides)
     made_by = {
@@ -37,13 +36,3 @@ def run(model, output, set, list):
         f"{model}: {rows} x {cols} tokens, {graph.entries:,} entries, density {graph.density:.4g}, "
         f"{graph.n_classes} distinct rows"
     )
-
-
-def _setting(text):
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise ConfigError(f"--set {text}: expected KEY=VALUE")
-    try:
-        return key, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {text}: expected a YAML value: {error}") from error

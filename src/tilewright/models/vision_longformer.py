@@ -19,6 +19,7 @@ from tilewright.errors import ConfigError
 from tilewright.graph import from_classes
 
 NAMING = "vil-<variant>-<resolution>[-p<patch>]-s<stage>[-exact|-cyclic], e.g. vil-tiny-224-s1"
+NETWORK_NAMING = "vil-<variant>-<size>[-relative][-exact|-cyclic], e.g. vil-tiny-224"
 
 # Heads and width of each stage: the published configurations.
 STAGES = {
@@ -82,18 +83,21 @@ def fields(name):
     return stated | ({"patch": int(patch)} if patch else {}) | ({"mode": mode} if mode else {})
 
 
+def network_fields(name):
+    """Options of the network that a name states, or None."""
+    match = re.fullmatch(rf"vil-({'|'.join(STAGES)})-([1-9]\d*)(?:-(relative))?(?:-(exact|cyclic))?", name)
+    if not match:
+        return None
+    variant, size, position, mode = match.groups()
+    stated = {"variant": variant, "image_size": int(size)}
+    return stated | ({"position": position} if position else {}) | ({"window_mode": mode} if mode else {})
+
+
 def graph(params):
     """The exact pattern; chunk modes hold one row for each chunk, so that images of 4096 pixels a side take seconds."""
     heads, dim = STAGES[params.variant][params.stage - 1]
     n, g, f = params.side, params.n_global, params.radius
     mode = params.mode if params.stage in SPARSE_STAGES else "full"
-    group, sight = _axis(n, f, mode)
-    everything = np.arange(g + n * n, dtype=np.int32)
-    rows = [everything] * (g > 0)
-    seen_globals = everything[:g]
-    rows += [np.concatenate((seen_globals, g + np.add.outer(n * y, x).ravel())) for y in sight for x in sight]
-    local_class = (group[:, None] * len(sight) + group).ravel()
-    hint = np.concatenate((np.full(g, -1), _squares(n) if mode == "exact" else local_class))
     reach = n if mode == "full" else 2 * f
     meta = {
         "family": "vision_longformer",
@@ -114,20 +118,37 @@ def graph(params):
             "slots": (2 * reach - 1) ** 2 + 2 * g + g * g + 1,
         },
     }
+    return pattern(n, g, f, mode, meta=meta)
+
+
+def pattern(side, n_global, radius, mode, *, padding=0, meta=None):
+    """The pattern of a stage by its geometry: `n_global` tokens and a grid of `side` x `side`.
+
+    mode: of `Params.mode`, or ``full``. padding: rows and columns of zeros behind the grid, as tokens of their own; the
+    public code pads to whole chunks, and in ``cyclic`` mode its first chunks attend to those zeros.
+    """
+    g, width = n_global, side + padding
+    group, sight = _axis(side, radius, mode, padding)
+    own = np.arange(side, dtype=np.int32)
+    seen_globals = np.arange(g, dtype=np.int32)
+    rows = [np.concatenate((seen_globals, g + np.add.outer(width * own, own).ravel()))] * (g > 0)
+    rows += [np.concatenate((seen_globals, g + np.add.outer(width * y, x).ravel())) for y in sight for x in sight]
+    local_class = (group[:, None] * len(sight) + group).ravel()
+    hint = np.concatenate((np.full(g, -1), _squares(side) if mode == "exact" else local_class))
     return from_classes(
         np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
         np.concatenate(rows, dtype=np.int32),
         np.concatenate((np.zeros(g, np.int32), (g > 0) + local_class), dtype=np.int32),
-        g + n * n,
+        g + width * width,
         meta=meta,
         row_hint=hint,
         col_hint=hint,
     )
 
 
-def _axis(n, f, mode):
-    """Group of each of `n` coordinates, and for each group the sorted coordinates it sees, along one axis."""
-    at = np.arange(n, dtype=np.int32)
+def _axis(n, f, mode, padding):
+    """Group of each of `n + padding` coordinates, and for each group the sorted coordinates it sees, along one axis."""
+    at = np.arange(n + padding, dtype=np.int32)
     if mode == "full":
         return np.zeros_like(at), [at]
     if mode == "exact":
@@ -135,9 +156,9 @@ def _axis(n, f, mode):
     chunk, count = at // f, -(-n // f)
     if mode == "chunk":
         return chunk, [at[abs(chunk - c) <= 1] for c in range(count)]
-    # ASSUME: padded keys are always out of sight. The public code masks them where the last chunk is reached directly;
-    # the first chunk, which reaches it by wrapping around, attends to their zeros there.
-    return chunk, [at[(chunk - c + 1) % count <= 2] for c in range(count)]
+    # ASSUME: in T1's graphs, which have no `padding`, padded keys are always out of sight. The public code masks them
+    # where the last chunk is reached directly; the first chunk, which reaches it by wrapping around, attends to them.
+    return chunk, [at[((chunk - c + 1) % count <= 2) & ((at < n) | (c == 0))] for c in range(count)]
 
 
 def _squares(n):
@@ -160,25 +181,33 @@ def bias_index(params, rows, cols):
     ``g2l_relative_position_bias[0]`` [g] (global query, by query), ``g2g_relative_position_bias`` [g, g], and last the
     slot of pairs outside the pattern.
     """
-    rows, cols = np.broadcast_arrays(rows, cols)
-    n, g, f = params.side, params.n_global, params.radius
-    sparse = params.stage in SPARSE_STAGES
-    reach = 2 * f if sparse else n
-    (qy, qx), (ky, kx) = np.divmod(rows - g, n), np.divmod(cols - g, n)
-    if params.mode == "cyclic":
-        count = -(-n // f)
-        ky, kx = (f * (q // f - 1 + (k // f - q // f + 1) % count) + k % f for q, k in ((qy, ky), (qx, kx)))
+    reach = 2 * params.radius if params.stage in SPARSE_STAGES else params.side
+    chunk = params.radius if params.mode == "cyclic" else None
+    return bias_slot(np.where, params.side, params.n_global, reach, chunk, rows, cols)
+
+
+def bias_slot(where, side, n_global, reach, chunk, rows, cols):
+    """`bias_index` by the geometry of a stage, for arrays or tensors: ``where`` is numpy's or torch's.
+
+    side: of the grid, padding included. reach: 2f in the sparse stages, `side` in the full ones. chunk: f where chunks
+    wrap around, else None.
+    """
+    n, g = side, n_global
+    qy, qx, ky, kx = (rows - g) // n, (rows - g) % n, (cols - g) // n, (cols - g) % n
+    if chunk is not None:
+        count = -(-n // chunk)
+        # The copy of the key that lies in one of the three chunks around the query's own.
+        ky, kx = (
+            chunk * (q // chunk - 1 + (k // chunk - q // chunk + 1) % count) + k % chunk
+            for q, k in ((qy, ky), (qx, kx))
+        )
     dy, dx = qy - ky, qx - kx
     width = 2 * reach - 1
-    local = (dy + reach - 1) * width + dx + reach - 1
     size = width * width
-    none = size + 2 * g + g * g
     inside = (abs(dy) < reach) & (abs(dx) < reach)
-    return np.select(
-        [(rows < g) & (cols < g), rows < g, cols < g, inside],
-        [size + 2 * g + rows * g + cols, size + g + rows, size + cols, local],
-        none,
-    )
+    local = where(inside, (dy + reach - 1) * width + dx + reach - 1, size + 2 * g + g * g)
+    of_global = where(cols < g, size + 2 * g + rows * g + cols, size + g + rows)
+    return where(rows < g, of_global, where(cols < g, size + cols, local))
 
 
 def sources(params):

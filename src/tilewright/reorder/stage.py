@@ -2,11 +2,9 @@
 
 import resource
 
-import yaml
-
 from tilewright import graph as graph_file
 from tilewright import provenance, reorder
-from tilewright.errors import ConfigError
+from tilewright.cli import settings
 
 
 def run(method, input, output, set):
@@ -15,15 +13,15 @@ def run(method, input, output, set):
     The settings used, the seconds, the work fraction and the peak memory go into the graph's ``meta["reorder"]``.
     Raises `TilewrightError`; nothing is written then.
     """
-    settings = dict(_setting(text) for text in set)
-    module, _ = reorder.parse(method, settings)
-    ordered, info = reorder.apply(graph_file.load(input), method, settings)
+    stated = settings(set)
+    module, _ = reorder.parse(method, stated)
+    ordered, info = reorder.apply(graph_file.load(input), method, stated)
     # ru_maxrss counts KiB on Linux.
     info["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     ordered.meta["reorder"] = info
     made_by = {
         "stage": "reorder",
-        "parameters": {"method": method, "set": settings},
+        "parameters": {"method": method, "set": stated},
         "inputs": {str(input): provenance.sha256_file(input)},
         "code": provenance.code_digest(module.__name__, "tilewright.graph"),
         "versions": provenance.versions("numpy", "scipy", "numba"),
@@ -31,13 +29,3 @@ def run(method, input, output, set):
     graph_file.save(output, ordered, made_by)
     used = ", ".join(f"{key} {value}" for key, value in info["params"].items())
     print(f"{method}: gathered work {info['work_fraction']:.4g} of dense in {info['seconds']:.2f} s ({used})")
-
-
-def _setting(text):
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise ConfigError(f"--set {text}: expected KEY=VALUE")
-    try:
-        return key, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {text}: expected a YAML value: {error}") from error

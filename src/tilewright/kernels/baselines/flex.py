@@ -11,15 +11,17 @@ DENSE = False
 
 # Block size of FlexAttention's masks; its default.
 BLOCK = 128
+# Patterns, shapes and dtypes that one process may compile; torch's own limit of 8 is less than a few networks need.
+COMPILATIONS = 256
 
 
-def prepare(graph, *, dtype, max_bytes, mask_mod=None):
+def prepare(graph, *, dtype, max_bytes, mask_mod=None, score_mod=None):
     """Compiled FlexAttention over `graph` in its own order; see the contract of the package.
 
     mask_mod: a FlexAttention ``mask_mod`` of the same pattern; default one that looks the pair up in the bits of the
-    distinct rows. The first call compiles.
+    distinct rows. score_mod: FlexAttention's, for a bias. The first call compiles.
     """
-    _need_compiler()
+    need_compiler()
     size = 0
     if mask_mod is None:
         size = graph.n_classes * -(-graph.n_cols // 8)
@@ -29,12 +31,14 @@ def prepare(graph, *, dtype, max_bytes, mask_mod=None):
     kinds = _kinds(graph)
     tables = list(_listed(*kinds))
     mask = BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=graph.shape)
-    compiled = torch.compile(flex_attention, dynamic=False)
+    # fullgraph: past the limit an error, where otherwise torch would go on without compiling.
+    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
     def run(q, k, v):
-        # FlexAttention has no backward on a CPU and refuses inputs that ask for one.
-        with torch.inference_mode():
-            return compiled(q, k, v, block_mask=mask)
+        # FlexAttention has no backward on a CPU and refuses inputs that ask for one. Results are not inference tensors:
+        # the layers of a network that read them may be asked for theirs.
+        with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=COMPILATIONS):
+            return compiled(q.detach(), k.detach(), v.detach(), block_mask=mask, score_mod=score_mod)
 
     held = size + 4 * sum(table.numel() for table in tables)
     return Ready(run, held, int(np.sum(kinds)) * BLOCK * BLOCK)
@@ -70,7 +74,7 @@ def _listed(*kinds):
         yield torch.from_numpy(np.argsort(~kind, axis=1, kind="stable").astype(np.int32))[None, None]
 
 
-def _need_compiler():
+def need_compiler():
     """Raise `Unavailable` unless torch finds a C++ compiler that works."""
     from torch._inductor import cpp_builder, exc
 

@@ -1,0 +1,75 @@
+"""The networks themselves, with attention that can be exchanged: same weights, same logits, other latencies.
+
+Contract of a member module (a family of networks, named as its family of graphs in `tilewright.models`):
+    ``Options``: a frozen `msgspec.Struct` (``forbid_unknown_fields``) of everything that decides the network, among it
+        ``variant`` and ``image_size`` (pixels a side).
+    ``Network(options, attention)``: an `nn.Module` from images [B, 3, R, R] to logits, with its parameters under the
+        names of the official code. ``attention`` is a name of `attentions.NAMES`.
+    ``adapt(state, network) -> state``: the official checkpoint's tensors under this network's own names and shapes:
+        aliases dropped, position tables resized as the original code does. Tensors it does not know stay in, so that
+        they are reported.
+    ``name(options) -> str``: the network's name in files and figures, e.g. ``vil-tiny-224``.
+
+How names are read stands with the graphs of the family (``network_fields``, see `tilewright.models`). Importing this
+package does not import torch.
+"""
+
+from importlib import import_module
+
+import msgspec
+
+from tilewright.errors import ConfigError, PatternError, UnknownNameError
+from tilewright.networks import attentions
+from tilewright.registry import member
+
+NAMES = ("vision_longformer", "regionvit", "dynamicvit")
+
+
+def parse(name, overrides=None):
+    """Read a network's name into ``(family, options)``, as `create` takes them; `overrides` replaces or adds options.
+
+    Raises `UnknownNameError` for a name of no family; options are checked by `create`.
+    """
+    members = {family: import_module(f"tilewright.models.{family}") for family in NAMES}
+    for family, module in members.items():
+        if (fields := module.network_fields(name)) is not None:
+            return family, {**fields, **(overrides or {})}
+    raise UnknownNameError("network", name, [module.NETWORK_NAMING for module in members.values()])
+
+
+def create(family, *, variant, image_size=224, checkpoint=None, attention="dense", seed=0, **options):
+    """Build a network in evaluation mode.
+
+    family: of `NAMES`. checkpoint: an official file (``.pth`` or ``.safetensors``); None draws random weights from
+    `seed`. attention: ``dense`` (masked SDPA: the oracle), ``tilewright``, ``flex`` or ``native`` (the published
+    formulation). options: the family's own, see its ``Options``.
+
+    Raises `UnknownNameError`, `ConfigError` for options that are unknown or out of range, and `ArtifactError` for a
+    checkpoint that does not fit; then nothing has been loaded.
+    """
+    import torch
+
+    from tilewright import checkpoints
+
+    module = member(__name__, "network", family, NAMES)
+    member(attentions.__name__, "attention", attention, attentions.NAMES)
+    stated = {"variant": variant, "image_size": image_size, **options}
+    try:
+        chosen = msgspec.convert(stated, module.Options)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{family}: {error}; options: {', '.join(module.Options.__struct_fields__)}") from None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = module.Network(chosen, attention).eval()
+    if checkpoint is not None:
+        checkpoints.load(network, checkpoint, module.adapt)
+    return network
+
+
+def check_images(images, size):
+    """Raise `PatternError` unless `images` is a floating tensor [B ≥ 1, 3, size, size]."""
+    expected = f"[B, 3, {size}, {size}] with B at least 1"
+    if images.ndim != 4 or tuple(images.shape[1:]) != (3, size, size) or not len(images):
+        raise PatternError(f"images: expected a tensor {expected}, found {list(images.shape)}")
+    if not images.is_floating_point():
+        raise PatternError(f"images: expected floating point, found {images.dtype}")

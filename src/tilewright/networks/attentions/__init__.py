@@ -1,0 +1,9 @@
+"""How the networks attend, by name.
+
+Contract of a member module:
+    ``order(site) -> tensor | None``: the order in which tokens stand at a site, None for the model's own.
+    ``prepare(site, bias, dtype, device) -> run(q, k, v)``: attention over the site's pattern for q, k, v [B, H, N, D]
+        in that order; bias [H, slots] or None.
+"""
+
+NAMES = ("dense", "tilewright", "flex", "native")

@@ -1,0 +1,51 @@
+"""Masked scaled-dot-product attention over all keys, some queries at a time: the oracle of the networks."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+# Largest mask that is made at once; all of it is kept when it is no larger.
+MASK_BYTES = 1 << 29
+
+
+def order(site):
+    """Tokens stay in the model's order."""
+    return None
+
+
+def prepare(site, bias, dtype, device):
+    """Rows of the mask, bias included, are made as they are needed, so that any image size fits the memory."""
+    graph = site.graph
+    heads = 1 if bias is None else len(bias)
+    step = max(1, MASK_BYTES // (heads * graph.n_cols * dtype.itemsize))
+    bounds = [(lo, min(lo + step, graph.n_rows)) for lo in range(0, graph.n_rows, step)]
+    kept = {}
+
+    def mask(lo, hi):
+        if len(bounds) > 1:
+            return _mask(site, bias, lo, hi, dtype, device)
+        if not kept:
+            kept[0] = _mask(site, bias, lo, hi, dtype, device)
+        return kept[0]
+
+    def run(q, k, v):
+        parts = [F.scaled_dot_product_attention(q[:, :, lo:hi], k, v, attn_mask=mask(lo, hi)) for lo, hi in bounds]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+    return run
+
+
+def _mask(site, bias, lo, hi, dtype, device):
+    """Additive mask [H or 1, hi - lo, N_k] of some rows: the bias (or 0) where the pattern is, else minus infinity."""
+    graph = site.graph
+    of_row = graph.row_class[lo:hi]
+    counts = np.diff(graph.indptr)[of_row]
+    starts = graph.indptr[of_row]
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows = torch.from_numpy(np.repeat(np.arange(hi - lo), counts))
+    cols = torch.from_numpy(graph.indices[np.repeat(starts, counts) + within].astype(np.int64))
+    heads = 1 if bias is None else len(bias)
+    mask = torch.full((heads, hi - lo, graph.n_cols), -torch.inf, dtype=dtype, device=device)
+    rows, cols = rows.to(device), cols.to(device)
+    mask[:, rows, cols] = 0 if bias is None else bias[:, site.slot(rows + lo, cols)].to(dtype)
+    return mask

@@ -1,0 +1,62 @@
+"""Scheduled attention: a plan for each pattern, built once for each device and kept on disk."""
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from tilewright import api, hardware, provenance
+from tilewright.errors import ArtifactError, PatternError
+from tilewright.kernels.torch_blocks import Bias
+
+_LOG = logging.getLogger(__name__)
+
+
+def order(site):
+    """The plan's order of the tokens, the same for queries and keys."""
+    found = _plan(site, torch.float32, "cpu")
+    if not torch.equal(found.row_order, found.col_order):
+        raise PatternError("expected one order for queries and keys of a self-attention, found two")
+    return found.row_order
+
+
+def prepare(site, bias, dtype, device):
+    """The site's plan, with the layer's bias, for tokens in its order."""
+    found = _plan(site, dtype, device.type)
+    if bias is not None:
+        found = found.with_bias(Bias(bias.float(), lambda rows, cols: site.slot(*map(_tensor, (rows, cols))).numpy()))
+    return lambda q, k, v: found(q, k, v, ordered=True)
+
+
+def _tensor(array):
+    return torch.as_tensor(array, dtype=torch.int64)
+
+
+def folder():
+    """Where plans are kept: ``$TILEWRIGHT_CACHE``, else ``~/.cache/tilewright``."""
+    return Path(os.environ.get("TILEWRIGHT_CACHE") or Path.home() / ".cache" / "tilewright")
+
+
+def _plan(site, dtype, device):
+    """The site's plan for `dtype` on `device`, from memory, from disk, or made and written there."""
+    # Kept by the site: its layers and its order share one plan.
+    if (dtype, device) in site.plans:
+        return site.plans[dtype, device]
+    facts = hardware.describe(device)
+    shape = (site.heads, site.head_dim, str(dtype))
+    made_of = (site.graph.id, *shape, hardware.device_id(facts), provenance.code_digest(api.__name__))
+    path = folder() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.plan"
+    found = None
+    if path.exists():
+        try:
+            found = api.load(path)
+        except ArtifactError as error:
+            _LOG.warning("a cached plan cannot be read and is made anew: %s", error)
+    if found is None:
+        found = api.plan(site.graph, heads=site.heads, head_dim=site.head_dim, dtype=dtype, device=device)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found.save(path)
+    site.plans[dtype, device] = found
+    return found

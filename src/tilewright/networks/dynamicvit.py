@@ -1,0 +1,256 @@
+"""DynamicViT: vision transformers (DeiT and LV-ViT) that score their patches three times and go on with the best ones.
+
+Which patches stay is known only once the image has been seen, so there is no plan on disk here. The plan's order for
+this pattern, ``A = 1 keepᵀ | I``, is compaction: with the kept tokens first, what they see is one full block.
+
+    ``native``: as published, kept tokens are gathered, best first; full attention among them.
+    ``tilewright``: kept tokens are put in front in their own order, once per pruning; the prefix attends fully.
+    ``dense``: all tokens go on to the end; pruned ones are hidden from the others by a mask.
+    ``flex``: the same through compiled FlexAttention, which reads who is kept; compiled once per shape.
+
+Source: Rao et al., "DynamicViT: Efficient Vision Transformers with Dynamic Token Sparsification" (2021), and its code.
+"""
+
+import math
+from functools import partial
+from typing import Annotated, Literal
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+from tilewright.errors import ConfigError
+from tilewright.models.dynamicvit import ALIASES, VARIANTS
+from tilewright.networks import check_images, pruned, sites
+
+# Channels of LV-ViT's stem; kernel, stride and padding of its convolutions (``p_emb='4_2'``).
+STEM = 64
+CONVOLUTIONS = ((7, 2, 3), (3, 1, 1), (3, 1, 1))
+# LV-ViT halves what a layer adds (``skip_lam``), and adds half of the best patch's logits.
+SKIP = 2.0
+PATCH_SHARE = 0.5
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One network. image_size, patch: pixels; patch is 16 as published, other sizes need a DeiT.
+
+    keep_ratio: rho; each pruning leaves this share of those before it, ``int(n rho^i)`` of all n patches.
+    """
+
+    variant: Literal["deit-256", "deit-s", "deit-b", "lvvit-s", "lvvit-m"]
+    image_size: Annotated[int, msgspec.Meta(ge=1)] = 224
+    patch: Annotated[int, msgspec.Meta(ge=1)] = 16
+    keep_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.7
+    num_classes: Annotated[int, msgspec.Meta(ge=1)] = 1000
+
+    def __post_init__(self):
+        if self.patch > self.image_size:
+            raise ConfigError(f"patch: expected at most the image size {self.image_size}, found {self.patch}")
+        if self.lvvit and self.patch != 16:
+            raise ConfigError(f"patch: expected 16 for {self.variant}, found {self.patch}")
+        # The published DeiTs go on with the class token alone; the published LV-ViTs have no maximum to take.
+        if self.lvvit and not self.kept[-1]:
+            raise ConfigError(
+                f"keep_ratio: expected one that keeps a patch, for {self.variant} needs one to classify; found "
+                f"{self.keep_ratio}, which leaves {self.kept} of {self.side**2}"
+            )
+
+    @property
+    def lvvit(self):
+        """Whether the backbone is an LV-ViT."""
+        return self.variant.startswith("lvvit")
+
+    @property
+    def side(self):
+        """Patches along a side; what is left over at the right and at the bottom is not seen."""
+        return self.image_size // self.patch
+
+    @property
+    def kept(self):
+        """Patches that are kept after each pruning."""
+        return [int(self.side**2 * self.keep_ratio**time) for time in (1, 2, 3)]
+
+
+def name(options):
+    """The network's name, made as those of its graphs, e.g. ``dynamicvit-s-224``."""
+    short = {variant: alias for alias, variant in ALIASES.items()}.get(options.variant, options.variant)
+    return f"dynamicvit-{short}-{options.image_size}" + (f"-p{options.patch}" if options.patch != 16 else "")
+
+
+def adapt(state, network):
+    """The official state with its position table resized, bilinearly as the official code does."""
+    table, wanted = state.get("pos_embed"), network.pos_embed
+    if table is not None and table.ndim == 3 and table.shape[1] != wanted.shape[1]:
+        old, new = (math.isqrt(max(t.shape[1] - 1, 0)) for t in (table, wanted))
+        if old > 0 and 1 + old**2 == table.shape[1]:
+            grid = table[:, 1:].unflatten(1, (old, old)).movedim(-1, 1).float()
+            grid = F.interpolate(grid, size=(new, new), mode="bilinear").flatten(2).mT
+            state["pos_embed"] = torch.cat((table[:, :1], grid.to(table.dtype)), dim=1)
+    return state
+
+
+class Network(nn.Module):
+    """Images [B, 3, R, R] to logits [B, num_classes]; parameters under the official names."""
+
+    def __init__(self, options, attention):
+        """Random weights, drawn as published. attention: of `attentions.NAMES`."""
+        super().__init__()
+        self.options, self.attention = options, attention
+        width, heads, self.prune_before = VARIANTS[options.variant]
+        self.patch_embed = _Stem(width, options.patch) if options.lvvit else _Patches(3, width, options.patch)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + options.side**2, width))
+        # In all five networks the prunings cut the depth in four.
+        self.blocks = nn.ModuleList(_Block(width, heads, options.lvvit) for _ in range(4 * self.prune_before[0]))
+        self.norm = nn.LayerNorm(width, _eps(options.lvvit))
+        self.head = nn.Linear(width, options.num_classes)
+        if options.lvvit:
+            self.aux_head = nn.Linear(width, options.num_classes)
+        self.score_predictor = nn.ModuleList(_Predictor(width) for _ in self.prune_before)
+        for table in (self.cls_token, self.pos_embed, *(m.weight for m in self.modules() if isinstance(m, nn.Linear))):
+            nn.init.trunc_normal_(table, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, images):
+        """Images [B, 3, R, R] to logits. Raises `PatternError` for images of another shape."""
+        x, _ = self._run(images)
+        x = self.norm(x)
+        logits = sites.logits(self.head, x[:, 0])
+        if self.options.lvvit:
+            logits = logits + PATCH_SHARE * sites.logits(self.aux_head, x[:, 1:]).amax(1)
+        return logits
+
+    def kept(self, images):
+        """Ids of the patches that stay after each pruning: three int64 [B, K_i], ascending; patches run row by row."""
+        return self._run(images)[1]
+
+    def _run(self, images):
+        """Tokens [B, 1 + K, C] of the class and of the patches kept last, and what `kept` tells."""
+        check_images(images, self.options.image_size)
+        side = self.options.side
+        # LV-ViT's stem rounds up: an image one pixel short of a further patch yields that patch.
+        x = self.patch_embed(images)[:, :, :side, :side].flatten(2).mT
+        x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), dim=1) + self.pos_embed
+        # The patch at each place behind the class token, and whether it counts.
+        patch = torch.arange(side**2, device=x.device).expand(len(x), -1)
+        alive = torch.ones_like(patch, dtype=torch.bool)
+        hide, attend, kept = pruned.HIDING.get(self.attention), partial(sites.precisely, sites.full), []
+        for i, block in enumerate(self.blocks):
+            if i in self.prune_before:
+                score = self.score_predictor[len(kept)](x[:, 1:], alive).masked_fill(~alive, -torch.inf)
+                best = score.argsort(dim=1, descending=True)[:, : self.options.kept[len(kept)]]
+                kept.append(patch.gather(1, best).sort(dim=1).values)
+                if hide:
+                    alive = torch.zeros_like(alive).scatter(1, best, True)
+                    seen = F.pad(alive, (1, 0), value=True)
+                    hidden = sites.timed(hide, seen, sites.attended_in(x.dtype, x.device))
+                    attend = partial(sites.precisely, partial(sites.timed, hidden))
+                else:
+                    best = best.sort(dim=1).values if self.attention == "tilewright" else best
+                    x, patch, alive = _gather(x, best), patch.gather(1, best), alive.gather(1, best)
+            x = block(x, attend)
+        return _gather(x, kept[-1]) if hide else x, kept
+
+
+def _gather(x, places):
+    """The class token of x [B, 1 + n, C] and the patches at places [B, K]."""
+    return torch.cat((x[:, :1], x[:, 1:].gather(1, places[:, :, None].expand(-1, -1, x.shape[2]))), dim=1)
+
+
+def _eps(lvvit):
+    """Of the layer norms: DeiT's own, LV-ViT the default."""
+    return 1e-5 if lvvit else 1e-6
+
+
+class _Patches(nn.Module):
+    """Patches by a convolution that steps by a patch: [B, channels, H, W] to [B, width, H // patch, W // patch]."""
+
+    def __init__(self, channels, width, patch):
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, patch, patch)
+
+    def forward(self, x):
+        return self.proj(x)
+
+
+class _Stem(_Patches):
+    """LV-ViT's: three convolutions, which halve the image, before the patches."""
+
+    def __init__(self, width, patch):
+        super().__init__(STEM, width, patch // 2)
+        for i, (kernel, stride, padding) in enumerate(CONVOLUTIONS, start=1):
+            channels = 3 if i == 1 else STEM
+            self.add_module(f"conv{i}", nn.Conv2d(channels, STEM, kernel, stride, padding, bias=False))
+            self.add_module(f"bn{i}", nn.BatchNorm2d(STEM))
+
+    def forward(self, x):
+        for i in range(1, 1 + len(CONVOLUTIONS)):
+            x = F.relu(self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(x)))
+        return self.proj(x)
+
+
+class _Attention(nn.Module):
+    def __init__(self, width, heads, bias):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x, attend):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+class _Mlp(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x):
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class _Block(nn.Module):
+    def __init__(self, width, heads, lvvit):
+        super().__init__()
+        self.skip = SKIP if lvvit else 1.0
+        self.norm1, self.norm2 = nn.LayerNorm(width, _eps(lvvit)), nn.LayerNorm(width, _eps(lvvit))
+        self.attn = _Attention(width, heads, bias=not lvvit)
+        self.mlp = _Mlp(width, (3 if lvvit else 4) * width)
+
+    def forward(self, x, attend):
+        x = x + self.attn(self.norm1(x), attend) / self.skip
+        return x + self.mlp(self.norm2(x)) / self.skip
+
+
+class _Predictor(nn.Module):
+    """Scores patches from half of their own channels and the mean of the other half over the patches that count."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.in_conv = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
+        self.out_conv = nn.Sequential(
+            nn.Linear(width, width // 2),
+            nn.GELU(),
+            nn.Linear(width // 2, width // 4),
+            nn.GELU(),
+            nn.Linear(width // 4, 2),
+            nn.LogSoftmax(-1),
+        )
+
+    def forward(self, x, alive):
+        """Log-probability of staying [B, n] of patches x [B, n, C], of which those in alive [B, n] count."""
+        own, shared = _float32(self.in_conv, x).chunk(2, dim=-1)
+        counts = alive[:, :, None].float()
+        mean = (shared * counts).sum(1, keepdim=True) / counts.sum(1, keepdim=True)
+        return _float32(self.out_conv, torch.cat((own, mean.expand_as(shared)), dim=-1))[..., 0]
+
+
+def _float32(module, x):
+    """``module(x)`` in float32, whatever the network runs in: in half precision many of the scores would tie."""
+    with torch.autocast(x.device.type, enabled=False):
+        return functional_call(module, {name: weight.float() for name, weight in module.named_parameters()}, x.float())

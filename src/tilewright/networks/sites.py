@@ -1,0 +1,157 @@
+"""Where a network attends: one pattern, shared by the layers of a stage, and the attention that was chosen for it."""
+
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tilewright.graph import Graph
+from tilewright.networks import attentions
+from tilewright.registry import member
+
+_CLOCK = ContextVar("clock", default=None)
+
+
+@dataclass
+class Clock:
+    """Seconds that were spent in attention (without its projections)."""
+
+    seconds: float = 0.0
+
+
+@contextmanager
+def clocked():
+    """Time all attention of the networks that run inside: ``with clocked() as clock: …; clock.seconds``."""
+    clock = Clock()
+    token = _CLOCK.set(clock)
+    try:
+        yield clock
+    finally:
+        _CLOCK.reset(token)
+
+
+def timed(run, *arguments):
+    """``run(*arguments)``, its time given to the clock that runs, if one does."""
+    clock = _CLOCK.get()
+    if clock is None:
+        return run(*arguments)
+    start = time.perf_counter()
+    out = run(*arguments)
+    clock.seconds += time.perf_counter() - start
+    return out
+
+
+def full(q, k, v, bias=None):
+    """Attention to everything, the same in every mode: q [B, H, M, D], k, v [B, H, N, D], bias [H, M, N] or None."""
+    return timed(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=bias))
+
+
+def logits(head, x):
+    """Logits in float32 of a linear `head`, whatever the network's type: a 16-bit logit of 1 is known to 4e-3 only."""
+    return F.linear(x.float(), head.weight.float(), head.bias.float())
+
+
+def attended_in(dtype, device):
+    """Type in which tokens of `dtype` are attended to: on a CPU, 16-bit ones in float32.
+
+    Networks whose attentions round differently inside drift apart by ten times what one rounding is.
+    """
+    half = dtype in (torch.float16, torch.bfloat16)
+    return torch.float32 if half and torch.device(device).type == "cpu" else dtype
+
+
+def precisely(run, q, k, v):
+    """``run(q, k, v)`` in the type of `attended_in`; the result is rounded once."""
+    inner = attended_in(q.dtype, q.device)
+    return run(q.to(inner), k.to(inner), v.to(inner)).to(q.dtype)
+
+
+@dataclass(eq=False)
+class Site:
+    """One sparse pattern of a network and how it is attended to.
+
+    attention: of `attentions.NAMES`. build: makes the `Graph`, in the model's own token order; called when needed.
+    native: the published formulation, ``native(q, k, v, bias) -> out`` with bias [H, slots] or None.
+    slot: for patterns with a relative-position bias, ``slot(rows, cols) -> index`` of each (query, key) pair in a
+        head's bias vector, for int64 tensors that broadcast and of operations that torch can compile.
+    """
+
+    attention: str
+    build: Callable[[], Graph]
+    heads: int
+    head_dim: int
+    native: Callable
+    slot: Callable | None = None
+    plans: dict = field(default_factory=dict)
+
+    @cached_property
+    def graph(self):
+        """The pattern in the model's own order."""
+        return self.build()
+
+    @cached_property
+    def order(self):
+        """Order in which the tokens stand while in this stage (``order[new] = old``, int64), or None: their own."""
+        return member(attentions.__name__, "attention", self.attention, attentions.NAMES).order(self)
+
+    @cached_property
+    def _back(self):
+        return torch.argsort(self.order)
+
+    def enter(self, x):
+        """Tokens x [B, N, C] in the site's order; once, at the entry of a stage."""
+        return x if self.order is None else x.index_select(1, self.order.to(x.device))
+
+    def leave(self, x):
+        """Undo `enter`, at the exit of the stage."""
+        return x if self.order is None else x.index_select(1, self._back.to(x.device))
+
+    def layer(self):
+        """A new `Attend` over this site."""
+        return Attend(self)
+
+    def __deepcopy__(self, memo):
+        # Copies of a network share its patterns and plans.
+        return self
+
+
+class Attend(nn.Module):
+    """The attention of one layer at a site; it has no parameters of its own."""
+
+    def __init__(self, site):
+        """Attend at `site`; nothing is prepared before the first call."""
+        super().__init__()
+        # In a tuple: a site is no module, and its plans are not part of any state.
+        self._site = (site,)
+        self._bias, self._key, self._run = None, None, None
+
+    def forward(self, q, k, v, bias=None):
+        """Attention over the site's pattern: q, k, v [B, H, N, D] with tokens in the site's order.
+
+        bias: [H, slots], the layer's relative-position bias with the zero slot last; prepared once, and again when its
+        values are others. Not differentiated.
+        """
+        return precisely(lambda *tokens: self._attend(*tokens, bias), q, k, v)
+
+    def _attend(self, q, k, v, bias):
+        key = (q.dtype, q.device)
+        if self._key != key or not _same(self._bias, bias):
+            (site,) = self._site
+            module = member(attentions.__name__, "attention", site.attention, attentions.NAMES)
+            # A copy: a parameter that is written to later must not change what it is compared with.
+            self._bias = None if bias is None else bias.detach().clone()
+            cast = None if bias is None else self._bias.to(q.dtype)
+            self._run = module.prepare(site, cast, q.dtype, q.device)
+            self._key = key
+        return timed(self._run, q, k, v)
+
+
+def _same(a, b):
+    """By value: addresses are reused, and neither inference tensors nor writes through ``.data`` count versions."""
+    return a is b or (a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b))

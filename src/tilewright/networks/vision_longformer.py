@@ -1,0 +1,304 @@
+"""Vision Longformer (MsViT): four stages of tokens on a grid, the first ones with windows and global tokens.
+
+Zhang et al., "Multi-Scale Vision Longformer", ICCV 2021 (arXiv 2103.15358) and its public code, whose names the
+parameters bear: projections shared by local and global tokens, a norm after the patch embedding.
+"""
+
+import hashlib
+from math import isqrt
+from typing import Annotated, Literal
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tilewright.errors import ConfigError
+from tilewright.networks import check_images, msvit_arch, sites
+from tilewright.networks.sliding_chunks import Windows, by_offset
+
+# ASSUME: the public code reads LN_EPS from its configuration and does not use it.
+EPS = 1e-6
+# Names under which a published file repeats the projections that globals share with locals.
+ALIASES = {f".{own}_global.": f".{own}." for own in ("query", "kv", "proj")}
+# Bias that is spelt out at a time in a stage that attends to everything.
+BIAS_BYTES = 1 << 26
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What decides a network. image_size: pixels a side.
+
+    arch: an arch string (see `msvit_arch`) instead of the variant's own. position: of the stages whose arch string does
+    not state ``a``; None for ``absolute``, as in the public code. window_mode: SW_EXACT 0, 1 or -1 of the public code.
+    """
+
+    variant: Literal["tiny", "small", "medium-deep", "medium-wide", "base-deep", "base-wide"]
+    image_size: Annotated[int, msgspec.Meta(ge=1)] = 224
+    position: Literal["absolute", "relative"] | None = None
+    window_mode: Literal["chunk", "exact", "cyclic"] = "chunk"
+    num_classes: Annotated[int, msgspec.Meta(ge=1)] = 1000
+    arch: str | None = None
+
+    def __post_init__(self):
+        for shape in self.shapes():
+            if self.window_mode == "cyclic" and shape.sparse and -(-shape.side // shape.radius) < 3:
+                # With two chunks, the left and the right neighbour are one: a key would count twice.
+                raise ConfigError(
+                    f"cyclic chunks: expected a grid of at least 3 chunks of {shape.radius} a side, found {shape.side} "
+                    f"tokens at stage {shape.number} of images of {self.image_size} pixels"
+                )
+
+    def shapes(self):
+        """The stages, a tuple of `msvit_arch.Shape`."""
+        arch = msvit_arch.published(self.variant) if self.arch is None else self.arch
+        return msvit_arch.parse(arch, self.image_size, self.position)
+
+
+def name(options):
+    """Name of the network in files and figures, e.g. ``vil-tiny-224``; what is not the default follows."""
+    parts = ["vil", options.variant, str(options.image_size)]
+    parts += [part for part in (options.position, options.window_mode) if part not in (None, "absolute", "chunk")]
+    parts += [] if options.arch is None else [hashlib.sha256(options.arch.encode()).hexdigest()[:8]]
+    return "-".join(parts)
+
+
+class Network(nn.Module):
+    """Images [B, 3, R, R] to logits [B, classes]; R is fixed by the options."""
+
+    def __init__(self, options, attention):
+        """Random weights, drawn as the public code draws them. attention: of `attentions.NAMES`."""
+        super().__init__()
+        self.options = options
+        channels = 3
+        for shape in options.shapes():
+            self.add_module(f"layer{shape.number}", Stage(channels, shape, options.window_mode, attention))
+            channels = shape.dim
+        self.norm = nn.LayerNorm(channels, EPS)
+        self.head = nn.Linear(channels, options.num_classes)
+        self.apply(_draw)
+
+    @property
+    def stages(self):
+        """The `Stage` modules in order."""
+        return [module for module in self.children() if isinstance(module, Stage)]
+
+    def forward(self, images):
+        """Logits. Raises `PatternError` for images of another shape than the network's."""
+        check_images(images, self.options.image_size)
+        x = images
+        for stage in self.stages:
+            tokens = stage(x)
+            n_global, side = stage.shape.n_global, stage.shape.side
+            x = tokens[:, n_global:].mT.unflatten(2, (side, side))
+        tokens = self.norm(tokens)
+        return sites.logits(self.head, tokens[:, 0] if n_global else tokens.mean(1))
+
+
+class Stage(nn.Sequential):
+    """Patch embedding, then blocks of attention and MLP in turn. site: of a sparse stage, else None."""
+
+    def __init__(self, channels, shape, mode, attention):
+        """A stage of `shape` on images of `channels`."""
+        super().__init__(PatchEmbed(channels, shape))
+        self.shape, self.windows, self.site = shape, None, None
+        if shape.sparse:
+            self.windows = Windows(shape.side, shape.n_global, shape.radius, mode)
+            head_dim = shape.dim // shape.heads
+            build, native, slot = self.windows.graph, self.windows.attend, self.windows.slot
+            self.site = sites.Site(attention, build, shape.heads, head_dim, native, slot)
+        for _ in range(shape.blocks):
+            attend = SparseAttention(shape, self.windows, self.site) if shape.sparse else FullAttention(shape)
+            self.append(AttentionBlock(shape.dim, attend)).append(MlpBlock(shape.dim))
+
+    def forward(self, image):
+        """Image [B, C, R, R] to tokens [B, g + n^2, d] in the model's own order: globals, then the grid by rows."""
+        embed, *blocks = self
+        x = embed(image)
+        if self.site is not None:
+            x = self.site.enter(self.windows.pad(x))
+        for block in blocks:
+            x = block(x)
+        return x if self.site is None else self.windows.unpad(self.site.leave(x))
+
+
+class PatchEmbed(nn.Module):
+    """Image to normed tokens: globals, then the grid by rows, with absolute positions where the stage has them."""
+
+    def __init__(self, channels, shape):
+        """Tokens of `shape` from patches of an image of `channels`."""
+        super().__init__()
+        self.proj = nn.Conv2d(channels, shape.dim, shape.patch, shape.patch)
+        self.norm_embed = nn.LayerNorm(shape.dim, EPS)
+        self.absolute = shape.absolute
+        self.cls_token = _drawn(1, shape.n_global, shape.dim) if shape.n_global else None
+        if shape.absolute:
+            self.cls_pos_embed = _drawn(1, shape.n_global, shape.dim)
+            self.x_pos_embed = _drawn(1, shape.side, shape.dim // 2)
+            self.y_pos_embed = _drawn(1, shape.side, shape.dim // 2)
+
+    def forward(self, image):
+        """Image [B, C, R, R] to tokens [B, g + n^2, d]."""
+        x = self.norm_embed(self.proj(image).flatten(2).mT)
+        if self.absolute:
+            n = self.x_pos_embed.shape[1]
+            down, across = self.x_pos_embed[:, :, None], self.y_pos_embed[:, None]
+            x = x + torch.cat([down.expand(-1, -1, n, -1), across.expand(-1, n, -1, -1)], 3).flatten(1, 2)
+        if self.cls_token is None:
+            return x
+        first = self.cls_token + self.cls_pos_embed if self.absolute else self.cls_token
+        return torch.cat([first.expand(len(x), -1, -1), x], 1)
+
+
+class AttentionBlock(nn.Module):
+    """Tokens plus attention to them, normed."""
+
+    def __init__(self, dim, attention):
+        """`attention` on tokens of width `dim`."""
+        super().__init__()
+        self.norm = nn.LayerNorm(dim, EPS)
+        self.attn = attention
+
+    def forward(self, x):
+        """Tokens [B, N, d] to tokens."""
+        return x + self.attn(self.norm(x))
+
+
+class MlpBlock(nn.Module):
+    """Tokens plus a perceptron of each, normed."""
+
+    def __init__(self, dim):
+        """Four times as wide inside as `dim`."""
+        super().__init__()
+        self.norm = nn.LayerNorm(dim, EPS)
+        self.mlp = nn.Module()
+        self.mlp.fc1 = nn.Linear(dim, 4 * dim)
+        self.mlp.fc2 = nn.Linear(4 * dim, dim)
+
+    def forward(self, x):
+        """Tokens [B, N, d] to tokens."""
+        return x + self.mlp.fc2(F.gelu(self.mlp.fc1(self.norm(x))))
+
+
+class RelativePosition(nn.Module):
+    """What the attention of both kinds of stages shares: the bias tables, none with absolute position."""
+
+    def __init__(self, shape, reach):
+        """A table of offsets up to ``reach - 1`` either way, and terms of the globals."""
+        super().__init__()
+        self.heads, self.n_global, self.relative = shape.heads, shape.n_global, not shape.absolute
+        if self.relative:
+            self.local_relative_position_bias_table = _drawn((2 * reach - 1) ** 2, shape.heads)
+            if shape.n_global:
+                self.g2l_relative_position_bias = _drawn(2, shape.heads, shape.n_global)
+                self.g2g_relative_position_bias = _drawn(shape.heads, shape.n_global, shape.n_global)
+
+
+class SparseAttention(RelativePosition):
+    """Attention over a site's windows and globals."""
+
+    def __init__(self, shape, windows, site):
+        """One layer at `site`."""
+        super().__init__(shape, 2 * windows.radius)
+        self.query = nn.Linear(shape.dim, shape.dim)
+        self.kv = nn.Linear(shape.dim, 2 * shape.dim)
+        self.proj = nn.Linear(shape.dim, shape.dim)
+        self.windows, self.site, self.attend = windows, site, site.layer()
+
+    def forward(self, x):
+        """Tokens [B, N, d], in the site's order, to tokens."""
+        kv = self.kv(x)
+        if self.windows.padding:
+            kv = kv * self.site.enter(self.windows.real(kv))
+        q = self.query(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        k, v = kv.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(self.attend(q, k, v, self._bias()).transpose(1, 2).flatten(2))
+
+    def _bias(self):
+        """The tables one after the other, [H, slots], as `models.vision_longformer.bias_index` says; or None."""
+        if not self.relative:
+            return None
+        table = self.local_relative_position_bias_table.mT
+        parts = [table]
+        if self.n_global:
+            of_global, of_local = self.g2l_relative_position_bias
+            parts += [of_local, of_global, self.g2g_relative_position_bias.flatten(1)]
+        return torch.cat([*parts, table.new_zeros(self.heads, 1)], 1)
+
+
+class FullAttention(RelativePosition):
+    """Attention of all tokens to all."""
+
+    def __init__(self, shape):
+        """One layer of a stage of `shape`."""
+        super().__init__(shape, shape.side)
+        self.qkv = nn.Linear(shape.dim, 3 * shape.dim)
+        self.proj = nn.Linear(shape.dim, shape.dim)
+        self.side = shape.side
+
+    def forward(self, x):
+        """Tokens [B, N, d] to tokens."""
+        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        if not self.relative:
+            out = sites.full(q, k, v)
+        else:
+            ends, parts = 0, []
+            for bias in self._biases():
+                begin, ends = ends, ends + bias.shape[1]
+                parts.append(sites.full(q[:, :, begin:ends], k, v, bias))
+            out = torch.cat(parts, 2)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+    def _biases(self):
+        """The bias [H, some rows, N] of the globals, then of some rows of the grid at a time: any size fits memory."""
+        g, n = self.n_global, self.side
+        table = self.local_relative_position_bias_table
+        local = by_offset(table.mT.unflatten(1, (2 * n - 1, 2 * n - 1)), n)
+        if g:
+            of_global, of_local = self.g2l_relative_position_bias
+            yield torch.cat([self.g2g_relative_position_bias, of_global[..., None].expand(-1, -1, n * n)], 2)
+        step = max(1, BIAS_BYTES // (self.heads * n**3 * table.itemsize))
+        for y in range(0, n, step):
+            bias = local[:, y : y + step].flatten(1, 2).flatten(2)
+            yield torch.cat([of_local[:, None].expand(-1, bias.shape[1], -1), bias], 2) if g else bias
+
+
+def _drawn(*shape):
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02))
+
+
+def _draw(module):
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        nn.init.zeros_(module.bias)
+
+
+def adapt(state, network):
+    """A published checkpoint's tensors for `network`: aliases dropped, position tables resized as the public code does.
+
+    Tensors of an alias that differ from the projection they stand for stay in, and so does all that is unknown.
+    """
+    wanted = network.state_dict()
+    adapted = {}
+    for key, tensor in state.items():
+        if key.endswith(".relative_position_index") or _repeats(key, tensor, state):
+            continue
+        if key in wanted and tensor.shape != wanted[key].shape:
+            tensor = _resized(key, tensor, wanted[key].shape)
+        adapted[key] = tensor
+    return adapted
+
+
+def _repeats(key, tensor, state):
+    owners = [key.replace(alias, own) for alias, own in ALIASES.items() if alias in key]
+    return any(owner in state and torch.equal(tensor, state[owner]) for owner in owners)
+
+
+def _resized(key, tensor, shape):
+    """A position table in another size, by bilinear interpolation; any other tensor as it is."""
+    kind = key.rpartition(".")[2]
+    if kind in ("x_pos_embed", "y_pos_embed") and tensor.shape[1] > 1:
+        return F.interpolate(tensor.mT[..., None], (shape[1], 1), mode="bilinear").squeeze(-1).mT
+    if kind == "local_relative_position_bias_table":
+        old, new = isqrt(len(tensor)), isqrt(shape[0])
+        return F.interpolate(tensor.mT.unflatten(1, (old, old))[None], (new, new), mode="bilinear")[0].flatten(1).mT
+    return tensor

@@ -1,0 +1,233 @@
+"""Sites of the networks: every attention against the oracle, orders, clocks, biases that change, plans kept on disk."""
+
+import copy
+import logging
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tilewright import api
+from tilewright.errors import PatternError, UnknownNameError
+from tilewright.kernels import reference
+from tilewright.networks import sites
+from tilewright.networks.attentions import dense, tilewright
+from tilewright.networks.sliding_chunks import Windows
+
+HEADS, DIM = 2, 16
+WINDOWS = Windows(side=7, n_global=1, radius=2, mode="chunk")
+TOKENS = 50
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def site(attention):
+    return sites.Site(attention, WINDOWS.graph, HEADS, DIM, WINDOWS.attend, WINDOWS.slot)
+
+
+def tensors(seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(2, HEADS, TOKENS, DIM, generator=generator).to(dtype) for _ in range(3)]
+
+
+def drawn_bias(seed=1):
+    bias = torch.randn(HEADS, 7 * 7 + 4, generator=torch.Generator().manual_seed(seed))
+    bias[:, -1] = 0
+    return bias
+
+
+def oracle(q, k, v, bias=None):
+    at = torch.arange(TOKENS)
+    spelt = None if bias is None else bias[:, WINDOWS.slot(at[:, None], at)]
+    return reference.attention(q, k, v, torch.from_numpy(WINDOWS.graph().to_dense()), bias=spelt)
+
+
+def attended(attend, at, q, k, v, bias=None):
+    """Put tokens in the site's order, attend, and undo the order."""
+    order = torch.arange(TOKENS) if at.order is None else at.order
+    out = attend(*(x[:, :, order] for x in (q, k, v)), bias)
+    return out[:, :, torch.argsort(order)]
+
+
+@pytest.mark.parametrize("bias", [None, drawn_bias()], ids=["plain", "bias"])
+@pytest.mark.parametrize("attention", ["dense", "native", "tilewright"])
+def test_every_attention_gives_the_oracles_result(attention, bias):
+    at = site(attention)
+    out = attended(at.layer(), at, *tensors(), bias)
+    torch.testing.assert_close(out.double(), oracle(*tensors(), bias), atol=2e-5, rtol=0)
+
+
+def test_flex_gives_the_oracles_result_to_layers_that_ask_for_gradients():
+    at = site("flex")
+    q, k, v = tensors()
+    out = at.layer()(q.requires_grad_(), k, v, drawn_bias())
+    torch.testing.assert_close(out.double(), oracle(q.detach(), k, v, drawn_bias()), atol=2e-5, rtol=0)
+    assert not out.is_inference()
+
+
+def test_flex_compiles_more_patterns_than_torch_does_by_itself(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    compiled = torch._dynamo.utils.counters["stats"]
+    before = compiled["unique_graphs"]
+    for side in range(4, 14):
+        windows = Windows(side, 1, 2, "chunk")
+        at = sites.Site("flex", windows.graph, 1, DIM, windows.attend)
+        at.layer()(*torch.randn(3, 1, 1, 1 + side * side, DIM))
+    assert compiled["unique_graphs"] - before == 10 > torch._dynamo.config.recompile_limit
+
+
+def test_dense_makes_large_masks_some_rows_at_a_time(monkeypatch):
+    monkeypatch.setattr(dense, "MASK_BYTES", 9 * HEADS * TOKENS * 4)
+    made = []
+    mask = dense._mask
+    monkeypatch.setattr(dense, "_mask", lambda *a: made.append(a[2:4]) or mask(*a))
+    out = site("dense").layer()(*tensors(), drawn_bias())
+    torch.testing.assert_close(out.double(), oracle(*tensors(), drawn_bias()), atol=2e-5, rtol=0)
+    assert made == [(lo, min(lo + 9, TOKENS)) for lo in range(0, TOKENS, 9)]
+
+
+@pytest.mark.parametrize("attention", ["dense", "tilewright"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_layer_follows_the_dtype(attention, dtype):
+    at = site(attention)
+    attend = at.layer()
+    attended(attend, at, *tensors(), drawn_bias())
+    out = attended(attend, at, *tensors(dtype=dtype), drawn_bias().to(dtype))
+    assert out.dtype == dtype
+    expected = oracle(*tensors(dtype=dtype), drawn_bias().to(dtype).double())
+    assert (out - expected).abs().max() <= reference.TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("write", [lambda b: b.mul_(2), lambda b: b.data.mul_(2)], ids=["in place", "through data"])
+@pytest.mark.parametrize("attention", ["dense", "native", "tilewright"])
+def test_a_bias_that_was_written_to_is_prepared_again(attention, write):
+    at, bias = site(attention), drawn_bias()
+    attend = at.layer()
+    attended(attend, at, *tensors(), bias)
+    write(bias)
+    torch.testing.assert_close(
+        attended(attend, at, *tensors(), bias).double(), oracle(*tensors(), bias), atol=2e-5, rtol=0
+    )
+
+
+def test_an_equal_bias_is_prepared_once(monkeypatch):
+    prepared = []
+    prepare = dense.prepare
+    monkeypatch.setattr(dense, "prepare", lambda *a: prepared.append(a) or prepare(*a))
+    attend = site("dense").layer()
+    with torch.inference_mode():
+        for _ in range(3):
+            attend(*tensors(), drawn_bias())
+    assert len(prepared) == 1
+    attend(*tensors())
+    assert len(prepared) == 2
+
+
+def test_tokens_enter_in_plan_order_and_leave_in_their_own():
+    at = site("tilewright")
+    x = torch.randn(3, TOKENS, 5)
+    assert not torch.equal(at.enter(x), x)
+    torch.testing.assert_close(at.enter(x), x[:, at.order])
+    assert torch.equal(at.leave(at.enter(x)), x)
+
+
+@pytest.mark.parametrize("attention", ["dense", "native", "flex"])
+def test_other_attentions_keep_the_models_order(attention):
+    at, x = site(attention), torch.randn(3, TOKENS, 5)
+    assert at.order is None
+    assert at.enter(x) is x
+    assert at.leave(x) is x
+
+
+def test_an_unknown_attention_is_refused():
+    with pytest.raises(UnknownNameError, match="unknown attention 'magic'; known: dense, tilewright, flex, native"):
+        site("magic").layer()(*tensors())
+
+
+def test_attention_inside_a_clock_is_timed(monkeypatch):
+    ticks = iter(range(0, 1000, 3))
+    monkeypatch.setattr(sites.time, "perf_counter", lambda: next(ticks))
+    attend, (q, k, v) = site("native").layer(), tensors()
+    with sites.clocked() as outer:
+        attend(q, k, v)
+        sites.full(q, k, v)
+        with sites.clocked() as inner:
+            attend(q, k, v)
+        sites.full(q, k, v)
+    attend(q, k, v)
+    assert (outer.seconds, inner.seconds) == (9, 3)
+
+
+def test_full_attention_is_that_of_everything():
+    q, k, v = tensors()
+    bias = torch.randn(HEADS, TOKENS, TOKENS)
+    expected = reference.attention(q, k, v, torch.ones(TOKENS, TOKENS, dtype=torch.bool), bias=bias)
+    torch.testing.assert_close(sites.full(q, k, v, bias).double(), expected, atol=2e-5, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------- plans on disk
+
+
+def test_a_plan_is_made_once_and_read_from_disk_after(cache, monkeypatch):
+    first = site("tilewright")
+    expected = attended(first.layer(), first, *tensors())
+    (kept,) = cache.glob("*.plan")
+
+    def refuse(*args, **options):
+        raise AssertionError("a plan was made anew")
+
+    monkeypatch.setattr(api, "plan", refuse)
+    again = site("tilewright")
+    assert torch.equal(attended(again.layer(), again, *tensors()), expected)
+    assert torch.equal(again.order, first.order)
+    assert list(cache.glob("*.plan")) == [kept]
+
+
+def test_a_damaged_plan_is_made_anew(cache, caplog):
+    assert site("tilewright").order is not None
+    (kept,) = cache.glob("*.plan")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[: len(whole) // 2])
+    with caplog.at_level(logging.WARNING):
+        at = site("tilewright")
+        torch.testing.assert_close(attended(at.layer(), at, *tensors()).double(), oracle(*tensors()), atol=2e-5, rtol=0)
+    assert "a cached plan cannot be read and is made anew" in caplog.text
+    assert api.load(kept).graph.n_rows == TOKENS
+
+
+def test_patterns_and_dtypes_have_plans_of_their_own(cache):
+    at = site("tilewright")
+    assert at.order is not None
+    tilewright.prepare(at, None, torch.float16, torch.device("cpu"))
+    other = Windows(side=6, n_global=1, radius=2, mode="exact")
+    assert sites.Site("tilewright", other.graph, HEADS, DIM, other.attend).order is not None
+    assert len(list(cache.glob("*.plan"))) == 3
+
+
+def test_copies_of_a_layer_share_the_site():
+    at = site("tilewright")
+    attend = at.layer()
+    expected = attended(attend, at, *tensors())
+    copied = copy.deepcopy(attend)
+    del attend
+    assert torch.equal(attended(copied, at, *tensors()), expected)
+
+
+def test_two_orders_are_refused(monkeypatch):
+    orders = SimpleNamespace(row_order=torch.arange(3), col_order=torch.tensor([1, 0, 2]))
+    monkeypatch.setattr(tilewright, "_plan", lambda *a: orders)
+    with pytest.raises(PatternError, match="expected one order for queries and keys of a self-attention, found two"):
+        assert site("tilewright").order
+
+
+def test_plans_are_kept_at_home_unless_told_otherwise(cache, monkeypatch):
+    assert tilewright.folder() == cache
+    monkeypatch.delenv("TILEWRIGHT_CACHE")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert str(tilewright.folder()) == "/home/someone/.cache/tilewright"
