@@ -9,18 +9,24 @@ import shlex
 import sys
 
 from tilewright import config as study
-from tilewright import figures, models, provenance, tables
+from tilewright import figures, models, networks, provenance, tables
+from tilewright.networks import attentions
 
 CONFIG = study.load(config)
 FIGURES, TABLES = figures.selected(CONFIG)
 # The runs of T5: what a schedule's file is called after its graph and order.
 BENCHED = [f"{tile_set}.{solver}" for tile_set, solver in CONFIG.benched]
 
-# When a timing is good enough.
-EFFORT = (
-    f"--rse {CONFIG.bench.rse} --min-repetitions {CONFIG.bench.min_repetitions}"
-    f" --max-seconds {CONFIG.bench.max_seconds} --seed {CONFIG.seed}"
-)
+
+def effort(max_seconds):
+    """The flags that say when a timing is good enough."""
+    flags = f"--rse {CONFIG.bench.rse} --min-repetitions {CONFIG.bench.min_repetitions}"
+    return f"{flags} --max-seconds {max_seconds} --seed {CONFIG.seed}"
+
+
+EFFORT = effort(CONFIG.bench.max_seconds)
+# Batches of each attention of whole networks.
+BATCHES = [f"{name}={','.join(map(str, sizes))}" for name, sizes in CONFIG.networks.attention.items() if sizes]
 SPLIT = "" if CONFIG.split_keys is None else f"--split-keys {CONFIG.split_keys}"
 
 # Jobs use the Python and the package of this run, also where no environment is activated; a rule's own conda environment, where
@@ -36,6 +42,7 @@ wildcard_constraints:
     set="|".join(CONFIG.tile_sets),
     solver="|".join(CONFIG.solvers),
     resolution=r"\d+",
+    network=r"[a-z0-9]+(-[a-z0-9]+)*",
     figure="|".join(figures.NAMES),
     table="|".join(tables.NAMES),
 
@@ -81,6 +88,14 @@ def solvers(*names):
 def graph_code(wildcards):
     """Parameter: as `code`, for the family of a workload."""
     return code("gen_adj", "models", *families([wildcards.m]))(wildcards)
+
+
+def network_code(wildcards):
+    """Parameter: as `code`, for the family of a network and all that its attentions and plans are made with."""
+    member, _ = networks.parse(wildcards.network)
+    entered = [f"models.{member}", f"networks.{member}", *(f"networks.attentions.{name}" for name in attentions.NAMES)]
+    entered += [f"reorder.{name}" for name in ("none", "ic", "window")]
+    return code("run_network", "bench.networks", *entered, *solvers("highs"))(wildcards)
 
 
 def schedule_code(wildcards):

@@ -1,5 +1,6 @@
 """T5: schedules and baselines are checked and timed, results/logs/<m>/<r>/<set>.<solver>.csv and results/logs/<m>/baselines.csv;
-so are the heat map, results/logs/heatmap/<resolution>.csv, and the orders themselves, results/logs/reorder_time.csv.
+so are whole networks, results/logs/networks/<network>.csv, the heat map, results/logs/heatmap/<resolution>.csv, and the orders
+themselves, results/logs/reorder_time.csv.
 """
 
 
@@ -53,6 +54,29 @@ rule baselines:
     shell:
         "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor python {params.script} --baselines {params.names}"
         " --graph {input.graph} --dtype {params.dtype} --max-dense-tokens {params.dense} {params.effort}"
+        " --output {output.csv} 2>&1 | tee {log}"
+
+
+rule network:
+    output:
+        csv="results/logs/networks/{network}.csv",
+    log:
+        "logs/networks/{network}.log",
+    benchmark:
+        "logs/networks/{network}.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    threads: workflow.cores
+    resources:
+        timing=1,
+    params:
+        script=script("run_network"),
+        code=network_code,
+        attention=BATCHES,
+        effort=effort(CONFIG.networks.max_seconds),
+    shell:
+        "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor TILEWRIGHT_CACHE=.snakemake/plans"
+        " python {params.script} --network {wildcards.network} --attention {params.attention} {params.effort}"
         " --output {output.csv} 2>&1 | tee {log}"
 
 

@@ -27,6 +27,14 @@ BENCH = (
 )
 HEATMAP = "resolution,patch,tokens,status,reason,dense_p50_us,plan_p50_us,speedup,max_abs_error,device,torch,time"
 REORDER_TIME = "model,tokens,entries,distinct_rows,reorder,seconds,work_fraction,peak_rss_bytes,device,time"
+NETWORK = (
+    "network,family,variant,resolution,attention,batch,status,reason,dtype,parameters,max_abs_error,tolerance,"
+    "largest_logit,same_top1,first_call_s,p20_us,p50_us,p80_us,repetitions,rse,images_per_s,attention_us,rest_us,device,"
+    "cores,torch,numpy,time"
+)
+# Microseconds an image in attention; the rest of every network takes `REST_US`.
+ATTENTION_US = {"native": 30_000, "dense": 90_000, "tilewright": 10_000}
+REST_US = 20_000
 TOO_LONG = "too many tokens: 99,999 over 1,000"
 
 
@@ -114,8 +122,38 @@ def _write_schedules(root, config, model, order, covers):
             schedule.save(root / f"results/schedules/{model}/{order}/{name}.{solver}.json", plan)
 
 
+def network_row(network, attention, batch, **changes):
+    """One row of a whole network; attentions that `ATTENTION_US` does not hold are skipped."""
+    facts = {
+        "network": network,
+        "family": network.partition("-")[0],
+        "resolution": network.split("-")[2],
+        "attention": attention,
+        "batch": batch,
+        "parameters": 6_700_000,
+        "tolerance": 1e-4,
+        "device": DEVICE["name"],
+    }
+    if attention not in ATTENTION_US:
+        return {**facts, "status": "skipped", "reason": "no C++ compiler", **changes}
+    attention_us, rest_us = batch * ATTENTION_US[attention], batch * REST_US
+    p50 = attention_us + rest_us
+    times = {"p20_us": 0.9 * p50, "p50_us": p50, "p80_us": 1.1 * p50, "attention_us": attention_us, "rest_us": rest_us}
+    checked = {"max_abs_error": 1e-6, "same_top1": 1, "first_call_s": 2, "images_per_s": batch / p50 * 1e6}
+    return {**facts, "status": "ok", **times, **checked, **changes}
+
+
+def write_networks(root, config):
+    """A file for each whole network."""
+    for network in config.networks.workloads:
+        batches = config.networks.attention.items()
+        rows = [network_row(network, attention, batch) for attention, sizes in batches for batch in sizes]
+        write_csv(root / f"results/logs/networks/{network}.csv", NETWORK, rows)
+
+
 def write_logs(root, config, blank=()):
-    """Bench, heat map and reorder times; `blank`: (model, order) whose plans were skipped."""
+    """Bench, networks, heat map and reorder times; `blank`: (model, order) whose plans were skipped."""
+    write_networks(root, config)
     for model in config.workloads:
         baselines = [
             row(model, "sdpa_dense", dense_us(model), reorder="none"),

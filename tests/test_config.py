@@ -79,6 +79,23 @@ def test_default_study_loads():
         ("bench/rse", 0, "bench.rse: expected a number above 0"),
         ("bench/max_seconds", float("nan"), "bench.max_seconds: expected a number above 0"),
         ("bench/min_repetitions", 1, "bench.min_repetitions: expected at least 3"),
+        ("networks/workloads", ["vil-tiny-224"] * 2, "networks.workloads: 'vil-tiny-224' stands twice"),
+        (
+            "networks/workloads",
+            ["vit"],
+            "networks.workloads: unknown network 'vit'; known: vil-.*regionvit-.*dynamicvit-",
+        ),
+        (
+            "networks/attention",
+            {"magic": [1]},
+            "networks.attention: unknown attention 'magic'; known: dense, tilewright",
+        ),
+        ("networks/attention", {"native": []}, "networks.attention: expected a batch for at least one attention"),
+        ("networks/attention/native", [0], "networks.attention.native: expected at least 1, found 0"),
+        ("networks/attention/native", [2, 2], "networks.attention.native: 2 stands twice"),
+        ("networks/attention/native", ["1"], r"Expected `int`, got `str` - at `\$.networks.attention"),
+        ("networks/max_seconds", 0, "networks.max_seconds: expected a number above 0"),
+        ("networks/batches", [1], r"unknown field `batches` - at `\$.networks`"),
         ("heatmap/order", "hilbert", "heatmap.order: unknown order 'hilbert'"),
         ("heatmap/solver", "cplex", "heatmap.solver: unknown solver 'cplex'"),
         ("heatmap/patches", [0], "heatmap.patches: expected at least 1"),
@@ -93,12 +110,23 @@ def test_a_split_is_optional():
     assert config.load(changed("split_keys", None)).split_keys is None
 
 
-def test_the_small_study_is_an_overlay_of_known_keys():
+def test_an_attention_without_batches_is_left_out():
+    assert config.load(changed("networks/attention/flex", [])).networks.attention["flex"] == ()
+    assert (
+        config.load(changed("networks", {"workloads": [], "attention": {}, "max_seconds": 1.0})).networks.workloads
+        == ()
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "place"), [("tests/config/tiny.yaml", "workloads"), ("config/high_resolution.yaml", "networks")]
+)
+def test_overlays_change_known_keys(path, place):
     from snakemake.utils import update_config
 
     mapping = copy.deepcopy(DEFAULT)
-    update_config(mapping, yaml.safe_load((ROOT / "tests/config/tiny.yaml").read_text()))
-    assert msgspec.to_builtins(config.load(mapping))["workloads"] != DEFAULT["workloads"]
+    update_config(mapping, yaml.safe_load((ROOT / path).read_text()))
+    assert msgspec.to_builtins(config.load(mapping))[place] != DEFAULT[place]
 
 
 def test_what_snakemake_parses_stays_light():

@@ -26,6 +26,7 @@ SMALL = {
     "tile_sets": {"mixed": ["8x1", "16x16"], "8x1": ["8x1"]},
     "region_rows": 16,
     "bench": {"tile_sets": {"mixed": ["greedy", "highs"], "8x1": ["greedy"]}},
+    "networks": {"workloads": ["vil-tiny-224", "dynamicvit-s-224"]},
     "heatmap": {"resolutions": [224, 512], "patches": [32, 16], "max_tokens": 1000},
     "reorder_times": {"workloads": ["vil-tiny-128-s1", "vil-tiny-224-s1"]},
     "figures": {
@@ -145,6 +146,7 @@ def test_a_table_needs_only_what_the_rules_make(name, study):
 def test_what_a_study_leaves_out_is_not_selected():
     less = configured(
         workloads=["vil-tiny-224-s1"],
+        networks={"workloads": []},
         heatmap={"resolutions": []},
         reorder_times={"workloads": []},
         bench={"tile_sets": {"mixed": ["greedy"]}},
@@ -264,6 +266,60 @@ def test_speedup_without_any_plan_is_blank(study, tmp_path):
     assert "not run" in texts(figure) and not figure.axes[0].patches
 
 
+def test_networks_are_faster_by_the_ratio_of_their_medians(study):
+    frame = table("end_to_end", study)
+    # The families in their order, each with its batches in theirs.
+    assert list(dict.fromkeys(zip(frame["network"], frame["batch"], strict=True))) == [
+        ("vil-tiny-224", 1),
+        ("vil-tiny-224", 8),
+        ("dynamicvit-s-224", 1),
+        ("dynamicvit-s-224", 8),
+    ]
+    ours = frame[frame["attention"] == "tilewright"]
+    assert ours["over_native"].to_numpy() == pytest.approx(50 / 30)
+    assert ours["over_dense"].to_numpy() == pytest.approx(110 / 30)
+    assert ours["over_flex"].isna().all()
+    flex = frame[frame["attention"] == "flex"]
+    assert set(flex["reason"]) == {"no C++ compiler"} and flex["p50_us"].isna().all()
+
+
+def test_bars_of_networks_stack_attention_and_rest(study):
+    figure = drawn("end_to_end", study)
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == [
+        "Vision Longformer tiny-224, batch 1",
+        "DynamicViT s-224, batch 1",
+        "Vision Longformer tiny-224, batch 8",
+        "DynamicViT s-224, batch 8",
+    ]
+    bars = {(round(bar.get_y() + bar.get_height() / 2), bar.get_x()): bar.get_width() for bar in figure.axes[2].patches}
+    # From the top: as published, dense, flex (skipped) and ours, in ms of a batch of 8.
+    assert bars == pytest.approx({(0, 0): 240, (0, 240): 160, (1, 0): 720, (1, 720): 160, (3, 0): 80, (3, 80): 160})
+    words = texts(figure)
+    assert "30.0  (1.7×)" in words and "110  (0.45×)" in words
+    assert "× FlexAttention (vil-tiny-224, batch 1, dynamicvit-s-224, batch 1): skipped, no C++ compiler." in words
+    # The study runs no batch of 8 with it.
+    assert "not selected" in words
+
+
+def test_a_network_that_failed_its_check_is_a_claim_not_met(study, tmp_path):
+    wrong = {"status": "failed", "reason": "logits differ", "max_abs_error": 2e-4}
+    rows = [synthetic.network_row("vil-tiny-1024", name, 1) for name in ("dense", "flex")]
+    rows += [synthetic.network_row("vil-tiny-1024", "native", 1, **wrong)]
+    rows += [synthetic.network_row("vil-tiny-1024", "tilewright", 1)]
+    synthetic.write_csv(tmp_path / "vil-tiny-1024.csv", synthetic.NETWORK, rows)
+    inputs = [tmp_path / "vil-tiny-1024.csv", select.PAPER_LATENCY, select.CLAIMS]
+    claims = table("claims", study, inputs).set_index("id")
+    logits = claims.loc["logits:"]
+    assert (logits["measured"], logits["verdict"]) == (2e-4, "not met")
+    assert logits["where"] == "vil-tiny-1024 native 1"
+    dense = claims.loc["end_to_end:vil-tiny-1024/dense"]
+    assert (dense["measured"], dense["verdict"]) == (pytest.approx(110 / 30), "met")
+    for peer in ("native", "flex"):
+        assert claims.loc[f"end_to_end:vil-tiny-1024/{peer}", "verdict"] == "not measured"
+    assert np.isnan(table("end_to_end", study, inputs[:1]).set_index("attention").loc["native", "p50_us"])
+
+
 def test_heatmap_shows_numbers_and_why_there_are_none(study):
     figure = drawn("heatmap", study)
     picture = figure.axes[0].images[0].get_array()
@@ -378,6 +434,8 @@ def test_verdicts_follow_from_the_inputs(study):
     assert np.isnan(absent["measured"]) and absent["verdict"] == "not measured"
     assert frame.loc["prediction_error:", "measured"] == pytest.approx(10)
     assert frame.loc["error_over_tolerance:", "measured"] == pytest.approx(0.1)
+    assert frame.loc["logits:", "verdict"] == "met"
+    assert frame.loc["end_to_end:vil-tiny-1024/native", "verdict"] == "not measured"
     assert frame.loc["ilp_gain:", "verdict"] == frame.loc["ilp_gap:", "verdict"] == "met"
     # The made-up IC order is the window order, and no graph of 65,537 tokens was ordered.
     assert frame.loc["gathered_over_window:ic", "measured"] == pytest.approx(0)
@@ -455,7 +513,7 @@ def test_a_missing_input_is_named(study):
         drawn("speedup", study, ["gone.csv"])
 
 
-@pytest.mark.parametrize("name", ["speedup", "heatmap", "fill", "gantt", "pattern_vil", "reorder_time"])
+@pytest.mark.parametrize("name", ["speedup", "end_to_end", "heatmap", "fill", "gantt", "pattern_vil", "reorder_time"])
 def test_an_input_of_another_stage_is_refused(name, study):
     foreign = "results/logs/reorder_time.csv" if name != "reorder_time" else "results/logs/heatmap/224.csv"
     with pytest.raises(ArtifactError, match=r"(reorder_time|224)\.csv: expected .*, found (reorder_time|heatmap)"):

@@ -19,7 +19,7 @@ from tilewright import blocks, config, figures, graph, tables
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "tests/config/tiny.yaml"
 # Reach every stage with few jobs.
-TARGETS = ("figures/fill.svg", "figures/latency_vil.svg", "results/tables/fill.csv")
+TARGETS = ("figures/fill.svg", "figures/latency_vil.svg", "results/tables/fill.csv", "results/tables/end_to_end.csv")
 RUN = ("--cores", "2", "--configfile", TINY)
 JOB = re.compile(r"^(?:local)?rule (\w+):\n((?:    .+\n)*)", re.MULTILINE)
 
@@ -87,6 +87,7 @@ def test_default_study_plans_every_job_once(tmp_path):
     assert counts["figure"] == len(figures.NAMES)
     assert counts["table"] == len(tables.NAMES)
     assert {w["m"] for name, w in jobs if name == "baselines"} == set(study.workloads)
+    assert {w["network"] for name, w in jobs if name == "network"} == set(study.networks.workloads)
     assert {w["solver"] for name, w in jobs if name == "schedule"} == set(study.solvers)
     assert len(jobs) == len({(name, *sorted(w.items())) for name, w in jobs})
 
@@ -156,6 +157,20 @@ def test_a_changed_script_reruns_its_stage_and_what_follows(study, checkout):
         names = {name for name, _ in plan(study, *TARGETS, source=checkout)}
     assert {"schedule", "bench"} <= names
     assert not names & {"graph", "reorder", "blocks", "profile", "baselines"}
+
+
+def test_networks_follow_their_code_and_keep_plans_in_the_folder(study, checkout):
+    assert list((study / ".snakemake/plans").glob("*.plan"))
+    with appended(checkout / "src/tilewright/networks/regionvit.py", "\nCHANGED = True\n"):
+        jobs = plan(study, *TARGETS, source=checkout)
+    assert [w["network"] for name, w in jobs if name == "network"] == ["regionvit-tiny-64"]
+    assert {name for name, _ in jobs} == {"network", "table"}
+
+
+def test_the_high_resolution_overlay_runs_networks_alone(tmp_path):
+    wanted = ("results/tables/end_to_end.csv", "figures/end_to_end.svg")
+    jobs = plan(tmp_path, *wanted, configs=[ROOT / "config/high_resolution.yaml"])
+    assert sorted(name for name, _ in jobs) == ["figure", "network", "network", "table"]
 
 
 def test_a_killed_run_resumes_and_leaves_no_broken_file(tmp_path):

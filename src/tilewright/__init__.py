@@ -8,11 +8,13 @@ from importlib import import_module
 from tilewright.errors import TilewrightError
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "TilewrightError", "__version__", "load", "plan"]
+__all__ = ["Plan", "TilewrightError", "__version__", "load", "models", "plan"]
 
 
 def __getattr__(name):
     if name in ("plan", "load", "Plan"):
         # By name, so that `provenance.closure` does not count the API among the imports of every module.
         return getattr(import_module("tilewright.api"), name)
+    if name == "models":
+        return import_module("tilewright.models")
     raise AttributeError(f"module 'tilewright' has no attribute {name!r}")

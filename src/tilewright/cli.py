@@ -3,7 +3,9 @@
 import os
 import sys
 
-from tilewright.errors import TilewrightError
+import yaml
+
+from tilewright.errors import ConfigError, TilewrightError
 
 # Read by GNU OpenMP when torch is loaded: how long its threads wait actively for the next operator. Its default keeps
 # cores from the executor's slots for milliseconds after every operator that was shared; with this one, the operators of
@@ -24,3 +26,17 @@ def script(parser, run):
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def settings(texts):
+    """What ``--set`` states, ``KEY=VALUE`` with values in YAML, as a dict. Raises `ConfigError`."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"--set {text}: expected KEY=VALUE")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {text}: expected a YAML value: {error}") from error
+    return found

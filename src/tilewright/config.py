@@ -9,9 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from tilewright import models, registry, reorder, tiles
+from tilewright import models, networks, registry, reorder, tiles
 from tilewright.errors import ConfigError, TilewrightError
 from tilewright.kernels import baselines
+from tilewright.networks import attentions
 from tilewright.schedule import solvers
 
 SOLVERS = ("greedy", *solvers.NAMES)
@@ -44,6 +45,18 @@ class Bench(_Strict):
     min_repetitions: int
     max_seconds: float
     max_dense_tokens: int
+
+
+class Networks(_Strict):
+    """Whole networks, run end to end (stage T5), by name.
+
+    attention: for each kind of attention the batches that it is timed with; one without batches is left out.
+    max_seconds: as of `Bench`, for one timing.
+    """
+
+    workloads: tuple[str, ...]
+    attention: dict[str, tuple[int, ...]]
+    max_seconds: float
 
 
 class Heatmap(_Strict):
@@ -100,6 +113,7 @@ class Config(_Strict):
     seed: int
     schedule: Schedule
     bench: Bench
+    networks: Networks
     heatmap: Heatmap
     reorder_times: ReorderTimes
     figures: Figures
@@ -161,12 +175,19 @@ def _check_names(config):
         _selection(f"bench.tile_sets.{name}", chosen)
         _known(f"bench.tile_sets.{name}", "solver", chosen, config.solvers)
     _known("bench.baselines", "baseline", config.bench.baselines, baselines.NAMES)
+    _distinct("networks.workloads", config.networks.workloads)
+    for name in config.networks.workloads:
+        _at("networks.workloads", networks.parse, name)
+    _known("networks.attention", "attention", config.networks.attention, attentions.NAMES)
+    for name, batches in config.networks.attention.items():
+        _distinct(f"networks.attention.{name}", batches)
     _known("figures.gantt_workload", "workload", (figures.gantt_workload,), config.workloads)
     _known("figures.gantt_order", "order", (figures.gantt_order,), config.orders)
 
 
 def _check_ranges(config):
     schedule, bench, heatmap = config.schedule, config.bench, config.heatmap
+    batches = config.networks.attention
     least = {
         "region_rows": (config.region_rows, max(tiles.parse(name).rows for name in config.tiles)),
         "split_keys": (1 if config.split_keys is None else config.split_keys, 1),
@@ -174,6 +195,7 @@ def _check_ranges(config):
         "schedule.max_tile_kinds": (schedule.max_tile_kinds, 1),
         "bench.min_repetitions": (bench.min_repetitions, 3),
         "bench.max_dense_tokens": (bench.max_dense_tokens, 1),
+        **{f"networks.attention.{name}": (min(sizes, default=1), 1) for name, sizes in batches.items()},
         "heatmap.max_tokens": (heatmap.max_tokens, 1),
         "heatmap.resolutions": (min(heatmap.resolutions, default=1), 1),
         "heatmap.patches": (min(heatmap.patches, default=1), 1),
@@ -185,12 +207,15 @@ def _check_ranges(config):
         "schedule.time_limit_s": schedule.time_limit_s,
         "bench.rse": bench.rse,
         "bench.max_seconds": bench.max_seconds,
+        "networks.max_seconds": config.networks.max_seconds,
     }
     for place, value in above_zero.items():
         if not value > 0:
             raise ConfigError(f"{place}: expected a number above 0, found {value}")
     if not 0 <= schedule.gap < 1:
         raise ConfigError(f"schedule.gap: expected a fraction from 0 to 1, found {schedule.gap}")
+    if config.networks.workloads and not any(batches.values()):
+        raise ConfigError("networks.attention: expected a batch for at least one attention, found none")
 
 
 def _at(place, call, *arguments):
@@ -210,6 +235,10 @@ def _known(place, what, names, known):
 def _selection(place, names):
     if not names:
         raise ConfigError(f"{place}: expected at least one name, found none")
-    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    _distinct(place, names)
+
+
+def _distinct(place, values):
+    twice = [value for i, value in enumerate(values) if value in values[:i]]
     if twice:
         raise ConfigError(f"{place}: {twice[0]!r} stands twice")

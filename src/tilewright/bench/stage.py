@@ -19,10 +19,7 @@ def run(output, rse, min_repetitions, max_seconds, **arguments):
     ``profile_only`` and ``schedule`` take as many outputs as inputs, the others one. Files are written when everything
     has run. Raises `TilewrightError`; nothing is written then.
     """
-    from tilewright.bench import Effort
-
-    if not (rse > 0 and min_repetitions >= 1 and max_seconds > 0):
-        raise ConfigError(f"expected an effort above zero, found rse {rse}, {min_repetitions} times, {max_seconds} s")
+    effort = _effort(rse, min_repetitions, max_seconds)
     chosen = [mode for mode in MODES if arguments[mode] not in (None, False)]
     if len(chosen) != 1:
         flags = ", ".join(f"--{mode}" if mode == "profile_only" else f"--{mode.replace('_', '-')}" for mode in MODES)
@@ -38,7 +35,47 @@ def run(output, rse, min_repetitions, max_seconds, **arguments):
         "heatmap": _heatmap,
         "reorder_times": _reorder_times,
     }[chosen[0]]
-    call(output, effort=Effort(rse, min_repetitions, max_seconds), **arguments)
+    call(output, effort=effort, **arguments)
+
+
+def run_network(network, attention, output, rse, min_repetitions, max_seconds, seed):
+    """Write the times of `network` to `output`, a CSV, for each ``NAME=BATCH[,BATCH…]`` of `attention`.
+
+    Raises `TilewrightError`; nothing is written then.
+    """
+    from tilewright.bench import networks
+
+    effort = _effort(rse, min_repetitions, max_seconds)
+    rows = []
+    for row in networks.run_network(network, dict(map(_batches, attention)), effort, seed=seed):
+        rows.append(row)
+        what = f"{row['network']} {row['attention']}, batch {row['batch']}"
+        if row["status"] == "ok":
+            share = f"{row['attention_us'] / row['p50_us']:.0%} of it attention"
+            # At once: a row may take minutes.
+            print(f"{what}: {row['p50_us'] / 1e3:.1f} ms, {share}, error {row['max_abs_error']:.1e}", flush=True)
+        else:
+            print(f"{what}: {row['status']}: {row['reason']}", file=sys.stderr)
+    _write(output, networks.NETWORKS, rows)
+
+
+def _batches(text):
+    name, _, sizes = text.partition("=")
+    try:
+        batches = [int(size) for size in sizes.split(",")]
+    except ValueError:
+        batches = []
+    if not batches or min(batches) < 1:
+        raise ConfigError(f"--attention {text}: expected NAME=BATCH[,BATCH...] with batches of at least 1")
+    return name, batches
+
+
+def _effort(rse, min_repetitions, max_seconds):
+    from tilewright.bench import Effort
+
+    if not (rse > 0 and min_repetitions >= 1 and max_seconds > 0):
+        raise ConfigError(f"expected an effort above zero, found rse {rse}, {min_repetitions} times, {max_seconds} s")
+    return Effort(rse, min_repetitions, max_seconds)
 
 
 def _profile(output, blocks, heads, head_dim, dtype, device, split_keys, seed, **_):

@@ -14,6 +14,7 @@ NAMES = (
     "latency_regionvit",
     "latency_dynamicvit",
     "speedup",
+    "end_to_end",
     "heatmap",
     "pattern_vil",
     "pattern_regionvit",

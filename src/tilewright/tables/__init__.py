@@ -11,7 +11,18 @@ from pathlib import Path
 from tilewright import artifacts, registry
 from tilewright.errors import ArtifactError
 
-NAMES = ("latency", "speedup", "heatmap", "fill", "prediction", "solvers", "policy", "reorder_time", "claims")
+NAMES = (
+    "latency",
+    "speedup",
+    "end_to_end",
+    "heatmap",
+    "fill",
+    "prediction",
+    "solvers",
+    "policy",
+    "reorder_time",
+    "claims",
+)
 
 
 def needs(name, config):

@@ -7,7 +7,7 @@ import operator
 
 import numpy as np
 
-from tilewright.tables import prediction, read, reorder_time, select, solvers, speedup
+from tilewright.tables import end_to_end, prediction, read, reorder_time, select, solvers, speedup
 
 SHOWN = {
     "claim": ("claim", ""),
@@ -31,9 +31,9 @@ def _decimals(value):
 
 
 def needs(config):
-    """Bench files, schedules, reordered graphs, reorder times, the paper's bars and the list of claims."""
+    """Bench files, networks, schedules, reordered graphs, reorder times, the paper's bars and the list of claims."""
     windowed = [m for m in config.workloads if select.family(m) in ("vil", "regionvit")]
-    files = [*select.bench(config, config.workloads), *select.schedules(config)]
+    files = [*select.bench(config, config.workloads), *select.networks(config), *select.schedules(config)]
     files += [f"results/graphs/{m}/{r}.npz" for m in windowed for r in config.orders]
     files += [select.REORDER_TIME] if config.reorder_times.workloads else []
     return [select.CLAIMS, select.PAPER_LATENCY, *files]
@@ -44,7 +44,7 @@ def table(inputs):
 
     Raises `ArtifactError` for a claim of an unknown measure or relation.
     """
-    kinds = ("claims", "paper_latency", "bench", "schedule", "graph", "reorder_time")
+    kinds = ("claims", "paper_latency", "bench", "network", "schedule", "graph", "reorder_time")
     found = read.sort(inputs, kinds, optional=kinds[2:])
     (frame,) = read.frames(found["claims"], "claims")
     read.known(found["claims"][0], "relation", frame["relation"], _RELATIONS)
@@ -100,6 +100,18 @@ def _prediction_error(frame, _):
 def _error_over_tolerance(frame, _):
     ratio = frame["max_abs_error"] / frame["tolerance"]
     return _by_name(frame.assign(ratio=ratio), "ratio", "model", "provider", "reorder")
+
+
+def _logits(frame, _):
+    return _by_name(
+        frame.assign(batch=frame["batch"].map("{:.0f}".format)), "max_abs_error", "network", "attention", "batch"
+    )
+
+
+def _end_to_end(frame, case):
+    network, peer = case.split("/")
+    rows = frame[(frame["network"] == network) & (frame["attention"] == "tilewright")]
+    return _by_name(rows, f"over_{peer}", "network")
 
 
 def _workload(column):
@@ -158,6 +170,8 @@ _MEASURES = {
     "tokens": (("bench",), _bench, _workload("tokens")),
     "density": (("bench",), _bench, _workload("density")),
     "error_over_tolerance": (("bench",), _bench, _error_over_tolerance),
+    "logits": (("network",), end_to_end.table, _logits),
+    "end_to_end": (("network",), end_to_end.table, _end_to_end),
     "prediction_error": (("bench",), prediction.table, _prediction_error),
     "ilp_gain": (("schedule",), solvers.table, _ilp_gain),
     "ilp_gap": (("schedule",), solvers.table, _ilp_gap),

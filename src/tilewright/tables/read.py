@@ -11,6 +11,7 @@ from tilewright.errors import ArtifactError
 from tilewright.tables import select
 
 _TIMES = ["p20_us", "p50_us", "p80_us", "rse", "useful_gflops", "executed_gflops", "tokens_per_s"]
+NETWORK_TIMES = ["p20_us", "p50_us", "p80_us", "rse", "images_per_s", "attention_us", "rest_us"]
 # Kinds of CSV by the columns that each needs: text, and numbers (an empty field: not applicable, or not measured).
 _KINDS = {
     "bench": (
@@ -19,6 +20,13 @@ _KINDS = {
             *("resolution", "batch", "heads", "head_dim", "tokens", "entries", "density", "max_abs_error", "tolerance"),
             *("predicted_us", "objective_us", "bound_us", "gap", "items", "launches", "repetitions", "memory_bytes"),
             *_TIMES,
+        ],
+    ),
+    "network": (
+        ["network", "family", "attention", "status", "reason", "device"],
+        [
+            *("resolution", "batch", "parameters", "max_abs_error", "tolerance", "same_top1", "first_call_s"),
+            *("repetitions", *NETWORK_TIMES),
         ],
     ),
     "heatmap": (

@@ -64,3 +64,8 @@ def heatmap(config):
     """Heat-map files, one a resolution; none when the map has no cell."""
     resolutions = config.heatmap.resolutions if config.heatmap.patches else ()
     return [f"results/logs/heatmap/{resolution}.csv" for resolution in resolutions]
+
+
+def networks(config):
+    """Files of whole networks, one each."""
+    return [f"results/logs/networks/{network}.csv" for network in config.networks.workloads]
