@@ -12,6 +12,12 @@ from tilewright.errors import ArtifactError, PatternError
 from tilewright.kernels.torch_blocks import Bias
 
 _LOG = logging.getLogger(__name__)
+# What makes a plan. Orders and solvers are entered by name, which imports do not show.
+_MAKERS = (
+    api.__name__,
+    *(f"tilewright.reorder.{name}" for name in ("none", "ic", "window")),
+    "tilewright.schedule.solvers.highs",
+)
 
 
 def order(site):
@@ -46,7 +52,7 @@ def _plan(site, dtype, device):
         return site.plans[dtype, device]
     facts = hardware.describe(device)
     shape = (site.heads, site.head_dim, str(dtype))
-    made_of = (site.graph.id, *shape, hardware.device_id(facts), provenance.code_digest(api.__name__))
+    made_of = (site.graph.id, *shape, hardware.device_id(facts), provenance.code_digest(*_MAKERS))
     path = folder() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.plan"
     found = None
     if path.exists():
