@@ -26,7 +26,10 @@ SMALL = {
     "tile_sets": {"mixed": ["8x1", "16x16"], "8x1": ["8x1"]},
     "region_rows": 16,
     "bench": {"tile_sets": {"mixed": ["greedy", "highs"], "8x1": ["greedy"]}},
-    "networks": {"workloads": ["vil-tiny-224", "dynamicvit-s-224"]},
+    "networks": {
+        "workloads": ["vil-tiny-224", "dynamicvit-s-224"],
+        "attention": {"native": [1, 8], "dense": [1, 8], "tilewright": [1, 8], "flex": [1]},
+    },
     "heatmap": {"resolutions": [224, 512], "patches": [32, 16], "max_tokens": 1000},
     "reorder_times": {"workloads": ["vil-tiny-128-s1", "vil-tiny-224-s1"]},
     "figures": {
