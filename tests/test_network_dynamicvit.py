@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from tilewright import networks
 from tilewright.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
 from tilewright.kernels.baselines import Unavailable
+from tilewright.models import dynamicvit as pattern
 from tilewright.networks import dynamicvit, pruned, sites
 
 create = partial(networks.create, "dynamicvit", num_classes=10)
@@ -21,7 +22,7 @@ create = partial(networks.create, "dynamicvit", num_classes=10)
 def narrow(monkeypatch):
     """The networks that are run are as published, but for their width and depth: 64 channels, four blocks."""
     for variant in ("deit-256", "lvvit-s"):
-        monkeypatch.setitem(dynamicvit.VARIANTS, variant, (64, 2, (1, 2, 3)))
+        monkeypatch.setitem(pattern.VARIANTS, variant, (64, 2, (1, 2, 3)))
 
 
 def draw(network):
@@ -49,7 +50,7 @@ def images(size, batch=2):
 
 def published(state, image, variant, counts):
     """Logits of one image [3, R, R] by the definition: score, sort, cut, gather."""
-    lvvit, (width, heads, prune_before) = variant.startswith("lvvit"), dynamicvit.VARIANTS[variant]
+    lvvit, (width, heads, prune_before) = variant.startswith("lvvit"), pattern.VARIANTS[variant]
     eps, skip = (1e-5, 2) if lvvit else (1e-6, 1)
 
     def linear(x, key):
@@ -215,8 +216,8 @@ def test_scores_are_single_precision_whatever_the_network_is():
     wanted = predictor(x, alive)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(predictor(x, alive), wanted)
-    # In bfloat16 itself most of them tie.
-    assert len(wanted.bfloat16().unique()) < 150
+    # In bfloat16 itself some of them tie.
+    assert len(wanted.bfloat16().unique()) < 190
     assert len(predictor.bfloat16()(x.bfloat16(), alive).unique()) == 196
 
 

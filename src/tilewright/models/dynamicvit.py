@@ -64,8 +64,13 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def kept(self):
-        """Patches kept after each pruning, as the public code rounds them."""
-        return [int(self.side**2 * self.keep_ratio**time) for time in (1, 2, 3)]
+        """Patches kept after each pruning."""
+        return kept(self.side, self.keep_ratio)
+
+
+def kept(side, keep_ratio):
+    """Of side x side patches those kept after each pruning, as the public code rounds them."""
+    return [int(side**2 * keep_ratio**time) for time in (1, 2, 3)]
 
 
 def fields(name):

@@ -22,8 +22,8 @@ from torch import nn
 from torch.func import functional_call
 
 from tilewright.errors import ConfigError
-from tilewright.models.dynamicvit import ALIASES, VARIANTS
-from tilewright.networks import check_images, pruned, sites
+from tilewright.models import dynamicvit as pattern
+from tilewright.networks import precision, pruned, sites
 
 # Channels of LV-ViT's stem; kernel, stride and padding of its convolutions (``p_emb='4_2'``).
 STEM = 64
@@ -70,12 +70,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def kept(self):
         """Patches that are kept after each pruning."""
-        return [int(self.side**2 * self.keep_ratio**time) for time in (1, 2, 3)]
+        return pattern.kept(self.side, self.keep_ratio)
 
 
 def name(options):
     """The network's name, made as those of its graphs, e.g. ``dynamicvit-s-224``."""
-    short = {variant: alias for alias, variant in ALIASES.items()}.get(options.variant, options.variant)
+    short = {variant: alias for alias, variant in pattern.ALIASES.items()}.get(options.variant, options.variant)
     return f"dynamicvit-{short}-{options.image_size}" + (f"-p{options.patch}" if options.patch != 16 else "")
 
 
@@ -98,7 +98,7 @@ class Network(nn.Module):
         """Random weights, drawn as published. attention: of `attentions.NAMES`."""
         super().__init__()
         self.options, self.attention = options, attention
-        width, heads, self.prune_before = VARIANTS[options.variant]
+        width, heads, self.prune_before = pattern.VARIANTS[options.variant]
         self.patch_embed = _Stem(width, options.patch) if options.lvvit else _Patches(3, width, options.patch)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + options.side**2, width))
@@ -115,22 +115,24 @@ class Network(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def forward(self, images):
-        """Images [B, 3, R, R] to logits. Raises `PatternError` for images of another shape."""
-        x, _ = self._run(images)
+    @precision.checked
+    def forward(self, images, tell_kept=False):
+        """Images [B, 3, R, R] to logits, or to what `kept` tells. Raises `PatternError` for images of another shape."""
+        x, kept = self._run(images)
+        if tell_kept:
+            return kept
         x = self.norm(x)
-        logits = sites.logits(self.head, x[:, 0])
+        logits = precision.logits(self.head, x[:, 0])
         if self.options.lvvit:
-            logits = logits + PATCH_SHARE * sites.logits(self.aux_head, x[:, 1:]).amax(1)
+            logits = logits + PATCH_SHARE * precision.logits(self.aux_head, x[:, 1:]).amax(1)
         return logits
 
     def kept(self, images):
         """Ids of the patches that stay after each pruning: three int64 [B, K_i], ascending; patches run row by row."""
-        return self._run(images)[1]
+        return self(images, True)
 
     def _run(self, images):
         """Tokens [B, 1 + K, C] of the class and of the patches kept last, and what `kept` tells."""
-        check_images(images, self.options.image_size)
         side = self.options.side
         # LV-ViT's stem rounds up: an image one pixel short of a further patch yields that patch.
         x = self.patch_embed(images)[:, :, :side, :side].flatten(2).mT
@@ -138,7 +140,7 @@ class Network(nn.Module):
         # The patch at each place behind the class token, and whether it counts.
         patch = torch.arange(side**2, device=x.device).expand(len(x), -1)
         alive = torch.ones_like(patch, dtype=torch.bool)
-        hide, attend, kept = pruned.HIDING.get(self.attention), partial(sites.precisely, sites.full), []
+        hide, attend, kept = pruned.HIDING.get(self.attention), sites.full, []
         for i, block in enumerate(self.blocks):
             if i in self.prune_before:
                 score = self.score_predictor[len(kept)](x[:, 1:], alive).masked_fill(~alive, -torch.inf)
@@ -147,8 +149,7 @@ class Network(nn.Module):
                 if hide:
                     alive = torch.zeros_like(alive).scatter(1, best, True)
                     seen = F.pad(alive, (1, 0), value=True)
-                    hidden = sites.timed(hide, seen, sites.attended_in(x.dtype, x.device))
-                    attend = partial(sites.precisely, partial(sites.timed, hidden))
+                    attend = partial(sites.timed, sites.timed(hide, seen, x.dtype))
                 else:
                     best = best.sort(dim=1).values if self.attention == "tilewright" else best
                     x, patch, alive = _gather(x, best), patch.gather(1, best), alive.gather(1, best)
@@ -239,18 +240,22 @@ class _Predictor(nn.Module):
             nn.Linear(width // 2, width // 4),
             nn.GELU(),
             nn.Linear(width // 4, 2),
-            nn.LogSoftmax(-1),
         )
 
     def forward(self, x, alive):
-        """Log-probability of staying [B, n] of patches x [B, n, C], of which those in alive [B, n] count."""
+        """Log-odds of staying [B, n] of patches x [B, n, C], of which those in alive [B, n] count.
+
+        The published score is the logarithm of the probability. It ranks patches alike, but where they hardly differ,
+        near log 0.5, it rounds a thousand times coarser, and what is rounding would choose among them.
+        """
         own, shared = _float32(self.in_conv, x).chunk(2, dim=-1)
         counts = alive[:, :, None].float()
         mean = (shared * counts).sum(1, keepdim=True) / counts.sum(1, keepdim=True)
-        return _float32(self.out_conv, torch.cat((own, mean.expand_as(shared)), dim=-1))[..., 0]
+        stay, go = _float32(self.out_conv, torch.cat((own, mean.expand_as(shared)), dim=-1)).unbind(-1)
+        return stay - go
 
 
 def _float32(module, x):
     """``module(x)`` in float32, whatever the network runs in: in half precision many of the scores would tie."""
     with torch.autocast(x.device.type, enabled=False):
-        return functional_call(module, {name: weight.float() for name, weight in module.named_parameters()}, x.float())
+        return functional_call(module, precision.float32(module), x.float())

@@ -13,7 +13,7 @@ from torch import nn
 
 from tilewright.errors import ConfigError
 from tilewright.models import regionvit as pattern
-from tilewright.networks import check_images, sites
+from tilewright.networks import precision, sites
 from tilewright.networks.region_windows import Windows
 
 # Blocks of each stage, and convolutions of the stem.
@@ -110,18 +110,17 @@ class Network(nn.Module):
         self.head = nn.Linear(width, options.num_classes)
         self.apply(_initialise)
 
+    @precision.checked
     def forward(self, images):
         """Images [B, 3, R, R] to logits [B, num_classes]; raises `PatternError` for images of another shape."""
-        size = self.options.image_size
-        check_images(images, size)
         # The regional convolution sees the image amid its border; the locals are padded to the right and below.
-        border = -size % (PATCH * self.options.window)
+        border = -self.options.image_size % (PATCH * self.options.window)
         before, after = border // 2, border - border // 2
         regionals = self.cls_token["proj"](F.pad(images, (before, after, before, after)))
         locals_ = self.patch_embed["proj"](images)
         for stage in self.layers:
             regionals, locals_ = stage(regionals, locals_)
-        return sites.logits(self.head, self.norm(regionals.flatten(2).transpose(1, 2)).mean(1))
+        return precision.logits(self.head, self.norm(regionals.flatten(2).transpose(1, 2)).mean(1))
 
 
 def _stem(width, convolutions):

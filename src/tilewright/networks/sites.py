@@ -52,26 +52,6 @@ def full(q, k, v, bias=None):
     return timed(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=bias))
 
 
-def logits(head, x):
-    """Logits in float32 of a linear `head`, whatever the network's type: a 16-bit logit of 1 is known to 4e-3 only."""
-    return F.linear(x.float(), head.weight.float(), head.bias.float())
-
-
-def attended_in(dtype, device):
-    """Type in which tokens of `dtype` are attended to: on a CPU, 16-bit ones in float32.
-
-    Networks whose attentions round differently inside drift apart by ten times what one rounding is.
-    """
-    half = dtype in (torch.float16, torch.bfloat16)
-    return torch.float32 if half and torch.device(device).type == "cpu" else dtype
-
-
-def precisely(run, q, k, v):
-    """``run(q, k, v)`` in the type of `attended_in`; the result is rounded once."""
-    inner = attended_in(q.dtype, q.device)
-    return run(q.to(inner), k.to(inner), v.to(inner)).to(q.dtype)
-
-
 @dataclass(eq=False)
 class Site:
     """One sparse pattern of a network and how it is attended to.
@@ -137,9 +117,6 @@ class Attend(nn.Module):
         bias: [H, slots], the layer's relative-position bias with the zero slot last; prepared once, and again when its
         values are others. Not differentiated.
         """
-        return precisely(lambda *tokens: self._attend(*tokens, bias), q, k, v)
-
-    def _attend(self, q, k, v, bias):
         key = (q.dtype, q.device)
         if self._key != key or not _same(self._bias, bias):
             (site,) = self._site

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright.errors import ConfigError
-from tilewright.networks import check_images, msvit_arch, sites
+from tilewright.networks import msvit_arch, precision, sites
 from tilewright.networks.sliding_chunks import Windows, by_offset
 
 # ASSUME: the public code reads LN_EPS from its configuration and does not use it.
@@ -82,16 +82,16 @@ class Network(nn.Module):
         """The `Stage` modules in order."""
         return [module for module in self.children() if isinstance(module, Stage)]
 
+    @precision.checked
     def forward(self, images):
         """Logits. Raises `PatternError` for images of another shape than the network's."""
-        check_images(images, self.options.image_size)
         x = images
         for stage in self.stages:
             tokens = stage(x)
             n_global, side = stage.shape.n_global, stage.shape.side
             x = tokens[:, n_global:].mT.unflatten(2, (side, side))
         tokens = self.norm(tokens)
-        return sites.logits(self.head, tokens[:, 0] if n_global else tokens.mean(1))
+        return precision.logits(self.head, tokens[:, 0] if n_global else tokens.mean(1))
 
 
 class Stage(nn.Sequential):

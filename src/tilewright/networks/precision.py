@@ -1,0 +1,42 @@
+"""Networks in 16 bits: a GPU computes in them; on a CPU they are how weights and images are stored.
+
+A CPU has no units for 16-bit attention and few for the rest. And where each layer rounds to 8 bits, two attentions that
+differ in the last bit of float32 drift apart layer by layer, to some 2e-2 in a logit; computed in float32 they agree as
+float32 networks do.
+"""
+
+from functools import wraps
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call
+
+from tilewright.networks import check_images
+
+
+def checked(forward):
+    """Of a network's ``forward(self, images)``: images are checked; on a CPU it runs in float32, whatever they come in.
+
+    Raises `PatternError` for images of another shape than the network's.
+    """
+
+    @wraps(forward)
+    def run(network, images, *arguments):
+        check_images(images, network.options.image_size)
+        if images.device.type == "cpu" and images.dtype in (torch.float16, torch.bfloat16):
+            return functional_call(network, float32(network), (images.float(), *arguments))
+        return forward(network, images, *arguments)
+
+    return run
+
+
+def float32(module):
+    """Its parameters and buffers by name, 16-bit ones in float32, as `functional_call` takes them."""
+    state = chain(module.named_parameters(), module.named_buffers())
+    return {name: x.float() if x.is_floating_point() else x for name, x in state}
+
+
+def logits(head, x):
+    """Logits in float32 of a linear `head`, whatever the network's type: a 16-bit logit of 1 is known to 4e-3 only."""
+    return F.linear(x.float(), head.weight.float(), head.bias.float())
