@@ -97,8 +97,12 @@ class Blocks:
 
     def allowed(self, lo, hi):
         """bool [hi-lo, M, W]: the pairs that runs ``lo..hi`` allow. A full run allows padded rows, too."""
-        bits = np.concatenate([self.masks, np.full((1, *self.masks.shape[1:]), 255, np.uint8)])[self.run_mask[lo:hi]]
-        return np.unpackbits(bits, axis=2, count=self.tile.run, bitorder="little").astype(bool)
+        return self.allowed_by(self.run_mask[lo:hi])
+
+    def allowed_by(self, masks):
+        """bool [..., M, W]: the pairs that runs with the mask numbers `masks` [...] allow, -1 being a full run."""
+        bits = np.concatenate([self.masks, np.full((1, *self.masks.shape[1:]), 255, np.uint8)])[masks]
+        return np.unpackbits(bits, axis=-1, count=self.tile.run, bitorder="little").astype(bool)
 
     def to_dense(self):
         """The covered pattern as a bool array [N_q, N_k]; for small graphs."""

@@ -14,8 +14,6 @@ _ABSENT, _FULL = -2, -1
 RANKS = (16, 32)
 # Slot of a pair that is not allowed in a tile of slots.
 MASKED_SLOT = -1
-# Pairs whose slots are evaluated at a time.
-_SLAB_PAIRS = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +155,5 @@ def _as_tiles(blocks, block, owner, masks, keys, index):
 
 def _allowed(blocks, masks):
     """bool [steps, M, runs * W]: pairs that the runs `masks` [steps, runs] allow."""
-    special = np.zeros((2, *blocks.masks.shape[1:]), np.uint8)
-    special[_FULL] = 255
-    bits = np.concatenate((blocks.masks, special))[masks]
-    allowed = np.unpackbits(bits, axis=3, count=blocks.tile.run, bitorder="little").astype(bool)
+    allowed = blocks.allowed_by(np.maximum(masks, _FULL)) & (masks != _ABSENT)[:, :, None, None]
     return allowed.transpose(0, 2, 1, 3).reshape(len(masks), blocks.tile.rows, masks.shape[1] * blocks.tile.run)
