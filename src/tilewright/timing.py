@@ -1,23 +1,39 @@
 """Timing of calls on the device that runs them (stages T3 and T5)."""
 
+import math
 import time
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 # Fewest repetitions of any timing: with fewer, there is no spread to speak of.
 FEWEST = 3
+# A batch of calls between two events lasts at least so long, events telling half a microsecond apart, and has at most
+# so many calls.
+BATCH_US = 300.0
+MOST_CALLS = 256
+# Overwritten between calls that are to find the second-level cache cold, in sizes of that cache.
+OVERWRITTEN = 2.5
+# Calls that are queued at once to see what the host takes for one: fewer than a stream holds.
+QUEUED = 16
+# What the copy that tells the memory's bandwidth moves, each way.
+COPIED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What repeated calls took. p20_us, p50_us, p80_us: microseconds; rse: standard error over the mean."""
+    """What repeated calls took. p20_us, p50_us, p80_us: microseconds; rse: standard error over the mean.
+
+    method: ``wall``, the host's clock; ``graph``, replays of a CUDA graph; ``events``, calls between CUDA events.
+    """
 
     p20_us: float
     p50_us: float
     p80_us: float
     repetitions: int
     rse: float
+    method: str = "wall"
 
 
 def time_call(call, *, min_reps, max_seconds, rse_target, warmups=2):
@@ -32,15 +48,141 @@ def time_call(call, *, min_reps, max_seconds, rse_target, warmups=2):
         call()
         if time.perf_counter_ns() - begin >= max_seconds * 1e9:
             break
+    return _repeated(lambda: _wall_us(call), min_reps, max_seconds, rse_target)
+
+
+def time_gpu(call, *, min_reps, max_seconds, rse_target):
+    """GPU time of `call`, which leaves work on torch's current stream: as `time_call`, but the host does not count.
+
+    Calls follow one another in a CUDA graph that is replayed (`Timing.method` is ``graph``); what cannot be captured
+    runs between two events (``events``), and there the host does count where it is slower than the GPU. A repetition is
+    a batch of calls, so long that the events tell its time. The second-level cache is warm, see `time_call`.
+    """
+    run, calls, method = _batch(call)
+    return _repeated(lambda: _gpu_us(run) / calls, min_reps, max_seconds, rse_target, method)
+
+
+def time_cold(call, l2_bytes, **effort):
+    """GPU time of `call`, microseconds, that finds nothing of its own in a second-level cache of `l2_bytes`.
+
+    The median of [overwrite a larger buffer, call] less that of overwriting it. effort: as of `time_gpu`.
+    """
+    import torch
+
+    buffer = torch.empty(int(OVERWRITTEN * l2_bytes), dtype=torch.uint8, device="cuda")
+
+    def cold():
+        buffer.zero_()
+        call()
+
+    return time_gpu(cold, **effort).p50_us - time_gpu(buffer.zero_, **effort).p50_us
+
+
+def time_host(call, *, min_reps, max_seconds, rse_target):
+    """``(latency_us, host_us)`` of `call` on a GPU, medians of the host's clock: with the wait for its result, and
+    until it returns, not waited for. Arguments as of `time_call`.
+    """
+    import torch
+
+    def waited():
+        call()
+        torch.cuda.synchronize()
+
+    def returned_us():
+        torch.cuda.synchronize()
+        # Queued without waiting for the first.
+        return _wall_us(lambda: [call() for _ in range(QUEUED)]) / QUEUED
+
+    effort = {"min_reps": min_reps, "max_seconds": max_seconds, "rse_target": rse_target}
+    return time_call(waited, **effort).p50_us, _repeated(returned_us, **effort).p50_us
+
+
+@cache
+def copy_bandwidth():
+    """Bytes a second that the GPU's memory moves in a copy, read and written bytes both counted; once a process."""
+    import torch
+
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    timing = time_gpu(lambda: target.copy_(source), min_reps=10, max_seconds=1.0, rse_target=0.005)
+    return 2 * COPIED_BYTES / (timing.p50_us / 1e6)
+
+
+def _repeated(sample, min_reps, max_seconds, rse_target, method="wall"):
+    """The `Timing` of `sample`, which runs something and returns its microseconds."""
     taken, begin = [], time.perf_counter_ns()
     while True:
-        start = time.perf_counter_ns()
-        call()
-        end = time.perf_counter_ns()
-        taken.append((end - start) / 1e3)
+        taken.append(sample())
         if len(taken) < FEWEST:
             continue
         rse = float(np.std(taken, ddof=1) / np.mean(taken) / len(taken) ** 0.5)
-        if (len(taken) >= min_reps and rse <= rse_target) or end - begin >= max_seconds * 1e9:
+        done = len(taken) >= min_reps and rse <= rse_target
+        if done or time.perf_counter_ns() - begin >= max_seconds * 1e9:
             break
-    return Timing(*map(float, np.percentile(taken, (20, 50, 80))), len(taken), rse)
+    return Timing(*map(float, np.percentile(taken, (20, 50, 80))), len(taken), rse, method)
+
+
+def _wall_us(call):
+    start = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - start) / 1e3
+
+
+def _gpu_us(run):
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3
+
+
+def _batch(call):
+    """``(run, calls, method)``: how so many calls are started at once."""
+    import torch
+
+    call()
+    torch.cuda.synchronize()
+    try:
+        one = _captured(call, 1)
+        one.replay()
+        calls = _calls(_gpu_us(one.replay))
+        run, method = (one if calls == 1 else _captured(call, calls)).replay, "graph"
+    except RuntimeError:
+        # CUDA forbids some calls in a capture, such as waiting; the capture is over then, and so is its error.
+        torch.cuda.synchronize()
+        calls, method = _calls(_gpu_us(call)), "events"
+
+        def run():
+            for _ in range(calls):
+                call()
+
+    run()
+    return run, calls, method
+
+
+def _calls(us):
+    """Calls of `us` microseconds in a batch."""
+    return min(MOST_CALLS, max(1, math.ceil(BATCH_US / max(us, 1.0))))
+
+
+def _captured(call, calls):
+    """CUDA graph of so many calls. What they allocate stays with the graph."""
+    import torch
+
+    graph, stream, current = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            # Libraries set themselves up for a stream in the first call on it, which is not to be captured.
+            call()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(calls):
+                call()
+    finally:
+        # A capture that fails leaves its own stream as the current one.
+        torch.cuda.set_stream(current)
+    current.wait_stream(stream)
+    return graph
