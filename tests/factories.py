@@ -45,7 +45,9 @@ def make_blocks(tile, runs, *, graph_id="graph", partial=None, n_cols=4096):
     )
 
 
-def make_profile(cover, *, latency=None, launch_us=5.0, occupancy=1.0, split_keys=None, device=None, rng=None):
+def make_profile(
+    cover, *, latency=None, launch_us=5.0, tile_us=0.0, occupancy=1.0, split_keys=None, device=None, rng=None
+):
     """A profile of `cover`. latency: ``f(rows, runs, masked) -> us``; by default the padded area at a fixed
     rate, jittered by `rng` where one is given."""
     tile = cover.tile
@@ -64,6 +66,7 @@ def make_profile(cover, *, latency=None, launch_us=5.0, occupancy=1.0, split_key
                 split=split,
                 items=int(items.counts[k]),
                 latency_us=float(cost),
+                alone_us=1.25 * float(cost),
                 p20_us=float(cost) * 0.9,
                 p80_us=float(cost) * 1.1,
                 repetitions=10,
@@ -81,6 +84,7 @@ def make_profile(cover, *, latency=None, launch_us=5.0, occupancy=1.0, split_key
         dtype="float32",
         split_keys=split_keys,
         launch_us=launch_us,
+        tile_us=tile_us,
         classes=tuple(classes),
         device=device or {},
         device_id=hardware.device_id(device) if device else "device",

@@ -1,8 +1,10 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from tilewright import hardware
-from tilewright.devices import cpu
+from tilewright.devices import cpu, cuda
 from tilewright.errors import ArtifactError, DeviceError
 
 
@@ -42,13 +44,36 @@ def test_limits_come_from_the_description_alone():
     assert limits.conflicts == (("8x1", "16x1"),)
 
 
+def test_a_gpu_runs_one_tile_a_round_on_its_multiprocessors():
+    facts = {"kind": "cuda", "multiprocessors": 132, "shared_bytes": 1000, "memory_bytes": 5000, "launch_us": 1.5}
+    limits = hardware.limits(facts)
+    assert (limits.slots, limits.max_tile_kinds, limits.round_us) == (132, 1, 1.5)
+    assert limits.per_block == {"shared_bytes": 1000} and limits.rounds > 1
+    assert hardware.limits(facts, rounds=1).rounds == 1
+
+
+@pytest.mark.parametrize("kind", hardware.KINDS)
+def test_every_kind_has_an_executor_and_a_probe(kind):
+    assert callable(hardware.executor(kind).prepare) and callable(hardware.probe(kind).measure)
+
+
+@pytest.mark.parametrize("tool", ["no-such-tool", "true"], ids=["missing", "silent"])
+def test_a_gpu_whose_driver_does_not_tell_is_refused(tool, monkeypatch):
+    monkeypatch.setattr(cuda, "TOOL", tool)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="some-uuid"))
+    with pytest.raises(DeviceError, match=f"expected {tool} to tell driver_version of GPU some-uuid"):
+        cuda.told("driver_version")
+
+
 @pytest.mark.parametrize(
-    "ask", [hardware.describe, lambda kind: hardware.limits({"kind": kind})], ids=["describe", "limits"]
+    "ask",
+    [hardware.describe, hardware.executor, hardware.probe, lambda kind: hardware.limits({"kind": kind})],
+    ids=["describe", "executor", "probe", "limits"],
 )
-@pytest.mark.parametrize("kind", ["cuda", "abacus"])
-def test_a_device_that_is_not_there_is_refused_by_name(ask, kind):
-    with pytest.raises(DeviceError, match=f"'{kind}'.*known: cpu"):
-        ask(kind)
+def test_a_kind_that_is_not_known_is_refused_by_name(ask):
+    with pytest.raises(DeviceError, match=r"'abacus'.*known: cpu, cuda"):
+        ask("abacus")
 
 
 def test_a_description_without_a_fact_is_refused():

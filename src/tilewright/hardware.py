@@ -4,12 +4,13 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 
-from tilewright.devices import cpu
+from tilewright.devices import cpu, cuda
 from tilewright.errors import ArtifactError, DeviceError
 
 # One module of `devices` for each kind that has a profile provider and an executor.
-KINDS = {"cpu": cpu}
+KINDS = {"cpu": cpu, "cuda": cuda}
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,31 @@ def device_id(device):
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def limits(device, *, rounds=1, max_tile_kinds=4, conflicts=()):
+def executor(kind):
+    """The module whose ``prepare(schedule, blocks, *, heads, head_dim, dtype, **options)`` runs schedules on `kind`."""
+    return import_module(KINDS[_known(kind)].EXECUTOR)
+
+
+def probe(kind):
+    """The module whose ``measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s)`` times shape classes
+    on `kind`: it returns the cost of a launch and a `profile.ShapeClass` each."""
+    return import_module(KINDS[_known(kind)].PROBE)
+
+
+def limits(device, *, rounds=None, max_tile_kinds=None, conflicts=()):
     """`Limits` of a described device for schedules of at most `rounds` rounds.
 
-    max_tile_kinds: kappa of C3, default as published; conflicts: of C7. Raises `DeviceError` for an unknown kind and
-    `ArtifactError` for a description that lacks a fact.
+    rounds, max_tile_kinds (kappa of C3): by default the device's own; conflicts: of C7. Raises `DeviceError` for an
+    unknown kind and `ArtifactError` for a description that lacks a fact.
     """
     kind = _known(device.get("kind"))
     try:
         facts = KINDS[kind].limits(device)
     except KeyError as missing:
         raise ArtifactError(f"the description of a {kind} device lacks {missing}; found {sorted(device)}") from None
-    return Limits(**facts, max_tile_kinds=max_tile_kinds, conflicts=tuple(conflicts), rounds=rounds)
+    told = {"rounds": rounds, "max_tile_kinds": max_tile_kinds}
+    facts |= {name: value for name, value in told.items() if value is not None}
+    return Limits(**facts, conflicts=tuple(conflicts))
 
 
 def _known(kind):

@@ -4,6 +4,9 @@ Contract of a member module; importing it needs no torch:
     ``describe() -> dict``: JSON-able facts of the device of this process, its ``kind`` among them. Raises `DeviceError`
         without one.
     ``IDENTITY``: the facts that make two devices differ for timing.
-    ``limits(device) -> dict``: slots, per_block, envelope, occupancy and round_us of `hardware.Limits`, from the facts
-        alone.
+    ``limits(device) -> dict``: slots, per_block, envelope, occupancy, max_tile_kinds, rounds and round_us of
+        `hardware.Limits`, from the facts alone.
+    ``EXECUTOR``, ``PROBE``: names of the modules that run schedules on it (``prepare``) and time shape classes
+        (``measure``), see `hardware.executor` and `hardware.probe`.
+    ``TILES``, ``SPLIT_KEYS``: what plans choose from, and the longest key range of a work item, unless told otherwise.
 """

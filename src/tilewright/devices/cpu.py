@@ -8,6 +8,12 @@ from tilewright.provenance import versions
 
 IDENTITY = ("kind", "name", "threads", "l1_bytes", "l2_bytes", "l3_bytes", "versions")
 
+EXECUTOR = "tilewright.kernels.torch_blocks"
+PROBE = "tilewright.kernels.torch_probe"
+TILES = ("32x1", "64x1", "64x64")
+# At head dim 64, K and V of an item in float32 are half a megabyte, a share of a core's second-level cache.
+SPLIT_KEYS = 1024
+
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # ASSUME: the cache of a machine that does not tell: what x86 and Arm servers of the last decade have at least.
 _UNKNOWN_CACHE = {1: 32 << 10, 2: 512 << 10, 3: 4 << 20}
@@ -49,6 +55,9 @@ def limits(device):
         "per_block": {"working_set_bytes": share},
         "envelope": {"working_set_bytes": memory},
         "occupancy": memory,
+        # Kappa of C3 as published; a further round would only be a further barrier.
+        "max_tile_kinds": 4,
+        "rounds": 1,
     }
 
 

@@ -10,6 +10,44 @@ from tilewright import hardware, work
 from tilewright.kernels.slots import slots
 from tilewright.kernels.torch_blocks import MASK_BYTES, Executor, merge
 from tilewright.kernels.torch_launch import build, index, item_bytes, setting, token_major
+from tilewright.profile import shape_class
+from tilewright.timing import time_call
+
+# A timing stops at this relative standard error of its mean.
+RSE = 0.03
+MIN_REPS = 10
+# Classes that the cost of a launch is found from.
+LAUNCH_CLASSES = 4
+
+
+def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
+    """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; arguments as of `profile.measure`.
+
+    A class is timed with all slots busy, each with the whole launch, or with part of it where its share of the budget
+    is too short. The cost of a launch is that of its first chunk: what one item alone costs beyond an item's share in a
+    larger chunk; taken off the slots' time here, it comes back as `launch_us` of all slots. What every call does for
+    all rows (handing out jobs, bringing tokens into place and results back) is charged to the items by their rows, the
+    merging of split rows to their parts.
+    """
+    probe = Probe(blocks, heads=heads, head_dim=head_dim, dtype=dtype, split_keys=split_keys, seed=seed)
+    slots, items = probe.slots, probe.items
+    share_s = budget_s / (items.n_classes + LAUNCH_CLASSES + 2)
+    handing_us = _time(probe.handing(), share_s).p50_us
+    passage_us = (_time(probe.passage(), share_s).p50_us + handing_us) / blocks.shape[0]
+    chunk_us = _chunk_us(probe, handing_us, share_s)
+    classes = []
+    for cls in range(items.n_classes):
+        timing, n_items, merging_us = _time_class(probe, cls, share_s)
+        common_us = slots * (passage_us * probe.passing_rows(cls) + merging_us / n_items)
+        p20, p50, p80 = (
+            # A launch may be over sooner than a chunk was found to cost elsewhere; its items still take some time.
+            max(us - handing_us - chunk_us, us / 10) / n_items + common_us
+            for us in (timing.p20_us, timing.p50_us, timing.p80_us)
+        )
+        times = {"p20_us": p20, "latency_us": p50, "alone_us": p50, "p80_us": p80}
+        resources, occupancy = probe.resources(cls)
+        classes.append(shape_class(items, cls, timing, **times, resources=resources, occupancy=occupancy))
+    return chunk_us / slots, 0.0, classes
 
 
 class Probe:
@@ -19,7 +57,8 @@ class Probe:
         """Make tokens and work items; dtype: a name such as ``float32``."""
         self.blocks, self.items = blocks, work.items(blocks, split_keys)
         self._setting = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
-        self._slots = slots(hardware.describe("cpu")["threads"])
+        self.slots = hardware.describe("cpu")["threads"]
+        self._slots = slots(self.slots)
         generator = torch.Generator().manual_seed(seed)
         n_q, n_k = blocks.shape
         self._q, self._k, self._v = (
@@ -93,3 +132,30 @@ def head(launch, n_chunks):
     """The first `n_chunks` chunks of a launch, as a launch."""
     chunks = launch.chunks[:n_chunks]
     return replace(launch, chunks=chunks, n_rows=sum(len(chunk.rows) for chunk in chunks))
+
+
+def _time(call, seconds):
+    return time_call(call, min_reps=MIN_REPS, max_seconds=seconds, rse_target=RSE, warmups=1)
+
+
+def _time_class(probe, cls, seconds):
+    """``(timing, items, merging_us)`` of the launch of class `cls`, or of as many chunks as `seconds` allow."""
+    launch = probe.launch(cls)
+    first, _ = probe.call(head(launch, 1))
+    chunk_s = _time(first, 0).p20_us / 1e6
+    n_chunks = max(1, min(len(launch.chunks), int(seconds / (MIN_REPS + 1) / chunk_s)))
+    launch = head(launch, n_chunks)
+    call, n_items = probe.call(launch)
+    merging_us = _time(probe.merging(launch), seconds / 10).p50_us if launch.split else 0.0
+    return _time(call, seconds), n_items, merging_us
+
+
+def _chunk_us(probe, handing_us, seconds):
+    """Cost of a chunk beyond its items: the median over the largest classes of what one item costs more than others."""
+    costs = []
+    for cls in np.argsort(-probe.items.counts, kind="stable")[:LAUNCH_CLASSES].tolist():
+        (alone, _), (several, n) = probe.call(probe.launch(cls, 1)), probe.call(head(probe.launch(cls), 1))
+        if n > 1:
+            alone_us, several_us = (_time(call, seconds / 2).p50_us - handing_us for call in (alone, several))
+            costs.append(alone_us - (several_us - alone_us) / (n - 1))
+    return float(max(np.median(costs), 0.0)) if costs else 0.0

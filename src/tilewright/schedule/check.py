@@ -181,14 +181,14 @@ def _prediction(schedule, items, profiles, limits):
     record says."""
     longest, load, launches = defaultdict(float), defaultdict(float), set()
     for tile, _, _, _, k, _, r, _, _ in items:
-        latency = profiles[tile].classes[k].latency_us
-        longest[r] = max(longest[r], latency)
-        load[r] += latency
+        shape = profiles[tile].classes[k]
+        longest[r] = max(longest[r], shape.alone_us)
+        load[r] += shape.latency_us
         launches.add((r, tile, k))
     rounds = {r: max(longest[r], load[r] / limits.slots) for r in load}
-    total = (
-        sum(rounds.values()) + sum(profiles[tile].launch_us for _, tile, _ in launches) + limits.round_us * len(rounds)
-    )
+    total = sum(rounds.values()) + limits.round_us * len(rounds)
+    total += sum(profiles[tile].launch_us for _, tile, _ in launches)
+    total += sum(profiles[tile].tile_us for _, tile in {launch[:2] for launch in launches})
     wrong = []
     if not np.isclose(total, schedule.predicted_us, rtol=TOLERANCE, atol=0):
         wrong.append(f"C4: the work list takes {total:g} us, the record predicts {schedule.predicted_us:g} us")

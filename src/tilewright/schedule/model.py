@@ -13,7 +13,6 @@ import numpy as np
 from tilewright.errors import SolverError
 from tilewright.schedule import polish
 from tilewright.schedule.classes import Merges, exact
-from tilewright.schedule.problem import round_us
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +135,7 @@ def build(problem, classes, objective):
     if limits.max_tile_kinds < len(problem.tiles):
         rows.add(every, y, 1.0, -np.inf, limits.max_tile_kinds)
     # C4: a round lasts as long as its longest item, and as its load over the slots.
-    rows.pairs(w, problem.latency_us[:, None], t[None, :], -1.0)
+    rows.pairs(w, problem.alone_us[:, None], t[None, :], -1.0)
     share = classes.load_us[cls, tile, None] / limits.slots
     rows.add(
         np.r_[np.tile(every, len(columns)), every],
@@ -170,7 +169,8 @@ def build(problem, classes, objective):
 
     cost, upper = np.zeros(width), np.ones(width)
     if objective == "sum":
-        cost[w], cost[u], cost[t] = problem.launch_us[:, None], limits.round_us, 1.0
+        cost[w], cost[y] = problem.launch_us[:, None], problem.tile_us[:, None]
+        cost[u], cost[t] = limits.round_us, 1.0
     else:
         cost[layout.top] = 1.0
     upper[columns] = classes.size[cls, None]
@@ -186,7 +186,7 @@ def build(problem, classes, objective):
 def encode(problem, classes, layout, tile, rounds):
     """The point x of an assignment (tile and round of each region), its rounds renumbered longest first."""
     counts = problem.table(tile, rounds)
-    duration = round_us(counts, problem.latency_us, problem.limits.slots)
+    duration = problem.round_us(counts)
     rank = np.argsort(-duration, kind="stable")
     x = np.zeros(_width(layout))
     new = np.argsort(rank)

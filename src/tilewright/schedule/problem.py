@@ -1,8 +1,8 @@
 """The scheduling problem: what each region needs on each tile, and what a choice costs (stage T4).
 
 Everything a schedule costs follows from one table: how many work items of each shape class every round runs.
-`round_us` and `makespan_us` are the only place where that cost is defined; greedy, solvers and predictions
-all call them.
+`Problem.round_us` and `Problem.makespan_us` are the only place where that cost is defined; greedy, solvers and
+predictions all call them.
 """
 
 from dataclasses import dataclass
@@ -18,27 +18,6 @@ OBJECTIVES = ("sum", "paper")
 SLACK = 1 + 1e-9
 
 
-def round_us(counts, latency_us, slots):
-    """Duration T_r of rounds that run `counts` work items of each shape class.
-
-    counts: [R, K], latency_us: [K]. Returns float [R]: the longest item present, or the load over the slots,
-    whichever is larger (C4).
-    """
-    longest = np.where(counts > 0, latency_us, 0.0).max(axis=1, initial=0.0)
-    return np.maximum(longest, counts @ latency_us / slots)
-
-
-def makespan_us(counts, latency_us, launch_us, slots, round_cost_us):
-    """Predicted makespan: the sum over the rounds used of T_r, of one launch per shape class present, and of
-    the round's cost.
-
-    counts: [R, K], latency_us, launch_us: [K]; all times in microseconds.
-    """
-    present = counts > 0
-    rounds_used = present.any(axis=1).sum()
-    return float(round_us(counts, latency_us, slots).sum() + (present @ launch_us).sum() + round_cost_us * rounds_used)
-
-
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Regions, tiles and shape classes (B regions with work, S tiles, K shape classes of all tiles in tile
@@ -46,7 +25,9 @@ class Problem:
 
     tiles: tile names [S]. region: int [B], ids of the regions that have work. tile_of: int [K], tile of each
         shape class.
-    latency_us, launch_us, occupancy: float [K], per item, per launch, and units per item.
+    latency_us, alone_us, launch_us, occupancy: float [K], per item in a full batch and alone, per launch, and units
+        per item.
+    tile_us: float [S], per round that runs the tile.
     envelope: ``{resource: float [S]}``, the largest need of an item of each tile (C5).
     counts: int [B, K], items of shape class k that region b needs when it runs on tile ``tile_of[k]``.
     allowed: bool [B, S], tiles whose items all fit the per-block limits (C2).
@@ -56,8 +37,10 @@ class Problem:
     region: np.ndarray
     tile_of: np.ndarray
     latency_us: np.ndarray
+    alone_us: np.ndarray
     launch_us: np.ndarray
     occupancy: np.ndarray
+    tile_us: np.ndarray
     envelope: dict[str, np.ndarray]
     counts: np.ndarray
     allowed: np.ndarray
@@ -80,8 +63,8 @@ class Problem:
 
     @cached_property
     def longest_us(self):
-        """float [B, S]: latency of a region's longest item."""
-        present = np.where(self.counts > 0, self.latency_us, 0.0)
+        """float [B, S]: a region's longest item, alone on the device."""
+        present = np.where(self.counts > 0, self.alone_us, 0.0)
         return np.stack([present[:, here].max(axis=1, initial=0.0) for here in self.of_tile.T], axis=1)
 
     @property
@@ -98,15 +81,24 @@ class Problem:
         return table
 
     def makespan_us(self, tile, rounds):
-        """Predicted makespan of an assignment, in microseconds."""
+        """Predicted makespan of an assignment, in microseconds: the sum over the rounds used of T_r, of one launch per
+        shape class present, of the fixed cost of each tile kind present, and of the round's cost."""
         counts = self.table(tile, rounds)
-        return makespan_us(counts, self.latency_us, self.launch_us, self.limits.slots, self.limits.round_us)
+        present, kinds = counts > 0, (counts @ self.of_tile) > 0
+        fixed = present @ self.launch_us + kinds @ self.tile_us + self.limits.round_us * present.any(axis=1)
+        return float((self.round_us(counts) + fixed).sum())
 
     def value(self, tile, rounds, objective):
         """The objective of an assignment: ``sum`` is the makespan, ``paper`` the longest round."""
         if objective == "sum":
             return self.makespan_us(tile, rounds)
-        return float(round_us(self.table(tile, rounds), self.latency_us, self.limits.slots).max())
+        return float(self.round_us(self.table(tile, rounds)).max())
+
+    def round_us(self, counts):
+        """Durations T_r, float [R], of rounds that run `counts` [R, K] work items of each shape class: the longest item
+        present, alone on the device, or the load over the slots, whichever is larger (C4)."""
+        longest = np.where(counts > 0, self.alone_us, 0.0).max(axis=1, initial=0.0)
+        return np.maximum(longest, counts @ self.latency_us / self.limits.slots)
 
     def feasible(self, tile, rounds):
         """True when an assignment keeps C2, C3 and C5 to C7."""
@@ -176,8 +168,10 @@ def build(blocks, profiles, limits):
         region=region,
         tile_of=tile_of,
         latency_us=np.array([shape.latency_us for shape in classes], float),
+        alone_us=np.array([shape.alone_us for shape in classes], float),
         launch_us=np.array(launch, float),
         occupancy=np.array([shape.occupancy for shape in classes], float),
+        tile_us=np.array([profiles[name].tile_us for name in blocks], float),
         envelope=envelope,
         counts=counts,
         allowed=~excluded,
@@ -212,7 +206,7 @@ def _check_classes(name, items, profile):
     shapes = zip(items.class_rows, items.class_runs, items.class_masked, items.class_split, strict=True)
     expected = [(int(r), int(u), bool(m), bool(p)) for r, u, m, p in shapes]
     found = [(shape.rows, shape.runs, shape.masked, shape.split) for shape in profile.classes]
-    latencies = [shape.latency_us for shape in profile.classes]
+    latencies = [time for shape in profile.classes for time in (shape.latency_us, shape.alone_us)]
     if not all(0 < latency < np.inf for latency in latencies):
         raise ArtifactError(f"tile {name}: expected positive, finite latencies, found {latencies}")
     if expected != found:

@@ -21,7 +21,7 @@ def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, roun
         ("rounds", rounds, 1),
         ("max tile kinds", max_tile_kinds, 1),
     ):
-        if not value >= least:
+        if value is not None and not value >= least:
             raise ConfigError(f"{name}: expected at least {least}, found {value}")
     if len(blocks) != len(profile):
         raise ArtifactError(f"expected one profile for each blocks file, found {len(profile)} for {len(blocks)}")
