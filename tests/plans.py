@@ -1,8 +1,11 @@
 """Small patterns carried to a schedule with random choices, for tests of executors and bench."""
 
 import numpy as np
+import torch
 
 from tilewright import blocks, graph, schedule, tiles, work
+from tilewright.kernels import reference
+from tilewright.kernels.item_masks import Bias
 
 
 def pattern(n_q, n_k, density=0.2, seed=0, n_global=1, empty=1):
@@ -67,3 +70,47 @@ def scheduled(covers, split_keys=None, seed=0, rounds=2, device_id="device"):
         start_us=np.zeros(len(order)),
         **columns,
     )
+
+
+def prepared(
+    prepare,
+    dense,
+    names,
+    qkv,
+    *,
+    split_keys=None,
+    ordered=False,
+    seed=0,
+    region_rows=32,
+    bias=None,
+    scale=None,
+    **options,
+):
+    """``(executor, its arguments, reference of its result)`` of a random order and schedule, for tokens q, k and v.
+
+    prepare: of the executor's module; options: further ones for it.
+    """
+    pattern = reordered(dense, seed)
+    cover = covers(pattern, names, region_rows)
+    row, col = pattern.row_order, pattern.col_order
+    call = prepare(
+        scheduled(cover, split_keys, seed),
+        cover,
+        heads=qkv[0].shape[1],
+        head_dim=qkv[0].shape[3],
+        dtype=qkv[0].dtype,
+        row_order=row,
+        col_order=col,
+        ordered=ordered,
+        bias=bias,
+        scale=scale,
+        **options,
+    )
+    if isinstance(bias, Bias):
+        rows, cols = np.ogrid[: dense.shape[0], : dense.shape[1]]
+        bias = bias.table[:, torch.from_numpy(bias.index(rows, cols))]
+    expected = reference.attention(*(x.cpu() for x in qkv), torch.from_numpy(dense), bias=bias, scale=scale)
+    if not ordered:
+        return call, qkv, expected
+    q, k, v = qkv
+    return call, (q[:, :, row], k[:, :, col], v[:, :, col]), expected[:, :, row]

@@ -1,10 +1,15 @@
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
 
 import tilewright as tw
-from tilewright import graph, models
+from tilewright import graph, hardware, models
+from tilewright.kernels import triton_schedule
 
 H, D = 2, 16
 
@@ -156,12 +161,17 @@ def test_an_archive_without_a_plan_is_refused(tmp_path):
         (lambda q, k, v: (q, k, v[..., :8]), "v: expected shape"),
         (lambda q, k, v: (q.half(), k, v), "dtype torch.float32 as planned"),
         (lambda q, k, v: (q[0], k, v), "q: expected shape"),
+        (lambda q, k, v: (q, k.requires_grad_(), v), "k: this operator has no backward"),
     ],
-    ids=["heads", "tokens", "head_dim", "dtype", "rank"],
+    ids=["heads", "tokens", "head_dim", "dtype", "rank", "gradient"],
 )
 def test_other_tensors_than_planned_are_refused(dense, planned, change, message):
+    wrong = change(*tensors(*dense.shape))
     with pytest.raises(tw.errors.PatternError, match=message):
-        planned(*change(*tensors(*dense.shape)))
+        planned(*wrong)
+    # A compiler is told so, too, before it has built anything.
+    with pytest.raises(Exception, match=message):
+        torch.compile(planned, fullgraph=True, backend="eager")(*wrong)
 
 
 def test_an_unknown_dtype_is_refused(dense):
@@ -173,6 +183,90 @@ def test_an_unknown_dtype_is_refused(dense):
 def test_unknown_names_are_refused(dense, argument):
     with pytest.raises(tw.TilewrightError, match=r"'nonesuch'.*; known:"):
         make(dense, **{argument: "nonesuch"})
+
+
+def test_the_device_says_what_is_chosen_from(dense, planned, monkeypatch):
+    assert tuple(planned.blocks) == hardware.KINDS["cpu"].TILES
+    assert planned.schedule.split_keys == hardware.KINDS["cpu"].SPLIT_KEYS
+    monkeypatch.setattr(hardware.KINDS["cpu"], "TILES", ("16x1", "128x1"))
+    monkeypatch.setattr(hardware.KINDS["cpu"], "SPLIT_KEYS", 64)
+    other = make(dense[:10], solver="greedy")
+    assert tuple(other.blocks) == ("16x1",) and other.schedule.split_keys == 64
+    assert make(dense, solver="greedy", tiles=["16x1"], split_keys=None).schedule.split_keys is None
+
+
+GPU = {"kind": "cuda", "name": "NVIDIA H200", "multiprocessors": 132, "threads": 132, "versions": {}}
+
+
+@pytest.fixture
+def on_gpu(planned):
+    """The plan as if it had been profiled on a GPU."""
+    named = {"device": GPU, "device_id": hardware.device_id(GPU)}
+    profiles = {name: replace(measured, **named) for name, measured in planned.profiles.items()}
+    schedule = replace(planned.schedule, device_id=named["device_id"])
+    return tw.api.Plan(planned.graph, planned.blocks, profiles, schedule, reorder=planned.reorder)
+
+
+def test_a_plan_runs_on_the_executor_of_its_device(dense, on_gpu, monkeypatch):
+    asked = []
+    prepare = partial(triton_schedule.prepare, device="cuda" if torch.cuda.is_available() else "cpu")
+    monkeypatch.setattr(hardware, "executor", lambda kind: (asked.append(kind), SimpleNamespace(prepare=prepare))[1])
+    qkv = tensors(*dense.shape)
+    out = on_gpu(*(x.cuda() if torch.cuda.is_available() else x for x in qkv)).cpu()
+    assert asked == ["cuda"] and on_gpu.device == "cuda"
+    torch.testing.assert_close(out.double(), dense_attention(*qkv, dense), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("device", "found"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_tensors_of_another_device_are_refused(dense, planned, on_gpu, device, found):
+    with torch._subclasses.FakeTensorMode():
+        wrong = [torch.empty(2, H, n, D, device=found) for n in (dense.shape[0], dense.shape[1], dense.shape[1])]
+        with pytest.raises(tw.errors.DeviceError, match=f"q: expected a tensor on {device} as planned, found {found}"):
+            (planned if device == "cpu" else on_gpu)(*wrong)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_profiles_plans_and_runs(tmp_path, dense):
+    planned = make(dense, device="cuda", dtype=torch.float16)
+    qkv = tensors(*dense.shape, dtype=torch.float16)
+    on_device = [x.cuda() for x in qkv]
+    expected = dense_attention(*qkv, dense)
+    with pytest.raises(tw.errors.DeviceError, match="q: expected a tensor on cuda:0 as planned, found cpu"):
+        planned(*qkv)
+    torch.testing.assert_close(planned(*on_device).cpu().double(), expected, atol=5e-3, rtol=5e-3)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        out = planned(*on_device)
+    captured.replay()
+    torch.testing.assert_close(out, planned(*on_device), atol=0, rtol=0)
+    planned.save(tmp_path / "p.plan")
+    torch.testing.assert_close(tw.load(tmp_path / "p.plan")(*on_device), out, atol=0, rtol=0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_device_that_is_not_here_is_refused(tmp_path, dense, on_gpu):
+    with pytest.raises(tw.errors.DeviceError, match="expected an NVIDIA GPU"):
+        make(dense, device="cuda")
+    on_gpu.save(tmp_path / "p.plan")
+    with pytest.raises(
+        tw.errors.DeviceError, match=r"planned on NVIDIA H200 \(kind cuda\), .*; plan the pattern again"
+    ):
+        tw.load(tmp_path / "p.plan")
+
+
+def test_a_plan_from_another_machine_of_its_kind_is_refused(tmp_path, planned, monkeypatch):
+    planned.save(tmp_path / "p.plan")
+    here = hardware.describe("cpu")
+    monkeypatch.setattr(hardware, "describe", lambda kind: here | {"name": "another processor"})
+    with pytest.raises(tw.errors.DeviceError, match=r"another processor.*; profile the blocks again here"):
+        tw.load(tmp_path / "p.plan")
+
+
+def test_another_gpu_than_the_current_one_is_refused(dense, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(tw.errors.DeviceError, match="expected the current GPU, cuda:0, found cuda:1"):
+        make(dense, device=torch.device("cuda", 1))
 
 
 def test_one_token():
@@ -193,6 +287,12 @@ def test_compile_and_export(dense, planned):
         torch.testing.assert_close(compiled(q, k, v), expected * 2)
         exported = torch.export.export(Layer(), (q, k, v)).module()
         torch.testing.assert_close(exported(q, k, v), expected * 2)
+
+
+def test_a_compiler_is_told_the_layout_of_the_result(dense, planned):
+    q, k, v = tensors(*dense.shape)
+    for x in (q, torch.randn(2, dense.shape[0], 3, H, D)[:, :, 0].transpose(1, 2)):
+        assert planned.like_result(x, k, v).stride() == planned(x, k, v).stride()
 
 
 def test_summary_names_the_order_the_tiles_and_the_proof(planned):

@@ -23,40 +23,17 @@ def tokens(n_q, n_k, head_dim, batch=1, dtype=torch.float32):
     return [torch.randn(batch, H, n, head_dim, generator=generator).to(DEVICE, dtype) for n in (n_q, n_k, n_k)]
 
 
-def check(
-    dense, names, *, head_dim=32, split_keys=None, batch=1, dtype=torch.float32, ordered=False, seed=0, **options
-):
+def check(dense, names, *, head_dim=32, batch=1, dtype=torch.float32, **options):
     """Run a random order and schedule and compare with the reference; return the executor."""
-    pattern = plans.reordered(dense, seed)
-    cover = plans.covers(pattern, names, region_rows=64)
-    plan = plans.scheduled(cover, split_keys, seed)
-    row, col = pattern.row_order, pattern.col_order
-    call = triton_schedule.prepare(
-        plan,
-        cover,
-        heads=H,
-        head_dim=head_dim,
-        dtype=dtype,
-        device=DEVICE,
-        row_order=row,
-        col_order=col,
-        ordered=ordered,
-        **options,
+    qkv = tokens(*dense.shape, head_dim, batch, dtype)
+    call, inputs, expected = plans.prepared(
+        triton_schedule.prepare, dense, names, qkv, region_rows=64, device=DEVICE, **options
     )
-    q, k, v = tokens(*dense.shape, head_dim, batch, dtype)
-    bias = options.get("bias")
-    if isinstance(bias, Bias):
-        rows, cols = np.ogrid[: dense.shape[0], : dense.shape[1]]
-        bias = bias.table[:, torch.from_numpy(bias.index(rows, cols))]
-    cpu = [x.cpu() for x in (q, k, v)]
-    expected = reference.attention(*cpu, torch.from_numpy(dense), bias=bias, scale=options.get("scale"))
-    inputs = (q[:, :, row], k[:, :, col], v[:, :, col]) if ordered else (q, k, v)
     for _ in range(2):
         # Twice: the counters of split blocks are to be as they were.
         result = call(*inputs).cpu()
         assert result.dtype == dtype and not result.isnan().any()
-        error = (result.double() - (expected[:, :, row] if ordered else expected)).abs().max()
-        assert error <= reference.TOLERANCE[dtype]
+        assert (result.double() - expected).abs().max() <= reference.TOLERANCE[dtype]
     return call
 
 
@@ -140,7 +117,7 @@ def test_large_scores_are_exact():
 
 WRONG = {
     "shape": (lambda q: q[:, :, :-1], PatternError, "expected shape"),
-    "dtype": (lambda q: q.double(), PatternError, "expected torch.float32 as planned, found torch.float64"),
+    "dtype": (lambda q: q.double(), PatternError, "expected dtype torch.float32 as planned, found torch.float64"),
     "stride": (lambda q: q.mT.contiguous().mT, PatternError, "side by side"),
     "device": (lambda q: q.to("meta"), DeviceError, "as planned, found meta"),
 }

@@ -1,32 +1,27 @@
 """The attention operator for engineers: ``plan = tilewright.plan(pattern, …); out = plan(q, k, v)``.
 
 `plan` carries a pattern through the same stages as the study (order, blocks, profile, schedule) and hands the
-schedule to an executor. The call is registered with ``torch.library``: it passes through ``torch.compile`` and
-``torch.export``.
+schedule to the device's executor. Calls that are compiled or traced go through the registered operator (`operators`),
+others straight to the executor.
 """
 
-import itertools
 import tempfile
-import weakref
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from tilewright import artifacts, blocks, graph, hardware, profile, reorder, schedule
-from tilewright.errors import ArtifactError, PatternError, UnknownNameError
+from tilewright import artifacts, blocks, graph, hardware, operators, profile, reorder, schedule
+from tilewright.errors import ArtifactError, DeviceError, PatternError, UnknownNameError
 from tilewright.graph import Graph
-from tilewright.kernels import torch_blocks
-from tilewright.kernels.torch_blocks import Bias
+from tilewright.kernels import tokens
+from tilewright.kernels.item_masks import Bias
 from tilewright.tiles import parse as parse_tile
 
 KIND = "plan"
 VERSION = 1
 
-DEFAULT_TILES = ("32x1", "64x1", "64x64")
-# Longest key range of one work item: at head dim 64 its K and V in fp32 are half a megabyte, a share of a core's L2.
-DEFAULT_SPLIT_KEYS = 1024
 # A mask_mod is evaluated for this many (query, key) pairs at a time.
 _MASK_MOD_PAIRS = 1 << 24
 
@@ -44,7 +39,7 @@ def plan(
     bias=None,
     scale=None,
     shape=None,
-    split_keys=DEFAULT_SPLIT_KEYS,
+    split_keys="auto",
     region_rows=128,
     time_limit_s=10.0,
     seed=0,
@@ -53,25 +48,27 @@ def plan(
 
     pattern: scipy sparse matrix, boolean array or tensor [N_q, N_k], `Graph`, path of a graph or mask file, or a
         FlexAttention ``mask_mod(b, h, q_idx, kv_idx)`` with ``shape=(N_q, N_k)`` (evaluated at batch 0, head 0).
-    heads, head_dim, dtype, device: of the tensors that the plan will be called with.
+    heads, head_dim, dtype, device: of the tensors that the plan will be called with; a GPU is the current one.
     reorder: an order's name, or ``auto``: the model's own windows where the graph declares them, else the better of
         ``none`` and ``ic`` by gathered work. `Plan.summary` names what was chosen.
-    tiles: names such as ``("64x1", "64x64")``; None for `DEFAULT_TILES`, less those too large for the pattern.
+    tiles: names such as ``("64x1", "64x64")``; None for the device's own, less those too large for the pattern.
     solver: ``highs``, ``gurobi`` or ``greedy``. bias: a `Bias`, or a tensor [H, N_q, N_k].
     scale: of the scores; default ``head_dim ** -0.5``.
+    split_keys: longest key range of one work item; None for no limit, ``auto`` for the device's own.
 
     Raises `TilewrightError` subclasses naming what was expected, what was found and what is known.
     """
     # `reorder` is the argument's published name; the family of that name is reached through its function.
+    kind = _kind(device)
+    description, defaults = hardware.describe(kind), hardware.KINDS[kind]
     natural = _as_graph(pattern, shape)
     ordered, order_info = _reorder(natural, reorder)
-    names = _fitting(tiles, natural.n_rows)
+    names = _fitting(defaults.TILES, natural.n_rows) if tiles is None else tuple(dict.fromkeys(tiles))
     covers = {name: blocks.extract(ordered, parse_tile(name), region_rows) for name in names}
+    split_keys = defaults.SPLIT_KEYS if split_keys == "auto" else split_keys
     options = dict(heads=heads, head_dim=head_dim, dtype=_dtype_name(dtype), split_keys=split_keys)
-    profiles = {
-        name: profile.measure(cover, device=str(device), seed=seed, **options) for name, cover in covers.items()
-    }
-    limits = hardware.limits(next(iter(profiles.values())).device)
+    profiles = {name: profile.measure(cover, device=kind, seed=seed, **options) for name, cover in covers.items()}
+    limits = hardware.limits(description)
     found = schedule.solve(covers, profiles, limits, solver=solver, time_limit_s=time_limit_s, seed=seed)
     return Plan(ordered, covers, profiles, found, bias=bias, scale=scale, reorder=order_info)
 
@@ -101,7 +98,7 @@ class Plan:
     """A scheduled attention operator for one pattern.
 
     Attributes: `row_order`, `col_order` (int64 tensors, ``order[new] = old``), `schedule`, `blocks`, `profiles`,
-    `graph` (in plan order), `heads`, `head_dim`, `dtype`.
+    `graph` (in plan order), `heads`, `head_dim`, `dtype`, `device` (its kind, ``cpu`` or ``cuda``).
     """
 
     def __init__(self, ordered, covers, profiles, found, *, bias=None, scale=None, reorder):
@@ -110,20 +107,21 @@ class Plan:
         self.bias, self.scale, self.reorder = bias, scale, reorder
         any_profile = next(iter(profiles.values()))
         self.heads, self.head_dim = any_profile.heads, any_profile.head_dim
-        self.dtype = getattr(torch, any_profile.dtype)
+        self.dtype, self.device = getattr(torch, any_profile.dtype), any_profile.device["kind"]
         self.row_order = torch.from_numpy(ordered.row_order.astype(np.int64))
         self.col_order = torch.from_numpy(ordered.col_order.astype(np.int64))
         self._prepared = {}
-        self._handle = next(_HANDLES)
-        _PLANS[self._handle] = self
+        self._handle = operators.register(self)
 
     def __call__(self, q, k, v, *, ordered=False):
         """Attention over the pattern: q [B, H, N_q, D], k and v [B, H, N_k, D] → [B, H, N_q, D].
 
         ordered: the tokens stand in plan order already (``q[:, :, plan.row_order]``) and so will the result.
-        Raises `PatternError` for shapes, head counts or dtypes other than planned.
+        Raises `PatternError` or `DeviceError` for tensors other than planned, or that need a gradient.
         """
-        return torch.ops.tilewright.attend(q, k, v, self._handle, ordered)
+        if operators.watched(q):
+            return torch.ops.tilewright.attend(q, k, v, self._handle, ordered)
+        return self.run(q, k, v, ordered)
 
     def with_bias(self, bias):
         """This plan with another bias (a `Bias`, or a tensor [H, N_q, N_k]): same order, blocks and schedule.
@@ -135,10 +133,10 @@ class Plan:
         )
 
     def run(self, q, k, v, ordered):
-        """The call behind the registered operator: validate, prepare once per form, execute."""
-        self._check(q, k, v)
-        if ordered not in self._prepared:
-            self._prepared[ordered] = torch_blocks.prepare(
+        """The call behind the registered operator: prepare the executor once per form, which checks and executes."""
+        executor = self._prepared.get(ordered)
+        if executor is None:
+            executor = self._prepared[ordered] = hardware.executor(self.device).prepare(
                 self.schedule,
                 self.blocks,
                 heads=self.heads,
@@ -150,18 +148,13 @@ class Plan:
                 scale=self.scale,
                 ordered=ordered,
             )
-        return self._prepared[ordered](q, k, v)
+        return executor(q, k, v)
 
-    def _check(self, q, k, v):
-        n_q, n_k = self.graph.shape
-        for name, tensor, tokens in (("q", q, n_q), ("k", k, n_k), ("v", v, n_k)):
-            expected = (q.shape[0] if q.ndim == 4 else "B", self.heads, tokens, self.head_dim)
-            if tuple(tensor.shape) != expected:
-                raise PatternError(f"{name}: expected shape {expected}, found {tuple(tensor.shape)}")
-            if tensor.dtype != self.dtype:
-                raise PatternError(f"{name}: expected dtype {self.dtype} as planned, found {tensor.dtype}")
-            if tensor.device.type != "cpu":
-                raise PatternError(f"{name}: expected a tensor on the cpu as planned, found {tensor.device}")
+    def like_result(self, q, k, v):
+        """Memory as `run` would return it, for compilers that only want its form; refuses what `run` would refuse."""
+        expected = {"heads": self.heads, "head_dim": self.head_dim, "dtype": self.dtype}
+        tokens.check(q, k, v, shape=self.graph.shape, device=torch.device(self.device), **expected)
+        return tokens.empty(q, self.graph.n_rows)
 
     def summary(self):
         """A few lines for people: the pattern, the order, the tiles, the schedule and its proof."""
@@ -203,19 +196,15 @@ class Plan:
                     archive.write(member, member.name)
 
 
-# Plans by the handle that the registered operator passes; a plan lives as long as its owner holds it.
-_PLANS = weakref.WeakValueDictionary()
-_HANDLES = itertools.count()
-
-
-@torch.library.custom_op("tilewright::attend", mutates_args=())
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: int, ordered: bool) -> torch.Tensor:
-    return _PLANS[plan].run(q, k, v, ordered)
-
-
-@_attend.register_fake
-def _(q, k, v, plan, ordered):
-    return torch.empty_like(q)
+def _kind(device):
+    """The kind of `device`. Raises `DeviceError` for a GPU other than the current one."""
+    kind, _, index = str(device).partition(":")
+    if kind == "cuda" and index and torch.cuda.is_available() and int(index) != torch.cuda.current_device():
+        raise DeviceError(
+            f"expected the current GPU, cuda:{torch.cuda.current_device()}, found {device}; "
+            "plan and call under torch.cuda.device(…)"
+        )
+    return kind
 
 
 def _dtype_name(dtype):
@@ -262,10 +251,8 @@ def _reorder(natural, name):
 
 
 def _fitting(tiles, n_rows):
-    """The tiles asked for; of the default ones those that are less than twice as tall as the pattern."""
-    if tiles is not None:
-        return tuple(dict.fromkeys(tiles))
-    fitting = tuple(name for name in DEFAULT_TILES if parse_tile(name).rows < 2 * n_rows)
+    """Those of `tiles` that are less than twice as tall as the pattern."""
+    fitting = tuple(name for name in tiles if parse_tile(name).rows < 2 * n_rows)
     # The smallest power of two that holds every row, for patterns of a few tokens.
     return fitting or (f"{1 << (n_rows - 1).bit_length()}x1",)
 
@@ -297,6 +284,17 @@ def _bias_from(arrays, n_cols):
     return Bias(torch.from_numpy(arrays["table"]), lookup)
 
 
+def _check_device(planned, path):
+    """Raise `DeviceError` for a plan of a kind of device that is not here."""
+    try:
+        hardware.describe(planned["kind"])
+    except DeviceError as error:
+        raise DeviceError(
+            f"{path}: planned on {planned['name']} (kind {planned['kind']}), which is not here: {error}; plan the "
+            "pattern again for a device that is"
+        ) from error
+
+
 def _load(folder, path):
     body = artifacts.read_json(folder / "plan.json", KIND, VERSION)
     ordered = graph.load(folder / "graph.npz")
@@ -305,7 +303,8 @@ def _load(folder, path):
     found = schedule.load(folder / "schedule.json")
     schedule.verify_inputs(found, covers, profiles)
     for name, measured in profiles.items():
-        profile.check(measured, covers[name])
+        _check_device(measured.device, path)
+        profile.check(measured, covers[name], measured.device["kind"])
     if found.graph_id != ordered.id:
         raise ArtifactError(f"{path}: expected a schedule for graph {ordered.id}, found one for {found.graph_id}")
     bias = None

@@ -39,9 +39,10 @@ def sample_rows(graph, most, seed):
 def attention_rows(graph, rows, q, k, v, *, scale=None):
     """`attention` of the queries `rows` (int [R]) of a large graph → float64 [B, H, R, D].
 
-    q, k, v: tokens in the order of `graph`. Some queries at a time are attended densely over the union of their keys.
+    q, k, v: tokens in the order of `graph`; their device computes. Some queries at a time are attended densely over the
+    union of their keys.
     """
-    out = torch.empty(*q.shape[:2], len(rows), v.shape[-1], dtype=torch.float64)
+    out = torch.empty(*q.shape[:2], len(rows), v.shape[-1], dtype=torch.float64, device=q.device)
     step = max(1, min(64, _SLAB_SCORES // (q.shape[0] * q.shape[1] * graph.n_cols)))
     # Queries that share a distinct row meet.
     by_class = np.argsort(graph.row_class[rows], kind="stable")
@@ -53,5 +54,5 @@ def attention_rows(graph, rows, q, k, v, *, scale=None):
         for row, own in enumerate(lists):
             allowed[row, np.searchsorted(keys, own)] = True
         taken = q[:, :, rows[places]], k[:, :, keys], v[:, :, keys]
-        out[:, :, places] = attention(*taken, torch.from_numpy(allowed), scale=scale)
+        out[:, :, places] = attention(*taken, torch.from_numpy(allowed).to(q.device), scale=scale)
     return out

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tilewright import hardware, work
-from tilewright.errors import PatternError
+from tilewright.kernels import tokens
 from tilewright.kernels.item_masks import Bias
 from tilewright.kernels.slots import Slots, alone, slots
 from tilewright.kernels.torch_launch import build, index, setting, take, token_major
@@ -24,6 +24,7 @@ __all__ = ["Bias", "Executor", "merge", "prepare"]
 # ASSUME: a quarter of a gigabyte for masks that are spelt out before the first call; what does not fit is spelt out, a
 # few items at a time, in each call.
 MASK_BYTES = 1 << 28
+_CPU = torch.device("cpu")
 
 
 def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
@@ -82,6 +83,11 @@ class Executor:
         """Bytes of indices and masks held between calls."""
         return 4 * len(self.back) + sum(launch.memory_bytes for launch in self.launches)
 
+    @property
+    def executed(self):
+        """Pairs of query and key that a head works through, padding included."""
+        return sum(_pairs(chunk) for launch in self.launches for chunk in launch.chunks)
+
     def peak_bytes(self, batch):
         """Most bytes that a call holds beyond its arguments: copies of the tokens, results, a chunk for each slot."""
         tokens = self.shape[0] + 2 * self.shape[1] + self.n_results + 1 + self.n_parts + self.shape[0]
@@ -90,8 +96,9 @@ class Executor:
         return batch * per_entry + self.slots.n * chunk
 
     def __call__(self, q, k, v):
-        """Attention over the prepared pattern; raises `PatternError` for tensors of another shape, dtype or device."""
-        self._check(q, k, v)
+        """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned."""
+        expected = {name: getattr(self, name) for name in ("shape", "heads", "head_dim", "dtype")}
+        tokens.check(q, k, v, **expected, device=_CPU)
         jobs = [
             (job, (b, min(b + job[1].entries, len(q)))) for job in self.jobs for b in range(0, len(q), job[1].entries)
         ]
@@ -121,16 +128,6 @@ class Executor:
         out = take(results, self.back, 0, batch)
         return out.view(batch, self.shape[0], self.heads, self.head_dim).transpose(1, 2)
 
-    def _check(self, q, k, v):
-        for name, x, tokens in (("q", q, self.shape[0]), ("k", k, self.shape[1]), ("v", v, self.shape[1])):
-            expected = (q.shape[0], self.heads, tokens, self.head_dim)
-            if tuple(x.shape) != expected:
-                raise PatternError(f"{name}: expected shape {('B', *expected[1:])}, found {tuple(x.shape)}")
-            if x.requires_grad and torch.is_grad_enabled():
-                raise PatternError(f"{name}: this operator has no backward; call it under torch.no_grad()")
-            if x.dtype != self.dtype or x.device.type != "cpu":
-                raise PatternError(f"{name}: expected {self.dtype} on the cpu, found {x.dtype} on {x.device}")
-
 
 def merge(parts, lse, sources, heads):
     """Merge split results: parts [P, H*D] with their log-sum-exps lse [P, H], sources int32 [R, p] → [R, H*D]."""
@@ -145,10 +142,13 @@ def _jobs(launches, rounds):
     jobs, written = [], {False: 0, True: 0}
     for launch, turn in zip(launches, rounds, strict=True):
         for chunk in launch.chunks:
-            pairs = len(chunk.rows) * len(chunk.keys) // (1 if chunk.shared else chunk.items)
-            jobs.append((turn, -pairs, len(jobs), (launch, chunk, written[launch.split])))
+            jobs.append((turn, -_pairs(chunk), len(jobs), (launch, chunk, written[launch.split])))
             written[launch.split] += len(chunk.rows)
     return tuple(job for *_, job in sorted(jobs, key=lambda job: job[:3]))
+
+
+def _pairs(chunk):
+    return len(chunk.rows) * len(chunk.keys) // (1 if chunk.shared else chunk.items)
 
 
 def _places(launches, n_queries):

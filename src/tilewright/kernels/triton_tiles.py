@@ -39,7 +39,8 @@ def attend(
     """
     pid = tl.program_id(0)
     item, hb = pid // HB, pid % HB
-    b, h = hb // heads, hb % heads
+    # A batch may span more than 2**31 values.
+    b, h = (hb // heads).to(tl.int64), hb % heads
     record = item_ptr + item * 8
     row_lo, n_rows = tl.load(record), tl.load(record + 1)
     step, n_full, n_all = tl.load(record + 2), tl.load(record + 3), tl.load(record + 4)
@@ -141,13 +142,11 @@ def _rows(ptr, rows, stride, D0: tl.constexpr, D1: tl.constexpr):
 @triton.jit
 def _scores(q0, q1, k_ptr, keys, k_n, D0: tl.constexpr, D1: tl.constexpr):
     """Products [M, N] of the queries with the keys at `keys`."""
-    d0 = tl.arange(0, D0)
-    k0 = tl.load(k_ptr + keys[None, :] * k_n + d0[:, None])
-    s = tl.dot(q0, k0, input_precision="ieee")
+    # Keys are loaded as values are: their addresses are worked out once, which saves instructions and registers.
+    k0, k1 = _rows(k_ptr, keys, k_n, D0, D1)
+    s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
     if D1:
-        d1 = D0 + tl.arange(0, D1)
-        k1 = tl.load(k_ptr + keys[None, :] * k_n + d1[:, None])
-        s = tl.dot(q1, k1, s, input_precision="ieee")
+        s = tl.dot(q1, tl.trans(k1), s, input_precision="ieee")
     return s
 
 

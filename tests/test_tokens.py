@@ -1,0 +1,79 @@
+import pytest
+import torch
+
+from tilewright.errors import DeviceError, PatternError
+from tilewright.kernels import tokens
+
+PLANNED = {"shape": (20, 30), "heads": 2, "head_dim": 16, "dtype": torch.float32, "device": torch.device("cpu")}
+
+
+def tensors(batch=3):
+    return [torch.randn(batch, 2, n, 16) for n in (20, 30, 30)]
+
+
+WRONG = {
+    "rank": (lambda q, k, v: (q[0], k, v), PatternError, r"q: expected shape \('B', 2, 20, 16\), found \(2, 20, 16\)"),
+    "heads": (lambda q, k, v: (q[:, :1], k, v), PatternError, "q: expected shape .* found"),
+    "queries": (lambda q, k, v: (q[:, :, 1:], k, v), PatternError, "q: expected shape .* found"),
+    "keys": (lambda q, k, v: (q, k, v[:, :, 1:]), PatternError, "v: expected shape .* found"),
+    "head-dim": (lambda q, k, v: (q, k[..., :8], v), PatternError, "k: expected shape .* found"),
+    "batch": (lambda q, k, v: (q, k[:1], v), PatternError, r"k: expected shape \(3, 2, 30, 16\), found \(1,"),
+    "dtype": (lambda q, k, v: (q, k.half(), v), PatternError, "k: expected dtype torch.float32 as planned, found .*16"),
+    "device": (lambda q, k, v: (q, k, v.to("meta")), DeviceError, "v: expected a tensor on cpu as planned, found meta"),
+    "gradient": (lambda q, k, v: (q, k, v.requires_grad_()), PatternError, "v: this operator has no backward"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_other_tensors_than_planned_are_refused(case):
+    change, error, message = WRONG[case]
+    with pytest.raises(error, match=message):
+        tokens.check(*change(*tensors()), **PLANNED)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_tensors_of_another_device_are_refused(device):
+    with pytest.raises(DeviceError, match=f"q: expected a tensor on {device} as planned, found cpu"):
+        tokens.check(*tensors(), **PLANNED | {"device": torch.device(device)})
+
+
+def test_tensors_of_another_gpu_are_refused():
+    with torch._subclasses.FakeTensorMode():
+        first = [torch.empty(x.shape, device="cuda:0") for x in tensors()]
+    tokens.check(*first, **PLANNED | {"device": torch.device("cuda")})
+    with pytest.raises(DeviceError, match="q: expected a tensor on cuda:1 as planned, found cuda:0"):
+        tokens.check(*first, **PLANNED | {"device": torch.device("cuda:1")})
+
+
+def test_planned_tensors_pass():
+    tokens.check(*tensors(), **PLANNED)
+    with torch.no_grad():
+        tokens.check(*(x.requires_grad_() for x in tensors()), **PLANNED)
+
+
+CHANGES = {
+    "batch": lambda q, k, v: (q[:1], k[:1], v[:1]),
+    "strides": lambda q, k, v: (q, k.mT.contiguous().mT, v),
+    "dtype": lambda q, k, v: (q, k, v.half()),
+    "gradient": lambda q, k, v: (q.requires_grad_(), k, v),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_what_a_kernel_or_the_check_tells_apart_is_not_alike(case):
+    qkv = tensors()
+    alike = tokens.alike(*qkv)
+    assert alike(*qkv) and alike(*tensors())
+    assert not alike(*CHANGES[case](*qkv))
+
+
+def test_memory_for_another_result_is_as_for_the_first():
+    first = tokens.empty(tensors()[0], 7)
+    another = tokens.another(first)()
+    assert (another.shape, another.stride(), another.dtype) == (first.shape, first.stride(), first.dtype)
+    assert another.data_ptr() != first.data_ptr()
+
+
+def test_a_result_has_the_heads_of_a_token_side_by_side():
+    out = tokens.empty(tensors()[0], 7)
+    assert out.shape == (3, 2, 7, 16) and out.transpose(1, 2).is_contiguous()

@@ -1,0 +1,226 @@
+"""The launch path without a GPU: what would reach Triton's C launcher, and which calls reach it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+from triton.backends.nvidia.driver import CudaLauncher
+from triton.runtime.errors import OutOfResources
+
+import plans
+from tilewright.errors import DeviceError, PatternError, TileError
+from tilewright.kernels import tokens, triton_launch, triton_schedule, triton_tiles
+from tilewright.tiles import parse
+
+# The interpreter launches nothing: tensors lie in main memory, and what would be launched is recorded.
+FACTS = {
+    "global_scratch_size": 0,
+    "profile_scratch_size": 0,
+    "global_scratch_align": 1,
+    "profile_scratch_align": 1,
+    "launch_cooperative_grid": False,
+    "launch_pdl": True,
+    "num_ctas": 1,
+    "arg_annotations": "annotations",
+    "kernel_signature": b"signature",
+}
+
+
+@pytest.fixture
+def launched():
+    return []
+
+
+def compiled(launched, **changes):
+    launcher = object.__new__(CudaLauncher)
+    vars(launcher).update(FACTS | changes, launch=lambda *arguments: launched.append(arguments))
+    return SimpleNamespace(run=launcher, function=77, packed_metadata=(4, 1, 1000))
+
+
+def test_the_installed_triton_is_called_as_it_calls_itself(launched):
+    kernel = compiled(launched)
+    kernel.run(5, 1, 1, 9, kernel.function, kernel.packed_metadata, None, None, None, 1, 2, 3, 4, 32, 0.5)
+    triton_launch.direct(kernel, 5, 9, (32, 0.5))(1, 2, 3, 4)
+    assert launched[0] == launched[1]
+
+
+@pytest.mark.parametrize(
+    ("release", "rest"),
+    [
+        ("3.6.0", (None, None, (4, 1, 1000), None, None, None, 1, 2, 3, 4, 32)),
+        ("3.7.1", ((4, 1, 1000), None, None, None, None, None, "annotations", b"signature", (1, 2, 3, 4, 32))),
+    ],
+)
+def test_every_known_release_gets_its_own_arguments(monkeypatch, launched, release, rest):
+    monkeypatch.setattr(triton, "__version__", release)
+    triton_launch.direct(compiled(launched), 5, 9, (32,))(1, 2, 3, 4)
+    assert launched == [(5, 1, 1, 9, 77, False, True, *rest)]
+
+
+def test_other_launchers_are_not_called(monkeypatch, launched, caplog):
+    assert triton_launch.direct(None, 5, 9, ()) is None
+    assert triton_launch.direct(compiled(launched, global_scratch_size=8), 5, 9, ()) is None
+    assert not caplog.records
+    monkeypatch.setattr(triton, "__version__", "3.8.0")
+    assert triton_launch.direct(compiled(launched), 5, 9, ()) is None
+    assert "triton 3.8: direct launches are known for 3.6, 3.7" in caplog.text
+
+
+def test_a_cpu_has_no_streams():
+    assert triton_launch.current_stream(torch.device("cpu"))() == 0 and not triton_launch.capturing()
+
+
+@pytest.fixture
+def ready(monkeypatch, launched):
+    """An executor with a split row, whose kernel is replaced by a record of its launches: usual ones and direct."""
+    usual = []
+
+    class Kernel:
+        arg_names = triton_tiles.attend.arg_names
+
+        def __getitem__(self, grid):
+            return lambda *args, **constants: (usual.append((grid, args, constants)), compiled(launched))[1]
+
+    monkeypatch.setattr(triton_tiles, "attend", Kernel())
+    cover = plans.covers(plans.reordered(plans.pattern(60, 60, empty=0)), ["64x1"])
+    schedule = plans.scheduled(cover, split_keys=16, rounds=1)
+    call = triton_schedule.prepare(schedule, cover, heads=2, head_dim=32, dtype=torch.float32, device="cpu")
+    return SimpleNamespace(call=call, usual=usual, direct=launched)
+
+
+def qkv(batch=1):
+    return [torch.randn(batch, 2, 60, 32) for _ in range(3)]
+
+
+def misaligned(i):
+    """Tensors the i-th of which does not begin at a multiple of 16 bytes."""
+    tensors = qkv()
+    tensors[i] = torch.randn(1 + tensors[i].numel())[1:].view_as(tensors[i])
+    return tensors
+
+
+def fused():
+    return list(torch.randn(1, 60, 3, 2, 32).permute(2, 0, 3, 1, 4))
+
+
+def test_constants_stand_in_the_kernels_order(ready):
+    ready.call(*qkv())
+    *_, constants = ready.usual[0]
+    names = triton_tiles.attend.arg_names
+    *own, warps, registers = constants
+    assert own == names[-len(own) :] and (warps, registers) == ("num_warps", "maxnreg")
+
+
+def test_a_second_call_launches_directly_what_the_first_did(ready):
+    q, k, v = qkv()
+    ready.call(q, k, v)
+    out = ready.call(q, k, v)
+    assert (len(ready.usual), len(ready.direct)) == (1, 1)
+    grid, arguments, constants = ready.usual[0]
+    *place, given = ready.direct[0] if triton.__version__ >= "3.7" else (*ready.direct[0][:13], ready.direct[0][13:])
+    usual = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in (*arguments, *constants.values())][:-2]
+    usual[3] = out.data_ptr()
+    assert place[:4] == [*grid, 1, 1, 0] and list(given) == usual
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda: qkv(batch=2), *(lambda i=i: misaligned(i) for i in range(3)), fused],
+    ids=["batch", "misaligned-q", "misaligned-k", "misaligned-v", "strided"],
+)
+def test_unlike_tensors_are_compiled_for_anew(ready, other):
+    for make in (qkv, other, qkv, other):
+        ready.call(*make())
+    assert (len(ready.usual), len(ready.direct)) == (2, 2)
+
+
+def test_each_stream_has_its_own_scratch_memory(ready):
+    q, k, v = qkv()
+    for stream in (1, 2, 1):
+        ready.call._stream = ready.call.launches[0]._stream = lambda stream=stream: stream
+        ready.call(q, k, v)
+    (_, one, _), (_, two, _) = ready.usual
+    assert len(ready.direct) == 1 and one[10] is not two[10] and one[12] is not two[12] and one[4] is two[4]
+    assert ready.direct[0][3] == 1
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    return lambda: monkeypatch.setattr(triton_launch, "capturing", lambda: True)
+
+
+def test_a_capture_takes_scratch_memory_that_is_there(ready, capture):
+    ready.call(*qkv())
+    capture()
+    ready.call._stream = ready.call.launches[0]._stream = lambda: 5
+    ready.call(*qkv())
+    ready.call(*qkv())
+    (_, before, _), (_, captured, _), _ = ready.usual
+    assert captured[12] is before[12] and len(ready.direct) == 0
+
+
+def test_a_capture_before_the_first_call_is_refused(ready, capture):
+    ready.call(*qkv())
+    capture()
+    with pytest.raises(DeviceError, match="call the plan once with tensors of these shapes and strides"):
+        ready.call(*qkv(batch=2))
+    cover = plans.covers(plans.reordered(plans.pattern(40, 40)), ["16x1"])
+    with pytest.raises(DeviceError, match="a CUDA graph is being captured"):
+        triton_schedule.prepare(plans.scheduled(cover), cover, heads=2, head_dim=32, dtype=torch.float32, device="cpu")
+
+
+def test_tensors_are_checked_again_when_they_differ(ready):
+    q, k, v = qkv()
+    ready.call(q, k, v)
+    with pytest.raises(PatternError, match="no backward"):
+        ready.call(q.requires_grad_(), k, v)
+    with torch.no_grad():
+        ready.call(q, k, v)
+
+
+def test_a_device_with_too_little_shared_memory_is_refused(ready, monkeypatch):
+    def refuse(*args, **constants):
+        raise OutOfResources(250000, 101376, "shared memory")
+
+    monkeypatch.setattr(triton_tiles, "attend", {(grid,): refuse for grid in range(1, 1000)})
+    with pytest.raises(DeviceError, match=r"tile 64x1: .* at most 101376 .*shared memory, found 250000"):
+        ready.call(*qkv())
+
+
+def test_a_tile_of_too_few_rows_is_refused():
+    with pytest.raises(TileError, match="tile 8x1: expected at least 16 rows"):
+        triton_schedule.form(parse("8x1"), 32, torch.float16)
+
+
+def test_another_current_gpu_is_left_as_it_was(ready, monkeypatch):
+    entered, current = [], [0]
+
+    class Device:
+        def __init__(self, device):
+            entered.append(device)
+
+        def __enter__(self):
+            current[0] = None
+
+        def __exit__(self, *_):
+            current[0] = 0
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    ready.call._several = True
+    ready.call(*qkv())
+    assert entered == [ready.call.device] and current == [0] and len(ready.usual) == 1
+
+
+def test_memory_is_what_is_held(ready):
+    call = ready.call
+    held = sum(x.nbytes for x in call.launches[0]._held)
+    assert call.memory_bytes == held > 0
+    parts = len(call.launches[0].lists.parts)
+    assert call.peak_bytes(3) == 3 * 2 * 4 * (60 * 32 + parts * 64 * (32 + 2))
+
+
+def test_a_result_has_the_layout_that_compilers_are_told(ready):
+    q, k, v = qkv()
+    assert ready.call(q, k, v).stride() == tokens.empty(q, 60).stride()
