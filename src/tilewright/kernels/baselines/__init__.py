@@ -3,9 +3,11 @@
 Contract of a member module:
     ``MASKED``: whether it computes the pattern, or attention over all pairs.
     ``DENSE``: whether it works through all pairs in any case.
-    ``prepare(graph, *, dtype, max_bytes) -> Ready``: ready to be timed, tokens in the order of `graph`, with tables of
-        at most `max_bytes`. What a network does once, compiling included, is done by then or in the first call. Raises
-        `Unavailable`.
+    ``VARIANTS``: names of the forms that it comes in, such as block sizes; the fastest that is right is reported.
+    ``prepare(graph, *, variant, batch, heads, head_dim, dtype, device, max_bytes) -> Ready``: one form, ready to be
+        timed, for tokens on `device` (``cpu`` or ``cuda``) in the order of `graph`, with tables of at most `max_bytes`.
+        What a network does once, compiling included, is done by then or in the first call. Arguments that make no
+        difference to a member end in its ``**_``. Raises `Unavailable`.
 """
 
 from collections.abc import Callable
@@ -13,7 +15,10 @@ from dataclasses import dataclass
 
 from tilewright.errors import TilewrightError
 
-NAMES = ("sdpa_dense", "sdpa_mask", "flex")
+NAMES = (
+    "sdpa_dense", "sdpa_mask", "flex", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex_best", "flex_split",
+    "sdpa_windows", "sdpa_kept", "fa4", "cudnn_flex", "flashinfer",
+)  # fmt: skip
 
 
 class Unavailable(TilewrightError):
@@ -27,3 +32,9 @@ class Ready:
     call: Callable
     held_bytes: int
     executed: int
+
+
+def need_gpu(device):
+    """Raise `Unavailable` unless `device` is a GPU."""
+    if device != "cuda":
+        raise Unavailable(f"runs on an NVIDIA GPU only, found {device}")

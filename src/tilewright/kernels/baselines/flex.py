@@ -1,83 +1,87 @@
-"""FlexAttention, compiled: block-sparse attention that reads the pattern's bits in the blocks that it fills partly."""
+"""FlexAttention, compiled: block-sparse attention that asks for single pairs in the blocks that it fills partly."""
 
 import numpy as np
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from tilewright.kernels.baselines import Ready, Unavailable
+from tilewright.kernels.baselines import Ready, Unavailable, patterns
 
 MASKED = True
 DENSE = False
+# Block size of its masks: the default.
+VARIANTS = ("128",)
 
-# Block size of FlexAttention's masks; its default.
 BLOCK = 128
 # Patterns, shapes and dtypes that one process may compile; torch's own limit of 8 is less than a few networks need.
 COMPILATIONS = 256
 
 
-def prepare(graph, *, dtype, max_bytes, mask_mod=None, score_mod=None):
+def prepare(graph, *, max_bytes, device="cpu", variant="128", mask_mod=None, score_mod=None, **_):
     """Compiled FlexAttention over `graph` in its own order; see the contract of the package.
 
-    mask_mod: a FlexAttention ``mask_mod`` of the same pattern; default one that looks the pair up in the bits of the
-    distinct rows. score_mod: FlexAttention's, for a bias. The first call compiles.
+    mask_mod: a FlexAttention ``mask_mod`` of the same pattern, or of more pairs in blocks that `graph` fills partly;
+    default `pairs`. score_mod: FlexAttention's, for a bias. The first call compiles.
     """
-    need_compiler()
+    need_compiler(device)
     size = 0
     if mask_mod is None:
-        size = graph.n_classes * -(-graph.n_cols // 8)
-        if size > max_bytes:
-            raise Unavailable(f"the pattern's bits take {size:,} bytes; at most {max_bytes:,} are allowed")
-        mask_mod = _lookup(graph)
-    kinds = _kinds(graph)
-    tables = list(_listed(*kinds))
-    mask = BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=graph.shape)
-    # fullgraph: past the limit an error, where otherwise torch would go on without compiling.
+        mask_mod, size = pairs(graph, max_bytes, device)
+    block = int(variant)
+    found = patterns.kinds(graph, block)
+    tables = [table for kind in found for table in patterns.listed(kind, device)]
+    mask = BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=graph.shape)
+    # On a GPU a tile may be larger than a block of less than the default size, unless told.
+    options = {"BLOCK_M": block, "BLOCK_N": block} if device == "cuda" and block < BLOCK else None
+    # Made once: that takes the host as long as a small pattern takes a GPU. fullgraph: past the limit an error, where
+    # otherwise torch would go on without compiling.
+    limit = torch._dynamo.config.patch(recompile_limit=COMPILATIONS)
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
     def run(q, k, v):
         # FlexAttention has no backward on a CPU and refuses inputs that ask for one. Results are not inference tensors:
         # the layers of a network that read them may be asked for theirs.
-        with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=COMPILATIONS):
-            return compiled(q.detach(), k.detach(), v.detach(), block_mask=mask, score_mod=score_mod)
+        q, k, v = q.detach(), k.detach(), v.detach()
+        with torch.no_grad(), limit:
+            return compiled(q, k, v, block_mask=mask, score_mod=score_mod, kernel_options=options)
 
     held = size + 4 * sum(table.numel() for table in tables)
-    return Ready(run, held, int(np.sum(kinds)) * BLOCK * BLOCK)
+    return Ready(run, held, int(np.sum(found)) * block * block)
 
 
-def _lookup(graph):
-    """A ``mask_mod`` that reads a bitmap [C, ceil(N_k / 8)] of the distinct rows."""
-    bits = np.zeros((graph.n_classes, -(-graph.n_cols // 8)), np.uint8)
-    owner = np.repeat(np.arange(graph.n_classes), np.diff(graph.indptr))
-    np.bitwise_or.at(bits, (owner, graph.indices >> 3), (1 << (graph.indices & 7)).astype(np.uint8))
-    bits, row_class = torch.from_numpy(bits), torch.from_numpy(graph.row_class)
+def pairs(graph, max_bytes, device):
+    """``(mask_mod, bytes)``: by arithmetic on the places of tokens where a rule is known, else by the pattern's bits.
+
+    Raises `Unavailable` above `max_bytes`.
+    """
+    if (rule := patterns.rule(graph)) is not None:
+        of_query, of_key = (torch.from_numpy(np.ascontiguousarray(places)).to(device) for places in rule[:2])
+        return _arithmetic(of_query, of_key, rule[2]), 4 * (len(of_query) + len(of_key))
+    table = torch.from_numpy(patterns.bits(graph, max_bytes)).to(device)
+    row_class = torch.from_numpy(graph.row_class).to(device)
 
     def mask_mod(b, h, q, kv):
-        return (bits[row_class[q], kv >> 3] >> (kv & 7)) & 1 == 1
+        return (table[row_class[q], kv >> 3] >> (kv & 7)) & 1 == 1
+
+    return mask_mod, table.numel()
+
+
+def _arithmetic(of_query, of_key, reach):
+    """The ``mask_mod`` of a `patterns.rule`."""
+
+    def mask_mod(b, h, q, kv):
+        here, there = of_query[q], of_key[kv]
+        far = ((here >> 15) - (there >> 15)).abs().maximum(((here & 0x7FFF) - (there & 0x7FFF)).abs())
+        return (here < 0) | (there < 0) | (far <= reach)
 
     return mask_mod
 
 
-def _kinds(graph):
-    """bool [Q, K] twice: blocks that hold some pair but not all, and full ones. Blocks over the edge are never full."""
-    n_q, n_k = (-(-n // BLOCK) for n in graph.shape)
-    owner = np.repeat(np.arange(graph.n_classes), np.diff(graph.indptr))
-    of_class = np.bincount(owner * n_k + graph.indices // BLOCK, minlength=graph.n_classes * n_k).reshape(-1, n_k)
-    entries = np.stack([of_class[graph.row_class[lo : lo + BLOCK]].sum(0) for lo in range(0, n_q * BLOCK, BLOCK)])
-    full = entries == BLOCK * BLOCK
-    return (entries > 0) & ~full, full
-
-
-def _listed(*kinds):
-    """For each bool [Q, K]: int32 [1, 1, Q] counts and [1, 1, Q, K] block numbers, those that count first."""
-    for kind in kinds:
-        yield torch.from_numpy(kind.sum(1, dtype=np.int32))[None, None]
-        yield torch.from_numpy(np.argsort(~kind, axis=1, kind="stable").astype(np.int32))[None, None]
-
-
-def need_compiler():
-    """Raise `Unavailable` unless torch finds a C++ compiler that works."""
+def need_compiler(device="cpu"):
+    """Raise `Unavailable` unless torch can compile for `device`: for a CPU it needs a C++ compiler that works."""
     from torch._inductor import cpp_builder, exc
 
+    if device == "cuda":
+        return
     try:
         cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler as error:

@@ -1,0 +1,12 @@
+"""Dense attention over all pairs by torch's memory-efficient attention."""
+
+from tilewright.kernels.baselines import backends
+
+MASKED = False
+DENSE = True
+VARIANTS = ("efficient",)
+
+
+def prepare(graph, *, batch, heads, head_dim, dtype, device, **_):
+    """See the contract of the package."""
+    return backends.dense("efficient", graph, batch=batch, heads=heads, head_dim=head_dim, dtype=dtype, device=device)
