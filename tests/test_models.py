@@ -49,6 +49,7 @@ def assert_canonical(graph):
         ("vil-base-wide-384-s1-cyclic", "vision_longformer", {"variant": "base-wide", "mode": "cyclic"}),
         ("regionvit-tiny-384-s1", "regionvit", {"variant": "tiny", "window": 7, "patch": 4}),
         ("regionvit-base-224-w14-p2-s3", "regionvit", {"variant": "base", "window": 14, "patch": 2, "stage": 3}),
+        ("regionvit-small-896-s2-windows", "regionvit", {"variant": "small", "part": "windows", "head_dim": 32}),
         ("dynamicvit-s-224", "dynamicvit", {"variant": "deit-s", "prune": 3, "patch": 16, "keep_ratio": 0.7}),
         ("dynamicvit-256-224", "dynamicvit", {"variant": "deit-256"}),
         ("dynamicvit-deit-b-512-p32-b1", "dynamicvit", {"variant": "deit-b", "patch": 32, "prune": 1}),
@@ -91,6 +92,7 @@ def test_an_unknown_name_is_answered_with_an_example_of_each_family(name):
         ("vil-tiny-56-s1-cyclic", {}, "at least 3 chunks of 7 a side, found 14 tokens"),
         ("regionvit-tiny-224-p225-s1", {}, "patch: expected at most the resolution 224, found 225"),
         ("regionvit-tiny-224-s1", {"window": 1}, ">= 2"),
+        ("regionvit-tiny-256-s1-windows", {}, "windows: expected 64 tokens a side to be a multiple of 7"),
         ("dynamicvit-s-224-p256", {}, "patch: expected at most the resolution 224, found 256"),
         ("dynamicvit-s-224", {"gate": "predictor"}, "expected an official checkpoint as `weights`, found none"),
         ("dynamicvit-s-224", {"gate": "magic"}, "Invalid enum value 'magic'"),
@@ -295,6 +297,15 @@ def test_vil_exact_hints_make_squares():
 
 
 # ------------------------------------------------------------------------------------------ RegionViT
+
+
+def test_regionvits_windows_stand_alone():
+    graph = models.build("regionvit-small-112-s2-windows", {"head_dim": 64})
+    assert graph.shape == (4 * 50, 4 * 50) and graph.entries == 4 * 50 * 50
+    regional = models.build("regionvit-small-112-s2").to_dense()
+    regional[:4, :4] = np.eye(4)
+    np.testing.assert_array_equal(graph.to_dense(), regional)
+    assert (graph.meta["heads"], graph.meta["head_dim"], graph.meta["mode"]) == (6, 64, "windows")
 
 
 def regionvit_dense(n, w):

@@ -5,6 +5,7 @@ import logging
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -92,6 +93,18 @@ def test_dense_makes_large_masks_some_rows_at_a_time(monkeypatch):
     assert made == [(lo, min(lo + 9, TOKENS)) for lo in range(0, TOKENS, 9)]
 
 
+def test_dense_keeps_a_mask_that_takes_several_calls(monkeypatch):
+    monkeypatch.setattr(dense, "MASK_ENTRIES", 30 * HEADS * TOKENS)
+    made = []
+    mask = dense._mask
+    monkeypatch.setattr(dense, "_mask", lambda *a: made.append(a[2:4]) or mask(*a))
+    attend = site("dense").layer()
+    for _ in range(2):
+        out = attend(*tensors(), drawn_bias())
+        torch.testing.assert_close(out.double(), oracle(*tensors(), drawn_bias()), atol=2e-5, rtol=0)
+    assert made == [(0, 30), (30, TOKENS)]
+
+
 @pytest.mark.parametrize("attention", ["dense", "tilewright"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_layer_follows_the_dtype(attention, dtype):
@@ -164,6 +177,29 @@ def test_attention_inside_a_clock_is_timed(monkeypatch):
     assert (outer.seconds, inner.seconds) == (9, 3)
 
 
+def test_attention_on_a_gpu_is_timed_between_events(monkeypatch):
+    """What tells a GPU's time is told by its events, not by when the host got there."""
+    clock = sites.Clock()
+    for us in (1000, 500):
+        clock.spans.append((SimpleNamespace(elapsed_time=lambda end: end), us / 1e3))
+    assert clock.seconds == 1.5e-3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("attention", ["dense", "native", "tilewright", "flex"])
+def test_every_attention_gives_the_oracles_result_on_a_gpu(attention):
+    at, there = site(attention), torch.device("cuda")
+    bias = drawn_bias()
+    q, k, v = (at.enter(x.transpose(1, 2).flatten(2)) for x in tensors())
+    q, k, v = (x.unflatten(2, (HEADS, DIM)).transpose(1, 2).to(there) for x in (q, k, v))
+    with sites.clocked() as clock:
+        out = at.layer()(q, k, v, bias.to(there)).transpose(1, 2).flatten(2)
+        torch.cuda.synchronize()
+    out = at.leave(out).unflatten(2, (HEADS, DIM)).transpose(1, 2).cpu()
+    assert (out - oracle(*tensors(), bias)).abs().max() <= reference.TOLERANCE[torch.float32]
+    assert clock.spans and clock.elapsed == 0 and clock.seconds > 0
+
+
 def test_full_attention_is_that_of_everything():
     q, k, v = tensors()
     bias = torch.randn(HEADS, TOKENS, TOKENS)
@@ -190,7 +226,8 @@ def test_a_plan_is_made_once_and_read_from_disk_after(cache, monkeypatch):
 
 
 def test_a_damaged_plan_is_made_anew(cache, caplog):
-    assert site("tilewright").order is not None
+    first = site("tilewright")
+    first.layer()(*tensors())
     (kept,) = cache.glob("*.plan")
     whole = kept.read_bytes()
     kept.write_bytes(whole[: len(whole) // 2])
@@ -203,11 +240,32 @@ def test_a_damaged_plan_is_made_anew(cache, caplog):
 
 def test_patterns_and_dtypes_have_plans_of_their_own(cache):
     at = site("tilewright")
-    assert at.order is not None
-    tilewright.prepare(at, None, torch.float16, torch.device("cpu"))
     other = Windows(side=6, n_global=1, radius=2, mode="exact")
-    assert sites.Site("tilewright", other.graph, HEADS, DIM, other.attend).order is not None
+    for asked, dtype in (
+        (at, torch.float32),
+        (at, torch.float16),
+        (sites.Site("tilewright", other.graph, HEADS, DIM, other.attend), torch.float32),
+    ):
+        tilewright.prepare(asked, None, dtype, torch.device("cpu"))
     assert len(list(cache.glob("*.plan"))) == 3
+
+
+def test_the_order_needs_no_plan_and_is_that_of_every_plan(cache):
+    at = site("tilewright")
+    assert at.order.dtype == torch.int64
+    assert not list(cache.glob("*.plan"))
+    for dtype in (torch.float32, torch.bfloat16):
+        tilewright.prepare(at, None, dtype, torch.device("cpu"))
+        assert torch.equal(at.plans[dtype, "cpu"].row_order, at.order)
+
+
+def test_what_is_looked_up_is_copied_to_a_device_once():
+    at = site("tilewright")
+    with torch.inference_mode():
+        copied = sites.resident(at, "order", torch.device("meta"))
+    assert copied.is_meta and not copied.is_inference()
+    assert sites.resident(at, "order", torch.device("meta")) is copied
+    assert sites.resident(at, "order", torch.device("cpu")) is at.order
 
 
 def test_copies_of_a_layer_share_the_site():
@@ -220,8 +278,8 @@ def test_copies_of_a_layer_share_the_site():
 
 
 def test_two_orders_are_refused(monkeypatch):
-    orders = SimpleNamespace(row_order=torch.arange(3), col_order=torch.tensor([1, 0, 2]))
-    monkeypatch.setattr(tilewright, "_plan", lambda *a: orders)
+    orders = SimpleNamespace(row_order=np.arange(3), col_order=np.array([1, 0, 2]))
+    monkeypatch.setattr(tilewright.reorder, "apply", lambda *a: (orders, {}))
     with pytest.raises(PatternError, match="expected one order for queries and keys of a self-attention, found two"):
         assert site("tilewright").order
 

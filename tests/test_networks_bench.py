@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -160,9 +161,32 @@ def hooked(monkeypatch, attention, hook):
 def test_a_network_with_other_logits_is_never_timed(monkeypatch, by, reason):
     hooked(monkeypatch, "native", lambda network: network.register_forward_hook(lambda m, x, logits: by(logits)))
     native, dense = run(SMALL, {"native": [1], "dense": [1]}, QUICK)
+    assert native["gpu_us"] == ""
     assert native["status"] == "failed" and reason in native["reason"] and "tolerance 0.0001" in native["reason"]
     assert native["p50_us"] == native["attention_us"] == native["images_per_s"] == ""
     assert dense["status"] == "ok"
+
+
+@pytest.mark.parametrize(("by", "status"), [(0.02, "ok"), (0.04, "failed")])
+def test_in_16_bits_the_tolerance_is_what_the_type_costs_dense_attention(monkeypatch, by, status):
+    """Dense attention off by 0.01 in 16 bits leaves others 0.03 from what it gives in float32."""
+
+    def off_in_16_bits(network, by):
+        network.register_forward_hook(lambda m, images, logits: logits + by * (images[0].dtype == torch.bfloat16))
+
+    hooked(monkeypatch, "dense", partial(off_in_16_bits, by=0.01))
+    hooked(monkeypatch, "native", partial(off_in_16_bits, by=by))
+    (row,) = list(bench.run_network(SMALL, {"native": [1]}, QUICK, dtype="bfloat16"))
+    assert (row["status"], row["dtype"]) == (status, "bfloat16")
+    assert row["tolerance"] == pytest.approx(0.03, rel=1e-3)
+
+
+def test_weights_are_rounded_to_the_type(monkeypatch):
+    seen = []
+    hooked(monkeypatch, "native", lambda network: seen.append(network))
+    (row,) = list(bench.run_network(SMALL, {"native": [1]}, QUICK, dtype="float16"))
+    assert row["status"] == "ok" and row["max_abs_error"] <= 1e-4
+    assert {weights.dtype for weights in seen[0].parameters()} == {torch.float16}
 
 
 def test_what_cannot_run_is_skipped_with_the_reason(monkeypatch):
@@ -220,6 +244,8 @@ def test_a_file_of_rows_is_written(tmp_path, capsys):
         ("--network dynamicvit-256-64 --attention native=1,x", "batches of at least 1"),
         ("--network dynamicvit-256-64 --rse 0", "expected an effort above zero"),
         ("--network vil-tiny-8", "leaves no token at stage 3"),
+        ("--network dynamicvit-256-64 --dtype float64", "unknown dtype 'float64'; known: float32, float16, bfloat16"),
+        ("--network dynamicvit-256-64 --device tpu", "no device of kind 'tpu'"),
     ],
 )
 def test_wrong_arguments_are_refused_and_write_nothing(tmp_path, arguments, message):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright import images, networks
+from tilewright import hardware, images, networks
 from tilewright.cli import settings
 from tilewright.errors import ArtifactError, ConfigError
 from tilewright.models import gates
@@ -27,12 +27,13 @@ class View:
     token: tuple[int, int, int] | None = None
 
 
-def run(model, image, checkpoint, attention, output, labels, token, set):
+def run(model, image, checkpoint, attention, device, output, labels, token, set):
     """Run the network `model` on a photograph, a name or a path, and say what came out; see ``infer.py --help``.
 
     checkpoint: official file, or None for random weights. output: picture to write, or None. labels: file with the name
     of a class on each line, or None. token: ``y,x`` of the query token whose attention is drawn, on the grid of the
-    first stage; None for the centre. set: options beyond the name, ``key=value``. Raises `TilewrightError`.
+    first stage; None for the centre. set: options beyond the name, ``key=value``. device: a kind, for the latency.
+    Raises `TilewrightError`.
     """
     # Here, so that the settings of `cli` come before torch.
     import torch
@@ -44,6 +45,7 @@ def run(model, image, checkpoint, attention, output, labels, token, set):
         style.check_suffix(output)
     elif token is not None:
         raise ConfigError("--token: expected --output, the picture to draw it in, found none")
+    hardware.describe(device)
     family, options = networks.parse(model, settings(set))
     place = None if token is None else _place(token)
     size = options["image_size"]
@@ -51,11 +53,13 @@ def run(model, image, checkpoint, attention, output, labels, token, set):
     network = networks.create(family, **options, checkpoint=checkpoint, attention=attention)
     names = None if labels is None else read_labels(labels, network.options.num_classes)
     drawn = [] if output is None else views(family, network, pixels, place)
+    network, pixels = network.to(device), pixels.to(device)
     with torch.inference_mode():
         begin = time.perf_counter()
-        logits = network(pixels)[0]
+        # On the host, so that a GPU is waited for.
+        logits = network(pixels)[0].cpu()
         first = time.perf_counter() - begin
-        timing = time_call(lambda: network(pixels), min_reps=RUNS, max_seconds=SECONDS, rse_target=RSE)
+        timing = time_call(lambda: network(pixels).cpu(), min_reps=RUNS, max_seconds=SECONDS, rse_target=RSE)
     print(
         f"{model}, {attention} attention, one image of {size} x {size}: {timing.p50_us / 1e3:.1f} ms "
         f"(p50 of {timing.repetitions} runs; first call {first:.1f} s)"

@@ -2,7 +2,7 @@
 
 import argparse
 
-from tilewright import images
+from tilewright import hardware, images
 from tilewright.cli import script
 from tilewright.inference import run
 
@@ -12,6 +12,7 @@ add("--model", required=True, help="network, e.g. vil-tiny-224, regionvit-small-
 add("--image", required=True, help=f"an RGB file, or one of {', '.join(images.PHOTOGRAPHS)}")
 add("--checkpoint", metavar="FILE", help="official checkpoint, .pth or .safetensors (default: random weights)")
 add("--attention", default="tilewright", help="tilewright, dense, flex or native (default: tilewright)")
+add("--device", default="cpu", help=f"{' or '.join(hardware.KINDS)} (default: cpu)")
 add("--output", metavar="PICTURE", help="picture to write (.png, .svg, .pdf): kept patches, or what a token attends to")
 add("--labels", metavar="FILE", help="names of the classes, one on each line (default: their numbers)")
 add("--token", metavar="Y,X", help="row and column of that token on the first stage's grid (default: the centre)")

@@ -2,6 +2,7 @@
 
 import argparse
 
+from tilewright import hardware
 from tilewright.bench.stage import run_network
 from tilewright.cli import script
 
@@ -15,6 +16,8 @@ add(
     metavar="NAME=BATCH[,BATCH...]",
     help="dense, tilewright, flex or native, with its batches (default: native=1 dense=1 tilewright=1)",
 )
+add("--device", default="cpu", help=f"{' or '.join(hardware.KINDS)} (default: cpu)")
+add("--dtype", default="float32", help="float32, float16 or bfloat16 (default: float32)")
 add("--rse", type=float, default=0.02, help="stop at this relative standard error (default: 0.02)")
 add("--min-repetitions", type=int, default=10, help="but not before as many calls (default: 10)")
 add("--max-seconds", type=float, default=2.0, help="and stop after this time in any case (default: 2)")

@@ -5,26 +5,39 @@ A row that did not pass has the status ``failed`` and no time; one that could no
 
 import gc
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 
 import numpy as np
 import torch
 
-from tilewright import hardware, images, networks
+from tilewright import hardware, images, networks, timing
+from tilewright.errors import UnknownNameError
 from tilewright.kernels import baselines
 from tilewright.models import gates
 from tilewright.networks import sites
-from tilewright.timing import time_call
+from tilewright.profile import DTYPES
 
 NETWORKS = (
     "network", "family", "variant", "resolution", "attention", "batch", "status", "reason", "dtype", "parameters",
     "max_abs_error", "tolerance", "largest_logit", "same_top1", "first_call_s", "p20_us", "p50_us", "p80_us",
-    "repetitions", "rse", "images_per_s", "attention_us", "rest_us", "device", "cores", "torch", "numpy", "time",
+    "repetitions", "rse", "images_per_s", "attention_us", "rest_us", "gpu_us", "device", "cores", "torch", "numpy",
+    "time",
 )  # fmt: skip
 
 # In float32, of logits of the order of 1.
 TOLERANCE = 1e-4
+# ASSUME: in 16 bits an attention may be off by so many times what dense attention is off there, from what float32 makes
+# of the same weights: each layer rounds, and what differs in a last bit drifts apart from layer to layer.
+ROUNDING = 3.0
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Logits that others are compared with, float32 [B, classes], and how far theirs may be from them."""
+
+    logits: torch.Tensor
+    tolerance: float
 
 
 def photographs(count, size):
@@ -36,51 +49,76 @@ def photographs(count, size):
 
 
 @torch.inference_mode()
-def run_network(name, batches, effort, *, seed=0):
+def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0):
     """Yield a row of `NETWORKS` for each attention and batch of `batches`, ``{attention: [batch, …]}``.
 
-    All attentions have the weights that `seed` draws. The logits of dense attention, one image at a time, are what
-    others are compared with, itself in batches included. ``attention_us`` is spent in attention, its projections and
-    the ordering of tokens excluded; ``first_call_s`` holds what is done once, such as plans and compiling. Raises what
-    `networks.create` raises.
+    All attentions have the weights that `seed` draws, rounded to `dtype`. The logits of dense attention in float32, one
+    image at a time, are what others are compared with, itself in batches included. ``p50_us`` is the time until the
+    logits are there. ``attention_us`` is spent in attention, its projections and the ordering of tokens excluded; on a
+    GPU it is what its stream took from the beginning to the end of each attention, and ``gpu_us`` the time of the whole
+    as a CUDA graph, where it can be captured. ``first_call_s`` holds what is done once, such as plans and compiling.
+    Raises `UnknownNameError`, `DeviceError` and what `networks.create` raises.
     """
+    if dtype not in DTYPES:
+        raise UnknownNameError("dtype", dtype, DTYPES)
     family, options = networks.parse(name)
-    create = partial(networks.create, family, **options, seed=seed)
+    kind, facts = getattr(torch, dtype), hardware.describe(device)
+
+    def create(attention):
+        return networks.create(family, **options, seed=seed, attention=attention).to(device, kind)
+
     inputs = photographs(max(batch for sizes in batches.values() for batch in sizes), options["image_size"])
-    dense = create(attention="dense")
-    expected = torch.cat([dense(image[None]) for image in inputs])
-    device = hardware.describe("cpu")
+    inputs = inputs.to(device, kind)
+    dense = create("dense")
+    parameters = sum(weights.numel() for weights in dense.parameters())
+    oracle = _oracle(dense, inputs)
+    del dense
     known = dict.fromkeys(NETWORKS, "") | {
         "network": name,
         "family": family,
         "variant": options["variant"],
         "resolution": options["image_size"],
         "status": "ok",
-        "dtype": str(expected.dtype).removeprefix("torch."),
-        "parameters": sum(weights.numel() for weights in dense.parameters()),
-        "tolerance": TOLERANCE,
-        "largest_logit": float(expected.abs().max()),
-        "device": device["name"],
-        "cores": device["threads"],
-        **device["versions"],
+        "dtype": dtype,
+        "parameters": parameters,
+        "tolerance": oracle.tolerance,
+        "largest_logit": float(oracle.logits.abs().max()),
+        "device": facts["name"],
+        "cores": facts["threads"],
+        **{package: facts["versions"][package] for package in ("torch", "numpy")},
     }
-    del dense
     for attention, sizes in batches.items():
         # One network at a time: masks of several would not fit the memory at high resolution.
         gc.collect()
-        network = create(attention=attention)
+        if inputs.is_cuda:
+            torch.cuda.empty_cache()
+        network = create(attention)
         for batch in sizes:
-            measured = _measured(network, inputs[:batch], expected[:batch], effort)
+            measured = _measured(network, inputs[:batch], oracle, effort)
             yield known | {"attention": attention, "batch": batch} | measured
         del network
 
 
-def _measured(network, inputs, expected, effort):
+def _oracle(dense, inputs):
+    """The `Oracle` of a network with dense attention, in the type of `inputs`; the network is in float32 after that."""
+    rounded = torch.cat([dense(image[None]) for image in inputs])
+    if inputs.dtype == torch.float32:
+        return Oracle(rounded, TOLERANCE)
+    # Of its own weights and images, in float32: not in TensorFloat-32, which convolutions on a GPU take by default.
+    dense.float()
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        logits = torch.cat([dense(image[None].float()) for image in inputs])
+    return Oracle(logits, max(TOLERANCE, ROUNDING * float((rounded - logits).abs().max())))
+
+
+def _measured(network, inputs, oracle, effort):
     """Check of one network on one batch, and only if it passes, its time."""
     facts = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
+    expected, on_gpu = oracle.logits[: len(inputs)], inputs.is_cuda
     begin = time.perf_counter()
     try:
         found = network(inputs)
+        _wait(on_gpu)
     except baselines.Unavailable as reason:
         return facts | {"status": "skipped", "reason": str(reason)}
     error = float((found - expected).abs().max())
@@ -90,26 +128,37 @@ def _measured(network, inputs, expected, effort):
         "same_top1": float((found.argmax(1) == expected.argmax(1)).float().mean()),
     }
     # Not `>`: a NaN does not pass.
-    if not error <= TOLERANCE:
-        reason = f"logits differ by {error:.2g} from those of dense attention, tolerance {TOLERANCE:.2g}"
+    if not error <= oracle.tolerance:
+        reason = f"logits differ by {error:.2g} from those of dense attention, tolerance {oracle.tolerance:.2g}"
         return facts | {"status": "failed", "reason": reason}
     in_attention = []
 
     def call():
         with sites.clocked() as clock:
             network(inputs)
+            _wait(on_gpu)
         in_attention.append(clock.seconds)
 
-    timing = time_call(call, min_reps=effort.min_repetitions, max_seconds=effort.max_seconds, rse_target=effort.rse)
+    limits = {"min_reps": effort.min_repetitions, "max_seconds": effort.max_seconds, "rse_target": effort.rse}
+    taken = timing.time_call(call, **limits)
     # Warm-up calls come first.
-    attention_us = 1e6 * float(np.median(in_attention[-timing.repetitions :]))
+    attention_us = 1e6 * float(np.median(in_attention[-taken.repetitions :]))
+    if on_gpu:
+        captured = timing.time_gpu(lambda: network(inputs), **limits)
+        facts |= {"gpu_us": captured.p50_us} if captured.method == "graph" else {}
     return facts | {
-        "p20_us": timing.p20_us,
-        "p50_us": timing.p50_us,
-        "p80_us": timing.p80_us,
-        "repetitions": timing.repetitions,
-        "rse": timing.rse,
-        "images_per_s": len(inputs) / timing.p50_us * 1e6,
+        "p20_us": taken.p20_us,
+        "p50_us": taken.p50_us,
+        "p80_us": taken.p80_us,
+        "repetitions": taken.repetitions,
+        "rse": taken.rse,
+        "images_per_s": len(inputs) / taken.p50_us * 1e6,
         "attention_us": attention_us,
-        "rest_us": timing.p50_us - attention_us,
+        "rest_us": taken.p50_us - attention_us,
     }
+
+
+def _wait(on_gpu):
+    """Until a GPU has done what it was given."""
+    if on_gpu:
+        torch.cuda.synchronize()

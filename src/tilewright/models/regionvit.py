@@ -7,6 +7,7 @@ regionals, row by row, then the locals, row by row.
 """
 
 import re
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -15,7 +16,7 @@ import numpy as np
 from tilewright.errors import ConfigError
 from tilewright.graph import from_classes
 
-NAMING = "regionvit-<variant>-<resolution>[-w14][-p<patch>]-s<stage>, e.g. regionvit-tiny-224-s1"
+NAMING = "regionvit-<variant>-<resolution>[-w14][-p<patch>]-s<stage>[-windows], e.g. regionvit-tiny-224-s1"
 NETWORK_NAMING = "regionvit-<variant>-<size>[-w14][-peg], e.g. regionvit-tiny-224"
 
 # Heads of stage 1; they double with each stage, as the width does.
@@ -24,17 +25,25 @@ HEAD_DIM = 32
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One stage of one network. window: w, local tokens along a side of a region. resolution: pixels a side."""
+    """One stage of one network. window: w, local tokens along a side of a region. resolution: pixels a side.
+
+    part: ``windows`` leaves the attention among the regionals out. head_dim: default as published.
+    """
 
     variant: Literal["tiny", "small", "medium", "base"]
     resolution: Annotated[int, msgspec.Meta(ge=1)]
     stage: Annotated[int, msgspec.Meta(ge=1, le=4)]
     patch: Annotated[int, msgspec.Meta(ge=1)] = 4
     window: Annotated[int, msgspec.Meta(ge=2)] = 7
+    part: Literal["all", "windows"] = "all"
+    head_dim: Annotated[int, msgspec.Meta(ge=1)] = HEAD_DIM
 
     def __post_init__(self):
         if self.patch > self.resolution:
             raise ConfigError(f"patch: expected at most the resolution {self.resolution}, found {self.patch}")
+        if self.part == "windows" and self.side % self.window:
+            # The padding would be tokens of the graph, which have no bias of their own.
+            raise ConfigError(f"windows: expected {self.side} tokens a side to be a multiple of {self.window}")
 
     @property
     def side(self):
@@ -55,12 +64,13 @@ def _ceil(a, b):
 
 def fields(name):
     """Parameters stated by a workload name, or None."""
-    match = re.fullmatch(rf"regionvit-({'|'.join(HEADS)})-(\d+)(-w14)?(?:-p(\d+))?-s([1-4])", name)
+    match = re.fullmatch(rf"regionvit-({'|'.join(HEADS)})-(\d+)(-w14)?(?:-p(\d+))?-s([1-4])(-windows)?", name)
     if not match:
         return None
-    variant, resolution, wide, patch, stage = match.groups()
+    variant, resolution, wide, patch, stage, windowed = match.groups()
     stated = {"variant": variant, "resolution": int(resolution), "stage": int(stage)}
-    return stated | ({"window": 14} if wide else {}) | ({"patch": int(patch)} if patch else {})
+    stated |= {"window": 14} if wide else {}
+    return stated | ({"patch": int(patch)} if patch else {}) | ({"part": "windows"} if windowed else {})
 
 
 def network_fields(name):
@@ -77,11 +87,6 @@ def network_fields(name):
 def graph(params):
     """The exact pattern: one distinct row for each regional token and one for the locals of each window."""
     n, r, w = params.side, params.regions, params.window
-    region, members = _members(n, r, w)
-    regionals = np.arange(r * r, dtype=np.int32)
-    rows = [np.concatenate((regionals, window)) for window in members]
-    rows += [np.concatenate((regionals[i : i + 1], window)) for i, window in enumerate(members)]
-    hint = np.concatenate((np.full(r * r, -1), region))
     meta = {
         "family": "regionvit",
         "paper_family": "RegionViT",
@@ -90,17 +95,24 @@ def graph(params):
         "patch": params.patch,
         "stage": params.stage,
         "heads": HEADS[params.variant] << (params.stage - 1),
-        "head_dim": HEAD_DIM,
+        "head_dim": params.head_dim,
         "grid": [n, n],
         "n_regional": r * r,
         "window": w,
-        "mode": "regional",
+        "mode": {"all": "regional", "windows": "windows"}[params.part],
         "bias": {
             "kind": "local offsets within a window, none",
             "table_size": (2 * w - 1) ** 2,
             "slots": (2 * w - 1) ** 2 + 1,
         },
     }
+    if params.part == "windows":
+        return replace(windows(n, r, w), meta=meta)
+    region, members = _members(n, r, w)
+    regionals = np.arange(r * r, dtype=np.int32)
+    rows = [np.concatenate((regionals, window)) for window in members]
+    rows += [np.concatenate((regionals[i : i + 1], window)) for i, window in enumerate(members)]
+    hint = np.concatenate((np.full(r * r, -1), region))
     return from_classes(
         np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
         np.concatenate(rows, dtype=np.int32),

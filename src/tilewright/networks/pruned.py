@@ -40,7 +40,7 @@ def masked(seen, dtype):
 
 def flexed(seen, dtype):
     """The same attention by compiled FlexAttention; the block mask is this batch's, the code that of the shape."""
-    mask, compiled = block_mask(seen), compiled_flex()
+    mask, compiled = block_mask(seen), compiled_flex(seen.device.type)
 
     def run(q, k, v):
         # FlexAttention has no backward on a CPU and refuses inputs that ask for one.
@@ -71,9 +71,9 @@ def block_mask(seen):
 
 
 @functools.cache
-def compiled_flex():
-    """Compiled FlexAttention. Raises `Unavailable` without a compiler."""
-    flex.need_compiler()
+def compiled_flex(device):
+    """FlexAttention compiled for `device`, a kind. Raises `Unavailable` without a compiler."""
+    flex.need_compiler(device)
     # fullgraph: beyond its limit of recompilations torch would otherwise go on uncompiled, without a word.
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 

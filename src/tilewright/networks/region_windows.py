@@ -21,9 +21,10 @@ class Windows:
         self.side, self.regions, self.window = side, regions, window
         # The one behind all tokens of the grids: padding.
         self.zero = regions**2 + side**2
-        y, x = torch.from_numpy(pattern.places(side, regions, window))
+        self._places = torch.from_numpy(pattern.places(side, regions, window))
 
         def slot(rows, cols):
+            y, x = sites.resident(self, "_places", rows.device)
             q, k = ((tokens - regions**2).clamp(min=0) for tokens in (rows, cols))
             local = (rows >= regions**2) & (cols >= regions**2)
             return torch.where(local, pattern.offset_slot(y[k] - y[q], x[k] - x[q], window), (2 * window - 1) ** 2)
@@ -42,18 +43,17 @@ class Windows:
         """Grids [B, C, r, r] and [B, C, n, n] to tokens [B, N, C]; padding is zero."""
         grids = [grid.flatten(2).transpose(1, 2) for grid in (regionals, locals_)]
         x = torch.cat((*grids, torch.zeros_like(grids[0][:, :1])), 1)
-        return x.index_select(1, self._tokens.to(x.device))
+        return x.index_select(1, sites.resident(self, "_tokens", x.device))
 
     def leave(self, x):
         """Undo `enter`; padding is dropped."""
-        x = x.index_select(1, self._back.to(x.device)).transpose(1, 2)
+        x = x.index_select(1, sites.resident(self, "_back", x.device)).transpose(1, 2)
         regionals, locals_ = x.split((self.regions**2, self.side**2), 2)
         return regionals.unflatten(2, (self.regions, -1)), locals_.unflatten(2, (self.side, -1))
 
-    @property
-    def regionals(self):
-        """Where the regional tokens stand."""
-        return self._back[: self.regions**2]
+    def regionals(self, device):
+        """Where the regional tokens stand, a tensor on `device`."""
+        return sites.resident(self, "_back", device)[: self.regions**2]
 
     @cached_property
     def _tokens(self):
@@ -99,9 +99,10 @@ class Windows:
         """The windows as one batch: q, k, v [B, H, r^2 (1 + w^2), D], bias [H, slots]."""
         batch, length = len(q), 1 + self.window**2
         q, k, v = (x.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-        mask = bias[:, self._slots.to(bias.device)][None]
+        mask = bias[:, sites.resident(self, "_slots", bias.device)][None]
         if self._seen is not None:
             hidden = torch.finfo(mask.dtype).min
-            mask = torch.where(self._seen[:, None].to(mask.device), mask, hidden).repeat(batch, 1, 1, 1)
+            seen = sites.resident(self, "_seen", mask.device)
+            mask = torch.where(seen[:, None], mask, hidden).repeat(batch, 1, 1, 1)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return out.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)

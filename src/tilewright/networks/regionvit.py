@@ -173,7 +173,7 @@ class _Stage(nn.Module):
         project, *blocks = self.block
         x = self.windows.enter(project["proj"](regionals), project["proj"](locals_))
         for i, block in enumerate(blocks):
-            x = block(x, self.windows.regionals.to(x.device))
+            x = block(x, self.windows.regionals(x.device))
             if i == 0 and self.peg is not None:
                 x = self.windows.enter(*(grid + self.peg(grid) for grid in self.windows.leave(x)))
         return self.windows.leave(x)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,18 @@ _CLOCK = ContextVar("clock", default=None)
 
 @dataclass
 class Clock:
-    """Seconds that were spent in attention (without its projections)."""
+    """Time that was spent in attention (without its projections).
 
-    seconds: float = 0.0
+    elapsed: seconds of the host's clock. spans: pairs of CUDA events, on a GPU, where a call returns before it is done.
+    """
+
+    elapsed: float = 0.0
+    spans: list = field(default_factory=list)
+
+    @property
+    def seconds(self):
+        """All of it; what runs on a GPU must have been waited for."""
+        return self.elapsed + sum(begin.elapsed_time(end) for begin, end in self.spans) / 1e3
 
 
 @contextmanager
@@ -37,19 +46,36 @@ def clocked():
 
 
 def timed(run, *arguments):
-    """``run(*arguments)``, its time given to the clock that runs, if one does."""
+    """``run(*arguments)``, its time given to the clock that runs, if one does; tensors tell whose time it is."""
     clock = _CLOCK.get()
     if clock is None:
         return run(*arguments)
+    if any(isinstance(x, torch.Tensor) and x.is_cuda for x in arguments):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        out = run(*arguments)
+        end.record()
+        clock.spans.append((begin, end))
+        return out
     start = time.perf_counter()
     out = run(*arguments)
-    clock.seconds += time.perf_counter() - start
+    clock.elapsed += time.perf_counter() - start
     return out
+
+
+def resident(owner, name, device):
+    """The tensor ``owner.name`` on `device`, copied there once: a copy in every call would wait for the device."""
+    copies = owner.__dict__.setdefault("_copies", {})
+    if (name, device) not in copies:
+        # Layers that are trained later may read it, too.
+        with torch.inference_mode(False):
+            copies[name, device] = getattr(owner, name).to(device)
+    return copies[name, device]
 
 
 def full(q, k, v, bias=None):
     """Attention to everything, the same in every mode: q [B, H, M, D], k, v [B, H, N, D], bias [H, M, N] or None."""
-    return timed(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=bias))
+    return timed(partial(F.scaled_dot_product_attention, attn_mask=bias), q, k, v)
 
 
 @dataclass(eq=False)
@@ -86,11 +112,11 @@ class Site:
 
     def enter(self, x):
         """Tokens x [B, N, C] in the site's order; once, at the entry of a stage."""
-        return x if self.order is None else x.index_select(1, self.order.to(x.device))
+        return x if self.order is None else x.index_select(1, resident(self, "order", x.device))
 
     def leave(self, x):
         """Undo `enter`, at the exit of the stage."""
-        return x if self.order is None else x.index_select(1, self._back.to(x.device))
+        return x if self.order is None else x.index_select(1, resident(self, "_back", x.device))
 
     def layer(self):
         """A new `Attend` over this site."""
@@ -115,7 +141,7 @@ class Attend(nn.Module):
         """Attention over the site's pattern: q, k, v [B, H, N, D] with tokens in the site's order.
 
         bias: [H, slots], the layer's relative-position bias with the zero slot last; prepared once, and again when its
-        values are others. Not differentiated.
+        values are others, which a CUDA graph that is being captured takes as they were. Not differentiated.
         """
         key = (q.dtype, q.device)
         if self._key != key or not _same(self._bias, bias):
@@ -131,4 +157,7 @@ class Attend(nn.Module):
 
 def _same(a, b):
     """By value: addresses are reused, and neither inference tensors nor writes through ``.data`` count versions."""
-    return a is b or (a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b))
+    if a is None or b is None or a.dtype != b.dtype:
+        return a is b
+    # A look at values waits for the device, which a capture forbids.
+    return a is b or (b.is_cuda and torch.cuda.is_current_stream_capturing()) or torch.equal(a, b)

@@ -4,8 +4,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-# Largest mask that is made at once; all of it is kept when it is no larger.
+# A mask no larger than this is kept, else it is made some rows at a time in every call. A GPU waits long for each of
+# them and has its memory for it: there it is a share of what is free.
 MASK_BYTES = 1 << 29
+MASK_SHARE = 1 / 4
+# In one call; kernels count a mask's entries in 32 bits.
+MASK_ENTRIES = (1 << 31) - 1
 
 
 def order(site):
@@ -17,16 +21,20 @@ def prepare(site, bias, dtype, device):
     """Rows of the mask, bias included, are made as they are needed, so that any image size fits the memory."""
     graph = site.graph
     heads = 1 if bias is None else len(bias)
-    step = max(1, MASK_BYTES // (heads * graph.n_cols * dtype.itemsize))
+    kept_bytes = MASK_BYTES if device.type == "cpu" else int(MASK_SHARE * torch.cuda.mem_get_info(device)[0])
+    row = heads * graph.n_cols
+    step = max(1, min(kept_bytes // dtype.itemsize, MASK_ENTRIES) // row)
+    keeps = graph.n_rows * row * dtype.itemsize <= kept_bytes
     bounds = [(lo, min(lo + step, graph.n_rows)) for lo in range(0, graph.n_rows, step)]
     kept = {}
 
     def mask(lo, hi):
-        if len(bounds) > 1:
-            return _mask(site, bias, lo, hi, dtype, device)
-        if not kept:
-            kept[0] = _mask(site, bias, lo, hi, dtype, device)
-        return kept[0]
+        if lo in kept:
+            return kept[lo]
+        made = _mask(site, bias, lo, hi, dtype, device)
+        if keeps:
+            kept[lo] = made
+        return made
 
     def run(q, k, v):
         parts = [F.scaled_dot_product_attention(q[:, :, lo:hi], k, v, attn_mask=mask(lo, hi)) for lo, hi in bounds]

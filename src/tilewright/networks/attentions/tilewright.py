@@ -7,25 +7,23 @@ from pathlib import Path
 
 import torch
 
-from tilewright import api, hardware, provenance
+from tilewright import api, hardware, provenance, reorder
 from tilewright.errors import ArtifactError, PatternError
 from tilewright.kernels.torch_blocks import Bias
 
 _LOG = logging.getLogger(__name__)
-# What makes a plan. Orders and solvers are entered by name, which imports do not show.
-_MAKERS = (
-    api.__name__,
-    *(f"tilewright.reorder.{name}" for name in ("none", "ic", "window")),
-    "tilewright.schedule.solvers.highs",
-)
+# The networks' patterns declare their windows: the order is the same for plans of every device and type.
+ORDER = "window"
+# What makes a plan, beside its device's modules. Orders and solvers are entered by name, which imports do not show.
+_MAKERS = (api.__name__, f"tilewright.reorder.{ORDER}", "tilewright.schedule.solvers.highs")
 
 
 def order(site):
-    """The plan's order of the tokens, the same for queries and keys."""
-    found = _plan(site, torch.float32, "cpu")
-    if not torch.equal(found.row_order, found.col_order):
+    """The plans' order of the tokens, the same for queries and keys."""
+    ordered, _ = reorder.apply(site.graph, ORDER)
+    if not (ordered.row_order == ordered.col_order).all():
         raise PatternError("expected one order for queries and keys of a self-attention, found two")
-    return found.row_order
+    return torch.from_numpy(ordered.row_order.astype("int64"))
 
 
 def prepare(site, bias, dtype, device):
@@ -47,12 +45,13 @@ def folder():
 
 def _plan(site, dtype, device):
     """The site's plan for `dtype` on `device`, from memory, from disk, or made and written there."""
-    # Kept by the site: its layers and its order share one plan.
+    # Kept by the site: its layers share one plan.
     if (dtype, device) in site.plans:
         return site.plans[dtype, device]
     facts = hardware.describe(device)
-    shape = (site.heads, site.head_dim, str(dtype))
-    made_of = (site.graph.id, *shape, hardware.device_id(facts), provenance.code_digest(*_MAKERS))
+    shape = {"heads": site.heads, "head_dim": site.head_dim, "dtype": dtype}
+    makers = (*_MAKERS, hardware.KINDS[device].EXECUTOR, hardware.KINDS[device].PROBE)
+    made_of = (site.graph.id, *map(str, shape.values()), hardware.device_id(facts), provenance.code_digest(*makers))
     path = folder() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.plan"
     found = None
     if path.exists():
@@ -61,7 +60,7 @@ def _plan(site, dtype, device):
         except ArtifactError as error:
             _LOG.warning("a cached plan cannot be read and is made anew: %s", error)
     if found is None:
-        found = api.plan(site.graph, heads=site.heads, head_dim=site.head_dim, dtype=dtype, device=device)
+        found = api.plan(site.graph, **shape, device=device, reorder=ORDER)
         path.parent.mkdir(parents=True, exist_ok=True)
         found.save(path)
     site.plans[dtype, device] = found
