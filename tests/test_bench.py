@@ -1,7 +1,7 @@
 import contextlib
-import importlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,12 +13,14 @@ import pytest
 import torch
 
 import plans
-from tilewright import blocks, graph, hardware, profile, schedule
-from tilewright.bench import COLUMNS, Effort, rows, run_baselines, run_schedule, sweeps
+from conftest import TRITON_DEVICE
+from tilewright import blocks, graph, hardware, profile, schedule, work
+from tilewright.bench import COLUMNS, Effort, ceilings, rows, run_baselines, run_schedule, sweeps
 from tilewright.bench.rows import Tokens
 from tilewright.errors import ArtifactError, TilewrightError, UnknownNameError
-from tilewright.kernels import baselines, torch_blocks
-from tilewright.kernels.baselines import flex
+from tilewright.kernels import baselines, torch_blocks, triton_schedule
+from tilewright.kernels.baselines import sdpa_dense
+from tilewright.timing import Timing
 
 SCRIPT = Path(__file__).parent.parent / "workflow/scripts/run_bench.py"
 QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
@@ -54,6 +56,20 @@ def test_a_schedule_gives_a_row_for_tokens_in_order_and_one_for_others(cover, to
         assert row["executed_gflops"] > row["useful_gflops"]
         assert row["tokens_per_s"] == pytest.approx(280 / row["p50_us"] * 1e6)
         assert row["memory_bytes"] > 0
+
+
+def test_executors_count_the_pairs_that_they_work_through(cover, tokens):
+    options = {"heads": 2, "head_dim": 16, "dtype": torch.float32}
+    plan = plans.scheduled(cover, split_keys=32)
+    area = 0
+    for t, blocks_of_tile in enumerate(cover.values()):
+        items, cls = work.items(blocks_of_tile, plan.split_keys), plan.cls[plan.tile == t]
+        area += int((items.class_rows[cls] * items.class_runs[cls]).sum()) * blocks_of_tile.tile.run
+    assert torch_blocks.prepare(plan, cover, **options).executed == area
+    slices = {"16x1": cover["16x1"]}
+    plan = plans.scheduled(slices)
+    steps = -(-(plan.run_hi - plan.run_lo) * cover["16x1"].tile.run // 64)
+    assert triton_schedule.prepare(plan, slices, **options, device=TRITON_DEVICE).executed == 16 * 64 * steps.sum()
 
 
 def test_a_wrong_result_is_never_timed(monkeypatch, cover, tokens):
@@ -96,56 +112,89 @@ def test_dense_baselines_pass_their_own_checks(tokens):
     assert masked["memory_bytes"] == 140 * 90 * 4 and dense["executed_gflops"] > dense["useful_gflops"]
 
 
-def test_what_is_too_large_is_skipped_with_the_reason(monkeypatch, tokens):
-    for row in run_baselines(["sdpa_dense", "sdpa_mask"], tokens, QUICK, max_dense_tokens=89):
-        assert row["status"] == "skipped" and row["reason"] == "90 tokens; dense attention is run up to 89"
-        assert row["p50_us"] == row["max_abs_error"] == ""
-    monkeypatch.setattr(rows, "BASELINE_BYTES", 100)
-    for row in run_baselines(["sdpa_mask", "flex"], tokens, QUICK, max_dense_tokens=90):
-        assert row["status"] == "skipped" and "at most 100 are allowed" in row["reason"]
-
-
 def test_an_unknown_baseline_is_refused(tokens):
     with pytest.raises(UnknownNameError, match="sdpa_dense, sdpa_mask, flex"):
         run_baselines(["xformers"], tokens, QUICK, max_dense_tokens=90)
 
 
+def test_of_the_variants_the_fastest_that_is_right_is_reported(monkeypatch, tokens):
+    def prepare(graph, *, variant, **_):
+        if variant == "absent":
+            raise baselines.Unavailable("not here")
+        return baselines.Ready(calls[variant], 0, 1)
+
+    right = sdpa_dense.prepare(tokens.graph).call
+    calls = {
+        "slow": lambda *qkv: sum(right(*qkv) / 50 for _ in range(50)),
+        "fast": right,
+        "wrong": lambda *qkv: qkv[0],
+        "broken": lambda *qkv: torch.zeros(1).view(2),
+    }
+    monkeypatch.setattr(sdpa_dense, "prepare", prepare)
+    for variants, status, variant, reason in (
+        (("absent", "broken", "wrong", "slow", "fast"), "ok", "fast", ""),
+        (("absent", "wrong"), "failed", "wrong", "against the reference"),
+        (("broken",), "failed", "broken", "RuntimeError: shape '\\[2\\]' is invalid"),
+        (("absent",), "skipped", "absent", "not here"),
+    ):
+        monkeypatch.setattr(sdpa_dense, "VARIANTS", variants)
+        (row,) = run_baselines(["sdpa_dense"], tokens, QUICK, max_dense_tokens=90)
+        assert (row["status"], row["variant"]) == (status, variant)
+        assert re.search(reason, row["reason"])
+
+
+GPU = {
+    "kind": "cuda", "name": "Imaginary GPU", "threads": 100, "multiprocessors": 100, "capability": "9.0",
+    "clock_mhz": 1000.0, "l2_bytes": 1, "driver": "1.2", "versions": {"torch": "2", "triton": "3", "numpy": "4"},
+}  # fmt: skip
+
+
 @pytest.fixture
-def no_compiler(monkeypatch, tmp_path):
-    from torch._inductor import cpp_builder
-
-    monkeypatch.setenv("PATH", str(tmp_path))
-    cpp_builder.cpp_compiler_search.cache_clear()
-    yield
-    cpp_builder.cpp_compiler_search.cache_clear()
-
-
-def test_without_a_compiler_flex_is_skipped(no_compiler, tokens):
-    (row,) = run_baselines(["flex"], tokens, QUICK, max_dense_tokens=1000)
-    assert row["status"] == "skipped" and "no C++ compiler" in row["reason"]
+def gpu_tokens(monkeypatch, ordered):
+    """Tokens that take this processor for a GPU of 1 GB/s, on which a call takes 8 us."""
+    found = Tokens(ordered, dtype="bfloat16")
+    found.device = GPU
+    timing = Timing(7.0, 8.0, 9.0, 3, 0.0, "graph")
+    monkeypatch.setattr(rows, "time_gpu", lambda call, **_: timing)
+    monkeypatch.setattr(rows, "time_cold", lambda call, l2_bytes, **_: 10.0)
+    monkeypatch.setattr(rows, "time_host", lambda call, **_: (20.0, 4.0))
+    monkeypatch.setattr(rows, "copy_bandwidth", lambda: 1e9)
+    return found
 
 
-def test_flex_passes_its_check():
-    dense = plans.pattern(300, 200, density=0.01)
-    dense[:128, :128] = True
-    (row,) = run_baselines(["flex"], Tokens(graph.from_pattern(dense, meta=META)), QUICK, max_dense_tokens=1)
-    if "no C++ compiler" in row["reason"]:
-        pytest.skip(row["reason"])
-    assert row["status"] == "ok", row["reason"]
+def test_on_a_gpu_times_stand_beside_floor_and_ceiling(gpu_tokens):
+    row = gpu_tokens.checked(
+        sdpa_dense.prepare(gpu_tokens.graph).call,
+        gpu_tokens.dense_result,
+        gpu_tokens.ordered,
+        gpu_tokens.rows,
+        140 * 90,
+        QUICK,
+    )
+    assert list(row) == list(COLUMNS) and row["status"] == "ok"
+    assert [row[name] for name in ("p50_us", "timing", "cold_us", "latency_us", "host_us")] == [8, "graph", 10, 20, 4]
+    assert [row[name] for name in ("driver", "triton", "cores")] == ["1.2", "3", 100]
+    assert row["byte_floor_us"] == pytest.approx(2 * (140 + 90) * 2 * 16 * 2 / 1e3)
+    assert row["floor_fraction"] == pytest.approx(row["byte_floor_us"] / 8)
+    # 64 FLOP in the clocks of an exponential and 5.5 other instructions, on 100 multiprocessors at 1 GHz.
+    ceiling_gflops = 64 / (1 / 16 + 5.5 / 128) * 100
+    assert row["ceiling_fraction"] == pytest.approx(4 * 16 * 2 * 140 * 90 / 8 / 1e3 / ceiling_gflops)
 
 
-def test_flex_blocks_are_full_partial_or_absent():
-    dense = np.zeros((300, 200), bool)
-    dense[:128, :128] = dense[130, 150] = True
-    partial, full = flex._kinds(graph.from_pattern(dense))
-    assert full.tolist() == [[True, False], [False, False], [False, False]]
-    assert partial.tolist() == [[False, False], [False, True], [False, False]]
+@pytest.mark.parametrize(("head_dim", "tflops"), [(32, 281), (48, 422), (64, 562), (128, 949)])
+def test_the_ceiling_is_that_of_perfect_overlap(head_dim, tflops):
+    device = {"capability": "9.0", "multiprocessors": 132, "clock_mhz": 1755.0}
+    assert ceilings.softmax_bound_gflops(device, head_dim, torch.bfloat16) / 1e3 == pytest.approx(tflops, rel=2e-3)
 
 
-def test_every_baseline_keeps_the_contract():
-    for name in baselines.NAMES:
-        module = importlib.import_module(f"tilewright.kernels.baselines.{name}")
-        assert isinstance(module.MASKED, bool) and isinstance(module.DENSE, bool) and callable(module.prepare)
+def test_without_known_rates_there_is_no_ceiling():
+    assert ceilings.softmax_bound_gflops({"capability": "7.0"}, 64, torch.bfloat16) is None
+    assert ceilings.softmax_bound_gflops(GPU, 64, torch.float32) is None
+
+
+def test_keys_that_no_query_sees_need_not_be_moved():
+    pattern = graph.from_pattern(np.eye(3, 5, dtype=bool))
+    assert ceilings.floor_bytes(pattern, batch=2, heads=3, head_dim=8, itemsize=2) == (3 + 3 + 3 + 3) * 2 * 3 * 8 * 2
 
 
 def test_heat_map_runs_what_fits_and_says_why_not():

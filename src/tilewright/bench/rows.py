@@ -11,17 +11,24 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from tilewright import hardware, registry, work
+from tilewright import hardware, registry
+from tilewright.bench import ceilings
 from tilewright.errors import ArtifactError, UnknownNameError
-from tilewright.kernels import baselines, reference, torch_blocks
+from tilewright.kernels import baselines, reference
 from tilewright.profile import DTYPES
-from tilewright.timing import time_call
+from tilewright.timing import copy_bandwidth, time_call, time_cold, time_gpu, time_host
 
+# On a GPU p20_us, p50_us and p80_us are its own time, with a warm second-level cache; what is blank on CPUs:
+#   timing: how that was measured (`Timing.method`); cold_us: the same with a cold cache;
+#   latency_us: of a call and the wait for it, by the host's clock; host_us: until a call returns;
+#   byte_floor_us: `ceilings.floor_bytes` at the bandwidth of a copy; floor_fraction: of p50_us;
+#   ceiling_fraction: executed_gflops over `ceilings.softmax_bound_gflops`.
 COLUMNS = (
-    "model", "family", "resolution", "reorder", "tiles", "solver", "provider", "status", "reason", "ordered", "batch",
-    "heads", "head_dim", "dtype", "tokens", "entries", "density", "p20_us", "p50_us", "p80_us", "repetitions", "rse",
-    "max_abs_error", "tolerance", "predicted_us", "objective_us", "bound_us", "gap", "items", "launches",
-    "useful_gflops", "executed_gflops", "tokens_per_s", "memory_bytes", "device", "cores", "torch", "numpy", "time",
+    "model", "family", "resolution", "reorder", "tiles", "solver", "provider", "variant", "status", "reason", "ordered",
+    "batch", "heads", "head_dim", "dtype", "tokens", "entries", "density", "p20_us", "p50_us", "p80_us", "repetitions",
+    "rse", "timing", "cold_us", "latency_us", "host_us", "max_abs_error", "tolerance", "predicted_us", "objective_us",
+    "bound_us", "gap", "items", "launches", "useful_gflops", "executed_gflops", "byte_floor_us", "floor_fraction",
+    "ceiling_fraction", "tokens_per_s", "memory_bytes", "device", "cores", "driver", "torch", "triton", "numpy", "time",
 )  # fmt: skip
 
 # Above as many queries, a sample of that many is checked.
@@ -40,13 +47,14 @@ class Effort:
 
 
 class Tokens:
-    """Standard normal q, k, v of one graph, and what attention over its pattern, or over all pairs, makes of them."""
+    """Standard normal q, k, v of one graph on a device, and what attention over its pattern, or over all pairs, makes
+    of them."""
 
     def __init__(self, graph, *, heads=None, head_dim=None, dtype=None, batch=1, seed=0, device="cpu"):
-        """Draw the tokens, in the order of `graph`. heads, head_dim: default those of its model; dtype: default
-        float32.
+        """Draw the tokens, in the order of `graph`, the same on every `device`. heads, head_dim: default those of its
+        model; dtype: default float32.
 
-        Raises `ArtifactError` where the model does not tell, and `UnknownNameError`.
+        Raises `ArtifactError` where the model does not tell, `DeviceError` and `UnknownNameError`.
         """
         self.graph, self.batch, self.seed, self.device = graph, batch, seed, hardware.describe(device)
         self.heads, self.head_dim = (
@@ -60,10 +68,16 @@ class Tokens:
         self.dtype = getattr(torch, dtype or DTYPES[0])
         generator = torch.Generator().manual_seed(seed)
         self.ordered = tuple(
-            torch.randn(batch, self.heads, n, self.head_dim, generator=generator).to(self.dtype)
+            torch.randn(batch, self.heads, n, self.head_dim, generator=generator).to(device, self.dtype)
             for n in (graph.shape[0], graph.shape[1], graph.shape[1])
         )
         self.rows = reference.sample_rows(graph, CHECKED_ROWS, seed)
+
+    @property
+    def setting(self):
+        """What a baseline is prepared for, see `baselines`."""
+        sizes = {"batch": self.batch, "heads": self.heads, "head_dim": self.head_dim}
+        return sizes | {"dtype": self.dtype, "device": self.device["kind"]}
 
     @cached_property
     def natural(self):
@@ -84,7 +98,7 @@ class Tokens:
         """float64 [B, H, R, D]: dense attention of `rows`."""
         q, k, v = self.ordered
         results = [
-            reference.attention(q[:, :, rows], k, v, torch.ones(1, 1, dtype=torch.bool))
+            reference.attention(q[:, :, rows], k, v, torch.ones(1, 1, dtype=torch.bool, device=q.device))
             for rows in np.array_split(self.rows, -(-len(self.rows) // 64))
         ]
         return torch.cat(results, 2)
@@ -94,6 +108,7 @@ class Tokens:
         g, meta, tokens = self.graph, self.graph.meta, self.graph.n_rows
         known = {
             "model": meta.get("model", ""),
+            "reorder": meta.get("reorder", {}).get("order", "none" if g.row_order is None else ""),
             "family": meta.get("family", ""),
             "resolution": meta.get("resolution", ""),
             "batch": self.batch,
@@ -106,6 +121,7 @@ class Tokens:
             "tolerance": reference.TOLERANCE[self.dtype],
             "device": self.device["name"],
             "cores": self.device["threads"],
+            "driver": self.device.get("driver", ""),
             **self.device["versions"],
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -122,22 +138,35 @@ class Tokens:
         if not error <= row["tolerance"]:
             reason = f"error {error:.2g} against the reference, tolerance {row['tolerance']:.2g}"
             return row | {"status": "failed", "reason": reason}
-        timing = time_call(
-            lambda: call(*tokens),
-            min_reps=effort.min_repetitions,
-            max_seconds=effort.max_seconds,
-            rse_target=effort.rse,
-        )
-        per_us = 4 * self.head_dim * self.heads * self.batch / timing.p50_us / 1e3
-        return row | {
-            "p20_us": timing.p20_us,
-            "p50_us": timing.p50_us,
-            "p80_us": timing.p80_us,
-            "repetitions": timing.repetitions,
-            "rse": timing.rse,
-            "useful_gflops": self.graph.entries * per_us,
-            "executed_gflops": executed * per_us,
-            "tokens_per_s": self.batch * self.graph.n_rows / timing.p50_us * 1e6,
+        facts = self._measured(lambda: call(*tokens), effort)
+        per_us = 4 * self.head_dim * self.heads * self.batch / facts["p50_us"] / 1e3
+        facts["useful_gflops"], facts["executed_gflops"] = self.graph.entries * per_us, executed * per_us
+        facts["tokens_per_s"] = self.batch * self.graph.n_rows / facts["p50_us"] * 1e6
+        return row | facts | (self._judged(facts) if self.device["kind"] == "cuda" else {})
+
+    def _measured(self, call, effort):
+        """Times of `call` on the tokens' device."""
+        how = {"min_reps": effort.min_repetitions, "max_seconds": effort.max_seconds, "rse_target": effort.rse}
+        gpu = self.device["kind"] == "cuda"
+        timing = (time_gpu if gpu else time_call)(call, **how)
+        names = ("p20_us", "p50_us", "p80_us", "repetitions", "rse")
+        facts = {name: getattr(timing, name) for name in names}
+        if gpu:
+            latency_us, host_us = time_host(call, **how)
+            cold_us = time_cold(call, self.device["l2_bytes"], **how)
+            facts |= {"timing": timing.method, "cold_us": cold_us, "latency_us": latency_us, "host_us": host_us}
+        return facts
+
+    def _judged(self, facts):
+        """The measured time and rate beside what the GPU allows at best."""
+        sizes = {"batch": self.batch, "heads": self.heads, "head_dim": self.head_dim}
+        moved = ceilings.floor_bytes(self.graph, **sizes, itemsize=self.dtype.itemsize)
+        floor_us = moved / copy_bandwidth() * 1e6
+        ceiling = ceilings.softmax_bound_gflops(self.device, self.head_dim, self.dtype)
+        return {
+            "byte_floor_us": floor_us,
+            "floor_fraction": floor_us / facts["p50_us"],
+            "ceiling_fraction": "" if ceiling is None else facts["executed_gflops"] / ceiling,
         }
 
 
@@ -153,14 +182,13 @@ def run_schedule(schedule, blocks, tokens, effort, *, tiles=None):
         raise ArtifactError(f"expected the graph {schedule.graph_id} of the schedule, found {graph.id}")
     facts = {
         "provider": "tilewright",
-        "reorder": graph.meta.get("reorder", {}).get("order", "none" if graph.row_order is None else ""),
         "tiles": tiles or "+".join(schedule.tiles),
         "items": len(schedule.tile),
         **{name: getattr(schedule, name) for name in ("solver", "predicted_us", "objective_us", "bound_us", "gap")},
     }
     rows = []
     for ordered in (True, False):
-        executor = torch_blocks.prepare(
+        executor = hardware.executor(tokens.device["kind"]).prepare(
             schedule,
             blocks,
             heads=tokens.heads,
@@ -177,43 +205,44 @@ def run_schedule(schedule, blocks, tokens, effort, *, tiles=None):
             "memory_bytes": executor.memory_bytes + executor.peak_bytes(tokens.batch),
         }
         inputs = tokens.ordered if ordered else tokens.natural
-        area = _executed_area(schedule, blocks)
-        rows.append(tokens.checked(executor, tokens.masked_result, inputs, places, area, effort, **facts))
+        rows.append(tokens.checked(executor, tokens.masked_result, inputs, places, executor.executed, effort, **facts))
     return rows
 
 
 def run_baselines(names, tokens, effort, *, max_dense_tokens):
-    """A row of each of the baselines `names`, tokens in the order of the graph of `tokens` (`Tokens`).
+    """A row of each of the baselines `names`, in its fastest variant, tokens in the order of the graph of `tokens`.
 
     More than `max_dense_tokens` keys are not attended densely. ``memory_bytes`` are the tables that a baseline holds.
     The first call, which may compile, is not counted; its time is printed. Raises `UnknownNameError`.
     """
-    graph, rows = tokens.graph, []
+    rows = []
     for name in names:
         module = registry.member("tilewright.kernels.baselines", "baseline", name, baselines.NAMES)
-        facts = {"provider": name, "reorder": graph.meta.get("reorder", {}).get("order", "none")}
-        try:
-            if module.DENSE and graph.n_cols > max_dense_tokens:
-                raise baselines.Unavailable(
-                    f"{graph.n_cols:,} tokens; dense attention is run up to {max_dense_tokens:,}"
-                )
-            ready = module.prepare(graph, dtype=tokens.dtype, max_bytes=BASELINE_BYTES)
-        except baselines.Unavailable as reason:
-            rows.append(tokens.row(status="skipped", reason=str(reason), **facts))
+        facts = {"provider": name}
+        if module.DENSE and tokens.graph.n_cols > max_dense_tokens:
+            reason = f"{tokens.graph.n_cols:,} tokens; dense attention is run up to {max_dense_tokens:,}"
+            rows.append(tokens.row(status="skipped", reason=reason, **facts))
             continue
-        begin = time.perf_counter()
-        ready.call(*tokens.ordered)
-        print(f"{name}: first call {time.perf_counter() - begin:.2f} s, not counted")
-        expected = tokens.masked_result if module.MASKED else tokens.dense_result
-        facts |= {"memory_bytes": ready.held_bytes, "launches": 1}
-        rows.append(tokens.checked(ready.call, expected, tokens.ordered, tokens.rows, ready.executed, effort, **facts))
+        found = [_variant(module, variant, tokens, effort, facts) for variant in module.VARIANTS]
+        # The fastest that is right, else one that is wrong, else one that could not run.
+        found.sort(key=lambda row: (("ok", "failed", "skipped").index(row["status"]), row["p50_us"]))
+        rows.append(found[0])
     return rows
 
 
-def _executed_area(schedule, blocks):
-    """Pairs of query and key that the items of a schedule compute, padded to their shape classes."""
-    area = 0
-    for t, name in enumerate(schedule.tiles):
-        shapes, cls = work.items(blocks[name], schedule.split_keys), schedule.cls[schedule.tile == t]
-        area += int((shapes.class_rows[cls].astype(np.int64) * shapes.class_runs[cls]).sum()) * blocks[name].tile.run
-    return area
+def _variant(module, variant, tokens, effort, facts):
+    """The row of one form of the baseline `module`."""
+    facts = facts | {"variant": variant}
+    try:
+        ready = module.prepare(tokens.graph, variant=variant, **tokens.setting, max_bytes=BASELINE_BYTES)
+        begin = time.perf_counter()
+        ready.call(*tokens.ordered)
+    except baselines.Unavailable as reason:
+        return tokens.row(status="skipped", reason=str(reason), **facts)
+    except RuntimeError as error:
+        # What torch, its compiler and its kernels raise for what they cannot do, or have no memory for.
+        return tokens.row(status="failed", reason=f"{type(error).__name__}: {error}".splitlines()[0], **facts)
+    print(f"{facts['provider']} {variant}: first call {time.perf_counter() - begin:.2f} s, not counted")
+    expected = tokens.masked_result if module.MASKED else tokens.dense_result
+    facts |= {"memory_bytes": ready.held_bytes}
+    return tokens.checked(ready.call, expected, tokens.ordered, tokens.rows, ready.executed, effort, **facts)

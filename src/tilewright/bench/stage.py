@@ -3,18 +3,19 @@
 import sys
 from pathlib import Path
 
-from tilewright import artifacts, hardware, provenance
+from tilewright import artifacts, hardware, provenance, registry
 from tilewright import blocks as blocks_file
 from tilewright import graph as graph_file
 from tilewright import profile as profile_file
 from tilewright import schedule as schedule_file
+from tilewright.bench import turns
 from tilewright.errors import ArtifactError, ConfigError, DeviceError
 
 MODES = ("profile_only", "schedule", "baselines", "heatmap", "reorder_times")
 
 
-def run(output, rse, min_repetitions, max_seconds, **arguments):
-    """Do what the one mode among `MODES` that is given asks for and write `output`.
+def run(output, device, rse, min_repetitions, max_seconds, **arguments):
+    """Do what the one mode among `MODES` that is given asks for, alone on a `device` of this kind, and write `output`.
 
     ``profile_only`` and ``schedule`` take as many outputs as inputs, the others one. Files are written when everything
     has run. Raises `TilewrightError`; nothing is written then.
@@ -35,27 +36,29 @@ def run(output, rse, min_repetitions, max_seconds, **arguments):
         "heatmap": _heatmap,
         "reorder_times": _reorder_times,
     }[chosen[0]]
-    call(output, effort=effort, **arguments)
+    with turns.turn(device):
+        call(output, device=device, effort=effort, **arguments)
 
 
-def run_network(network, attention, output, rse, min_repetitions, max_seconds, seed):
-    """Write the times of `network` to `output`, a CSV, for each ``NAME=BATCH[,BATCH…]`` of `attention`.
+def run_network(network, attention, output, device, dtype, rse, min_repetitions, max_seconds, seed):
+    """Write the times of `network` on `device` to `output`, a CSV, for each ``NAME=BATCH[,BATCH…]`` of `attention`.
 
     Raises `TilewrightError`; nothing is written then.
     """
     from tilewright.bench import networks
 
-    effort = _effort(rse, min_repetitions, max_seconds)
+    effort, batches = _effort(rse, min_repetitions, max_seconds), dict(map(_batches, attention))
     rows = []
-    for row in networks.run_network(network, dict(map(_batches, attention)), effort, seed=seed):
-        rows.append(row)
-        what = f"{row['network']} {row['attention']}, batch {row['batch']}"
-        if row["status"] == "ok":
-            share = f"{row['attention_us'] / row['p50_us']:.0%} of it attention"
-            # At once: a row may take minutes.
-            print(f"{what}: {row['p50_us'] / 1e3:.1f} ms, {share}, error {row['max_abs_error']:.1e}", flush=True)
-        else:
-            print(f"{what}: {row['status']}: {row['reason']}", file=sys.stderr)
+    with turns.turn(device):
+        for row in networks.run_network(network, batches, effort, device=device, dtype=dtype, seed=seed):
+            rows.append(row)
+            what = f"{row['network']} {row['attention']}, batch {row['batch']}"
+            if row["status"] == "ok":
+                share = f"{row['attention_us'] / row['p50_us']:.0%} of it attention"
+                # At once: a row may take minutes.
+                print(f"{what}: {row['p50_us'] / 1e3:.1f} ms, {share}, error {row['max_abs_error']:.1e}", flush=True)
+            else:
+                print(f"{what}: {row['status']}: {row['reason']}", file=sys.stderr)
     _write(output, networks.NETWORKS, rows)
 
 
@@ -86,8 +89,8 @@ def _profile(output, blocks, heads, head_dim, dtype, device, split_keys, seed, *
             "stage": "profile",
             "parameters": options | {"device": device},
             "inputs": {str(source): provenance.sha256_file(source)},
-            "code": provenance.code_digest("tilewright.profile"),
-            "versions": provenance.versions("torch", "numpy"),
+            "code": provenance.code_digest("tilewright.profile", hardware.KINDS[device].PROBE),
+            "versions": provenance.versions("torch", "triton", "numpy"),
         }
         profile_file.save(path, profile, made_by)
         print(f"{profile.tile}: {len(profile.classes)} shape classes, {profile.launch_us:.1f} us a launch")
@@ -112,7 +115,7 @@ def _schedule(output, schedule, graph, blocks, effort, heads, head_dim, dtype, b
         for source in paths.values():
             covers[source] = covers.get(source) or blocks_file.load(source)
         if tokens is None or tokens.graph.id != plan.graph_id:
-            pattern = graph_file.load(graph or _graph_path(next(iter(paths.values()))))
+            pattern = graph_file.load(_one(graph) or _graph_path(next(iter(paths.values()))))
             planned = _planned(plan, heads=heads, head_dim=head_dim, dtype=dtype)
             tokens = Tokens(pattern, **planned, batch=batch, seed=seed, device=device)
         stem, _, solver = Path(path).stem.rpartition(".")
@@ -133,21 +136,39 @@ def _baselines(output, baselines, graph, effort, heads, head_dim, dtype, batch, 
     from tilewright.bench import run_baselines
     from tilewright.bench.rows import COLUMNS, Tokens
 
-    if graph is None:
+    if not graph:
         raise ConfigError("--baselines: expected the pattern as --graph, found none")
     facts = {"heads": heads, "head_dim": head_dim, "dtype": dtype, "batch": batch, "seed": seed, "device": device}
-    tokens = Tokens(graph_file.load(graph), **facts)
-    rows = run_baselines(baselines, tokens, effort, max_dense_tokens=max_dense_tokens)
+    rows, names = [], baselines
+    for path in graph:
+        tokens = Tokens(graph_file.load(path), **facts)
+        rows += run_baselines(names, tokens, effort, max_dense_tokens=max_dense_tokens)
+        # Attention over all pairs is the same in every order.
+        names = [name for name in names if _baseline(name).MASKED]
     _report(rows)
     _write(output[0], COLUMNS, rows)
 
 
-def _heatmap(output, heatmap, patches, effort, max_dense_tokens, orders, tiles, solver, split_keys, seed, **_):
+def _baseline(name):
+    from tilewright.kernels import baselines
+
+    return registry.member(baselines.__name__, "baseline", name, baselines.NAMES)
+
+
+def _one(paths):
+    """The one of `paths`, or None without any. Raises `ConfigError` for several."""
+    if paths and len(paths) > 1:
+        raise ConfigError(f"--graph: expected one graph with --schedule, found {len(paths)}")
+    return paths[0] if paths else None
+
+
+def _heatmap(output, heatmap, patches, effort, max_dense_tokens, orders, tiles, solver, split_keys, **options):
     from tilewright.bench.sweeps import HEATMAP, run_heatmap
 
     if not patches or len(orders) != 1:
         raise ConfigError(f"--heatmap: expected --patches and one of --orders, found {patches} and {orders}")
-    options = {"order": orders[0], "names": tiles, "solver": solver, "split_keys": split_keys, "seed": seed}
+    options = {name: options[name] for name in ("device", "dtype", "seed")}
+    options |= {"order": orders[0], "names": tiles, "solver": solver, "split_keys": split_keys}
     _write(output[0], HEATMAP, run_heatmap(heatmap, patches, effort, max_tokens=max_dense_tokens, **options))
 
 

@@ -21,7 +21,9 @@ REORDER_TIMES = (
 SOLVE_SECONDS = 10.0
 
 
-def plan_row(pattern, order, names, solver, effort, *, region_rows=128, split_keys=1024, seed=0):
+def plan_row(
+    pattern, order, names, solver, effort, *, device="cpu", dtype=None, region_rows=128, split_keys=1024, seed=0
+):
     """`pattern` carried through T2 to T5: the row of its plan with tokens in plan order, and the `Tokens`.
 
     Of the tiles `names` those that fit are used; where none does, the smallest slice that holds all queries.
@@ -30,10 +32,11 @@ def plan_row(pattern, order, names, solver, effort, *, region_rows=128, split_ke
     found = [tile for tile in map(tiles.parse, names) if _fits(tile, ordered.shape)]
     found = found or [tiles.Tile(1 << (ordered.n_rows - 1).bit_length(), 1)]
     covers = {tile.name: blocks.extract(ordered, tile, region_rows) for tile in found}
-    profiles = {name: profile.measure(cover, split_keys=split_keys, seed=seed) for name, cover in covers.items()}
+    options = {"device": device, "dtype": dtype, "seed": seed}
+    profiles = {name: profile.measure(cover, split_keys=split_keys, **options) for name, cover in covers.items()}
     limits = hardware.limits(next(iter(profiles.values())).device)
     plan = schedule.solve(covers, profiles, limits, solver, time_limit_s=SOLVE_SECONDS, seed=seed)
-    tokens = Tokens(ordered, seed=seed)
+    tokens = Tokens(ordered, **options)
     return run_schedule(plan, covers, tokens, effort)[0], tokens
 
 
@@ -45,17 +48,18 @@ def _fits(tile, shape):
     return True
 
 
-def run_heatmap(resolution, patches, effort, *, max_tokens, order, names, solver, **options):
+def run_heatmap(resolution, patches, effort, *, device="cpu", max_tokens, order, names, solver, **options):
     """A row of `HEATMAP` for each of `patches`: the plan of DynamicViT-S at `resolution` pixels beside dense attention.
 
-    options: as of `plan_row`. What cannot be run, or has more than `max_tokens` tokens, is skipped with the reason.
+    device: a kind; options: as of `plan_row`. What cannot be run, or has more than `max_tokens` tokens, is skipped with
+    the reason.
     """
     rows = []
     for patch in patches:
         cell = dict.fromkeys(HEATMAP, "") | {"resolution": resolution, "patch": patch, "status": "skipped"}
         rows.append(cell)
-        device = hardware.describe("cpu")
-        cell |= {"device": device["name"], "torch": device["versions"]["torch"]}
+        facts = hardware.describe(device)
+        cell |= {"device": facts["name"], "torch": facts["versions"]["torch"]}
         cell["time"] = datetime.now(UTC).isoformat(timespec="seconds")
         cell["tokens"] = count = 1 + (resolution // patch) ** 2
         if count > max_tokens:
@@ -63,7 +67,7 @@ def run_heatmap(resolution, patches, effort, *, max_tokens, order, names, solver
             continue
         try:
             pattern = models.build(f"dynamicvit-s-{resolution}-p{patch}")
-            plan, tokens = plan_row(pattern, order, names, solver, effort, **options)
+            plan, tokens = plan_row(pattern, order, names, solver, effort, device=device, **options)
         except ConfigError as error:
             cell["reason"] = str(error)
             continue

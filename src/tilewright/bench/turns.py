@@ -1,0 +1,60 @@
+"""Turns at a device: what is timed has it to itself, also where several jobs are started side by side (stages T3, T5).
+
+A job on a GPU spends most of its time on the way there: Python, torch, files. So workflows start some at once, on cores
+enough for all, and each waits for its turn. On a CPU it is the workflow that runs one timed job at a time.
+"""
+
+import fcntl
+import os
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from tilewright.errors import DeviceError
+
+# Seconds between two looks at what others hold.
+PAUSE = 0.1
+
+
+@contextmanager
+def turn(kind):
+    """Hold a device of `kind` that nobody else holds by this function; wait for one.
+
+    Of several GPUs the first free one becomes the only one that this process sees: to be entered before CUDA is used.
+    Raises `DeviceError` where no GPU is told of.
+    """
+    if kind != "cuda":
+        yield
+        return
+    names = _gpus()
+    while (held := next(filter(None, map(_hold, names)), None)) is None:
+        time.sleep(PAUSE)
+    name, lock = held
+    with lock:
+        os.environ["CUDA_VISIBLE_DEVICES"] = name
+        yield
+
+
+def _hold(name):
+    """``(name, lock)`` of a device that was free, else None. It is given back when the lock is closed, at the latest by
+    the end of the process."""
+    lock = (Path(tempfile.gettempdir()) / f"tilewright-{os.getuid()}-{name}.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return name, lock
+
+
+def _gpus():
+    """The GPUs that this process may use, by the names that hold for every process of the machine."""
+    query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise DeviceError(f"expected an NVIDIA GPU, and nvidia-smi to tell of it, found {error}; known: cpu") from error
+    stated = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [found[int(name)] if name.isdigit() else name for name in stated.split(",")] if stated else found

@@ -1,0 +1,84 @@
+"""Turns at a GPU, with an nvidia-smi of our own making."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tilewright.bench import turns
+from tilewright.errors import DeviceError
+
+
+@pytest.fixture
+def gpus(tmp_path, monkeypatch):
+    """Two GPUs, as the driver's tool tells; locks of this test's own."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho GPU-a\necho GPU-b\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(turns.tempfile, "tempdir", str(tmp_path))
+    # Set first, so that it is restored: turns changes it.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return tmp_path
+
+
+def seen():
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_each_turn_has_a_gpu_of_its_own(gpus, monkeypatch):
+    with turns.turn("cuda"):
+        assert seen() == "GPU-a"
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        with turns.turn("cuda"):
+            assert seen() == "GPU-b"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with turns.turn("cuda"):
+        assert seen() == "GPU-a"
+
+
+def test_only_gpus_of_this_process_are_taken(gpus, monkeypatch):
+    for stated in ("1", "GPU-b"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", stated)
+        with turns.turn("cuda"):
+            assert seen() == "GPU-b"
+
+
+def test_who_comes_second_waits(gpus, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    came = []
+
+    def second():
+        with turns.turn("cuda"):
+            came.append("second")
+
+    with turns.turn("cuda"):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        waiting.join(3 * turns.PAUSE)
+        came.append("first")
+    waiting.join(30)
+    assert came == ["first", "second"]
+
+
+def test_a_process_that_dies_gives_its_turn_back(gpus):
+    program = "import os\nfrom tilewright.bench import turns\nwith turns.turn('cuda'): os._exit(9)"
+    environment = {**os.environ, "TMPDIR": str(gpus), "PYTHONPATH": str(Path(turns.__file__).parents[2])}
+    assert subprocess.run([sys.executable, "-c", program], env=environment).returncode == 9
+    with turns.turn("cuda"):
+        assert seen() == "GPU-a"
+
+
+def test_a_cpu_needs_no_turn(monkeypatch):
+    monkeypatch.setattr(turns, "_gpus", lambda: pytest.fail("asked for GPUs"))
+    with turns.turn("cpu"), turns.turn("cpu"):
+        pass
+
+
+def test_a_machine_without_a_gpu_is_told_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DeviceError, match="expected an NVIDIA GPU, and nvidia-smi to tell of it"), turns.turn("cuda"):
+        pass
