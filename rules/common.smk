@@ -9,8 +9,9 @@ import shlex
 import sys
 
 from tilewright import config as study
-from tilewright import figures, models, networks, provenance, tables
+from tilewright import figures, hardware, models, networks, provenance, tables
 from tilewright.networks import attentions
+from tilewright.tables import select
 
 CONFIG = study.load(config)
 FIGURES, TABLES = figures.selected(CONFIG)
@@ -28,6 +29,15 @@ EFFORT = effort(CONFIG.bench.max_seconds)
 # Batches of each attention of whole networks.
 BATCHES = [f"{name}={','.join(map(str, sizes))}" for name, sizes in CONFIG.networks.attention.items() if sizes]
 SPLIT = "" if CONFIG.split_keys is None else f"--split-keys {CONFIG.split_keys}"
+
+# What timed jobs run on. Modules that are entered by the device's name, as `code` takes them; threads: on a CPU a timed job has
+# all cores, while jobs for a GPU start side by side and take turns at it.
+DEVICE = f"--device {CONFIG.device} --dtype {CONFIG.dtype}"
+KIND = hardware.KINDS[CONFIG.device]
+DEVICE_CODE = [name.removeprefix("tilewright.") for name in (KIND.EXECUTOR, KIND.PROBE)]
+THREADS = workflow.cores if CONFIG.device == "cpu" else 4
+TIMED = {"timing": 1} if CONFIG.device == "cpu" else {"timing": 1, "gpu": 1}
+TIMED_ENV = "../envs/cpu.yaml" if CONFIG.device == "cpu" else "../envs/gpu.yaml"
 
 # Jobs use the Python and the package of this run, also where no environment is activated; a rule's own conda environment, where
 # one is deployed, comes before them.
@@ -49,7 +59,7 @@ wildcard_constraints:
 
 def here(path):
     """A path of this checkout as seen from where Snakemake runs, so that a printed command can be pasted there."""
-    return os.path.relpath(f"{workflow.basedir}/{path}")
+    return os.path.relpath(os.path.join(workflow.basedir, path))
 
 
 def script(stage):
@@ -94,8 +104,8 @@ def network_code(wildcards):
     """Parameter: as `code`, for the family of a network and all that its attentions and plans are made with."""
     member, _ = networks.parse(wildcards.network)
     entered = [f"models.{member}", f"networks.{member}", *(f"networks.attentions.{name}" for name in attentions.NAMES)]
-    entered += [f"reorder.{name}" for name in ("none", "ic", "window")]
-    return code("run_network", "bench.networks", *entered, *solvers("highs"))(wildcards)
+    entered += ["reorder.window"]
+    return code("run_network", "bench.networks", *entered, *DEVICE_CODE, *solvers("highs"))(wildcards)
 
 
 def schedule_code(wildcards):
@@ -119,6 +129,16 @@ def stated(definitions, wildcard):
     return flags
 
 
+def in_orders(orders):
+    """Input: the graph of a workload in each of `orders`; the natural one is the graph as it was made."""
+    return [f"results/graphs/{{m}}{'' if name == 'none' else f'/{name}'}.npz" for name in orders]
+
+
+def unless_open(flag, value):
+    """The flag of a setting, or nothing where it is left to the device."""
+    return "" if value is None else f"{flag} {value}"
+
+
 def for_tiles(path):
     """Input: `path` for every tile of a tile set."""
 
@@ -129,11 +149,15 @@ def for_tiles(path):
 
 
 def needs(family, wildcard):
-    """Input: what a figure or a table asks for; the paper's values lie in this checkout."""
+    """Input: what a figure or a table asks for; the paper's values, and recorded ones, lie in this checkout."""
+
+    def place(path):
+        if CONFIG.recorded and path.startswith(select.LOGS):
+            return here(f"{CONFIG.recorded}/logs/{path.removeprefix(select.LOGS)}")
+        return here(path) if path.startswith("expected/") else path
 
     def paths(wildcards):
-        wanted = family.needs(wildcards[wildcard], CONFIG)
-        return [here(path) if path.startswith("expected/") else path for path in wanted]
+        return [place(path) for path in family.needs(wildcards[wildcard], CONFIG)]
 
     return paths
 

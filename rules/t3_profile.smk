@@ -11,16 +11,16 @@ rule profile:
     benchmark:
         "logs/profile/{m}/{r}.tsv"
     conda:
-        "../envs/cpu.yaml"
-    threads: workflow.cores
+        TIMED_ENV
+    threads: THREADS
     resources:
-        timing=1,
+        **TIMED,
     params:
         script=script("run_bench"),
-        code=code("run_bench", "profile"),
-        dtype=CONFIG.dtype,
+        code=code("run_bench", "profile", *DEVICE_CODE),
+        device=DEVICE,
         split=SPLIT,
         seed=CONFIG.seed,
     shell:
-        "python {params.script} --profile_only --blocks {input.blocks} --dtype {params.dtype} {params.split}"
+        "python {params.script} --profile_only --blocks {input.blocks} {params.device} {params.split}"
         " --seed {params.seed} --output {output.profile} 2>&1 | tee {log}"

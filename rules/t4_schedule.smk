@@ -17,9 +17,11 @@ rule schedule:
         script=script("solve_ilp"),
         code=schedule_code,
         limits=CONFIG.schedule,
+        rounds=unless_open("--rounds", CONFIG.schedule.rounds),
+        kinds=unless_open("--max-tile-kinds", CONFIG.schedule.max_tile_kinds),
         seed=CONFIG.seed,
     shell:
         "python {params.script} --blocks {input.blocks} --profile {input.profile} --solver {wildcards.solver}"
         " --objective {params.limits.objective} --time-limit {params.limits.time_limit_s} --gap {params.limits.gap}"
-        " --rounds {params.limits.rounds} --max-tile-kinds {params.limits.max_tile_kinds} --seed {params.seed}"
+        " {params.rounds} {params.kinds} --seed {params.seed}"
         " --threads {threads} --output {output.schedule} 2>&1 | tee {log}"

@@ -17,22 +17,24 @@ rule bench:
     benchmark:
         "logs/bench/{m}/{r}.tsv"
     conda:
-        "../envs/cpu.yaml"
-    threads: workflow.cores
+        TIMED_ENV
+    threads: THREADS
     resources:
-        timing=1,
+        **TIMED,
     params:
         script=script("run_bench"),
-        code=code("run_bench", "bench"),
+        code=code("run_bench", "bench", *DEVICE_CODE),
+        device=CONFIG.device,
         effort=EFFORT,
     shell:
-        "python {params.script} --schedule {input.schedule} --graph {input.graph} {params.effort}"
+        "python {params.script} --schedule {input.schedule} --graph {input.graph}"
+        " --device {params.device} {params.effort}"
         " --output {output.csv} 2>&1 | tee {log}"
 
 
 rule baselines:
     input:
-        graph="results/graphs/{m}.npz",
+        graph=in_orders(CONFIG.bench.baseline_orders),
     output:
         csv="results/logs/{m}/baselines.csv",
     log:
@@ -40,20 +42,20 @@ rule baselines:
     benchmark:
         "logs/baselines/{m}.tsv"
     conda:
-        "../envs/cpu.yaml"
-    threads: workflow.cores
+        TIMED_ENV
+    threads: THREADS
     resources:
-        timing=1,
+        **TIMED,
     params:
         script=script("run_bench"),
         code=code("run_bench", "bench", *(f"kernels.baselines.{name}" for name in CONFIG.bench.baselines)),
         names=CONFIG.bench.baselines,
-        dtype=CONFIG.dtype,
+        device=DEVICE,
         dense=CONFIG.bench.max_dense_tokens,
         effort=EFFORT,
     shell:
         "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor python {params.script} --baselines {params.names}"
-        " --graph {input.graph} --dtype {params.dtype} --max-dense-tokens {params.dense} {params.effort}"
+        " --graph {input.graph} {params.device} --max-dense-tokens {params.dense} {params.effort}"
         " --output {output.csv} 2>&1 | tee {log}"
 
 
@@ -65,19 +67,20 @@ rule network:
     benchmark:
         "logs/networks/{network}.tsv"
     conda:
-        "../envs/cpu.yaml"
-    threads: workflow.cores
+        TIMED_ENV
+    threads: THREADS
     resources:
-        timing=1,
+        **TIMED,
     params:
         script=script("run_network"),
         code=network_code,
         attention=BATCHES,
+        device=DEVICE,
         effort=effort(CONFIG.networks.max_seconds),
     shell:
         "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor TILEWRIGHT_CACHE=.snakemake/plans"
-        " python {params.script} --network {wildcards.network} --attention {params.attention} {params.effort}"
-        " --output {output.csv} 2>&1 | tee {log}"
+        " python {params.script} --network {wildcards.network} --attention {params.attention} {params.device}"
+        " {params.effort} --output {output.csv} 2>&1 | tee {log}"
 
 
 rule heatmap:
@@ -88,10 +91,10 @@ rule heatmap:
     benchmark:
         "logs/heatmap/{resolution}.tsv"
     conda:
-        "../envs/cpu.yaml"
-    threads: workflow.cores
+        TIMED_ENV
+    threads: THREADS
     resources:
-        timing=1,
+        **TIMED,
     params:
         script=script("run_bench"),
         code=code(
@@ -101,7 +104,9 @@ rule heatmap:
             f"reorder.{CONFIG.heatmap.order}",
             *solvers(CONFIG.heatmap.solver),
             "kernels.baselines.sdpa_dense",
+            *DEVICE_CODE,
         ),
+        device=DEVICE,
         settings=CONFIG.heatmap,
         tiles=CONFIG.tiles,
         split=SPLIT,
@@ -109,7 +114,8 @@ rule heatmap:
     shell:
         "python {params.script} --heatmap {wildcards.resolution} --patches {params.settings.patches}"
         " --orders {params.settings.order} --tiles {params.tiles} --solver {params.settings.solver} {params.split}"
-        " --max-dense-tokens {params.settings.max_tokens} {params.effort} --output {output.csv} 2>&1 | tee {log}"
+        " --max-dense-tokens {params.settings.max_tokens} {params.device} {params.effort}"
+        " --output {output.csv} 2>&1 | tee {log}"
 
 
 rule reorder_times:

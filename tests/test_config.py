@@ -44,7 +44,8 @@ def test_default_study_loads():
         ("seed", "0", r"Expected `int`, got `str` - at `\$.seed`"),
         ("bench/rse", "false", r"Expected `float`, got `str` - at `\$.bench.rse`"),
         ("schedule/objective", "max", r"Invalid enum value 'max' - at `\$.schedule.objective`"),
-        ("dtype", "float16", r"at `\$.dtype`"),
+        ("dtype", "float64", r"Invalid enum value 'float64' - at `\$.dtype`"),
+        ("device", "tpu", "device: unknown kind of device 'tpu'; known: cpu, cuda"),
         ("workloads", [], "workloads: expected at least one name"),
         ("workloads", ["vil-tiny-224-s1"] * 2, "workloads: 'vil-tiny-224-s1' stands twice"),
         ("workloads", ["vit-tiny-224"], "workloads: unknown workload 'vit-tiny-224'; known: vil-"),
@@ -63,6 +64,8 @@ def test_default_study_loads():
         ("bench/tile_sets", {}, "bench.tile_sets: expected at least one name"),
         ("bench/tile_sets/mixed", [], "bench.tile_sets.mixed: expected at least one name"),
         ("bench/baselines", ["flash"], "bench.baselines: unknown baseline 'flash'; known: sdpa_dense"),
+        ("bench/baseline_orders", [], "bench.baseline_orders: expected at least one name"),
+        ("bench/baseline_orders", ["hilbert"], "bench.baseline_orders: unknown order 'hilbert'; known: none, rcm"),
         ("reorder_times/workloads", ["vil"], "reorder_times.workloads: unknown workload 'vil'"),
         ("figures/pattern_workloads", ["vil"], "figures.pattern_workloads: unknown workload 'vil'"),
         ("figures/pattern_tiles", ["3x3"], "figures.pattern_tiles: tile '3x3'"),
@@ -106,8 +109,9 @@ def test_a_wrong_value_names_its_place(path, value, message):
         config.load(changed(path, value))
 
 
-def test_a_split_is_optional():
-    assert config.load(changed("split_keys", None)).split_keys is None
+@pytest.mark.parametrize("path", ["split_keys", "schedule/rounds", "schedule/max_tile_kinds"])
+def test_what_may_be_left_to_the_device_is_null(path):
+    assert config.load(changed(path, None))
 
 
 def test_an_attention_without_batches_is_left_out():

@@ -173,6 +173,45 @@ def test_the_high_resolution_overlay_runs_networks_alone(tmp_path):
     assert sorted(name for name, _ in jobs) == ["figure", "network", "network", "table"]
 
 
+def test_the_gpu_study_has_the_same_rules_on_another_device(tmp_path):
+    given = ("--configfile", ROOT / "config/h200.yaml", "--workflow-profile", ROOT / "profiles/h200")
+    done = snakemake(tmp_path, "--dry-run", "--printshellcmds", *given, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    bodies = {name: body for name, body in JOB.findall(done.stdout + done.stderr)}
+    commands = dict(re.findall(r"python \S*/(run_\w+).py (.*)", done.stdout + done.stderr))
+    assert all("--device cuda" in command for command in commands.values())
+    for rule in ("profile", "bench", "baselines", "network", "heatmap"):
+        assert "gpu=1" in bodies[rule] and "threads: " in bodies[rule]
+    assert "gpu" not in bodies["blocks"] + bodies["schedule"]
+
+
+def test_the_peers_overlay_follows_the_gpu_study(tmp_path):
+    given = [ROOT / "config/h200.yaml", ROOT / "config/h200_peers.yaml"]
+    counts = Counter(name for name, _ in plan(tmp_path, configs=given))
+    assert counts["profile"] == counts["bench"] == counts["baselines"] == 12
+    assert not {"network", "heatmap", "reorder_times"} & set(counts)
+
+
+def test_a_cluster_gives_a_gpu_to_the_rules_that_ask_for_one():
+    profile = yaml.safe_load((ROOT / "profiles/slurm-a100/profile.yaml").read_text())
+    rules = "".join(path.read_text() for path in (ROOT / "rules").glob("*.smk"))
+    asking = [body.partition(":")[0] for body in rules.split("\nrule ") if "**TIMED" in body]
+    assert list(profile["set-resources"]) == asking
+    assert all(chosen["gpu_model"] == "a100" for chosen in profile["set-resources"].values())
+    assert all("CHANGE-ME" in profile["default-resources"][name] for name in ("slurm_account", "slurm_partition"))
+
+
+def test_recorded_logs_are_shown_without_their_device(study, checkout, tmp_path):
+    recorded = overlay(tmp_path / "recorded.yaml", {"recorded": str(study / "results"), "device": "cuda"})
+    wanted = ("figures/latency_vil.svg", "results/tables/end_to_end.csv")
+    run = ("--cores", "2", "--configfile", TINY, recorded)
+    done = snakemake(tmp_path, *wanted, *run, source=checkout, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "results/logs").exists()
+    for path in wanted:
+        assert (tmp_path / path).read_bytes() == (study / path).read_bytes()
+
+
 def test_a_killed_run_resumes_and_leaves_no_broken_file(tmp_path):
     wanted = [f"results/blocks/vil-tiny-64-s1/{r}/{t}.npz" for r in ("none", "ic") for t in ("16x1", "64x64")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from tilewright import models, networks, registry, reorder, tiles
+from tilewright import hardware, models, networks, registry, reorder, tiles
 from tilewright.errors import ConfigError, TilewrightError
 from tilewright.kernels import baselines
 from tilewright.networks import attentions
@@ -23,24 +23,26 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Schedule(_Strict):
-    """What the solvers optimise and when they may stop (stage T4)."""
+    """What the solvers optimise and when they may stop (stage T4). rounds, max_tile_kinds: null is the device's own."""
 
     objective: Literal["sum", "paper"]
     time_limit_s: float
     gap: float
-    rounds: int
-    max_tile_kinds: int
+    rounds: int | None
+    max_tile_kinds: int | None
 
 
 class Bench(_Strict):
     """What is run and timed, and how often (stages T3 and T5).
 
-    tile_sets: the solvers whose schedules are run, by tile set. rse: a timing stops at this relative standard error,
-    or after `max_seconds`. max_dense_tokens: a longer sequence is not run densely, and its row says so.
+    tile_sets: the solvers whose schedules are run, by tile set. baseline_orders: the orders in which the baselines get
+    their tokens, the first of them also those that work in no order. rse: a timing stops at this relative standard
+    error, or after `max_seconds`. max_dense_tokens: a longer sequence is not run densely, and its row says so.
     """
 
     tile_sets: dict[str, tuple[str, ...]]
     baselines: tuple[str, ...]
+    baseline_orders: tuple[str, ...]
     rse: float
     min_repetitions: int
     max_seconds: float
@@ -94,12 +96,17 @@ class Figures(_Strict):
 class Config(_Strict):
     """The whole study.
 
+    device: the kind that is timed; dtype: of the tokens and of whole networks. recorded: a folder, of the checkout,
+    whose ``logs`` stand in for ``results/logs``, so that what a device measured is shown where it is not; or null.
     workloads: attention graphs by name; `models` holds overrides of a workload's parameters. orders; `reorder` holds
     their parameters, and what is left out is tuned on the graph. tiles: profiled; tile_sets: what a schedule may choose
     from. region_rows: rows of the coarsest groups. split_keys: a block with more keys is split and merged; null never
     splits.
     """
 
+    recorded: str | None
+    device: str
+    dtype: Literal["float32", "float16", "bfloat16"]
     workloads: tuple[str, ...]
     models: dict[str, dict]
     orders: tuple[str, ...]
@@ -109,7 +116,6 @@ class Config(_Strict):
     solvers: tuple[str, ...]
     region_rows: int
     split_keys: int | None
-    dtype: Literal["float32"]
     seed: int
     schedule: Schedule
     bench: Bench
@@ -137,6 +143,7 @@ def load(mapping):
 
 def _check_names(config):
     figures = config.figures
+    _known("device", "kind of device", (config.device,), hardware.KINDS)
     for place in ("workloads", "orders", "tiles", "solvers"):
         _selection(place, getattr(config, place))
     for place, names in {
@@ -175,6 +182,8 @@ def _check_names(config):
         _selection(f"bench.tile_sets.{name}", chosen)
         _known(f"bench.tile_sets.{name}", "solver", chosen, config.solvers)
     _known("bench.baselines", "baseline", config.bench.baselines, baselines.NAMES)
+    _selection("bench.baseline_orders", config.bench.baseline_orders)
+    _known("bench.baseline_orders", "order", config.bench.baseline_orders, reorder.NAMES)
     _distinct("networks.workloads", config.networks.workloads)
     for name in config.networks.workloads:
         _at("networks.workloads", networks.parse, name)
@@ -190,7 +199,7 @@ def _check_ranges(config):
     batches = config.networks.attention
     least = {
         "region_rows": (config.region_rows, max(tiles.parse(name).rows for name in config.tiles)),
-        "split_keys": (1 if config.split_keys is None else config.split_keys, 1),
+        "split_keys": (config.split_keys, 1),
         "schedule.rounds": (schedule.rounds, 1),
         "schedule.max_tile_kinds": (schedule.max_tile_kinds, 1),
         "bench.min_repetitions": (bench.min_repetitions, 3),
@@ -201,7 +210,8 @@ def _check_ranges(config):
         "heatmap.patches": (min(heatmap.patches, default=1), 1),
     }
     for place, (value, bound) in least.items():
-        if value < bound:
+        # What may be left open, is null then.
+        if value is not None and value < bound:
             raise ConfigError(f"{place}: expected at least {bound}, found {value}")
     above_zero = {
         "schedule.time_limit_s": schedule.time_limit_s,

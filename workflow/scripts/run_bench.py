@@ -2,24 +2,26 @@
 
 import argparse
 
+from tilewright import hardware
 from tilewright.bench.stage import run
 from tilewright.cli import script
+from tilewright.kernels import baselines
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--profile_only", "--profile-only", action="store_true", help="time the shape classes of --blocks (T3)")
 add("--schedule", nargs="+", metavar="JSON", help="check and time schedules (T5)")
-add("--baselines", nargs="+", metavar="NAME", help="check and time sdpa_dense, sdpa_mask, flex on --graph")
+add("--baselines", nargs="+", metavar="NAME", help=f"check and time on --graph: {', '.join(baselines.NAMES)}")
 add("--heatmap", type=int, metavar="PX", help="DynamicViT at this resolution over --patches, against dense attention")
 add("--reorder-times", nargs="+", metavar="MODEL", help="time --orders on workloads, given from small to large")
 add("--blocks", nargs="+", metavar="NPZ", help="blocks to profile, or instead of those that a schedule records")
-add("--graph", metavar="NPZ", help="the pattern; default for a schedule: the graph its blocks were made from")
+add("--graph", nargs="+", metavar="NPZ", help="the pattern (default for a schedule: what its blocks were made from)")
 add("--output", nargs="+", required=True, help="a JSON for each blocks file, a CSV for each schedule, else one CSV")
 add("--heads", type=int, help="attention heads (default: of the model)")
 add("--head-dim", type=int, help="dimension of a head (default: of the model)")
 add("--dtype", help="float32, float16 or bfloat16 (default: of a schedule's profile, else float32)")
 add("--batch", type=int, default=1, help="sequences in a call (default: 1)")
-add("--device", default="cpu", help="kind of device (default: cpu)")
+add("--device", default="cpu", help=f"{' or '.join(hardware.KINDS)} (default: cpu)")
 add("--split-keys", type=int, help="most keys of a work item; longer blocks are split (default: never)")
 add("--patches", nargs="+", type=int, help="patch sizes of the heat map, in pixels")
 add("--orders", nargs="+", default=["window"], help="orders (default: window)")

@@ -17,8 +17,8 @@ add("--time-limit", type=float, default=60.0, metavar="S", help="seconds for the
 add("--gap", type=float, default=1e-4, help="relative gap at which the search stops (default: 1e-4)")
 add("--seed", type=int, default=0, help="seed of the solver (default: 0)")
 add("--threads", type=int, default=1, help="threads of the solver (default: 1)")
-add("--rounds", type=int, default=1, help="most rounds of the schedule (default: 1)")
-add("--max-tile-kinds", type=int, default=4, metavar="K", help="most tile kinds in a round (default: 4)")
+add("--rounds", type=int, help="most rounds of the schedule (default: of the device)")
+add("--max-tile-kinds", type=int, metavar="K", help="most tile kinds in a round (default: of the device)")
 add("--output", required=True, metavar="JSON", help="the schedule to write")
 
 if __name__ == "__main__":

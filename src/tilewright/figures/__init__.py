@@ -8,6 +8,7 @@ Contract of a member module; its docstring says what the figure shows:
 from pathlib import Path
 
 from tilewright import registry, tables
+from tilewright.tables import select
 
 NAMES = (
     "latency_vil",
@@ -34,10 +35,15 @@ def needs(name, config):
 
 
 def selected(config):
-    """``(figures, tables)``: the names for which `config` selects something to show."""
+    """``(figures, tables)``: the names for which `config` selects something to show, and of a recorded study those that
+    need no schedule: it is its times that are recorded."""
+
+    def shown(files):
+        return files and not (config.recorded and any(path.startswith(select.SCHEDULES) for path in files))
+
     return (
-        tuple(name for name in NAMES if needs(name, config)),
-        tuple(name for name in TABLES if tables.needs(name, config)),
+        tuple(name for name in NAMES if shown(needs(name, config))),
+        tuple(name for name in TABLES if shown(tables.needs(name, config))),
     )
 
 

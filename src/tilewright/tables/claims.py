@@ -103,9 +103,8 @@ def _error_over_tolerance(frame, _):
 
 
 def _logits(frame, _):
-    return _by_name(
-        frame.assign(batch=frame["batch"].map("{:.0f}".format)), "max_abs_error", "network", "attention", "batch"
-    )
+    frame = frame.assign(batch=frame["batch"].map("{:.0f}".format), ratio=frame["max_abs_error"] / frame["tolerance"])
+    return _by_name(frame, "ratio", "network", "attention", "batch")
 
 
 def _end_to_end(frame, case):

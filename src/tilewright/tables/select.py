@@ -5,7 +5,9 @@ PAPER_HEATMAP = "expected/paper/heatmap.csv"
 # The families of the paper, in the order in which tables and figures show them.
 FAMILIES = ("vil", "regionvit", "dynamicvit")
 CLAIMS = "expected/claims.csv"
-REORDER_TIME = "results/logs/reorder_time.csv"
+SCHEDULES = "results/schedules/"
+LOGS = "results/logs/"
+REORDER_TIME = f"{LOGS}reorder_time.csv"
 
 
 def family(workload):
@@ -32,8 +34,8 @@ def method(config):
 def bench(config, workloads, pairs=None):
     """Bench files of `workloads`: baselines, and every order under the (tile set, solver) `pairs` (None: all)."""
     pairs = config.benched if pairs is None else pairs
-    baselines = [f"results/logs/{m}/baselines.csv" for m in workloads]
-    runs = [f"results/logs/{m}/{r}/{t}.{s}.csv" for m in workloads for r in config.orders for t, s in pairs]
+    baselines = [f"{LOGS}{m}/baselines.csv" for m in workloads]
+    runs = [f"{LOGS}{m}/{r}/{t}.{s}.csv" for m in workloads for r in config.orders for t, s in pairs]
     return baselines + runs
 
 
@@ -47,7 +49,7 @@ def schedules(config):
     """Schedules of every tile set that leaves a choice, by every solver."""
     sets = [name for name, members in config.tile_sets.items() if len(members) > 1]
     return [
-        f"results/schedules/{m}/{r}/{t}.{s}.json"
+        f"{SCHEDULES}{m}/{r}/{t}.{s}.json"
         for m in config.workloads
         for r in config.orders
         for t in sets
@@ -63,9 +65,9 @@ def blocks(config, workloads, tiles):
 def heatmap(config):
     """Heat-map files, one a resolution; none when the map has no cell."""
     resolutions = config.heatmap.resolutions if config.heatmap.patches else ()
-    return [f"results/logs/heatmap/{resolution}.csv" for resolution in resolutions]
+    return [f"{LOGS}heatmap/{resolution}.csv" for resolution in resolutions]
 
 
 def networks(config):
     """Files of whole networks, one each."""
-    return [f"results/logs/networks/{network}.csv" for network in config.networks.workloads]
+    return [f"{LOGS}networks/{network}.csv" for network in config.networks.workloads]

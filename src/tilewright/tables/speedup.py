@@ -13,6 +13,9 @@ SHOWN = {
     "paper_speedup": ("× FlashAttention, paper", ".2f"),
     "sdpa_mask": ("masked SDPA, × dense", ".2f"),
     "flex": ("FlexAttention, × dense", ".2f"),
+    "peer": ("fastest peer", ""),
+    "peer_us": ("its p50 (µs)", ",.0f"),
+    "over_peer": ("× fastest peer", ".2f"),
     "device": ("device", ""),
     "reason": ("why blank", ""),
 }
@@ -36,6 +39,8 @@ def table(inputs):
         timed = read.plans(group).dropna(subset="p50_us")
         best = timed.loc[timed["p50_us"].idxmin()] if len(timed) else None
         peers = group.groupby("provider")["speedup"].max()
+        others = group[group["provider"] != "tilewright"].dropna(subset="p50_us")
+        peer = others.loc[others["p50_us"].idxmin()] if len(others) else None
         blank = group[(group["status"] != "ok") & group["reason"].ne("")]
         result.append(
             {
@@ -51,10 +56,13 @@ def table(inputs):
                 "paper_speedup": best_of_paper.get((family, resolution)),
                 "sdpa_mask": peers.get("sdpa_mask"),
                 "flex": peers.get("flex"),
+                "peer": "" if peer is None else f"{peer['provider']} ({peer['reorder'] or 'none'})",
+                "peer_us": None if peer is None else peer["p50_us"],
+                "over_peer": None if peer is None or best is None else peer["p50_us"] / best["p50_us"],
                 "device": read.devices(group),
                 "reason": "; ".join(sorted({f"{r.provider}: {r.reason}" for r in blank.itertuples()})),
             }
         )
     frame = pd.DataFrame(result)
-    numbers = ["plan_us", "speedup", "paper_speedup", "sdpa_mask", "flex"]
+    numbers = ["plan_us", "speedup", "paper_speedup", "sdpa_mask", "flex", "peer_us", "over_peer"]
     return frame.astype(dict.fromkeys(numbers, float))
