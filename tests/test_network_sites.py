@@ -71,6 +71,15 @@ def test_flex_gives_the_oracles_result_to_layers_that_ask_for_gradients():
     assert not out.is_inference()
 
 
+def test_scheduled_layers_that_record_gradients_attend_and_refuse_a_backward():
+    at = site("tilewright")
+    q, k, v = tensors()
+    out = attended(at.layer(), at, q.requires_grad_(), k, v, None)
+    torch.testing.assert_close(out.detach().double(), oracle(q.detach(), k, v, None), atol=2e-5, rtol=0)
+    with pytest.raises(PatternError, match="no backward: train with attention='dense'"):
+        out.sum().backward()
+
+
 def test_flex_compiles_more_patterns_than_torch_does_by_itself(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()

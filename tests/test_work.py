@@ -56,8 +56,10 @@ def test_items_hold_every_run_once_and_fit_their_class(seed, split_keys):
     cover = random_blocks(seed)
     items = work.items(cover, split_keys)
     length = items.run_hi - items.run_lo
-    most = np.inf if split_keys is None else max(split_keys, cover.tile.run)
-    assert (length > 0).all() and (length * cover.tile.run <= most).all()
+    keys = length * cover.tile.run
+    most = np.inf if split_keys is None else max(split_keys, cover.tile.run, work.PART * keys.sum())
+    assert (length > 0).all() and (keys[items.split] <= most).all()
+    assert (keys[~items.split] <= max(most, work.WHOLE * keys.sum())).all()
     # Runs are taken in order, without gap: each exactly once.
     assert np.array_equal(np.r_[0, items.run_hi], np.r_[items.run_lo, len(cover.run_mask)])
     assert (items.run_lo >= cover.run_ptr[items.block]).all() and (items.run_hi <= cover.run_ptr[items.block + 1]).all()
@@ -74,6 +76,17 @@ def test_items_hold_every_run_once_and_fit_their_class(seed, split_keys):
     assert len(np.unique(items.class_rows)) <= work.ROW_STEPS
     shapes = np.stack([items.class_rows, items.class_runs, items.class_masked, items.class_split])
     assert len(np.unique(shapes, axis=1).T) == items.n_classes
+
+
+def test_only_blocks_with_many_more_keys_than_the_rest_are_split():
+    alike = full_blocks([16] * 50, [40] * 50)
+    assert not work.items(alike, 16).split.any()
+    few = full_blocks([16] * 4, [40] * 4)
+    assert work.items(few, 16).split.all()
+    outlier = work.items(full_blocks([16] * 51, [40] * 50 + [4000]), 16)
+    assert np.array_equal(np.unique(outlier.block[outlier.split]), [50])
+    # A part has a 256th of all keys here, not 16: runs of one key.
+    assert outlier.split.sum() == -(-4000 // (6000 // 256))
 
 
 @pytest.mark.parametrize("split_keys", [None, 64])

@@ -100,8 +100,8 @@ class Config(_Strict):
     whose ``logs`` stand in for ``results/logs``, so that what a device measured is shown where it is not; or null.
     workloads: attention graphs by name; `models` holds overrides of a workload's parameters. orders; `reorder` holds
     their parameters, and what is left out is tuned on the graph. tiles: profiled; tile_sets: what a schedule may choose
-    from. region_rows: rows of the coarsest groups. split_keys: a block with more keys is split and merged; null never
-    splits.
+    from. region_rows: rows of the coarsest groups. split_keys: a block with more keys, and many more than the rest, is
+    split and merged; null never splits.
     """
 
     recorded: str | None

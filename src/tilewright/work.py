@@ -14,6 +14,10 @@ import numpy as np
 # Distinct padded row counts, and padded run counts for each of those. More classes pad less and launch more.
 ROW_STEPS = 3
 RUN_STEPS = 4
+# A block of up to the first share of all keys stays whole, and the parts of others hold at least the second: what is no
+# longer than the rest balances by itself, and merging costs time. Measured on an H200, docs/decisions/0008.
+WHOLE = 1 / 48
+PART = 1 / 256
 # ASSUME: beyond this many distinct values, as many of them evenly spaced are good enough candidates for a step.
 CANDIDATES = 512
 
@@ -83,12 +87,19 @@ def ladder(values, weights, steps):
 
 
 def items(blocks, split_keys):
-    """Cut `blocks` into `WorkItems` of at most `split_keys` keys each, and at least one run (None: never split)."""
+    """Cut `blocks` into `WorkItems`. split_keys: None never splits a block.
+
+    A block with more than `split_keys` keys, and more than `WHOLE` of all keys, is split into parts of at most
+    `split_keys` keys, or `PART` of all keys where that is more, and of at least one run.
+    """
     width = blocks.tile.run
-    most = np.iinfo(np.int64).max if split_keys is None else max(1, split_keys // width)
     live = np.flatnonzero(blocks.runs > 0).astype(np.int32)
     runs = blocks.runs[live]
-    parts = -(-runs // most)
+    parts = np.ones(len(live), np.int64)
+    if split_keys is not None:
+        most = max(1, split_keys // width, int(PART * runs.sum()))
+        long = (runs > most) & (runs > WHOLE * runs.sum())
+        parts[long] = -(-runs[long] // most)
     block = np.repeat(live, parts)
     index = np.arange(len(block)) - np.repeat(np.cumsum(parts) - parts, parts)
     n_parts, n_runs = np.repeat(parts, parts), np.repeat(runs, parts)

@@ -31,7 +31,29 @@ def prepare(site, bias, dtype, device):
     found = _plan(site, dtype, device.type)
     if bias is not None:
         found = found.with_bias(Bias(bias.float(), lambda rows, cols: site.slot(*map(_tensor, (rows, cols))).numpy()))
-    return lambda q, k, v: found(q, k, v, ordered=True)
+
+    def attend(q, k, v):
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            return _Forward.apply(found, q, k, v)
+        return found(q, k, v, ordered=True)
+
+    return attend
+
+
+class _Forward(torch.autograd.Function):
+    """A plan called while gradients are recorded: its result is right, and asking for its gradient is an error."""
+
+    @staticmethod
+    def forward(ctx, plan, q, k, v):
+        """Attend. plan: of the layer."""
+        return plan(q, k, v, ordered=True)
+
+    @staticmethod
+    def backward(ctx, *_):
+        """Raise `PatternError`."""
+        raise PatternError(
+            "attention 'tilewright' has no backward: train with attention='dense', which has the same weights"
+        )
 
 
 def _tensor(array):
