@@ -20,6 +20,8 @@ from tilewright.schedule import check, classes, greedy, model, polish, solve, so
 from tilewright.schedule import problem as problems
 
 TILES = ("4x1", "2x1", "4x8")
+# Among them, every case binds.
+SEEDS = (0, 7, 9)
 CASES = {
     "one-round": {},
     "c2-working-set": {"per_block": {"working_set_bytes": 500.0}},
@@ -81,9 +83,8 @@ def brute_force(blocks, profiles, limits):
             if len(kinds) > limits.max_tile_kinds or units > limits.occupancy or not envelope_kept or not apart:
                 break
             if here:
-                durations.append(max(longest, load / limits.slots))
+                durations.append(max(longest, load / limits.slots + sum(profiles[n].tile_us for n in kinds)))
                 total += durations[-1] + sum(profiles[n].launch_us for n, _ in set(work_of)) + limits.round_us
-                total += sum(profiles[n].tile_us for n in kinds)
         else:
             best = {"sum": min(best["sum"], total), "paper": min(best["paper"], max(durations))}
     return best
@@ -95,19 +96,19 @@ def truth():
 
     def of(case, seed):
         if (case, seed) not in found:
-            blocks, profiles = random_inputs(seed, 4, TILES, tile_us=0.3)
+            blocks, profiles = random_inputs(seed, 4, TILES, tile_us=0.1)
             found[case, seed] = brute_force(blocks, profiles, make_limits(**CASES[case]))
         return found[case, seed]
 
     return of
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("objective", problems.OBJECTIVES)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("solver", solvers.NAMES)
 def test_optimum_is_brute_force(solver, case, objective, seed, truth):
-    blocks, profiles = random_inputs(seed, 4, TILES, tile_us=0.3)
+    blocks, profiles = random_inputs(seed, 4, TILES, tile_us=0.1)
     limits = make_limits(**CASES[case])
     best = truth(case, seed)[objective]
     assert best < np.inf
@@ -124,8 +125,8 @@ def test_each_case_binds(case, truth):
     row."""
     rounds = {name: value for name, value in CASES[case].items() if name in ("rounds", "round_us")}
     gains = []
-    for seed in range(3):
-        blocks, profiles = random_inputs(seed, 4, TILES, tile_us=0.3)
+    for seed in SEEDS:
+        blocks, profiles = random_inputs(seed, 4, TILES, tile_us=0.1)
         free = brute_force(blocks, profiles, make_limits(**rounds))
         gains += [truth(case, seed)[objective] - free[objective] for objective in problems.OBJECTIVES]
     assert min(gains) >= 0 and max(gains) > 1e-3

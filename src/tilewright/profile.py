@@ -42,8 +42,8 @@ class Profile:
     """What T3 measured for one blocks file on one device.
 
     launch_us: fixed cost of one batched launch of this tile (one per shape class present in a round).
-    tile_us: fixed cost of a round that runs this tile, whatever its classes: until all slots are busy, and from when
-        the first has run out of items.
+    tile_us: what a round that fills the slots with this tile takes beside its load, whatever its classes: until all
+        slots are busy, and from when the first has run out of items.
     classes: in the order of `work.items(blocks, split_keys)`.
     device: `hardware` description; device_id: digest of what makes two devices differ for timing.
     """

@@ -30,7 +30,8 @@ def draw(inputs):
         axes.tick_params(axis="y", labelleft=False)
     style.head(drawn, "Whole networks, from images to logits", _handles())
     blank = frame[frame["status"] != "ok"]
-    blank = blank.assign(name=blank["network"] + ", batch " + blank["batch"].map("{:.0f}".format))
+    names = [f"{network}, batch {batch:.0f}" for network, batch in zip(blank["network"], blank["batch"], strict=True)]
+    blank = blank.assign(name=names)
     checked = frame["max_abs_error"].max()
     style.notes(
         drawn,

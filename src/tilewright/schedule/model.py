@@ -134,13 +134,14 @@ def build(problem, classes, objective):
     rows.pairs(y, 1.0, u[None, :], -1.0)
     if limits.max_tile_kinds < len(problem.tiles):
         rows.add(every, y, 1.0, -np.inf, limits.max_tile_kinds)
-    # C4: a round lasts as long as its longest item, and as its load over the slots.
+    # C4: a round lasts as long as its longest item, and as its load over the slots, filled and emptied.
     rows.pairs(w, problem.alone_us[:, None], t[None, :], -1.0)
     share = classes.load_us[cls, tile, None] / limits.slots
+    uneven = np.repeat(problem.tile_us, rounds)
     rows.add(
-        np.r_[np.tile(every, len(columns)), every],
-        np.r_[columns.ravel(), t],
-        np.r_[np.broadcast_to(share, columns.shape).ravel(), -np.ones(rounds)],
+        np.r_[np.tile(every, len(columns)), np.tile(every, len(y)), every],
+        np.r_[columns.ravel(), y.ravel(), t],
+        np.r_[np.broadcast_to(share, columns.shape).ravel(), uneven, -np.ones(rounds)],
         -np.inf,
         0.0,
     )
@@ -149,7 +150,8 @@ def build(problem, classes, objective):
         # the same.
         regret = np.broadcast_to(classes.regret_us[cls, tile, None] / limits.slots, columns.shape)
         work = -classes.base_us.sum() / limits.slots
-        rows.add(0, np.r_[columns.ravel(), t], np.r_[regret.ravel(), -np.ones(rounds)], -np.inf, work)
+        costs = np.r_[regret.ravel(), uneven, -np.ones(rounds)]
+        rows.add(0, np.r_[columns.ravel(), y.ravel(), t], costs, -np.inf, work)
     # C5: envelopes of the tile kinds of a round.
     for name, need in problem.envelope.items():
         if need.sum() > limits.envelope[name]:
@@ -169,8 +171,7 @@ def build(problem, classes, objective):
 
     cost, upper = np.zeros(width), np.ones(width)
     if objective == "sum":
-        cost[w], cost[y] = problem.launch_us[:, None], problem.tile_us[:, None]
-        cost[u], cost[t] = limits.round_us, 1.0
+        cost[w], cost[u], cost[t] = problem.launch_us[:, None], limits.round_us, 1.0
     else:
         cost[layout.top] = 1.0
     upper[columns] = classes.size[cls, None]

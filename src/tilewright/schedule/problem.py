@@ -27,7 +27,7 @@ class Problem:
         shape class.
     latency_us, alone_us, launch_us, occupancy: float [K], per item in a full batch and alone, per launch, and units
         per item.
-    tile_us: float [S], per round that runs the tile.
+    tile_us: float [S], until a tile's items fill the slots of a round, and as they run out.
     envelope: ``{resource: float [S]}``, the largest need of an item of each tile (C5).
     counts: int [B, K], items of shape class k that region b needs when it runs on tile ``tile_of[k]``.
     allowed: bool [B, S], tiles whose items all fit the per-block limits (C2).
@@ -82,10 +82,10 @@ class Problem:
 
     def makespan_us(self, tile, rounds):
         """Predicted makespan of an assignment, in microseconds: the sum over the rounds used of T_r, of one launch per
-        shape class present, of the fixed cost of each tile kind present, and of the round's cost."""
+        shape class present, and of the round's cost."""
         counts = self.table(tile, rounds)
-        present, kinds = counts > 0, (counts @ self.of_tile) > 0
-        fixed = present @ self.launch_us + kinds @ self.tile_us + self.limits.round_us * present.any(axis=1)
+        present = counts > 0
+        fixed = present @ self.launch_us + self.limits.round_us * present.any(axis=1)
         return float((self.round_us(counts) + fixed).sum())
 
     def value(self, tile, rounds, objective):
@@ -96,9 +96,11 @@ class Problem:
 
     def round_us(self, counts):
         """Durations T_r, float [R], of rounds that run `counts` [R, K] work items of each shape class: the longest item
-        present, alone on the device, or the load over the slots, whichever is larger (C4)."""
+        present, alone on the device, or the load over the slots and what filling and emptying them takes, whichever is
+        larger (C4)."""
         longest = np.where(counts > 0, self.alone_us, 0.0).max(axis=1, initial=0.0)
-        return np.maximum(longest, counts @ self.latency_us / self.limits.slots)
+        uneven_us = (counts @ self.of_tile > 0) @ self.tile_us
+        return np.maximum(longest, counts @ self.latency_us / self.limits.slots + uneven_us)
 
     def feasible(self, tile, rounds):
         """True when an assignment keeps C2, C3 and C5 to C7."""
