@@ -35,7 +35,7 @@ def draw(inputs, family):
         theirs = paper[paper["resolution"] == here["resolution"].iloc[0]]
         _latencies(above, here, orders, why)
         _speedups(below, here, theirs, orders, top)
-        above.set_title(f"{label}: {here['tokens'].max():,.0f} tokens, density {here['density'].max():.3f}")
+        above.set_title(f"{label}\n{here['tokens'].max():,.0f} tokens, density {here['density'].max():.3f}")
         below.set_xticks(range(-1, len(orders)), ["dense", *map(style.order_name, orders)])
     panels[0, 0].set_ylabel("latency, p50 (ms)")
     panels[1, 0].set_ylabel("× dense, same device")

@@ -7,6 +7,7 @@ _MARKS = {
     "paper_speedup": ("D", style.PAPER, "paper's best, A100"),
     "sdpa_mask": ("v", "#882255", style.PROVIDER_NAMES["sdpa_mask"]),
     "flex": ("^", "#44AA99", style.PROVIDER_NAMES["flex"]),
+    "peer_speedup": ("_", style.INK, "fastest peer"),
 }
 # Where the marks stand beside a bar.
 _MARKS_AT = 0.17
@@ -23,6 +24,7 @@ def draw(inputs):
     from matplotlib.ticker import LogLocator, NullLocator
 
     frame = speedup.table(inputs)
+    frame["peer_speedup"] = frame["speedup"] / frame["over_peer"]
     families = list(dict.fromkeys(frame["family"]))
     counts = [int((frame["family"] == family).sum()) for family in families]
     drawn = style.figure(max(7.6, 1.15 * sum(counts) + 1.2), 4.9)
@@ -33,10 +35,12 @@ def draw(inputs):
         for row in rows.itertuples():
             _bar(axes, row)
         for column, (marker, colour, _) in _MARKS.items():
-            axes.plot(rows.index + _MARKS_AT, rows[column], marker, color=colour, markersize=6, markeredgecolor="white")
+            edge = colour if marker == "_" else "white"
+            axes.plot(rows.index + _MARKS_AT, rows[column], marker, color=colour, markersize=6, markeredgecolor=edge)
         axes.axhline(1, color=style.DENSE, linewidth=1)
         axes.set_title(style.FAMILY_NAMES.get(family, family))
-        axes.set_xticks(rows.index, [f"{names[row.model]}\n{_plan(row)}" for row in rows.itertuples()], fontsize=8)
+        ticks = [f"{_plan(row)}\n{style.folded(names[row.model])}" for row in rows.itertuples()]
+        axes.set_xticks(rows.index, ticks, fontsize=8)
         axes.set_xlim(-0.6, len(rows) - 0.4)
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel("speed-up over dense, same device")

@@ -135,6 +135,12 @@ def listed(names, most=4):
     return ", ".join(names) if len(names) <= most else f"{len(names)} workloads"
 
 
+def folded(name, width=14):
+    """A hyphenated name in lines of at most `width` letters where its parts allow it."""
+    lines = textwrap.wrap(name.replace("-", "- "), width, break_long_words=False)
+    return "\n".join(line.replace("- ", "-") for line in lines)
+
+
 def ratio(value):
     """A speed-up in words, two digits where it is below 1."""
     return f"{value:.1f}×" if value >= 1 else f"{value:.2f}×"
