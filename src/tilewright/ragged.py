@@ -5,7 +5,7 @@ alone: the host gives a *capacity*, the rows of every packed tensor, and never w
 image that keeps nothing, makes every result of the batch NaN, and `Packing.check` says why.
 """
 
-from functools import cache
+from functools import cached_property, lru_cache
 from importlib import import_module
 
 import numpy as np
@@ -44,9 +44,14 @@ def pack(keep, capacity=None, tokens=None, rows=None):
     if rows < FEWEST_ROWS or rows & (rows - 1):
         raise PatternError(f"rows: expected a power of two from {FEWEST_ROWS}, found {rows}")
     layout = Layout(images, n, max(1, int(keep.sum())) if capacity is None else capacity, rows)
-    if tokens is not None:
-        ragged_lists.check_rows(layout, "source", tokens, None)
-    packing = Packing(layout, *_made(layout, keep.contiguous(), tokens))
+    keep = keep.contiguous()
+    ops = torch.ops.tilewright if operators.watched(keep) else None
+    if tokens is None:
+        lists = ops.ragged_lists(keep, layout) if ops else _executor(layout, keep.device).lists(keep)
+    else:
+        made = ops.ragged_pack(keep, tokens, layout) if ops else _executor(layout, keep.device).pack(keep, tokens)
+        lists, tokens = made
+    packing = Packing(layout, lists, tokens)
     if capacity is None:
         packing.check()
     return packing
@@ -83,6 +88,15 @@ class Packing:
         """Wrap what an executor made."""
         self.layout, self.lists, self.tokens = layout, lists, tokens
 
+    @cached_property
+    def _executor(self):
+        return _executor(self.layout, self.lists.device)
+
+    def _taken(self, part, x, fill):
+        if operators.watched(x):
+            return torch.ops.tilewright.ragged_take(self.lists, part, x, fill, self.layout)
+        return self._executor.take(self.lists, part, x, fill)
+
     @property
     def capacity(self):
         """Rows of packed tensors."""
@@ -95,17 +109,17 @@ class Packing:
 
     def gather(self, x):
         """Kept tokens of x [B, N, C] → [capacity, C]; zeros behind the last one."""
-        return _taken(self.layout, self.lists, "source", x, None)
+        return self._taken("source", x, None)
 
     def scatter(self, x, fill=0):
         """Packed x [capacity, C] to its places → [B, N, C]; `fill` [B, N, C] or 0 where nothing was kept."""
         if not isinstance(fill, torch.Tensor) and fill != 0:
             raise PatternError(f"fill: expected a tensor or 0, found {fill!r}")
-        return _taken(self.layout, self.lists, "place", x, fill if isinstance(fill, torch.Tensor) else None)
+        return self._taken("place", x, fill if isinstance(fill, torch.Tensor) else None)
 
     def first(self, x):
         """The first kept token of each image, of packed x [capacity, C] → [B, C]."""
-        return _taken(self.layout, self.lists, "starts", x, None)
+        return self._taken("starts", x, None)
 
     def attend(self, q, k, v):
         """Attention of each image within itself, scale ``D ** -0.5``: q, k, v [capacity, H, D] → [capacity, H, D].
@@ -115,7 +129,7 @@ class Packing:
         """
         if operators.watched(q):
             return torch.ops.tilewright.ragged_attend(self.lists, q, k, v, self.layout)
-        return _executor(q.device.type).attend(self.layout, self.lists, q, k, v)
+        return self._executor.attend(self.lists, q, k, v)
 
     def check(self):
         """Raise `PatternError` where the batch exceeds its capacity or an image keeps nothing. Waits for the device."""
@@ -133,23 +147,10 @@ class Packing:
         return graph.from_classes(starts, np.arange(len(owner), dtype=np.int32), owner, len(owner))
 
 
-@cache
-def _executor(kind):
-    return import_module(f"tilewright.kernels.{EXECUTORS[kind]}")
-
-
-def _made(layout, keep, tokens):
-    """``(lists,)`` or ``(lists, packed tokens)``."""
-    ops = torch.ops.tilewright if operators.watched(keep) else None
-    if tokens is None:
-        return (ops.ragged_lists(keep, layout) if ops else _executor(keep.device.type).lists(layout, keep),)
-    return ops.ragged_pack(keep, tokens, layout) if ops else _executor(keep.device.type).pack(layout, keep, tokens)
-
-
-def _taken(layout, lists, part, x, fill):
-    if operators.watched(x):
-        return torch.ops.tilewright.ragged_take(lists, part, x, fill, layout)
-    return _executor(x.device.type).take(layout, lists, part, x, fill)
+# Layouts differ from batch to batch without a capacity.
+@lru_cache(256)
+def _executor(layout, device):
+    return import_module(f"tilewright.kernels.{EXECUTORS[device.type]}").Executor(layout, device)
 
 
 # The same as operators, for ``torch.compile``, ``torch.export`` and tracing.
@@ -163,17 +164,21 @@ for _schema in (
 ):
     _LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
-for _kind in EXECUTORS:
-    _implementations = {
-        "ragged_lists": lambda keep, layout, of=_kind: _executor(of).lists(Layout(*layout), keep),
-        "ragged_pack": lambda keep, x, layout, of=_kind: _executor(of).pack(Layout(*layout), keep, x),
-        "ragged_take": lambda lists, part, x, fill, layout, of=_kind: _executor(of).take(
-            Layout(*layout), lists, part, x, fill
-        ),
-        "ragged_attend": lambda lists, q, k, v, layout, of=_kind: _executor(of).attend(Layout(*layout), lists, q, k, v),
-    }
-    for _name, _implementation in _implementations.items():
-        _LIBRARY.impl(_name, _implementation, _kind.upper())
+
+def _lists(keep, layout):
+    return _executor(Layout(*layout), keep.device).lists(keep)
+
+
+def _pack(keep, tokens, layout):
+    return _executor(Layout(*layout), keep.device).pack(keep, tokens)
+
+
+def _take(lists, part, x, fill, layout):
+    return _executor(Layout(*layout), lists.device).take(lists, part, x, fill)
+
+
+def _attend(lists, q, k, v, layout):
+    return _executor(Layout(*layout), lists.device).attend(lists, q, k, v)
 
 
 def _like_lists(keep, layout):
@@ -192,5 +197,12 @@ def _like_attend(lists, q, k, v, layout):
     return q.new_empty(q.shape)
 
 
-for _name, _fake in (("lists", _like_lists), ("pack", _like_pack), ("take", _like_take), ("attend", _like_attend)):
-    torch.library.register_fake(f"tilewright::ragged_{_name}", _fake, lib=_LIBRARY)
+for _name, _call, _fake in (
+    ("ragged_lists", _lists, _like_lists),
+    ("ragged_pack", _pack, _like_pack),
+    ("ragged_take", _take, _like_take),
+    ("ragged_attend", _attend, _like_attend),
+):
+    for _kind in EXECUTORS:
+        _LIBRARY.impl(_name, _call, _kind.upper())
+    torch.library.register_fake(f"tilewright::{_name}", _fake, lib=_LIBRARY)

@@ -1,8 +1,13 @@
 """What a packed batch is described by: one int32 tensor on the device of its tokens, whose parts lie one after another.
 
-Executors of packed batches (`torch_ragged`, `triton_ragged`) write and read it, and have the same functions:
-    ``lists(layout, keep)``; ``pack(layout, keep, tokens) -> (lists, packed tokens)``;
-    ``take(layout, lists, part, x, fill) -> rows``; ``attend(layout, lists, q, k, v) -> attention``.
+Contract of the modules that write and read it (`torch_ragged`, `triton_ragged`): ``Executor(layout, device)`` with
+    ``lists(keep) -> lists``: for bool keep [B, N], in one piece;
+    ``pack(keep, tokens) -> (lists, packed tokens)``: and for tokens [B, N, C];
+    ``take(lists, part, x, fill) -> rows``: rows of x [.., C] by the numbers in a part of the lists, see `Layout.part`;
+        fill: what stands where there is none, None for zeros;
+    ``attend(lists, q, k, v) -> [capacity, H, D]``: each image within itself, finite where no image is.
+All results are NaN where the lists are of no use. Tensors that are not of this batch raise `PatternError` or
+`DeviceError`.
 """
 
 from typing import NamedTuple
