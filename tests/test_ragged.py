@@ -152,12 +152,12 @@ def test_work_items_are_the_longest_first_and_cover_every_row(rows):
 
 def overflowing(device, lengths=(9, 20, 4), capacity=30):
     keep = keeping(lengths, 20, device)
-    return keep, ragged.pack(keep, capacity, tokens=tokens(len(lengths), 20, 8, device=device))
+    return ragged.pack(keep, capacity, tokens=tokens(len(lengths), 20, 8, device=device))
 
 
 @pytest.mark.parametrize("case", ["overflow", "empty"])
 def test_a_batch_that_does_not_fit_is_nan_until_it_is_checked(case, device):
-    keep, packing = overflowing(device, *([] if case == "overflow" else [(9, 0, 4)]))
+    packing = overflowing(device, *([] if case == "overflow" else [(9, 0, 4)]))
     x = tokens(30, 8, device=device)
     for found in (
         packing.tokens,
@@ -279,14 +279,14 @@ def test_q_k_and_v_are_alike(device):
     q, k, v = qkv(5, 1, 32, device=device)
     with pytest.raises(PatternError, match=r"v: expected shape \(5, 1, 32\)"):
         packing.attend(q, k, v[..., :16])
-    with pytest.raises(PatternError, match="k: expected a float dtype, the same for q, k and v, found torch.float64"):
+    with pytest.raises(PatternError, match=r"k: expected a float dtype, .*, found torch\.float64"):
         packing.attend(q, k.double(), v)
 
 
 def test_tensors_lie_on_one_device(device):
     packing = ragged.pack(keeping([2, 3], 3, device))
     q, k, v = qkv(5, 1, 32, device=device)
-    with pytest.raises(DeviceError, match="k: expected a tensor on .*, found meta"):
+    with pytest.raises(DeviceError, match=r"k: expected a tensor on .*, found meta"):
         packing.attend(q, k.to("meta"), v)
 
 
@@ -311,7 +311,7 @@ def test_head_dims_of_a_gpu_are_known(monkeypatch):
 
 
 def test_values_of_a_row_lie_side_by_side_on_a_gpu(monkeypatch):
-    q, k, v = qkv(5, 1, 32, device=TRITON_DEVICE)
+    q, _, v = qkv(5, 1, 32, device=TRITON_DEVICE)
     spread = tokens(5, 1, 64, device=TRITON_DEVICE)[..., ::2]
     with pytest.raises(PatternError, match="k: expected the values of a row side by side, found stride 2"):
         triton_packing(monkeypatch).attend(q, spread, v)
