@@ -7,7 +7,11 @@ without work leave at once.
 import triton
 import triton.language as tl
 
+from tilewright.kernels import ragged_lists
 from tilewright.kernels.triton_tiles import _fold, _rows, _scores, _store
+
+BAD, KEPT, ITEMS, EMPTY, STARTS = (tl.constexpr(place) for place in range(ragged_lists.HEADER + 1))
+RECORD = tl.constexpr(ragged_lists.RECORD)
 
 
 @triton.jit(do_not_specialize=["n_images", "n_tokens", "capacity", "source_at", "place_at", "work_at"])
@@ -48,18 +52,18 @@ def pack(
 
     if chunk == 0:
         if b == 0:
-            tl.store(list_ptr + 0, bad.to(tl.int32))
-            tl.store(list_ptr + 1, kept)
-            tl.store(list_ptr + 2, items + spare)
-            tl.store(list_ptr + 3, empty)
-            tl.store(list_ptr + 4, 0)
-        tl.store(list_ptr + 5 + b, tl.minimum(start + length, capacity))
+            tl.store(list_ptr + BAD, bad.to(tl.int32))
+            tl.store(list_ptr + KEPT, kept)
+            tl.store(list_ptr + ITEMS, items + spare)
+            tl.store(list_ptr + EMPTY, empty)
+            tl.store(list_ptr + STARTS, 0)
+        tl.store(list_ptr + STARTS + 1 + b, tl.minimum(start + length, capacity))
         here = (own > 0) & (bad == 0)
         rows = start + tl.cumsum(own, 0) - 1
         tl.store(list_ptr + source_at + rows, b * n_tokens + n, mask=here)
         tl.store(list_ptr + place_at + b * n_tokens + n, tl.where(here, rows, -1), mask=n < n_tokens)
         t = tl.arange(0, TILES)
-        record = list_ptr + work_at + (item + t) * 3
+        record = list_ptr + work_at + (item + t) * RECORD
         mine = (t * M < length) & (bad == 0)
         tl.store(record, tl.zeros_like(t) + start, mask=mine)
         tl.store(record + 1, tl.zeros_like(t) + length, mask=mine)
@@ -95,7 +99,7 @@ def pack(
                 tl.store(target + (column + c)[None, :], value, mask=there[:, None] & (column + c < C)[None, :])
     for lo in range(pid * ROWS, spare, n_images * CHUNKS * ROWS):
         lone = kept_here + (lo + e) * M
-        record = list_ptr + work_at + (items + lo + e) * 3
+        record = list_ptr + work_at + (items + lo + e) * RECORD
         tl.store(record, lone, mask=lo + e < spare)
         tl.store(record + 1, tl.minimum(capacity - lone, M), mask=lo + e < spare)
         tl.store(record + 2, tl.zeros((ROWS,), tl.int32), mask=lo + e < spare)
@@ -115,7 +119,7 @@ def take(
     across: tl.constexpr = (C + COLS - 1) // COLS
     r = pid // across * ROWS + tl.arange(0, ROWS)
     c = pid % across * COLS + tl.arange(0, COLS)
-    bad = tl.load(list_ptr)
+    bad = tl.load(list_ptr + BAD)
     index = tl.load(list_ptr + index_at + r, mask=r < n_rows, other=-1)
     live = (index >= 0) & (bad == 0)
     wide = (c < C)[None, :]
@@ -142,8 +146,8 @@ def attend(
     """
     pid = tl.program_id(0)
     item, h = pid // H, pid % H
-    bad, n_items = tl.load(list_ptr), tl.load(list_ptr + 2)
-    record = list_ptr + work_at + item * 3
+    bad, n_items = tl.load(list_ptr + BAD), tl.load(list_ptr + ITEMS)
+    record = list_ptr + work_at + item * RECORD
     first, length, offset = tl.load(record), tl.load(record + 1), tl.load(record + 2)
     if item >= n_items:
         return
