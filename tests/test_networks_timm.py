@@ -44,9 +44,9 @@ def test_a_network_that_keeps_everything_is_timms_vision_transformer():
 def test_the_mlp_is_timms(hidden):
     from timm.layers import Mlp
 
-    from tilewright.networks.dynamicvit import _Mlp
+    from tilewright.networks.vit import Mlp as Ours
 
-    ours, theirs = _Mlp(48, hidden), Mlp(48, hidden)
+    ours, theirs = Ours(48, hidden), Mlp(48, hidden)
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(3, 5, 48)
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-6, rtol=1e-6)
