@@ -24,14 +24,14 @@ def check(q, k, v, *, shape, heads, head_dim, dtype, device):
             raise PatternError(f"{name}: this operator has no backward; call it under torch.no_grad()")
 
 
-def alike(q, k, v):
-    """``callable(q, k, v) -> bool``: true only for tensors that neither `check` nor a kernel tells apart from these.
+def alike(*tensors):
+    """``callable(*tensors) -> bool``: true only for tensors that neither `check` nor a kernel tells apart from these.
 
     They may lie elsewhere, in the same device's memory.
     Torch's own guards of compiled code compare shapes, strides, dtypes, devices and gradients in a third of a
     microsecond; in Python that takes four times as long.
     """
-    return TensorGuards(q, k, v, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 
 
 def empty(q, n_queries):

@@ -5,9 +5,13 @@ every call of a plan. Triton's own C launcher, given the address of each tensor,
 """
 
 import logging
+from functools import reduce
+from operator import or_
 
 import torch
 import triton
+
+from tilewright.kernels import tokens
 
 _LOG = logging.getLogger(__name__)
 # Triton's releases whose C launcher is called here; others launch their kernels the usual way.
@@ -50,3 +54,39 @@ def current_stream(device):
 def capturing():
     """True while the current stream is captured in a CUDA graph."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+class Repeated:
+    """One kernel that is called again and again: first through Triton, with tensors alike directly from then on.
+
+    start: ``callable(*tensors) -> (out, compiled, grid, arguments)``, which checks the tensors and launches on them;
+    the kernel takes `out`, the tensors and the arguments, see `direct`, in this order. It keeps nothing between calls:
+    they may overlap, and be captured. Tensors off multiples of 16 bytes always go through Triton.
+    """
+
+    def __init__(self, start, device):
+        """Launch on `device`, a ``torch.device`` with its index, on the stream that is current in each call."""
+        self._start, self._device = start, device
+        self._stream = current_stream(device)
+        self._several = device.type == "cuda" and torch.cuda.device_count() > 1
+        # By stream: (whether tensors are alike, memory for a result, the launch).
+        self._known = {}
+
+    def __call__(self, *tensors):
+        """The result of the kernel. Raises what `start` raises."""
+        if self._several and torch.cuda.current_device() != self._device.index:
+            with torch.cuda.device(self._device):
+                return self(*tensors)
+        addresses = [x.data_ptr() for x in tensors]
+        aligned, stream = not reduce(or_, addresses) & 15, self._stream()
+        if aligned:
+            for alike, empty, again in self._known.get(stream, ()):
+                if alike(*tensors):
+                    out = empty()
+                    again(out.data_ptr(), *addresses)
+                    return out
+        out, compiled, grid, arguments = self._start(*tensors)
+        again = direct(compiled, grid, stream, arguments)
+        if aligned and again is not None:
+            self._known.setdefault(stream, []).append((tokens.alike(*tensors), tokens.another(out), again))
+        return out

@@ -1,0 +1,73 @@
+"""Executor of packed batches on any device that torch has: images of like lengths attend as one batch (stage T5).
+
+The contract is that of `ragged_lists`; work items are left out, images need none here.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from tilewright.kernels.ragged_lists import BAD, EMPTY, KEPT, check_qkv, check_rows, check_tensors
+
+# Images whose lengths differ by less attend together, padded to the longest of them.
+CLASS = 16
+
+
+class Executor:
+    """Methods as in `ragged_lists`, for a `ragged_lists.Layout`."""
+
+    def __init__(self, layout, device):
+        """`device` holds the tensors of each call."""
+        self.layout, self._device = layout, device
+
+    def lists(self, keep):
+        """See `ragged_lists`."""
+        made = keep.new_zeros(self.layout.size, dtype=torch.int32)
+        lengths = keep.sum(1)
+        made[KEPT], made[EMPTY] = lengths.sum(), (lengths == 0).sum()
+        made[self.layout.starts + 1 : self.layout.source] = lengths.cumsum(0).clamp(max=self.layout.capacity)
+        made[self.layout.source : self.layout.work] = -1
+        made[BAD] = (made[KEPT] > self.layout.capacity) | (made[EMPTY] > 0)
+        if not made[BAD]:
+            kept = keep.flatten().nonzero().flatten()
+            made[self.layout.source :][: len(kept)] = kept
+            made[self.layout.place + kept] = torch.arange(len(kept), dtype=torch.int32, device=keep.device)
+        return made
+
+    def pack(self, keep, tokens):
+        """See `ragged_lists`."""
+        made = self.lists(keep)
+        return made, self.take(made, "source", tokens, None)
+
+    def take(self, lists, part, x, fill):
+        """See `ragged_lists`."""
+        check_rows(self.layout, part, x, fill)
+        check_tensors(self._device, tokens=x)
+        first, count = self.layout.part(part)
+        shape = self.layout.result(part, x.shape[-1])
+        if lists[BAD]:
+            return x.new_full(shape, torch.nan)
+        index = lists[first : first + count]
+        rows = x.flatten(0, -2).index_select(0, index.clamp(min=0)).view(shape)
+        other = x.new_zeros(()) if fill is None else fill
+        return torch.where((index >= 0).view(*shape[:-1], 1), rows, other)
+
+    def attend(self, lists, q, k, v):
+        """See `ragged_lists`."""
+        check_qkv(self.layout, q, k, v)
+        check_tensors(self._device, q=q)
+        if lists[BAD]:
+            return torch.full_like(q, torch.nan, memory_format=torch.contiguous_format)
+        starts = lists[self.layout.starts : self.layout.source].long()
+        lengths = starts.diff()
+        kinds = (lengths - 1) // CLASS
+        out = q.new_zeros(q.shape)
+        for kind in kinds.unique().tolist():
+            first, length = starts[:-1][kinds == kind, None], lengths[kinds == kind, None]
+            column = torch.arange(int(length.max()), device=q.device)
+            own = column < length
+            rows = first + torch.minimum(column, length - 1)
+            mask = None if own.all() else own[:, None, None]
+            taken = (x[rows].transpose(1, 2) for x in (q, k, v))
+            attended = F.scaled_dot_product_attention(*taken, attn_mask=mask).transpose(1, 2)
+            out[rows[own]] = attended[own]
+        return out

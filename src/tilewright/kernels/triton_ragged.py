@@ -1,0 +1,136 @@
+"""Executor of packed batches on an NVIDIA GPU (stage T5): launches of `triton_ragged_kernels`.
+
+The contract is that of `ragged_lists`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from tilewright.errors import PatternError
+from tilewright.kernels import ragged_lists, triton_ragged_kernels, triton_schedule
+from tilewright.kernels.triton_launch import Repeated
+from tilewright.kernels.triton_schedule import FEWEST_ROWS, HEAD_DIMS
+
+# Values that a program counts at once; programs that gather tokens, a few for each multiprocessor of a large GPU; rows
+# and columns that one brings at once.
+COUNTED, GATHERING, ROWS, COLUMNS = 8192, 528, 16, 256
+
+
+@dataclass(frozen=True)
+class Form(triton_schedule.Form):
+    """How attention is compiled. trim: what the keys of an image are rounded up to, at most step_keys."""
+
+    trim: int = 16
+
+
+def form(rows, head_dim, dtype):
+    """The `Form` for so many queries a program: 16 of them a warp, registers as in `triton_schedule.form`."""
+    registers = {16: 96, 32: 96, 64: 128}.get(head_dim) if rows >= 64 and dtype.itemsize == 2 else None
+    return Form(warps=min(8, rows // FEWEST_ROWS), registers=registers)
+
+
+class Executor:
+    """The kernels for a `ragged_lists.Layout` on a device: methods as in `ragged_lists`.
+
+    chosen: a `Form` of attention; None: by `form`. The first call with tensors of some shapes and strides, on each
+    stream, goes through Triton, which compiles.
+    """
+
+    def __init__(self, layout, device, chosen=None):
+        """Compile nothing yet."""
+        self.layout, self._chosen = layout, chosen
+        self.lists, self._pack, self._attend = (
+            Repeated(start, device) for start in (self._start_lists, self._start_pack, self._start_attend)
+        )
+        self._take = {
+            part: Repeated(lambda *tensors, part=part: self._start_take(part, *tensors), device)
+            for part in ("source", "place", "starts")
+        }
+
+    def pack(self, keep, tokens):
+        """See `ragged_lists`."""
+        packed = tokens.new_empty(self.layout.capacity, tokens.shape[-1])
+        return self._pack(keep, packed, tokens), packed
+
+    def take(self, lists, part, x, fill):
+        """See `ragged_lists`."""
+        return self._take[part](lists, x) if fill is None else self._take[part](lists, x, fill)
+
+    def attend(self, lists, q, k, v):
+        """See `ragged_lists`."""
+        return self._attend(lists, q, k, v)
+
+    # What `Repeated` starts: each returns the result, the compiled kernel, its grid, and what follows the tensors.
+
+    def _start_lists(self, keep):
+        return self._start_pack(keep, None, None)
+
+    def _start_pack(self, keep, packed, tokens):
+        layout, width = self.layout, 0
+        strides = (0, 0)
+        if tokens is not None:
+            ragged_lists.check_rows(layout, "source", tokens, None)
+            ragged_lists.check_tensors(keep.device, tokens=tokens)
+            _side_by_side(tokens=tokens)
+            strides, width = tokens.stride()[:2], tokens.shape[-1]
+        lists = keep.new_empty(layout.size, dtype=torch.int32)
+        chunks = min(triton.cdiv(GATHERING, layout.images), triton.cdiv(layout.tokens, ROWS)) if width else 1
+        n = triton.next_power_of_2(layout.tokens)
+        tiles = triton.next_power_of_2(triton.cdiv(layout.tokens, layout.rows))
+        block = max(1, COUNTED // n)
+        sizes = (layout.images, layout.tokens, layout.capacity, layout.source, layout.place, layout.work)
+        columns = min(COLUMNS, triton.next_power_of_2(max(1, width)))
+        arguments = (*strides, *sizes, width, layout.rows, tiles, n, block, ROWS, columns, chunks)
+        grid = layout.images * chunks
+        bits = keep.view(torch.uint8)
+        compiled = triton_ragged_kernels.pack[(grid,)](lists, bits, packed, tokens, *arguments)
+        return lists, compiled, grid, arguments if tokens is not None else (None, None, *arguments)
+
+    def _start_take(self, part, lists, x, fill=None):
+        layout = self.layout
+        ragged_lists.check_rows(layout, part, x, fill)
+        ragged_lists.check_tensors(lists.device, tokens=x)
+        first, count = layout.part(part)
+        width = x.shape[-1]
+        out = x.new_empty(layout.result(part, width))
+        given = {"tokens": x} if fill is None else {"tokens": x, "fill": fill}
+        _side_by_side(**given)
+        x_b, x_n, n_x = (*x.stride()[:2], x.shape[1]) if x.ndim == 3 else (0, x.stride(0), layout.capacity)
+        fill_b, fill_n = (0, 0) if fill is None else fill.stride()[:2]
+        columns = min(COLUMNS, triton.next_power_of_2(width))
+        arguments = (x_b, x_n, fill_b, fill_n, first, count, n_x, layout.tokens, width, ROWS, columns)
+        grid = triton.cdiv(count, ROWS) * triton.cdiv(width, columns)
+        compiled = triton_ragged_kernels.take[(grid,)](out, lists, x, fill, *arguments)
+        return out, compiled, grid, arguments if fill is not None else (None, *arguments)
+
+    def _start_attend(self, lists, q, k, v):
+        layout = self.layout
+        ragged_lists.check_qkv(layout, q, k, v)
+        ragged_lists.check_tensors(lists.device, q=q)
+        _side_by_side(q=q, k=k, v=v)
+        heads, head_dim = q.shape[1:]
+        if head_dim not in HEAD_DIMS:
+            raise PatternError(f"head_dim: expected one of {', '.join(map(str, HEAD_DIMS))}, found {head_dim}")
+        chosen = self._chosen or form(layout.rows, head_dim, q.dtype)
+        out = q.new_empty(q.shape)
+        scale_log2 = head_dim**-0.5 * math.log2(math.e)
+        strides = (stride for x in (q, k, v) for stride in x.stride()[:2])
+        trim = min(chosen.trim, chosen.step_keys)
+        widths = (chosen.step_keys // trim).bit_length()
+        constants = (heads, layout.rows, chosen.step_keys, trim, widths, *HEAD_DIMS[head_dim], chosen.stages)
+        arguments = (*strides, layout.work, scale_log2, *constants)
+        grid = layout.items * heads
+        compiled = triton_ragged_kernels.attend[(grid,)](
+            out, lists, q, k, v, *arguments, num_warps=chosen.warps, maxnreg=chosen.registers
+        )
+        return out, compiled, grid, arguments
+
+
+def _side_by_side(**tensors):
+    """Raise `PatternError` unless the last dimension of each tensor lies in one piece."""
+    for name, x in tensors.items():
+        if x.stride(-1) != 1:
+            raise PatternError(f"{name}: expected the values of a row side by side, found stride {x.stride(-1)}")

@@ -1,0 +1,208 @@
+"""Packed batches of images that keep different numbers of tokens: pack, attend, unpack (stage T5).
+
+A batch of pruned images is one more pattern, block diagonal; packing is its order. What is kept is known to the device
+alone: the host gives a *capacity*, the rows of every packed tensor, and never waits. A batch that keeps more, or an
+image that keeps nothing, makes every result of the batch NaN, and `Packing.check` says why.
+"""
+
+from functools import cached_property, lru_cache
+from importlib import import_module
+
+import numpy as np
+import torch
+
+from tilewright import graph, operators
+from tilewright.errors import DeviceError, PatternError
+from tilewright.kernels import ragged_lists
+from tilewright.kernels.ragged_lists import BAD, EMPTY, KEPT, Layout
+
+# The executor of each kind of device.
+EXECUTORS = {"cpu": "torch_ragged", "cuda": "triton_ragged"}
+# Queries of a work item: those of one tensor-core product of a warp group, fewer where images have fewer tokens.
+ROWS, FEWEST_ROWS = 64, 16
+
+
+def pack(keep, capacity=None, tokens=None, rows=None):
+    """Return the `Packing` of a batch: image b keeps its tokens ``keep[b]``, in their order.
+
+    keep: bool [B, N]. capacity: rows of packed tensors, more or fewer than are kept; None: as many as are kept, which
+    costs a wait on a GPU and is checked then. tokens: [B, N, C] or None, gathered by the same kernel; see
+    `Packing.tokens`. rows: queries of a work item, a power of two from 16; None: by N.
+
+    Raises `PatternError` for what is no such batch, `DeviceError` for a device without an executor; without a capacity,
+    for an image that keeps nothing.
+    """
+    if keep.ndim != 2 or keep.dtype != torch.bool or not keep.numel():
+        raise PatternError(f"keep: expected bool of shape (B, N), found {keep.dtype} of shape {tuple(keep.shape)}")
+    if keep.device.type not in EXECUTORS:
+        raise DeviceError(f"keep: expected a tensor on one of {', '.join(EXECUTORS)}, found {keep.device}")
+    if capacity is not None and capacity < 1:
+        raise PatternError(f"capacity: expected at least one row, found {capacity}")
+    images, n = keep.shape
+    if rows is None:
+        rows = min(ROWS, max(FEWEST_ROWS, 1 << (n - 1).bit_length()))
+    if rows < FEWEST_ROWS or rows & (rows - 1):
+        raise PatternError(f"rows: expected a power of two from {FEWEST_ROWS}, found {rows}")
+    layout = Layout(images, n, max(1, int(keep.sum())) if capacity is None else capacity, rows)
+    keep = keep.contiguous()
+    ops = torch.ops.tilewright if operators.watched(keep) else None
+    if tokens is None:
+        lists = ops.ragged_lists(keep, layout) if ops else _executor(layout, keep.device).lists(keep)
+    else:
+        made = ops.ragged_pack(keep, tokens, layout) if ops else _executor(layout, keep.device).pack(keep, tokens)
+        lists, tokens = made
+    packing = Packing(layout, lists, tokens)
+    if capacity is None:
+        packing.check()
+    return packing
+
+
+def pack_lengths(lengths, capacity=None, **options):
+    """The `Packing` of images that keep the first ``lengths[b]`` of their tokens; N is the greatest length.
+
+    lengths: int [B] on a CPU or GPU; waits for them. capacity, options: as of `pack`. Raises `PatternError` for an
+    image without tokens, and for lengths that sum to more than the capacity.
+    """
+    lengths = torch.as_tensor(lengths)
+    if lengths.ndim != 1 or not len(lengths) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise PatternError(
+            f"lengths: expected integers of shape (B,), found {lengths.dtype} of shape {tuple(lengths.shape)}"
+        )
+    if (least := int(lengths.min())) < 1:
+        raise PatternError(f"lengths: expected at least one token an image, found {least}")
+    keep = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
+    packing = pack(keep, capacity, **options)
+    packing.check()
+    return packing
+
+
+class Packing:
+    """A packed batch; made by `pack`.
+
+    layout: `ragged_lists.Layout`. lists: the device's own description of the batch. tokens: [capacity, C], those given
+    to `pack`, or None. On a GPU, what is called repeatedly with tensors alike takes a few µs of the host's time, does
+    not wait, and may be captured in a CUDA graph, `pack` with a capacity included.
+    """
+
+    def __init__(self, layout, lists, tokens=None):
+        """Wrap what an executor made."""
+        self.layout, self.lists, self.tokens = layout, lists, tokens
+
+    @cached_property
+    def _executor(self):
+        return _executor(self.layout, self.lists.device)
+
+    def _taken(self, part, x, fill):
+        if operators.watched(x):
+            return torch.ops.tilewright.ragged_take(self.lists, part, x, fill, self.layout)
+        return self._executor.take(self.lists, part, x, fill)
+
+    @property
+    def capacity(self):
+        """Rows of packed tensors."""
+        return self.layout.capacity
+
+    @property
+    def starts(self):
+        """int32 [B + 1]: cumulative lengths, on the device; at most the capacity."""
+        return self.lists[self.layout.starts : self.layout.source]
+
+    def gather(self, x):
+        """Kept tokens of x [B, N, C] → [capacity, C]; zeros behind the last one."""
+        return self._taken("source", x, None)
+
+    def scatter(self, x, fill=0):
+        """Packed x [capacity, C] to its places → [B, N, C]; `fill` [B, N, C] or 0 where nothing was kept."""
+        if not isinstance(fill, torch.Tensor) and fill != 0:
+            raise PatternError(f"fill: expected a tensor or 0, found {fill!r}")
+        return self._taken("place", x, fill if isinstance(fill, torch.Tensor) else None)
+
+    def first(self, x):
+        """The first kept token of each image, of packed x [capacity, C] → [B, C]."""
+        return self._taken("starts", x, None)
+
+    def attend(self, q, k, v):
+        """Attention of each image within itself, scale ``D ** -0.5``: q, k, v [capacity, H, D] → [capacity, H, D].
+
+        Tensors may be strided views, the values of a head side by side. Raises `PatternError` or `DeviceError` for
+        tensors that are not of this batch: such as lengths that do not sum to their tokens.
+        """
+        if operators.watched(q):
+            return torch.ops.tilewright.ragged_attend(self.lists, q, k, v, self.layout)
+        return self._executor.attend(self.lists, q, k, v)
+
+    def check(self):
+        """Raise `PatternError` where the batch exceeds its capacity or an image keeps nothing. Waits for the device."""
+        header = self.lists[: ragged_lists.HEADER].tolist()
+        if header[EMPTY]:
+            raise PatternError(f"expected every image to keep a token, found {header[EMPTY]} that keep none")
+        if header[BAD]:
+            raise PatternError(f"capacity: expected at least the {header[KEPT]} tokens kept, found {self.capacity}")
+
+    def graph(self):
+        """The batch as one block-diagonal `graph.Graph` over the kept tokens, on the host. Checks the batch."""
+        self.check()
+        starts = self.starts.cpu().numpy().astype(np.int64)
+        owner = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
+        return graph.from_classes(starts, np.arange(len(owner), dtype=np.int32), owner, len(owner))
+
+
+# Layouts differ from batch to batch without a capacity.
+@lru_cache(256)
+def _executor(layout, device):
+    return import_module(f"tilewright.kernels.{EXECUTORS[device.type]}").Executor(layout, device)
+
+
+# The same as operators, for ``torch.compile``, ``torch.export`` and tracing.
+
+_LIBRARY = torch.library.Library("tilewright", "FRAGMENT")
+for _schema in (
+    "ragged_lists(Tensor keep, int[] layout) -> Tensor",
+    "ragged_pack(Tensor keep, Tensor tokens, int[] layout) -> (Tensor, Tensor)",
+    "ragged_take(Tensor lists, str part, Tensor x, Tensor? fill, int[] layout) -> Tensor",
+    "ragged_attend(Tensor lists, Tensor q, Tensor k, Tensor v, int[] layout) -> Tensor",
+):
+    _LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _lists(keep, layout):
+    return _executor(Layout(*layout), keep.device).lists(keep)
+
+
+def _pack(keep, tokens, layout):
+    return _executor(Layout(*layout), keep.device).pack(keep, tokens)
+
+
+def _take(lists, part, x, fill, layout):
+    return _executor(Layout(*layout), lists.device).take(lists, part, x, fill)
+
+
+def _attend(lists, q, k, v, layout):
+    return _executor(Layout(*layout), lists.device).attend(lists, q, k, v)
+
+
+def _like_lists(keep, layout):
+    return keep.new_empty(Layout(*layout).size, dtype=torch.int32)
+
+
+def _like_pack(keep, tokens, layout):
+    return _like_lists(keep, layout), tokens.new_empty(Layout(*layout).capacity, tokens.shape[-1])
+
+
+def _like_take(lists, part, x, fill, layout):
+    return x.new_empty(Layout(*layout).result(part, x.shape[-1]))
+
+
+def _like_attend(lists, q, k, v, layout):
+    return q.new_empty(q.shape)
+
+
+for _name, _call, _fake in (
+    ("ragged_lists", _lists, _like_lists),
+    ("ragged_pack", _pack, _like_pack),
+    ("ragged_take", _take, _like_take),
+    ("ragged_attend", _attend, _like_attend),
+):
+    for _kind in EXECUTORS:
+        _LIBRARY.impl(_name, _call, _kind.upper())
+    torch.library.register_fake(f"tilewright::{_name}", _fake, lib=_LIBRARY)
