@@ -22,7 +22,9 @@ from torch.func import functional_call
 
 from tilewright.errors import ConfigError
 from tilewright.models import dynamicvit as pattern
-from tilewright.networks import precision, pruned, sites, vit
+from tilewright.networks import attentions, precision, pruned, sites, vit
+
+ATTENTIONS = attentions
 
 # Channels of LV-ViT's stem; kernel, stride and padding of its convolutions (``p_emb='4_2'``).
 STEM = 64
