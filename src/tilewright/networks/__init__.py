@@ -40,7 +40,7 @@ def parse(name, overrides=None):
 
 
 def create(family, *, variant, image_size=224, checkpoint=None, attention=None, seed=0, **options):
-    """Build a network in evaluation mode; ``network.weights`` says where its weights are from.
+    """Build a network in evaluation mode; ``network.weights`` is the file of its weights, None for random ones.
 
     family: of `NAMES`. checkpoint: an official file (``.pth`` or ``.safetensors``); ``cached``, the one that timm or
     the official code has downloaded under this network's name, and random weights with a warning where there is none;
@@ -75,7 +75,7 @@ def create(family, *, variant, image_size=224, checkpoint=None, attention=None, 
         network = module.Network(chosen, attention).eval()
     if checkpoint is not None:
         checkpoints.load(network, checkpoint, module.adapt)
-    network.weights = f"random, drawn from seed {seed}" if checkpoint is None else str(checkpoint)
+    network.weights = None if checkpoint is None else str(checkpoint)
     return network
 
 
