@@ -224,3 +224,45 @@ def test_memory_is_what_is_held(ready):
 def test_a_result_has_the_layout_that_compilers_are_told(ready):
     q, k, v = qkv()
     assert ready.call(q, k, v).stride() == tokens.empty(q, 60).stride()
+
+
+@pytest.fixture
+def repeated(launched):
+    """A `Repeated` kernel that doubles, and what it started through Triton."""
+    started = []
+
+    def start(x):
+        started.append(x)
+        return 2 * x, compiled(launched), 5, (32, 0.5)
+
+    return triton_launch.Repeated(start, torch.device("cpu")), started
+
+
+def test_a_repeated_kernel_is_launched_directly_from_the_second_call_on(repeated, launched):
+    call, started = repeated
+    x = torch.randn(4, 8)
+    assert torch.equal(call(x), 2 * x) and not launched
+    out = call(x)
+    assert out.shape == x.shape and len(started) == len(launched) == 1
+    *place, given = launched[0] if triton.__version__ >= "3.7" else (*launched[0][:13], launched[0][13:])
+    assert place[:4] == [5, 1, 1, 0] and list(given) == [out.data_ptr(), x.data_ptr(), 32, 0.5]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda: torch.randn(5, 8), lambda: torch.randn(33)[1:].view(4, 8), lambda: torch.randn(8, 4).T],
+    ids=["shape", "misaligned", "strided"],
+)
+def test_unlike_tensors_of_a_repeated_kernel_go_through_triton(repeated, launched, other):
+    call, started = repeated
+    for x in (torch.randn(4, 8), other()):
+        call(x)
+    assert len(started) == 2 and not launched
+
+
+def test_a_repeated_kernel_knows_its_stream(repeated, launched):
+    call, started = repeated
+    for stream in (1, 2, 1):
+        call._stream = lambda stream=stream: stream
+        call(torch.zeros(4, 8))
+    assert len(started) == 2 and launched[0][3] == 1

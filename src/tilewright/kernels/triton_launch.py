@@ -87,6 +87,8 @@ class Repeated:
                     return out
         out, compiled, grid, arguments = self._start(*tensors)
         again = direct(compiled, grid, stream, arguments)
-        if aligned and again is not None:
-            self._known.setdefault(stream, []).append((tokens.alike(*tensors), tokens.another(out), again))
+        alike = tokens.alike(*tensors)
+        # One tensor given twice is never recognised again.
+        if aligned and again is not None and alike(*tensors):
+            self._known.setdefault(stream, []).append((alike, tokens.another(out), again))
         return out

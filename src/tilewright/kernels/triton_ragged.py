@@ -27,8 +27,15 @@ class Form(triton_schedule.Form):
 
 
 def form(rows, head_dim, dtype):
-    """The `Form` for so many queries a program: 16 of them a warp, registers as in `triton_schedule.form`."""
-    registers = {16: 96, 32: 96, 64: 128}.get(head_dim) if rows >= 64 and dtype.itemsize == 2 else None
+    """The `Form` for so many queries a program (docs/decisions/0011).
+
+    In 16 bits, 16 of them a warp, and registers as in `triton_schedule.form`; in float32, whose products are not those
+    of the tensor cores, as few keys a step and as many warps as keep a thread's share small.
+    """
+    if dtype.itemsize > 2:
+        step_keys = 16 if head_dim > 64 else 32
+        return Form(step_keys, stages=1, warps=min(8, rows // 8), trim=step_keys)
+    registers = {16: 96, 32: 96, 64: 128}.get(head_dim) if rows >= 64 else None
     return Form(warps=min(8, rows // FEWEST_ROWS), registers=registers)
 
 

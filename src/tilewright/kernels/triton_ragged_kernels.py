@@ -55,9 +55,9 @@ def pack(
             tl.store(list_ptr + 4, 0)
         tl.store(list_ptr + 5 + b, tl.minimum(start + length, capacity))
         here = (own > 0) & (bad == 0)
-        row = start + tl.cumsum(own, 0) - 1
-        tl.store(list_ptr + source_at + row, b * n_tokens + n, mask=here)
-        tl.store(list_ptr + place_at + b * n_tokens + n, tl.where(here, row, -1), mask=n < n_tokens)
+        rows = start + tl.cumsum(own, 0) - 1
+        tl.store(list_ptr + source_at + rows, b * n_tokens + n, mask=here)
+        tl.store(list_ptr + place_at + b * n_tokens + n, tl.where(here, rows, -1), mask=n < n_tokens)
         t = tl.arange(0, TILES)
         record = list_ptr + work_at + (item + t) * 3
         mine = (t * M < length) & (bad == 0)
@@ -69,19 +69,19 @@ def pack(
     if C:
         r = tl.arange(0, ROWS)
         share = (n_tokens + CHUNKS - 1) // CHUNKS
-        row = start + tl.sum(tl.where(n < chunk * share, own, 0), 0)
+        begun = start + tl.sum(tl.where(n < chunk * share, own, 0), 0)
         if bad == 0:
             for lo in range(chunk * share, tl.minimum(chunk * share + share, n_tokens), ROWS):
                 token = lo + r
                 inside = (r < chunk * share + share - lo) & (token < n_tokens)
                 taken = tl.load(keep_ptr + b * n_tokens + token, mask=inside, other=0).to(tl.int32)
                 source = x_ptr + b.to(tl.int64) * x_b + token[:, None] * x_n
-                target = out_ptr + (row + tl.cumsum(taken, 0) - 1).to(tl.int64)[:, None] * C
+                target = out_ptr + (begun + tl.cumsum(taken, 0) - 1).to(tl.int64)[:, None] * C
                 for first in range(0, C, COLS):
                     mask = (taken > 0)[:, None] & (first + c < C)[None, :]
                     value = tl.load(source + (first + c)[None, :], mask=mask)
                     tl.store(target + (first + c)[None, :], value, mask=mask)
-                row += tl.sum(taken, 0)
+                begun += tl.sum(taken, 0)
 
     # What no image has, a share for each program.
     e = tl.arange(0, ROWS)
@@ -94,10 +94,10 @@ def pack(
             for column in range(0, C, COLS):
                 tl.store(target + (column + c)[None, :], value, mask=there[:, None] & (column + c < C)[None, :])
     for lo in range(pid * ROWS, spare, n_images * CHUNKS * ROWS):
-        row = kept_here + (lo + e) * M
+        lone = kept_here + (lo + e) * M
         record = list_ptr + work_at + (items + lo + e) * 3
-        tl.store(record, row, mask=lo + e < spare)
-        tl.store(record + 1, tl.minimum(capacity - row, M), mask=lo + e < spare)
+        tl.store(record, lone, mask=lo + e < spare)
+        tl.store(record + 1, tl.minimum(capacity - lone, M), mask=lo + e < spare)
         tl.store(record + 2, tl.zeros((ROWS,), tl.int32), mask=lo + e < spare)
 
 

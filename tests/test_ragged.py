@@ -1,0 +1,317 @@
+"""Packed batches on every executor: the GPU's on a GPU where there is one, else under Triton's interpreter."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import TRITON_DEVICE
+from tilewright import ragged
+from tilewright.errors import DeviceError, PatternError
+from tilewright.kernels import ragged_lists, reference, triton_ragged
+from tilewright.kernels.ragged_lists import RECORD, Layout
+
+EXECUTORS = {"torch": "cpu", "triton": TRITON_DEVICE}
+# bfloat16 is silently wrong under some releases of the interpreter.
+DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if TRITON_DEVICE == "cuda" else [])
+
+
+@pytest.fixture(params=EXECUTORS)
+def device(request, monkeypatch):
+    """Where the executor of a test runs; its batches are all that `ragged` makes there."""
+    monkeypatch.setitem(ragged.EXECUTORS, EXECUTORS[request.param], f"{request.param}_ragged")
+    ragged._executor.cache_clear()
+    yield torch.device(EXECUTORS[request.param])
+    ragged._executor.cache_clear()
+
+
+def keeping(lengths, n, device, seed=0):
+    """bool [B, n]: the first token and others at random, so many an image."""
+    generator = torch.Generator().manual_seed(seed)
+    score = torch.rand(len(lengths), n, generator=generator)
+    score[:, 0] = 2
+    place = score.argsort(1, descending=True).argsort(1)
+    return (place < torch.tensor(lengths)[:, None]).to(device)
+
+
+def tokens(*shape, device, dtype=torch.float32, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def qkv(capacity, heads, head_dim, **options):
+    """Strided views of a fused projection."""
+    return tokens(capacity, 3, heads, head_dim, **options).unbind(1)
+
+
+def check_attention(packing, q, k, v):
+    kept = int(packing.starts[-1])
+    found = packing.attend(q, k, v)
+    assert found.shape == q.shape and found.is_contiguous() and found.isfinite().all()
+    seen = torch.from_numpy(packing.graph().to_dense())
+    expected = reference.attention(*(x[:kept].cpu().transpose(0, 1)[None] for x in (q, k, v)), seen)[0].transpose(0, 1)
+    assert (found[:kept].cpu().double() - expected).abs().max() <= reference.TOLERANCE[q.dtype]
+
+
+def check_moves(packing, keep, x, fill):
+    kept = int(keep.sum())
+    packed = packing.gather(x)
+    assert torch.equal(packed[:kept], x[keep]) and not packed[kept:].any()
+    assert torch.equal(packing.scatter(packed), x * keep[..., None])
+    assert torch.equal(packing.scatter(packed, fill), torch.where(keep[..., None], x, fill))
+    first = x[torch.arange(len(x)), keep.int().argmax(1)]
+    assert torch.equal(packing.first(packed), first)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [32, 48, 64, 128])
+def test_attention(head_dim, dtype, device):
+    packing = ragged.pack(keeping([1, 70, 16, 33, 64], 75, device), 200)
+    check_attention(packing, *qkv(200, 2, head_dim, dtype=dtype, device=device))
+
+
+@pytest.mark.parametrize("rows", [16, 32, 128])
+def test_other_tiles(rows, device):
+    packing = ragged.pack(keeping([130, 5, 40], 140, device), 180, rows=rows)
+    check_attention(packing, *qkv(180, 1, 32, dtype=torch.float16, device=device))
+
+
+@pytest.mark.parametrize("step_keys,trim", [(32, 32), (64, 64), (128, 16), (128, 32)])
+def test_other_forms(step_keys, trim):
+    layout = Layout(3, 150, 200, 64)
+    device = torch.device(TRITON_DEVICE)
+    executor = triton_ragged.Executor(layout, device, triton_ragged.Form(step_keys, trim=trim))
+    packing = ragged.Packing(layout, executor.lists(keeping([150, 1, 31], 150, device)))
+    packing._executor = executor
+    check_attention(packing, *qkv(200, 1, 32, dtype=torch.float16, device=device))
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_batches(data):
+    n = data.draw(st.integers(1, 40), "n")
+    lengths = data.draw(st.lists(st.one_of(st.just(1), st.just(n), st.integers(1, n)), min_size=1, max_size=6), "kept")
+    capacity = sum(lengths) + data.draw(st.integers(0, 70), "spare")
+    width = data.draw(st.sampled_from([1, 3, 32]), "width")
+    for kind, at in EXECUTORS.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(ragged.EXECUTORS, at, f"{kind}_ragged")
+            ragged._executor.cache_clear()
+            keep = keeping(lengths, n, at)
+            x, fill = tokens(len(lengths), n, width, device=at), tokens(len(lengths), n, width, device=at, seed=2)
+            packing = ragged.pack(keep, capacity, tokens=x)
+            assert packing.starts.tolist() == [0, *np.cumsum(lengths)] and packing.starts.dtype == torch.int32
+            assert torch.equal(packing.tokens, packing.gather(x))
+            check_moves(packing, keep, x, fill)
+            check_attention(packing, *qkv(capacity, 2, 32, device=at))
+    ragged._executor.cache_clear()
+
+
+@pytest.mark.parametrize("lengths", [[1, 1, 1], [30, 30], [64], [65]], ids=str)
+def test_one_token_all_tokens_none_but_the_first(lengths, device):
+    n = max(lengths)
+    keep = keeping(lengths, n, device)
+    packing = ragged.pack(keep)
+    assert packing.capacity == sum(lengths)
+    check_moves(packing, keep, *tokens(2, len(lengths), n, 5, device=device))
+    check_attention(packing, *qkv(packing.capacity, 1, 32, device=device))
+
+
+def test_tokens_may_be_strided(device):
+    keep = keeping([7, 3], 9, device)
+    packing = ragged.pack(keep, 12)
+    check_moves(packing, keep, *(tokens(9, 2, 20, device=device)[..., i : i + 8].transpose(0, 1) for i in (0, 8)))
+
+
+def test_many_tokens_and_images(monkeypatch, device):
+    # More than are counted, and rows than are gathered, at once.
+    monkeypatch.setattr(triton_ragged, "GATHERING", 40)
+    lengths = [300, 1, 200] + 15 * [2]
+    keep = keeping(lengths, 300, device)
+    packing = ragged.pack(keep, 700, tokens=(x := tokens(18, 300, 300, device=device)))
+    kept = int(keep.sum())
+    assert torch.equal(packing.tokens[:kept], x[keep]) and not packing.tokens[kept:].any()
+    check_attention(packing, *qkv(700, 1, 32, device=device))
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+def test_work_items_are_the_longest_first_and_cover_every_row(rows):
+    lengths = [5, 70, 70, 1, 129]
+    layout = Layout(5, 130, 400, rows)
+    made = triton_ragged.Executor(layout, torch.device(TRITON_DEVICE)).lists(keeping(lengths, 130, TRITON_DEVICE)).cpu()
+    count = int(made[ragged_lists.ITEMS])
+    items = made[layout.work :].view(-1, RECORD)
+    assert len(items) == layout.items >= count
+    items = items[:count].tolist()
+    covered = [first + offset + i for first, length, offset in items for i in range(min(rows, length - offset))]
+    assert sorted(covered) == list(range(400))
+    own = [length for first, length, _ in items if first < sum(lengths)]
+    assert own == sorted(own, reverse=True)
+    assert len(own) == sum(-(-length // rows) for length in lengths)
+
+
+def overflowing(device, lengths=(9, 20, 4), capacity=30):
+    keep = keeping(lengths, 20, device)
+    return ragged.pack(keep, capacity, tokens=tokens(len(lengths), 20, 8, device=device))
+
+
+@pytest.mark.parametrize("case", ["overflow", "empty"])
+def test_a_batch_that_does_not_fit_is_nan_until_it_is_checked(case, device):
+    packing = overflowing(device, *([] if case == "overflow" else [(9, 0, 4)]))
+    x = tokens(30, 8, device=device)
+    for found in (
+        packing.tokens,
+        packing.gather(tokens(3, 20, 8, device=device)),
+        packing.attend(*qkv(30, 1, 32, device=device)),
+        packing.scatter(x),
+        packing.scatter(x, tokens(3, 20, 8, device=device)),
+        packing.first(x),
+    ):
+        assert found.isnan().all()
+    wanted = {
+        "overflow": "capacity: expected at least the 33 tokens kept, found 30",
+        "empty": "expected every image to keep a token, found 1 that keep none",
+    }
+    for ask in (packing.check, packing.graph):
+        with pytest.raises(PatternError, match=wanted[case]):
+            ask()
+
+
+def test_the_graph_is_block_diagonal():
+    packing = ragged.pack_lengths([2, 1, 3], 10)
+    assert np.array_equal(packing.graph().to_dense(), torch.block_diag(*map(torch.ones, [(2, 2), (1, 1), (3, 3)])) > 0)
+
+
+def test_compiled_as_one_graph(device):
+    keep, x = keeping([9, 3], 12, device), tokens(2, 12, 32, device=device)
+
+    def network(keep, x):
+        packing = ragged.pack(keep, 16, tokens=x)
+        q, k, v = (packing.tokens[:, None].repeat(1, 3, 1)).view(16, 3, 1, 32).unbind(1)
+        out = packing.attend(q, k, v).flatten(1)
+        return packing.first(out), packing.scatter(out, x), ragged.pack(keep, 14).gather(x)
+
+    with torch.no_grad():
+        found = torch.compile(network, fullgraph=True, backend="aot_eager")(keep, x)
+        for one, other in zip(found, network(keep, x), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_operators_are_well_formed(device):
+    keep, x = keeping([5, 3], 6, device), tokens(2, 6, 32, device=device)
+    layout = list(Layout(2, 6, 9, 16))
+    ops, checks = torch.ops.tilewright, {"test_utils": ("test_schema", "test_faketensor")}
+    lists, packed = ops.ragged_pack(keep, x, layout)
+    torch.library.opcheck(ops.ragged_lists.default, (keep, layout), **checks)
+    torch.library.opcheck(ops.ragged_pack.default, (keep, x, layout), **checks)
+    for part, taken, fill in (("source", x, None), ("place", packed, x), ("starts", packed, None)):
+        torch.library.opcheck(ops.ragged_take.default, (lists, part, taken, fill, layout), **checks)
+    torch.library.opcheck(ops.ragged_attend.default, (lists, *qkv(9, 1, 32, device=device), layout), **checks)
+
+
+# Bad input.
+
+
+def test_lengths_that_do_not_sum_to_the_tokens_are_refused(device):
+    packing = ragged.pack(keeping([5, 3], 6, device))
+    for rows in (7, 9):
+        with pytest.raises(PatternError, match=rf"q: expected shape \(8, H, D\), a row .*, found \({rows}, 2, 32\)"):
+            packing.attend(*qkv(rows, 2, 32, device=device))
+
+
+def test_images_without_tokens_are_refused():
+    with pytest.raises(PatternError, match="lengths: expected at least one token an image, found 0"):
+        ragged.pack_lengths([5, 0, 3])
+    with pytest.raises(PatternError, match="found 1 that keep none"):
+        ragged.pack(torch.tensor([[True, True], [False, False]]))
+
+
+def test_more_tokens_than_the_capacity_are_refused_at_once_where_lengths_are_known():
+    with pytest.raises(PatternError, match="capacity: expected at least the 9 tokens kept, found 8"):
+        ragged.pack_lengths([5, 4], 8)
+
+
+@pytest.mark.parametrize("lengths", [[], [[1]], [1.5], [True]], ids=str)
+def test_lengths_are_integers(lengths):
+    with pytest.raises(PatternError, match="lengths: expected integers of shape"):
+        ragged.pack_lengths(lengths)
+
+
+@pytest.mark.parametrize("keep", [torch.ones(3, dtype=torch.bool), torch.ones(2, 3), torch.ones(0, 3) > 0], ids=str)
+def test_keep_is_a_table_of_bool(keep):
+    with pytest.raises(PatternError, match="keep: expected bool of shape"):
+        ragged.pack(keep)
+
+
+@pytest.mark.parametrize(("option", "value"), [("capacity", 0), ("rows", 8), ("rows", 48)])
+def test_sizes_are_sensible(option, value):
+    with pytest.raises(PatternError, match=f"{option}: expected .*, found {value}"):
+        ragged.pack(torch.ones(2, 3) > 0, **{option: value})
+
+
+def test_devices_are_known():
+    with pytest.raises(DeviceError, match="keep: expected a tensor on one of cpu, cuda, found meta"):
+        ragged.pack((torch.ones(2, 3) > 0).to("meta"))
+
+
+def test_a_fill_is_a_tensor_or_0(device):
+    packing = ragged.pack(keeping([2, 3], 3, device))
+    with pytest.raises(PatternError, match="fill: expected a tensor or 0, found 1"):
+        packing.scatter(tokens(5, 4, device=device), 1)
+    with pytest.raises(PatternError, match=r"fill: expected torch.float32 of shape \(2, 3, 4\), found torch.float16"):
+        packing.scatter(tokens(5, 4, device=device), tokens(2, 3, 4, device=device, dtype=torch.float16))
+
+
+def test_rows_are_of_the_batch(device):
+    packing = ragged.pack(keeping([2, 3], 3, device))
+    for call, shape, wanted in (
+        (packing.gather, (2, 4, 8), "(2, 3, C)"),
+        (packing.scatter, (6, 8), "(5, C)"),
+        (packing.first, (2, 3, 8), "(5, C)"),
+    ):
+        with pytest.raises(PatternError) as error:
+            call(tokens(*shape, device=device))
+        assert f"expected tokens of shape {wanted}, found {shape}" in str(error.value)
+
+
+def test_q_k_and_v_are_alike(device):
+    packing = ragged.pack(keeping([2, 3], 3, device))
+    q, k, v = qkv(5, 1, 32, device=device)
+    with pytest.raises(PatternError, match=r"v: expected shape \(5, 1, 32\)"):
+        packing.attend(q, k, v[..., :16])
+    with pytest.raises(PatternError, match=r"k: expected a float dtype, .*, found torch\.float64"):
+        packing.attend(q, k.double(), v)
+
+
+def test_tensors_lie_on_one_device(device):
+    packing = ragged.pack(keeping([2, 3], 3, device))
+    q, k, v = qkv(5, 1, 32, device=device)
+    with pytest.raises(DeviceError, match=r"k: expected a tensor on .*, found meta"):
+        packing.attend(q, k.to("meta"), v)
+
+
+def test_gradients_are_not_lost_silently(device):
+    packing = ragged.pack(keeping([2, 3], 3, device))
+    x = tokens(2, 3, 4, device=device).requires_grad_()
+    with pytest.raises(PatternError, match="tokens: packed batches have no backward"):
+        packing.gather(x)
+    with torch.no_grad():
+        packing.gather(x)
+
+
+def triton_packing(monkeypatch):
+    monkeypatch.setitem(ragged.EXECUTORS, TRITON_DEVICE, "triton_ragged")
+    ragged._executor.cache_clear()
+    return ragged.pack(keeping([2, 3], 3, TRITON_DEVICE))
+
+
+def test_head_dims_of_a_gpu_are_known(monkeypatch):
+    with pytest.raises(PatternError, match="head_dim: expected one of 16, 32, 48, 64, 96, 128, found 24"):
+        triton_packing(monkeypatch).attend(*qkv(5, 1, 24, device=TRITON_DEVICE))
+
+
+def test_values_of_a_row_lie_side_by_side_on_a_gpu(monkeypatch):
+    q, _, v = qkv(5, 1, 32, device=TRITON_DEVICE)
+    spread = tokens(5, 1, 64, device=TRITON_DEVICE)[..., ::2]
+    with pytest.raises(PatternError, match="k: expected the values of a row side by side, found stride 2"):
+        triton_packing(monkeypatch).attend(q, spread, v)
