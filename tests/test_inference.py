@@ -52,7 +52,7 @@ def test_without_a_checkpoint_the_weights_are_said_to_be_random(capsys):
     infer("--model", "regionvit-tiny-32", "--image", "coffee")
     said = capsys.readouterr().out
     assert "regionvit-tiny-32, native attention, one image of 32 x 32: " in said and " ms (p50 of " in said
-    assert "weights: random, for there is no --checkpoint" in said and "%" not in said
+    assert "weights: random, for there is no checkpoint" in said and "%" not in said
 
 
 def test_the_most_probable_classes_are_told_with_their_names(checkpoint, tmp_path, capsys):
@@ -66,6 +66,14 @@ def test_the_most_probable_classes_are_told_with_their_names(checkpoint, tmp_pat
     assert len(told) == inference.BEST
     infer(*model)
     assert f"{np.exp(8) / total:.2%}  3\n" in capsys.readouterr().out
+
+
+def test_a_pruned_deit_runs_by_any_strategy_and_has_no_picture(tmp_path, capsys):
+    command = ("--model", "deit-tiny-64-evit", "--image", "retina", "--attention", "ragged", "--set", "keep_ratio=0.5")
+    infer(*command)
+    assert "deit-tiny-64-evit, ragged attention" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="a DeiT attends to everything; expected no picture"):
+        infer(*command, "--output", str(tmp_path / "x.png"))
 
 
 @pytest.mark.parametrize("attention", ["tilewright", "dense"])

@@ -44,9 +44,23 @@ def test_a_network_that_keeps_everything_is_timms_vision_transformer():
 def test_the_mlp_is_timms(hidden):
     from timm.layers import Mlp
 
-    from tilewright.networks.dynamicvit import _Mlp
+    from tilewright.networks.vit import Mlp as Ours
 
-    ours, theirs = _Mlp(48, hidden), Mlp(48, hidden)
+    ours, theirs = Ours(48, hidden), Mlp(48, hidden)
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(3, 5, 48)
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("variant", "size"), [("tiny", 224), ("tiny", 64), ("small", 64), ("tiny-distilled", 64)])
+@torch.no_grad()
+def test_a_deit_is_timms(variant, size):
+    timm = pytest.importorskip("timm")
+    ours = create("deit", variant=variant, image_size=size)
+    torch.manual_seed(0)
+    for tensor in ours.state_dict().values():
+        tensor.add_(0.1 * torch.randn_like(tensor))
+    theirs = timm.create_model(f"deit_{variant.replace('-', '_')}_patch16_224", img_size=size).eval()
+    theirs.load_state_dict(ours.state_dict())
+    images = torch.randn(2, 3, size, size)
+    torch.testing.assert_close(ours(images), theirs(images), atol=1e-5, rtol=1e-5)

@@ -5,14 +5,20 @@ before each name where it was trained on several devices. Pickles are opened wit
 """
 
 import argparse
+import logging
+import os
 import pickle
+from pathlib import Path
 
 import torch
 
 from tilewright.errors import ArtifactError
 
+_LOG = logging.getLogger(__name__)
 # Where the published files keep their tensors.
 HOLDERS = ("model", "net", "state_dict")
+# What timm's repositories call them.
+_HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 # How many names of each kind an error lists.
 _LISTED = 5
 
@@ -46,6 +52,25 @@ def read(path):
     if unsound:
         raise ArtifactError(f"{path}: expected finite weights, found NaN or infinity in {_list(unsound)}")
     return state
+
+
+def cached(name):
+    """The checkpoint that was downloaded under timm's `name`, or None with a warning; nothing is downloaded.
+
+    Looked for in the cache of the Hugging Face hub, where timm keeps its own, newest first, and in torch's hub.
+    """
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    torch_hub = Path(torch.hub.get_dir()) / "checkpoints"
+    # A tag behind the name says what the weights were trained on, a digest which they are.
+    tagged = [f"models--*--{name}{tag}/snapshots/*/{file}" for tag in ("", ".*") for file in _HUB_FILES]
+    found = [path for pattern in tagged for path in hub.glob(pattern)]
+    found = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    found += sorted(torch_hub.glob(f"{name}-*.pth"))
+    if not found:
+        _LOG.warning("no weights of %s in %s or %s: they are random", name, hub, torch_hub)
+        return None
+    return found[0]
 
 
 def _state(content, path):

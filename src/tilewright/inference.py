@@ -30,7 +30,7 @@ class View:
 def run(model, image, checkpoint, attention, device, output, labels, token, set):
     """Run the network `model` on a photograph, a name or a path, and say what came out; see ``infer.py --help``.
 
-    checkpoint: official file, or None for random weights. output: picture to write, or None. labels: file with the name
+    checkpoint: as `networks.create` takes it. output: picture to write, or None. labels: file with the name
     of a class on each line, or None. token: ``y,x`` of the query token whose attention is drawn, on the grid of the
     first stage; None for the centre. set: options beyond the name, ``key=value``. device: a kind, for the latency.
     Raises `TilewrightError`.
@@ -64,15 +64,15 @@ def run(model, image, checkpoint, attention, device, output, labels, token, set)
         f"{model}, {attention} attention, one image of {size} x {size}: {timing.p50_us / 1e3:.1f} ms "
         f"(p50 of {timing.repetitions} runs; first call {first:.1f} s)"
     )
-    if checkpoint is None:
-        print("weights: random, for there is no --checkpoint; the classes would mean nothing and are left out")
+    if network.weights is None:
+        print("weights: random, for there is no checkpoint; the classes would mean nothing and are left out")
     else:
         best = logits.softmax(0).topk(min(BEST, len(logits)))
-        print(f"weights: {checkpoint}; most probable classes:")
+        print(f"weights: {network.weights}; most probable classes:")
         for probability, number in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             print(f"  {probability:7.2%}  {number}" + (f"  {names[number]}" if names else ""))
     if output is not None:
-        title = f"{model} on {Path(image).name}" + (", random weights" if checkpoint is None else "")
+        title = f"{model} on {Path(image).name}" + (", random weights" if network.weights is None else "")
         with style.context():
             style.save(photograph.draw(images.load(image, size), drawn, title), output)
         print(f"{output}: {'; '.join(view.title for view in drawn)}")
@@ -107,6 +107,8 @@ def views(family, network, pixels, place=None):
         if place is not None:
             raise ConfigError("--token: DynamicViT's picture is of the patches it keeps; expected no query token")
         return list(_kept(network, pixels))
+    if family == "deit":
+        raise ConfigError("--output: a DeiT attends to everything; expected no picture to draw")
     stages = {"vision_longformer": _longformer_stages, "regionvit": _region_stages}[family](network)
     size = network.options.image_size
     if not stages:

@@ -10,8 +10,16 @@ parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--model", required=True, help="network, e.g. vil-tiny-224, regionvit-small-384-w14, dynamicvit-s-224")
 add("--image", required=True, help=f"an RGB file, or one of {', '.join(images.PHOTOGRAPHS)}")
-add("--checkpoint", metavar="FILE", help="official checkpoint, .pth or .safetensors (default: random weights)")
-add("--attention", default="tilewright", help="tilewright, dense, flex or native (default: tilewright)")
+add(
+    "--checkpoint",
+    metavar="FILE",
+    help="official checkpoint, .pth or .safetensors, or cached: timm's (default: random)",
+)
+add(
+    "--attention",
+    default="tilewright",
+    help="tilewright, dense, flex, native; DeiT: padded, ragged, … (default: tilewright)",
+)
 add("--device", default="cpu", help=f"{' or '.join(hardware.KINDS)} (default: cpu)")
 add("--output", metavar="PICTURE", help="picture to write (.png, .svg, .pdf): kept patches, or what a token attends to")
 add("--labels", metavar="FILE", help="names of the classes, one on each line (default: their numbers)")

@@ -4,11 +4,14 @@ Contract of a member module (a family of networks, named as its family of graphs
     ``Options``: a frozen `msgspec.Struct` (``forbid_unknown_fields``) of everything that decides the network, among it
         ``variant`` and ``image_size`` (pixels a side).
     ``Network(options, attention)``: an `nn.Module` from images [B, 3, R, R] to logits, with its parameters under the
-        names of the official code. ``attention`` is a name of `attentions.NAMES`.
+        names of the official code. ``attention`` is a name of ``ATTENTIONS.NAMES``.
+    ``ATTENTIONS``: the registry of its attentions, `attentions` or `strategies`; the first is its oracle.
     ``adapt(state, network) -> state``: the official checkpoint's tensors under this network's own names and shapes:
         aliases dropped, position tables resized as the original code does. Tensors it does not know stay in, so that
         they are reported.
     ``name(options) -> str``: the network's name in files and figures, e.g. ``vil-tiny-224``.
+    ``timm_name(options) -> str``: for families whose official weights timm publishes, under which name.
+    ``Options.needs``: for families that may need more than random weights, what of a checkpoint, or None.
 
 How names are read stands with the graphs of the family (``network_fields``, see `tilewright.models`). Importing this
 package does not import torch.
@@ -19,10 +22,9 @@ from importlib import import_module
 import msgspec
 
 from tilewright.errors import ConfigError, PatternError, UnknownNameError
-from tilewright.networks import attentions
 from tilewright.registry import member
 
-NAMES = ("vision_longformer", "regionvit", "dynamicvit")
+NAMES = ("vision_longformer", "regionvit", "dynamicvit", "deit")
 
 
 def parse(name, overrides=None):
@@ -37,32 +39,43 @@ def parse(name, overrides=None):
     raise UnknownNameError("network", name, [module.NETWORK_NAMING for module in members.values()])
 
 
-def create(family, *, variant, image_size=224, checkpoint=None, attention="dense", seed=0, **options):
-    """Build a network in evaluation mode.
+def create(family, *, variant, image_size=224, checkpoint=None, attention=None, seed=0, **options):
+    """Build a network in evaluation mode; ``network.weights`` is the file of its weights, None for random ones.
 
-    family: of `NAMES`. checkpoint: an official file (``.pth`` or ``.safetensors``); None draws random weights from
-    `seed`. attention: ``dense`` (masked SDPA: the oracle), ``tilewright``, ``flex`` or ``native`` (the published
-    formulation). options: the family's own, see its ``Options``.
+    family: of `NAMES`. checkpoint: an official file (``.pth`` or ``.safetensors``); ``cached``, the one that timm or
+    the official code has downloaded under this network's name, and random weights with a warning where there is none;
+    None draws random weights from `seed`. attention: of the family's ``ATTENTIONS``, such as ``dense`` (masked SDPA:
+    the oracle), ``tilewright``, ``flex`` or ``native`` (the published formulation); None: the first. options: the
+    family's own, see its ``Options``.
 
-    Raises `UnknownNameError`, `ConfigError` for options that are unknown or out of range, and `ArtifactError` for a
-    checkpoint that does not fit; then nothing has been loaded.
+    Raises `UnknownNameError`, `ConfigError` for options that are unknown or out of range or need a checkpoint, and
+    `ArtifactError` for a checkpoint that does not fit; then nothing has been loaded.
     """
     import torch
 
     from tilewright import checkpoints
 
     module = member(__name__, "network", family, NAMES)
-    member(attentions.__name__, "attention", attention, attentions.NAMES)
+    known = module.ATTENTIONS.NAMES
+    attention = known[0] if attention is None else attention
+    member(module.ATTENTIONS.__name__, "attention", attention, known)
     stated = {"variant": variant, "image_size": image_size, **options}
     try:
         chosen = msgspec.convert(stated, module.Options)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{family}: {error}; options: {', '.join(module.Options.__struct_fields__)}") from None
+    if checkpoint == "cached":
+        if not hasattr(module, "timm_name"):
+            raise ConfigError(f"checkpoint: expected a file for {family}, whose weights timm does not publish")
+        checkpoint = checkpoints.cached(module.timm_name(chosen))
+    if checkpoint is None and getattr(chosen, "needs", None):
+        raise ConfigError(f"checkpoint: expected one with {chosen.needs}, found none")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = module.Network(chosen, attention).eval()
     if checkpoint is not None:
         checkpoints.load(network, checkpoint, module.adapt)
+    network.weights = None if checkpoint is None else str(checkpoint)
     return network
 
 

@@ -11,7 +11,6 @@ this pattern, ``A = 1 keepᵀ | I``, is compaction: with the kept tokens first, 
 Source: Rao et al., "DynamicViT: Efficient Vision Transformers with Dynamic Token Sparsification" (2021), and its code.
 """
 
-import math
 from functools import partial
 from typing import Annotated, Literal
 
@@ -23,7 +22,9 @@ from torch.func import functional_call
 
 from tilewright.errors import ConfigError
 from tilewright.models import dynamicvit as pattern
-from tilewright.networks import precision, pruned, sites
+from tilewright.networks import attentions, precision, pruned, sites, vit
+
+ATTENTIONS = attentions
 
 # Channels of LV-ViT's stem; kernel, stride and padding of its convolutions (``p_emb='4_2'``).
 STEM = 64
@@ -81,13 +82,7 @@ def name(options):
 
 def adapt(state, network):
     """The official state with its position table resized, bilinearly as the official code does."""
-    table, wanted = state.get("pos_embed"), network.pos_embed
-    if table is not None and table.ndim == 3 and table.shape[1] != wanted.shape[1]:
-        old, new = (math.isqrt(max(t.shape[1] - 1, 0)) for t in (table, wanted))
-        if old > 0 and 1 + old**2 == table.shape[1]:
-            grid = table[:, 1:].unflatten(1, (old, old)).movedim(-1, 1).float()
-            grid = F.interpolate(grid, size=(new, new), mode="bilinear").flatten(2).mT
-            state["pos_embed"] = torch.cat((table[:, :1], grid.to(table.dtype)), dim=1)
+    vit.resize_positions(state, network, "bilinear")
     return state
 
 
@@ -99,21 +94,17 @@ class Network(nn.Module):
         super().__init__()
         self.options, self.attention = options, attention
         width, heads, self.prune_before = pattern.VARIANTS[options.variant]
-        self.patch_embed = _Stem(width, options.patch) if options.lvvit else _Patches(3, width, options.patch)
+        self.patch_embed = _Stem(width, options.patch) if options.lvvit else vit.Patches(3, width, options.patch)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + options.side**2, width))
         # In all five networks the prunings cut the depth in four.
-        self.blocks = nn.ModuleList(_Block(width, heads, options.lvvit) for _ in range(4 * self.prune_before[0]))
+        self.blocks = nn.ModuleList(_block(width, heads, options.lvvit) for _ in range(4 * self.prune_before[0]))
         self.norm = nn.LayerNorm(width, _eps(options.lvvit))
         self.head = nn.Linear(width, options.num_classes)
         if options.lvvit:
             self.aux_head = nn.Linear(width, options.num_classes)
-        self.score_predictor = nn.ModuleList(_Predictor(width) for _ in self.prune_before)
-        for table in (self.cls_token, self.pos_embed, *(m.weight for m in self.modules() if isinstance(m, nn.Linear))):
-            nn.init.trunc_normal_(table, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        self.score_predictor = nn.ModuleList(Predictor(width) for _ in self.prune_before)
+        vit.initialise(self, self.cls_token, self.pos_embed)
 
     @precision.checked
     def forward(self, images, tell_kept=False):
@@ -167,18 +158,7 @@ def _eps(lvvit):
     return 1e-5 if lvvit else 1e-6
 
 
-class _Patches(nn.Module):
-    """Patches by a convolution that steps by a patch: [B, channels, H, W] to [B, width, H // patch, W // patch]."""
-
-    def __init__(self, channels, width, patch):
-        super().__init__()
-        self.proj = nn.Conv2d(channels, width, patch, patch)
-
-    def forward(self, x):
-        return self.proj(x)
-
-
-class _Stem(_Patches):
+class _Stem(vit.Patches):
     """LV-ViT's: three convolutions, which halve the image, before the patches."""
 
     def __init__(self, width, patch):
@@ -194,44 +174,17 @@ class _Stem(_Patches):
         return self.proj(x)
 
 
-class _Attention(nn.Module):
-    def __init__(self, width, heads, bias):
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, x, attend):
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.proj(attend(q, k, v).transpose(1, 2).flatten(2))
+def _block(width, heads, lvvit):
+    if lvvit:
+        return vit.Block(width, heads, eps=_eps(lvvit), ratio=3, bias=False, skip=SKIP)
+    return vit.Block(width, heads, eps=_eps(lvvit))
 
 
-class _Mlp(nn.Module):
-    def __init__(self, width, hidden):
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
-
-    def forward(self, x):
-        return self.fc2(F.gelu(self.fc1(x)))
-
-
-class _Block(nn.Module):
-    def __init__(self, width, heads, lvvit):
-        super().__init__()
-        self.skip = SKIP if lvvit else 1.0
-        self.norm1, self.norm2 = nn.LayerNorm(width, _eps(lvvit)), nn.LayerNorm(width, _eps(lvvit))
-        self.attn = _Attention(width, heads, bias=not lvvit)
-        self.mlp = _Mlp(width, (3 if lvvit else 4) * width)
-
-    def forward(self, x, attend):
-        x = x + self.attn(self.norm1(x), attend) / self.skip
-        return x + self.mlp(self.norm2(x)) / self.skip
-
-
-class _Predictor(nn.Module):
+class Predictor(nn.Module):
     """Scores patches from half of their own channels and the mean of the other half over the patches that count."""
 
     def __init__(self, width):
+        """width: channels of a patch."""
         super().__init__()
         self.in_conv = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
         self.out_conv = nn.Sequential(

@@ -13,8 +13,10 @@ from torch import nn
 
 from tilewright.errors import ConfigError
 from tilewright.models import regionvit as pattern
-from tilewright.networks import precision, sites
+from tilewright.networks import attentions, precision, sites
 from tilewright.networks.region_windows import Windows
+
+ATTENTIONS = attentions
 
 # Blocks of each stage, and convolutions of the stem.
 SIZES = {

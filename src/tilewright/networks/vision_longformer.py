@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright.errors import ConfigError
-from tilewright.networks import msvit_arch, precision, sites
+from tilewright.networks import attentions, msvit_arch, precision, sites
 from tilewright.networks.sliding_chunks import Windows, by_offset
+
+ATTENTIONS = attentions
 
 # ASSUME: the public code reads LN_EPS from its configuration and does not use it.
 EPS = 1e-6

@@ -1,0 +1,29 @@
+"""DeiT: plain vision transformers (Touvron et al., "Training data-efficient image transformers", ICML 2021).
+
+They attend to everything; what makes them ragged are the pruners of `tilewright.pruners`. Here is what is known of the
+networks without torch: sizes and names.
+"""
+
+import re
+
+NETWORK_NAMING = "deit-<variant>-<size>[-<pruner>], e.g. deit-small-224-evit"
+
+# Width and heads, by the names in timm's: ``deit_<variant>_patch16_<size>``.
+VARIANTS = {
+    "tiny": (192, 3),
+    "small": (384, 6),
+    "base": (768, 12),
+    "tiny-distilled": (192, 3),
+    "small-distilled": (384, 6),
+    "base-distilled": (768, 12),
+}
+DEPTH, PATCH = 12, 16
+
+
+def network_fields(name):
+    """Options of the network that a name states, or None."""
+    match = re.fullmatch(rf"deit-({'|'.join(VARIANTS)})-([1-9]\d*)(?:-([a-z]\w*))?", name)
+    if not match:
+        return None
+    variant, size, pruner = match.groups()
+    return {"variant": variant, "image_size": int(size)} | ({"pruner": pruner} if pruner else {})

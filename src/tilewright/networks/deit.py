@@ -1,0 +1,158 @@
+"""DeiT, whole or pruned: what a pruner leaves of each image goes on by a strategy that can be exchanged.
+
+Touvron et al., "Training data-efficient image transformers" (2021). Until the first pruning all images have all of
+their tokens; from then on the tokens stand as the strategy lays them out (`tilewright.networks.strategies`), and all
+strategies give the same logits.
+"""
+
+import msgspec
+import torch
+from torch import nn
+
+from tilewright import pruners
+from tilewright.errors import ConfigError
+from tilewright.models import deit as pattern
+from tilewright.networks import precision, sites, strategies, vit
+from tilewright.networks.layouts import Rectangle
+from tilewright.registry import member
+
+ATTENTIONS = strategies
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One network. image_size: pixels, of patches of 16; what is left over at the right and at the bottom is not seen.
+
+    pruner: of `pruners.NAMES`. The other options are its settings, each its own where not stated: see its ``Params``.
+    """
+
+    variant: str
+    image_size: int = 224
+    pruner: str = "none"
+    keep_ratio: float | None = None
+    keep_range: tuple[float, float] | None = None
+    threshold: float | None = None
+    predictor: str | None = None
+    num_classes: int = 1000
+
+    def __post_init__(self):
+        if self.variant not in pattern.VARIANTS:
+            raise ConfigError(f"variant: expected one of {', '.join(pattern.VARIANTS)}, found {self.variant!r}")
+        if self.image_size < pattern.PATCH:
+            raise ConfigError(f"image_size: expected at least a patch of {pattern.PATCH}, found {self.image_size}")
+        if self.num_classes < 1:
+            raise ConfigError(f"num_classes: expected at least 1, found {self.num_classes}")
+        if self.distilled and self.pruner != "none":
+            raise ConfigError(f"pruner {self.pruner}: expected a network of one class token, found {self.variant}")
+        self.pruning()
+
+    def pruning(self):
+        """The pruner's module and its settings. Raises `UnknownNameError` and `ConfigError`."""
+        settings = {name: getattr(self, name) for name in ("keep_ratio", "keep_range", "threshold", "predictor")}
+        return pruners.parse(self.pruner, {name: value for name, value in settings.items() if value is not None})
+
+    @property
+    def distilled(self):
+        """Whether a second token and head were trained to answer as a teacher."""
+        return self.variant.endswith("-distilled")
+
+    @property
+    def side(self):
+        """Patches along a side."""
+        return self.image_size // pattern.PATCH
+
+    @property
+    def n_tokens(self):
+        """Tokens of an image before it is pruned."""
+        return 1 + self.distilled + self.side**2
+
+    @property
+    def needs(self):
+        """What a checkpoint must hold for the network to make sense, or None."""
+        return f"the weights of pruner {self.pruner}" if self.pruning()[1].learned else None
+
+
+def name(options):
+    """The network's name in files and figures, e.g. ``deit-small-224-evit``."""
+    return f"deit-{options.variant}-{options.image_size}" + f"-{options.pruner}" * (options.pruner != "none")
+
+
+def timm_name(options):
+    """The name under which timm, and the official code, publish the weights: of 384 pixels for B only."""
+    size = 384 if options.variant.startswith("base") and options.image_size >= 384 else 224
+    return f"deit_{options.variant.replace('-', '_')}_patch{pattern.PATCH}_{size}"
+
+
+def adapt(state, network):
+    """The official state (DeiT's, timm's, or a pruner's of the same names) under this network's names and shapes."""
+    # As DeiT and EViT resize it; DynamicViT resizes bilinearly.
+    mode = "bilinear" if network.options.pruner == "dynamicvit" else "bicubic"
+    vit.resize_positions(state, network, mode, 1 + network.options.distilled)
+    learned = network.options.pruning()[1].learned
+    for own, tensor in network.pruner.state_dict().items():
+        if own in state or not learned:
+            state[f"pruner.{own}"] = state.pop(own, tensor)
+    # A constant of ATS's code, which its checkpoints hold.
+    return {key: tensor for key, tensor in state.items() if not key.endswith("attn.out_zero_mask")}
+
+
+class Network(nn.Module):
+    """Images [B, 3, R, R] to logits [B, num_classes]; parameters under the official names."""
+
+    def __init__(self, options, attention):
+        """Random weights, drawn as published. attention: of `strategies.NAMES`."""
+        super().__init__()
+        self.options, self.attention = options, attention
+        self._strategy = member(strategies.__name__, "attention", attention, strategies.NAMES)
+        width, heads = pattern.VARIANTS[options.variant]
+        self.patch_embed = vit.Patches(3, width, pattern.PATCH)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, options.n_tokens, width))
+        self.blocks = nn.ModuleList(vit.Block(width, heads) for _ in range(pattern.DEPTH))
+        self.norm = nn.LayerNorm(width, 1e-6)
+        self.head = nn.Linear(width, options.num_classes)
+        tables = [self.cls_token, self.pos_embed]
+        if options.distilled:
+            self.dist_token = nn.Parameter(torch.zeros(1, 1, width))
+            self.head_dist = nn.Linear(width, options.num_classes)
+            tables.append(self.dist_token)
+        module, settings = options.pruning()
+        # Last: the same seed draws the same DeiT whatever prunes it.
+        vit.initialise(self, *tables)
+        self.pruner = module.Pruner(settings, width, options.n_tokens)
+        vit.initialise(self.pruner)
+
+    @precision.checked
+    def forward(self, images, capacity=None, tell_layouts=False):
+        """Images [B, 3, R, R] to logits [B, num_classes].
+
+        capacity: most tokens of the batch that may be kept by a pruner that leaves it open how many, for strategies
+            that pack them; None: as many as there are, for which the host asks the device.
+        tell_layouts: return ``(logits, layouts)``, the layout after each pruning; ``layout.check()`` has the host ask
+            whether the capacity was enough. Where it was not, logits are NaN.
+
+        Raises `PatternError` for images of another shape, and what the strategy raises.
+        """
+        x = self.patch_embed(images).flatten(2).mT
+        firsts = [self.cls_token, self.dist_token] if self.options.distilled else [self.cls_token]
+        x = torch.cat((*(token.expand(len(x), -1, -1) for token in firsts), x), dim=1) + self.pos_embed
+        layout, layouts = Rectangle(*x.shape[:2], x.device), []
+
+        def prune(x, heads=None):
+            x, choice = self.pruner(len(layouts), x, layout, heads)
+            x, narrower = self._strategy.narrow(x, layout, choice, capacity)
+            layouts.append(narrower)
+            return x, narrower
+
+        for i, block in enumerate(self.blocks):
+            if i in self.pruner.before:
+                x, layout = prune(x)
+            heads = block.attn.split(block.norm1(x))
+            x = x + block.attn.proj(sites.timed(layout.attend, *heads).flatten(-2))
+            if i in self.pruner.inside:
+                x, layout = prune(x, heads)
+            x = x + block.mlp(block.norm2(x))
+        logits = precision.logits(self.head, self.norm(layout.first(x)))
+        if self.options.distilled:
+            # Without a pruner the layout is the whole rectangle, the distillation token second.
+            logits = (logits + precision.logits(self.head_dist, self.norm(x[:, 1]))) / 2
+        return (logits, layouts) if tell_layouts else logits

@@ -1,0 +1,132 @@
+"""How the kept tokens of a batch stand in memory: in a rectangle, or packed one image after the other.
+
+An image's tokens keep their order, the class token first; its *places* count them from 0. Both layouts offer
+
+    ``n_batch``, ``slots``: images, and a bound of the tokens that one of them has, known to the host.
+    ``valid``: bool [B, slots], which places hold a token.
+    ``attend(q, k, v)``: attention of each image within itself; q, k, v [..., H, D], strided, and so is the result.
+    ``padded(x)``: tokens [..., *] by image and place [B, slots, *]; what stands where no token does is finite.
+    ``rows(values)``: values [B, slots] by place, as the tokens stand [...].
+    ``spread(y)``: one row for each image, [B, C], to be broadcast with the tokens [..., C].
+    ``first(x)``: the class tokens, [B, *].
+    ``check()``: raise `PatternError` when the tokens were more than the layout could hold; the host asks.
+
+None but `check` waits for the device.
+"""
+
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+
+# Masked attention wants the rows of its mask aligned.
+ALIGN = 16
+
+
+class Rectangle:
+    """Tokens [B, slots, C], those of an image first. lengths: int64 [B], or None where all places hold one."""
+
+    def __init__(self, n_batch, slots, device, lengths=None):
+        """Lay out `n_batch` images of up to `slots` tokens on `device`."""
+        self.n_batch, self.slots, self.device, self.lengths = n_batch, slots, device, lengths
+        self._mask = None
+
+    @cached_property
+    def valid(self):
+        """See the module."""
+        if self.lengths is None:
+            return torch.ones(self.n_batch, self.slots, dtype=torch.bool, device=self.device)
+        return torch.arange(self.slots, device=self.device) < self.lengths[:, None]
+
+    def attend(self, q, k, v):
+        """See the module; places without a token are masked."""
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self._additive(q)).transpose(1, 2)
+
+    def _additive(self, like):
+        """Mask [B, 1, 1, slots], made in the first layer."""
+        if self._mask is None and self.lengths is not None:
+            shape = self.n_batch, 1, 1, -(-self.slots // ALIGN) * ALIGN
+            mask = torch.zeros(shape, dtype=like.dtype, device=like.device)[..., : self.slots]
+            self._mask = mask.masked_fill_(~self.valid[:, None, None], -torch.inf)
+        return self._mask
+
+    def padded(self, x):
+        """See the module."""
+        return x
+
+    def rows(self, values):
+        """See the module."""
+        return values
+
+    def spread(self, y):
+        """See the module."""
+        return y[:, None]
+
+    def first(self, x):
+        """See the module."""
+        return x[:, 0]
+
+    def compact(self, x, keep, slots):
+        """Tokens x with those in keep [B, slots] put first, cut to `slots`: ``(x, lengths)``."""
+        order = keep.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :slots]
+        return x.gather(1, order[..., None].expand(-1, -1, x.shape[-1])), keep.sum(1)
+
+    def check(self):
+        """A rectangle holds all tokens."""
+
+
+class Packed:
+    """Tokens [capacity, C], image after image, as a packing of `tilewright.ragged` has them."""
+
+    def __init__(self, packing, slots):
+        """packing: with ``starts`` int32 [B + 1] on the device. slots: a bound of the tokens of an image."""
+        self.packing, self.slots, self.n_batch = packing, slots, len(packing.starts) - 1
+
+    @cached_property
+    def _lengths(self):
+        return self.packing.starts.diff()
+
+    @cached_property
+    def valid(self):
+        """See the module."""
+        return torch.arange(self.slots, device=self._lengths.device) < self._lengths[:, None]
+
+    @cached_property
+    def _image(self):
+        """Image of each row [capacity]; rows behind the last token are given to the last image."""
+        rows = torch.arange(self.packing.capacity, device=self._lengths.device, dtype=torch.int32)
+        return torch.searchsorted(self.packing.starts[1:], rows, right=True).clamp_(max=self.n_batch - 1)
+
+    @cached_property
+    def _row(self):
+        """Row of each place [B, slots]; places without a token share that of the last one of the image."""
+        place = torch.arange(self.slots, device=self._lengths.device)
+        row = self.packing.starts[:-1, None] + torch.minimum(place, self._lengths[:, None] - 1)
+        # Where the capacity was exceeded there may be no such row; the values are NaN then.
+        return row.clamp_(0, self.packing.capacity - 1)
+
+    def attend(self, q, k, v):
+        """See the module."""
+        return self.packing.attend(q, k, v)
+
+    def padded(self, x):
+        """See the module."""
+        return x[self._row]
+
+    def rows(self, values):
+        """See the module."""
+        place = torch.arange(len(self._image), device=values.device) - self.packing.starts[self._image]
+        return values[self._image, place.clamp_(max=self.slots - 1)]
+
+    def spread(self, y):
+        """See the module."""
+        return y[self._image]
+
+    def first(self, x):
+        """See the module."""
+        return self.packing.first(x.flatten(1)).unflatten(1, x.shape[1:])
+
+    def check(self):
+        """See the module."""
+        self.packing.check()

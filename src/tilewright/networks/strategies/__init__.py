@@ -1,0 +1,10 @@
+"""How a network goes on with the tokens that a pruner leaves, by name: same weights, same logits, other latencies.
+
+Contract of a member module:
+    ``narrow(x, layout, choice, capacity) -> (x, layout)``: the chosen ones of the tokens x, which stand as `layout`
+        says (see `tilewright.networks.layouts`), in a new layout. choice: a `tilewright.pruners.Choice`. capacity: most
+        tokens of the batch, or None, see `tilewright.networks.deit.Network.forward`; members that hold no packed tokens
+        have no use for it and end in ``*_``. Raises `tilewright.kernels.baselines.Unavailable` where it cannot run.
+"""
+
+NAMES = ("padded", "padded_kept", "gathered", "ragged", "varlen")

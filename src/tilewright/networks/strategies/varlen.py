@@ -1,0 +1,23 @@
+"""Kept tokens packed, and attended by torch's variable-length FlashAttention; what is not attention is ``ragged``'s."""
+
+import torch
+
+from tilewright.kernels.baselines import Unavailable, need_gpu
+from tilewright.networks.layouts import Packed
+from tilewright.networks.strategies import ragged
+
+
+class _Flash(Packed):
+    def attend(self, q, k, v):
+        """See `Packed`. The longest image is bounded, not asked for."""
+        starts, slots = self.packing.starts, self.slots
+        out, *_ = torch.ops.aten._flash_attention_forward(q, k, v, starts, starts, slots, slots, 0.0, False, False)
+        return out
+
+
+def narrow(x, layout, choice, capacity):
+    """As `ragged.narrow`. Raises `Unavailable` without a GPU or in float32, which FlashAttention does not know."""
+    need_gpu(x.device.type)
+    if x.dtype == torch.float32:
+        raise Unavailable(f"expected 16-bit tokens, found {x.dtype}")
+    return ragged.narrow(x, layout, choice, capacity, _Flash)

@@ -1,0 +1,95 @@
+"""Parts that plain vision transformers share: patches, blocks and their checkpoints' position tables."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Patches(nn.Module):
+    """Patches by a convolution that steps by a patch: [B, channels, H, W] to [B, width, H // patch, W // patch]."""
+
+    def __init__(self, channels, width, patch):
+        """Cut `patch` x `patch` pixels."""
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, patch, patch)
+
+    def forward(self, x):
+        """Embed the patches."""
+        return self.proj(x)
+
+
+class Attention(nn.Module):
+    """The projections around an attention that the caller chooses."""
+
+    def __init__(self, width, heads, bias):
+        """bias: of the projection to queries, keys and values."""
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.proj = nn.Linear(width, width)
+
+    def split(self, x):
+        """Queries, keys and values [..., H, D] of tokens x [..., C]: strided views of one projection."""
+        return self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+
+    def forward(self, x, attend):
+        """Tokens [B, N, C] through ``attend(q, k, v)`` on [B, H, N, D]."""
+        q, k, v = (heads.transpose(1, 2) for heads in self.split(x))
+        return self.proj(attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    """Two layers with a GELU between them."""
+
+    def __init__(self, width, hidden):
+        """hidden: channels of the first layer."""
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x):
+        """Tokens [..., C], each by itself."""
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width, heads, *, eps=1e-6, ratio=4, bias=True, skip=1.0):
+        """eps: of the norms. ratio: the MLP's hidden channels over `width`. skip: what the layers add is divided by."""
+        super().__init__()
+        self.skip = skip
+        self.norm1, self.norm2 = nn.LayerNorm(width, eps), nn.LayerNorm(width, eps)
+        self.attn = Attention(width, heads, bias)
+        self.mlp = Mlp(width, ratio * width)
+
+    def forward(self, x, attend):
+        """Tokens [B, N, C]; attend: as `Attention.forward` takes it."""
+        x = x + self.attn(self.norm1(x), attend) / self.skip
+        return x + self.mlp(self.norm2(x)) / self.skip
+
+
+def initialise(network, *tables):
+    """Draw `tables` and the linear layers of `network` as published: normal of 0.02, cut at two units; biases zero."""
+    linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    for table in (*tables, *(module.weight for module in linear)):
+        nn.init.trunc_normal_(table, std=0.02)
+    for module in linear:
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def resize_positions(state, network, mode, first=1):
+    """Resize ``state["pos_embed"]`` [1, first + n^2, C] to the grid of `network`, where it is such a table.
+
+    mode: of `interpolate`. first: rows before the grid, which stay as they are.
+    """
+    table, wanted = state.get("pos_embed"), network.pos_embed
+    if table is None or table.ndim != 3 or table.shape[1] == wanted.shape[1]:
+        return
+    old, new = (math.isqrt(max(t.shape[1] - first, 0)) for t in (table, wanted))
+    if old > 0 and first + old**2 == table.shape[1]:
+        grid = table[:, first:].unflatten(1, (old, old)).movedim(-1, 1).float()
+        grid = F.interpolate(grid, size=(new, new), mode=mode).flatten(2).mT
+        state["pos_embed"] = torch.cat((table[:, :first], grid.to(table.dtype)), dim=1)

@@ -1,0 +1,58 @@
+"""Which tokens of an image a network goes on with, each rule as published.
+
+Contract of a member module:
+    ``Params``: a frozen `Settings` of what a user can choose.
+    ``Pruner(params, width, n_tokens)``: an `nn.Module` for networks of `width` channels and images of `n_tokens`
+        tokens, the class token first. Its parameters, if it has some, have the names of its official checkpoints.
+        ``before``, ``inside``: the blocks (from 0) before which it prunes, and those in which it prunes between the
+        attention and the MLP.
+        ``forward(time, x, layout, heads) -> (x, Choice)``: the `time`-th pruning of a batch, from 0. x: tokens as
+        `layout` has them (`tilewright.networks.layouts`). heads: q, k, v [..., H, D] of the block it prunes in, else
+        None. Tokens that are returned may have other values. Nothing is asked of the device.
+
+What an image keeps depends on that image alone, not on how the batch is laid out. Importing this package does not
+import torch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tilewright import registry
+from tilewright.errors import ConfigError
+
+NAMES = ("none", "threshold_l2", "dynamicvit", "evit", "ats")
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a user can choose of a pruner; here nothing."""
+
+    @property
+    def learned(self):
+        """Whether the pruner makes no sense without weights that were learned."""
+        return False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """keep: bool [B, slots], the places of a layout that go on, the class token's among them. least, most: bounds of
+    how many of an image do, which the host knows."""
+
+    keep: Any
+    least: int
+    most: int
+
+
+def parse(name, settings):
+    """``(module, Params)`` of the pruner `name` with `settings`, a dict, read strictly.
+
+    Raises `UnknownNameError` for the name and `ConfigError` for a setting that is unknown, of a wrong type or out of
+    range.
+    """
+    module = registry.member(__name__, "pruner", name, NAMES)
+    try:
+        return module, msgspec.convert(settings, module.Params)
+    except msgspec.ValidationError as error:
+        known = ", ".join(module.Params.__struct_fields__) or "none"
+        raise ConfigError(f"pruner {name}: {error}; settings: {known}") from None
