@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+from functools import cache
 
 from tilewright import config as study
 from tilewright import figures, hardware, models, networks, provenance, tables
@@ -28,6 +29,8 @@ def effort(max_seconds):
 EFFORT = effort(CONFIG.bench.max_seconds)
 # Batches of each attention of whole networks.
 BATCHES = [f"{name}={','.join(map(str, sizes))}" for name, sizes in CONFIG.networks.attention.items() if sizes]
+# Workloads whose graphs figures show in detail.
+DRAWN = CONFIG.figures.pattern_workloads + CONFIG.figures.fill_workloads
 SPLIT = "" if CONFIG.split_keys is None else f"--split-keys {CONFIG.split_keys}"
 
 # What timed jobs run on. Modules that are entered by the device's name, as `code` takes them; threads: on a CPU a timed job has
@@ -37,6 +40,13 @@ KIND = hardware.KINDS[CONFIG.device]
 DEVICE_CODE = [name.removeprefix("tilewright.") for name in (KIND.EXECUTOR, KIND.PROBE)]
 THREADS = workflow.cores if CONFIG.device == "cpu" else 4
 TIMED = {"timing": 1} if CONFIG.device == "cpu" else {"timing": 1, "gpu": 1}
+
+# What a job asks of a cluster. Bytes and microseconds for each number of its graph (`models.size`): 30 bytes and 0.3 to 2 us were
+# measured for T1 and T2 up to 4.7e8 numbers, see docs/slurm.md. Megabytes and minutes come on top: Python, its libraries,
+# the Snakemake that a cluster's job starts, and for timed jobs CUDA.
+BYTES, MICROSECONDS = 40, 4
+LEAST_MB, LEAST_TIMED_MB = 1500, 8000
+LEAST_MINUTES, LEAST_TIMED_MINUTES = 10, 30
 TIMED_ENV = "../envs/cpu.yaml" if CONFIG.device == "cpu" else "../envs/gpu.yaml"
 
 # Jobs use the Python and the package of this run, also where no environment is activated; a rule's own conda environment, where
@@ -127,6 +137,60 @@ def stated(definitions, wildcard):
         return ["--set", *(shlex.quote(f"{key}={json.dumps(value)}") for key, value in pairs)] if pairs else []
 
     return flags
+
+
+@cache
+def numbers(workload):
+    """How many numbers the graph of a workload holds."""
+    return models.size(workload, CONFIG.models.get(workload))
+
+
+def of_graph(wildcards):
+    """Size of a job on one workload."""
+    return numbers(wildcards.m)
+
+
+def of_largest(workloads):
+    """Size of a job on one workload after the other."""
+
+    def size(wildcards):
+        return max(map(numbers, workloads), default=0)
+
+    return size
+
+
+def of_heatmap(wildcards):
+    """Size of a job on the heat map: a token sees at most the quarter of them all, on average, see `dynamicvit`."""
+    return CONFIG.heatmap.max_tokens**2 // 4
+
+
+def of_network(wildcards):
+    """Size of a job on a whole network: its graphs are small beside its tokens' values."""
+    # ASSUME: fifty numbers of `BYTES` for each pixel, 2 kB, hold an image's features at the largest batch.
+    return 50 * networks.parse(wildcards.network)[1]["image_size"] ** 2
+
+
+def mem_mb(size, least=LEAST_MB):
+    """Resource: megabytes of a job by the `size` of what it works on; each retry may take twice as many."""
+
+    def megabytes(wildcards, attempt):
+        return int(least + size(wildcards) * BYTES / 1e6) * 2 ** (attempt - 1)
+
+    return megabytes
+
+
+def runtime(size, least=LEAST_MINUTES):
+    """Resource: minutes of a job, likewise."""
+
+    def minutes(wildcards, attempt):
+        return int(least + size(wildcards) * MICROSECONDS / 60e6) * 2 ** (attempt - 1)
+
+    return minutes
+
+
+def asked(size):
+    """Resources of a timed job, by the size of what it works on."""
+    return {**TIMED, "mem_mb": mem_mb(size, LEAST_TIMED_MB), "runtime": runtime(size, LEAST_TIMED_MINUTES)}
 
 
 def in_orders(orders):

@@ -12,6 +12,9 @@ rule graph:
         "logs/graph/{m}.tsv"
     conda:
         "../envs/cpu.yaml"
+    resources:
+        mem_mb=mem_mb(of_graph),
+        runtime=runtime(of_graph),
     params:
         script=script("gen_adj"),
         code=graph_code,

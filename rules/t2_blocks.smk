@@ -12,6 +12,9 @@ rule reorder:
         "logs/reorder/{m}/{r}.tsv"
     conda:
         "../envs/cpu.yaml"
+    resources:
+        mem_mb=mem_mb(of_graph),
+        runtime=runtime(of_graph),
     params:
         script=script("reorder"),
         code=code("reorder", "reorder.stage", "reorder.{r}"),
@@ -31,6 +34,9 @@ rule blocks:
         "logs/blocks/{m}/{r}/{t}.tsv"
     conda:
         "../envs/cpu.yaml"
+    resources:
+        mem_mb=mem_mb(of_graph),
+        runtime=runtime(of_graph),
     params:
         script=script("extract_blocks"),
         code=code("extract_blocks", "blocks"),

@@ -14,7 +14,7 @@ rule profile:
         TIMED_ENV
     threads: THREADS
     resources:
-        **TIMED,
+        **asked(of_graph),
     params:
         script=script("run_bench"),
         code=code("run_bench", "profile", *DEVICE_CODE),

@@ -13,6 +13,9 @@ rule schedule:
         "logs/schedule/{m}/{r}/{set}.{solver}.tsv"
     conda:
         "../envs/cpu.yaml"
+    resources:
+        mem_mb=mem_mb(of_graph),
+        runtime=runtime(of_graph, LEAST_MINUTES + CONFIG.schedule.time_limit_s / 60),
     params:
         script=script("solve_ilp"),
         code=schedule_code,

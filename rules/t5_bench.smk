@@ -20,7 +20,7 @@ rule bench:
         TIMED_ENV
     threads: THREADS
     resources:
-        **TIMED,
+        **asked(of_graph),
     params:
         script=script("run_bench"),
         code=code("run_bench", "bench", *DEVICE_CODE),
@@ -45,7 +45,7 @@ rule baselines:
         TIMED_ENV
     threads: THREADS
     resources:
-        **TIMED,
+        **asked(of_graph),
     params:
         script=script("run_bench"),
         code=code("run_bench", "bench", *(f"kernels.baselines.{name}" for name in CONFIG.bench.baselines)),
@@ -70,7 +70,7 @@ rule network:
         TIMED_ENV
     threads: THREADS
     resources:
-        **TIMED,
+        **asked(of_network),
     params:
         script=script("run_network"),
         code=network_code,
@@ -94,7 +94,7 @@ rule heatmap:
         TIMED_ENV
     threads: THREADS
     resources:
-        **TIMED,
+        **asked(of_heatmap),
     params:
         script=script("run_bench"),
         code=code(
@@ -130,6 +130,8 @@ rule reorder_times:
     threads: workflow.cores
     resources:
         timing=1,
+        mem_mb=mem_mb(of_largest(CONFIG.reorder_times.workloads)),
+        runtime=runtime(of_largest(CONFIG.reorder_times.workloads), LEAST_TIMED_MINUTES),
     params:
         script=script("run_bench"),
         code=code(

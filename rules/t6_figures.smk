@@ -19,6 +19,9 @@ rule figure:
         "logs/figure/{figure}.tsv"
     conda:
         "../envs/cpu.yaml"
+    resources:
+        mem_mb=mem_mb(of_largest(DRAWN)),
+        runtime=runtime(of_largest(DRAWN)),
     params:
         script=script("draw"),
         code=code("draw", "figures.{figure}", "figures.style"),
@@ -44,6 +47,9 @@ rule table:
         "logs/table/{table}.tsv"
     conda:
         "../envs/cpu.yaml"
+    resources:
+        mem_mb=mem_mb(of_largest(CONFIG.workloads)),
+        runtime=runtime(of_largest(CONFIG.workloads)),
     params:
         script=script("table"),
         code=code("table", "tables.{table}"),

@@ -696,6 +696,33 @@ def test_sources_are_the_users_files(photograph):
     assert sources("file-mine", {"path": "m.npy"}) == ["m.npy"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vil-tiny-224-s1",
+        "vil-tiny-224-s2-exact",
+        "vil-tiny-128-s1-cyclic",
+        "vil-tiny-224-s3",
+        "vil-tiny-224-s4",
+        "regionvit-tiny-224-s1",
+        "regionvit-tiny-100-s1",
+        "regionvit-tiny-224-s1-windows",
+        "dynamicvit-s-224",
+        "dynamicvit-s-96-b1",
+    ],
+)
+def test_the_size_is_known_before_the_graph(name):
+    graph = models.build(name)
+    assert models.size(name) == graph.n_rows + len(graph.indices)
+
+
+def test_the_size_of_a_file_is_that_on_disk(tmp_path):
+    np.save(tmp_path / "m.npy", np.eye(4, dtype=bool))
+    assert models.size("file-mine", {"path": str(tmp_path / "m.npy")}) == (tmp_path / "m.npy").stat().st_size
+    with pytest.raises(ArtifactError, match="expected a mask, found No such file"):
+        models.size("file-mine", {"path": str(tmp_path / "absent.npy")})
+
+
 def test_the_stage_writes_a_graph_and_what_made_it(tmp_path, photograph, capsys):
     out = tmp_path / "A.npz"
     stage.run("dynamicvit-s-96", out, [f"image={photograph}", "keep_ratio=0.5", "patch=8"], list=False)

@@ -76,7 +76,7 @@ def test_other_tiles(rows, device):
     check_attention(packing, *qkv(180, 1, 32, dtype=torch.float16, device=device))
 
 
-@pytest.mark.parametrize("step_keys,trim", [(32, 32), (64, 64), (128, 16), (128, 32)])
+@pytest.mark.parametrize("step_keys,trim", [(32, 32), (64, 64), (64, 16), (128, 16), (128, 32)])
 def test_other_forms(step_keys, trim):
     layout = Layout(3, 150, 200, 64)
     device = torch.device(TRITON_DEVICE)
@@ -121,6 +121,14 @@ def test_tokens_may_be_strided(device):
     keep = keeping([7, 3], 9, device)
     packing = ragged.pack(keep, 12)
     check_moves(packing, keep, *(tokens(9, 2, 20, device=device)[..., i : i + 8].transpose(0, 1) for i in (0, 8)))
+
+
+def test_large_batches_are_described_and_gathered_apart(monkeypatch, device):
+    keep, x = keeping([3, 1, 20], 20, device), tokens(3, 20, 8, device=device)
+    together = ragged.pack(keep, 30, tokens=x)
+    monkeypatch.setattr(triton_ragged, "FUSED", 2)
+    apart = ragged.pack(keep, 30, tokens=x)
+    assert torch.equal(together.tokens, apart.tokens) and torch.equal(together.lists, apart.lists)
 
 
 def test_many_tokens_and_images(monkeypatch, device):

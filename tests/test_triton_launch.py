@@ -231,7 +231,7 @@ def repeated(launched):
     """A `Repeated` kernel that doubles, and what it started through Triton."""
     started = []
 
-    def start(x):
+    def start(x, *_):
         started.append(x)
         return 2 * x, compiled(launched), 5, (32, 0.5)
 
@@ -258,6 +258,13 @@ def test_unlike_tensors_of_a_repeated_kernel_go_through_triton(repeated, launche
     for x in (torch.randn(4, 8), other()):
         call(x)
     assert len(started) == 2 and not launched
+
+
+def test_a_repeated_kernel_knows_how_many_tensors_it_has(repeated, launched):
+    call, started = repeated
+    for given in (1, 2, 1, 2):
+        call(*torch.randn(given, 4, 8))
+    assert len(started) == len(launched) == 2
 
 
 def test_a_repeated_kernel_knows_its_stream(repeated, launched):

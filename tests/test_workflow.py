@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tilewright import blocks, config, figures, graph, tables
+from tilewright import blocks, config, figures, graph, models, tables
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "tests/config/tiny.yaml"
@@ -195,10 +195,26 @@ def test_the_peers_overlay_follows_the_gpu_study(tmp_path):
 def test_a_cluster_gives_a_gpu_to_the_rules_that_ask_for_one():
     profile = yaml.safe_load((ROOT / "profiles/slurm-a100/profile.yaml").read_text())
     rules = "".join(path.read_text() for path in (ROOT / "rules").glob("*.smk"))
-    asking = [body.partition(":")[0] for body in rules.split("\nrule ") if "**TIMED" in body]
-    assert list(profile["set-resources"]) == asking
-    assert all(chosen["gpu_model"] == "a100" for chosen in profile["set-resources"].values())
-    assert all("CHANGE-ME" in profile["default-resources"][name] for name in ("slurm_account", "slurm_partition"))
+    asking = [body.partition(":")[0] for body in rules.split("\nrule ") if "**asked(" in body]
+    chosen = {rule: what for rule, what in profile["set-resources"].items() if "gpu_model" in what}
+    assert sorted(chosen) == sorted(asking)
+    assert all(what["gpu_model"] == "a100" and what["slurm_extra"] == "--exclusive" for what in chosen.values())
+    assert all("CHANGE-ME" in what["slurm_partition"] for what in (profile["default-resources"], *chosen.values()))
+    assert "CHANGE-ME" in profile["default-resources"]["slurm_account"]
+
+
+def test_a_cluster_is_asked_for_memory_and_time_by_the_size_of_the_graph(tmp_path):
+    wanted = [f"results/graphs/{name}.npz" for name in ("vil-tiny-224-s1", "vil-tiny-8192-s1", "dynamicvit-s-4096")]
+    given = ("--configfile", ROOT / "config/h200.yaml", ROOT / "config/full_scale.yaml")
+    done = snakemake(tmp_path, *wanted, "--dry-run", *given, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    asked = {}
+    for _, body in JOB.findall(done.stdout + done.stderr):
+        stated = dict(re.findall(r"\b(m|mem_mb|runtime)=([\w-]+)", body))
+        asked[stated.get("m")] = (int(stated["mem_mb"]), int(stated["runtime"])) if "m" in stated else None
+    small, large, largest = (asked[name] for name in ("vil-tiny-224-s1", "vil-tiny-8192-s1", "dynamicvit-s-4096"))
+    assert small == (1500 + int(40 * models.size("vil-tiny-224-s1") / 1e6), 10)
+    assert small < large < largest == (1500 + int(40 * models.size("dynamicvit-s-4096") / 1e6), 74)
 
 
 def test_recorded_logs_are_shown_without_their_device(study, checkout, tmp_path):

@@ -69,7 +69,7 @@ class Repeated:
         self._start, self._device = start, device
         self._stream = current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
-        # By stream: (whether tensors are alike, memory for a result, the launch).
+        # By stream and number of tensors: (whether tensors are alike, memory for a result, the launch).
         self._known = {}
 
     def __call__(self, *tensors):
@@ -79,8 +79,9 @@ class Repeated:
                 return self(*tensors)
         addresses = [x.data_ptr() for x in tensors]
         aligned, stream = not reduce(or_, addresses) & 15, self._stream()
+        key = stream, len(addresses)
         if aligned:
-            for alike, empty, again in self._known.get(stream, ()):
+            for alike, empty, again in self._known.get(key, ()):
                 if alike(*tensors):
                     out = empty()
                     again(out.data_ptr(), *addresses)
@@ -90,5 +91,5 @@ class Repeated:
         alike = tokens.alike(*tensors)
         # One tensor given twice is never recognised again.
         if aligned and again is not None and alike(*tensors):
-            self._known.setdefault(stream, []).append((alike, tokens.another(out), again))
+            self._known.setdefault(key, []).append((alike, tokens.another(out), again))
         return out

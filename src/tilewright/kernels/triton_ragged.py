@@ -14,6 +14,9 @@ from tilewright.kernels import ragged_lists, triton_ragged_kernels, triton_sched
 from tilewright.kernels.triton_launch import Repeated
 from tilewright.kernels.triton_schedule import FEWEST_ROWS, HEAD_DIMS
 
+# Most images whose tokens the kernel that describes the batch gathers: each of its programs counts the batch again.
+# Measured on an H200, docs/decisions/0011.
+FUSED = 32
 # Values that a program counts at once; programs that gather tokens, a few for each multiprocessor of a large GPU; rows
 # and columns that one brings at once.
 COUNTED, GATHERING, ROWS, COLUMNS = 8192, 528, 16, 256
@@ -23,7 +26,7 @@ COUNTED, GATHERING, ROWS, COLUMNS = 8192, 528, 16, 256
 class Form(triton_schedule.Form):
     """How attention is compiled. trim: what the keys of an image are rounded up to, at most step_keys."""
 
-    trim: int = 16
+    trim: int = 32
 
 
 def form(rows, head_dim, dtype):
@@ -59,6 +62,9 @@ class Executor:
 
     def pack(self, keep, tokens):
         """See `ragged_lists`."""
+        if self.layout.images > FUSED:
+            lists = self.lists(keep)
+            return lists, self.take(lists, "source", tokens, None)
         packed = tokens.new_empty(self.layout.capacity, tokens.shape[-1])
         return self._pack(keep, packed, tokens), packed
 

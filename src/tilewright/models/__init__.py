@@ -8,6 +8,8 @@ Contract of a member module:
     ``graph(params) -> Graph``: the exact pattern in the model's own token order, with ``meta`` holding ``family``,
         ``heads``, ``head_dim``, ``grid`` and ``bias``.
     ``sources(params) -> list``: the user's files that the graph is made from.
+    ``size(params) -> int``: at most how many numbers the graph holds, its tokens and the entries of its distinct rows;
+        told without making it, so that a cluster can be asked for memory and time.
     ``bias_index(params, rows, cols) -> int array``: for models with a relative-position bias (``meta["bias"]`` is not
         None) the slot of each (query, key) pair, by token ids in the model's own order, in a bias vector of
         ``meta["bias"]["slots"]`` entries a head; the last slot is for "no bias" and holds zero.
@@ -55,6 +57,15 @@ def build(name, overrides=None):
     module, params = parse(name, overrides)
     graph = module.graph(params)
     return replace(graph, meta={**graph.meta, "model": name, "params": msgspec.to_builtins(params)})
+
+
+def size(name, overrides=None):
+    """At most how many numbers the graph of a workload holds: tokens and entries of its distinct rows.
+
+    Raises as `parse` does, and `ArtifactError` where the user's file is missing.
+    """
+    module, params = parse(name, overrides)
+    return module.size(params)
 
 
 def create(family, **options):

@@ -103,14 +103,19 @@ def keep(params):
     return np.concatenate(([0], 1 + np.sort(patches))).astype(np.int32)
 
 
+def _counts(params):
+    """Tokens, kept tokens, and entries of the distinct rows."""
+    n_tokens, n_kept = 1 + params.side**2, 1 + params.kept[params.prune - 1]
+    return n_tokens, n_kept, n_kept + (n_tokens - n_kept) * (n_kept + 1)
+
+
 def graph(params):
     """The exact pattern: one row shared by all kept tokens, and one for each pruned token, which also sees itself.
 
     Raises `PatternError` above `MAX_ENTRIES` and what the gate raises.
     """
     width, heads, blocks = VARIANTS[params.variant]
-    n_tokens, n_kept = 1 + params.side**2, 1 + params.kept[params.prune - 1]
-    entries = n_kept + (n_tokens - n_kept) * (n_kept + 1)
+    n_tokens, n_kept, entries = _counts(params)
     if entries > MAX_ENTRIES:
         raise PatternError(
             f"{n_tokens:,} tokens have {entries:,} entries in distinct rows; expected at most {MAX_ENTRIES:,}"
@@ -149,3 +154,9 @@ def graph(params):
 def sources(params):
     """The image, when it is the user's, and the checkpoint."""
     return [*gates.own_image(params), *([params.weights] if params.weights else [])]
+
+
+def size(params):
+    """Tokens and entries of the distinct rows: one of the kept tokens, and one for each pruned token."""
+    n_tokens, _, entries = _counts(params)
+    return n_tokens + entries

@@ -1,11 +1,12 @@
 """Any pattern of the user's: a graph file, a scipy ``.npz`` or a dense ``.npy`` mask."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from tilewright.errors import PatternError
+from tilewright.errors import ArtifactError, PatternError
 from tilewright.graph import read_mask
 
 NAMING = "file-<label> with the parameter path, e.g. file-mine"
@@ -46,3 +47,12 @@ def graph(params):
 def sources(params):
     """The mask itself."""
     return [params.path]
+
+
+def size(params):
+    """As many as the file has bytes: what it holds is not known before it is read. Raises `ArtifactError`."""
+    # ASSUME: a byte for each entry; a dense mask has more bytes, a compressed matrix of regular rows may have fewer.
+    try:
+        return Path(params.path).stat().st_size
+    except OSError as error:
+        raise ArtifactError(f"{params.path}: expected a mask, found {error.strerror}") from error

@@ -192,3 +192,10 @@ def offset_slot(dy, dx, window):
 def sources(params):
     """No file is read."""
     return []
+
+
+def size(params):
+    """Tokens and entries of the distinct rows: of each region a row for its token and one for its locals."""
+    regions, local = params.regions**2, params.side**2
+    entries = regions + local if params.part == "windows" else regions * regions + regions + 2 * local
+    return regions + local + entries

@@ -213,3 +213,13 @@ def bias_slot(where, side, n_global, reach, chunk, rows, cols):
 def sources(params):
     """No file is read."""
     return []
+
+
+def size(params):
+    """Tokens and entries of the distinct rows: one for each pair of coordinates' sights, and one of the globals where
+    the others do not see everything anyway."""
+    mode = params.mode if params.stage in SPARSE_STAGES else "full"
+    _, sight = _axis(params.side, params.radius, mode, 0)
+    n_tokens, seen = params.n_global + params.side**2, sum(len(coordinates) for coordinates in sight)
+    of_globals = n_tokens if params.n_global and mode != "full" else 0
+    return n_tokens + of_globals + seen**2 + params.n_global * len(sight) ** 2
