@@ -10,6 +10,7 @@ import sys
 
 from tilewright import config as study
 from tilewright import figures, hardware, models, networks, provenance, tables
+from tilewright import report as page
 from tilewright.networks import attentions
 from tilewright.tables import select
 
