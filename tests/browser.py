@@ -8,15 +8,13 @@ import subprocess
 import time
 import urllib.request
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 MISSING = " and ".join(name for name, path in (("chromium", CHROMIUM), ("chromedriver", DRIVER)) if path is None)
 _FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --hide-scrollbars"
-).split()
+    *("--headless=new", "--no-sandbox", "--no-first-run", "--hide-scrollbars"),
+    *(f"--disable-{what}" for what in ("gpu", "quic", "background-networking", "component-update", "sync")),
+)
 
 
 class Browser:

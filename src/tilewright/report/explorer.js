@@ -5,6 +5,7 @@
   const plot = document.getElementById("plot");
   const choice = document.getElementById("controls").elements;
   const count = (value) => value.toLocaleString("en");
+  const many = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
   const time = (us) => (us < 1000 ? `${us.toPrecision(3)} µs` : `${(us / 1000).toPrecision(4)} ms`);
   const percent = (share) => `${(100 * share).toFixed(1)} %`;
   const known = (values) => [...new Set(values)];
@@ -81,8 +82,8 @@
       return;
     }
     const rounds = known(plan.items.round).length;
-    facet.textContent += `Predicted ${time(plan.predicted_us)} on ${plan.slots} slots: ${count(plan.items.tile.length)} items, `
-      + `${rounds} round${rounds > 1 ? "s" : ""}, ${plan.status}`
+    facet.textContent += `Predicted ${time(plan.predicted_us)} on ${many(plan.slots, "slot")}: ${many(plan.items.tile.length, "item")}, `
+      + `${many(rounds, "round")}, ${plan.status}`
       + (plan.status === "heuristic" ? "." : `, gap ${(100 * plan.gap).toPrecision(2)} %.`);
     const [rows, keys] = pattern.shape;
     const [high, wide] = pattern.cell;
@@ -101,12 +102,14 @@
     });
     const width = plot.clientWidth;
     const narrow = width < 520;
-    const margin = { l: narrow ? 44 : 60, r: 8, t: 8, b: 96 };
+    const margin = { l: narrow ? 44 : 60, r: 8, t: narrow ? 8 : 34, b: 96 };
     const across = width - margin.l - margin.r;
     const x = Array.from({ length: cells + 1 }, (_, c) => Math.min(c * wide, keys));
     const heatmap = {
       type: "heatmap", x, y: plan.edges, z, text, customdata: item, zmin, zmax, colorscale, opacity: 0.62, hoverongaps: false,
-      ygap: plan.edges.length < 130 ? 1 : 0, hovertemplate: "%{text}<extra></extra>",
+      ygap: plan.edges.length < 130 ? 1 : 0, 
+      // A label would hide a narrow plot; the list below it says the same.
+      ...(narrow ? { hoverinfo: "none" } : { hovertemplate: "%{text}<extra></extra>" }),
       colorbar: { orientation: "h", y: 0, yref: "container", yanchor: "bottom", thickness: 12, len: 0.9, outlinewidth: 0, ...colorbar },
     };
     const axis = { showgrid: false, zeroline: false, ticks: "outside", ticklen: 4, separatethousands: true };
@@ -121,7 +124,8 @@
       }],
     };
     drawn = place;
-    Plotly.react(plot, [heatmap], layout, { displaylogo: false, modeBarButtonsToRemove: ["toImage"], displayModeBar: !narrow })
+    const buttons = [["zoom2d", "pan2d", "resetScale2d"]];
+    Plotly.react(plot, [heatmap], layout, { displaylogo: false, modeBarButtons: buttons, displayModeBar: !narrow })
       .then(() => {
         plot.removeAllListeners("plotly_hover");
         plot.removeAllListeners("plotly_click");

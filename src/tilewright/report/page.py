@@ -44,30 +44,27 @@ def write(figure_files, table_files, explored, captions, output):
 
     figure_files: SVGs; table_files: CSVs; each with its origin, a JSON, beside it. explored: what the tile explorer
     draws, `report.explored`; without any the page says that it has none. captions: reStructuredText, one file of the
-    name of each figure and table. Raises `ArtifactError` for a file that is missing or is not what it should be, `UnknownNameError` for a name.
+    name of each figure and table. Raises `ArtifactError` for a file that is missing or is not what it should be,
+    `UnknownNameError` for a name.
     """
     texts = {Path(path).stem: _html(path) for path in captions}
     drawn = [_figure(Path(path), texts) for path in figure_files]
     made = [_table(Path(path), texts) for path in table_files]
     claims = next((item for item in made if item.name == "claims"), None)
     scene = explorer.scene(explored) if explored else None
-    page = (
-        _environment()
-        .get_template("page.html")
-        .render(
-            claims=claims,
-            counts=_counts(claims),
-            # The longest names all facts that the others name some of.
-            hardware=max((item.hardware for item in made), key=len, default=""),
-            figures=drawn,
-            tables=[item for item in made if item is not claims],
-            scene=scene and json.dumps(scene, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-            omitted=scene["omitted"] if scene else [],
-            plotly=_plotly() if scene else "",
-            **{path.name.replace(".", "_"): path.read_text(encoding="utf-8") for path in ASSETS[1:]},
-        )
-    )
-    artifacts.write_text(output, page)
+    parts = {
+        "claims": claims,
+        "counts": _counts(claims),
+        # The longest names all facts that the others name some of.
+        "hardware": max((item.hardware for item in made), key=len, default=""),
+        "figures": drawn,
+        "tables": [item for item in made if item is not claims],
+        "scene": scene and json.dumps(scene, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "omitted": scene["omitted"] if scene else [],
+        "plotly": _plotly() if scene else "",
+        **{path.name.replace(".", "_"): path.read_text(encoding="utf-8") for path in ASSETS[1:]},
+    }
+    artifacts.write_text(output, _environment().get_template(ASSETS[0].name).render(parts))
 
 
 @cache
