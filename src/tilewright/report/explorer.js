@@ -84,7 +84,7 @@
     const rounds = known(plan.items.round).length;
     facet.textContent += `Predicted ${time(plan.predicted_us)} on ${many(plan.slots, "slot")}: ${many(plan.items.tile.length, "item")}, `
       + `${many(rounds, "round")}, ${plan.status}`
-      + (plan.status === "heuristic" ? "." : `, gap ${(100 * plan.gap).toPrecision(2)} %.`);
+      + (plan.status === "heuristic" ? "." : `, gap ${(100 * plan.gap).toFixed(2)} %.`);
     const [rows, keys] = pattern.shape;
     const [high, wide] = pattern.cell;
     const cells = Math.ceil(keys / wide);
@@ -102,7 +102,7 @@
     });
     const width = plot.clientWidth;
     const narrow = width < 520;
-    const margin = { l: narrow ? 44 : 60, r: 8, t: narrow ? 8 : 34, b: 96 };
+    const margin = { l: 60, r: 8, t: narrow ? 8 : 34, b: 96 };
     const across = width - margin.l - margin.r;
     const x = Array.from({ length: cells + 1 }, (_, c) => Math.min(c * wide, keys));
     const heatmap = {
@@ -124,6 +124,7 @@
       }],
     };
     drawn = place;
+    show([["Item", "none chosen yet"]]);
     const buttons = [["zoom2d", "pan2d", "resetScale2d"]];
     Plotly.react(plot, [heatmap], layout, { displaylogo: false, modeBarButtons: buttons, displayModeBar: !narrow })
       .then(() => {

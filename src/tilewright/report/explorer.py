@@ -24,30 +24,42 @@ def scene(inputs):
     ``[from, to, from, to, …]``. Raises `ArtifactError` for a schedule whose graph, blocks or profiles are missing.
     """
     files = read.by_kind(inputs, graph=graph.load, blocks=blocks.load, profile=profile.load, schedule=schedule.load)
-    # By workload and order: equal patterns have equal ids.
     graphs = {(path.parent.name, path.stem): found for path, found in files["graph"].items()}
-    covers = {found.id: found for found in files["blocks"].values()}
-    profiles = {found.blocks_id: found for found in files["profile"].values()}
+    covers, profiles = _by_place(files["blocks"]), _by_place(files["profile"])
     place = {key: i for i, key in enumerate(graphs)}
     plans, omitted = [], []
     for path, plan in files["schedule"].items():
         key = path.parts[-3:-1]
-        known = key in graphs and graphs[key].id == plan.graph_id
-        if not known or any(made not in covers or made not in profiles for made in plan.blocks_ids):
-            raise ArtifactError(
-                f"{path}: expected its graph, and blocks and profiles of {plan.tiles}, among the inputs"
-            )
+        found = covers.get(key, {}), profiles.get(key, {})
+        _check(path, plan, graphs.get(key), *found)
         if plan.n_items > MOST_ITEMS:
             omitted.append(f"{path}: {plan.n_items:,} items")
             continue
-        found = _plan(plan, [covers[made] for made in plan.blocks_ids], [profiles[made] for made in plan.blocks_ids])
-        solver = style.SOLVER_NAMES.get(plan.solver, plan.solver)
-        name = f"{path.stem.rpartition('.')[0]} tiles, {solver}"
-        plans.append({"pattern": place[key], "name": name, **found})
+        name = f"{path.stem.rpartition('.')[0]} tiles, {style.SOLVER_NAMES.get(plan.solver, plan.solver)}"
+        of_tiles = ([some[tile] for tile in plan.tiles] for some in found)
+        plans.append({"pattern": place[key], "name": name, **_plan(plan, *of_tiles)})
     tiles = dict.fromkeys(tile for plan in plans for tile in plan["tiles"])
     colours = {tile: _hex(style.tile_colour(tile)) for tile in tiles}
     patterns = [_pattern(*key, found) for key, found in graphs.items()]
     return {"patterns": patterns, "plans": plans, "colours": colours, "omitted": omitted}
+
+
+def _by_place(files):
+    """``{(workload, order): {tile: loaded}}``. Ids do not tell them apart: two orders may come to the same blocks, each
+    with a profile of its own."""
+    found = {}
+    for path, loaded in files.items():
+        found.setdefault(path.parts[-3:-1], {})[path.stem] = loaded
+    return found
+
+
+def _check(path, plan, pattern, covers, profiles):
+    if pattern is None or pattern.id != plan.graph_id:
+        raise ArtifactError(f"{path}: expected its graph {plan.graph_id} among the inputs, found none of its order")
+    try:
+        schedule.verify_inputs(plan, covers, profiles)
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error}") from error
 
 
 def _hex(colour):
