@@ -40,7 +40,7 @@ class Browser:
 
     def open(self, url, width, height=900):
         """Open `url` in a page of this size."""
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._post("/goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=metrics)
         self._post("/url", url=url)
 
