@@ -46,7 +46,7 @@ def tabulate(name, inputs, outputs):
     }
     for path in map(Path, outputs):
         if path.suffix not in writers:
-            raise ArtifactError(f"{path}: expected a name ending in {' or '.join(writers)}, found {path.suffix!r}")
+            raise ArtifactError(f"{path}: expected a name ending in {', '.join(writers)}, found {path.suffix!r}")
     frame = module.table([Path(path) for path in inputs])
     for path in map(Path, outputs):
         writers[path.suffix](path)
