@@ -26,7 +26,6 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 
 reproduce: setup
 	$(BIN)/snakemake --cores all
-	$(BIN)/snakemake --cores all --report results/report.html
 
 test: setup
 	$(BIN)/pytest

@@ -29,3 +29,4 @@ rule all:
     input:
         collect("figures/{figure}.svg", figure=FIGURES),
         collect("results/tables/{table}.csv", table=TABLES),
+        "results/report.html",

@@ -11,6 +11,7 @@ from functools import cache
 
 from tilewright import config as study
 from tilewright import figures, hardware, models, networks, provenance, tables
+from tilewright import report as page
 from tilewright.networks import attentions
 from tilewright.tables import select
 

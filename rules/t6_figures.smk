@@ -1,4 +1,5 @@
-"""T6: figures/<figure>.{svg,png,pdf} and results/tables/<table>.{csv,md}, each from the files that it names itself."""
+"""T6: figures/<figure>.{svg,png,pdf} and results/tables/<table>.{csv,md}, each from the files that it names itself, with a
+.json that tells where it comes from; results/report.html shows them all."""
 
 
 rule figure:
@@ -13,6 +14,7 @@ rule figure:
         ),
         png="figures/{figure}.png",
         pdf="figures/{figure}.pdf",
+        origin="figures/{figure}.json",
     log:
         "logs/figure/{figure}.log",
     benchmark:
@@ -24,7 +26,7 @@ rule figure:
         runtime=runtime(of_largest(DRAWN)),
     params:
         script=script("draw"),
-        code=code("draw", "figures.{figure}", "figures.style"),
+        code=code("draw", "figures.{figure}", "figures.style", "tables.origin"),
         caption=caption("figure"),
     shell:
         "python {params.script} --figure {wildcards.figure} --inputs {input} --outputs {output} 2>&1 | tee {log}"
@@ -41,6 +43,7 @@ rule table:
             labels={"table": "{table}"},
         ),
         md="results/tables/{table}.md",
+        origin="results/tables/{table}.json",
     log:
         "logs/table/{table}.log",
     benchmark:
@@ -52,7 +55,34 @@ rule table:
         runtime=runtime(of_largest(CONFIG.workloads)),
     params:
         script=script("table"),
-        code=code("table", "tables.{table}"),
+        code=code("table", "tables.{table}", "tables.origin"),
         caption=caption("table"),
     shell:
         "python {params.script} --table {wildcards.table} --inputs {input} --outputs {output} 2>&1 | tee {log}"
+
+
+rule report:
+    input:
+        figures=collect("figures/{figure}.svg", figure=FIGURES),
+        tables=collect("results/tables/{table}.csv", table=TABLES),
+        origins=[
+            *collect("figures/{figure}.json", figure=FIGURES),
+            *collect("results/tables/{table}.json", table=TABLES),
+        ],
+        explored=page.explored(CONFIG),
+        captions=[here(f"workflow/report/captions/{name}.rst") for name in dict.fromkeys((*FIGURES, *TABLES))],
+    output:
+        page="results/report.html",
+    log:
+        "logs/report.log",
+    benchmark:
+        "logs/report.tsv"
+    conda:
+        "../envs/cpu.yaml"
+    params:
+        script=script("make_report"),
+        code=code("make_report", "report.page", *[f"tables.{table}" for table in TABLES]),
+        assets=[provenance.sha256_file(path)[:8] for path in page.ASSETS],
+    shell:
+        "python {params.script} --figures {input.figures} --tables {input.tables} --explored {input.explored}"
+        " --captions {input.captions} --output {output.page} 2>&1 | tee {log}"

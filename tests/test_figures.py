@@ -520,7 +520,9 @@ def test_an_unknown_name_lists_the_known_ones(family):
 
 
 @pytest.mark.parametrize(
-    ("make", "suffix"), [(figures.draw, ".svg, .png, .pdf"), (tables.tabulate, ".csv or .md")], ids=["figure", "table"]
+    ("make", "suffix"),
+    [(figures.draw, ".svg, .png, .pdf"), (tables.tabulate, ".csv, .md, .json")],
+    ids=["figure", "table"],
 )
 def test_an_unknown_ending_is_refused_before_any_work(make, suffix, tmp_path):
     with pytest.raises(ArtifactError, match=f"expected a name ending in {re.escape(suffix)}, found '.gif'"):

@@ -49,6 +49,14 @@ def overlay(path, mapping):
     return path
 
 
+def tiny():
+    """The configuration of the small study, as Snakemake merges it."""
+    merged = yaml.safe_load((ROOT / "config.yaml").read_text())
+    for key, value in yaml.safe_load(TINY.read_text()).items():
+        merged[key] = {**merged[key], **value} if isinstance(value, dict) else value
+    return merged
+
+
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     """A copy of what runs the workflow, free to be edited."""
@@ -82,7 +90,7 @@ def test_default_study_plans_every_job_once(tmp_path):
     jobs = plan(tmp_path, configs=[ROOT / "config.yaml"])
     counts = Counter(name for name, _ in jobs)
     graphs = len(study.workloads) * len(study.orders)
-    assert counts["all"] == 1
+    assert counts["all"] == counts["report"] == 1
     assert counts["profile"] == counts["bench"] == graphs
     assert counts["figure"] == len(figures.NAMES)
     assert counts["table"] == len(tables.NAMES)
@@ -226,6 +234,25 @@ def test_recorded_logs_are_shown_without_their_device(study, checkout, tmp_path)
     assert not (tmp_path / "results/logs").exists()
     for path in wanted:
         assert (tmp_path / path).read_bytes() == (study / path).read_bytes()
+
+
+def test_a_failed_rule_prints_the_end_of_its_log(tmp_path):
+    (tmp_path / "mine.npy").write_bytes(b"not an array")
+    broken = {"workloads": ["file-mine"], "models": {"file-mine": {"path": "mine.npy"}}}
+    change = {**broken, "figures": {"gantt_workload": "file-mine"}}
+    run = (*RUN, overlay(tmp_path / "change.yaml", change))
+    done = snakemake(tmp_path, "results/graphs/file-mine.npz", *run, capture_output=True)
+    assert done.returncode != 0
+    told = done.stderr.partition("Logfile logs/graph/file-mine.log:")[2]
+    assert "error: mine.npy: expected a mask in .npz or .npy form" in told
+
+
+def test_a_changed_page_makes_the_report_again_alone(study, checkout):
+    assert snakemake(study, "results/report.html", *RUN, source=checkout, capture_output=True).returncode == 0
+    text = (study / "results/report.html").read_text()
+    assert all(f'id="figure-{name}"' in text for name in figures.selected(config.load(tiny()))[0])
+    with appended(checkout / "src/tilewright/report/style.css", "\nbody { color: red; }\n"):
+        assert [name for name, _ in plan(study, "results/report.html", source=checkout)] == ["report"]
 
 
 def test_a_killed_run_resumes_and_leaves_no_broken_file(tmp_path):

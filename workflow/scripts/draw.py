@@ -14,5 +14,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--figure", required=True, help=f"figure: {', '.join(figures.NAMES)}")
     parser.add_argument("--inputs", required=True, nargs="+", metavar="FILE", help="what the figure is drawn from")
-    parser.add_argument("--outputs", required=True, nargs="+", metavar="FILE", help="files to write: .svg, .png, .pdf")
+    parser.add_argument(
+        "--outputs",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="files to write: .svg, .png, .pdf, .json (its origin)",
+    )
     script(parser, run)

@@ -14,5 +14,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", required=True, help=f"table: {', '.join(tables.NAMES)}")
     parser.add_argument("--inputs", required=True, nargs="+", metavar="FILE", help="what the table is made from")
-    parser.add_argument("--outputs", required=True, nargs="+", metavar="FILE", help="files to write: .csv, .md")
+    parser.add_argument(
+        "--outputs", required=True, nargs="+", metavar="FILE", help="files to write: .csv, .md, .json (its origin)"
+    )
     script(parser, run)

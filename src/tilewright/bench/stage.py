@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tilewright import artifacts, hardware, provenance, registry
+from tilewright import artifacts, hardware, progress, provenance, registry
 from tilewright import blocks as blocks_file
 from tilewright import graph as graph_file
 from tilewright import profile as profile_file
@@ -83,7 +83,10 @@ def _effort(rse, min_repetitions, max_seconds):
 
 def _profile(output, blocks, heads, head_dim, dtype, device, split_keys, seed, **_):
     options = {"heads": heads, "head_dim": head_dim, "dtype": dtype, "split_keys": split_keys, "seed": seed}
-    profiles = [profile_file.measure(blocks_file.load(path), device=device, **options) for path in blocks]
+    profiles = [
+        profile_file.measure(blocks_file.load(path), device=device, **options)
+        for path in progress.steps(blocks, "profiles")
+    ]
     for path, source, profile in zip(output, blocks, profiles, strict=True):
         made_by = {
             "stage": "profile",
@@ -103,7 +106,7 @@ def _schedule(output, schedule, graph, blocks, effort, heads, head_dim, dtype, b
     covers = {path: blocks_file.load(path) for path in blocks or []}
     given = {cover.tile.name: path for path, cover in covers.items()}
     tokens, tables = None, []
-    for path in schedule:
+    for path in progress.steps(schedule, "schedules"):
         plan = schedule_file.load(path)
         if plan.device_id != hardware.device_id(hardware.describe(device)):
             raise DeviceError(
@@ -140,7 +143,7 @@ def _baselines(output, baselines, graph, effort, heads, head_dim, dtype, batch, 
         raise ConfigError("--baselines: expected the pattern as --graph, found none")
     facts = {"heads": heads, "head_dim": head_dim, "dtype": dtype, "batch": batch, "seed": seed, "device": device}
     rows, names = [], baselines
-    for path in graph:
+    for path in progress.steps(graph, "baselines"):
         tokens = Tokens(graph_file.load(path), **facts)
         rows += run_baselines(names, tokens, effort, max_dense_tokens=max_dense_tokens)
         # Attention over all pairs is the same in every order.

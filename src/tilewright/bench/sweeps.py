@@ -3,7 +3,7 @@
 import resource
 from datetime import UTC, datetime
 
-from tilewright import blocks, hardware, models, profile, reorder, schedule, tiles
+from tilewright import blocks, hardware, models, profile, progress, reorder, schedule, tiles
 from tilewright.bench.rows import Tokens, run_baselines, run_schedule
 from tilewright.errors import ConfigError, TileError
 
@@ -55,7 +55,7 @@ def run_heatmap(resolution, patches, effort, *, device="cpu", max_tokens, order,
     the reason.
     """
     rows = []
-    for patch in patches:
+    for patch in progress.steps(patches, f"heat map {resolution} px"):
         cell = dict.fromkeys(HEATMAP, "") | {"resolution": resolution, "patch": patch, "status": "skipped"}
         rows.append(cell)
         facts = hardware.describe(device)
@@ -88,7 +88,7 @@ def run_reorder_times(workloads, orders):
     peak_rss_bytes: of this process so far; workloads are to be given from small to large.
     """
     rows = []
-    for name in workloads:
+    for name in progress.steps(workloads, "reorder times"):
         pattern = models.build(name)
         for order in orders:
             _, info = reorder.apply(pattern, order)

@@ -48,16 +48,21 @@ def selected(config):
 
 
 def draw(name, inputs, outputs):
-    """Draw the figure `name` and write it to `outputs`, paths ending in ``.svg``, ``.png`` or ``.pdf``.
+    """Draw the figure `name` and write it to `outputs`, paths ending in ``.svg``, ``.png`` or ``.pdf``; one ending in
+    ``.json`` tells where it comes from.
 
     Raises `UnknownNameError` for the name, `ArtifactError` for inputs that are not the figure's and for other endings.
     """
     from tilewright.figures import style
+    from tilewright.tables import origin
 
     module = registry.member("tilewright.figures", "figure", name, NAMES)
-    for path in outputs:
+    pictures = [path for path in map(Path, outputs) if path.suffix != ".json"]
+    for path in pictures:
         style.check_suffix(path)
     with style.context():
         figure = module.draw([Path(path) for path in inputs])
-        for path in outputs:
+        for path in pictures:
             style.save(figure, path)
+    for path in set(map(Path, outputs)) - set(pictures):
+        origin.save(path, module, inputs)

@@ -57,11 +57,8 @@ def draw(inputs):
 
 def _panel(axes, plan, profiles):
     """Draw one schedule; returns the names of the tiles that it uses."""
-    latency = np.zeros(len(plan.tile))
+    latency = plan.latencies_us(profiles)
     held = _held(plan, np.array([profile.launch_us for profile in profiles]))
-    for t, profile in enumerate(profiles):
-        here = plan.tile == t
-        latency[here] = np.array([shape.latency_us for shape in profile.classes])[plan.cls[here]]
     edge = 0.4 if len(latency) <= _MOST_EDGES else 0.0
     for t in np.unique(plan.tile):
         here = plan.tile == t

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from tilewright import hardware, work
+from tilewright import hardware, progress, work
 from tilewright.kernels.slots import slots
 from tilewright.kernels.torch_blocks import MASK_BYTES, Executor, merge
 from tilewright.kernels.torch_launch import build, index, item_bytes, setting, token_major
@@ -36,7 +36,7 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
     passage_us = (_time(probe.passage(), share_s).p50_us + handing_us) / blocks.shape[0]
     chunk_us = _chunk_us(probe, handing_us, share_s)
     classes = []
-    for cls in range(items.n_classes):
+    for cls in progress.steps(range(items.n_classes), f"profile {blocks.tile.name}"):
         timing, n_items, merging_us = _time_class(probe, cls, share_s)
         common_us = slots * (passage_us * probe.passing_rows(cls) + merging_us / n_items)
         p20, p50, p80 = (

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from tilewright import hardware, work
+from tilewright import hardware, progress, work
 from tilewright.kernels import tile_lists, triton_schedule
 from tilewright.kernels.torch_launch import setting
 from tilewright.profile import shape_class
@@ -46,7 +46,7 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
         return timing, compiled
 
     classes, fixed_us = [], []
-    for cls in range(items.n_classes):
+    for cls in progress.steps(range(items.n_classes), f"profile {blocks.tile.name}"):
         member = np.flatnonzero(items.cls == cls)
         columns = (getattr(items, name)[member] for name in ("block", "run_lo", "run_hi"))
         lists = tile_lists.build(blocks, *columns, step_keys)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
-from tqdm import tqdm
 
+from tilewright import progress
 from tilewright.reorder.axes import WIDE
 
 # Distinct rows on which settings are tried; a larger graph is tuned on as many that lie together. On samples of a
@@ -53,8 +53,7 @@ def tuned(name, graph, used, free, arrange):
     part = _sample(graph)
     rows = arrange(part, used)
     best = _score(part, rows)
-    # disable=None: shown on a terminal only.
-    for key, value in tqdm(trials, desc=f"tuning {name}", disable=None, leave=False):
+    for key, value in progress.steps(trials, f"tuning {name}"):
         other = arrange(part, {**used, key: value})
         if (score := _score(part, other)) < best:
             best, rows, used = score, other, {**used, key: value}

@@ -78,6 +78,14 @@ class Schedule:
         """Batched launches: distinct (round, tile, shape class)."""
         return len(np.unique(np.stack([self.round, self.tile, self.cls]), axis=1).T)
 
+    def latencies_us(self, profiles):
+        """float64 [I]: predicted latency of each item, from the `profiles` of the tiles, in the order of `tiles`."""
+        latency = np.zeros(self.n_items)
+        for t, profile in enumerate(profiles):
+            here = self.tile == t
+            latency[here] = np.array([shape.latency_us for shape in profile.classes])[self.cls[here]]
+        return latency
+
     def summary(self):
         """One table row: who solved what, how well, how large and how long."""
         names = ("solver", "status", "form", "objective", "objective_us", "bound_us", "gap", "predicted_us")

@@ -1,9 +1,10 @@
 """Stage T4 on files: blocks and profiles in, a schedule out."""
 
 import sys
+from contextlib import nullcontext
 
 from tilewright import blocks as blocks_file
-from tilewright import hardware, provenance
+from tilewright import hardware, progress, provenance
 from tilewright import profile as profile_file
 from tilewright.errors import ArtifactError, ConfigError
 from tilewright.schedule import save, solve
@@ -30,19 +31,20 @@ def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, roun
     tiles = [cover.tile.name for cover in covers.values()]
     if len(set(tiles)) < len(blocks):
         raise ArtifactError(f"expected blocks files of different tiles, found {tiles}")
-    schedule = solve(
-        dict(zip(tiles, covers.values(), strict=True)),
-        dict(zip(tiles, measured.values(), strict=True)),
-        hardware.limits(next(iter(measured.values())).device, rounds=rounds, max_tile_kinds=max_tile_kinds),
-        solver,
-        objective,
-        time_limit_s=time_limit,
-        gap=gap,
-        seed=seed,
-        threads=threads,
-        paths=dict(zip(tiles, zip(blocks, profile, strict=True), strict=True)),
-        log=lambda line: print(line, file=sys.stderr),
-    )
+    with nullcontext() if solver == "greedy" else progress.within(solver, time_limit) as show:
+        schedule = solve(
+            dict(zip(tiles, covers.values(), strict=True)),
+            dict(zip(tiles, measured.values(), strict=True)),
+            hardware.limits(next(iter(measured.values())).device, rounds=rounds, max_tile_kinds=max_tile_kinds),
+            solver,
+            objective,
+            time_limit_s=time_limit,
+            gap=gap,
+            seed=seed,
+            threads=threads,
+            paths=dict(zip(tiles, zip(blocks, profile, strict=True), strict=True)),
+            log=show,
+        )
     made_by = {
         "stage": "schedule",
         "parameters": {

@@ -31,32 +31,49 @@ def needs(name, config):
 
 
 def tabulate(name, inputs, outputs):
-    """Write the table `name` to `outputs`, paths ending in ``.csv`` or ``.md``.
+    """Write the table `name` to `outputs`, paths ending in ``.csv`` or ``.md``; one ending in ``.json`` tells where it
+    comes from.
 
     Raises `UnknownNameError` for the name, `ArtifactError` for inputs that are not the table's and for other endings.
     """
+    from tilewright.tables import origin
+
     module = registry.member("tilewright.tables", "table", name, NAMES)
-    writers = {".csv": lambda frame: frame.to_csv(index=False, lineterminator="\n"), ".md": None}
-    writers[".md"] = lambda frame: markdown(frame, module.SHOWN)
+    writers = {
+        ".csv": lambda path: artifacts.write_text(path, frame.to_csv(index=False, lineterminator="\n")),
+        ".md": lambda path: artifacts.write_text(path, markdown(frame, module.SHOWN)),
+        ".json": lambda path: origin.save(path, module, inputs),
+    }
     for path in map(Path, outputs):
         if path.suffix not in writers:
-            raise ArtifactError(f"{path}: expected a name ending in {' or '.join(writers)}, found {path.suffix!r}")
+            raise ArtifactError(f"{path}: expected a name ending in {', '.join(writers)}, found {path.suffix!r}")
     frame = module.table([Path(path) for path in inputs])
     for path in map(Path, outputs):
-        artifacts.write_text(path, writers[path.suffix](frame))
+        writers[path.suffix](path)
+
+
+def cells(frame, shown):
+    """`frame` in words: ``(numeric, rows)``, whether each column in `shown` holds numbers, and the text of each cell.
+
+    Missing values are blank.
+    """
+    import pandas as pd
+
+    numeric = [pd.api.types.is_numeric_dtype(frame[column]) for column in shown]
+    forms = [(column, form) for column, (_, form) in shown.items()]
+    rows = [
+        ["" if pd.isna(row[column]) else format(row[column], form) for column, form in forms]
+        for row in frame.to_dict("records")
+    ]
+    return numeric, rows
 
 
 def markdown(frame, shown):
-    """`frame` as a Markdown table of the columns in `shown`; missing values are blank, numbers stand to the right."""
-    import pandas as pd
-
-    def cell(value, form):
-        return "" if pd.isna(value) else format(value, form).replace("|", "\\|")
-
-    numeric = [pd.api.types.is_numeric_dtype(frame[column]) for column in shown]
+    """`frame` as a Markdown table of the columns in `shown`; numbers stand to the right."""
+    numeric, rows = cells(frame, shown)
     lines = [
         [header for header, _ in shown.values()],
         ["---:" if right else "---" for right in numeric],
-        *([cell(row[c], form) for c, (_, form) in shown.items()] for row in frame.to_dict("records")),
+        *([text.replace("|", "\\|") for text in row] for row in rows),
     ]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,44 @@
+"""How far a long stage is and how long is left: a bar on a terminal, lines in a job's log elsewhere."""
+
+import contextlib
+import sys
+from time import perf_counter
+
+from tqdm import tqdm
+
+# Seconds between two lines of a log.
+EVERY_S = 10.0
+
+
+def steps(items, what):
+    """Yield each of `items`, a sized collection; tell on stderr how many are done and about how long is left."""
+    if sys.stderr.isatty():
+        yield from tqdm(items, desc=what, leave=False)
+        return
+    begin = told = perf_counter()
+    for done, item in enumerate(items):
+        now = perf_counter()
+        if done and now - told >= EVERY_S:
+            left = (now - begin) / done * (len(items) - done)
+            print(f"{what}: {done} of {len(items)} done, about {left:.0f} s left", file=sys.stderr, flush=True)
+            told = now
+        yield item
+
+
+@contextlib.contextmanager
+def within(what, limit_s):
+    """Yield a function that shows a line of what takes at most `limit_s` seconds; on a terminal above a bar of the time
+    that went by."""
+    if not sys.stderr.isatty():
+        print(f"{what}: at most {limit_s:g} s", file=sys.stderr, flush=True)
+        yield lambda line: print(line, file=sys.stderr, flush=True)
+        return
+    begin = perf_counter()
+    form = "{desc} |{bar}| {n:.0f} of at most {total:g} s"
+    with tqdm(total=limit_s, desc=what, bar_format=form, leave=False) as bar:
+
+        def show(line):
+            bar.update(min(perf_counter() - begin, limit_s) - bar.n)
+            bar.write(line, file=sys.stderr)
+
+        yield show

@@ -1,0 +1,21 @@
+"""T6: put all figures and tables, with the tile explorer, into one HTML file."""
+
+import argparse
+
+from tilewright.cli import script
+from tilewright.report import page
+
+
+def run(figures, tables, explored, captions, output):
+    page.write(figures, tables, explored, captions, output)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--figures", nargs="*", default=[], metavar="SVG", help="figures, each with its origin beside it")
+    add("--tables", nargs="*", default=[], metavar="CSV", help="tables, each with its origin beside it")
+    add("--explored", nargs="*", default=[], metavar="FILE", help="graphs, blocks, profiles and schedules to explore")
+    add("--captions", nargs="+", required=True, metavar="RST", help="captions, of the figures' and tables' names")
+    add("--output", required=True, metavar="HTML", help="the page to write")
+    script(parser, run)
