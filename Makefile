@@ -3,6 +3,8 @@
 # make test       the test-suite
 # make lint       check style and workflow; changes nothing
 # make fix        let the formatters edit
+# make lock       hashes for the pins of requirements.lock
+# make schema     config/schema.json from the types of the configuration
 # make clean      remove what a run made (results, figures, logs, Snakemake's records); the environment stays
 #
 # PYTHON=python3.12 chooses the interpreter. TORCH_INDEX=<url> adds a package index for torch, e.g. the one of CPU-only builds,
@@ -12,15 +14,15 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup reproduce test lint fix clean
+.PHONY: setup reproduce test lint fix lock schema clean
 
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, found " + sys.version.split()[0] + "; try make PYTHON=python3.12 " + "$(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "uv==0.13.8" $$(grep '^torch==' requirements.lock)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "uv==0.13.8" $$(grep -o '^torch==[^ ]*' requirements.lock)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --requirement requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
 
@@ -33,13 +35,22 @@ test: setup
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/snakefmt --check Snakefile rules workflow/Snakefile
 	$(BIN)/snakemake --lint
+	$(BIN)/snakemake --lint --snakefile workflow/Snakefile
 
 fix: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(BIN)/snakefmt Snakefile rules
+	$(BIN)/snakefmt Snakefile rules workflow/Snakefile
+
+lock: setup
+	grep '^#' requirements.lock > requirements.lock.new
+	$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --no-annotate --no-header --python-version 3.11 requirements.lock >> requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+schema: setup
+	$(BIN)/python -m tilewright.config > config/schema.json
 
 clean:
 	rm -rf results figures logs .snakemake

@@ -4,8 +4,11 @@ from snakemake.utils import min_version
 
 min_version("9.19")
 
+# This checkout, also where workflow/Snakefile or a workflow of one's own includes it.
+ROOT = str(workflow.current_basedir)
 
-configfile: f"{workflow.basedir}/config.yaml"
+
+configfile: f"{ROOT}/config.yaml"
 
 
 report: "workflow/report/workflow.rst"

@@ -52,7 +52,7 @@ TIMED_ENV = "../envs/cpu.yaml" if CONFIG.device == "cpu" else "../envs/gpu.yaml"
 
 # Jobs use the Python and the package of this run, also where no environment is activated; a rule's own conda environment, where
 # one is deployed, comes before them.
-for name, first in {"PATH": os.path.dirname(sys.executable), "PYTHONPATH": f"{workflow.basedir}/src"}.items():
+for name, first in {"PATH": os.path.dirname(sys.executable), "PYTHONPATH": f"{ROOT}/src"}.items():
     os.environ[name] = os.pathsep.join(filter(None, [first, os.environ.get(name)]))
 
 
@@ -70,7 +70,7 @@ wildcard_constraints:
 
 def here(path):
     """A path of this checkout as seen from where Snakemake runs, so that a printed command can be pasted there."""
-    return os.path.relpath(os.path.join(workflow.basedir, path))
+    return os.path.relpath(os.path.join(ROOT, path))
 
 
 def script(stage):
@@ -196,7 +196,7 @@ def asked(size):
 
 def in_orders(orders):
     """Input: the graph of a workload in each of `orders`; the natural one is the graph as it was made."""
-    return [f"results/graphs/{{m}}{'' if name == 'none' else f'/{name}'}.npz" for name in orders]
+    return ["results/graphs/{m}.npz" if name == "none" else f"results/graphs/{{m}}/{name}.npz" for name in orders]
 
 
 def unless_open(flag, value):

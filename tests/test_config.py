@@ -1,8 +1,10 @@
 import copy
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 import yaml
@@ -143,3 +145,31 @@ print([name for name in {heavy!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# The schema for editors.
+
+SCHEMA = ROOT / "config/schema.json"
+
+
+def test_the_committed_schema_is_current():
+    assert json.loads(SCHEMA.read_text()) == config.schema(), "make schema"
+
+
+def test_every_value_of_the_study_is_described():
+    for name, section in config.schema()["$defs"].items():
+        assert section["description"] != "A section of the configuration.", name
+        for key, value in section["properties"].items():
+            assert "$ref" in value or value["description"], f"{name}.{key}"
+
+
+def test_the_default_study_follows_the_schema():
+    jsonschema.validate(DEFAULT, config.schema())
+    first, *_ = (ROOT / "config.yaml").read_text().splitlines()
+    assert (ROOT / first.partition("$schema=")[2]) == SCHEMA
+
+
+@pytest.mark.parametrize(("path", "value"), [("sed", 1), ("seed", ...), ("bench/rse", "false"), ("schedule/gap", None)])
+def test_the_schema_refuses_what_is_refused(path, value):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(changed(path, value), config.schema())

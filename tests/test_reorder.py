@@ -21,11 +21,9 @@ from tilewright.reorder.quality import work_fraction
 SCRIPT = Path(__file__).parents[1] / "workflow/scripts/reorder.py"
 # Every order that needs no hints and takes a rectangular pattern, with what makes each of its paths run.
 GENERAL = {
-    "none": ("none", {}),
-    "ic": ("ic", {}),
+    **{name: (name, {}) for name in reorder.NAMES if name not in ("rcm", "window")},
     "ic-tau": ("ic", {"tau": 0.3, "cap": 4, "col_block": 2}),
     "ic-paper": ("ic", {"variant": "paper", "col_block": 2}),
-    "hc": ("hc", {}),
     "hc-tree": ("hc", {"chain": "tree", "cap": 2, "neighbors": 2}),
     "hc-growth": ("hc", {"chain": "growth", "cap": 3, "wide": 1.5}),
     "hc-paper": ("hc", {"variant": "paper", "col_block": 2, "mean_size": 3}),

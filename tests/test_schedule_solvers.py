@@ -125,11 +125,11 @@ def test_a_missing_package_is_named(name, package, monkeypatch):
 @pytest.mark.parametrize("name", solvers.NAMES)
 def test_an_unmapped_status_raises(name, monkeypatch):
     monkeypatch.setattr(member(name), "STATUSES", {})
-    with pytest.raises(SolverError, match=rf"{name} ended with status k?O(PTIMAL|ptimal)"):
+    with pytest.raises(SolverError, match=rf"(?i){name} ended with status .*optimal"):
         member(name).solve(toy(), **OPTIONS)
 
 
-@pytest.mark.parametrize("name", solvers.NAMES)
+@pytest.mark.parametrize("name", ["highs", "gurobi"])
 def test_statuses_are_the_solvers_own_names(name):
     if name == "highs":
         from highspy import HighsModelStatus

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -61,7 +62,7 @@ def tiny():
 def checkout(tmp_path_factory):
     """A copy of what runs the workflow, free to be edited."""
     source = tmp_path_factory.mktemp("source") / "checkout"
-    for name in ("src", "workflow", "rules", "profiles", "envs", "expected"):
+    for name in ("src", "workflow", "rules", "profiles", "envs", "expected", "config"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.egg-info"))
     for name in ("Snakefile", "config.yaml"):
         shutil.copy(ROOT / name, source / name)
@@ -272,3 +273,131 @@ def test_a_killed_run_resumes_and_leaves_no_broken_file(tmp_path):
     assert done.returncode == 0, done.stderr
     for path in wanted:
         blocks.load(tmp_path / path)
+
+
+# Parts of the study, as docs/running.md has them.
+
+DOCUMENTED = re.findall(r"^snakemake (.+?)(?:  +#.*)?$", (ROOT / "docs/running.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", DOCUMENTED)
+def test_a_documented_command_is_planned(line, checkout):
+    small = [] if "--configfile" in line or "--lint" in line else ["--configfile", TINY]
+    # Nothing but the command decides: it runs in the checkout, whose default profile Snakemake finds by itself.
+    command = [sys.executable, "-m", "snakemake", "--dry-run", *shlex.split(line), *small]
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_figure_and_table_is_a_target(tmp_path):
+    shown = config.load(yaml.safe_load((ROOT / "config.yaml").read_text()))
+    files = {
+        "figure": [f"figures/{name}.{kind}" for name in figures.selected(shown)[0] for kind in ("svg", "png", "pdf")],
+        "table": [f"results/tables/{name}.{kind}" for name in figures.selected(shown)[1] for kind in ("csv", "md")],
+    }
+    counts = Counter(name for name, _ in plan(tmp_path, *files["figure"], *files["table"]))
+    assert (counts["figure"], counts["table"]) == (len(files["figure"]) / 3, len(files["table"]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("stage", "rules"),
+    [("graph", {"graph"}), ("blocks", {"graph", "reorder", "blocks"})],
+)
+def test_until_stops_after_a_stage(tmp_path, stage, rules):
+    assert {name for name, _ in plan(tmp_path, "--until", stage)} == rules
+
+
+def test_a_stale_table_is_made_alone(study, checkout):
+    table = study / "results/tables/fill.md"
+    content = table.read_text()
+    table.unlink()
+    assert plan(study, "results/tables/fill.md", source=checkout) == [("table", {"table": "fill"})]
+    done = snakemake(study, "results/tables/fill.md", *RUN, source=checkout, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert table.read_text() == content
+    with appended(checkout / "src/tilewright/tables/fill.py", "\nCHANGED = True\n"):
+        # The figure is drawn with the table's code.
+        assert {name for jobs in plan(study, *TARGETS, source=checkout) for name in jobs[1].values()} == {"fill"}
+        assert plan(study, "results/tables/end_to_end.csv", source=checkout) == []
+
+
+def test_values_on_the_command_line_win(tmp_path):
+    jobs = plan(tmp_path, "--config", "solvers=[greedy,highs]")
+    assert {w["solver"] for name, w in jobs if name == "schedule"} == {"greedy", "highs"}
+
+
+def test_another_folder_takes_all_that_a_run_writes(study, checkout):
+    assert {"figures", "results", "logs", ".snakemake"} <= {path.name for path in study.iterdir()}
+    assert not {"figures", "results", "logs"} & {path.name for path in checkout.iterdir()}
+
+
+def test_the_graph_of_jobs_is_drawn(tmp_path):
+    done = snakemake(tmp_path, "figures/fill.svg", "--dag", *RUN, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    graphviz = done.stdout[done.stdout.index("digraph") :]
+    labels = set(re.findall(r'label = "(\w+)', graphviz))
+    assert labels == {"figure", "blocks", "reorder", "graph"}
+
+
+def test_the_report_of_what_was_made(study, checkout, tmp_path):
+    report = tmp_path / "report.html"
+    shown = ("figures/fill.svg", "results/tables/fill.csv")
+    done = snakemake(study, *shown, "--report", report, *RUN[2:], source=checkout, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    page = report.read_text()
+    assert all(name in page for name in shown) and "figures/latency_vil.svg" not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("figures/spedup.svg",), "No rule to produce figures/spedup.svg"),
+        (("--until", "block"), "No rule to produce block"),
+        (("--config", "heatmap={resolutions: [96]}"), "Expected `int`, got `str` - at `$.heatmap.resolutions[0]`"),
+        (("--config", "seed"), "Unparsable value: 'seed'"),
+        (("--report", "report.html"), "marked for report but does not exist"),
+    ],
+    ids=["target", "stage", "value", "pair", "report"],
+)
+def test_a_wrong_command_names_what_is_wrong(tmp_path, arguments, message):
+    done = snakemake(tmp_path, *arguments, *RUN, capture_output=True)
+    assert done.returncode != 0
+    assert message in done.stdout + done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_missing_overlay_is_named(tmp_path):
+    done = snakemake(tmp_path, "--cores", "2", "--configfile", "my.yaml", capture_output=True)
+    assert done.returncode != 0 and "No such file or directory: 'my.yaml'" in done.stderr + done.stdout
+
+
+@pytest.mark.skipif(shutil.which("conda") is not None, reason="conda is installed: it would deploy the environments")
+def test_conda_environments_need_conda(tmp_path):
+    done = snakemake(tmp_path, "results/graphs/vil-tiny-64-s1.npz", "--sdm", "conda", *RUN, capture_output=True)
+    assert done.returncode != 0 and "Is conda installed and accessible?" in done.stderr + done.stdout
+
+
+# The study from another Snakefile.
+
+
+def test_the_catalogs_snakefile_is_the_study(checkout, tmp_path):
+    mine = tmp_path / "Snakefile"
+    mine.write_text(
+        f'configfile: "{checkout}/config.yaml"\nmodule tw:\n    snakefile: "{checkout}/Snakefile"\n    config: config\n'
+        "use rule * from tw\nrule mine:\n    default_target: True\n    input: rules.all.input\n"
+    )
+    counts = []
+    for snakefile in (checkout / "Snakefile", checkout / "workflow/Snakefile", mine):
+        # The last --snakefile counts.
+        jobs = Counter(name for name, _ in plan(tmp_path, "--snakefile", snakefile, source=checkout))
+        counts.append({name: count for name, count in jobs.items() if name not in ("all", "study", "mine")})
+    assert counts[0] and counts[0] == counts[1] == counts[2]
+
+
+def test_what_the_catalog_looks_for_is_there():
+    usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+    assert usage == {"software-stack-deployment": {"conda": True}, "report": True}
+    readme = (ROOT / "README.md").read_text().lower()
+    assert "snakemake" in readme and "workflow" in readme
+    assert (ROOT / "config/README.md").is_file() and (ROOT / "workflow/Snakefile").is_file()

@@ -2,10 +2,12 @@
 
 Selections are lists, definitions are maps, so that an overlay replaces the former and merges into the latter. Nothing
 has a default here: ``config.yaml`` names every value. Names are checked against the registries, and every
-`ConfigError` says where the value stands and what is known.
+`ConfigError` says where the value stands and what is known. Descriptions are part of the types: ``make schema`` writes
+them to ``config/schema.json``, for editors.
 """
 
-from typing import Literal
+import json
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -18,105 +20,104 @@ from tilewright.schedule import solvers
 SOLVERS = ("greedy", *solvers.NAMES)
 
 
+def _says(description):
+    return msgspec.Meta(description=description)
+
+
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A section of the configuration."""
 
 
 class Schedule(_Strict):
-    """What the solvers optimise and when they may stop (stage T4). rounds, max_tile_kinds: null is the device's own."""
+    """What the solvers optimise and when they may stop (stage T4)."""
 
-    objective: Literal["sum", "paper"]
-    time_limit_s: float
-    gap: float
-    rounds: int | None
-    max_tile_kinds: int | None
+    objective: Annotated[
+        Literal["sum", "paper"], _says("sum adds the rounds' times up, paper takes the longest round, as published")
+    ]
+    time_limit_s: Annotated[float, _says("a solver stops after this time, in seconds")]
+    gap: Annotated[float, _says("a solver stops at this relative gap between its answer and its bound")]
+    rounds: Annotated[int | None, _says("most rounds of a schedule; null is the device's own")]
+    max_tile_kinds: Annotated[int | None, _says("most kinds of tiles in a round; null is the device's own")]
 
 
 class Bench(_Strict):
-    """What is run and timed, and how often (stages T3 and T5).
+    """What is run and timed, and how often (stages T3 and T5)."""
 
-    tile_sets: the solvers whose schedules are run, by tile set. baseline_orders: the orders in which the baselines get
-    their tokens, the first of them also those that work in no order. rse: a timing stops at this relative standard
-    error, or after `max_seconds`. max_dense_tokens: a longer sequence is not run densely, and its row says so.
-    """
-
-    tile_sets: dict[str, tuple[str, ...]]
-    baselines: tuple[str, ...]
-    baseline_orders: tuple[str, ...]
-    rse: float
-    min_repetitions: int
-    max_seconds: float
-    max_dense_tokens: int
+    tile_sets: Annotated[dict[str, tuple[str, ...]], _says("the solvers whose schedules are run, by tile set")]
+    baselines: Annotated[tuple[str, ...], _says("what schedules are measured against")]
+    baseline_orders: Annotated[
+        tuple[str, ...],
+        _says("orders in which the baselines get their tokens, the first of them also those that work in no order"),
+    ]
+    rse: Annotated[float, _says("a timing stops at this relative standard error")]
+    min_repetitions: Annotated[int, _says("fewest repetitions of a timing")]
+    max_seconds: Annotated[float, _says("a timing stops after this time, in seconds")]
+    max_dense_tokens: Annotated[int, _says("a longer sequence is not run densely, and its row says so")]
 
 
 class Networks(_Strict):
-    """Whole networks, run end to end (stage T5), by name.
+    """Whole networks, run end to end (stage T5)."""
 
-    attention: for each kind of attention the batches that it is timed with; one without batches is left out.
-    max_seconds: as of `Bench`, for one timing.
-    """
-
-    workloads: tuple[str, ...]
-    attention: dict[str, tuple[int, ...]]
-    max_seconds: float
+    workloads: Annotated[tuple[str, ...], _says("networks by name")]
+    attention: Annotated[
+        dict[str, tuple[int, ...]], _says("batches that each kind of attention is timed with; one without is left out")
+    ]
+    max_seconds: Annotated[float, _says("a timing of a network stops after this time, in seconds")]
 
 
 class Heatmap(_Strict):
-    """Speed-up of DynamicViT by resolution and patch size, with the plans of one order and solver; above `max_tokens`
-    tokens it is blank, with the reason."""
+    """Speed-up of DynamicViT by resolution and patch size."""
 
-    resolutions: tuple[int, ...]
-    patches: tuple[int, ...]
-    max_tokens: int
-    order: str
-    solver: str
+    resolutions: Annotated[tuple[int, ...], _says("sides of the images, in pixels")]
+    patches: Annotated[tuple[int, ...], _says("sides of the patches, in pixels")]
+    max_tokens: Annotated[int, _says("a cell with more tokens is blank, with the reason")]
+    order: Annotated[str, _says("the order of its plans")]
+    solver: Annotated[str, _says("the solver of its plans")]
 
 
 class ReorderTimes(_Strict):
-    """Workloads, from small to large, on which every order is timed."""
+    """Time of each order against the number of tokens."""
 
-    workloads: tuple[str, ...]
+    workloads: Annotated[tuple[str, ...], _says("workloads, from small to large, on which every order is timed")]
 
 
 class Figures(_Strict):
-    """What the figures show in detail.
+    """What the figures show in detail."""
 
-    pattern_workloads: one of each family, whose masks are drawn under every order, with the blocks of `pattern_tiles`.
-    fill_workloads, fill_tiles: fill by order and tile, blocks only. gantt_*: the schedule that is drawn slot by slot.
-    """
-
-    pattern_workloads: tuple[str, ...]
-    pattern_tiles: tuple[str, ...]
-    fill_workloads: tuple[str, ...]
-    fill_tiles: tuple[str, ...]
-    gantt_workload: str
-    gantt_order: str
+    pattern_workloads: Annotated[
+        tuple[str, ...], _says("one of each family, whose masks are drawn under every order, with their blocks")
+    ]
+    pattern_tiles: Annotated[tuple[str, ...], _says("tiles of the blocks that are drawn")]
+    fill_workloads: Annotated[tuple[str, ...], _says("workloads whose fill is shown by order and tile")]
+    fill_tiles: Annotated[tuple[str, ...], _says("tiles whose fill is shown; they need not be profiled")]
+    gantt_workload: Annotated[str, _says("the workload whose schedule is drawn slot by slot")]
+    gantt_order: Annotated[str, _says("the order of that schedule")]
 
 
 class Config(_Strict):
-    """The whole study.
+    """The whole study."""
 
-    device: the kind that is timed; dtype: of the tokens and of whole networks. recorded: a folder, of the checkout,
-    whose ``logs`` stand in for ``results/logs``, so that what a device measured is shown where it is not; or null.
-    workloads: attention graphs by name; `models` holds overrides of a workload's parameters. orders; `reorder` holds
-    their parameters, and what is left out is tuned on the graph. tiles: profiled; tile_sets: what a schedule may choose
-    from. region_rows: rows of the coarsest groups. split_keys: a block with more keys, and many more than the rest, is
-    split and merged; null never splits.
-    """
-
-    recorded: str | None
-    device: str
-    dtype: Literal["float32", "float16", "bfloat16"]
-    workloads: tuple[str, ...]
-    models: dict[str, dict]
-    orders: tuple[str, ...]
-    reorder: dict[str, dict]
-    tiles: tuple[str, ...]
-    tile_sets: dict[str, tuple[str, ...]]
-    solvers: tuple[str, ...]
-    region_rows: int
-    split_keys: int | None
-    seed: int
+    recorded: Annotated[
+        str | None,
+        _says(
+            "a folder of the checkout whose logs stand in for results/logs, so that what a device measured is shown "
+            "where it is not; or null"
+        ),
+    ]
+    device: Annotated[str, _says("the kind of device that is timed: cpu or cuda")]
+    dtype: Annotated[Literal["float32", "float16", "bfloat16"], _says("of the tokens and of whole networks")]
+    workloads: Annotated[tuple[str, ...], _says("attention graphs by name: <family>-<variant>-<resolution>[-<stage>]")]
+    models: Annotated[dict[str, dict], _says("overrides of parameters, by workload")]
+    orders: Annotated[tuple[str, ...], _says("orders of the tokens")]
+    reorder: Annotated[dict[str, dict], _says("settings by order; what is left out is tuned on the graph")]
+    tiles: Annotated[tuple[str, ...], _says("tiles that are profiled, as <queries>x<keys>")]
+    tile_sets: Annotated[dict[str, tuple[str, ...]], _says("what a schedule may choose from, by name")]
+    solvers: Annotated[tuple[str, ...], _says("what finds schedules: greedy, or an integer program's solver")]
+    region_rows: Annotated[int, _says("rows of the coarsest groups")]
+    split_keys: Annotated[
+        int | None, _says("a block with more keys, and many more than the rest, is split and merged; null never splits")
+    ]
+    seed: Annotated[int, _says("of everything random")]
     schedule: Schedule
     bench: Bench
     networks: Networks
@@ -128,6 +129,15 @@ class Config(_Strict):
     def benched(self):
         """Pairs (tile set, solver) whose schedules are run."""
         return tuple((name, solver) for name, chosen in self.bench.tile_sets.items() for solver in chosen)
+
+
+def schema():
+    """The JSON schema of a whole ``config.yaml``, for editors; overlays hold a part of it.
+
+    Names, ranges and what belongs together are checked by `load` alone.
+    """
+    found = msgspec.json.schema(Config)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Tilewright's config.yaml", **found}
 
 
 def load(mapping):
@@ -252,3 +262,7 @@ def _distinct(place, values):
     twice = [value for i, value in enumerate(values) if value in values[:i]]
     if twice:
         raise ConfigError(f"{place}: {twice[0]!r} stands twice")
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=2))

@@ -1,0 +1,48 @@
+"""The additions that CONTRIBUTING.md shows: each diff applies to this checkout, and what stands below it runs."""
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SHOWN = re.findall(
+    r"^### (.+?)\n.*?^```diff\n(.+?)^```\n\n```\n(.+?)^```$",
+    (ROOT / "CONTRIBUTING.md").read_text(),
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def left_out(folder, names):
+    """What a copy does not need: hidden files, caches and, at the top, what a run made."""
+    made = {"results", "figures", "logs"} if Path(folder) == ROOT else set()
+    return made | {name for name in names if name.startswith((".", "__pycache__")) or name.endswith(".egg-info")}
+
+
+@pytest.mark.parametrize(("title", "diff", "commands"), SHOWN, ids=[title for title, *_ in SHOWN])
+def test_an_addition_works_as_shown(title, diff, commands, tmp_path):
+    checkout = shutil.copytree(ROOT, tmp_path / "checkout", ignore=left_out)
+    new = re.search(r"^--- /dev/null\n\+\+\+ b/.+/(\w+)\.py$", diff, re.MULTILINE).group(1)
+    subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=checkout, check=True)
+    assert len(re.findall(r"^\+\+\+ ", diff, re.MULTILINE)) == 2, "one new file, one line"
+    for check in (["check"], ["format", "--check"]):
+        subprocess.run([sys.executable, "-m", "ruff", *check, "src"], cwd=checkout, check=True)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(checkout / "src")}
+    for command in commands.splitlines():
+        done = subprocess.run(command, shell=True, cwd=checkout, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        if command.startswith("pytest"):
+            assert re.search(r"\b[1-9]\d* passed", done.stdout) and "skipped" not in done.stdout
+    for table in checkout.glob("*.csv"):
+        rows = {row["provider"]: row["status"] for row in csv.DictReader(table.open())}
+        assert rows[new] == "ok"
+
+
+def test_the_families_of_the_issue_are_shown():
+    assert [title for title, *_ in SHOWN] == ["A model", "An order", "A kernel", "A solver"]
