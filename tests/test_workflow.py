@@ -126,7 +126,7 @@ def test_an_unknown_target_is_refused(tmp_path):
 
 def test_a_second_run_does_nothing(study, checkout):
     assert graph.load(study / "results/graphs/vil-tiny-64-s1.npz").entries > 0
-    assert {path.name for path in study.glob("figures/fill.*")} == {"fill.svg", "fill.png", "fill.pdf"}
+    assert {path.suffix for path in study.glob("figures/fill.*")} == {".svg", ".png", ".pdf", ".json"}
     done = snakemake(study, *TARGETS, *RUN, source=checkout, capture_output=True)
     assert "Nothing to be done" in done.stderr + done.stdout
 
