@@ -9,13 +9,16 @@ from typing import Literal
 
 import msgspec
 
-from tilewright import hardware, models, networks, registry, reorder, tiles
+from tilewright import hardware, models, networks, pruners, registry, reorder, tiles
 from tilewright.errors import ConfigError, TilewrightError
 from tilewright.kernels import baselines
-from tilewright.networks import attentions
+from tilewright.networks import attentions, strategies
 from tilewright.schedule import solvers
 
 SOLVERS = ("greedy", *solvers.NAMES)
+# What packed attention is measured against, and how pruned networks are run; their packages import torch.
+RAGGED = ("tilewright", "sdpa_mask", "sdpa_flash", "flash_varlen", "torch_varlen", "nested", "flex")
+MODES = ("eager", "graph", "compile")
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +64,33 @@ class Networks(_Strict):
     max_seconds: float
 
 
+class Ragged(_Strict):
+    """Attention of packed images (stage T5). shapes: pairs (heads, dimension of a head). lengths: pairs (low, high)
+    that the tokens of an image are drawn from, uniformly. attention: for each provider, ours and its baselines, the
+    numbers of images that it is timed with; one without is left out. max_seconds: as of `Bench`."""
+
+    shapes: tuple[tuple[int, int], ...]
+    lengths: tuple[tuple[int, int], ...]
+    attention: dict[str, tuple[int, ...]]
+    max_seconds: float
+
+
+class Pruned(_Strict):
+    """Pruned networks, run end to end (stage T5), by name.
+
+    settings: by network, those of its pruner that are run; the pruner's own where none are stated. attention: how a
+    network goes on with kept tokens. modes: the batches of ``eager``, ``graph`` (CUDA graphs) and ``compile``; `of`
+    holds those of a network that has its own. max_seconds: as of `Bench`.
+    """
+
+    workloads: tuple[str, ...]
+    settings: dict[str, tuple[dict, ...]]
+    attention: tuple[str, ...]
+    modes: dict[str, tuple[int, ...]]
+    of: dict[str, dict[str, tuple[int, ...]]]
+    max_seconds: float
+
+
 class Heatmap(_Strict):
     """Speed-up of DynamicViT by resolution and patch size, with the plans of one order and solver; above `max_tokens`
     tokens it is blank, with the reason."""
@@ -82,14 +112,15 @@ class Figures(_Strict):
     """What the figures show in detail.
 
     pattern_workloads: one of each family, whose masks are drawn under every order, with the blocks of `pattern_tiles`.
-    fill_workloads, fill_tiles: fill by order and tile, blocks only. gantt_*: the schedule that is drawn slot by slot.
+    fill_workloads, fill_tiles: fill by order and tile, blocks only. gantt_*: the schedule that is drawn slot
+    by slot, or null.
     """
 
     pattern_workloads: tuple[str, ...]
     pattern_tiles: tuple[str, ...]
     fill_workloads: tuple[str, ...]
     fill_tiles: tuple[str, ...]
-    gantt_workload: str
+    gantt_workload: str | None
     gantt_order: str
 
 
@@ -120,6 +151,8 @@ class Config(_Strict):
     schedule: Schedule
     bench: Bench
     networks: Networks
+    ragged: Ragged
+    pruned: Pruned
     heatmap: Heatmap
     reorder_times: ReorderTimes
     figures: Figures
@@ -144,8 +177,9 @@ def load(mapping):
 def _check_names(config):
     figures = config.figures
     _known("device", "kind of device", (config.device,), hardware.KINDS)
-    for place in ("workloads", "orders", "tiles", "solvers"):
+    for place in ("orders", "tiles", "solvers"):
         _selection(place, getattr(config, place))
+    _distinct("workloads", config.workloads)
     for place, names in {
         "workloads": config.workloads,
         "models": config.models,
@@ -190,13 +224,39 @@ def _check_names(config):
     _known("networks.attention", "attention", config.networks.attention, attentions.NAMES)
     for name, batches in config.networks.attention.items():
         _distinct(f"networks.attention.{name}", batches)
-    _known("figures.gantt_workload", "workload", (figures.gantt_workload,), config.workloads)
+    _check_pruned(config)
+    if figures.gantt_workload is not None:
+        _known("figures.gantt_workload", "workload", (figures.gantt_workload,), config.workloads)
     _known("figures.gantt_order", "order", (figures.gantt_order,), config.orders)
+
+
+def _check_pruned(config):
+    ragged, pruned = config.ragged, config.pruned
+    _distinct("ragged.shapes", ragged.shapes)
+    _distinct("ragged.lengths", ragged.lengths)
+    _known("ragged.attention", "attention", ragged.attention, RAGGED)
+    _distinct("pruned.workloads", pruned.workloads)
+    _known("pruned.attention", "strategy", pruned.attention, strategies.NAMES)
+    _distinct("pruned.attention", pruned.attention)
+    for place, modes in {"pruned.modes": pruned.modes, **{f"pruned.of.{m}": x for m, x in pruned.of.items()}}.items():
+        _known(place, "mode", modes, MODES)
+        for mode, batches in modes.items():
+            if (least := min(batches, default=1)) < 1:
+                raise ConfigError(f"{place}: {mode}: expected at least 1, found {least}")
+    for low, high in ragged.lengths:
+        if low > high:
+            raise ConfigError(f"ragged.lengths: expected the least first, found [{low}, {high}]")
+    for name in dict.fromkeys((*pruned.workloads, *pruned.settings, *pruned.of)):
+        family, options = _at("pruned.workloads", networks.parse, name)
+        if family != "deit":
+            raise ConfigError(f"pruned.workloads: expected networks named deit-..., found {name!r}")
+        # What settings a pruner has, only its own module knows, which needs torch: the job checks them.
+        _known("pruned.workloads", "pruner", (options.get("pruner", "none"),), pruners.NAMES)
 
 
 def _check_ranges(config):
     schedule, bench, heatmap = config.schedule, config.bench, config.heatmap
-    batches = config.networks.attention
+    batches, ragged, pruned = config.networks.attention, config.ragged, config.pruned
     least = {
         "region_rows": (config.region_rows, max(tiles.parse(name).rows for name in config.tiles)),
         "split_keys": (config.split_keys, 1),
@@ -205,6 +265,9 @@ def _check_ranges(config):
         "bench.min_repetitions": (bench.min_repetitions, 3),
         "bench.max_dense_tokens": (bench.max_dense_tokens, 1),
         **{f"networks.attention.{name}": (min(sizes, default=1), 1) for name, sizes in batches.items()},
+        "ragged.shapes": (min((min(shape) for shape in ragged.shapes), default=1), 1),
+        "ragged.lengths": (min((low for low, _ in ragged.lengths), default=1), 1),
+        **{f"ragged.attention.{name}": (min(sizes, default=1), 1) for name, sizes in ragged.attention.items()},
         "heatmap.max_tokens": (heatmap.max_tokens, 1),
         "heatmap.resolutions": (min(heatmap.resolutions, default=1), 1),
         "heatmap.patches": (min(heatmap.patches, default=1), 1),
@@ -218,6 +281,8 @@ def _check_ranges(config):
         "bench.rse": bench.rse,
         "bench.max_seconds": bench.max_seconds,
         "networks.max_seconds": config.networks.max_seconds,
+        "ragged.max_seconds": ragged.max_seconds,
+        "pruned.max_seconds": pruned.max_seconds,
     }
     for place, value in above_zero.items():
         if not value > 0:
