@@ -77,8 +77,7 @@ def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0)
 
     inputs = photographs(max(batch for sizes in batches.values() for batch in sizes), options["image_size"])
     inputs = inputs.to(device, kind)
-    # The first of a family is its oracle.
-    dense = create(None)
+    dense = create(attentions(name)[0])
     parameters = sum(weights.numel() for weights in dense.parameters())
     oracle = _oracle(dense, inputs)
     del dense
