@@ -125,11 +125,13 @@ def _batch(made, inputs, batch, attention, modes, effort):
     # Whole batches, as many as it takes.
     inputs = inputs[: batch * max(1, JUDGED // batch)]
     oracle = _seen(_telling(made, None), inputs, batch)
+    everything = batch * made.options.n_tokens
     first = [keep[:batch].sum(1) for keep in oracle.keeps] or [torch.full((batch,), made.options.n_tokens)]
-    kept = max((int(keep.sum(1).split(batch)[i].sum()) for keep in oracle.keeps for i in range(len(inputs) // batch)),
-               default=batch * made.options.n_tokens)  # fmt: skip
-    step = math.ceil(batch * made.options.n_tokens / BUCKETS)
-    capacity = math.ceil(kept / step) * step
+    # Of all batches that are compared, after each pruning.
+    kept = max((int(keep.sum(1).view(-1, batch).sum(1).max()) for keep in oracle.keeps), default=everything)
+    step = math.ceil(everything / BUCKETS)
+    # A row to spare at least: by rounding, a network in 16 bits may keep another token than the padded one.
+    capacity = min(everything, (kept // step + 1) * step)
     facts = {
         "fewest_kept": int(first[-1].min()),
         "most_kept": int(first[-1].max()),
@@ -147,7 +149,7 @@ def _batch(made, inputs, batch, attention, modes, effort):
                 (None, capacity) if asking and mode == "eager" and name in ("ragged", "varlen") else (capacity,)
             )
             rows = [_measured(network, mode, room, inputs, batch, oracle, effort) for room in capacities]
-            # The fastest that is right; one that is not right hides none that is, and is not hidden by another.
+            # The faster way; but one that fails is not hidden by the other.
             rows.sort(key=lambda row: (("failed", "ok", "skipped").index(row["status"]), row.get("p50_us", 0)))
             row = facts | {"strategy": name, "mode": mode} | rows[0]
             if name == "ragged" and pack_us and row["status"] == "ok":
