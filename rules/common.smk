@@ -10,9 +10,9 @@ import sys
 from functools import cache
 
 from tilewright import config as study
-from tilewright import figures, hardware, models, networks, provenance, tables
+from tilewright import figures, hardware, models, networks, provenance, pruners, tables
 from tilewright import report as page
-from tilewright.networks import attentions
+from tilewright.networks import attentions, strategies
 from tilewright.tables import select
 
 CONFIG = study.load(config)
@@ -28,8 +28,15 @@ def effort(max_seconds):
 
 
 EFFORT = effort(CONFIG.bench.max_seconds)
+
+
+def sized(batches):
+    """Names with their batches, as commands take them."""
+    return [f"{name}={','.join(map(str, sizes))}" for name, sizes in batches.items() if sizes]
+
+
 # Batches of each attention of whole networks.
-BATCHES = [f"{name}={','.join(map(str, sizes))}" for name, sizes in CONFIG.networks.attention.items() if sizes]
+BATCHES = sized(CONFIG.networks.attention)
 # Workloads whose graphs figures show in detail.
 DRAWN = CONFIG.figures.pattern_workloads + CONFIG.figures.fill_workloads
 SPLIT = "" if CONFIG.split_keys is None else f"--split-keys {CONFIG.split_keys}"
@@ -41,6 +48,14 @@ KIND = hardware.KINDS[CONFIG.device]
 DEVICE_CODE = [name.removeprefix("tilewright.") for name in (KIND.EXECUTOR, KIND.PROBE)]
 THREADS = workflow.cores if CONFIG.device == "cpu" else 4
 TIMED = {"timing": 1} if CONFIG.device == "cpu" else {"timing": 1, "gpu": 1}
+
+# What a pruned network enters by name, the executor of packed tokens among it.
+PACKED = {"cpu": "kernels.torch_ragged", "cuda": "kernels.triton_ragged"}[CONFIG.device]
+PRUNED_CODE = [
+    *("models.deit", "networks.deit", PACKED),
+    *(f"networks.strategies.{name}" for name in strategies.NAMES),
+    *(f"pruners.{name}" for name in pruners.NAMES),
+]
 
 # What a job asks of a cluster. Bytes and microseconds for each number of its graph (`models.size`): 30 bytes and 0.3 to 2 us were
 # measured for T1 and T2 up to 4.7e8 numbers, see docs/slurm.md. Megabytes and minutes come on top: Python, its libraries,
@@ -63,7 +78,9 @@ wildcard_constraints:
     set="|".join(CONFIG.tile_sets),
     solver="|".join(CONFIG.solvers),
     resolution=r"\d+",
-    network=r"[a-z0-9]+(-[a-z0-9]+)*",
+    heads=r"\d+",
+    head_dim=r"\d+",
+    network=r"[a-z0-9]+(-[a-z0-9_]+)*",
     figure="|".join(figures.NAMES),
     table="|".join(tables.NAMES),
 
@@ -114,6 +131,8 @@ def graph_code(wildcards):
 def network_code(wildcards):
     """Parameter: as `code`, for the family of a network and all that its attentions and plans are made with."""
     member, _ = networks.parse(wildcards.network)
+    if member == "deit":
+        return code("run_network", "bench.networks", *PRUNED_CODE, *DEVICE_CODE)(wildcards)
     entered = [f"models.{member}", f"networks.{member}", *(f"networks.attentions.{name}" for name in attentions.NAMES)]
     entered += ["reorder.window"]
     return code("run_network", "bench.networks", *entered, *DEVICE_CODE, *solvers("highs"))(wildcards)
@@ -169,6 +188,22 @@ def of_network(wildcards):
     """Size of a job on a whole network: its graphs are small beside its tokens' values."""
     # ASSUME: fifty numbers of `BYTES` for each pixel, 2 kB, hold an image's features at the largest batch.
     return 50 * networks.parse(wildcards.network)[1]["image_size"] ** 2
+
+
+def of_ragged(wildcards):
+    """Size of a job on packed attention: the values of its largest batch."""
+    images = max(max(sizes, default=1) for sizes in CONFIG.ragged.attention.values())
+    return images * max(high for _, high in CONFIG.ragged.lengths) * int(wildcards.heads) * int(wildcards.head_dim)
+
+
+def modes(wildcards):
+    """Parameter: the batches of each mode of a pruned network."""
+    return sized(CONFIG.pruned.of.get(wildcards.network, CONFIG.pruned.modes))
+
+
+def settings(wildcards):
+    """Parameter: those of the pruner of a network."""
+    return [shlex.quote(json.dumps(setting)) for setting in CONFIG.pruned.settings.get(wildcards.network, [{}])]
 
 
 def mem_mb(size, least=LEAST_MB):

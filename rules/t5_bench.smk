@@ -1,5 +1,6 @@
 """T5: schedules and baselines are checked and timed, results/logs/<m>/<r>/<set>.<solver>.csv and results/logs/<m>/baselines.csv;
-so are whole networks, results/logs/networks/<network>.csv, the heat map, results/logs/heatmap/<resolution>.csv, and the orders
+so are whole networks, results/logs/networks/<network>.csv, packed attention, results/logs/ragged/<heads>x<head_dim>.csv, pruned
+networks, results/logs/pruned/<network>.csv, the heat map, results/logs/heatmap/<resolution>.csv, and the orders
 themselves, results/logs/reorder_time.csv.
 """
 
@@ -80,6 +81,59 @@ rule network:
     shell:
         "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor TILEWRIGHT_CACHE=.snakemake/plans"
         " python {params.script} --network {wildcards.network} --attention {params.attention} {params.device}"
+        " {params.effort} --output {output.csv} 2>&1 | tee {log}"
+
+
+rule ragged:
+    output:
+        csv="results/logs/ragged/{heads}x{head_dim}.csv",
+    log:
+        "logs/ragged/{heads}x{head_dim}.log",
+    benchmark:
+        "logs/ragged/{heads}x{head_dim}.tsv"
+    conda:
+        TIMED_ENV
+    threads: THREADS
+    resources:
+        **asked(of_ragged),
+    params:
+        script=script("run_ragged"),
+        code=code(
+            "run_ragged", "bench.ragged", PACKED, *(f"kernels.ragged_baselines.{name}" for name in study.RAGGED[1:])
+        ),
+        lengths=[f"{low}-{high}" for low, high in CONFIG.ragged.lengths],
+        attention=sized(CONFIG.ragged.attention),
+        device=DEVICE,
+        effort=effort(CONFIG.ragged.max_seconds),
+    shell:
+        "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor python {params.script} --heads {wildcards.heads}"
+        " --head-dim {wildcards.head_dim} --lengths {params.lengths} --attention {params.attention} {params.device}"
+        " {params.effort} --output {output.csv} 2>&1 | tee {log}"
+
+
+rule pruned:
+    output:
+        csv="results/logs/pruned/{network}.csv",
+    log:
+        "logs/pruned/{network}.log",
+    benchmark:
+        "logs/pruned/{network}.tsv"
+    conda:
+        TIMED_ENV
+    threads: THREADS
+    resources:
+        **asked(of_network),
+    params:
+        script=script("run_pruned"),
+        code=code("run_pruned", "bench.pruned", *PRUNED_CODE),
+        settings=settings,
+        attention=CONFIG.pruned.attention,
+        modes=modes,
+        device=DEVICE,
+        effort=effort(CONFIG.pruned.max_seconds),
+    shell:
+        "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor python {params.script} --network {wildcards.network}"
+        " --setting {params.settings} --attention {params.attention} --modes {params.modes} {params.device}"
         " {params.effort} --output {output.csv} 2>&1 | tee {log}"
 
 

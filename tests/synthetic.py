@@ -32,6 +32,15 @@ NETWORK = (
     "largest_logit,same_top1,first_call_s,p20_us,p50_us,p80_us,repetitions,rse,images_per_s,attention_us,rest_us,device,"
     "cores,torch,numpy,time"
 )
+RAGGED = (
+    "heads,head_dim,lengths,images,tokens,longest,provider,call,exact,status,reason,dtype,max_abs_error,tolerance,p20_us,"
+    "p50_us,p80_us,repetitions,rse,timing,latency_us,host_us,useful_gflops,byte_floor_us,floor_fraction,device,cores,torch"
+)
+PRUNED = (
+    "network,variant,resolution,pruner,setting,strategy,mode,batch,status,reason,dtype,parameters,tokens,fewest_kept,"
+    "most_kept,spread,capacity,inputs,same_tokens,max_abs_error,tolerance,largest_logit,same_top1,first_call_s,p20_us,"
+    "p50_us,p80_us,repetitions,rse,images_per_s,pack_us,pack_share,device,cores,torch"
+)
 # Microseconds an image in attention; the rest of every network takes `REST_US`.
 ATTENTION_US = {"native": 30_000, "dense": 90_000, "tilewright": 10_000}
 REST_US = 20_000
@@ -151,9 +160,76 @@ def write_networks(root, config):
         write_csv(root / f"results/logs/networks/{network}.csv", NETWORK, rows)
 
 
+def ragged_row(heads, head_dim, lengths, images, provider, us, call="attend", **changes):
+    """One row of packed attention, in float16; `us` None: skipped."""
+    facts = {
+        **{"heads": heads, "head_dim": head_dim, "lengths": lengths, "images": images, "tokens": 123 * images},
+        **{"provider": provider, "call": call, "exact": provider != "sdpa_flash", "dtype": "float16"},
+        **{"tolerance": 6e-3, "device": DEVICE["name"]},
+    }
+    if us is None:
+        return {**facts, "status": "skipped", "reason": "runs on an NVIDIA GPU only, found cpu", **changes}
+    times = {"p20_us": 0.9 * us, "p50_us": us, "p80_us": 1.1 * us, "latency_us": us + 9, "host_us": 5 + us / 10}
+    judged = {"max_abs_error": 1e-4, "byte_floor_us": us / 2, "floor_fraction": 0.5, "useful_gflops": 100 * images}
+    return {**facts, "status": "ok", **times, **judged, **changes}
+
+
+def write_ragged(root, config):
+    """A file for each shape of heads; every peer takes longer than the one before it."""
+    for heads, head_dim in config.ragged.shapes:
+        rows = []
+        for low, high in config.ragged.lengths:
+            for place, (provider, sizes) in enumerate(config.ragged.attention.items()):
+                for images in sizes:
+                    case = heads, head_dim, f"{low}-{high}", images
+                    rows.append(ragged_row(*case, provider, None if provider == "flex" else (1 + place) * images))
+                    if provider == "tilewright":
+                        rows += [ragged_row(*case, provider, 2.0, call=call) for call in ("pack", "gather", "first")]
+        write_csv(root / f"results/logs/ragged/{heads}x{head_dim}.csv", RAGGED, rows)
+
+
+# Images a second of a strategy, each, in every mode.
+PRUNED_RATES = {"padded": 1000, "padded_kept": 1500, "gathered": 1600, "ragged": 2400}
+
+
+def pruned_row(network, setting, strategy, mode, batch, **changes):
+    """One row of a pruned network; strategies that `PRUNED_RATES` does not hold are skipped, as are gathered ones of
+    more than one image."""
+    _, variant, size, pruner = network.split("-")
+    facts = {
+        **{"network": network, "variant": variant, "resolution": size, "pruner": pruner, "setting": setting},
+        **{"strategy": strategy, "mode": mode, "batch": batch, "dtype": "float16", "tokens": 197},
+        **{"fewest_kept": 90, "most_kept": 90 if batch == 1 else 110, "spread": 0 if batch == 1 else 20},
+        **{"tolerance": 0.007, "device": DEVICE["name"]},
+    }
+    if strategy not in PRUNED_RATES or (strategy == "gathered" and batch > 1):
+        return {**facts, "status": "skipped", "reason": "lengths differ", **changes}
+    p50 = 1e6 * batch / PRUNED_RATES[strategy]
+    times = {"p20_us": 0.9 * p50, "p50_us": p50, "p80_us": 1.1 * p50, "images_per_s": PRUNED_RATES[strategy]}
+    packed = {"pack_us": 0.02 * p50, "pack_share": 0.02} if strategy == "ragged" else {}
+    judged = {"inputs": 16, "same_tokens": 15, "max_abs_error": 1e-3, "same_top1": 1, "largest_logit": 2}
+    return {**facts, "status": "ok", **times, **packed, **judged, **changes}
+
+
+def write_pruned(root, config):
+    """A file for each pruned network."""
+    for network in config.pruned.workloads:
+        rows = [
+            pruned_row(network, f"keep_ratio={number}", strategy, mode, batch)
+            for number, _ in enumerate(config.pruned.settings.get(network, [{}]))
+            for mode, sizes in config.pruned.modes.items()
+            for batch in sizes
+            for strategy in config.pruned.attention
+        ]
+        write_csv(root / f"results/logs/pruned/{network}.csv", PRUNED, rows)
+
+
 def write_logs(root, config, blank=()):
-    """Bench, networks, heat map and reorder times; `blank`: (model, order) whose plans were skipped."""
+    """Bench, networks, packed attention, heat map and reorder times; `blank`: (model, order) whose plans were
+    skipped."""
     write_networks(root, config)
+    write_ragged(root, config)
+    write_pruned(root, config)
     for model in config.workloads:
         baselines = [
             row(model, "sdpa_dense", dense_us(model), reorder="none"),

@@ -30,6 +30,15 @@ SMALL = {
         "workloads": ["vil-tiny-224", "dynamicvit-s-224"],
         "attention": {"native": [1, 8], "dense": [1, 8], "tilewright": [1, 8], "flex": [1]},
     },
+    "ragged": {
+        "shapes": [[6, 64], [3, 64]],
+        "attention": {"tilewright": [1, 16, 256], "sdpa_mask": [1, 16], "flash_varlen": [1, 16, 256], "flex": [16]},
+    },
+    "pruned": {
+        "workloads": ["deit-small-224-threshold_l2", "deit-tiny-224-evit"],
+        "attention": ["padded", "padded_kept", "gathered", "ragged", "varlen"],
+        "modes": {"eager": [1, 16], "graph": [1, 16], "compile": [16]},
+    },
     "heatmap": {"resolutions": [224, 512], "patches": [32, 16], "max_tokens": 1000},
     "reorder_times": {"workloads": ["vil-tiny-128-s1", "vil-tiny-224-s1"]},
     "figures": {
@@ -166,6 +175,8 @@ def test_what_a_study_leaves_out_is_not_selected():
     less = configured(
         workloads=["vil-tiny-224-s1"],
         networks={"workloads": []},
+        ragged={"shapes": []},
+        pruned={"workloads": []},
         heatmap={"resolutions": []},
         reorder_times={"workloads": []},
         bench={"tile_sets": {"mixed": ["greedy"]}},
@@ -175,6 +186,17 @@ def test_what_a_study_leaves_out_is_not_selected():
         ("latency_vil", "speedup", "prediction", "gantt"),
         ("latency", "speedup", "prediction", "solvers", "claims"),
     )
+
+
+def test_a_study_of_pruned_networks_alone_shows_nothing_else():
+    less = configured(
+        workloads=[],
+        networks={"workloads": []},
+        heatmap={"resolutions": []},
+        reorder_times={"workloads": []},
+        figures={"pattern_workloads": [], "fill_workloads": [], "gantt_workload": None},
+    )
+    assert figures.selected(less) == (("ragged_kernel", "dispatch", "pruned"), ("ragged", "pruned", "claims"))
 
 
 def test_importing_the_families_stays_light():
@@ -635,3 +657,75 @@ def test_the_command_writes_what_it_is_asked_for(script, flag, name, outputs, st
     )
     assert failed.returncode == 2
     assert failed.stderr.startswith("error: gone.csv: no such file") and failed.stderr.count("\n") == 1
+
+
+# Packed attention and pruned networks
+
+
+def test_packed_attention_is_told_over_ours(study):
+    frame = table("ragged", study)
+    rows = frame[(frame["call"] == "attend") & (frame["heads"] == 6)].set_index(["provider", "images"])
+    assert rows.loc[("sdpa_mask", 16), "over_ours"] == 2 and rows.loc[("tilewright", 256), "over_ours"] == 1
+    assert np.isnan(rows.loc[("flex", 16), "p50_us"])
+
+
+def test_the_best_fair_baseline_is_of_the_same_batch_and_mode(study):
+    frame = table("pruned", study)
+    ours = frame[frame["strategy"] == "ragged"]
+    one, many = (ours[ours["batch"] == batch] for batch in (1, 16))
+    assert set(one["fair"]) == {"gathered"} and set(many["fair"]) == {"padded_kept"}
+    assert (one["over_fair"] == 1.5).all() and many["over_fair"].tolist() == pytest.approx([1.6] * len(many))
+    assert ours["over_padded"].tolist() == pytest.approx([2.4] * len(ours))
+
+
+def test_claims_about_pruned_networks_are_judged_by_their_rows(study, tmp_path):
+    found = table("claims", study).set_index("id")
+    expected = {
+        "ragged_over:flash_varlen/256-256": (3, "met", "6x64, 256 images of 50-197"),
+        "ragged_over:flash_varlen/1-16": (3, "met", "6x64, 1 images of 50-197"),
+        "ragged_floor:256": (2, "not met", "6x64, 256 images of 50-197"),
+        "ragged_host:": (30.6, "not met", "3x64, 256 images of 50-197"),
+        "pruned_over:padded": (2.4, "met", None),
+        "pruned_over:fair": (1.5, "met", None),
+        "pruned_differ:fair": (1.6, "met", None),
+        "pack_share:": (2, "met", None),
+        "pruned_logits:float16": (1e-3, "met", None),
+        "pruned_logits:float32": (None, "not measured", ""),
+        "pruned_best:padded/deit-small-224-threshold_l2/keep_ratio=0.5": (None, "not measured", ""),
+        "pruned_top1:": (100, "met", None),
+    }
+    for claim, (measured, verdict, where) in expected.items():
+        row = found.loc[claim]
+        assert row["verdict"] == verdict, claim
+        assert where in (None, row["where"])
+        assert np.isnan(row["measured"]) if measured is None else row["measured"] == pytest.approx(measured)
+    slow = synthetic.pruned_row("deit-tiny-224-evit", "", "ragged", "eager", 1, p50_us=1000.0)
+    rows = [slow, synthetic.pruned_row("deit-tiny-224-evit", "", "padded", "eager", 1, p50_us=1000.0)]
+    synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, rows)
+    row = table("claims", study, [select.CLAIMS, select.PAPER_LATENCY, tmp_path / "p.csv"]).set_index("id")
+    assert row.loc["pruned_over:padded", ["measured", "verdict"]].tolist() == [1, "not met"]
+
+
+def test_the_figure_of_pruned_networks_has_a_line_for_each_strategy_and_mode(study):
+    figure = drawn("pruned", study)
+    panel = next(axes for axes in figure.axes if "deit-small-224-threshold_l2" in axes.get_title())
+    lines = {(line.get_label(), line.get_linestyle()): line.get_ydata().tolist() for line in panel.lines}
+    assert lines["Tilewright, packed", "-"] == [2400, 2400] and lines["gathered, dense", "--"] == [1600]
+    assert len(lines) == 11 and "to 2.4× padded" in panel.get_title()
+    assert "lengths differ" in texts(figure) and "FlashAttention varlen" in texts(figure)
+
+
+def test_the_figure_of_packed_attention_shows_times_and_ratios(study):
+    left, right = drawn("ragged_kernel", study).axes[2:4]
+    times, ratios = ({line.get_label(): line.get_ydata().tolist() for line in axes.lines} for axes in (left, right))
+    assert times["FlashAttention varlen"] == [3, 48, 768] and times["bytes moved once"] == [0.5, 8, 128]
+    assert ratios["FlashAttention varlen"] == [3, 3, 3] and times["FlexAttention"] == []
+
+
+def test_the_dispatch_floor_has_a_bar_for_each_call(study, tmp_path):
+    axes = drawn("dispatch", study).axes[0]
+    bars = {label.get_text(): bar.get_width() for label, bar in zip(axes.get_yticklabels(), axes.patches, strict=True)}
+    assert bars["Tilewright, pack"] == 5.2 and bars["FlashAttention varlen, attend"] == pytest.approx(5 + 4.8)
+    rows = [synthetic.ragged_row(1, 64, "5-9", 1, "tilewright", 3.0, host_us="")]
+    synthetic.write_csv(tmp_path / "r.csv", synthetic.RAGGED, rows)
+    assert "no dispatch apart" in texts(drawn("dispatch", study, [tmp_path / "r.csv"]))

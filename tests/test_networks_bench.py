@@ -239,7 +239,7 @@ def test_a_file_of_rows_is_written(tmp_path, capsys):
     [
         ("--network vit-tiny-32", "unknown network 'vit-tiny-32'"),
         ("--network dynamicvit-256-64 --attention magic=1", "unknown attention 'magic'; known: dense"),
-        ("--network dynamicvit-256-64 --attention native", r"--attention native: expected NAME=BATCH\[,BATCH...\]"),
+        ("--network dynamicvit-256-64 --attention native", r"native: expected NAME=BATCH\[,BATCH...\]"),
         ("--network dynamicvit-256-64 --attention native=0", "batches of at least 1"),
         ("--network dynamicvit-256-64 --attention native=1,x", "batches of at least 1"),
         ("--network dynamicvit-256-64 --rse 0", "expected an effort above zero"),

@@ -167,7 +167,7 @@ def test_a_captured_network_takes_the_least_capacity_that_is_enough():
     for capacity, bucket in ((kept, kept + 2), (kept + 2, kept + 2), (kept + 3, 3 * N), (None, 3 * N)):
         torch.testing.assert_close(captured(images, capacity), wanted, atol=1e-5, rtol=0)
         captured.check()
-        assert captured._layouts[0].packing.capacity == bucket
+        assert captured.layouts[0].packing.capacity == bucket
     assert captured(images, 1).isnan().all()
     with pytest.raises(PatternError, match=f"at least the {kept} tokens kept, found {kept - 1}"):
         captured.check()

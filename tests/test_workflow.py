@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tilewright import blocks, config, figures, graph, models, tables
+from tilewright import blocks, config, figures, graph, models, pruners, tables
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "tests/config/tiny.yaml"
@@ -199,6 +199,24 @@ def test_the_peers_overlay_follows_the_gpu_study(tmp_path):
     counts = Counter(name for name, _ in plan(tmp_path, configs=given))
     assert counts["profile"] == counts["bench"] == counts["baselines"] == 12
     assert not {"network", "heatmap", "reorder_times"} & set(counts)
+
+
+def test_the_ragged_overlay_runs_packed_attention_and_pruned_networks_alone(tmp_path):
+    given = [ROOT / "config/h200.yaml", ROOT / "config/h200_ragged.yaml"]
+    jobs = plan(tmp_path, configs=given)
+    counts = Counter(name for name, _ in jobs)
+    assert counts == {"ragged": 3, "pruned": 13, "figure": 3, "table": 3, "report": 1, "all": 1}
+    assert {w["network"].rpartition("-")[2] for name, w in jobs if name == "pruned"} == {*pruners.NAMES} - {"none"}
+
+
+def test_a_changed_strategy_reruns_pruned_networks_alone(tmp_path, checkout):
+    wanted, run = ("results/logs/pruned/deit-tiny-64-threshold_l2.csv", "results/logs/ragged/1x32.csv"), [*RUN]
+    done = snakemake(tmp_path, *wanted, *run, source=checkout, capture_output=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    with appended(checkout / "src/tilewright/networks/strategies/gathered.py", "\nCHANGED = True\n"):
+        assert [name for name, _ in plan(tmp_path, *wanted, source=checkout)] == ["pruned"]
+    with appended(checkout / "src/tilewright/kernels/ragged_baselines/nested.py", "\nCHANGED = True\n"):
+        assert [name for name, _ in plan(tmp_path, *wanted, source=checkout)] == ["ragged"]
 
 
 def test_a_cluster_gives_a_gpu_to_the_rules_that_ask_for_one():

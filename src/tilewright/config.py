@@ -11,13 +11,16 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tilewright import hardware, models, networks, registry, reorder, tiles
+from tilewright import hardware, models, networks, pruners, registry, reorder, tiles
 from tilewright.errors import ConfigError, TilewrightError
 from tilewright.kernels import baselines
-from tilewright.networks import attentions
+from tilewright.networks import attentions, strategies
 from tilewright.schedule import solvers
 
 SOLVERS = ("greedy", *solvers.NAMES)
+# What packed attention is measured against, and how pruned networks are run; their packages import torch.
+RAGGED = ("tilewright", "sdpa_mask", "sdpa_flash", "flash_varlen", "torch_varlen", "nested", "flex")
+MODES = ("eager", "graph", "compile")
 
 
 def _says(description):
@@ -65,6 +68,36 @@ class Networks(_Strict):
     max_seconds: Annotated[float, _says("a timing of a network stops after this time, in seconds")]
 
 
+class Ragged(_Strict):
+    """Attention of packed images (stage T5)."""
+
+    shapes: Annotated[tuple[tuple[int, int], ...], _says("pairs of heads and the dimension of a head")]
+    lengths: Annotated[
+        tuple[tuple[int, int], ...], _says("pairs (low, high) that the tokens of an image are drawn from, uniformly")
+    ]
+    attention: Annotated[
+        dict[str, tuple[int, ...]],
+        _says("for each provider, ours and its baselines, the numbers of images it is timed with; none leaves it out"),
+    ]
+    max_seconds: Annotated[float, _says("a timing stops after this time, in seconds")]
+
+
+class Pruned(_Strict):
+    """Pruned networks, run end to end (stage T5)."""
+
+    workloads: Annotated[tuple[str, ...], _says("pruned networks by name")]
+    settings: Annotated[
+        dict[str, tuple[dict, ...]],
+        _says("by network, the settings of its pruner that are run; its own where none are stated"),
+    ]
+    attention: Annotated[tuple[str, ...], _says("how a network goes on with the tokens that it keeps")]
+    modes: Annotated[
+        dict[str, tuple[int, ...]], _says("the batches of each mode: eager, graph (CUDA graphs) and compile")
+    ]
+    of: Annotated[dict[str, dict[str, tuple[int, ...]]], _says("modes of networks that have their own")]
+    max_seconds: Annotated[float, _says("a timing stops after this time, in seconds")]
+
+
 class Heatmap(_Strict):
     """Speed-up of DynamicViT by resolution and patch size."""
 
@@ -90,7 +123,7 @@ class Figures(_Strict):
     pattern_tiles: Annotated[tuple[str, ...], _says("tiles of the blocks that are drawn")]
     fill_workloads: Annotated[tuple[str, ...], _says("workloads whose fill is shown by order and tile")]
     fill_tiles: Annotated[tuple[str, ...], _says("tiles whose fill is shown; they need not be profiled")]
-    gantt_workload: Annotated[str, _says("the workload whose schedule is drawn slot by slot")]
+    gantt_workload: Annotated[str | None, _says("the workload whose schedule is drawn slot by slot; null: none")]
     gantt_order: Annotated[str, _says("the order of that schedule")]
 
 
@@ -121,6 +154,8 @@ class Config(_Strict):
     schedule: Schedule
     bench: Bench
     networks: Networks
+    ragged: Ragged
+    pruned: Pruned
     heatmap: Heatmap
     reorder_times: ReorderTimes
     figures: Figures
@@ -154,8 +189,9 @@ def load(mapping):
 def _check_names(config):
     figures = config.figures
     _known("device", "kind of device", (config.device,), hardware.KINDS)
-    for place in ("workloads", "orders", "tiles", "solvers"):
+    for place in ("orders", "tiles", "solvers"):
         _selection(place, getattr(config, place))
+    _distinct("workloads", config.workloads)
     for place, names in {
         "workloads": config.workloads,
         "models": config.models,
@@ -200,13 +236,39 @@ def _check_names(config):
     _known("networks.attention", "attention", config.networks.attention, attentions.NAMES)
     for name, batches in config.networks.attention.items():
         _distinct(f"networks.attention.{name}", batches)
-    _known("figures.gantt_workload", "workload", (figures.gantt_workload,), config.workloads)
+    _check_pruned(config)
+    if figures.gantt_workload is not None:
+        _known("figures.gantt_workload", "workload", (figures.gantt_workload,), config.workloads)
     _known("figures.gantt_order", "order", (figures.gantt_order,), config.orders)
+
+
+def _check_pruned(config):
+    ragged, pruned = config.ragged, config.pruned
+    _distinct("ragged.shapes", ragged.shapes)
+    _distinct("ragged.lengths", ragged.lengths)
+    _known("ragged.attention", "attention", ragged.attention, RAGGED)
+    _distinct("pruned.workloads", pruned.workloads)
+    _known("pruned.attention", "strategy", pruned.attention, strategies.NAMES)
+    _distinct("pruned.attention", pruned.attention)
+    for place, modes in {"pruned.modes": pruned.modes, **{f"pruned.of.{m}": x for m, x in pruned.of.items()}}.items():
+        _known(place, "mode", modes, MODES)
+        for mode, batches in modes.items():
+            if (least := min(batches, default=1)) < 1:
+                raise ConfigError(f"{place}: {mode}: expected at least 1, found {least}")
+    for low, high in ragged.lengths:
+        if low > high:
+            raise ConfigError(f"ragged.lengths: expected the least first, found [{low}, {high}]")
+    for name in dict.fromkeys((*pruned.workloads, *pruned.settings, *pruned.of)):
+        family, options = _at("pruned.workloads", networks.parse, name)
+        if family != "deit":
+            raise ConfigError(f"pruned.workloads: expected networks named deit-..., found {name!r}")
+        # What settings a pruner has, only its own module knows, which needs torch: the job checks them.
+        _known("pruned.workloads", "pruner", (options.get("pruner", "none"),), pruners.NAMES)
 
 
 def _check_ranges(config):
     schedule, bench, heatmap = config.schedule, config.bench, config.heatmap
-    batches = config.networks.attention
+    batches, ragged, pruned = config.networks.attention, config.ragged, config.pruned
     least = {
         "region_rows": (config.region_rows, max(tiles.parse(name).rows for name in config.tiles)),
         "split_keys": (config.split_keys, 1),
@@ -215,6 +277,9 @@ def _check_ranges(config):
         "bench.min_repetitions": (bench.min_repetitions, 3),
         "bench.max_dense_tokens": (bench.max_dense_tokens, 1),
         **{f"networks.attention.{name}": (min(sizes, default=1), 1) for name, sizes in batches.items()},
+        "ragged.shapes": (min((min(shape) for shape in ragged.shapes), default=1), 1),
+        "ragged.lengths": (min((low for low, _ in ragged.lengths), default=1), 1),
+        **{f"ragged.attention.{name}": (min(sizes, default=1), 1) for name, sizes in ragged.attention.items()},
         "heatmap.max_tokens": (heatmap.max_tokens, 1),
         "heatmap.resolutions": (min(heatmap.resolutions, default=1), 1),
         "heatmap.patches": (min(heatmap.patches, default=1), 1),
@@ -228,6 +293,8 @@ def _check_ranges(config):
         "bench.rse": bench.rse,
         "bench.max_seconds": bench.max_seconds,
         "networks.max_seconds": config.networks.max_seconds,
+        "ragged.max_seconds": ragged.max_seconds,
+        "pruned.max_seconds": pruned.max_seconds,
     }
     for place, value in above_zero.items():
         if not value > 0:

@@ -8,13 +8,16 @@ from tilewright.cli import script
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
-add("--network", required=True, help="network, e.g. vil-tiny-224, regionvit-small-384-w14, dynamicvit-s-224")
+add(
+    "--network",
+    required=True,
+    help="network, e.g. vil-tiny-224, regionvit-small-384-w14, dynamicvit-s-224, deit-small-224-evit",
+)
 add(
     "--attention",
     nargs="+",
-    default=["native=1", "dense=1", "tilewright=1"],
     metavar="NAME=BATCH[,BATCH...]",
-    help="dense, tilewright, flex or native, with its batches (default: native=1 dense=1 tilewright=1)",
+    help="dense, tilewright, flex or native, for a DeiT a strategy, with its batches (default: each at batch 1)",
 )
 add("--device", default="cpu", help=f"{' or '.join(hardware.KINDS)} (default: cpu)")
 add("--dtype", default="float32", help="float32, float16 or bfloat16 (default: float32)")

@@ -1,4 +1,5 @@
-"""Whole networks, from images to logits: every attention is compared with the dense one and only then timed (stage T5).
+"""Whole networks, from images to logits: every attention is compared with the family's oracle and only then timed
+(stage T5).
 
 A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
 """
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 import numpy as np
 import torch
 
-from tilewright import hardware, images, networks, timing
+from tilewright import hardware, images, networks, registry, timing
 from tilewright.errors import UnknownNameError
 from tilewright.kernels import baselines
 from tilewright.models import gates
@@ -48,15 +49,22 @@ def photographs(count, size):
     return torch.from_numpy(np.stack([pixels[i][:, :, ::-1] if mirrored else pixels[i] for i, mirrored in turned]))
 
 
+def attentions(name):
+    """What a network can attend by, its oracle first. Raises `UnknownNameError`."""
+    family, _ = networks.parse(name)
+    return registry.member(networks.__name__, "network", family, networks.NAMES).ATTENTIONS.NAMES
+
+
 @torch.inference_mode()
 def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0):
     """Yield a row of `NETWORKS` for each attention and batch of `batches`, ``{attention: [batch, …]}``.
 
-    All attentions have the weights that `seed` draws, rounded to `dtype`. The logits of dense attention in float32, one
-    image at a time, are what others are compared with, itself in batches included. ``p50_us`` is the time until the
-    logits are there. ``attention_us`` is spent in attention, its projections and the ordering of tokens excluded; on a
-    GPU it is what its stream took from the beginning to the end of each attention, and ``gpu_us`` the time of the whole
-    as a CUDA graph, where it can be captured. ``first_call_s`` holds what is done once, such as plans and compiling.
+    All attentions have the weights that `seed` draws, rounded to `dtype`. The logits of the family's oracle (dense
+    attention) in float32, one image at a time, are what others are compared with, itself in batches included.
+    ``p50_us`` is the time until the logits are there. ``attention_us`` is spent in attention, its projections and the
+    ordering of tokens excluded; on a GPU it is what its stream took from the beginning to the end of each attention,
+    and ``gpu_us`` the time of the whole as a CUDA graph, where it can be captured. ``first_call_s`` holds what is done
+    once, such as plans and compiling.
     Raises `UnknownNameError`, `DeviceError` and what `networks.create` raises.
     """
     if dtype not in DTYPES:
@@ -69,7 +77,7 @@ def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0)
 
     inputs = photographs(max(batch for sizes in batches.values() for batch in sizes), options["image_size"])
     inputs = inputs.to(device, kind)
-    dense = create("dense")
+    dense = create(attentions(name)[0])
     parameters = sum(weights.numel() for weights in dense.parameters())
     oracle = _oracle(dense, inputs)
     del dense
@@ -129,7 +137,7 @@ def _measured(network, inputs, oracle, effort):
     }
     # Not `>`: a NaN does not pass.
     if not error <= oracle.tolerance:
-        reason = f"logits differ by {error:.2g} from those of dense attention, tolerance {oracle.tolerance:.2g}"
+        reason = f"logits differ by {error:.2g} from those of the oracle, tolerance {oracle.tolerance:.2g}"
         return facts | {"status": "failed", "reason": reason}
     in_attention = []
 

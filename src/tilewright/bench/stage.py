@@ -1,5 +1,6 @@
 """Stages T3 and T5 on files: blocks in, profiles out; schedules, a graph or names in, tidy CSV files out."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -41,13 +42,15 @@ def run(output, device, rse, min_repetitions, max_seconds, **arguments):
 
 
 def run_network(network, attention, output, device, dtype, rse, min_repetitions, max_seconds, seed):
-    """Write the times of `network` on `device` to `output`, a CSV, for each ``NAME=BATCH[,BATCH…]`` of `attention`.
+    """Write the times of `network` on `device` to `output`, a CSV, for each ``NAME=BATCH[,BATCH…]`` of `attention`, by
+    default every attention of the network's family at batch 1.
 
     Raises `TilewrightError`; nothing is written then.
     """
     from tilewright.bench import networks
 
-    effort, batches = _effort(rse, min_repetitions, max_seconds), dict(map(_batches, attention))
+    effort = _effort(rse, min_repetitions, max_seconds)
+    batches = dict(map(_batches, attention)) if attention else {name: [1] for name in networks.attentions(network)}
     rows = []
     with turns.turn(device):
         for row in networks.run_network(network, batches, effort, device=device, dtype=dtype, seed=seed):
@@ -62,6 +65,79 @@ def run_network(network, attention, output, device, dtype, rse, min_repetitions,
     _write(output, networks.NETWORKS, rows)
 
 
+def run_ragged(heads, head_dim, lengths, attention, output, device, dtype, rse, min_repetitions, max_seconds, seed):
+    """Write the times of packed attention on `device` to `output`, a CSV, for images of ``LOW-HIGH`` tokens, `lengths`,
+    and for each ``NAME=IMAGES[,IMAGES…]`` of `attention`.
+
+    Raises `TilewrightError`; nothing is written then.
+    """
+    from tilewright.bench import ragged
+
+    effort, batches, spans = (
+        _effort(rse, min_repetitions, max_seconds),
+        dict(map(_batches, attention)),
+        map(_span, lengths),
+    )
+    rows = []
+    with turns.turn(device):
+        for row in ragged.run_ragged(
+            heads, head_dim, list(spans), batches, effort, device=device, dtype=dtype, seed=seed
+        ):
+            rows.append(row)
+            _tell(row, f"{row['provider']} {row['call']}, {row['images']} images of {row['lengths']}")
+    _write(output, ragged.RAGGED, rows)
+
+
+def run_pruned(network, setting, attention, modes, output, device, dtype, rse, min_repetitions, max_seconds, seed):
+    """Write the times of the pruned `network` on `device` to `output`, a CSV, for each JSON of `setting`, each strategy
+    of `attention` and each ``MODE=BATCH[,BATCH…]`` of `modes`.
+
+    Raises `TilewrightError`; nothing is written then.
+    """
+    from tilewright.bench import pruned
+
+    effort, batches, settings = (
+        _effort(rse, min_repetitions, max_seconds),
+        dict(map(_batches, modes)),
+        map(_setting, setting),
+    )
+    rows = []
+    with turns.turn(device):
+        for row in pruned.run_pruned(
+            network, list(settings), attention, batches, effort, device=device, dtype=dtype, seed=seed
+        ):
+            rows.append(row)
+            what = f"{row['network']} {row['setting']} {row['strategy']} {row['mode']}, batch {row['batch']}"
+            _tell(row, f"{what}, {row['same_tokens']} of {row['inputs']} with the same tokens")
+    _write(output, pruned.PRUNED, rows)
+
+
+def _tell(row, what):
+    """At once: a row may take minutes."""
+    if row["status"] == "ok":
+        error = "no error" if row["max_abs_error"] == "" else f"error {row['max_abs_error']:.1e}"
+        print(f"{what}: {row['p50_us']:,.1f} us, {error}", flush=True)
+    else:
+        print(f"{what}: {row['status']}: {row['reason']}", file=sys.stderr)
+
+
+def _span(text):
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high)):
+        raise ConfigError(f"--lengths {text}: expected LOW-HIGH, tokens from 1 on")
+    return int(low), int(high)
+
+
+def _setting(text):
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--setting {text}: expected a JSON object of the pruner's settings")
+    return found
+
+
 def _batches(text):
     name, _, sizes = text.partition("=")
     try:
@@ -69,7 +145,7 @@ def _batches(text):
     except ValueError:
         batches = []
     if not batches or min(batches) < 1:
-        raise ConfigError(f"--attention {text}: expected NAME=BATCH[,BATCH...] with batches of at least 1")
+        raise ConfigError(f"{text}: expected NAME=BATCH[,BATCH...] with batches of at least 1")
     return name, batches
 
 

@@ -12,6 +12,8 @@ _MOST_EDGES = 600
 
 def needs(config):
     """The schedules of one workload and order under the tile set that policies are compared on, and their profiles."""
+    if config.figures.gantt_workload is None:
+        return []
     name, solvers = select.method(config)
     place = f"{config.figures.gantt_workload}/{config.figures.gantt_order}"
     plans = [f"results/schedules/{place}/{name}.{solver}.json" for solver in solvers]

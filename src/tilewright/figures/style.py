@@ -104,11 +104,11 @@ def tint(colour, strength=0.4):
     return tuple(1 - strength * (1 - part) for part in to_rgb(colour))
 
 
-def head(drawn, title, handles=()):
-    """Put a title and below it a legend in one line on top of a figure, outside its panels."""
-    legend = drawn.legend(
-        handles=handles, loc="outside upper center", ncols=max(1, len(handles)), title=title, columnspacing=1.6
-    )
+def head(drawn, title, handles=(), columns=None):
+    """Put a title and below it a legend on top of a figure, outside its panels, in one line or in so many columns."""
+    handles = list(handles)
+    columns = max(1, columns or len(handles))
+    legend = drawn.legend(handles=handles, loc="outside upper center", ncols=columns, title=title, columnspacing=1.6)
     legend.get_title().set(fontsize=11.5, fontweight="bold")
 
 
@@ -129,10 +129,10 @@ def outlined(text, width=2):
     text.set_path_effects([withStroke(linewidth=width, foreground="white")])
 
 
-def listed(names, most=4):
+def listed(names, most=4, what="workloads"):
     """`names` in words; their number where they are many."""
     names = list(dict.fromkeys(names))
-    return ", ".join(names) if len(names) <= most else f"{len(names)} workloads"
+    return ", ".join(names) if len(names) <= most else f"{len(names)} {what}"
 
 
 def folded(name, width=14):

@@ -14,7 +14,8 @@ class Captured:
     """A network of the family ``deit`` that is called with images and a capacity.
 
     On a GPU each capacity, and each shape of images, is captured in a CUDA graph when it is first asked for; on a CPU
-    the network is called. Weights may be written to in place, and must stay where they are.
+    the network is called. Weights may be written to in place, and must stay where they are. ``layouts``: of the last
+    call, after each pruning; what they hold is overwritten as logits are.
     """
 
     def __init__(self, network, capacities):
@@ -25,7 +26,7 @@ class Captured:
         self.network, self.capacities = network, sorted(set(capacities))
         if not self.capacities or self.capacities[0] < 1:
             raise PatternError(f"capacities: expected at least one, of at least a token, found {list(capacities)}")
-        self._graphs, self._layouts = {}, ()
+        self._graphs, self.layouts = {}, ()
 
     @torch.inference_mode()
     def __call__(self, images, capacity=None):
@@ -37,19 +38,19 @@ class Captured:
         """
         bucket = self.capacities[-1] if capacity is None else self._bucket(capacity)
         if not images.is_cuda:
-            logits, self._layouts = self.network(images, bucket, True)
+            logits, self.layouts = self.network(images, bucket, True)
             return logits
         key = bucket, images.shape, images.dtype, images.device
         if key not in self._graphs:
             self._graphs[key] = self._capture(images, bucket)
-        graph, inputs, logits, self._layouts = self._graphs[key]
+        graph, inputs, logits, self.layouts = self._graphs[key]
         inputs.copy_(images)
         graph.replay()
         return logits
 
     def check(self):
         """Raise `PatternError` when the last call's images kept more than its capacity. Waits for the device."""
-        for layout in self._layouts:
+        for layout in self.layouts:
             layout.check()
 
     def _bucket(self, capacity):

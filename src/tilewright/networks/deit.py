@@ -5,6 +5,8 @@ their tokens; from then on the tokens stand as the strategy lays them out (`tile
 strategies give the same logits.
 """
 
+import copy
+
 import msgspec
 import torch
 from torch import nn
@@ -121,6 +123,13 @@ class Network(nn.Module):
         self.pruner = module.Pruner(settings, width, options.n_tokens)
         vit.initialise(self.pruner)
 
+    def going_on(self, attention):
+        """This very network, its weights shared, with another of `strategies.NAMES`."""
+        other = copy.copy(self)
+        other.attention = attention
+        other._strategy = member(strategies.__name__, "attention", attention, strategies.NAMES)
+        return other
+
     @precision.checked
     def forward(self, images, capacity=None, tell_layouts=False):
         """Images [B, 3, R, R] to logits [B, num_classes].
@@ -140,6 +149,7 @@ class Network(nn.Module):
         def prune(x, heads=None):
             x, choice = self.pruner(len(layouts), x, layout, heads)
             x, narrower = self._strategy.narrow(x, layout, choice, capacity)
+            narrower.choice = choice
             layouts.append(narrower)
             return x, narrower
 

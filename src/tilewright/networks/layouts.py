@@ -10,6 +10,7 @@ An image's tokens keep their order, the class token first; its *places* count th
     ``spread(y)``: one row for each image, [B, C], to be broadcast with the tokens [..., C].
     ``first(x)``: the class tokens, [B, *].
     ``check()``: raise `PatternError` when the tokens were more than the layout could hold; the host asks.
+    ``choice``: of a layout that a pruning made, the `pruners.Choice` by which the network made it.
 
 None but `check` waits for the device.
 """

@@ -15,6 +15,8 @@ NAMES = (
     "latency",
     "speedup",
     "end_to_end",
+    "ragged",
+    "pruned",
     "heatmap",
     "fill",
     "prediction",

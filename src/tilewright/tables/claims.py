@@ -7,7 +7,7 @@ import operator
 
 import numpy as np
 
-from tilewright.tables import end_to_end, prediction, read, reorder_time, select, solvers, speedup
+from tilewright.tables import end_to_end, prediction, pruned, ragged, read, reorder_time, select, solvers, speedup
 
 SHOWN = {
     "claim": ("claim", ""),
@@ -21,6 +21,7 @@ SHOWN = {
 _RELATIONS = {
     ">=": operator.ge,
     "<=": operator.le,
+    ">": operator.gt,
     "=": lambda found, expected: round(found, _decimals(expected)) == expected,
 }
 
@@ -34,6 +35,7 @@ def needs(config):
     """Bench files, networks, schedules, reordered graphs, reorder times, the paper's bars and the list of claims."""
     windowed = [m for m in config.workloads if select.family(m) in ("vil", "regionvit")]
     files = [*select.bench(config, config.workloads), *select.networks(config), *select.schedules(config)]
+    files += [*select.ragged(config), *select.pruned(config)]
     files += [f"results/graphs/{m}/{r}.npz" for m in windowed for r in config.orders]
     files += [select.REORDER_TIME] if config.reorder_times.workloads else []
     return [select.CLAIMS, select.PAPER_LATENCY, *files]
@@ -44,7 +46,7 @@ def table(inputs):
 
     Raises `ArtifactError` for a claim of an unknown measure or relation.
     """
-    kinds = ("claims", "paper_latency", "bench", "network", "schedule", "graph", "reorder_time")
+    kinds = ("claims", "paper_latency", "bench", "network", "schedule", "graph", "reorder_time", "ragged", "pruned")
     found = read.sort(inputs, kinds, optional=kinds[2:])
     (frame,) = read.frames(found["claims"], "claims")
     read.known(found["claims"][0], "relation", frame["relation"], _RELATIONS)
@@ -66,7 +68,7 @@ def _worst(claim, values):
     """``(measured, verdict, where)`` for the values of a claim, a Series indexed by where each was found."""
     if not len(values):
         return np.nan, "not measured", ""
-    at = values.argmin() if claim.relation == ">=" else values.argmax()
+    at = values.argmin() if claim.relation in (">", ">=") else values.argmax()
     worst = float(values.iloc[at])
     met = all(_RELATIONS[claim.relation](float(value), claim.expected) for value in values)
     return worst, "met" if met else "not met", str(values.index[at])
@@ -111,6 +113,73 @@ def _end_to_end(frame, case):
     network, peer = case.split("/")
     rows = frame[(frame["network"] == network) & (frame["attention"] == "tilewright")]
     return _by_name(rows, f"over_{peer}", "network")
+
+
+def _ragged_over(frame, case):
+    """A peer's time over ours, ``<peer>/<fewest images>-<most>``, with six heads."""
+    peer, span = case.split("/")
+    low, high = map(float, span.split("-"))
+    rows = frame[(frame["provider"] == peer) & frame["images"].between(low, high) & (frame["heads"] == 6)]
+    return _at_images(rows, rows["over_ours"])
+
+
+def _ragged_host(frame, _):
+    rows = frame[(frame["provider"] == ragged.OURS) & (frame["call"] == "attend")]
+    return _at_images(rows, rows["host_us"])
+
+
+def _ragged_floor(frame, case):
+    rows = frame[(frame["provider"] == ragged.OURS) & (frame["call"] == "attend") & (frame["heads"] == 6)]
+    rows = rows[rows["images"] == float(case)]
+    return _at_images(rows, 1 / rows["floor_fraction"])
+
+
+def _at_images(rows, values):
+    where = zip(rows["heads"], rows["head_dim"], rows["lengths"], rows["images"], strict=True)
+    return values.set_axis([f"{h:.0f}x{d:.0f}, {images:.0f} images of {span}" for h, d, span, images in where])
+
+
+def _pruned_rows(frame, case):
+    """``(peer, rows)``: ours of the case ``<peer>[/<network>[/<setting>]]``."""
+    peer, *rest = case.split("/")
+    rows = frame[frame["strategy"] == pruned.OURS]
+    for column, value in zip(("network", "setting"), rest, strict=False):
+        rows = rows[rows[column] == value]
+    return peer, rows
+
+
+def _pruned_over(frame, case):
+    """Speed-up over a peer, ``padded`` or the best ``fair`` one, in the same mode."""
+    peer, rows = _pruned_rows(frame, case)
+    return _at_batch(rows, f"over_{peer}")
+
+
+def _pruned_best(frame, case):
+    """The greatest speed-up of a case."""
+    return _pruned_over(frame, case).nlargest(1)
+
+
+def _pruned_differ(frame, case):
+    """Where images of a batch keep different numbers of tokens, by more than the class token."""
+    return _pruned_over(frame[frame["spread"] > 1], case)
+
+
+def _pack_share(frame, _):
+    return 100 * _at_batch(frame, "pack_share")
+
+
+def _pruned_logits(frame, case):
+    """Largest difference of a logit in the type `case`."""
+    return _at_batch(frame[frame["dtype"] == case], "max_abs_error")
+
+
+def _pruned_top1(frame, _):
+    return 100 * _at_batch(frame, "same_top1")
+
+
+def _at_batch(rows, column):
+    rows = rows.assign(batch=rows["batch"].map("batch {:.0f}".format))
+    return _by_name(rows, column, "network", "setting", "strategy", "mode", "batch")
 
 
 def _workload(column):
@@ -171,6 +240,15 @@ _MEASURES = {
     "error_over_tolerance": (("bench",), _bench, _error_over_tolerance),
     "logits": (("network",), end_to_end.table, _logits),
     "end_to_end": (("network",), end_to_end.table, _end_to_end),
+    "ragged_over": (("ragged",), ragged.table, _ragged_over),
+    "ragged_host": (("ragged",), ragged.table, _ragged_host),
+    "ragged_floor": (("ragged",), ragged.table, _ragged_floor),
+    "pruned_over": (("pruned",), pruned.table, _pruned_over),
+    "pruned_best": (("pruned",), pruned.table, _pruned_best),
+    "pruned_differ": (("pruned",), pruned.table, _pruned_differ),
+    "pack_share": (("pruned",), pruned.table, _pack_share),
+    "pruned_logits": (("pruned",), pruned.table, _pruned_logits),
+    "pruned_top1": (("pruned",), pruned.table, _pruned_top1),
     "prediction_error": (("bench",), prediction.table, _prediction_error),
     "ilp_gain": (("schedule",), solvers.table, _ilp_gain),
     "ilp_gap": (("schedule",), solvers.table, _ilp_gap),

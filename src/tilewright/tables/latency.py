@@ -28,7 +28,8 @@ SHOWN = {
 
 def needs(config):
     """Every bench file, and the paper's bars."""
-    return [*select.bench(config, config.workloads), select.PAPER_LATENCY]
+    files = select.bench(config, config.workloads)
+    return [*files, select.PAPER_LATENCY] if files else []
 
 
 def table(inputs):

@@ -18,9 +18,10 @@ SHOWN = {
 
 
 def needs(config):
-    """Bench files of the tile set that policies are compared on, and the paper's bars; none without an ILP solver."""
+    """Bench files of the tile set that policies are compared on, and the paper's bars; none without an ILP solver
+    or a workload."""
     _, solvers = select.method(config)
-    if not {"greedy"} < set(solvers):
+    if not {"greedy"} < set(solvers) or not config.workloads:
         return []
     return [*select.bench_of_method(config, config.workloads), select.PAPER_LATENCY]
 

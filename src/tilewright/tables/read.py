@@ -12,6 +12,11 @@ from tilewright.tables import select
 
 _TIMES = ["p20_us", "p50_us", "p80_us", "rse", "useful_gflops", "executed_gflops", "tokens_per_s"]
 NETWORK_TIMES = ["p20_us", "p50_us", "p80_us", "rse", "images_per_s", "attention_us", "rest_us"]
+RAGGED_TIMES = [
+    *("p20_us", "p50_us", "p80_us", "rse", "latency_us", "host_us", "useful_gflops"),
+    *("byte_floor_us", "floor_fraction"),
+]
+PRUNED_TIMES = ["p20_us", "p50_us", "p80_us", "rse", "images_per_s", "pack_us", "pack_share"]
 # Kinds of CSV by the columns that each needs: text, and numbers (an empty field: not applicable, or not measured).
 _KINDS = {
     "bench": (
@@ -27,6 +32,17 @@ _KINDS = {
         [
             *("resolution", "batch", "parameters", "max_abs_error", "tolerance", "same_top1", "first_call_s"),
             *("repetitions", *NETWORK_TIMES),
+        ],
+    ),
+    "ragged": (
+        ["lengths", "provider", "call", "exact", "status", "reason", "dtype", "device"],
+        ["heads", "head_dim", "images", "tokens", "max_abs_error", "tolerance", "repetitions", *RAGGED_TIMES],
+    ),
+    "pruned": (
+        ["network", "variant", "pruner", "setting", "strategy", "mode", "status", "reason", "dtype", "device"],
+        [
+            *("resolution", "batch", "tokens", "fewest_kept", "most_kept", "spread", "capacity", "inputs"),
+            *("same_tokens", "max_abs_error", "tolerance", "same_top1", "largest_logit", *PRUNED_TIMES),
         ],
     ),
     "heatmap": (

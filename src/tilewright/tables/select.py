@@ -68,6 +68,17 @@ def heatmap(config):
     return [f"{LOGS}heatmap/{resolution}.csv" for resolution in resolutions]
 
 
+def ragged(config):
+    """Files of packed attention, one for each shape of heads."""
+    sizes = config.ragged.lengths and any(config.ragged.attention.values())
+    return [f"{LOGS}ragged/{heads}x{head_dim}.csv" for heads, head_dim in config.ragged.shapes] if sizes else []
+
+
+def pruned(config):
+    """Files of pruned networks, one each."""
+    return [f"{LOGS}pruned/{network}.csv" for network in config.pruned.workloads]
+
+
 def networks(config):
     """Files of whole networks, one each."""
     return [f"{LOGS}networks/{network}.csv" for network in config.networks.workloads]

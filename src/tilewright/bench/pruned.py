@@ -1,0 +1,277 @@
+"""Pruned networks, from images to logits: each strategy for the kept tokens, as it is, as a CUDA graph and compiled, is
+compared with ``padded`` and only then timed (stage T5).
+
+A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
+"""
+
+import gc
+import json
+import math
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tilewright import hardware, images, networks, timing
+from tilewright.errors import ConfigError, UnknownNameError
+from tilewright.kernels.baselines import Unavailable, need_gpu
+from tilewright.models import gates
+from tilewright.networks import strategies
+from tilewright.networks.captured import Captured
+from tilewright.networks.strategies import ragged
+from tilewright.profile import DTYPES
+
+FAMILY, ORACLE = "deit", "padded"
+# eager: kernel by kernel; graph: one CUDA graph, replayed; compile: ``torch.compile``, which is slow to begin with and
+# is run for the first setting of a network alone.
+MODES = ("eager", "graph", "compile")
+# fewest_kept, most_kept: tokens of an image after the last pruning, over the images of the batch; spread: by how many
+# tokens two of them differ, after the pruning where that is most. capacity: see `networks.deit.Network.forward`.
+# inputs: images whose logits were compared; same_tokens: those of them that kept the tokens that they keep under
+# ``padded``, of which max_abs_error and same_top1 are. p50_us: until the logits are there. pack_us: what packing and
+# finding the class tokens take alone (GPU time on a GPU); pack_share: of p50_us.
+PRUNED = (
+    "network", "variant", "resolution", "pruner", "setting", "strategy", "mode", "batch", "status", "reason", "dtype",
+    "parameters", "tokens", "fewest_kept", "most_kept", "spread", "capacity", "inputs", "same_tokens", "max_abs_error",
+    "tolerance", "largest_logit", "same_top1", "first_call_s", "p20_us", "p50_us", "p80_us", "repetitions", "rse",
+    "images_per_s", "pack_us", "pack_share", "device", "cores", "driver", "torch", "triton", "numpy", "time",
+)  # fmt: skip
+
+# Largest difference of a logit. ASSUME: what was published for float16; bfloat16 has eight times its roundoff.
+TOLERANCE = {"float32": 1e-4, "float16": 0.007, "bfloat16": 0.056}
+# Images that are compared at least, in batches of the size that is timed.
+JUDGED = 16
+# Capacities that a network is made for: so many, up to all tokens of the batch.
+BUCKETS = 32
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a network made of the judged images: logits float32 [I, classes], and the places that go on at each
+    pruning, bool [I, slots]. choices: of the last batch."""
+
+    logits: torch.Tensor
+    keeps: tuple
+    choices: tuple
+
+    def same_tokens(self, other):
+        """bool [I]: the images that keep the same tokens throughout."""
+        same = torch.ones(len(self.logits), dtype=torch.bool, device=self.logits.device)
+        for ours, theirs in zip(self.keeps, other.keeps, strict=True):
+            # Layouts have more places than tokens, some of them more than others.
+            wide = max(ours.shape[1], theirs.shape[1])
+            ours, theirs = (F.pad(keep, (0, wide - keep.shape[1])) for keep in (ours, theirs))
+            same &= (ours == theirs).all(1)
+        return same
+
+
+def crops(count, size, seed=0):
+    """`count` normalised squares cut at random places out of `images.PHOTOGRAPHS`, float32 [count, 3, size, size]."""
+    wholes = [gates.pixels(name, 2 * size) for name in images.PHOTOGRAPHS]
+    corners = np.random.default_rng(seed).integers(size + 1, size=(count, 2))
+    cut = [wholes[i % len(wholes)][:, y : y + size, x : x + size] for i, (y, x) in enumerate(corners)]
+    return torch.from_numpy(np.stack(cut))
+
+
+@torch.inference_mode()
+def run_pruned(name, settings, attention, modes, effort, *, device="cpu", dtype="float32", seed=0):
+    """Yield a row of `PRUNED` for each of `settings`, of the strategies `attention` and of the batches of `modes`.
+
+    settings: options of the network's pruner, a dict each. modes: ``{mode: [batch, …]}``. All have the weights that
+    `seed` draws, rounded to `dtype`, and see the same crops of photographs.
+
+    Raises `UnknownNameError`, `ConfigError` for a network of another family, `DeviceError` and what `networks.create`
+    raises.
+    """
+    family, options = networks.parse(name)
+    if family != FAMILY:
+        raise ConfigError(f"network: expected one of the family {FAMILY}, found {name}")
+    known = {"dtype": (dtype, DTYPES), **{f"attention {x}": (x, strategies.NAMES) for x in attention}}
+    for what, (value, names) in {**known, **{f"mode {x}": (x, MODES) for x in modes}}.items():
+        if value not in names:
+            raise UnknownNameError(what.partition(" ")[0], value, names)
+    facts, sizes = hardware.describe(device), sorted({batch for chosen in modes.values() for batch in chosen})
+    inputs = crops(max(*sizes, JUDGED), options["image_size"], seed).to(device, getattr(torch, dtype))
+    for place, setting in enumerate(settings):
+        made = networks.create(family, **{**options, **setting}, seed=seed, attention=ORACLE).to(inputs)
+        known = dict.fromkeys(PRUNED, "") | {
+            "network": name,
+            "variant": options["variant"],
+            "resolution": options["image_size"],
+            "pruner": made.options.pruner,
+            "setting": " ".join(f"{key}={json.dumps(value)}" for key, value in setting.items()),
+            "dtype": dtype,
+            "parameters": sum(weights.numel() for weights in made.parameters()),
+            "tokens": made.options.n_tokens,
+            "tolerance": TOLERANCE[dtype],
+            "device": facts["name"],
+            "cores": facts["threads"],
+            "driver": facts.get("driver", ""),
+            **{package: facts["versions"].get(package, "") for package in ("torch", "triton", "numpy")},
+        }
+        for batch in sizes:
+            chosen = [mode for mode, batches in modes.items() if batch in batches]
+            chosen = [mode for mode in chosen if mode != "compile" or place == 0]
+            gc.collect()
+            for row in _batch(made, inputs, batch, attention, chosen, effort) if chosen else ():
+                yield known | {"batch": batch} | row
+
+
+def _batch(made, inputs, batch, attention, modes, effort):
+    """Rows of one network at one batch."""
+    # Whole batches, as many as it takes.
+    inputs = inputs[: batch * max(1, JUDGED // batch)]
+    oracle = _seen(_telling(made, None), inputs, batch)
+    everything = batch * made.options.n_tokens
+    first = [keep[:batch].sum(1) for keep in oracle.keeps] or [torch.full((batch,), made.options.n_tokens)]
+    # Of all batches that are compared, after each pruning.
+    kept = max((int(keep.sum(1).view(-1, batch).sum(1).max()) for keep in oracle.keeps), default=everything)
+    step = math.ceil(everything / BUCKETS)
+    # A row to spare at least: by rounding, a network in 16 bits may keep another token than the padded one.
+    capacity = min(everything, (kept // step + 1) * step)
+    facts = {
+        "fewest_kept": int(first[-1].min()),
+        "most_kept": int(first[-1].max()),
+        "spread": max(int(counts.max() - counts.min()) for counts in first),
+        "largest_logit": float(oracle.logits.abs().max()),
+    }
+    # Where the host does not know how many are kept it may ask, which takes a wait, or go on with rows to spare.
+    asking = any(choice.most - choice.least > 1 for choice in oracle.choices)
+    packed = "ragged" in attention and oracle.choices
+    pack_us = _pack_us(made.going_on("ragged"), inputs[:batch], capacity, effort) if packed else None
+    for mode in modes:
+        for name in attention:
+            network = made.going_on(name)
+            capacities = (
+                (None, capacity) if asking and mode == "eager" and name in ("ragged", "varlen") else (capacity,)
+            )
+            rows = [_measured(network, mode, room, inputs, batch, oracle, effort) for room in capacities]
+            # The faster way; but one that fails is not hidden by the other.
+            rows.sort(key=lambda row: (("failed", "ok", "skipped").index(row["status"]), row.get("p50_us", 0)))
+            row = facts | {"strategy": name, "mode": mode} | rows[0]
+            if name == "ragged" and pack_us and row["status"] == "ok":
+                row |= {"pack_us": pack_us, "pack_share": pack_us / row["p50_us"]}
+            yield row
+
+
+def _measured(network, mode, capacity, inputs, batch, oracle, effort):
+    """Check of a network in one mode, and only if it passes, its time."""
+    facts = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "capacity": "" if capacity is None else capacity}
+    begin = time.perf_counter()
+    try:
+        call = _callable(network, mode, capacity, inputs[:batch])
+        call(inputs[:batch])
+        _wait(inputs)
+        facts["first_call_s"] = time.perf_counter() - begin
+        seen = _seen(call, inputs, batch)
+    except Unavailable as reason:
+        return facts | {"status": "skipped", "reason": str(reason)}
+    except RuntimeError as error:
+        # What torch, its compiler and its kernels raise for what they cannot do, or have no memory for.
+        return facts | {"status": "failed", "reason": f"{type(error).__name__}: {error}".splitlines()[0]}
+    same = seen.same_tokens(oracle)
+    facts |= {"inputs": len(same), "same_tokens": int(same.sum())}
+    if not facts["same_tokens"]:
+        return facts | {"status": "failed", "reason": f"none of {len(same)} images kept the tokens of {ORACLE}"}
+    ours, theirs = seen.logits[same], oracle.logits[same]
+    error, dtype = float((ours - theirs).abs().max()), str(inputs.dtype).removeprefix("torch.")
+    facts |= {"max_abs_error": error, "same_top1": float((ours.argmax(1) == theirs.argmax(1)).float().mean())}
+    # Not `>`: a NaN does not pass.
+    if not error <= TOLERANCE[dtype]:
+        reason = f"logits differ by {error:.2g} from those of {ORACLE}, tolerance {TOLERANCE[dtype]:.2g}"
+        return facts | {"status": "failed", "reason": reason}
+
+    def run():
+        call(inputs[:batch])
+        _wait(inputs)
+
+    limits = {"min_reps": effort.min_repetitions, "max_seconds": effort.max_seconds, "rse_target": effort.rse}
+    taken = timing.time_call(run, **limits)
+    times = {name: getattr(taken, name) for name in ("p20_us", "p50_us", "p80_us", "repetitions", "rse")}
+    return facts | {"status": "ok", "images_per_s": batch / taken.p50_us * 1e6, **times}
+
+
+def _callable(network, mode, capacity, inputs):
+    """``call(images) -> (logits, layouts)`` of a network in a mode, for images like `inputs`. Raises `Unavailable`."""
+    if mode == "eager":
+        return _telling(network, capacity)
+    if mode == "compile":
+        # What was compiled before counts against the limit of torch's cache.
+        torch.compiler.reset()
+        return _telling(torch.compile(network, dynamic=False), capacity)
+    need_gpu(inputs.device.type)
+    _need_no_host(lambda: network(inputs, capacity))
+    captured = Captured(network, [capacity])
+
+    def call(images):
+        return captured(images), captured.layouts
+
+    return call
+
+
+def _telling(network, capacity):
+    return lambda images: network(images, capacity, True)
+
+
+def _need_no_host(call):
+    """Raise `Unavailable` where the host asks the device in `call`, which a capture forbids."""
+    # What is done once may ask.
+    call()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        raise Unavailable("the host asks the device for lengths, which a CUDA graph forbids") from error
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _seen(call, inputs, batch):
+    """What `call` makes of `inputs`, batch by batch."""
+    logits, keeps = [], []
+    for part in inputs.split(batch):
+        found, layouts = call(part)
+        choices = tuple(layout.choice for layout in layouts)
+        # The next replay of a graph overwrites them.
+        logits.append(found.float().clone())
+        keeps.append([choice.keep.clone() for choice in choices])
+    return Seen(torch.cat(logits), tuple(map(_stacked, zip(*keeps, strict=True))), choices)
+
+
+def _stacked(keeps):
+    """Masks of batches, one after the other; a batch may have fewer places."""
+    wide = max(keep.shape[1] for keep in keeps)
+    return torch.cat([F.pad(keep, (0, wide - keep.shape[1])) for keep in keeps])
+
+
+def _pack_us(network, inputs, capacity, effort):
+    """Time of packing after each pruning of `network`, and of finding the class tokens, without the rest."""
+    pruned = []
+
+    def note(module, arguments, result):
+        pruned.append((result[0], arguments[2], result[1]))
+
+    handle = network.pruner.register_forward_hook(note)
+    try:
+        network(inputs, capacity)
+    finally:
+        handle.remove()
+
+    def pack():
+        for x, layout, choice in pruned:
+            packed, narrower = ragged.narrow(x, layout, choice, capacity)
+        narrower.first(packed)
+
+    limits = {"min_reps": effort.min_repetitions, "max_seconds": effort.max_seconds, "rse_target": effort.rse}
+    return (timing.time_gpu if inputs.is_cuda else timing.time_call)(pack, **limits).p50_us
+
+
+def _wait(inputs):
+    """Until a GPU has done what it was given."""
+    if inputs.is_cuda:
+        torch.cuda.synchronize()

@@ -1,0 +1,153 @@
+"""Attention of packed batches, and the calls around it: each is compared with an oracle and only then timed (stage T5).
+
+A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
+"""
+
+from datetime import UTC, datetime
+
+import torch
+
+from tilewright import hardware, ragged
+from tilewright.errors import UnknownNameError
+from tilewright.kernels import ragged_baselines, reference
+from tilewright.kernels.baselines import Unavailable
+from tilewright.profile import DTYPES
+from tilewright.timing import copy_bandwidth, time_call, time_gpu, time_host
+
+# call: what is called, ``attend`` or one of `MOVES`. exact: whether a provider computes this batch's attention; where
+# not, it is a bound and has no error. p20_us, p50_us, p80_us: GPU time, with a warm second-level cache; wall time on a
+# CPU, where what follows is blank: timing: how it was measured (`Timing.method`); latency_us: of a call and the wait
+# for it, by the host's clock; host_us: until a prepared call returns; byte_floor_us: q, k, v and the result moved once
+# at the bandwidth of a copy; floor_fraction: of p50_us.
+RAGGED = (
+    "heads", "head_dim", "lengths", "images", "tokens", "longest", "provider", "call", "exact", "status", "reason",
+    "dtype", "max_abs_error", "tolerance", "p20_us", "p50_us", "p80_us", "repetitions", "rse", "timing", "latency_us",
+    "host_us", "useful_gflops", "byte_floor_us", "floor_fraction", "device", "cores", "driver", "torch", "triton",
+    "numpy", "time",
+)  # fmt: skip
+OURS = "tilewright"
+PROVIDERS = (OURS, *ragged_baselines.NAMES)
+# What a network does with tokens besides attending: into the packed order and back, and the class tokens.
+MOVES = ("pack", "gather", "scatter", "first")
+
+
+@torch.inference_mode()
+def run_ragged(heads, head_dim, lengths, attention, effort, *, device="cpu", dtype="float32", seed=0):
+    """Yield a row of `RAGGED` for each (low, high) of `lengths` and each provider and batch of `attention`,
+    ``{provider: [images, …]}``; for ours also one for each of `MOVES`.
+
+    Images have lengths drawn uniformly from low to high, the same ones for every provider; q, k and v are views of one
+    tensor, as a projection leaves them. Raises `UnknownNameError` and `DeviceError`.
+    """
+    if dtype not in DTYPES:
+        raise UnknownNameError("dtype", dtype, DTYPES)
+    for name in attention:
+        if name not in PROVIDERS:
+            raise UnknownNameError("ragged attention", name, PROVIDERS)
+    kind, facts = getattr(torch, dtype), hardware.describe(device)
+    for low, high in lengths:
+        for images in sorted({images for sizes in attention.values() for images in sizes}):
+            batch = _Batch(heads, head_dim, (low, high), images, kind, facts, seed)
+            for name in (name for name, sizes in attention.items() if images in sizes):
+                yield batch.attended(name, effort)
+                if name == OURS:
+                    yield from (batch.moved(call, effort) for call in MOVES)
+
+
+class _Batch:
+    """One packed batch of random tokens."""
+
+    def __init__(self, heads, head_dim, lengths, images, dtype, facts, seed):
+        generator = torch.Generator().manual_seed(seed)
+        counts = torch.randint(lengths[0], lengths[1] + 1, (images,), generator=generator)
+        device = facts["kind"]
+        self.counts, self.facts, self.dtype = counts.tolist(), facts, dtype
+        self.packing = ragged.pack_lengths(counts.to(device))
+        kept = sum(self.counts)
+        qkv = torch.randn(kept, 3, heads, head_dim, generator=generator).to(device, dtype)
+        self.qkv = qkv.unbind(1)
+        self.keep = (torch.arange(max(self.counts)) < counts[:, None]).to(device)
+        self.tokens = torch.randn(images, max(self.counts), heads * head_dim, generator=generator).to(device, dtype)
+        self.known = dict.fromkeys(RAGGED, "") | {
+            "heads": heads,
+            "head_dim": head_dim,
+            "lengths": "-".join(map(str, lengths)),
+            "images": images,
+            "tokens": kept,
+            "longest": max(self.counts),
+            "exact": True,
+            "dtype": str(dtype).removeprefix("torch."),
+            "device": facts["name"],
+            "cores": facts["threads"],
+            "driver": facts.get("driver", ""),
+            **{package: facts["versions"].get(package, "") for package in ("torch", "triton", "numpy")},
+        }
+
+    def attended(self, name, effort):
+        """The row of one provider's attention."""
+        known = {"provider": name, "call": "attend", "tolerance": reference.TOLERANCE[self.dtype]}
+        try:
+            ready = self._ready(name)
+            inputs = ready.put(*self.qkv)
+            found = ready.get(ready.call(*inputs))
+        except Unavailable as reason:
+            return self._row(**known, status="skipped", reason=str(reason))
+        except RuntimeError as error:
+            # What torch, its compiler and its kernels raise for what they cannot do, or have no memory for.
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            return self._row(**known, status="failed", reason=reason)
+        error = float((found.double() - self._attention()).abs().max()) if ready.exact else None
+        heads, head_dim = self.qkv[0].shape[1:]
+        flops = 4 * heads * head_dim * sum(count * count for count in self.counts)
+        moved = 4 * self.qkv[0].numel() * self.dtype.itemsize
+        return self._timed(lambda: ready.call(*inputs), known | {"exact": ready.exact}, error, effort, moved, flops)
+
+    def moved(self, call, effort):
+        """The row of one of `MOVES`; values are moved as they are."""
+        x, packed = self.tokens, self.tokens[self.keep]
+        capacity = self.packing.capacity
+        back = torch.zeros_like(x)
+        back[self.keep] = packed
+        run, expected, rows = {
+            "pack": (lambda: ragged.pack(self.keep, capacity, x).tokens, packed, 2 * len(packed)),
+            "gather": (lambda: self.packing.gather(x), packed, 2 * len(packed)),
+            "scatter": (lambda: self.packing.scatter(packed), back, len(packed) + x.shape[0] * x.shape[1]),
+            "first": (lambda: self.packing.first(packed), x[:, 0], 2 * len(x)),
+        }[call]
+        error = float((run() - expected).abs().max())
+        moved = rows * x.shape[-1] * x.element_size()
+        return self._timed(run, {"provider": OURS, "call": call, "tolerance": 0.0}, error, effort, moved)
+
+    def _ready(self, name):
+        if name == OURS:
+            return ragged_baselines.Ready(self.packing.attend, lambda *qkv: qkv, lambda out: out)
+        return ragged_baselines.prepare(name, self.packing, *self.qkv[0].shape[1:], self.dtype)
+
+    def _attention(self):
+        """float64 [tokens, H, D]: the oracle, image by image."""
+        parts = zip(*(x.split(self.counts) for x in self.qkv), strict=True)
+        everything = torch.ones(1, 1, dtype=torch.bool, device=self.qkv[0].device)
+        made = (reference.attention(*(x.transpose(0, 1)[None] for x in qkv), everything) for qkv in parts)
+        return torch.cat([out[0].transpose(0, 1) for out in made])
+
+    def _timed(self, run, known, error, effort, moved, flops=None):
+        """The row of a call that was off by `error` (None: a bound), timed if it passes. moved: bytes at least."""
+        # Not `>`: a NaN does not pass.
+        if error is not None and not error <= known["tolerance"]:
+            reason = f"off by {error:.2g}, tolerance {known['tolerance']:.2g}"
+            return self._row(**known, status="failed", reason=reason, max_abs_error=error)
+        how = {"min_reps": effort.min_repetitions, "max_seconds": effort.max_seconds, "rse_target": effort.rse}
+        gpu = self.facts["kind"] == "cuda"
+        taken = (time_gpu if gpu else time_call)(run, **how)
+        facts = {name: getattr(taken, name) for name in ("p20_us", "p50_us", "p80_us", "repetitions", "rse")}
+        facts |= {} if error is None else {"max_abs_error": error}
+        facts |= {} if flops is None else {"useful_gflops": flops / taken.p50_us / 1e3}
+        if gpu:
+            floor_us = moved / copy_bandwidth() * 1e6
+            latency_us, host_us = time_host(run, **how)
+            facts |= {"timing": taken.method, "latency_us": latency_us, "host_us": host_us}
+            facts |= {"byte_floor_us": floor_us, "floor_fraction": floor_us / taken.p50_us}
+        return self._row(**known, **facts, status="ok")
+
+    def _row(self, **facts):
+        return self.known | facts | {"time": datetime.now(UTC).isoformat(timespec="seconds")}

@@ -1,0 +1,39 @@
+"""The dispatch floor: what each call of packed attention takes of the host, whatever the GPU has to do."""
+
+from tilewright.figures import contenders, style
+from tilewright.tables import ragged, read
+
+
+def needs(config):
+    """What the table of packed attention needs."""
+    return ragged.needs(config)
+
+
+def draw(inputs):
+    """A bar per call, the least first: the median over batches, with the least and the greatest as whiskers."""
+    frame = ragged.table(inputs)
+    frame = frame.assign(name=frame["provider"].map(contenders.NAMES) + ", " + frame["call"])
+    timed = frame.dropna(subset="host_us")
+    drawn = style.figure(8.4, 1.6 + 0.34 * max(4, timed["name"].nunique()))
+    axes = drawn.subplots()
+    if timed.empty:
+        style.nothing(axes, "On a CPU a call is its work: there is no dispatch apart from it.")
+    else:
+        spread = timed.groupby(["name", "provider"])["host_us"].agg(["median", "min", "max"]).sort_values("median")
+        for place, ((_, provider), us) in enumerate(spread.iterrows()):
+            axes.barh(place, us["median"], 0.62, color=contenders.COLOURS[provider])
+            whiskers = [[us["median"] - us["min"]], [us["max"] - us["median"]]]
+            axes.errorbar(us["median"], place, xerr=whiskers, color=style.INK, linewidth=0.8, capsize=1.5)
+            axes.text(us["max"] + 0.01 * spread["max"].max(), place, f"{us['median']:.1f}", va="center", fontsize=8)
+        axes.set_yticks(range(len(spread)), [name for name, _ in spread.index])
+        axes.set_ylim(len(spread) - 0.5, -0.5)
+        axes.set(xlabel="host's time until a prepared call returns (µs)", xlim=(0, 1.1 * spread["max"].max()))
+        axes.grid(axis="y", visible=False)
+        axes.tick_params(axis="y", length=0)
+    style.head(drawn, "What a call takes of the host")
+    style.notes(
+        drawn,
+        [f"{read.devices(frame)}. Calls queued one after the other; whiskers: least and greatest over the batches."],
+        width=110,
+    )
+    return drawn

@@ -1,0 +1,209 @@
+"""Packed attention and pruned networks in T5: compared before they are timed, and who kept which tokens."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from tilewright import config
+from tilewright.bench import Effort, pruned, ragged, stage
+from tilewright.errors import ConfigError, UnknownNameError
+from tilewright.kernels import ragged_baselines
+from tilewright.models import deit
+from tilewright.networks import strategies
+from tilewright.networks.strategies import ragged as packed
+from tilewright.tables import read
+
+QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
+ARGUMENTS = {"rse": 1.0, "min_repetitions": 3, "max_seconds": 0.01, "seed": 0, "device": "cpu", "dtype": "float32"}
+NAME = "deit-tiny-64-threshold_l2"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """DeiT-T as published, but for its width."""
+    monkeypatch.setitem(deit.VARIANTS, "tiny", (32, 2))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def attended(attention, lengths=((3, 9),)):
+    return list(ragged.run_ragged(2, 16, lengths, attention, QUICK))
+
+
+def run(settings=({},), attention=("padded", "ragged"), modes=None, name=NAME, **options):
+    return list(pruned.run_pruned(name, settings, attention, modes or {"eager": [2]}, QUICK, **options))
+
+
+def test_the_configuration_knows_the_names():
+    assert config.RAGGED == ragged.PROVIDERS and config.MODES == pruned.MODES
+
+
+# Packed attention
+
+
+def test_every_provider_and_call_has_a_row_that_was_checked():
+    rows = attended({"tilewright": [1, 3], "sdpa_mask": [3], "flash_varlen": [3]})
+    assert [list(row) for row in rows] == [list(ragged.RAGGED)] * len(rows)
+    told = [(row["images"], row["provider"], row["call"]) for row in rows]
+    ours = [("tilewright", call) for call in ("attend", *ragged.MOVES)]
+    peers = [("sdpa_mask", "attend"), ("flash_varlen", "attend")]
+    assert told == [(1, *row) for row in ours] + [(3, *row) for row in ours + peers]
+    assert (rows[-1]["status"], rows[-1]["reason"]) == ("skipped", "runs on an NVIDIA GPU only, found cpu")
+    for row in rows[:-1]:
+        assert row["status"] == "ok" and 0 < row["p20_us"] <= row["p50_us"] and row["host_us"] == ""
+        assert row["max_abs_error"] <= row["tolerance"] and 3 <= row["longest"] <= 9
+
+
+def test_useful_work_is_that_of_the_kept_tokens():
+    (row, *_) = attended({"tilewright": [2]}, lengths=[(5, 5)])
+    assert row["tokens"] == 10
+    assert row["useful_gflops"] == pytest.approx(4 * 2 * 16 * 2 * 5 * 5 / row["p50_us"] / 1e3)
+
+
+@pytest.mark.parametrize("by", [1e-3, torch.nan], ids=["off", "nan"])
+def test_wrong_attention_is_never_timed(monkeypatch, by):
+    right = ragged_baselines.prepare
+
+    def wrong(*arguments):
+        ready = right(*arguments)
+        return ragged_baselines.Ready(lambda *qkv: ready.call(*qkv) + by, ready.put, ready.get)
+
+    monkeypatch.setattr(ragged_baselines, "prepare", wrong)
+    (row,) = attended({"sdpa_mask": [2]})
+    assert row["status"] == "failed" and "tolerance 2e-05" in row["reason"] and row["p50_us"] == ""
+
+
+def test_what_torch_cannot_do_is_told(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no kernel\nand more")
+
+    monkeypatch.setattr(ragged_baselines, "prepare", refuse)
+    (row,) = attended({"nested": [2]})
+    assert (row["status"], row["reason"]) == ("failed", "RuntimeError: no kernel")
+
+
+@pytest.mark.parametrize(
+    ("attention", "dtype", "message"),
+    [
+        ({"vaarlen": [1]}, "float32", "unknown ragged attention 'vaarlen'; known: tilewright, sdpa_mask"),
+        ({"nested": [1]}, "float64", "unknown dtype 'float64'"),
+    ],
+)
+def test_unknown_names_of_packed_attention(attention, dtype, message):
+    with pytest.raises(UnknownNameError, match=message):
+        list(ragged.run_ragged(2, 16, [(3, 9)], attention, QUICK, dtype=dtype))
+
+
+# Pruned networks
+
+
+def test_strategies_are_compared_with_padded_and_timed():
+    rows = run([{"keep_ratio": 0.5}, {"keep_range": [0.3, 0.7]}], strategies.NAMES, {"eager": [1, 4], "graph": [1]})
+    assert [list(row) for row in rows] == [list(pruned.PRUNED)] * 30
+    assert {row["setting"] for row in rows} == {"keep_ratio=0.5", "keep_range=[0.3, 0.7]"}
+    for row in rows:
+        if row["mode"] == "graph" or row["strategy"] == "varlen":
+            assert (row["status"], row["reason"]) == ("skipped", "runs on an NVIDIA GPU only, found cpu")
+        elif row["strategy"] == "gathered" and row["spread"]:
+            assert row["status"] == "skipped" and "equal numbers of tokens" in row["reason"]
+        else:
+            assert row["status"] == "ok" and row["same_tokens"] == row["inputs"] == 16 and row["same_top1"] == 1
+            assert row["max_abs_error"] <= 1e-4 and row["images_per_s"] == pytest.approx(
+                row["batch"] * 1e6 / row["p50_us"]
+            )
+            assert (row["pack_share"] != "") == (row["strategy"] == "ragged")
+    spread = {(row["setting"], row["batch"]): row["spread"] for row in rows}
+    assert spread["keep_range=[0.3, 0.7]", 4] > 1 and spread["keep_range=[0.3, 0.7]", 1] == 0
+    assert spread["keep_ratio=0.5", 4] <= 1
+
+
+def test_only_images_that_keep_the_same_tokens_are_compared(monkeypatch):
+    """The packed network keeps another token of the first image of each batch."""
+    narrow = packed.narrow
+
+    def other(x, layout, choice, *rest):
+        keep = choice.keep
+        # In place, as the network tells of it.
+        gone, come = keep[0, 1:].nonzero()[0, 0] + 1, (~keep[0]).nonzero()[0, 0]
+        keep[0, gone], keep[0, come] = False, True
+        return narrow(x, layout, choice, *rest)
+
+    monkeypatch.setattr(packed, "narrow", other)
+    padded, ours = run([{"keep_ratio": 0.5}])
+    assert (padded["same_tokens"], padded["inputs"]) == (16, 16)
+    assert ours["status"] == "ok" and (ours["same_tokens"], ours["inputs"]) == (8, 16)
+    _, alone = run([{"keep_ratio": 0.5}], modes={"eager": [1]})
+    assert alone["status"] == "failed" and alone["reason"] == "none of 16 images kept the tokens of padded"
+
+
+def test_other_logits_are_never_timed(monkeypatch):
+    narrow = packed.narrow
+
+    def off(x, *rest):
+        return narrow(x * 2, *rest)
+
+    monkeypatch.setattr(packed, "narrow", off)
+    _, ours = run([{"keep_ratio": 0.5}])
+    assert ours["status"] == "failed" and "from those of padded, tolerance 0.0001" in ours["reason"]
+    assert ours["p50_us"] == ours["pack_us"] == ""
+
+
+def test_crops_are_all_different():
+    crops = pruned.crops(20, 32)
+    assert crops.shape == (20, 3, 32, 32) and len({crop.numpy().tobytes() for crop in crops}) == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"name": "vil-tiny-64"}, ConfigError, "network: expected one of the family deit, found vil-tiny-64"),
+        ({"attention": ["paded"]}, UnknownNameError, "unknown attention 'paded'; known: padded"),
+        ({"modes": {"egaer": [1]}}, UnknownNameError, "unknown mode 'egaer'; known: eager, graph, compile"),
+        ({"settings": [{"keep_ratio": 2}]}, ConfigError, "keep_ratio"),
+        ({"dtype": "float64"}, UnknownNameError, "unknown dtype 'float64'"),
+    ],
+)
+def test_wrong_requests(options, error, message):
+    with pytest.raises(error, match=message):
+        run(**options)
+
+
+# Files
+
+
+def test_files_of_rows_are_written(tmp_path, capsys):
+    kernel, network = tmp_path / "r.csv", tmp_path / "p.csv"
+    stage.run_ragged(2, 16, ["3-9"], ["tilewright=1,2"], kernel, **ARGUMENTS)
+    stage.run_pruned(NAME, [json.dumps({"keep_ratio": 0.5})], ["padded"], ["eager=1"], network, **ARGUMENTS)
+    for path, kind, columns in ((kernel, "ragged", ragged.RAGGED), (network, "pruned", pruned.PRUNED)):
+        assert tuple(pd.read_csv(path).columns) == columns
+        (frame,) = read.frames([path], kind)
+        assert set(frame["status"]) == {"ok"}
+    assert "tilewright pack, 2 images of 3-9: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["9", "9-3", "0-4", "a-b"])
+def test_lengths_are_a_range(text, tmp_path):
+    with pytest.raises(ConfigError, match=f"--lengths {text}: expected LOW-HIGH, tokens from 1 on"):
+        stage.run_ragged(2, 16, [text], ["tilewright=1"], tmp_path / "x.csv", **ARGUMENTS)
+
+
+@pytest.mark.parametrize("text", ["{", "3"])
+def test_settings_are_objects(text, tmp_path):
+    with pytest.raises(ConfigError, match=f"--setting {text}: expected a JSON object"):
+        stage.run_pruned(NAME, [text], ["padded"], ["eager=1"], tmp_path / "x.csv", **ARGUMENTS)
+
+
+def test_a_deit_is_a_network_like_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(stage.turns, "turn", contextlib.nullcontext)
+    stage.run_network("deit-tiny-64-evit", None, Path(tmp_path / "n.csv"), **ARGUMENTS)
+    frame = pd.read_csv(tmp_path / "n.csv").set_index("attention")
+    assert list(frame.index) == list(strategies.NAMES)
+    assert frame.loc["padded", "status"] == frame.loc["ragged", "status"] == "ok"
+    assert frame.loc["varlen", "status"] == "skipped"
