@@ -490,7 +490,8 @@ def test_verdicts_follow_from_the_inputs(study):
         (">=", 6, "met", 6.0),
         ("<=", 7, "not met", 8.0),
         ("<=", 8, "met", 8.0),
-        ("=", 8, "not met", 8.0),
+        ("=", 8, "not met", 6.0),
+        ("=", 6, "not met", 8.0),
     ],
 )
 def test_a_claim_is_judged_by_its_worst_case(relation, expected, verdict, measured, study, tmp_path):

@@ -68,7 +68,8 @@ def _worst(claim, values):
     """``(measured, verdict, where)`` for the values of a claim, a Series indexed by where each was found."""
     if not len(values):
         return np.nan, "not measured", ""
-    at = values.argmin() if claim.relation in (">", ">=") else values.argmax()
+    short = {">": -values, ">=": -values, "<=": values, "=": (values - claim.expected).abs()}[claim.relation]
+    at = short.argmax()
     worst = float(values.iloc[at])
     met = all(_RELATIONS[claim.relation](float(value), claim.expected) for value in values)
     return worst, "met" if met else "not met", str(values.index[at])
