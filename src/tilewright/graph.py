@@ -66,6 +66,11 @@ class Graph:
         """Number of distinct rows."""
         return len(self.indptr) - 1
 
+    @property
+    def entry_class(self):
+        """int64 [entries of the distinct rows]: the distinct row that each of `indices` belongs to."""
+        return np.repeat(np.arange(self.n_classes), np.diff(self.indptr))
+
     @cached_property
     def row_degree(self):
         """int64 [N_q]: keys that each query sees."""
@@ -111,7 +116,7 @@ class Graph:
     def to_dense(self):
         """The full pattern as a bool array [N_q, N_k]; for small graphs."""
         dense = np.zeros((self.n_classes, self.n_cols), bool)
-        dense[np.repeat(np.arange(self.n_classes), np.diff(self.indptr)), self.indices] = True
+        dense[self.entry_class, self.indices] = True
         return dense[self.row_class]
 
     def reordered(self, row_order, col_order):
@@ -125,9 +130,8 @@ class Graph:
         col_order = _permutation("col_order", col_order, self.n_cols)
         new_col = np.empty(self.n_cols, np.int32)
         new_col[col_order] = np.arange(self.n_cols, dtype=np.int32)
-        owner = np.repeat(np.arange(self.n_classes), np.diff(self.indptr))
         indices = new_col[self.indices]
-        indices = indices[np.lexsort((indices, owner))]
+        indices = indices[np.lexsort((indices, self.entry_class))]
         return replace(
             self,
             indices=indices,

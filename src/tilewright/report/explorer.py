@@ -78,8 +78,7 @@ def shares(pattern):
     from scipy.sparse import csr_array
 
     by_row, by_col = cell_keys(pattern.n_rows), cell_keys(pattern.n_cols)
-    degree, rows = np.diff(pattern.indptr), np.arange(pattern.n_rows)
-    owner = np.repeat(np.arange(pattern.n_classes), degree)
+    rows, owner = np.arange(pattern.n_rows), pattern.entry_class
     shape = -(-pattern.n_rows // by_row), pattern.n_classes, -(-pattern.n_cols // by_col)
     # Distinct rows in cells of keys, summed over the rows of each cell.
     reads = csr_array((np.ones(len(owner)), (owner, pattern.indices // by_col)), shape=shape[1:])

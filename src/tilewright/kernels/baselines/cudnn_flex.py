@@ -54,7 +54,7 @@ def prepare(graph, *, batch, heads, head_dim, dtype, device, max_bytes, **_):
 
 def endpoints(graph):
     """int32 [C, odd]: the keys of each distinct row as [0, a) and [b, c) and [d, e) ..., empty intervals at the end."""
-    owner = np.repeat(np.arange(graph.n_classes), np.diff(graph.indptr))
+    owner = graph.entry_class
     follows = (np.diff(owner, prepend=-1) == 0) & (np.diff(graph.indices, prepend=-2) == 1)
     first = np.flatnonzero(~follows)
     last = np.concatenate((first[1:], [len(owner)])) - 1
@@ -71,8 +71,7 @@ def endpoints(graph):
 def _visited(graph, rows, keys):
     """Tiles of so many rows and keys that hold some pair."""
     n_tiles = -(-graph.n_cols // keys)
-    owner = np.repeat(np.arange(graph.n_classes), np.diff(graph.indptr))
     holds = np.zeros((graph.n_classes, n_tiles), bool)
-    holds[owner, graph.indices // keys] = True
+    holds[graph.entry_class, graph.indices // keys] = True
     starts = range(0, graph.n_rows, rows)
     return sum(int(holds[graph.row_class[lo : lo + rows]].any(0).sum()) for lo in starts)

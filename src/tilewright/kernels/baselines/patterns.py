@@ -9,8 +9,8 @@ from tilewright.kernels.baselines import Unavailable
 def kinds(graph, size):
     """bool [Q, K] twice: blocks that hold some pair but not all, and full ones. Blocks over the edge are never full."""
     n_q, n_k = (-(-n // size) for n in graph.shape)
-    owner = np.repeat(np.arange(graph.n_classes), np.diff(graph.indptr))
-    of_class = np.bincount(owner * n_k + graph.indices // size, minlength=graph.n_classes * n_k).reshape(-1, n_k)
+    place = graph.entry_class * n_k + graph.indices // size
+    of_class = np.bincount(place, minlength=graph.n_classes * n_k).reshape(-1, n_k)
     entries = np.stack([of_class[graph.row_class[lo : lo + size]].sum(0) for lo in range(0, n_q * size, size)])
     full = entries == size * size
     return (entries > 0) & ~full, full
@@ -28,8 +28,7 @@ def bits(graph, max_bytes):
     if size > max_bytes:
         raise Unavailable(f"the pattern's bits take {size:,} bytes; at most {max_bytes:,} are allowed")
     table = np.zeros((graph.n_classes, -(-graph.n_cols // 8)), np.uint8)
-    owner = np.repeat(np.arange(graph.n_classes), np.diff(graph.indptr))
-    np.bitwise_or.at(table, (owner, graph.indices >> 3), (1 << (graph.indices & 7)).astype(np.uint8))
+    np.bitwise_or.at(table, (graph.entry_class, graph.indices >> 3), (1 << (graph.indices & 7)).astype(np.uint8))
     return table
 
 
@@ -63,7 +62,7 @@ def windows(graph):
     if graph.n_classes < 2 or not whole or len(set(degree)) > 1 or len(set(queries)) > 1:
         return None
     owner = np.empty(graph.n_cols, np.int64)
-    owner[graph.indices] = np.repeat(np.arange(graph.n_classes), degree)
+    owner[graph.indices] = graph.entry_class
     return owner
 
 

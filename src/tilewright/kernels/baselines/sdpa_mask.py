@@ -24,8 +24,7 @@ def prepare(graph, *, dtype, max_bytes, device, variant="torch", **_):
     if size > max_bytes:
         raise Unavailable(f"the dense mask takes {size:,} bytes; at most {max_bytes:,} are allowed")
     distinct = torch.full((graph.n_classes, width), -torch.inf, dtype=dtype, device=device)
-    owner = np.repeat(np.arange(graph.n_classes), np.diff(graph.indptr))
-    distinct[tuple(torch.from_numpy(x.astype(np.int64)).to(device) for x in (owner, graph.indices))] = 0
+    distinct[tuple(torch.from_numpy(x.astype(np.int64)).to(device) for x in (graph.entry_class, graph.indices))] = 0
     mask = distinct.index_select(0, torch.from_numpy(graph.row_class).to(device))[:, : graph.n_cols]
 
     def run(q, k, v):
