@@ -5,6 +5,7 @@ import sys
 
 import yaml
 
+from tilewright import hardware
 from tilewright.errors import ConfigError, TilewrightError
 
 # Read by GNU OpenMP when torch is loaded: how long its threads wait actively for the next operator. Its default keeps
@@ -26,6 +27,25 @@ def script(parser, run):
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def timing_options(add, max_seconds, seed):
+    """Options of every command that times: where, in what type, how long, drawn from which seed, and to which file.
+
+    add: a parser's ``add_argument``. max_seconds: by default; seed: what of.
+    """
+    add("--device", default="cpu", help=f"{' or '.join(hardware.KINDS)} (default: cpu)")
+    add("--dtype", default="float32", help="float32, float16 or bfloat16 (default: float32)")
+    add("--rse", type=float, default=0.02, help="stop at this relative standard error (default: 0.02)")
+    add("--min-repetitions", type=int, default=10, help="but not before as many calls (default: 10)")
+    add(
+        "--max-seconds",
+        type=float,
+        default=max_seconds,
+        help=f"and stop after this time in any case (default: {max_seconds:g})",
+    )
+    add("--seed", type=int, default=0, help=f"seed of {seed} (default: 0)")
+    add("--output", required=True, metavar="CSV", help="the rows to write")
 
 
 def settings(texts):

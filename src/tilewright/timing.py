@@ -35,6 +35,11 @@ class Timing:
     rse: float
     method: str = "wall"
 
+    @property
+    def columns(self):
+        """All but the method, by name, as rows of stage T5 hold it."""
+        return {name: value for name, value in vars(self).items() if name != "method"}
+
 
 def time_call(call, *, min_reps, max_seconds, rse_target, warmups=2):
     """Call `call` until the mean is known to `rse_target` (and `min_reps` calls were timed) or `max_seconds` are over.
@@ -49,6 +54,14 @@ def time_call(call, *, min_reps, max_seconds, rse_target, warmups=2):
         if time.perf_counter_ns() - begin >= max_seconds * 1e9:
             break
     return _repeated(lambda: _wall_us(call), min_reps, max_seconds, rse_target)
+
+
+def wait(x):
+    """Until the GPU of tensor x, where it is on one, has done what it was given."""
+    import torch
+
+    if x.is_cuda:
+        torch.cuda.synchronize()
 
 
 def time_gpu(call, *, min_reps, max_seconds, rse_target):

@@ -2,9 +2,8 @@
 
 import argparse
 
-from tilewright import hardware
 from tilewright.bench.stage import run_ragged
-from tilewright.cli import script
+from tilewright.cli import script, timing_options
 from tilewright.kernels import ragged_baselines
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -19,13 +18,7 @@ add(
     metavar="NAME=IMAGES[,IMAGES...]",
     help=f"tilewright, {', '.join(ragged_baselines.NAMES)}, with its numbers of images (default: tilewright=1,16)",
 )
-add("--device", default="cpu", help=f"{' or '.join(hardware.KINDS)} (default: cpu)")
-add("--dtype", default="float32", help="float32, float16 or bfloat16 (default: float32)")
-add("--rse", type=float, default=0.02, help="stop at this relative standard error (default: 0.02)")
-add("--min-repetitions", type=int, default=10, help="but not before as many calls (default: 10)")
-add("--max-seconds", type=float, default=1.0, help="and stop after this time in any case (default: 1)")
-add("--seed", type=int, default=0, help="seed of lengths and tokens (default: 0)")
-add("--output", required=True, metavar="CSV", help="the rows to write")
+timing_options(add, 1.0, "lengths and tokens")
 
 if __name__ == "__main__":
     script(parser, run_ragged)

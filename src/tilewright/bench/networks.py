@@ -7,13 +7,12 @@ A row that did not pass has the status ``failed`` and no time; one that could no
 import gc
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import numpy as np
 import torch
 
 from tilewright import hardware, images, networks, registry, timing
-from tilewright.errors import UnknownNameError
+from tilewright.bench.rows import machine, now
 from tilewright.kernels import baselines
 from tilewright.models import gates
 from tilewright.networks import sites
@@ -67,8 +66,7 @@ def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0)
     once, such as plans and compiling.
     Raises `UnknownNameError`, `DeviceError` and what `networks.create` raises.
     """
-    if dtype not in DTYPES:
-        raise UnknownNameError("dtype", dtype, DTYPES)
+    registry.check("dtype", dtype, DTYPES)
     family, options = networks.parse(name)
     kind, facts = getattr(torch, dtype), hardware.describe(device)
 
@@ -91,9 +89,7 @@ def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0)
         "parameters": parameters,
         "tolerance": oracle.tolerance,
         "largest_logit": float(oracle.logits.abs().max()),
-        "device": facts["name"],
-        "cores": facts["threads"],
-        **{package: facts["versions"][package] for package in ("torch", "numpy")},
+        **{name: value for name, value in machine(facts).items() if name in NETWORKS},
     }
     for attention, sizes in batches.items():
         # One network at a time: masks of several would not fit the memory at high resolution.
@@ -121,12 +117,11 @@ def _oracle(dense, inputs):
 
 def _measured(network, inputs, oracle, effort):
     """Check of one network on one batch, and only if it passes, its time."""
-    facts = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
-    expected, on_gpu = oracle.logits[: len(inputs)], inputs.is_cuda
+    facts, expected = {"time": now()}, oracle.logits[: len(inputs)]
     begin = time.perf_counter()
     try:
         found = network(inputs)
-        _wait(on_gpu)
+        timing.wait(inputs)
     except baselines.Unavailable as reason:
         return facts | {"status": "skipped", "reason": str(reason)}
     error = float((found - expected).abs().max())
@@ -144,29 +139,14 @@ def _measured(network, inputs, oracle, effort):
     def call():
         with sites.clocked() as clock:
             network(inputs)
-            _wait(on_gpu)
+            timing.wait(inputs)
         in_attention.append(clock.seconds)
 
-    limits = {"min_reps": effort.min_repetitions, "max_seconds": effort.max_seconds, "rse_target": effort.rse}
-    taken = timing.time_call(call, **limits)
+    taken = timing.time_call(call, **effort.limits)
     # Warm-up calls come first.
     attention_us = 1e6 * float(np.median(in_attention[-taken.repetitions :]))
-    if on_gpu:
-        captured = timing.time_gpu(lambda: network(inputs), **limits)
+    if inputs.is_cuda:
+        captured = timing.time_gpu(lambda: network(inputs), **effort.limits)
         facts |= {"gpu_us": captured.p50_us} if captured.method == "graph" else {}
-    return facts | {
-        "p20_us": taken.p20_us,
-        "p50_us": taken.p50_us,
-        "p80_us": taken.p80_us,
-        "repetitions": taken.repetitions,
-        "rse": taken.rse,
-        "images_per_s": len(inputs) / taken.p50_us * 1e6,
-        "attention_us": attention_us,
-        "rest_us": taken.p50_us - attention_us,
-    }
-
-
-def _wait(on_gpu):
-    """Until a GPU has done what it was given."""
-    if on_gpu:
-        torch.cuda.synchronize()
+    rates = {"images_per_s": len(inputs) / taken.p50_us * 1e6, "attention_us": attention_us}
+    return facts | taken.columns | rates | {"rest_us": taken.p50_us - attention_us}

@@ -9,25 +9,22 @@ import json
 import math
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tilewright import hardware, images, networks, timing
-from tilewright.errors import ConfigError, UnknownNameError
+from tilewright import hardware, images, networks, registry, timing
+from tilewright.bench.rows import machine, now, refusal
+from tilewright.errors import ConfigError
 from tilewright.kernels.baselines import Unavailable, need_gpu
 from tilewright.models import gates
 from tilewright.networks import strategies
 from tilewright.networks.captured import Captured
-from tilewright.networks.strategies import ragged
+from tilewright.networks.strategies import MODES, ragged
 from tilewright.profile import DTYPES
 
 FAMILY, ORACLE = "deit", "padded"
-# eager: kernel by kernel; graph: one CUDA graph, replayed; compile: ``torch.compile``, which is slow to begin with and
-# is run for the first setting of a network alone.
-MODES = ("eager", "graph", "compile")
 # fewest_kept, most_kept: tokens of an image after the last pruning, over the images of the batch; spread: by how many
 # tokens two of them differ, after the pruning where that is most. capacity: see `networks.deit.Network.forward`.
 # inputs: images whose logits were compared; same_tokens: those of them that kept the tokens that they keep under
@@ -89,10 +86,11 @@ def run_pruned(name, settings, attention, modes, effort, *, device="cpu", dtype=
     family, options = networks.parse(name)
     if family != FAMILY:
         raise ConfigError(f"network: expected one of the family {FAMILY}, found {name}")
-    known = {"dtype": (dtype, DTYPES), **{f"attention {x}": (x, strategies.NAMES) for x in attention}}
-    for what, (value, names) in {**known, **{f"mode {x}": (x, MODES) for x in modes}}.items():
-        if value not in names:
-            raise UnknownNameError(what.partition(" ")[0], value, names)
+    registry.check("dtype", dtype, DTYPES)
+    for strategy in attention:
+        registry.check("attention", strategy, strategies.NAMES)
+    for mode in modes:
+        registry.check("mode", mode, MODES)
     facts, sizes = hardware.describe(device), sorted({batch for chosen in modes.values() for batch in chosen})
     inputs = crops(max(*sizes, JUDGED), options["image_size"], seed).to(device, getattr(torch, dtype))
     for place, setting in enumerate(settings):
@@ -107,13 +105,11 @@ def run_pruned(name, settings, attention, modes, effort, *, device="cpu", dtype=
             "parameters": sum(weights.numel() for weights in made.parameters()),
             "tokens": made.options.n_tokens,
             "tolerance": TOLERANCE[dtype],
-            "device": facts["name"],
-            "cores": facts["threads"],
-            "driver": facts.get("driver", ""),
-            **{package: facts["versions"].get(package, "") for package in ("torch", "triton", "numpy")},
+            **machine(facts),
         }
         for batch in sizes:
             chosen = [mode for mode, batches in modes.items() if batch in batches]
+            # Compiling is slow: the first setting stands for all.
             chosen = [mode for mode in chosen if mode != "compile" or place == 0]
             gc.collect()
             for row in _batch(made, inputs, batch, attention, chosen, effort) if chosen else ():
@@ -159,19 +155,18 @@ def _batch(made, inputs, batch, attention, modes, effort):
 
 def _measured(network, mode, capacity, inputs, batch, oracle, effort):
     """Check of a network in one mode, and only if it passes, its time."""
-    facts = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "capacity": "" if capacity is None else capacity}
+    facts = {"time": now(), "capacity": "" if capacity is None else capacity}
     begin = time.perf_counter()
     try:
         call = _callable(network, mode, capacity, inputs[:batch])
         call(inputs[:batch])
-        _wait(inputs)
+        timing.wait(inputs)
         facts["first_call_s"] = time.perf_counter() - begin
         seen = _seen(call, inputs, batch)
     except Unavailable as reason:
         return facts | {"status": "skipped", "reason": str(reason)}
     except RuntimeError as error:
-        # What torch, its compiler and its kernels raise for what they cannot do, or have no memory for.
-        return facts | {"status": "failed", "reason": f"{type(error).__name__}: {error}".splitlines()[0]}
+        return facts | {"status": "failed", "reason": refusal(error)}
     same = seen.same_tokens(oracle)
     facts |= {"inputs": len(same), "same_tokens": int(same.sum())}
     if not facts["same_tokens"]:
@@ -186,12 +181,10 @@ def _measured(network, mode, capacity, inputs, batch, oracle, effort):
 
     def run():
         call(inputs[:batch])
-        _wait(inputs)
+        timing.wait(inputs)
 
-    limits = {"min_reps": effort.min_repetitions, "max_seconds": effort.max_seconds, "rse_target": effort.rse}
-    taken = timing.time_call(run, **limits)
-    times = {name: getattr(taken, name) for name in ("p20_us", "p50_us", "p80_us", "repetitions", "rse")}
-    return facts | {"status": "ok", "images_per_s": batch / taken.p50_us * 1e6, **times}
+    taken = timing.time_call(run, **effort.limits)
+    return facts | {"status": "ok", "images_per_s": batch / taken.p50_us * 1e6, **taken.columns}
 
 
 def _callable(network, mode, capacity, inputs):
@@ -267,11 +260,4 @@ def _pack_us(network, inputs, capacity, effort):
             packed, narrower = ragged.narrow(x, layout, choice, capacity)
         narrower.first(packed)
 
-    limits = {"min_reps": effort.min_repetitions, "max_seconds": effort.max_seconds, "rse_target": effort.rse}
-    return (timing.time_gpu if inputs.is_cuda else timing.time_call)(pack, **limits).p50_us
-
-
-def _wait(inputs):
-    """Until a GPU has done what it was given."""
-    if inputs.is_cuda:
-        torch.cuda.synchronize()
+    return (timing.time_gpu if inputs.is_cuda else timing.time_call)(pack, **effort.limits).p50_us

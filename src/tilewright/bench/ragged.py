@@ -3,12 +3,10 @@
 A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
 """
 
-from datetime import UTC, datetime
-
 import torch
 
-from tilewright import hardware, ragged
-from tilewright.errors import UnknownNameError
+from tilewright import hardware, ragged, registry
+from tilewright.bench.rows import machine, now, refusal
 from tilewright.kernels import ragged_baselines, reference
 from tilewright.kernels.baselines import Unavailable
 from tilewright.profile import DTYPES
@@ -39,11 +37,9 @@ def run_ragged(heads, head_dim, lengths, attention, effort, *, device="cpu", dty
     Images have lengths drawn uniformly from low to high, the same ones for every provider; q, k and v are views of one
     tensor, as a projection leaves them. Raises `UnknownNameError` and `DeviceError`.
     """
-    if dtype not in DTYPES:
-        raise UnknownNameError("dtype", dtype, DTYPES)
+    registry.check("dtype", dtype, DTYPES)
     for name in attention:
-        if name not in PROVIDERS:
-            raise UnknownNameError("ragged attention", name, PROVIDERS)
+        registry.check("ragged attention", name, PROVIDERS)
     kind, facts = getattr(torch, dtype), hardware.describe(device)
     for low, high in lengths:
         for images in sorted({images for sizes in attention.values() for images in sizes}):
@@ -77,10 +73,7 @@ class _Batch:
             "longest": max(self.counts),
             "exact": True,
             "dtype": str(dtype).removeprefix("torch."),
-            "device": facts["name"],
-            "cores": facts["threads"],
-            "driver": facts.get("driver", ""),
-            **{package: facts["versions"].get(package, "") for package in ("torch", "triton", "numpy")},
+            **machine(facts),
         }
 
     def attended(self, name, effort):
@@ -93,9 +86,7 @@ class _Batch:
         except Unavailable as reason:
             return self._row(**known, status="skipped", reason=str(reason))
         except RuntimeError as error:
-            # What torch, its compiler and its kernels raise for what they cannot do, or have no memory for.
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            return self._row(**known, status="failed", reason=reason)
+            return self._row(**known, status="failed", reason=refusal(error))
         error = float((found.double() - self._attention()).abs().max()) if ready.exact else None
         heads, head_dim = self.qkv[0].shape[1:]
         flops = 4 * heads * head_dim * sum(count * count for count in self.counts)
@@ -136,18 +127,17 @@ class _Batch:
         if error is not None and not error <= known["tolerance"]:
             reason = f"off by {error:.2g}, tolerance {known['tolerance']:.2g}"
             return self._row(**known, status="failed", reason=reason, max_abs_error=error)
-        how = {"min_reps": effort.min_repetitions, "max_seconds": effort.max_seconds, "rse_target": effort.rse}
         gpu = self.facts["kind"] == "cuda"
-        taken = (time_gpu if gpu else time_call)(run, **how)
-        facts = {name: getattr(taken, name) for name in ("p20_us", "p50_us", "p80_us", "repetitions", "rse")}
+        taken = (time_gpu if gpu else time_call)(run, **effort.limits)
+        facts = taken.columns
         facts |= {} if error is None else {"max_abs_error": error}
         facts |= {} if flops is None else {"useful_gflops": flops / taken.p50_us / 1e3}
         if gpu:
             floor_us = moved / copy_bandwidth() * 1e6
-            latency_us, host_us = time_host(run, **how)
+            latency_us, host_us = time_host(run, **effort.limits)
             facts |= {"timing": taken.method, "latency_us": latency_us, "host_us": host_us}
             facts |= {"byte_floor_us": floor_us, "floor_fraction": floor_us / taken.p50_us}
         return self._row(**known, **facts, status="ok")
 
     def _row(self, **facts):
-        return self.known | facts | {"time": datetime.now(UTC).isoformat(timespec="seconds")}
+        return self.known | facts | {"time": now()}

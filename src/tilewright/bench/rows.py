@@ -13,7 +13,7 @@ import torch
 
 from tilewright import hardware, registry
 from tilewright.bench import ceilings
-from tilewright.errors import ArtifactError, UnknownNameError
+from tilewright.errors import ArtifactError
 from tilewright.kernels import baselines, reference
 from tilewright.profile import DTYPES
 from tilewright.timing import copy_bandwidth, time_call, time_cold, time_gpu, time_host
@@ -45,6 +45,28 @@ class Effort:
     min_repetitions: int = 10
     max_seconds: float = 1.0
 
+    @property
+    def limits(self):
+        """The same by the names that the functions of `tilewright.timing` know."""
+        return {"min_reps": self.min_repetitions, "max_seconds": self.max_seconds, "rse_target": self.rse}
+
+
+def machine(device):
+    """Columns that tell what a row was measured on, from a description of `hardware`; blank where it has none."""
+    known = {"device": device["name"], "cores": device["threads"], "driver": device.get("driver", "")}
+    return known | {package: device["versions"].get(package, "") for package in ("torch", "triton", "numpy")}
+
+
+def now():
+    """The time of a row."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def refusal(error):
+    """Why a row has no time, of what torch, its compiler and its kernels raise for what they cannot do, or have no
+    memory for: the first line of a `RuntimeError`."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
 
 class Tokens:
     """Standard normal q, k, v of one graph on a device, and what attention over its pattern, or over all pairs, makes
@@ -63,9 +85,9 @@ class Tokens:
         )
         if self.heads is None or self.head_dim is None:
             raise ArtifactError("the graph's model tells no heads and head_dim; expected them as arguments")
-        if dtype not in (None, *DTYPES):
-            raise UnknownNameError("dtype", dtype, DTYPES)
-        self.dtype = getattr(torch, dtype or DTYPES[0])
+        dtype = dtype or DTYPES[0]
+        registry.check("dtype", dtype, DTYPES)
+        self.dtype = getattr(torch, dtype)
         generator = torch.Generator().manual_seed(seed)
         self.ordered = tuple(
             torch.randn(batch, self.heads, n, self.head_dim, generator=generator).to(device, self.dtype)
@@ -119,11 +141,8 @@ class Tokens:
             "entries": g.entries,
             "density": g.density,
             "tolerance": reference.TOLERANCE[self.dtype],
-            "device": self.device["name"],
-            "cores": self.device["threads"],
-            "driver": self.device.get("driver", ""),
-            **self.device["versions"],
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            **machine(self.device),
+            "time": now(),
         }
         return dict.fromkeys(COLUMNS, "") | known | {"status": "ok"} | facts
 
@@ -146,14 +165,12 @@ class Tokens:
 
     def _measured(self, call, effort):
         """Times of `call` on the tokens' device."""
-        how = {"min_reps": effort.min_repetitions, "max_seconds": effort.max_seconds, "rse_target": effort.rse}
         gpu = self.device["kind"] == "cuda"
-        timing = (time_gpu if gpu else time_call)(call, **how)
-        names = ("p20_us", "p50_us", "p80_us", "repetitions", "rse")
-        facts = {name: getattr(timing, name) for name in names}
+        timing = (time_gpu if gpu else time_call)(call, **effort.limits)
+        facts = timing.columns
         if gpu:
-            latency_us, host_us = time_host(call, **how)
-            cold_us = time_cold(call, self.device["l2_bytes"], **how)
+            latency_us, host_us = time_host(call, **effort.limits)
+            cold_us = time_cold(call, self.device["l2_bytes"], **effort.limits)
             facts |= {"timing": timing.method, "cold_us": cold_us, "latency_us": latency_us, "host_us": host_us}
         return facts
 
@@ -240,8 +257,7 @@ def _variant(module, variant, tokens, effort, facts):
     except baselines.Unavailable as reason:
         return tokens.row(status="skipped", reason=str(reason), **facts)
     except RuntimeError as error:
-        # What torch, its compiler and its kernels raise for what they cannot do, or have no memory for.
-        return tokens.row(status="failed", reason=f"{type(error).__name__}: {error}".splitlines()[0], **facts)
+        return tokens.row(status="failed", reason=refusal(error), **facts)
     print(f"{facts['provider']} {variant}: first call {time.perf_counter() - begin:.2f} s, not counted")
     expected = tokens.masked_result if module.MASKED else tokens.dense_result
     facts |= {"memory_bytes": ready.held_bytes}

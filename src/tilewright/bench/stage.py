@@ -51,18 +51,13 @@ def run_network(network, attention, output, device, dtype, rse, min_repetitions,
 
     effort = _effort(rse, min_repetitions, max_seconds)
     batches = dict(map(_batches, attention)) if attention else {name: [1] for name in networks.attentions(network)}
-    rows = []
-    with turns.turn(device):
-        for row in networks.run_network(network, batches, effort, device=device, dtype=dtype, seed=seed):
-            rows.append(row)
-            what = f"{row['network']} {row['attention']}, batch {row['batch']}"
-            if row["status"] == "ok":
-                share = f"{row['attention_us'] / row['p50_us']:.0%} of it attention"
-                # At once: a row may take minutes.
-                print(f"{what}: {row['p50_us'] / 1e3:.1f} ms, {share}, error {row['max_abs_error']:.1e}", flush=True)
-            else:
-                print(f"{what}: {row['status']}: {row['reason']}", file=sys.stderr)
-    _write(output, networks.NETWORKS, rows)
+
+    def told(row):
+        share = f"{row['attention_us'] / row['p50_us']:.0%} of it attention"
+        return f"{row['p50_us'] / 1e3:.1f} ms, {share}, error {row['max_abs_error']:.1e}"
+
+    rows = networks.run_network(network, batches, effort, device=device, dtype=dtype, seed=seed)
+    _stream(rows, device, output, networks.NETWORKS, "{network} {attention}, batch {batch}", told)
 
 
 def run_ragged(heads, head_dim, lengths, attention, output, device, dtype, rse, min_repetitions, max_seconds, seed):
@@ -73,19 +68,10 @@ def run_ragged(heads, head_dim, lengths, attention, output, device, dtype, rse, 
     """
     from tilewright.bench import ragged
 
-    effort, batches, spans = (
-        _effort(rse, min_repetitions, max_seconds),
-        dict(map(_batches, attention)),
-        map(_span, lengths),
-    )
-    rows = []
-    with turns.turn(device):
-        for row in ragged.run_ragged(
-            heads, head_dim, list(spans), batches, effort, device=device, dtype=dtype, seed=seed
-        ):
-            rows.append(row)
-            _tell(row, f"{row['provider']} {row['call']}, {row['images']} images of {row['lengths']}")
-    _write(output, ragged.RAGGED, rows)
+    effort = _effort(rse, min_repetitions, max_seconds)
+    batches, spans = dict(map(_batches, attention)), list(map(_span, lengths))
+    rows = ragged.run_ragged(heads, head_dim, spans, batches, effort, device=device, dtype=dtype, seed=seed)
+    _stream(rows, device, output, ragged.RAGGED, "{provider} {call}, {images} images of {lengths}", _microseconds)
 
 
 def run_pruned(network, setting, attention, modes, output, device, dtype, rse, min_repetitions, max_seconds, seed):
@@ -96,29 +82,32 @@ def run_pruned(network, setting, attention, modes, output, device, dtype, rse, m
     """
     from tilewright.bench import pruned
 
-    effort, batches, settings = (
-        _effort(rse, min_repetitions, max_seconds),
-        dict(map(_batches, modes)),
-        map(_setting, setting),
-    )
-    rows = []
+    effort = _effort(rse, min_repetitions, max_seconds)
+    batches, settings = dict(map(_batches, modes)), list(map(_setting, setting))
+    rows = pruned.run_pruned(network, settings, attention, batches, effort, device=device, dtype=dtype, seed=seed)
+    what = "{network} {setting} {strategy} {mode}, batch {batch}, {same_tokens} of {inputs} with the same tokens"
+    _stream(rows, device, output, pruned.PRUNED, what, _microseconds)
+
+
+def _stream(rows, device, output, columns, what, told):
+    """Write `rows`, an iterator that runs as it is read, to `output`, alone on a `device` of this kind.
+
+    Each is told of at once, it may take minutes. what: the format of a row's name. told: what a row that passed says.
+    """
+    made = []
     with turns.turn(device):
-        for row in pruned.run_pruned(
-            network, list(settings), attention, batches, effort, device=device, dtype=dtype, seed=seed
-        ):
-            rows.append(row)
-            what = f"{row['network']} {row['setting']} {row['strategy']} {row['mode']}, batch {row['batch']}"
-            _tell(row, f"{what}, {row['same_tokens']} of {row['inputs']} with the same tokens")
-    _write(output, pruned.PRUNED, rows)
+        for row in rows:
+            made.append(row)
+            if row["status"] == "ok":
+                print(f"{what.format_map(row)}: {told(row)}", flush=True)
+            else:
+                print(f"{what.format_map(row)}: {row['status']}: {row['reason']}", file=sys.stderr)
+    _write(output, columns, made)
 
 
-def _tell(row, what):
-    """At once: a row may take minutes."""
-    if row["status"] == "ok":
-        error = "no error" if row["max_abs_error"] == "" else f"error {row['max_abs_error']:.1e}"
-        print(f"{what}: {row['p50_us']:,.1f} us, {error}", flush=True)
-    else:
-        print(f"{what}: {row['status']}: {row['reason']}", file=sys.stderr)
+def _microseconds(row):
+    error = "no error" if row["max_abs_error"] == "" else f"error {row['max_abs_error']:.1e}"
+    return f"{row['p50_us']:,.1f} us, {error}"
 
 
 def _span(text):

@@ -1,10 +1,9 @@
 """The two sweeps over sizes: DynamicViT by resolution and patch, and the time that orders take (stage T5)."""
 
 import resource
-from datetime import UTC, datetime
 
 from tilewright import blocks, hardware, models, profile, progress, reorder, schedule, tiles
-from tilewright.bench.rows import Tokens, run_baselines, run_schedule
+from tilewright.bench.rows import Tokens, now, run_baselines, run_schedule
 from tilewright.errors import ConfigError, TileError
 
 HEATMAP = (
@@ -60,7 +59,7 @@ def run_heatmap(resolution, patches, effort, *, device="cpu", max_tokens, order,
         rows.append(cell)
         facts = hardware.describe(device)
         cell |= {"device": facts["name"], "torch": facts["versions"]["torch"]}
-        cell["time"] = datetime.now(UTC).isoformat(timespec="seconds")
+        cell["time"] = now()
         cell["tokens"] = count = 1 + (resolution // patch) ** 2
         if count > max_tokens:
             cell["reason"] = f"too many tokens: {count:,} over {max_tokens:,}"
@@ -104,7 +103,7 @@ def run_reorder_times(workloads, orders):
                     # ru_maxrss counts KiB on Linux.
                     "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                     "device": hardware.describe("cpu")["name"],
-                    "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                    "time": now(),
                 }
             )
             print(f"{name} {order}: {info['seconds']:.2f} s, gathered work {info['work_fraction']:.4f} of dense")
