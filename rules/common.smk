@@ -12,6 +12,7 @@ from functools import cache
 from tilewright import config as study
 from tilewright import figures, hardware, models, networks, provenance, pruners, tables
 from tilewright import report as page
+from tilewright.kernels import ragged_baselines
 from tilewright.networks import attentions, strategies
 from tilewright.tables import select
 
@@ -50,7 +51,7 @@ THREADS = workflow.cores if CONFIG.device == "cpu" else 4
 TIMED = {"timing": 1} if CONFIG.device == "cpu" else {"timing": 1, "gpu": 1}
 
 # What a pruned network enters by name, the executor of packed tokens among it.
-PACKED = {"cpu": "kernels.torch_ragged", "cuda": "kernels.triton_ragged"}[CONFIG.device]
+PACKED = KIND.PACKED.removeprefix("tilewright.")
 PRUNED_CODE = [
     *("models.deit", "networks.deit", PACKED),
     *(f"networks.strategies.{name}" for name in strategies.NAMES),

@@ -99,7 +99,10 @@ rule ragged:
     params:
         script=script("run_ragged"),
         code=code(
-            "run_ragged", "bench.ragged", PACKED, *(f"kernels.ragged_baselines.{name}" for name in study.RAGGED[1:])
+            "run_ragged",
+            "bench.ragged",
+            PACKED,
+            *(f"kernels.ragged_baselines.{name}" for name in ragged_baselines.NAMES),
         ),
         lengths=[f"{low}-{high}" for low, high in CONFIG.ragged.lengths],
         attention=sized(CONFIG.ragged.attention),

@@ -20,7 +20,7 @@ DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if TRITON_DEVICE == 
 @pytest.fixture(params=EXECUTORS)
 def device(request, monkeypatch):
     """Where the executor of a test runs; its batches are all that `ragged` makes there."""
-    monkeypatch.setitem(ragged.EXECUTORS, EXECUTORS[request.param], f"{request.param}_ragged")
+    monkeypatch.setitem(ragged.EXECUTORS, EXECUTORS[request.param], f"tilewright.kernels.{request.param}_ragged")
     ragged._executor.cache_clear()
     yield torch.device(EXECUTORS[request.param])
     ragged._executor.cache_clear()
@@ -95,7 +95,7 @@ def test_batches(data):
     width = data.draw(st.sampled_from([1, 3, 32]), "width")
     for kind, at in EXECUTORS.items():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(ragged.EXECUTORS, at, f"{kind}_ragged")
+            patch.setitem(ragged.EXECUTORS, at, f"tilewright.kernels.{kind}_ragged")
             ragged._executor.cache_clear()
             keep = keeping(lengths, n, at)
             x, fill = tokens(len(lengths), n, width, device=at), tokens(len(lengths), n, width, device=at, seed=2)
@@ -308,7 +308,7 @@ def test_gradients_are_not_lost_silently(device):
 
 
 def triton_packing(monkeypatch):
-    monkeypatch.setitem(ragged.EXECUTORS, TRITON_DEVICE, "triton_ragged")
+    monkeypatch.setitem(ragged.EXECUTORS, TRITON_DEVICE, "tilewright.kernels.triton_ragged")
     ragged._executor.cache_clear()
     return ragged.pack(keeping([2, 3], 3, TRITON_DEVICE))
 

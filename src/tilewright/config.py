@@ -13,14 +13,14 @@ import msgspec
 
 from tilewright import hardware, models, networks, pruners, registry, reorder, tiles
 from tilewright.errors import ConfigError, TilewrightError
-from tilewright.kernels import baselines
+from tilewright.kernels import baselines, ragged_baselines
 from tilewright.networks import attentions, strategies
+from tilewright.networks.strategies import MODES
 from tilewright.schedule import solvers
 
 SOLVERS = ("greedy", *solvers.NAMES)
-# What packed attention is measured against, and how pruned networks are run; their packages import torch.
-RAGGED = ("tilewright", "sdpa_mask", "sdpa_flash", "flash_varlen", "torch_varlen", "nested", "flex")
-MODES = ("eager", "graph", "compile")
+# Ours, and what it is measured against.
+RAGGED = ("tilewright", *ragged_baselines.NAMES)
 
 
 def _says(description):

@@ -2,8 +2,8 @@
 
 from dataclasses import asdict, dataclass, fields
 
-from tilewright import artifacts, hardware
-from tilewright.errors import ArtifactError, DeviceError, UnknownNameError
+from tilewright import artifacts, hardware, registry
+from tilewright.errors import ArtifactError, DeviceError
 
 KIND = "profile"
 VERSION = 2
@@ -76,8 +76,7 @@ def measure(blocks, *, device="cpu", heads=None, head_dim=None, dtype=None, spli
     """
     description = hardware.describe(device)
     dtype = dtype or DTYPES[0]
-    if dtype not in DTYPES:
-        raise UnknownNameError("dtype", dtype, DTYPES)
+    registry.check("dtype", dtype, DTYPES)
     sizes = {name: _size(blocks, name, value) for name, value in (("heads", heads), ("head_dim", head_dim))}
     options = {**sizes, "dtype": dtype, "split_keys": split_keys}
     launch_us, tile_us, classes = hardware.probe(device).measure(blocks, **options, seed=seed, budget_s=budget_s)

@@ -11,13 +11,13 @@ from importlib import import_module
 import numpy as np
 import torch
 
-from tilewright import graph, operators
+from tilewright import graph, hardware, operators
 from tilewright.errors import DeviceError, PatternError
 from tilewright.kernels import ragged_lists
 from tilewright.kernels.ragged_lists import BAD, EMPTY, KEPT, Layout
 
 # The executor of each kind of device.
-EXECUTORS = {"cpu": "torch_ragged", "cuda": "triton_ragged"}
+EXECUTORS = {kind: device.PACKED for kind, device in hardware.KINDS.items()}
 # Queries of a work item: those of one tensor-core product of a warp group, fewer where images have fewer tokens.
 ROWS, FEWEST_ROWS = 64, 16
 
@@ -150,7 +150,7 @@ class Packing:
 # Layouts differ from batch to batch without a capacity.
 @lru_cache(256)
 def _executor(layout, device):
-    return import_module(f"tilewright.kernels.{EXECUTORS[device.type]}").Executor(layout, device)
+    return import_module(EXECUTORS[device.type]).Executor(layout, device)
 
 
 # The same as operators, for ``torch.compile``, ``torch.export`` and tracing.

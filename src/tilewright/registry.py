@@ -8,8 +8,13 @@ from importlib import import_module
 from tilewright.errors import UnknownNameError
 
 
-def member(package, what, name, known):
-    """Import `name` from the family `package` (a dotted path), or raise `UnknownNameError` listing `known`."""
+def check(what, name, known):
+    """Raise `UnknownNameError` listing `known` unless `name` is among them."""
     if name not in known:
         raise UnknownNameError(what, name, known)
+
+
+def member(package, what, name, known):
+    """Import `name` from the family `package` (a dotted path), or raise `UnknownNameError` listing `known`."""
+    check(what, name, known)
     return import_module(f"{package}.{name}")

@@ -8,5 +8,6 @@ Contract of a member module; importing it needs no torch:
         `hardware.Limits`, from the facts alone.
     ``EXECUTOR``, ``PROBE``: names of the modules that run schedules on it (``prepare``) and time shape classes
         (``measure``), see `hardware.executor` and `hardware.probe`.
+    ``PACKED``: name of the module that runs packed batches on it, see `kernels.ragged_lists`.
     ``TILES``, ``SPLIT_KEYS``: what plans choose from, and the longest key range of a work item, unless told otherwise.
 """

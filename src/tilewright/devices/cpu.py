@@ -10,6 +10,7 @@ IDENTITY = ("kind", "name", "threads", "l1_bytes", "l2_bytes", "l3_bytes", "vers
 
 EXECUTOR = "tilewright.kernels.torch_blocks"
 PROBE = "tilewright.kernels.torch_probe"
+PACKED = "tilewright.kernels.torch_ragged"
 TILES = ("32x1", "64x1", "64x64")
 # At head dim 64, K and V of an item in float32 are half a megabyte, a share of a core's second-level cache.
 SPLIT_KEYS = 1024

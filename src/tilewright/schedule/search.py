@@ -7,7 +7,7 @@ from time import perf_counter
 import numpy as np
 
 from tilewright import registry, work
-from tilewright.errors import InfeasibleError, SolverError, UnknownNameError
+from tilewright.errors import InfeasibleError, SolverError
 from tilewright.schedule import greedy, model, solvers
 from tilewright.schedule.bounds import lower_bounds
 from tilewright.schedule.problem import OBJECTIVES, build
@@ -50,10 +50,8 @@ def solve(
     belong together, `InfeasibleError` when no schedule exists and `SolverError` when the solver cannot run or
     ends without an answer.
     """
-    if solver not in NAMES:
-        raise UnknownNameError("solver", solver, NAMES)
-    if objective not in OBJECTIVES:
-        raise UnknownNameError("objective", objective, OBJECTIVES)
+    registry.check("solver", solver, NAMES)
+    registry.check("objective", objective, OBJECTIVES)
     problem = build(blocks, profiles, limits)
     if solver == "greedy":
         choice, facts = _greedy(problem, objective)

@@ -8,9 +8,8 @@ done by then; the first call may compile. Raises `Unavailable`.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from tilewright import registry
+from tilewright.kernels.baselines import need_gpu
 
 NAMES = ("sdpa_mask", "sdpa_flash", "flash_varlen", "torch_varlen", "nested", "flex")
 
@@ -46,8 +45,21 @@ def rows(packing):
     return lambda *qkv: [x[:kept] for x in qkv], lambda out: out
 
 
+def need_flash(packing, heads, head_dim, dtype):
+    """Raise `Unavailable` unless torch's FlashAttention takes tokens of this kind where the packing lies."""
+    import torch
+
+    from tilewright.kernels.baselines import backends
+
+    device = packing.lists.device
+    need_gpu(device.type)
+    backends.need("flash", *(torch.empty(1, heads, 1, head_dim, dtype=dtype, device=device) for _ in range(3)))
+
+
 def padded(packing):
     """``(put, get, own)``: tokens padded to the longest image, [B, H, L, D]; own: bool [B, L], those that are."""
+    import torch
+
     counts = packing.starts.diff()
     column = torch.arange(max(lengths(packing)), device=counts.device)
     own = column < counts[:, None]

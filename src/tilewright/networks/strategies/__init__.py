@@ -8,3 +8,6 @@ Contract of a member module:
 """
 
 NAMES = ("padded", "padded_kept", "gathered", "ragged", "varlen")
+# How a network is run with any of them. eager: kernel by kernel; graph: one CUDA graph, replayed; compile:
+# ``torch.compile``, which is slow to begin with.
+MODES = ("eager", "graph", "compile")
