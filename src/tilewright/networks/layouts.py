@@ -20,8 +20,7 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
-# Masked attention wants the rows of its mask aligned.
-ALIGN = 16
+from tilewright.kernels.baselines.sdpa_mask import ALIGNED
 
 
 class Rectangle:
@@ -47,7 +46,7 @@ class Rectangle:
     def _additive(self, like):
         """Mask [B, 1, 1, slots], made in the first layer."""
         if self._mask is None and self.lengths is not None:
-            shape = self.n_batch, 1, 1, -(-self.slots // ALIGN) * ALIGN
+            shape = self.n_batch, 1, 1, -(-self.slots // ALIGNED) * ALIGNED
             mask = torch.zeros(shape, dtype=like.dtype, device=like.device)[..., : self.slots]
             self._mask = mask.masked_fill_(~self.valid[:, None, None], -torch.inf)
         return self._mask

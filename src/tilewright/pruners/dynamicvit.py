@@ -7,6 +7,7 @@ import math
 from typing import Annotated, Literal
 
 import msgspec
+import torch.nn.functional as F
 from torch import nn
 
 from tilewright.models.dynamicvit import VARIANTS, kept
@@ -42,7 +43,6 @@ class Pruner(nn.Module):
         count = self.counts[time]
         alive = layout.valid[:, 1:]
         score = self.score_predictor[time](layout.padded(x)[:, 1:], alive)
-        best = score.masked_fill(~alive, float("-inf")).argsort(dim=1, descending=True, stable=True)[:, :count]
-        keep = scores.marked(best + 1, layout.slots)
-        keep[:, 0] = True
-        return x, Choice(keep, 1 + count, 1 + count)
+        # The class token stays anyway.
+        order = scores.best_first(F.pad(score, (1, 0), value=math.inf), layout)
+        return x, Choice(scores.marked(order[:, : 1 + count], layout.slots), 1 + count, 1 + count)

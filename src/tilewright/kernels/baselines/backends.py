@@ -7,6 +7,8 @@ import torch
 from tilewright.kernels.baselines import Ready, Unavailable, need_gpu
 
 NAMES = ("flash", "cudnn", "efficient")
+# Looked up once: calls of it are timed by the host's clock, too.
+_VARLEN = torch.ops.aten._flash_attention_forward
 
 
 def dense(backend, graph, *, batch, heads, head_dim, dtype, device):
@@ -41,3 +43,9 @@ def attend(backend, q, k, v, with_lse=False):
         out, lse, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, with_lse)
     # Rows are padded by one operator and followed by a dimension of one in another.
     return out, lse.flatten(2)[:, :, : q.shape[2], None] if with_lse else lse
+
+
+def varlen(q, k, v, starts, longest):
+    """FlashAttention-2 of packed images [T, H, D], each within itself. starts: int32 [B + 1], cumulative lengths;
+    longest: a bound of them."""
+    return _VARLEN(q, k, v, starts, starts, longest, longest, 0.0, False, False)[0]
