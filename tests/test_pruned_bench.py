@@ -8,13 +8,14 @@ import pandas as pd
 import pytest
 import torch
 
-from tilewright import config
+from tilewright import config, images, networks
 from tilewright.bench import Effort, pruned, ragged, stage
 from tilewright.errors import ConfigError, UnknownNameError
 from tilewright.kernels import ragged_baselines
 from tilewright.models import deit
 from tilewright.networks import strategies
 from tilewright.networks.strategies import ragged as packed
+from tilewright.pruners import Choice
 from tilewright.tables import read
 
 QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
@@ -105,7 +106,7 @@ def test_unknown_names_of_packed_attention(attention, dtype, message):
 
 def test_strategies_are_compared_with_padded_and_timed():
     rows = run([{"keep_ratio": 0.5}, {"keep_range": [0.3, 0.7]}], strategies.NAMES, {"eager": [1, 4], "graph": [1]})
-    assert [list(row) for row in rows] == [list(pruned.PRUNED)] * 30
+    assert [list(row) for row in rows] == [list(pruned.PRUNED)] * 36
     assert {row["setting"] for row in rows} == {"keep_ratio=0.5", "keep_range=[0.3, 0.7]"}
     for row in rows:
         if row["mode"] == "graph" or row["strategy"] == "varlen":
@@ -140,6 +141,27 @@ def test_only_images_that_keep_the_same_tokens_are_compared(monkeypatch):
     assert ours["status"] == "ok" and (ours["same_tokens"], ours["inputs"]) == (8, 16)
     _, alone = run([{"keep_ratio": 0.5}], modes={"eager": [1]})
     assert alone["status"] == "failed" and alone["reason"] == "none of 16 images kept the tokens of padded"
+
+
+def test_a_fused_token_is_told_from_one_that_went_on_by_itself():
+    keep, fused = torch.tensor([[True, True, True, False]] * 2), torch.tensor([[False, True, False, False]] * 2)
+    fused[1] = fused[1].roll(1)
+    seen = [
+        pruned.Seen(torch.zeros(2, 3), (pruned._fate(Choice(keep, 3, 3, each)),), ())
+        for each in (fused, fused[:1].expand_as(fused))
+    ]
+    assert seen[0].same_tokens(seen[1]).tolist() == [True, False]
+    assert seen[0].counts[0].tolist() == [3, 3]
+
+
+def test_a_head_is_taught_to_tell_the_photographs_apart():
+    network = networks.create("deit", variant="tiny", image_size=64)
+    with torch.inference_mode():
+        pruned.teach(network)
+        kinds = len(images.PHOTOGRAPHS)
+        logits = network(pruned.crops(8 * kinds, 64))
+    assert (logits.argmax(1) == torch.arange(8 * kinds) % kinds).float().mean() > 0.8
+    assert not logits[:, kinds:].any()
 
 
 def test_other_logits_are_never_timed(monkeypatch):

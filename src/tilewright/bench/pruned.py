@@ -41,26 +41,34 @@ PRUNED = (
 TOLERANCE = {"float32": 1e-4, "float16": 0.007, "bfloat16": 0.056}
 # Images that are compared at least, in batches of the size that is timed.
 JUDGED = 16
-# Capacities that a network is made for: so many, up to all tokens of the batch.
+# Capacities that a network is made for: so many, up to all tokens of the batch, or of an image.
 BUCKETS = 32
+# Crops that a head is taught with, from another seed than those that are compared; the share of the features' mean
+# square that is added to it, which keeps the head as large as one that is drawn.
+TAUGHT, RIDGE = 96, 0.1
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a network made of the judged images: logits float32 [I, classes], and the places that go on at each
-    pruning, bool [I, slots]. choices: of the last batch."""
+    """What a network made of the judged images: logits float32 [I, classes], and what becomes of each place at each
+    pruning, uint8 [I, slots]: 0 gone, 1 goes on, 2 goes on, fused. choices: of the last batch."""
 
     logits: torch.Tensor
-    keeps: tuple
+    fates: tuple
     choices: tuple
+
+    @property
+    def counts(self):
+        """int64 [I] after each pruning: tokens of each image that go on."""
+        return [(fate > 0).sum(1) for fate in self.fates]
 
     def same_tokens(self, other):
         """bool [I]: the images that keep the same tokens throughout."""
         same = torch.ones(len(self.logits), dtype=torch.bool, device=self.logits.device)
-        for ours, theirs in zip(self.keeps, other.keeps, strict=True):
+        for ours, theirs in zip(self.fates, other.fates, strict=True):
             # Layouts have more places than tokens, some of them more than others.
             wide = max(ours.shape[1], theirs.shape[1])
-            ours, theirs = (F.pad(keep, (0, wide - keep.shape[1])) for keep in (ours, theirs))
+            ours, theirs = (F.pad(fate, (0, wide - fate.shape[1])) for fate in (ours, theirs))
             same &= (ours == theirs).all(1)
         return same
 
@@ -71,6 +79,30 @@ def crops(count, size, seed=0):
     corners = np.random.default_rng(seed).integers(size + 1, size=(count, 2))
     cut = [wholes[i % len(wholes)][:, y : y + size, x : x + size] for i, (y, x) in enumerate(corners)]
     return torch.from_numpy(np.stack(cut))
+
+
+def teach(network, seed=0):
+    """Make the head of `network` tell which of `images.PHOTOGRAPHS` a crop shows, its first classes; the others get 0.
+
+    By regularised least squares from the class tokens of `TAUGHT` crops. Of a head that is drawn the best two of a
+    thousand logits are nearly equal, and rounding decides which of them is the top one.
+    """
+    like, options, kinds = network.head.weight, network.options, len(images.PHOTOGRAPHS)
+    tokens = []
+    handle = network.norm.register_forward_hook(lambda *told: tokens.append(told[-1].double()))
+    try:
+        for part in crops(TAUGHT, options.image_size, seed + 1).to(like).split(JUDGED):
+            network(part)
+    finally:
+        handle.remove()
+    features = torch.cat(tokens[:: 1 + options.distilled])
+    shown = F.one_hot(torch.arange(len(features), device=like.device) % kinds, kinds).to(features)
+    mean, expected = features.mean(0), shown.mean(0)
+    features = features - mean
+    gram = features.T @ features
+    gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+    weight = torch.linalg.solve(gram, features.T @ (shown - expected)).T
+    network.head.weight.zero_()[:kinds], network.head.bias.zero_()[:kinds] = weight, expected - weight @ mean
 
 
 @torch.inference_mode()
@@ -95,6 +127,7 @@ def run_pruned(name, settings, attention, modes, effort, *, device="cpu", dtype=
     inputs = crops(max(*sizes, JUDGED), options["image_size"], seed).to(device, getattr(torch, dtype))
     for place, setting in enumerate(settings):
         made = networks.create(family, **{**options, **setting}, seed=seed, attention=ORACLE).to(inputs)
+        teach(made, seed)
         known = dict.fromkeys(PRUNED, "") | {
             "network": name,
             "variant": options["variant"],
@@ -121,13 +154,12 @@ def _batch(made, inputs, batch, attention, modes, effort):
     # Whole batches, as many as it takes.
     inputs = inputs[: batch * max(1, JUDGED // batch)]
     oracle = _seen(_telling(made, None), inputs, batch)
-    everything = batch * made.options.n_tokens
-    first = [keep[:batch].sum(1) for keep in oracle.keeps] or [torch.full((batch,), made.options.n_tokens)]
+    tokens, counts = made.options.n_tokens, oracle.counts
+    first = [kept[:batch] for kept in counts] or [torch.full((batch,), tokens)]
     # Of all batches that are compared, after each pruning.
-    kept = max((int(keep.sum(1).view(-1, batch).sum(1).max()) for keep in oracle.keeps), default=everything)
-    step = math.ceil(everything / BUCKETS)
-    # A row to spare at least: by rounding, a network in 16 bits may keep another token than the padded one.
-    capacity = min(everything, (kept // step + 1) * step)
+    together = max((int(kept.view(-1, batch).sum(1).max()) for kept in counts), default=batch * tokens)
+    longest = max((int(kept.max()) for kept in counts), default=tokens)
+    room = {"shared": _room(together, batch * tokens), "even": batch * _room(longest, tokens), None: None}
     facts = {
         "fewest_kept": int(first[-1].min()),
         "most_kept": int(first[-1].max()),
@@ -137,20 +169,26 @@ def _batch(made, inputs, batch, attention, modes, effort):
     # Where the host does not know how many are kept it may ask, which takes a wait, or go on with rows to spare.
     asking = any(choice.most - choice.least > 1 for choice in oracle.choices)
     packed = "ragged" in attention and oracle.choices
-    pack_us = _pack_us(made.going_on("ragged"), inputs[:batch], capacity, effort) if packed else None
+    pack_us = _pack_us(made.going_on("ragged"), inputs[:batch], room["shared"], effort) if packed else None
     for mode in modes:
         for name in attention:
             network = made.going_on(name)
-            capacities = (
-                (None, capacity) if asking and mode == "eager" and name in ("ragged", "varlen") else (capacity,)
-            )
-            rows = [_measured(network, mode, room, inputs, batch, oracle, effort) for room in capacities]
+            capacity = room[network.strategy.ROOM]
+            capacities = dict.fromkeys((None, capacity) if asking and mode == "eager" else (capacity,))
+            rows = [_measured(network, mode, most, inputs, batch, oracle, effort) for most in capacities]
             # The faster way; but one that fails is not hidden by the other.
             rows.sort(key=lambda row: (("failed", "ok", "skipped").index(row["status"]), row.get("p50_us", 0)))
             row = facts | {"strategy": name, "mode": mode} | rows[0]
             if name == "ragged" and pack_us and row["status"] == "ok":
                 row |= {"pack_us": pack_us, "pack_share": pack_us / row["p50_us"]}
             yield row
+
+
+def _room(needed, most):
+    """A capacity for `needed` tokens of at most `most`. One to spare at least: by rounding, a network in 16 bits may
+    keep another token than the padded one."""
+    step = math.ceil(most / BUCKETS)
+    return min(most, (needed // step + 1) * step)
 
 
 def _measured(network, mode, capacity, inputs, batch, oracle, effort):
@@ -226,20 +264,26 @@ def _need_no_host(call):
 
 def _seen(call, inputs, batch):
     """What `call` makes of `inputs`, batch by batch."""
-    logits, keeps = [], []
+    logits, fates = [], []
     for part in inputs.split(batch):
         found, layouts = call(part)
         choices = tuple(layout.choice for layout in layouts)
         # The next replay of a graph overwrites them.
         logits.append(found.float().clone())
-        keeps.append([choice.keep.clone() for choice in choices])
-    return Seen(torch.cat(logits), tuple(map(_stacked, zip(*keeps, strict=True))), choices)
+        fates.append([_fate(choice) for choice in choices])
+    return Seen(torch.cat(logits), tuple(map(_stacked, zip(*fates, strict=True))), choices)
 
 
-def _stacked(keeps):
-    """Masks of batches, one after the other; a batch may have fewer places."""
-    wide = max(keep.shape[1] for keep in keeps)
-    return torch.cat([F.pad(keep, (0, wide - keep.shape[1])) for keep in keeps])
+def _fate(choice):
+    """See `Seen`."""
+    # A fused token stands where one of those stood that it was made of: who goes on by itself must be told apart.
+    return choice.keep.byte() if choice.fused is None else choice.keep.byte() + choice.fused
+
+
+def _stacked(fates):
+    """Those of batches, one after the other; a batch may have fewer places."""
+    wide = max(fate.shape[1] for fate in fates)
+    return torch.cat([F.pad(fate, (0, wide - fate.shape[1])) for fate in fates])
 
 
 def _pack_us(network, inputs, capacity, effort):

@@ -37,11 +37,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass(frozen=True)
 class Choice:
     """keep: bool [B, slots], the places of a layout that go on, the class token's among them. least, most: bounds of
-    how many of an image do, which the host knows."""
+    how many of an image do, which the host knows. fused: bool [B, slots], those of keep whose token was made of tokens
+    that do not go on, or None."""
 
     keep: Any
     least: int
     most: int
+    fused: Any = None
 
 
 def parse(name, settings):

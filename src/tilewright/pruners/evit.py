@@ -53,4 +53,4 @@ class Pruner(nn.Module):
         fused = torch.bmm(weight[:, None], layout.padded(x).float())[:, 0].to(x.dtype)
         place = scores.marked(order[:, 1 + count, None], layout.slots)
         x = torch.where(layout.rows(place)[..., None], layout.spread(fused), x)
-        return x, Choice(keep | place, tokens, tokens)
+        return x, Choice(keep | place, tokens, tokens, place)
