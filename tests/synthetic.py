@@ -189,7 +189,7 @@ def write_ragged(root, config):
 
 
 # Images a second of a strategy, each, in every mode.
-PRUNED_RATES = {"padded": 1000, "padded_kept": 1500, "gathered": 1600, "ragged": 2400}
+PRUNED_RATES = {"padded": 1000, "padded_unfused": 800, "padded_kept": 1500, "gathered": 1600, "ragged": 2400}
 
 
 def pruned_row(network, setting, strategy, mode, batch, **changes):

@@ -36,7 +36,7 @@ SMALL = {
     },
     "pruned": {
         "workloads": ["deit-small-224-threshold_l2", "deit-tiny-224-evit"],
-        "attention": ["padded", "padded_kept", "gathered", "ragged", "varlen"],
+        "attention": ["padded", "padded_unfused", "padded_kept", "gathered", "ragged", "varlen"],
         "modes": {"eager": [1, 16], "graph": [1, 16], "compile": [16]},
     },
     "heatmap": {"resolutions": [224, 512], "patches": [32, 16], "max_tokens": 1000},
@@ -677,6 +677,8 @@ def test_the_best_fair_baseline_is_of_the_same_batch_and_mode(study):
     assert set(one["fair"]) == {"gathered"} and set(many["fair"]) == {"padded_kept"}
     assert (one["over_fair"] == 1.5).all() and many["over_fair"].tolist() == pytest.approx([1.6] * len(many))
     assert ours["over_padded"].tolist() == pytest.approx([2.4] * len(ours))
+    assert ours["over_published"].tolist() == pytest.approx([3.0] * len(ours))
+    assert (one["over_dense"] == 1.5).all() and many["over_dense"].tolist() == pytest.approx([1.6] * len(many))
 
 
 def test_claims_about_pruned_networks_are_judged_by_their_rows(study, tmp_path):
@@ -689,6 +691,7 @@ def test_claims_about_pruned_networks_are_judged_by_their_rows(study, tmp_path):
         "pruned_over:padded": (2.4, "met", None),
         "pruned_over:fair": (1.5, "met", None),
         "pruned_differ:fair": (1.6, "met", None),
+        "pruned_differ:dense": (1.6, "met", None),
         "pack_share:": (2, "met", None),
         "pruned_logits:float16": (1e-3, "met", None),
         "pruned_logits:float32": (None, "not measured", ""),
@@ -712,7 +715,7 @@ def test_the_figure_of_pruned_networks_has_a_line_for_each_strategy_and_mode(stu
     panel = next(axes for axes in figure.axes if "deit-small-224-threshold_l2" in axes.get_title())
     lines = {(line.get_label(), line.get_linestyle()): line.get_ydata().tolist() for line in panel.lines}
     assert lines["Tilewright, packed", "-"] == [2400, 2400] and lines["gathered, dense", "--"] == [1600]
-    assert len(lines) == 11 and "to 2.4× padded" in panel.get_title()
+    assert len(lines) == 14 and "to 2.4× padded" in panel.get_title()
     assert "lengths differ" in texts(figure) and "FlashAttention varlen" in texts(figure)
 
 

@@ -91,7 +91,7 @@ def test_strategies_agree_on_any_masks(drawn):
         kept[:, 0] = True
     wanted = logits("padded", masks)
     # The kept tokens of an image alone, which need no strategy.
-    for attention in ("padded_kept", "ragged"):
+    for attention in ("padded_unfused", "padded_kept", "ragged"):
         torch.testing.assert_close(logits(attention, masks), wanted, atol=1e-4, rtol=0)
     alone, _ = logits("padded_kept", [kept[:1] for kept in masks], None, True)
     assert alone.isfinite().all()
@@ -105,6 +105,27 @@ def test_any_capacity_that_is_enough_gives_the_same(spare):
     assert layout.packing.capacity == min(enough + spare, 4 * N)
     layout.check()
     torch.testing.assert_close(found, logits("padded", masks), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("places", [N, N + 3])
+def test_a_capacity_is_shared_out_evenly_among_rectangles(places):
+    masks = [MASKS["extremes"]]
+    found, (layout,) = logits("padded_kept", masks, 4 * places + 3, True)
+    assert layout.slots == N
+    layout.check()
+    torch.testing.assert_close(found, logits("padded", masks), atol=1e-5, rtol=0)
+
+
+def test_too_few_places_are_told_and_never_truncate():
+    kept, fewer = MASKS["extremes"], mask([1, 2], [3], [4], [5, 6])
+    for masks, slots, most in (([kept], N - 1, N), ([fewer, kept[:, :3]], 2, 3), ([torch.ones_like(kept), kept], 1, N)):
+        found, layouts = logits("padded_kept", masks, 4 * slots + 3, True)
+        assert found.isnan().all()
+        with pytest.raises(PatternError, match=f"places for the {most} tokens of an image, found {slots}"):
+            layouts[0].check()
+    found, (layout,) = logits("padded_kept", [fewer], 4 * 3, True)
+    assert layout.slots == 3
+    torch.testing.assert_close(found, logits("padded", [fewer]), atol=1e-5, rtol=0)
 
 
 def test_too_small_a_capacity_is_told_and_never_truncates():

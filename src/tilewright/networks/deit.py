@@ -104,7 +104,7 @@ class Network(nn.Module):
         """Random weights, drawn as published. attention: of `strategies.NAMES`."""
         super().__init__()
         self.options, self.attention = options, attention
-        self._strategy = member(strategies.__name__, "attention", attention, strategies.NAMES)
+        self.strategy = member(strategies.__name__, "attention", attention, strategies.NAMES)
         width, heads = pattern.VARIANTS[options.variant]
         self.patch_embed = vit.Patches(3, width, pattern.PATCH)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -127,7 +127,7 @@ class Network(nn.Module):
         """This very network, its weights shared, with another of `strategies.NAMES`."""
         other = copy.copy(self)
         other.attention = attention
-        other._strategy = member(strategies.__name__, "attention", attention, strategies.NAMES)
+        other.strategy = member(strategies.__name__, "attention", attention, strategies.NAMES)
         return other
 
     @precision.checked
@@ -135,7 +135,7 @@ class Network(nn.Module):
         """Images [B, 3, R, R] to logits [B, num_classes].
 
         capacity: most tokens of the batch that may be kept by a pruner that leaves it open how many, for strategies
-            that pack them; None: as many as there are, for which the host asks the device.
+            that have a ``ROOM``; None: as many as there are, for which the host asks the device.
         tell_layouts: return ``(logits, layouts)``, the layout after each pruning; ``layout.check()`` has the host ask
             whether the capacity was enough. Where it was not, logits are NaN.
 
@@ -148,7 +148,7 @@ class Network(nn.Module):
 
         def prune(x, heads=None):
             x, choice = self.pruner(len(layouts), x, layout, heads)
-            x, narrower = self._strategy.narrow(x, layout, choice, capacity)
+            x, narrower = self.strategy.narrow(x, layout, choice, capacity)
             narrower.choice = choice
             layouts.append(narrower)
             return x, narrower

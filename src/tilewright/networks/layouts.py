@@ -20,6 +20,7 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
+from tilewright.errors import PatternError
 from tilewright.kernels.baselines.sdpa_mask import ALIGNED
 
 
@@ -41,10 +42,10 @@ class Rectangle:
     def attend(self, q, k, v):
         """See the module; places without a token are masked."""
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=self._additive(q)).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.additive(q)).transpose(1, 2)
 
-    def _additive(self, like):
-        """Mask [B, 1, 1, slots], made in the first layer."""
+    def additive(self, like):
+        """Mask [B, 1, 1, slots] of the type of `like`, made in the first layer; None where all places hold a token."""
         if self._mask is None and self.lengths is not None:
             shape = self.n_batch, 1, 1, -(-self.slots // ALIGNED) * ALIGNED
             mask = torch.zeros(shape, dtype=like.dtype, device=like.device)[..., : self.slots]
@@ -73,7 +74,9 @@ class Rectangle:
         return x.gather(1, order[..., None].expand(-1, -1, x.shape[-1])), keep.sum(1)
 
     def check(self):
-        """A rectangle holds all tokens."""
+        """See the module."""
+        if self.lengths is not None and (most := int(self.lengths.max())) > self.slots:
+            raise PatternError(f"capacity: expected places for the {most} tokens of an image, found {self.slots}")
 
 
 class Packed:

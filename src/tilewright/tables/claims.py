@@ -150,7 +150,7 @@ def _pruned_rows(frame, case):
 
 
 def _pruned_over(frame, case):
-    """Speed-up over a peer, ``padded`` or the best ``fair`` one, in the same mode."""
+    """Speed-up over a peer, ``padded``, ``published``, or the best ``dense`` or ``fair`` one, in the same mode."""
     peer, rows = _pruned_rows(frame, case)
     return _at_batch(rows, f"over_{peer}")
 

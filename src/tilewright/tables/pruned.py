@@ -1,10 +1,12 @@
-"""Pruned networks, from images to logits: each strategy for the kept tokens in each mode, and its speed-up over padding
-to the full length and over the best of the fair baselines in the same mode."""
+"""Pruned networks, from images to logits: each strategy for the kept tokens in each mode, and its speed-up in the same
+mode over padding to the full length, with fused attention and as published, and over the best of the fair baselines,
+those in dense batches and those with FlashAttention for packed ones."""
 
 from tilewright.tables import read, select
 
-OURS, PADDED = "ragged", "padded"
-FAIR = ("padded_kept", "gathered", "varlen")
+OURS, PADDED, PUBLISHED = "ragged", "padded", "padded_unfused"
+DENSE = ("padded_kept", "gathered")
+FAIR = (*DENSE, "varlen")
 _KEY = ["network", "setting", "batch", "mode"]
 
 SHOWN = {
@@ -17,6 +19,8 @@ SHOWN = {
     "images_per_s": ("images/s", ",.0f"),
     "p50_us": ("p50 (µs)", ",.0f"),
     "over_padded": ("× padded", ".2f"),
+    "over_published": ("× published padded", ".2f"),
+    "over_dense": ("× best dense", ".2f"),
     "over_fair": ("× best fair", ".2f"),
     "fair": ("best fair", ""),
     "pack_share": ("pack + unpack", ".1%"),
@@ -37,13 +41,18 @@ def needs(config):
 
 def table(inputs):
     """One row per network, setting, batch, mode and strategy; a row that failed has no time. ``fair``: the best of
-    `FAIR` there, which ``over_fair`` is over."""
+    `FAIR` there, which ``over_fair`` is over, as ``over_dense`` is over the best of `DENSE`."""
     (rows,) = read.frames(inputs, "pruned")
     rows.loc[rows["status"] != "ok", read.PRUNED_TIMES] = float("nan")
-    padded = rows[rows["strategy"] == PADDED].set_index(_KEY)["p50_us"].rename("padded_us")
-    best = rows[rows["strategy"].isin(FAIR)].dropna(subset="p50_us").sort_values("p50_us", kind="stable")
-    best = best.drop_duplicates(_KEY).set_index(_KEY)[["strategy", "p50_us"]]
-    rows = rows.join(padded, on=_KEY).join(best.set_axis(["fair", "fair_us"], axis=1), on=_KEY)
-    rows["over_padded"] = rows["padded_us"] / rows["p50_us"]
-    rows["over_fair"] = rows["fair_us"] / rows["p50_us"]
+    for over, names in {"padded": [PADDED], "published": [PUBLISHED], "dense": DENSE, "fair": FAIR}.items():
+        best = _best(rows, names)
+        if over == "fair":
+            rows = rows.join(best["strategy"].rename("fair"), on=_KEY)
+        rows[f"over_{over}"] = rows.join(best["p50_us"].rename("best_us"), on=_KEY)["best_us"] / rows["p50_us"]
     return rows
+
+
+def _best(rows, names):
+    """The fastest row of some strategies in each case."""
+    fastest = rows[rows["strategy"].isin(names)].dropna(subset="p50_us").sort_values("p50_us", kind="stable")
+    return fastest.drop_duplicates(_KEY).set_index(_KEY)

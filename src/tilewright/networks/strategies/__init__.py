@@ -3,11 +3,12 @@
 Contract of a member module:
     ``narrow(x, layout, choice, capacity) -> (x, layout)``: the chosen ones of the tokens x, which stand as `layout`
         says (see `tilewright.networks.layouts`), in a new layout. choice: a `tilewright.pruners.Choice`. capacity: most
-        tokens of the batch, or None, see `tilewright.networks.deit.Network.forward`; members that hold no packed tokens
-        have no use for it and end in ``*_``. Raises `tilewright.kernels.baselines.Unavailable` where it cannot run.
+        tokens of the batch, or None, see `tilewright.networks.deit.Network.forward`; members that have no use for it
+        end in ``*_``. Raises `tilewright.kernels.baselines.Unavailable` where it cannot run.
+    ``ROOM``: what a capacity is to it: ``"shared"`` by the images, ``"even"``, as much for each, or None, of no use.
 """
 
-NAMES = ("padded", "padded_kept", "gathered", "ragged", "varlen")
+NAMES = ("padded", "padded_unfused", "padded_kept", "gathered", "ragged", "varlen")
 # How a network is run with any of them. eager: kernel by kernel; graph: one CUDA graph, replayed; compile:
 # ``torch.compile``, which is slow to begin with.
 MODES = ("eager", "graph", "compile")

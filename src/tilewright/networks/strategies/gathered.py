@@ -4,6 +4,8 @@ own code has it."""
 from tilewright.kernels.baselines import Unavailable
 from tilewright.networks.layouts import Rectangle
 
+ROOM = None
+
 
 def narrow(x, layout, choice, *_):
     """A full rectangle. Raises `Unavailable` where numbers differ; the host asks, unless they are known to be equal."""

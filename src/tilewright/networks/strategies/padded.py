@@ -1,9 +1,11 @@
-"""Kept tokens first, padded to the length before any pruning, masked: the baseline of the published comparison."""
+"""Kept tokens first, padded to the length before any pruning, masked, and attended by torch's fused operators."""
 
 from tilewright.networks.layouts import Rectangle
 
+ROOM = None
 
-def narrow(x, layout, choice, *_):
-    """As many places as before."""
+
+def narrow(x, layout, choice, *_, rectangle=Rectangle):
+    """As many places as before. rectangle: the layout to make."""
     x, lengths = layout.compact(x, choice.keep, layout.slots)
-    return x, Rectangle(layout.n_batch, layout.slots, x.device, lengths)
+    return x, rectangle(layout.n_batch, layout.slots, x.device, lengths)

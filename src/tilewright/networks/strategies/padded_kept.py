@@ -1,10 +1,21 @@
 """Kept tokens first, padded to the longest image, masked."""
 
+import torch
+
 from tilewright.networks.layouts import Rectangle
 
+ROOM = "even"
 
-def narrow(x, layout, choice, *_):
-    """As many places as the longest image needs: the host asks how many that is, unless it knows them but for one."""
-    slots = choice.most if choice.most - choice.least <= 1 else int(choice.keep.sum(1).max())
+
+def narrow(x, layout, choice, capacity):
+    """As many places as the longest image needs, or as the capacity has for each image; without one the host asks,
+    unless it knows how many are kept but for one. Where an image keeps more, all class tokens are NaN."""
+    slots, bounded = choice.most, False
+    if choice.most - choice.least > 1:
+        asked = capacity is None
+        slots = int(choice.keep.sum(1).max()) if asked else min(slots, max(1, capacity // layout.n_batch))
+        bounded = not asked and slots < choice.most
     x, lengths = layout.compact(x, choice.keep, slots)
+    if bounded:
+        x[:, 0].masked_fill_((lengths > slots).any(), torch.nan)
     return x, Rectangle(layout.n_batch, slots, x.device, None if choice.least == choice.most else lengths)

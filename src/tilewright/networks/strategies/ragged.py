@@ -3,6 +3,8 @@
 from tilewright import ragged
 from tilewright.networks.layouts import Packed
 
+ROOM = "shared"
+
 
 def narrow(x, layout, choice, capacity, packed=Packed):
     """Pack, or pack the packed again. packed: the layout to make.

@@ -6,6 +6,8 @@ from tilewright.kernels.baselines import Unavailable, backends, need_gpu
 from tilewright.networks.layouts import Packed
 from tilewright.networks.strategies import ragged
 
+ROOM = "shared"
+
 
 class _Flash(Packed):
     def attend(self, q, k, v):
