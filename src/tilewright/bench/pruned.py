@@ -235,7 +235,8 @@ def _callable(network, mode, capacity, inputs):
         return _telling(torch.compile(network, dynamic=False), capacity)
     need_gpu(inputs.device.type)
     _need_no_host(lambda: network(inputs, capacity))
-    captured = Captured(network, [capacity])
+    # Strategies that have no use for a capacity get one that is never exceeded.
+    captured = Captured(network, [capacity or len(inputs) * network.options.n_tokens])
 
     def call(images):
         return captured(images), captured.layouts
