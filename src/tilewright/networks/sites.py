@@ -47,7 +47,8 @@ def clocked():
 
 def timed(run, *arguments):
     """``run(*arguments)``, its time given to the clock that runs, if one does; tensors tell whose time it is."""
-    clock = _CLOCK.get()
+    # A compiled network has no clocks: looking for one would cut it in two at each attention.
+    clock = None if torch.compiler.is_compiling() else _CLOCK.get()
     if clock is None:
         return run(*arguments)
     if any(isinstance(x, torch.Tensor) and x.is_cuda for x in arguments):

@@ -5,6 +5,7 @@ Source: "Dispatch-Aware Ragged Attention for Pruned Vision Transformers" (arXiv 
 class token in any case.
 """
 
+from functools import cache
 from typing import Annotated
 
 import msgspec
@@ -48,7 +49,6 @@ class Pruner(nn.Module):
         """See the contract."""
         super().__init__()
         self.params, self.n_tokens = params, n_tokens
-        self._drawn = {}
 
     def forward(self, time, x, layout, heads):
         """See the contract; it prunes once, where all images have all of their tokens."""
@@ -63,16 +63,21 @@ class Pruner(nn.Module):
             low, high = self.params.keep_range or 2 * (self.params.keep_ratio or RATIO,)
             least, most = (max(1, int(n * ratio)) for ratio in (low, high))
             ranks = norm.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-            keep = ranks < (most if least == most else self._counts(len(x), low, high, x.device)[:, None])
+            keep = ranks < (most if least == most else counts(len(x), n, low, high, x.device)[:, None])
             # The class token comes on top, unless it is among the best.
             most = min(most + 1, n)
         keep[:, 0] = True
         return x, Choice(keep, least, most)
 
-    def _counts(self, n_batch, low, high, device):
-        """Tokens that each image keeps, int64 [B]; drawn once, for a copy to the device would wait for it."""
-        if (n_batch, device) not in self._drawn:
-            drawn = torch.rand(n_batch, generator=torch.Generator().manual_seed(SEED))
-            counts = (self.n_tokens * (low + (high - low) * drawn)).long().clamp(min=1)
-            self._drawn[n_batch, device] = counts.to(device)
-        return self._drawn[n_batch, device]
+
+@torch.compiler.assume_constant_result
+def counts(*drawn):
+    """`_counts`, whose generator ``torch.compile`` cannot follow."""
+    return _counts(*drawn)
+
+
+@cache
+def _counts(n_batch, n_tokens, low, high, device):
+    """Tokens that each image keeps, int64 [B]; drawn once, for a copy to the device waits for it."""
+    drawn = torch.rand(n_batch, generator=torch.Generator().manual_seed(SEED))
+    return (n_tokens * (low + (high - low) * drawn)).long().clamp(min=1).to(device)
