@@ -148,23 +148,41 @@ def test_numbers_that_the_host_knows_are_the_capacity():
     assert packed.packing.capacity == kept.sum()
 
 
-def test_layouts_say_the_same_of_the_same_tokens():
-    x, kept = torch.randn(4, N, 2, 4), MASKS["extremes"]
+@pytest.mark.parametrize("even", [False, True])
+def test_layouts_say_the_same_of_the_same_tokens(even):
+    x, kept = torch.randn(4, N, 2, 4), mask([1, 2], [3, 4], [N - 2, N - 1], [1, N - 1]) if even else MASKS["extremes"]
     whole = Rectangle(4, N, x.device)
     rows, lengths = whole.compact(x.flatten(2), kept, N)
     rectangle = Rectangle(4, N, x.device, lengths)
-    packed_rows, packed = ragged.narrow(x.flatten(2), whole, Choice(kept, 1, N), int(kept.sum()) + 5)
-    assert isinstance(packed, Packed)
+    choice = Choice(kept, 3, 3) if even else Choice(kept, 1, N)
+    packed_rows, packed = ragged.narrow(x.flatten(2), whole, choice, int(kept.sum()) + 5)
+    assert isinstance(packed, Packed) and packed.even == even
+    if even:
+        rows, rectangle = rows[:, :3], Rectangle(4, 3, x.device)
     assert torch.equal(packed.valid, rectangle.valid)
     padded = packed.padded(packed_rows)
     assert torch.equal(padded[packed.valid], rectangle.padded(rows)[rectangle.valid])
     assert padded.isfinite().all()
     assert torch.equal(packed.first(packed_rows.unflatten(1, (2, 4))), x[:, 0])
-    places = torch.randn(4, N)
+    places = torch.randn(4, rectangle.slots)
     live = int(lengths.sum())
     assert torch.equal(packed.rows(places)[:live], places[packed.valid])
     assert torch.equal(packed.spread(lengths)[:live], lengths.repeat_interleave(lengths))
     assert torch.equal(rectangle.rows(places), places) and torch.equal(rectangle.spread(x[:, 0]), x[:, :1])
+
+
+PRUNERS = {"threshold_l2": {"keep_range": (0.3, 0.7)}, "evit": {}, "ats": {}, "dynamicvit": {"predictor": "random"}}
+
+
+@pytest.mark.parametrize("pruner", PRUNERS)
+@pytest.mark.parametrize("attention", ["padded", "padded_unfused", "padded_kept", "ragged"])
+def test_pruned_networks_compile_whole(attention, pruner):
+    network = create(attention=attention, pruner=pruner, **PRUNERS[pruner])
+    images = torch.randn(2, 3, 64, 64)
+    torch.compiler.reset()
+    compiled = torch.compile(network, fullgraph=True, dynamic=False, backend="eager")
+    with torch.inference_mode():
+        assert torch.equal(compiled(images, 2 * N, True)[0], network(images, 2 * N))
 
 
 def test_varlen_needs_a_gpu():

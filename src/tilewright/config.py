@@ -92,7 +92,10 @@ class Pruned(_Strict):
     ]
     attention: Annotated[tuple[str, ...], _says("how a network goes on with the tokens that it keeps")]
     modes: Annotated[
-        dict[str, tuple[int, ...]], _says("the batches of each mode: eager, graph (CUDA graphs) and compile")
+        dict[str, tuple[int, ...]],
+        _says(
+            "the batches of each mode: eager, graph (a CUDA graph), compile, compile_graph (what was compiled, as one)"
+        ),
     ]
     of: Annotated[dict[str, dict[str, tuple[int, ...]]], _says("modes of networks that have their own")]
     max_seconds: Annotated[float, _says("a timing stops after this time, in seconds")]

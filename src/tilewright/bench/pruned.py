@@ -143,7 +143,7 @@ def run_pruned(name, settings, attention, modes, effort, *, device="cpu", dtype=
         for batch in sizes:
             chosen = [mode for mode, batches in modes.items() if batch in batches]
             # Compiling is slow: the first setting stands for all.
-            chosen = [mode for mode in chosen if mode != "compile" or place == 0]
+            chosen = [mode for mode in chosen if not mode.startswith("compile") or place == 0]
             gc.collect()
             for row in _batch(made, inputs, batch, attention, chosen, effort) if chosen else ():
                 yield known | {"batch": batch} | row
@@ -227,16 +227,18 @@ def _measured(network, mode, capacity, inputs, batch, oracle, effort):
 
 def _callable(network, mode, capacity, inputs):
     """``call(images) -> (logits, layouts)`` of a network in a mode, for images like `inputs`. Raises `Unavailable`."""
-    if mode == "eager":
-        return _telling(network, capacity)
-    if mode == "compile":
+    if mode.endswith("graph"):
+        need_gpu(inputs.device.type)
+    if mode.startswith("compile"):
         # What was compiled before counts against the limit of torch's cache.
         torch.compiler.reset()
-        return _telling(torch.compile(network, dynamic=False), capacity)
-    need_gpu(inputs.device.type)
-    _need_no_host(lambda: network(inputs, capacity))
+        network = torch.compile(network, dynamic=False)
+    if not mode.endswith("graph"):
+        return _telling(network, capacity)
     # Strategies that have no use for a capacity get one that is never exceeded.
-    captured = Captured(network, [capacity or len(inputs) * network.options.n_tokens])
+    capacity = capacity or len(inputs) * network.options.n_tokens
+    _need_no_host(lambda: network(inputs, capacity, True))
+    captured = Captured(network, [capacity])
 
     def call(images):
         return captured(images), captured.layouts

@@ -7,8 +7,13 @@ from tilewright.tables import pruned, read
 
 # Panels side by side.
 ACROSS = 4
-LINES = {"eager": "-", "graph": "--", "compile": ":"}
-MODES = {"eager": "solid: as it is", "graph": "dashed: CUDA graph", "compile": "dotted: torch.compile"}
+LINES = {"eager": "-", "graph": "--", "compile": ":", "compile_graph": "-."}
+MODES = {
+    "eager": "solid: as it is",
+    "graph": "dashed: CUDA graph",
+    "compile": "dotted: torch.compile",
+    "compile_graph": "dash-dotted: torch.compile in a CUDA graph",
+}
 
 
 def needs(config):

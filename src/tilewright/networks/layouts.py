@@ -15,13 +15,27 @@ An image's tokens keep their order, the class token first; its *places* count th
 None but `check` waits for the device.
 """
 
-from functools import cached_property
-
 import torch
 import torch.nn.functional as F
 
 from tilewright.errors import PatternError
 from tilewright.kernels.baselines.sdpa_mask import ALIGNED
+
+
+class _Once:
+    """A property that is worked out once, as `functools.cached_property`, whose lock in Python 3.11 ``torch.compile``
+    cannot follow."""
+
+    def __init__(self, make):
+        self._make = make
+
+    def __set_name__(self, owner, name):
+        self._name = name
+
+    def __get__(self, layout, owner=None):
+        made = self._make(layout)
+        setattr(layout, self._name, made)
+        return made
 
 
 class Rectangle:
@@ -32,7 +46,7 @@ class Rectangle:
         self.n_batch, self.slots, self.device, self.lengths = n_batch, slots, device, lengths
         self._mask = None
 
-    @cached_property
+    @_Once
     def valid(self):
         """See the module."""
         if self.lengths is None:
@@ -82,26 +96,28 @@ class Rectangle:
 class Packed:
     """Tokens [capacity, C], image after image, as a packing of `tilewright.ragged` has them."""
 
-    def __init__(self, packing, slots):
-        """packing: with ``starts`` int32 [B + 1] on the device. slots: a bound of the tokens of an image."""
-        self.packing, self.slots, self.n_batch = packing, slots, len(packing.starts) - 1
+    def __init__(self, packing, slots, even=False):
+        """packing: with ``starts`` int32 [B + 1] on the device. slots: a bound of the tokens of an image; even: what
+        each has, and the packing no more rows than these, which then are by image and place what they are packed."""
+        self.packing, self.slots, self.even = packing, slots, even
+        self.n_batch = len(packing.starts) - 1
 
-    @cached_property
+    @_Once
     def _lengths(self):
         return self.packing.starts.diff()
 
-    @cached_property
+    @_Once
     def valid(self):
         """See the module."""
         return torch.arange(self.slots, device=self._lengths.device) < self._lengths[:, None]
 
-    @cached_property
+    @_Once
     def _image(self):
         """Image of each row [capacity]; rows behind the last token are given to the last image."""
         rows = torch.arange(self.packing.capacity, device=self._lengths.device, dtype=torch.int32)
         return torch.searchsorted(self.packing.starts[1:], rows, right=True).clamp_(max=self.n_batch - 1)
 
-    @cached_property
+    @_Once
     def _row(self):
         """Row of each place [B, slots]; places without a token share that of the last one of the image."""
         place = torch.arange(self.slots, device=self._lengths.device)
@@ -115,19 +131,23 @@ class Packed:
 
     def padded(self, x):
         """See the module."""
-        return x[self._row]
+        return x.unflatten(0, (self.n_batch, self.slots)) if self.even else x[self._row]
 
     def rows(self, values):
         """See the module."""
+        if self.even:
+            return values.flatten(0, 1)
         place = torch.arange(len(self._image), device=values.device) - self.packing.starts[self._image]
         return values[self._image, place.clamp_(max=self.slots - 1)]
 
     def spread(self, y):
         """See the module."""
-        return y[self._image]
+        return y.repeat_interleave(self.slots, 0) if self.even else y[self._image]
 
     def first(self, x):
         """See the module."""
+        if self.even:
+            return self.padded(x)[:, 0]
         return self.packing.first(x.flatten(1)).unflatten(1, x.shape[1:])
 
     def check(self):

@@ -10,5 +10,5 @@ Contract of a member module:
 
 NAMES = ("padded", "padded_unfused", "padded_kept", "gathered", "ragged", "varlen")
 # How a network is run with any of them. eager: kernel by kernel; graph: one CUDA graph, replayed; compile:
-# ``torch.compile``, which is slow to begin with.
-MODES = ("eager", "graph", "compile")
+# ``torch.compile``, which is slow to begin with; compile_graph: what it made as a CUDA graph.
+MODES = ("eager", "graph", "compile", "compile_graph")

@@ -17,4 +17,4 @@ def narrow(x, layout, choice, capacity, packed=Packed):
     elif capacity is not None:
         capacity = min(capacity, bound)
     packing = ragged.pack(choice.keep, capacity, layout.padded(x))
-    return packing.tokens, packed(packing, choice.most)
+    return packing.tokens, packed(packing, choice.most, choice.least == choice.most)
