@@ -12,7 +12,7 @@ from tilewright import networks
 from tilewright.errors import PatternError
 from tilewright.kernels.baselines import Unavailable
 from tilewright.models import deit as pattern
-from tilewright.networks import strategies
+from tilewright.networks import layouts, strategies
 from tilewright.networks.captured import Captured
 from tilewright.networks.layouts import Packed, Rectangle
 from tilewright.networks.strategies import ragged
@@ -107,6 +107,14 @@ def test_any_capacity_that_is_enough_gives_the_same(spare):
     torch.testing.assert_close(found, logits("padded", masks), atol=1e-5, rtol=0)
 
 
+def test_large_packed_batches_are_packed_again_row_by_row(monkeypatch):
+    masks = [MASKS["extremes"], mask([], range(N), [], [1, 4])]
+    together = logits("ragged", masks, 4 * N)
+    monkeypatch.setattr(layouts, "FUSED", 1)
+    assert torch.equal(logits("ragged", masks, 4 * N), together)
+    assert logits("ragged", masks, int(masks[0].sum()) - 1).isnan().all()
+
+
 @pytest.mark.parametrize("places", [N, N + 3])
 def test_a_capacity_is_shared_out_evenly_among_rectangles(places):
     masks = [MASKS["extremes"]]
@@ -119,10 +127,10 @@ def test_a_capacity_is_shared_out_evenly_among_rectangles(places):
 def test_too_few_places_are_told_and_never_truncate():
     kept, fewer = MASKS["extremes"], mask([1, 2], [3], [4], [5, 6])
     for masks, slots, most in (([kept], N - 1, N), ([fewer, kept[:, :3]], 2, 3), ([torch.ones_like(kept), kept], 1, N)):
-        found, layouts = logits("padded_kept", masks, 4 * slots + 3, True)
+        found, made = logits("padded_kept", masks, 4 * slots + 3, True)
         assert found.isnan().all()
         with pytest.raises(PatternError, match=f"places for the {most} tokens of an image, found {slots}"):
-            layouts[0].check()
+            made[0].check()
     found, (layout,) = logits("padded_kept", [fewer], 4 * 3, True)
     assert layout.slots == 3
     torch.testing.assert_close(found, logits("padded", [fewer]), atol=1e-5, rtol=0)
@@ -132,10 +140,10 @@ def test_too_small_a_capacity_is_told_and_never_truncates():
     kept = MASKS["extremes"]
     for masks in ([kept], [torch.ones_like(kept), kept], [kept, kept]):
         capacity = int(masks[0].sum()) - 1
-        found, layouts = logits("ragged", masks, capacity, True)
+        found, made = logits("ragged", masks, capacity, True)
         assert found.isnan().all()
         with pytest.raises(PatternError, match=f"at least the {capacity + 1} tokens kept, found {capacity}"):
-            layouts[0].check()
+            made[0].check()
 
 
 def test_numbers_that_the_host_knows_are_the_capacity():
@@ -164,11 +172,10 @@ def test_layouts_say_the_same_of_the_same_tokens(even):
     assert torch.equal(padded[packed.valid], rectangle.padded(rows)[rectangle.valid])
     assert padded.isfinite().all()
     assert torch.equal(packed.first(packed_rows.unflatten(1, (2, 4))), x[:, 0])
-    places = torch.randn(4, rectangle.slots)
-    live = int(lengths.sum())
-    assert torch.equal(packed.rows(places)[:live], places[packed.valid])
-    assert torch.equal(packed.spread(lengths)[:live], lengths.repeat_interleave(lengths))
-    assert torch.equal(rectangle.rows(places), places) and torch.equal(rectangle.spread(x[:, 0]), x[:, :1])
+    place, other = torch.tensor([0, 2, 0, 1]), torch.randn(4, 8)
+    changed = packed.padded(packed.put(packed_rows, place, other))
+    assert torch.equal(changed[packed.valid], rectangle.put(rows, place, other)[rectangle.valid])
+    assert torch.equal(changed[range(4), place], other)
 
 
 PRUNERS = {"threshold_l2": {"keep_range": (0.3, 0.7)}, "evit": {}, "ats": {}, "dynamicvit": {"predictor": "random"}}

@@ -107,6 +107,11 @@ class Packing:
         """int32 [B + 1]: cumulative lengths, on the device; at most the capacity."""
         return self.lists[self.layout.starts : self.layout.source]
 
+    @property
+    def source(self):
+        """int32 [capacity]: the token of each row, as ``b * N + n``; -1 for none."""
+        return self.lists[self.layout.source : self.layout.place]
+
     def gather(self, x):
         """Kept tokens of x [B, N, C] → [capacity, C]; zeros behind the last one."""
         return self._taken("source", x, None)

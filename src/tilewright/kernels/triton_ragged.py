@@ -11,12 +11,10 @@ import triton
 
 from tilewright.errors import PatternError
 from tilewright.kernels import ragged_lists, triton_ragged_kernels, triton_schedule
+from tilewright.kernels.ragged_lists import FUSED
 from tilewright.kernels.triton_launch import Repeated
 from tilewright.kernels.triton_schedule import FEWEST_ROWS, HEAD_DIMS
 
-# Most images whose tokens the kernel that describes the batch gathers: each of its programs counts the batch again.
-# Measured on an H200, docs/decisions/0011.
-FUSED = 32
 # Values that a program counts at once; programs that gather tokens, a few for each multiprocessor of a large GPU; rows
 # and columns that one brings at once.
 COUNTED, GATHERING, ROWS, COLUMNS = 8192, 528, 16, 256
@@ -52,7 +50,7 @@ class Executor:
     def __init__(self, layout, device, chosen=None):
         """Compile nothing yet."""
         self.layout, self._chosen = layout, chosen
-        self.lists, self._pack, self._attend = (
+        self._lists, self._pack, self._attend = (
             Repeated(start, device) for start in (self._start_lists, self._start_pack, self._start_attend)
         )
         self._take = {
@@ -60,13 +58,17 @@ class Executor:
             for part in ("source", "place", "starts")
         }
 
+    def lists(self, keep):
+        """See `ragged_lists`."""
+        return self._lists(keep, keep.sum(1, dtype=torch.int32)) if self.layout.images > FUSED else self._lists(keep)
+
     def pack(self, keep, tokens):
         """See `ragged_lists`."""
         if self.layout.images > FUSED:
             lists = self.lists(keep)
             return lists, self.take(lists, "source", tokens, None)
         packed = tokens.new_empty(self.layout.capacity, tokens.shape[-1])
-        return self._pack(keep, packed, tokens), packed
+        return self._pack(keep, tokens, packed), packed
 
     def take(self, lists, part, x, fill):
         """See `ragged_lists`."""
@@ -78,13 +80,13 @@ class Executor:
 
     # What `Repeated` starts: each returns the result, the compiled kernel, its grid, and what follows the tensors.
 
-    def _start_lists(self, keep):
-        return self._start_pack(keep, None, None)
+    def _start_lists(self, keep, counts=None):
+        return self._start_pack(keep, counts, None)
 
-    def _start_pack(self, keep, packed, tokens):
+    def _start_pack(self, keep, tokens, packed):
         layout, width = self.layout, 0
         strides = (0, 0)
-        if tokens is not None:
+        if packed is not None:
             ragged_lists.check_rows(layout, "source", tokens, None)
             ragged_lists.check_tensors(keep.device, tokens=tokens)
             _side_by_side(tokens=tokens)
@@ -93,14 +95,16 @@ class Executor:
         chunks = min(triton.cdiv(GATHERING, layout.images), triton.cdiv(layout.tokens, ROWS)) if width else 1
         n = triton.next_power_of_2(layout.tokens)
         tiles = triton.next_power_of_2(triton.cdiv(layout.tokens, layout.rows))
-        block = max(1, COUNTED // n)
+        told = packed is None and tokens is not None
+        block = min(triton.next_power_of_2(layout.images), COUNTED // 8) if told else max(1, COUNTED // n)
         sizes = (layout.images, layout.tokens, layout.capacity, layout.source, layout.place, layout.work)
         columns = min(COLUMNS, triton.next_power_of_2(max(1, width)))
         arguments = (*strides, *sizes, width, layout.rows, tiles, n, block, ROWS, columns, chunks)
         grid = layout.images * chunks
         bits = keep.view(torch.uint8)
-        compiled = triton_ragged_kernels.pack[(grid,)](lists, bits, packed, tokens, *arguments)
-        return lists, compiled, grid, arguments if tokens is not None else (None, None, *arguments)
+        compiled = triton_ragged_kernels.pack[(grid,)](lists, bits, tokens, packed, *arguments)
+        missing = [x for x in (tokens, packed) if x is None]
+        return lists, compiled, grid, (*missing, *arguments)
 
     def _start_take(self, part, lists, x, fill=None):
         layout = self.layout

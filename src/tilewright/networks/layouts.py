@@ -6,8 +6,8 @@ An image's tokens keep their order, the class token first; its *places* count th
     ``valid``: bool [B, slots], which places hold a token.
     ``attend(q, k, v)``: attention of each image within itself; q, k, v [..., H, D], strided, and so is the result.
     ``padded(x)``: tokens [..., *] by image and place [B, slots, *]; what stands where no token does is finite.
-    ``rows(values)``: values [B, slots] by place, as the tokens stand [...].
-    ``spread(y)``: one row for each image, [B, C], to be broadcast with the tokens [..., C].
+    ``put(x, place, y)``: tokens x [..., C] with the one at place int64 [B] of its image replaced by y [B, C], in place.
+    ``pack(x, keep, capacity)``: the tokens that are kept, bool [B, slots], as a packing of `tilewright.ragged`.
     ``first(x)``: the class tokens, [B, *].
     ``check()``: raise `PatternError` when the tokens were more than the layout could hold; the host asks.
     ``choice``: of a layout that a pruning made, the `pruners.Choice` by which the network made it.
@@ -18,8 +18,10 @@ None but `check` waits for the device.
 import torch
 import torch.nn.functional as F
 
+from tilewright import ragged
 from tilewright.errors import PatternError
 from tilewright.kernels.baselines.sdpa_mask import ALIGNED
+from tilewright.kernels.ragged_lists import FUSED
 
 
 class _Once:
@@ -70,13 +72,13 @@ class Rectangle:
         """See the module."""
         return x
 
-    def rows(self, values):
+    def put(self, x, place, y):
         """See the module."""
-        return values
+        return x.scatter_(1, place[:, None, None].expand(-1, 1, x.shape[-1]), y[:, None])
 
-    def spread(self, y):
+    def pack(self, x, keep, capacity):
         """See the module."""
-        return y[:, None]
+        return ragged.pack(keep, capacity, x)
 
     def first(self, x):
         """See the module."""
@@ -112,12 +114,6 @@ class Packed:
         return torch.arange(self.slots, device=self._lengths.device) < self._lengths[:, None]
 
     @_Once
-    def _image(self):
-        """Image of each row [capacity]; rows behind the last token are given to the last image."""
-        rows = torch.arange(self.packing.capacity, device=self._lengths.device, dtype=torch.int32)
-        return torch.searchsorted(self.packing.starts[1:], rows, right=True).clamp_(max=self.n_batch - 1)
-
-    @_Once
     def _row(self):
         """Row of each place [B, slots]; places without a token share that of the last one of the image."""
         place = torch.arange(self.slots, device=self._lengths.device)
@@ -133,16 +129,18 @@ class Packed:
         """See the module."""
         return x.unflatten(0, (self.n_batch, self.slots)) if self.even else x[self._row]
 
-    def rows(self, values):
+    def put(self, x, place, y):
         """See the module."""
-        if self.even:
-            return values.flatten(0, 1)
-        place = torch.arange(len(self._image), device=values.device) - self.packing.starts[self._image]
-        return values[self._image, place.clamp_(max=self.slots - 1)]
+        return x.index_copy_(0, self._row.gather(1, place[:, None])[:, 0], y)
 
-    def spread(self, y):
+    def pack(self, x, keep, capacity):
         """See the module."""
-        return y.repeat_interleave(self.slots, 0) if self.even else y[self._image]
+        if self.even or self.n_batch <= FUSED:
+            return ragged.pack(keep, capacity, self.padded(x))
+        packing = ragged.pack(keep, capacity)
+        # Behind the last token any row will do: the lists know that it is of no image.
+        packing.tokens = x[self._row.flatten()[packing.source.clamp(min=0)]]
+        return packing
 
     def first(self, x):
         """See the module."""

@@ -8,7 +8,7 @@ Contract of a member module:
         attention and the MLP.
         ``forward(time, x, layout, heads) -> (x, Choice)``: the `time`-th pruning of a batch, from 0. x: tokens as
         `layout` has them (`tilewright.networks.layouts`). heads: q, k, v [..., H, D] of the block it prunes in, else
-        None. Tokens that are returned may have other values. Nothing is asked of the device.
+        None. Tokens may be given other values, in place. Nothing is asked of the device.
 
 What an image keeps depends on that image alone, not on how the batch is laid out. Importing this package does not
 import torch.

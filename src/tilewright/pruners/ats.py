@@ -40,7 +40,7 @@ class Pruner(nn.Module):
         """See the contract."""
         q, k, v = heads
         attention = scores.class_attention(q, k, layout).sum(1)
-        score = (attention * layout.padded(v).flatten(2).float().norm(dim=-1))[:, 1:]
+        score = (attention * layout.padded(v.flatten(-2).float().norm(dim=-1)))[:, 1:]
         keep = sample(score, layout.valid[:, 1:], self.most - 1)
         keep = torch.cat((torch.ones_like(keep[:, :1]), keep), dim=1)
         return x, Choice(keep, 1, min(self.most, layout.slots))

@@ -51,6 +51,6 @@ class Pruner(nn.Module):
         keep = scores.marked(order[:, : 1 + count], layout.slots)
         weight = attention.masked_fill(keep, 0)
         fused = torch.bmm(weight[:, None], layout.padded(x).float())[:, 0].to(x.dtype)
-        place = scores.marked(order[:, 1 + count, None], layout.slots)
-        x = torch.where(layout.rows(place)[..., None], layout.spread(fused), x)
-        return x, Choice(keep | place, tokens, tokens, place)
+        place = order[:, 1 + count]
+        fused_at = scores.marked(place[:, None], layout.slots)
+        return layout.put(x, place, fused), Choice(keep | fused_at, tokens, tokens, fused_at)

@@ -1,6 +1,5 @@
 """Kept tokens packed, image after image, and attended by the ragged kernel."""
 
-from tilewright import ragged
 from tilewright.networks.layouts import Packed
 
 ROOM = "shared"
@@ -16,5 +15,5 @@ def narrow(x, layout, choice, capacity, packed=Packed):
         capacity = bound
     elif capacity is not None:
         capacity = min(capacity, bound)
-    packing = ragged.pack(choice.keep, capacity, layout.padded(x))
+    packing = layout.pack(x, choice.keep, capacity)
     return packing.tokens, packed(packing, choice.most, choice.least == choice.most)
