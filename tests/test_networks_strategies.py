@@ -110,7 +110,7 @@ def test_any_capacity_that_is_enough_gives_the_same(spare):
 def test_large_packed_batches_are_packed_again_row_by_row(monkeypatch):
     masks = [MASKS["extremes"], mask([], range(N), [], [1, 4])]
     together = logits("ragged", masks, 4 * N)
-    monkeypatch.setattr(layouts, "FUSED", 1)
+    monkeypatch.setattr(layouts, "PADDED", 1)
     assert torch.equal(logits("ragged", masks, 4 * N), together)
     assert logits("ragged", masks, int(masks[0].sum()) - 1).isnan().all()
 

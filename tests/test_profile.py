@@ -1,4 +1,6 @@
 import json
+import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +11,7 @@ import plans
 from tilewright import hardware, profile, work
 from tilewright.errors import ArtifactError, DeviceError, UnknownNameError
 from tilewright.kernels.torch_probe import Probe, head
-from tilewright.timing import FEWEST, time_call
+from tilewright.timing import FEWEST, time_call, time_together
 
 SIZES = {"heads": 2, "head_dim": 16}
 
@@ -125,5 +127,8 @@ def test_timing_stops_at_the_error_or_the_time():
     steady = time_call(lambda: torch.zeros(1 << 16).sum(), min_reps=5, max_seconds=5, rse_target=0.5)
     assert 5 <= steady.repetitions < 1000 and steady.rse <= 0.5
     assert 0 < steady.p20_us <= steady.p50_us <= steady.p80_us
+    slow, fast = time_together([lambda: time.sleep(2e-3), lambda: None], min_reps=4, max_seconds=5, rse_target=math.inf)
+    assert slow.repetitions == fast.repetitions == 4 and fast.p50_us < 1000 < 2000 <= slow.p20_us
+    assert time_together([], min_reps=4, max_seconds=5, rse_target=0.5) == []
     hurried = time_call(lambda: next(ticks), min_reps=10**9, max_seconds=0, rse_target=0)
     assert hurried.repetitions == FEWEST and next(ticks) == FEWEST + 1

@@ -79,9 +79,10 @@ def test_other_tiles(rows, device):
 @pytest.mark.parametrize("step_keys,trim", [(32, 32), (64, 64), (64, 16), (128, 16), (128, 32)])
 def test_other_forms(step_keys, trim):
     layout = Layout(3, 150, 200, 64)
-    device = torch.device(TRITON_DEVICE)
+    keep = keeping([150, 1, 31], 150, TRITON_DEVICE)
+    device = keep.device
     executor = triton_ragged.Executor(layout, device, triton_ragged.Form(step_keys, trim=trim))
-    packing = ragged.Packing(layout, executor.lists(keeping([150, 1, 31], 150, device)))
+    packing = ragged.Packing(layout, executor.lists(keep))
     packing._executor = executor
     check_attention(packing, *qkv(200, 1, 32, dtype=torch.float16, device=device))
 
@@ -146,7 +147,8 @@ def test_many_tokens_and_images(monkeypatch, device):
 def test_work_items_are_the_longest_first_and_cover_every_row(rows):
     lengths = [5, 70, 70, 1, 129]
     layout = Layout(5, 130, 400, rows)
-    made = triton_ragged.Executor(layout, torch.device(TRITON_DEVICE)).lists(keeping(lengths, 130, TRITON_DEVICE)).cpu()
+    keep = keeping(lengths, 130, TRITON_DEVICE)
+    made = triton_ragged.Executor(layout, keep.device).lists(keep).cpu()
     count = int(made[ragged_lists.ITEMS])
     items = made[layout.work :].view(-1, RECORD)
     assert len(items) == layout.items >= count

@@ -3,7 +3,7 @@
 import math
 import time
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -54,6 +54,14 @@ def time_call(call, *, min_reps, max_seconds, rse_target, warmups=2):
         if time.perf_counter_ns() - begin >= max_seconds * 1e9:
             break
     return _repeated(lambda: _wall_us(call), min_reps, max_seconds, rse_target)
+
+
+def time_together(calls, *, min_reps, max_seconds, rse_target):
+    """As `time_call`, a `Timing` of each of `calls`, which take turns: a clock that changes does so for all of them.
+
+    None is warmed up. They go on until all are known well enough, or for `max_seconds` each.
+    """
+    return _in_turns([partial(_wall_us, call) for call in calls], min_reps, max_seconds, rse_target)
 
 
 def wait(x):
@@ -127,16 +135,24 @@ def copy_bandwidth():
 
 def _repeated(sample, min_reps, max_seconds, rse_target, method="wall"):
     """The `Timing` of `sample`, which runs something and returns its microseconds."""
-    taken, begin = [], time.perf_counter_ns()
-    while True:
-        taken.append(sample())
-        if len(taken) < FEWEST:
+    return _in_turns([sample], min_reps, max_seconds, rse_target, method)[0]
+
+
+def _in_turns(samples, min_reps, max_seconds, rse_target, method="wall"):
+    """`_repeated` of each of `samples`."""
+    rounds, begin, look = [], time.perf_counter_ns(), FEWEST
+    while samples:
+        rounds.append([sample() for sample in samples])
+        over = time.perf_counter_ns() - begin >= len(samples) * max_seconds * 1e9
+        if len(rounds) < (FEWEST if over else look):
             continue
-        rse = float(np.std(taken, ddof=1) / np.mean(taken) / len(taken) ** 0.5)
-        done = len(taken) >= min_reps and rse <= rse_target
-        if done or time.perf_counter_ns() - begin >= max_seconds * 1e9:
+        rse = np.std(rounds, axis=0, ddof=1) / np.mean(rounds, axis=0) / len(rounds) ** 0.5
+        if over or (len(rounds) >= min_reps and rse.max() <= rse_target):
             break
-    return Timing(*map(float, np.percentile(taken, (20, 50, 80))), len(taken), rse, method)
+        # Looking at all of them takes longer than a short call.
+        look = 1 + int(1.1 * len(rounds))
+    each = zip(*np.percentile(rounds, (20, 50, 80), axis=0), rse, strict=True) if samples else ()
+    return [Timing(float(p20), float(p50), float(p80), len(rounds), float(r), method) for p20, p50, p80, r in each]
 
 
 def _wall_us(call):

@@ -9,6 +9,7 @@ import json
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -171,17 +172,21 @@ def _batch(made, inputs, batch, attention, modes, effort):
     packed = "ragged" in attention and oracle.choices
     pack_us = _pack_us(made.going_on("ragged"), inputs[:batch], room["shared"], effort) if packed else None
     for mode in modes:
-        for name in attention:
-            network = made.going_on(name)
+        ways = []
+        for network in map(made.going_on, attention):
             capacity = room[network.strategy.ROOM]
-            capacities = dict.fromkeys((None, capacity) if asking and mode == "eager" else (capacity,))
-            rows = [_measured(network, mode, most, inputs, batch, oracle, effort) for most in capacities]
+            both = (None, capacity) if asking and mode == "eager" else (capacity,)
+            ways += [(network, most) for most in dict.fromkeys(both)]
+        # What is compiled counts against the limit of torch's cache: one at a time.
+        groups = [[way] for way in ways] if mode.startswith("compile") else [ways]
+        rows = [row for group in groups for row in _measured(group, mode, inputs, batch, oracle, effort)]
+        for name in attention:
+            own = [row for row in rows if row["strategy"] == name]
             # The faster way; but one that fails is not hidden by the other.
-            rows.sort(key=lambda row: (("failed", "ok", "skipped").index(row["status"]), row.get("p50_us", 0)))
-            row = facts | {"strategy": name, "mode": mode} | rows[0]
+            row = min(own, key=lambda row: (("failed", "ok", "skipped").index(row["status"]), row.get("p50_us", 0)))
             if name == "ragged" and pack_us and row["status"] == "ok":
                 row |= {"pack_us": pack_us, "pack_share": pack_us / row["p50_us"]}
-            yield row
+            yield facts | {"mode": mode} | row
 
 
 def _room(needed, most):
@@ -191,8 +196,26 @@ def _room(needed, most):
     return min(most, (needed // step + 1) * step)
 
 
-def _measured(network, mode, capacity, inputs, batch, oracle, effort):
-    """Check of a network in one mode, and only if it passes, its time."""
+def _measured(ways, mode, inputs, batch, oracle, effort):
+    """Rows of networks, each with its capacity, in one mode: first all are checked, then those that passed timed."""
+    rows, runs = [], {}
+    for at, (network, capacity) in enumerate(ways):
+        row, call = _checked(network, mode, capacity, inputs, batch, oracle)
+        rows.append({"strategy": network.attention, **row})
+        if call is not None:
+            runs[at] = partial(_waited, call, inputs[:batch])
+    for at, taken in zip(runs, timing.time_together(list(runs.values()), **effort.limits), strict=True):
+        rows[at] |= {"status": "ok", "images_per_s": batch / taken.p50_us * 1e6, **taken.columns}
+    return rows
+
+
+def _waited(call, images):
+    call(images)
+    timing.wait(images)
+
+
+def _checked(network, mode, capacity, inputs, batch, oracle):
+    """``(what a row tells, call)`` of a network in one mode; None where it is not to be timed, and the row says why."""
     facts = {"time": now(), "capacity": "" if capacity is None else capacity}
     begin = time.perf_counter()
     try:
@@ -202,27 +225,21 @@ def _measured(network, mode, capacity, inputs, batch, oracle, effort):
         facts["first_call_s"] = time.perf_counter() - begin
         seen = _seen(call, inputs, batch)
     except Unavailable as reason:
-        return facts | {"status": "skipped", "reason": str(reason)}
+        return facts | {"status": "skipped", "reason": str(reason)}, None
     except RuntimeError as error:
-        return facts | {"status": "failed", "reason": refusal(error)}
+        return facts | {"status": "failed", "reason": refusal(error)}, None
     same = seen.same_tokens(oracle)
     facts |= {"inputs": len(same), "same_tokens": int(same.sum())}
     if not facts["same_tokens"]:
-        return facts | {"status": "failed", "reason": f"none of {len(same)} images kept the tokens of {ORACLE}"}
+        return facts | {"status": "failed", "reason": f"none of {len(same)} images kept the tokens of {ORACLE}"}, None
     ours, theirs = seen.logits[same], oracle.logits[same]
     error, dtype = float((ours - theirs).abs().max()), str(inputs.dtype).removeprefix("torch.")
     facts |= {"max_abs_error": error, "same_top1": float((ours.argmax(1) == theirs.argmax(1)).float().mean())}
     # Not `>`: a NaN does not pass.
     if not error <= TOLERANCE[dtype]:
         reason = f"logits differ by {error:.2g} from those of {ORACLE}, tolerance {TOLERANCE[dtype]:.2g}"
-        return facts | {"status": "failed", "reason": reason}
-
-    def run():
-        call(inputs[:batch])
-        timing.wait(inputs)
-
-    taken = timing.time_call(run, **effort.limits)
-    return facts | {"status": "ok", "images_per_s": batch / taken.p50_us * 1e6, **taken.columns}
+        return facts | {"status": "failed", "reason": reason}, None
+    return facts, call
 
 
 def _callable(network, mode, capacity, inputs):

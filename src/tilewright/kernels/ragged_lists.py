@@ -18,9 +18,6 @@ from tilewright.errors import DeviceError, PatternError
 
 # What the tensor begins with: whether it is of no use, tokens kept, work items, images that keep nothing.
 BAD, KEPT, ITEMS, EMPTY, HEADER = range(5)
-# Most images that are described and gathered by one kernel on a GPU, each of whose programs counts the batch again.
-# Measured on an H200, docs/decisions/0011.
-FUSED = 32
 # Values of a work item: the first row of its image, the tokens of that, the first query of the item among them.
 RECORD = 3
 

@@ -11,10 +11,12 @@ import triton
 
 from tilewright.errors import PatternError
 from tilewright.kernels import ragged_lists, triton_ragged_kernels, triton_schedule
-from tilewright.kernels.ragged_lists import FUSED
 from tilewright.kernels.triton_launch import Repeated
 from tilewright.kernels.triton_schedule import FEWEST_ROWS, HEAD_DIMS
 
+# Most images whose tokens the kernel that describes the batch gathers: each of its programs counts the batch again.
+# Measured on an H200, docs/decisions/0011.
+FUSED = 32
 # Values that a program counts at once; programs that gather tokens, a few for each multiprocessor of a large GPU; rows
 # and columns that one brings at once.
 COUNTED, GATHERING, ROWS, COLUMNS = 8192, 528, 16, 256
