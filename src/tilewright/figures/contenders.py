@@ -65,6 +65,8 @@ def blanks(frame, name, where):
     from tilewright.figures import style
 
     blank = frame[frame["status"] != "ok"]
+    # What was found differs from case to case.
+    blank = blank.assign(reason=blank["reason"].str.partition(", found from ")[0])
     places = blank[where].astype(str).agg(" ".join, axis=1) if len(blank) else blank[name]
     return [
         f"Blank: {NAMES[who]} ({style.listed(places[rows.index], 3, 'cases')}): {status}, {reason}."
