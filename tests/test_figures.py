@@ -720,11 +720,15 @@ def test_the_figure_of_pruned_networks_has_a_line_for_each_strategy_and_mode(stu
     assert "lengths differ" in texts(figure) and "FlashAttention varlen" in texts(figure)
 
 
-def test_the_figure_of_packed_attention_shows_times_and_ratios(study):
+def test_the_figure_of_packed_attention_shows_times_and_ratios(study, tmp_path):
     left, right = drawn("ragged_kernel", study).axes[2:4]
     times, ratios = ({line.get_label(): line.get_ydata().tolist() for line in axes.lines} for axes in (left, right))
     assert times["FlashAttention varlen"] == [3, 48, 768] and times["bytes moved once"] == [0.5, 8, 128]
     assert ratios["FlashAttention varlen"] == [3, 3, 3] and times["FlexAttention"] == []
+    synthetic.write_csv(
+        tmp_path / "r.csv", synthetic.RAGGED, [synthetic.ragged_row(1, 64, "5-9", 1, "tilewright", 3.0)]
+    )
+    assert "Blank" not in texts(drawn("ragged_kernel", study, [tmp_path / "r.csv"]))
 
 
 def test_the_dispatch_floor_has_a_bar_for_each_call(study, tmp_path):

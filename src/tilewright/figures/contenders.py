@@ -66,7 +66,7 @@ def blanks(frame, name, where):
 
     blank = frame[frame["status"] != "ok"]
     # What was found differs from case to case.
-    blank = blank.assign(reason=blank["reason"].str.partition(", found from ")[0])
+    blank = blank.assign(reason=blank["reason"].astype(str).str.replace(", found from .*", "", regex=True))
     places = blank[where].astype(str).agg(" ".join, axis=1) if len(blank) else blank[name]
     return [
         f"Blank: {NAMES[who]} ({style.listed(places[rows.index], 3, 'cases')}): {status}, {reason}."
