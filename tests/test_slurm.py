@@ -26,7 +26,7 @@ PROFILE = ROOT / "profiles/slurm-a100/profile.yaml"
 FILLED = {"CHANGE-ME-account": "lab", "CHANGE-ME-cpu-partition": "cpu", "CHANGE-ME-gpu-partition": "gpu"}
 GRAPH = "results/graphs/vil-tiny-64-s1.npz"
 # Seconds that a run on the node may take, whatever else the machine does.
-PATIENCE = 600
+PATIENCE = 1500
 
 
 @pytest.fixture(scope="module")
@@ -116,20 +116,17 @@ def until(condition, seconds=120):
 
 
 def test_the_small_study_goes_through(node, tmp_path):
-    wanted = ("results/tables/latency.csv", "figures/fill.svg")
-    small = tmp_path / "small.yaml"
-    small.write_text(yaml.safe_dump({"workloads": ["vil-tiny-64-s1"], "orders": ["ic"]}))
-    directory, chosen = tmp_path / "run", profile(tmp_path / "profile", configfile=[str(TINY), str(small)])
-    status, output = run(directory, chosen, *wanted)
+    directory, chosen = tmp_path / "run", profile(tmp_path / "profile")
+    status, output = run(directory, chosen)
     assert status == 0, output[-4000:]
-    assert all((directory / path).stat().st_size for path in wanted)
+    assert (directory / "results/report.html").stat().st_size
     asked = {name: rest for name, *rest in jobs(directory, "state", "partition", "tres-per-job", "oversubscribe")}
-    for rule in ("rule_profile", "rule_bench", "rule_baselines"):
+    for rule in ("rule_profile", "rule_bench", "rule_baselines", "rule_network", "rule_ragged", "rule_pruned"):
         assert asked[rule] == ["COMPLETED", "gpu", "gres:gpu:a100:1", "NO"]
     assert asked["rule_graph"] == ["COMPLETED", "cpu", "N/A", "OK"]
     # An order and its blocks are one job.
     assert not {"rule_reorder", "rule_blocks"} & set(asked)
-    status, output = run(directory, chosen, *wanted)
+    status, output = run(directory, chosen)
     assert status == 0 and "Nothing to be done" in output
 
 

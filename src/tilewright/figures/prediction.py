@@ -50,16 +50,16 @@ def draw(inputs):
     for axis in (axes.xaxis, axes.yaxis):
         style.plain_ticks(axis)
     error = frame["error"].abs()
+    axes.set_title("Schedules: predicted against measured latency", pad=22)
     axes.text(
-        0.03,
-        0.97,
-        f"median relative error {error.median():.1%}\n"
+        0.5,
+        1.015,
+        f"median relative error {error.median():.1%}; "
         f"within ±{_BAND:.0%}: {(error <= _BAND).mean():.0%} of {len(frame)} schedules",
         transform=axes.transAxes,
-        va="top",
-        fontsize=10,
+        ha="center",
+        fontsize=9.5,
     )
-    axes.set_title("Schedules: predicted against measured latency")
     marks = [
         Line2D([], [], linestyle="none", marker="o", color=style.order_colour(o, orders), label=style.order_name(o))
         for o in orders

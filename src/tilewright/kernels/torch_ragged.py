@@ -1,15 +1,15 @@
-"""Executor of packed batches on any device that torch has: images of like lengths attend as one batch (stage T5).
+"""Executor of packed batches on any device that torch has: neighbours of one length attend as one batch (stage T5).
 
 The contract is that of `ragged_lists`; work items are left out, images need none here.
 """
+
+import weakref
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 
 from tilewright.kernels.ragged_lists import BAD, EMPTY, KEPT, check_qkv, check_rows, check_tensors
-
-# Images whose lengths differ by less attend together, padded to the longest of them.
-CLASS = 16
 
 
 class Executor:
@@ -18,6 +18,7 @@ class Executor:
     def __init__(self, layout, device):
         """`device` holds the tensors of each call."""
         self.layout, self._device = layout, device
+        self._last = (lambda: None), None
 
     def lists(self, keep):
         """See `ragged_lists`."""
@@ -55,19 +56,27 @@ class Executor:
         """See `ragged_lists`."""
         check_qkv(self.layout, q, k, v)
         check_tensors(self._device, q=q)
-        if lists[BAD]:
+        runs = self._runs(lists)
+        if runs is None:
             return torch.full_like(q, torch.nan, memory_format=torch.contiguous_format)
-        starts = lists[self.layout.starts : self.layout.source].long()
-        lengths = starts.diff()
-        kinds = (lengths - 1) // CLASS
         out = q.new_zeros(q.shape)
-        for kind in kinds.unique().tolist():
-            first, length = starts[:-1][kinds == kind, None], lengths[kinds == kind, None]
-            column = torch.arange(int(length.max()), device=q.device)
-            own = column < length
-            rows = first + torch.minimum(column, length - 1)
-            mask = None if own.all() else own[:, None, None]
-            taken = (x[rows].transpose(1, 2) for x in (q, k, v))
-            attended = F.scaled_dot_product_attention(*taken, attn_mask=mask).transpose(1, 2)
-            out[rows[own]] = attended[own]
+        for first, images, length in runs:
+            rows = slice(first, first + images * length)
+            taken = (x[rows].unflatten(0, (images, length)).transpose(1, 2) for x in (q, k, v))
+            out[rows] = F.scaled_dot_product_attention(*taken).transpose(1, 2).flatten(0, 1)
         return out
+
+    def _runs(self, lists):
+        """Stretches of images of one length, ``(first row, images, length)`` each; None where the lists are of no use.
+
+        Of the lists that were asked for last they are remembered: the layers of a network attend by the same ones.
+        """
+        told, runs = self._last
+        if told() is not lists:
+            lengths = lists[self.layout.starts : self.layout.source].diff().tolist()
+            runs, first = [], 0
+            for length, images in ((length, len(list(run))) for length, run in groupby(lengths)):
+                runs.append((first, images, length))
+                first += images * length
+            self._last = weakref.ref(lists), None if lists[BAD] else runs
+        return self._last[1]
