@@ -30,7 +30,7 @@ reproduce: setup
 	$(BIN)/snakemake --cores all
 
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check

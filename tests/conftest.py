@@ -12,6 +12,11 @@ if TRITON_DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_collection_modifyitems(items):
+    """The tests on SLURM, which take longest and mostly wait, go first: files are shared out to processes in order."""
+    items.sort(key=lambda item: item.path.name != "test_slurm.py")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def nan_in_fresh_memory():
     if "torch" in sys.modules:
