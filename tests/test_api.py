@@ -8,7 +8,7 @@ import scipy.sparse as sp
 import torch
 
 import tilewright as tw
-from tilewright import graph, hardware, models
+from tilewright import api, graph, hardware, models
 from tilewright.kernels import triton_schedule
 
 H, D = 2, 16
@@ -108,7 +108,7 @@ def test_bias_dense_and_by_table_agree(dense):
 
     full = table[:, index(*np.ogrid[: dense.shape[0], : dense.shape[1]])]
     expected = dense_attention(q, k, v, dense, full.double())
-    for bias in (full, tw.api.Bias(table, index)):
+    for bias in (full, api.Bias(table, index)):
         out = make(dense, bias=bias)(q, k, v)
         torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5)
 
@@ -120,7 +120,7 @@ def test_save_and_load(tmp_path, dense, bias):
     given = {
         "none": None,
         "dense": torch.randn(H, *dense.shape),
-        "table": tw.api.Bias(table, lambda rows, cols: (np.asarray(rows) + cols) % 8),
+        "table": api.Bias(table, lambda rows, cols: (np.asarray(rows) + cols) % 8),
     }[bias]
     planned = make(dense, bias=given)
     planned.save(tmp_path / "p.plan")
@@ -204,7 +204,7 @@ def on_gpu(planned):
     named = {"device": GPU, "device_id": hardware.device_id(GPU)}
     profiles = {name: replace(measured, **named) for name, measured in planned.profiles.items()}
     schedule = replace(planned.schedule, device_id=named["device_id"])
-    return tw.api.Plan(planned.graph, planned.blocks, profiles, schedule, reorder=planned.reorder)
+    return api.Plan(planned.graph, planned.blocks, profiles, schedule, reorder=planned.reorder)
 
 
 def test_a_plan_runs_on_the_executor_of_its_device(dense, on_gpu, monkeypatch):
