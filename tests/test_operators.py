@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import library
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilewright import operators
@@ -31,7 +32,7 @@ def test_the_operator_calls_the_plan_of_its_number(plan):
 def test_the_operator_is_well_formed(plan):
     q, k, v = torch.randn(3, 4)
     arguments = (q, k, v, operators.register(plan), True)
-    torch.library.opcheck(torch.ops.tilewright.attend.default, arguments, test_utils=("test_schema", "test_faketensor"))
+    library.opcheck(torch.ops.tilewright.attend.default, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_a_plan_that_is_gone_is_named():

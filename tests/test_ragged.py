@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import library
 
 from conftest import TRITON_DEVICE
 from tilewright import ragged
@@ -212,11 +213,11 @@ def test_operators_are_well_formed(device):
     layout = list(Layout(2, 6, 9, 16))
     ops, checks = torch.ops.tilewright, {"test_utils": ("test_schema", "test_faketensor")}
     lists, packed = ops.ragged_pack(keep, x, layout)
-    torch.library.opcheck(ops.ragged_lists.default, (keep, layout), **checks)
-    torch.library.opcheck(ops.ragged_pack.default, (keep, x, layout), **checks)
+    library.opcheck(ops.ragged_lists.default, (keep, layout), **checks)
+    library.opcheck(ops.ragged_pack.default, (keep, x, layout), **checks)
     for part, taken, fill in (("source", x, None), ("place", packed, x), ("starts", packed, None)):
-        torch.library.opcheck(ops.ragged_take.default, (lists, part, taken, fill, layout), **checks)
-    torch.library.opcheck(ops.ragged_attend.default, (lists, *qkv(9, 1, 32, device=device), layout), **checks)
+        library.opcheck(ops.ragged_take.default, (lists, part, taken, fill, layout), **checks)
+    library.opcheck(ops.ragged_attend.default, (lists, *qkv(9, 1, 32, device=device), layout), **checks)
 
 
 # Bad input.

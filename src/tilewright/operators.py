@@ -8,6 +8,7 @@ import itertools
 import weakref
 
 import torch
+from torch import library
 
 from tilewright.errors import ArtifactError
 
@@ -15,7 +16,7 @@ from tilewright.errors import ArtifactError
 _PLANS = weakref.WeakValueDictionary()
 _HANDLES = itertools.count()
 
-_LIBRARY = torch.library.Library("tilewright", "DEF")
+_LIBRARY = library.Library("tilewright", "DEF")
 _LIBRARY.define(
     "attend(Tensor q, Tensor k, Tensor v, int plan, bool ordered) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
 )
@@ -47,6 +48,6 @@ for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("attend", _attend, _key)
 
 
-@torch.library.register_fake("tilewright::attend", lib=_LIBRARY)
+@library.register_fake("tilewright::attend", lib=_LIBRARY)
 def _(q, k, v, plan, ordered):
     return _plan(plan).like_result(q, k, v)

@@ -10,6 +10,7 @@ from importlib import import_module
 
 import numpy as np
 import torch
+from torch import library
 
 from tilewright import graph, hardware, operators
 from tilewright.errors import DeviceError, PatternError
@@ -160,7 +161,7 @@ def _executor(layout, device):
 
 # The same as operators, for ``torch.compile``, ``torch.export`` and tracing.
 
-_LIBRARY = torch.library.Library("tilewright", "FRAGMENT")
+_LIBRARY = library.Library("tilewright", "FRAGMENT")
 for _schema in (
     "ragged_lists(Tensor keep, int[] layout) -> Tensor",
     "ragged_pack(Tensor keep, Tensor tokens, int[] layout) -> (Tensor, Tensor)",
@@ -210,4 +211,4 @@ for _name, _call, _fake in (
 ):
     for _kind in EXECUTORS:
         _LIBRARY.impl(_name, _call, _kind.upper())
-    torch.library.register_fake(f"tilewright::{_name}", _fake, lib=_LIBRARY)
+    library.register_fake(f"tilewright::{_name}", _fake, lib=_LIBRARY)
