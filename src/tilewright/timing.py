@@ -140,8 +140,10 @@ def _repeated(sample, min_reps, max_seconds, rse_target, method="wall"):
 
 def _in_turns(samples, min_reps, max_seconds, rse_target, method="wall"):
     """`_repeated` of each of `samples`."""
+    if not samples:
+        return []
     rounds, begin, look = [], time.perf_counter_ns(), FEWEST
-    while samples:
+    while True:
         rounds.append([sample() for sample in samples])
         over = time.perf_counter_ns() - begin >= len(samples) * max_seconds * 1e9
         if len(rounds) < (FEWEST if over else look):
@@ -151,7 +153,7 @@ def _in_turns(samples, min_reps, max_seconds, rse_target, method="wall"):
             break
         # Looking at all of them takes longer than a short call.
         look = 1 + int(1.1 * len(rounds))
-    each = zip(*np.percentile(rounds, (20, 50, 80), axis=0), rse, strict=True) if samples else ()
+    each = zip(*np.percentile(rounds, (20, 50, 80), axis=0), rse, strict=True)
     return [Timing(float(p20), float(p50), float(p80), len(rounds), float(r), method) for p20, p50, p80, r in each]
 
 

@@ -82,27 +82,26 @@ def crops(count, size, seed=0):
     return torch.from_numpy(np.stack(cut))
 
 
-def teach(network, seed=0):
+def teach(network, shown):
     """Make the head of `network` tell which of `images.PHOTOGRAPHS` a crop shows, its first classes; the others get 0.
 
-    By regularised least squares from the class tokens of `TAUGHT` crops. Of a head that is drawn the best two of a
-    thousand logits are nearly equal, and rounding decides which of them is the top one.
+    By regularised least squares from the class tokens of the `crops` in shown. Of a head that is drawn the best two of
+    a thousand logits are nearly equal, and rounding decides which of them is the top one.
     """
-    like, options, kinds = network.head.weight, network.options, len(images.PHOTOGRAPHS)
-    tokens = []
+    kinds, tokens = len(images.PHOTOGRAPHS), []
     handle = network.norm.register_forward_hook(lambda *told: tokens.append(told[-1].double()))
     try:
-        for part in crops(TAUGHT, options.image_size, seed + 1).to(like).split(JUDGED):
+        for part in shown.split(JUDGED):
             network(part)
     finally:
         handle.remove()
-    features = torch.cat(tokens[:: 1 + options.distilled])
-    shown = F.one_hot(torch.arange(len(features), device=like.device) % kinds, kinds).to(features)
-    mean, expected = features.mean(0), shown.mean(0)
+    features = torch.cat(tokens[:: 1 + network.options.distilled])
+    wanted = F.one_hot(torch.arange(len(features), device=features.device) % kinds, kinds).to(features)
+    mean, expected = features.mean(0), wanted.mean(0)
     features = features - mean
     gram = features.T @ features
     gram.diagonal().add_(RIDGE * gram.diagonal().mean())
-    weight = torch.linalg.solve(gram, features.T @ (shown - expected)).T
+    weight = torch.linalg.solve(gram, features.T @ (wanted - expected)).T
     network.head.weight.zero_()[:kinds], network.head.bias.zero_()[:kinds] = weight, expected - weight @ mean
 
 
@@ -126,9 +125,10 @@ def run_pruned(name, settings, attention, modes, effort, *, device="cpu", dtype=
         registry.check("mode", mode, MODES)
     facts, sizes = hardware.describe(device), sorted({batch for chosen in modes.values() for batch in chosen})
     inputs = crops(max(*sizes, JUDGED), options["image_size"], seed).to(device, getattr(torch, dtype))
+    lessons = crops(TAUGHT, options["image_size"], seed + 1).to(inputs)
     for place, setting in enumerate(settings):
         made = networks.create(family, **{**options, **setting}, seed=seed, attention=ORACLE).to(inputs)
-        teach(made, seed)
+        teach(made, lessons)
         known = dict.fromkeys(PRUNED, "") | {
             "network": name,
             "variant": options["variant"],

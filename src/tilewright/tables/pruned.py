@@ -44,11 +44,10 @@ def table(inputs):
     `FAIR` there, which ``over_fair`` is over, as ``over_dense`` is over the best of `DENSE`."""
     (rows,) = read.frames(inputs, "pruned")
     rows.loc[rows["status"] != "ok", read.PRUNED_TIMES] = float("nan")
+    rows = rows.join(_best(rows, FAIR)["strategy"].rename("fair"), on=_KEY)
     for over, names in {"padded": [PADDED], "published": [PUBLISHED], "dense": DENSE, "fair": FAIR}.items():
-        best = _best(rows, names)
-        if over == "fair":
-            rows = rows.join(best["strategy"].rename("fair"), on=_KEY)
-        rows[f"over_{over}"] = rows.join(best["p50_us"].rename("best_us"), on=_KEY)["best_us"] / rows["p50_us"]
+        best_us = _best(rows, names)["p50_us"].rename("best_us")
+        rows[f"over_{over}"] = rows.join(best_us, on=_KEY)["best_us"] / rows["p50_us"]
     return rows
 
 
