@@ -267,6 +267,17 @@ def test_a_repeated_kernel_knows_how_many_tensors_it_has(repeated, launched):
     assert len(started) == len(launched) == 2
 
 
+def test_a_repeated_kernel_writes_to_the_memory_that_it_is_given_first(launched):
+    def start(out, x):
+        return torch.mul(x, 2, out=out), compiled(launched), 5, (32,)
+
+    call, out, x = triton_launch.Repeated(start, torch.device("cpu")), torch.empty(4, 8), torch.randn(4, 8)
+    assert call(out, x) is out and torch.equal(out, 2 * x) and not launched
+    assert call(out, x) is out and len(launched) == 1
+    given = launched[0][-1] if triton.__version__ >= "3.7" else launched[0][13:]
+    assert list(given) == [out.data_ptr(), x.data_ptr(), 32]
+
+
 def test_a_repeated_kernel_knows_its_stream(repeated, launched):
     call, started = repeated
     for stream in (1, 2, 1):

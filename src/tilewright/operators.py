@@ -8,7 +8,9 @@ import itertools
 import weakref
 
 import torch
-from torch import library
+from torch import Tensor, library
+from torch._C import _len_torch_dispatch_stack
+from torch.compiler import is_compiling
 
 from tilewright.errors import ArtifactError
 
@@ -31,7 +33,7 @@ def register(plan):
 
 def watched(x):
     """True where a call on tensor `x` must go through the operator: it is compiled, exported or traced."""
-    return torch.compiler.is_compiling() or type(x) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0
+    return is_compiling() or type(x) is not Tensor or _len_torch_dispatch_stack() > 0
 
 
 def _plan(handle):

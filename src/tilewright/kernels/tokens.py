@@ -1,5 +1,7 @@
 """The tensors that a plan is called with: what is expected of them, and what tells two calls apart (stage T5)."""
 
+from functools import partial
+
 import torch
 from torch._C._dynamo.guards import TensorGuards, _empty_strided_cuda
 
@@ -48,5 +50,5 @@ def another(x):
     """``callable()``: memory like that of `x`, on the current GPU as compiled code asks for it, at half the cost."""
     shape, stride, dtype = tuple(x.shape), x.stride(), x.dtype
     if x.device.type == "cuda":
-        return lambda: _empty_strided_cuda(shape, stride, dtype)
-    return lambda: x.new_empty_strided(shape, stride)
+        return partial(_empty_strided_cuda, shape, stride, dtype)
+    return partial(x.new_empty_strided, shape, stride)

@@ -5,7 +5,7 @@ every call of a plan. Triton's own C launcher, given the address of each tensor,
 """
 
 import logging
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 
 import torch
@@ -25,6 +25,18 @@ def direct(compiled, grid, stream, arguments):
     alignment to 16 bytes must be as it was in that call. arguments: all that follow, tensors by their addresses,
     constants included. Launch hooks are not called.
     """
+    known = _launcher(compiled, grid, stream)
+    if known is None:
+        return None
+    launch, head, together = known
+    if together:
+        return lambda *addresses: launch(*head, (*addresses, *arguments))
+    return lambda *addresses: launch(*head, *addresses, *arguments)
+
+
+def _launcher(compiled, grid, stream):
+    """``(launch, head, together)``: Triton's own launcher, what it takes before the kernel's arguments, and whether it
+    takes those as one tuple; None where it is not known."""
     if compiled is None:
         return None
     release = ".".join(triton.__version__.split(".")[:2])
@@ -34,21 +46,19 @@ def direct(compiled, grid, stream, arguments):
     run, metadata = compiled.run, compiled.packed_metadata
     if run.global_scratch_size or run.profile_scratch_size:
         return None
-    launch = run.launch
     place = (grid, 1, 1, stream, compiled.function, run.launch_cooperative_grid, run.launch_pdl)
     # What is None: scratch memories, the metadata for the hooks, and the hooks.
     if release == "3.6":
-        head = (*place, None, None, metadata, None, None, None)
-        return lambda *addresses: launch(*head, *addresses, *arguments)
+        return run.launch, (*place, None, None, metadata, None, None, None), False
     head = (*place, metadata, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
-    return lambda *addresses: launch(*head, (*addresses, *arguments))
+    return run.launch, head, True
 
 
 def current_stream(device):
     """``callable() -> int``: the stream that is current on `device` when called; 0 where there are no streams."""
     if device.type != "cuda":
         return lambda: 0
-    return lambda index=device.index: torch._C._cuda_getCurrentRawStream(index)
+    return partial(torch._C._cuda_getCurrentRawStream, device.index)
 
 
 def capturing():
@@ -60,8 +70,9 @@ class Repeated:
     """One kernel that is called again and again: first through Triton, with tensors alike directly from then on.
 
     start: ``callable(*tensors) -> (out, compiled, grid, arguments)``, which checks the tensors and launches on them;
-    the kernel takes `out`, the tensors and the arguments, see `direct`, in this order. It keeps nothing between calls:
-    they may overlap, and be captured. Tensors off multiples of 16 bytes always go through Triton.
+    the kernel takes `out`, the tensors and the arguments, see `direct`, in this order. `out` may be the first of the
+    tensors, and is not taken twice then. Nothing is kept between calls: they may overlap, and be captured. Tensors off
+    multiples of 16 bytes always go through Triton.
     """
 
     def __init__(self, start, device):
@@ -69,7 +80,7 @@ class Repeated:
         self._start, self._device = start, device
         self._stream = current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
-        # By stream and number of tensors: (whether tensors are alike, memory for a result, the launch).
+        # By stream and number of tensors: launches for tensors alike, see `_again`.
         self._known = {}
 
     def __call__(self, *tensors):
@@ -77,19 +88,58 @@ class Repeated:
         if self._several and torch.cuda.current_device() != self._device.index:
             with torch.cuda.device(self._device):
                 return self(*tensors)
-        addresses = [x.data_ptr() for x in tensors]
-        aligned, stream = not reduce(or_, addresses) & 15, self._stream()
-        key = stream, len(addresses)
-        if aligned:
-            for alike, empty, again in self._known.get(key, ()):
-                if alike(*tensors):
-                    out = empty()
-                    again(out.data_ptr(), *addresses)
-                    return out
+        key = self._stream(), len(tensors)
+        for again in self._known.get(key, ()):
+            if (out := again(*tensors)) is not None:
+                return out
         out, compiled, grid, arguments = self._start(*tensors)
-        again = direct(compiled, grid, stream, arguments)
-        alike = tokens.alike(*tensors)
+        known, alike = _launcher(compiled, grid, key[0]), tokens.alike(*tensors)
+        aligned = not reduce(or_, (x.data_ptr() for x in tensors)) & 15
         # One tensor given twice is never recognised again.
-        if aligned and again is not None and alike(*tensors):
-            self._known.setdefault(key, []).append((alike, tokens.another(out), again))
+        if known is not None and aligned and alike(*tensors):
+            self._known.setdefault(key, []).append(_again(known, alike, out, tensors, arguments))
         return out
+
+
+# What a call of `Repeated` does, written out for its numbers of tensors and arguments: looping over them takes twice as
+# long (docs/decisions/0009).
+_AGAIN = """
+def again({tensors}):
+    if not alike({tensors}):
+        return None
+    {addresses} = {asked}
+    if ({together}) & 15:
+        return None
+    {make_out}
+    launch({given})
+    return out
+"""
+
+
+def _again(launcher, alike, out, tensors, arguments):
+    """``callable(*tensors)``: the result for tensors that lie elsewhere, else like `tensors`; None for others."""
+    launch, head, in_tuple = launcher
+    space = {"alike": alike, "launch": launch, "address": torch.Tensor.data_ptr}
+
+    def named(word, values):
+        names = [f"{word}{i}" for i in range(len(values))]
+        space.update(zip(names, values, strict=True))
+        return names
+
+    parameters, addresses = ([f"{word}{i}" for i in range(len(tensors))] for word in ("tensor", "at"))
+    if out is tensors[0]:
+        make_out, given = "out = tensor0", addresses
+    else:
+        space["empty"] = tokens.another(out)
+        make_out, given = "out = empty()", ["address(out)", *addresses]
+    given = [*given, *named("argument", arguments)]
+    source = _AGAIN.format(
+        tensors=", ".join(parameters),
+        addresses=", ".join(addresses),
+        asked=", ".join(f"address({x})" for x in parameters),
+        together=" | ".join(addresses),
+        make_out=make_out,
+        given=", ".join([*named("head", head), f"({', '.join(given)},)" if in_tuple else ", ".join(given)]),
+    )
+    exec(source, space)
+    return space["again"]
