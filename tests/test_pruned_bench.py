@@ -52,7 +52,7 @@ def test_every_provider_and_call_has_a_row_that_was_checked():
     rows = attended({"tilewright": [1, 3], "sdpa_mask": [3], "flash_varlen": [3]})
     assert [list(row) for row in rows] == [list(ragged.RAGGED)] * len(rows)
     told = [(row["images"], row["provider"], row["call"]) for row in rows]
-    ours = [("tilewright", call) for call in ("attend", *ragged.MOVES)]
+    ours = [("tilewright", call) for call in ("attend", "attend_into", *ragged.MOVES)]
     peers = [("sdpa_mask", "attend"), ("flash_varlen", "attend")]
     assert told == [(1, *row) for row in ours] + [(3, *row) for row in ours + peers]
     assert (rows[-1]["status"], rows[-1]["reason"]) == ("skipped", "runs on an NVIDIA GPU only, found cpu")

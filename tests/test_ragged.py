@@ -52,6 +52,8 @@ def check_attention(packing, q, k, v):
     seen = torch.from_numpy(packing.graph().to_dense())
     expected = reference.attention(*(x[:kept].cpu().transpose(0, 1)[None] for x in (q, k, v)), seen)[0].transpose(0, 1)
     assert (found[:kept].cpu().double() - expected).abs().max() <= reference.TOLERANCE[q.dtype]
+    out = torch.full_like(found, torch.nan)
+    assert packing.attend(q, k, v, out) is out and torch.equal(out, found)
 
 
 def check_moves(packing, keep, x, fill):
@@ -133,6 +135,56 @@ def test_large_batches_are_described_and_gathered_apart(monkeypatch, device):
     assert torch.equal(together.tokens, apart.tokens) and torch.equal(together.lists, apart.lists)
 
 
+@pytest.mark.parametrize("fused", [1, 32])
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_packed_tokens_are_padded_and_packed_again(fused, data):
+    n = data.draw(st.integers(1, 40), "n")
+    lengths = data.draw(st.lists(st.integers(1, n), min_size=1, max_size=6), "kept")
+    slots = max(lengths) + data.draw(st.integers(0, 3), "places to spare")
+    width = data.draw(st.sampled_from([1, 3, 300]), "width")
+    seed, spare = data.draw(st.integers(0, 9), "seed"), data.draw(st.integers(0, 20), "spare")
+    for kind, at in EXECUTORS.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(ragged.EXECUTORS, at, f"tilewright.kernels.{kind}_ragged")
+            patch.setattr(triton_ragged, "FUSED", fused)
+            ragged._executor.cache_clear()
+            before = ragged.pack(keeping(lengths, n, at), sum(lengths) + spare)
+            # Rows of a wider tensor.
+            x = tokens(before.capacity, width + 5, device=at)[:, 5:]
+            valid = torch.arange(slots, device=at) < torch.tensor(lengths, device=at)[:, None]
+            padded = before.pad(x, slots)
+            assert torch.equal(padded[valid], x[: sum(lengths)]) and not padded[~valid].any()
+            chosen = torch.rand(valid.shape, generator=torch.Generator().manual_seed(seed)).to(at) < 0.5
+            chosen[:, 0] = True
+            again = ragged.pack(valid & chosen, int((valid & chosen).sum()) + spare, tokens=x, origin=before)
+            directly = ragged.pack(valid & chosen, again.capacity, tokens=padded)
+            assert torch.equal(again.tokens, directly.tokens) and torch.equal(again.lists, directly.lists)
+    ragged._executor.cache_clear()
+
+
+def test_tokens_of_a_batch_that_did_not_fit_are_nan_however_they_are_packed_again(device):
+    before = ragged.pack(keeping([3, 5, 2], 5, device), 9)
+    x = tokens(9, 4, device=device)
+    assert before.pad(x, 5).isnan().all()
+    # Rows that are not there are asked for.
+    again = ragged.pack(
+        torch.ones(3, 5, dtype=torch.bool, device=device), 15, tokens=before.gather(x.new_zeros(3, 5, 4)), origin=before
+    )
+    assert again.tokens.isnan().all()
+
+
+def test_packed_tokens_are_those_of_the_packing(device):
+    before, keep = ragged.pack(keeping([3, 5], 5, device), 9), keeping([1, 1], 5, device)
+    with pytest.raises(PatternError, match="origin: expected the packing of 1 images, found one of 2"):
+        ragged.pack(keep[:1], 5, tokens=tokens(9, 4, device=device), origin=before)
+    for shape in ((8, 4), (2, 5, 4)):
+        with pytest.raises(PatternError, match=rf"tokens: expected shape \(9, C\), .* found \({shape[0]}, "):
+            ragged.pack(keep, 5, tokens=tokens(*shape, device=device), origin=before)
+    with pytest.raises(PatternError, match=r"tokens: expected shape \(9, C\), .* found None"):
+        ragged.pack(keep, 5, origin=before)
+
+
 def test_many_tokens_and_images(monkeypatch, device):
     # More than are counted, and rows than are gathered, at once.
     monkeypatch.setattr(triton_ragged, "GATHERING", 40)
@@ -208,13 +260,24 @@ def test_compiled_as_one_graph(device):
             assert torch.equal(one, other)
 
 
+def test_a_compiled_call_writes_to_given_memory(device):
+    packing = ragged.pack(keeping([2, 3], 4, device))
+    q, k, v = qkv(5, 1, 32, device=device)
+    out = torch.zeros(5, 1, 32, device=device)
+    # The compiler's own backend is not needed to see what it was given.
+    compiled = torch.compile(lambda *given: packing.attend(*given), backend="aot_eager", fullgraph=True)
+    assert compiled(q, k, v, out) is out and torch.equal(out, packing.attend(q, k, v))
+
+
 def test_operators_are_well_formed(device):
     keep, x = keeping([5, 3], 6, device), tokens(2, 6, 32, device=device)
     layout = list(Layout(2, 6, 9, 16))
     ops, checks = torch.ops.tilewright, {"test_utils": ("test_schema", "test_faketensor")}
-    lists, packed = ops.ragged_pack(keep, x, layout)
+    lists, packed = ops.ragged_pack(keep, x, None, layout)
     library.opcheck(ops.ragged_lists.default, (keep, layout), **checks)
-    library.opcheck(ops.ragged_pack.default, (keep, x, layout), **checks)
+    library.opcheck(ops.ragged_pack.default, (keep, x, None, layout), **checks)
+    library.opcheck(ops.ragged_pack.default, (keep, packed, lists, layout), **checks)
+    library.opcheck(ops.ragged_pad.default, (lists, packed, 6, layout), **checks)
     for part, taken, fill in (("source", x, None), ("place", packed, x), ("starts", packed, None)):
         library.opcheck(ops.ragged_take.default, (lists, part, taken, fill, layout), **checks)
     library.opcheck(ops.ragged_attend.default, (lists, *qkv(9, 1, 32, device=device), layout), **checks)
@@ -292,6 +355,26 @@ def test_q_k_and_v_are_alike(device):
         packing.attend(q, k, v[..., :16])
     with pytest.raises(PatternError, match=r"k: expected a float dtype, .*, found torch\.float64"):
         packing.attend(q, k.double(), v)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (
+            lambda q: q[:4],
+            r"out: .* of shape \(5, 1, 32\) in one piece, found .* of shape \(4, 1, 32\)",
+        ),
+        (lambda q: q.half(), "out: expected torch.float32 of .* found torch.float16"),
+        (lambda q: q.new_empty(5, 2, 32)[:, :1], r"in one piece, found .* strides \(64, 32, 1\)"),
+        (lambda q: q, "out: expected memory of its own, found that of q"),
+    ],
+    ids=["shape", "dtype", "strides", "shared"],
+)
+def test_memory_for_a_result_can_hold_it(device, out, message):
+    packing = ragged.pack(keeping([2, 3], 4, device))
+    q, k, v = (tokens(5, 1, 32, device=device, seed=seed) for seed in range(3))
+    with pytest.raises(PatternError, match=message):
+        packing.attend(q, k, v, out(q))
 
 
 def test_tensors_lie_on_one_device(device):

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import library
 
-from tilewright import graph, hardware, operators
+from tilewright import graph, hardware
 from tilewright.errors import DeviceError, PatternError
 from tilewright.kernels import ragged_lists
 from tilewright.kernels.ragged_lists import BAD, EMPTY, KEPT, Layout
+from tilewright.operators import watched
 
 # The executor of each kind of device.
 EXECUTORS = {kind: device.PACKED for kind, device in hardware.KINDS.items()}
@@ -23,12 +24,13 @@ EXECUTORS = {kind: device.PACKED for kind, device in hardware.KINDS.items()}
 ROWS, FEWEST_ROWS = 64, 16
 
 
-def pack(keep, capacity=None, tokens=None, rows=None):
+def pack(keep, capacity=None, tokens=None, rows=None, origin=None):
     """Return the `Packing` of a batch: image b keeps its tokens ``keep[b]``, in their order.
 
     keep: bool [B, N]. capacity: rows of packed tensors, more or fewer than are kept; None: as many as are kept, which
     costs a wait on a GPU and is checked then. tokens: [B, N, C] or None, gathered by the same kernel; see
-    `Packing.tokens`. rows: queries of a work item, a power of two from 16; None: by N.
+    `Packing.tokens`. rows: queries of a work item, a power of two from 16; None: by N. origin: the packing of as many
+    images by which tokens [its capacity, C] are packed already; what `keep` tells of an image is of its tokens there.
 
     Raises `PatternError` for what is no such batch, `DeviceError` for a device without an executor; without a capacity,
     for an image that keeps nothing.
@@ -44,18 +46,29 @@ def pack(keep, capacity=None, tokens=None, rows=None):
         rows = min(ROWS, max(FEWEST_ROWS, 1 << (n - 1).bit_length()))
     if rows < FEWEST_ROWS or rows & (rows - 1):
         raise PatternError(f"rows: expected a power of two from {FEWEST_ROWS}, found {rows}")
+    if origin is not None:
+        _check_origin(origin, images, tokens)
     layout = Layout(images, n, max(1, int(keep.sum())) if capacity is None else capacity, rows)
     keep = keep.contiguous()
-    ops = torch.ops.tilewright if operators.watched(keep) else None
+    ops = torch.ops.tilewright if watched(keep) else None
     if tokens is None:
         lists = ops.ragged_lists(keep, layout) if ops else _executor(layout, keep.device).lists(keep)
     else:
-        made = ops.ragged_pack(keep, tokens, layout) if ops else _executor(layout, keep.device).pack(keep, tokens)
-        lists, tokens = made
+        given = keep, tokens, origin and origin.lists
+        lists, tokens = ops.ragged_pack(*given, layout) if ops else _executor(layout, keep.device).pack(*given)
     packing = Packing(layout, lists, tokens)
     if capacity is None:
         packing.check()
     return packing
+
+
+def _check_origin(origin, images, tokens):
+    """Raise `PatternError` for tokens that are not packed by `origin`, or not of so many images."""
+    if origin.layout.images != images:
+        raise PatternError(f"origin: expected the packing of {images} images, found one of {origin.layout.images}")
+    if tokens is None or tokens.ndim != 2 or len(tokens) != origin.capacity:
+        found = None if tokens is None else tuple(tokens.shape)
+        raise PatternError(f"tokens: expected shape ({origin.capacity}, C), as `origin` has packed them, found {found}")
 
 
 def pack_lengths(lengths, capacity=None, **options):
@@ -93,8 +106,17 @@ class Packing:
     def _executor(self):
         return _executor(self.layout, self.lists.device)
 
+    # Found once: they are called in every layer.
+    @cached_property
+    def _attend(self):
+        return self._executor.attend
+
+    @cached_property
+    def _attend_into(self):
+        return self._executor.attend_into
+
     def _taken(self, part, x, fill):
-        if operators.watched(x):
+        if watched(x):
             return torch.ops.tilewright.ragged_take(self.lists, part, x, fill, self.layout)
         return self._executor.take(self.lists, part, x, fill)
 
@@ -127,15 +149,30 @@ class Packing:
         """The first kept token of each image, of packed x [capacity, C] → [B, C]."""
         return self._taken("starts", x, None)
 
-    def attend(self, q, k, v):
+    def pad(self, x, slots):
+        """Packed x [capacity, C] by image and place → [B, slots, C]; zeros where an image has no such token.
+
+        slots: at least the tokens of any image.
+        """
+        if watched(x):
+            return torch.ops.tilewright.ragged_pad(self.lists, x, slots, self.layout)
+        return self._executor.pad(self.lists, x, slots)
+
+    def attend(self, q, k, v, out=None):
         """Attention of each image within itself, scale ``D ** -0.5``: q, k, v [capacity, H, D] → [capacity, H, D].
 
-        Tensors may be strided views, the values of a head side by side. Raises `PatternError` or `DeviceError` for
-        tensors that are not of this batch: such as lengths that do not sum to their tokens.
+        Tensors may be strided views, the values of a head side by side. out: memory of its own for the result, in one
+        piece, which saves the host a microsecond; None: new.
+
+        Raises `PatternError` or `DeviceError` for tensors that are not of this batch: such as lengths that do not sum
+        to their tokens.
         """
-        if operators.watched(q):
-            return torch.ops.tilewright.ragged_attend(self.lists, q, k, v, self.layout)
-        return self._executor.attend(self.lists, q, k, v)
+        if watched(q):
+            made = torch.ops.tilewright.ragged_attend(self.lists, q, k, v, self.layout)
+            return made if out is None else out.copy_(made)
+        if out is None:
+            return self._attend(self.lists, q, k, v)
+        return self._attend_into(out, self.lists, q, k, v)
 
     def check(self):
         """Raise `PatternError` where the batch exceeds its capacity or an image keeps nothing. Waits for the device."""
@@ -164,7 +201,8 @@ def _executor(layout, device):
 _LIBRARY = library.Library("tilewright", "FRAGMENT")
 for _schema in (
     "ragged_lists(Tensor keep, int[] layout) -> Tensor",
-    "ragged_pack(Tensor keep, Tensor tokens, int[] layout) -> (Tensor, Tensor)",
+    "ragged_pack(Tensor keep, Tensor tokens, Tensor? origin, int[] layout) -> (Tensor, Tensor)",
+    "ragged_pad(Tensor lists, Tensor x, int slots, int[] layout) -> Tensor",
     "ragged_take(Tensor lists, str part, Tensor x, Tensor? fill, int[] layout) -> Tensor",
     "ragged_attend(Tensor lists, Tensor q, Tensor k, Tensor v, int[] layout) -> Tensor",
 ):
@@ -175,8 +213,12 @@ def _lists(keep, layout):
     return _executor(Layout(*layout), keep.device).lists(keep)
 
 
-def _pack(keep, tokens, layout):
-    return _executor(Layout(*layout), keep.device).pack(keep, tokens)
+def _pack(keep, tokens, origin, layout):
+    return _executor(Layout(*layout), keep.device).pack(keep, tokens, origin)
+
+
+def _pad(lists, x, slots, layout):
+    return _executor(Layout(*layout), lists.device).pad(lists, x, slots)
 
 
 def _take(lists, part, x, fill, layout):
@@ -191,8 +233,12 @@ def _like_lists(keep, layout):
     return keep.new_empty(Layout(*layout).size, dtype=torch.int32)
 
 
-def _like_pack(keep, tokens, layout):
+def _like_pack(keep, tokens, origin, layout):
     return _like_lists(keep, layout), tokens.new_empty(Layout(*layout).capacity, tokens.shape[-1])
+
+
+def _like_pad(lists, x, slots, layout):
+    return x.new_empty(Layout(*layout).images, slots, x.shape[-1])
 
 
 def _like_take(lists, part, x, fill, layout):
@@ -206,6 +252,7 @@ def _like_attend(lists, q, k, v, layout):
 for _name, _call, _fake in (
     ("ragged_lists", _lists, _like_lists),
     ("ragged_pack", _pack, _like_pack),
+    ("ragged_pad", _pad, _like_pad),
     ("ragged_take", _take, _like_take),
     ("ragged_attend", _attend, _like_attend),
 ):

@@ -12,11 +12,11 @@ from tilewright.kernels.baselines import Unavailable
 from tilewright.profile import DTYPES
 from tilewright.timing import copy_bandwidth, time_call, time_gpu, time_host
 
-# call: what is called, ``attend`` or one of `MOVES`. exact: whether a provider computes this batch's attention; where
-# not, it is a bound and has no error. p20_us, p50_us, p80_us: GPU time, with a warm second-level cache; wall time on a
-# CPU, where what follows is blank: timing: how it was measured (`Timing.method`); latency_us: of a call and the wait
-# for it, by the host's clock; host_us: until a prepared call returns; byte_floor_us: q, k, v and the result moved once
-# at the bandwidth of a copy; floor_fraction: of p50_us.
+# call: what is called, ``attend``, ``attend_into`` (memory that was given) or one of `MOVES`. exact: whether a provider
+# computes this batch's attention; where not, it is a bound and has no error. p20_us, p50_us, p80_us: GPU time, with a
+# warm second-level cache; wall time on a CPU, where what follows is blank: timing: how it was measured
+# (`Timing.method`); latency_us: of a call and the wait for it, by the host's clock; host_us: until a prepared call
+# returns; byte_floor_us: q, k, v and the result moved once at the bandwidth of a copy; floor_fraction: of p50_us.
 RAGGED = (
     "heads", "head_dim", "lengths", "images", "tokens", "longest", "provider", "call", "exact", "status", "reason",
     "dtype", "max_abs_error", "tolerance", "p20_us", "p50_us", "p80_us", "repetitions", "rse", "timing", "latency_us",
@@ -32,7 +32,7 @@ MOVES = ("pack", "gather", "scatter", "first")
 @torch.inference_mode()
 def run_ragged(heads, head_dim, lengths, attention, effort, *, device="cpu", dtype="float32", seed=0):
     """Yield a row of `RAGGED` for each (low, high) of `lengths` and each provider and batch of `attention`,
-    ``{provider: [images, …]}``; for ours also one for each of `MOVES`.
+    ``{provider: [images, …]}``; for ours also one into given memory and one for each of `MOVES`.
 
     Images have lengths drawn uniformly from low to high, the same ones for every provider; q, k and v are views of one
     tensor, as a projection leaves them. Raises `UnknownNameError` and `DeviceError`.
@@ -47,6 +47,7 @@ def run_ragged(heads, head_dim, lengths, attention, effort, *, device="cpu", dty
             for name in (name for name, sizes in attention.items() if images in sizes):
                 yield batch.attended(name, effort)
                 if name == OURS:
+                    yield batch.attended(name, effort, into=True)
                     yield from (batch.moved(call, effort) for call in MOVES)
 
 
@@ -76,11 +77,12 @@ class _Batch:
             **machine(facts),
         }
 
-    def attended(self, name, effort):
-        """The row of one provider's attention."""
-        known = {"provider": name, "call": "attend", "tolerance": reference.TOLERANCE[self.dtype]}
+    def attended(self, name, effort, into=False):
+        """The row of one provider's attention. into: ours, written to given memory."""
+        call = "attend_into" if into else "attend"
+        known = {"provider": name, "call": call, "tolerance": reference.TOLERANCE[self.dtype]}
         try:
-            ready = self._ready(name)
+            ready = self._ready(name, into)
             inputs = ready.put(*self.qkv)
             found = ready.get(ready.call(*inputs))
         except Unavailable as reason:
@@ -109,9 +111,10 @@ class _Batch:
         moved = rows * x.shape[-1] * x.element_size()
         return self._timed(run, {"provider": OURS, "call": call, "tolerance": 0.0}, error, effort, moved)
 
-    def _ready(self, name):
+    def _ready(self, name, into):
         if name == OURS:
-            return ragged_baselines.Ready(self.packing.attend, lambda *qkv: qkv, lambda out: out)
+            memory = (torch.empty_like(self.qkv[0], memory_format=torch.contiguous_format),) if into else ()
+            return ragged_baselines.Ready(self.packing.attend, lambda *qkv: (*qkv, *memory), lambda out: out)
         return ragged_baselines.prepare(name, self.packing, *self.qkv[0].shape[1:], self.dtype)
 
     def _attention(self):

@@ -2,10 +2,13 @@
 
 Contract of the modules that write and read it (`torch_ragged`, `triton_ragged`): ``Executor(layout, device)`` with
     ``lists(keep) -> lists``: for bool keep [B, N], in one piece;
-    ``pack(keep, tokens) -> (lists, packed tokens)``: and for tokens [B, N, C];
+    ``pack(keep, tokens, origin) -> (lists, packed tokens)``: and for tokens [B, N, C], or for packed ones [.., C] and
+        the lists `origin` of their batch: those of an image are its first;
     ``take(lists, part, x, fill) -> rows``: rows of x [.., C] by the numbers in a part of the lists, see `Layout.part`;
         fill: what stands where there is none, None for zeros;
-    ``attend(lists, q, k, v) -> [capacity, H, D]``: each image within itself, finite where no image is.
+    ``pad(lists, x, slots) -> [B, slots, C]``: packed x [capacity, C] by image and place, zeros where no token is;
+    ``attend(lists, q, k, v) -> [capacity, H, D]``: each image within itself, finite where no image is;
+    ``attend_into(out, lists, q, k, v) -> out``: the same, written to `out`, in one piece.
 All results are NaN where the lists are of no use. Tensors that are not of this batch raise `PatternError` or
 `DeviceError`.
 """
@@ -79,8 +82,9 @@ class Layout(NamedTuple):
         return (self.images, self.tokens) if name == "source" else (self.capacity,)
 
 
-def check_qkv(layout, q, k, v):
-    """Raise `PatternError` or `DeviceError` for q, k, v [capacity, H, D] that are not of this batch or not alike."""
+def check_qkv(layout, q, k, v, out=None):
+    """Raise `PatternError` or `DeviceError` for q, k, v [capacity, H, D] that are not of this batch or not alike, and
+    for an `out` that cannot hold their result."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 3 or len(x) != layout.capacity or x.shape != q.shape:
             rest = "H, D" if x is q or q.ndim != 3 else ", ".join(map(str, q.shape[1:]))
@@ -91,11 +95,22 @@ def check_qkv(layout, q, k, v):
         if x.dtype != q.dtype or not x.is_floating_point():
             raise PatternError(f"{name}: expected a float dtype, the same for q, k and v, found {x.dtype}")
     check_tensors(q.device, q=q, k=k, v=v)
+    if out is not None:
+        if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
+            raise PatternError(
+                f"out: expected {q.dtype} of shape {tuple(q.shape)} in one piece, found {out.dtype} of shape "
+                f"{tuple(out.shape)}, strides {out.stride()}"
+            )
+        check_tensors(q.device, out=out)
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+                raise PatternError(f"out: expected memory of its own, found that of {name}")
 
 
-def check_rows(layout, part, x, fill):
-    """Raise `PatternError` or `DeviceError` for tensors that `take` cannot bring rows from."""
-    expected = layout.origin(part)
+def check_rows(layout, part, x, fill, origin=None):
+    """Raise `PatternError` or `DeviceError` for tensors that `take` cannot bring rows from. origin: lists by which x is
+    packed already, or None."""
+    expected = layout.origin(part) if origin is None else (len(x),)
     if tuple(x.shape[:-1]) != expected or x.ndim != len(expected) + 1:
         raise PatternError(f"expected tokens of shape ({', '.join(map(str, expected))}, C), found {tuple(x.shape)}")
     if fill is not None:

@@ -34,9 +34,13 @@ class Executor:
             made[self.layout.place + kept] = torch.arange(len(kept), dtype=torch.int32, device=keep.device)
         return made
 
-    def pack(self, keep, tokens):
+    def pack(self, keep, tokens, origin=None):
         """See `ragged_lists`."""
         made = self.lists(keep)
+        if origin is not None:
+            check_rows(self.layout, "source", tokens, None, origin)
+            starts = origin[self.layout.starts : self.layout.source]
+            tokens = _padded(tokens, starts, self.layout.tokens)[0]
         return made, self.take(made, "source", tokens, None)
 
     def take(self, lists, part, x, fill):
@@ -52,14 +56,29 @@ class Executor:
         other = x.new_zeros(()) if fill is None else fill
         return torch.where((index >= 0).view(*shape[:-1], 1), rows, other)
 
+    def pad(self, lists, x, slots):
+        """See `ragged_lists`."""
+        check_rows(self.layout, "starts", x, None)
+        check_tensors(self._device, tokens=x)
+        if lists[BAD]:
+            return x.new_full((self.layout.images, slots, x.shape[-1]), torch.nan)
+        rows, there = _padded(x, lists[self.layout.starts : self.layout.source], slots)
+        return rows.masked_fill_(~there[..., None], 0)
+
     def attend(self, lists, q, k, v):
         """See `ragged_lists`."""
         check_qkv(self.layout, q, k, v)
+        return self.attend_into(q.new_empty(q.shape), lists, q, k, v)
+
+    def attend_into(self, out, lists, q, k, v):
+        """See `ragged_lists`."""
+        check_qkv(self.layout, q, k, v, out)
         check_tensors(self._device, q=q)
         runs = self._runs(lists)
         if runs is None:
-            return torch.full_like(q, torch.nan, memory_format=torch.contiguous_format)
-        out = q.new_zeros(q.shape)
+            return out.fill_(torch.nan)
+        covered = sum(images * length for _, images, length in runs)
+        out[covered:] = 0
         for first, images, length in runs:
             rows = slice(first, first + images * length)
             taken = (x[rows].unflatten(0, (images, length)).transpose(1, 2) for x in (q, k, v))
@@ -80,3 +99,10 @@ class Executor:
                 first += images * length
             self._last = weakref.ref(lists), None if lists[BAD] else runs
         return self._last[1]
+
+
+def _padded(x, starts, slots):
+    """Rows of x by image and place [B, slots, C], any row where no token is, and where one is, bool [B, slots]."""
+    place = torch.arange(slots, device=x.device)
+    row = (starts[:-1, None] + place).clamp_(max=len(x) - 1)
+    return x[row], place < starts.diff()[:, None]

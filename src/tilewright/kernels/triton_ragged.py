@@ -51,48 +51,56 @@ class Executor:
 
     def __init__(self, layout, device, chosen=None):
         """Compile nothing yet."""
-        self.layout, self._chosen = layout, chosen
-        self._lists, self._pack, self._attend = (
-            Repeated(start, device) for start in (self._start_lists, self._start_pack, self._start_attend)
+        self.layout, self._device, self._chosen = layout, device, chosen
+        self._lists, self._pack, self.attend, self.attend_into = (
+            Repeated(start, device)
+            for start in (self._start_lists, self._start_pack, self._start_attend, self._start_attend_into)
         )
         self._take = {
             part: Repeated(lambda *tensors, part=part: self._start_take(part, *tensors), device)
             for part in ("source", "place", "starts")
         }
+        self._take_packed = Repeated(self._start_take_packed, device)
+        # By the places of an image.
+        self._pad = {}
 
     def lists(self, keep):
         """See `ragged_lists`."""
         return self._lists(keep, keep.sum(1, dtype=torch.int32)) if self.layout.images > FUSED else self._lists(keep)
 
-    def pack(self, keep, tokens):
+    def pack(self, keep, tokens, origin=None):
         """See `ragged_lists`."""
         if self.layout.images > FUSED:
             lists = self.lists(keep)
-            return lists, self.take(lists, "source", tokens, None)
+            if origin is None:
+                return lists, self.take(lists, "source", tokens, None)
+            return lists, self._take_packed(lists, tokens, origin)
         packed = tokens.new_empty(self.layout.capacity, tokens.shape[-1])
-        return self._pack(keep, tokens, packed), packed
+        return self._pack(keep, tokens, packed, *(() if origin is None else (origin,))), packed
 
     def take(self, lists, part, x, fill):
         """See `ragged_lists`."""
         return self._take[part](lists, x) if fill is None else self._take[part](lists, x, fill)
 
-    def attend(self, lists, q, k, v):
+    def pad(self, lists, x, slots):
         """See `ragged_lists`."""
-        return self._attend(lists, q, k, v)
+        if slots not in self._pad:
+            self._pad[slots] = Repeated(lambda *tensors: self._start_pad(slots, *tensors), self._device)
+        return self._pad[slots](lists, x)
 
     # What `Repeated` starts: each returns the result, the compiled kernel, its grid, and what follows the tensors.
 
     def _start_lists(self, keep, counts=None):
         return self._start_pack(keep, counts, None)
 
-    def _start_pack(self, keep, tokens, packed):
+    def _start_pack(self, keep, tokens, packed, origin=None):
         layout, width = self.layout, 0
-        strides = (0, 0)
+        strides = (0, 0, 0)
         if packed is not None:
-            ragged_lists.check_rows(layout, "source", tokens, None)
+            ragged_lists.check_rows(layout, "source", tokens, None, origin)
             ragged_lists.check_tensors(keep.device, tokens=tokens)
             _side_by_side(tokens=tokens)
-            strides, width = tokens.stride()[:2], tokens.shape[-1]
+            strides, width = _strides(tokens), tokens.shape[-1]
         lists = keep.new_empty(layout.size, dtype=torch.int32)
         chunks = min(triton.cdiv(GATHERING, layout.images), triton.cdiv(layout.tokens, ROWS)) if width else 1
         n = triton.next_power_of_2(layout.tokens)
@@ -104,37 +112,68 @@ class Executor:
         arguments = (*strides, *sizes, width, layout.rows, tiles, n, block, ROWS, columns, chunks)
         grid = layout.images * chunks
         bits = keep.view(torch.uint8)
-        compiled = triton_ragged_kernels.pack[(grid,)](lists, bits, tokens, packed, *arguments)
-        missing = [x for x in (tokens, packed) if x is None]
+        compiled = triton_ragged_kernels.pack[(grid,)](lists, bits, tokens, packed, origin, *arguments)
+        missing = [x for x in (tokens, packed, origin) if x is None]
         return lists, compiled, grid, (*missing, *arguments)
 
-    def _start_take(self, part, lists, x, fill=None):
-        layout = self.layout
-        ragged_lists.check_rows(layout, part, x, fill)
+    def _start_take_packed(self, lists, x, origin):
+        return self._start_take("source", lists, x, None, origin)
+
+    def _start_take(self, part, lists, x, fill=None, origin=None):
+        layout, other = self.layout, fill if origin is None else origin
+        ragged_lists.check_rows(layout, part, x, fill, origin)
         ragged_lists.check_tensors(lists.device, tokens=x)
         first, count = layout.part(part)
         width = x.shape[-1]
         out = x.new_empty(layout.result(part, width))
         given = {"tokens": x} if fill is None else {"tokens": x, "fill": fill}
         _side_by_side(**given)
-        x_b, x_n, n_x = (*x.stride()[:2], x.shape[1]) if x.ndim == 3 else (0, x.stride(0), layout.capacity)
         fill_b, fill_n = (0, 0) if fill is None else fill.stride()[:2]
         columns = min(COLUMNS, triton.next_power_of_2(width))
-        arguments = (x_b, x_n, fill_b, fill_n, first, count, n_x, layout.tokens, width, ROWS, columns)
+        x_b, x_n, n_x = _strides(x)
+        arguments = (
+            x_b,
+            x_n,
+            fill_b,
+            fill_n,
+            first,
+            count,
+            n_x,
+            layout.tokens,
+            width,
+            ROWS,
+            columns,
+            origin is not None,
+        )
         grid = triton.cdiv(count, ROWS) * triton.cdiv(width, columns)
-        compiled = triton_ragged_kernels.take[(grid,)](out, lists, x, fill, *arguments)
-        return out, compiled, grid, arguments if fill is not None else (None, *arguments)
+        compiled = triton_ragged_kernels.take[(grid,)](out, lists, x, other, *arguments)
+        return out, compiled, grid, arguments if other is not None else (None, *arguments)
+
+    def _start_pad(self, slots, lists, x):
+        layout = self.layout
+        ragged_lists.check_rows(layout, "starts", x, None)
+        ragged_lists.check_tensors(lists.device, tokens=x)
+        _side_by_side(tokens=x)
+        rows, width = layout.images * slots, x.shape[-1]
+        out = x.new_empty(layout.images, slots, width)
+        columns = min(COLUMNS, triton.next_power_of_2(width))
+        grid = triton.cdiv(rows, ROWS) * triton.cdiv(width, columns)
+        arguments = (x.stride(0), slots, rows, width, ROWS, columns)
+        return out, triton_ragged_kernels.pad[(grid,)](out, lists, x, *arguments), grid, arguments
 
     def _start_attend(self, lists, q, k, v):
+        ragged_lists.check_qkv(self.layout, q, k, v)
+        return self._start_attend_into(q.new_empty(q.shape), lists, q, k, v)
+
+    def _start_attend_into(self, out, lists, q, k, v):
         layout = self.layout
-        ragged_lists.check_qkv(layout, q, k, v)
+        ragged_lists.check_qkv(layout, q, k, v, out)
         ragged_lists.check_tensors(lists.device, q=q)
         _side_by_side(q=q, k=k, v=v)
         heads, head_dim = q.shape[1:]
         if head_dim not in HEAD_DIMS:
             raise PatternError(f"head_dim: expected one of {', '.join(map(str, HEAD_DIMS))}, found {head_dim}")
         chosen = self._chosen or form(layout.rows, head_dim, q.dtype)
-        out = q.new_empty(q.shape)
         scale_log2 = head_dim**-0.5 * math.log2(math.e)
         strides = (stride for x in (q, k, v) for stride in x.stride()[:2])
         trim = min(chosen.trim, chosen.step_keys)
@@ -146,6 +185,11 @@ class Executor:
             out, lists, q, k, v, *arguments, num_warps=chosen.warps, maxnreg=chosen.registers
         )
         return out, compiled, grid, arguments
+
+
+def _strides(x):
+    """``(from image to image, from row to row, rows of an image)`` of tokens; packed ones are those of one image."""
+    return (*x.stride()[:2], x.shape[1]) if x.ndim == 3 else (0, x.stride(0), len(x))
 
 
 def _side_by_side(**tensors):

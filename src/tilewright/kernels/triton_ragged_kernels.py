@@ -1,4 +1,4 @@
-"""Packed batches on an NVIDIA GPU, three kernels: describe and gather, attend, bring rows by number (stage T5).
+"""Packed batches on an NVIDIA GPU, four kernels: describe and gather, attend, bring rows by number, pad (stage T5).
 
 What they hand to each other is `ragged_lists`. None depends on numbers that only the device knows in its grid: programs
 without work leave at once.
@@ -14,9 +14,9 @@ BAD, KEPT, ITEMS, EMPTY, STARTS = (tl.constexpr(place) for place in range(ragged
 RECORD = tl.constexpr(ragged_lists.RECORD)
 
 
-@triton.jit(do_not_specialize=["n_images", "n_tokens", "capacity", "source_at", "place_at", "work_at"])
+@triton.jit(do_not_specialize=["n_x", "n_images", "n_tokens", "capacity", "source_at", "place_at", "work_at"])
 def pack(
-    list_ptr, keep_ptr, x_ptr, out_ptr, x_b, x_n,
+    list_ptr, keep_ptr, x_ptr, out_ptr, origin_ptr, x_b, x_n, n_x,
     n_images, n_tokens, capacity, source_at, place_at, work_at,
     C: tl.constexpr, M: tl.constexpr, TILES: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     COLS: tl.constexpr, CHUNKS: tl.constexpr,
@@ -24,9 +24,10 @@ def pack(
     """Describe a batch, and gather its tokens where C > 0. Grid: (images * CHUNKS,).
 
     keep_ptr: uint8 [images, tokens]. x_ptr: [images, tokens, C], strided by x_b, x_n; where C = 0, int32 [images], the
-    tokens that each keeps, or None. out_ptr: [capacity, C]. M: queries of a work item. N, TILES: powers of two that
-    hold the tokens and the work items of an image. Where nobody has counted each program counts the whole batch,
-    `BLOCK` images at a time, rather than wait for others: 6 KB for 32 images.
+    tokens that each keeps, or None. origin_ptr: lists by which the tokens are packed already, [n_x, C], or None.
+    out_ptr: [capacity, C]. M: queries of a work item. N, TILES: powers of two that hold the tokens and the work items
+    of an image. Where nobody has counted each program counts the whole batch, `BLOCK` images at a time, rather than
+    wait for others: 6 KB for 32 images.
     """
     counted: tl.constexpr = C == 0 and x_ptr is not None
     pid = tl.program_id(0)
@@ -80,11 +81,18 @@ def pack(
         share = (n_tokens + CHUNKS - 1) // CHUNKS
         begun = start + tl.sum(tl.where(n < chunk * share, own, 0), 0)
         if bad == 0:
+            base = b.to(tl.int64) * x_b
+            if origin_ptr is not None:
+                before = tl.load(origin_ptr + STARTS + b)
             for lo in range(chunk * share, tl.minimum(chunk * share + share, n_tokens), ROWS):
                 token = lo + r
                 inside = (r < chunk * share + share - lo) & (token < n_tokens)
                 taken = tl.load(keep_ptr + b * n_tokens + token, mask=inside, other=0).to(tl.int32)
-                source = x_ptr + b.to(tl.int64) * x_b + token[:, None] * x_n
+                row = token
+                if origin_ptr is not None:
+                    # A batch that did not fit may keep what is not there.
+                    row = tl.minimum(before + token, n_x - 1)
+                source = x_ptr + base + row.to(tl.int64)[:, None] * x_n
                 target = out_ptr + (begun + tl.cumsum(taken, 0) - 1).to(tl.int64)[:, None] * C
                 for first in range(0, C, COLS):
                     mask = (taken > 0)[:, None] & (first + c < C)[None, :]
@@ -110,15 +118,16 @@ def pack(
         tl.store(record + 2, tl.zeros((ROWS,), tl.int32), mask=lo + e < spare)
 
 
-@triton.jit(do_not_specialize=["index_at", "n_rows", "n_x", "n_fill"])
+@triton.jit(do_not_specialize=["index_at", "n_rows", "n_x", "n_tokens"])
 def take(
-    out_ptr, list_ptr, x_ptr, fill_ptr, x_b, x_n, fill_b, fill_n, index_at, n_rows, n_x, n_fill,
-    C: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    out_ptr, list_ptr, x_ptr, other_ptr, x_b, x_n, fill_b, fill_n, index_at, n_rows, n_x, n_tokens,
+    C: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Rows of x by their numbers in the lists. Grid: (rows / ROWS * (C / COLS),), both rounded up.
 
-    x_ptr: rows of C values, `n_x` of them x_n apart, the next so many x_b on; fill_ptr likewise, or None for zeros,
-    what stands where the number is -1. out_ptr: [n_rows, C].
+    x_ptr: rows of C values, `n_x` of them x_n apart, the next so many x_b on. other_ptr: what stands where the number
+    is -1, strided by fill_b, fill_n, or None for zeros; PACKED: the lists by which the rows of x are packed, numbers
+    being ``image * n_tokens + place``. out_ptr: [n_rows, C].
     """
     pid = tl.program_id(0)
     across: tl.constexpr = (C + COLS - 1) // COLS
@@ -128,14 +137,40 @@ def take(
     index = tl.load(list_ptr + index_at + r, mask=r < n_rows, other=-1)
     live = (index >= 0) & (bad == 0)
     wide = (c < C)[None, :]
-    at = (index // n_x).to(tl.int64) * x_b + (index % n_x) * x_n
+    if PACKED:
+        row = tl.load(other_ptr + STARTS + index // n_tokens, mask=live, other=0) + index % n_tokens
+        # A batch that did not fit may keep what is not there.
+        at = tl.minimum(row, n_x - 1).to(tl.int64) * x_n
+    else:
+        at = (index // n_x).to(tl.int64) * x_b + (index % n_x) * x_n
     value = tl.load(x_ptr + at[:, None] + c[None, :], mask=live[:, None] & wide, other=0.0)
-    if fill_ptr is not None:
-        at = (r // n_fill).to(tl.int64) * fill_b + (r % n_fill) * fill_n
+    if other_ptr is not None and not PACKED:
+        at = (r // n_tokens).to(tl.int64) * fill_b + (r % n_tokens) * fill_n
         bare = (r < n_rows) & (index < 0)
-        value += tl.load(fill_ptr + at[:, None] + c[None, :], mask=bare[:, None] & wide, other=0.0)
+        value += tl.load(other_ptr + at[:, None] + c[None, :], mask=bare[:, None] & wide, other=0.0)
     value = tl.where(bad != 0, float("nan"), value)
     tl.store(out_ptr + r.to(tl.int64)[:, None] * C + c[None, :], value, mask=(r < n_rows)[:, None] & wide)
+
+
+@triton.jit(do_not_specialize=["n_slots", "n_rows"])
+def pad(out_ptr, list_ptr, x_ptr, x_n, n_slots, n_rows, C: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Packed rows by image and place, zeros where no token is. Grid: as of `take`.
+
+    x_ptr: rows of C values, x_n apart. out_ptr: [images, n_slots, C], of `n_rows` rows.
+    """
+    pid = tl.program_id(0)
+    across: tl.constexpr = (C + COLS - 1) // COLS
+    r = pid // across * ROWS + tl.arange(0, ROWS)
+    c = pid % across * COLS + tl.arange(0, COLS)
+    bad = tl.load(list_ptr + BAD)
+    there, wide = r < n_rows, (c < C)[None, :]
+    at = list_ptr + STARTS + r // n_slots
+    first, end = tl.load(at, mask=there, other=0), tl.load(at + 1, mask=there, other=0)
+    row = first + r % n_slots
+    live = (row < end) & (bad == 0)
+    value = tl.load(x_ptr + row.to(tl.int64)[:, None] * x_n + c[None, :], mask=live[:, None] & wide, other=0.0)
+    value = tl.where(bad != 0, float("nan"), value)
+    tl.store(out_ptr + r.to(tl.int64)[:, None] * C + c[None, :], value, mask=there[:, None] & wide)
 
 
 @triton.jit(do_not_specialize=["work_at"])

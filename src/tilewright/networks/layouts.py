@@ -22,9 +22,6 @@ from tilewright import ragged
 from tilewright.errors import PatternError
 from tilewright.kernels.baselines.sdpa_mask import ALIGNED
 
-# Most images whose packed tokens are padded to be packed again: fewer kernels, more bytes. Measured on an H200.
-PADDED = 128
-
 
 class _Once:
     """A property that is worked out once, as `functools.cached_property`, whose lock in Python 3.11 ``torch.compile``
@@ -107,21 +104,12 @@ class Packed:
         self.n_batch = len(packing.starts) - 1
 
     @_Once
-    def _lengths(self):
-        return self.packing.starts.diff()
-
-    @_Once
     def valid(self):
         """See the module."""
-        return torch.arange(self.slots, device=self._lengths.device) < self._lengths[:, None]
-
-    @_Once
-    def _row(self):
-        """Row of each place [B, slots]; places without a token share that of the last one of the image."""
-        place = torch.arange(self.slots, device=self._lengths.device)
-        row = self.packing.starts[:-1, None] + torch.minimum(place, self._lengths[:, None] - 1)
-        # Where the capacity was exceeded there may be no such row; the values are NaN then.
-        return row.clamp_(0, self.packing.capacity - 1)
+        starts = self.packing.starts
+        if self.even:
+            return torch.ones(self.n_batch, self.slots, dtype=torch.bool, device=starts.device)
+        return torch.arange(self.slots, device=starts.device) < starts.diff()[:, None]
 
     def attend(self, q, k, v):
         """See the module."""
@@ -129,20 +117,23 @@ class Packed:
 
     def padded(self, x):
         """See the module."""
-        return x.unflatten(0, (self.n_batch, self.slots)) if self.even else x[self._row]
+        if self.even:
+            return x.unflatten(0, (self.n_batch, self.slots))
+        return self.packing.pad(x.reshape(len(x), -1), self.slots).view(self.n_batch, self.slots, *x.shape[1:])
 
     def put(self, x, place, y):
         """See the module."""
-        return x.index_copy_(0, self._row.gather(1, place[:, None])[:, 0], y)
+        if self.even:
+            x = self.padded(x)
+            return x.scatter_(1, place[:, None, None].expand(-1, 1, x.shape[-1]), y[:, None]).flatten(0, 1)
+        # Where the capacity was exceeded there may be no such row; the values are NaN then.
+        return x.index_copy_(0, (self.packing.starts[:-1] + place).clamp_(max=len(x) - 1), y)
 
     def pack(self, x, keep, capacity):
         """See the module."""
-        if self.even or self.n_batch <= PADDED:
+        if self.even:
             return ragged.pack(keep, capacity, self.padded(x))
-        packing = ragged.pack(keep, capacity)
-        # Behind the last token any row will do: the lists know that it is of no image.
-        packing.tokens = x[self._row.flatten()[packing.source.clamp(min=0)]]
-        return packing
+        return ragged.pack(keep, capacity, x, origin=self.packing)
 
     def first(self, x):
         """See the module."""
