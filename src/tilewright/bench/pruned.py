@@ -234,7 +234,7 @@ def _checked(network, mode, capacity, inputs, batch, oracle):
         return facts | {"status": "failed", "reason": f"none of {len(same)} images kept the tokens of {ORACLE}"}, None
     ours, theirs = seen.logits[same], oracle.logits[same]
     error, dtype = float((ours - theirs).abs().max()), str(inputs.dtype).removeprefix("torch.")
-    facts |= {"max_abs_error": error, "same_top1": float((ours.argmax(1) == theirs.argmax(1)).float().mean())}
+    facts |= {"max_abs_error": error, "same_top1": float((ours.argmax(1) == theirs.argmax(1)).double().mean())}
     # Not `>`: a NaN does not pass.
     if not error <= TOLERANCE[dtype]:
         reason = f"logits differ by {error:.2g} from those of {ORACLE}, tolerance {TOLERANCE[dtype]:.2g}"
