@@ -192,14 +192,15 @@ def write_ragged(root, config):
 PRUNED_RATES = {"padded": 1000, "padded_unfused": 800, "padded_kept": 1500, "gathered": 1600, "ragged": 2400}
 
 
-def pruned_row(network, setting, strategy, mode, batch, **changes):
-    """One row of a pruned network; strategies that `PRUNED_RATES` does not hold are skipped, as are gathered ones of
-    more than one image."""
+def pruned_row(network, setting, strategy, mode, batch, fewer=0, **changes):
+    """One row of a pruned network, `fewer` tokens kept than usual; strategies that `PRUNED_RATES` does not hold are
+    skipped, as are gathered ones of more than one image."""
     _, variant, size, pruner = network.split("-")
     facts = {
         **{"network": network, "variant": variant, "resolution": size, "pruner": pruner, "setting": setting},
         **{"strategy": strategy, "mode": mode, "batch": batch, "dtype": "float16", "tokens": 197},
-        **{"fewest_kept": 90, "most_kept": 90 if batch == 1 else 110, "spread": 0 if batch == 1 else 20},
+        **{"fewest_kept": 90 - fewer, "most_kept": (90 if batch == 1 else 110) - fewer},
+        **{"spread": 0 if batch == 1 else 20},
         **{"tolerance": 0.007, "device": DEVICE["name"]},
     }
     if strategy not in PRUNED_RATES or (strategy == "gathered" and batch > 1):
@@ -215,7 +216,7 @@ def write_pruned(root, config):
     """A file for each pruned network."""
     for network in config.pruned.workloads:
         rows = [
-            pruned_row(network, f"keep_ratio={number}", strategy, mode, batch)
+            pruned_row(network, f"keep_ratio={number}", strategy, mode, batch, fewer=30 * number)
             for number, _ in enumerate(config.pruned.settings.get(network, [{}]))
             for mode, sizes in config.pruned.modes.items()
             for batch in sizes

@@ -38,6 +38,7 @@ SMALL = {
         "workloads": ["deit-small-224-threshold_l2", "deit-tiny-224-evit"],
         "attention": ["padded", "padded_unfused", "padded_kept", "gathered", "ragged", "varlen"],
         "modes": {"eager": [1, 16], "graph": [1, 16], "compile": [16]},
+        "settings": {"deit-small-224-threshold_l2": [{"keep_ratio": 0.5}, {"keep_ratio": 0.3}]},
     },
     "heatmap": {"resolutions": [224, 512], "patches": [32, 16], "max_tokens": 1000},
     "reorder_times": {"workloads": ["vil-tiny-128-s1", "vil-tiny-224-s1"]},
@@ -196,7 +197,10 @@ def test_a_study_of_pruned_networks_alone_shows_nothing_else():
         reorder_times={"workloads": []},
         figures={"pattern_workloads": [], "fill_workloads": [], "gantt_workload": None},
     )
-    assert figures.selected(less) == (("ragged_kernel", "dispatch", "pruned"), ("ragged", "pruned", "claims"))
+    assert figures.selected(less) == (
+        ("ragged_kernel", "dispatch", "pruned", "pruned_ratio"),
+        ("ragged", "pruned", "claims"),
+    )
 
 
 def test_importing_the_families_stays_light():
@@ -718,6 +722,21 @@ def test_the_figure_of_pruned_networks_has_a_line_for_each_strategy_and_mode(stu
     assert lines["gathered, dense", "--"] == pytest.approx([1.6]) and lines["padded to the full length", ":"] == [1]
     assert len(lines) == 14 and "to 2,400 images/s" in panel.get_title()
     assert "lengths differ" in texts(figure) and "FlashAttention varlen" in texts(figure)
+
+
+def test_what_is_gained_is_shown_over_what_is_kept(study, tmp_path):
+    assert figures.needs("pruned_ratio", study) == ["results/logs/pruned/deit-small-224-threshold_l2.csv"]
+    assert figures.needs("pruned_ratio", configured(pruned={"settings": {}})) == []
+    figure = drawn("pruned_ratio", study)
+    (panel,) = (axes for axes in figure.axes if axes.get_title())
+    lines = {line.get_label(): (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in panel.lines}
+    kept, over = lines["Tilewright, packed"]
+    assert kept == pytest.approx([100 * 70 / 197, 100 * 100 / 197]) and over == pytest.approx([2.4, 2.4])
+    # Those of several images keep other numbers.
+    assert "gathered, dense" not in lines and "batch 16" in panel.get_title() and "CUDA graphs" in texts(figure)
+    rows = [synthetic.pruned_row("deit-tiny-224-evit", "", "padded", "eager", 1)]
+    synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, rows)
+    assert "kernel by kernel" in texts(drawn("pruned_ratio", study, [tmp_path / "p.csv"]))
 
 
 def test_the_figure_of_packed_attention_shows_times_and_ratios(study, tmp_path):

@@ -19,6 +19,7 @@ NAMES = (
     "ragged_kernel",
     "dispatch",
     "pruned",
+    "pruned_ratio",
     "heatmap",
     "pattern_vil",
     "pattern_regionvit",

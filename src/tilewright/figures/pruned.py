@@ -22,10 +22,12 @@ def needs(config):
 
 
 def draw(inputs):
-    """A panel per network and setting of its pruner, a line over the batch per strategy and mode."""
+    """A panel per network, with the first setting of its pruner, a line over the batch per strategy and mode."""
     from matplotlib.lines import Line2D
 
     frame = pruned.table(inputs)
+    # What other settings keep is in `pruned_ratio`.
+    frame = frame[frame["setting"] == frame.groupby("network", sort=False)["setting"].transform("first")]
     cases = list(frame.groupby(["network", "setting"], sort=False))
     across = min(ACROSS, len(cases))
     down = math.ceil(len(cases) / across)
@@ -41,7 +43,7 @@ def draw(inputs):
         contenders.told(axes, rows["batch"])
     for axes in panels.flat[len(cases) :]:
         axes.set_axis_off()
-    for axes in panels[-1]:
+    for axes in panels.flat[max(0, len(cases) - across) : len(cases)]:
         axes.set_xlabel("batch")
     for axes in panels[:, 0]:
         axes.set_ylabel("× padded to the full length")
