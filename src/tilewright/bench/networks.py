@@ -128,7 +128,7 @@ def _measured(network, inputs, oracle, effort):
     facts |= {
         "first_call_s": time.perf_counter() - begin,
         "max_abs_error": error,
-        "same_top1": float((found.argmax(1) == expected.argmax(1)).float().mean()),
+        "same_top1": float((found.argmax(1) == expected.argmax(1)).double().mean()),
     }
     # Not `>`: a NaN does not pass.
     if not error <= oracle.tolerance:
