@@ -205,7 +205,7 @@ def test_the_ragged_overlay_runs_packed_attention_and_pruned_networks_alone(tmp_
     given = [ROOT / "config/h200.yaml", ROOT / "config/h200_ragged.yaml"]
     jobs = plan(tmp_path, configs=given)
     counts = Counter(name for name, _ in jobs)
-    assert counts == {"ragged": 3, "pruned": 13, "figure": 3, "table": 3, "report": 1, "all": 1}
+    assert counts == {"ragged": 3, "pruned": 13, "figure": 4, "table": 3, "report": 1, "all": 1}
     assert {w["network"].rpartition("-")[2] for name, w in jobs if name == "pruned"} == {*pruners.NAMES} - {"none"}
 
 

@@ -131,20 +131,8 @@ class Executor:
         fill_b, fill_n = (0, 0) if fill is None else fill.stride()[:2]
         columns = min(COLUMNS, triton.next_power_of_2(width))
         x_b, x_n, n_x = _strides(x)
-        arguments = (
-            x_b,
-            x_n,
-            fill_b,
-            fill_n,
-            first,
-            count,
-            n_x,
-            layout.tokens,
-            width,
-            ROWS,
-            columns,
-            origin is not None,
-        )
+        sizes = (first, count, n_x, layout.tokens, width, ROWS, columns)
+        arguments = (x_b, x_n, fill_b, fill_n, *sizes, origin is not None)
         grid = triton.cdiv(count, ROWS) * triton.cdiv(width, columns)
         compiled = triton_ragged_kernels.take[(grid,)](out, lists, x, other, *arguments)
         return out, compiled, grid, arguments if other is not None else (None, *arguments)
