@@ -54,7 +54,7 @@ def pack(keep, capacity=None, tokens=None, rows=None, origin=None):
     if tokens is None:
         lists = ops.ragged_lists(keep, layout) if ops else _executor(layout, keep.device).lists(keep)
     else:
-        given = keep, tokens, origin and origin.lists
+        given = keep, tokens, None if origin is None else origin.lists
         lists, tokens = ops.ragged_pack(*given, layout) if ops else _executor(layout, keep.device).pack(*given)
     packing = Packing(layout, lists, tokens)
     if capacity is None:
@@ -105,15 +105,6 @@ class Packing:
     @cached_property
     def _executor(self):
         return _executor(self.layout, self.lists.device)
-
-    # Found once: they are called in every layer.
-    @cached_property
-    def _attend(self):
-        return self._executor.attend
-
-    @cached_property
-    def _attend_into(self):
-        return self._executor.attend_into
 
     def _taken(self, part, x, fill):
         if watched(x):
@@ -171,8 +162,8 @@ class Packing:
             made = torch.ops.tilewright.ragged_attend(self.lists, q, k, v, self.layout)
             return made if out is None else out.copy_(made)
         if out is None:
-            return self._attend(self.lists, q, k, v)
-        return self._attend_into(out, self.lists, q, k, v)
+            return self._executor.attend(self.lists, q, k, v)
+        return self._executor.attend_into(out, self.lists, q, k, v)
 
     def check(self):
         """Raise `PatternError` where the batch exceeds its capacity or an image keeps nothing. Waits for the device."""

@@ -1,5 +1,9 @@
 """How the contenders of packed attention and of pruned networks look: one colour each, ours the blue of all figures."""
 
+import math
+
+# Panels side by side.
+ACROSS = 4
 OURS = "#0072B2"
 # By provider and by strategy, the same idea in the same colour.
 COLOURS = {
@@ -50,6 +54,28 @@ def look(name):
         "linewidth": 2 if ours else 1.2,
         "zorder": 3 if ours else 2,
     }
+
+
+def grid(count, height, xlabel, **shared):
+    """``(figure, panels, width of notes)``: `count` panels of speed-ups over padding, `ACROSS` side by side.
+
+    height: of a row, in inches. shared: as of ``Figure.subplots``.
+    """
+    from tilewright.figures import style
+
+    across = min(ACROSS, count)
+    down = math.ceil(count / across)
+    drawn = style.figure(max(9.6, 3.1 * across), 1.7 + height * down)
+    rows = drawn.subplots(down, across, squeeze=False, **shared)
+    panels = rows.flat[:count]
+    for axes in rows.flat[count:]:
+        axes.set_axis_off()
+    # The last ones stand lowest, each in its column.
+    for axes in panels[-across:]:
+        axes.set_xlabel(xlabel)
+    for axes in rows[:, 0]:
+        axes.set_ylabel("× padded to the full length")
+    return drawn, panels, max(130, 48 * across)
 
 
 def told(axes, values, axis="x"):

@@ -1,10 +1,7 @@
 """Pruned networks by how much they keep: speed-up of each strategy over padding to the full length, at the largest
 batch."""
 
-import math
-
 from tilewright.figures import contenders, style
-from tilewright.figures.pruned import ACROSS
 from tilewright.tables import pruned, read, select
 
 # Settings by which images differ by more than this share of their tokens stand apart.
@@ -29,11 +26,8 @@ def draw(inputs):
     timed = timed[timed["batch"] == timed.groupby("network")["batch"].transform("max")]
     timed = timed.assign(kept=(timed["fewest_kept"] + timed["most_kept"]) / 2 / timed["tokens"])
     cases = list(frame.groupby("network", sort=False))
-    across = min(ACROSS, len(cases))
-    down = math.ceil(len(cases) / across)
-    drawn = style.figure(max(9.6, 3.1 * across), 1.7 + 2.6 * down)
-    panels = drawn.subplots(down, across, squeeze=False, sharey=True)
-    for axes, (network, _) in zip(panels.flat, cases, strict=False):
+    drawn, panels, width = contenders.grid(len(cases), 2.6, "tokens kept (%)", sharey=True)
+    for axes, (network, _) in zip(panels, cases, strict=True):
         rows = timed[timed["network"] == network].sort_values("kept")
         for strategy in contenders.ordered(rows["strategy"]):
             own = rows[rows["strategy"] == strategy]
@@ -44,12 +38,6 @@ def draw(inputs):
         told = f"batch {rows['batch'].iloc[0]:.0f}" if len(rows) else "not measured"
         axes.set_title(f"{network}\n{told}", fontsize=8.5)
         axes.set_xlim(0, 103)
-    for axes in panels.flat[len(cases) :]:
-        axes.set_axis_off()
-    for axes in panels.flat[max(0, len(cases) - across) : len(cases)]:
-        axes.set_xlabel("tokens kept (%)")
-    for axes in panels[:, 0]:
-        axes.set_ylabel("× padded to the full length")
     handles = [Line2D([], [], **contenders.look(name)) for name in contenders.ordered(timed["strategy"])]
     style.head(drawn, "Pruned networks: what keeping fewer tokens gains", handles, columns=3)
     style.notes(
@@ -60,6 +48,6 @@ def draw(inputs):
             "middle of the fewest and the most of an image; the blocks before have more. Diamonds: settings by which "
             f"images differ by more than {UNEQUAL:.0%} of their tokens.",
         ],
-        width=max(130, 48 * across),
+        width=width,
     )
     return drawn

@@ -82,7 +82,7 @@ class Layout(NamedTuple):
         return (self.images, self.tokens) if name == "source" else (self.capacity,)
 
 
-def check_qkv(layout, q, k, v, out=None):
+def check_qkv(layout, q, k, v, out):
     """Raise `PatternError` or `DeviceError` for q, k, v [capacity, H, D] that are not of this batch or not alike, and
     for an `out` that cannot hold their result."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -95,16 +95,15 @@ def check_qkv(layout, q, k, v, out=None):
         if x.dtype != q.dtype or not x.is_floating_point():
             raise PatternError(f"{name}: expected a float dtype, the same for q, k and v, found {x.dtype}")
     check_tensors(q.device, q=q, k=k, v=v)
-    if out is not None:
-        if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
-            raise PatternError(
-                f"out: expected {q.dtype} of shape {tuple(q.shape)} in one piece, found {out.dtype} of shape "
-                f"{tuple(out.shape)}, strides {out.stride()}"
-            )
-        check_tensors(q.device, out=out)
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
-                raise PatternError(f"out: expected memory of its own, found that of {name}")
+    if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
+        raise PatternError(
+            f"out: expected {q.dtype} of shape {tuple(q.shape)} in one piece, found {out.dtype} of shape "
+            f"{tuple(out.shape)}, strides {out.stride()}"
+        )
+    check_tensors(q.device, out=out)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+            raise PatternError(f"out: expected memory of its own, found that of {name}")
 
 
 def check_rows(layout, part, x, fill, origin=None):

@@ -28,14 +28,14 @@ def direct(compiled, grid, stream, arguments):
     known = _launcher(compiled, grid, stream)
     if known is None:
         return None
-    launch, head, together = known
-    if together:
+    launch, head, in_tuple = known
+    if in_tuple:
         return lambda *addresses: launch(*head, (*addresses, *arguments))
     return lambda *addresses: launch(*head, *addresses, *arguments)
 
 
 def _launcher(compiled, grid, stream):
-    """``(launch, head, together)``: Triton's own launcher, what it takes before the kernel's arguments, and whether it
+    """``(launch, head, in_tuple)``: Triton's own launcher, what it takes before the kernel's arguments, and whether it
     takes those as one tuple; None where it is not known."""
     if compiled is None:
         return None
@@ -108,7 +108,7 @@ def again({tensors}):
     if not alike({tensors}):
         return None
     {addresses} = {asked}
-    if ({together}) & 15:
+    if ({bits}) & 15:
         return None
     {make_out}
     launch({given})
@@ -137,7 +137,7 @@ def _again(launcher, alike, out, tensors, arguments):
         tensors=", ".join(parameters),
         addresses=", ".join(addresses),
         asked=", ".join(f"address({x})" for x in parameters),
-        together=" | ".join(addresses),
+        bits=" | ".join(addresses),
         make_out=make_out,
         given=", ".join([*named("head", head), f"({', '.join(given)},)" if in_tuple else ", ".join(given)]),
     )

@@ -50,9 +50,7 @@ class Rectangle:
     @_Once
     def valid(self):
         """See the module."""
-        if self.lengths is None:
-            return torch.ones(self.n_batch, self.slots, dtype=torch.bool, device=self.device)
-        return torch.arange(self.slots, device=self.device) < self.lengths[:, None]
+        return _valid(self.n_batch, self.slots, self.device, self.lengths)
 
     def attend(self, q, k, v):
         """See the module; places without a token are masked."""
@@ -73,7 +71,7 @@ class Rectangle:
 
     def put(self, x, place, y):
         """See the module."""
-        return x.scatter_(1, place[:, None, None].expand(-1, 1, x.shape[-1]), y[:, None])
+        return _put(x, place, y)
 
     def pack(self, x, keep, capacity):
         """See the module."""
@@ -107,9 +105,7 @@ class Packed:
     def valid(self):
         """See the module."""
         starts = self.packing.starts
-        if self.even:
-            return torch.ones(self.n_batch, self.slots, dtype=torch.bool, device=starts.device)
-        return torch.arange(self.slots, device=starts.device) < starts.diff()[:, None]
+        return _valid(self.n_batch, self.slots, starts.device, None if self.even else starts.diff())
 
     def attend(self, q, k, v):
         """See the module."""
@@ -124,8 +120,7 @@ class Packed:
     def put(self, x, place, y):
         """See the module."""
         if self.even:
-            x = self.padded(x)
-            return x.scatter_(1, place[:, None, None].expand(-1, 1, x.shape[-1]), y[:, None]).flatten(0, 1)
+            return _put(self.padded(x), place, y).flatten(0, 1)
         # Where the capacity was exceeded there may be no such row; the values are NaN then.
         return x.index_copy_(0, (self.packing.starts[:-1] + place).clamp_(max=len(x) - 1), y)
 
@@ -144,3 +139,15 @@ class Packed:
     def check(self):
         """See the module."""
         self.packing.check()
+
+
+def _valid(n_batch, slots, device, lengths):
+    """bool [B, slots]: the first of an image's places, so many as lengths [B] tells; None: all of them."""
+    if lengths is None:
+        return torch.ones(n_batch, slots, dtype=torch.bool, device=device)
+    return torch.arange(slots, device=device) < lengths[:, None]
+
+
+def _put(x, place, y):
+    """Tokens x [B, slots, C] with the one at place [B] of each image replaced by y [B, C], in place."""
+    return x.scatter_(1, place[:, None, None].expand(-1, 1, x.shape[-1]), y[:, None])
