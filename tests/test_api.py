@@ -1,5 +1,13 @@
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -287,6 +295,178 @@ def test_compile_and_export(dense, planned):
         torch.testing.assert_close(compiled(q, k, v), expected * 2)
         exported = torch.export.export(Layer(), (q, k, v)).module()
         torch.testing.assert_close(exported(q, k, v), expected * 2)
+
+
+class Layer(torch.nn.Module):
+    """A layer that holds a plan."""
+
+    def __init__(self, planned):
+        super().__init__()
+        self.planned = planned
+
+    def forward(self, q, k, v):
+        return self.planned(q, k, v)
+
+
+def test_ahead_of_time_autograd_compiles_plans(dense, planned):
+    q, k, v = tensors(*dense.shape)
+    with torch.no_grad():
+        compiled = torch.compile(Layer(planned), fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(q, k, v), planned(q, k, v), atol=0, rtol=0)
+
+
+def test_compiled_code_calls_the_plan_that_it_is_given(dense, planned):
+    q, k, v = tensors(*dense.shape)
+    plans = [planned, *(planned.with_bias(torch.randn(H, *dense.shape)) for _ in range(3))]
+    with torch.no_grad():
+        compiled = torch.compile(lambda plan: plan(q, k, v), fullgraph=True, backend="eager")
+        for each in (*plans, *plans):
+            torch.testing.assert_close(compiled(each), each(q, k, v), atol=0, rtol=0)
+
+
+# What another process does with a program: its own plan of the same shape first, then that of the program.
+FOREIGN = """
+import sys
+import numpy as np
+import torch
+import tilewright as tw
+
+folder = sys.argv[1]
+q, k, v, expected = torch.load(f"{folder}/tensors.pt")
+other = tw.plan(np.ones((q.shape[2], k.shape[2]), bool), heads=q.shape[1], head_dim=q.shape[3], solver="greedy")
+program = torch.export.load(f"{folder}/program.pt2").module()
+try:
+    program(q, k, v)
+except tw.errors.ArtifactError as error:
+    print(error)
+planned = tw.load(f"{folder}/p.plan")
+torch.testing.assert_close(program(q, k, v), expected, atol=0, rtol=0)
+print(planned.digest())
+"""
+
+
+@pytest.mark.parametrize("bias", ["none", "table"])
+def test_an_exported_program_finds_its_plan_in_another_process(tmp_path, dense, planned, bias):
+    if bias == "table":
+        # By tensors of torch, as networks do.
+        planned = planned.with_bias(
+            api.Bias(
+                torch.randn(H, 8), lambda rows, cols: ((torch.as_tensor(rows) + torch.as_tensor(cols)) % 8).numpy()
+            )
+        )
+    q, k, v = tensors(*dense.shape)
+    torch.export.save(torch.export.export(Layer(planned), (q, k, v)), tmp_path / "program.pt2")
+    planned.save(tmp_path / "p.plan")
+    torch.save((q, k, v, planned(q, k, v)), tmp_path / "tensors.pt")
+    environment = os.environ | {"PYTHONPATH": str(Path(tw.__file__).parents[1])}
+    command = [sys.executable, "-c", FOREIGN, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    error, digest = done.stdout.splitlines()
+    assert f"calls the plan {planned.digest()}, which is not here" in error and "tilewright.load(path)" in error
+    assert digest == planned.digest()
+
+
+def test_a_digest_is_of_all_that_decides_the_result(dense, planned):
+    table = torch.randn(H, 8)
+
+    def plan_with(**changes):
+        made = planned.with_bias(changes.pop("bias", None))
+        vars(made).update(changes)
+        return made
+
+    def bias(factor):
+        return api.Bias(table, lambda rows, cols: (factor * np.asarray(rows) + cols) % 8)
+
+    schedule = planned.schedule
+    plans = [
+        plan_with(),
+        plan_with(scale=0.0),
+        plan_with(scale=1),
+        plan_with(dtype=torch.float16),
+        plan_with(heads=1),
+        plan_with(graph=graph.from_pattern(~dense)),
+        plan_with(schedule=replace(schedule, block=schedule.block[::-1])),
+        plan_with(bias=torch.zeros(H, *dense.shape)),
+        plan_with(bias=torch.ones(H, *dense.shape)),
+        plan_with(bias=bias(1)),
+        plan_with(bias=bias(2)),
+    ]
+    assert len({made.digest() for made in plans}) == len(plans)
+    assert plan_with().digest() == planned.digest()
+    assert plan_with(scale=1.0).digest() == plan_with(scale=1).digest()
+    assert plan_with(bias=bias(1)).digest() == plan_with(bias=bias(9)).digest()
+
+
+def test_the_index_of_a_long_bias_is_digested_in_parts(dense, planned, monkeypatch):
+    def digest(index):
+        return planned.with_bias(
+            api.Bias(torch.randn(H, 8, generator=torch.Generator().manual_seed(0)), index)
+        ).digest()
+
+    def index(rows, cols):
+        return np.asarray(rows + cols) % 8
+
+    monkeypatch.setattr(api, "_SLAB_PAIRS", 1000)
+    assert digest(index) == digest(index) != digest(lambda rows, cols: (index(rows, cols) + (rows == 149)) % 8)
+
+
+def test_copies_of_a_module_share_its_plan(planned):
+    assert copy.deepcopy(Layer(planned)).planned is planned
+
+
+def test_a_pickled_plan_is_made_anew(dense, planned):
+    q, k, v = tensors(*dense.shape)
+    expected = planned(q, k, v)
+    again = pickle.loads(pickle.dumps(planned))
+    assert again.digest() == planned.digest() and again._name != planned._name
+    torch.testing.assert_close(again(q, k, v), expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("form", ["dense", "table"])
+def test_a_bias_that_is_learnt_is_taken_by_value(tmp_path, dense, planned, form):
+    q, k, v = tensors(*dense.shape)
+    # Not contiguous, and to be differentiated.
+    learnt = torch.nn.Parameter(torch.randn(*(dense.shape if form == "dense" else (8,)), H).movedim(-1, 0))
+    bias = learnt if form == "dense" else api.Bias(learnt, lambda rows, cols: (np.asarray(rows) + cols) % 8)
+    biased = planned.with_bias(bias)
+    digest = biased.digest()
+    expected = biased(q, k, v)
+    with torch.no_grad():
+        learnt.add_(torch.randn_like(learnt))
+    rows, cols = biased.row_order, biased.col_order
+    in_order = biased(q[:, :, rows], k[:, :, cols], v[:, :, cols], ordered=True)
+    torch.testing.assert_close(in_order, expected[:, :, rows], atol=2e-5, rtol=2e-5)
+    biased.save(tmp_path / "p.plan")
+    loaded = tw.load(tmp_path / "p.plan")
+    torch.testing.assert_close(loaded(q, k, v), expected, atol=0, rtol=0)
+    assert loaded.digest() == biased.digest() == digest != planned.with_bias(bias).digest()
+
+
+def test_first_calls_of_several_threads_prepare_once(dense, planned, monkeypatch):
+    q, k, v = tensors(*dense.shape)
+    expected, fresh = planned(q, k, v), planned.with_bias(None)
+    prepared, coming, found, prepare = [], threading.Barrier(8), [], api.Plan._prepare
+
+    def slowly(self, ordered):
+        prepared.append(ordered)
+        # The others come in the meantime.
+        time.sleep(0.2)
+        return prepare(self, ordered)
+
+    def call():
+        coming.wait(60)
+        found.append(fresh(q, k, v))
+
+    monkeypatch.setattr(api.Plan, "_prepare", slowly)
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert prepared == [False] and len(found) == 8
+    for out in found:
+        torch.testing.assert_close(out, expected, atol=0, rtol=0)
 
 
 def test_a_compiler_is_told_the_layout_of_the_result(dense, planned):

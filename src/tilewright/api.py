@@ -5,8 +5,12 @@ schedule to the device's executor. Calls that are compiled or traced go through 
 others straight to the executor.
 """
 
+import os
 import tempfile
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +21,26 @@ from tilewright.errors import ArtifactError, DeviceError, PatternError, UnknownN
 from tilewright.graph import Graph
 from tilewright.kernels import tokens
 from tilewright.kernels.item_masks import Bias
+from tilewright.provenance import sha256_arrays
 from tilewright.tiles import parse as parse_tile
 
 KIND = "plan"
 VERSION = 1
 
-# A mask_mod is evaluated for this many (query, key) pairs at a time.
-_MASK_MOD_PAIRS = 1 << 24
+# A mask_mod, and the index of a bias, are evaluated for this many (query, key) pairs at a time.
+_SLAB_PAIRS = 1 << 24
+
+# Held while an executor is prepared: calls of several threads may come first.
+_PREPARING = threading.RLock()
+
+
+def _renew_lock():
+    global _PREPARING
+    _PREPARING = threading.RLock()
+
+
+# A thread that held it does not live on in a fork.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def plan(
@@ -52,8 +69,10 @@ def plan(
     reorder: an order's name, or ``auto``: the model's own windows where the graph declares them, else the better of
         ``none`` and ``ic`` by gathered work. `Plan.summary` names what was chosen.
     tiles: names such as ``("64x1", "64x64")``; None for the device's own, less those too large for the pattern.
-    solver: ``highs``, ``gurobi`` or ``greedy``. bias: a `Bias`, or a tensor [H, N_q, N_k].
-    scale: of the scores; default ``head_dim ** -0.5``.
+    solver: ``highs``, ``gurobi`` or ``greedy``.
+    bias: a `Bias`, or a tensor [H, N_q, N_k]. Its values are copied now: those that a parameter takes later are seen by
+        `Plan.with_bias` only.
+    scale: of the scores, finite; default ``head_dim ** -0.5``.
     split_keys: longest key range of one work item; None for no limit, ``auto`` for the device's own.
 
     Raises `TilewrightError` subclasses naming what was expected, what was found and what is known.
@@ -104,14 +123,14 @@ class Plan:
     def __init__(self, ordered, covers, profiles, found, *, bias=None, scale=None, reorder):
         """Assemble a plan from the stages' results; `plan` and `load` are the usual ways to get one."""
         self.graph, self.blocks, self.profiles, self.schedule = ordered, covers, profiles, found
-        self.bias, self.scale, self.reorder = bias, scale, reorder
+        self.bias, self.scale, self.reorder = _by_value(bias), scale, reorder
         any_profile = next(iter(profiles.values()))
         self.heads, self.head_dim = any_profile.heads, any_profile.head_dim
         self.dtype, self.device = getattr(torch, any_profile.dtype), any_profile.device["kind"]
         self.row_order = torch.from_numpy(ordered.row_order.astype(np.int64))
         self.col_order = torch.from_numpy(ordered.col_order.astype(np.int64))
-        self._prepared = {}
-        self._handle = operators.register(self)
+        self._prepared, self._digest = {}, None
+        self._name = operators.register(self)
 
     def __call__(self, q, k, v, *, ordered=False):
         """Attention over the pattern: q [B, H, N_q, D], k and v [B, H, N_k, D] → [B, H, N_q, D].
@@ -120,35 +139,75 @@ class Plan:
         Raises `PatternError` or `DeviceError` for tensors other than planned, or that need a gradient.
         """
         if operators.watched(q):
-            return torch.ops.tilewright.attend(q, k, v, self._handle, ordered)
+            # Compilers hold the digest for a constant; what they compile is guarded by the name, which they read.
+            return torch.ops.tilewright.attend(q, k, v, self._name and self.digest(), ordered)
         return self.run(q, k, v, ordered)
 
     def with_bias(self, bias):
         """This plan with another bias (a `Bias`, or a tensor [H, N_q, N_k]): same order, blocks and schedule.
 
-        ASSUME: the layers of a network stage share one schedule, profiled without their biases.
+        The values are taken as of `plan`. ASSUME: the layers of a network stage share one schedule, profiled without
+        their biases.
         """
-        return Plan(
-            self.graph, self.blocks, self.profiles, self.schedule, bias=bias, scale=self.scale, reorder=self.reorder
-        )
+        return self._maker(bias)()
+
+    def _maker(self, bias):
+        settings = {"bias": bias, "scale": self.scale, "reorder": self.reorder}
+        return partial(Plan, self.graph, self.blocks, self.profiles, self.schedule, **settings)
+
+    def __reduce__(self):
+        # Made anew: executors and names are of one process.
+        return self._maker(self.bias), ()
+
+    def __deepcopy__(self, memo):
+        # A plan does not change: the copies of a module share it.
+        return self
+
+    @torch.compiler.assume_constant_result
+    def digest(self):
+        """The name by which exported programs call this plan, the same in every process and for a plan that was loaded.
+
+        It depends on all that the result does, to the last bit: the pattern and its order, heads, head dim, dtype,
+        scale, the values of the bias, the blocks and the schedule. Computed when it is first asked for.
+        """
+        if self._digest is None:
+            # In a thread of its own, where nothing traces what a bias computes.
+            with ThreadPoolExecutor(1) as apart:
+                self._digest = apart.submit(self._content).result()
+        return self._digest
+
+    def _content(self):
+        """Digest of what the results depend on."""
+        s, scale = self.schedule, None if self.scale is None else float(self.scale)
+        facts = self.device, self.heads, self.head_dim, self.dtype, scale, s.tiles, s.blocks_ids, s.split_keys
+        work = (s.tile, s.block, s.run_lo, s.run_hi, s.cls, s.split, s.round)
+        return sha256_arrays(repr(facts), self.graph.id, *work, *_bias_content(self.bias, self.graph))[:32]
 
     def run(self, q, k, v, ordered):
-        """The call behind the registered operator: prepare the executor once per form, which checks and executes."""
-        executor = self._prepared.get(ordered)
+        """The call behind the registered operator: the executor of the form and of q's device, prepared once, checks
+        and executes."""
+        key = ordered, q.get_device()
+        executor = self._prepared.get(key)
         if executor is None:
-            executor = self._prepared[ordered] = hardware.executor(self.device).prepare(
-                self.schedule,
-                self.blocks,
-                heads=self.heads,
-                head_dim=self.head_dim,
-                dtype=self.dtype,
-                row_order=self.graph.row_order,
-                col_order=self.graph.col_order,
-                bias=self.bias,
-                scale=self.scale,
-                ordered=ordered,
-            )
+            with _PREPARING, torch.cuda.device_of(q):
+                executor = self._prepared.get(key)
+                if executor is None:
+                    executor = self._prepared[key] = self._prepare(ordered)
         return executor(q, k, v)
+
+    def _prepare(self, ordered):
+        return hardware.executor(self.device).prepare(
+            self.schedule,
+            self.blocks,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+            row_order=self.graph.row_order,
+            col_order=self.graph.col_order,
+            bias=self.bias,
+            scale=self.scale,
+            ordered=ordered,
+        )
 
     def like_result(self, q, k, v):
         """Memory as `run` would return it, for compilers that only want its form; refuses what `run` would refuse."""
@@ -230,7 +289,7 @@ def _as_graph(pattern, shape):
 def _from_mask_mod(mask_mod, n_q, n_k):
     """Evaluate ``mask_mod(0, 0, q, k)`` over all pairs, some rows at a time."""
     zero, keys = torch.tensor(0), torch.arange(n_k)
-    step = max(1, _MASK_MOD_PAIRS // n_k)
+    step = max(1, _SLAB_PAIRS // n_k)
     counts, indices = [], []
     for lo in range(0, n_q, step):
         queries = torch.arange(lo, min(lo + step, n_q))[:, None]
@@ -257,18 +316,44 @@ def _fitting(tiles, n_rows):
     return fitting or (f"{1 << (n_rows - 1).bit_length()}x1",)
 
 
+def _by_value(bias):
+    """`bias` with its values as they are now, float32 in the memory of the CPU; no part of what is differentiated."""
+    if bias is None:
+        return None
+    table = bias.table if isinstance(bias, Bias) else torch.as_tensor(bias)
+    taken = table.detach().to("cpu", torch.float32, copy=True, memory_format=torch.contiguous_format)
+    return Bias(taken, bias.index) if isinstance(bias, Bias) else taken
+
+
+def _bias_index(bias, ordered, queries=slice(None)):
+    """``(rows, cols, int32 index of the bias)`` of the allowed pairs of `queries`, which count in plan order."""
+    indptr, cols = graph.take_rows(ordered.indptr, ordered.indices, ordered.row_class[queries])
+    rows, cols = np.repeat(ordered.row_order[queries], np.diff(indptr)), ordered.col_order[cols]
+    return rows, cols, np.asarray(bias.index(rows, cols), np.int32)
+
+
+def _bias_content(bias, ordered):
+    """What tells a bias from others, as arrays and digests: its values, and which of them the allowed pairs take."""
+    if not isinstance(bias, Bias):
+        return [] if bias is None else [bias.numpy()]
+    step = max(1, _SLAB_PAIRS // ordered.n_cols)
+    slabs = (slice(lo, lo + step) for lo in range(0, ordered.n_rows, step))
+    return [bias.table.numpy(), *(sha256_arrays(_bias_index(bias, ordered, slab)[2]) for slab in slabs)]
+
+
 def _bias_arrays(bias, ordered):
     """A bias as arrays: dense as it is, a table with its index spelt out for every allowed pair of the pattern."""
     if not isinstance(bias, Bias):
-        return {"dense": torch.as_tensor(bias, dtype=torch.float32).numpy()}
-    indptr, cols = ordered.expand(limit=graph.FULL_ENTRIES)
-    rows = ordered.row_order[np.repeat(np.arange(ordered.n_rows), np.diff(indptr))]
-    cols = ordered.col_order[cols]
+        return {"dense": bias.numpy()}
+    if ordered.entries > graph.FULL_ENTRIES:
+        raise PatternError(
+            f"bias: expected at most {graph.FULL_ENTRIES:,} allowed pairs to write its index for, found "
+            f"{ordered.entries:,}"
+        )
+    rows, cols, index = _bias_index(bias, ordered)
     pair = rows.astype(np.int64) * ordered.n_cols + cols
     by_pair = np.argsort(pair)
-    index = np.asarray(bias.index(rows, cols), np.int32)
-    table = torch.as_tensor(bias.table, dtype=torch.float32).numpy()
-    return {"table": table, "pair": pair[by_pair], "index": index[by_pair]}
+    return {"table": bias.table.numpy(), "pair": pair[by_pair], "index": index[by_pair]}
 
 
 def _bias_from(arrays, n_cols):
