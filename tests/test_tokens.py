@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -67,11 +72,59 @@ def test_what_a_kernel_or_the_check_tells_apart_is_not_alike(case):
     assert not alike(*CHANGES[case](*qkv))
 
 
+def test_tensors_that_need_a_gradient_are_alike_where_none_is_recorded():
+    qkv = tensors()
+    qkv[1].requires_grad_()
+    with torch.no_grad():
+        alike = tokens.alike(*qkv)
+        assert alike(*qkv)
+    assert not alike(*qkv)
+    with torch.no_grad():
+        assert alike(*qkv) and not alike(*tensors())
+
+
+def test_what_needs_no_gradient_is_alike_in_both_modes():
+    with torch.no_grad():
+        alike = tokens.alike(*tensors())
+    assert alike(*tensors())
+
+
 def test_memory_for_another_result_is_as_for_the_first():
     first = tokens.empty(tensors()[0], 7)
     another = tokens.another(first)()
     assert (another.shape, another.stride(), another.dtype) == (first.shape, first.stride(), first.dtype)
     assert another.data_ptr() != first.data_ptr()
+
+
+# Torch without what its next release may rename, when the package is imported.
+RENAMED = """
+import torch
+import torch._C._dynamo.guards as guards
+
+hidden = [(guards, "TensorGuards"), (guards, "_empty_strided_cuda"), (torch._C, "_len_torch_dispatch_stack")]
+kept = [(owner, name, owner.__dict__[name]) for owner, name in hidden if hasattr(owner, name)]
+for owner, name, _ in kept:
+    delattr(owner, name)
+
+import tilewright.api
+from tilewright.kernels import tokens
+
+for owner, name, value in kept:
+    setattr(owner, name, value)
+assert tokens.TensorGuards is tokens._empty_strided_cuda is None
+assert tilewright.operators._len_torch_dispatch_stack() == 1
+"""
+
+
+@pytest.mark.skipif("TOKENS_RENAMED" in os.environ, reason="these are the tests that it runs")
+def test_the_package_does_without_internals_of_torch(tmp_path):
+    (tmp_path / "renamed.py").write_text(RENAMED)
+    path = os.pathsep.join([str(tmp_path), str(Path(tokens.__file__).parents[2])])
+    tests = [__file__, Path(__file__).with_name("test_operators.py"), "-k", "not watched"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "renamed", "-p", "no:cacheprovider", *map(str, tests)]
+    environment = os.environ | {"PYTHONPATH": path, "TOKENS_RENAMED": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_result_has_the_heads_of_a_token_side_by_side():
