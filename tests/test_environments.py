@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tilewright.kernels import triton_launch
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCK = (ROOT / "requirements.lock").read_text()
@@ -24,6 +26,8 @@ PYPI_NAMES = {"matplotlib-base": "matplotlib", "msgspec-python": "msgspec", "pyt
 # No Python packages of the lock.
 NOT_LOCKED = {"python", "pip", "cxx-compiler"}
 RECIPES = ("Dockerfile", "tilewright.def")
+# The oldest and the newest torch that everything was run with.
+RUN = ("2.11", "2.13")
 
 
 def required(*extras):
@@ -44,6 +48,19 @@ def conda(name):
 def test_the_lock_keeps_the_bounds_of_the_project():
     for requirement in required(*PROJECT["optional-dependencies"]):
         assert PINS[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+def test_torch_and_triton_are_bounded_by_the_releases_that_were_run():
+    """The launcher of each release of triton that is let in is known."""
+    bounds = {requirement.name: requirement.specifier for requirement in required()}
+    releases = {"torch": RUN, "triton": triton_launch.KNOWN}
+    for name, known in releases.items():
+        minors = [Version(release).minor for release in known]
+        major = Version(known[0]).major
+        let_in = [minor for minor in range(2 * max(minors)) if f"{major}.{minor}.0" in bounds[name]]
+        assert let_in == list(range(min(minors), max(minors) + 1)), name
+        assert f"{major + 1}.0.0" not in bounds[name]
+        assert ".".join(PINS[name].split(".")[:2]) == known[-1]
 
 
 def test_the_lock_has_all_that_its_packages_need():
