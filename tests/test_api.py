@@ -9,14 +9,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tilewright as tw
-from tilewright import api, graph, hardware, models
+from factories import make_profile
+from tilewright import api, graph, hardware, models, tiles
 from tilewright.kernels import triton_schedule
 
 H, D = 2, 16
@@ -316,6 +320,48 @@ def test_ahead_of_time_autograd_compiles_plans(dense, planned):
 
 
 def test_compiled_code_calls_the_plan_that_it_is_given(dense, planned):
+def quick(cover, *, device, seed, heads, head_dim, dtype, split_keys):
+    """A profile of invented timings."""
+    made = make_profile(cover, split_keys=split_keys, device=hardware.describe(device))
+    classes = tuple(replace(shape, resources={"working_set_bytes": 1.0, "shared_bytes": 1.0}) for shape in made.classes)
+    return replace(made, heads=heads, head_dim=head_dim, dtype=dtype, classes=classes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 99), st.sampled_from(["auto", "none"]))
+def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
+    dense = np.random.default_rng(seed).random((n_q, n_k)) < 0.4
+    dense[-1, 0] = True
+    q, k, v = tensors(n_q, n_k)
+    expected = dense_attention(q, k, v, dense)
+    with mock.patch.object(api.profile, "measure", quick):
+        planned = make(dense, reorder=order, solver="greedy")
+        fitting = tiles.fitting((*hardware.KINDS["cpu"].TILES, "16x1", "16x16"), dense.shape, 1)
+        for each in (planned, *(make(dense, reorder=order, solver="greedy", tiles=[name]) for name in fitting)):
+            torch.testing.assert_close(each(q, k, v).double(), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("n_q, n_k", [(1, 1), (1, 40), (8, 8), (9, 3), (15, 20), (16, 31), (17, 64), (40, 1)])
+def test_patterns_of_any_size_are_planned_on_a_gpu(monkeypatch, n_q, n_k):
+    limits = {"shared_bytes": 1 << 17, "memory_bytes": 1 << 37, "launch_us": 1.0}
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(hardware, "describe", lambda kind: GPU | limits)
+        prepare = partial(triton_schedule.prepare, device="cpu")
+        monkeypatch.setattr(hardware, "executor", lambda kind: SimpleNamespace(prepare=prepare))
+    monkeypatch.setattr(api.profile, "measure", quick)
+    dense = np.random.default_rng(0).random((n_q, n_k)) < 0.4
+    dense[-1, 0] = True
+    planned = make(dense, device="cuda", solver="greedy")
+    assert all(cover.tile.rows >= triton_schedule.FEWEST_ROWS for cover in planned.blocks.values())
+    qkv = tensors(n_q, n_k)
+    out = planned(*(x.cuda() if torch.cuda.is_available() else x for x in qkv)).cpu()
+    torch.testing.assert_close(out.double(), dense_attention(*qkv, dense), atol=2e-5, rtol=2e-5)
+
+
+def test_the_device_says_the_fewest_rows_that_its_executor_has():
+    assert hardware.KINDS["cuda"].FEWEST_ROWS == triton_schedule.FEWEST_ROWS == tiles.SMALL_ROWS
+
+
     q, k, v = tensors(*dense.shape)
     plans = [planned, *(planned.with_bias(torch.randn(H, *dense.shape)) for _ in range(3))]
     with torch.no_grad():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tilewright.errors import TileError
-from tilewright.tiles import SLICE_RUN, Tile, aligned_keys, check_fits, parse
+from tilewright.tiles import SLICE_RUN, Tile, aligned_keys, check_fits, fitting, parse
 
 
 @pytest.mark.parametrize("name", ["1x1", "16x16", "64x1", "128x128", "4x8", "128x1"])
@@ -35,7 +35,7 @@ def test_keys_out_of_range_are_refused(name):
         parse(name)
 
 
-@pytest.mark.parametrize("tile, shape", [("64x64", (50, 50)), ("1x1", (1, 1)), ("64x1", (33, 1)), ("16x16", (9, 16))])
+@pytest.mark.parametrize("tile, shape", [("64x64", (50, 50)), ("1x1", (1, 1)), ("64x1", (33, 1)), ("16x16", (1, 9))])
 def test_a_tile_less_than_twice_the_graph_fits(tile, shape):
     check_fits(parse(tile), shape)
 
@@ -44,13 +44,31 @@ def test_a_tile_less_than_twice_the_graph_fits(tile, shape):
     "tile, shape, message",
     [
         ("64x1", (32, 999), "at most 32 queries for 32, found 64"),
-        ("2x1", (1, 1), "at most 1 queries for 1, found 2"),
+        ("32x1", (1, 1), "at most 16 queries for 1, found 32"),
         ("16x64", (50, 20), "at most 32 keys for 20, found 64"),
     ],
 )
 def test_a_tile_of_twice_the_graph_is_refused(tile, shape, message):
     with pytest.raises(TileError, match=rf"tile {tile} is larger than the graph: expected {message}"):
         check_fits(parse(tile), shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fewest", "found"),
+    [
+        ((50, 50), 16, ("32x1", "64x1", "64x64")),
+        ((50, 32), 16, ("32x1", "64x1")),
+        ((17, 99), 1, ("32x1",)),
+        ((16, 99), 1, ("16x1",)),
+        ((5, 3), 1, ("8x1",)),
+        ((5, 3), 16, ("16x1",)),
+        ((1, 1), 1, ("1x1",)),
+    ],
+)
+def test_tiles_that_fit_are_taken_and_else_the_smallest(shape, fewest, found):
+    assert fitting(("32x1", "64x1", "64x64"), shape, fewest) == found
+    for name in found:
+        check_fits(parse(name), shape)
 
 
 def test_aligned_keys_end_with_the_graph():

@@ -23,6 +23,7 @@ from tilewright.kernels import tokens
 from tilewright.kernels.item_masks import Bias
 from tilewright.provenance import sha256_arrays
 from tilewright.tiles import parse as parse_tile
+from tilewright.tiles import fitting
 
 KIND = "plan"
 VERSION = 1
@@ -68,7 +69,8 @@ def plan(
     heads, head_dim, dtype, device: of the tensors that the plan will be called with; a GPU is the current one.
     reorder: an order's name, or ``auto``: the model's own windows where the graph declares them, else the better of
         ``none`` and ``ic`` by gathered work. `Plan.summary` names what was chosen.
-    tiles: names such as ``("64x1", "64x64")``; None for the device's own, less those too large for the pattern.
+    tiles: names such as ``("64x1", "64x64")``; None for the device's own, less those too large for the pattern, and the
+        smallest that holds a pattern smaller than all of them.
     solver: ``highs``, ``gurobi`` or ``greedy``.
     bias: a `Bias`, or a tensor [H, N_q, N_k]. Its values are copied now: those that a parameter takes later are seen by
         `Plan.with_bias` only.
@@ -82,7 +84,10 @@ def plan(
     description, defaults = hardware.describe(kind), hardware.KINDS[kind]
     natural = _as_graph(pattern, shape)
     ordered, order_info = _reorder(natural, reorder)
-    names = _fitting(defaults.TILES, natural.n_rows) if tiles is None else tuple(dict.fromkeys(tiles))
+    if tiles is None:
+        names = fitting(defaults.TILES, natural.shape, defaults.FEWEST_ROWS)
+    else:
+        names = tuple(dict.fromkeys(tiles))
     covers = {name: blocks.extract(ordered, parse_tile(name), region_rows) for name in names}
     split_keys = defaults.SPLIT_KEYS if split_keys == "auto" else split_keys
     options = dict(heads=heads, head_dim=head_dim, dtype=_dtype_name(dtype), split_keys=split_keys)
@@ -298,22 +303,6 @@ def _from_mask_mod(mask_mod, n_q, n_k):
         indices.append(allowed.nonzero()[:, 1].to(torch.int32))
     indptr = np.concatenate(([0], torch.cat(counts).cumsum(0).numpy()))
     return graph.from_csr(indptr, torch.cat(indices).numpy(), (n_q, n_k))
-
-
-def _reorder(natural, name):
-    if name != "auto":
-        return reorder.apply(natural, name)
-    if natural.row_hint is not None:
-        return reorder.apply(natural, "window")
-    tried = [reorder.apply(natural, candidate) for candidate in ("none", "ic")]
-    return min(tried, key=lambda result: result[1]["work_fraction"])
-
-
-def _fitting(tiles, n_rows):
-    """Those of `tiles` that are less than twice as tall as the pattern."""
-    fitting = tuple(name for name in tiles if parse_tile(name).rows < 2 * n_rows)
-    # The smallest power of two that holds every row, for patterns of a few tokens.
-    return fitting or (f"{1 << (n_rows - 1).bit_length()}x1",)
 
 
 def _by_value(bias):

@@ -9,6 +9,8 @@ from tilewright.errors import TileError
 
 # Keys that an Mx1 slice packs into one run: the k-step of 16-bit tensor-core products.
 SLICE_RUN = 16
+# Rows of one tensor-core product: a tile of so many is as small as any on a GPU, however few the queries.
+SMALL_ROWS = 16
 
 
 @dataclass(frozen=True, order=True)
@@ -50,14 +52,30 @@ def parse(name):
 def check_fits(tile, shape):
     """Raise `TileError` when half of `tile` would hold all queries, or all keys, of a graph of `shape`.
 
-    Padding within one tile is usual (64 rows for 50 queries); a tile of twice the size needed is a mistake.
+    Padding within one tile is usual (64 rows for 50 queries); a tile of twice the size needed is a mistake, but for one
+    of up to `SMALL_ROWS` rows.
     """
-    for what, size, count in (("queries", tile.rows, shape[0]), ("keys", tile.keys, shape[1])):
-        most = 1 << (count - 1).bit_length()
+    for what, size, count, small in (("queries", tile.rows, shape[0], SMALL_ROWS), ("keys", tile.keys, shape[1], 1)):
+        most = max(small, 1 << (count - 1).bit_length())
         if size > most:
             raise TileError(
                 f"tile {tile.name} is larger than the graph: expected at most {most} {what} for {count}, found {size}"
             )
+
+
+def fitting(names, shape, fewest_rows):
+    """Those of the tiles `names` that fit a graph of `shape`; where none does, the smallest slice that holds all
+    queries and has at least `fewest_rows` rows."""
+    found = tuple(name for name in names if _fits(parse(name), shape))
+    return found or (Tile(max(fewest_rows, 1 << (shape[0] - 1).bit_length()), 1).name,)
+
+
+def _fits(tile, shape):
+    try:
+        check_fits(tile, shape)
+    except TileError:
+        return False
+    return True
 
 
 def aligned_keys(first, width, n_keys):

@@ -4,7 +4,7 @@ import resource
 
 from tilewright import blocks, hardware, models, profile, progress, reorder, schedule, tiles
 from tilewright.bench.rows import Tokens, now, run_baselines, run_schedule
-from tilewright.errors import ConfigError, TileError
+from tilewright.errors import ConfigError
 
 HEATMAP = (
     "resolution", "patch", "tokens", "status", "reason", "dense_p50_us", "plan_p50_us", "speedup", "max_abs_error",
@@ -28,23 +28,14 @@ def plan_row(
     Of the tiles `names` those that fit are used; where none does, the smallest slice that holds all queries.
     """
     ordered, _ = reorder.apply(pattern, order)
-    found = [tile for tile in map(tiles.parse, names) if _fits(tile, ordered.shape)]
-    found = found or [tiles.Tile(1 << (ordered.n_rows - 1).bit_length(), 1)]
-    covers = {tile.name: blocks.extract(ordered, tile, region_rows) for tile in found}
+    names = tiles.fitting(names, ordered.shape, hardware.KINDS[device].FEWEST_ROWS)
+    covers = {name: blocks.extract(ordered, tiles.parse(name), region_rows) for name in names}
     options = {"device": device, "dtype": dtype, "seed": seed}
     profiles = {name: profile.measure(cover, split_keys=split_keys, **options) for name, cover in covers.items()}
     limits = hardware.limits(next(iter(profiles.values())).device)
     plan = schedule.solve(covers, profiles, limits, solver, time_limit_s=SOLVE_SECONDS, seed=seed)
     tokens = Tokens(ordered, **options)
     return run_schedule(plan, covers, tokens, effort)[0], tokens
-
-
-def _fits(tile, shape):
-    try:
-        tiles.check_fits(tile, shape)
-    except TileError:
-        return False
-    return True
 
 
 def run_heatmap(resolution, patches, effort, *, device="cpu", max_tokens, order, names, solver, **options):

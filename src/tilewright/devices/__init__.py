@@ -10,4 +10,5 @@ Contract of a member module; importing it needs no torch:
         (``measure``), see `hardware.executor` and `hardware.probe`.
     ``PACKED``: name of the module that runs packed batches on it, see `kernels.ragged_lists`.
     ``TILES``, ``SPLIT_KEYS``: what plans choose from, and the longest key range of a work item, unless told otherwise.
+    ``FEWEST_ROWS``: of a tile.
 """

@@ -12,6 +12,7 @@ EXECUTOR = "tilewright.kernels.torch_blocks"
 PROBE = "tilewright.kernels.torch_probe"
 PACKED = "tilewright.kernels.torch_ragged"
 TILES = ("32x1", "64x1", "64x64")
+FEWEST_ROWS = 1
 # At head dim 64, K and V of an item in float32 are half a megabyte, a share of a core's second-level cache.
 SPLIT_KEYS = 1024
 

@@ -11,6 +11,8 @@ EXECUTOR = "tilewright.kernels.triton_schedule"
 PROBE = "tilewright.kernels.triton_probe"
 PACKED = "tilewright.kernels.triton_ragged"
 TILES = ("32x1", "64x1", "64x64")
+# Of one tensor-core product.
+FEWEST_ROWS = 16
 # Longest key range of an item: parts of a global row run side by side. Measured on an H200, docs/decisions/0008.
 SPLIT_KEYS = 512
 # The driver's own, for what torch does not tell.
