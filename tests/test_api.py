@@ -83,6 +83,45 @@ def test_a_mask_mod_without_its_shape_is_refused():
         make(lambda b, h, q, k: q >= k)
 
 
+HEADS_DIFFER = {
+    "head": lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() < 7 + h,
+    "one-pair": lambda b, h, q_idx, kv_idx: (q_idx == kv_idx) | ((q_idx == 89) & (kv_idx == 0) & (h == 1)),
+    "batch": lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() < 7 + b,
+}
+
+
+@pytest.mark.parametrize("case", HEADS_DIFFER)
+def test_a_mask_mod_that_depends_on_the_head_or_the_batch_is_refused(monkeypatch, case):
+    # Some rows at a time.
+    monkeypatch.setattr(api, "_MASK_MOD_PAIRS", 1000)
+    found = {"batch": "batch entry 1, head 0"}.get(case, "batch entry 0, head 1")
+    with pytest.raises(tw.errors.PatternError, match=f"expected one pattern for every head and batch entry.*{found}"):
+        make(HEADS_DIFFER[case], shape=(90, 90))
+
+
+def test_a_mask_mod_may_read_the_head():
+    allowed = torch.rand(H, 20, 30, generator=torch.Generator().manual_seed(0)) < 0.5
+    allowed[:] = allowed[0]
+    planned = make(lambda b, h, q_idx, kv_idx: allowed[h, q_idx, kv_idx], shape=(20, 30), solver="greedy")
+    q, k, v = tensors(20, 30)
+    expected = dense_attention(q, k, v, allowed[0])
+    torch.testing.assert_close(planned(q, k, v).double(), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf")])
+def test_a_scale_that_is_not_finite_is_refused(dense, scale):
+    with pytest.raises(tw.errors.PatternError, match=f"scale: expected a finite number, found {scale}"):
+        make(dense, scale=scale)
+
+
+def test_a_scale_of_zero_means_the_mean_of_what_is_allowed(dense):
+    q, k, v = tensors(*dense.shape)
+    allowed = torch.as_tensor(dense).double()
+    expected = torch.nan_to_num(allowed / allowed.sum(1, keepdim=True)) @ v.double()
+    out = make(dense, scale=0, solver="greedy")(q, k, v)
+    torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5)
+
+
 def test_a_graph_file_is_a_pattern(tmp_path, dense):
     graph.save(tmp_path / "g.npz", graph.from_pattern(dense))
     q, k, v = tensors(*dense.shape)
@@ -281,45 +320,6 @@ def test_another_gpu_than_the_current_one_is_refused(dense, monkeypatch):
         make(dense, device=torch.device("cuda", 1))
 
 
-def test_one_token():
-    q, k, v = tensors(1, 1)
-    torch.testing.assert_close(make(np.ones((1, 1), bool))(q, k, v), v)
-
-
-def test_compile_and_export(dense, planned):
-    q, k, v = tensors(*dense.shape)
-    expected = planned(q, k, v)
-
-    class Layer(torch.nn.Module):
-        def forward(self, q, k, v):
-            return planned(q, k, v) * 2
-
-    with torch.no_grad():
-        compiled = torch.compile(Layer(), fullgraph=True, backend="eager")
-        torch.testing.assert_close(compiled(q, k, v), expected * 2)
-        exported = torch.export.export(Layer(), (q, k, v)).module()
-        torch.testing.assert_close(exported(q, k, v), expected * 2)
-
-
-class Layer(torch.nn.Module):
-    """A layer that holds a plan."""
-
-    def __init__(self, planned):
-        super().__init__()
-        self.planned = planned
-
-    def forward(self, q, k, v):
-        return self.planned(q, k, v)
-
-
-def test_ahead_of_time_autograd_compiles_plans(dense, planned):
-    q, k, v = tensors(*dense.shape)
-    with torch.no_grad():
-        compiled = torch.compile(Layer(planned), fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(q, k, v), planned(q, k, v), atol=0, rtol=0)
-
-
-def test_compiled_code_calls_the_plan_that_it_is_given(dense, planned):
 def quick(cover, *, device, seed, heads, head_dim, dtype, split_keys):
     """A profile of invented timings."""
     made = make_profile(cover, split_keys=split_keys, device=hardware.describe(device))
@@ -362,6 +362,45 @@ def test_the_device_says_the_fewest_rows_that_its_executor_has():
     assert hardware.KINDS["cuda"].FEWEST_ROWS == triton_schedule.FEWEST_ROWS == tiles.SMALL_ROWS
 
 
+def test_one_token():
+    q, k, v = tensors(1, 1)
+    torch.testing.assert_close(make(np.ones((1, 1), bool))(q, k, v), v)
+
+
+def test_compile_and_export(dense, planned):
+    q, k, v = tensors(*dense.shape)
+    expected = planned(q, k, v)
+
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v):
+            return planned(q, k, v) * 2
+
+    with torch.no_grad():
+        compiled = torch.compile(Layer(), fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(q, k, v), expected * 2)
+        exported = torch.export.export(Layer(), (q, k, v)).module()
+        torch.testing.assert_close(exported(q, k, v), expected * 2)
+
+
+class Layer(torch.nn.Module):
+    """A layer that holds a plan."""
+
+    def __init__(self, planned):
+        super().__init__()
+        self.planned = planned
+
+    def forward(self, q, k, v):
+        return self.planned(q, k, v)
+
+
+def test_ahead_of_time_autograd_compiles_plans(dense, planned):
+    q, k, v = tensors(*dense.shape)
+    with torch.no_grad():
+        compiled = torch.compile(Layer(planned), fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(q, k, v), planned(q, k, v), atol=0, rtol=0)
+
+
+def test_compiled_code_calls_the_plan_that_it_is_given(dense, planned):
     q, k, v = tensors(*dense.shape)
     plans = [planned, *(planned.with_bias(torch.randn(H, *dense.shape)) for _ in range(3))]
     with torch.no_grad():
@@ -453,7 +492,7 @@ def test_the_index_of_a_long_bias_is_digested_in_parts(dense, planned, monkeypat
     def index(rows, cols):
         return np.asarray(rows + cols) % 8
 
-    monkeypatch.setattr(api, "_SLAB_PAIRS", 1000)
+    monkeypatch.setattr(api, "_INDEX_PAIRS", 1000)
     assert digest(index) == digest(index) != digest(lambda rows, cols: (index(rows, cols) + (rows == 149)) % 8)
 
 

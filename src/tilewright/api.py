@@ -5,6 +5,7 @@ schedule to the device's executor. Calls that are compiled or traced go through 
 others straight to the executor.
 """
 
+import math
 import os
 import tempfile
 import threading
@@ -22,14 +23,16 @@ from tilewright.graph import Graph
 from tilewright.kernels import tokens
 from tilewright.kernels.item_masks import Bias
 from tilewright.provenance import sha256_arrays
-from tilewright.tiles import parse as parse_tile
 from tilewright.tiles import fitting
+from tilewright.tiles import parse as parse_tile
 
 KIND = "plan"
 VERSION = 1
 
-# A mask_mod, and the index of a bias, are evaluated for this many (query, key) pairs at a time.
-_SLAB_PAIRS = 1 << 24
+# A mask_mod is evaluated for this many (query, key) pairs at a time.
+_MASK_MOD_PAIRS = 1 << 24
+# The index of a bias likewise.
+_INDEX_PAIRS = 1 << 24
 
 # Held while an executor is prepared: calls of several threads may come first.
 _PREPARING = threading.RLock()
@@ -65,7 +68,8 @@ def plan(
     """Order, tile, profile and schedule an attention pattern; return a callable `Plan`.
 
     pattern: scipy sparse matrix, boolean array or tensor [N_q, N_k], `Graph`, path of a graph or mask file, or a
-        FlexAttention ``mask_mod(b, h, q_idx, kv_idx)`` with ``shape=(N_q, N_k)`` (evaluated at batch 0, head 0).
+        FlexAttention ``mask_mod(b, h, q_idx, kv_idx)`` with ``shape=(N_q, N_k)``, the same for every head and batch
+        entry: evaluated for each head, and for a second entry, to see that it is.
     heads, head_dim, dtype, device: of the tensors that the plan will be called with; a GPU is the current one.
     reorder: an order's name, or ``auto``: the model's own windows where the graph declares them, else the better of
         ``none`` and ``ic`` by gathered work. `Plan.summary` names what was chosen.
@@ -80,9 +84,11 @@ def plan(
     Raises `TilewrightError` subclasses naming what was expected, what was found and what is known.
     """
     # `reorder` is the argument's published name; the family of that name is reached through its function.
+    if scale is not None and not math.isfinite(scale):
+        raise PatternError(f"scale: expected a finite number, found {scale}")
     kind = _kind(device)
     description, defaults = hardware.describe(kind), hardware.KINDS[kind]
-    natural = _as_graph(pattern, shape)
+    natural = _as_graph(pattern, shape, heads)
     ordered, order_info = _reorder(natural, reorder)
     if tiles is None:
         names = fitting(defaults.TILES, natural.shape, defaults.FEWEST_ROWS)
@@ -277,7 +283,7 @@ def _dtype_name(dtype):
     return str(dtype).removeprefix("torch.")
 
 
-def _as_graph(pattern, shape):
+def _as_graph(pattern, shape, heads):
     if isinstance(pattern, Graph):
         return pattern
     if isinstance(pattern, (str, Path)):
@@ -287,18 +293,30 @@ def _as_graph(pattern, shape):
     if callable(pattern):
         if shape is None:
             raise PatternError("a mask_mod needs its shape: plan(mask_mod, shape=(N_q, N_k), …)")
-        return _from_mask_mod(pattern, *shape)
+        return _from_mask_mod(pattern, *shape, heads)
     return graph.from_pattern(pattern)
 
 
-def _from_mask_mod(mask_mod, n_q, n_k):
-    """Evaluate ``mask_mod(0, 0, q, k)`` over all pairs, some rows at a time."""
-    zero, keys = torch.tensor(0), torch.arange(n_k)
-    step = max(1, _SLAB_PAIRS // n_k)
+def _from_mask_mod(mask_mod, n_q, n_k, heads):
+    """Evaluate ``mask_mod(b, h, q, k)`` over all pairs, some rows at a time. Raises `PatternError` where it depends on
+    the batch entry or the head."""
+    keys = torch.arange(n_k)
+    step = max(1, _MASK_MOD_PAIRS // n_k)
     counts, indices = [], []
     for lo in range(0, n_q, step):
         queries = torch.arange(lo, min(lo + step, n_q))[:, None]
-        allowed = torch.as_tensor(mask_mod(zero, zero, queries, keys)).expand(len(queries), n_k)
+
+        def at(b, h, queries=queries):
+            found = mask_mod(torch.tensor(b), torch.tensor(h), queries, keys)
+            return torch.as_tensor(found).expand(len(queries), n_k)
+
+        allowed = at(0, 0)
+        for b, h in ((1, 0), *((0, h) for h in range(1, heads))):
+            if not torch.equal(at(b, h), allowed):
+                raise PatternError(
+                    "mask_mod: expected one pattern for every head and batch entry, found others at batch entry 0, "
+                    f"head 0 and at batch entry {b}, head {h}; make a plan for each"
+                )
         counts.append(allowed.sum(1))
         indices.append(allowed.nonzero()[:, 1].to(torch.int32))
     indptr = np.concatenate(([0], torch.cat(counts).cumsum(0).numpy()))
@@ -314,35 +332,40 @@ def _by_value(bias):
     return Bias(taken, bias.index) if isinstance(bias, Bias) else taken
 
 
-def _bias_index(bias, ordered, queries=slice(None)):
-    """``(rows, cols, int32 index of the bias)`` of the allowed pairs of `queries`, which count in plan order."""
-    indptr, cols = graph.take_rows(ordered.indptr, ordered.indices, ordered.row_class[queries])
-    rows, cols = np.repeat(ordered.row_order[queries], np.diff(indptr)), ordered.col_order[cols]
-    return rows, cols, np.asarray(bias.index(rows, cols), np.int32)
-
-
 def _bias_content(bias, ordered):
-    """What tells a bias from others, as arrays and digests: its values, and which of them the allowed pairs take."""
+    """What tells a bias from others, for `sha256_arrays`: its values, and which of them the allowed pairs take."""
     if not isinstance(bias, Bias):
         return [] if bias is None else [bias.numpy()]
-    step = max(1, _SLAB_PAIRS // ordered.n_cols)
-    slabs = (slice(lo, lo + step) for lo in range(0, ordered.n_rows, step))
-    return [bias.table.numpy(), *(sha256_arrays(_bias_index(bias, ordered, slab)[2]) for slab in slabs)]
+    content, step = [bias.table.numpy()], max(1, _INDEX_PAIRS // ordered.n_cols)
+    for lo in range(0, ordered.n_rows, step):
+        queries = slice(lo, lo + step)
+        indptr, cols = graph.take_rows(ordered.indptr, ordered.indices, ordered.row_class[queries])
+        rows = np.repeat(ordered.row_order[queries], np.diff(indptr))
+        content.append(sha256_arrays(np.asarray(bias.index(rows, ordered.col_order[cols]), np.int32)))
+    return content
+
+
+def _reorder(natural, name):
+    if name != "auto":
+        return reorder.apply(natural, name)
+    if natural.row_hint is not None:
+        return reorder.apply(natural, "window")
+    tried = [reorder.apply(natural, candidate) for candidate in ("none", "ic")]
+    return min(tried, key=lambda result: result[1]["work_fraction"])
 
 
 def _bias_arrays(bias, ordered):
     """A bias as arrays: dense as it is, a table with its index spelt out for every allowed pair of the pattern."""
     if not isinstance(bias, Bias):
-        return {"dense": bias.numpy()}
-    if ordered.entries > graph.FULL_ENTRIES:
-        raise PatternError(
-            f"bias: expected at most {graph.FULL_ENTRIES:,} allowed pairs to write its index for, found "
-            f"{ordered.entries:,}"
-        )
-    rows, cols, index = _bias_index(bias, ordered)
+        return {"dense": torch.as_tensor(bias, dtype=torch.float32).numpy()}
+    indptr, cols = ordered.expand(limit=graph.FULL_ENTRIES)
+    rows = ordered.row_order[np.repeat(np.arange(ordered.n_rows), np.diff(indptr))]
+    cols = ordered.col_order[cols]
     pair = rows.astype(np.int64) * ordered.n_cols + cols
     by_pair = np.argsort(pair)
-    return {"table": bias.table.numpy(), "pair": pair[by_pair], "index": index[by_pair]}
+    index = np.asarray(bias.index(rows, cols), np.int32)
+    table = torch.as_tensor(bias.table, dtype=torch.float32).numpy()
+    return {"table": table, "pair": pair[by_pair], "index": index[by_pair]}
 
 
 def _bias_from(arrays, n_cols):
