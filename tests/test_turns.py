@@ -19,7 +19,7 @@ def gpus(tmp_path, monkeypatch):
     tool.write_text("#!/bin/sh\necho GPU-a\necho GPU-b\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(turns.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(turns, "FOLDER", tmp_path)
     # Set first, so that it is restored: turns changes it.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return tmp_path
@@ -65,11 +65,60 @@ def test_who_comes_second_waits(gpus, monkeypatch):
 
 
 def test_a_process_that_dies_gives_its_turn_back(gpus):
-    program = "import os\nfrom tilewright.bench import turns\nwith turns.turn('cuda'): os._exit(9)"
-    environment = {**os.environ, "TMPDIR": str(gpus), "PYTHONPATH": str(Path(turns.__file__).parents[2])}
-    assert subprocess.run([sys.executable, "-c", program], env=environment).returncode == 9
+    assert elsewhere(gpus, "os._exit(9)").returncode == 9
     with turns.turn("cuda"):
         assert seen() == "GPU-a"
+
+
+def elsewhere(folder, then, **environment):
+    """A process that holds a GPU while it does `then`."""
+    program = f"""
+import os, pathlib
+from tilewright.bench import turns
+turns.FOLDER = pathlib.Path({str(folder)!r})
+with turns.turn("cuda"):
+    {then}
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(turns.__file__).parents[2]), **environment}
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+
+
+def test_users_share_the_locks_whatever_their_temporary_folders(gpus, tmp_path):
+    (tmp_path / "own").mkdir()
+    holding = 'print(os.environ["CUDA_VISIBLE_DEVICES"])'
+    with turns.turn("cuda"):
+        assert seen() == "GPU-a"
+        other = {"TMPDIR": str(tmp_path / "own"), "CUDA_VISIBLE_DEVICES": ""}
+        assert elsewhere(gpus, holding, **other).stdout.strip() == "GPU-b"
+
+
+def test_a_lock_is_for_every_user(gpus):
+    before = os.umask(0o077)
+    try:
+        with turns.turn("cuda"):
+            (lock,) = gpus.glob("*.lock")
+    finally:
+        os.umask(before)
+    assert lock.name == "tilewright-GPU-a.lock" and lock.stat().st_mode & 0o777 == 0o644
+
+
+def test_what_stands_in_place_of_a_lock_is_not_touched(gpus):
+    kept = gpus / "kept"
+    kept.write_text("kept")
+    lock = gpus / "tilewright-GPU-a.lock"
+    os.link(kept, lock)
+    with turns.turn("cuda"):
+        assert seen() == "GPU-a" and kept.read_text() == "kept"
+
+
+@pytest.mark.parametrize("target", ["kept", "absent"])
+def test_a_link_in_place_of_a_lock_is_refused(gpus, target):
+    (gpus / "kept").write_text("kept")
+    (gpus / "tilewright-GPU-a.lock").symlink_to(gpus / target)
+    message = r"expected a lock file .*GPU-a\.lock that every user can read, found: "
+    with pytest.raises(DeviceError, match=message), turns.turn("cuda"):
+        pass
+    assert (gpus / "kept").read_text() == "kept" and not (gpus / "absent").exists()
 
 
 def test_a_cpu_needs_no_turn(monkeypatch):

@@ -7,15 +7,16 @@ enough for all, and each waits for its turn. On a CPU it is the workflow that ru
 import fcntl
 import os
 import subprocess
-import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tilewright.errors import DeviceError
 
 # Seconds between two looks at what others hold.
 PAUSE = 0.1
+# Where the locks are: one place for all users of a machine, whatever their TMPDIR.
+FOLDER = Path("/tmp")
 
 
 @contextmanager
@@ -23,7 +24,8 @@ def turn(kind):
     """Hold a device of `kind` that nobody else holds by this function; wait for one.
 
     Of several GPUs the first free one becomes the only one that this process sees: to be entered before CUDA is used.
-    Raises `DeviceError` where no GPU is told of.
+    ASSUME: all who time on the machine see the same `FOLDER`. Raises `DeviceError` where no GPU is told of, or where its
+    lock cannot be opened.
     """
     if kind != "cuda":
         yield
@@ -40,13 +42,35 @@ def turn(kind):
 def _hold(name):
     """``(name, lock)`` of a device that was free, else None. It is given back when the lock is closed, at the latest by
     the end of the process."""
-    lock = (Path(tempfile.gettempdir()) / f"tilewright-{os.getuid()}-{name}.lock").open("w")
+    lock = _opened(FOLDER / f"tilewright-{name}.lock")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
         return None
     return name, lock
+
+
+def _opened(path):
+    """The file `path`, made where there is none, for every user to lock: reading is enough for that.
+
+    Links are not followed and contents are not touched: other users may have put there what they like. Raises
+    `DeviceError`.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        if not os.path.lexists(path):
+            # Another process may come first.
+            with suppress(FileExistsError):
+                made = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+                # Whatever the umask.
+                os.fchmod(made, 0o644)
+                os.close(made)
+        return open(path, opener=lambda name, _: os.open(name, flags))
+    except OSError as error:
+        raise DeviceError(
+            f"expected a lock file {path} that every user can read, found: {error.strerror}; it has to be removed"
+        ) from error
 
 
 def _gpus():
