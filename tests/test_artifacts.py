@@ -3,6 +3,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 import tracemalloc
 import zipfile
 
@@ -222,6 +223,27 @@ def test_a_file_size_limit_leaves_the_earlier_file(tmp_path):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1 and b"ArtifactError" in stderr and b"cannot be written: File too large" in stderr
     assert path.read_bytes() == before and left_in(tmp_path) == ["a.npz"]
+
+
+def test_what_killed_writers_left_is_removed_by_the_next_one(tmp_path):
+    def left(name, days):
+        path = tmp_path / name
+        path.write_text("half")
+        os.utime(path, times=(time.time() - 86_400 * days,) * 2)
+        return path
+
+    old = [left(".a[1].0123456789ab.json", 1.1), left(".a[1].ba9876543210.json", 30)]
+    kept = [
+        left(".a[1].00112233aabb.json", 0.9),
+        left(".a1.0123456789ab.json", 30),
+        left(".b.0123456789ab.json", 30),
+        left(".a[1].0123456789ab.npz", 30),
+        left(".a[1].mine.json", 30),
+        left("a[1].0123456789ab.json", 30),
+    ]
+    artifacts.write_text(tmp_path / "a[1].json", "whole")
+    assert not any(path.exists() for path in old) and all(path.exists() for path in kept)
+    assert len(list(tmp_path.iterdir())) == len(kept) + 1
 
 
 def test_a_killed_writer_leaves_the_earlier_file(tmp_path):

@@ -5,9 +5,11 @@ or version, a truncated or a foreign file raises `ArtifactError` naming the path
 """
 
 import contextlib
+import glob
 import json
 import os
 import secrets
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -19,6 +21,8 @@ from tilewright.errors import ArtifactError
 _HEADER = "tilewright"
 # Of zlib. The higher levels take five times as long for arrays of indices and save a few per cent.
 _LEVEL = 1
+# ASSUME: no file takes longer to write. What is older was left by a process that was killed.
+_ABANDONED_S = 86_400
 # What NumPy and zipfile raise for bytes that are no archive, or one that was cut short or altered.
 _DAMAGE = (ValueError, EOFError, OSError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
@@ -28,12 +32,14 @@ def atomic(path):
     """Yield a temporary path beside `path`; rename it onto `path` on success, remove it on failure.
 
     What stood at `path` stays untouched until the new content is complete and on disk. A process that is killed leaves
-    its temporary file (a dot file of a name of its own), which nothing reads. Raises `ArtifactError`.
+    its temporary file (a dot file of a name of its own), which nothing reads and the next writer of `path` removes, once
+    it is a day old. Raises `ArtifactError`.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(6)}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
         # Created here, so that two writers cannot share it, with the permissions that the user's umask allows.
         temporary.open("xb").close()
         yield temporary
@@ -47,6 +53,16 @@ def atomic(path):
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _remove_abandoned(path):
+    """Remove what writers of `path` that were killed have left."""
+    stem, suffix = glob.escape(path.stem), glob.escape(path.suffix)
+    for left in path.parent.glob(f".{stem}.{'[0-9a-f]' * 12}{suffix}"):
+        # Others remove it, too.
+        with contextlib.suppress(OSError):
+            if left.stat().st_mtime < time.time() - _ABANDONED_S:
+                left.unlink()
 
 
 def write_text(path, text):
