@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -259,13 +260,37 @@ def test_patterns_and_dtypes_have_plans_of_their_own(cache):
     assert len(list(cache.glob("*.plan"))) == 3
 
 
+def test_each_gpu_has_a_plan_of_its_own(cache, monkeypatch):
+    current, made = [None], []
+
+    @contextmanager
+    def device(index):
+        current[0] = index
+        yield
+
+    def plan(pattern, *, device, **options):
+        made.append((current[0], device))
+        return SimpleNamespace(save=lambda path: None)
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(tilewright.hardware, "describe", lambda kind: {"kind": kind, "name": "GPU"})
+    monkeypatch.setattr(api, "plan", plan)
+    first = site("tilewright")
+    second = copy.deepcopy(first)
+    for _ in range(2):
+        for at, index in ((first, 0), (second, 1)):
+            tilewright.prepare(at, None, torch.float16, torch.device("cuda", index))
+    assert made == [(0, "cuda"), (1, "cuda")]
+    assert len({id(first.plans[torch.float16, torch.device("cuda", index)]) for index in (0, 1)}) == 2
+
+
 def test_the_order_needs_no_plan_and_is_that_of_every_plan(cache):
     at = site("tilewright")
     assert at.order.dtype == torch.int64
     assert not list(cache.glob("*.plan"))
     for dtype in (torch.float32, torch.bfloat16):
         tilewright.prepare(at, None, dtype, torch.device("cpu"))
-        assert torch.equal(at.plans[dtype, "cpu"].row_order, at.order)
+        assert torch.equal(at.plans[dtype, torch.device("cpu")].row_order, at.order)
 
 
 def test_what_is_looked_up_is_copied_to_a_device_once():

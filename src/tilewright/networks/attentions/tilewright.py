@@ -28,7 +28,7 @@ def order(site):
 
 def prepare(site, bias, dtype, device):
     """The site's plan, with the layer's bias, for tokens in its order."""
-    found = _plan(site, dtype, device.type)
+    found = _plan(site, dtype, device)
     if bias is not None:
         found = found.with_bias(Bias(bias.float(), lambda rows, cols: site.slot(*map(_tensor, (rows, cols))).numpy()))
 
@@ -66,24 +66,27 @@ def folder():
 
 
 def _plan(site, dtype, device):
-    """The site's plan for `dtype` on `device`, from memory, from disk, or made and written there."""
+    """The site's plan for `dtype` on a ``torch.device``, from memory, from disk, or made and written there."""
     # Kept by the site: its layers share one plan.
     if (dtype, device) in site.plans:
         return site.plans[dtype, device]
-    facts = hardware.describe(device)
+    # Several GPUs of a process have their plans each: a plan is profiled on the current one.
+    with torch.cuda.device(device.index if device.type == "cuda" else -1):
+        return site.plans.setdefault((dtype, device), _read_or_made(site, dtype, device.type))
+
+
+def _read_or_made(site, dtype, kind):
+    facts = hardware.describe(kind)
     shape = {"heads": site.heads, "head_dim": site.head_dim, "dtype": dtype}
-    makers = (*_MAKERS, hardware.KINDS[device].EXECUTOR, hardware.KINDS[device].PROBE)
+    makers = (*_MAKERS, hardware.KINDS[kind].EXECUTOR, hardware.KINDS[kind].PROBE)
     made_of = (site.graph.id, *map(str, shape.values()), hardware.device_id(facts), provenance.code_digest(*makers))
     path = folder() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.plan"
-    found = None
     if path.exists():
         try:
-            found = api.load(path)
+            return api.load(path)
         except ArtifactError as error:
             _LOG.warning("a cached plan cannot be read and is made anew: %s", error)
-    if found is None:
-        found = api.plan(site.graph, **shape, device=device, reorder=ORDER)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        found.save(path)
-    site.plans[dtype, device] = found
+    found = api.plan(site.graph, **shape, device=kind, reorder=ORDER)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found.save(path)
     return found
