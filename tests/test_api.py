@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -526,6 +527,27 @@ def test_a_bias_that_is_learnt_is_taken_by_value(tmp_path, dense, planned, form)
     loaded = tw.load(tmp_path / "p.plan")
     torch.testing.assert_close(loaded(q, k, v), expected, atol=0, rtol=0)
     assert loaded.digest() == biased.digest() == digest != planned.with_bias(bias).digest()
+
+
+def test_a_plan_is_prepared_for_each_gpu_that_calls_it(planned, monkeypatch):
+    fresh, prepared, current = planned.with_bias(None), [], []
+
+    @contextmanager
+    def device_of(x):
+        current.append(x.get_device())
+        yield
+        current.pop()
+
+    def prepare(self, ordered):
+        prepared.append((ordered, *current))
+        return lambda q, k, v: prepared[-1]
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(api.Plan, "_prepare", prepare)
+    for ordered in (False, True, False):
+        for index in (0, 1):
+            fresh.run(SimpleNamespace(get_device=lambda index=index: index), None, None, ordered)
+    assert prepared == [(False, 0), (False, 1), (True, 0), (True, 1)]
 
 
 def test_first_calls_of_several_threads_prepare_once(dense, planned, monkeypatch):
