@@ -576,6 +576,25 @@ def test_first_calls_of_several_threads_prepare_once(dense, planned, monkeypatch
         torch.testing.assert_close(out, expected, atol=0, rtol=0)
 
 
+def test_a_fork_prepares_while_a_thread_of_its_parent_does():
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with api._PREPARING:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    child = os.fork()
+    if not child:
+        os._exit(0 if api._PREPARING.acquire(timeout=10) else 1)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_compiler_is_told_the_layout_of_the_result(dense, planned):
     q, k, v = tensors(*dense.shape)
     for x in (q, torch.randn(2, dense.shape[0], 3, H, D)[:, :, 0].transpose(1, 2)):

@@ -32,7 +32,7 @@ def atomic(path):
     """Yield a temporary path beside `path`; rename it onto `path` on success, remove it on failure.
 
     What stood at `path` stays untouched until the new content is complete and on disk. A process that is killed leaves
-    its temporary file (a dot file of a name of its own), which nothing reads and the next writer of `path` removes, once
+    its temporary file (a dot file of a name of its own), which nothing reads; the next writer of `path` removes it when
     it is a day old. Raises `ArtifactError`.
     """
     path = Path(path)

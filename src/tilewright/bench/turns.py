@@ -24,8 +24,8 @@ def turn(kind):
     """Hold a device of `kind` that nobody else holds by this function; wait for one.
 
     Of several GPUs the first free one becomes the only one that this process sees: to be entered before CUDA is used.
-    ASSUME: all who time on the machine see the same `FOLDER`. Raises `DeviceError` where no GPU is told of, or where its
-    lock cannot be opened.
+    ASSUME: all who time on the machine see the same `FOLDER`. Raises `DeviceError` where no GPU is told of, or its lock
+    cannot be opened.
     """
     if kind != "cuda":
         yield
