@@ -75,10 +75,11 @@ def _plan(site, dtype, device):
         return site.plans.setdefault((dtype, device), _read_or_made(site, dtype, device.type))
 
 
-def _read_or_made(site, dtype, kind):
-    facts = hardware.describe(kind)
+def _read_or_made(site, dtype, device):
+    """The plan for `dtype` on the current device of a kind."""
+    facts = hardware.describe(device)
     shape = {"heads": site.heads, "head_dim": site.head_dim, "dtype": dtype}
-    makers = (*_MAKERS, hardware.KINDS[kind].EXECUTOR, hardware.KINDS[kind].PROBE)
+    makers = (*_MAKERS, hardware.KINDS[device].EXECUTOR, hardware.KINDS[device].PROBE)
     made_of = (site.graph.id, *map(str, shape.values()), hardware.device_id(facts), provenance.code_digest(*makers))
     path = folder() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.plan"
     if path.exists():
@@ -86,7 +87,7 @@ def _read_or_made(site, dtype, kind):
             return api.load(path)
         except ArtifactError as error:
             _LOG.warning("a cached plan cannot be read and is made anew: %s", error)
-    found = api.plan(site.graph, **shape, device=kind, reorder=ORDER)
+    found = api.plan(site.graph, **shape, device=device, reorder=ORDER)
     path.parent.mkdir(parents=True, exist_ok=True)
     found.save(path)
     return found
