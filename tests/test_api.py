@@ -131,10 +131,12 @@ def test_a_graph_file_is_a_pattern(tmp_path, dense):
 
 
 @pytest.mark.parametrize("solver", ["greedy", "highs", "gurobi"])
-def test_every_solver(dense, solver):
+def test_every_solver(tmp_path, dense, solver):
     q, k, v = tensors(*dense.shape)
     planned = make(dense, solver=solver)
     assert planned.schedule.solver == solver
+    planned.save(tmp_path / "p.plan")
+    assert tw.load(tmp_path / "p.plan").digest() == planned.digest()
     torch.testing.assert_close(planned(q, k, v).double(), dense_attention(q, k, v, dense), atol=2e-5, rtol=2e-5)
 
 
@@ -177,7 +179,7 @@ def test_save_and_load(tmp_path, dense, bias):
     planned = make(dense, bias=given)
     planned.save(tmp_path / "p.plan")
     again = tw.load(tmp_path / "p.plan")
-    assert again.summary() == planned.summary()
+    assert again.summary() == planned.summary() and again.digest() == planned.digest()
     torch.testing.assert_close(again(q, k, v), planned(q, k, v), atol=0, rtol=0)
 
 
@@ -548,6 +550,17 @@ def test_a_plan_is_prepared_for_each_gpu_that_calls_it(planned, monkeypatch):
         for index in (0, 1):
             fresh.run(SimpleNamespace(get_device=lambda index=index: index), None, None, ordered)
     assert prepared == [(False, 0), (False, 1), (True, 0), (True, 1)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("form", ["dense", "table"])
+def test_a_bias_may_lie_on_a_gpu(tmp_path, dense, planned, form):
+    q, k, v = tensors(*dense.shape)
+    learnt = torch.nn.Parameter(torch.randn(H, *(dense.shape if form == "dense" else (8,)), device="cuda"))
+    bias = learnt if form == "dense" else api.Bias(learnt, lambda rows, cols: (np.asarray(rows) + cols) % 8)
+    biased = planned.with_bias(bias)
+    biased.save(tmp_path / "p.plan")
+    torch.testing.assert_close(tw.load(tmp_path / "p.plan")(q, k, v), biased(q, k, v), atol=0, rtol=0)
 
 
 def test_first_calls_of_several_threads_prepare_once(dense, planned, monkeypatch):

@@ -125,7 +125,7 @@ def load(path):
 
 
 class Plan:
-    """A scheduled attention operator for one pattern.
+    """A scheduled attention operator for one pattern. Several threads may call it, and on several GPUs of its kind.
 
     Attributes: `row_order`, `col_order` (int64 tensors, ``order[new] = old``), `schedule`, `blocks`, `profiles`,
     `graph` (in plan order), `heads`, `head_dim`, `dtype`, `device` (its kind, ``cpu`` or ``cuda``).
@@ -191,7 +191,10 @@ class Plan:
         """Digest of what the results depend on."""
         s, scale = self.schedule, None if self.scale is None else float(self.scale)
         facts = self.device, self.heads, self.head_dim, self.dtype, scale, s.tiles, s.blocks_ids, s.split_keys
-        work = (s.tile, s.block, s.run_lo, s.run_hi, s.cls, s.split, s.round)
+        # As a file holds them. Where an item was predicted to run does not matter.
+        work = [
+            np.asarray(getattr(s, n), dtype) for n, dtype in schedule.COLUMNS.items() if n not in ("slot", "start_us")
+        ]
         return sha256_arrays(repr(facts), self.graph.id, *work, *_bias_content(self.bias, self.graph))[:32]
 
     def run(self, q, k, v, ordered):
