@@ -183,26 +183,26 @@ def _rewritten(path, change_arrays=None, change_header=None):
         {"change_header": lambda h: h.pop("tile")},
         {"change_header": lambda h: h.update(tile="7x7")},
         {"change_header": lambda h: h.update(shape=3)},
+        {"change_header": lambda h: h.update(tile="32x16")},
+        {"change_header": lambda h: h.pop("id")},
     ],
-    ids=["no-masks", "extra", "no-tile", "bad-tile", "bad-shape"],
+    ids=["no-masks", "extra", "no-tile", "bad-tile", "bad-shape", "other-tile", "no-id"],
 )
 def test_an_incomplete_file_is_refused(tmp_path, change):
     path = tmp_path / "b.npz"
     blocks.save(path, blocks.extract(windowed(), tiles.parse("16x16")))
     _rewritten(path, **change)
-    with pytest.raises(ArtifactError, match=r"b\.npz: expected a complete blocks file"):
+    with pytest.raises(ArtifactError, match=r"b\.npz: expected (a complete blocks file|a known tile|the arrays|masks)"):
         blocks.load(path)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"change_arrays": lambda a: a.update(run_entries=a["run_entries"] + 1)},
+        {"change_arrays": lambda a: a.update(run_entries=np.maximum(a["run_entries"] - 1, 1))},
         {"change_header": lambda h: h.update(graph_id="other")},
-        {"change_header": lambda h: h.update(tile="32x16")},
-        {"change_header": lambda h: h.pop("id")},
     ],
-    ids=["entries", "graph", "tile", "no-id"],
+    ids=["entries", "graph"],
 )
 def test_an_altered_file_is_refused(tmp_path, change):
     path = tmp_path / "b.npz"

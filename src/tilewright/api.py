@@ -5,6 +5,7 @@ schedule to the device's executor. Calls that are compiled or traced go through 
 others straight to the executor.
 """
 
+import logging
 import math
 import os
 import tempfile
@@ -13,12 +14,14 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
 import torch
 
-from tilewright import artifacts, blocks, graph, hardware, operators, profile, reorder, schedule
-from tilewright.errors import ArtifactError, DeviceError, PatternError, UnknownNameError
+from tilewright import artifacts, blocks, contents, graph, hardware, operators, profile, reorder, schedule
+from tilewright.errors import ArtifactError, DeviceError, PatternError, TileError, UnknownNameError
 from tilewright.graph import Graph
 from tilewright.kernels import tokens
 from tilewright.kernels.item_masks import Bias
@@ -29,6 +32,7 @@ from tilewright.tiles import parse as parse_tile
 KIND = "plan"
 VERSION = 1
 
+_LOG = logging.getLogger(__name__)
 # A mask_mod is evaluated for this many (query, key) pairs at a time.
 _MASK_MOD_PAIRS = 1 << 24
 # The index of a bias likewise.
@@ -104,24 +108,22 @@ def plan(
 
 
 def load(path):
-    """Read a plan that `Plan.save` wrote.
+    """Read a plan that `Plan.save` wrote. Its contents are checked: what they count and point to is there, and the
+    blocks cover the pattern.
 
-    Raises `ArtifactError` for a damaged or foreign file, `DeviceError` elsewhere than on the device it was profiled on.
+    Raises `ArtifactError` for a damaged or foreign file, `DeviceError` elsewhere than on a device of the name that it
+    was profiled on. Where only versions or the number of threads differ from then it runs, with a warning: its results
+    are right, its schedule may no longer be the fastest.
     """
-    try:
-        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
-            if "plan.json" not in archive.namelist():
-                raise ArtifactError(f"{path}: expected a {KIND} file, found a foreign or damaged archive")
-            archive.extractall(folder)
-            try:
-                return _load(Path(folder), path)
-            except ArtifactError as error:
-                # People know the plan's path, not that of the folder it was unpacked to.
-                raise ArtifactError(str(error).replace(f"{folder}/", f"{path}: ")) from error
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such file; expected a {KIND} file") from None
-    except (zipfile.BadZipFile, OSError) as error:
-        raise ArtifactError(f"{path}: expected a {KIND} file, found a damaged archive: {error}") from error
+    with tempfile.TemporaryDirectory() as folder:
+        _unpack(path, folder)
+        try:
+            return _load(Path(folder), path)
+        except ArtifactError as error:
+            # People know the plan's path, not that of the folder it was unpacked to.
+            found = str(error)
+            inside = f"{folder}/" in found
+            raise ArtifactError(found.replace(f"{folder}/", f"{path}: ") if inside else f"{path}: {found}") from error
 
 
 class Plan:
@@ -357,57 +359,129 @@ def _reorder(natural, name):
     return min(tried, key=lambda result: result[1]["work_fraction"])
 
 
+def _pairs(ordered):
+    """int64 [entries]: the allowed pairs in the natural order, as ``query * n_cols + key``, ascending.
+
+    Raises `PatternError` above `graph.FULL_ENTRIES` of them.
+    """
+    keys = ordered.col_order[ordered.indices]
+    keys = keys[np.lexsort((keys, ordered.entry_class))]
+    row_class = ordered.row_class[np.argsort(ordered.row_order)]
+    indptr, keys = graph.Graph(ordered.indptr, keys, row_class, ordered.n_cols).expand(limit=graph.FULL_ENTRIES)
+    return np.repeat(np.arange(ordered.n_rows) * ordered.n_cols, np.diff(indptr)) + keys
+
+
 def _bias_arrays(bias, ordered):
     """A bias as arrays: dense as it is, a table with its index spelt out for every allowed pair of the pattern."""
     if not isinstance(bias, Bias):
         return {"dense": torch.as_tensor(bias, dtype=torch.float32).numpy()}
-    indptr, cols = ordered.expand(limit=graph.FULL_ENTRIES)
-    rows = ordered.row_order[np.repeat(np.arange(ordered.n_rows), np.diff(indptr))]
-    cols = ordered.col_order[cols]
-    pair = rows.astype(np.int64) * ordered.n_cols + cols
-    by_pair = np.argsort(pair)
-    index = np.asarray(bias.index(rows, cols), np.int32)
-    table = torch.as_tensor(bias.table, dtype=torch.float32).numpy()
-    return {"table": table, "pair": pair[by_pair], "index": index[by_pair]}
+    pair = _pairs(ordered)
+    index = np.asarray(bias.index(*np.divmod(pair, ordered.n_cols)), np.int32)
+    return {"table": torch.as_tensor(bias.table, dtype=torch.float32).numpy(), "pair": pair, "index": index}
 
 
-def _bias_from(arrays, n_cols):
+def _bias_from(path, heads, ordered):
+    """The bias that a file holds, checked against the pattern. Raises `ArtifactError`."""
+    arrays, _ = artifacts.read_npz(path, "bias", VERSION)
+    pair = _pairs(ordered)
+    if "dense" in arrays:
+        contents.arrays(path, arrays, dense=(np.float32, heads, *ordered.shape))
+        table, index = arrays["dense"].reshape(heads, -1), pair
+    else:
+        forms = {"table": (np.float32, heads, None), "pair": (np.int64, len(pair)), "index": (np.int32, len(pair))}
+        contents.arrays(path, arrays, **forms)
+        contents.expect(path, np.array_equal(arrays["pair"], pair), "the pairs of the pattern", "others")
+        table, index = arrays["table"], arrays["index"]
+        contents.within(path, "index", index, 0, table.shape[1] - 1)
+    # Minus infinity forbids a pair.
+    wrong = ~(table < np.inf)
+    if wrong.any():
+        contents.expect(path, not wrong[:, index].any(), "a bias below infinity", "infinity or NaN")
     if "dense" in arrays:
         return torch.from_numpy(arrays["dense"])
-    pair, index = arrays["pair"], arrays["index"]
 
     def lookup(rows, cols):
-        wanted = np.asarray(rows, np.int64) * n_cols + cols
+        wanted = np.asarray(rows, np.int64) * ordered.n_cols + cols
         # Pairs outside the pattern are masked wherever they are met: any entry of the table will do for them.
         return index[np.minimum(np.searchsorted(pair, wanted), len(pair) - 1)]
 
-    return Bias(torch.from_numpy(arrays["table"]), lookup)
+    return Bias(torch.from_numpy(table), lookup)
 
 
-def _check_device(planned, path):
-    """Raise `DeviceError` for a plan of a kind of device that is not here."""
+class _Order(msgspec.Struct):
+    order: str
+    work_fraction: contents.Amount
+
+
+class _Body(msgspec.Struct):
+    tiles: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    scale: contents.Finite | None
+    reorder: _Order
+    bias: bool
+
+
+def _unpack(path, folder):
+    """Extract the archive `path`. Raises `ArtifactError`."""
     try:
-        hardware.describe(planned["kind"])
-    except DeviceError as error:
-        raise DeviceError(
-            f"{path}: planned on {planned['name']} (kind {planned['kind']}), which is not here: {error}; plan the "
-            "pattern again for a device that is"
-        ) from error
+        with zipfile.ZipFile(path) as archive:
+            if "plan.json" in archive.namelist():
+                return archive.extractall(folder)
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file; expected a {KIND} file") from None
+    except artifacts.DAMAGE as error:
+        raise ArtifactError(f"{path}: expected a {KIND} file, found a damaged archive: {error}") from error
+    raise ArtifactError(f"{path}: expected a {KIND} file, found a foreign or damaged archive")
 
 
 def _load(folder, path):
-    body = artifacts.read_json(folder / "plan.json", KIND, VERSION)
+    document = artifacts.read_json(folder / "plan.json", KIND, VERSION)
+    body = contents.fields(folder / "plan.json", KIND, document, _Body)
+    # Before they become names of files.
+    for name in body.tiles:
+        contents.expect(folder / "plan.json", _is_tile(name), "tiles such as 64x64 or 64x1", repr(name))
     ordered = graph.load(folder / "graph.npz")
-    covers = {name: blocks.load(folder / f"blocks-{name}.npz") for name in body["tiles"]}
-    profiles = {name: profile.load(folder / f"profile-{name}.json") for name in body["tiles"]}
+    contents.expect(path, ordered.row_order is not None and ordered.col_order is not None, "an ordered graph", "none")
+    covers = {name: blocks.load(folder / f"blocks-{name}.npz") for name in body.tiles}
+    profiles = {name: profile.load(folder / f"profile-{name}.json") for name in body.tiles}
     found = schedule.load(folder / "schedule.json")
+    one = next(iter(profiles.values()))
+    for name, cover in covers.items():
+        whose = profiles[name]
+        contents.expect(path, cover.tile.name == whose.tile == name, f"blocks and profile of tile {name}", "others")
+        contents.expect(path, cover.shape == ordered.shape, f"blocks of shape {ordered.shape}", cover.shape)
+        for what in ("heads", "head_dim", "dtype", "device_id"):
+            wanted, have = getattr(one, what), getattr(whose, what)
+            contents.expect(path, have == wanted, f"profiles of {what} {wanted}", have)
+        contents.expect(path, whose.split_keys == found.split_keys, f"split_keys {found.split_keys}", whose.split_keys)
+    contents.expect(path, found.tiles == body.tiles, f"a schedule of the tiles {body.tiles}", found.tiles)
+    contents.expect(path, found.graph_id == ordered.id, f"a schedule for graph {ordered.id}", found.graph_id)
     schedule.verify_inputs(found, covers, profiles)
-    for name, measured in profiles.items():
-        _check_device(measured.device, path)
-        profile.check(measured, covers[name], measured.device["kind"])
-    if found.graph_id != ordered.id:
-        raise ArtifactError(f"{path}: expected a schedule for graph {ordered.id}, found one for {found.graph_id}")
-    bias = None
-    if body["bias"]:
-        bias = _bias_from(artifacts.read_npz(folder / "bias.npz", "bias", VERSION)[0], ordered.n_cols)
-    return Plan(ordered, covers, profiles, found, bias=bias, scale=body["scale"], reorder=body["reorder"])
+    _check_device(one, path)
+    blocks.verify(covers.values(), ordered)
+    schedule.verify_work(found, covers, profiles)
+    bias = _bias_from(folder / "bias.npz", one.heads, ordered) if body.bias else None
+    return Plan(ordered, covers, profiles, found, bias=bias, scale=body.scale, reorder=document["reorder"])
+
+
+def _is_tile(name):
+    try:
+        return parse_tile(name).name == name
+    except TileError:
+        return False
+
+
+def _check_device(measured, path):
+    """Raise `DeviceError` unless the machine of a profile is here; warn where other facts than the machine differ."""
+    kind = measured.device["kind"]
+    try:
+        here = hardware.describe(kind)
+    except DeviceError as error:
+        raise DeviceError(
+            f"{path}: planned on {measured.device.get('name')} (kind {kind}), which is not here: {error}; plan the "
+            "pattern again for a device that is"
+        ) from error
+    differing = hardware.differing(measured.device, here)
+    if set(differing) & set(hardware.KINDS[kind].MACHINE):
+        raise profile.elsewhere(measured, kind)
+    if differing:
+        _LOG.warning("%s: %s differ from when it was profiled; plan again for the fastest", path, ", ".join(differing))

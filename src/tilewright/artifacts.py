@@ -24,7 +24,7 @@ _LEVEL = 1
 # ASSUME: no file takes longer to write. What is older was left by a process that was killed.
 _ABANDONED_S = 86_400
 # What NumPy and zipfile raise for bytes that are no archive, or one that was cut short or altered.
-_DAMAGE = (ValueError, EOFError, OSError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+DAMAGE = (ValueError, EOFError, OSError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def read_npz(path, kind, version):
                     raise ValueError(f"expected the arrays {named}, found {sorted(arrays)}")
         except KeyError:
             raise ArtifactError(f"{path}: expected a {kind} file, found an .npz without a tilewright header") from None
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise ArtifactError(f"{path}: expected a {kind} file, found a damaged archive: {error}") from error
     return arrays, header
 

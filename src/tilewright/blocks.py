@@ -6,9 +6,10 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
-from tilewright import artifacts, tiles
+from tilewright import artifacts, contents, tiles
 from tilewright.errors import ArtifactError, TileError
 from tilewright.provenance import sha256_arrays
 from tilewright.tiles import Tile
@@ -177,17 +178,90 @@ def save(path, blocks, made_by=None):
     artifacts.write_npz(path, KIND, VERSION, arrays, header, made_by, compress=True)
 
 
+class _Header(msgspec.Struct):
+    id: str
+    tile: str
+    shape: tuple[contents.Size, contents.Size]
+    graph_id: str
+    region_rows: contents.Size
+    meta: dict
+
+
 def load(path):
-    """Read blocks that `save` wrote, checking them against their own digest. Raises `ArtifactError`."""
+    """Read blocks that `save` wrote, checking their contents, and them against their digest. Raises `ArtifactError`."""
     arrays, header = artifacts.read_npz(path, KIND, VERSION)
+    header = contents.fields(path, KIND, header, _Header)
     try:
-        tile, shape = tiles.parse(header["tile"]), tuple(header["shape"])
-        if not tile.gathered:
-            arrays["run_keys"] = tiles.aligned_keys(arrays["run_keys"], tile.run, shape[1])
-        facts = header["graph_id"], header["meta"], header["region_rows"]
-        blocks = Blocks(tile, shape, *facts, **arrays)
-    except (KeyError, TypeError, ValueError, TileError) as error:
-        raise ArtifactError(f"{path}: expected a complete blocks file, found {error!r}") from error
-    if blocks.id != header.get("id"):
-        raise ArtifactError(f"{path}: expected content {header.get('id')}, found {blocks.id}: the file was altered")
+        tile = tiles.parse(header.tile)
+    except TileError as error:
+        raise ArtifactError(f"{path}: expected a known tile, found {error}") from None
+    _check(path, arrays, tile, header.shape)
+    if not tile.gathered:
+        arrays["run_keys"] = tiles.aligned_keys(arrays["run_keys"], tile.run, header.shape[1])
+    blocks = Blocks(tile, header.shape, header.graph_id, header.meta, header.region_rows, **arrays)
+    if blocks.id != header.id:
+        raise ArtifactError(f"{path}: expected content {header.id}, found {blocks.id}: the file was altered")
     return blocks
+
+
+def _check(path, arrays, tile, shape):
+    """Raise `ArtifactError` unless every number of the `arrays` of a file points into what it counts."""
+    n_runs, n_masks = (len(arrays[name]) if name in arrays else 0 for name in ("run_mask", "masks"))
+    n_blocks = len(arrays["row_ptr"]) - 1 if "row_ptr" in arrays else 0
+    contents.arrays(
+        path,
+        arrays,
+        region_ptr=(np.int32, None),
+        row_ptr=(np.int32, None),
+        run_ptr=(np.int64, n_blocks + 1),
+        run_keys=(np.int32, n_runs, tile.run if tile.gathered else 1),
+        run_mask=(np.int32, n_runs),
+        masks=(np.uint8, n_masks, tile.rows, -(-tile.run // 8)),
+        run_entries=(np.int32, n_runs),
+    )
+    contents.expect(path, n_runs, "runs", "none")
+    contents.bounds(path, "region_ptr", arrays["region_ptr"], shape[0], 1)
+    contents.bounds(path, "row_ptr", arrays["row_ptr"], shape[0], 1, tile.rows)
+    crossed = np.setdiff1d(arrays["region_ptr"], arrays["row_ptr"])
+    contents.expect(path, not len(crossed), "blocks within their regions", f"one across row {crossed[:1]}")
+    contents.bounds(path, "run_ptr", arrays["run_ptr"], n_runs)
+    # A run begins with a key: padding repeats it.
+    contents.within(path, "first of run_keys", arrays["run_keys"][:, 0], 0, shape[1] - 1)
+    contents.within(path, "run_keys", arrays["run_keys"], -1, shape[1] - 1)
+    aligned = tile.gathered or not (arrays["run_keys"] % tile.run).any()
+    contents.expect(path, aligned, f"run_keys: multiples of {tile.run}", "others")
+    contents.within(path, "run_mask", arrays["run_mask"], -1, n_masks - 1)
+    contents.within(path, "run_entries", arrays["run_entries"], 1, tile.rows * tile.run)
+
+
+def verify(covers, graph):
+    """Raise `ArtifactError` unless each `Blocks` of `covers` holds each allowed pair of `graph` once, and no other.
+
+    The keys of a row are compared by their sum, each key being a random number of 46 bits.
+    """
+    # The last one stands for a padded key, -1, which no row may see.
+    number = np.random.default_rng(0).integers(1 << 46, size=graph.n_cols + 1)
+    sums, some = np.zeros(graph.n_classes, np.int64), np.diff(graph.indptr) > 0
+    sums[some] = np.add.reduceat(number[graph.indices], graph.indptr[:-1][some])
+    for cover in covers:
+        wrong = np.flatnonzero(_key_sums(cover, number) != sums[graph.row_class])
+        if len(wrong):
+            raise ArtifactError(
+                f"tile {cover.tile.name}: expected each pair of graph {graph.id} covered once, found others in "
+                f"{len(wrong)} rows, the first {wrong[0]}"
+            )
+
+
+def _key_sums(blocks, number):
+    """int64 [N_q]: the sum of ``number[key]`` over the keys of each row."""
+    # Sums of one run are exact in float64.
+    keys = number[blocks.run_keys].astype(np.float64)
+    owner = np.repeat(np.arange(blocks.n_blocks), blocks.runs)
+    by_mask = np.argsort(blocks.run_mask, kind="stable")
+    sums = np.zeros((blocks.n_blocks, blocks.tile.rows), np.int64)
+    for runs in np.split(by_mask, np.flatnonzero(np.diff(blocks.run_mask[by_mask])) + 1):
+        allowed = blocks.allowed_by(blocks.run_mask[runs[:1]])[0]
+        members, first = np.unique(owner[runs], return_index=True)
+        sums[members] += np.add.reduceat((keys[runs] @ allowed.T).astype(np.int64), first, axis=0)
+    block = np.repeat(np.arange(blocks.n_blocks), blocks.rows)
+    return sums[block, np.arange(len(block)) - blocks.row_ptr[block]]

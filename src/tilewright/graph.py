@@ -12,10 +12,12 @@ import zipfile
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 import numpy as np
 
-from tilewright import artifacts
+from tilewright import artifacts, contents
 from tilewright.errors import ArtifactError, PatternError
 from tilewright.provenance import sha256_arrays
 
@@ -282,22 +284,49 @@ def save(path, graph, made_by=None):
     artifacts.write_npz(path, KIND, VERSION, arrays, header, made_by, compress=True)
 
 
+class _Header(msgspec.Struct):
+    storage: Literal["full", "classes"]
+    shape: tuple[contents.Size, contents.Size]
+    entries: int
+    id: str
+    meta: dict
+
+
 def load(path):
-    """Read a graph that `save` wrote, checking it against its own digest. Raises `ArtifactError`."""
+    """Read a graph that `save` wrote, checking its contents, and them against their digest. Raises `ArtifactError`."""
     arrays, header = artifacts.read_npz(path, KIND, VERSION)
-    try:
-        shape, indptr, indices = header["shape"], arrays["indptr"], arrays["indices"]
-        row_class = arrays["row_class"]
-        if header["storage"] == "full":
-            # Classes are numbered by first appearance in some order: take one row of each.
-            _, first = np.unique(row_class, return_index=True)
-            indptr, indices = take_rows(indptr, indices, first)
-        optional = {n: arrays.get(n) for n in ("row_hint", "col_hint", "row_order", "col_order")}
-        graph = Graph(indptr, indices, row_class, int(shape[1]), header["meta"], **optional)
-    except (KeyError, IndexError, ValueError) as error:
-        raise ArtifactError(f"{path}: expected a complete graph file, found {error!r}") from error
-    if graph.id != header["id"]:
-        raise ArtifactError(f"{path}: expected content {header['id']}, found {graph.id}: the file was altered")
+    header = contents.fields(path, KIND, header, _Header)
+    (n_rows, n_cols), full = header.shape, header.storage == "full"
+    optional = {
+        name: (arrays[name].dtype if name.endswith("hint") else np.int32, size)
+        for name, size in (("row_hint", n_rows), ("col_hint", n_cols), ("row_order", n_rows), ("col_order", n_cols))
+        if name in arrays
+    }
+    # For scipy alone.
+    arrays = {name: array for name, array in arrays.items() if name not in ("format", "shape", "data")}
+    stored = {"indptr": (np.int64, n_rows + 1 if full else None), "indices": (np.int32, None)}
+    contents.arrays(path, arrays, **stored, row_class=(np.int32, n_rows), **optional)
+    indptr, indices, row_class = (arrays.pop(name) for name in ("indptr", "indices", "row_class"))
+    contents.bounds(path, "indptr", indptr, len(indices))
+    contents.within(path, "indices", indices, 0, n_cols - 1)
+    if full:
+        # Classes are numbered by first appearance in some order: take one row of each.
+        classes, first = np.unique(row_class, return_index=True)
+        contents.within(path, "row_class", classes, 0, len(classes) - 1)
+        indptr, indices = take_rows(indptr, indices, first)
+    contents.within(path, "row_class", row_class, 0, len(indptr) - 2)
+    starts = np.zeros(len(indices), bool)
+    starts[indptr[:-1][np.diff(indptr) > 0]] = True
+    contents.expect(path, (starts[1:] | (np.diff(indices) > 0)).all(), "the keys of a row in order", "others")
+    for name in optional:
+        if name.endswith("hint"):
+            contents.expect(path, arrays[name].dtype.kind in "iu", f"{name}: integers", arrays[name].dtype)
+        else:
+            contents.permutation(path, name, arrays[name])
+    graph = Graph(indptr, indices, row_class, n_cols, header.meta, **arrays)
+    contents.expect(path, graph.entries == header.entries > 0, f"{header.entries} entries", graph.entries)
+    if graph.id != header.id:
+        raise ArtifactError(f"{path}: expected content {header.id}, found {graph.id}: the file was altered")
     return graph
 
 

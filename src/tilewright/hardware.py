@@ -46,8 +46,18 @@ def describe(kind):
 
 def device_id(device):
     """Short digest of what makes two devices (as `describe` gives them) differ for timing."""
-    identity = {name: device.get(name) for name in KINDS[_known(device.get("kind"))].IDENTITY}
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(_identity(device), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def differing(device, other):
+    """Names of the facts in which two devices (as `describe` gives them) differ for timing."""
+    one, two = _identity(device), _identity(other)
+    return [name for name in one | two if one.get(name) != two.get(name)]
+
+
+def _identity(device):
+    facts = device.get("versions", {}) | device
+    return {name: facts.get(name) for name in KINDS[_known(device.get("kind"))].IDENTITY}
 
 
 def executor(kind):

@@ -1,12 +1,15 @@
 """Latency and resources of a tile on one device, per shape class of its work items (stage T3)."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from typing import Literal
 
-from tilewright import artifacts, hardware, registry
+from tilewright import artifacts, contents, hardware, registry
+from tilewright.contents import Amount, Count, Size
 from tilewright.errors import ArtifactError, DeviceError
 
 KIND = "profile"
-VERSION = 2
+VERSION = 3
+DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -22,19 +25,19 @@ class ShapeClass:
         takes.
     """
 
-    rows: int
-    runs: int
+    rows: Size
+    runs: Size
     masked: bool
     split: bool
-    items: int
-    latency_us: float
-    alone_us: float
-    p20_us: float
-    p80_us: float
-    repetitions: int
-    rse: float
-    resources: dict[str, float]
-    occupancy: float
+    items: Size
+    latency_us: Amount
+    alone_us: Amount
+    p20_us: Amount
+    p80_us: Amount
+    repetitions: Count
+    rse: Amount
+    resources: dict[str, Amount]
+    occupancy: Amount
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,15 @@ class Profile:
     tile: str
     blocks_id: str
     graph_id: str
-    heads: int
-    head_dim: int
-    dtype: str
-    split_keys: int | None
-    launch_us: float
-    tile_us: float
+    heads: Size
+    head_dim: Size
+    dtype: Literal[DTYPES]
+    split_keys: Size | None
+    launch_us: Amount
+    tile_us: Amount
     classes: tuple[ShapeClass, ...]
     device: dict
     device_id: str
-
-
-DTYPES = ("float32", "float16", "bfloat16")
 
 
 def measure(blocks, *, device="cpu", heads=None, head_dim=None, dtype=None, split_keys=None, seed=0, budget_s=0.5):
@@ -108,17 +108,21 @@ def shape_class(items, cls, timing, **measured):
 
 
 def check(profile, blocks, device="cpu"):
-    """Raise `ArtifactError` unless `profile` is of `blocks`, `DeviceError` unless it was made on this `device`."""
+    """Raise `ArtifactError` unless `profile` is of `blocks`, `DeviceError` unless its times hold on this `device`."""
     if profile.blocks_id != blocks.id:
         raise ArtifactError(
             f"tile {profile.tile}: expected a profile of blocks {blocks.id}, found one of {profile.blocks_id}"
         )
-    here = hardware.describe(device)
-    if profile.device_id != hardware.device_id(here):
-        raise DeviceError(
-            f"tile {profile.tile}: expected a profile made on this device ({_short(here)}), found one made on "
-            f"{_short(profile.device)}; profile the blocks again here"
-        )
+    if hardware.differing(profile.device, hardware.describe(device)):
+        raise elsewhere(profile, device)
+
+
+def elsewhere(profile, device):
+    """The `DeviceError` for a profile that was made on another device than this `device`."""
+    return DeviceError(
+        f"tile {profile.tile}: expected a profile made on this device ({_short(hardware.describe(device))}), found one "
+        f"made on {_short(profile.device)}; profile the blocks again here"
+    )
 
 
 def save(path, profile, made_by=None):
@@ -127,16 +131,13 @@ def save(path, profile, made_by=None):
 
 
 def load(path):
-    """Read a profile that `save` wrote. Raises `ArtifactError`."""
-    document = artifacts.read_json(path, KIND, VERSION)
-    try:
-        values = {f.name: document[f.name] for f in fields(Profile)}
-        values["classes"] = tuple(ShapeClass(**shape) for shape in values["classes"])
-        if values["device_id"] != hardware.device_id(values["device"]):
-            raise ArtifactError(f"{path}: the device described is not {values['device_id']}: the file was altered")
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path}: expected a complete profile file, found {error!r}") from error
-    return Profile(**values)
+    """Read a profile that `save` wrote, checking its contents. Raises `ArtifactError`."""
+    profile = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Profile)
+    kind = profile.device.get("kind")
+    contents.expect(path, kind in tuple(hardware.KINDS), f"a device of a kind {', '.join(hardware.KINDS)}", kind)
+    if profile.device_id != hardware.device_id(profile.device):
+        raise ArtifactError(f"{path}: the device described is not {profile.device_id}: the file was altered")
+    return profile
 
 
 def _size(blocks, name, value):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tilewright.provenance import versions
 
-IDENTITY = ("kind", "name", "threads", "l1_bytes", "l2_bytes", "l3_bytes", "versions")
+MACHINE = ("kind", "name")
+IDENTITY = (*MACHINE, "threads", "l1_bytes", "l2_bytes", "l3_bytes", "torch")
 
 EXECUTOR = "tilewright.kernels.torch_blocks"
 PROBE = "tilewright.kernels.torch_probe"

@@ -5,7 +5,8 @@ import subprocess
 from tilewright.errors import DeviceError
 from tilewright.provenance import versions
 
-IDENTITY = ("kind", "name", "multiprocessors", "versions")
+MACHINE = ("kind", "name", "multiprocessors")
+IDENTITY = (*MACHINE, "torch", "triton")
 
 EXECUTOR = "tilewright.kernels.triton_schedule"
 PROBE = "tilewright.kernels.triton_probe"

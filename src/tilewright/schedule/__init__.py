@@ -4,7 +4,7 @@
 stands. `solve` makes one, `check.violations` judges it without knowing how it was made.
 """
 
-from tilewright.schedule.record import COLUMNS, KIND, VERSION, Schedule, load, save, verify_inputs
+from tilewright.schedule.record import COLUMNS, KIND, VERSION, Schedule, load, save, verify_inputs, verify_work
 from tilewright.schedule.search import solve
 
-__all__ = ["COLUMNS", "KIND", "VERSION", "Schedule", "load", "save", "solve", "verify_inputs"]
+__all__ = ["COLUMNS", "KIND", "VERSION", "Schedule", "load", "save", "solve", "verify_inputs", "verify_work"]

@@ -1,10 +1,12 @@
 """The schedule as a value and as a file."""
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 
+import msgspec
 import numpy as np
 
-from tilewright import artifacts
+from tilewright import artifacts, contents, work
+from tilewright.contents import Amount, Count, Finite, Size
 from tilewright.errors import ArtifactError
 
 KIND = "schedule"
@@ -42,19 +44,19 @@ class Schedule:
     blocks_ids: tuple[str, ...]
     blocks_paths: tuple[str, ...]
     profile_paths: tuple[str, ...]
-    split_keys: int | None
-    slots: int
+    split_keys: Size | None
+    slots: Size
     solver: str
     status: str
     form: str
     objective: str
-    predicted_us: float
-    objective_us: float
-    bound_us: float
-    gap: float
-    lower_bounds: dict[str, float]
-    model_size: dict[str, int]
-    solve_s: float
+    predicted_us: Amount
+    objective_us: Amount
+    bound_us: Finite
+    gap: Finite
+    lower_bounds: dict[str, Finite]
+    model_size: dict[str, Count]
+    solve_s: Amount
     device_id: str
     tile: np.ndarray
     block: np.ndarray
@@ -65,7 +67,7 @@ class Schedule:
     round: np.ndarray
     slot: np.ndarray
     start_us: np.ndarray
-    merge_error: float = 0.0
+    merge_error: Finite = 0.0
     note: str = ""
 
     @property
@@ -113,6 +115,7 @@ COLUMNS = {
     "slot": np.int16,
     "start_us": np.float64,
 }
+_PER_TILE = ("blocks_ids", "blocks_paths", "profile_paths")
 
 
 def save(path, schedule, made_by=None):
@@ -122,19 +125,39 @@ def save(path, schedule, made_by=None):
     artifacts.write_json(path, KIND, VERSION, {**body, "work": work}, made_by)
 
 
+# The document's fields: those of `Schedule`, its columns as lists of what JSON has for their dtypes.
+_Facts = msgspec.defstruct(
+    "_Facts",
+    [
+        (f.name, f.type) if f.default is MISSING else (f.name, f.type, f.default)
+        for f in fields(Schedule)
+        if f.name not in COLUMNS
+    ],
+)
+_JSON = {"b": bool, "i": int, "f": Finite}
+_Work = msgspec.defstruct("_Work", [(name, list[_JSON[np.dtype(dtype).kind]]) for name, dtype in COLUMNS.items()])
+
+
 def load(path):
-    """Read a schedule that `save` wrote. Raises `ArtifactError`."""
+    """Read a schedule that `save` wrote, checking its contents. Raises `ArtifactError`."""
     document = artifacts.read_json(path, KIND, VERSION)
+    facts = contents.fields(path, KIND, document, _Facts)
+    lists = contents.fields(path, KIND, document.get("work"), _Work)
     try:
-        columns = {name: np.asarray(document["work"][name], dtype) for name, dtype in COLUMNS.items()}
-        values = {f.name: document[f.name] for f in fields(Schedule) if f.name not in COLUMNS}
-        for name in ("tiles", "blocks_ids", "blocks_paths", "profile_paths"):
-            values[name] = tuple(values[name])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ArtifactError(f"{path}: expected a complete schedule file, found {error!r}") from error
+        columns = {name: np.array(getattr(lists, name), dtype) for name, dtype in COLUMNS.items()}
+    except OverflowError as error:
+        raise ArtifactError(f"{path}: expected numbers of the columns' types, found: {error}") from error
     if len(lengths := {len(column) for column in columns.values()}) != 1:
         raise ArtifactError(f"{path}: expected columns of one length, found {sorted(lengths)}")
-    return Schedule(**values, **columns)
+    found = Schedule(**{name: getattr(facts, name) for name in facts.__struct_fields__}, **columns)
+    each = {len(set(found.tiles)), len(found.tiles), *(len(getattr(found, name)) for name in _PER_TILE)}
+    contents.expect(path, len(each) == 1, f"different tiles, and as many of {', '.join(_PER_TILE)}", found.tiles)
+    contents.within(path, "tile", found.tile, 0, len(found.tiles) - 1)
+    contents.within(path, "slot", found.slot, 0, found.slots - 1)
+    contents.within(path, "start_us", found.start_us, 0, np.inf)
+    contents.within(path, "round", found.round, 0, np.iinfo(np.int16).max)
+    contents.within(path, "steps of round", np.diff(found.round), 0, np.inf)
+    return found
 
 
 def verify_inputs(schedule, blocks, profiles=None):
@@ -164,3 +187,32 @@ def verify_inputs(schedule, blocks, profiles=None):
                 f"tile {name}: the schedule was made for device {schedule.device_id}, "
                 f"found a profile of {profile.device_id}"
             )
+
+
+def verify_work(schedule, blocks, profiles):
+    """Raise `ArtifactError` unless the work list holds `work.items` of `blocks` ``{tile: Blocks}``, each region with
+    keys on one tile and in one round, in the shape classes of `profiles` ``{tile: Profile}``."""
+    first = next(iter(blocks.values()))
+    placed = np.full(first.n_regions, -1)
+    for t, name in enumerate(schedule.tiles):
+        cover, classes, mine = blocks[name], profiles[name].classes, np.flatnonzero(schedule.tile == t)
+        items = work.items(cover, schedule.split_keys)
+        shapes = [(shape.rows, shape.runs, shape.masked, shape.split) for shape in classes]
+        known = zip(items.class_rows, items.class_runs, items.class_masked, items.class_split, strict=True)
+        _expect(shapes == list(known), name, "a profile of the shape classes of its blocks")
+        _expect(np.array_equal(cover.region_ptr, first.region_ptr), name, "the regions of the other tiles")
+        contents.within(f"tile {name}", "block", schedule.block[mine], 0, cover.n_blocks - 1)
+        region, turn = cover.region[schedule.block[mine]], schedule.round[mine]
+        _expect((placed[region] < 0).all(), name, "each region on one tile")
+        placed[region] = turn
+        _expect((placed[region] == turn).all(), name, "each region in one round")
+        mine = mine[np.lexsort((schedule.run_lo[mine], schedule.block[mine]))]
+        theirs = np.isin(cover.region[items.block], region)
+        for column in ("block", "run_lo", "run_hi", "cls", "split"):
+            same = np.array_equal(getattr(schedule, column)[mine], getattr(items, column)[theirs])
+            _expect(same, name, f"{column} of the work items of its regions")
+    _expect((placed[first.region[first.runs > 0]] >= 0).all(), schedule.tiles, "every region that has keys")
+
+
+def _expect(holds, tile, expected):
+    contents.expect(f"the work list, tile {tile}", holds, expected, "others")
