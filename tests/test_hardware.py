@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,13 +27,17 @@ def test_a_description_cannot_be_altered_for_others(device):
     assert hardware.describe("cpu")["name"] != "another"
 
 
-@pytest.mark.parametrize("change", [{"name": "another"}, {"threads": 77}, {"versions": {}}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"name": "another"}, {"threads": 77}, {"versions": {"torch": "1", "numpy": np.__version__}}], ids=str
+)
 def test_what_changes_timing_changes_the_id(device, change):
     assert hardware.device_id(device | change) != hardware.device_id(device)
 
 
 def test_what_does_not_change_timing_keeps_the_id(device):
-    assert hardware.device_id(device | {"memory_bytes": 1, "cores": 99}) == hardware.device_id(dict(device))
+    versions = device["versions"] | {"numpy": "99"}
+    same = device | {"memory_bytes": 1, "cores": 99, "versions": versions}
+    assert hardware.device_id(same) == hardware.device_id(dict(device)) and not hardware.differing(device, same)
 
 
 def test_limits_come_from_the_description_alone():

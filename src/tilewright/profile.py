@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+import msgspec
+
 from tilewright import artifacts, contents, hardware, registry
 from tilewright.contents import Amount, Count, Size
 from tilewright.errors import ArtifactError, DeviceError
@@ -130,11 +132,16 @@ def save(path, profile, made_by=None):
     artifacts.write_json(path, KIND, VERSION, asdict(profile), made_by)
 
 
+class _Device(msgspec.Struct):
+    kind: Literal[tuple(hardware.KINDS)]
+    name: str
+    versions: dict[str, str | None]
+
+
 def load(path):
     """Read a profile that `save` wrote, checking its contents. Raises `ArtifactError`."""
     profile = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Profile)
-    kind = profile.device.get("kind")
-    contents.expect(path, kind in tuple(hardware.KINDS), f"a device of a kind {', '.join(hardware.KINDS)}", kind)
+    contents.fields(path, KIND, profile.device, _Device)
     if profile.device_id != hardware.device_id(profile.device):
         raise ArtifactError(f"{path}: the device described is not {profile.device_id}: the file was altered")
     return profile
