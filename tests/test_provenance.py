@@ -56,7 +56,7 @@ def package(tmp_path, monkeypatch):
 
 
 def forget():
-    for function in (provenance._imports, provenance.closure, provenance.code_digest):
+    for function in (provenance._imports, provenance.closure, provenance._code, provenance.code_digest):
         function.cache_clear()
 
 
@@ -163,3 +163,81 @@ def test_versions_name_what_is_absent():
         "numpy": np.__version__,
         "no-such-distribution": None,
     }
+
+
+# What releases of Python read differently: parameters of types, empty fields, the pieces of a text with fields in it.
+SOURCE = b'''
+"""Docstring."""
+from os import path as p
+NAMES = ("a", "b")
+
+@decorated(1, key=None)
+class Thing(Base, metaclass=Meta):
+    """Docstring."""
+    size: int = 3
+
+    async def get(self, a, /, b=2, *rest, c, d=-1.5, **more) -> "x":
+        async with self.lock as (u, v):
+            return [*rest, {**more, 1: b}, (yield), f"{a!r:>{b}}:{c=} {{}}" "tail" f"{d}" f"{a:}"]
+
+    def empty(self): pass
+
+def given(x, y=(), *, z=None):
+    match x:
+        case {"k": [1, *_], **rest} if y: return lambda q=0: q[1:, ::2, ...]
+        case Thing(size=3) | None: return b"\\xff", 1j, "\xc3\xa9", True
+    try: del x.y, z[0]
+    except* (A, B) as e: raise e from None
+    else: x = y if (n := 3) else not z
+    finally: x @= 2; assert x, "no"
+'''
+
+
+def test_code_reads_alike_under_every_release_of_python():
+    text = provenance.canonical(SOURCE)
+    assert "NAMES" not in text and "Docstring" not in text
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "dcd68c6ac0250f5a"
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("x = None", "x = 0"),
+        ("x = ''", "x = None"),
+        ("x = f'{a}b'", "x = f'b{a}'"),
+        ("f(a, b)", "f(b, a)"),
+        ("def f(a=None): ...", "def f(a): ..."),
+        ("def f(*, a=None): ...", "def f(*, a): ..."),
+        ("x = {**a, 1: 2}", "x = {1: 2, **a}"),
+        ("return_ = []", "return_ = ()"),
+    ],
+)
+def test_code_tells_apart(one, other):
+    assert provenance.canonical(one) != provenance.canonical(other)
+
+
+def test_the_commit_is_that_of_the_checkout(package, monkeypatch):
+    def git(*arguments):
+        subprocess.run(["git", "-C", package, "-c", "user.name=n", "-c", "user.email=e", *arguments], check=True)
+
+    def told():
+        provenance.commit.cache_clear()
+        return provenance.commit()
+
+    monkeypatch.setenv("TILEWRIGHT_COMMIT", "abc1234")
+    assert told() == "abc1234"
+    git("init", "-q", ".")
+    # Of a checkout that the package is no part of, nothing is told.
+    (package / "README").write_text("other")
+    git("add", "README"), git("commit", "-qm", "other")
+    assert told() == "abc1234"
+    git("add", "."), git("commit", "-qm", "package")
+    found = subprocess.run(["git", "-C", package, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    assert told() == found[:10]
+    (package / "leaf.py").write_text("VALUE = 2\n")
+    assert told() == f"{found[:10]}+"
+    monkeypatch.setenv("PATH", "")
+    assert told() == "abc1234"
+    monkeypatch.delenv("TILEWRIGHT_COMMIT")
+    assert told() == ""
+    provenance.commit.cache_clear()

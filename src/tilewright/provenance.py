@@ -7,6 +7,8 @@ of a family's members (``NAMES``) do not count: neither a better explanation nor
 
 import ast
 import hashlib
+import os
+import subprocess
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -50,6 +52,24 @@ def versions(*packages):
         except metadata.PackageNotFoundError:
             found[package] = None
     return found
+
+
+@cache
+def commit():
+    """Short hash of the commit that this package stands at, with ``+`` where its files differ from it.
+
+    Of the checkout that it lies in; else what ``$TILEWRIGHT_COMMIT`` says, for copies without one; else empty.
+    """
+
+    def git(*arguments):
+        return subprocess.run(["git", "-C", _ROOT, *arguments], capture_output=True, text=True, check=True).stdout
+
+    try:
+        # A package that was installed may lie in a checkout that is not its own.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("rev-parse", "--short=10", "HEAD").strip() + ("+" if git("status", "--porcelain", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("TILEWRIGHT_COMMIT", "")
 
 
 def _path_of(module):
@@ -104,14 +124,46 @@ def closure(*modules):
     return tuple(sorted(seen))
 
 
+@cache
 def _code(module):
-    """What `module` does: its syntax tree without docstrings and without ``NAMES``."""
-    tree = ast.parse(_path_of(module).read_bytes())
+    """What `module` does, as text: its syntax tree without docstrings and without ``NAMES``."""
+    return canonical(_path_of(module).read_bytes())
+
+
+def canonical(source):
+    """What Python `source` does, as text that is the same under every release of Python that reads it."""
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             del node.body[0]
     tree.body = [node for node in tree.body if not (isinstance(node, ast.Assign) and _is_names(node))]
-    return ast.dump(tree)
+    return _dump(tree)
+
+
+def _dump(node):
+    """As `ast.dump`, without fields that are empty, which releases add, and with the text of an f-string in one piece,
+    which they cut differently."""
+    if isinstance(node, list):
+        return f"[{','.join(map(_dump, node))}]"
+    if not isinstance(node, ast.AST):
+        return ascii(node)
+    found = dict(ast.iter_fields(node))
+    if isinstance(node, ast.JoinedStr):
+        found["values"] = _joined(node.values)
+    # The one field for which None is a value.
+    told = {name: value for name, value in found.items() if name == "value" or value not in (None, [])}
+    return f"{type(node).__name__}({','.join(f'{name}={_dump(value)}' for name, value in told.items())})"
+
+
+def _joined(pieces):
+    """The pieces of an f-string, neighbouring texts as one."""
+    merged = []
+    for piece in pieces:
+        if isinstance(piece, ast.Constant) and merged and isinstance(merged[-1], ast.Constant):
+            merged[-1] = ast.Constant(merged[-1].value + piece.value)
+        elif not isinstance(piece, ast.Constant) or piece.value:
+            merged.append(piece)
+    return merged
 
 
 def _is_names(node):

@@ -22,7 +22,7 @@ NETWORKS = (
     "network", "family", "variant", "resolution", "attention", "batch", "status", "reason", "dtype", "parameters",
     "max_abs_error", "tolerance", "largest_logit", "same_top1", "first_call_s", "p20_us", "p50_us", "p80_us",
     "repetitions", "rse", "images_per_s", "attention_us", "rest_us", "gpu_us", "device", "cores", "torch", "numpy",
-    "time",
+    "commit", "code", "time",
 )  # fmt: skip
 
 # In float32, of logits of the order of 1.

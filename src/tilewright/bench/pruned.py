@@ -35,7 +35,8 @@ PRUNED = (
     "network", "variant", "resolution", "pruner", "setting", "strategy", "mode", "batch", "status", "reason", "dtype",
     "parameters", "tokens", "fewest_kept", "most_kept", "spread", "capacity", "inputs", "same_tokens", "max_abs_error",
     "tolerance", "largest_logit", "same_top1", "first_call_s", "p20_us", "p50_us", "p80_us", "repetitions", "rse",
-    "images_per_s", "pack_us", "pack_share", "device", "cores", "driver", "torch", "triton", "numpy", "time",
+    "images_per_s", "pack_us", "pack_share", "device", "cores", "driver", "torch", "triton", "numpy", "commit", "code",
+    "time",
 )  # fmt: skip
 
 # Largest difference of a logit. ASSUME: what was published for float16; bfloat16 has eight times its roundoff.

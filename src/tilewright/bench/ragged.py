@@ -21,7 +21,7 @@ RAGGED = (
     "heads", "head_dim", "lengths", "images", "tokens", "longest", "provider", "call", "exact", "status", "reason",
     "dtype", "max_abs_error", "tolerance", "p20_us", "p50_us", "p80_us", "repetitions", "rse", "timing", "latency_us",
     "host_us", "useful_gflops", "byte_floor_us", "floor_fraction", "device", "cores", "driver", "torch", "triton",
-    "numpy", "time",
+    "numpy", "commit", "code", "time",
 )  # fmt: skip
 OURS = "tilewright"
 PROVIDERS = (OURS, *ragged_baselines.NAMES)

@@ -28,7 +28,8 @@ COLUMNS = (
     "batch", "heads", "head_dim", "dtype", "tokens", "entries", "density", "p20_us", "p50_us", "p80_us", "repetitions",
     "rse", "timing", "cold_us", "latency_us", "host_us", "max_abs_error", "tolerance", "predicted_us", "objective_us",
     "bound_us", "gap", "items", "launches", "useful_gflops", "executed_gflops", "byte_floor_us", "floor_fraction",
-    "ceiling_fraction", "tokens_per_s", "memory_bytes", "device", "cores", "driver", "torch", "triton", "numpy", "time",
+    "ceiling_fraction", "tokens_per_s", "memory_bytes", "device", "cores", "driver", "torch", "triton", "numpy",
+    "commit", "code", "time",
 )  # fmt: skip
 
 # Above as many queries, a sample of that many is checked.

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from tilewright import artifacts, hardware, progress, provenance, registry
+from tilewright import artifacts, hardware, progress, provenance, recorded, registry
 from tilewright import blocks as blocks_file
 from tilewright import graph as graph_file
 from tilewright import profile as profile_file
@@ -57,7 +57,7 @@ def run_network(network, attention, output, device, dtype, rse, min_repetitions,
         return f"{row['p50_us'] / 1e3:.1f} ms, {share}, error {row['max_abs_error']:.1e}"
 
     rows = networks.run_network(network, batches, effort, device=device, dtype=dtype, seed=seed)
-    _stream(rows, device, output, networks.NETWORKS, "{network} {attention}, batch {batch}", told)
+    _stream(rows, device, output, "network", "{network} {attention}, batch {batch}", told)
 
 
 def run_ragged(heads, head_dim, lengths, attention, output, device, dtype, rse, min_repetitions, max_seconds, seed):
@@ -71,7 +71,7 @@ def run_ragged(heads, head_dim, lengths, attention, output, device, dtype, rse, 
     effort = _effort(rse, min_repetitions, max_seconds)
     batches, spans = dict(map(_batches, attention)), list(map(_span, lengths))
     rows = ragged.run_ragged(heads, head_dim, spans, batches, effort, device=device, dtype=dtype, seed=seed)
-    _stream(rows, device, output, ragged.RAGGED, "{provider} {call}, {images} images of {lengths}", _microseconds)
+    _stream(rows, device, output, "ragged", "{provider} {call}, {images} images of {lengths}", _microseconds)
 
 
 def run_pruned(network, setting, attention, modes, output, device, dtype, rse, min_repetitions, max_seconds, seed):
@@ -86,11 +86,11 @@ def run_pruned(network, setting, attention, modes, output, device, dtype, rse, m
     batches, settings = dict(map(_batches, modes)), list(map(_setting, setting))
     rows = pruned.run_pruned(network, settings, attention, batches, effort, device=device, dtype=dtype, seed=seed)
     what = "{network} {setting} {strategy} {mode}, batch {batch}, {same_tokens} of {inputs} with the same tokens"
-    _stream(rows, device, output, pruned.PRUNED, what, _microseconds)
+    _stream(rows, device, output, "pruned", what, _microseconds)
 
 
-def _stream(rows, device, output, columns, what, told):
-    """Write `rows`, an iterator that runs as it is read, to `output`, alone on a `device` of this kind.
+def _stream(rows, device, output, kind, what, told):
+    """Write `rows` of a `kind`, an iterator that runs as it is read, to `output`, alone on a `device` of this kind.
 
     Each is told of at once, it may take minutes. what: the format of a row's name. told: what a row that passed says.
     """
@@ -102,7 +102,7 @@ def _stream(rows, device, output, columns, what, told):
                 print(f"{what.format_map(row)}: {told(row)}", flush=True)
             else:
                 print(f"{what.format_map(row)}: {row['status']}: {row['reason']}", file=sys.stderr)
-    _write(output, columns, made)
+    _write(output, kind, made, device)
 
 
 def _microseconds(row):
@@ -166,7 +166,7 @@ def _profile(output, blocks, heads, head_dim, dtype, device, split_keys, seed, *
 
 def _schedule(output, schedule, graph, blocks, effort, heads, head_dim, dtype, batch, device, seed, **_):
     from tilewright.bench import run_schedule
-    from tilewright.bench.rows import COLUMNS, Tokens
+    from tilewright.bench.rows import Tokens
 
     covers = {path: blocks_file.load(path) for path in blocks or []}
     given = {cover.tile.name: path for path, cover in covers.items()}
@@ -197,12 +197,12 @@ def _schedule(output, schedule, graph, blocks, effort, heads, head_dim, dtype, b
         _report(rows)
         tables.append(rows)
     for path, rows in zip(output, tables, strict=True):
-        _write(path, COLUMNS, rows)
+        _write(path, "bench", rows, device)
 
 
 def _baselines(output, baselines, graph, effort, heads, head_dim, dtype, batch, device, seed, max_dense_tokens, **_):
     from tilewright.bench import run_baselines
-    from tilewright.bench.rows import COLUMNS, Tokens
+    from tilewright.bench.rows import Tokens
 
     if not graph:
         raise ConfigError("--baselines: expected the pattern as --graph, found none")
@@ -214,7 +214,7 @@ def _baselines(output, baselines, graph, effort, heads, head_dim, dtype, batch, 
         # Attention over all pairs is the same in every order.
         names = [name for name in names if _baseline(name).MASKED]
     _report(rows)
-    _write(output[0], COLUMNS, rows)
+    _write(output[0], "bench", rows, device)
 
 
 def _baseline(name):
@@ -231,19 +231,20 @@ def _one(paths):
 
 
 def _heatmap(output, heatmap, patches, effort, max_dense_tokens, orders, tiles, solver, split_keys, **options):
-    from tilewright.bench.sweeps import HEATMAP, run_heatmap
+    from tilewright.bench.sweeps import run_heatmap
 
     if not patches or len(orders) != 1:
         raise ConfigError(f"--heatmap: expected --patches and one of --orders, found {patches} and {orders}")
     options = {name: options[name] for name in ("device", "dtype", "seed")}
     options |= {"order": orders[0], "names": tiles, "solver": solver, "split_keys": split_keys}
-    _write(output[0], HEATMAP, run_heatmap(heatmap, patches, effort, max_tokens=max_dense_tokens, **options))
+    rows = run_heatmap(heatmap, patches, effort, max_tokens=max_dense_tokens, **options)
+    _write(output[0], "heatmap", rows, options["device"])
 
 
 def _reorder_times(output, reorder_times, orders, **_):
-    from tilewright.bench.sweeps import REORDER_TIMES, run_reorder_times
+    from tilewright.bench.sweeps import run_reorder_times
 
-    _write(output[0], REORDER_TIMES, run_reorder_times(reorder_times, orders))
+    _write(output[0], "reorder_time", run_reorder_times(reorder_times, orders), "cpu")
 
 
 def _planned(plan, **arguments):
@@ -271,7 +272,10 @@ def _report(rows):
             print(f"{what}: {row['status']}: {row['reason']}", file=sys.stderr)
 
 
-def _write(path, columns, rows):
+def _write(path, kind, rows, device):
+    """Write rows of a `kind`, see `recorded`, that were made on a `device` of this kind."""
     import pandas as pd
 
-    artifacts.write_text(path, pd.DataFrame(rows, columns=columns).to_csv(index=False, lineterminator="\n"))
+    rows = [row | recorded.origin(kind, row, device) for row in rows]
+    frame = pd.DataFrame(rows, columns=recorded.KINDS[kind].columns)
+    artifacts.write_text(path, frame.to_csv(index=False, lineterminator="\n"))

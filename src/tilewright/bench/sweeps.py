@@ -8,11 +8,11 @@ from tilewright.errors import ConfigError
 
 HEATMAP = (
     "resolution", "patch", "tokens", "status", "reason", "dense_p50_us", "plan_p50_us", "speedup", "max_abs_error",
-    "device", "torch", "time",
+    "device", "torch", "commit", "code", "time",
 )  # fmt: skip
 REORDER_TIMES = (
     "model", "tokens", "entries", "distinct_rows", "reorder", "seconds", "work_fraction", "peak_rss_bytes", "device",
-    "time",
+    "commit", "code", "time",
 )  # fmt: skip
 
 
@@ -94,6 +94,7 @@ def run_reorder_times(workloads, orders):
                     # ru_maxrss counts KiB on Linux.
                     "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                     "device": hardware.describe("cpu")["name"],
+                    **dict.fromkeys(("commit", "code"), ""),
                     "time": now(),
                 }
             )
