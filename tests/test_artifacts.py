@@ -302,3 +302,48 @@ def test_a_number_that_json_lacks_is_refused_before_anything_is_written(tmp_path
     with pytest.raises(ValueError, match="not JSON compliant"):
         artifacts.write_json(tmp_path / "p.json", "profile", 1, {"latency_us": value})
     assert left_in(tmp_path) == []
+
+
+# What is no damage of the archive but of what it holds.
+
+
+def stored(path, method=zipfile.ZIP_STORED, **members):
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+
+
+@pytest.mark.parametrize(
+    "header", [b"{'descr': '<i4', (", b"(" * 5000, b"{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"]
+)
+def test_an_array_whose_header_cannot_be_read_is_refused(tmp_path, header):
+    header = header.ljust(118 if len(header) < 118 else len(header)) + b"\n"
+    stored(tmp_path / "a.npz", tilewright=b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(ArtifactError, match=r"a\.npz: expected a blocks file, found a damaged archive"):
+        read_npz(tmp_path / "a.npz")
+
+
+def test_a_document_of_endless_depth_is_refused(tmp_path):
+    (tmp_path / "p.json").write_text("[" * 100_000)
+    with pytest.raises(ArtifactError, match="damaged JSON"):
+        read_json(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damage_under_any_compression_is_refused(tmp_path, method):
+    path = tmp_path / "a.npz"
+    content = np.random.default_rng(0).integers(256, size=500, dtype=np.uint8).tobytes()
+    stored(path, method, tilewright=content)
+    raw = path.read_bytes()
+    for at in range(40, len(raw) - 80, 7):
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ 255]) + raw[at + 1 :])
+        with pytest.raises(ArtifactError, match=r"a\.npz: expected a blocks file, found"):
+            read_npz(path)
+
+
+def test_an_archive_is_unpacked_or_refused(tmp_path):
+    stored(tmp_path / "a.zip", one=b"1")
+    artifacts.unpack(tmp_path / "a.zip", tmp_path / "out", "plan", "one.npy")
+    assert (tmp_path / "out" / "one.npy").read_bytes() == b"1"
+    with pytest.raises(ArtifactError, match=r"a\.zip: expected a plan file, found a foreign or damaged archive"):
+        artifacts.unpack(tmp_path / "a.zip", tmp_path / "out", "plan", "two.npy")

@@ -116,14 +116,13 @@ def load(path):
     are right, its schedule may no longer be the fastest.
     """
     with tempfile.TemporaryDirectory() as folder:
-        _unpack(path, folder)
+        artifacts.unpack(path, folder, KIND, "plan.json")
         try:
             return _load(Path(folder), path)
         except ArtifactError as error:
             # People know the plan's path, not that of the folder it was unpacked to.
-            found = str(error)
-            inside = f"{folder}/" in found
-            raise ArtifactError(found.replace(f"{folder}/", f"{path}: ") if inside else f"{path}: {found}") from error
+            found = str(error).replace(f"{folder}/", f"{path}: ")
+            raise ArtifactError(found if found.startswith(f"{path}: ") else f"{path}: {found}") from error
 
 
 class Plan:
@@ -418,19 +417,6 @@ class _Body(msgspec.Struct):
     scale: contents.Finite | None
     reorder: _Order
     bias: bool
-
-
-def _unpack(path, folder):
-    """Extract the archive `path`. Raises `ArtifactError`."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if "plan.json" in archive.namelist():
-                return archive.extractall(folder)
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such file; expected a {KIND} file") from None
-    except artifacts.DAMAGE as error:
-        raise ArtifactError(f"{path}: expected a {KIND} file, found a damaged archive: {error}") from error
-    raise ArtifactError(f"{path}: expected a {KIND} file, found a foreign or damaged archive")
 
 
 def _load(folder, path):

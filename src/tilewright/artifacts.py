@@ -7,9 +7,11 @@ or version, a truncated or a foreign file raises `ArtifactError` naming the path
 import contextlib
 import glob
 import json
+import lzma
 import os
 import secrets
 import time
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -24,7 +26,10 @@ _LEVEL = 1
 # ASSUME: no file takes longer to write. What is older was left by a process that was killed.
 _ABANDONED_S = 86_400
 # What NumPy and zipfile raise for bytes that are no archive, or one that was cut short or altered.
-DAMAGE = (ValueError, EOFError, OSError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+_DAMAGE = (
+    *(ValueError, EOFError, OSError, RuntimeError, MemoryError, SyntaxError, tokenize.TokenError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+)
 
 
 @contextlib.contextmanager
@@ -82,7 +87,7 @@ def read_json(path, kind, version):
     with _opened(path, kind) as stream:
         try:
             document = json.loads(stream.read())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ArtifactError(f"{path}: expected a {kind} file, found damaged JSON: {error}") from error
     _check(path, document, kind, version)
     return document
@@ -116,9 +121,21 @@ def read_npz(path, kind, version):
                     raise ValueError(f"expected the arrays {named}, found {sorted(arrays)}")
         except KeyError:
             raise ArtifactError(f"{path}: expected a {kind} file, found an .npz without a tilewright header") from None
-        except DAMAGE as error:
+        except _DAMAGE as error:
             raise ArtifactError(f"{path}: expected a {kind} file, found a damaged archive: {error}") from error
     return arrays, header
+
+
+def unpack(path, folder, kind, member):
+    """Extract the archive `path` of files, one of them `member`, to `folder`. Raises `ArtifactError`."""
+    with _opened(path, kind) as stream:
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                if member in archive.namelist():
+                    return archive.extractall(folder)
+        except _DAMAGE as error:
+            raise ArtifactError(f"{path}: expected a {kind} file, found a damaged archive: {error}") from error
+    raise ArtifactError(f"{path}: expected a {kind} file, found a foreign or damaged archive")
 
 
 @contextlib.contextmanager
