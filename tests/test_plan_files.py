@@ -275,6 +275,7 @@ def crafted(rng, members):
     return members
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_no_damaged_file_is_misread(tmp_path, archives, qkv):
     rng, found = np.random.default_rng(1), Counter()
     for i in range(DAMAGED):
