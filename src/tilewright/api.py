@@ -358,6 +358,15 @@ def _reorder(natural, name):
     return min(tried, key=lambda result: result[1]["work_fraction"])
 
 
+def _bias_arrays(bias, ordered):
+    """A bias as arrays: dense as it is, a table with its index spelt out for every allowed pair of the pattern."""
+    if not isinstance(bias, Bias):
+        return {"dense": torch.as_tensor(bias, dtype=torch.float32).numpy()}
+    pair = _pairs(ordered)
+    index = np.asarray(bias.index(*np.divmod(pair, ordered.n_cols)), np.int32)
+    return {"table": torch.as_tensor(bias.table, dtype=torch.float32).numpy(), "pair": pair, "index": index}
+
+
 def _pairs(ordered):
     """int64 [entries]: the allowed pairs in the natural order, as ``query * n_cols + key``, ascending.
 
@@ -368,15 +377,6 @@ def _pairs(ordered):
     row_class = ordered.row_class[np.argsort(ordered.row_order)]
     indptr, keys = graph.Graph(ordered.indptr, keys, row_class, ordered.n_cols).expand(limit=graph.FULL_ENTRIES)
     return np.repeat(np.arange(ordered.n_rows) * ordered.n_cols, np.diff(indptr)) + keys
-
-
-def _bias_arrays(bias, ordered):
-    """A bias as arrays: dense as it is, a table with its index spelt out for every allowed pair of the pattern."""
-    if not isinstance(bias, Bias):
-        return {"dense": torch.as_tensor(bias, dtype=torch.float32).numpy()}
-    pair = _pairs(ordered)
-    index = np.asarray(bias.index(*np.divmod(pair, ordered.n_cols)), np.int32)
-    return {"table": torch.as_tensor(bias.table, dtype=torch.float32).numpy(), "pair": pair, "index": index}
 
 
 def _bias_from(path, heads, ordered):
