@@ -7,8 +7,8 @@ process takes a core for a moment, all wait. Slots meet once, at the end of the 
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
-from threading import Barrier
+from functools import wraps
+from threading import Barrier, Lock
 
 import torch
 
@@ -62,6 +62,40 @@ def alone():
         torch.set_num_threads(threads)
 
 
-slots = cache(Slots)
-# The threads of a process do not live on in its forks.
-os.register_at_fork(after_in_child=slots.cache_clear)
+def in_forks(call):
+    """`call`, which may share its operators among the cores, made to do so in no forked process.
+
+    The helpers of a thread do not live on in a fork, where it would wait for them for ever.
+    """
+
+    @wraps(call)
+    def safe(*args, **kwargs):
+        if not _forked:
+            return call(*args, **kwargs)
+        with alone():
+            return call(*args, **kwargs)
+
+    return safe
+
+
+_made, _making, _forked = {}, Lock(), False
+
+
+def slots(n):
+    """The `Slots` of `n` threads that all calls of this process share.
+
+    The threads do not live on in a fork, which makes its own: ask at each call, hold none.
+    """
+    with _making:
+        if n not in _made:
+            _made[n] = Slots(n)
+        return _made[n]
+
+
+def _renew():
+    global _made, _making, _forked
+    # Whoever held the lock is not here to release it.
+    _made, _making, _forked = {}, Lock(), True
+
+
+os.register_at_fork(after_in_child=_renew)

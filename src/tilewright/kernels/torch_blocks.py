@@ -15,7 +15,7 @@ import torch
 from tilewright import hardware, work
 from tilewright.kernels import tokens
 from tilewright.kernels.item_masks import Bias
-from tilewright.kernels.slots import Slots, alone, slots
+from tilewright.kernels.slots import alone, in_forks, slots
 from tilewright.kernels.torch_launch import build, index, setting, take, token_major
 from tilewright.schedule.record import verify_inputs
 
@@ -27,6 +27,7 @@ MASK_BYTES = 1 << 28
 _CPU = torch.device("cpu")
 
 
+@in_forks
 def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
     """Return an `Executor` of `schedule`: ``callable(q [B, H, N_q, D], k, v [B, H, N_k, D]) -> [B, H, N_q, D]``.
 
@@ -54,7 +55,7 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
     back = np.empty_like(place)
     back[common.taken[0]] = place
     sizes = n_results, n_parts, shape, heads, head_dim, dtype
-    return Executor(tuple(launches), jobs, merges, index(back), *sizes, slots(hardware.describe("cpu")["threads"]))
+    return Executor(tuple(launches), jobs, merges, index(back), *sizes, hardware.describe("cpu")["threads"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,7 @@ class Executor:
     launches: in order. jobs: ``((launch, chunk, first row of its results), ...)``, in the order in which slots take
     them. merges: ``((begin, sources), ...)``: rows of results from `begin` on are merged from the rows `sources` [R, p]
     of the parts. back: int32 [N_q], the row of the results that each query takes; the row `n_results` holds zeros.
+    n_slots: threads that take the jobs.
     """
 
     launches: tuple
@@ -76,7 +78,7 @@ class Executor:
     heads: int
     head_dim: int
     dtype: torch.dtype
-    slots: Slots
+    n_slots: int
 
     @property
     def memory_bytes(self):
@@ -104,10 +106,12 @@ class Executor:
         ]
         # One job alone is shared by all cores inside the operator.
         with alone() if len(jobs) > 1 else nullcontext():
-            return self._run(jobs, *(token_major(x) for x in (q, k, v)))
+            return self._run(jobs, q, k, v)
 
-    def _run(self, jobs, q, k, v):
-        """Run jobs on tokens q, k, v [B, N, H*D] → [B, H, N_q, D]."""
+    @in_forks
+    def _run(self, jobs, *tensors):
+        """Run jobs on q, k, v → [B, H, N_q, D]."""
+        q, k, v = map(token_major, tensors)
         batch, width = q.shape[0], self.heads * self.head_dim
         results = q.new_empty(batch, self.n_results + 1, width)
         results[:, -1] = 0
@@ -121,7 +125,7 @@ class Executor:
         if len(jobs) == 1:
             attend(jobs[0])
         elif jobs:
-            self.slots.run(attend, jobs)
+            slots(self.n_slots).run(attend, jobs)
         for begin, sources in self.merges:
             for b in range(batch):
                 results[b, begin : begin + len(sources)] = merge(parts[b], lse[b], sources, self.heads)

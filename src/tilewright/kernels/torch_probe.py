@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from tilewright import hardware, progress, work
-from tilewright.kernels.slots import slots
+from tilewright.kernels.slots import in_forks, slots
 from tilewright.kernels.torch_blocks import MASK_BYTES, Executor, merge
 from tilewright.kernels.torch_launch import build, index, item_bytes, setting, token_major
 from tilewright.profile import shape_class
@@ -20,6 +20,7 @@ MIN_REPS = 10
 LAUNCH_CLASSES = 4
 
 
+@in_forks
 def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
     """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; arguments as of `profile.measure`.
 
@@ -105,7 +106,7 @@ class Probe:
         """A callable that does what every call does besides its items: bring tokens into place, and results back."""
         n, common = self.blocks.shape[0], self._setting
         sizes = n, 0, self.blocks.shape, common.heads, common.head_dim, common.dtype
-        nothing = Executor((), (), (), index(np.arange(n)), *sizes, self._slots)
+        nothing = Executor((), (), (), index(np.arange(n)), *sizes, self.slots)
         return lambda: nothing(self._q, self._k, self._v)
 
     def passing_rows(self, cls):

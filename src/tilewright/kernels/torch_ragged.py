@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.kernels.ragged_lists import BAD, EMPTY, KEPT, check_qkv, check_rows, check_tensors
+from tilewright.kernels.slots import in_forks
 
 
 class Executor:
@@ -20,6 +21,7 @@ class Executor:
         self.layout, self._device = layout, device
         self._last = (lambda: None), None
 
+    @in_forks
     def lists(self, keep):
         """See `ragged_lists`."""
         made = keep.new_zeros(self.layout.size, dtype=torch.int32)
@@ -34,6 +36,7 @@ class Executor:
             made[self.layout.place + kept] = torch.arange(len(kept), dtype=torch.int32, device=keep.device)
         return made
 
+    @in_forks
     def pack(self, keep, tokens, origin=None):
         """See `ragged_lists`."""
         made = self.lists(keep)
@@ -43,6 +46,7 @@ class Executor:
             tokens = _padded(tokens, starts, self.layout.tokens)[0]
         return made, self.take(made, "source", tokens, None)
 
+    @in_forks
     def take(self, lists, part, x, fill):
         """See `ragged_lists`."""
         check_rows(self.layout, part, x, fill)
@@ -56,6 +60,7 @@ class Executor:
         other = x.new_zeros(()) if fill is None else fill
         return torch.where((index >= 0).view(*shape[:-1], 1), rows, other)
 
+    @in_forks
     def pad(self, lists, x, slots):
         """See `ragged_lists`."""
         check_rows(self.layout, "starts", x, None)
@@ -65,10 +70,12 @@ class Executor:
         rows, there = _padded(x, lists[self.layout.starts : self.layout.source], slots)
         return rows.masked_fill_(~there[..., None], 0)
 
+    @in_forks
     def attend(self, lists, q, k, v):
         """See `ragged_lists`."""
         return self.attend_into(q.new_empty(q.shape), lists, q, k, v)
 
+    @in_forks
     def attend_into(self, out, lists, q, k, v):
         """See `ragged_lists`."""
         check_qkv(self.layout, q, k, v, out)
