@@ -1,5 +1,9 @@
 """Packed batches on every executor: the GPU's on a GPU where there is one, else under Triton's interpreter."""
 
+import gc
+import sys
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +14,7 @@ from torch import library
 from conftest import TRITON_DEVICE
 from tilewright import ragged
 from tilewright.errors import DeviceError, PatternError
-from tilewright.kernels import ragged_lists, reference, triton_ragged
+from tilewright.kernels import ragged_lists, reference, torch_ragged, triton_ragged
 from tilewright.kernels.ragged_lists import RECORD, Layout
 
 EXECUTORS = {"torch": "cpu", "triton": TRITON_DEVICE}
@@ -281,6 +285,45 @@ def test_operators_are_well_formed(device):
     for part, taken, fill in (("source", x, None), ("place", packed, x), ("starts", packed, None)):
         library.opcheck(ops.ragged_take.default, (lists, part, taken, fill, layout), **checks)
     library.opcheck(ops.ragged_attend.default, (lists, *qkv(9, 1, 32, device=device), layout), **checks)
+
+
+def test_packings_of_one_layout_are_not_mixed_up_by_a_switch_of_threads():
+    """Wherever a thread may be interrupted, another one asks for the runs of its own lists."""
+    one, other = (ragged.pack_lengths(lengths, 8, rows=16) for lengths in ([5, 3], [3, 5]))
+    other.layout, executor = one.layout, one._executor
+    assert (found := executor._runs(one.lists)) != executor._runs(other.lists)
+
+    def switch(frame, event, _):
+        if event == "line":
+            sys.settrace(None)
+            executor._runs(other.lists)
+            sys.settrace(trace)
+        return switch
+
+    def trace(frame, event, argument):
+        return switch if frame.f_code is torch_ragged.Executor._runs.__code__ else None
+
+    sys.settrace(trace)
+    try:
+        assert executor._runs(one.lists) == found
+    finally:
+        sys.settrace(None)
+
+
+def test_executors_hold_no_memory_of_their_batches():
+    """Without a capacity every batch has a layout of its own: as many executors are kept, of a few kilobytes each."""
+    most = ragged._executor.cache_info().maxsize
+    ragged._executor.cache_clear()
+    tracemalloc.start()
+    held = []
+    for n in range(1, 2 * most + 1):
+        ragged.pack(torch.arange(2 * most)[None] < n).attend(*torch.zeros(3, n, 1, 8))
+        if n % most == 0:
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert ragged._executor.cache_info().currsize == most
+    assert max(held) <= most * 4096 and held[1] <= 1.5 * held[0]
 
 
 # Bad input.

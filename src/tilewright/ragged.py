@@ -181,7 +181,7 @@ class Packing:
         return graph.from_classes(starts, np.arange(len(owner), dtype=np.int32), owner, len(owner))
 
 
-# Layouts differ from batch to batch without a capacity.
+# Layouts differ from batch to batch without a capacity. An executor holds no tensors: a few kilobytes.
 @lru_cache(256)
 def _executor(layout, device):
     return import_module(EXECUTORS[device.type]).Executor(layout, device)

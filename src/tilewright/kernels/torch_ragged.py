@@ -103,8 +103,10 @@ class Executor:
             for length, images in ((length, len(list(run))) for length, run in groupby(lengths)):
                 runs.append((first, images, length))
                 first += images * length
-            self._last = weakref.ref(lists), None if lists[BAD] else runs
-        return self._last[1]
+            runs = None if lists[BAD] else runs
+            # In one piece: other threads may ask for other lists of this layout at the same time.
+            self._last = weakref.ref(lists), runs
+        return runs
 
 
 def _padded(x, starts, slots):
