@@ -179,6 +179,65 @@ def test_scale():
     assert_close(*run(plans.pattern(60, 50), ["16x1"], scale=0.5))
 
 
+@pytest.mark.parametrize("split_keys", [None, 32], ids=["whole", "split"])
+def test_a_scale_of_0_weighs_all_keys_alike(split_keys):
+    assert_close(*run(plans.pattern(60, 90), ["16x1"], scale=0.0, split_keys=split_keys))
+
+
+def test_a_batch_of_none_gives_none():
+    result, expected = run(plans.pattern(60, 50), ["16x1"], batch=0, split_keys=32)
+    assert result.shape == expected.shape == (0, H, 60, D)
+
+
+def padding(n_q, n_k):
+    """-inf for the first 64 keys, for all but a few or all keys of some queries, and for keys of one head alone."""
+    bias = torch.randn(H, n_q, n_k)
+    bias[:, :, :64] = bias[:, 40:60, : n_k - 9] = bias[:, 5:20] = bias[0, 30:40] = -torch.inf
+    return bias
+
+
+BIASES = {
+    "padding": padding,
+    "constant": lambda n_q, n_k: torch.full((H, n_q, n_k), -1e6),
+    "some-rows": lambda n_q, n_k: torch.where(torch.arange(n_q)[:, None] % 3 > 0, -1e6, 0.0).expand(H, n_q, n_k),
+    "some-keys": lambda n_q, n_k: torch.where(torch.arange(n_k) < 64, -1e6, 0.0).expand(H, n_q, n_k),
+    "large": lambda n_q, n_k: 1e6 * torch.randint(-1, 2, (H, n_q, n_k)),
+}
+
+
+@pytest.mark.parametrize("kept", [1 << 28, 0], ids=["spelt-out-before", "spelt-out-in-the-call"])
+@pytest.mark.parametrize("split_keys", [None, 32], ids=["whole", "split"])
+@pytest.mark.parametrize("bias", BIASES)
+def test_biases_without_bound(monkeypatch, bias, split_keys, kept):
+    monkeypatch.setattr(torch_blocks, "MASK_BYTES", kept)
+    extra = BIASES[bias](80, 200).float()
+    result, expected = run(plans.pattern(80, 200, 0.5), ["16x1", "8x8"], split_keys=split_keys, bias=extra, batch=2)
+    assert_close(result, expected)
+    if bias == "padding":
+        assert not result[:, :, 5:20].any() and not result[:, 0, 30:40].any() and result[:, 1, 30:40].any(-1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [None, *BIASES])
+def test_split_rows_without_the_private_operator(monkeypatch, bias, dtype):
+    monkeypatch.setattr(torch_launch, "_FLASH", None)
+    extra = None if bias is None else BIASES[bias](80, 200).float()
+    assert_close(*run(plans.pattern(80, 200, 0.5), ["16x1"], split_keys=32, bias=extra, batch=2, dtype=dtype), dtype)
+
+
+@pytest.mark.parametrize("scale", [None, 0.0, 2.0])
+def test_the_private_operator_and_its_stand_in_agree(scale):
+    q, k, v = tokens(9, 11)
+    mask = torch.zeros(1, 1, 9, 11).masked_fill(torch.rand(9, 11) < 0.5, -torch.inf)
+    mask[..., 0] = 0
+    for found, expected in zip(
+        torch_launch._plain(q, k, v, attn_mask=mask, scale=scale),
+        torch_launch._FLASH(q, k, v, attn_mask=mask, scale=scale),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected)
+
+
 def test_strided_inputs():
     dense = plans.pattern(60, 60)
     cover = plans.covers(graph.from_pattern(dense), ["16x1"])

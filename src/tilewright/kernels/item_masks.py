@@ -1,7 +1,7 @@
 """Additive masks of work items: what is not allowed, and the bias of what is (used by executors, stages T3 to T5).
 
 Items with equal masks share one. Masks are held packed, as bits or as indices into a bias table, and spelt out as
-floats when they fit a memory limit, else for a few items at a time.
+floats when they fit a memory limit, else for a few items at a time. A pair whose bias is -inf is not allowed.
 """
 
 import hashlib
@@ -14,6 +14,9 @@ from tilewright.errors import PatternError
 
 # Pairs for which a bias index is evaluated at a time.
 _SLAB_PAIRS = 1 << 22
+# A greatest bias of a row up to this is left in its scores: it costs float32 less than two digits in binary beyond what
+# scores as large lose anyway.
+_NEAR = 32.0
 # Row b: the eight additive mask values that byte b stands for, little bit order.
 _BYTE_VALUES = torch.from_numpy(
     np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf).astype("f4")
@@ -66,13 +69,17 @@ class ItemMasks:
         packed = np.concatenate([bits, none, full])[distinct].swapaxes(1, 2)
         packed = np.ascontiguousarray(packed).reshape(len(distinct), bits.shape[1], -1)
         self.has_keys = packed.any(2)[self.ids]
-        self._table = None
+        self._table = self._floats = self._peaks = None
         if bias is not None:
             packed, self.ids = _bias_indices(packed, self.ids, rows, keys, bias)
             masked = torch.full((len(bias.table), 1), -torch.inf)
-            self._table = torch.cat([bias.table.detach().float(), masked], 1)
+            self._table = torch.cat([bias.table.detach().cpu().float(), masked], 1)
         self._packed = torch.from_numpy(packed)
-        self._floats = None
+        if bias is not None:
+            step = max(1, _SLAB_PAIRS // packed[0].size)
+            peaks = torch.cat([self._expand(part).amax(-1) for part in self._packed.split(step)])
+            peaks[peaks.abs() <= _NEAR] = 0
+            self._peaks = peaks if peaks.any() else None
 
     @property
     def size(self):
@@ -93,20 +100,24 @@ class ItemMasks:
     @property
     def held_bytes(self):
         """Bytes held between calls."""
-        held = self._packed.numel() * self._packed.element_size()
-        return held + (0 if self._floats is None else self._floats.numel() * 4)
+        held = (self._packed, self._floats, self._peaks)
+        return sum(x.numel() * x.element_size() for x in held if x is not None)
 
     def spell_out(self):
         """Hold all masks as floats from now on."""
-        self._floats = self._expand(self._packed)
+        self._floats = _lowered(self._expand(self._packed), self._peaks)
 
     def take(self, ids):
-        """float32 [len(ids), heads, M, K]: the additive masks of the numbers `ids` (int64 tensor)."""
+        """``(masks, peaks)`` of the numbers `ids` (int64 tensor): additive masks, float32 [len(ids), heads, M, K], and
+        what each row was lowered by, [len(ids), heads, M], or None for nothing.
+
+        A bias far from zero would take the digits of the scores that it is added to, so that the greatest of a row is
+        taken off. The peak of a row without an allowed key is -inf.
+        """
+        peaks = _selected(self._peaks, ids)
         if self._floats is None:
-            return self._expand(self._packed.index_select(0, ids))
-        if len(ids) == 1:
-            return self._floats.narrow(0, int(ids), 1)
-        return self._floats.index_select(0, ids)
+            return _lowered(self._expand(self._packed.index_select(0, ids)), peaks), peaks
+        return _selected(self._floats, ids), peaks
 
     def _expand(self, packed):
         n, rows = packed.shape[:2]
@@ -114,6 +125,17 @@ class ItemMasks:
             return _BYTE_VALUES.index_select(0, packed.flatten().int()).view(n, 1, rows, -1)
         spelt = self._table.index_select(1, packed.flatten())
         return spelt.view(self.heads, n, rows, -1).transpose(0, 1).contiguous()
+
+
+def _selected(held, ids):
+    if held is None:
+        return None
+    return held.narrow(0, int(ids), 1) if len(ids) == 1 else held.index_select(0, ids)
+
+
+def _lowered(masks, peaks):
+    """Masks [n, h, M, K] less the `peaks` [n, h, M] of their rows."""
+    return masks if peaks is None else masks - peaks.masked_fill(peaks == -torch.inf, 0)[..., None]
 
 
 def distinct_rows(array):

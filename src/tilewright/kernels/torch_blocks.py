@@ -94,8 +94,8 @@ class Executor:
         """Most bytes that a call holds beyond its arguments: copies of the tokens, results, a chunk for each slot."""
         tokens = self.shape[0] + 2 * self.shape[1] + self.n_results + 1 + self.n_parts + self.shape[0]
         chunk = max((launch.chunk_bytes(self.dtype.itemsize * self.head_dim) for launch in self.launches), default=0)
-        per_entry = self.heads * (tokens * self.head_dim * self.dtype.itemsize + 4 * self.n_parts)
-        return batch * per_entry + self.slots.n * chunk
+        per_entry = self.heads * (tokens * self.head_dim * self.dtype.itemsize + 8 * self.n_parts)
+        return batch * per_entry + self.n_slots * chunk
 
     def __call__(self, q, k, v):
         """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned."""
@@ -116,7 +116,8 @@ class Executor:
         results = q.new_empty(batch, self.n_results + 1, width)
         results[:, -1] = 0
         parts = q.new_empty(batch, self.n_parts, width)
-        lse = q.new_empty(batch, self.n_parts, self.heads, dtype=torch.float32)
+        # Biases far from zero are part of it: float32 would not tell their parts apart.
+        lse = q.new_empty(batch, self.n_parts, self.heads, dtype=torch.float64)
 
         def attend(job):
             (launch, chunk, begin), entries = job
@@ -134,9 +135,12 @@ class Executor:
 
 
 def merge(parts, lse, sources, heads):
-    """Merge split results: parts [P, H*D] with their log-sum-exps lse [P, H], sources int32 [R, p] → [R, H*D]."""
+    """Merge split results: parts [P, H*D] with their log-sum-exps lse [P, H], sources int32 [R, p] → [R, H*D].
+
+    A part whose log-sum-exp is -inf counts for nothing; rows that have no other give zeros.
+    """
     n, p = sources.shape
-    weight = torch.softmax(lse.index_select(0, sources.flatten()).view(n, p, heads), 1)
+    weight = torch.softmax(lse.index_select(0, sources.flatten()).view(n, p, heads), 1).nan_to_num().float()
     part = parts.index_select(0, sources.flatten()).view(n, p, heads, -1)
     return (weight[..., None] * part).sum(1).view(n, -1)
 

@@ -14,6 +14,9 @@ from tilewright.kernels.item_masks import Bias, ItemMasks, as_bias, distinct_row
 # A chunk touches this many times the second-level cache of its core. Measured with ViL masks on two cores with 1 MB
 # each: from one to three times, within 5 % of each other; at eight, up to 40 % slower.
 _CACHE_SHARE = 2
+# The one operator on the CPU that returns log-sum-exps; `F.scaled_dot_product_attention` calls it, too. Its name is
+# private: a torch may be without it.
+_FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,16 +71,18 @@ class Launch:
         """Attend the items of `chunk` for the batch entries ``entries = (first, end)``.
 
         tokens: q, k, v [B, N, H*D]. The result goes to the rows of out [B, R, H*D] from `begin` on, log-sum-exps of
-        parts to those of lse [B, R, H].
+        parts to those of lse [B, R, H], -inf for rows of which the bias allows no key.
         """
         (b, e), end = entries, begin + len(chunk.rows)
         n, n_rows = (e - b) * chunk.items, len(chunk.rows)
         queries = self._split_heads(take(tokens[0], chunk.rows, b, e), n)
         keys, values = (self._gather(x, chunk, b, e) for x in tokens[1:])
-        mask = None if self.masks is None else _repeat(self.masks.take(chunk.mask_ids), e - b)
+        taken = (None, None) if self.masks is None else self.masks.take(chunk.mask_ids)
+        mask, peaks = (_repeat(x, e - b) for x in taken)
         result, logs = _attend(queries, keys, values, mask, self.scale, self.split)
         out[b:e, begin:end] = result.transpose(1, 2).reshape(e - b, n_rows, -1)
         if self.split:
+            logs = logs if peaks is None else logs.double() + peaks
             lse[b:e, begin:end] = logs.transpose(1, 2).reshape(e - b, n_rows, -1)
 
     def chunk_bytes(self, head_bytes):
@@ -199,17 +204,26 @@ def _padded_keys(blocks, run_lo, run_hi, n_runs):
 
 def _attend(q, k, v, mask, scale, with_lse):
     """``(attention [n, H, M, D], its log-sum-exps [n, H, M] or None)``. Rows without an allowed key give zeros."""
-    if with_lse:
-        # The one operator on the CPU that returns log-sum-exps; `F.scaled_dot_product_attention` calls it, too.
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale), None
+    if not with_lse:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale), None
+    return (_plain if _FLASH is None else _FLASH)(q, k, v, attn_mask=mask, scale=scale)
 
 
-def _repeat(mask, entries):
-    """A mask [1 or n, h, M, K] for `entries` batch entries of n items each."""
-    if mask is None or len(mask) == 1 or entries == 1:
-        return mask
-    return mask.repeat(entries, 1, 1, 1)
+def _plain(q, k, v, *, attn_mask, scale):
+    """What `_FLASH` returns, in operators that every torch has."""
+    scores = q.float() @ k.float().mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    lse = scores.logsumexp(-1)
+    weights = torch.softmax(scores, -1).masked_fill((lse == -torch.inf)[..., None], 0)
+    return (weights @ v.float()).to(q.dtype), lse
+
+
+def _repeat(x, entries):
+    """Masks or peaks [1 or n, ...] for `entries` batch entries of n items each."""
+    if x is None or len(x) == 1 or entries == 1:
+        return x
+    return x.repeat(entries, *[1] * (x.ndim - 1))
 
 
 def index(array):
@@ -219,7 +233,7 @@ def index(array):
 
 def token_major(x):
     """[B, H, N, D] → [B, N, H*D], contiguous."""
-    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1).contiguous()
+    return x.transpose(1, 2).flatten(2).contiguous()
 
 
 def take(tokens, rows, b, e):

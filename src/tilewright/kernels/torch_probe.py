@@ -76,7 +76,7 @@ class Probe:
         """``(callable, n)``: runs `launch`, n items, once on every slot, all at the same time."""
         tokens, slots = self._tokens, self._slots
         out = tokens[0].new_empty(slots.n, launch.n_rows, tokens[0].shape[2])
-        lse = tokens[0].new_empty(slots.n, launch.n_rows, launch.heads, dtype=torch.float32)
+        lse = tokens[0].new_empty(slots.n, launch.n_rows, launch.heads, dtype=torch.float64)
         jobs, begin = [], 0
         for chunk in launch.chunks:
             jobs += [(chunk, begin, out[i : i + 1], lse[i : i + 1]) for i in range(slots.n)]
@@ -95,7 +95,8 @@ class Probe:
         rows = launch.n_rows // parts * parts
         sources = index(np.arange(rows).reshape(parts, -1).T)
         width = self._tokens[0].shape[2]
-        values, lse = torch.ones(rows, width, dtype=self._setting.dtype), torch.zeros(rows, launch.heads)
+        values = torch.ones(rows, width, dtype=self._setting.dtype)
+        lse = torch.zeros(rows, launch.heads, dtype=torch.float64)
         return lambda: merge(values, lse, sources, launch.heads)
 
     def handing(self):
