@@ -14,6 +14,7 @@ from tilewright import figures, hardware, models, networks, provenance, pruners,
 from tilewright import report as page
 from tilewright.kernels import ragged_baselines
 from tilewright.networks import attentions, strategies
+from tilewright.schedule.search import HEURISTICS
 from tilewright.tables import select
 
 CONFIG = study.load(config)
@@ -120,8 +121,8 @@ def families(workloads):
 
 
 def solvers(*names):
-    """The solver modules, as `code` takes them; greedy is no module of its own."""
-    return [f"schedule.solvers.{name}" for name in names if name != "greedy"]
+    """The solver modules, as `code` takes them; heuristics are part of the search."""
+    return [f"schedule.solvers.{name}" for name in names if name not in HEURISTICS]
 
 
 def graph_code(wildcards):

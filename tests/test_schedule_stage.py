@@ -83,9 +83,11 @@ def test_the_same_tile_twice(files):
 def test_the_digest_covers_the_solver_that_ran(files, monkeypatch):
     seen = []
     monkeypatch.setattr(stage.provenance, "code_digest", lambda *modules: seen.append(modules) or "digest")
-    for solver in ("greedy", "gurobi"):
+    for solver in ("greedy", "descent", "gurobi"):
         stage.run(**arguments(files[0], solver=solver))
-    assert seen == [("tilewright.schedule.stage",), ("tilewright.schedule.stage", "tilewright.schedule.solvers.gurobi")]
+    assert seen == [("tilewright.schedule.stage",)] * 2 + [
+        ("tilewright.schedule.stage", "tilewright.schedule.solvers.gurobi")
+    ]
 
 
 def command(*words):
@@ -99,5 +101,5 @@ def test_the_command_line(files):
     assert done.returncode == 0, done.stderr
     assert schedule.load(folder / "out.json").solver == "highs"
     wrong = command(*inputs, "--solver", "cplex", "--output", folder / "no.json")
-    assert wrong.returncode == 2 and "unknown solver 'cplex'; known: greedy, highs, gurobi" in wrong.stderr
+    assert wrong.returncode == 2 and "unknown solver 'cplex'; known: greedy, descent, highs, gurobi" in wrong.stderr
     assert "Traceback" not in wrong.stderr and not (folder / "no.json").exists()

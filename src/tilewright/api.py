@@ -79,9 +79,9 @@ def plan(
         ``none`` and ``ic`` by gathered work. `Plan.summary` names what was chosen.
     tiles: names such as ``("64x1", "64x64")``; None for the device's own, less those too large for the pattern, and the
         smallest that holds a pattern smaller than all of them.
-    solver: ``highs``, ``gurobi`` or ``greedy``.
-    bias: a `Bias`, or a tensor [H, N_q, N_k]. Its values are copied now: those that a parameter takes later are seen by
-        `Plan.with_bias` only.
+    solver: ``highs``, ``gurobi``, ``descent`` or ``greedy``.
+    bias: a `Bias`, or a tensor [H, N_q, N_k]; minus infinity forbids a pair, and a query without an allowed key gives
+        zeros. Its values are copied now: those that a parameter takes later are seen by `Plan.with_bias` only.
     scale: of the scores, finite; default ``head_dim ** -0.5``.
     split_keys: longest key range of one work item; None for no limit, ``auto`` for the device's own.
 

@@ -16,9 +16,8 @@ from tilewright.errors import ConfigError, TilewrightError
 from tilewright.kernels import baselines, ragged_baselines
 from tilewright.networks import attentions, strategies
 from tilewright.networks.strategies import MODES
-from tilewright.schedule import solvers
+from tilewright.schedule.search import NAMES as SOLVERS
 
-SOLVERS = ("greedy", *solvers.NAMES)
 # Ours, and what it is measured against.
 RAGGED = ("tilewright", *ragged_baselines.NAMES)
 
@@ -148,7 +147,7 @@ class Config(_Strict):
     reorder: Annotated[dict[str, dict], _says("settings by order; what is left out is tuned on the graph")]
     tiles: Annotated[tuple[str, ...], _says("tiles that are profiled, as <queries>x<keys>")]
     tile_sets: Annotated[dict[str, tuple[str, ...]], _says("what a schedule may choose from, by name")]
-    solvers: Annotated[tuple[str, ...], _says("what finds schedules: greedy, or an integer program's solver")]
+    solvers: Annotated[tuple[str, ...], _says("what finds schedules: greedy, descent, or an integer program's solver")]
     region_rows: Annotated[int, _says("rows of the coarsest groups")]
     split_keys: Annotated[
         int | None, _says("a block with more keys, and many more than the rest, is split and merged; null never splits")

@@ -3,15 +3,15 @@
 import argparse
 
 from tilewright.cli import script
-from tilewright.schedule import solvers
 from tilewright.schedule.problem import OBJECTIVES
+from tilewright.schedule.search import NAMES
 from tilewright.schedule.stage import run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--blocks", nargs="+", required=True, metavar="NPZ", help="blocks files of one graph, one for each tile")
 add("--profile", nargs="+", required=True, metavar="JSON", help="profiles of these blocks, in the same order")
-add("--solver", default="highs", help=f"greedy, {', '.join(solvers.NAMES)} (default: highs)")
+add("--solver", default="highs", help=f"{', '.join(NAMES)} (default: highs)")
 add("--objective", default="sum", help=f"{' or '.join(OBJECTIVES)}: the makespan or the longest round (default: sum)")
 add("--time-limit", type=float, default=60.0, metavar="S", help="seconds for the solver (default: 60)")
 add("--gap", type=float, default=1e-4, help="relative gap at which the search stops (default: 1e-4)")

@@ -1,7 +1,7 @@
 """The scheduling problem: what each region needs on each tile, and what a choice costs (stage T4).
 
 Everything a schedule costs follows from one table: how many work items of each shape class every round runs.
-`Problem.round_us` and `Problem.makespan_us` are the only place where that cost is defined; greedy, solvers and
+`Problem.round_us` and `Problem.costs_us` are the only place where that cost is defined; greedy, solvers and
 predictions all call them.
 """
 
@@ -83,16 +83,20 @@ class Problem:
     def makespan_us(self, tile, rounds):
         """Predicted makespan of an assignment, in microseconds: the sum over the rounds used of T_r, of one launch per
         shape class present, and of the round's cost."""
-        counts = self.table(tile, rounds)
-        present = counts > 0
-        fixed = present @ self.launch_us + self.limits.round_us * present.any(axis=1)
-        return float((self.round_us(counts) + fixed).sum())
+        return self.value(tile, rounds, "sum")
 
     def value(self, tile, rounds, objective):
         """The objective of an assignment: ``sum`` is the makespan, ``paper`` the longest round."""
+        costs = self.costs_us(self.table(tile, rounds), objective)
+        return float(costs.sum() if objective == "sum" else costs.max())
+
+    def costs_us(self, counts, objective):
+        """What rounds that run `counts` [R, K] add to the objective ``sum``, or their durations T_r: float [R]."""
+        present = counts > 0
         if objective == "sum":
-            return self.makespan_us(tile, rounds)
-        return float(self.round_us(self.table(tile, rounds)).max())
+            fixed = present @ self.launch_us + self.limits.round_us * present.any(axis=1)
+            return self.round_us(counts) + fixed
+        return self.round_us(counts)
 
     def round_us(self, counts):
         """Durations T_r, float [R], of rounds that run `counts` [R, K] work items of each shape class: the longest item

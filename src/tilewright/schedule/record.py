@@ -24,18 +24,18 @@ class Schedule:
         slot: int16 [I] and start_us: float64 [I], the predicted placement (list scheduling, longest first).
     tiles: tile names; blocks_ids, blocks_paths, profile_paths: one per tile. A schedule need not use all of
         them.
-    solver: greedy, highs or gurobi. status: optimal (proven within the gap asked for), feasible (not proven)
+    solver: greedy, descent, highs or gurobi. status: optimal (proven within the gap asked for), feasible (not proven)
         or heuristic.
     form: how regions were modelled: ``regions``, ``classes`` (alike regions together) or ``merged`` (nearly
         alike ones, which makes the bound weaker, never wrong); merge_error: share of the objective that the
         merged model did not count.
     objective: ``sum`` or ``paper`` (the maximum over rounds).
     predicted_us: makespan recomputed from the work list. objective_us: the objective asked for, of this work
-        list. bound_us: proven by the solver (by `lower_bounds` for greedy). gap: what lies between the two,
+        list. bound_us: proven by the solver (by `lower_bounds` for heuristics). gap: what lies between the two,
         relative to the objective.
     lower_bounds: named bounds on any schedule, in microseconds (work, longest, ...).
-    model_size: ``{"variables", "integers", "constraints", "nonzeros"}``, zeros for greedy; solve_s: wall time
-        in the solver.
+    model_size: ``{"variables", "integers", "constraints", "nonzeros"}``, zeros for heuristics; solve_s: wall
+        time of the search, that for its start included.
     note: what a reader should know of how this schedule came about, or empty.
     """
 

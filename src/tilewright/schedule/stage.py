@@ -7,7 +7,7 @@ from tilewright import blocks as blocks_file
 from tilewright import hardware, progress, provenance
 from tilewright import profile as profile_file
 from tilewright.errors import ArtifactError, ConfigError
-from tilewright.schedule import save, solve
+from tilewright.schedule import save, search, solve
 
 
 def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, rounds, max_tile_kinds, output):
@@ -31,7 +31,7 @@ def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, roun
     tiles = [cover.tile.name for cover in covers.values()]
     if len(set(tiles)) < len(blocks):
         raise ArtifactError(f"expected blocks files of different tiles, found {tiles}")
-    with nullcontext() if solver == "greedy" else progress.within(solver, time_limit) as show:
+    with nullcontext() if solver in search.HEURISTICS else progress.within(solver, time_limit) as show:
         schedule = solve(
             dict(zip(tiles, covers.values(), strict=True)),
             dict(zip(tiles, measured.values(), strict=True)),
@@ -68,5 +68,5 @@ def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, roun
 
 def _modules(solver):
     """What the answer depends on; solvers are loaded by name, so that no import tells."""
-    member = [] if solver == "greedy" else [f"tilewright.schedule.solvers.{solver}"]
+    member = [] if solver in search.HEURISTICS else [f"tilewright.schedule.solvers.{solver}"]
     return ["tilewright.schedule.stage", *member]
