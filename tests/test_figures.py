@@ -460,7 +460,7 @@ def test_policy_gains_are_relative_to_greedy(study):
 
 def test_solvers_stand_side_by_side(study):
     frame = table("solvers", study).set_index(["model", "reorder", "solver"])
-    assert set(frame.index.get_level_values("solver")) == {"greedy", "highs", "gurobi"}
+    assert set(frame.index.get_level_values("solver")) == {"greedy", "descent", "highs", "gurobi"}
     assert set(frame["tiles"]) == {"mixed"}
     plan = schedule.load("results/schedules/vil-tiny-224-s1/ic/mixed.highs.json")
     row = frame.loc[("vil-tiny-224-s1", "ic", "highs")]

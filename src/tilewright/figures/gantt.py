@@ -85,7 +85,7 @@ def _panel(axes, plan, profiles):
     axes.set_ylim(plan.slots - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     name = style.SOLVER_NAMES.get(plan.solver, plan.solver)
-    proof = "" if plan.solver == "greedy" else f", gap {plan.gap:.2%}"
+    proof = "" if plan.status == "heuristic" else f", gap {plan.gap:.2%}"
     axes.set_title(
         f"{name} ({plan.status}{proof}): {plan.predicted_us / 1e3:.3f} ms predicted, "
         f"{len(latency):,} items, rounds: {len(np.unique(plan.round))}",

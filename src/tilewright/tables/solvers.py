@@ -36,7 +36,7 @@ def table(inputs):
     rows = []
     for path, plan in read.by_kind(inputs, schedule=schedule.load)["schedule"].items():
         model, order = path.parts[-3:-1]
-        heuristic = plan.solver == "greedy"
+        heuristic = plan.status == "heuristic"
         row = {"model": model, "reorder": order, "tiles": path.stem.rpartition(".")[0], "solver": plan.solver}
         row |= {name: getattr(plan, name) for name in ("status", "form", "objective", "predicted_us", "solve_s")}
         # A heuristic solves no model: it has no objective, bound or gap of its own.
