@@ -76,7 +76,7 @@ class ItemMasks:
             self._table = torch.cat([bias.table.detach().cpu().float(), masked], 1)
         self._packed = torch.from_numpy(packed)
         if bias is not None:
-            step = max(1, _SLAB_PAIRS // packed[0].size)
+            step = max(1, _SLAB_PAIRS // (packed[0].size * self.heads))
             peaks = torch.cat([self._expand(part).amax(-1) for part in self._packed.split(step)])
             peaks[peaks.abs() <= _NEAR] = 0
             self._peaks = peaks if peaks.any() else None
