@@ -331,14 +331,14 @@ def test_changed_weights_are_noticed_and_others_prepare_once(little):
     attend = network.layers[0].block[1].attn.attend
     with torch.inference_mode():
         before = network(images)
-        prepared = attend._run
+        prepared = attend._prepared
         assert torch.equal(network(images), before)
-        assert attend._run is prepared
+        assert attend._prepared is prepared
     with torch.no_grad():
         network.layers[0].block[1].attn.rel_pos.mul_(3)
     with torch.inference_mode():
         after = network(images)
-    assert attend._run is not prepared
+    assert attend._prepared is not prepared
     wanted = defined(network.state_dict(), images, 7)
     torch.testing.assert_close(after, wanted, rtol=0, atol=1e-4)
     assert (after - before).abs().max() > 1e-3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tilewright import api
+from tilewright import api, networks
 from tilewright.errors import PatternError, UnknownNameError
 from tilewright.kernels import reference
 from tilewright.networks import sites
@@ -49,10 +49,10 @@ def oracle(q, k, v, bias=None):
     return reference.attention(q, k, v, torch.from_numpy(WINDOWS.graph().to_dense()), bias=spelt)
 
 
-def attended(attend, at, q, k, v, bias=None):
+def attended(attend, at, q, k, v, bias=None, tables=None):
     """Put tokens in the site's order, attend, and undo the order."""
     order = torch.arange(TOKENS) if at.order is None else at.order
-    out = attend(*(x[:, :, order] for x in (q, k, v)), bias)
+    out = attend(*(x[:, :, order] for x in (q, k, v)), bias, tables)
     return out[:, :, torch.argsort(order)]
 
 
@@ -108,9 +108,9 @@ def test_dense_keeps_a_mask_that_takes_several_calls(monkeypatch):
     made = []
     mask = dense._mask
     monkeypatch.setattr(dense, "_mask", lambda *a: made.append(a[2:4]) or mask(*a))
-    attend = site("dense").layer()
+    attend, bias = site("dense").layer(), drawn_bias()
     for _ in range(2):
-        out = attend(*tensors(), drawn_bias())
+        out = attend(*tensors(), bias)
         torch.testing.assert_close(out.double(), oracle(*tensors(), drawn_bias()), atol=2e-5, rtol=0)
     assert made == [(0, 30), (30, TOKENS)]
 
@@ -127,16 +127,82 @@ def test_a_layer_follows_the_dtype(attention, dtype):
     assert (out - expected).abs().max() <= reference.TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("write", [lambda b: b.mul_(2), lambda b: b.data.mul_(2)], ids=["in place", "through data"])
 @pytest.mark.parametrize("attention", ["dense", "native", "tilewright"])
-def test_a_bias_that_was_written_to_is_prepared_again(attention, write):
+def test_a_bias_that_was_written_to_is_prepared_again(attention):
     at, bias = site(attention), drawn_bias()
     attend = at.layer()
     attended(attend, at, *tensors(), bias)
-    write(bias)
+    bias.mul_(2)
     torch.testing.assert_close(
         attended(attend, at, *tensors(), bias).double(), oracle(*tensors(), bias), atol=2e-5, rtol=0
     )
+
+
+def _step(layer):
+    layer.weight.grad = torch.ones_like(layer.weight)
+    torch.optim.SGD(layer.parameters(), lr=1.0).step()
+
+
+def _replace(layer):
+    layer.weight.data = 2 * layer.weight.data
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda layer: layer.load_state_dict({"weight": 2 * layer.weight.detach()}), id="load"),
+        pytest.param(lambda layer: layer.load_state_dict({"weight": 2 * layer.weight}, assign=True), id="assign"),
+        pytest.param(_step, id="step"),
+        pytest.param(_replace, id="data"),
+        pytest.param(lambda layer: layer.double(), id="dtype"),
+    ],
+)
+@pytest.mark.parametrize("attention", ["dense", "native", "tilewright"])
+def test_a_learned_bias_is_made_once_and_again_when_it_was_written_to(attention, write):
+    at, layer, made = site(attention), torch.nn.Linear(7 * 7 + 4, HEADS, bias=False), []
+    attend = at.layer()
+
+    def bias():
+        made.append(layer.weight)
+        return layer.weight * (torch.arange(7 * 7 + 4) < 7 * 7 + 3)
+
+    for times in (1, 2):
+        for _ in range(3):
+            found = attended(attend, at, *tensors(), bias, list(layer.parameters()))
+            assert len(made) == times
+        wanted = layer.weight.detach().double()
+        wanted[:, -1] = 0
+        torch.testing.assert_close(found.double(), oracle(*tensors(), wanted), atol=2e-5, rtol=0)
+        write(layer)
+
+
+@pytest.mark.parametrize("family", ["vision_longformer", "regionvit"])
+@pytest.mark.parametrize("attention", ["native", "dense", "tilewright"])
+def test_no_value_is_looked_at_in_a_call(monkeypatch, family, attention):
+    """A look at values would wait for a GPU once a layer, which the published code does not."""
+    options = {"position": "relative"} if family == "vision_longformer" else {}
+    network = networks.create(family, variant="tiny", image_size=32, attention=attention, **options)
+    images = torch.randn(1, 3, 32, 32)
+    with torch.inference_mode():
+        first = network(images)
+        for name in ("equal", "allclose"):
+            monkeypatch.setattr(torch, name, None)
+        again = network(images)
+    monkeypatch.undo()
+    assert torch.equal(first, again)
+
+
+@torch.no_grad()
+def test_a_network_follows_its_biases():
+    """One that is loaded after a call, as one that never knew another bias."""
+    create = partial(networks.create, "regionvit", variant="tiny", image_size=32)
+    network, other, images = create(attention="tilewright"), create(seed=1), torch.randn(1, 3, 32, 32)
+    for module in other.modules():
+        if hasattr(module, "rel_pos"):
+            module.rel_pos.normal_()
+    network(images)
+    network.load_state_dict(other.state_dict())
+    torch.testing.assert_close(network(images), other(images), atol=1e-4, rtol=0)
 
 
 def test_an_equal_bias_is_prepared_once(monkeypatch):

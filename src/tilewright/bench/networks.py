@@ -71,7 +71,9 @@ def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0)
     kind, facts = getattr(torch, dtype), hardware.describe(device)
 
     def create(attention):
-        return networks.create(family, **options, seed=seed, attention=attention).to(device, kind)
+        # As a user makes them: layers go by the versions of parameters, which inference tensors do not have.
+        with torch.inference_mode(False):
+            return networks.create(family, **options, seed=seed, attention=attention).to(device, kind)
 
     inputs = photographs(max(batch for sizes in batches.values() for batch in sizes), options["image_size"])
     inputs = inputs.to(device, kind)

@@ -216,4 +216,4 @@ class _Attention(nn.Module):
 
     def in_windows(self, q, k, v):
         """Attention within each window."""
-        return self.attend(q, k, v, F.pad(self.rel_pos, (0, 1)))
+        return self.attend(q, k, v, lambda: F.pad(self.rel_pos, (0, 1)), (self.rel_pos,))

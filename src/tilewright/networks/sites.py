@@ -136,29 +136,52 @@ class Attend(nn.Module):
         super().__init__()
         # In a tuple: a site is no module, and its plans are not part of any state.
         self._site = (site,)
-        self._bias, self._key, self._run = None, None, None
+        # What was prepared last: ``(dtype, device), the tables as they were, run(q, k, v)``.
+        self._prepared = None, (), None
 
-    def forward(self, q, k, v, bias=None):
+    def forward(self, q, k, v, bias=None, tables=None):
         """Attention over the site's pattern: q, k, v [B, H, N, D] with tokens in the site's order.
 
-        bias: [H, slots], the layer's relative-position bias with the zero slot last; prepared once, and again when its
-        values are others, which a CUDA graph that is being captured takes as they were. Not differentiated.
+        bias: [H, slots], the layer's relative-position bias with the zero slot last, or a function that makes it of
+        tables, the parameters that decide it. It is prepared once, and again when a table was written to: through
+        ``.data`` that is not seen, as autograd does not see it. Not differentiated.
         """
         key = (q.dtype, q.device)
-        if self._key != key or not _same(self._bias, bias):
+        if tables is None:
+            tables = () if bias is None else (bias,)
+        known, remembered, run = self._prepared
+        if known != key or not _same(tables, remembered):
             (site,) = self._site
             module = member(attentions.__name__, "attention", site.attention, attentions.NAMES)
-            # A copy: a parameter that is written to later must not change what it is compared with.
-            self._bias = None if bias is None else bias.detach().clone()
-            cast = None if bias is None else self._bias.to(q.dtype)
-            self._run = module.prepare(site, cast, q.dtype, q.device)
-            self._key = key
-        return timed(self._run, q, k, v)
+            remembered = [_remembered(table) for table in tables]
+            made = bias() if callable(bias) else bias
+            # A copy: what was prepared must not change with what is written later.
+            made = None if made is None else made.detach().clone().to(q.dtype)
+            run = module.prepare(site, made, q.dtype, q.device)
+            # In one step, for other threads.
+            self._prepared = key, remembered, run
+        return timed(run, q, k, v)
 
 
-def _same(a, b):
-    """By value: addresses are reused, and neither inference tensors nor writes through ``.data`` count versions."""
-    if a is None or b is None or a.dtype != b.dtype:
-        return a is b
-    # A look at values waits for the device, which a capture forbids.
-    return a is b or (b.is_cuda and torch.cuda.is_current_stream_capturing()) or torch.equal(a, b)
+def _remembered(table):
+    """What tells later whether `table` was written to: ``(tensor, version)``.
+
+    Its memory is held, so that no other table gets that address. Of an inference tensor, which counts no versions, a
+    copy is held; to compare it waits for the device.
+    """
+    return (table.clone(), None) if table.is_inference() else (table.detach(), table._version)
+
+
+def _same(tables, remembered):
+    """Whether `tables` are those that were `remembered`, and none was written to."""
+    return len(tables) == len(remembered) and all(map(_unchanged, tables, remembered))
+
+
+def _unchanged(table, remembered):
+    held, version = remembered
+    if table.dtype != held.dtype or table.device != held.device or table.is_inference() != (version is None):
+        return False
+    if version is not None:
+        return table._version == version and table.is_set_to(held)
+    # What waits for the device is forbidden in a capture.
+    return (table.is_cuda and torch.cuda.is_current_stream_capturing()) or torch.equal(table, held)

@@ -213,12 +213,12 @@ class SparseAttention(RelativePosition):
             kv = kv * self.site.enter(self.windows.real(kv))
         q = self.query(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
         k, v = kv.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.proj(self.attend(q, k, v, self._bias()).transpose(1, 2).flatten(2))
+        # The layer's own parameters are the tables.
+        bias = (self._bias, list(self.parameters(recurse=False))) if self.relative else ()
+        return self.proj(self.attend(q, k, v, *bias).transpose(1, 2).flatten(2))
 
     def _bias(self):
-        """The tables one after the other, [H, slots], as `models.vision_longformer.bias_index` says; or None."""
-        if not self.relative:
-            return None
+        """The tables one after the other, [H, slots], as `models.vision_longformer.bias_index` says."""
         table = self.local_relative_position_bias_table.mT
         parts = [table]
         if self.n_global:
