@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch.nn.attention.flex_attention import create_block_mask
 
-from tilewright import networks
+from tilewright import networks, ragged
 from tilewright.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
 from tilewright.kernels.baselines import Unavailable
 from tilewright.models import dynamicvit as pattern
@@ -100,6 +100,38 @@ def test_every_attention_gives_the_published_logits(options, attention):
     state, batch = network.state_dict(), images(options["image_size"])
     wanted = torch.stack([published(state, image, options["variant"], network.options.kept) for image in batch])
     torch.testing.assert_close(network(batch), wanted, atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_pruned_blocks_attend_by_the_packed_kernel(monkeypatch):
+    """Each block behind a pruning, once, with the tokens that its images keep."""
+    calls, attend = [], ragged.Packing.attend
+
+    def noted(packing, *qkv):
+        calls.append((packing.starts.diff().tolist(), qkv[0].is_contiguous()))
+        return attend(packing, *qkv)
+
+    monkeypatch.setattr(ragged.Packing, "attend", noted)
+    network = draw(create(variant="deit-256", image_size=96, attention="tilewright"))
+    network(images(96))
+    # In place: neither queries, keys nor values are copied.
+    assert calls == [([1 + kept] * 2, False) for kept in network.options.kept]
+
+
+def test_packed_blocks_that_record_gradients_attend_and_refuse_a_backward():
+    network = draw(create(variant="deit-256", image_size=64, attention="tilewright"))
+    logits = network(images(64))
+    torch.testing.assert_close(
+        logits.detach(),
+        same_weights(network, variant="deit-256", image_size=64, attention="native")(images(64)).detach(),
+        atol=1e-4,
+        rtol=0,
+    )
+    # Whatever is trained: what lies before the prunings alone, too.
+    network.requires_grad_(False).patch_embed.requires_grad_(True)
+    for found in (logits, network(images(64))):
+        with pytest.raises(PatternError, match="no backward: train with attention='dense'"):
+            found.sum().backward()
 
 
 def test_lvvit_takes_an_image_one_pixel_short_of_a_further_patch():

@@ -1,12 +1,14 @@
 """DynamicViT: vision transformers (DeiT and LV-ViT) that score their patches three times and go on with the best ones.
 
-Which patches stay is known only once the image has been seen, so there is no plan on disk here. The plan's order for
-this pattern, ``A = 1 keepᵀ | I``, is compaction: with the kept tokens first, what they see is one full block.
+Which patches stay is known only once the image has been seen, so there is no plan on disk here. Inference drops the
+others, and those that an image keeps attend to each other: a batch is block diagonal, a block for each image.
 
-    ``native``: as published, kept tokens are gathered, best first; full attention among them.
-    ``tilewright``: kept tokens are put in front in their own order, once per pruning; the prefix attends fully.
-    ``dense``: all tokens go on to the end; pruned ones are hidden from the others by a mask.
+    ``native``: as published, kept tokens are gathered, best first, and attend by torch's dense attention.
+    ``tilewright``: kept tokens are packed in their own order, once per pruning, and attend by `tilewright.ragged`.
+    ``dense``: all tokens go on to the end, as in training; pruned ones are hidden from the others by a mask.
     ``flex``: the same through compiled FlexAttention, which reads who is kept; compiled once per shape.
+
+Before the first pruning there is nothing to leave out: all of them attend by torch's dense attention there.
 
 Source: Rao et al., "DynamicViT: Efficient Vision Transformers with Dynamic Token Sparsification" (2021), and its code.
 """
@@ -20,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
+from tilewright import ragged
 from tilewright.errors import ConfigError
 from tilewright.models import dynamicvit as pattern
 from tilewright.networks import attentions, precision, pruned, sites, vit
@@ -137,13 +140,16 @@ class Network(nn.Module):
                 score = self.score_predictor[len(kept)](x[:, 1:], alive).masked_fill(~alive, -torch.inf)
                 best = score.argsort(dim=1, descending=True)[:, : self.options.kept[len(kept)]]
                 kept.append(patch.gather(1, best).sort(dim=1).values)
-                if hide:
-                    alive = torch.zeros_like(alive).scatter(1, best, True)
-                    seen = F.pad(alive, (1, 0), value=True)
-                    attend = partial(sites.timed, sites.timed(hide, seen, x.dtype))
-                else:
-                    best = best.sort(dim=1).values if self.attention == "tilewright" else best
+                if self.attention == "native":
                     x, patch, alive = _gather(x, best), patch.gather(1, best), alive.gather(1, best)
+                else:
+                    stay = torch.zeros_like(alive).scatter(1, best, True)
+                    seen = F.pad(stay, (1, 0), value=True)
+                    if hide:
+                        alive, attend = stay, partial(sites.timed, sites.timed(hide, seen, x.dtype))
+                    else:
+                        x, attend = _pack(x, seen, 1 + best.shape[1])
+                        patch, alive = kept[-1], alive.gather(1, best)
             x = block(x, attend)
         return _gather(x, kept[-1]) if hide else x, kept
 
@@ -151,6 +157,17 @@ class Network(nn.Module):
 def _gather(x, places):
     """The class token of x [B, 1 + n, C] and the patches at places [B, K]."""
     return torch.cat((x[:, :1], x[:, 1:].gather(1, places[:, :, None].expand(-1, -1, x.shape[2]))), dim=1)
+
+
+def _pack(x, keep, count):
+    """Those of the tokens x [B, N, C] that are in keep [B, N], `count` of each image: ``([B, count, C], attend)``."""
+    packing = ragged.pack(keep, len(x) * count)
+
+    def attend(q, k, v):
+        packed = (heads.transpose(1, 2).flatten(0, 1) for heads in (q, k, v))
+        return sites.without_backward(packing.attend, *packed).unflatten(0, (-1, count)).transpose(1, 2)
+
+    return sites.without_backward(packing.gather, x).unflatten(0, (-1, count)), partial(sites.timed, attend)
 
 
 def _eps(lvvit):

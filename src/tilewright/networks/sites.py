@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tilewright.errors import PatternError
 from tilewright.graph import Graph
 from tilewright.networks import attentions
 from tilewright.registry import member
@@ -62,6 +63,29 @@ def timed(run, *arguments):
     out = run(*arguments)
     clock.elapsed += time.perf_counter() - start
     return out
+
+
+def without_backward(call, *tensors):
+    """``call(*tensors)``; where gradients are recorded the result is right, and asking for its gradient an error."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return _Forward.apply(call, *tensors)
+    return call(*tensors)
+
+
+class _Forward(torch.autograd.Function):
+    """What `without_backward` records."""
+
+    @staticmethod
+    def forward(ctx, call, *tensors):
+        """Call."""
+        return call(*tensors)
+
+    @staticmethod
+    def backward(ctx, *_):
+        """Raise `PatternError`."""
+        raise PatternError(
+            "attention 'tilewright' has no backward: train with attention='dense', which has the same weights"
+        )
 
 
 def resident(owner, name, device):

@@ -10,6 +10,7 @@ import torch
 from tilewright import api, hardware, provenance, reorder
 from tilewright.errors import ArtifactError, PatternError
 from tilewright.kernels.torch_blocks import Bias
+from tilewright.networks import sites
 
 _LOG = logging.getLogger(__name__)
 # The networks' patterns declare their windows: the order is the same for plans of every device and type.
@@ -33,27 +34,9 @@ def prepare(site, bias, dtype, device):
         found = found.with_bias(Bias(bias.float(), lambda rows, cols: site.slot(*map(_tensor, (rows, cols))).numpy()))
 
     def attend(q, k, v):
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            return _Forward.apply(found, q, k, v)
-        return found(q, k, v, ordered=True)
+        return sites.without_backward(lambda *qkv: found(*qkv, ordered=True), q, k, v)
 
     return attend
-
-
-class _Forward(torch.autograd.Function):
-    """A plan called while gradients are recorded: its result is right, and asking for its gradient is an error."""
-
-    @staticmethod
-    def forward(ctx, plan, q, k, v):
-        """Attend. plan: of the layer."""
-        return plan(q, k, v, ordered=True)
-
-    @staticmethod
-    def backward(ctx, *_):
-        """Raise `PatternError`."""
-        raise PatternError(
-            "attention 'tilewright' has no backward: train with attention='dense', which has the same weights"
-        )
 
 
 def _tensor(array):
