@@ -20,6 +20,7 @@ from tilewright.kernels.baselines import (
     flex,
     flex_split,
     patterns,
+    sdpa_compacted,
     sdpa_kept,
     sdpa_mask,
     sdpa_windows,
@@ -239,6 +240,34 @@ def test_own_keys_are_merged(on_cpu):
     same = np.random.default_rng(1).permutation(40)
     for pattern in (keeping()[0], keeping()[0].reordered(same, same)):
         only_ok("sdpa_kept", pattern, batch=2)
+
+
+def test_inference_attends_among_the_kept_tokens_alone(on_cpu):
+    pattern, common = keeping()
+    same = np.random.default_rng(1).permutation(40)
+    for asked in (pattern, pattern.reordered(same, same)):
+        row = only_ok("sdpa_compacted", asked, batch=2)
+        # Nothing of it is counted for the queries that are dropped.
+        assert (row["tokens"], row["entries"], row["density"]) == (11, 121, 1)
+        assert row["executed_gflops"] == pytest.approx(row["useful_gflops"])
+    # What it computes is what the whole pattern gives the kept queries.
+    drawn = Tokens(pattern)
+    ready = sdpa_compacted.prepare(sdpa_compacted.part(pattern), variant="torch", **drawn.setting)
+    found = ready.call(*(x[:, :, common] for x in drawn.ordered))
+    torch.testing.assert_close(found.double(), drawn.masked_result[:, :, common], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pattern", [windows(), graph.from_pattern(np.ones((8, 8)), meta=META)], ids=["windows", "all"])
+def test_patterns_without_pruned_tokens_have_no_inference_of_their_own(pattern):
+    (row,) = run_baselines(["sdpa_compacted"], Tokens(pattern), QUICK, max_dense_tokens=100)
+    assert (row["status"], row["reason"]) == ("skipped", "the pattern is not one of kept tokens and each query itself")
+
+
+def test_wrong_inference_is_never_timed(on_cpu, monkeypatch):
+    monkeypatch.setattr(sdpa_compacted, "VARIANTS", ("flash",))
+    monkeypatch.setattr(backends, "attend", lambda backend, q, k, v: (v.mean(2, keepdim=True).expand_as(q), None))
+    (row,) = run_baselines(["sdpa_compacted"], Tokens(keeping()[0]), QUICK, max_dense_tokens=100)
+    assert row["status"] == "failed" and row["p50_us"] == ""
 
 
 def test_dense_kernels_attend_to_everything(on_cpu):

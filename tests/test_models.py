@@ -433,6 +433,11 @@ def test_dynamicvit_is_the_kept_columns_and_the_diagonal(side, patch, prune, kee
     assert len(kept) == 1 + int(side * side * keep_ratio**prune)
 
 
+def test_dynamicvit_says_that_its_graph_is_that_of_training():
+    assert models.build("dynamicvit-s-64").meta["case"] == dynamicvit.CASE == "training mask"
+    assert "case" not in models.build("vil-tiny-64-s1").meta
+
+
 def test_dynamicvit_keeps_fewer_of_the_same_tokens_each_time():
     first, second, third = (set(dynamicvit.keep(models.parse(f"dynamicvit-s-224-b{b}")[1])) for b in (1, 2, 3))
     assert first > second > third

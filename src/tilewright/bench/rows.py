@@ -126,6 +126,12 @@ class Tokens:
         ]
         return torch.cat(results, 2)
 
+    def of(self, graph):
+        """Tokens of another graph, drawn alike."""
+        shape = {"heads": self.heads, "head_dim": self.head_dim, "batch": self.batch}
+        dtype = str(self.dtype).removeprefix("torch.")
+        return Tokens(graph, **shape, dtype=dtype, seed=self.seed, device=self.device["kind"])
+
     def row(self, **facts):
         """A row of `COLUMNS` with what is known of the graph, the tokens and the device, and `facts`."""
         g, meta, tokens = self.graph, self.graph.meta, self.graph.n_rows
@@ -241,7 +247,12 @@ def run_baselines(names, tokens, effort, *, max_dense_tokens):
             reason = f"{tokens.graph.n_cols:,} tokens; dense attention is run up to {max_dense_tokens:,}"
             rows.append(tokens.row(status="skipped", reason=reason, **facts))
             continue
-        found = [_variant(module, variant, tokens, effort, facts) for variant in module.VARIANTS]
+        try:
+            asked = tokens.of(module.part(tokens.graph)) if hasattr(module, "part") else tokens
+        except baselines.Unavailable as reason:
+            rows.append(tokens.row(status="skipped", reason=str(reason), **facts))
+            continue
+        found = [_variant(module, variant, asked, effort, facts) for variant in module.VARIANTS]
         # The fastest that is right, else one that is wrong, else one that could not run.
         found.sort(key=lambda row: (("ok", "failed", "skipped").index(row["status"]), row["p50_us"]))
         rows.append(found[0])

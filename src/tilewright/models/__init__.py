@@ -6,7 +6,7 @@ Contract of a member module:
     ``fields(name) -> dict | None``: the parameters that a workload name such as ``vil-tiny-224-s1`` states; None when
         the name is not of this family.
     ``graph(params) -> Graph``: the exact pattern in the model's own token order, with ``meta`` holding ``family``,
-        ``heads``, ``head_dim``, ``grid`` and ``bias``.
+        ``heads``, ``head_dim``, ``grid`` and ``bias``, and ``case`` where it is not what inference runs.
     ``sources(params) -> list``: the user's files that the graph is made from.
     ``size(params) -> int``: at most how many numbers the graph holds, its tokens and the entries of its distinct rows;
         told without making it, so that a cluster can be asked for memory and time.

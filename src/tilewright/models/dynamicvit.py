@@ -1,10 +1,11 @@
 """DynamicViT: tokens pruned by what the image shows (Rao et al., NeurIPS 2021, arXiv 2106.02034).
 
 Before three of its blocks the network drops the least informative tokens: rho, rho^2, rho^3 of the patches stay, and
-the class token always does. Over the original tokens the attention that follows is ``A = 1 keep^T | I``: each query
-sees the kept tokens and itself. Which tokens are kept is told by a gate, see `gates`, from a real photograph. Any
-resolution and patch size will do, where the public code is bound to 14 x 14 patches. Tokens: the class token first,
-then the patches, row by row.
+the class token always does. The graph is the `CASE` of training, and of whoever masks: over the original tokens the
+attention that follows is ``A = 1 keep^T | I``, each query sees the kept tokens and itself. Inference drops the other
+queries too, and what is left is dense (the baseline ``sdpa_compacted``). Which tokens are kept is told by a gate, see
+`gates`, from a real photograph. Any resolution and patch size will do, where the public code is bound to 14 x 14
+patches. Tokens: the class token first, then the patches, row by row.
 """
 
 import re
@@ -19,6 +20,9 @@ from tilewright.models import gates
 
 NAMING = "dynamicvit-<variant>-<resolution>[-p<patch>][-b<1|2|3>], e.g. dynamicvit-s-224-b3"
 NETWORK_NAMING = "dynamicvit-<variant>-<size>[-p<patch>], e.g. dynamicvit-s-224"
+
+# What the graph is a case of, for whoever shows it.
+CASE = "training mask"
 
 # Width, heads and the blocks before which tokens are pruned: the published configurations.
 VARIANTS = {
@@ -110,7 +114,8 @@ def _counts(params):
 
 
 def graph(params):
-    """The exact pattern: one row shared by all kept tokens, and one for each pruned token, which also sees itself.
+    """The exact pattern of training: one row shared by all kept tokens, and one for each pruned token, which also sees
+    itself.
 
     Raises `PatternError` above `MAX_ENTRIES` and what the gate raises.
     """
@@ -134,6 +139,7 @@ def graph(params):
     meta = {
         "family": "dynamicvit",
         "paper_family": "DynamicViT",
+        "case": CASE,
         "variant": params.variant,
         "resolution": params.resolution,
         "patch": params.patch,

@@ -8,6 +8,8 @@ Contract of a member module:
         timed, for tokens on `device` (``cpu`` or ``cuda``) in the order of `graph`, with tables of at most `max_bytes`.
         What a network does once, compiling included, is done by then or in the first call. Arguments that make no
         difference to a member end in its ``**_``. Raises `Unavailable`.
+    ``part(graph) -> Graph``: of a member that computes a part of the pattern only, that part, which takes the graph's
+        place in all that is measured and told. Raises `Unavailable`.
 """
 
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from tilewright.errors import TilewrightError
 
 NAMES = (
     "sdpa_dense", "sdpa_mask", "flex", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex_best", "flex_split",
-    "sdpa_windows", "sdpa_kept", "fa4", "cudnn_flex", "flashinfer",
+    "sdpa_windows", "sdpa_kept", "sdpa_compacted", "fa4", "cudnn_flex", "flashinfer",
 )  # fmt: skip
 
 
