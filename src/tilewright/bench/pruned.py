@@ -30,11 +30,11 @@ FAMILY, ORACLE = "deit", "padded"
 # fewest_kept, most_kept: tokens of an image after the last pruning, over the images of the batch; spread: by how many
 # tokens two of them differ, after the pruning where that is most. capacity: see `networks.deit.Network.forward`.
 # inputs: images whose logits were compared; same_tokens: those of them that kept the tokens that they keep under
-# ``padded``. Of these are max_abs_error, relative_error (of an image's logits, by how far they spread around their mean;
-# what tolerance is for) and same_top1. max_abs_error_all and same_top1_all are of all images, whatever they kept; they
-# judge nothing, for where scores are nearly equal rounding decides who is kept. attention_error: see `_attention_error`.
-# p50_us: until the logits are there. pack_us: what packing and finding the class tokens take alone (GPU time on a GPU);
-# pack_share: of p50_us.
+# ``padded``. Of these are max_abs_error, relative_error (of an image's logits, by how far these spread around their
+# mean: tolerance is of it) and same_top1. max_abs_error_all and same_top1_all are of all images, whatever they kept;
+# they judge nothing, for where scores are nearly equal rounding decides who is kept. attention_error: see
+# `_attention_error`. p50_us: until the logits are there. pack_us: what packing and finding the class tokens take alone
+# (GPU time on a GPU); pack_share: of p50_us.
 PRUNED = (
     "network", "variant", "resolution", "pruner", "setting", "strategy", "mode", "batch", "status", "reason", "dtype",
     "parameters", "tokens", "fewest_kept", "most_kept", "spread", "capacity", "inputs", "same_tokens", "max_abs_error",
