@@ -38,7 +38,7 @@ PRUNED = (
     "network", "variant", "resolution", "pruner", "setting", "strategy", "mode", "batch", "status", "reason", "dtype",
     "parameters", "tokens", "fewest_kept", "most_kept", "spread", "capacity", "inputs", "same_tokens", "max_abs_error",
     "relative_error", "tolerance", "largest_logit", "same_top1", "max_abs_error_all", "same_top1_all",
-    "attention_error", "first_call_s", "p20_us", "p50_us", "p80_us", "repetitions", "rse",
+    "attention_error", "attention_tolerance", "first_call_s", "p20_us", "p50_us", "p80_us", "repetitions", "rse",
     "images_per_s", "pack_us", "pack_share", "device", "cores", "driver", "torch", "triton", "numpy", "commit", "code",
     "time",
 )  # fmt: skip
@@ -149,6 +149,7 @@ def run_pruned(name, settings, attention, modes, effort, *, device="cpu", dtype=
             "parameters": sum(weights.numel() for weights in made.parameters()),
             "tokens": made.options.n_tokens,
             "tolerance": TOLERANCE[dtype],
+            "attention_tolerance": ATTENTION_TOLERANCE[dtype],
             **machine(facts),
         }
         for batch in sizes:
