@@ -32,7 +32,7 @@ def run(dense, names, *, batch=1, dtype=torch.float32, **options):
 def assert_close(result, expected, dtype=torch.float32):
     assert result.dtype == dtype and result.shape == expected.shape
     assert not result.isnan().any()
-    assert (result.double() - expected).abs().max() <= reference.TOLERANCE[dtype]
+    assert reference.relative_error(result, expected) <= reference.TOLERANCE[dtype]
 
 
 # An oracle must not be taken at its word, either.
@@ -52,20 +52,116 @@ def test_the_reference_is_softmax_written_out():
 
 @pytest.mark.parametrize("slab", [1, 1 << 25], ids=["row-by-row", "at-once"])
 def test_rows_of_a_large_graph_are_rows_of_the_reference(monkeypatch, slab):
-    monkeypatch.setattr(reference, "_SLAB_SCORES", slab)
-    dense = plans.pattern(70, 50)
+    monkeypatch.setattr(reference, "_SLAB_SCORES", {"cpu": slab})
+    monkeypatch.setattr(reference, "_SLAB_ROWS", 3)
+    dense = plans.pattern(70, 50, empty=3)
     pattern = graph.from_pattern(dense)
     q, k, v = tokens(70, 50, batch=2)
-    rows = np.array([3, 69, 12, 0])
-    whole = reference.attention(q, k, v, torch.from_numpy(dense))
-    torch.testing.assert_close(reference.attention_rows(pattern, rows, q, k, v), whole[:, :, rows])
+    bias = torch.randn(H, 70, 50, generator=torch.Generator().manual_seed(1))
+    rows = np.r_[[3, 69, 12, 0], np.flatnonzero(~dense.any(1))]
+    for added in (None, bias):
+        whole = reference.attention(q, k, v, torch.from_numpy(dense), bias=added)[:, :, rows]
+        taken = None if added is None else lambda rows, keys: bias[:, rows][:, :, keys]
+        torch.testing.assert_close(reference.attention_rows(pattern, rows, q, k, v, bias=taken), whole)
+    whole = reference.attention(q, k, v, torch.ones(1, 1, dtype=torch.bool))[:, :, rows]
+    torch.testing.assert_close(reference.dense_rows(rows, q, k, v), whole)
 
 
-def test_a_sample_holds_the_rows_of_most_and_fewest_keys():
-    pattern = graph.from_pattern(plans.pattern(200, 50))
-    rows = reference.sample_rows(pattern, 10, seed=0)
-    assert {pattern.row_degree.argmax(), pattern.row_degree.argmin()} <= set(rows) and len(rows) <= 12
-    assert np.array_equal(reference.sample_rows(pattern, 200, seed=0), np.arange(200))
+@pytest.mark.parametrize(("n_rows", "every"), [(1, 1), (1024, 1), (4097, 4), (16385, 8), (65537, 8), (1 << 22, 512)])
+def test_a_sample_grows_with_the_rows(n_rows, every):
+    assert reference.stride(n_rows) == every
+
+
+def test_a_sample_holds_a_row_of_every_few_and_those_of_most_and_fewest_keys():
+    pattern = graph.from_pattern(plans.pattern(205, 50))
+    rows = reference.sample_rows(pattern, 8, seed=0)
+    assert {pattern.row_degree.argmax(), pattern.row_degree.argmin()} <= set(rows) and 26 <= len(rows) <= 28
+    assert set(rows // 8) == set(range(26))
+    assert np.array_equal(reference.sample_rows(pattern, 1, seed=0), np.arange(205))
+
+
+@pytest.mark.parametrize("wrong", [1, 5, 8, 14, 15, 16, 64])
+def test_a_sample_misses_no_more_wrong_rows_than_it_says(wrong):
+    pattern = graph.from_pattern(np.ones((800, 1), bool))
+    seen = np.zeros((100, 800), bool)
+    for seed, held in enumerate(seen):
+        held[reference.sample_rows(pattern, 8, seed)] = True
+    # The first row is in every sample, as that of most keys: places far from it are looked at.
+    sums = np.cumsum(seen, axis=1)[:, 100:]
+    missed = float((sums[:, wrong:] == sums[:, :-wrong]).mean())
+    chance = reference.chance_of_a_miss(8, wrong)
+    assert missed == pytest.approx(chance, abs=0.02) and (chance == 0) == (missed == 0) == (wrong >= 15)
+
+
+# What the check of a row must see, in numbers: of attention at 65,537 keys as well, where a row is 0.006 long a value.
+
+FEW, MANY = 4, 65_537
+
+
+def rounded(out, dtype, seed=0):
+    """What a right executor makes of rows [R, D]: off by the type's rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = 2 * torch.rand(out.shape, generator=generator, dtype=torch.float64) - 1
+    return (out * (1 + torch.finfo(dtype).eps / 2 * noise)).to(dtype)
+
+
+def attended(q, k, v, allowed=None, scale=D**-0.5, bias=0.0):
+    """Rows [R, D] in float64; allowed: bool [R or 1, N] or None."""
+    scores = q @ k.T * scale + bias
+    return torch.softmax(scores if allowed is None else scores.masked_fill(~allowed, -torch.inf), -1) @ v
+
+
+def replaced(out, rows, by):
+    out = out.clone()
+    out[rows] = by[rows]
+    return out
+
+
+def without(share):
+    def fault(q, k, v, out):
+        chosen = torch.rand(len(k), generator=torch.Generator().manual_seed(3))
+        return attended(q, k, v, (chosen >= share)[None])
+
+    return fault
+
+
+ALWAYS = {
+    "zeros": lambda q, k, v, out: torch.zeros_like(out),
+    "mean": lambda q, k, v, out: v.mean(0).expand_as(out),
+    "scale": lambda q, k, v, out: attended(q, k, v, scale=1.05 * D**-0.5),
+    "bias": lambda q, k, v, out: attended(
+        q, k, v, bias=torch.randn(len(k), generator=torch.Generator().manual_seed(2))
+    ),
+    "shifted": lambda q, k, v, out: attended(q, k.roll(1, 0), v),
+    "one-row": lambda q, k, v, out: replaced(out, [7], out.roll(1, 0)),
+    "rows": lambda q, k, v, out: replaced(out, range(64), out.roll(64, 0)),
+    "not-written": lambda q, k, v, out: replaced(out, [127], out * torch.nan),
+}
+DROPPED = {
+    "one-percent": without(0.01),
+    "run": lambda q, k, v, out: attended(q, k, v, torch.arange(len(k))[None] >= max(1, len(k) // 100)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n_keys", [FEW, 484, MANY])
+def test_a_fault_is_larger_than_the_tolerance_and_rounding_is_not(n_keys, dtype):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(n, D, generator=generator).to(dtype).double() for n in (128, n_keys, n_keys))
+    out, tolerance = attended(q, k, v), reference.TOLERANCE[dtype]
+    assert reference.relative_error(rounded(out, dtype), out) <= tolerance
+    for name, fault in (ALWAYS | (DROPPED if n_keys > FEW else {})).items():
+        assert not reference.relative_error(rounded(fault(q, k, v, out), dtype), out) <= tolerance, name
+    # One key of 484 is lost.
+    if n_keys <= 484:
+        lost = attended(q, k, v, torch.arange(n_keys)[None] > 0)
+        assert not reference.relative_error(rounded(lost, dtype), out) <= tolerance
+
+
+def test_rows_without_keys_are_exactly_zero():
+    right = torch.zeros(2, 3, dtype=torch.float64)
+    assert reference.relative_error(torch.zeros(2, 3), right) == 0
+    assert reference.relative_error(torch.tensor([[0.0, 0, 0], [0, 1e-30, 0]]), right) == np.inf
 
 
 SHAPES = [(64, 64), (97, 61), (33, 200), (1, 1), (1, 90), (130, 1)]

@@ -55,7 +55,7 @@ def check_attention(packing, q, k, v):
     assert found.shape == q.shape and found.is_contiguous() and found.isfinite().all()
     seen = torch.from_numpy(packing.graph().to_dense())
     expected = reference.attention(*(x[:kept].cpu().transpose(0, 1)[None] for x in (q, k, v)), seen)[0].transpose(0, 1)
-    assert (found[:kept].cpu().double() - expected).abs().max() <= reference.TOLERANCE[q.dtype]
+    assert reference.relative_error(found[:kept].cpu(), expected) <= reference.TOLERANCE[q.dtype]
     out = torch.full_like(found, torch.nan)
     assert packing.attend(q, k, v, out) is out and torch.equal(out, found)
 

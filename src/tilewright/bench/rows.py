@@ -23,17 +23,16 @@ from tilewright.timing import copy_bandwidth, time_call, time_cold, time_gpu, ti
 #   latency_us: of a call and the wait for it, by the host's clock; host_us: until a call returns;
 #   byte_floor_us: `ceilings.floor_bytes` at the bandwidth of a copy; floor_fraction: of p50_us;
 #   ceiling_fraction: executed_gflops over `ceilings.softmax_bound_gflops`.
+# relative_error: see `reference.relative_error`, over checked_rows queries; tolerance: of it.
 COLUMNS = (
     "model", "family", "resolution", "reorder", "tiles", "solver", "provider", "variant", "status", "reason", "ordered",
     "batch", "heads", "head_dim", "dtype", "tokens", "entries", "density", "p20_us", "p50_us", "p80_us", "repetitions",
-    "rse", "timing", "cold_us", "latency_us", "host_us", "max_abs_error", "tolerance", "predicted_us", "objective_us",
-    "bound_us", "gap", "items", "launches", "useful_gflops", "executed_gflops", "byte_floor_us", "floor_fraction",
-    "ceiling_fraction", "tokens_per_s", "memory_bytes", "device", "cores", "driver", "torch", "triton", "numpy",
-    "commit", "code", "time",
+    "rse", "timing", "cold_us", "latency_us", "host_us", "max_abs_error", "relative_error", "checked_rows", "tolerance",
+    "predicted_us", "objective_us", "bound_us", "gap", "items", "launches", "useful_gflops", "executed_gflops",
+    "byte_floor_us", "floor_fraction", "ceiling_fraction", "tokens_per_s", "memory_bytes", "device", "cores", "driver",
+    "torch", "triton", "numpy", "commit", "code", "time",
 )  # fmt: skip
 
-# Above as many queries, a sample of that many is checked.
-CHECKED_ROWS = 1024
 # ASSUME: a baseline that needs more than this for its tables, of masks or bits, is not worth waiting for.
 BASELINE_BYTES = 2 << 30
 
@@ -69,6 +68,28 @@ def refusal(error):
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+def errors(found, expected):
+    """Columns that tell how far rows [..., D] of a result are from those expected, float64."""
+    return {
+        "max_abs_error": float((found.double() - expected).abs().max()),
+        "relative_error": reference.relative_error(found, expected),
+    }
+
+
+def refuted(row):
+    """Why a row does not pass its check, else an empty text."""
+    # Not `>`: a NaN does not pass.
+    if row["relative_error"] <= row["tolerance"]:
+        return ""
+    return f"relative error {row['relative_error']:.2g} against the reference, tolerance {row['tolerance']:.2g}"
+
+
+def poison(like):
+    """Leave NaN in the memory that a result of the size of `like` is likely to be given: a row that is not written must
+    not show what an earlier call wrote."""
+    torch.full_like(like, torch.nan)
+
+
 class Tokens:
     """Standard normal q, k, v of one graph on a device, and what attention over its pattern, or over all pairs, makes
     of them."""
@@ -94,7 +115,8 @@ class Tokens:
             torch.randn(batch, self.heads, n, self.head_dim, generator=generator).to(device, self.dtype)
             for n in (graph.shape[0], graph.shape[1], graph.shape[1])
         )
-        self.rows = reference.sample_rows(graph, CHECKED_ROWS, seed)
+        # A GPU checks all rows in the time that a CPU takes for a sample.
+        self.rows = reference.sample_rows(graph, 1 if device == "cuda" else reference.stride(graph.n_rows), seed)
 
     @property
     def setting(self):
@@ -119,12 +141,7 @@ class Tokens:
     @cached_property
     def dense_result(self):
         """float64 [B, H, R, D]: dense attention of `rows`."""
-        q, k, v = self.ordered
-        results = [
-            reference.attention(q[:, :, rows], k, v, torch.ones(1, 1, dtype=torch.bool, device=q.device))
-            for rows in np.array_split(self.rows, -(-len(self.rows) // 64))
-        ]
-        return torch.cat(results, 2)
+        return reference.dense_rows(self.rows, *self.ordered)
 
     def of(self, graph):
         """Tokens of another graph, drawn alike."""
@@ -158,11 +175,9 @@ class Tokens:
 
         executed: pairs of query and key that one head computes, padding included.
         """
-        error = float((call(*tokens)[:, :, rows].double() - expected).abs().max())
-        row = self.row(max_abs_error=error, **facts)
-        # Not `>`: a NaN does not pass.
-        if not error <= row["tolerance"]:
-            reason = f"error {error:.2g} against the reference, tolerance {row['tolerance']:.2g}"
+        poison(tokens[0])
+        row = self.row(**errors(call(*tokens)[:, :, rows], expected), checked_rows=len(rows), **facts)
+        if reason := refuted(row):
             return row | {"status": "failed", "reason": reason}
         facts = self._measured(lambda: call(*tokens), effort)
         per_us = 4 * self.head_dim * self.heads * self.batch / facts["p50_us"] / 1e3

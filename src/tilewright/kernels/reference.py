@@ -3,16 +3,38 @@
 import numpy as np
 import torch
 
-# Largest absolute error of an executor against the float64 reference, for standard normal q, k, v and head dims up to
-# 128. An output is a mean of values |v| < 6 under weights that sum to one, so its error is at most 6 times the relative
-# error of the weights, plus that of rounding it. In units of the roundoff u of the type:
-#   - 16-bit types round weights and output once each, 6 * 2u; u = 2^-11 (float16), 2^-8 (bfloat16): 6e-3 and 5e-2;
-#   - float32, u = 2^-24: a score sums up to 128 products, sqrt(128) u; its exponential is of at most 16, 16 u; the
-#     weights of up to 2^17 keys are summed in blocks, about 32 u: 6 * 59 u = 2e-5.
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 6e-3, torch.bfloat16: 5e-2}
+from tilewright.graph import take_rows
 
-# Scores that `attention_rows` computes at a time: a quarter of a gigabyte of float64.
-_SLAB_SCORES = 1 << 25
+# Largest `relative_error` of an executor, for standard normal q, k and v and head dims from 16 to 128. A row of the
+# result is sum_j w_j v_j, about as long as v is times the length of its weights, whatever the number of keys; so is
+# what follows from rounding each weight by a share of itself, with a sign of its own. In units of the roundoff u:
+#   - 16 bits, u = 2^-11 (float16), 2^-8 (bfloat16): weights and result are rounded, a result of parts once more: 0.7u
+#     of a row's length on average. Of a million rows of 16 values, the shortest has a third of the length that its
+#     weights let expect: 2u. Twice that: 4u. Measured on a CPU: 1.1u.
+#   - float32, u = 2^-24: a score of at most 16 sums up 128 products: 20u; the sums of 2^17 keys in blocks of 64 pass
+#     partial sums, which round, sqrt(2^11 / 2) u = 32u for the weights and for the values; three times that for short
+#     rows: 256u. Measured: 28u at 4,097 keys.
+# Faults stay visible: without a share f of the keys, a row differs by about sqrt(f) of its length, 0.1 for 1 % of them
+# and 0.045 for one of 484.
+TOLERANCE = {torch.float32: 256 * 2**-24, torch.float16: 4 * 2**-11, torch.bfloat16: 4 * 2**-8}
+
+# Scores that `attention_rows` computes at a time: a quarter of a gigabyte of float64 on a CPU, a gigabyte on a GPU.
+_SLAB_SCORES = {"cpu": 1 << 25, "cuda": 1 << 27}
+# Rows whose keys it brings together.
+_SLAB_ROWS = 128
+
+# All rows of so many are checked; of more, one of every `STRIDE` neighbours, or of more than these, so that it is at
+# least as many and at most `MOST_ROWS`.
+ALL_ROWS, STRIDE, MOST_ROWS = 1 << 10, 8, 1 << 13
+
+
+def relative_error(found, expected):
+    """Largest error of a row [..., D] of `found` relative to the length of the row expected, float64 [..., D].
+
+    A row that is to be zero, as that of a query without keys, has the error 0 or infinity. NaN gives NaN.
+    """
+    error = torch.linalg.vector_norm(found.double() - expected, dim=-1)
+    return float((error / torch.linalg.vector_norm(expected, dim=-1)).masked_fill(error == 0, 0).max())
 
 
 def attention(q, k, v, allowed, *, bias=None, scale=None):
@@ -28,31 +50,65 @@ def attention(q, k, v, allowed, *, bias=None, scale=None):
     return torch.nan_to_num(weights) @ v.double()
 
 
-def sample_rows(graph, most, seed):
-    """int64, ascending: all queries of `graph`; above `most`, so many and those with the most and the fewest keys."""
-    if graph.n_rows <= most:
-        return np.arange(graph.n_rows)
-    some = np.random.default_rng(seed).choice(graph.n_rows, most, replace=False)
+def stride(n_rows):
+    """Of how many neighbouring rows of `n_rows` one is checked where not all are."""
+    return max(1, min(n_rows // ALL_ROWS, STRIDE), n_rows // MOST_ROWS)
+
+
+def sample_rows(graph, every, seed):
+    """int64, ascending: of every so many neighbouring rows one at random, and those with the most and the fewest keys.
+
+    See `chance_of_a_miss` for what that may overlook.
+    """
+    first = np.arange(0, graph.n_rows, every)
+    some = first + np.random.default_rng(seed).integers(np.minimum(every, graph.n_rows - first))
     return np.unique(np.r_[some, graph.row_degree.argmax(), graph.row_degree.argmin()])
 
 
-def attention_rows(graph, rows, q, k, v, *, scale=None):
+def chance_of_a_miss(every, wrong):
+    """Chance that `sample_rows` holds none of `wrong` neighbouring rows, which begin anywhere.
+
+    One of 8: 7/8 for a single row, 16 % for 8 rows, and none for 15 rows or more, such as a block of 16 or 64.
+    """
+    begin = np.arange(every)[:, None]
+    edges = np.arange(0, every + wrong, every)
+    inside = np.minimum(begin + wrong, edges + every) - np.maximum(begin, edges)
+    return float((1 - inside.clip(0) / every).prod(1).mean())
+
+
+def attention_rows(graph, rows, q, k, v, *, bias=None, scale=None):
     """`attention` of the queries `rows` (int [R]) of a large graph → float64 [B, H, R, D].
 
-    q, k, v: tokens in the order of `graph`; their device computes. Some queries at a time are attended densely over the
-    union of their keys.
+    q, k, v: tokens in the order of `graph`; their device computes. bias: ``bias(rows, keys) -> [H, R, K]`` or None.
+    Some queries at a time are attended densely over the union of their keys.
     """
     out = torch.empty(*q.shape[:2], len(rows), v.shape[-1], dtype=torch.float64, device=q.device)
-    step = max(1, min(64, _SLAB_SCORES // (q.shape[0] * q.shape[1] * graph.n_cols)))
-    # Queries that share a distinct row meet.
-    by_class = np.argsort(graph.row_class[rows], kind="stable")
-    for lo in range(0, len(rows), step):
-        places = by_class[lo : lo + step]
-        lists = [graph.row(row) for row in rows[places]]
-        keys = np.unique(np.concatenate(lists)).astype(np.int64)
+    # Queries that share a distinct row meet, and so do neighbours, whose keys are mostly the same.
+    _, first, row_class = np.unique(graph.row_class[rows], return_index=True, return_inverse=True)
+    by_class = np.argsort(first[row_class], kind="stable")
+    for lo in range(0, len(rows), _SLAB_ROWS):
+        places = by_class[lo : lo + _SLAB_ROWS]
+        indptr, indices = take_rows(graph.indptr, graph.indices, graph.row_class[rows[places]])
+        seen = np.zeros(graph.n_cols, bool)
+        seen[indices] = True
+        keys = np.flatnonzero(seen)
         allowed = np.zeros((len(places), len(keys)), bool)
-        for row, own in enumerate(lists):
-            allowed[row, np.searchsorted(keys, own)] = True
-        taken = q[:, :, rows[places]], k[:, :, keys], v[:, :, keys]
-        out[:, :, places] = attention(*taken, torch.from_numpy(allowed).to(q.device), scale=scale)
+        allowed[np.repeat(np.arange(len(places)), np.diff(indptr)), np.cumsum(seen)[indices] - 1] = True
+        allowed, taken = torch.from_numpy(allowed).to(q.device), (k[:, :, keys].double(), v[:, :, keys].double())
+        step = max(1, _SLAB_SCORES[q.device.type] // (q.shape[0] * q.shape[1] * max(1, len(keys))))
+        for part in range(0, len(places), step):
+            here = places[part : part + step]
+            added = None if bias is None else bias(rows[here], keys)
+            out[:, :, here] = attention(
+                q[:, :, rows[here]], *taken, allowed[part : part + step], bias=added, scale=scale
+            )
     return out
+
+
+def dense_rows(rows, q, k, v):
+    """Dense attention of the queries `rows` (int [R]) over all keys → float64 [B, H, R, D], some of them at a time."""
+    everything = torch.ones(1, 1, dtype=torch.bool, device=q.device)
+    step = max(1, _SLAB_SCORES[q.device.type] // (q.shape[0] * q.shape[1] * k.shape[2]))
+    k, v = k.double(), v.double()
+    parts = [attention(q[:, :, rows[lo : lo + step]], k, v, everything) for lo in range(0, len(rows), step)]
+    return torch.cat(parts, 2)
