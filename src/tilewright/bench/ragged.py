@@ -6,22 +6,24 @@ A row that did not pass has the status ``failed`` and no time; one that could no
 import torch
 
 from tilewright import hardware, ragged, registry
-from tilewright.bench.rows import machine, now, refusal
+from tilewright.bench.rows import errors, machine, now, poison, refusal, refuted
 from tilewright.kernels import ragged_baselines, reference
 from tilewright.kernels.baselines import Unavailable
 from tilewright.profile import DTYPES
 from tilewright.timing import copy_bandwidth, time_call, time_gpu, time_host
 
 # call: what is called, ``attend``, ``attend_into`` (memory that was given) or one of `MOVES`. exact: whether a provider
-# computes this batch's attention; where not, it is a bound and has no error. p20_us, p50_us, p80_us: GPU time, with a
-# warm second-level cache; wall time on a CPU, where what follows is blank: timing: how it was measured
-# (`Timing.method`); latency_us: of a call and the wait for it, by the host's clock; host_us: until a prepared call
-# returns; byte_floor_us: q, k, v and the result moved once at the bandwidth of a copy; floor_fraction: of p50_us.
+# computes this batch's attention; where not, it is a bound and has no error. relative_error: see
+# `reference.relative_error`, over checked_rows rows of the result; tolerance: of it, none for what is moved. p20_us,
+# p50_us, p80_us: GPU time, with a warm second-level cache; wall time on a CPU, where what follows is blank: timing: how
+# it was measured (`Timing.method`); latency_us: of a call and the wait for it, by the host's clock; host_us: until a
+# prepared call returns; byte_floor_us: q, k, v and the result moved once at the bandwidth of a copy; floor_fraction: of
+# p50_us.
 RAGGED = (
     "heads", "head_dim", "lengths", "images", "tokens", "longest", "provider", "call", "exact", "status", "reason",
-    "dtype", "max_abs_error", "tolerance", "p20_us", "p50_us", "p80_us", "repetitions", "rse", "timing", "latency_us",
-    "host_us", "useful_gflops", "byte_floor_us", "floor_fraction", "device", "cores", "driver", "torch", "triton",
-    "numpy", "commit", "code", "time",
+    "dtype", "max_abs_error", "relative_error", "checked_rows", "tolerance", "p20_us", "p50_us", "p80_us",
+    "repetitions", "rse", "timing", "latency_us", "host_us", "useful_gflops", "byte_floor_us", "floor_fraction",
+    "device", "cores", "driver", "torch", "triton", "numpy", "commit", "code", "time",
 )  # fmt: skip
 OURS = "tilewright"
 PROVIDERS = (OURS, *ragged_baselines.NAMES)
@@ -84,16 +86,17 @@ class _Batch:
         try:
             ready = self._ready(name, into)
             inputs = ready.put(*self.qkv)
+            poison(self.qkv[0])
             found = ready.get(ready.call(*inputs))
         except Unavailable as reason:
             return self._row(**known, status="skipped", reason=str(reason))
         except RuntimeError as error:
             return self._row(**known, status="failed", reason=refusal(error))
-        error = float((found.double() - self._attention()).abs().max()) if ready.exact else None
+        checked = self._checked(found, self._attention()) if ready.exact else {}
         heads, head_dim = self.qkv[0].shape[1:]
         flops = 4 * heads * head_dim * sum(count * count for count in self.counts)
         moved = 4 * self.qkv[0].numel() * self.dtype.itemsize
-        return self._timed(lambda: ready.call(*inputs), known | {"exact": ready.exact}, error, effort, moved, flops)
+        return self._timed(lambda: ready.call(*inputs), known | {"exact": ready.exact}, checked, effort, moved, flops)
 
     def moved(self, call, effort):
         """The row of one of `MOVES`; values are moved as they are."""
@@ -107,13 +110,19 @@ class _Batch:
             "scatter": (lambda: self.packing.scatter(packed), back, len(packed) + x.shape[0] * x.shape[1]),
             "first": (lambda: self.packing.first(packed), x[:, 0], 2 * len(x)),
         }[call]
-        error = float((run() - expected).abs().max())
+        poison(expected)
+        checked = self._checked(run(), expected.double())
         moved = rows * x.shape[-1] * x.element_size()
-        return self._timed(run, {"provider": OURS, "call": call, "tolerance": 0.0}, error, effort, moved)
+        return self._timed(run, {"provider": OURS, "call": call, "tolerance": 0.0}, checked, effort, moved)
+
+    def _checked(self, found, expected):
+        """How far a result [..., D] is from what was expected, and over how many rows."""
+        return errors(found, expected) | {"checked_rows": expected[..., 0].numel()}
 
     def _ready(self, name, into):
         if name == OURS:
-            memory = (torch.empty_like(self.qkv[0], memory_format=torch.contiguous_format),) if into else ()
+            given = torch.full_like(self.qkv[0], torch.nan, memory_format=torch.contiguous_format)
+            memory = (given,) if into else ()
             return ragged_baselines.Ready(self.packing.attend, lambda *qkv: (*qkv, *memory), lambda out: out)
         return ragged_baselines.prepare(name, self.packing, *self.qkv[0].shape[1:], self.dtype)
 
@@ -124,16 +133,14 @@ class _Batch:
         made = (reference.attention(*(x.transpose(0, 1)[None] for x in qkv), everything) for qkv in parts)
         return torch.cat([out[0].transpose(0, 1) for out in made])
 
-    def _timed(self, run, known, error, effort, moved, flops=None):
-        """The row of a call that was off by `error` (None: a bound), timed if it passes. moved: bytes at least."""
-        # Not `>`: a NaN does not pass.
-        if error is not None and not error <= known["tolerance"]:
-            reason = f"off by {error:.2g}, tolerance {known['tolerance']:.2g}"
-            return self._row(**known, status="failed", reason=reason, max_abs_error=error)
+    def _timed(self, run, known, checked, effort, moved, flops=None):
+        """The row of a call, timed if what was `checked` of it passes (none: a bound). moved: bytes at least."""
+        known = known | checked
+        if checked and (reason := refuted(known)):
+            return self._row(**known, status="failed", reason=reason)
         gpu = self.facts["kind"] == "cuda"
         taken = (time_gpu if gpu else time_call)(run, **effort.limits)
         facts = taken.columns
-        facts |= {} if error is None else {"max_abs_error": error}
         facts |= {} if flops is None else {"useful_gflops": flops / taken.p50_us / 1e3}
         if gpu:
             floor_us = moved / copy_bandwidth() * 1e6
