@@ -63,7 +63,9 @@ def _read_or_made(site, dtype, device):
     facts = hardware.describe(device)
     shape = {"heads": site.heads, "head_dim": site.head_dim, "dtype": dtype}
     makers = (*_MAKERS, hardware.KINDS[device].EXECUTOR, hardware.KINDS[device].PROBE)
-    made_of = (site.graph.id, *map(str, shape.values()), hardware.device_id(facts), provenance.code_digest(*makers))
+    # Equal patterns may have other windows, and then their tokens stand in another order.
+    pattern = site.graph.id, provenance.sha256_arrays(site.order.numpy())
+    made_of = (*pattern, *map(str, shape.values()), hardware.device_id(facts), provenance.code_digest(*makers))
     path = folder() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.plan"
     if path.exists():
         try:
