@@ -123,7 +123,8 @@ def test_every_attention_and_batch_has_a_row(rows):
     ]
     for row in rows:
         assert (row["status"], row["network"], row["resolution"]) == ("ok", "vil-tiny-64", 64)
-        assert row["max_abs_error"] <= row["tolerance"] and row["same_top1"] == 1 and row["largest_logit"] > 0.01
+        assert row["relative_error"] <= row["tolerance"] and row["same_top1"] == 1 and row["largest_logit"] > 0.01
+        assert row["attention_error"] <= row["attention_tolerance"]
         family, options = networks.parse("vil-tiny-64")
         assert row["parameters"] == sum(p.numel() for p in networks.create(family, **options).parameters())
 
@@ -153,7 +154,7 @@ def hooked(monkeypatch, attention, hook):
 @pytest.mark.parametrize(
     ("by", "reason"),
     [
-        (lambda logits: logits + 1e-3, "logits differ by 0.001 from"),
+        (lambda logits: logits + 1e-3 * logits.std() * (-1) ** torch.arange(1000), "logits differ by 0.001 of"),
         (lambda logits: logits * torch.nan, "differ by nan"),
     ],
     ids=["off", "nan"],
@@ -167,18 +168,25 @@ def test_a_network_with_other_logits_is_never_timed(monkeypatch, by, reason):
     assert dense["status"] == "ok"
 
 
-@pytest.mark.parametrize(("by", "status"), [(0.02, "ok"), (0.04, "failed")])
-def test_in_16_bits_the_tolerance_is_what_the_type_costs_dense_attention(monkeypatch, by, status):
-    """Dense attention off by 0.01 in 16 bits leaves others 0.03 from what it gives in float32."""
+def off_in_16_bits(network, by):
+    """Logits differ by a share of their spread."""
 
-    def off_in_16_bits(network, by):
-        network.register_forward_hook(lambda m, images, logits: logits + by * (images[0].dtype == torch.bfloat16))
+    def change(module, images, logits):
+        return logits * (1 + by * (images[0].dtype == torch.bfloat16))
 
-    hooked(monkeypatch, "dense", partial(off_in_16_bits, by=0.01))
+    network.register_forward_hook(change)
+
+
+@pytest.mark.parametrize(
+    ("own", "by", "status"), [(0.008, 0.02, "ok"), (0.008, 0.03, "failed"), (0.1, 0.03, "ok"), (0.1, 0.05, "failed")]
+)
+def test_in_16_bits_the_tolerance_is_what_the_type_costs_dense_attention(monkeypatch, own, by, status):
+    """Dense attention off by 0.008 in 16 bits leaves others 0.024 from what it gives in float32, and at most 0.04."""
+    hooked(monkeypatch, "dense", partial(off_in_16_bits, by=own))
     hooked(monkeypatch, "native", partial(off_in_16_bits, by=by))
     (row,) = list(bench.run_network(SMALL, {"native": [1]}, QUICK, dtype="bfloat16"))
     assert (row["status"], row["dtype"]) == (status, "bfloat16")
-    assert row["tolerance"] == pytest.approx(0.03, rel=1e-3)
+    assert row["tolerance"] == pytest.approx(0.024 if own < 0.01 else 10 / 256, rel=0.03)
 
 
 def test_weights_are_rounded_to_the_type(monkeypatch):
@@ -200,6 +208,34 @@ def test_timed_calls_do_not_look_at_values(monkeypatch, attention):
     hooked(monkeypatch, attention, hook)
     (row,) = run("regionvit-tiny-32", {attention: [1]}, QUICK)
     assert row["status"] == "ok"
+
+
+@pytest.mark.parametrize("name", ["vil-tiny-64-relative", "regionvit-tiny-64", SMALL])
+@torch.inference_mode()
+def test_with_peaked_weights_attention_prefers_some_keys_and_adds_to_the_tokens(name):
+    family, options = networks.parse(name)
+    sizes = []
+
+    def measure(run, q, k, v):
+        # The tokens of a few are alike.
+        if k.shape[2] > 16:
+            sizes.append((q @ k.mT * q.shape[-1] ** -0.5).std(-1).mean().item())
+        return run(q, k, v)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sites, "timed", lambda run, *inputs: measure(run, *inputs) if len(inputs) == 3 else run(*inputs))
+        network = bench.peaked(networks.create(family, **options, attention="native"))
+        network(bench.photographs(1, options["image_size"]))
+    assert len(sizes) >= 4 and 0.8 <= np.median(sizes) <= 3
+    tables = [table for name, table in network.named_parameters() if name.endswith(("rel_pos", "bias_table"))]
+    assert all(0.9 <= table.std() <= 1.1 for table in tables) and bool(tables) == (name != SMALL)
+
+
+def test_networks_of_one_pattern_and_other_windows_have_plans_of_their_own():
+    """Both attend to everything in their second stage, where one orders the tokens by chunks."""
+    for name in ("vil-tiny-64", "vil-tiny-64-relative-exact"):
+        (row,) = run(name, {"tilewright": [1]}, QUICK)
+        assert row["status"] == "ok", row["reason"]
 
 
 def test_what_cannot_run_is_skipped_with_the_reason(monkeypatch):

@@ -37,6 +37,7 @@ class Windows:
             pattern.HEAD_DIM,
             self.native,
             slot,
+            native_layout=True,
         )
 
     def enter(self, regionals, locals_):

@@ -111,6 +111,7 @@ class Site:
     native: the published formulation, ``native(q, k, v, bias) -> out`` with bias [H, slots] or None.
     slot: for patterns with a relative-position bias, ``slot(rows, cols) -> index`` of each (query, key) pair in a
         head's bias vector, for int64 tensors that broadcast and of operations that torch can compile.
+    native_layout: whether the tokens of ``native`` stand in an order of its own, other than that of the graph.
     """
 
     attention: str
@@ -119,6 +120,7 @@ class Site:
     head_dim: int
     native: Callable
     slot: Callable | None = None
+    native_layout: bool = False
     plans: dict = field(default_factory=dict)
 
     @cached_property
@@ -154,6 +156,11 @@ class Site:
 
 class Attend(nn.Module):
     """The attention of one layer at a site; it has no parameters of its own."""
+
+    @property
+    def site(self):
+        """Where it attends."""
+        return self._site[0]
 
     def __init__(self, site):
         """Attend at `site`; nothing is prepared before the first call."""
