@@ -3,6 +3,7 @@
 import contextlib
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from types import MethodType, SimpleNamespace
 
 import numpy as np
@@ -24,12 +25,11 @@ from tilewright.kernels import (
     torch_blocks,
     torch_launch,
     torch_ragged,
-    triton_ragged,
     triton_schedule,
     triton_tiles,
 )
 from tilewright.models import dynamicvit
-from tilewright.networks import attentions, sites, vit
+from tilewright.networks import sites
 from tilewright.networks.attentions import tilewright as scheduled
 
 pytestmark = pytest.mark.mutation
@@ -314,12 +314,12 @@ def _sum_not_rescaled(s, v0, v1, top, total, acc0, acc1, scale_log2, D1: tl.cons
 
 
 @triton.jit
-def _one_row_short(o_ptr, rows, o_n, acc0, acc1, total, live, D0: tl.constexpr, D1: tl.constexpr):
-    """`_store` that does not write the last row of a tile."""
+def _all_but_one_row(o_ptr, rows, o_n, acc0, acc1, total, live, D0: tl.constexpr, D1: tl.constexpr):
+    """`_store` that does not write a row of each tile."""
     m = tl.arange(0, acc0.shape[0])
     d0 = tl.arange(0, D0)
     out0 = (acc0 / total[:, None]).to(o_ptr.dtype.element_ty)
-    tl.store(o_ptr + rows[:, None] * o_n + d0[None, :], out0, mask=(live & (m < 15))[:, None])
+    tl.store(o_ptr + rows[:, None] * o_n + d0[None, :], out0, mask=(live & (m != 3))[:, None])
 
 
 @triton.jit
@@ -357,7 +357,7 @@ def others_masks(build, *arguments):
 KERNELS = {
     "values-not-rescaled": ("_fold", _not_rescaled),
     "sum-not-rescaled": ("_fold", _sum_not_rescaled),
-    "last-row-of-a-tile": ("_store", _one_row_short),
+    "row-not-written": ("_store", _all_but_one_row),
     "parts-lost-in-the-merge": ("_merge_tiles", _first_part_alone),
 }
 LISTS = {"keys-of-another-step": neighbours_first_key, "no-masks": no_masks, "other-masks": others_masks}
@@ -377,3 +377,245 @@ def test_a_fault_of_the_lists_of_the_gpus_kernel_is_caught(ordered, fault):
     with pytest.MonkeyPatch.context() as patch:
         wrapped(patch, tile_lists, "build", LISTS[fault])
         assert statuses(ordered, "triton_tiles") == BOTH
+
+
+# Packed batches.
+
+PACKED = pytest.mark.parametrize("executor", ["torch_ragged", "triton_ragged"])
+
+
+@contextlib.contextmanager
+def packing_by(executor):
+    """Packed batches of this processor run by that executor; a place to put a fault."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ragged.EXECUTORS, "cpu", f"tilewright.kernels.{executor}")
+        ragged._executor.cache_clear()
+        yield patch
+    ragged._executor.cache_clear()
+
+
+def packed(dtype="float32", calls=None):
+    """``{call: status}`` of a packed batch of three images; of the first `calls`."""
+    rows = ragged_bench.run_ragged(2, 16, [(5, 20)], {"tilewright": [3]}, QUICK, dtype=dtype)
+    return {row["call"]: row["status"] for row in islice(rows, calls)}
+
+
+CALLED = ("attend", "attend_into", *ragged_bench.MOVES)
+
+
+@pytest.mark.parametrize(
+    ("executor", "dtype"),
+    [("torch_ragged", dtype) for dtype in DTYPES] + [("triton_ragged", dtype) for dtype in DTYPES[:2]],
+)
+def test_without_a_fault_a_packed_batch_passes(executor, dtype):
+    with packing_by(executor):
+        assert packed(dtype) == dict.fromkeys(CALLED, "ok")
+
+
+def attended_otherwise(change):
+    """A fault of ``attend(q, k, v, out=None)``."""
+
+    def fault(patch):
+        right = ragged.Packing.attend
+        patch.setattr(ragged.Packing, "attend", lambda packing, *given: change(partial(right, packing), *given))
+
+    return fault
+
+
+def moved_start(by):
+    """The second image begins `by` rows late, for attention only."""
+
+    def fault(patch):
+        right = ragged.Packing.attend
+
+        def attend(packing, *given):
+            lists = packing.lists.clone()
+            at = packing.layout.starts + 1
+            items = lists[packing.layout.work : packing.layout.work + 3 * packing.layout.items].view(-1, 3)
+            first = items[:, 0] == lists[at]
+            items[first, 0] += by
+            lists[at] += by
+            return right(ragged.Packing(packing.layout, lists), *given)
+
+        patch.setattr(ragged.Packing, "attend", attend)
+
+    return fault
+
+
+def neighbour_leaks_in(patch):
+    """The first two images attend as one."""
+    right = torch_ragged.Executor._runs
+
+    def runs(executor, lists):
+        (first, _, a), (_, _, b), *rest = right(executor, lists)
+        return [(first, 1, a + b), *rest]
+
+    patch.setattr(torch_ragged.Executor, "_runs", runs)
+
+
+def last_image_is_left_out(patch):
+    right = torch_ragged.Executor._runs
+    patch.setattr(torch_ragged.Executor, "_runs", lambda executor, lists: right(executor, lists)[:-1])
+
+
+def written(out, value):
+    out[-1:] = value
+    return out
+
+
+PACKINGS = {
+    "heads": attended_otherwise(lambda attend, q, k, v, *out: attend(q, k, v.flip(1), *out)),
+    "keys-for-values": attended_otherwise(lambda attend, q, k, v, *out: attend(q, v, k, *out)),
+    "scale": attended_otherwise(lambda attend, q, k, v, *out: attend(1.05 * q, k, v, *out)),
+    "half-precision": attended_otherwise(lambda attend, q, k, v, *out: attend(q, k.half().float(), v, *out)),
+    "rows-off-by-one": attended_otherwise(lambda attend, q, k, v, *out: attend(q, k.roll(1, 0), v.roll(1, 0), *out)),
+    "last-row": attended_otherwise(lambda attend, *given: written(attend(*given), torch.nan)),
+    "one-key-lost": attended_otherwise(lambda attend, q, k, v, *out: attend(q, written(k.clone(), 0), v, *out)),
+    "start-off-by-one": moved_start(1),
+}
+
+
+@PACKED
+@pytest.mark.parametrize("fault", PACKINGS)
+def test_a_fault_of_packed_attention_is_caught(executor, fault):
+    with packing_by(executor) as patch:
+        PACKINGS[fault](patch)
+        assert packed(calls=2) == {"attend": "failed", "attend_into": "failed"}
+
+
+@pytest.mark.parametrize("fault", [neighbour_leaks_in, last_image_is_left_out])
+def test_a_fault_inside_the_processors_packed_attention_is_caught(fault):
+    with packing_by("torch_ragged") as patch:
+        fault(patch)
+        assert packed(calls=2) == {"attend": "failed", "attend_into": "failed"}
+
+
+@pytest.mark.parametrize("call", ["gather", "scatter", "first"])
+def test_a_row_that_is_moved_to_the_wrong_place_is_caught(call):
+    with packing_by("torch_ragged") as patch:
+        right = getattr(ragged.Packing, call)
+        patch.setattr(ragged.Packing, call, lambda packing, x: right(packing, x).roll(1, 0))
+        assert {name for name, status in packed().items() if status == "failed"} == {call}
+
+
+# Networks: as a GPU computes them, each layer in its type.
+
+NETWORKS = ("vil-tiny-64-relative", "regionvit-tiny-64", "dynamicvit-256-64")
+SITES = NETWORKS[:2]
+
+
+@pytest.fixture(scope="module")
+def plans_of_networks(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TILEWRIGHT_CACHE", str(tmp_path_factory.mktemp("plans")))
+        patch.setitem(dynamicvit.VARIANTS, "deit-256", (64, 2, (1, 2, 3)))
+        yield
+
+
+def judged(name, dtype, fault=lambda network: None, in_16_bits=True):
+    """The status of a network whose attention ``tilewright`` has a fault."""
+    create = networks.create
+
+    def created(family, **options):
+        network = create(family, **options)
+        if in_16_bits:
+            network.forward = MethodType(type(network).forward.__wrapped__, network)
+        if options["attention"] == "tilewright":
+            fault(network)
+        return network
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(networks, "create", created)
+        (row,) = network_bench.run_network(name, {"tilewright": [2]}, QUICK, dtype=dtype)
+    return row["status"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_without_a_fault_a_network_passes(plans_of_networks, name, dtype):
+    assert judged(name, dtype) == "ok"
+
+
+def instead(change):
+    """A fault by which attention gives ``change(q, k, v, allowed, bias, out)``, bias [H, N, N] or 0."""
+
+    def at_site(attend, arguments, out):
+        q, k, v, bias = (*arguments, None)[:4]
+        order, bias = attend.site.order, bias() if callable(bias) else bias
+        allowed = torch.from_numpy(attend.site.graph.to_dense())[order][:, order]
+        added = 0 if bias is None else bias[:, attend.site.slot(order[:, None], order)]
+        return change(q, k, v, allowed, added, out).to(out.dtype)
+
+    def among_kept(attend, q, k, v):
+        return change(q, k, v, torch.ones(k.shape[2], k.shape[2]) > 0, 0, attend(q, k, v)).to(q.dtype)
+
+    def fault(network):
+        for module in network.modules():
+            if isinstance(module, sites.Attend) and module.site.attention == "tilewright":
+                module.register_forward_hook(at_site)
+        for block in network.blocks[1:] if hasattr(network, "blocks") else ():
+            block.attn.register_forward_pre_hook(lambda m, given: (given[0], partial(among_kept, given[1])))
+
+    return fault
+
+
+def block_dropped(q, k, v, allowed, bias, out):
+    """64 queries, or as many as there are, do without the first 64 keys that are theirs, or without half of them."""
+    allowed = allowed.clone()
+    keys = allowed[:64].any(0).nonzero().ravel()
+    allowed[:64, keys[: min(64, len(keys) // 2)]] = False
+    return reference.attention(q, k, v, allowed, bias=bias)
+
+
+def one_percent_dropped(q, k, v, allowed, bias, out):
+    n = k.shape[2]
+    lost = torch.randperm(n, generator=torch.Generator().manual_seed(0))[: -(-n // 100)]
+    seen = torch.ones(n, dtype=torch.bool).index_fill(0, lost, False)
+    return reference.attention(q, k, v, allowed & seen, bias=bias)
+
+
+ATTENTIONS = {
+    "mean-of-values": lambda q, k, v, allowed, bias, out: v.mean(2, keepdim=True).expand_as(out),
+    "dropped-block": block_dropped,
+    "one-percent-of-keys": one_percent_dropped,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("fault", ATTENTIONS)
+def test_a_network_with_another_attention_is_caught(plans_of_networks, fault, name, dtype):
+    assert judged(name, dtype, instead(ATTENTIONS[fault])) == "failed"
+
+
+def with_bias(change):
+    """A fault of the bias that a layer's plan gets."""
+
+    def fault(patch):
+        right = scheduled.prepare
+        patch.setattr(scheduled, "prepare", lambda site, bias, *kind: right(site, change(site, bias), *kind))
+
+    return fault
+
+
+def of_the_first_layer(site, bias):
+    return site.__dict__.setdefault("_first_bias", bias)
+
+
+BIASES = {
+    "stale": of_the_first_layer,
+    "of-the-next-head": lambda site, bias: bias.roll(1, 0) if len(bias) > 1 else bias.flip(1),
+    "of-the-next-slot": lambda site, bias: bias.roll(1, 1),
+    "none": lambda site, bias: torch.zeros_like(bias),
+}
+
+
+# ViL's sites have one layer each here, so that no other's bias can be left over.
+@pytest.mark.parametrize(
+    "fault", [(name, fault) for name in SITES for fault in BIASES if (name, fault) != (SITES[0], "stale")], ids="-".join
+)
+def test_a_wrong_bias_is_caught(plans_of_networks, fault):
+    name, change = fault
+    with pytest.MonkeyPatch.context() as patch:
+        with_bias(BIASES[change])(patch)
+        assert judged(name, "bfloat16") == "failed"
