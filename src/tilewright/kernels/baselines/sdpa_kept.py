@@ -1,4 +1,5 @@
-"""Kept tokens as dense attention to their gathered keys, then each pruned query's own key merged by log-sum-exp."""
+"""Kept tokens as dense attention to them, gathered where they are scattered, then each pruned query's own key merged by
+log-sum-exp."""
 
 import numpy as np
 import torch
@@ -19,19 +20,30 @@ def prepare(graph, *, batch, heads, head_dim, dtype, device, variant, **_):
     n, n_kept = graph.n_rows, len(common)
     sizes = n, n_kept, n_kept
     backends.need(variant, *(torch.empty(batch, heads, size, head_dim, dtype=dtype, device=device) for size in sizes))
-    keys = torch.from_numpy(common).to(device)
-    pruned = torch.from_numpy(~np.isin(np.arange(n), common))[:, None].to(device)
-    merged = torch.compile(_with_own, dynamic=False, fullgraph=True)
+    keys, pruned = (_places(places, device) for places in (common, np.setdiff1d(np.arange(n), common)))
+    merge = torch.compile(_merge_own, dynamic=False, fullgraph=True)
 
     def run(q, k, v):
-        out, lse = backends.attend(variant, q, k.index_select(2, keys), v.index_select(2, keys), with_lse=True)
-        return merged(out, lse, q, k, v, pruned)
+        out, lse = backends.attend(variant, q, _take(k, keys), _take(v, keys), with_lse=True)
+        merge(out, lse, q, k, v, pruned)
+        return out
 
-    return Ready(run, 8 * n_kept + n, n * n_kept)
+    held = sum(8 * len(places) for places in (keys, pruned) if isinstance(places, torch.Tensor))
+    return Ready(run, held, n * n_kept)
 
 
-def _with_own(out, lse, q, k, v, pruned):
-    """`out` [B, H, N, D] with log-sum-exps `lse` [B, H, N, 1], the own pair of `pruned` [N, 1] queries merged in."""
+def _places(places, device):
+    """Ascending places as an index of tokens: a slice, of which a tensor is a view, where they follow one another."""
+    low, high = int(places[0]), int(places[-1]) + 1
+    return slice(low, high) if high - low == len(places) else torch.from_numpy(places).to(device)
+
+
+def _take(x, places):
+    return x[:, :, places] if isinstance(places, slice) else x.index_select(2, places)
+
+
+def _merge_own(out, lse, q, k, v, pruned):
+    """Merge the own pair of the `pruned` queries into `out` [B, H, N, D] with log-sum-exps `lse` [B, H, N, 1]."""
+    q, k, v, own, lse = (_take(x, pruned) for x in (q, k, v, out, lse))
     score = (q.float() * k.float()).sum(-1, keepdim=True) * q.shape[-1] ** -0.5
-    weight = torch.where(pruned, torch.sigmoid(score - lse), 0.0)
-    return torch.lerp(out.float(), v.float(), weight).to(out.dtype)
+    out[:, :, pruned] = torch.lerp(own.float(), v.float(), torch.sigmoid(score - lse)).to(out.dtype)
