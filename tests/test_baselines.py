@@ -1,13 +1,14 @@
 import importlib
 import itertools
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import plans
-from tilewright import graph, models
+from tilewright import graph, models, reorder, timing
 from tilewright.bench import Effort, rows, run_baselines
 from tilewright.bench.rows import Tokens
 from tilewright.kernels import baselines, reference
@@ -18,7 +19,7 @@ from tilewright.kernels.baselines import (
     fa4,
     flashinfer,
     flex,
-    flex_split,
+    natten,
     patterns,
     sdpa_compacted,
     sdpa_kept,
@@ -31,6 +32,7 @@ META = {"heads": 2, "head_dim": 16}
 ON_GPU = {"batch": 1, "heads": 2, "head_dim": 16, "dtype": torch.float16, "device": "cuda", "max_bytes": 1 << 20}
 GPU_ONLY = (
     "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_windows", "sdpa_kept", "fa4", "cudnn_flex", "flashinfer",
+    "natten",
 )  # fmt: skip
 
 
@@ -178,7 +180,7 @@ def test_gpu_baselines_are_skipped_on_a_cpu_with_the_reason():
 
 @pytest.mark.parametrize(
     ("module", "package"),
-    [(fa4, "flash_attn"), (cudnn_flex, "cudnn"), (flashinfer, "flashinfer")],
+    [(fa4, "flash_attn"), (cudnn_flex, "cudnn"), (flashinfer, "flashinfer"), (natten, "natten")],
     ids=lambda x: str(x),
 )
 def test_what_is_not_installed_is_unavailable(monkeypatch, module, package):
@@ -195,7 +197,7 @@ def test_other_patterns_are_unavailable():
         sdpa_kept.prepare(pattern, variant="flash", **ON_GPU)
     for dense, who in ((np.eye(8), "no"), (np.ones((8, 8)), "every")):
         with pytest.raises(Unavailable, match=f"{who} query sees more than 50% of the keys"):
-            flex_split.prepare(graph.from_pattern(dense), variant="64", **ON_GPU)
+            flex.prepare(graph.from_pattern(dense), variant="64-split", **ON_GPU)
 
 
 @pytest.mark.parametrize("backend", backends.NAMES)
@@ -222,11 +224,17 @@ def on_cpu(monkeypatch):
 
 
 def only_ok(name, pattern, **options):
-    (row,) = run_baselines([name], Tokens(pattern, **options), QUICK, max_dense_tokens=100)
+    """The row of tokens in the order of `pattern`; if that is not the natural one, one with permutation follows it."""
+    row, *permuted = run_baselines([name], Tokens(pattern, **options), QUICK, max_dense_tokens=100)
     if "no C++ compiler" in row["reason"]:
         pytest.skip(row["reason"])
     assert row["status"] == "ok", row["reason"]
+    assert [(other["status"], other["ordered"]) for other in permuted] == [("ok", False)] * (not natural(pattern))
     return row
+
+
+def natural(pattern):
+    return pattern.row_order is None
 
 
 @pytest.mark.parametrize("order", [lambda pattern: pattern, shuffled], ids=["natural", "shuffled"])
@@ -274,25 +282,266 @@ def test_dense_kernels_attend_to_everything(on_cpu):
     assert only_ok("sdpa_flash", windows())["executed_gflops"] > 0
 
 
-@pytest.mark.parametrize("name", ["flex", "flex_best", "flex_split"])
-def test_flex_passes_its_check(name):
+def wide():
+    """A pattern with full blocks, stray pairs, and a row that sees all keys but one."""
     dense = plans.pattern(300, 200, density=0.01)
     dense[:128, :128] = True
-    # A wide row that misses a key.
     dense[200, :199] = True
-    row = only_ok(name, graph.from_pattern(dense, meta=META))
-    assert row["variant"] in ("128", "64") and row["memory_bytes"] > 0
+    return graph.from_pattern(dense, meta=META)
 
 
-def test_flex_with_a_rule_passes_its_check():
-    only_ok("flex_split", RULED["exact"](), heads=1, head_dim=16)
+@pytest.mark.parametrize("variant", ["16", "64-split"])
+def test_forms_of_flex_pass_their_check(monkeypatch, variant):
+    monkeypatch.setattr(flex, "VARIANTS", (variant,))
+    row = only_ok("flex", wide())
+    assert row["variant"] == variant and row["memory_bytes"] > 0 and row["ordered"] is True
 
 
-def test_without_the_wide_rows_fewer_blocks_are_visited():
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """FlexAttention as it is written down in torch."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(flex, "need_compiler", lambda device: None)
+
+
+def test_the_fastest_form_of_flex_is_the_peer(uncompiled, monkeypatch):
+    times = {"128": 8.0, "64": 5.0, "32": 7.0, "16": 9.0, "128-split": 6.0, "64-split": 2.0, "32-split": 1.0}
+    measured = rows.Tokens.checked
+
+    def checked(tokens, *arguments, **facts):
+        row = measured(tokens, *arguments, **facts)
+        # The fastest one is wrong.
+        if facts["variant"] == "32-split":
+            return row | {"status": "failed", "p50_us": ""}
+        return row | {"p50_us": times.get(facts["variant"], 9.0)}
+
+    monkeypatch.setattr(rows.Tokens, "checked", checked)
+    assert only_ok("flex", wide())["variant"] == "64-split"
+
+
+def test_a_peer_in_plan_order_has_a_row_with_the_permutation(uncompiled, monkeypatch):
+    monkeypatch.setattr(flex, "VARIANTS", ("16",))
+    pattern = shuffled(wide())
+    permuted = []
+    permuting = rows._permuting
+    monkeypatch.setattr(rows, "_permuting", lambda *a: permuted.append(1) or permuting(*a))
+    found = run_baselines(["flex", "sdpa_dense"], Tokens(pattern), QUICK, max_dense_tokens=1000)
+    told = [(row["provider"], row["ordered"], row["variant"], row["status"]) for row in found]
+    flexed = [("flex", True, "16", "ok"), ("flex", False, "16", "ok")]
+    assert told == [*flexed, ("sdpa_dense", True, "torch", "ok")] and permuted == [1]
+    # A wrong permutation is seen.
+    monkeypatch.setattr(rows, "_permuting", lambda call, *_: call)
+    found = run_baselines(["flex"], Tokens(pattern), QUICK, max_dense_tokens=1000)
+    assert [row["status"] for row in found] == ["ok", "failed"]
+
+
+def test_flex_with_a_rule_passes_its_check(monkeypatch):
+    monkeypatch.setattr(flex, "VARIANTS", ("64-split",))
+    only_ok("flex", RULED["exact"](), heads=1, head_dim=16)
+
+
+def test_without_the_wide_rows_fewer_blocks_are_visited(uncompiled):
     pattern = graph.from_pattern(np.kron(np.eye(4), np.ones((128, 128))).astype(bool) | (np.arange(512) == 0)[:, None])
-    whole = flex.prepare(pattern, max_bytes=1 << 20)
-    split = flex_split.prepare(pattern, variant="128", **ON_GPU | {"device": "cpu"})
+    whole, split = (flex.prepare(pattern, max_bytes=1 << 20, variant=variant) for variant in ("128", "128-split"))
     assert (whole.executed, split.executed) == ((4 + 3) * 128 * 128, 4 * 128 * 128 + 512)
+
+
+def test_full_blocks_are_told_from_those_filled_partly(monkeypatch, uncompiled):
+    """FlexAttention does not ask for the pairs of a full block."""
+    monkeypatch.setattr(flex, "flex_attention", lambda *tokens, block_mask, **_: block_mask)
+    dense = np.zeros((128, 64), bool)
+    dense[:64] = dense[64, 0] = True
+    ready = flex.prepare(graph.from_pattern(dense), max_bytes=1 << 20, variant="64")
+    mask = ready.call(*3 * [torch.zeros(1)])
+    assert (mask.full_kv_num_blocks.tolist(), mask.kv_num_blocks.tolist()) == ([[[1, 0]]], [[[0, 1]]])
+
+
+def test_what_a_device_has_no_use_for_is_unavailable(uncompiled):
+    with pytest.raises(Unavailable, match="tunes FlexAttention on a GPU only, found cpu"):
+        flex.prepare(wide(), max_bytes=1 << 20, variant="64-tuned")
+    with pytest.raises(Unavailable, match="blocks of 32 rows are for a CPU"):
+        flex.prepare(wide(), variant="32-split", **ON_GPU)
+
+
+@pytest.mark.parametrize("variant", flex.VARIANTS)
+def test_tuned_forms_ask_torch_to_tune(monkeypatch, variant):
+    """And no other does; tiles are no larger than blocks."""
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
+    listed = patterns.listed
+    monkeypatch.setattr(patterns, "listed", lambda kind, device: listed(kind, "cpu"))
+    monkeypatch.setattr(flex, "pairs", lambda *_: (lambda b, h, q, kv: q >= 0, 0))
+    monkeypatch.setattr(flex, "SMALLEST_ON_GPU", 16)
+    monkeypatch.setattr(flex, "_apart", lambda *_: None)
+    flex.prepare(wide(), variant=variant, **ON_GPU)
+    mode = "max-autotune-no-cudagraphs" if variant.endswith("-tuned") else None
+    assert asked == [{"dynamic": False, "fullgraph": True, "mode": mode}]
+
+
+def test_the_form_that_takes_least_time_is_chosen(monkeypatch):
+    times = {"128": 3, "64": 2, "32": 1}
+
+    def prepare(variant):
+        if variant == "16":
+            raise Unavailable("no such form")
+
+        def call(*_):
+            if variant == "32":
+                raise RuntimeError("out of resources")
+            return variant
+
+        return baselines.Ready(call, 0, 0)
+
+    def time_together(calls, **_):
+        return [SimpleNamespace(p50_us=times[call()]) for call in calls]
+
+    monkeypatch.setattr(timing, "time_together", time_together)
+    tokens = 3 * [torch.zeros(1)]
+    assert flex.fastest(prepare, ["128", "64", "32", "16"], *tokens) == "64"
+    with pytest.raises(Unavailable, match="no such form"):
+        flex.fastest(prepare, ["16"], *tokens)
+    with pytest.raises(RuntimeError, match="out of resources"):
+        flex.fastest(prepare, ["32"], *tokens)
+
+
+# Members that need a package which is not installed here, and never was: what they hand to it is enough to compute the
+# pattern by. The stand-ins have the packages' interfaces and nothing else of them.
+
+
+def stand_in(monkeypatch, member, **modules):
+    """Put `modules`, ``{path: {name: value}}`` with ``__`` for dots, in the place of packages; no GPU is needed."""
+    monkeypatch.setattr(member, "need_gpu", lambda device: None)
+    for path, names in modules.items():
+        monkeypatch.setitem(sys.modules, path.replace("__", "."), SimpleNamespace(**names))
+
+
+def spelt_out(q, k, v, seen):
+    """Attention of tokens [B, N, H, D] where `seen` [N_q, N_k] allows it."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return reference.attention(q, k, v, seen).to(q.dtype).transpose(1, 2)
+
+
+def sixteen_bit(name, pattern, **options):
+    assert only_ok(name, pattern, dtype="float16", **options)["dtype"] == "float16"
+
+
+def test_flash_attention_4_gets_the_pattern(monkeypatch):
+    def attend(q, k, v, *, mask_mod, block_sparse_tensors, aux_tensors):
+        assert mask_mod == "mask_mod"
+        row_class, words = aux_tensors
+        assert row_class.dtype == words.dtype == torch.int32
+        n_q, n_k = q.shape[1], k.shape[1]
+        keys = torch.arange(n_k)
+        pairs = (words[row_class[:n_q].long()][:, keys // 32] >> (keys % 32) & 1).bool()
+        partial, full = (blocks(*block_sparse_tensors.lists[at : at + 2], n_q, n_k) for at in (0, 2))
+        return spelt_out(q, k, v, full | (partial & pairs)), None
+
+    def blocks(count, number, n_q, n_k):
+        held = torch.zeros(number.shape[2:], dtype=torch.bool)
+        for row, (some, listed) in enumerate(zip(count[0, 0], number[0, 0], strict=True)):
+            held[row, listed[:some].long()] = True
+        return held.repeat_interleave(size, 0).repeat_interleave(size, 1)[:n_q, :n_k]
+
+    def sparse(*lists, block_size):
+        assert block_size == (size, size) and all(table.dtype == torch.int32 for table in lists)
+        return SimpleNamespace(lists=lists)
+
+    stand_in(
+        monkeypatch,
+        fa4,
+        flash_attn__cute__block_sparsity={"BlockSparseTensorsTorch": sparse},
+        flash_attn__cute__interface={"_flash_attn_fwd": attend},
+    )
+    monkeypatch.setattr(fa4, "_mask_mod", lambda: "mask_mod")
+    for size in (128, 64):
+        monkeypatch.setattr(fa4, "VARIANTS", (str(size),))
+        sixteen_bit("fa4", wide(), batch=2)
+
+
+def test_cudnn_gets_the_pattern(monkeypatch):
+    class Forward:
+        workspace_size = 8
+
+        def __init__(self, q, k, v, out, plan):
+            assert q.shape == out.shape and not q.is_contiguous()
+
+        def check_support(self):
+            pass
+
+        def compile(self):
+            pass
+
+        def execute(self, q, k, v, out, plan, workspace):
+            assert workspace.dtype == torch.uint8 and workspace.numel() == self.workspace_size
+            batch, n = q.shape[:2]
+            assert plan.dtype == torch.int32 and plan.shape[::2] == (1, batch * n)
+            ends, keys = plan[0].unflatten(1, (batch, n)), torch.arange(k.shape[1])
+            assert (ends == ends[:, :1]).all()
+            first, *others = ends[:, 0, :, None]
+            seen = keys < first
+            for low, high in zip(others[::2], others[1::2], strict=True):
+                seen |= (keys >= low) & (keys < high)
+            out.copy_(spelt_out(q, k, v, seen))
+
+    def create_mask_plan(per_query, q, k, v, *, build_backward):
+        assert not build_backward
+        return per_query
+
+    stand_in(monkeypatch, cudnn_flex, cudnn={"FlexAttentionFwd": Forward, "create_mask_plan": create_mask_plan})
+    sixteen_bit("cudnn_flex", wide(), batch=2)
+
+
+def test_flashinfer_gets_the_pattern(monkeypatch):
+    class Wrapper:
+        def __init__(self, workspace, *, backend):
+            assert workspace.dtype == torch.uint8 and backend == "fa2"
+
+        def plan(self, indptr, keys, n_q, n_k, rows, columns, q_heads, kv_heads, head_dim, *, mask, **dtypes):
+            assert (columns, q_heads, kv_heads, head_dim) == (1, 2, 2, 16) and set(dtypes.values()) == {torch.float16}
+            assert indptr.dtype == keys.dtype == torch.int32 and mask.dtype == torch.bool
+            self.seen = torch.zeros(n_q, n_k, dtype=torch.bool)
+            for group, (low, high) in enumerate(itertools.pairwise(indptr.tolist())):
+                self.seen[rows * group : rows * group + rows, keys[low:high].long()] = mask[low:high, :, 0].mT
+
+        def run(self, q, k, v):
+            return spelt_out(q[None], k[None], v[None], self.seen)[0]
+
+    stand_in(monkeypatch, flashinfer, flashinfer={"BlockSparseAttentionWrapper": Wrapper})
+    sixteen_bit("flashinfer", wide())
+
+
+def shifted_windows(side, kernel, n_global):
+    """NATTEN's windows on a grid, which keep their size at its borders, and global tokens before them."""
+    first = np.clip(np.arange(side) - kernel // 2, 0, side - kernel)
+    sees = (np.arange(side) >= first[:, None]) & (np.arange(side) < first[:, None] + kernel)
+    dense = np.pad(np.kron(sees, sees), ((n_global, 0), (n_global, 0)), constant_values=True)
+    told = {"family": "vision_longformer", "mode": "exact", "grid": [side, side], "window": kernel - 1}
+    return graph.from_pattern(dense, meta=META | told | {"n_global": n_global})
+
+
+@pytest.mark.parametrize("n_global", [0, 1, 2])
+def test_natten_gets_grids_and_global_keys(monkeypatch, n_global):
+    def na2d(q, k, v, *, kernel_size, additional_keys=None, additional_values=None):
+        assert q.shape[1:3] == (7, 7) and kernel_size == (5, 5)
+        q, k, v = (x.flatten(1, 2) for x in (q, k, v))
+        if additional_keys is not None:
+            k, v = torch.cat((additional_keys, k), 1), torch.cat((additional_values, v), 1)
+        seen = torch.from_numpy(shifted_windows(7, 5, n_global).to_dense())[n_global:]
+        return spelt_out(q, k, v, seen).unflatten(1, (7, 7))
+
+    stand_in(monkeypatch, natten, natten={"na2d": na2d})
+    sixteen_bit("natten", shifted_windows(7, 5, n_global), batch=2)
+
+
+def test_natten_refuses_other_patterns(monkeypatch):
+    stand_in(monkeypatch, natten, natten={"na2d": None})
+    exact = RULED["exact"]()
+    with pytest.raises(Unavailable, match=r"another pattern: .* of \d+% of the queries are cut off"):
+        natten.prepare(exact, **ON_GPU)
+    with pytest.raises(Unavailable, match="row by row, in their natural order"):
+        natten.prepare(reorder.apply(exact, "window")[0], **ON_GPU)
+    with pytest.raises(Unavailable, match="not one of square windows"):
+        natten.prepare(windows(), **ON_GPU)
 
 
 def test_what_is_too_large_is_skipped_with_the_reason(monkeypatch):

@@ -5,7 +5,7 @@ import contextlib
 import pandas as pd
 import pytest
 
-from tilewright import graph, models
+from tilewright import bench, graph, models
 from tilewright.bench import stage, sweeps
 from tilewright.errors import ConfigError
 from tilewright.reorder import stage as reorder
@@ -24,12 +24,20 @@ def graphs(tmp_path_factory):
     return [folder / "natural.npz", folder / "window.npz"]
 
 
-def test_baselines_are_run_in_every_order_but_dense_ones_in_the_first(graphs, tmp_path):
-    chosen = {**MODES, "baselines": ["sdpa_dense", "sdpa_mask"]}
-    stage.run([tmp_path / "out.csv"], "cpu", **QUICK, **chosen, graph=graphs, **BASELINES)
+def test_baselines_are_run_in_every_order_but_dense_ones_in_the_first(graphs, tmp_path, monkeypatch):
+    asked, run = [], bench.run_baselines
+
+    def dense_ones(names, *arguments, **options):
+        asked.append(list(names))
+        return run([name for name in names if name != "flex"], *arguments, **options)
+
+    monkeypatch.setattr(bench, "run_baselines", dense_ones)
+    names = ["sdpa_dense", "sdpa_mask", "flex"]
+    stage.run([tmp_path / "out.csv"], "cpu", **QUICK, **MODES | {"baselines": names}, graph=graphs, **BASELINES)
+    assert asked == [names, ["flex"]]
     frame = pd.read_csv(tmp_path / "out.csv", keep_default_na=False)
-    found = [("sdpa_dense", "none"), ("sdpa_mask", "none"), ("sdpa_mask", "window")]
-    assert list(zip(frame["provider"], frame["reorder"], strict=True)) == found
+    found = [("sdpa_dense", "none", True), ("sdpa_mask", "none", True)]
+    assert list(zip(frame["provider"], frame["reorder"], frame["ordered"], strict=True)) == found
     assert set(frame["status"]) == {"ok"} and set(frame["dtype"]) == {"bfloat16"}
 
 

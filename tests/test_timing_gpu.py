@@ -67,7 +67,7 @@ def test_a_copy_moves_some_hundred_gigabytes_a_second():
 def test_peers_pass_on_the_device(dtype):
     dense = plans.pattern(300, 200, density=0.05)
     pattern = graph.from_pattern(dense, meta={"heads": 2, "head_dim": 32})
-    names = ["sdpa_dense", "sdpa_mask", "sdpa_efficient", "flex_best", "flex_split"]
+    names = ["sdpa_dense", "sdpa_mask", "sdpa_efficient", "flex"]
     for row in run_baselines(names, Tokens(pattern, dtype=dtype, device="cuda"), Effort(), max_dense_tokens=1000):
         assert row["status"] == "ok", (row["provider"], row["reason"])
         assert row["timing"] in ("graph", "events") and row["cold_us"] > 0 and row["latency_us"] > row["host_us"] > 0

@@ -4,7 +4,7 @@ A row that did not pass has the status ``failed`` and no time; one that could no
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
@@ -251,13 +251,14 @@ def run_schedule(schedule, blocks, tokens, effort, *, tiles=None):
 def run_baselines(names, tokens, effort, *, max_dense_tokens):
     """A row of each of the baselines `names`, in its fastest variant, tokens in the order of the graph of `tokens`.
 
-    More than `max_dense_tokens` keys are not attended densely. ``memory_bytes`` are the tables that a baseline holds.
+    In an order other than the natural one, a second row is of that variant with tokens permuted inside the call. More
+    than `max_dense_tokens` keys are not attended densely. ``memory_bytes`` are the tables that a baseline holds.
     The first call, which may compile, is not counted; its time is printed. Raises `UnknownNameError`.
     """
     rows = []
     for name in names:
         module = registry.member("tilewright.kernels.baselines", "baseline", name, baselines.NAMES)
-        facts = {"provider": name}
+        facts = {"provider": name, "ordered": True}
         if module.DENSE and tokens.graph.n_cols > max_dense_tokens:
             reason = f"{tokens.graph.n_cols:,} tokens; dense attention is run up to {max_dense_tokens:,}"
             rows.append(tokens.row(status="skipped", reason=reason, **facts))
@@ -271,16 +272,22 @@ def run_baselines(names, tokens, effort, *, max_dense_tokens):
         # The fastest that is right, else one that is wrong, else one that could not run.
         found.sort(key=lambda row: (("ok", "failed", "skipped").index(row["status"]), row["p50_us"]))
         rows.append(found[0])
+        if found[0]["status"] == "ok" and tokens.graph.row_order is not None and not module.DENSE:
+            rows.append(_variant(module, found[0]["variant"], tokens, effort, facts | {"ordered": False}))
     return rows
 
 
 def _variant(module, variant, tokens, effort, facts):
     """The row of one form of the baseline `module`."""
     facts = facts | {"variant": variant}
+    inputs, places = tokens.ordered, tokens.rows
     try:
         ready = module.prepare(tokens.graph, variant=variant, **tokens.setting, max_bytes=BASELINE_BYTES)
+        if not facts["ordered"]:
+            ready = replace(ready, call=_permuting(ready.call, tokens.graph, tokens.device["kind"]))
+            inputs, places = tokens.natural, tokens.graph.row_order[tokens.rows]
         begin = time.perf_counter()
-        ready.call(*tokens.ordered)
+        ready.call(*inputs)
     except baselines.Unavailable as reason:
         return tokens.row(status="skipped", reason=str(reason), **facts)
     except RuntimeError as error:
@@ -288,4 +295,18 @@ def _variant(module, variant, tokens, effort, facts):
     print(f"{facts['provider']} {variant}: first call {time.perf_counter() - begin:.2f} s, not counted")
     expected = tokens.masked_result if module.MASKED else tokens.dense_result
     facts |= {"memory_bytes": ready.held_bytes}
-    return tokens.checked(ready.call, expected, tokens.ordered, tokens.rows, ready.executed, effort, **facts)
+    return tokens.checked(ready.call, expected, inputs, places, ready.executed, effort, **facts)
+
+
+def _permuting(call, graph, device):
+    """`call` for tokens in the natural order, on which the order of `graph` is put and from which it is taken again."""
+    rows, cols, back = (
+        torch.from_numpy(order.astype(np.int64)).to(device)
+        for order in (graph.row_order, graph.col_order, np.argsort(graph.row_order))
+    )
+
+    def run(q, k, v):
+        out = call(q.index_select(2, rows), k.index_select(2, cols), v.index_select(2, cols))
+        return out.index_select(2, back)
+
+    return run

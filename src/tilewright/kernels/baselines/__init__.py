@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from tilewright.errors import TilewrightError
 
 NAMES = (
-    "sdpa_dense", "sdpa_mask", "flex", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex_best", "flex_split",
-    "sdpa_windows", "sdpa_kept", "sdpa_compacted", "fa4", "cudnn_flex", "flashinfer",
+    "sdpa_dense", "sdpa_mask", "flex", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_windows", "sdpa_kept",
+    "sdpa_compacted", "fa4", "cudnn_flex", "flashinfer", "natten",
 )  # fmt: skip
 
 
