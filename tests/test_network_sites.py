@@ -13,6 +13,7 @@ import torch
 from tilewright import api, networks
 from tilewright.errors import PatternError, UnknownNameError
 from tilewright.kernels import reference
+from tilewright.kernels.baselines import flex
 from tilewright.networks import sites
 from tilewright.networks.attentions import dense, tilewright
 from tilewright.networks.sliding_chunks import Windows
@@ -64,12 +65,47 @@ def test_every_attention_gives_the_oracles_result(attention, bias):
     torch.testing.assert_close(out.double(), oracle(*tensors(), bias), atol=2e-5, rtol=0)
 
 
-def test_flex_gives_the_oracles_result_to_layers_that_ask_for_gradients():
+@pytest.mark.parametrize("variant", ["16", "32-split"])
+def test_flex_gives_the_oracles_result_to_layers_that_ask_for_gradients(monkeypatch, variant):
+    monkeypatch.setattr(flex, "UNTUNED", (variant,))
     at = site("flex")
     q, k, v = tensors()
-    out = at.layer()(q.requires_grad_(), k, v, drawn_bias())
+    out = attended(at.layer(), at, q.requires_grad_(), k, v, drawn_bias())
     torch.testing.assert_close(out.double(), oracle(q.detach(), k, v, drawn_bias()), atol=2e-5, rtol=0)
-    assert not out.is_inference()
+    assert not out.is_inference() and not out.requires_grad
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """FlexAttention as it is written down in torch."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(flex, "need_compiler", lambda device: None)
+
+
+@pytest.mark.parametrize("bias", [None, drawn_bias()], ids=["plain", "bias"])
+def test_every_form_of_flex_gives_the_oracles_result(monkeypatch, uncompiled, bias):
+    for variant in flex.UNTUNED:
+        monkeypatch.setattr(flex, "UNTUNED", (variant,))
+        at = site("flex")
+        out = attended(at.layer(), at, *tensors(), bias)
+        torch.testing.assert_close(out.double(), oracle(*tensors(), bias), atol=2e-5, rtol=0)
+
+
+def test_layers_of_a_site_choose_a_form_of_flex_once(monkeypatch, uncompiled):
+    asked = []
+
+    def fastest(form, variants, q, k, v):
+        asked.append((variants, q.shape[0]))
+        return "16" if len(q) == 1 else "32-split"
+
+    monkeypatch.setattr(flex, "fastest", fastest)
+    at = site("flex")
+    for attend in (at.layer(), at.layer()):
+        for images in (1, 2, 1):
+            q, k, v = (x[:images] for x in tensors())
+            out = attended(attend, at, q, k, v)
+            torch.testing.assert_close(out.double(), oracle(q, k, v), atol=2e-5, rtol=0)
+    assert asked == [(flex.UNTUNED, 1), (flex.UNTUNED, 2)]
 
 
 def test_scheduled_layers_that_record_gradients_attend_and_refuse_a_backward():
@@ -83,6 +119,7 @@ def test_scheduled_layers_that_record_gradients_attend_and_refuse_a_backward():
 
 def test_flex_compiles_more_patterns_than_torch_does_by_itself(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(flex, "UNTUNED", ("128",))
     torch._dynamo.reset()
     compiled = torch._dynamo.utils.counters["stats"]
     before = compiled["unique_graphs"]
@@ -218,15 +255,16 @@ def test_an_equal_bias_is_prepared_once(monkeypatch):
     assert len(prepared) == 2
 
 
-def test_tokens_enter_in_plan_order_and_leave_in_their_own():
-    at = site("tilewright")
+@pytest.mark.parametrize("attention", ["tilewright", "flex"])
+def test_tokens_enter_in_plan_order_and_leave_in_their_own(attention):
+    at = site(attention)
     x = torch.randn(3, TOKENS, 5)
     assert not torch.equal(at.enter(x), x)
     torch.testing.assert_close(at.enter(x), x[:, at.order])
     assert torch.equal(at.leave(at.enter(x)), x)
 
 
-@pytest.mark.parametrize("attention", ["dense", "native", "flex"])
+@pytest.mark.parametrize("attention", ["dense", "native"])
 def test_other_attentions_keep_the_models_order(attention):
     at, x = site(attention), torch.randn(3, TOKENS, 5)
     assert at.order is None

@@ -134,6 +134,11 @@ class Site:
         return member(attentions.__name__, "attention", self.attention, attentions.NAMES).order(self)
 
     @cached_property
+    def ordered(self):
+        """The pattern with its tokens in `order`."""
+        return self.graph if self.order is None else self.graph.reordered(*2 * [self.order.numpy()])
+
+    @cached_property
     def _back(self):
         return torch.argsort(self.order)
 

@@ -1,24 +1,37 @@
-"""FlexAttention, compiled, in the model's own order, with the bias as its ``score_mod``."""
-
-import torch
+"""FlexAttention, compiled, in the form that is fastest at a site, with the bias as its ``score_mod``."""
 
 from tilewright.kernels.baselines import flex
+from tilewright.networks import sites
+from tilewright.networks.attentions import tilewright
 
-
-def order(site):
-    """Tokens stay in the model's order."""
-    return None
+# Tokens enter plan order once a stage, as for a plan.
+order = tilewright.order
 
 
 def prepare(site, bias, dtype, device):
-    """Compiled FlexAttention; the first call compiles. Raises what `kernels.baselines.flex` raises."""
-    score_mod = None
+    """The first call with tokens of a shape compiles and times all forms of `kernels.baselines.flex`, once a site.
+
+    Raises what these raise.
+    """
     if bias is not None:
-        bias = bias.to(device, dtype)
         # What the slots are looked up in goes to the device now: what is compiled cannot bring it there.
-        site.slot(*torch.zeros(2, 1, dtype=torch.int64, device=device))
+        at = sites.resident(site, "order", device)
+        site.slot(at[:1], at[:1])
+        bias = flex.Bias(bias.to(device, dtype), lambda rows, cols: site.slot(at[rows], at[cols]))
+    made = {}
 
-        def score_mod(score, b, h, q, kv):
-            return score + bias[h, site.slot(q, kv)]
+    def form(variant):
+        if variant not in made:
+            setting = {"dtype": dtype, "device": device.type, "variant": variant, "bias": bias}
+            made[variant] = flex.prepare(site.ordered, max_bytes=1 << 32, **setting)
+        return made[variant]
 
-    return flex.prepare(site.graph, max_bytes=1 << 32, device=device.type, score_mod=score_mod).call
+    def run(q, k, v):
+        key = "flex", dtype, device, q.shape
+        if key not in site.plans:
+            site.plans[key] = flex.fastest(form, flex.UNTUNED, q, k, v)
+            # Layers need no more than their own form.
+            made.clear()
+        return form(site.plans[key]).call(q, k, v)
+
+    return run
