@@ -18,6 +18,7 @@ COLOURS = {
     "torch_varlen": "#009E73",
     "varlen": "#D55E00",
     "flash_varlen": "#D55E00",
+    "flash3_varlen": "#882255",
     "nested": "#CC79A7",
     "flex": "#56B4E9",
 }
@@ -32,6 +33,7 @@ NAMES = {
     "sdpa_mask": "padded, masked SDPA",
     "sdpa_flash": "padded, flash without mask (a bound)",
     "flash_varlen": "FlashAttention varlen",
+    "flash3_varlen": "FlashAttention-3 varlen",
     "torch_varlen": "torch varlen",
     "nested": "NestedTensor",
     "flex": "FlexAttention",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tilewright import registry
 from tilewright.kernels.baselines import need_gpu
 
-NAMES = ("sdpa_mask", "sdpa_flash", "flash_varlen", "torch_varlen", "nested", "flex")
+NAMES = ("sdpa_mask", "sdpa_flash", "flash_varlen", "flash3_varlen", "torch_varlen", "nested", "flex")
 
 
 @dataclass(frozen=True)
