@@ -268,17 +268,20 @@ def run_baselines(names, tokens, effort, *, max_dense_tokens):
         except baselines.Unavailable as reason:
             rows.append(tokens.row(status="skipped", reason=str(reason), **facts))
             continue
-        found = [_variant(module, variant, asked, effort, facts) for variant in module.VARIANTS]
+        found = [run_variant(module, variant, asked, effort, facts) for variant in module.VARIANTS]
         # The fastest that is right, else one that is wrong, else one that could not run.
         found.sort(key=lambda row: (("ok", "failed", "skipped").index(row["status"]), row["p50_us"]))
         rows.append(found[0])
         if found[0]["status"] == "ok" and tokens.graph.row_order is not None and not module.DENSE:
-            rows.append(_variant(module, found[0]["variant"], tokens, effort, facts | {"ordered": False}))
+            rows.append(run_variant(module, found[0]["variant"], tokens, effort, facts | {"ordered": False}))
     return rows
 
 
-def _variant(module, variant, tokens, effort, facts):
-    """The row of one form of the baseline `module`."""
+def run_variant(module, variant, tokens, effort, facts):
+    """The row of one form of the baseline `module`, as `run_baselines` makes it.
+
+    facts: columns of it; where ``ordered`` is false, tokens are permuted inside the call.
+    """
     facts = facts | {"variant": variant}
     inputs, places = tokens.ordered, tokens.rows
     try:
