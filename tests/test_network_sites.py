@@ -130,6 +130,18 @@ def test_flex_compiles_more_patterns_than_torch_does_by_itself(monkeypatch):
     assert compiled["unique_graphs"] - before == 10 > torch._dynamo.config.recompile_limit
 
 
+@pytest.mark.parametrize("bias", [None, drawn_bias], ids=["plain", "bias"])
+def test_layers_of_a_site_share_what_flex_has_compiled(monkeypatch, bias):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(flex, "UNTUNED", ("64", "64-split"))
+    torch._dynamo.reset()
+    compiled = torch._dynamo.utils.counters["stats"]
+    before, at = compiled["unique_graphs"], site("flex")
+    for seed in range(3):
+        at.layer()(*tensors(seed), bias and bias(seed))
+    assert compiled["unique_graphs"] - before == 1
+
+
 def test_dense_makes_large_masks_some_rows_at_a_time(monkeypatch):
     monkeypatch.setattr(dense, "MASK_BYTES", 9 * HEADS * TOKENS * 4)
     made = []
