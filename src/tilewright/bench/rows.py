@@ -272,8 +272,8 @@ def run_baselines(names, tokens, effort, *, max_dense_tokens):
         # The fastest that is right, else one that is wrong, else one that could not run.
         found.sort(key=lambda row: (("ok", "failed", "skipped").index(row["status"]), row["p50_us"]))
         rows.append(found[0])
-        if found[0]["status"] == "ok" and tokens.graph.row_order is not None and not module.DENSE:
-            rows.append(run_variant(module, found[0]["variant"], tokens, effort, facts | {"ordered": False}))
+        if found[0]["status"] == "ok" and asked.graph.row_order is not None and not module.DENSE:
+            rows.append(run_variant(module, found[0]["variant"], asked, effort, facts | {"ordered": False}))
     return rows
 
 
