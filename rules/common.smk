@@ -12,7 +12,7 @@ from functools import cache
 from tilewright import config as study
 from tilewright import figures, hardware, models, networks, provenance, pruners, tables
 from tilewright import report as page
-from tilewright.kernels import ragged_baselines
+from tilewright.kernels import baselines, ragged_baselines
 from tilewright.networks import attentions, strategies
 from tilewright.schedule.search import HEURISTICS
 from tilewright.tables import select

@@ -160,7 +160,7 @@ rule heatmap:
             "models.dynamicvit",
             f"reorder.{CONFIG.heatmap.order}",
             *solvers(CONFIG.heatmap.solver),
-            "kernels.baselines.sdpa_dense",
+            *(f"kernels.baselines.{name}" for name in baselines.DENSE),
             *DEVICE_CODE,
         ),
         device=DEVICE,

@@ -227,6 +227,16 @@ def test_heat_map_runs_what_fits_and_says_why_not():
     assert "patch: expected at most the resolution" in cells[3]["reason"]
 
 
+def test_heat_map_is_over_the_fastest_dense_attention(monkeypatch):
+    rows = [("sdpa_dense", "ok", 9.0), ("sdpa_flash", "ok", 4.0), ("sdpa_cudnn", "skipped", "")]
+    found = [{"provider": name, "status": status, "p50_us": us, "reason": ""} for name, status, us in rows]
+    monkeypatch.setattr(sweeps, "run_baselines", lambda *_, **__: found)
+    options = {"max_tokens": 100, "order": "window", "names": ["16x1"], "solver": "greedy", "region_rows": 32}
+    (cell,) = sweeps.run_heatmap(64, [8], QUICK, **options)
+    assert (cell["dense"], cell["dense_p50_us"]) == ("sdpa_flash", 4.0)
+    assert cell["speedup"] == 4 / cell["plan_p50_us"]
+
+
 def test_orders_are_timed():
     found = sweeps.run_reorder_times(["vil-tiny-64-s1"], ["none", "window"])
     assert [list(row) for row in found] == [list(sweeps.REORDER_TIMES)] * 2

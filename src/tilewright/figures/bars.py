@@ -1,10 +1,11 @@
-"""The paper's three figures: latency by resolution and order, greedy against ILP, with dense SDPA beside them.
+"""The paper's three figures: latency by resolution and order, greedy against ILP, with dense attention beside them.
 
 Devices differ, so the paper's milliseconds cannot stand on our axis: above are our milliseconds, below the speed-ups
 over dense attention of the same device, ours as bars and the paper's as diamonds.
 """
 
 from tilewright.figures import style
+from tilewright.kernels.baselines import DENSE
 from tilewright.tables import read, select
 
 _POLICY = {"greedy": "greedy", "ilp": "ILP"}
@@ -21,7 +22,7 @@ def draw(inputs, family):
     """One column of two panels per workload of `family`, in order of resolution."""
     rows, paper = read.frames(inputs, "bench", "paper_latency")
     rows = read.bench(rows)
-    rows = rows[rows["family"] == family]
+    rows = rows[(rows["family"] == family) & (rows["policy"] != "descent")]
     paper = read.paper_speedups(paper)
     paper = paper[(paper["family"] == family) & paper["resolution"].isin(rows["resolution"])]
     columns = read.labels(rows)
@@ -33,13 +34,15 @@ def draw(inputs, family):
     for (above, below), (model, label) in zip(panels.T, columns.items(), strict=True):
         here = rows[rows["model"] == model]
         theirs = paper[paper["resolution"] == here["resolution"].iloc[0]]
+        # Inference's form is of a part of the pattern.
+        whole = here[here["provider"] != select.INFERENCE]
         _latencies(above, here, orders, why)
         _speedups(below, here, theirs, orders, top)
-        above.set_title(f"{label}\n{here['tokens'].max():,.0f} tokens, density {here['density'].max():.3f}")
+        above.set_title(f"{label}\n{whole['tokens'].max():,.0f} tokens, density {whole['density'].max():.3f}")
         below.set_xticks(range(-1, len(orders)), ["dense", *map(style.order_name, orders)])
     panels[0, 0].set_ylabel("latency, p50 (ms)")
     panels[1, 0].set_ylabel("× dense, same device")
-    title = f"{style.FAMILY_NAMES.get(family, family)}: latency of one attention layer"
+    title = f"{style.layer_name(family)}: latency of one attention layer"
     style.head(drawn, title, _handles(rows, len(paper) > 0))
     tiles = " + ".join(sorted(set(read.plans(rows)["tiles"])))
     device = read.devices(rows)
@@ -47,7 +50,8 @@ def draw(inputs, family):
         drawn,
         [
             f"Ours: {device}; tile set {tiles or 'none'}; tokens in plan order, whiskers p20 to p80; "
-            "each panel above has its own scale. Paper: A100, whole networks, speed-up over its FlashAttention bar.",
+            f"each panel above has its own scale. Dense: the fastest kernel ({style.dense_names(rows)}). "
+            "Paper: A100, whole networks, speed-up over its FlashAttention bar.",
             *(f"× {style.listed(names, 12)}: {reason}." for reason, names in why.items()),
         ],
         width=max(100, 24 + 44 * len(columns)),
@@ -63,11 +67,9 @@ def bar_at(orders, order, policy):
 def _latencies(axes, rows, orders, why):
     """Bars of p50 with whiskers; collects in `why` which bars are missing under each reason."""
     for row in _shown(rows).itertuples():
-        dense = row.provider == "sdpa_dense"
+        dense = row.provider in DENSE
         x = -1 if dense else bar_at(orders, row.reorder, row.policy)
-        name = (
-            style.PROVIDER_NAMES["sdpa_dense"] if dense else f"{style.order_name(row.reorder)} + {_POLICY[row.policy]}"
-        )
+        name = "dense" if dense else f"{style.order_name(row.reorder)} + {_POLICY[row.policy]}"
         if row.status != "ok":
             axes.text(x, 0, "×", ha="center", va="bottom", color=style.PAPER, fontsize=11)
             why.setdefault(f"{row.status}, {row.reason}", []).append(f"{row.model} {name}")
@@ -75,6 +77,8 @@ def _latencies(axes, rows, orders, why):
         p20, p50, p80 = row.p20_us / 1e3, row.p50_us / 1e3, row.p80_us / 1e3
         axes.bar(x, p50, _WIDTH, **_look(row, orders))
         axes.errorbar(x, p50, [[max(0, p50 - p20)], [max(0, p80 - p50)]], color=style.INK, linewidth=0.8, capsize=1.5)
+    for row in rows[rows["provider"] == select.INFERENCE].dropna(subset="p50_us").itertuples():
+        axes.axhline(row.p50_us / 1e3, **_INFERENCE_LINE)
     axes.set_ylim(bottom=0)
     axes.grid(axis="x", visible=False)
     axes.tick_params(axis="x", length=0)
@@ -85,7 +89,7 @@ def _speedups(axes, rows, paper, orders, top):
     bars = paper[(paper["provider"] == "pipeline") & paper["reorder"].isin(orders)]
     theirs = {(row.reorder, row.policy): row.speedup for row in bars.itertuples()}
     for row in _shown(rows).itertuples():
-        if row.provider == "sdpa_dense" or not row.speedup > 0:
+        if row.provider in DENSE or not row.speedup > 0:
             continue
         x = bar_at(orders, row.reorder, row.policy)
         axes.bar(x, row.speedup, _WIDTH, **_look(row, orders))
@@ -114,6 +118,7 @@ def _speedups(axes, rows, paper, orders, top):
     axes.tick_params(axis="x", length=0)
 
 
+_INFERENCE_LINE = {"color": style.PAPER, "linewidth": 1, "linestyle": "--"}
 _PAPER_MARK = {
     "marker": "D",
     "markersize": 4.5,
@@ -127,11 +132,11 @@ def _shown(rows):
     """The dense row, and one row per plan: as a network runs it, with tokens in plan order."""
     mine = rows[(rows["provider"] == "tilewright") & (rows["ordered"] | (rows["status"] != "ok"))]
     mine = mine.sort_values("ordered", ascending=False, kind="stable").drop_duplicates(["reorder", "tiles", "solver"])
-    return rows.loc[[*rows.index[rows["provider"] == "sdpa_dense"], *mine.index]]
+    return rows.loc[[*read.dense(rows).index, *mine.index]]
 
 
 def _look(row, orders):
-    if row.provider == "sdpa_dense":
+    if row.provider in DENSE:
         return {"color": style.DENSE}
     colour = style.order_colour(row.reorder, orders)
     if row.policy == "greedy":
@@ -146,10 +151,12 @@ def _handles(rows, has_paper):
     ilp = sorted(set(rows.loc[rows["policy"] == "ilp", "solver"]))
     names = ", ".join(style.SOLVER_NAMES.get(name, name) for name in ilp)
     handles = [
-        Patch(color=style.DENSE, label="dense SDPA"),
+        Patch(color=style.DENSE, label="dense, fastest kernel"),
         Patch(facecolor=style.tint(style.INK), edgecolor=style.INK, label="pale: greedy"),
         Patch(color=style.INK, label=f"full: ILP ({names})"),
     ]
     if has_paper:
         handles.append(Line2D([], [], linestyle="none", label="paper, A100 (speed-up)", **_PAPER_MARK))
+    if (rows["provider"] == select.INFERENCE).any():
+        handles.append(Line2D([], [], label="inference: dense over the kept tokens", **_INFERENCE_LINE))
     return handles

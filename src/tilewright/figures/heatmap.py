@@ -1,4 +1,5 @@
-"""DynamicViT's measured speed-up over dense SDPA by resolution and patch size; blanks are hatched, with the reason."""
+"""DynamicViT's training mask: speed-up over dense attention by resolution and patch size; blanks are hatched, with the
+reason."""
 
 import string
 
@@ -43,7 +44,9 @@ def draw(inputs):
             axes.text(x, y + 0.3, f"{row.paper_speedup:.1f}", ha="center", va="center", fontsize=7.5, color=colour)
     axes.set_xticks(range(len(patches)), patches)
     axes.set_yticks(range(len(resolutions)), resolutions)
-    axes.set(xlabel="patch size (px)", ylabel="resolution (px)", title="DynamicViT: plan over dense SDPA")
+    axes.set(
+        xlabel="patch size (px)", ylabel="resolution (px)", title=f"{style.layer_name('dynamicvit')}: plan over dense"
+    )
     axes.grid(False)
     axes.tick_params(length=0)
     _colour_bar(drawn, picture, axes, reach)
@@ -51,7 +54,8 @@ def draw(inputs):
     style.notes(
         drawn,
         [
-            f"Large: measured × dense SDPA ({device}). Small: the paper's × FlashAttention (A100). "
+            f"Large: measured × dense, the fastest kernel ({style.dense_names(frame)}; {device}). "
+            "Small: the paper's × FlashAttention (A100). "
             "Hatched: not measured.",
             *(f"({letter}) {reason}" for reason, letter in reasons.items()),
         ],

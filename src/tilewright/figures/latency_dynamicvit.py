@@ -1,4 +1,4 @@
-"""Latency of DynamicViT's attention by resolution and order: dense SDPA, greedy and ILP schedules."""
+"""Latency of DynamicViT's attention, its training mask, by resolution and order: dense, greedy and ILP schedules."""
 
 from tilewright.figures import bars
 

@@ -1,4 +1,4 @@
-"""Latency of RegionViT's attention by resolution and order: dense SDPA, greedy and ILP schedules."""
+"""Latency of RegionViT's attention by resolution and order: dense attention, greedy and ILP schedules."""
 
 from tilewright.figures import bars
 

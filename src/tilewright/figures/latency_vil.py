@@ -1,4 +1,4 @@
-"""Latency of Vision Longformer's attention by resolution and order: dense SDPA, greedy and ILP schedules."""
+"""Latency of Vision Longformer's attention by resolution and order: dense attention, greedy and ILP schedules."""
 
 from tilewright.figures import bars
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tilewright import artifacts, tiles
 from tilewright.errors import ArtifactError
+from tilewright.tables import select
 
 # Okabe and Ito's palette, told apart with every common colour blindness (jfly.uni-koeln.de/color).
 ORDER_COLOURS = {"none": "#56B4E9", "rcm": "#E69F00", "hc": "#CC79A7", "ic": "#009E73", "window": "#0072B2"}
@@ -14,8 +15,11 @@ ORDER_NAMES = {"none": "none", "rcm": "RCM", "hc": "HC", "ic": "IC", "window": "
 _FURTHER = ("#D55E00", "#882255", "#44AA99", "#999933")
 DENSE, PAPER, INK, PALE = "#5A5A5A", "#D55E00", "#222222", "#D9D9D9"
 FAMILY_NAMES = {"vil": "Vision Longformer", "regionvit": "RegionViT", "dynamicvit": "DynamicViT"}
-PROVIDER_NAMES = {"sdpa_dense": "dense SDPA", "sdpa_mask": "masked SDPA", "flex": "FlexAttention"}
-SOLVER_NAMES = {"greedy": "greedy", "highs": "HiGHS", "gurobi": "Gurobi"}
+PROVIDER_NAMES = {
+    **{"sdpa_dense": "torch's default", "sdpa_flash": "FlashAttention", "sdpa_cudnn": "cuDNN"},
+    **{"sdpa_efficient": "memory-efficient", "sdpa_mask": "masked SDPA", "flex": "FlexAttention"},
+}
+SOLVER_NAMES = {"greedy": "greedy", "descent": "descent", "highs": "HiGHS", "gurobi": "Gurobi"}
 
 # Dates and versions out of the files: equal inputs give equal bytes.
 _METADATA = {".svg": {"Date": None}, ".png": {"Software": None}, ".pdf": {"CreationDate": None}}
@@ -127,6 +131,17 @@ def outlined(text, width=2):
     from matplotlib.patheffects import withStroke
 
     text.set_path_effects([withStroke(linewidth=width, foreground="white")])
+
+
+def layer_name(family):
+    """Family as written above attention layers, which for DynamicViT are of its training mask."""
+    name = FAMILY_NAMES.get(family, family)
+    return ", ".join(filter(None, [name, select.case(family)]))
+
+
+def dense_names(rows):
+    """Which kernels the dense attention is of that the bench rows are compared with, in words."""
+    return listed([PROVIDER_NAMES[name] for name in sorted(set(rows["dense"]) - {""})]) or "not run"
 
 
 def listed(names, most=4, what="workloads"):

@@ -22,7 +22,7 @@ SHOWN = {
     "useful_gflops": ("useful GFLOP/s", ",.0f"),
     "floor_fraction": ("byte floor / time", ".2f"),
     "exact": ("exact", ""),
-    "max_abs_error": ("largest error", ".1e"),
+    "relative_error": ("relative error", ".1e"),
     "reason": ("why blank", ""),
 }
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.errors import ArtifactError
+from tilewright.kernels.baselines import DENSE
 from tilewright.tables import select
 
-_TIMES = ["p20_us", "p50_us", "p80_us", "rse", "useful_gflops", "executed_gflops", "tokens_per_s"]
-NETWORK_TIMES = ["p20_us", "p50_us", "p80_us", "rse", "images_per_s", "attention_us", "rest_us"]
+_TIMES = ["p20_us", "p50_us", "p80_us", "rse", "cold_us", "useful_gflops", "executed_gflops", "tokens_per_s"]
+NETWORK_TIMES = ["p20_us", "p50_us", "p80_us", "rse", "images_per_s", "attention_us", "rest_us", "gpu_us"]
 RAGGED_TIMES = [
     *("p20_us", "p50_us", "p80_us", "rse", "latency_us", "host_us", "useful_gflops"),
     *("byte_floor_us", "floor_fraction"),
@@ -20,44 +21,60 @@ PRUNED_TIMES = ["p20_us", "p50_us", "p80_us", "rse", "images_per_s", "pack_us", 
 # Kinds of CSV by the columns that each needs: text, and numbers (an empty field: not applicable, or not measured).
 _KINDS = {
     "bench": (
-        ["model", "reorder", "tiles", "solver", "provider", "status", "reason", "ordered", "device"],
         [
-            *("resolution", "batch", "heads", "head_dim", "tokens", "entries", "density", "max_abs_error", "tolerance"),
-            *("predicted_us", "objective_us", "bound_us", "gap", "items", "launches", "repetitions", "memory_bytes"),
-            *_TIMES,
+            *("model", "reorder", "tiles", "solver", "provider", "variant", "status", "reason", "ordered", "dtype"),
+            *("device", "commit", "code"),
+        ],
+        [
+            *("resolution", "batch", "heads", "head_dim", "tokens", "entries", "density", "max_abs_error"),
+            *("relative_error", "checked_rows", "tolerance", "predicted_us", "objective_us", "bound_us", "gap"),
+            *("items", "launches", "repetitions", "memory_bytes", *_TIMES),
         ],
     ),
     "network": (
-        ["network", "family", "attention", "status", "reason", "device"],
+        ["network", "family", "attention", "status", "reason", "dtype", "device", "commit", "code"],
         [
-            *("resolution", "batch", "parameters", "max_abs_error", "tolerance", "same_top1", "first_call_s"),
-            *("repetitions", *NETWORK_TIMES),
+            *("resolution", "batch", "parameters", "max_abs_error", "relative_error", "tolerance"),
+            *("attention_error", "attention_tolerance", "same_top1", "first_call_s", "repetitions", *NETWORK_TIMES),
         ],
     ),
     "ragged": (
-        ["lengths", "provider", "call", "exact", "status", "reason", "dtype", "device"],
-        ["heads", "head_dim", "images", "tokens", "max_abs_error", "tolerance", "repetitions", *RAGGED_TIMES],
+        ["lengths", "provider", "call", "exact", "status", "reason", "dtype", "device", "commit", "code"],
+        [
+            *("heads", "head_dim", "images", "tokens", "max_abs_error", "relative_error", "tolerance", "repetitions"),
+            *RAGGED_TIMES,
+        ],
     ),
     "pruned": (
-        ["network", "variant", "pruner", "setting", "strategy", "mode", "status", "reason", "dtype", "device"],
+        [
+            *("network", "variant", "pruner", "setting", "strategy", "mode", "status", "reason", "dtype", "device"),
+            *("commit", "code"),
+        ],
         [
             *("resolution", "batch", "tokens", "fewest_kept", "most_kept", "spread", "capacity", "inputs"),
-            *("same_tokens", "max_abs_error", "tolerance", "same_top1", "largest_logit", *PRUNED_TIMES),
+            *("same_tokens", "max_abs_error", "relative_error", "tolerance", "same_top1", "max_abs_error_all"),
+            *("same_top1_all", "attention_error", "largest_logit", *PRUNED_TIMES),
         ],
     ),
     "heatmap": (
-        ["status", "reason", "device"],
+        ["status", "reason", "dense", "device", "commit", "code"],
         ["resolution", "patch", "tokens", "dense_p50_us", "plan_p50_us", "speedup", "max_abs_error"],
     ),
     "reorder_time": (
-        ["model", "reorder", "device"],
+        ["model", "reorder", "device", "commit", "code"],
         ["tokens", "entries", "distinct_rows", "seconds", "work_fraction", "peak_rss_bytes"],
     ),
     "paper_latency": (["family", "provider", "reorder", "policy"], ["resolution", "latency_ms"]),
     "paper_heatmap": ([], ["resolution", "patch", "paper_speedup"]),
     "claims": (["id", "claim", "relation", "unit"], ["expected"]),
 }
+# Those that a run leaves in its logs.
+ROWS = ("bench", "network", "ragged", "pruned", "heatmap", "reorder_time")
 STATUSES = ("ok", "skipped", "failed")
+# Solvers that solve no integer program.
+HEURISTICS = ("greedy", "descent")
+# The policy of the headline, chosen before measuring: what `tilewright.plan` makes of these patterns by itself.
+HEADLINE = {"reorder": "window", "tiles": "mixed", "solver": "highs"}
 
 
 def sort(inputs, expected, optional=()):
@@ -87,10 +104,13 @@ def sort(inputs, expected, optional=()):
 def _csv_kind(path):
     with open(path, encoding="utf-8") as stream:
         columns = stream.readline().strip().split(",")
-    for kind, needed in _KINDS.items():
-        if {c for some in needed for c in some} <= set(columns):
-            return kind
-    return f"a CSV with the columns {', '.join(columns)}"
+    lacks = {kind: {*words, *numbers} - set(columns) for kind, (words, numbers) in _KINDS.items()}
+    share = {kind: len(some) / sum(map(len, _KINDS[kind])) for kind, some in lacks.items()}
+    nearest = min(share, key=share.get)
+    if share[nearest] > 0.5:
+        return f"a CSV with the columns {', '.join(columns)}"
+    # Rows of another version lack some.
+    return nearest if not lacks[nearest] else f"{nearest} rows without {', '.join(sorted(lacks[nearest]))}"
 
 
 def _header_kind(path):
@@ -141,18 +161,40 @@ def known(path, what, values, names):
 def bench(frame):
     """Bench rows with what tables and figures ask of them; a row that did not run has no measured number.
 
-    Rows come `in_order`. Adds ``family`` (of the workload's name), ``policy`` (greedy, ilp or empty), ``dense_us``
-    (dense SDPA of the same workload and run) and ``speedup`` over it; ``ordered`` becomes a bool.
+    Rows come `in_order`. Adds ``family`` (of the workload's name), ``policy`` (greedy, descent, ilp or empty),
+    ``dense`` (the fastest of `DENSE` of the same workload, type, batch and device), ``dense_us`` (its p50) and
+    ``speedup`` over it; ``ordered`` becomes a bool, false where a call permutes its tokens.
     """
     frame = frame.copy()
     frame["family"] = frame["model"].map(select.family)
-    frame["policy"] = frame["solver"].map(lambda solver: solver if solver in ("", "greedy") else "ilp")
-    frame["ordered"] = frame["ordered"].str.lower() == "true"
+    frame["policy"] = frame["solver"].map(lambda solver: solver if solver in ("", *HEURISTICS) else "ilp")
+    frame["ordered"] = frame["ordered"].str.lower() != "false"
     frame.loc[frame["status"] != "ok", _TIMES] = np.nan
-    dense = frame[frame["provider"] == "sdpa_dense"].drop_duplicates("model").set_index("model")["p50_us"]
-    frame["dense_us"] = frame["model"].map(dense)
+    key = ["model", "dtype", "batch", "device"]
+    fastest = best(frame[frame["provider"].isin(DENSE)], key)[["provider", "p50_us"]]
+    frame = frame.join(fastest.set_axis(["dense", "dense_us"], axis=1), on=key).fillna({"dense": ""})
     frame["speedup"] = frame["dense_us"] / frame["p50_us"]
     return in_order(frame)
+
+
+def best(frame, key, column="p50_us"):
+    """The row with the least `column` for each value of `key`, which becomes the index."""
+    timed = frame.dropna(subset=column).sort_values(column, kind="stable")
+    return timed.drop_duplicates(key).set_index(key)
+
+
+def noise(ratio, rse, other):
+    """Two standard errors of `ratio`, of two times whose relative standard errors are `rse` and `other`."""
+    return 2 * ratio * np.hypot(rse, other)
+
+
+def verdict(ratio, noise):
+    """``faster``, ``slower`` or, where `ratio` is within `noise` of 1, ``tie``; empty where there is no ratio. Where
+    the noise is not known, any difference counts."""
+    import pandas as pd
+
+    found = [(ratio - 1).abs() <= noise.fillna(0), ratio > 1, ratio < 1]
+    return pd.Series(np.select(found, ["tie", "faster", "slower"], ""), ratio.index)
 
 
 def in_order(frame):
@@ -166,6 +208,18 @@ def in_order(frame):
 def plans(frame):
     """Rows of the method itself as a network runs it: tokens already in plan order."""
     return frame[(frame["provider"] == "tilewright") & frame["ordered"]]
+
+
+def headline(frame):
+    """Rows of the method under the policy that is praised, `HEADLINE`: tokens in plan order, and permuted inside."""
+    mine = frame[frame["provider"] == "tilewright"]
+    return mine[(mine[list(HEADLINE)] == list(HEADLINE.values())).all(axis=1)]
+
+
+def dense(frame):
+    """The row of the fastest dense attention of each workload of `frame`, else of the first one, which says why."""
+    rows = frame[frame["provider"].isin(DENSE)]
+    return rows.sort_values("p50_us", kind="stable").drop_duplicates("model")
 
 
 def devices(frame):

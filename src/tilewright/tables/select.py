@@ -5,6 +5,8 @@ PAPER_HEATMAP = "expected/paper/heatmap.csv"
 # The families of the paper, in the order in which tables and figures show them.
 FAMILIES = ("vil", "regionvit", "dynamicvit")
 CLAIMS = "expected/claims.csv"
+# The form that inference takes where a workload is what training computes; it makes another result, hence is no peer.
+INFERENCE = "sdpa_compacted"
 SCHEDULES = "results/schedules/"
 LOGS = "results/logs/"
 REORDER_TIME = f"{LOGS}reorder_time.csv"
@@ -13,6 +15,12 @@ REORDER_TIME = f"{LOGS}reorder_time.csv"
 def family(workload):
     """First word of a workload's name: ``vil`` of ``vil-tiny-224-s1``."""
     return workload.partition("-")[0]
+
+
+def case(workload):
+    """What the pattern of a workload is computed for where a reader may take it for another: DynamicViT's, of all
+    queries, is what training masks; inference drops the pruned queries."""
+    return "training mask" if family(workload) == "dynamicvit" else ""
 
 
 def of_family(workloads, name):

@@ -22,6 +22,9 @@ NAMES = (
     "sdpa_compacted", "fa4", "cudnn_flex", "flashinfer", "natten",
 )  # fmt: skip
 
+# Those that attend over all pairs, whatever the pattern: the fastest of them is what "dense" means.
+DENSE = ("sdpa_dense", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
+
 
 class Unavailable(TilewrightError):
     """A baseline that cannot run here, or not for this pattern, and why."""
