@@ -32,13 +32,16 @@ def draw(inputs):
     blank = frame[frame["status"] != "ok"]
     names = [f"{network}, batch {batch:.0f}" for network, batch in zip(blank["network"], blank["batch"], strict=True)]
     blank = blank.assign(name=names)
-    checked = frame["max_abs_error"].max()
+    checked = frame["relative_error"].max()
+    ties = frame[frame["verdict"] == "tie"]
+    tied = [f"{row.network} batch {row.batch:.0f} ({_NAMES[row.peer]})" for row in ties.itertuples()]
     style.notes(
         drawn,
         [
             f"{read.devices(frame)}; the same random weights for every attention; photographs. Before a time was "
-            f"taken, logits were compared with those of masked SDPA: largest difference {checked:.1g}. At each bar its "
-            "latency and how many times faster it is than as published. Scales differ; whiskers: p20, p80.",
+            f"taken, logits were compared with those of masked SDPA: largest relative error {checked:.1g}. At each bar "
+            "its latency and how many times faster it is than as published. Scales differ; whiskers: p20, p80. "
+            f"Ties of ours with the fastest peer, within two standard errors: {', '.join(tied) or 'none'}.",
             *(
                 f"× {_NAMES[attention]} ({style.listed(rows['name'])}): {status}, {reason}."
                 for (attention, status, reason), rows in blank.groupby(["attention", "status", "reason"], sort=False)

@@ -1,9 +1,12 @@
-"""Whole networks, from images to logits: latency of each attention at each batch, and its speed-up over the peers."""
+"""Whole networks, from images to logits: latency of each attention at each batch, and its speed-up over the peers
+and over the fastest of them, or a tie where the two are within noise."""
 
 from tilewright.tables import read, select
 
+OURS = "tilewright"
 # Each has a column of speed-ups over it.
 PEERS = ("native", "dense", "flex")
+_KEY = ["network", "batch"]
 
 SHOWN = {
     "network": ("network", ""),
@@ -19,6 +22,12 @@ SHOWN = {
     "over_native": ("× native", ".2f"),
     "over_dense": ("× dense", ".2f"),
     "over_flex": ("× flex", ".2f"),
+    "peer": ("fastest peer", ""),
+    "over_peer": ("× fastest peer", ".2f"),
+    "verdict": ("than it", ""),
+    "gpu_us": ("as a CUDA graph (µs)", ",.0f"),
+    "relative_error": ("relative error of logits", ".1e"),
+    "attention_error": ("of attention", ".1e"),
     "max_abs_error": ("largest logit difference", ".1e"),
     "tolerance": ("tolerance", ".0e"),
     "same_top1": ("same top-1", ".0%"),
@@ -38,9 +47,12 @@ def table(inputs):
     (rows,) = read.frames(inputs, "network")
     rows["family"] = rows["network"].map(select.family)
     rows.loc[rows["status"] != "ok", read.NETWORK_TIMES] = float("nan")
-    key = ["network", "batch"]
-    for peer in PEERS:
-        theirs = rows[rows["attention"] == peer].set_index(key)["p50_us"].rename("peer_us")
-        rows[f"over_{peer}"] = rows.join(theirs, on=key)["peer_us"] / rows["p50_us"]
+    others = rows[rows["attention"] != OURS]
+    for peer, theirs in {**{peer: others[others["attention"] == peer] for peer in PEERS}, "peer": others}.items():
+        theirs = rows[_KEY].join(read.best(theirs, _KEY)[["p50_us", "rse"]], on=_KEY)
+        ratio = theirs["p50_us"] / rows["p50_us"]
+        rows[f"over_{peer}"], rows[f"noise_{peer}"] = ratio, read.noise(ratio, rows["rse"], theirs["rse"])
+    rows = rows.join(read.best(others, _KEY)["attention"].rename("peer"), on=_KEY).fillna({"peer": ""})
+    rows["verdict"] = read.verdict(rows["over_peer"], rows["noise_peer"]).where(rows["attention"] == OURS, "")
     rows = rows.rename(columns={"network": "model"})
     return read.in_order(rows.sort_values("batch", kind="stable")).rename(columns={"model": "network"})

@@ -7,6 +7,8 @@ from tilewright.tables import read, select
 OURS, PADDED, PUBLISHED = "ragged", "padded", "padded_unfused"
 DENSE = ("padded_kept", "gathered")
 FAIR = (*DENSE, "varlen")
+# Whom the columns of speed-ups are over: the fastest of these strategies.
+PEERS = {"padded": (PADDED,), "published": (PUBLISHED,), "dense": DENSE, "fair": FAIR}
 _KEY = ["network", "setting", "batch", "mode"]
 
 SHOWN = {
@@ -23,12 +25,15 @@ SHOWN = {
     "over_dense": ("× best dense", ".2f"),
     "over_fair": ("× best fair", ".2f"),
     "fair": ("best fair", ""),
+    "ties": ("within noise of", ""),
     "pack_share": ("pack + unpack", ".1%"),
     "fewest_kept": ("fewest tokens", ".0f"),
     "most_kept": ("most tokens", ".0f"),
+    "relative_error": ("relative error of logits", ".1e"),
     "max_abs_error": ("largest logit difference", ".1e"),
-    "same_top1": ("same top-1", ".1%"),
-    "same_tokens": ("images with the same tokens", ".0f"),
+    "same_top1": ("same top-1, of the same tokens", ".1%"),
+    "same_top1_all": ("same top-1, all images", ".1%"),
+    "compared": ("images of the same tokens", ".0%"),
     "inputs": ("of", ".0f"),
     "reason": ("why blank", ""),
 }
@@ -41,17 +46,18 @@ def needs(config):
 
 def table(inputs):
     """One row per network, setting, batch, mode and strategy; a row that failed has no time. ``fair``: the best of
-    `FAIR` there, which ``over_fair`` is over, as ``over_dense`` is over the best of `DENSE`."""
+    `FAIR` there, which ``over_fair`` is over, as ``over_dense`` is over the best of `DENSE`. ``noise_<peer>``: two
+    standard errors of ``over_<peer>``; ``ties``: the peers that are within it."""
     (rows,) = read.frames(inputs, "pruned")
     rows.loc[rows["status"] != "ok", read.PRUNED_TIMES] = float("nan")
-    rows = rows.join(_best(rows, FAIR)["strategy"].rename("fair"), on=_KEY)
-    for over, names in {"padded": [PADDED], "published": [PUBLISHED], "dense": DENSE, "fair": FAIR}.items():
-        best_us = _best(rows, names)["p50_us"].rename("best_us")
-        rows[f"over_{over}"] = rows.join(best_us, on=_KEY)["best_us"] / rows["p50_us"]
-    return rows
-
-
-def _best(rows, names):
-    """The fastest row of some strategies in each case."""
-    fastest = rows[rows["strategy"].isin(names)].dropna(subset="p50_us").sort_values("p50_us", kind="stable")
-    return fastest.drop_duplicates(_KEY).set_index(_KEY)
+    rows["compared"] = rows["same_tokens"] / rows["inputs"]
+    fair = rows[rows["strategy"].isin(FAIR)]
+    rows = rows.join(read.best(fair, _KEY)["strategy"].rename("fair"), on=_KEY)
+    rows["ties"] = ""
+    for over, names in PEERS.items():
+        theirs = rows[_KEY].join(read.best(rows[rows["strategy"].isin(names)], _KEY)[["p50_us", "rse"]], on=_KEY)
+        ratio = theirs["p50_us"] / rows["p50_us"]
+        rows[f"over_{over}"], rows[f"noise_{over}"] = ratio, read.noise(ratio, rows["rse"], theirs["rse"])
+        tie = (read.verdict(ratio, rows[f"noise_{over}"]) == "tie") & ~rows["strategy"].isin(names)
+        rows["ties"] += tie.map({True: f"{over}, ", False: ""})
+    return rows.assign(ties=rows["ties"].str.removesuffix(", "))
