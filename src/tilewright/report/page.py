@@ -10,6 +10,7 @@ from tilewright import artifacts, figures, registry, tables
 from tilewright.errors import ArtifactError
 from tilewright.report import ASSETS, explorer
 from tilewright.tables import origin
+from tilewright.tables.claims import VERDICTS
 
 # How the files of each folder came about: the method behind what is drawn from them.
 METHODS = {
@@ -21,7 +22,6 @@ METHODS = {
     "paper": "values of the paper",
     "claims.csv": "the list of claims",
 }
-VERDICTS = ("met", "not met", "not measured")
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,9 @@ def _table(path, texts):
     try:
         # Only an empty field is missing: "none" is an order.
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""])
+        if parts := getattr(module, "PARTS", None):
+            column, values = parts
+            frame = frame.sort_values(column, key=lambda found: found.map(values.index), kind="stable")
         numeric, rows = tables.cells(frame, module.SHOWN)
     except (OSError, ValueError, KeyError) as error:
         raise ArtifactError(f"{path}: expected the table {path.stem}, found: {error!r}") from error

@@ -4,6 +4,7 @@ Contract of a member module; its docstring says what the table shows:
     ``needs(config) -> list[str]``: the files it is made from; empty when the configuration selects nothing to show.
     ``table(inputs) -> DataFrame``: the rows, from those files alone; what was not measured is missing, never guessed.
     ``SHOWN``: ``{column: (header with unit, format)}``, the columns of the Markdown form, in order.
+    ``PARTS``, where the Markdown form comes in parts: ``(column, values)``, a part for each value, which heads it.
 """
 
 from pathlib import Path
@@ -22,6 +23,7 @@ NAMES = (
     "prediction",
     "solvers",
     "policy",
+    "policy_summary",
     "reorder_time",
     "claims",
 )
@@ -34,7 +36,7 @@ def needs(name, config):
 
 def tabulate(name, inputs, outputs):
     """Write the table `name` to `outputs`, paths ending in ``.csv`` or ``.md``; one ending in ``.json`` tells where it
-    comes from.
+    comes from. A folder among `inputs` stands for all CSV files in it.
 
     Raises `UnknownNameError` for the name, `ArtifactError` for inputs that are not the table's and for other endings.
     """
@@ -43,13 +45,15 @@ def tabulate(name, inputs, outputs):
     module = registry.member("tilewright.tables", "table", name, NAMES)
     writers = {
         ".csv": lambda path: artifacts.write_text(path, frame.to_csv(index=False, lineterminator="\n")),
-        ".md": lambda path: artifacts.write_text(path, markdown(frame, module.SHOWN)),
+        ".md": lambda path: artifacts.write_text(path, markdown(frame, module.SHOWN, getattr(module, "PARTS", None))),
         ".json": lambda path: origin.save(path, module, inputs),
     }
     for path in map(Path, outputs):
         if path.suffix not in writers:
             raise ArtifactError(f"{path}: expected a name ending in {', '.join(writers)}, found {path.suffix!r}")
-    frame = module.table([Path(path) for path in inputs])
+    found = (sorted(path.rglob("*.csv")) if path.is_dir() else [path] for path in map(Path, inputs))
+    inputs = [path for paths in found for path in paths]
+    frame = module.table(inputs)
     for path in map(Path, outputs):
         writers[path.suffix](path)
 
@@ -70,8 +74,12 @@ def cells(frame, shown):
     return numeric, rows
 
 
-def markdown(frame, shown):
-    """`frame` as a Markdown table of the columns in `shown`; numbers stand to the right."""
+def markdown(frame, shown, parts=None):
+    """`frame` as a Markdown table of the columns in `shown`; numbers stand to the right. parts: as in the contract."""
+    if parts:
+        column, values = parts
+        found = {value: frame[frame[column] == value] for value in values}
+        return "\n".join(f"## {value}: {len(rows)}\n\n{markdown(rows, shown)}" for value, rows in found.items())
     numeric, rows = cells(frame, shown)
     lines = [
         [header for header, _ in shown.values()],
