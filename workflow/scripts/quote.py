@@ -1,0 +1,24 @@
+"""T6: set the tables in documents anew from recorded rows, or print one."""
+
+import argparse
+from pathlib import Path
+
+from tilewright import artifacts
+from tilewright.cli import script
+from tilewright.tables import quoted
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(documents, table):
+    if table:
+        print(quoted.quoted(table, ROOT), end="")
+    for path in documents:
+        artifacts.write_text(path, quoted.updated(path.read_text(encoding="utf-8"), ROOT))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("documents", nargs="*", type=Path, metavar="FILE", help="documents whose tables to set anew")
+    parser.add_argument("--table", help=f"print this table: {', '.join(quoted.NAMES)}")
+    script(parser, run)
