@@ -21,25 +21,31 @@ DEVICE = {
     "versions": {},
 }
 BENCH = (
-    "model,family,resolution,reorder,tiles,solver,provider,status,reason,ordered,batch,heads,head_dim,dtype,tokens,"
-    "entries,density,p20_us,p50_us,p80_us,repetitions,rse,max_abs_error,tolerance,predicted_us,objective_us,bound_us,"
-    "gap,items,launches,useful_gflops,executed_gflops,tokens_per_s,memory_bytes,device,cores,torch,numpy,time"
+    "model,family,resolution,reorder,tiles,solver,provider,variant,status,reason,ordered,batch,heads,head_dim,dtype,tokens,"
+    "entries,density,p20_us,p50_us,p80_us,repetitions,rse,cold_us,max_abs_error,relative_error,"
+    "checked_rows,tolerance,predicted_us,objective_us,bound_us,gap,items,launches,useful_gflops,executed_gflops,"
+    "tokens_per_s,memory_bytes,device,cores,torch,numpy,commit,code,time"
 )
-HEATMAP = "resolution,patch,tokens,status,reason,dense_p50_us,plan_p50_us,speedup,max_abs_error,device,torch,time"
-REORDER_TIME = "model,tokens,entries,distinct_rows,reorder,seconds,work_fraction,peak_rss_bytes,device,time"
+HEATMAP = (
+    "resolution,patch,tokens,status,reason,dense,dense_p50_us,plan_p50_us,speedup,max_abs_error,device,torch,commit,"
+    "code,time"
+)
+REORDER_TIME = "model,tokens,entries,distinct_rows,reorder,seconds,work_fraction,peak_rss_bytes,device,commit,code,time"
 NETWORK = (
-    "network,family,variant,resolution,attention,batch,status,reason,dtype,parameters,max_abs_error,tolerance,"
-    "largest_logit,same_top1,first_call_s,p20_us,p50_us,p80_us,repetitions,rse,images_per_s,attention_us,rest_us,device,"
-    "cores,torch,numpy,time"
+    "network,family,variant,resolution,attention,batch,status,reason,dtype,parameters,max_abs_error,"
+    "relative_error,tolerance,attention_error,attention_tolerance,largest_logit,same_top1,first_call_s,p20_us,p50_us,"
+    "p80_us,repetitions,rse,images_per_s,attention_us,rest_us,gpu_us,device,cores,torch,numpy,commit,code,time"
 )
 RAGGED = (
-    "heads,head_dim,lengths,images,tokens,longest,provider,call,exact,status,reason,dtype,max_abs_error,tolerance,p20_us,"
-    "p50_us,p80_us,repetitions,rse,timing,latency_us,host_us,useful_gflops,byte_floor_us,floor_fraction,device,cores,torch"
+    "heads,head_dim,lengths,images,tokens,longest,provider,call,exact,status,reason,dtype,max_abs_error,"
+    "relative_error,tolerance,p20_us,p50_us,p80_us,repetitions,rse,timing,latency_us,host_us,useful_gflops,"
+    "byte_floor_us,floor_fraction,device,cores,torch,commit,code"
 )
 PRUNED = (
     "network,variant,resolution,pruner,setting,strategy,mode,batch,status,reason,dtype,parameters,tokens,fewest_kept,"
-    "most_kept,spread,capacity,inputs,same_tokens,max_abs_error,tolerance,largest_logit,same_top1,first_call_s,p20_us,"
-    "p50_us,p80_us,repetitions,rse,images_per_s,pack_us,pack_share,device,cores,torch"
+    "most_kept,spread,capacity,inputs,same_tokens,max_abs_error,relative_error,tolerance,largest_logit,same_top1,"
+    "max_abs_error_all,same_top1_all,attention_error,first_call_s,p20_us,p50_us,p80_us,repetitions,rse,"
+    "images_per_s,pack_us,pack_share,device,cores,torch,commit,code"
 )
 # Microseconds an image in attention; the rest of every network takes `REST_US`.
 ATTENTION_US = {"native": 30_000, "dense": 90_000, "tilewright": 10_000}
@@ -69,11 +75,15 @@ def row(model, provider, p50_us, **changes):
         "tokens": tokens,
         "entries": tokens * tokens // 8,
         "density": 0.125,
+        "dtype": "float32",
+        "batch": 1,
+        "variant": "",
         "max_abs_error": 1e-6 if timed else "",
+        "relative_error": 1e-6 if timed else "",
         "tolerance": 1e-5,
         "device": DEVICE["name"],
     }
-    times = {"p20_us": 0.9 * p50_us, "p50_us": p50_us, "p80_us": 1.25 * p50_us} if timed else {}
+    times = {"p20_us": 0.9 * p50_us, "p50_us": p50_us, "p80_us": 1.25 * p50_us, "rse": 0.01} if timed else {}
     return {**facts, **times, **changes}
 
 
@@ -148,7 +158,14 @@ def network_row(network, attention, batch, **changes):
     attention_us, rest_us = batch * ATTENTION_US[attention], batch * REST_US
     p50 = attention_us + rest_us
     times = {"p20_us": 0.9 * p50, "p50_us": p50, "p80_us": 1.1 * p50, "attention_us": attention_us, "rest_us": rest_us}
-    checked = {"max_abs_error": 1e-6, "same_top1": 1, "first_call_s": 2, "images_per_s": batch / p50 * 1e6}
+    checked = {
+        "rse": 0.01,
+        "max_abs_error": 1e-6,
+        "relative_error": 1e-6,
+        "same_top1": 1,
+        "first_call_s": 2,
+        "images_per_s": batch / p50 * 1e6,
+    }
     return {**facts, "status": "ok", **times, **checked, **changes}
 
 
@@ -170,7 +187,13 @@ def ragged_row(heads, head_dim, lengths, images, provider, us, call="attend", **
     if us is None:
         return {**facts, "status": "skipped", "reason": "runs on an NVIDIA GPU only, found cpu", **changes}
     times = {"p20_us": 0.9 * us, "p50_us": us, "p80_us": 1.1 * us, "latency_us": us + 9, "host_us": 5 + us / 10}
-    judged = {"max_abs_error": 1e-4, "byte_floor_us": us / 2, "floor_fraction": 0.5, "useful_gflops": 100 * images}
+    judged = {
+        "max_abs_error": 1e-4,
+        "relative_error": 1e-4,
+        "byte_floor_us": us / 2,
+        "floor_fraction": 0.5,
+        "useful_gflops": 100 * images,
+    }
     return {**facts, "status": "ok", **times, **judged, **changes}
 
 
@@ -208,7 +231,8 @@ def pruned_row(network, setting, strategy, mode, batch, fewer=0, **changes):
     p50 = 1e6 * batch / PRUNED_RATES[strategy]
     times = {"p20_us": 0.9 * p50, "p50_us": p50, "p80_us": 1.1 * p50, "images_per_s": PRUNED_RATES[strategy]}
     packed = {"pack_us": 0.02 * p50, "pack_share": 0.02} if strategy == "ragged" else {}
-    judged = {"inputs": 16, "same_tokens": 15, "max_abs_error": 1e-3, "same_top1": 1, "largest_logit": 2}
+    judged = {"inputs": 16, "same_tokens": 15, "max_abs_error": 1e-3, "relative_error": 1e-3, "same_top1": 1}
+    judged |= {"same_top1_all": 15 / 16, "largest_logit": 2, "rse": 0.01}
     return {**facts, "status": "ok", **times, **packed, **judged, **changes}
 
 
@@ -273,6 +297,7 @@ def _cell(config, resolution, patch):
     return {
         **cell,
         "status": "ok",
+        "dense": "sdpa_dense",
         "dense_p50_us": 100.0 * speedup,
         "plan_p50_us": 100.0,
         "speedup": speedup,
