@@ -250,6 +250,20 @@ def test_the_papers_speedups_stand_beside_ours(study):
     assert points == pytest.approx({0.81: 5.23 / 4.10, 1.19: 5.23 / 2.15, 1.81: 5.23 / 4.00, 2.19: 5.23 / 2.05})
 
 
+def test_dense_bars_are_the_fastest_kernels_and_inference_is_a_line(study, tmp_path):
+    model, plan = "dynamicvit-s-224", {"ordered": "True", "reorder": "window", "tiles": "mixed", "solver": "highs"}
+    peers = {"sdpa_dense": 9000.0, "sdpa_flash": 6000.0, "sdpa_compacted": 1000.0}
+    rows = [synthetic.row(model, name, us, reorder="none") for name, us in peers.items()]
+    rows += [synthetic.row(model, "tilewright", 3000.0, **plan)]
+    rows += [synthetic.row(model, "tilewright", 1.0, **plan | {"solver": "descent"})]
+    synthetic.write_csv(tmp_path / "b.csv", synthetic.BENCH, rows)
+    figure = drawn("latency_dynamicvit", study, [tmp_path / "b.csv", select.PAPER_LATENCY])
+    above, below = figure.axes
+    assert heights(above) == pytest.approx({-1: 6, 0.19: 3}) and heights(below) == pytest.approx({0.19: 2})
+    assert [line.get_ydata()[0] for line in above.lines if line.get_linestyle() == "--"] == [1]
+    assert "DynamicViT, training mask" in texts(figure) and "(FlashAttention)" in texts(figure)
+
+
 def test_a_plan_that_did_not_run_is_blank_with_its_reason(study):
     figure = drawn("latency_vil", study)
     blank = figure.axes[1]
