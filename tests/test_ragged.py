@@ -1,6 +1,7 @@
 """Packed batches on every executor: the GPU's on a GPU where there is one, else under Triton's interpreter."""
 
 import gc
+import mmap
 import sys
 import tracemalloc
 
@@ -71,10 +72,26 @@ def check_moves(packing, keep, x, fill):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [32, 48, 64, 128])
+@pytest.mark.parametrize("head_dim", [8, 32, 48, 64, 72, 128, 256])
 def test_attention(head_dim, dtype, device):
     packing = ragged.pack(keeping([1, 70, 16, 33, 64], 75, device), 200)
     check_attention(packing, *qkv(200, 2, head_dim, dtype=dtype, device=device))
+
+
+def test_offsets_beyond_32_bits(monkeypatch):
+    packing, n = triton_packing(monkeypatch), 2_500_000_000
+    if TRITON_DEVICE == "cuda":
+        far_apart = torch.empty(n, dtype=torch.float16, device=TRITON_DEVICE)
+    else:
+        # The interpreter copies whole storages back.
+        monkeypatch.setattr("triton.runtime.interpreter.GridExecutor._restore_args_dev", lambda *_: None)
+        far_apart = torch.frombuffer(mmap.mmap(-1, 2 * n, flags=mmap.MAP_PRIVATE), dtype=torch.float16)
+    _, k, v = qkv(5, 3, 16, dtype=torch.float16, device=TRITON_DEVICE)
+    # Two images of two and three tokens: rows of the second one, then heads.
+    for strides in ((1_200_000_000 // 2, 16, 1), (16, 1_200_000_000, 1)):
+        q = far_apart.as_strided((5, 3, 16), strides)
+        q.copy_(tokens(5, 3, 16, device="cpu"))
+        check_attention(packing, q, k, v)
 
 
 @pytest.mark.parametrize("rows", [16, 32, 128])
@@ -436,6 +453,21 @@ def test_gradients_are_not_lost_silently(device):
         packing.gather(x)
 
 
+def test_gradients_are_not_lost_after_calls_without(device):
+    packing = ragged.pack(keeping([2, 3], 3, device))
+    q, k, v = (x.requires_grad_() for x in qkv(5, 1, 32, device=device))
+    with torch.no_grad():
+        packing.attend(q, k, v)
+        packing.attend(q, k, v)
+    with pytest.raises(PatternError, match="packed batches have no backward"):
+        packing.attend(q, k, v)
+
+
+def test_lists_are_no_longer_than_their_numbers_reach():
+    with pytest.raises(PatternError, match=r"lists: expected fewer than 2\*\*31 values, found \d+ of Layout"):
+        triton_ragged.Executor(Layout(1 << 20, 1 << 12, 1 << 20, 64), torch.device(TRITON_DEVICE))
+
+
 def triton_packing(monkeypatch):
     monkeypatch.setitem(ragged.EXECUTORS, TRITON_DEVICE, "tilewright.kernels.triton_ragged")
     ragged._executor.cache_clear()
@@ -443,8 +475,8 @@ def triton_packing(monkeypatch):
 
 
 def test_head_dims_of_a_gpu_are_known(monkeypatch):
-    with pytest.raises(PatternError, match="head_dim: expected one of 16, 32, 48, 64, 96, 128, found 24"):
-        triton_packing(monkeypatch).attend(*qkv(5, 1, 24, device=TRITON_DEVICE))
+    with pytest.raises(PatternError, match="head_dim: expected a multiple of 8 from 8 to 256 on a GPU, found 20"):
+        triton_packing(monkeypatch).attend(*qkv(5, 1, 20, device=TRITON_DEVICE))
 
 
 def test_values_of_a_row_lie_side_by_side_on_a_gpu(monkeypatch):

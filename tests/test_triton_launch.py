@@ -1,5 +1,6 @@
 """The launch path without a GPU: what would reach Triton's C launcher, and which calls reach it."""
 
+from threading import Barrier, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from tilewright.errors import DeviceError, PatternError, TileError
 from tilewright.kernels import tokens, triton_launch, triton_schedule, triton_tiles
 from tilewright.tiles import parse
 
+KERNEL = triton_tiles.attend
 # The interpreter launches nothing: tensors lie in main memory, and what would be launched is recorded.
 FACTS = {
     "global_scratch_size": 0,
@@ -25,6 +27,9 @@ FACTS = {
     "arg_annotations": "annotations",
     "kernel_signature": b"signature",
 }
+
+
+GRID = 5, 3, 1
 
 
 @pytest.fixture
@@ -40,8 +45,8 @@ def compiled(launched, **changes):
 
 def test_the_installed_triton_is_called_as_it_calls_itself(launched):
     kernel = compiled(launched)
-    kernel.run(5, 1, 1, 9, kernel.function, kernel.packed_metadata, None, None, None, 1, 2, 3, 4, 32, 0.5)
-    triton_launch.direct(kernel, 5, 9, (32, 0.5))(1, 2, 3, 4)
+    kernel.run(*GRID, 9, kernel.function, kernel.packed_metadata, None, None, None, 1, 2, 3, 4, 32, 0.5)
+    triton_launch.direct(kernel, GRID, 9, (32, 0.5))(1, 2, 3, 4)
     assert launched[0] == launched[1]
 
 
@@ -54,17 +59,26 @@ def test_the_installed_triton_is_called_as_it_calls_itself(launched):
 )
 def test_every_known_release_gets_its_own_arguments(monkeypatch, launched, release, rest):
     monkeypatch.setattr(triton, "__version__", release)
-    triton_launch.direct(compiled(launched), 5, 9, (32,))(1, 2, 3, 4)
-    assert launched == [(5, 1, 1, 9, 77, False, True, *rest)]
+    triton_launch.direct(compiled(launched), GRID, 9, (32,))(1, 2, 3, 4)
+    assert launched == [(*GRID, 9, 77, False, True, *rest)]
 
 
 def test_other_launchers_are_not_called(monkeypatch, launched, caplog):
-    assert triton_launch.direct(None, 5, 9, ()) is None
-    assert triton_launch.direct(compiled(launched, global_scratch_size=8), 5, 9, ()) is None
+    assert triton_launch.direct(None, GRID, 9, ()) is None
+    assert triton_launch.direct(compiled(launched, global_scratch_size=8), GRID, 9, ()) is None
     assert not caplog.records
     monkeypatch.setattr(triton, "__version__", "3.8.0")
-    assert triton_launch.direct(compiled(launched), 5, 9, ()) is None
+    assert triton_launch.direct(compiled(launched), GRID, 9, ()) is None
     assert "triton 3.8: direct launches are known for 3.6, 3.7" in caplog.text
+
+
+def test_where_torch_hides_its_streams_they_are_asked_for_in_public(monkeypatch):
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 5 + index, raising=False)
+    assert triton_launch.current_stream(device)() == 5
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7 + device.index))
+    assert triton_launch.current_stream(device)() == 7
 
 
 def test_a_cpu_has_no_streams():
@@ -121,7 +135,7 @@ def test_a_second_call_launches_directly_what_the_first_did(ready):
     *place, given = ready.direct[0] if triton.__version__ >= "3.7" else (*ready.direct[0][:13], ready.direct[0][13:])
     usual = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in (*arguments, *constants.values())][:-2]
     usual[3] = out.data_ptr()
-    assert place[:4] == [*grid, 1, 1, 0] and list(given) == usual
+    assert place[:4] == [*grid, 0] and list(given) == usual
 
 
 @pytest.mark.parametrize(
@@ -179,11 +193,101 @@ def test_tensors_are_checked_again_when_they_differ(ready):
         ready.call(q, k, v)
 
 
-def test_a_device_with_too_little_shared_memory_is_refused(ready, monkeypatch):
-    def refuse(*args, **constants):
-        raise OutOfResources(250000, 101376, "shared memory")
+def test_no_gradient_is_lost_after_a_call_without(ready):
+    q, k, v = qkv()
+    q.requires_grad_()
+    for _ in range(2):
+        with torch.no_grad():
+            ready.call(q, k, v)
+        with torch.inference_mode():
+            ready.call(q, k, v)
+        with pytest.raises(PatternError, match="no backward"):
+            ready.call(q, k, v)
+    # Tensors of inference mode are not told from others by one check.
+    assert (len(ready.usual), len(ready.direct)) == (2, 2)
 
-    monkeypatch.setattr(triton_tiles, "attend", {(grid,): refuse for grid in range(1, 1000)})
+
+def test_batches_are_not_compiled_for(ready):
+    unspecialized = getattr(KERNEL, "kwargs", vars(KERNEL))["do_not_specialize"]
+    compiled_for = set()
+    for batch in range(1, 21):
+        ready.call(*qkv(batch))
+        _, arguments, constants = ready.usual[-1]
+        sizes = [(name, x) for name, x in zip(KERNEL.arg_names, arguments, strict=False) if not torch.is_tensor(x)]
+        compiled_for.add((*(x for x in sizes if x[0] not in unspecialized), *constants.items()))
+    assert len(ready.usual) == 20 and len(compiled_for) == 1
+
+
+def test_what_is_remembered_is_bounded(ready, monkeypatch):
+    monkeypatch.setattr(triton_launch, "KINDS", 10)
+    (launch,) = ready.call.launches
+    x = torch.zeros(3, 20, 2, 160, 32)
+    for i in range(100):
+        ready.call(*x[:, : 1 + i % 20, :, :60])
+        ready.call(*x.as_strided((3, 20, 2, 60, 32), (*x.stride()[:2], 32 * (60 + i), 32, 1)))
+    assert len(ready.call._known) == 10
+    assert max(map(len, ready.call._known.values())) <= triton_launch.CALLS
+    largest = launch.scratch_bytes(20)
+    held = sum(x.nbytes for made in launch._scratch.values() for _, (acc, stat, _) in made for x in (acc, stat))
+    assert largest <= held <= 4 * largest
+
+
+def test_the_oldest_calls_are_forgotten(monkeypatch):
+    monkeypatch.setattr(triton_launch, "KINDS", 3)
+    monkeypatch.setattr(triton_launch, "CALLS", 2)
+    known = {}
+    for i in range(1000):
+        triton_launch.remember(known, i // 10, i)
+    assert known == {97: (978, 979), 98: (988, 989), 99: (998, 999)}
+
+
+def test_a_smaller_batch_uses_the_scratch_memory_of_a_larger_one(ready):
+    for batch in (3, 1, 4):
+        ready.call(*qkv(batch))
+    (_, three, _), (_, one, _), (_, four, _) = ready.usual
+    rows = ready.call.launches[0].lists.part_rows
+    assert one[10] is three[10] and three[10].shape == (3 * 2 * rows, 32) and four[10].shape == (6 * 2 * rows, 32)
+
+
+def test_first_calls_of_several_threads(ready):
+    start, failed = Barrier(8), []
+
+    def work(stream):
+        try:
+            start.wait()
+            for batch in range(1, 30):
+                ready.call._stream = ready.call.launches[0]._stream = lambda: stream
+                assert ready.call(*qkv(1 + (batch + stream) % 20)).shape[1:] == (2, 60, 32)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [Thread(target=work, args=(stream,)) for stream in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_many_items_are_spread_over_a_grid(ready, monkeypatch):
+    monkeypatch.setattr(triton_schedule, "_MOST_ACROSS", 3)
+    ready.call(*qkv(2))
+    grid, arguments, _ = ready.usual[0]
+    items = len(ready.call.launches[0].lists.items)
+    assert grid[0] == 4 and grid[1] <= 3 and items <= grid[1] * grid[2] < items + grid[2]
+    assert arguments[KERNEL.arg_names.index("n_items")] == items
+
+
+def test_an_empty_batch_launches_nothing(ready):
+    assert ready.call(*qkv(0)).shape == (0, 2, 60, 32) and not ready.usual
+
+
+def test_a_device_with_too_little_shared_memory_is_refused(ready, monkeypatch):
+    class Kernel:
+        def __getitem__(self, grid):
+            raise OutOfResources(250000, 101376, "shared memory")
+
+    monkeypatch.setattr(triton_tiles, "attend", Kernel())
     with pytest.raises(DeviceError, match=r"tile 64x1: .* at most 101376 .*shared memory, found 250000"):
         ready.call(*qkv())
 
@@ -217,8 +321,9 @@ def test_memory_is_what_is_held(ready):
     call = ready.call
     held = sum(x.nbytes for x in call.launches[0]._held)
     assert call.memory_bytes == held > 0
-    parts = len(call.launches[0].lists.parts)
-    assert call.peak_bytes(3) == 3 * 2 * 4 * (60 * 32 + parts * 64 * (32 + 2))
+    items = call.launches[0].lists.items
+    part_rows = items[items[:, 7] >= 0, 1].sum()
+    assert call.peak_bytes(3) == 3 * 2 * 4 * (60 * 32 + part_rows * (32 + 2))
 
 
 def test_a_result_has_the_layout_that_compilers_are_told(ready):
@@ -276,6 +381,25 @@ def test_a_repeated_kernel_writes_to_the_memory_that_it_is_given_first(launched)
     assert call(out, x) is out and len(launched) == 1
     given = launched[0][-1] if triton.__version__ >= "3.7" else launched[0][13:]
     assert list(given) == [out.data_ptr(), x.data_ptr(), 32]
+
+
+def test_a_repeated_kernel_checks_again_where_a_gradient_would_be_lost(repeated, launched):
+    call, started = repeated
+    x = torch.randn(4, 8, requires_grad=True)
+    for _ in range(2):
+        with torch.no_grad():
+            call(x)
+    assert len(started) == len(launched) == 1
+    # `started` is where kernels check their tensors.
+    call(x)
+    assert len(started) == 2 and len(launched) == 1
+
+
+def test_what_a_repeated_kernel_remembers_is_bounded(repeated):
+    call, started = repeated
+    for width in range(1, 1001):
+        call(torch.zeros(4, width))
+    assert len(started) == 1000 and sum(map(len, call._known.values())) == triton_launch.CALLS
 
 
 def test_a_repeated_kernel_knows_its_stream(repeated, launched):

@@ -22,8 +22,9 @@ class TileLists:
 
     items: int32 [I, 8]. keys: int32 [steps + 1, step_keys], in the graph's order. rank: of the factors left, bool
     [kinds, M, rank], and right, bool [steps, step_keys, rank]; 0 where masks are tiles: slots, int32 [steps, M,
-    step_keys], of the bias (0 without one), `MASKED_SLOT` where a pair is not allowed. parts: int32 [P, 4]; groups:
-    split blocks. full, partial: some step is of that kind.
+    step_keys], of the bias (0 without one), `MASKED_SLOT` where a pair is not allowed, and family, int [steps]: steps
+    whose rows are the same rows, or rows with the same bias. parts: int32 [P, 4]; groups: split blocks; part_rows: rows
+    of all parts. full, partial: some step is of that kind.
     """
 
     rows: int
@@ -34,8 +35,10 @@ class TileLists:
     left: np.ndarray
     right: np.ndarray
     slots: np.ndarray
+    family: np.ndarray
     parts: np.ndarray
     groups: int
+    part_rows: int
     full: bool
     partial: bool
 
@@ -70,9 +73,9 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None):
         packed = _as_factors(blocks, block, owner[late], (number - n_full[owner])[late], masks[late], step_keys)
     if packed is None:
         packed = _as_tiles(blocks, block, owner[late], masks[late], keys[late], index)
-    rank, left, right, slots, mask_step, kind = packed
+    rank, left, right, slots, family, mask_step, kind = packed
 
-    parts, part, groups = _parts(block, run_lo)
+    parts, part, groups, part_rows = _parts(block, run_lo, blocks.rows)
     items = np.stack([blocks.row_ptr[block], blocks.rows[block], first[:-1], n_full, steps, mask_step, kind, part], 1)
     return TileLists(
         rows=blocks.tile.rows,
@@ -84,27 +87,32 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None):
         left=left,
         right=right,
         slots=slots,
+        family=family,
         parts=parts,
         groups=groups,
+        part_rows=part_rows,
         full=bool((n_full > 0).any()),
         partial=bool((n_full < steps).any()),
     )
 
 
-def _parts(block, run_lo):
-    """``(parts [P, 4], part of each item or -1, groups)``: the items of a block that has several, in run order."""
+def _parts(block, run_lo, rows):
+    """``(parts [P, 4], part of each item or -1, groups, their rows)``: the items of a block that has several, in run
+    order. rows: of each block."""
     order = np.lexsort((run_lo, block))
     _, begin, counts = np.unique(block[order], return_index=True, return_counts=True)
-    part, parts, groups = np.full(len(block), -1), [], 0
+    part, parts, groups, part_rows = np.full(len(block), -1), [], 0, 0
     for lo, count in zip(begin[counts > 1], counts[counts > 1], strict=True):
         part[order[lo : lo + count]] = len(parts) + np.arange(count)
-        parts += [(groups, count, len(parts), i) for i in range(count)]
+        parts += [(groups, count, part_rows, i) for i in range(count)]
+        part_rows += int(count * rows[block[order[lo]]])
         groups += 1
-    return np.array(parts, np.int32).reshape(-1, 4), part, groups
+    return np.array(parts, np.int32).reshape(-1, 4), part, groups, part_rows
 
 
 def _as_factors(blocks, block, owner, number, masks, step_keys):
-    """``(rank, left, right, no slots, first mask step and kind of each item)`` of partial steps; None where no factors.
+    """``(rank, left, right, no slots, no family, first mask step and kind of each item)`` of partial steps; None where
+    no factors.
 
     owner: item of each partial step; number: its number among the item's partial steps; masks [steps, runs].
     """
@@ -127,13 +135,17 @@ def _as_factors(blocks, block, owner, number, masks, step_keys):
     for i, (a, b) in enumerate(found):
         left[i, : len(a), : a.shape[1]] = a
         right[offset[i] : offset[i + 1], :, : len(b)] = b.T.reshape(b.shape[1] // step_keys, step_keys, len(b))
-    return rank, left, right, np.zeros((0, 0, 0), np.int32), offset[kind], kind
+    return rank, left, right, np.zeros((0, 0, 0), np.int32), np.zeros(0, np.int64), offset[kind], kind
 
 
 def _as_tiles(blocks, block, owner, masks, keys, index):
-    """As `_as_factors`, with masks and bias as tiles of slots, items with equal ones sharing them."""
+    """As `_as_factors`, with masks and bias as tiles of slots. Items with equal ones share them, parts of split blocks
+    those whose other parts have equal ones, too: the bias of a row is taken relative to the greatest of all its keys.
+    """
     height = blocks.tile.rows
-    kind, seen, held, mask_step, total = np.zeros(len(block), np.int64), {}, [], [], 0
+    # Without a bias the rows of all blocks are alike.
+    owning = block.tolist() if index is not None else [0] * len(block)
+    digests, distinct, parts = [], {}, {}
     bounds = np.searchsorted(owner, np.arange(len(block) + 1))
     for item in range(len(block)):
         at = slice(bounds[item], bounds[item + 1])
@@ -142,15 +154,23 @@ def _as_tiles(blocks, block, owner, masks, keys, index):
         slots = 0 if index is None else index(rows[None, :, None], keys[at][:, None, :])
         slots = np.where(allowed, slots, MASKED_SLOT).astype(np.int32)
         digest = hashlib.blake2b(slots.tobytes(), digest_size=16).digest()
-        if digest not in seen:
-            seen[digest] = len(held)
-            held.append(slots)
-            mask_step.append(total)
-            total += len(slots)
-        kind[item] = seen[digest]
+        digests.append(digest)
+        distinct[digest] = slots
+        parts.setdefault(owning[item], set()).add(digest)
+    families = {}
+    number = {own: families.setdefault(frozenset(made), len(families)) for own, made in parts.items()}
+    seen, held, family, mask_step, total = {}, [], [], np.zeros(len(block), np.int64), 0
+    for item, (digest, own) in enumerate(zip(digests, owning, strict=True)):
+        if (digest, number[own]) not in seen:
+            seen[digest, number[own]] = total
+            held.append(distinct[digest])
+            family.append(np.full(len(held[-1]), number[own]))
+            total += len(held[-1])
+        mask_step[item] = seen[digest, number[own]]
     slots = np.concatenate(held) if total else np.zeros((1, height, keys.shape[1]), np.int32)
+    family = np.concatenate(family) if total else np.zeros(1, np.int64)
     empty = np.zeros((1, height, RANKS[0]), bool), np.zeros((1, keys.shape[1], RANKS[0]), bool)
-    return 0, *empty, slots, np.array(mask_step)[kind], np.zeros(len(block), np.int64)
+    return 0, *empty, slots, family, mask_step, np.zeros(len(block), np.int64)
 
 
 def _allowed(blocks, masks):

@@ -7,6 +7,7 @@ every call of a plan. Triton's own C launcher, given the address of each tensor,
 import logging
 from functools import partial, reduce
 from operator import or_
+from threading import Lock
 
 import torch
 import triton
@@ -16,14 +17,16 @@ from tilewright.kernels import tokens
 _LOG = logging.getLogger(__name__)
 # Triton's releases whose C launcher is called here; others launch their kernels the usual way.
 KNOWN = ("3.6", "3.7")
+# Kinds of calls that are remembered, and calls of a kind. The oldest are forgotten: they go through Triton again.
+KINDS, CALLS = 256, 8
 
 
 def direct(compiled, grid, stream, arguments):
     """``callable(*addresses)`` that launches `compiled` on `grid` and `stream`; None where the launcher is not known.
 
-    compiled: what ``kernel[grid](...)`` returned, None under the interpreter. addresses: of the leading tensors; their
-    alignment to 16 bytes must be as it was in that call. arguments: all that follow, tensors by their addresses,
-    constants included. Launch hooks are not called.
+    grid: programs in each of three dimensions. compiled: what ``kernel[grid](...)`` returned, None under the
+    interpreter. addresses: of the leading tensors; their alignment to 16 bytes must be as it was in that call.
+    arguments: all that follow, tensors by their addresses, constants included. Launch hooks are not called.
     """
     known = _launcher(compiled, grid, stream)
     if known is None:
@@ -46,7 +49,7 @@ def _launcher(compiled, grid, stream):
     run, metadata = compiled.run, compiled.packed_metadata
     if run.global_scratch_size or run.profile_scratch_size:
         return None
-    place = (grid, 1, 1, stream, compiled.function, run.launch_cooperative_grid, run.launch_pdl)
+    place = (*grid, stream, compiled.function, run.launch_cooperative_grid, run.launch_pdl)
     # What is None: scratch memories, the metadata for the hooks, and the hooks.
     if release == "3.6":
         return run.launch, (*place, None, None, metadata, None, None, None), False
@@ -58,7 +61,21 @@ def current_stream(device):
     """``callable() -> int``: the stream that is current on `device` when called; 0 where there are no streams."""
     if device.type != "cuda":
         return lambda: 0
-    return partial(torch._C._cuda_getCurrentRawStream, device.index)
+    # Private to torch, and ten times as fast as what is not.
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return partial(raw, device.index) if raw else lambda: torch.cuda.current_stream(device).cuda_stream
+
+
+def wide(n, stride):
+    """Whether `n` rows so far apart, of up to 256 values each, span more than a 32-bit offset reaches."""
+    return (n - 1) * stride + 256 >= 2**31
+
+
+def remember(known, key, call):
+    """Add `call` to ``known[key]``, a tuple, and forget the oldest beyond `CALLS` there and `KINDS` keys."""
+    known[key] = (*known.get(key, ()), call)[-CALLS:]
+    while len(known) > KINDS:
+        del known[next(iter(known))]
 
 
 def capturing():
@@ -81,7 +98,7 @@ class Repeated:
         self._stream = current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
         # By stream and number of tensors: launches for tensors alike, see `_again`.
-        self._known = {}
+        self._known, self._lock = {}, Lock()
 
     def __call__(self, *tensors):
         """The result of the kernel. Raises what `start` raises."""
@@ -92,13 +109,15 @@ class Repeated:
         for again in self._known.get(key, ()):
             if (out := again(*tensors)) is not None:
                 return out
-        out, compiled, grid, arguments = self._start(*tensors)
-        known, alike = _launcher(compiled, grid, key[0]), tokens.alike(*tensors)
-        aligned = not reduce(or_, (x.data_ptr() for x in tensors)) & 15
-        # One tensor given twice is never recognised again.
-        if known is not None and aligned and alike(*tensors):
-            self._known.setdefault(key, []).append(_again(known, alike, out, tensors, arguments))
-        return out
+        # Calls of several threads compile and remember one after another.
+        with self._lock:
+            out, compiled, grid, arguments = self._start(*tensors)
+            known, alike = _launcher(compiled, (grid, 1, 1), key[0]), tokens.alike(*tensors)
+            aligned = not reduce(or_, (x.data_ptr() for x in tensors)) & 15
+            # One tensor given twice is never recognised again.
+            if known is not None and aligned and alike(*tensors):
+                remember(self._known, key, _again(known, alike, out, tensors, arguments))
+            return out
 
 
 # What a call of `Repeated` does, written out for its numbers of tensors and arguments: looping over them takes the host

@@ -27,6 +27,7 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
     these take longer, and the rest, over all classes, is `tile_us`. A class with fewer items of its own runs them
     several times, with the same results. A launch is a cost of the round, see `devices.cuda`.
     """
+    triton_schedule.check_head_dim(head_dim)
     device, items = hardware.describe("cuda"), work.items(blocks, split_keys)
     slots, launch_us, n_items = device["multiprocessors"], device["launch_us"], len(items.block)
     common = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
@@ -53,7 +54,7 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
         times = math.ceil(n_items / len(member))
         once, compiled = timed(repeated(lists, times))
         twice, _ = timed(repeated(lists, 2 * times))
-        alone, _ = timed(replace(lists, items=_whole(lists.items[:1]), parts=lists.parts[:0], groups=0))
+        alone, _ = timed(replace(lists, items=_whole(lists.items[:1]), parts=lists.parts[:0], groups=0, part_rows=0))
         # Noise must not make an item free.
         grown_us = max(twice.p50_us - once.p50_us, once.p50_us / 10)
         latency_us = grown_us * slots / (times * len(member))
@@ -76,15 +77,16 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
 
 def repeated(lists, times):
     """`TileLists` that run every item `times` times; each time, the parts of split blocks are merged anew."""
-    first, n_parts, n_groups = np.arange(times)[:, None], len(lists.parts), lists.groups
+    first, n_parts = np.arange(times)[:, None], len(lists.parts)
     items = np.tile(lists.items, (times, 1)).reshape(times, -1, lists.items.shape[1])
     items[:, :, 7] += np.where(items[:, :, 7] < 0, 0, first * n_parts).astype(np.int32)
     parts = np.tile(lists.parts, (times, 1)).reshape(times, -1, 4)
-    parts[:, :, 0] += (first * n_groups).astype(np.int32)
-    parts[:, :, 2] += (first * n_parts).astype(np.int32)
+    parts[:, :, 0] += (first * lists.groups).astype(np.int32)
+    parts[:, :, 2] += (first * lists.part_rows).astype(np.int32)
     # Longest first, as in any launch.
     items = items.transpose(1, 0, 2).reshape(-1, items.shape[2])
-    return replace(lists, items=items, parts=parts.reshape(-1, 4), groups=times * n_groups)
+    totals = {"groups": times * lists.groups, "part_rows": times * lists.part_rows}
+    return replace(lists, items=items, parts=parts.reshape(-1, 4), **totals)
 
 
 def _whole(items):
@@ -111,4 +113,4 @@ def _resources(compiled, device):
 
 def _scratch_bytes(lists, common):
     """Memory that the parts of split items leave their sums in."""
-    return float(4 * len(lists.parts) * common.heads * lists.rows * (common.head_dim + 2))
+    return float(triton_schedule.scratch_bytes(lists, common.heads, sum(triton_schedule.HEAD_DIMS[common.head_dim])))

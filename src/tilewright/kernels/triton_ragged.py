@@ -5,14 +5,15 @@ The contract is that of `ragged_lists`.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
 
 from tilewright.errors import PatternError
 from tilewright.kernels import ragged_lists, triton_ragged_kernels, triton_schedule
-from tilewright.kernels.triton_launch import Repeated
-from tilewright.kernels.triton_schedule import FEWEST_ROWS, HEAD_DIMS
+from tilewright.kernels.triton_launch import KINDS, Repeated, wide
+from tilewright.kernels.triton_schedule import FEWEST_ROWS, HEAD_DIMS, check_head_dim
 
 # Most images whose tokens the kernel that describes the batch gathers: each of its programs counts the batch again.
 # Measured on an H200, docs/decisions/0011.
@@ -38,7 +39,7 @@ def form(rows, head_dim, dtype):
     if dtype.itemsize > 2:
         step_keys = 16 if head_dim > 64 else 32
         return Form(step_keys, stages=1, warps=min(8, rows // 8), trim=step_keys)
-    registers = {16: 96, 32: 96, 64: 128}.get(head_dim) if rows >= 64 else None
+    registers = {16: 96, 32: 96, 64: 128}.get(sum(HEAD_DIMS[head_dim])) if rows >= 64 else None
     return Form(warps=min(8, rows // FEWEST_ROWS), registers=registers)
 
 
@@ -50,7 +51,9 @@ class Executor:
     """
 
     def __init__(self, layout, device, chosen=None):
-        """Compile nothing yet."""
+        """Compile nothing yet. Raises `PatternError` for a batch whose lists are too long for their own numbers."""
+        if layout.size >= 2**31:
+            raise PatternError(f"lists: expected fewer than 2**31 values, found {layout.size} of {layout}")
         self.layout, self._device, self._chosen = layout, device, chosen
         self._lists, self._pack, self.attend, self.attend_into = (
             Repeated(start, device)
@@ -61,8 +64,10 @@ class Executor:
             for part in ("source", "place", "starts")
         }
         self._take_packed = Repeated(self._start_take_packed, device)
-        # By the places of an image.
-        self._pad = {}
+        # By the places of an image, those used last.
+        self._pad = lru_cache(KINDS)(
+            lambda slots: Repeated(lambda *tensors: self._start_pad(slots, *tensors), self._device)
+        )
 
     def lists(self, keep):
         """See `ragged_lists`."""
@@ -84,9 +89,7 @@ class Executor:
 
     def pad(self, lists, x, slots):
         """See `ragged_lists`."""
-        if slots not in self._pad:
-            self._pad[slots] = Repeated(lambda *tensors: self._start_pad(slots, *tensors), self._device)
-        return self._pad[slots](lists, x)
+        return self._pad(slots)(lists, x)
 
     # What `Repeated` starts: each returns the result, the compiled kernel, its grid, and what follows the tensors.
 
@@ -102,7 +105,9 @@ class Executor:
             _side_by_side(tokens=tokens)
             strides, width = _strides(tokens), tokens.shape[-1]
         lists = keep.new_empty(layout.size, dtype=torch.int32)
-        chunks = min(triton.cdiv(GATHERING, layout.images), triton.cdiv(layout.tokens, ROWS)) if width else 1
+        # Powers of two, lest each number of images be compiled for.
+        spread = triton.next_power_of_2(triton.cdiv(GATHERING, layout.images))
+        chunks = min(spread, triton.cdiv(layout.tokens, ROWS)) if width else 1
         n = triton.next_power_of_2(layout.tokens)
         tiles = triton.next_power_of_2(triton.cdiv(layout.tokens, layout.rows))
         told = packed is None and tokens is not None
@@ -158,14 +163,15 @@ class Executor:
         ragged_lists.check_tensors(lists.device, q=q)
         _side_by_side(q=q, k=k, v=v)
         heads, head_dim = q.shape[1:]
-        if head_dim not in HEAD_DIMS:
-            raise PatternError(f"head_dim: expected one of {', '.join(map(str, HEAD_DIMS))}, found {head_dim}")
+        check_head_dim(head_dim)
         chosen = self._chosen or form(layout.rows, head_dim, q.dtype)
         scale_log2 = head_dim**-0.5 * math.log2(math.e)
         strides = (stride for x in (q, k, v) for stride in x.stride()[:2])
         trim = min(chosen.trim, chosen.step_keys)
         widths = (chosen.step_keys // trim).bit_length()
-        constants = (heads, layout.rows, chosen.step_keys, trim, widths, *HEAD_DIMS[head_dim], chosen.stages)
+        is_wide = any(wide(layout.tokens, x.stride(0)) for x in (q, k, v, out))
+        dims = head_dim, *HEAD_DIMS[head_dim]
+        constants = (heads, layout.rows, chosen.step_keys, trim, widths, *dims, chosen.stages, is_wide)
         arguments = (*strides, layout.work, scale_log2, *constants)
         grid = layout.items * heads
         compiled = triton_ragged_kernels.attend[(grid,)](

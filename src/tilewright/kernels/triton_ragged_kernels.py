@@ -142,10 +142,10 @@ def take(
         # A batch that did not fit may keep what is not there.
         at = tl.minimum(row, n_x - 1).to(tl.int64) * x_n
     else:
-        at = (index // n_x).to(tl.int64) * x_b + (index % n_x) * x_n
+        at = (index // n_x).to(tl.int64) * x_b + (index % n_x).to(tl.int64) * x_n
     value = tl.load(x_ptr + at[:, None] + c[None, :], mask=live[:, None] & wide, other=0.0)
     if other_ptr is not None and not PACKED:
-        at = (r // n_tokens).to(tl.int64) * fill_b + (r % n_tokens) * fill_n
+        at = (r // n_tokens).to(tl.int64) * fill_b + (r % n_tokens).to(tl.int64) * fill_n
         bare = (r < n_rows) & (index < 0)
         value += tl.load(other_ptr + at[:, None] + c[None, :], mask=bare[:, None] & wide, other=0.0)
     value = tl.where(bad != 0, float("nan"), value)
@@ -177,12 +177,12 @@ def pad(out_ptr, list_ptr, x_ptr, x_n, n_slots, n_rows, C: tl.constexpr, ROWS: t
 def attend(
     o_ptr, list_ptr, q_ptr, k_ptr, v_ptr, q_n, q_h, k_n, k_h, v_n, v_h, work_at, scale_log2,
     H: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TRIM: tl.constexpr, WIDTHS: tl.constexpr,
-    D0: tl.constexpr, D1: tl.constexpr, STAGES: tl.constexpr,
+    D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Attention of each image within itself. Grid: (most work items * H,), the heads of an item side by side.
 
     q_ptr, k_ptr, v_ptr: [capacity, H, D], strided; o_ptr: [capacity, H, D]. N: keys a step; the last one is cut to a
-    multiple of TRIM, in WIDTHS sizes each half of the one before. D0 + D1: as of `triton_tiles`.
+    multiple of TRIM, in WIDTHS sizes each half of the one before. D, D0 + D1, WIDE: as of `triton_tiles`.
     """
     pid = tl.program_id(0)
     item, h = pid // H, pid % H
@@ -193,13 +193,17 @@ def attend(
         return
     m = tl.arange(0, M)
     rows = offset + tl.minimum(m, length - offset - 1)
-    # A batch may span more than 2**31 values.
-    at = first.to(tl.int64)
-    q_ptr += at * q_n + h * q_h
-    k_ptr += at * k_n + h * k_h
-    v_ptr += at * v_n + h * v_h
-    o_ptr += at * (H * (D0 + D1)) + h * (D0 + D1)
-    q0, q1 = _rows(q_ptr, rows, q_n, D0, D1)
+    # A batch, and all heads of an image, may span more than 2**31 values.
+    at, head = first.to(tl.int64), h.to(tl.int64)
+    o_n = H * D
+    if WIDE:
+        q_n, k_n = tl.cast(q_n, tl.int64), tl.cast(k_n, tl.int64)
+        v_n, o_n = tl.cast(v_n, tl.int64), tl.cast(o_n, tl.int64)
+    q_ptr += at * q_n + head * q_h
+    k_ptr += at * k_n + head * k_h
+    v_ptr += at * v_n + head * v_h
+    o_ptr += at * o_n + h * D
+    q0, q1 = _rows(q_ptr, rows, q_n, D, D0, D1)
     acc0 = tl.zeros((M, D0), tl.float32)
     acc1 = tl.zeros((M, D1 if D1 else 1), tl.float32)
     top = tl.full((M,), -float("inf"), tl.float32)
@@ -213,16 +217,16 @@ def attend(
         if left & ((N >> i) // TRIM) != 0:
             n = lo + tl.arange(0, N >> i)
             keys = tl.minimum(n, length - 1)
-            v0, v1 = _rows(v_ptr, keys, v_n, D0, D1)
-            s = _scores(q0, q1, k_ptr, keys, k_n, D0, D1)
+            v0, v1 = _rows(v_ptr, keys, v_n, D, D0, D1)
+            s = _scores(q0, q1, k_ptr, keys, k_n, D, D0, D1)
             s = tl.where((n < length)[None, :], s, -float("inf"))
             top, total, acc0, acc1 = _fold(s, v0, v1, top, total, acc0, acc1, scale_log2, D1)
             lo += N >> i
     for j in tl.range(0, n_full, num_stages=STAGES):
         keys = j * N + tl.arange(0, N)
-        s = _scores(q0, q1, k_ptr, keys, k_n, D0, D1)
-        v0, v1 = _rows(v_ptr, keys, v_n, D0, D1)
+        s = _scores(q0, q1, k_ptr, keys, k_n, D, D0, D1)
+        v0, v1 = _rows(v_ptr, keys, v_n, D, D0, D1)
         top, total, acc0, acc1 = _fold(s, v0, v1, top, total, acc0, acc1, scale_log2, D1)
 
     total = tl.where(bad != 0, float("nan"), total)
-    _store(o_ptr, rows, H * (D0 + D1), acc0, acc1, total, offset + m < length, D0, D1)
+    _store(o_ptr, rows, o_n, acc0, acc1, total, offset + m < length, D, D0, D1)
