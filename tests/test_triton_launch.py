@@ -269,6 +269,32 @@ def test_first_calls_of_several_threads(ready):
     assert not failed
 
 
+def test_calls_that_are_looked_through_do_not_change_meanwhile(ready, monkeypatch):
+    make, asked, others = tokens.alike, [], []
+
+    def alike(*given):
+        check = make(*given)
+
+        def meanwhile(*tensors):
+            asked.append(tensors)
+            # Once by the call itself, then to look through all that are known.
+            if len(asked) == 2:
+                others.append(Thread(target=ready.call, args=misaligned(0)))
+                others[0].start()
+                others[0].join(0.5)
+            return check(*tensors)
+
+        return meanwhile
+
+    monkeypatch.setattr(tokens, "alike", alike)
+    ready.call(*misaligned(1))
+    ready.call(*qkv())
+    asked.clear()
+    ready.call(*fused())
+    others[0].join()
+    assert len(ready.usual) == 4
+
+
 def test_many_items_are_spread_over_a_grid(ready, monkeypatch):
     monkeypatch.setattr(triton_schedule, "_MOST_ACROSS", 3)
     ready.call(*qkv(2))
