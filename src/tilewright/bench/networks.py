@@ -146,15 +146,6 @@ def _scale(weight, size):
     weight.mul_(size / _size(weight))
 
 
-def relative_error(logits, expected):
-    """Largest distance of an image's logits [B, classes] from those expected, over how far these are from their mean.
-
-    NaN gives NaN.
-    """
-    spread = expected - expected.mean(1, keepdim=True)
-    return float((torch.linalg.vector_norm(logits - expected, dim=1) / torch.linalg.vector_norm(spread, dim=1)).max())
-
-
 def _oracle(dense, inputs):
     """The `Oracle` of a network with dense attention, in the type of `inputs`; the network is in float32 after that."""
     rounded = torch.cat([dense(image[None]) for image in inputs])
@@ -165,7 +156,7 @@ def _oracle(dense, inputs):
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         logits = torch.cat([dense(image[None].float()) for image in inputs])
     most = MOST_ROUNDOFFS * torch.finfo(inputs.dtype).eps / 2
-    return Oracle(logits, max(TOLERANCE, min(most, ROUNDING * relative_error(rounded, logits))))
+    return Oracle(logits, max(TOLERANCE, min(most, ROUNDING * reference.logits_error(rounded, logits))))
 
 
 def _attention_errors(network, inputs):
@@ -227,7 +218,7 @@ def _measured(network, inputs, oracle, effort):
     facts |= {
         "first_call_s": time.perf_counter() - begin,
         "max_abs_error": float((found - expected).abs().max()),
-        "relative_error": relative_error(found, expected),
+        "relative_error": reference.logits_error(found, expected),
         "tolerance": oracle.tolerance,
         "same_top1": float((found.argmax(1) == expected.argmax(1)).double().mean()),
         **_attention_errors(network, inputs),

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from tilewright import hardware, images, networks, registry, timing
 from tilewright.bench.rows import machine, now, refusal
 from tilewright.errors import ConfigError
+from tilewright.kernels import reference
 from tilewright.kernels.baselines import Unavailable, need_gpu
 from tilewright.models import gates
 from tilewright.networks import strategies
@@ -256,7 +257,7 @@ def _checked(network, mode, capacity, inputs, batch, oracle):
     if not facts["same_tokens"]:
         return facts | {"status": "failed", "reason": f"none of {len(same)} images kept the tokens of {ORACLE}"}, None
     ours, theirs = seen.logits[same], oracle.logits[same]
-    error = _relative_error(ours, theirs, theirs.mean(1, True))
+    error = reference.logits_error(ours, theirs)
     facts |= {
         "max_abs_error": float((ours - theirs).abs().max()),
         "relative_error": error,
@@ -268,14 +269,8 @@ def _checked(network, mode, capacity, inputs, batch, oracle):
     return facts, call
 
 
-def _relative_error(found, expected, middle=0):
-    """Largest distance of a row of `found` [..., D] from the one expected, by how far that is from `middle`."""
-    error, length = (torch.linalg.vector_norm(x.double(), dim=-1) for x in (found - expected, expected - middle))
-    return float((error / length).max())
-
-
 def _attention_error(network, capacity, inputs):
-    """`_relative_error` of the attention that `network` pays behind its prunings, each token's and each head's.
+    """`reference.relative_error` of the attention that `network` pays behind its prunings, by token and head.
 
     Compared with dense attention in float64 among the tokens of each image. Infinite where other tokens go on than the
     pruner chose, or tokens are changed on the way.
@@ -306,7 +301,7 @@ class _Watched:
         out = attend(*qkv)
         q, k, v = (layout.padded(x).double().transpose(1, 2) for x in qkv)
         wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=layout.valid[:, None, None]).transpose(1, 2)
-        self.errors.append(_relative_error(layout.padded(out)[layout.valid], wanted[layout.valid]))
+        self.errors.append(reference.relative_error(layout.padded(out)[layout.valid], wanted[layout.valid]))
         return out
 
 

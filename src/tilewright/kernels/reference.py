@@ -28,13 +28,19 @@ _SLAB_ROWS = 128
 ALL_ROWS, STRIDE, MOST_ROWS = 1 << 10, 8, 1 << 13
 
 
-def relative_error(found, expected):
-    """Largest error of a row [..., D] of `found` relative to the length of the row expected, float64 [..., D].
+def relative_error(found, expected, middle=0):
+    """Largest error of a row [..., D] of `found` relative to the length of the row expected, counted from `middle`.
 
     A row that is to be zero, as that of a query without keys, has the error 0 or infinity. NaN gives NaN.
     """
+    expected = expected.double()
     error = torch.linalg.vector_norm(found.double() - expected, dim=-1)
-    return float((error / torch.linalg.vector_norm(expected, dim=-1)).masked_fill(error == 0, 0).max())
+    return float((error / torch.linalg.vector_norm(expected - middle, dim=-1)).masked_fill(error == 0, 0).max())
+
+
+def logits_error(found, expected):
+    """`relative_error` of an image's logits [B, classes], by how far those expected spread around their mean."""
+    return relative_error(found, expected, expected.double().mean(1, keepdim=True))
 
 
 def attention(q, k, v, allowed, *, bias=None, scale=None):
