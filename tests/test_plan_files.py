@@ -182,7 +182,7 @@ def altered_array(rng, arrays):
     at = int(rng.integers(flat.size)) if flat.size else None
     if what <= 4 and at is not None:
         wrong = (-1, -2, 0, 1, N, N + 8, flat.size, 127, 255, 1 << 20, (1 << 31) - 1, -(1 << 31))
-        wrong = (-1.0, 0.0, 50.0, np.nan, np.inf) if array.dtype.kind == "f" else wrong
+        wrong = (-1.0, 0.0, 50.0, np.nan, np.inf, -np.inf) if array.dtype.kind == "f" else wrong
         near = (flat[at].item() + 1, flat[at].item() - 1, flat[rng.integers(flat.size)])
         value = near[rng.integers(3)] if what < 3 else wrong[rng.integers(len(wrong))]
         with np.errstate(all="ignore"):
