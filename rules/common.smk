@@ -75,7 +75,7 @@ for name, first in {"PATH": os.path.dirname(sys.executable), "PYTHONPATH": f"{RO
 
 wildcard_constraints:
     m=r"[a-z0-9]+(-[a-z0-9.]+)*",
-    r="|".join(CONFIG.orders),
+    r="|".join(dict.fromkeys(CONFIG.orders + CONFIG.bench.baseline_orders)),
     t=r"\d+x\d+",
     set="|".join(CONFIG.tile_sets),
     solver="|".join(CONFIG.solvers),
