@@ -224,12 +224,14 @@ def on_cpu(monkeypatch):
 
 
 def only_ok(name, pattern, **options):
-    """The row of tokens in the order of `pattern`; if that is not the natural one, one with permutation follows it."""
+    """The row of tokens in the order of `pattern`; if that is not the natural one, one with permutation follows it, but
+    for baselines of a part of the pattern, which has no order of its own."""
     row, *permuted = run_baselines([name], Tokens(pattern, **options), QUICK, max_dense_tokens=100)
     if "no C++ compiler" in row["reason"]:
         pytest.skip(row["reason"])
     assert row["status"] == "ok", row["reason"]
-    assert [(other["status"], other["ordered"]) for other in permuted] == [("ok", False)] * (not natural(pattern))
+    permutes = not natural(pattern) and name != "sdpa_compacted"
+    assert [(other["status"], other["ordered"]) for other in permuted] == [("ok", False)] * permutes
     return row
 
 

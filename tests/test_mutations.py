@@ -313,7 +313,7 @@ def _sum_not_rescaled(s, v0, v1, top, total, acc0, acc1, scale_log2, D1: tl.cons
 
 
 @triton.jit
-def _all_but_one_row(o_ptr, rows, o_n, acc0, acc1, total, live, D0: tl.constexpr, D1: tl.constexpr):
+def _all_but_one_row(o_ptr, rows, o_n, acc0, acc1, total, live, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr):
     """`_store` that does not write a row of each tile."""
     m = tl.arange(0, acc0.shape[0])
     d0 = tl.arange(0, D0)
@@ -323,8 +323,8 @@ def _all_but_one_row(o_ptr, rows, o_n, acc0, acc1, total, live, D0: tl.constexpr
 
 @triton.jit
 def _first_part_alone(
-    acc_ptr, stat_ptr, o_ptr, rows, o_n, live, n_parts, size: tl.constexpr,
-    M: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+    acc_ptr, stat_ptr, o_ptr, rows, o_n, live, n_parts, size,
+    M: tl.constexpr, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
 ):  # fmt: skip
     """`_merge_tiles` that loses all parts but the first."""
     m = tl.arange(0, M)

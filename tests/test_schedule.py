@@ -162,8 +162,9 @@ def test_no_solver_loses_to_what_it_starts_from(seed, n_regions, rounds, kappa, 
     descended, found = solved("descent"), solved("highs")
     assert bool(starts) == (descended is not None) and (found is not None or not starts)
     if starts:
-        assert descended.objective_us <= min(start.objective_us for start in starts)
-        assert found.objective_us <= descended.objective_us
+        # Sums in another order differ in their last bits.
+        assert descended.objective_us <= min(start.objective_us for start in starts) * (1 + 1e-12)
+        assert found.objective_us <= descended.objective_us * (1 + 1e-12)
         assert all(other.bound_us <= found.objective_us * (1 + 1e-6) for other in (found, descended))
 
 

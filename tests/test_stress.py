@@ -134,7 +134,7 @@ def test_threads_make_their_first_calls_together(monkeypatch):
     together([lambda: check(plan)] * THREADS)
     assert len(slots._made) == 1
     assert torch.get_num_threads() == threads
-    assert plan._prepared.keys() == {False, True}
+    assert plan._prepared.keys() == {(False, -1), (True, -1)}
 
 
 def planned(n_q=150, n_k=150, heads=H, **options):
