@@ -21,10 +21,14 @@ class Windows:
         self.side, self.regions, self.window = side, regions, window
         # The one behind all tokens of the grids: padding.
         self.zero = regions**2 + side**2
-        self._places = torch.from_numpy(pattern.places(side, regions, window))
+        # By device: copied there once. A plain variable, since torch cannot compile the way to an attribute's copies.
+        places = {torch.device("cpu"): torch.from_numpy(pattern.places(side, regions, window))}
 
         def slot(rows, cols):
-            y, x = sites.resident(self, "_places", rows.device)
+            if rows.device not in places:
+                with torch.inference_mode(False):
+                    places[rows.device] = places[torch.device("cpu")].to(rows.device)
+            y, x = places[rows.device]
             q, k = ((tokens - regions**2).clamp(min=0) for tokens in (rows, cols))
             local = (rows >= regions**2) & (cols >= regions**2)
             return torch.where(local, pattern.offset_slot(y[k] - y[q], x[k] - x[q], window), (2 * window - 1) ** 2)
