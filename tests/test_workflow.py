@@ -341,8 +341,8 @@ def test_a_stale_table_is_made_alone(study, checkout):
 
 
 def test_values_on_the_command_line_win(tmp_path):
-    jobs = plan(tmp_path, "--config", "solvers=[greedy,highs]")
-    assert {w["solver"] for name, w in jobs if name == "schedule"} == {"greedy", "highs"}
+    jobs = plan(tmp_path, "--config", "solvers=[greedy,descent,highs]")
+    assert {w["solver"] for name, w in jobs if name == "schedule"} == {"greedy", "descent", "highs"}
 
 
 def test_another_folder_takes_all_that_a_run_writes(study, checkout):
