@@ -157,6 +157,6 @@ def _handles(rows, has_paper):
     ]
     if has_paper:
         handles.append(Line2D([], [], linestyle="none", label="paper, A100 (speed-up)", **_PAPER_MARK))
-    if (rows["provider"] == select.INFERENCE).any():
+    if rows.loc[rows["provider"] == select.INFERENCE, "p50_us"].notna().any():
         handles.append(Line2D([], [], label="inference: dense over the kept tokens", **_INFERENCE_LINE))
     return handles
