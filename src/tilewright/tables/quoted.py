@@ -155,7 +155,7 @@ def _dense(root, device):
 
 
 def _networks(root, device):
-    """Each attention at each batch with p20 and p80, and the fastest peer."""
+    """Each attention at each batch with p20 and p80, on a GPU its time as a CUDA graph, and the fastest peer."""
     rows = end_to_end.table(_recorded(root, device, "network"))
     shown = [name for name in _ATTENTIONS if name in set(rows["attention"])]
     lines = []
@@ -232,12 +232,14 @@ def _claims(root, device):
     return markdown(frame.loc[rank.sort_values(kind="stable").index], claims.SHOWN)
 
 
-def _verdicts(root, devices):
-    """Every claim with its verdict on each device."""
+def _verdicts(root, devices, shown=claims.VERDICTS):
+    """Claims with their verdicts on each device: those that have one of `shown` somewhere, and the number of all."""
     frames = {device: judged(root, device) for device in devices}
     lines = []
     for rows in zip(*(frame.to_dict("records") for frame in frames.values()), strict=True):
         claim = rows[0]
+        if not {row["verdict"] for row in rows} & set(shown):
+            continue
         found = [
             ""
             if row["verdict"] == "not measured"
@@ -251,6 +253,10 @@ def _verdicts(root, devices):
         for device, found in counts.items()
     ]
     return _lines(["claim", "expected", *told], lines, left=1)
+
+
+def _not_met(root, devices):
+    return _verdicts(root, devices, ("not met",))
 
 
 def _us(value):
@@ -270,7 +276,8 @@ def _spread(row):
         return row["status"]
     digits = 0 if row["p50_us"] >= 1e5 else 1 if row["p50_us"] >= 1e4 else 2
     p20, p50, p80 = (f"{us / 1e3:,.{digits}f}" for us in row[["p20_us", "p50_us", "p80_us"]])
-    return f"{p50} ({p20}–{p80})"
+    graph = f"; {row['gpu_us'] / 1e3:,.{digits}f}" if row["gpu_us"] > 0 else ""
+    return f"{p50} ({p20}–{p80}){graph}"
 
 
 def _lines(header, rows, left):
@@ -288,3 +295,4 @@ _TABLES = {
 }
 NAMES = {f"{device}-{name}": (make, device) for device in FOLDERS for name, make in _TABLES.items()}
 NAMES |= {"h200-patterns": (_patterns, "h200"), "h200-pruned": (_pruned, "h200"), "claims": (_verdicts, tuple(FOLDERS))}
+NAMES |= {"not-met": (_not_met, tuple(FOLDERS))}
