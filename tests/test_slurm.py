@@ -26,7 +26,7 @@ PROFILE = ROOT / "profiles/slurm-a100/profile.yaml"
 FILLED = {"CHANGE-ME-account": "lab", "CHANGE-ME-cpu-partition": "cpu", "CHANGE-ME-gpu-partition": "gpu"}
 GRAPH = "results/graphs/vil-tiny-64-s1.npz"
 # Seconds that a run on the node may take, whatever else the machine does.
-PATIENCE = 1500
+PATIENCE = 2400
 
 
 @pytest.fixture(scope="module")
