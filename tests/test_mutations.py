@@ -312,13 +312,17 @@ def _sum_not_rescaled(s, v0, v1, top, total, acc0, acc1, scale_log2, D1: tl.cons
     return new, total + tl.sum(p, 1), acc0, acc1
 
 
+# What the faults below are faults of; the kernel looks its parts up anew, and would find the faults.
+_store, _merge_tiles = triton_tiles._store, triton_tiles._merge_tiles
+
+
 @triton.jit
-def _all_but_one_row(o_ptr, rows, o_n, acc0, acc1, total, live, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr):
+def _all_but_one_row(
+    o_ptr, rows, o_n, acc0, acc1, total, live, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr
+):  # fmt: skip
     """`_store` that does not write a row of each tile."""
     m = tl.arange(0, acc0.shape[0])
-    d0 = tl.arange(0, D0)
-    out0 = (acc0 / total[:, None]).to(o_ptr.dtype.element_ty)
-    tl.store(o_ptr + rows[:, None] * o_n + d0[None, :], out0, mask=(live & (m != 3))[:, None])
+    _store(o_ptr, rows, o_n, acc0, acc1, total, live & (m != 3), D, D0, D1)
 
 
 @triton.jit
@@ -327,11 +331,7 @@ def _first_part_alone(
     M: tl.constexpr, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
 ):  # fmt: skip
     """`_merge_tiles` that loses all parts but the first."""
-    m = tl.arange(0, M)
-    d0 = tl.arange(0, D0)
-    total = tl.load(stat_ptr + m * 2 + 1, mask=live, other=1.0)
-    out0 = tl.load(acc_ptr + m[:, None] * (D0 + D1) + d0[None, :], mask=live[:, None], other=0.0) / total[:, None]
-    tl.store(o_ptr + rows[:, None] * o_n + d0[None, :], out0.to(o_ptr.dtype.element_ty), mask=live[:, None])
+    _merge_tiles(acc_ptr, stat_ptr, o_ptr, rows, o_n, live, 1, size, M, D, D0, D1)
 
 
 def neighbours_first_key(build, *arguments):
