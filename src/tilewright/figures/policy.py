@@ -2,7 +2,7 @@
 the plain greedy."""
 
 from tilewright.figures import style
-from tilewright.tables import policy, policy_summary, read
+from tilewright.tables import policy, read
 
 
 def needs(config):
@@ -35,7 +35,7 @@ def draw(inputs):
         over = frame[f"over_{rival}"].dropna()
         shares = frame.loc[over.index, f"verdict_{rival}"].value_counts()
         said = "{} faster, {} ties, {} slower".format(*(shares.get(v, 0) for v in ("faster", "tie", "slower")))
-        axes.set_title(f"{policy_summary.NAMES[rival]}\nmedian {over.median():.3f}×; {said}", fontsize=9)
+        axes.set_title(f"{policy.RIVALS[rival]}\nmedian {over.median():.3f}×; {said}", fontsize=9)
         axes.axvline(1, color=style.DENSE, linewidth=1)
         axes.set(xscale="log", xlabel="its time / the ILP's")
         axes.xaxis.set_major_locator(MaxNLocator(6))

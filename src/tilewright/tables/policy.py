@@ -3,8 +3,8 @@ over that of the ILP's schedule, per workload and order."""
 
 from tilewright.tables import read, select
 
-# Whom the ILP is compared with: the best of the schedules of one tile, local search, and the plain greedy.
-RIVALS = ("fixed", "descent", "greedy")
+# Whom the ILP is compared with, and what they are called.
+RIVALS = {"fixed": "the best fixed tile", "descent": "local search (descent)", "greedy": "plain greedy"}
 _KEY = ["family", "resolution", "model", "reorder"]
 
 SHOWN = {

@@ -3,7 +3,6 @@ it wins and loses beyond noise."""
 
 from tilewright.tables import policy
 
-NAMES = {"fixed": "the best fixed tile", "descent": "local search (descent)", "greedy": "plain greedy"}
 SHOWN = {
     "rival": ("ILP against", ""),
     "cases": ("cases", ".0f"),
@@ -27,7 +26,7 @@ def table(inputs):
 
     frame = policy.table(inputs)
     rows = []
-    for rival, name in NAMES.items():
+    for rival, name in policy.RIVALS.items():
         cases = frame.dropna(subset=f"over_{rival}")
         gain = 1 - 1 / cases[f"over_{rival}"]
         shares = {verdict: (cases[f"verdict_{rival}"] == verdict).mean() for verdict in ("faster", "tie", "slower")}
