@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from tilewright import artifacts, blocks, hardware, models, profile, reorder, schedule, tiles
-from tilewright.bench import COLUMNS, Effort, run_schedule
-from tilewright.bench.rows import Tokens, run_variant
-from tilewright.kernels.baselines import flex, sdpa_dense
-from tilewright.timing import time_together
+from tilewright import blocks, models, profile, reorder, schedule, targets
+from tilewright.baselines.sparse import flex, sdpa_dense
+from tilewright.blocks import tiles
+from tilewright.core import artifacts
+from tilewright.core.timing import time_together
+from tilewright.study.bench import COLUMNS, Effort, run_schedule
+from tilewright.study.bench.rows import Tokens, run_variant
 
 SIZES = {"heads": 3, "head_dim": 32}
 BAR = "vil-tiny-512-s1-exact"
@@ -99,7 +101,7 @@ def plan(tokens, names):
     """The rows of a plan with the tiles `names`."""
     covers = {name: blocks.extract(tokens.graph, tiles.parse(name)) for name in names}
     profiles = {name: profile.measure(cover, **SIZES, split_keys=SPLIT_KEYS) for name, cover in covers.items()}
-    limits = hardware.limits(hardware.describe("cpu"), rounds=2)
+    limits = targets.limits(targets.describe("cpu"), rounds=2)
     found = schedule.solve(covers, profiles, limits, "highs", time_limit_s=10)
     return run_schedule(found, covers, tokens, EFFORT, tiles="+".join(names))
 

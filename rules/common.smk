@@ -9,13 +9,16 @@ import shlex
 import sys
 from functools import cache
 
-from tilewright import config as study
-from tilewright import figures, hardware, models, networks, provenance, pruners, tables
-from tilewright import report as page
-from tilewright.kernels import baselines, ragged_baselines
-from tilewright.networks import attentions, strategies
+from tilewright import models, networks, pruners, targets
+from tilewright.baselines import packed as packed_baselines
+from tilewright.baselines import sparse as sparse_baselines
+from tilewright.core import provenance
+from tilewright.networks import attentions, batching
 from tilewright.schedule.search import HEURISTICS
-from tilewright.tables import select
+from tilewright.study import config as study
+from tilewright.study import figures, tables
+from tilewright.study import report as page
+from tilewright.study.tables import _select as select
 
 CONFIG = study.load(config)
 FIGURES, TABLES = figures.selected(CONFIG)
@@ -46,7 +49,7 @@ SPLIT = "" if CONFIG.split_keys is None else f"--split-keys {CONFIG.split_keys}"
 # What timed jobs run on. Modules that are entered by the device's name, as `code` takes them; threads: on a CPU a timed job has
 # all cores, while jobs for a GPU start side by side and take turns at it.
 DEVICE = f"--device {CONFIG.device} --dtype {CONFIG.dtype}"
-KIND = hardware.KINDS[CONFIG.device]
+KIND = targets.KINDS[CONFIG.device]
 DEVICE_CODE = [name.removeprefix("tilewright.") for name in (KIND.EXECUTOR, KIND.PROBE)]
 THREADS = workflow.cores if CONFIG.device == "cpu" else 4
 TIMED = {"timing": 1} if CONFIG.device == "cpu" else {"timing": 1, "gpu": 1}
@@ -55,7 +58,7 @@ TIMED = {"timing": 1} if CONFIG.device == "cpu" else {"timing": 1, "gpu": 1}
 PACKED = KIND.PACKED.removeprefix("tilewright.")
 PRUNED_CODE = [
     *("models.deit", "networks.deit", PACKED),
-    *(f"networks.strategies.{name}" for name in strategies.NAMES),
+    *(f"networks.batching.{name}" for name in batching.NAMES),
     *(f"pruners.{name}" for name in pruners.NAMES),
 ]
 
@@ -134,15 +137,15 @@ def network_code(wildcards):
     """Parameter: as `code`, for the family of a network and all that its attentions and plans are made with."""
     member, _ = networks.parse(wildcards.network)
     if member == "deit":
-        return code("run_network", "bench.networks", *PRUNED_CODE, *DEVICE_CODE)(wildcards)
+        return code("run_network", "study.bench.networks", *PRUNED_CODE, *DEVICE_CODE)(wildcards)
     entered = [f"models.{member}", f"networks.{member}", *(f"networks.attentions.{name}" for name in attentions.NAMES)]
     entered += ["reorder.window"]
-    return code("run_network", "bench.networks", *entered, *DEVICE_CODE, *solvers("highs"))(wildcards)
+    return code("run_network", "study.bench.networks", *entered, *DEVICE_CODE, *solvers("highs"))(wildcards)
 
 
 def schedule_code(wildcards):
     """Parameter: as `code`, for the solver of a schedule."""
-    return code("solve_ilp", "schedule.stage", *solvers(wildcards.solver))(wildcards)
+    return code("solve_ilp", "study.stages.schedule", *solvers(wildcards.solver))(wildcards)
 
 
 def sources(wildcards):

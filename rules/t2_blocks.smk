@@ -17,7 +17,7 @@ rule reorder:
         runtime=runtime(of_graph),
     params:
         script=script("reorder"),
-        code=code("reorder", "reorder.stage", "reorder.{r}"),
+        code=code("reorder", "study.stages.reorder", "reorder.{r}"),
         settings=stated(CONFIG.reorder, "r"),
     shell:
         "python {params.script} --method {wildcards.r} {params.settings} --input {input.graph} --output {output.graph} 2>&1 | tee {log}"

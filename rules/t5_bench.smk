@@ -24,7 +24,7 @@ rule bench:
         **asked(of_graph),
     params:
         script=script("run_bench"),
-        code=code("run_bench", "bench", *DEVICE_CODE),
+        code=code("run_bench", "study.bench", *DEVICE_CODE),
         device=CONFIG.device,
         effort=EFFORT,
     shell:
@@ -49,7 +49,7 @@ rule baselines:
         **asked(of_graph),
     params:
         script=script("run_bench"),
-        code=code("run_bench", "bench", *(f"kernels.baselines.{name}" for name in CONFIG.bench.baselines)),
+        code=code("run_bench", "study.bench", *(f"baselines.sparse.{name}" for name in CONFIG.bench.baselines)),
         names=CONFIG.bench.baselines,
         device=DEVICE,
         dense=CONFIG.bench.max_dense_tokens,
@@ -100,9 +100,9 @@ rule ragged:
         script=script("run_ragged"),
         code=code(
             "run_ragged",
-            "bench.ragged",
+            "study.bench.ragged",
             PACKED,
-            *(f"kernels.ragged_baselines.{name}" for name in ragged_baselines.NAMES),
+            *(f"baselines.packed.{name}" for name in packed_baselines.NAMES),
         ),
         lengths=[f"{low}-{high}" for low, high in CONFIG.ragged.lengths],
         attention=sized(CONFIG.ragged.attention),
@@ -128,7 +128,7 @@ rule pruned:
         **asked(of_network),
     params:
         script=script("run_pruned"),
-        code=code("run_pruned", "bench.pruned", *PRUNED_CODE),
+        code=code("run_pruned", "study.bench.pruned", *PRUNED_CODE),
         settings=settings,
         attention=CONFIG.pruned.attention,
         modes=modes,
@@ -156,11 +156,11 @@ rule heatmap:
         script=script("run_bench"),
         code=code(
             "run_bench",
-            "bench.sweeps",
+            "study.bench.sweeps",
             "models.dynamicvit",
             f"reorder.{CONFIG.heatmap.order}",
             *solvers(CONFIG.heatmap.solver),
-            *(f"kernels.baselines.{name}" for name in baselines.DENSE),
+            *(f"baselines.sparse.{name}" for name in sparse_baselines.DENSE),
             *DEVICE_CODE,
         ),
         device=DEVICE,
@@ -193,7 +193,7 @@ rule reorder_times:
         script=script("run_bench"),
         code=code(
             "run_bench",
-            "bench.sweeps",
+            "study.bench.sweeps",
             *families(CONFIG.reorder_times.workloads),
             *(f"reorder.{name}" for name in CONFIG.orders),
         ),

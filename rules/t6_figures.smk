@@ -26,7 +26,7 @@ rule figure:
         runtime=runtime(of_largest(DRAWN)),
     params:
         script=script("draw"),
-        code=code("draw", "figures.{figure}", "figures.style", "tables.origin"),
+        code=code("draw", "study.figures.{figure}", "study.figures._style", "study.tables._origin"),
         caption=caption("figure"),
     shell:
         "python {params.script} --figure {wildcards.figure} --inputs {input} --outputs {output} 2>&1 | tee {log}"
@@ -55,7 +55,7 @@ rule table:
         runtime=runtime(of_largest(CONFIG.workloads)),
     params:
         script=script("table"),
-        code=code("table", "tables.{table}", "tables.origin"),
+        code=code("table", "study.tables.{table}", "study.tables._origin"),
         caption=caption("table"),
     shell:
         "python {params.script} --table {wildcards.table} --inputs {input} --outputs {output} 2>&1 | tee {log}"
@@ -81,7 +81,7 @@ rule report:
         "../envs/cpu.yaml"
     params:
         script=script("make_report"),
-        code=code("make_report", "report.page", *[f"tables.{table}" for table in TABLES]),
+        code=code("make_report", "study.report.page", *[f"study.tables.{table}" for table in TABLES]),
         assets=[provenance.sha256_file(path)[:8] for path in page.ASSETS],
     shell:
         "python {params.script} --figures {input.figures} --tables {input.tables} --explored {input.explored}"

@@ -1,15 +1,12 @@
 """What every test runs under: memory that torch hands out uninitialised holds NaN, so that an unwritten row is seen."""
 
-import os
+import importlib
 import sys
-from pathlib import Path
 
 import pytest
 
-# Where Triton's kernels are tested; the interpreter has to be asked for before a kernel is imported.
-TRITON_DEVICE = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
-if TRITON_DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
+# Before any kernel is imported.
+importlib.import_module("helpers.gpu")
 
 
 def pytest_collection_modifyitems(items):

@@ -20,9 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
-from factories import make_profile
-from tilewright import api, graph, hardware, models, tiles
-from tilewright.kernels import triton_schedule
+from helpers.factories import make_profile
+from tilewright import api, graph, models, targets
+from tilewright.blocks import tiles
+from tilewright.targets.cuda import executor as cuda_executor
 
 H, D = 2, 16
 
@@ -240,10 +241,10 @@ def test_unknown_names_are_refused(dense, argument):
 
 
 def test_the_device_says_what_is_chosen_from(dense, planned, monkeypatch):
-    assert tuple(planned.blocks) == hardware.KINDS["cpu"].TILES
-    assert planned.schedule.split_keys == hardware.KINDS["cpu"].SPLIT_KEYS
-    monkeypatch.setattr(hardware.KINDS["cpu"], "TILES", ("16x1", "128x1"))
-    monkeypatch.setattr(hardware.KINDS["cpu"], "SPLIT_KEYS", 64)
+    assert tuple(planned.blocks) == targets.KINDS["cpu"].TILES
+    assert planned.schedule.split_keys == targets.KINDS["cpu"].SPLIT_KEYS
+    monkeypatch.setattr(targets.KINDS["cpu"], "TILES", ("16x1", "128x1"))
+    monkeypatch.setattr(targets.KINDS["cpu"], "SPLIT_KEYS", 64)
     other = make(dense[:10], solver="greedy")
     assert tuple(other.blocks) == ("16x1",) and other.schedule.split_keys == 64
     assert make(dense, solver="greedy", tiles=["16x1"], split_keys=None).schedule.split_keys is None
@@ -255,7 +256,7 @@ GPU = {"kind": "cuda", "name": "NVIDIA H200", "multiprocessors": 132, "threads":
 @pytest.fixture
 def on_gpu(planned):
     """The plan as if it had been profiled on a GPU."""
-    named = {"device": GPU, "device_id": hardware.device_id(GPU)}
+    named = {"device": GPU, "device_id": targets.device_id(GPU)}
     profiles = {name: replace(measured, **named) for name, measured in planned.profiles.items()}
     schedule = replace(planned.schedule, device_id=named["device_id"])
     return api.Plan(planned.graph, planned.blocks, profiles, schedule, reorder=planned.reorder)
@@ -263,8 +264,8 @@ def on_gpu(planned):
 
 def test_a_plan_runs_on_the_executor_of_its_device(dense, on_gpu, monkeypatch):
     asked = []
-    prepare = partial(triton_schedule.prepare, device="cuda" if torch.cuda.is_available() else "cpu")
-    monkeypatch.setattr(hardware, "executor", lambda kind: (asked.append(kind), SimpleNamespace(prepare=prepare))[1])
+    prepare = partial(cuda_executor.prepare, device="cuda" if torch.cuda.is_available() else "cpu")
+    monkeypatch.setattr(targets, "executor", lambda kind: (asked.append(kind), SimpleNamespace(prepare=prepare))[1])
     qkv = tensors(*dense.shape)
     out = on_gpu(*(x.cuda() if torch.cuda.is_available() else x for x in qkv)).cpu()
     assert asked == ["cuda"] and on_gpu.device == "cuda"
@@ -310,8 +311,8 @@ def test_a_device_that_is_not_here_is_refused(tmp_path, dense, on_gpu):
 
 def test_a_plan_from_another_machine_of_its_kind_is_refused(tmp_path, planned, monkeypatch):
     planned.save(tmp_path / "p.plan")
-    here = hardware.describe("cpu")
-    monkeypatch.setattr(hardware, "describe", lambda kind: here | {"name": "another processor"})
+    here = targets.describe("cpu")
+    monkeypatch.setattr(targets, "describe", lambda kind: here | {"name": "another processor"})
     with pytest.raises(tw.errors.DeviceError, match=r"another processor.*; profile the blocks again here"):
         tw.load(tmp_path / "p.plan")
 
@@ -325,7 +326,7 @@ def test_another_gpu_than_the_current_one_is_refused(dense, monkeypatch):
 
 def quick(cover, *, device, seed, heads, head_dim, dtype, split_keys):
     """A profile of invented timings."""
-    made = make_profile(cover, split_keys=split_keys, device=hardware.describe(device))
+    made = make_profile(cover, split_keys=split_keys, device=targets.describe(device))
     classes = tuple(replace(shape, resources={"working_set_bytes": 1.0, "shared_bytes": 1.0}) for shape in made.classes)
     return replace(made, heads=heads, head_dim=head_dim, dtype=dtype, classes=classes)
 
@@ -339,7 +340,7 @@ def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
     expected = dense_attention(q, k, v, dense)
     with mock.patch.object(api.profile, "measure", quick):
         planned = make(dense, reorder=order, solver="greedy")
-        fitting = tiles.fitting((*hardware.KINDS["cpu"].TILES, "16x1", "16x16"), dense.shape, 1)
+        fitting = tiles.fitting((*targets.KINDS["cpu"].TILES, "16x1", "16x16"), dense.shape, 1)
         for each in (planned, *(make(dense, reorder=order, solver="greedy", tiles=[name]) for name in fitting)):
             torch.testing.assert_close(each(q, k, v).double(), expected, atol=2e-5, rtol=2e-5)
 
@@ -348,21 +349,21 @@ def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
 def test_patterns_of_any_size_are_planned_on_a_gpu(monkeypatch, n_q, n_k):
     limits = {"shared_bytes": 1 << 17, "memory_bytes": 1 << 37, "launch_us": 1.0}
     if not torch.cuda.is_available():
-        monkeypatch.setattr(hardware, "describe", lambda kind: GPU | limits)
-        prepare = partial(triton_schedule.prepare, device="cpu")
-        monkeypatch.setattr(hardware, "executor", lambda kind: SimpleNamespace(prepare=prepare))
+        monkeypatch.setattr(targets, "describe", lambda kind: GPU | limits)
+        prepare = partial(cuda_executor.prepare, device="cpu")
+        monkeypatch.setattr(targets, "executor", lambda kind: SimpleNamespace(prepare=prepare))
     monkeypatch.setattr(api.profile, "measure", quick)
     dense = np.random.default_rng(0).random((n_q, n_k)) < 0.4
     dense[-1, 0] = True
     planned = make(dense, device="cuda", solver="greedy")
-    assert all(cover.tile.rows >= triton_schedule.FEWEST_ROWS for cover in planned.blocks.values())
+    assert all(cover.tile.rows >= cuda_executor.FEWEST_ROWS for cover in planned.blocks.values())
     qkv = tensors(n_q, n_k)
     out = planned(*(x.cuda() if torch.cuda.is_available() else x for x in qkv)).cpu()
     torch.testing.assert_close(out.double(), dense_attention(*qkv, dense), atol=2e-5, rtol=2e-5)
 
 
 def test_the_device_says_the_fewest_rows_that_its_executor_has():
-    assert hardware.KINDS["cuda"].FEWEST_ROWS == triton_schedule.FEWEST_ROWS == tiles.SMALL_ROWS
+    assert targets.KINDS["cuda"].FEWEST_ROWS == cuda_executor.FEWEST_ROWS == tiles.SMALL_ROWS
 
 
 def test_one_token():

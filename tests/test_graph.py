@@ -10,8 +10,9 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright import artifacts, graph
-from tilewright.errors import ArtifactError, PatternError
+from tilewright import graph
+from tilewright.core import artifacts
+from tilewright.core.errors import ArtifactError, PatternError
 
 TRIANGLE = np.tril(np.ones((5, 5), bool))
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import tilewright as tw
-from tilewright import blocks, graph, hardware, profile, tiles
-from tilewright.errors import ArtifactError, DeviceError
-from tilewright.kernels import reference, tile_lists
-from tilewright.kernels.item_masks import Bias
+from tilewright import blocks, graph, profile, reference, targets
+from tilewright.blocks import tiles
+from tilewright.core.errors import ArtifactError, DeviceError
+from tilewright.targets.cuda import tile_lists
+from tilewright.targets.masks import Bias
 
 H, D, N = 2, 8, 48
 DAMAGED, CRAFTED = 4000, 6000
@@ -232,7 +233,7 @@ def signed(name, members):
         replace(members, old, header["id"])
     elif name.startswith("profile-"):
         document = json.loads(members[name])
-        old, document["device_id"] = document["device_id"], hardware.device_id(document["device"])
+        old, document["device_id"] = document["device_id"], targets.device_id(document["device"])
         members[name] = json.dumps(document).encode()
         replace(members, old, document["device_id"])
 
@@ -371,8 +372,8 @@ def other(device, **changes):
 @pytest.mark.parametrize("change", [{"numpy": "99.0"}, {"triton": "9.9"}, {"memory_bytes": 1}], ids=str)
 def test_a_plan_outlives_what_does_not_change_timing(tmp_path, archives, qkv, monkeypatch, caplog, change):
     written(archives[2].items(), tmp_path / "p.plan")
-    here = other(hardware.describe("cpu"), **change)
-    monkeypatch.setattr(hardware, "describe", lambda kind: here)
+    here = other(targets.describe("cpu"), **change)
+    monkeypatch.setattr(targets, "describe", lambda kind: here)
     assert outcome(tmp_path / "p.plan", qkv) == "right" and not caplog.records
     profile.check(tw.load(tmp_path / "p.plan").profiles["16x1"], tw.load(tmp_path / "p.plan").blocks["16x1"])
 
@@ -380,8 +381,8 @@ def test_a_plan_outlives_what_does_not_change_timing(tmp_path, archives, qkv, mo
 @pytest.mark.parametrize("change", [{"torch": "2.99.1"}, {"threads": 7}, {"l2_bytes": 1 << 30}], ids=str)
 def test_a_plan_runs_where_its_times_no_longer_hold(tmp_path, archives, qkv, monkeypatch, caplog, change):
     written(archives[2].items(), tmp_path / "p.plan")
-    here = other(hardware.describe("cpu"), **change)
-    monkeypatch.setattr(hardware, "describe", lambda kind: here)
+    here = other(targets.describe("cpu"), **change)
+    monkeypatch.setattr(targets, "describe", lambda kind: here)
     assert outcome(tmp_path / "p.plan", qkv) == "right"
     assert f"p.plan: {next(iter(change))} differ from when it was profiled" in caplog.text
     # Schedules are made from times of this device only.

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-import plans
-from tilewright import hardware, profile, work
-from tilewright.errors import ArtifactError, DeviceError, UnknownNameError
-from tilewright.kernels.torch_probe import Probe, head
-from tilewright.timing import FEWEST, time_call, time_together
+from helpers import plans
+from tilewright import profile, targets
+from tilewright.blocks import work
+from tilewright.core.errors import ArtifactError, DeviceError, UnknownNameError
+from tilewright.core.timing import FEWEST, time_call, time_together
+from tilewright.targets.cpu.probe import Probe, head
 
 SIZES = {"heads": 2, "head_dim": 16}
 
@@ -33,7 +34,7 @@ def test_a_profile_has_the_classes_of_the_work_items(cover, measured):
     )
     assert (measured.blocks_id, measured.graph_id, measured.tile) == (cover.id, cover.graph_id, "16x1")
     assert (measured.heads, measured.head_dim, measured.dtype, measured.split_keys) == (2, 16, "float32", 64)
-    assert measured.device_id == hardware.device_id(hardware.describe("cpu"))
+    assert measured.device_id == targets.device_id(targets.describe("cpu"))
 
 
 def test_times_are_positive_and_ordered(measured):
@@ -110,7 +111,7 @@ def test_a_profile_of_other_blocks_is_refused(cover, measured):
 def test_a_profile_of_another_device_is_refused(cover, measured):
     other = {**measured.device, "name": "a faster one"}
     with pytest.raises(DeviceError, match="a faster one"):
-        profile.check(replace(measured, device=other, device_id=hardware.device_id(other)), cover)
+        profile.check(replace(measured, device=other, device_id=targets.device_id(other)), cover)
 
 
 def test_bad_arguments_are_refused(cover):

@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import library
 
-from conftest import TRITON_DEVICE
-from tilewright import ragged
-from tilewright.errors import DeviceError, PatternError
-from tilewright.kernels import reference, torch_ragged, triton_ragged
-from tilewright.kernels.ragged_lists import ITEMS, RECORD, Layout
+from helpers.gpu import TRITON_DEVICE
+from tilewright import ragged, reference
+from tilewright.core.errors import DeviceError, PatternError
+from tilewright.targets.cpu import packed as cpu_packed
+from tilewright.targets.cuda import packed as cuda_packed
+from tilewright.targets.packed_lists import ITEMS, RECORD, Layout
 
 EXECUTORS = {"torch": "cpu", "triton": TRITON_DEVICE}
+KINDS = {"torch": "cpu", "triton": "cuda"}
 # bfloat16 is silently wrong under some releases of the interpreter.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if TRITON_DEVICE == "cuda" else [])
 
@@ -26,7 +28,7 @@ DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if TRITON_DEVICE == 
 @pytest.fixture(params=EXECUTORS)
 def device(request, monkeypatch):
     """Where the executor of a test runs; its batches are all that `ragged` makes there."""
-    monkeypatch.setitem(ragged.EXECUTORS, EXECUTORS[request.param], f"tilewright.kernels.{request.param}_ragged")
+    monkeypatch.setitem(ragged.EXECUTORS, EXECUTORS[request.param], f"tilewright.targets.{KINDS[request.param]}.packed")
     ragged._executor.cache_clear()
     yield torch.device(EXECUTORS[request.param])
     ragged._executor.cache_clear()
@@ -105,7 +107,7 @@ def test_other_forms(step_keys, trim):
     layout = Layout(3, 150, 200, 64)
     keep = keeping([150, 1, 31], 150, TRITON_DEVICE)
     device = keep.device
-    executor = triton_ragged.Executor(layout, device, triton_ragged.Form(step_keys, trim=trim))
+    executor = cuda_packed.Executor(layout, device, cuda_packed.Form(step_keys, trim=trim))
     packing = ragged.Packing(layout, executor.lists(keep))
     packing._executor = executor
     check_attention(packing, *qkv(200, 1, 32, dtype=torch.float16, device=device))
@@ -120,7 +122,7 @@ def test_batches(data):
     width = data.draw(st.sampled_from([1, 3, 32]), "width")
     for kind, at in EXECUTORS.items():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(ragged.EXECUTORS, at, f"tilewright.kernels.{kind}_ragged")
+            patch.setitem(ragged.EXECUTORS, at, f"tilewright.targets.{KINDS[kind]}.packed")
             ragged._executor.cache_clear()
             keep = keeping(lengths, n, at)
             x, fill = tokens(len(lengths), n, width, device=at), tokens(len(lengths), n, width, device=at, seed=2)
@@ -156,7 +158,7 @@ def written(packing):
 def test_large_batches_are_described_and_gathered_apart(monkeypatch, device):
     keep, x = keeping([3, 1, 20], 20, device), tokens(3, 20, 8, device=device)
     together = ragged.pack(keep, 30, tokens=x)
-    monkeypatch.setattr(triton_ragged, "FUSED", 2)
+    monkeypatch.setattr(cuda_packed, "FUSED", 2)
     apart = ragged.pack(keep, 30, tokens=x)
     assert torch.equal(together.tokens, apart.tokens) and torch.equal(written(together), written(apart))
 
@@ -172,8 +174,8 @@ def test_packed_tokens_are_padded_and_packed_again(fused, data):
     seed, spare = data.draw(st.integers(0, 9), "seed"), data.draw(st.integers(0, 20), "spare")
     for kind, at in EXECUTORS.items():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(ragged.EXECUTORS, at, f"tilewright.kernels.{kind}_ragged")
-            patch.setattr(triton_ragged, "FUSED", fused)
+            patch.setitem(ragged.EXECUTORS, at, f"tilewright.targets.{KINDS[kind]}.packed")
+            patch.setattr(cuda_packed, "FUSED", fused)
             ragged._executor.cache_clear()
             before = ragged.pack(keeping(lengths, n, at), sum(lengths) + spare)
             # Rows of a wider tensor.
@@ -213,7 +215,7 @@ def test_packed_tokens_are_those_of_the_packing(device):
 
 def test_many_tokens_and_images(monkeypatch, device):
     # More than are counted, and rows than are gathered, at once.
-    monkeypatch.setattr(triton_ragged, "GATHERING", 40)
+    monkeypatch.setattr(cuda_packed, "GATHERING", 40)
     lengths = [300, 1, 200] + 15 * [2]
     keep = keeping(lengths, 300, device)
     packing = ragged.pack(keep, 700, tokens=(x := tokens(18, 300, 300, device=device)))
@@ -227,7 +229,7 @@ def test_work_items_are_the_longest_first_and_cover_every_row(rows):
     lengths = [5, 70, 70, 1, 129]
     layout = Layout(5, 130, 400, rows)
     keep = keeping(lengths, 130, TRITON_DEVICE)
-    made = triton_ragged.Executor(layout, keep.device).lists(keep).cpu()
+    made = cuda_packed.Executor(layout, keep.device).lists(keep).cpu()
     count = int(made[ITEMS])
     items = made[layout.work :].view(-1, RECORD)
     assert len(items) == layout.items >= count
@@ -323,7 +325,7 @@ def test_packings_of_one_layout_are_not_mixed_up_by_a_switch_of_threads():
         return switch
 
     def trace(frame, event, argument):
-        return switch if frame.f_code is torch_ragged.Executor._runs.__code__ else None
+        return switch if frame.f_code is cpu_packed.Executor._runs.__code__ else None
 
     sys.settrace(trace)
     try:
@@ -470,11 +472,11 @@ def test_gradients_are_not_lost_after_calls_without(device):
 
 def test_lists_are_no_longer_than_their_numbers_reach():
     with pytest.raises(PatternError, match=r"lists: expected fewer than 2\*\*31 values, found \d+ of Layout"):
-        triton_ragged.Executor(Layout(1 << 20, 1 << 12, 1 << 20, 64), torch.device(TRITON_DEVICE))
+        cuda_packed.Executor(Layout(1 << 20, 1 << 12, 1 << 20, 64), torch.device(TRITON_DEVICE))
 
 
 def triton_packing(monkeypatch):
-    monkeypatch.setitem(ragged.EXECUTORS, TRITON_DEVICE, "tilewright.kernels.triton_ragged")
+    monkeypatch.setitem(ragged.EXECUTORS, TRITON_DEVICE, "tilewright.targets.cuda.packed")
     ragged._executor.cache_clear()
     return ragged.pack(keeping([2, 3], 3, TRITON_DEVICE))
 

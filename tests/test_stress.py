@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-import plans
 import tilewright as tw
-from tilewright import graph, networks, ragged, reorder
-from tilewright.kernels import reference, slots, torch_blocks
+from helpers import plans
+from tilewright import graph, networks, ragged, reference, reorder
+from tilewright.targets.cpu import executor as cpu_executor
+from tilewright.targets.cpu import workers as cpu_workers
 
 H, D = 2, 16
 THREADS, CALLS = 8, 1000
@@ -74,7 +75,7 @@ def plan_case(seed, n_q, n_k, names, batch=1, **options):
     torch.manual_seed(seed)
     qkv = [torch.randn(batch, H, n, D) for n in (n_q, n_k, n_k)]
     dense = plans.pattern(n_q, n_k, 0.3, seed)
-    call, inputs, expected = plans.prepared(torch_blocks.prepare, dense, names, qkv, seed=seed, **options)
+    call, inputs, expected = plans.prepared(cpu_executor.prepare, dense, names, qkv, seed=seed, **options)
 
     return lambda: assert_close(call(*inputs), expected)
 
@@ -127,12 +128,12 @@ def test_threads_share_plans_and_packings():
 
 def test_threads_make_their_first_calls_together(monkeypatch):
     """The slots are not there yet, and all are to share them; nor is the executor of the plan."""
-    monkeypatch.setattr(slots, "_made", {})
+    monkeypatch.setattr(cpu_workers, "_made", {})
     threads = torch.get_num_threads()
     make, check = planned()
     plan = make()
     together([lambda: check(plan)] * THREADS)
-    assert len(slots._made) == 1
+    assert len(cpu_workers._made) == 1
     assert torch.get_num_threads() == threads
     assert plan._prepared.keys() == {(False, -1), (True, -1)}
 
@@ -211,7 +212,7 @@ def test_a_fork_while_the_slots_are_made(monkeypatch):
     """Whoever makes them holds their lock, and is not in the child to release it."""
     check = plan_cases()[0]
     check()
-    with slots._making:
+    with cpu_workers._making:
         in_child(check)
 
 

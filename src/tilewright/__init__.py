@@ -5,7 +5,7 @@ Importing the package stays light: torch, the solvers and the plotting libraries
 
 from importlib import import_module
 
-from tilewright.errors import TilewrightError
+from tilewright.core.errors import TilewrightError
 
 __version__ = "0.1.0"
 __all__ = ["Plan", "TilewrightError", "__version__", "load", "models", "plan"]
@@ -13,7 +13,7 @@ __all__ = ["Plan", "TilewrightError", "__version__", "load", "models", "plan"]
 
 def __getattr__(name):
     if name in ("plan", "load", "Plan"):
-        # By name, so that `provenance.closure` does not count the API among the imports of every module.
+        # By name, so that `core.provenance.closure` does not count the API among the imports of every module.
         return getattr(import_module("tilewright.api"), name)
     if name == "models":
         return import_module("tilewright.models")

@@ -20,14 +20,15 @@ import msgspec
 import numpy as np
 import torch
 
-from tilewright import artifacts, blocks, contents, graph, hardware, operators, profile, reorder, schedule
-from tilewright.errors import ArtifactError, DeviceError, PatternError, TileError, UnknownNameError
+from tilewright import blocks, graph, profile, reorder, schedule, targets
+from tilewright.blocks.tiles import fitting
+from tilewright.blocks.tiles import parse as parse_tile
+from tilewright.core import artifacts, contents, operators
+from tilewright.core.errors import ArtifactError, DeviceError, PatternError, TileError, UnknownNameError
+from tilewright.core.provenance import sha256_arrays
 from tilewright.graph import Graph
-from tilewright.kernels import tokens
-from tilewright.kernels.item_masks import Bias
-from tilewright.provenance import sha256_arrays
-from tilewright.tiles import fitting
-from tilewright.tiles import parse as parse_tile
+from tilewright.targets import qkv
+from tilewright.targets.masks import Bias
 
 KIND = "plan"
 VERSION = 1
@@ -91,7 +92,7 @@ def plan(
     if scale is not None and not math.isfinite(scale):
         raise PatternError(f"scale: expected a finite number, found {scale}")
     kind = _kind(device)
-    description, defaults = hardware.describe(kind), hardware.KINDS[kind]
+    description, defaults = targets.describe(kind), targets.KINDS[kind]
     natural = _as_graph(pattern, shape, heads)
     ordered, order_info = _reorder(natural, reorder)
     if tiles is None:
@@ -102,7 +103,7 @@ def plan(
     split_keys = defaults.SPLIT_KEYS if split_keys == "auto" else split_keys
     options = dict(heads=heads, head_dim=head_dim, dtype=_dtype_name(dtype), split_keys=split_keys)
     profiles = {name: profile.measure(cover, device=kind, seed=seed, **options) for name, cover in covers.items()}
-    limits = hardware.limits(description)
+    limits = targets.limits(description)
     found = schedule.solve(covers, profiles, limits, solver=solver, time_limit_s=time_limit_s, seed=seed)
     return Plan(ordered, covers, profiles, found, bias=bias, scale=scale, reorder=order_info)
 
@@ -211,7 +212,7 @@ class Plan:
         return executor(q, k, v)
 
     def _prepare(self, ordered):
-        return hardware.executor(self.device).prepare(
+        return targets.executor(self.device).prepare(
             self.schedule,
             self.blocks,
             heads=self.heads,
@@ -227,8 +228,8 @@ class Plan:
     def like_result(self, q, k, v):
         """Memory as `run` would return it, for compilers that only want its form; refuses what `run` would refuse."""
         expected = {"heads": self.heads, "head_dim": self.head_dim, "dtype": self.dtype}
-        tokens.check(q, k, v, shape=self.graph.shape, device=torch.device(self.device), **expected)
-        return tokens.empty(q, self.graph.n_rows)
+        qkv.check(q, k, v, shape=self.graph.shape, device=torch.device(self.device), **expected)
+        return qkv.empty(q, self.graph.n_rows)
 
     def summary(self):
         """A few lines for people: the pattern, the order, the tiles, the schedule and its proof."""
@@ -460,14 +461,14 @@ def _check_device(measured, path):
     """Raise `DeviceError` unless the machine of a profile is here; warn where other facts than the machine differ."""
     kind = measured.device["kind"]
     try:
-        here = hardware.describe(kind)
+        here = targets.describe(kind)
     except DeviceError as error:
         raise DeviceError(
             f"{path}: planned on {measured.device.get('name')} (kind {kind}), which is not here: {error}; plan the "
             "pattern again for a device that is"
         ) from error
-    differing = hardware.differing(measured.device, here)
-    if set(differing) & set(hardware.KINDS[kind].MACHINE):
+    differing = targets.differing(measured.device, here)
+    if set(differing) & set(targets.KINDS[kind].MACHINE):
         raise profile.elsewhere(measured, kind)
     if differing:
         _LOG.warning("%s: %s differ from when it was profiled; plan again for the fastest", path, ", ".join(differing))

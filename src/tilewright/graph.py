@@ -17,9 +17,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from tilewright import artifacts, contents
-from tilewright.errors import ArtifactError, PatternError
-from tilewright.provenance import sha256_arrays
+from tilewright.core import artifacts, contents
+from tilewright.core.errors import ArtifactError, PatternError
+from tilewright.core.provenance import sha256_arrays
 
 KIND = "graph"
 VERSION = 1

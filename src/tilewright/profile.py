@@ -5,9 +5,10 @@ from typing import Literal
 
 import msgspec
 
-from tilewright import artifacts, contents, hardware, registry
-from tilewright.contents import Amount, Count, Size
-from tilewright.errors import ArtifactError, DeviceError
+from tilewright import targets
+from tilewright.core import artifacts, contents, registry
+from tilewright.core.contents import Amount, Count, Size
+from tilewright.core.errors import ArtifactError, DeviceError
 
 KIND = "profile"
 VERSION = 3
@@ -49,7 +50,7 @@ class Profile:
     launch_us: fixed cost of one batched launch of this tile (one per shape class present in a round).
     tile_us: what a round that fills the slots with this tile takes beside its load, whatever its classes: until all
         slots are busy, and from when the first has run out of items.
-    classes: in the order of `work.items(blocks, split_keys)`.
+    classes: in the order of `blocks.work.items(blocks, split_keys)`.
     device: `hardware` description; device_id: digest of what makes two devices differ for timing.
     """
 
@@ -71,17 +72,17 @@ def measure(blocks, *, device="cpu", heads=None, head_dim=None, dtype=None, spli
     """Time every shape class of the work items of `blocks` with the executor of `device`; return the `Profile`.
 
     heads, head_dim: default those of the blocks' model. budget_s: seconds that the timed calls may take together,
-    about. How a class is timed stands with the device's probe, see `hardware.probe`.
+    about. How a class is timed stands with the device's probe, see `targets.probe`.
 
     Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks
     whose model does not tell its heads when none are given.
     """
-    description = hardware.describe(device)
+    description = targets.describe(device)
     dtype = dtype or DTYPES[0]
     registry.check("dtype", dtype, DTYPES)
     sizes = {name: _size(blocks, name, value) for name, value in (("heads", heads), ("head_dim", head_dim))}
     options = {**sizes, "dtype": dtype, "split_keys": split_keys}
-    launch_us, tile_us, classes = hardware.probe(device).measure(blocks, **options, seed=seed, budget_s=budget_s)
+    launch_us, tile_us, classes = targets.probe(device).measure(blocks, **options, seed=seed, budget_s=budget_s)
     return Profile(
         tile=blocks.tile.name,
         blocks_id=blocks.id,
@@ -91,7 +92,7 @@ def measure(blocks, *, device="cpu", heads=None, head_dim=None, dtype=None, spli
         tile_us=tile_us,
         classes=tuple(classes),
         device=description,
-        device_id=hardware.device_id(description),
+        device_id=targets.device_id(description),
     )
 
 
@@ -115,14 +116,14 @@ def check(profile, blocks, device="cpu"):
         raise ArtifactError(
             f"tile {profile.tile}: expected a profile of blocks {blocks.id}, found one of {profile.blocks_id}"
         )
-    if hardware.differing(profile.device, hardware.describe(device)):
+    if targets.differing(profile.device, targets.describe(device)):
         raise elsewhere(profile, device)
 
 
 def elsewhere(profile, device):
     """The `DeviceError` for a profile that was made on another device than this `device`."""
     return DeviceError(
-        f"tile {profile.tile}: expected a profile made on this device ({_short(hardware.describe(device))}), found one "
+        f"tile {profile.tile}: expected a profile made on this device ({_short(targets.describe(device))}), found one "
         f"made on {_short(profile.device)}; profile the blocks again here"
     )
 
@@ -133,7 +134,7 @@ def save(path, profile, made_by=None):
 
 
 class _Device(msgspec.Struct):
-    kind: Literal[tuple(hardware.KINDS)]
+    kind: Literal[tuple(targets.KINDS)]
     name: str
     versions: dict[str, str | None]
 
@@ -142,7 +143,7 @@ def load(path):
     """Read a profile that `save` wrote, checking its contents. Raises `ArtifactError`."""
     profile = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Profile)
     contents.fields(path, KIND, profile.device, _Device)
-    if profile.device_id != hardware.device_id(profile.device):
+    if profile.device_id != targets.device_id(profile.device):
         raise ArtifactError(f"{path}: the device described is not {profile.device_id}: the file was altered")
     return profile
 

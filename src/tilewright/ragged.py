@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import library
 
-from tilewright import graph, hardware
-from tilewright.errors import DeviceError, PatternError
-from tilewright.kernels import ragged_lists
-from tilewright.kernels.ragged_lists import BAD, EMPTY, KEPT, Layout
-from tilewright.operators import watched
+from tilewright import graph, targets
+from tilewright.core.errors import DeviceError, PatternError
+from tilewright.core.operators import watched
+from tilewright.targets import packed_lists
+from tilewright.targets.packed_lists import BAD, EMPTY, KEPT, Layout
 
 # The executor of each kind of device.
-EXECUTORS = {kind: device.PACKED for kind, device in hardware.KINDS.items()}
+EXECUTORS = {kind: device.PACKED for kind, device in targets.KINDS.items()}
 # Queries of a work item: those of one tensor-core product of a warp group, fewer where images have fewer tokens.
 ROWS, FEWEST_ROWS = 64, 16
 
@@ -167,7 +167,7 @@ class Packing:
 
     def check(self):
         """Raise `PatternError` where the batch exceeds its capacity or an image keeps nothing. Waits for the device."""
-        header = self.lists[: ragged_lists.HEADER].tolist()
+        header = self.lists[: packed_lists.HEADER].tolist()
         if header[EMPTY]:
             raise PatternError(f"expected every image to keep a token, found {header[EMPTY]} that keep none")
         if header[BAD]:

@@ -2,8 +2,8 @@
 
 import argparse
 
-from tilewright import figures
-from tilewright.cli import script
+from tilewright.study import figures
+from tilewright.study.cli import script
 
 
 def run(figure, inputs, outputs):

@@ -2,9 +2,10 @@
 
 import argparse
 
-from tilewright import blocks, graph, tiles
-from tilewright.cli import script
-from tilewright.provenance import code_digest, sha256_file, versions
+from tilewright import blocks, graph
+from tilewright.blocks import tiles
+from tilewright.core.provenance import code_digest, sha256_file, versions
+from tilewright.study.cli import script
 
 
 def run(input, tile, output, region_rows):

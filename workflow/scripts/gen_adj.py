@@ -2,8 +2,8 @@
 
 import argparse
 
-from tilewright.cli import script
-from tilewright.models.stage import run
+from tilewright.study.cli import script
+from tilewright.study.stages.graph import run
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

@@ -2,8 +2,8 @@
 
 import argparse
 
-from tilewright.cli import script
-from tilewright.report import page
+from tilewright.study.cli import script
+from tilewright.study.report import page
 
 
 def run(figures, tables, explored, captions, output):

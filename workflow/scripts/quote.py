@@ -3,22 +3,22 @@
 import argparse
 from pathlib import Path
 
-from tilewright import artifacts
-from tilewright.cli import script
-from tilewright.tables import quoted
+from tilewright.core import artifacts
+from tilewright.study.cli import script
+from tilewright.study.tables import _quoted
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(documents, table):
     if table:
-        print(quoted.quoted(table, ROOT), end="")
+        print(_quoted.quoted(table, ROOT), end="")
     for path in documents:
-        artifacts.write_text(path, quoted.updated(path.read_text(encoding="utf-8"), ROOT))
+        artifacts.write_text(path, _quoted.updated(path.read_text(encoding="utf-8"), ROOT))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("documents", nargs="*", type=Path, metavar="FILE", help="documents whose tables to set anew")
-    parser.add_argument("--table", help=f"print this table: {', '.join(quoted.NAMES)}")
+    parser.add_argument("--table", help=f"print this table: {', '.join(_quoted.NAMES)}")
     script(parser, run)

@@ -3,8 +3,8 @@
 import argparse
 
 from tilewright import reorder
-from tilewright.cli import script
-from tilewright.reorder.stage import run
+from tilewright.study.cli import script
+from tilewright.study.stages.reorder import run
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

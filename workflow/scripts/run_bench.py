@@ -2,16 +2,16 @@
 
 import argparse
 
-from tilewright import hardware
-from tilewright.bench.stage import run
-from tilewright.cli import script
-from tilewright.kernels import baselines
+from tilewright import targets
+from tilewright.baselines import sparse as sparse_baselines
+from tilewright.study.bench.stage import run
+from tilewright.study.cli import script
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--profile_only", "--profile-only", action="store_true", help="time the shape classes of --blocks (T3)")
 add("--schedule", nargs="+", metavar="JSON", help="check and time schedules (T5)")
-add("--baselines", nargs="+", metavar="NAME", help=f"check and time on --graph: {', '.join(baselines.NAMES)}")
+add("--baselines", nargs="+", metavar="NAME", help=f"check and time on --graph: {', '.join(sparse_baselines.NAMES)}")
 add("--heatmap", type=int, metavar="PX", help="DynamicViT at this resolution over --patches, against dense attention")
 add("--reorder-times", nargs="+", metavar="MODEL", help="time --orders on workloads, given from small to large")
 add("--blocks", nargs="+", metavar="NPZ", help="blocks to profile, or instead of those that a schedule records")
@@ -21,7 +21,7 @@ add("--heads", type=int, help="attention heads (default: of the model)")
 add("--head-dim", type=int, help="dimension of a head (default: of the model)")
 add("--dtype", help="float32, float16 or bfloat16 (default: of a schedule's profile, else float32)")
 add("--batch", type=int, default=1, help="sequences in a call (default: 1)")
-add("--device", default="cpu", help=f"{' or '.join(hardware.KINDS)} (default: cpu)")
+add("--device", default="cpu", help=f"{' or '.join(targets.KINDS)} (default: cpu)")
 add("--split-keys", type=int, help="most keys of a work item; longer blocks are split (default: never)")
 add("--patches", nargs="+", type=int, help="patch sizes of the heat map, in pixels")
 add("--orders", nargs="+", default=["window"], help="orders (default: window)")

@@ -2,8 +2,8 @@
 
 import argparse
 
-from tilewright.bench.stage import run_network
-from tilewright.cli import script, timing_options
+from tilewright.study.bench.stage import run_network
+from tilewright.study.cli import script, timing_options
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument

@@ -2,15 +2,15 @@
 
 import argparse
 
-from tilewright.bench.stage import run_pruned
-from tilewright.cli import script, timing_options
-from tilewright.networks import strategies
+from tilewright.networks import batching
+from tilewright.study.bench.stage import run_pruned
+from tilewright.study.cli import script, timing_options
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--network", required=True, help="network and pruner, e.g. deit-small-224-threshold_l2")
 add("--setting", nargs="+", default=["{}"], metavar="JSON", help="the pruner's settings (default: its own)")
-add("--attention", nargs="+", default=strategies.NAMES, metavar="NAME", help="strategies (default: all)")
+add("--attention", nargs="+", default=batching.NAMES, metavar="NAME", help="strategies (default: all)")
 add("--modes", nargs="+", default=["eager=1"], metavar="MODE=BATCH[,BATCH...]", help="eager, graph, compile (eager=1)")
 timing_options(add, 1.0, "weights and crops")
 

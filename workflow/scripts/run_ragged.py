@@ -2,9 +2,9 @@
 
 import argparse
 
-from tilewright.bench.stage import run_ragged
-from tilewright.cli import script, timing_options
-from tilewright.kernels import ragged_baselines
+from tilewright.baselines import packed as packed_baselines
+from tilewright.study.bench.stage import run_ragged
+from tilewright.study.cli import script, timing_options
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
@@ -16,7 +16,7 @@ add(
     nargs="+",
     default=["tilewright=1,16"],
     metavar="NAME=IMAGES[,IMAGES...]",
-    help=f"tilewright, {', '.join(ragged_baselines.NAMES)}, with its numbers of images (default: tilewright=1,16)",
+    help=f"tilewright, {', '.join(packed_baselines.NAMES)}, with its numbers of images (default: tilewright=1,16)",
 )
 timing_options(add, 1.0, "lengths and tokens")
 

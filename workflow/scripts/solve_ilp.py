@@ -2,10 +2,10 @@
 
 import argparse
 
-from tilewright.cli import script
 from tilewright.schedule.problem import OBJECTIVES
 from tilewright.schedule.search import NAMES
-from tilewright.schedule.stage import run
+from tilewright.study.cli import script
+from tilewright.study.stages.schedule import run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument

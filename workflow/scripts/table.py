@@ -2,8 +2,8 @@
 
 import argparse
 
-from tilewright import tables
-from tilewright.cli import script
+from tilewright.study import tables
+from tilewright.study.cli import script
 
 
 def run(table, inputs, outputs):

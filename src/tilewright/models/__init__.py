@@ -23,7 +23,7 @@ from importlib import import_module
 
 import msgspec
 
-from tilewright.errors import ConfigError, UnknownNameError
+from tilewright.core.errors import ConfigError, UnknownNameError
 
 NAMES = ("vision_longformer", "regionvit", "dynamicvit", "file")
 

@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from tilewright.errors import ConfigError, PatternError
+from tilewright.core.errors import ConfigError, PatternError
 from tilewright.graph import Graph
-from tilewright.models import gates
+from tilewright.models import _gates
 
 NAMING = "dynamicvit-<variant>-<resolution>[-p<patch>][-b<1|2|3>], e.g. dynamicvit-s-224-b3"
 NETWORK_NAMING = "dynamicvit-<variant>-<size>[-p<patch>], e.g. dynamicvit-s-224"
@@ -101,9 +101,9 @@ def network_fields(name):
 def keep(params):
     """Sorted token ids (int32, the class token 0 included) that are kept after ``params.prune`` prunings."""
     if params.gate == "predictor":
-        patches = gates.predictor(params, VARIANTS[params.variant][0])
+        patches = _gates.predictor(params, VARIANTS[params.variant][0])
     else:
-        patches = gates.threshold_l2(params)
+        patches = _gates.threshold_l2(params)
     return np.concatenate(([0], 1 + np.sort(patches))).astype(np.int32)
 
 
@@ -150,7 +150,7 @@ def graph(params):
         "grid": [params.side, params.side],
         "n_global": 1,
         "kept": n_kept,
-        "gate": gates.describe(params),
+        "gate": _gates.describe(params),
         "bias": None,
     }
     indptr = np.concatenate(([0, n_kept], n_kept + (n_kept + 1) * np.arange(1, len(pruned) + 1)))
@@ -159,7 +159,7 @@ def graph(params):
 
 def sources(params):
     """The image, when it is the user's, and the checkpoint."""
-    return [*gates.own_image(params), *([params.weights] if params.weights else [])]
+    return [*_gates.own_image(params), *([params.weights] if params.weights else [])]
 
 
 def size(params):

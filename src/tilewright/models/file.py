@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from tilewright.errors import ArtifactError, PatternError
+from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.graph import read_mask
 
 NAMING = "file-<label> with the parameter path, e.g. file-mine"

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from tilewright.errors import ConfigError
+from tilewright.core.errors import ConfigError
 from tilewright.graph import from_classes
 
 NAMING = "regionvit-<variant>-<resolution>[-w14][-p<patch>]-s<stage>[-windows], e.g. regionvit-tiny-224-s1"

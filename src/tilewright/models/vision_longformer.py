@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from tilewright.errors import ConfigError
+from tilewright.core.errors import ConfigError
 from tilewright.graph import from_classes
 
 NAMING = "vil-<variant>-<resolution>[-p<patch>]-s<stage>[-exact|-cyclic], e.g. vil-tiny-224-s1"

@@ -5,7 +5,7 @@ Contract of a member module (a family of networks, named as its family of graphs
         ``variant`` and ``image_size`` (pixels a side).
     ``Network(options, attention)``: an `nn.Module` from images [B, 3, R, R] to logits, with its parameters under the
         names of the official code. ``attention`` is a name of ``ATTENTIONS.NAMES``.
-    ``ATTENTIONS``: the registry of its attentions, `attentions` or `strategies`; the first is its oracle.
+    ``ATTENTIONS``: the registry of its attentions, `attentions` or `batching`; the first is its oracle.
     ``adapt(state, network) -> state``: the official checkpoint's tensors under this network's own names and shapes:
         aliases dropped, position tables resized as the original code does. Tensors it does not know stay in, so that
         they are reported.
@@ -21,8 +21,8 @@ from importlib import import_module
 
 import msgspec
 
-from tilewright.errors import ConfigError, PatternError, UnknownNameError
-from tilewright.registry import member
+from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
+from tilewright.core.registry import member
 
 NAMES = ("vision_longformer", "regionvit", "dynamicvit", "deit")
 
@@ -53,7 +53,7 @@ def create(family, *, variant, image_size=224, checkpoint=None, attention=None, 
     """
     import torch
 
-    from tilewright import checkpoints
+    from tilewright.core import checkpoints
 
     module = member(__name__, "network", family, NAMES)
     known = module.ATTENTIONS.NAMES

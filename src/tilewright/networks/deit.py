@@ -1,7 +1,7 @@
 """DeiT, whole or pruned: what a pruner leaves of each image goes on by a strategy that can be exchanged.
 
 Touvron et al., "Training data-efficient image transformers" (2021). Until the first pruning all images have all of
-their tokens; from then on the tokens stand as the strategy lays them out (`tilewright.networks.strategies`), and all
+their tokens; from then on the tokens stand as the strategy lays them out (`tilewright.networks.batching`), and all
 strategies give the same logits.
 """
 
@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from tilewright import pruners
-from tilewright.errors import ConfigError
+from tilewright.core.errors import ConfigError
+from tilewright.core.registry import member
 from tilewright.models import deit as pattern
-from tilewright.networks import precision, sites, strategies, vit
-from tilewright.networks.layouts import Rectangle
-from tilewright.registry import member
+from tilewright.networks import _precision, _sites, _vit, batching
+from tilewright.networks._layouts import Rectangle
 
-ATTENTIONS = strategies
+ATTENTIONS = batching
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,7 +88,7 @@ def adapt(state, network):
     """The official state (DeiT's, timm's, or a pruner's of the same names) under this network's names and shapes."""
     # As DeiT and EViT resize it; DynamicViT resizes bilinearly.
     mode = "bilinear" if network.options.pruner == "dynamicvit" else "bicubic"
-    vit.resize_positions(state, network, mode, 1 + network.options.distilled)
+    _vit.resize_positions(state, network, mode, 1 + network.options.distilled)
     learned = network.options.pruning()[1].learned
     for own, tensor in network.pruner.state_dict().items():
         if own in state or not learned:
@@ -101,15 +101,15 @@ class Network(nn.Module):
     """Images [B, 3, R, R] to logits [B, num_classes]; parameters under the official names."""
 
     def __init__(self, options, attention):
-        """Random weights, drawn as published. attention: of `strategies.NAMES`."""
+        """Random weights, drawn as published. attention: of `batching.NAMES`."""
         super().__init__()
         self.options, self.attention = options, attention
-        self.strategy = member(strategies.__name__, "attention", attention, strategies.NAMES)
+        self.strategy = member(batching.__name__, "attention", attention, batching.NAMES)
         width, heads = pattern.VARIANTS[options.variant]
-        self.patch_embed = vit.Patches(3, width, pattern.PATCH)
+        self.patch_embed = _vit.Patches(3, width, pattern.PATCH)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, options.n_tokens, width))
-        self.blocks = nn.ModuleList(vit.Block(width, heads) for _ in range(pattern.DEPTH))
+        self.blocks = nn.ModuleList(_vit.Block(width, heads) for _ in range(pattern.DEPTH))
         self.norm = nn.LayerNorm(width, 1e-6)
         self.head = nn.Linear(width, options.num_classes)
         tables = [self.cls_token, self.pos_embed]
@@ -119,18 +119,18 @@ class Network(nn.Module):
             tables.append(self.dist_token)
         module, settings = options.pruning()
         # Last: the same seed draws the same DeiT whatever prunes it.
-        vit.initialise(self, *tables)
+        _vit.initialise(self, *tables)
         self.pruner = module.Pruner(settings, width, options.n_tokens)
-        vit.initialise(self.pruner)
+        _vit.initialise(self.pruner)
 
     def going_on(self, attention):
-        """This very network, its weights shared, with another of `strategies.NAMES`."""
+        """This very network, its weights shared, with another of `batching.NAMES`."""
         other = copy.copy(self)
         other.attention = attention
-        other.strategy = member(strategies.__name__, "attention", attention, strategies.NAMES)
+        other.strategy = member(batching.__name__, "attention", attention, batching.NAMES)
         return other
 
-    @precision.checked
+    @_precision.checked
     def forward(self, images, capacity=None, tell_layouts=False):
         """Images [B, 3, R, R] to logits [B, num_classes].
 
@@ -157,12 +157,12 @@ class Network(nn.Module):
             if i in self.pruner.before:
                 x, layout = prune(x)
             heads = block.attn.split(block.norm1(x))
-            x = x + block.attn.proj(sites.timed(layout.attend, *heads).flatten(-2))
+            x = x + block.attn.proj(_sites.timed(layout.attend, *heads).flatten(-2))
             if i in self.pruner.inside:
                 x, layout = prune(x, heads)
             x = x + block.mlp(block.norm2(x))
-        logits = precision.logits(self.head, self.norm(layout.first(x)))
+        logits = _precision.logits(self.head, self.norm(layout.first(x)))
         if self.options.distilled:
             # Without a pruner the layout is the whole rectangle, the distillation token second.
-            logits = (logits + precision.logits(self.head_dist, self.norm(x[:, 1]))) / 2
+            logits = (logits + _precision.logits(self.head_dist, self.norm(x[:, 1]))) / 2
         return (logits, layouts) if tell_layouts else logits

@@ -23,9 +23,9 @@ from torch import nn
 from torch.func import functional_call
 
 from tilewright import ragged
-from tilewright.errors import ConfigError
+from tilewright.core.errors import ConfigError
 from tilewright.models import dynamicvit as pattern
-from tilewright.networks import attentions, precision, pruned, sites, vit
+from tilewright.networks import _precision, _pruned, _sites, _vit, attentions
 
 ATTENTIONS = attentions
 
@@ -85,7 +85,7 @@ def name(options):
 
 def adapt(state, network):
     """The official state with its position table resized, bilinearly as the official code does."""
-    vit.resize_positions(state, network, "bilinear")
+    _vit.resize_positions(state, network, "bilinear")
     return state
 
 
@@ -97,7 +97,7 @@ class Network(nn.Module):
         super().__init__()
         self.options, self.attention = options, attention
         width, heads, self.prune_before = pattern.VARIANTS[options.variant]
-        self.patch_embed = _Stem(width, options.patch) if options.lvvit else vit.Patches(3, width, options.patch)
+        self.patch_embed = _Stem(width, options.patch) if options.lvvit else _vit.Patches(3, width, options.patch)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + options.side**2, width))
         # In all five networks the prunings cut the depth in four.
@@ -107,18 +107,18 @@ class Network(nn.Module):
         if options.lvvit:
             self.aux_head = nn.Linear(width, options.num_classes)
         self.score_predictor = nn.ModuleList(Predictor(width) for _ in self.prune_before)
-        vit.initialise(self, self.cls_token, self.pos_embed)
+        _vit.initialise(self, self.cls_token, self.pos_embed)
 
-    @precision.checked
+    @_precision.checked
     def forward(self, images, tell_kept=False):
         """Images [B, 3, R, R] to logits, or to what `kept` tells. Raises `PatternError` for images of another shape."""
         x, kept = self._run(images)
         if tell_kept:
             return kept
         x = self.norm(x)
-        logits = precision.logits(self.head, x[:, 0])
+        logits = _precision.logits(self.head, x[:, 0])
         if self.options.lvvit:
-            logits = logits + PATCH_SHARE * precision.logits(self.aux_head, x[:, 1:]).amax(1)
+            logits = logits + PATCH_SHARE * _precision.logits(self.aux_head, x[:, 1:]).amax(1)
         return logits
 
     def kept(self, images):
@@ -134,7 +134,7 @@ class Network(nn.Module):
         # The patch at each place behind the class token, and whether it counts.
         patch = torch.arange(side**2, device=x.device).expand(len(x), -1)
         alive = torch.ones_like(patch, dtype=torch.bool)
-        hide, attend, kept = pruned.HIDING.get(self.attention), sites.full, []
+        hide, attend, kept = _pruned.HIDING.get(self.attention), _sites.full, []
         for i, block in enumerate(self.blocks):
             if i in self.prune_before:
                 score = self.score_predictor[len(kept)](x[:, 1:], alive).masked_fill(~alive, -torch.inf)
@@ -146,7 +146,7 @@ class Network(nn.Module):
                     stay = torch.zeros_like(alive).scatter(1, best, True)
                     seen = F.pad(stay, (1, 0), value=True)
                     if hide:
-                        alive, attend = stay, partial(sites.timed, sites.timed(hide, seen, x.dtype))
+                        alive, attend = stay, partial(_sites.timed, _sites.timed(hide, seen, x.dtype))
                     else:
                         x, attend = _pack(x, seen, 1 + best.shape[1])
                         patch, alive = kept[-1], alive.gather(1, best)
@@ -165,9 +165,9 @@ def _pack(x, keep, count):
 
     def attend(q, k, v):
         packed = (heads.transpose(1, 2).flatten(0, 1) for heads in (q, k, v))
-        return sites.without_backward(packing.attend, *packed).unflatten(0, (-1, count)).transpose(1, 2)
+        return _sites.without_backward(packing.attend, *packed).unflatten(0, (-1, count)).transpose(1, 2)
 
-    return sites.without_backward(packing.gather, x).unflatten(0, (-1, count)), partial(sites.timed, attend)
+    return _sites.without_backward(packing.gather, x).unflatten(0, (-1, count)), partial(_sites.timed, attend)
 
 
 def _eps(lvvit):
@@ -175,7 +175,7 @@ def _eps(lvvit):
     return 1e-5 if lvvit else 1e-6
 
 
-class _Stem(vit.Patches):
+class _Stem(_vit.Patches):
     """LV-ViT's: three convolutions, which halve the image, before the patches."""
 
     def __init__(self, width, patch):
@@ -193,8 +193,8 @@ class _Stem(vit.Patches):
 
 def _block(width, heads, lvvit):
     if lvvit:
-        return vit.Block(width, heads, eps=_eps(lvvit), ratio=3, bias=False, skip=SKIP)
-    return vit.Block(width, heads, eps=_eps(lvvit))
+        return _vit.Block(width, heads, eps=_eps(lvvit), ratio=3, bias=False, skip=SKIP)
+    return _vit.Block(width, heads, eps=_eps(lvvit))
 
 
 class Predictor(nn.Module):
@@ -228,4 +228,4 @@ class Predictor(nn.Module):
 def _float32(module, x):
     """``module(x)`` in float32, whatever the network runs in: in half precision many of the scores would tie."""
     with torch.autocast(x.device.type, enabled=False):
-        return functional_call(module, precision.float32(module), x.float())
+        return functional_call(module, _precision.float32(module), x.float())

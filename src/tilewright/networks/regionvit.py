@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright.errors import ConfigError
+from tilewright.core.errors import ConfigError
 from tilewright.models import regionvit as pattern
-from tilewright.networks import attentions, precision, sites
-from tilewright.networks.region_windows import Windows
+from tilewright.networks import _precision, _sites, attentions
+from tilewright.networks._region_windows import Windows
 
 ATTENTIONS = attentions
 
@@ -112,7 +112,7 @@ class Network(nn.Module):
         self.head = nn.Linear(width, options.num_classes)
         self.apply(_initialise)
 
-    @precision.checked
+    @_precision.checked
     def forward(self, images):
         """Images [B, 3, R, R] to logits [B, num_classes]; raises `PatternError` for images of another shape."""
         # The regional convolution sees the image amid its border; the locals are padded to the right and below.
@@ -122,7 +122,7 @@ class Network(nn.Module):
         locals_ = self.patch_embed["proj"](images)
         for stage in self.layers:
             regionals, locals_ = stage(regionals, locals_)
-        return precision.logits(self.head, self.norm(regionals.flatten(2).transpose(1, 2)).mean(1))
+        return _precision.logits(self.head, self.norm(regionals.flatten(2).transpose(1, 2)).mean(1))
 
 
 def _stem(width, convolutions):
@@ -196,7 +196,7 @@ class _Block(nn.Module):
     def forward(self, x, regionals):
         own = x.index_select(1, regionals)
         # In place: nobody else holds these tokens.
-        x.index_copy_(1, regionals, own + self.attn(self.norm0(own), sites.full))
+        x.index_copy_(1, regionals, own + self.attn(self.norm0(own), _sites.full))
         x = x + self.attn(self.norm1(x), self.attn.in_windows)
         return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
 

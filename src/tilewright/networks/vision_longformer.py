@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright.errors import ConfigError
-from tilewright.networks import attentions, msvit_arch, precision, sites
-from tilewright.networks.sliding_chunks import Windows, by_offset
+from tilewright.core.errors import ConfigError
+from tilewright.networks import _msvit_arch, _precision, _sites, attentions
+from tilewright.networks._sliding_chunks import Windows, by_offset
 
 ATTENTIONS = attentions
 
@@ -52,8 +52,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def shapes(self):
         """The stages, a tuple of `msvit_arch.Shape`."""
-        arch = msvit_arch.published(self.variant) if self.arch is None else self.arch
-        return msvit_arch.parse(arch, self.image_size, self.position)
+        arch = _msvit_arch.published(self.variant) if self.arch is None else self.arch
+        return _msvit_arch.parse(arch, self.image_size, self.position)
 
 
 def name(options):
@@ -84,7 +84,7 @@ class Network(nn.Module):
         """The `Stage` modules in order."""
         return [module for module in self.children() if isinstance(module, Stage)]
 
-    @precision.checked
+    @_precision.checked
     def forward(self, images):
         """Logits. Raises `PatternError` for images of another shape than the network's."""
         x = images
@@ -93,7 +93,7 @@ class Network(nn.Module):
             n_global, side = stage.shape.n_global, stage.shape.side
             x = tokens[:, n_global:].mT.unflatten(2, (side, side))
         tokens = self.norm(tokens)
-        return precision.logits(self.head, tokens[:, 0] if n_global else tokens.mean(1))
+        return _precision.logits(self.head, tokens[:, 0] if n_global else tokens.mean(1))
 
 
 class Stage(nn.Sequential):
@@ -107,7 +107,7 @@ class Stage(nn.Sequential):
             self.windows = Windows(shape.side, shape.n_global, shape.radius, mode)
             head_dim = shape.dim // shape.heads
             build, native, slot = self.windows.graph, self.windows.attend, self.windows.slot
-            self.site = sites.Site(attention, build, shape.heads, head_dim, native, slot)
+            self.site = _sites.Site(attention, build, shape.heads, head_dim, native, slot)
         for _ in range(shape.blocks):
             attend = SparseAttention(shape, self.windows, self.site) if shape.sparse else FullAttention(shape)
             self.append(AttentionBlock(shape.dim, attend)).append(MlpBlock(shape.dim))
@@ -241,12 +241,12 @@ class FullAttention(RelativePosition):
         """Tokens [B, N, d] to tokens."""
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if not self.relative:
-            out = sites.full(q, k, v)
+            out = _sites.full(q, k, v)
         else:
             ends, parts = 0, []
             for bias in self._biases():
                 begin, ends = ends, ends + bias.shape[1]
-                parts.append(sites.full(q[:, :, begin:ends], k, v, bias))
+                parts.append(_sites.full(q[:, :, begin:ends], k, v, bias))
             out = torch.cat(parts, 2)
         return self.proj(out.transpose(1, 2).flatten(2))
 

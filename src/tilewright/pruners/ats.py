@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import nn
 
-from tilewright.pruners import Choice, Settings, scores
+from tilewright.pruners import Choice, Settings, _scores
 
 BLOCKS = tuple(range(3, 12))
 # As the code has it, fewer tokens are never sampled.
@@ -39,7 +39,7 @@ class Pruner(nn.Module):
     def forward(self, time, x, layout, heads):
         """See the contract."""
         q, k, v = heads
-        attention = scores.class_attention(q, k, layout).sum(1)
+        attention = _scores.class_attention(q, k, layout).sum(1)
         score = (attention * layout.padded(v.flatten(-2).float().norm(dim=-1)))[:, 1:]
         keep = sample(score, layout.valid[:, 1:], self.most - 1)
         keep = torch.cat((torch.ones_like(keep[:, :1]), keep), dim=1)
@@ -70,5 +70,5 @@ def sample(score, valid, points):
     below = (above - 1).clamp_(min=0)
     nearer = grid - cdf.gather(1, below) <= cdf.gather(1, above) - grid
     hit = torch.where(nearer, below, above)
-    sampled = scores.marked(order.gather(1, hit), score.shape[1])
+    sampled = _scores.marked(order.gather(1, hit), score.shape[1])
     return valid & (sampled | (valid.sum(1, keepdim=True) == 1))

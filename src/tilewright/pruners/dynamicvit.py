@@ -12,7 +12,7 @@ from torch import nn
 
 from tilewright.models.dynamicvit import VARIANTS, kept
 from tilewright.networks.dynamicvit import Predictor
-from tilewright.pruners import Choice, Settings, scores
+from tilewright.pruners import Choice, Settings, _scores
 
 
 class Params(Settings, frozen=True, forbid_unknown_fields=True):
@@ -44,5 +44,5 @@ class Pruner(nn.Module):
         alive = layout.valid[:, 1:]
         score = self.score_predictor[time](layout.padded(x)[:, 1:], alive)
         # The class token stays anyway.
-        order = scores.best_first(F.pad(score, (1, 0), value=math.inf), layout)
-        return x, Choice(scores.marked(order[:, : 1 + count], layout.slots), 1 + count, 1 + count)
+        order = _scores.best_first(F.pad(score, (1, 0), value=math.inf), layout)
+        return x, Choice(_scores.marked(order[:, : 1 + count], layout.slots), 1 + count, 1 + count)

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import nn
 
-from tilewright.pruners import Choice, Settings, scores
+from tilewright.pruners import Choice, Settings, _scores
 
 BLOCKS = (3, 6, 9)
 
@@ -45,12 +45,14 @@ class Pruner(nn.Module):
         if count == self.tokens[time] - 1:
             return x, Choice(layout.valid, tokens, tokens)
         q, k, _ = heads
-        attention = scores.class_attention(q, k, layout).mean(1)
+        attention = _scores.class_attention(q, k, layout).mean(1)
         # The class token stays anyway.
-        order = scores.best_first(attention.index_fill(1, attention.new_zeros(1, dtype=torch.int64), torch.inf), layout)
-        keep = scores.marked(order[:, : 1 + count], layout.slots)
+        order = _scores.best_first(
+            attention.index_fill(1, attention.new_zeros(1, dtype=torch.int64), torch.inf), layout
+        )
+        keep = _scores.marked(order[:, : 1 + count], layout.slots)
         weight = attention.masked_fill(keep, 0)
         fused = torch.bmm(weight[:, None], layout.padded(x).float())[:, 0].to(x.dtype)
         place = order[:, 1 + count]
-        fused_at = scores.marked(place[:, None], layout.slots)
+        fused_at = _scores.marked(place[:, None], layout.slots)
         return layout.put(x, place, fused), Choice(keep | fused_at, tokens, tokens, fused_at)

@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import nn
 
-from tilewright.errors import ConfigError
+from tilewright.core.errors import ConfigError
 from tilewright.pruners import Choice, Settings
 
 AFTER = 4

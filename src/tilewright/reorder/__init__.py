@@ -14,8 +14,8 @@ import time
 
 import msgspec
 
-from tilewright import registry
-from tilewright.errors import ConfigError
+from tilewright.core import registry
+from tilewright.core.errors import ConfigError
 
 NAMES = ("none", "rcm", "hc", "ic", "window")
 
@@ -41,7 +41,7 @@ def apply(graph, name, params=None):
     work of groups of 64 consecutive queries over dense attention. Raises `UnknownNameError`, `ConfigError` and
     `PatternError`.
     """
-    from tilewright.reorder.quality import work_fraction
+    from tilewright.reorder._quality import work_fraction
 
     module, settings = parse(name, params)
     begin = time.perf_counter()

@@ -1,7 +1,7 @@
 """Hierarchical clustering: the closest clusters merge until none fits (stage T2).
 
 The procedure of the IPDPS'26 artifact is ``variant: paper``. The default merges similar rows by the least increase of
-work under a cap and then puts the clusters in an order: see `tilewright.reorder.linkage`.
+work under a cap and then puts the clusters in an order: see `tilewright.reorder._linkage`.
 """
 
 from functools import cache
@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tilewright.reorder import tuning
-from tilewright.reorder.axes import WIDE, key_order
+from tilewright.reorder import _tuning
+from tilewright.reorder._axes import WIDE, key_order
 
 PUBLISHED = {"col_block": 16, "neighbors": 64, "mean_size": 8}
 GRID = {
@@ -41,25 +41,25 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mean_size: Annotated[float, msgspec.Meta(ge=1)] | None = None
 
     def __post_init__(self):
-        tuning.check(self, PUBLISHED, GRID)
+        _tuning.check(self, PUBLISHED, GRID)
 
 
 def order(graph, params):
     """Order of the clusters, and of the rows within by the tree of merges (see `tilewright.reorder`)."""
-    from tilewright.reorder import linkage, published, quotient
+    from tilewright.reorder import _linkage, _published, _quotient
 
-    parts, similar = cache(quotient.parts), cache(linkage.similar)
+    parts, similar = cache(_quotient.parts), cache(_linkage.similar)
 
     def arrange(graph, used):
         found = parts(graph, used["col_block"], used["wide"])
         near = [similar(q, used["neighbors"]) for q in found]
-        chained = [linkage.link(q, n, cap=used["cap"], chain=used["chain"]) for q, n in zip(found, near, strict=True)]
-        return quotient.join(graph, list(zip(found, chained, strict=True)))
+        chained = [_linkage.link(q, n, cap=used["cap"], chain=used["chain"]) for q, n in zip(found, near, strict=True)]
+        return _quotient.join(graph, list(zip(found, chained, strict=True)))
 
-    used, free = tuning.settle(params, PUBLISHED, GRID)
+    used, free = _tuning.settle(params, PUBLISHED, GRID)
     if params.variant == "paper":
-        rows = published.hierarchical(graph, **used)
+        rows = _published.hierarchical(graph, **used)
     else:
-        rows, used = tuning.tuned("hc", graph, used, free, arrange)
+        rows, used = _tuning.tuned("hc", graph, used, free, arrange)
     cols, symmetric = key_order(graph, rows, params.symmetric)
     return rows, cols, {**used, "variant": params.variant, "symmetric": symmetric}

@@ -2,7 +2,7 @@
 
 After Labini et al., "Blocking sparse matrices to leverage dense-specific multiplication" (arXiv 2202.05868), and the
 IPDPS'26 artifact, whose procedure is ``variant: paper``. The default grows groups by the least added work: see
-`tilewright.reorder.growth`.
+`tilewright.reorder._growth`.
 """
 
 from functools import cache
@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tilewright.reorder import tuning
-from tilewright.reorder.axes import WIDE, key_order
+from tilewright.reorder import _tuning
+from tilewright.reorder._axes import WIDE, key_order
 
 PUBLISHED = {"col_block": 16, "tau": 0.6, "cap": None, "rounds": 2}
 GRID = {"wide": (WIDE, 1.25, 8.0), "cap": (64, 32, 128), "col_block": (1, 8), "tau": (1.0, 0.5)}
@@ -35,23 +35,23 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounds: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     def __post_init__(self):
-        tuning.check(self, PUBLISHED, GRID)
+        _tuning.check(self, PUBLISHED, GRID)
 
 
 def order(graph, params):
     """Order of the groups in which they were grown (see `tilewright.reorder`)."""
-    from tilewright.reorder import growth, published, quotient
+    from tilewright.reorder import _growth, _published, _quotient
 
-    parts = cache(quotient.parts)
+    parts = cache(_quotient.parts)
 
     def arrange(graph, used):
         found = parts(graph, used["col_block"], used["wide"])
-        return quotient.join(graph, [(q, growth.grow(q, cap=used["cap"], tau=used["tau"])) for q in found])
+        return _quotient.join(graph, [(q, _growth.grow(q, cap=used["cap"], tau=used["tau"])) for q in found])
 
-    used, free = tuning.settle(params, PUBLISHED, GRID)
+    used, free = _tuning.settle(params, PUBLISHED, GRID)
     if params.variant == "paper":
-        rows = published.iterative(graph, **used)
+        rows = _published.iterative(graph, **used)
     else:
-        rows, used = tuning.tuned("ic", graph, used, free, arrange)
+        rows, used = _tuning.tuned("ic", graph, used, free, arrange)
     cols, symmetric = key_order(graph, rows, params.symmetric)
     return rows, cols, {**used, "variant": params.variant, "symmetric": symmetric}

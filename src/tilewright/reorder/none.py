@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from tilewright.reorder.axes import key_order
+from tilewright.reorder._axes import key_order
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

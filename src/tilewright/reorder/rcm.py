@@ -3,8 +3,8 @@
 import msgspec
 import numpy as np
 
-from tilewright.errors import PatternError
-from tilewright.reorder.axes import key_order
+from tilewright.core.errors import PatternError
+from tilewright.reorder._axes import key_order
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ def _tokens(graph):
     """Class int64 [N] of every token, by its row and its column, and the pattern among classes as a CSR array."""
     from scipy.sparse import csr_array
 
-    from tilewright.reorder.quotient import leaders, transpose
+    from tilewright.reorder._quotient import leaders, transpose
 
     col_class = leaders(*transpose(graph.indptr, graph.indices, graph.n_cols), np.ones(graph.n_cols, bool))
     _, first, token = np.unique(

@@ -3,8 +3,8 @@
 import msgspec
 import numpy as np
 
-from tilewright.errors import PatternError
-from tilewright.reorder.axes import key_order
+from tilewright.core.errors import PatternError
+from tilewright.reorder._axes import key_order
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright.errors import InfeasibleError
+from tilewright.core.errors import InfeasibleError
 from tilewright.schedule import greedy
 from tilewright.schedule.classes import Merges, exact
 from tilewright.schedule.problem import SLACK

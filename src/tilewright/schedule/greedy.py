@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tilewright.errors import InfeasibleError
+from tilewright.core.errors import InfeasibleError
 from tilewright.schedule.problem import SLACK
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.errors import SolverError
+from tilewright.core.errors import SolverError
 from tilewright.schedule import polish
 from tilewright.schedule.classes import Merges, exact
 

@@ -10,8 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from tilewright import work
-from tilewright.errors import ArtifactError, InfeasibleError
+from tilewright.blocks import work
+from tilewright.core.errors import ArtifactError, InfeasibleError
 
 OBJECTIVES = ("sum", "paper")
 # Relative slack of limits on sums of floating-point needs, for the order in which they are added.

@@ -5,9 +5,10 @@ from dataclasses import MISSING, dataclass, fields
 import msgspec
 import numpy as np
 
-from tilewright import artifacts, contents, work
-from tilewright.contents import Amount, Count, Finite, Size
-from tilewright.errors import ArtifactError
+from tilewright.blocks import work
+from tilewright.core import artifacts, contents
+from tilewright.core.contents import Amount, Count, Finite, Size
+from tilewright.core.errors import ArtifactError
 
 KIND = "schedule"
 VERSION = 1
@@ -20,7 +21,7 @@ class Schedule:
     Work, one entry per work item in execution order (I items):
         tile: int16 [I], index into `tiles`. block: int32 [I]. run_lo, run_hi: int64 [I], runs of the tile's
             blocks file.
-        cls: int32 [I], shape class of the tile's `work.items`. split: bool [I]. round: int16 [I], ascending.
+        cls: int32 [I], shape class of the tile's `blocks.work.items`. split: bool [I]. round: int16 [I], ascending.
         slot: int16 [I] and start_us: float64 [I], the predicted placement (list scheduling, longest first).
     tiles: tile names; blocks_ids, blocks_paths, profile_paths: one per tile. A schedule need not use all of
         them.

@@ -6,8 +6,9 @@ from time import perf_counter
 
 import numpy as np
 
-from tilewright import registry, work
-from tilewright.errors import InfeasibleError, SolverError
+from tilewright.blocks import work
+from tilewright.core import registry
+from tilewright.core.errors import InfeasibleError, SolverError
 from tilewright.schedule import descent, greedy, model, solvers
 from tilewright.schedule.bounds import lower_bounds
 from tilewright.schedule.problem import OBJECTIVES, build

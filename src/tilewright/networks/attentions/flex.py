@@ -1,7 +1,7 @@
 """FlexAttention, compiled, in the form that is fastest at a site, with the bias as its ``score_mod``."""
 
-from tilewright.kernels.baselines import flex
-from tilewright.networks import sites
+from tilewright.baselines.sparse import flex
+from tilewright.networks import _sites
 from tilewright.networks.attentions import tilewright
 
 # Tokens enter plan order once a stage, as for a plan.
@@ -9,13 +9,13 @@ order = tilewright.order
 
 
 def prepare(site, bias, dtype, device):
-    """The first call with tokens of a shape compiles and times all forms of `kernels.baselines.flex`, once a site.
+    """The first call with tokens of a shape compiles and times all forms of `baselines.sparse.flex`, once a site.
 
     Raises what these raise.
     """
     if bias is not None:
         # What the slots are looked up in goes to the device now: what is compiled cannot bring it there.
-        at = sites.resident(site, "order", device)
+        at = _sites.resident(site, "order", device)
         site.slot(at[:1], at[:1])
         bias = flex.Bias(bias.to(device, dtype), lambda rows, cols: site.slot(at[rows], at[cols]))
     made = {}

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
-from tilewright import api, hardware, provenance, reorder
-from tilewright.errors import ArtifactError, PatternError
-from tilewright.kernels.torch_blocks import Bias
-from tilewright.networks import sites
+from tilewright import api, reorder, targets
+from tilewright.core import provenance
+from tilewright.core.errors import ArtifactError, PatternError
+from tilewright.networks import _sites
+from tilewright.targets.cpu.executor import Bias
 
 _LOG = logging.getLogger(__name__)
 # The networks' patterns declare their windows: the order is the same for plans of every device and type.
@@ -34,7 +35,7 @@ def prepare(site, bias, dtype, device):
         found = found.with_bias(Bias(bias.float(), lambda rows, cols: site.slot(*map(_tensor, (rows, cols))).numpy()))
 
     def attend(q, k, v):
-        return sites.without_backward(lambda *qkv: found(*qkv, ordered=True), q, k, v)
+        return _sites.without_backward(lambda *qkv: found(*qkv, ordered=True), q, k, v)
 
     return attend
 
@@ -60,12 +61,12 @@ def _plan(site, dtype, device):
 
 def _read_or_made(site, dtype, device):
     """The plan for `dtype` on the current device of a kind."""
-    facts = hardware.describe(device)
+    facts = targets.describe(device)
     shape = {"heads": site.heads, "head_dim": site.head_dim, "dtype": dtype}
-    makers = (*_MAKERS, hardware.KINDS[device].EXECUTOR, hardware.KINDS[device].PROBE)
+    makers = (*_MAKERS, targets.KINDS[device].EXECUTOR, targets.KINDS[device].PROBE)
     # Equal patterns may have other windows, and then their tokens stand in another order.
     pattern = site.graph.id, provenance.sha256_arrays(site.order.numpy())
-    made_of = (*pattern, *map(str, shape.values()), hardware.device_id(facts), provenance.code_digest(*makers))
+    made_of = (*pattern, *map(str, shape.values()), targets.device_id(facts), provenance.code_digest(*makers))
     path = folder() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.plan"
     if path.exists():
         try:

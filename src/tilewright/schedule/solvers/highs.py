@@ -5,7 +5,7 @@ from time import perf_counter
 
 import numpy as np
 
-from tilewright.errors import SolverError
+from tilewright.core.errors import SolverError
 from tilewright.schedule.solvers import Solution, relative_gap
 
 STATUSES = {

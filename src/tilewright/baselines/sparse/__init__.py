@@ -1,0 +1,45 @@
+"""What a schedule is measured against (stage T5).
+
+Contract of a member module:
+    ``MASKED``: whether it computes the pattern, or attention over all pairs.
+    ``DENSE``: whether it works through all pairs in any case.
+    ``VARIANTS``: names of the forms that it comes in, such as block sizes; the fastest that is right is reported.
+    ``prepare(graph, *, variant, batch, heads, head_dim, dtype, device, max_bytes) -> Ready``: one form, ready to be
+        timed, for tokens on `device` (``cpu`` or ``cuda``) in the order of `graph`, with tables of at most `max_bytes`.
+        What a network does once, compiling included, is done by then or in the first call. Arguments that make no
+        difference to a member end in its ``**_``. Raises `Unavailable`.
+    ``part(graph) -> Graph``: of a member that computes a part of the pattern only, that part, which takes the graph's
+        place in all that is measured and told. Raises `Unavailable`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilewright.core.errors import TilewrightError
+
+NAMES = (
+    "sdpa_dense", "sdpa_mask", "flex", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_windows", "sdpa_kept",
+    "sdpa_compacted", "fa4", "cudnn_flex", "flashinfer", "natten",
+)  # fmt: skip
+
+# Those that attend over all pairs, whatever the pattern: the fastest of them is what "dense" means.
+DENSE = ("sdpa_dense", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
+
+
+class Unavailable(TilewrightError):
+    """A baseline that cannot run here, or not for this pattern, and why."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A prepared baseline: call it with q, k, v. held_bytes: its tables. executed: pairs that a head works through."""
+
+    call: Callable
+    held_bytes: int
+    executed: int
+
+
+def need_gpu(device):
+    """Raise `Unavailable` unless `device` is a GPU."""
+    if device != "cuda":
+        raise Unavailable(f"runs on an NVIDIA GPU only, found {device}")

@@ -1,0 +1,82 @@
+"""Patterns as block-sparse peers take them: kinds of blocks, bits of rows, and rules that need no bits."""
+
+import numpy as np
+import torch
+
+from tilewright.baselines.sparse import Unavailable
+
+
+def kinds(graph, size):
+    """bool [Q, K] twice: blocks that hold some pair but not all, and full ones. Blocks over the edge are never full."""
+    n_q, n_k = (-(-n // size) for n in graph.shape)
+    place = graph.entry_class * n_k + graph.indices // size
+    of_class = np.bincount(place, minlength=graph.n_classes * n_k).reshape(-1, n_k)
+    entries = np.stack([of_class[graph.row_class[lo : lo + size]].sum(0) for lo in range(0, n_q * size, size)])
+    full = entries == size * size
+    return (entries > 0) & ~full, full
+
+
+def listed(kind, device):
+    """For a bool [Q, K]: int32 [1, 1, Q] counts and [1, 1, Q, K] block numbers, those that count first."""
+    first = np.argsort(~kind, axis=1, kind="stable").astype(np.int32)
+    return [torch.from_numpy(table)[None, None].to(device) for table in (kind.sum(1, dtype=np.int32), first)]
+
+
+def bits(graph, max_bytes):
+    """uint8 [C, ceil(N_k / 8)]: the distinct rows, lowest bit first. Raises `Unavailable` above `max_bytes`."""
+    size = graph.n_classes * -(-graph.n_cols // 8)
+    if size > max_bytes:
+        raise Unavailable(f"the pattern's bits take {size:,} bytes; at most {max_bytes:,} are allowed")
+    table = np.zeros((graph.n_classes, -(-graph.n_cols // 8)), np.uint8)
+    np.bitwise_or.at(table, (graph.entry_class, graph.indices >> 3), (1 << (graph.indices & 7)).astype(np.uint8))
+    return table
+
+
+def rule(graph):
+    """``(places of queries, places of keys, reach)`` that tell the pattern by arithmetic, or None.
+
+    A pair is allowed where both coordinates of its places differ by at most `reach`, and where a place is negative.
+    places: int32 [N_q] and [N_k], 2^15 times one coordinate plus the other. Known are windows and chunks of a Vision
+    Longformer, disjoint windows, and kept tokens.
+    """
+    if (owner := windows(graph)) is not None:
+        return graph.row_class, owner.astype(np.int32), 0
+    if (common := kept(graph)) is not None:
+        own = np.arange(graph.n_rows, dtype=np.int32)
+        return own, np.where(np.isin(own, common), -1, own).astype(np.int32), 0
+    meta = graph.meta
+    if meta.get("family") != "vision_longformer" or meta["mode"] not in ("exact", "chunk"):
+        return None
+    side, n_global, radius = meta["grid"][0], meta["n_global"], meta["window"] // 2
+    step, reach = (1, radius) if meta["mode"] == "exact" else (radius, 1)
+    y, x = np.divmod(np.arange(side * side), side)
+    natural = np.concatenate((np.full(n_global, -1), (y // step << 15) + x // step)).astype(np.int32)
+    orders = (graph.row_order, graph.col_order)
+    return *(natural if order is None else natural[order] for order in orders), reach
+
+
+def windows(graph):
+    """int [N_k], the distinct row that sees each key, of a pattern of disjoint windows of equal size; else None."""
+    degree, queries = np.diff(graph.indptr), np.bincount(graph.row_class, minlength=graph.n_classes)
+    whole = len(graph.indices) == graph.n_cols and (np.bincount(graph.indices, minlength=graph.n_cols) == 1).all()
+    if graph.n_classes < 2 or not whole or len(set(degree)) > 1 or len(set(queries)) > 1:
+        return None
+    owner = np.empty(graph.n_cols, np.int64)
+    owner[graph.indices] = graph.entry_class
+    return owner
+
+
+def kept(graph):
+    """int, ascending: the keys that all queries see, where each other query sees itself beside these; else None."""
+    degree = np.diff(graph.indptr)
+    common = np.bincount(graph.indices, minlength=graph.n_cols) == graph.n_classes
+    more = degree - common.sum()
+    if graph.n_rows != graph.n_cols or common.all() or not np.array_equal(more[graph.row_class], ~common):
+        return None
+    # Each other query has a row of its own, with one key more: itself.
+    query = np.empty(graph.n_classes, np.int64)
+    query[graph.row_class] = np.arange(graph.n_rows)
+    own = graph.indices[~common[graph.indices]]
+    if not common.any() or len(own) < (~common).sum() or not np.array_equal(query[more > 0], own):
+        return None
+    return np.flatnonzero(common)

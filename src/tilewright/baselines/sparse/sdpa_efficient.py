@@ -1,0 +1,12 @@
+"""Dense attention over all pairs by torch's memory-efficient attention."""
+
+from tilewright.baselines.sparse import _backends
+
+MASKED = False
+DENSE = True
+VARIANTS = ("efficient",)
+
+
+def prepare(graph, *, batch, heads, head_dim, dtype, device, **_):
+    """See the contract of the package."""
+    return _backends.dense("efficient", graph, batch=batch, heads=heads, head_dim=head_dim, dtype=dtype, device=device)

@@ -1,0 +1,12 @@
+"""Dense attention over all pairs by FlashAttention-2 as torch has it."""
+
+from tilewright.baselines.sparse import _backends
+
+MASKED = False
+DENSE = True
+VARIANTS = ("flash",)
+
+
+def prepare(graph, *, batch, heads, head_dim, dtype, device, **_):
+    """See the contract of the package."""
+    return _backends.dense("flash", graph, batch=batch, heads=heads, head_dim=head_dim, dtype=dtype, device=device)

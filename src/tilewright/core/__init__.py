@@ -1,0 +1,1 @@
+"""What every other part stands on; it imports nothing else of the package."""

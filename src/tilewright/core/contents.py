@@ -1,0 +1,64 @@
+"""What files hold, checked as they are read: fields by type, arrays by form, numbers by range.
+
+Each function raises `ArtifactError` naming the file, what was expected and what was found.
+"""
+
+import sys
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from tilewright.core.errors import ArtifactError
+
+# Types of JSON fields. Sizes are those that 32-bit indices can count.
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+
+
+def fields(path, kind, document, form):
+    """`document` (of JSON) as a value of the class `form`, whose annotations tell what its fields hold."""
+    try:
+        return msgspec.convert(document, form)
+    except msgspec.ValidationError as error:
+        raise ArtifactError(f"{path}: expected a complete {kind} file, found: {error}") from None
+
+
+def expect(path, holds, expected, found):
+    """Raise unless a condition `holds`, given in words by what was `expected` and `found`."""
+    if not holds:
+        raise ArtifactError(f"{path}: expected {expected}, found {found}")
+
+
+def arrays(path, found, **forms):
+    """Check the arrays `found` by name: of each of `forms` a dtype and a shape, in which None is any length."""
+    expect(path, found.keys() == forms.keys(), f"the arrays {sorted(forms)}", sorted(found))
+    for name, (dtype, *shape) in forms.items():
+        have = found[name]
+        fits = have.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, have.shape, strict=True))
+        wanted = f"{name}: {np.dtype(dtype)} {['any' if n is None else n for n in shape]}"
+        expect(path, fits and have.dtype == dtype, wanted, f"{have.dtype} {list(have.shape)}")
+
+
+def within(path, name, values, lowest, highest):
+    """Check that no number of the array `values` lies outside ``lowest..highest``; a NaN does."""
+    inside = not values.size or (values.min() >= lowest and values.max() <= highest)
+    expect(path, inside, f"{name}: {lowest}..{highest}", "" if inside else f"{values.min()}..{values.max()}")
+
+
+def bounds(path, name, ptr, last, shortest=0, longest=np.inf):
+    """Check that ``ptr`` cuts ``0..last`` into pieces of `shortest` to `longest`."""
+    ends = f"{ptr[0]}..{ptr[-1]}" if len(ptr) else "none"
+    expect(path, len(ptr) and ptr[0] == 0 and ptr[-1] == last, f"{name}: bounds from 0 to {last}", ends)
+    # In order of size, lest differences overflow.
+    within(path, name, ptr, 0, last)
+    within(path, f"steps of {name}", np.diff(ptr), shortest, longest)
+
+
+def permutation(path, name, order):
+    """Check that `order` holds each number below its length once."""
+    within(path, name, order, 0, len(order) - 1)
+    missing = np.flatnonzero(np.bincount(order, minlength=len(order)) == 0)
+    expect(path, not len(missing), f"{name}: each of 0..{len(order) - 1} once", f"no {missing[:1]}")

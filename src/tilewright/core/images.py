@@ -1,0 +1,70 @@
+"""Real photographs, for patterns that depend on the image: those that scikit-image carries, or the user's own.
+
+scikit-image installs these files with the package, so that nothing is fetched. Their licences are those stated in the
+docstrings of `skimage.data`.
+"""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.core.errors import ArtifactError, UnknownNameError
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """A file of scikit-image's ``data`` folder, its size in pixels (width, height), and whom it is owed to."""
+
+    file: str
+    size: tuple[int, int]
+    licence: str
+    credit: str
+
+
+PHOTOGRAPHS = {
+    "astronaut": Photograph("astronaut.png", (512, 512), "public domain", "NASA Great Images database"),
+    "chelsea": Photograph("chelsea.png", (451, 300), "CC0", "Stefan van der Walt"),
+    "coffee": Photograph("coffee.png", (600, 400), "CC0", "Rachel Michetti, courtesy of Pikolo Espresso Bar"),
+    "hubble_deep_field": Photograph("hubble_deep_field.jpg", (1000, 872), "public domain", "NASA, HubbleSite"),
+    "retina": Photograph(
+        "retina.jpg",
+        (1411, 1411),
+        "CC0",
+        "Mikael Häggström, WikiJournal of Medicine 1 (2), 2014, Wikimedia Commons",
+    ),
+    "rocket": Photograph("rocket.jpg", (640, 427), "public domain", "SpaceX"),
+}
+
+
+def path(name_or_path):
+    """Where a photograph lies: one of `PHOTOGRAPHS` by name, else a file of the user's.
+
+    Raises `UnknownNameError` for what is neither a known name nor a file.
+    """
+    if name_or_path in PHOTOGRAPHS:
+        return Path(str(files("skimage") / "data" / PHOTOGRAPHS[name_or_path].file))
+    if not Path(name_or_path).is_file():
+        raise UnknownNameError("photograph (nor a file)", str(name_or_path), PHOTOGRAPHS)
+    return Path(name_or_path)
+
+
+def load(name_or_path, size):
+    """A square photograph as float32 [3, size, size] in 0..1: the shorter side resized to `size`, the middle cut out.
+
+    Resampling is bicubic. Raises `UnknownNameError` as `path` does, and `ArtifactError` for what is no RGB image.
+    """
+    from PIL import Image, ImageOps
+
+    where = path(name_or_path)
+    try:
+        with Image.open(where) as opened:
+            image = ImageOps.exif_transpose(opened)
+            image.load()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ArtifactError(f"{where}: expected an image, found: {error}") from error
+    if image.mode != "RGB":
+        raise ArtifactError(f"{where}: expected an RGB image, found mode {image.mode}; convert it first")
+    square = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+    return np.asarray(square, np.float32).transpose(2, 0, 1) / 255

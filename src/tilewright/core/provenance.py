@@ -1,0 +1,180 @@
+"""What made a file: digests of inputs and of code, versions of libraries.
+
+`code_digest` covers a module and everything of this package that it imports, at any depth, so that a workflow can rerun
+exactly the jobs whose code changed. It reads source text only: nothing is imported. Comments, docstrings and the list
+of a family's members (``NAMES``) do not count: neither a better explanation nor a new member repeats hours of timing.
+"""
+
+import ast
+import hashlib
+import os
+import subprocess
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.core.errors import UnknownNameError
+
+_ROOT = Path(__file__).parents[1]
+_PACKAGE = _ROOT.name
+
+
+def sha256_file(path):
+    """Hex digest of a file's bytes."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_arrays(*parts):
+    """Hex digest of arrays (dtype, shape and bytes) and strings, in the order given."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str):
+            # The length first, so that ("ab", "c") and ("a", "bc") differ.
+            digest.update(f"{len(part)}:{part}".encode())
+        else:
+            digest.update(f"{part.dtype.str}{part.shape}".encode())
+            digest.update(memoryview(np.ascontiguousarray(part).reshape(-1)).cast("B") if part.size else b"")
+    return digest.hexdigest()
+
+
+def versions(*packages):
+    """Installed versions of the named distributions; ``None`` where one is absent."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+@cache
+def commit():
+    """Short hash of the commit that this package stands at, with ``+`` where its files differ from it.
+
+    Of the checkout that it lies in; else what ``$TILEWRIGHT_COMMIT`` says, for copies without one; else empty.
+    """
+
+    def git(*arguments):
+        return subprocess.run(["git", "-C", _ROOT, *arguments], capture_output=True, text=True, check=True).stdout
+
+    try:
+        # A package that was installed may lie in a checkout that is not its own.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("rev-parse", "--short=10", "HEAD").strip() + ("+" if git("status", "--porcelain", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("TILEWRIGHT_COMMIT", "")
+
+
+def _path_of(module):
+    """Source file of a dotted module of this package, or None when there is no such module."""
+    parts = module.split(".")
+    if parts[0] != _PACKAGE:
+        return None
+    base = _ROOT.joinpath(*parts[1:])
+    for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+        if candidate.is_file() and candidate.is_relative_to(_ROOT):
+            return candidate
+    return None
+
+
+@cache
+def _imports(module):
+    """Modules of this package that `module` imports, anywhere in its text."""
+    path = _path_of(module)
+    parent = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                anchor = parent.split(".")[: len(parent.split(".")) - node.level + 1]
+                base = ".".join([*anchor, base] if base else anchor)
+            names = [base] + [f"{base}.{alias.name}" for alias in node.names]
+        found.update(name for name in names if _path_of(name))
+    return frozenset(found - {module})
+
+
+@cache
+def closure(*modules):
+    """All modules of this package that `modules` need, themselves included, sorted.
+
+    A package's ``__init__`` counts where it is named in an import, not for being the parent of what is. Modules that
+    are loaded by name (`core.registry.member`) have to be listed by the caller. Raises `UnknownNameError`.
+    """
+    seen, todo = set(), list(modules)
+    while todo:
+        module = todo.pop()
+        if module in seen:
+            continue
+        if _path_of(module) is None:
+            known = (path.relative_to(_ROOT.parent).with_suffix("") for path in _ROOT.rglob("*.py"))
+            raise UnknownNameError("module", module, sorted(".".join(path.parts) for path in known))
+        seen.add(module)
+        todo.extend(_imports(module))
+    return tuple(sorted(seen))
+
+
+@cache
+def _code(module):
+    """What `module` does, as text: its syntax tree without docstrings and without ``NAMES``."""
+    return canonical(_path_of(module).read_bytes())
+
+
+def canonical(source):
+    """What Python `source` does, as text that is the same under every release of Python that reads it."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.Assign) and _is_names(node))]
+    return _dump(tree)
+
+
+def _dump(node):
+    """As `ast.dump`, without fields that are empty, which releases add, and with the text of an f-string in one piece,
+    which they cut differently."""
+    if isinstance(node, list):
+        return f"[{','.join(map(_dump, node))}]"
+    if not isinstance(node, ast.AST):
+        return ascii(node)
+    found = dict(ast.iter_fields(node))
+    if isinstance(node, ast.JoinedStr):
+        found["values"] = _joined(node.values)
+    # The one field for which None is a value.
+    told = {name: value for name, value in found.items() if name == "value" or value not in (None, [])}
+    return f"{type(node).__name__}({','.join(f'{name}={_dump(value)}' for name, value in told.items())})"
+
+
+def _joined(pieces):
+    """The pieces of an f-string, neighbouring texts as one."""
+    merged = []
+    for piece in pieces:
+        if isinstance(piece, ast.Constant) and merged and isinstance(merged[-1], ast.Constant):
+            merged[-1] = ast.Constant(merged[-1].value + piece.value)
+        elif not isinstance(piece, ast.Constant) or piece.value:
+            merged.append(piece)
+    return merged
+
+
+def _is_names(node):
+    return [target.id for target in node.targets if isinstance(target, ast.Name)] == ["NAMES"]
+
+
+@cache
+def code_digest(*modules):
+    """Short hex digest of the code in the import closure of `modules` (dotted names)."""
+    digest = hashlib.sha256()
+    for module in closure(*modules):
+        digest.update(module.encode())
+        digest.update(_code(module).encode())
+    return digest.hexdigest()[:16]

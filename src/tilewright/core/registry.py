@@ -1,0 +1,20 @@
+"""Families of interchangeable modules: a method is a module, a family is a tuple of module names.
+
+A family package declares ``NAMES``; a member is the module of that name. Adding one is a file and a word.
+"""
+
+from importlib import import_module
+
+from tilewright.core.errors import UnknownNameError
+
+
+def check(what, name, known):
+    """Raise `UnknownNameError` listing `known` unless `name` is among them."""
+    if name not in known:
+        raise UnknownNameError(what, name, known)
+
+
+def member(package, what, name, known):
+    """Import `name` from the family `package` (a dotted path), or raise `UnknownNameError` listing `known`."""
+    check(what, name, known)
+    return import_module(f"{package}.{name}")

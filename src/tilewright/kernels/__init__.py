@@ -1,1 +1,0 @@
-"""Executors of schedules, the dense oracle and the peers they are measured against (stages T3 and T5)."""

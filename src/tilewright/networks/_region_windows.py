@@ -1,0 +1,113 @@
+"""Windows of one regional and w^2 local tokens: how they stand in a stage of RegionViT, and attention within them."""
+
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+
+from tilewright.models import regionvit as pattern
+from tilewright.networks import _sites
+
+
+class Windows:
+    """The tokens of a stage, how they stand while in it, and the `Site` at which they attend.
+
+    Tokens are those of `pattern.windows`, in the site's order. In the published form they are [1 regional, w^2 local]
+    of each window, all of its padding among them.
+    """
+
+    def __init__(self, side, regions, window, heads, attention):
+        """side, regions: tokens along a side of the local and of the regional grid."""
+        self.side, self.regions, self.window = side, regions, window
+        # The one behind all tokens of the grids: padding.
+        self.zero = regions**2 + side**2
+        # By device: copied there once. A plain variable, since torch cannot compile the way to an attribute's copies.
+        places = {torch.device("cpu"): torch.from_numpy(pattern.places(side, regions, window))}
+
+        def slot(rows, cols):
+            if rows.device not in places:
+                with torch.inference_mode(False):
+                    places[rows.device] = places[torch.device("cpu")].to(rows.device)
+            y, x = places[rows.device]
+            q, k = ((tokens - regions**2).clamp(min=0) for tokens in (rows, cols))
+            local = (rows >= regions**2) & (cols >= regions**2)
+            return torch.where(local, pattern.offset_slot(y[k] - y[q], x[k] - x[q], window), (2 * window - 1) ** 2)
+
+        # A single window is full attention, which is the same in every mode.
+        self.site = _sites.Site(
+            attention if regions > 1 else "native",
+            lambda: pattern.windows(side, regions, window),
+            heads,
+            pattern.HEAD_DIM,
+            self.native,
+            slot,
+            native_layout=True,
+        )
+
+    def enter(self, regionals, locals_):
+        """Grids [B, C, r, r] and [B, C, n, n] to tokens [B, N, C]; padding is zero."""
+        grids = [grid.flatten(2).transpose(1, 2) for grid in (regionals, locals_)]
+        x = torch.cat((*grids, torch.zeros_like(grids[0][:, :1])), 1)
+        return x.index_select(1, _sites.resident(self, "_tokens", x.device))
+
+    def leave(self, x):
+        """Undo `enter`; padding is dropped."""
+        x = x.index_select(1, _sites.resident(self, "_back", x.device)).transpose(1, 2)
+        regionals, locals_ = x.split((self.regions**2, self.side**2), 2)
+        return regionals.unflatten(2, (self.regions, -1)), locals_.unflatten(2, (self.side, -1))
+
+    def regionals(self, device):
+        """Where the regional tokens stand, a tensor on `device`."""
+        return _sites.resident(self, "_back", device)[: self.regions**2]
+
+    @cached_property
+    def _tokens(self):
+        """Which token of the two grids, one after the other, each token is."""
+        if self.site.attention == "native":
+            r, w = self.regions, self.window
+            at = torch.arange(r * w)
+            grid = torch.where(at[:, None].maximum(at) < self.side, r * r + self.side * at[:, None] + at, self.zero)
+            grid = grid.view(r, w, r, w).transpose(1, 2).reshape(r * r, w * w)
+            return torch.cat((torch.arange(r * r)[:, None], grid), 1).flatten()
+        tokens = torch.arange(self.site.graph.n_rows).clamp(max=self.zero)
+        return tokens if self.site.order is None else tokens[self.site.order]
+
+    @cached_property
+    def _back(self):
+        back = torch.empty(self.zero + 1, dtype=torch.int64)
+        back[self._tokens] = torch.arange(len(self._tokens))
+        return back[: self.zero]
+
+    @cached_property
+    def _seen(self):
+        """Bool [r^2, 1 + w^2, 1 + w^2]: the published mask where the windows reach beyond the image, else None."""
+        inside = torch.arange(self.window) < self.side - (self.regions - 1) * self.window
+        if inside.all():
+            return None
+        right, below = inside.repeat(self.window), inside.repeat_interleave(self.window)
+        right, below = (x.outer(x) for x in (F.pad(at, (1, 0), value=True) for at in (right, below)))
+        seen = torch.ones(self.regions, self.regions, *right.shape, dtype=torch.bool)
+        seen[:, -1], seen[-1] = right, below
+        # Either, where both would be meant: the last window attends to some of its padding, and weights know it so.
+        seen[-1, -1] = right | below
+        return seen.flatten(0, 1)
+
+    @cached_property
+    def _slots(self):
+        """Slot of each pair of tokens of a window, int64 [1 + w^2, 1 + w^2]."""
+        at = torch.arange(self.window)
+        y, x = at.repeat_interleave(self.window), at.repeat(self.window)
+        local = pattern.offset_slot(y - y[:, None], x - x[:, None], self.window)
+        return F.pad(local, (1, 0, 1, 0), value=(2 * self.window - 1) ** 2)
+
+    def native(self, q, k, v, bias):
+        """The windows as one batch: q, k, v [B, H, r^2 (1 + w^2), D], bias [H, slots]."""
+        batch, length = len(q), 1 + self.window**2
+        q, k, v = (x.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        mask = bias[:, _sites.resident(self, "_slots", bias.device)][None]
+        if self._seen is not None:
+            hidden = torch.finfo(mask.dtype).min
+            seen = _sites.resident(self, "_seen", mask.device)
+            mask = torch.where(seen[:, None], mask, hidden).repeat(batch, 1, 1, 1)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)

@@ -1,0 +1,223 @@
+"""Where a network attends: one pattern, shared by the layers of a stage, and the attention that was chosen for it."""
+
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tilewright.core.errors import PatternError
+from tilewright.core.registry import member
+from tilewright.graph import Graph
+from tilewright.networks import attentions
+
+_CLOCK = ContextVar("clock", default=None)
+
+
+@dataclass
+class Clock:
+    """Time that was spent in attention (without its projections).
+
+    elapsed: seconds of the host's clock. spans: pairs of CUDA events, on a GPU, where a call returns before it is done.
+    """
+
+    elapsed: float = 0.0
+    spans: list = field(default_factory=list)
+
+    @property
+    def seconds(self):
+        """All of it; what runs on a GPU must have been waited for."""
+        return self.elapsed + sum(begin.elapsed_time(end) for begin, end in self.spans) / 1e3
+
+
+@contextmanager
+def clocked():
+    """Time all attention of the networks that run inside: ``with clocked() as clock: …; clock.seconds``."""
+    clock = Clock()
+    token = _CLOCK.set(clock)
+    try:
+        yield clock
+    finally:
+        _CLOCK.reset(token)
+
+
+def timed(run, *arguments):
+    """``run(*arguments)``, its time given to the clock that runs, if one does; tensors tell whose time it is."""
+    # A compiled network has no clocks: looking for one would cut it in two at each attention.
+    clock = None if torch.compiler.is_compiling() else _CLOCK.get()
+    if clock is None:
+        return run(*arguments)
+    if any(isinstance(x, torch.Tensor) and x.is_cuda for x in arguments):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        out = run(*arguments)
+        end.record()
+        clock.spans.append((begin, end))
+        return out
+    start = time.perf_counter()
+    out = run(*arguments)
+    clock.elapsed += time.perf_counter() - start
+    return out
+
+
+def without_backward(call, *tensors):
+    """``call(*tensors)``; where gradients are recorded the result is right, and asking for its gradient an error."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return _Forward.apply(call, *tensors)
+    return call(*tensors)
+
+
+class _Forward(torch.autograd.Function):
+    """What `without_backward` records."""
+
+    @staticmethod
+    def forward(ctx, call, *tensors):
+        """Call."""
+        return call(*tensors)
+
+    @staticmethod
+    def backward(ctx, *_):
+        """Raise `PatternError`."""
+        raise PatternError(
+            "attention 'tilewright' has no backward: train with attention='dense', which has the same weights"
+        )
+
+
+def resident(owner, name, device):
+    """The tensor ``owner.name`` on `device`, copied there once: a copy in every call would wait for the device."""
+    copies = owner.__dict__.setdefault("_copies", {})
+    if (name, device) not in copies:
+        # Layers that are trained later may read it, too.
+        with torch.inference_mode(False):
+            copies[name, device] = getattr(owner, name).to(device)
+    return copies[name, device]
+
+
+def full(q, k, v, bias=None):
+    """Attention to everything, the same in every mode: q [B, H, M, D], k, v [B, H, N, D], bias [H, M, N] or None."""
+    return timed(partial(F.scaled_dot_product_attention, attn_mask=bias), q, k, v)
+
+
+@dataclass(eq=False)
+class Site:
+    """One sparse pattern of a network and how it is attended to.
+
+    attention: of `attentions.NAMES`. build: makes the `Graph`, in the model's own token order; called when needed.
+    native: the published formulation, ``native(q, k, v, bias) -> out`` with bias [H, slots] or None.
+    slot: for patterns with a relative-position bias, ``slot(rows, cols) -> index`` of each (query, key) pair in a
+        head's bias vector, for int64 tensors that broadcast and of operations that torch can compile.
+    native_layout: whether the tokens of ``native`` stand in an order of its own, other than that of the graph.
+    """
+
+    attention: str
+    build: Callable[[], Graph]
+    heads: int
+    head_dim: int
+    native: Callable
+    slot: Callable | None = None
+    native_layout: bool = False
+    plans: dict = field(default_factory=dict)
+
+    @cached_property
+    def graph(self):
+        """The pattern in the model's own order."""
+        return self.build()
+
+    @cached_property
+    def order(self):
+        """Order in which the tokens stand while in this stage (``order[new] = old``, int64), or None: their own."""
+        return member(attentions.__name__, "attention", self.attention, attentions.NAMES).order(self)
+
+    @cached_property
+    def ordered(self):
+        """The pattern with its tokens in `order`."""
+        return self.graph if self.order is None else self.graph.reordered(*2 * [self.order.numpy()])
+
+    @cached_property
+    def _back(self):
+        return torch.argsort(self.order)
+
+    def enter(self, x):
+        """Tokens x [B, N, C] in the site's order; once, at the entry of a stage."""
+        return x if self.order is None else x.index_select(1, resident(self, "order", x.device))
+
+    def leave(self, x):
+        """Undo `enter`, at the exit of the stage."""
+        return x if self.order is None else x.index_select(1, resident(self, "_back", x.device))
+
+    def layer(self):
+        """A new `Attend` over this site."""
+        return Attend(self)
+
+    def __deepcopy__(self, memo):
+        # Copies of a network share its patterns and plans.
+        return self
+
+
+class Attend(nn.Module):
+    """The attention of one layer at a site; it has no parameters of its own."""
+
+    @property
+    def site(self):
+        """Where it attends."""
+        return self._site[0]
+
+    def __init__(self, site):
+        """Attend at `site`; nothing is prepared before the first call."""
+        super().__init__()
+        # In a tuple: a site is no module, and its plans are not part of any state.
+        self._site = (site,)
+        # What was prepared last: ``(dtype, device), the tables as they were, run(q, k, v)``.
+        self._prepared = None, (), None
+
+    def forward(self, q, k, v, bias=None, tables=None):
+        """Attention over the site's pattern: q, k, v [B, H, N, D] with tokens in the site's order.
+
+        bias: [H, slots], the layer's relative-position bias with the zero slot last, or a function that makes it of
+        tables, the parameters that decide it. It is prepared once, and again when a table was written to: through
+        ``.data`` that is not seen, as autograd does not see it. Not differentiated.
+        """
+        key = (q.dtype, q.device)
+        if tables is None:
+            tables = () if bias is None else (bias,)
+        known, remembered, run = self._prepared
+        if known != key or not _same(tables, remembered):
+            (site,) = self._site
+            module = member(attentions.__name__, "attention", site.attention, attentions.NAMES)
+            remembered = [_remembered(table) for table in tables]
+            made = bias() if callable(bias) else bias
+            # A copy: what was prepared must not change with what is written later.
+            made = None if made is None else made.detach().clone().to(q.dtype)
+            run = module.prepare(site, made, q.dtype, q.device)
+            # In one step, for other threads.
+            self._prepared = key, remembered, run
+        return timed(run, q, k, v)
+
+
+def _remembered(table):
+    """What tells later whether `table` was written to: ``(tensor, version)``.
+
+    Its memory is held, so that no other table gets that address. Of an inference tensor, which counts no versions, a
+    copy is held; to compare it waits for the device.
+    """
+    return (table.clone(), None) if table.is_inference() else (table.detach(), table._version)
+
+
+def _same(tables, remembered):
+    """Whether `tables` are those that were `remembered`, and none was written to."""
+    return len(tables) == len(remembered) and all(map(_unchanged, tables, remembered))
+
+
+def _unchanged(table, remembered):
+    held, version = remembered
+    if table.dtype != held.dtype or table.device != held.device or table.is_inference() != (version is None):
+        return False
+    if version is not None:
+        return table._version == version and table.is_set_to(held)
+    # What waits for the device is forbidden in a capture.
+    return (table.is_cuda and torch.cuda.is_current_stream_capturing()) or torch.equal(table, held)

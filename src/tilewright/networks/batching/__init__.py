@@ -1,0 +1,14 @@
+"""How a network goes on with the tokens that a pruner leaves, by name: same weights, same logits, other latencies.
+
+Contract of a member module:
+    ``narrow(x, layout, choice, capacity) -> (x, layout)``: the chosen ones of the tokens x, which stand as `layout`
+        says (see `networks._layouts`), in a new layout. choice: a `tilewright.pruners.Choice`. capacity: most
+        tokens of the batch, or None, see `tilewright.networks.deit.Network.forward`; members that have no use for it
+        end in ``*_``. Raises `tilewright.baselines.sparse.Unavailable` where it cannot run.
+    ``ROOM``: what a capacity is to it: ``"shared"`` by the images, ``"even"``, as much for each, or None, of no use.
+"""
+
+NAMES = ("padded", "padded_unfused", "padded_kept", "gathered", "ragged", "varlen")
+# How a network is run with any of them. eager: kernel by kernel; graph: one CUDA graph, replayed; compile:
+# ``torch.compile``, which is slow to begin with; compile_graph: what it made as a CUDA graph.
+MODES = ("eager", "graph", "compile", "compile_graph")

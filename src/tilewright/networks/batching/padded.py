@@ -1,0 +1,11 @@
+"""Kept tokens first, padded to the length before any pruning, masked, and attended by torch's fused operators."""
+
+from tilewright.networks._layouts import Rectangle
+
+ROOM = None
+
+
+def narrow(x, layout, choice, *_, rectangle=Rectangle):
+    """As many places as before. rectangle: the layout to make."""
+    x, lengths = layout.compact(x, choice.keep, layout.slots)
+    return x, rectangle(layout.n_batch, layout.slots, x.device, lengths)

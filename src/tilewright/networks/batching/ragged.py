@@ -1,0 +1,19 @@
+"""Kept tokens packed, image after image, and attended by the ragged kernel."""
+
+from tilewright.networks._layouts import Packed
+
+ROOM = "shared"
+
+
+def narrow(x, layout, choice, capacity, packed=Packed):
+    """Pack, or pack the packed again. packed: the layout to make.
+
+    Where each image keeps as many as the host knows, or one less, that is the capacity, and nothing is asked.
+    """
+    bound = layout.n_batch * choice.most
+    if choice.most - choice.least <= 1:
+        capacity = bound
+    elif capacity is not None:
+        capacity = min(capacity, bound)
+    packing = layout.pack(x, choice.keep, capacity)
+    return packing.tokens, packed(packing, choice.most, choice.least == choice.most)

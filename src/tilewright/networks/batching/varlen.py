@@ -1,0 +1,23 @@
+"""Kept tokens packed, and attended by torch's variable-length FlashAttention; what is not attention is ``ragged``'s."""
+
+import torch
+
+from tilewright.baselines.sparse import Unavailable, _backends, need_gpu
+from tilewright.networks._layouts import Packed
+from tilewright.networks.batching import ragged
+
+ROOM = "shared"
+
+
+class _Flash(Packed):
+    def attend(self, q, k, v):
+        """See `Packed`. The longest image is bounded, not asked for."""
+        return _backends.varlen(q, k, v, self.packing.starts, self.slots)
+
+
+def narrow(x, layout, choice, capacity):
+    """As `ragged.narrow`. Raises `Unavailable` without a GPU or in float32, which FlashAttention does not know."""
+    need_gpu(x.device.type)
+    if x.dtype == torch.float32:
+        raise Unavailable(f"expected 16-bit tokens, found {x.dtype}")
+    return ragged.narrow(x, layout, choice, capacity, _Flash)

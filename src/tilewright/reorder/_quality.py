@@ -1,0 +1,26 @@
+"""How good an order is: the work of attention over the gathered keys of consecutive queries (stage T2)."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from tilewright.blocks.cut import cut, unions
+from tilewright.blocks.tiles import SLICE_RUN
+
+
+def work_fraction(graph, row_order=None, rows=64, best_cut=False):
+    """Gathered work as a fraction of dense attention: sum over groups of ``rows * |union of keys| / (N_q * N_k)``.
+
+    `row_order` int [N_q] (``order[new] = old``; None: as the graph stands). Groups are `rows` consecutive queries,
+    the last one padded to as many; with `best_cut`, those of the best 1-D cut into at most `rows`, each counted with
+    its own rows.
+    """
+    if row_order is not None:
+        graph = replace(graph, row_class=graph.row_class[row_order])
+    if best_cut:
+        ptr = cut(graph, rows, SLICE_RUN, True)
+        height = np.diff(ptr)
+    else:
+        ptr = np.append(np.arange(0, graph.n_rows, rows), graph.n_rows)
+        height = rows
+    return float((height * unions(graph, ptr, 1, True)).sum() / (graph.n_rows * graph.n_cols))

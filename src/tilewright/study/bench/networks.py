@@ -1,0 +1,245 @@
+"""Whole networks, from images to logits: every attention is compared with the family's oracle and only then timed
+(stage T5).
+
+A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
+"""
+
+import gc
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tilewright import networks, reference, targets
+from tilewright.baselines import sparse as sparse_baselines
+from tilewright.core import images, registry, timing
+from tilewright.models import _gates
+from tilewright.networks import _sites
+from tilewright.profile import DTYPES
+from tilewright.study.bench.rows import machine, now
+
+# relative_error: of an image's logits, over the spread of the oracle's; attention_error: `reference.relative_error` of
+# the worst attention over a pattern, on its own queries, keys and values; tolerances: of these two.
+NETWORKS = (
+    "network", "family", "variant", "resolution", "attention", "batch", "status", "reason", "dtype", "parameters",
+    "max_abs_error", "relative_error", "tolerance", "attention_error", "attention_tolerance", "largest_logit",
+    "same_top1", "first_call_s", "p20_us", "p50_us", "p80_us", "repetitions", "rse", "images_per_s", "attention_us",
+    "rest_us", "gpu_us", "device", "cores", "torch", "numpy", "commit", "code", "time",
+)  # fmt: skip
+
+# Of logits in float32: 12 layers of rounding, measured 1e-6.
+TOLERANCE = 1e-4
+# ASSUME: in 16 bits an attention may be off by so many times what dense attention is off there, from what float32 makes
+# of the same weights: each layer rounds, and what differs in a last bit drifts apart from layer to layer.
+ROUNDING = 3.0
+# But by no more than so many roundoffs: dense attention is off by up to 3.4, and 1 % of the keys make 12 in bfloat16.
+# Where tokens are pruned dense attention may be off by more: by rounding, another token goes on.
+MOST_ROUNDOFFS = 10
+# A site's attention may be off by so many times what a layer's may: published forms round scores of up to 8 as well.
+SITE = 4
+# ASSUME: networks are compared with weights by which scores and biases have these standard deviations, and attention
+# adds so much to a token, whose norm makes it 1. As they are drawn, weights attend nearly evenly and add little: logits
+# hardly tell attention from a mean of all values.
+SCORES, BIASES, ADDED = 2.0, 1.0, 0.5
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Logits that others are compared with, float32 [B, classes], and how far theirs may be from them."""
+
+    logits: torch.Tensor
+    tolerance: float
+
+
+def photographs(count, size):
+    """`count` normalised photographs, float32 [count, 3, size, size]: `images.PHOTOGRAPHS`, then these mirrored."""
+    names = list(images.PHOTOGRAPHS)
+    pixels = [_gates.pixels(name, size) for name in names[:count]]
+    turned = [(i % len(names), i // len(names) % 2 == 1) for i in range(count)]
+    return torch.from_numpy(np.stack([pixels[i][:, :, ::-1] if mirrored else pixels[i] for i, mirrored in turned]))
+
+
+def attentions(name):
+    """What a network can attend by, its oracle first. Raises `UnknownNameError`."""
+    family, _ = networks.parse(name)
+    return registry.member(networks.__name__, "network", family, networks.NAMES).ATTENTIONS.NAMES
+
+
+@torch.inference_mode()
+def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0):
+    """Yield a row of `NETWORKS` for each attention and batch of `batches`, ``{attention: [batch, …]}``.
+
+    All attentions have the weights that `seed` draws, `peaked` and rounded to `dtype`. The logits of the family's
+    oracle (dense attention) in float32, one image at a time, are what others are compared with, itself in batches
+    included; and each attention over a pattern is compared with float64, on its own queries, keys and values.
+    ``p50_us`` is the time until the logits are there. ``attention_us`` is spent in attention, its projections and the
+    ordering of tokens excluded; on a GPU it is what its stream took from the beginning to the end of each attention,
+    and ``gpu_us`` the time of the whole as a CUDA graph, where it can be captured. ``first_call_s`` holds what is done
+    once, such as plans and compiling.
+    Raises `UnknownNameError`, `DeviceError` and what `networks.create` raises.
+    """
+    registry.check("dtype", dtype, DTYPES)
+    family, options = networks.parse(name)
+    kind, facts = getattr(torch, dtype), targets.describe(device)
+
+    def create(attention):
+        # As a user makes them: layers go by the versions of parameters, which inference tensors do not have.
+        with torch.inference_mode(False):
+            return peaked(networks.create(family, **options, seed=seed, attention=attention)).to(device, kind)
+
+    inputs = photographs(max(batch for sizes in batches.values() for batch in sizes), options["image_size"])
+    inputs = inputs.to(device, kind)
+    dense = create(attentions(name)[0])
+    parameters = sum(weights.numel() for weights in dense.parameters())
+    oracle = _oracle(dense, inputs)
+    del dense
+    known = dict.fromkeys(NETWORKS, "") | {
+        "network": name,
+        "family": family,
+        "variant": options["variant"],
+        "resolution": options["image_size"],
+        "status": "ok",
+        "dtype": dtype,
+        "parameters": parameters,
+        "tolerance": oracle.tolerance,
+        "largest_logit": float(oracle.logits.abs().max()),
+        **{name: value for name, value in machine(facts).items() if name in NETWORKS},
+    }
+    for attention, sizes in batches.items():
+        # One network at a time: masks of several would not fit the memory at high resolution.
+        gc.collect()
+        if inputs.is_cuda:
+            torch.cuda.empty_cache()
+        network = create(attention)
+        for batch in sizes:
+            measured = _measured(network, inputs[:batch], oracle, effort)
+            yield known | {"attention": attention, "batch": batch} | measured
+        del network
+
+
+@torch.no_grad()
+def peaked(network):
+    """`network` with what its attentions learn scaled, in place, to `SCORES`, `BIASES` and `ADDED`."""
+    for module in network.modules():
+        layers = dict(module.named_children())
+        if "qkv" in layers:
+            q, k, v = layers["qkv"].weight.chunk(3)
+        elif "query" in layers:
+            q, (k, v) = layers["query"].weight, layers["kv"].weight.chunk(2)
+        else:
+            continue
+        # Of tokens whose channels have the variance 1; the scale of attention makes up for the sum over a head.
+        channels = q.shape[1]
+        _scale(q, SCORES / (_size(k) * channels))
+        _scale(v, channels**-0.5)
+        _scale(layers["proj"].weight, ADDED * channels**-0.5)
+        for name, table in module.named_parameters(recurse=False):
+            if "rel_pos" in name or "relative_position_bias" in name:
+                _scale(table, BIASES)
+    return network
+
+
+def _size(weight):
+    return weight.square().mean().sqrt()
+
+
+def _scale(weight, size):
+    weight.mul_(size / _size(weight))
+
+
+def _oracle(dense, inputs):
+    """The `Oracle` of a network with dense attention, in the type of `inputs`; the network is in float32 after that."""
+    rounded = torch.cat([dense(image[None]) for image in inputs])
+    if inputs.dtype == torch.float32:
+        return Oracle(rounded, TOLERANCE)
+    # Of its own weights and images, in float32: not in TensorFloat-32, which convolutions on a GPU take by default.
+    dense.float()
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        logits = torch.cat([dense(image[None].float()) for image in inputs])
+    own, most = reference.logits_error(rounded, logits), MOST_ROUNDOFFS * torch.finfo(inputs.dtype).eps / 2
+    return Oracle(logits, max(TOLERANCE, own, min(most, ROUNDING * own)))
+
+
+def _attention_errors(network, inputs):
+    """Columns of the attention of `network` over its patterns, on `inputs`; none where it has no pattern, or the tokens
+    of ``native`` do not stand as in its graph, so that only logits tell."""
+    graphs, found = {}, []
+
+    def compare(attend, arguments, out):
+        q, k, v, bias = (*arguments, None)[:4]
+        bias, site = bias() if callable(bias) else bias, attend.site
+        if site.attention == "native" and site.native_layout:
+            return
+        if site not in graphs:
+            order = None if site.order is None else site.order.numpy()
+            graphs[site] = site.graph if order is None else site.graph.reordered(order, order)
+        graph = graphs[site]
+        rows = reference.sample_rows(graph, reference.stride(graph.n_rows), seed=len(found))
+
+        def added(rows, keys):
+            rows, keys = (x if graph.row_order is None else graph.row_order[x] for x in (rows, keys))
+            rows, keys = (torch.from_numpy(x.astype(np.int64)).to(q.device) for x in (rows, keys))
+            return bias[:, site.slot(rows[:, None], keys)]
+
+        expected = reference.attention_rows(graph, rows, q, k, v, bias=None if bias is None else added)
+        found.append((reference.relative_error(out[:, :, rows], expected), SITE * reference.TOLERANCE[q.dtype]))
+
+    hooks = [m.register_forward_hook(compare) for m in network.modules() if isinstance(m, _sites.Attend)]
+    network(inputs)
+    for hook in hooks:
+        hook.remove()
+    if not found:
+        return {}
+    # A NaN is larger than all numbers.
+    error, tolerance = max(found, key=lambda pair: np.nan_to_num(pair[0], nan=np.inf))
+    return {"attention_error": error, "attention_tolerance": tolerance}
+
+
+def _refuted(facts):
+    """Why a network does not pass its checks, else an empty text."""
+    for error, tolerance, what in (
+        ("relative_error", "tolerance", "logits differ by {:.2g} of their spread from those of the oracle"),
+        ("attention_error", "attention_tolerance", "an attention differs by {:.2g} from float64"),
+    ):
+        # Not `>`: a NaN does not pass.
+        if error in facts and not facts[error] <= facts[tolerance]:
+            return f"{what.format(facts[error])}, tolerance {facts[tolerance]:.2g}"
+    return ""
+
+
+def _measured(network, inputs, oracle, effort):
+    """Check of one network on one batch, and only if it passes, its time."""
+    facts, expected = {"time": now()}, oracle.logits[: len(inputs)]
+    begin = time.perf_counter()
+    try:
+        found = network(inputs)
+        timing.wait(inputs)
+    except sparse_baselines.Unavailable as reason:
+        return facts | {"status": "skipped", "reason": str(reason)}
+    facts |= {
+        "first_call_s": time.perf_counter() - begin,
+        "max_abs_error": float((found - expected).abs().max()),
+        "relative_error": reference.logits_error(found, expected),
+        "tolerance": oracle.tolerance,
+        "same_top1": float((found.argmax(1) == expected.argmax(1)).double().mean()),
+        **_attention_errors(network, inputs),
+    }
+    if reason := _refuted(facts):
+        return facts | {"status": "failed", "reason": reason}
+    in_attention = []
+
+    def call():
+        with _sites.clocked() as clock:
+            network(inputs)
+            timing.wait(inputs)
+        in_attention.append(clock.seconds)
+
+    taken = timing.time_call(call, **effort.limits)
+    # Warm-up calls come first.
+    attention_us = 1e6 * float(np.median(in_attention[-taken.repetitions :]))
+    if inputs.is_cuda:
+        captured = timing.time_gpu(lambda: network(inputs), **effort.limits)
+        facts |= {"gpu_us": captured.p50_us} if captured.method == "graph" else {}
+    rates = {"images_per_s": len(inputs) / taken.p50_us * 1e6, "attention_us": attention_us}
+    return facts | taken.columns | rates | {"rest_us": taken.p50_us - attention_us}

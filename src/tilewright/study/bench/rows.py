@@ -1,0 +1,316 @@
+"""One tidy row per provider: what was run, whether it passed its check, and how long it took.
+
+A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from tilewright import reference, targets
+from tilewright.baselines import sparse as sparse_baselines
+from tilewright.core import registry
+from tilewright.core.errors import ArtifactError
+from tilewright.core.timing import copy_bandwidth, time_call, time_cold, time_gpu, time_host
+from tilewright.profile import DTYPES
+from tilewright.study.bench import ceilings
+
+# On a GPU p20_us, p50_us and p80_us are its own time, with a warm second-level cache; what is blank on CPUs:
+#   timing: how that was measured (`Timing.method`); cold_us: the same with a cold cache;
+#   latency_us: of a call and the wait for it, by the host's clock; host_us: until a call returns;
+#   byte_floor_us: `ceilings.floor_bytes` at the bandwidth of a copy; floor_fraction: of p50_us;
+#   ceiling_fraction: executed_gflops over `ceilings.softmax_bound_gflops`.
+# relative_error: see `reference.relative_error`, over checked_rows queries; tolerance: of it.
+COLUMNS = (
+    "model", "family", "resolution", "reorder", "tiles", "solver", "provider", "variant", "status", "reason", "ordered",
+    "batch", "heads", "head_dim", "dtype", "tokens", "entries", "density", "p20_us", "p50_us", "p80_us", "repetitions",
+    "rse", "timing", "cold_us", "latency_us", "host_us", "max_abs_error", "relative_error", "checked_rows", "tolerance",
+    "predicted_us", "objective_us", "bound_us", "gap", "items", "launches", "useful_gflops", "executed_gflops",
+    "byte_floor_us", "floor_fraction", "ceiling_fraction", "tokens_per_s", "memory_bytes", "device", "cores", "driver",
+    "torch", "triton", "numpy", "commit", "code", "time",
+)  # fmt: skip
+
+# ASSUME: a baseline that needs more than this for its tables, of masks or bits, is not worth waiting for.
+BASELINE_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: until the relative standard error is `rse` after `min_repetitions`, or for `max_seconds`."""
+
+    rse: float = 0.02
+    min_repetitions: int = 10
+    max_seconds: float = 1.0
+
+    @property
+    def limits(self):
+        """The same by the names that the functions of `tilewright.core.timing` know."""
+        return {"min_reps": self.min_repetitions, "max_seconds": self.max_seconds, "rse_target": self.rse}
+
+
+def machine(device):
+    """Columns that tell what a row was measured on, from a description of `hardware`; blank where it has none."""
+    known = {"device": device["name"], "cores": device["threads"], "driver": device.get("driver", "")}
+    return known | {package: device["versions"].get(package, "") for package in ("torch", "triton", "numpy")}
+
+
+def now():
+    """The time of a row."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def refusal(error):
+    """Why a row has no time, of what torch, its compiler and its kernels raise for what they cannot do, or have no
+    memory for: the first line of a `RuntimeError`."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def errors(found, expected):
+    """Columns that tell how far rows [..., D] of a result are from those expected, float64."""
+    return {
+        "max_abs_error": float((found.double() - expected).abs().max()),
+        "relative_error": reference.relative_error(found, expected),
+    }
+
+
+def refuted(row):
+    """Why a row does not pass its check, else an empty text."""
+    # Not `>`: a NaN does not pass.
+    if row["relative_error"] <= row["tolerance"]:
+        return ""
+    return f"relative error {row['relative_error']:.2g} against the reference, tolerance {row['tolerance']:.2g}"
+
+
+def poison(like):
+    """Leave NaN in the memory that a result of the size of `like` is likely to be given: a row that is not written must
+    not show what an earlier call wrote."""
+    torch.full_like(like, torch.nan)
+
+
+class Tokens:
+    """Standard normal q, k, v of one graph on a device, and what attention over its pattern, or over all pairs, makes
+    of them."""
+
+    def __init__(self, graph, *, heads=None, head_dim=None, dtype=None, batch=1, seed=0, device="cpu"):
+        """Draw the tokens, in the order of `graph`, the same on every `device`. heads, head_dim: default those of its
+        model; dtype: default float32.
+
+        Raises `ArtifactError` where the model does not tell, `DeviceError` and `UnknownNameError`.
+        """
+        self.graph, self.batch, self.seed, self.device = graph, batch, seed, targets.describe(device)
+        self.heads, self.head_dim = (
+            graph.meta.get(name) if value is None else value
+            for name, value in (("heads", heads), ("head_dim", head_dim))
+        )
+        if self.heads is None or self.head_dim is None:
+            raise ArtifactError("the graph's model tells no heads and head_dim; expected them as arguments")
+        dtype = dtype or DTYPES[0]
+        registry.check("dtype", dtype, DTYPES)
+        self.dtype = getattr(torch, dtype)
+        generator = torch.Generator().manual_seed(seed)
+        self.ordered = tuple(
+            torch.randn(batch, self.heads, n, self.head_dim, generator=generator).to(device, self.dtype)
+            for n in (graph.shape[0], graph.shape[1], graph.shape[1])
+        )
+        # A GPU checks all rows in the time that a CPU takes for a sample.
+        self.rows = reference.sample_rows(graph, 1 if device == "cuda" else reference.stride(graph.n_rows), seed)
+
+    @property
+    def setting(self):
+        """What a baseline is prepared for, see `baselines`."""
+        sizes = {"batch": self.batch, "heads": self.heads, "head_dim": self.head_dim}
+        return sizes | {"dtype": self.dtype, "device": self.device["kind"]}
+
+    @cached_property
+    def natural(self):
+        """q, k, v with tokens in the natural order."""
+        g = self.graph
+        orders = g.row_order, g.col_order, g.col_order
+        return tuple(
+            x if order is None else x[:, :, np.argsort(order)] for x, order in zip(self.ordered, orders, strict=True)
+        )
+
+    @cached_property
+    def masked_result(self):
+        """float64 [B, H, R, D]: the oracle's result for `rows`."""
+        return reference.attention_rows(self.graph, self.rows, *self.ordered)
+
+    @cached_property
+    def dense_result(self):
+        """float64 [B, H, R, D]: dense attention of `rows`."""
+        return reference.dense_rows(self.rows, *self.ordered)
+
+    def of(self, graph):
+        """Tokens of another graph, drawn alike."""
+        shape = {"heads": self.heads, "head_dim": self.head_dim, "batch": self.batch}
+        dtype = str(self.dtype).removeprefix("torch.")
+        return Tokens(graph, **shape, dtype=dtype, seed=self.seed, device=self.device["kind"])
+
+    def row(self, **facts):
+        """A row of `COLUMNS` with what is known of the graph, the tokens and the device, and `facts`."""
+        g, meta, tokens = self.graph, self.graph.meta, self.graph.n_rows
+        known = {
+            "model": meta.get("model", ""),
+            "reorder": meta.get("reorder", {}).get("order", "none" if g.row_order is None else ""),
+            "family": meta.get("family", ""),
+            "resolution": meta.get("resolution", ""),
+            "batch": self.batch,
+            "heads": self.heads,
+            "head_dim": self.head_dim,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "tokens": tokens,
+            "entries": g.entries,
+            "density": g.density,
+            "tolerance": reference.TOLERANCE[self.dtype],
+            **machine(self.device),
+            "time": now(),
+        }
+        return dict.fromkeys(COLUMNS, "") | known | {"status": "ok"} | facts
+
+    def checked(self, call, expected, tokens, rows, executed, effort, **facts):
+        """The row of ``call(*tokens)``: its check of `rows` against `expected`, and only if it passes, its time.
+
+        executed: pairs of query and key that one head computes, padding included.
+        """
+        poison(tokens[0])
+        row = self.row(**errors(call(*tokens)[:, :, rows], expected), checked_rows=len(rows), **facts)
+        if reason := refuted(row):
+            return row | {"status": "failed", "reason": reason}
+        facts = self._measured(lambda: call(*tokens), effort)
+        per_us = 4 * self.head_dim * self.heads * self.batch / facts["p50_us"] / 1e3
+        facts["useful_gflops"], facts["executed_gflops"] = self.graph.entries * per_us, executed * per_us
+        facts["tokens_per_s"] = self.batch * self.graph.n_rows / facts["p50_us"] * 1e6
+        return row | facts | (self._judged(facts) if self.device["kind"] == "cuda" else {})
+
+    def _measured(self, call, effort):
+        """Times of `call` on the tokens' device."""
+        gpu = self.device["kind"] == "cuda"
+        timing = (time_gpu if gpu else time_call)(call, **effort.limits)
+        facts = timing.columns
+        if gpu:
+            latency_us, host_us = time_host(call, **effort.limits)
+            cold_us = time_cold(call, self.device["l2_bytes"], **effort.limits)
+            facts |= {"timing": timing.method, "cold_us": cold_us, "latency_us": latency_us, "host_us": host_us}
+        return facts
+
+    def _judged(self, facts):
+        """The measured time and rate beside what the GPU allows at best."""
+        sizes = {"batch": self.batch, "heads": self.heads, "head_dim": self.head_dim}
+        moved = ceilings.floor_bytes(self.graph, **sizes, itemsize=self.dtype.itemsize)
+        floor_us = moved / copy_bandwidth() * 1e6
+        ceiling = ceilings.softmax_bound_gflops(self.device, self.head_dim, self.dtype)
+        return {
+            "byte_floor_us": floor_us,
+            "floor_fraction": floor_us / facts["p50_us"],
+            "ceiling_fraction": "" if ceiling is None else facts["executed_gflops"] / ceiling,
+        }
+
+
+def run_schedule(schedule, blocks, tokens, effort, *, tiles=None):
+    """Two rows of a schedule: tokens in plan order, and permuted inside the call.
+
+    tokens: `Tokens` of the graph that the schedule is for; tiles: name of the tile set. ``memory_bytes`` are the
+    executor's tables and an estimate of the most that it holds in a call. Raises `ArtifactError` for parts that do not
+    belong together.
+    """
+    graph = tokens.graph
+    if graph.id != schedule.graph_id:
+        raise ArtifactError(f"expected the graph {schedule.graph_id} of the schedule, found {graph.id}")
+    facts = {
+        "provider": "tilewright",
+        "tiles": tiles or "+".join(schedule.tiles),
+        "items": len(schedule.tile),
+        **{name: getattr(schedule, name) for name in ("solver", "predicted_us", "objective_us", "bound_us", "gap")},
+    }
+    rows = []
+    for ordered in (True, False):
+        executor = targets.executor(tokens.device["kind"]).prepare(
+            schedule,
+            blocks,
+            heads=tokens.heads,
+            head_dim=tokens.head_dim,
+            dtype=tokens.dtype,
+            row_order=graph.row_order,
+            col_order=graph.col_order,
+            ordered=ordered,
+        )
+        places = tokens.rows if ordered or graph.row_order is None else graph.row_order[tokens.rows]
+        facts |= {
+            "ordered": ordered,
+            "launches": len(executor.launches),
+            "memory_bytes": executor.memory_bytes + executor.peak_bytes(tokens.batch),
+        }
+        inputs = tokens.ordered if ordered else tokens.natural
+        rows.append(tokens.checked(executor, tokens.masked_result, inputs, places, executor.executed, effort, **facts))
+    return rows
+
+
+def run_baselines(names, tokens, effort, *, max_dense_tokens):
+    """A row of each of the baselines `names`, in its fastest variant, tokens in the order of the graph of `tokens`.
+
+    In an order other than the natural one, a second row is of that variant with tokens permuted inside the call. More
+    than `max_dense_tokens` keys are not attended densely. ``memory_bytes`` are the tables that a baseline holds.
+    The first call, which may compile, is not counted; its time is printed. Raises `UnknownNameError`.
+    """
+    rows = []
+    for name in names:
+        module = registry.member("tilewright.baselines.sparse", "baseline", name, sparse_baselines.NAMES)
+        facts = {"provider": name, "ordered": True}
+        if module.DENSE and tokens.graph.n_cols > max_dense_tokens:
+            reason = f"{tokens.graph.n_cols:,} tokens; dense attention is run up to {max_dense_tokens:,}"
+            rows.append(tokens.row(status="skipped", reason=reason, **facts))
+            continue
+        try:
+            asked = tokens.of(module.part(tokens.graph)) if hasattr(module, "part") else tokens
+        except sparse_baselines.Unavailable as reason:
+            rows.append(tokens.row(status="skipped", reason=str(reason), **facts))
+            continue
+        found = [run_variant(module, variant, asked, effort, facts) for variant in module.VARIANTS]
+        # The fastest that is right, else one that is wrong, else one that could not run.
+        found.sort(key=lambda row: (("ok", "failed", "skipped").index(row["status"]), row["p50_us"]))
+        rows.append(found[0])
+        if found[0]["status"] == "ok" and asked.graph.row_order is not None and not module.DENSE:
+            rows.append(run_variant(module, found[0]["variant"], asked, effort, facts | {"ordered": False}))
+    return rows
+
+
+def run_variant(module, variant, tokens, effort, facts):
+    """The row of one form of the baseline `module`, as `run_baselines` makes it.
+
+    facts: columns of it; where ``ordered`` is false, tokens are permuted inside the call.
+    """
+    facts = facts | {"variant": variant}
+    inputs, places = tokens.ordered, tokens.rows
+    try:
+        ready = module.prepare(tokens.graph, variant=variant, **tokens.setting, max_bytes=BASELINE_BYTES)
+        if not facts["ordered"]:
+            ready = replace(ready, call=_permuting(ready.call, tokens.graph, tokens.device["kind"]))
+            inputs, places = tokens.natural, tokens.graph.row_order[tokens.rows]
+        begin = time.perf_counter()
+        ready.call(*inputs)
+    except sparse_baselines.Unavailable as reason:
+        return tokens.row(status="skipped", reason=str(reason), **facts)
+    except RuntimeError as error:
+        return tokens.row(status="failed", reason=refusal(error), **facts)
+    print(f"{facts['provider']} {variant}: first call {time.perf_counter() - begin:.2f} s, not counted")
+    expected = tokens.masked_result if module.MASKED else tokens.dense_result
+    facts |= {"memory_bytes": ready.held_bytes}
+    return tokens.checked(ready.call, expected, inputs, places, ready.executed, effort, **facts)
+
+
+def _permuting(call, graph, device):
+    """`call` for tokens in the natural order, on which the order of `graph` is put and from which it is taken again."""
+    rows, cols, back = (
+        torch.from_numpy(order.astype(np.int64)).to(device)
+        for order in (graph.row_order, graph.col_order, np.argsort(graph.row_order))
+    )
+
+    def run(q, k, v):
+        out = call(q.index_select(2, rows), k.index_select(2, cols), v.index_select(2, cols))
+        return out.index_select(2, back)
+
+    return run

@@ -1,0 +1,84 @@
+"""Turns at a device: what is timed has it to itself, also where several jobs are started side by side (stages T3, T5).
+
+A job on a GPU spends most of its time on the way there: Python, torch, files. So workflows start some at once, on cores
+enough for all, and each waits for its turn. On a CPU it is the workflow that runs one timed job at a time.
+"""
+
+import fcntl
+import os
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tilewright.core.errors import DeviceError
+
+# Seconds between two looks at what others hold.
+PAUSE = 0.1
+# Where the locks are: one place for all users of a machine, whatever their TMPDIR.
+FOLDER = Path("/tmp")
+
+
+@contextmanager
+def turn(kind):
+    """Hold a device of `kind` that nobody else holds by this function; wait for one.
+
+    Of several GPUs the first free one becomes the only one that this process sees: to be entered before CUDA is used.
+    ASSUME: all who time on the machine see the same `FOLDER`. Raises `DeviceError` where no GPU is told of, or its lock
+    cannot be opened.
+    """
+    if kind != "cuda":
+        yield
+        return
+    names = _gpus()
+    while (held := next(filter(None, map(_hold, names)), None)) is None:
+        time.sleep(PAUSE)
+    name, lock = held
+    with lock:
+        os.environ["CUDA_VISIBLE_DEVICES"] = name
+        yield
+
+
+def _hold(name):
+    """``(name, lock)`` of a device that was free, else None. It is given back when the lock is closed, at the latest by
+    the end of the process."""
+    lock = _opened(FOLDER / f"tilewright-{name}.lock")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return name, lock
+
+
+def _opened(path):
+    """The file `path`, made where there is none, for every user to lock: reading is enough for that.
+
+    Links are not followed and contents are not touched: other users may have put there what they like. Raises
+    `DeviceError`.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        if not os.path.lexists(path):
+            # Another process may come first.
+            with suppress(FileExistsError):
+                made = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+                # Whatever the umask.
+                os.fchmod(made, 0o644)
+                os.close(made)
+        return open(path, opener=lambda name, _: os.open(name, flags))
+    except OSError as error:
+        raise DeviceError(
+            f"expected a lock file {path} that every user can read, found: {error.strerror}; it has to be removed"
+        ) from error
+
+
+def _gpus():
+    """The GPUs that this process may use, by the names that hold for every process of the machine."""
+    query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise DeviceError(f"expected an NVIDIA GPU, and nvidia-smi to tell of it, found {error}; known: cpu") from error
+    stated = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [found[int(name)] if name.isdigit() else name for name in stated.split(",")] if stated else found

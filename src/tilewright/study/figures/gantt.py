@@ -1,0 +1,117 @@
+"""Schedules slot by slot as predicted: which tile runs where and when, and what the launches between cost."""
+
+import numpy as np
+
+from tilewright.core.errors import ArtifactError
+from tilewright.study.figures import _style
+from tilewright.study.tables import _read, _select
+
+# Above this many items in a panel, lines between them would be all that is seen.
+_MOST_EDGES = 600
+
+
+def needs(config):
+    """The schedules of one workload and order under the tile set that policies are compared on, and their profiles."""
+    if config.figures.gantt_workload is None:
+        return []
+    name, solvers = _select.method(config)
+    place = f"{config.figures.gantt_workload}/{config.figures.gantt_order}"
+    plans = [f"results/schedules/{place}/{name}.{solver}.json" for solver in solvers]
+    return plans + [f"results/profiling/{place}/{tile}.json" for tile in config.tile_sets[name]]
+
+
+def draw(inputs):
+    """One panel per schedule on a common time axis, one row per slot.
+
+    Raises `ArtifactError` for a schedule whose profiles are not among the inputs.
+    """
+    from matplotlib.patches import Patch
+
+    from tilewright import profile, schedule
+
+    files = _read.by_kind(inputs, schedule=schedule.load, profile=profile.load)
+    profiles = {found.blocks_id: found for found in files["profile"].values()}
+    plans = files["schedule"]
+    slots = max(plan.slots for plan in plans.values())
+    drawn = _style.figure(10.5, len(plans) * (0.9 + min(0.34 * slots, 3.2)) + 1.1)
+    panels = drawn.subplots(len(plans), 1, squeeze=False, sharex=True)[:, 0]
+    used = set()
+    for axes, (path, plan) in zip(panels, plans.items(), strict=True):
+        missing = [name for name, blocks in zip(plan.tiles, plan.blocks_ids, strict=True) if blocks not in profiles]
+        if missing:
+            raise ArtifactError(f"{path}: expected the profiles of its tiles among the inputs, missing {missing}")
+        used |= _panel(axes, plan, [profiles[blocks] for blocks in plan.blocks_ids])
+    panels[-1].set_xlabel("predicted time (ms)")
+    model, order = next(iter(plans)).parts[-3:-1]
+    handles = [Patch(color=_style.tile_colour(name), label=f"tile {name}") for name in sorted(used)]
+    handles.append(Patch(color=_style.INK, label="launch"))
+    _style.head(drawn, f"{model}, order {_style.order_name(order)}: schedules over {slots} slots", handles)
+    _style.notes(
+        drawn,
+        [
+            "A bar is one work item; white within a row is an idle slot; dashed lines begin a round. The prediction "
+            "shares a round's load evenly over the slots, so that the last bar of this placement may end later."
+        ],
+        width=150,
+    )
+    return drawn
+
+
+def _panel(axes, plan, profiles):
+    """Draw one schedule; returns the names of the tiles that it uses."""
+    latency = plan.latencies_us(profiles)
+    held = _held(plan, np.array([profile.launch_us for profile in profiles]))
+    edge = 0.4 if len(latency) <= _MOST_EDGES else 0.0
+    for t in np.unique(plan.tile):
+        here = plan.tile == t
+        axes.barh(
+            plan.slot[here],
+            latency[here] / 1e3,
+            left=plan.start_us[here] / 1e3,
+            height=0.78,
+            color=_style.tile_colour(plan.tiles[t]),
+            edgecolor="white",
+            linewidth=edge,
+        )
+    for slot in range(plan.slots):
+        _launches(axes, plan, slot, latency, held)
+    for start in np.unique(plan.round)[1:]:
+        axes.axvline(plan.start_us[plan.round == start].min() / 1e3, color=_style.DENSE, linestyle="--", linewidth=0.8)
+    few = plan.slots <= 16
+    axes.set_yticks(
+        range(plan.slots) if few else [0, plan.slots - 1],
+        [f"slot {s}" for s in (range(plan.slots) if few else (0, plan.slots - 1))],
+    )
+    axes.set_ylim(plan.slots - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    name = _style.SOLVER_NAMES.get(plan.solver, plan.solver)
+    proof = "" if plan.status == "heuristic" else f", gap {plan.gap:.2%}"
+    axes.set_title(
+        f"{name} ({plan.status}{proof}): {plan.predicted_us / 1e3:.3f} ms predicted, "
+        f"{len(latency):,} items, rounds: {len(np.unique(plan.round))}",
+        loc="left",
+    )
+    return {plan.tiles[t] for t in np.unique(plan.tile)}
+
+
+def _held(plan, launch_us):
+    """float [I]: what the launches of an item's round have cost until it starts, its own included."""
+    shape = np.stack([plan.round, plan.tile, plan.cls])
+    first = np.r_[True, (shape[:, 1:] != shape[:, :-1]).any(axis=0)]
+    total = np.cumsum(np.where(first, launch_us[plan.tile], 0.0))
+    begin = np.searchsorted(plan.round, plan.round)
+    return total - total[begin] + launch_us[plan.tile[begin]]
+
+
+def _launches(axes, plan, slot, latency, held):
+    """The waits of one slot for launches: gaps before items, at a round's start no longer than its launches so far."""
+    mine = np.flatnonzero(plan.slot == slot)
+    mine = mine[np.argsort(plan.start_us[mine], kind="stable")]
+    if not len(mine):
+        return
+    start, rounds = plan.start_us[mine], plan.round[mine]
+    end = np.concatenate(([0.0], (start + latency[mine])[:-1]))
+    gap = np.maximum(0.0, start - end)
+    fresh = np.concatenate(([True], rounds[1:] != rounds[:-1]))
+    gap[fresh] = np.minimum(gap[fresh], held[mine][fresh])
+    axes.barh(np.full(len(mine), slot), gap / 1e3, left=(start - gap) / 1e3, height=0.78, color=_style.INK, linewidth=0)

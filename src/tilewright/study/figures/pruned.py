@@ -1,0 +1,62 @@
+"""Pruned networks: speed-up of each strategy for the kept tokens over padding to the full length, in the same mode."""
+
+from tilewright.study.figures import _contenders, _style
+from tilewright.study.tables import _read, pruned
+
+LINES = {"eager": "-", "graph": "--", "compile": ":", "compile_graph": "-."}
+MODES = {
+    "eager": "solid: as it is",
+    "graph": "dashed: CUDA graph",
+    "compile": "dotted: torch.compile",
+    "compile_graph": "dash-dotted: torch.compile in a CUDA graph",
+}
+
+# Laid over a mark of ours where it is a tie.
+_TIE = {"linestyle": "none", "marker": "o", "markersize": 2.2, "color": "white", "zorder": 4}
+
+
+def needs(config):
+    """What the table of the same name needs."""
+    return pruned.needs(config)
+
+
+def draw(inputs):
+    """A panel per network, with the first setting of its pruner, a line over the batch per strategy and mode."""
+    from matplotlib.lines import Line2D
+
+    frame = pruned.table(inputs)
+    # What other settings keep is in `pruned_ratio`.
+    frame = frame[frame["setting"] == frame.groupby("network", sort=False)["setting"].transform("first")]
+    cases = list(frame.groupby(["network", "setting"], sort=False))
+    drawn, panels, width = _contenders.grid(len(cases), 2.8, "batch")
+    for axes, ((network, setting), rows) in zip(panels, cases, strict=True):
+        for (strategy, mode), own in rows[rows["status"] == "ok"].groupby(["strategy", "mode"], sort=False):
+            own = own.sort_values("batch")
+            axes.plot(own["batch"], own["over_padded"], linestyle=LINES[mode], **_contenders.look(strategy))
+            tied = own[own["ties"].str.contains("fair") & (strategy == pruned.OURS)]
+            if len(tied):
+                axes.plot(tied["batch"], tied["over_padded"], **_TIE)
+        ours = rows[(rows["strategy"] == pruned.OURS) & (rows["status"] == "ok")]
+        most = f"to {ours['images_per_s'].max():,.0f} images/s" if len(ours) else "not measured"
+        axes.set_title(f"{network}\n{setting or 'as published'}; {most}", fontsize=8.5)
+        _contenders.told(axes, rows["batch"])
+    handles = [Line2D([], [], **_contenders.look(name)) for name in _contenders.ordered(frame["strategy"])]
+    modes = [mode for mode in LINES if mode in set(frame["mode"])]
+    handles += [Line2D([], [], color=_style.INK, linestyle=LINES[mode], label=MODES[mode]) for mode in modes]
+    _style.head(drawn, "Pruned networks, from images to logits: speed-up in the same mode", handles, columns=4)
+    judged = frame[frame["strategy"] != pruned.PADDED]
+    same = f"{judged['same_tokens'].sum():,.0f} of {judged['inputs'].sum():,.0f}"
+    _style.notes(
+        drawn,
+        [
+            f"{_read.devices(frame)}, {', '.join(sorted(set(frame['dtype'])))}; random weights, crops of photographs; "
+            f"until the logits are there; images/s: of {_contenders.NAMES[pruned.OURS]}. {same} comparisons were of "
+            "images that kept the same tokens as when padded: "
+            f"of these, logits differ by at most {frame['max_abs_error'].max():.1g}. Over all images, the least share "
+            f"with the same most probable class is {judged['same_top1_all'].min():.1%}. "
+            "Hollow: ours and the best other packed or dense form are within two standard errors of each other.",
+            *_contenders.blanks(frame, "strategy", ["network", "mode"]),
+        ],
+        width=width,
+    )
+    return drawn

@@ -1,0 +1,24 @@
+"""The study as one HTML file without network or server (stage T6): claims, figures, tiles to explore, tables."""
+
+from pathlib import Path
+
+from tilewright.study.tables import _select
+
+# What the page is made of besides Python.
+ASSETS = tuple(Path(__file__).parent / name for name in ("page.html", "style.css", "page.js", "explorer.js"))
+
+
+def explored(config):
+    """Files that the tile explorer draws: graphs, blocks, profiles and schedules of the workloads whose patterns the
+    figures show, under every order and every tile set that is benched.
+
+    None of a study whose times were recorded elsewhere: its schedules are not here.
+    """
+    models = [] if config.recorded else [m for m in config.figures.pattern_workloads if m in config.workloads]
+    tiles = dict.fromkeys(tile for name, _ in config.benched for tile in config.tile_sets[name])
+    return [
+        *(f"results/graphs/{m}/{r}.npz" for m in models for r in config.orders),
+        *_select.blocks(config, models, tiles),
+        *(f"results/profiling/{m}/{r}/{tile}.json" for m in models for r in config.orders for tile in tiles),
+        *(f"{_select.SCHEDULES}{m}/{r}/{t}.{s}.json" for m in models for r in config.orders for t, s in config.benched),
+    ]

@@ -1,0 +1,69 @@
+"""What a figure or a table was made from, as a JSON beside it: its inputs, whose times they hold, and the code
+(stage T6)."""
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilewright.core import artifacts, provenance
+from tilewright.core.errors import ArtifactError
+
+KIND = "origin"
+VERSION = 1
+# Facts of a device, by the column of a CSV that holds them, and how they are put.
+_FACTS = {"device": "{}", "cores": "{} cores", "torch": "torch {}"}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the figure or table `name` comes from.
+
+    inputs: paths, as the command had them. hardware: what the times in the inputs were measured on, in words; empty
+    where nothing in them was timed.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    hardware: str
+
+
+def save(path, module, inputs):
+    """Write the origin of what `module`, a member of the figures or the tables, made from the files `inputs`."""
+    _, stage, name = module.__name__.rsplit(".", 2)
+    made_by = {
+        "stage": stage,
+        "parameters": {"name": name},
+        "inputs": {str(source): provenance.sha256_file(source) for source in inputs},
+        "code": provenance.code_digest(module.__name__),
+        "versions": provenance.versions("matplotlib", "numpy", "pandas"),
+    }
+    artifacts.write_json(path, KIND, VERSION, {"name": name, "hardware": hardware(inputs)}, made_by)
+
+
+def load(path):
+    """Read what `save` wrote. Raises `ArtifactError`."""
+    document = artifacts.read_json(path, KIND, VERSION)
+    try:
+        return Origin(document["name"], tuple(document["made_by"]["inputs"]), document["hardware"])
+    except (KeyError, TypeError) as error:
+        raise ArtifactError(f"{path}: expected a complete origin file, found {error!r}") from error
+
+
+def hardware(inputs):
+    """Devices, cores and torch that the times in `inputs` are of, in words: of profiles and of rows of T5."""
+    found = dict.fromkeys(facts for path in map(Path, inputs) for facts in _facts(path))
+    told = (
+        dict.fromkeys(form.format(facts[place]) for facts in found if facts[place])
+        for place, form in enumerate(_FACTS.values())
+    )
+    return "; ".join(", ".join(words) for words in told if words)
+
+
+def _facts(path):
+    """Tuples of `_FACTS` as text, of the rows of a CSV or of a profile."""
+    if path.suffix == ".csv":
+        with open(path, encoding="utf-8", newline="") as stream:
+            return [tuple(row.get(name) or "" for name in _FACTS) for row in csv.DictReader(stream)]
+    device = json.loads(path.read_bytes()).get("device") if path.suffix == ".json" else None
+    return [(device["name"], str(device["threads"]), device["versions"].get("torch"))] if device else []

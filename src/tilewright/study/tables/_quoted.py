@@ -1,0 +1,295 @@
+"""Tables that README.md and docs/ quote from recorded rows, so that they cannot disagree with them (stage T6).
+
+In a document each stands between ``<!-- table: NAME -->`` and ``<!-- end -->``, where `updated` sets it anew; one of
+`NAMES`, ``<device>-<table>`` for a device of `FOLDERS`.
+"""
+
+import re
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from functools import partial
+from pathlib import Path
+
+from tilewright.core import registry
+from tilewright.core.errors import ArtifactError
+from tilewright.study.tables import _read, _select, claims, end_to_end, markdown, policy_summary, pruned, speedup
+
+# Recorded runs, `results/logs` of which lies in ``logs``.
+FOLDERS = {"cpu": "expected/cpu-2-cores", "h200": "expected/h200"}
+# The patterns beside those of the paper, and what they are.
+PATTERNS = {
+    "vil-medium-wide-512-s2-exact": "15×15 windows + global, 4,097 tokens",
+    "vil-medium-wide-1024-s2-exact": "15×15 windows + global, 16,385",
+    "vil-medium-wide-2048-s2-exact": "15×15 windows + global, 65,537",
+    "vil-small-512-s1-exact": "15×15 windows + global, 16,385",
+    "vil-small-1024-s1-exact": "15×15 windows + global, 65,537",
+    "vil-tiny-512-s1-exact": "15×15 windows + global, 16,385",
+    "vil-small-384-s1": "ViL-small stage 1 at 384 px, 9,217",
+    "vil-small-1024-s1": "ViL-small stage 1 at 1024 px, 65,537",
+    "regionvit-small-896-s2-windows": "256 windows of 50",
+    "regionvit-small-896-s1-windows": "1,024 windows of 50",
+    "dynamicvit-s-1024-b1": "30 % of 4,096 kept",
+    "dynamicvit-s-2048-b1": "30 % of 16,384 kept",
+}
+# Networks, settings and batches of which images a second are told; the summary is of all.
+_HALF, _RANGE, _RANDOM = "keep_ratio=0.5", "keep_range=[0.3, 0.7]", ' predictor="random"'
+PRUNED = [
+    ("S, Threshold-L2, half kept", "deit-small-224-threshold_l2", _HALF, (1, 16, 256)),
+    ("S, 30 to 70 % kept, image by image", "deit-small-224-threshold_l2", _RANGE, (16, 256)),
+    ("T, the same", "deit-tiny-224-threshold_l2", _RANGE, (256,)),
+    ("B, the same", "deit-base-224-threshold_l2", _RANGE, (256,)),
+    ("B, 384 pixels, the same", "deit-base-384-threshold_l2", _RANGE, (32,)),
+    ("S, 30 % kept", "deit-small-224-threshold_l2", "keep_ratio=0.3", (256,)),
+    ("S, DynamicViT, 70 % kept three times", "deit-small-224-dynamicvit", f"keep_ratio=0.7{_RANDOM}", (256,)),
+    ("S, DynamicViT, 30 %", "deit-small-224-dynamicvit", f"keep_ratio=0.3{_RANDOM}", (256,)),
+    ("S, EViT, 70 %", "deit-small-224-evit", "keep_ratio=0.7", (256,)),
+    ("S, EViT, 30 %", "deit-small-224-evit", "keep_ratio=0.3", (256,)),
+    ("S, ATS, as published", "deit-small-224-ats", "keep_ratio=1.0", (256,)),
+    ("S, ATS, a grid of 30 %", "deit-small-224-ats", "keep_ratio=0.3", (256,)),
+]
+_STRATEGIES = {
+    "padded_unfused": "full length, unfused as published",
+    "padded": "full length",
+    "padded_kept": "longest kept",
+    "gathered": "gathered",
+    "varlen": "packed, FlashAttention varlen",
+    "ragged": "packed, Tilewright",
+}
+_ATTENTIONS = {
+    "native": "as published",
+    "flex": "FlexAttention",
+    "dense": "masked SDPA",
+    "tilewright": "Tilewright",
+}
+_MODES = {
+    "graph": "CUDA graph",
+    "compile_graph": "compiled, CUDA graph",
+    "eager": "kernel by kernel",
+    "compile": "compiled, kernel by kernel",
+}
+_MARK = re.compile(r"^<!-- table: (?P<name>\S+) -->\n.*?(?P<end>^<!-- end -->$|(?=^<!-- table: )|\Z)", re.M | re.S)
+
+
+def quoted(name, root):
+    """The table `name` as Markdown, from the rows recorded under `root`, a checkout.
+
+    Raises `UnknownNameError`, and `ArtifactError` where rows are missing or are not those of this version.
+    """
+    registry.check("quoted table", name, tuple(NAMES))
+    make, device = NAMES[name]
+    return make(Path(root), device)
+
+
+def updated(text, root):
+    """A document's `text` with its tables set anew. Raises as `quoted`, and `ArtifactError` for one without an end."""
+
+    def anew(match):
+        if not match["end"]:
+            raise ArtifactError(f"table {match['name']}: expected <!-- end --> after it, found none")
+        return f"<!-- table: {match['name']} -->\n\n{quoted(match['name'], root)}\n{match['end']}"
+
+    return _MARK.sub(anew, text)
+
+
+def at_least(value, digits):
+    """A minimum in words, rounded down."""
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def at_most(value, digits):
+    """A maximum in words, rounded up."""
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def _rounded(value, digits, rounding):
+    return f"{Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), rounding):,}"
+
+
+def _recorded(root, device, *kinds):
+    """The recorded files of `kinds`; with those of layers the paper's bars."""
+    folder = root / FOLDERS[device] / "logs"
+    files = _read.sort(sorted(folder.rglob("*.csv")), _read.ROWS, optional=_read.ROWS)
+    found = [path for kind in kinds for path in files[kind]]
+    if not found:
+        raise ArtifactError(f"{folder}: expected recorded rows of {', '.join(kinds)}, found none")
+    return found + [root / _select.PAPER_LATENCY] * ("bench" in kinds)
+
+
+def _patterns(root, device):
+    """Our time and the fastest peer's in the three forms, of the patterns beside the paper's."""
+    rows = speedup.table(_recorded(root, device, "bench")).set_index("model")
+    others = set(rows.index) - set(PATTERNS) - set(rows.index[rows["paper_speedup"].notna()])
+    if missing := sorted(others | (set(PATTERNS) - set(rows.index))):
+        raise ArtifactError(f"expected rows of just the paper's workloads and {', '.join(PATTERNS)}; not so: {missing}")
+    lines = []
+    for model, words in PATTERNS.items():
+        row = rows.loc[model]
+        cells = [", ".join(filter(None, [words, row["case"]])), f"{row['heads']:.0f} × {row['head_dim']:.0f}"]
+        for suffix in speedup.FORMS:
+            cells += [_us(row[f"plan_us{suffix}"]), _peer(row, suffix), _ratio(row[f"over_peer{suffix}"])]
+        lines.append([*cells, f"{_us(row['best_us'])} of {row['plans']:.0f}"])
+    forms = ("plan order, warm L2", "natural order", "plan order, cold L2")
+    header = [text for form in forms for text in (f"{form}: Tilewright, µs", "fastest peer, µs", "×")]
+    return _lines(["pattern", "heads × dim", *header, "best of all plans, µs"], lines, left=1)
+
+
+def _dense(root, device):
+    """The headline plan over the fastest dense attention at the paper's sizes."""
+    rows = speedup.table(_recorded(root, device, "bench"))
+    lines = []
+    for row in rows[~rows["model"].isin(PATTERNS)].to_dict("records"):
+        met = "" if not row["speedup"] > 0 else "met" if row["speedup"] >= row["paper_speedup"] else "not met"
+        ratios = [row[name] for name in ("speedup", "speedup_natural", "speedup_cold")]
+        ratios += [row["dense_us"] / row["best_us"]]
+        lines.append(
+            [
+                ", ".join(filter(None, [row["model"], row["case"]])),
+                _us(row["plan_us"]),
+                f"{_us(row['dense_us'])} ({row['dense']})",
+                *map(_ratio, ratios),
+                f"{row['plans']:.0f}",
+                _ratio(row["paper_speedup"]),
+                met,
+            ]
+        )
+    header = ["workload", "headline, µs", "fastest dense, µs", "×", "natural order ×", "cold L2 ×", "best plan ×"]
+    return _lines([*header, "of plans", "paper ×", "the paper's is"], lines, left=1)
+
+
+def _networks(root, device):
+    """Each attention at each batch with p20 and p80, on a GPU its time as a CUDA graph, and the fastest peer."""
+    rows = end_to_end.table(_recorded(root, device, "network"))
+    shown = [name for name in _ATTENTIONS if name in set(rows["attention"])]
+    lines = []
+    for (network, batch), group in rows.groupby(["network", "batch"], sort=False):
+        group = group.drop_duplicates("attention").set_index("attention")
+        times = [_spread(group.loc[name]) if name in group.index else "not run" for name in shown]
+        told = ["", "", ""]
+        if end_to_end.OURS in group.index:
+            row = group.loc[end_to_end.OURS]
+            told = [_ATTENTIONS.get(row["peer"], row["peer"]), _ratio(row["over_peer"]), row["verdict"]]
+        lines.append([network, f"{batch:.0f}", *times, *told])
+    header = [f"{_ATTENTIONS[name]}, ms" for name in shown]
+    return _lines(["network", "batch", *header, "fastest peer", "× it", "Tilewright is"], lines, left=1)
+
+
+def _pruned(root, device):
+    """Images a second of each strategy as a CUDA graph, and ours over the best fair one."""
+    rows = pruned.table(_recorded(root, device, "pruned"))
+    groups = dict(list(rows[rows["mode"] == "graph"].groupby(["network", "setting", "batch"])))
+    lines = []
+    for words, network, setting, batches in PRUNED:
+        for batch in batches:
+            if (network, setting, batch) not in groups:
+                raise ArtifactError(f"expected rows of {network}, {setting}, batch {batch}, found none")
+            case = groups[network, setting, batch].set_index("strategy")
+            ours, rates = case.loc[pruned.OURS], case["images_per_s"].reindex(list(_STRATEGIES))
+            lines.append(
+                [
+                    *(words, f"{batch}", *("" if not rate > 0 else f"{rate:,.0f}" for rate in rates)),
+                    _ratio(ours["over_fair"]) + (" (tie)" if "fair" in ours["ties"] else ""),
+                    f"{ours['compared']:.0%} of {ours['inputs']:.0f}",
+                    f"{at_least(100 * ours['same_top1_all'], 1)} %",
+                ]
+            )
+    header = ["DeiT, pruner", "batch", *_STRATEGIES.values(), "× the best dense or FlashAttention"]
+    return _lines([*header, "images with the same tokens", "same top-1, all images"], lines, left=1)
+
+
+def _pruned_summary(root, device):
+    """Our speed-up over each peer in each mode: least, median, greatest, and what is beyond noise."""
+    rows = pruned.table(_recorded(root, device, "pruned"))
+    rows = rows[rows["strategy"] == pruned.OURS]
+    peers = {
+        **{"padded": "full length", "published": "full length, unfused", "dense": "best dense batch"},
+        "fair": "best dense or FlashAttention",
+    }
+    lines = []
+    for mode, words in _MODES.items():
+        for peer, name in peers.items():
+            cases = rows[(rows["mode"] == mode) & rows[f"over_{peer}"].notna()]
+            if cases.empty:
+                continue
+            over = cases[f"over_{peer}"]
+            found = _read.verdict(over, cases[f"noise_{peer}"]).value_counts()
+            counts = [f"{found.get(verdict, 0)}" for verdict in ("faster", "tie", "slower")]
+            spread = [at_least(over.min(), 2), f"{over.median():.2f}", at_most(over.max(), 2)]
+            lines.append([words, name, f"{len(cases)}", *spread, *counts])
+    header = ["mode", "over", "cases", "least", "median", "greatest", "faster beyond noise", "ties", "slower"]
+    return _lines(header, lines, left=2)
+
+
+def _policy(root, device):
+    return markdown(policy_summary.table(_recorded(root, device, "bench")), policy_summary.SHOWN)
+
+
+def judged(root, device):
+    """The claims with their verdicts on the rows recorded of `device`, as ``<folder>/claims.csv`` has them."""
+    return claims.table([root / _select.CLAIMS, *_recorded(root, device, *_read.ROWS)])
+
+
+def _claims(root, device):
+    frame = judged(root, device)
+    rank = frame["verdict"].map(claims.VERDICTS.index)
+    return markdown(frame.loc[rank.sort_values(kind="stable").index], claims.SHOWN)
+
+
+def _verdicts(root, devices, shown=claims.VERDICTS):
+    """Claims with their verdicts on each device: those that have one of `shown` somewhere, and the number of all."""
+    frames = {device: judged(root, device) for device in devices}
+    lines = []
+    for rows in zip(*(frame.to_dict("records") for frame in frames.values()), strict=True):
+        claim = rows[0]
+        if not {row["verdict"] for row in rows} & set(shown):
+            continue
+        found = [
+            ""
+            if row["verdict"] == "not measured"
+            else f"{row['measured']:,.4g}: {row['verdict']} ({row['margin']:+.0%})"
+            for row in rows
+        ]
+        lines.append([claim["claim"], f"{claim['relation']} {claim['expected']:,.4g} {claim['unit']}".rstrip(), *found])
+    counts = {device: frame["verdict"].value_counts() for device, frame in frames.items()}
+    told = [
+        f"{device}: {', '.join(f'{found.get(verdict, 0)} {verdict}' for verdict in claims.VERDICTS)}"
+        for device, found in counts.items()
+    ]
+    return _lines(["claim", "expected", *told], lines, left=1)
+
+
+def _us(value):
+    return f"{value:,.{1 if value < 1000 else 0}f}" if value > 0 else ""
+
+
+def _ratio(value):
+    return f"{value:.{2 if value < 10 else 1}f}" if value > 0 else ""
+
+
+def _peer(row, suffix):
+    return f"{_us(row[f'peer_us{suffix}'])} {row[f'peer{suffix}']}" if row[f"peer{suffix}"] else "none ran"
+
+
+def _spread(row):
+    if row["status"] != "ok":
+        return row["status"]
+    digits = 0 if row["p50_us"] >= 1e5 else 1 if row["p50_us"] >= 1e4 else 2
+    p20, p50, p80 = (f"{us / 1e3:,.{digits}f}" for us in row[["p20_us", "p50_us", "p80_us"]])
+    graph = f"; {row['gpu_us'] / 1e3:,.{digits}f}" if row["gpu_us"] > 0 else ""
+    return f"{p50} ({p20}–{p80}){graph}"
+
+
+def _lines(header, rows, left):
+    """Cells as a Markdown table whose first `left` columns stand to the left."""
+    rule = ["---" if place < left else "---:" for place in range(len(header))]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [header, rule, *rows])
+
+
+_TABLES = {
+    "speedup": _dense,
+    "networks": _networks,
+    "policy-summary": _policy,
+    "pruned-summary": _pruned_summary,
+    "claims": _claims,
+}
+NAMES = {f"{device}-{name}": (make, device) for device in FOLDERS for name, make in _TABLES.items()}
+NAMES |= {"h200-patterns": (_patterns, "h200"), "h200-pruned": (_pruned, "h200"), "claims": (_verdicts, tuple(FOLDERS))}
+NAMES |= {"not-met": (partial(_verdicts, shown=("not met",)), tuple(FOLDERS))}

@@ -1,0 +1,323 @@
+"""The study's claims against this run: what was expected, the worst that was measured, the verdict and by how much.
+
+``expected/claims.csv`` lists them; an id names one of the measures below and, after the colon, its case.
+"""
+
+import operator
+
+import numpy as np
+
+from tilewright.core.errors import ArtifactError
+from tilewright.study.tables import (
+    _read,
+    _select,
+    end_to_end,
+    policy,
+    prediction,
+    pruned,
+    ragged,
+    reorder_time,
+    speedup,
+)
+
+SHOWN = {
+    "claim": ("claim", ""),
+    "relation": ("", ""),
+    "expected": ("expected", ",.4g"),
+    "measured": ("measured", ",.4g"),
+    "unit": ("unit", ""),
+    "verdict": ("verdict", ""),
+    "margin": ("margin", "+.1%"),
+    "where": ("worst case", ""),
+    "cases": ("cases", ",.0f"),
+    "not_met": ("not met", ",.0f"),
+    "ties": ("ties", ",.0f"),
+}
+# The parts of the table in Markdown, and their order in the report.
+VERDICTS = ("not met", "met", "not measured")
+PARTS = ("verdict", VERDICTS)
+# ASSUME: who is slower by more than this share is slower, however noisy the measurement.
+MOST_NOISE = 0.05
+_RELATIONS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "=": lambda found, expected: round(found, _decimals(expected)) == expected,
+}
+
+
+def _decimals(value):
+    """Decimals in which a value was claimed."""
+    return len(f"{value:.12g}".partition(".")[2])
+
+
+def needs(config):
+    """Every file of times but the heat map's, the paper's bars and the list of claims."""
+    files = [*_select.bench(config, config.workloads), *_select.networks(config)]
+    files += [*_select.ragged(config), *_select.pruned(config)]
+    files += [_select.REORDER_TIME] if config.reorder_times.workloads else []
+    return [_select.CLAIMS, _select.PAPER_LATENCY, *files]
+
+
+def table(inputs):
+    """One row per claim; a claim whose case is not among the inputs is "not measured". Rows of the heat map, of which
+    nothing is claimed, may be among them.
+
+    ``margin``: by how much of what was expected the claim is held, above zero, or missed. ``cases``: how many there
+    are; ``not_met``: how many miss; ``ties``: how many miss a claim to be as fast, but by less than two standard errors
+    and no more than `MOST_NOISE`, which does not count.
+
+    Raises `ArtifactError` for a claim of an unknown measure or relation, or of zero.
+    """
+    import pandas as pd
+
+    kinds = ("claims", "paper_latency", "bench", "network", "reorder_time", "ragged", "pruned", "heatmap")
+    found = _read.sort(inputs, kinds, optional=kinds[2:])
+    (frame,) = _read.frames(found["claims"], "claims")
+    path = found["claims"][0]
+    _read.known(path, "relation", frame["relation"], _RELATIONS)
+    _read.known(path, "measure", [name.partition(":")[0] for name in frame["id"]], _MEASURES)
+    if (frame["expected"] == 0).any():
+        raise ArtifactError(f"{path}: expected values other than 0, of which no share can be missed, found one")
+    results = []
+    tables = {}
+    for row in frame.itertuples():
+        measure, _, case = row.id.partition(":")
+        kinds, make, values = _MEASURES[measure]
+        if all(found[kind] for kind in kinds) and make not in tables:
+            tables[make] = make([path for kind in kinds for path in found[kind]])
+        cases = values(tables[make], case).dropna(subset="value") if make in tables else ()
+        results.append(_judged(row, cases))
+    return pd.concat([frame, pd.DataFrame(results, index=frame.index)], axis=1)[["id", *SHOWN]]
+
+
+def _judged(claim, cases):
+    """What the `cases` of a claim come to; a frame of value and noise, indexed by where each was found."""
+    if not len(cases):
+        blank = {"measured": np.nan, "verdict": "not measured", "margin": np.nan, "where": ""}
+        return blank | {"cases": 0, "not_met": 0, "ties": 0}
+    ratio = cases["value"] / claim.expected
+    margin = {">": ratio - 1, ">=": ratio - 1, "<=": 1 - ratio, "=": -(ratio - 1).abs()}[claim.relation]
+    met = cases["value"].map(lambda value: _RELATIONS[claim.relation](value, claim.expected))
+    # To be as fast is not refuted by what may be noise, nor shown by what is mostly noise.
+    as_fast = claim.relation == ">=" and claim.expected == 1
+    tie = ~met & (-margin <= cases["noise"].clip(upper=MOST_NOISE)) & as_fast
+    missed = ~met & ~tie
+    worst = (margin - missed).argmin()
+    return {
+        "measured": _rounded(cases["value"].iloc[worst]),
+        "verdict": "not met" if missed.any() else "met",
+        # A value that is equal in the digits claimed misses nothing.
+        "margin": 0.0 if claim.relation == "=" and met.iloc[worst] else _rounded(margin.iloc[worst]),
+        "where": str(cases.index[worst]),
+        "cases": len(cases),
+        "not_met": int(missed.sum()),
+        "ties": int(tie.sum()),
+    }
+
+
+def _rounded(value):
+    """In six digits, which every platform agrees on."""
+    return float(f"{value:.6g}")
+
+
+def _cases(values, where, noise=np.nan):
+    """Values of a claim as `_judged` takes them."""
+    import pandas as pd
+
+    return pd.DataFrame({"value": values, "noise": noise}).set_axis(list(where))
+
+
+def _by_name(frame, column, *names, noise=None):
+    where = [" ".join(filter(None, words)) for words in zip(*(frame[name] for name in names), strict=True)]
+    return _cases(frame[column], where, np.nan if noise is None else frame[noise])
+
+
+def _speedup(frame, case):
+    return _by_name(frame[frame["model"].str.startswith(case)], "speedup", "model")
+
+
+def _over_peer(frame, case):
+    """Headline over the fastest peer in a form, ``<plan, natural or cold>/<first part of the workload's name>``."""
+    form, name = case.split("/")
+    suffix = "" if form == "plan" else f"_{form}"
+    return _by_name(frame[frame["model"].str.startswith(name)], f"over_peer{suffix}", "model", f"peer{suffix}")
+
+
+def _policy_over(frame, case):
+    """A rival's time over that of the ILP's schedule: ``<rival>/median``, or of ``each`` workload and order."""
+    rival, what = case.split("/")
+    rows = frame.dropna(subset=f"over_{rival}")
+    if what == "median" and len(rows):
+        return _cases([rows[f"over_{rival}"].median()], [f"median of {len(rows)}"])
+    return _by_name(rows, f"over_{rival}", "model", "reorder", noise=f"noise_{rival}")
+
+
+def _prediction_error(frame, case):
+    """Relative error in percent, the ``median`` or the 90th percentile, ``p90``."""
+    errors = 100 * frame["error"].abs()
+    value = errors.quantile({"median": 0.5, "p90": 0.9}[case])
+    return _cases([value], [f"of {len(errors)} schedules"])
+
+
+def _passed(column, ours):
+    def values(frame, _):
+        """Share of our rows that passed their checks, of all that could run, in percent."""
+        rows = frame[(frame[column] == ours) & (frame["status"] != "skipped")]
+        failed = rows.loc[rows["status"] == "failed", "reason"]
+        return _cases([100 * (rows["status"] == "ok").mean()], [next(iter(failed), f"{len(rows)} rows")])
+
+    return values
+
+
+def _error(*names, error="relative_error", tolerance="tolerance"):
+    def values(frame, _):
+        """Error over tolerance."""
+        frame = frame.assign(ratio=frame[error] / frame[tolerance])
+        return _by_name(_with_batch(frame), "ratio", *names)
+
+    return values
+
+
+def _with_batch(rows):
+    return rows.assign(batch=rows["batch"].map("batch {:.0f}".format)) if "batch" in rows else rows
+
+
+def _end_to_end(frame, case):
+    network, peer = case.split("/")
+    rows = _with_batch(frame[(frame["network"] == network) & (frame["attention"] == end_to_end.OURS)])
+    return _by_name(rows, f"over_{peer}", "network", "batch", noise=f"noise_{peer}")
+
+
+def _ragged_over(frame, case):
+    """A peer's time over ours, ``<peer>/<fewest images>-<most>``, with six heads."""
+    peer, span = case.split("/")
+    low, high = map(float, span.split("-"))
+    rows = frame[(frame["provider"] == peer) & frame["images"].between(low, high) & (frame["heads"] == 6)]
+    return _at_images(rows, rows["over_ours"])
+
+
+def _ragged_host(frame, _):
+    rows = frame[(frame["provider"] == ragged.OURS) & (frame["call"] == "attend")]
+    return _at_images(rows, rows["host_us"])
+
+
+def _ragged_floor(frame, case):
+    rows = frame[(frame["provider"] == ragged.OURS) & (frame["call"] == "attend") & (frame["heads"] == 6)]
+    rows = rows[rows["images"] == float(case)]
+    return _at_images(rows, 1 / rows["floor_fraction"])
+
+
+def _at_images(rows, values):
+    where = zip(rows["heads"], rows["head_dim"], rows["lengths"], rows["images"], strict=True)
+    return _cases(values, [f"{h:.0f}x{d:.0f}, {images:.0f} images of {span}" for h, d, span, images in where])
+
+
+def _pruned_over(frame, case):
+    """Our speed-up over a peer, ``padded``, ``published``, or the best ``dense`` or ``fair`` one, in the same mode:
+    ``<mode>/<peer>[/<network>[/<setting>]]``, the mode ``any`` for all."""
+    mode, peer, *rest = case.split("/")
+    rows = frame[(frame["strategy"] == pruned.OURS) & ((frame["mode"] == mode) | (mode == "any"))]
+    for column, value in zip(("network", "setting"), rest, strict=False):
+        rows = rows[rows[column] == value]
+    return _at_batch(rows, f"over_{peer}", noise=f"noise_{peer}")
+
+
+def _pruned_best(frame, case):
+    """The greatest speed-up of a case."""
+    return _pruned_over(frame, case).nlargest(1, "value")
+
+
+def _pruned_differ(frame, case):
+    """Where images of a batch keep different numbers of tokens, by more than the class token."""
+    return _pruned_over(frame[frame["spread"] > 1], case)
+
+
+def _pack_share(frame, mode):
+    rows = frame[frame["mode"] == mode]
+    return _at_batch(rows.assign(percent=100 * rows["pack_share"]), "percent")
+
+
+def _pruned_logits(frame, case):
+    """Largest difference of a logit in the type `case`, of images that kept the same tokens."""
+    return _at_batch(frame[frame["dtype"] == case], "max_abs_error")
+
+
+def _pruned_top1(column):
+    def values(frame, _):
+        return _at_batch(frame.assign(percent=100 * frame[column]), "percent")
+
+    return values
+
+
+def _at_batch(rows, column, noise=None):
+    return _by_name(_with_batch(rows), column, "network", "setting", "strategy", "mode", "batch", noise=noise)
+
+
+def _workload(column):
+    def values(frame, case):
+        return _by_name(frame[frame["model"] == case].head(1), column, "model")
+
+    return values
+
+
+def _gathered(frame, case):
+    """Pairs gathered by slices of 64 consecutive rows over dense, under the orders found from the graph alone."""
+    rows = frame[(frame["model"] == case) & frame["reorder"].isin(["ic", "hc"])]
+    return _by_name(rows, "work_fraction", "model", "reorder")
+
+
+def _gathered_over_window(frame, case):
+    """How much more an order found from the graph alone gathers than the window order, in percent."""
+    window = frame[frame["reorder"] == "window"].set_index("model")["work_fraction"]
+    rows = frame[frame["reorder"] == case]
+    more = 100 * (rows["work_fraction"] / rows["model"].map(window) - 1)
+    return _by_name(rows.assign(more=more), "more", "model", "reorder")
+
+
+def _reorder_s(frame, case):
+    order, tokens = case.split("/")
+    rows = frame[(frame["reorder"] == order) & (frame["tokens"] >= float(tokens))]
+    return _by_name(rows, "seconds", "model", "reorder")
+
+
+def _bench(inputs):
+    return _read.bench(_read.frames(inputs, "bench")[0])
+
+
+# Measure: kinds of files it is made from, the table of them, and the values of a case, each under where it was found.
+_MEASURES = {
+    "speedup": (("bench", "paper_latency"), speedup.table, _speedup),
+    "over_peer": (("bench", "paper_latency"), speedup.table, _over_peer),
+    "tokens": (("bench",), _bench, _workload("tokens")),
+    "density": (("bench",), _bench, _workload("density")),
+    "bench_error": (("bench",), _bench, _error("model", "provider", "reorder")),
+    "bench_passed": (("bench",), _bench, _passed("provider", "tilewright")),
+    "network_error": (("network",), end_to_end.table, _error("network", "attention", "batch")),
+    "network_attention": (
+        ("network",),
+        end_to_end.table,
+        _error("network", "attention", "batch", error="attention_error", tolerance="attention_tolerance"),
+    ),
+    "network_passed": (("network",), end_to_end.table, _passed("attention", end_to_end.OURS)),
+    "ragged_error": (("ragged",), ragged.table, _error("lengths", "provider", "call")),
+    "ragged_passed": (("ragged",), ragged.table, _passed("provider", ragged.OURS)),
+    "pruned_error": (("pruned",), pruned.table, _error("network", "setting", "strategy", "mode", "batch")),
+    "pruned_passed": (("pruned",), pruned.table, _passed("strategy", pruned.OURS)),
+    "end_to_end": (("network",), end_to_end.table, _end_to_end),
+    "ragged_over": (("ragged",), ragged.table, _ragged_over),
+    "ragged_host": (("ragged",), ragged.table, _ragged_host),
+    "ragged_floor": (("ragged",), ragged.table, _ragged_floor),
+    "pruned_over": (("pruned",), pruned.table, _pruned_over),
+    "pruned_best": (("pruned",), pruned.table, _pruned_best),
+    "pruned_differ": (("pruned",), pruned.table, _pruned_differ),
+    "pack_share": (("pruned",), pruned.table, _pack_share),
+    "pruned_logits": (("pruned",), pruned.table, _pruned_logits),
+    "pruned_top1": (("pruned",), pruned.table, _pruned_top1("same_top1")),
+    "pruned_top1_all": (("pruned",), pruned.table, _pruned_top1("same_top1_all")),
+    "prediction_error": (("bench",), prediction.table, _prediction_error),
+    "policy_over": (("bench", "paper_latency"), policy.table, _policy_over),
+    "gathered": (("reorder_time",), reorder_time.table, _gathered),
+    "gathered_over_window": (("reorder_time",), reorder_time.table, _gathered_over_window),
+    "reorder_s": (("reorder_time",), reorder_time.table, _reorder_s),
+}

@@ -1,0 +1,68 @@
+"""What integer programming gains, measured: the time of the best fixed tile, of local search and of the plain greedy
+over that of the ILP's schedule, per workload and order."""
+
+from tilewright.study.tables import _read, _select
+
+# Whom the ILP is compared with, and what they are called.
+RIVALS = {"fixed": "the best fixed tile", "descent": "local search (descent)", "greedy": "plain greedy"}
+_KEY = ["family", "resolution", "model", "reorder"]
+
+SHOWN = {
+    "model": ("workload", ""),
+    "reorder": ("order", ""),
+    "tiles": ("tiles", ""),
+    "solver": ("solver", ""),
+    "ilp_us": ("ILP p50 (µs)", ",.1f"),
+    "fixed": ("best fixed tile", ""),
+    "fixed_us": ("its p50 (µs)", ",.1f"),
+    "over_fixed": ("fixed / ILP", ".3f"),
+    "verdict_fixed": ("ILP is", ""),
+    "descent_us": ("descent p50 (µs)", ",.1f"),
+    "over_descent": ("descent / ILP", ".3f"),
+    "verdict_descent": ("ILP is", ""),
+    "greedy_us": ("greedy p50 (µs)", ",.1f"),
+    "over_greedy": ("greedy / ILP", ".3f"),
+    "verdict_greedy": ("ILP is", ""),
+    "predicted_gain": ("predicted gain on greedy", "+.1%"),
+    "paper_gain": ("paper's gain on greedy", "+.1%"),
+}
+
+
+def needs(config):
+    """Bench files of every plan, and the paper's bars; none without an ILP solver or a workload."""
+    _, solvers = _select.method(config)
+    if not {"greedy"} < set(solvers) or not config.workloads:
+        return []
+    return [*_select.bench(config, config.workloads), _select.PAPER_LATENCY]
+
+
+def table(inputs):
+    """One row per workload, order, set of tiles and ILP solver, tokens being in plan order.
+
+    ``over_<rival>`` is above 1 where the ILP's schedule is faster, ``noise_<rival>`` two standard errors of it, and
+    ``verdict_<rival>`` what follows, see `read.verdict`. The best of several fixed tiles is the least of as many
+    measurements, noise included: a comparison in its favour.
+    """
+    rows, paper = _read.frames(inputs, "bench", "paper_latency")
+    rows = _read.plans(_read.bench(rows))
+    # ASSUME: a set of one tile bears the tile's name, as in all configurations of this project.
+    one = rows["tiles"].str.fullmatch(r"\d+x\d+")
+    values = ["p50_us", "rse", "predicted_us"]
+    frame = rows.loc[~one & (rows["policy"] == "ilp"), [*_KEY, "tiles", "solver", *values]]
+    frame = frame.rename(columns={"p50_us": "ilp_us", "predicted_us": "predicted_us_ilp"}).reset_index(drop=True)
+    for rival in RIVALS:
+        key = _KEY if rival == "fixed" else [*_KEY, "tiles"]
+        others = rows[one if rival == "fixed" else ~one & (rows["policy"] == rival)]
+        theirs = frame[key].join(_read.best(others, key)[[*values, *(["tiles"] if rival == "fixed" else [])]], on=key)
+        over = theirs["p50_us"] / frame["ilp_us"]
+        noise = _read.noise(over, frame["rse"], theirs["rse"])
+        frame[f"{rival}_us"], frame[f"over_{rival}"], frame[f"noise_{rival}"] = theirs["p50_us"], over, noise
+        frame[f"verdict_{rival}"] = _read.verdict(over, noise)
+        if rival == "fixed":
+            frame["fixed"] = theirs["tiles"].fillna("")
+        if rival == "greedy":
+            frame["predicted_gain"] = 1 - frame["predicted_us_ilp"] / theirs["predicted_us"]
+    bars = paper[paper["provider"] == "pipeline"]
+    bars = bars.pivot(index=["family", "resolution", "reorder"], columns="policy", values="latency_ms")
+    gain = (1 - bars["ilp"] / bars["greedy"]).rename("paper_gain")
+    return frame.join(gain, on=["family", "resolution", "reorder"])

@@ -1,0 +1,35 @@
+"""What integer programming gains, measured, in sum: median, worst and best over all workloads and orders, and how often
+it wins and loses beyond noise."""
+
+from tilewright.study.tables import policy
+
+SHOWN = {
+    "rival": ("ILP against", ""),
+    "cases": ("cases", ".0f"),
+    "median": ("median gain", "+.1%"),
+    "worst": ("worst", "+.1%"),
+    "best": ("best", "+.1%"),
+    "faster": ("faster beyond noise", ".0%"),
+    "tie": ("ties", ".0%"),
+    "slower": ("slower beyond noise", ".0%"),
+}
+
+
+def needs(config):
+    """What `policy` needs."""
+    return policy.needs(config)
+
+
+def table(inputs):
+    """One row per rival. A gain is ``1 - ILP / rival`` of measured p50; noise is two standard errors of the two."""
+    import pandas as pd
+
+    frame = policy.table(inputs)
+    rows = []
+    for rival, name in policy.RIVALS.items():
+        cases = frame.dropna(subset=f"over_{rival}")
+        gain = 1 - 1 / cases[f"over_{rival}"]
+        shares = {verdict: (cases[f"verdict_{rival}"] == verdict).mean() for verdict in ("faster", "tie", "slower")}
+        extremes = {"median": gain.median(), "worst": gain.min(), "best": gain.max()}
+        rows.append({"rival": name, "cases": len(cases), **extremes, **shares})
+    return pd.DataFrame(rows)

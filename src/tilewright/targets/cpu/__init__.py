@@ -1,0 +1,1 @@
+"""CPUs: facts, probe and executors."""

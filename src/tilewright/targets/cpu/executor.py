@@ -1,0 +1,189 @@
+"""Executor `torch_blocks`: a schedule as batched attention calls on gathered tokens (stages T3 and T5).
+
+Work items of one round, tile and shape class form one launch, whose chunks the slots take one at a time. Queries and
+keys are gathered by index from token-major copies of q, k and v (the order of the tokens is folded into the indices),
+attended with an additive mask where one is needed, and written one after another; a last gather brings every query's
+result to its place. The parts of a split block are merged by their log-sum-exp.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tilewright import targets
+from tilewright.blocks import work
+from tilewright.schedule.record import verify_inputs
+from tilewright.targets import qkv
+from tilewright.targets.cpu.launch import build, index, setting, take, token_major
+from tilewright.targets.cpu.workers import alone, in_forks, slots
+from tilewright.targets.masks import Bias
+
+__all__ = ["Bias", "Executor", "merge", "prepare"]
+
+# ASSUME: a quarter of a gigabyte for masks that are spelt out before the first call; what does not fit is spelt out, a
+# few items at a time, in each call.
+MASK_BYTES = 1 << 28
+_CPU = torch.device("cpu")
+
+
+@in_forks
+def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
+    """Return an `Executor` of `schedule`: ``callable(q [B, H, N_q, D], k, v [B, H, N_k, D]) -> [B, H, N_q, D]``.
+
+    blocks: ``{tile: Blocks}``. Options:
+        row_order, col_order: of the graph (``order[new] = old``), None for the natural order.
+        ordered: q, k, v and the result have their tokens in the graph's order; default False, in the natural one.
+        bias: a `Bias` or a tensor [H, N_q, N_k], in the natural order. scale: default ``head_dim ** -0.5``.
+
+    Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order or bias that does not fit.
+    """
+    verify_inputs(schedule, blocks)
+    shape = next(iter(blocks.values())).shape
+    common = setting(shape, heads, head_dim, dtype, **options)
+    launches, spare = [], MASK_BYTES
+    batches = np.stack([schedule.round, schedule.tile, schedule.cls])
+    distinct, batch_of = np.unique(batches, axis=1, return_inverse=True)
+    shapes = {t: work.items(blocks[schedule.tiles[t]], schedule.split_keys) for t in np.unique(schedule.tile).tolist()}
+    for i, (_, tile, cls) in enumerate(distinct.T.tolist()):
+        member = batch_of.ravel() == i
+        columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
+        launches.append(build(common, blocks[schedule.tiles[tile]], shapes[tile], cls, *columns, spare))
+        spare -= 0 if launches[-1].masks is None else launches[-1].masks.held_bytes
+    jobs = _jobs(launches, distinct[0].tolist())
+    place, merges, n_results, n_parts = _places(launches, shape[0])
+    back = np.empty_like(place)
+    back[common.taken[0]] = place
+    sizes = n_results, n_parts, shape, heads, head_dim, dtype
+    return Executor(tuple(launches), jobs, merges, index(back), *sizes, targets.describe("cpu")["threads"])
+
+
+@dataclass(frozen=True, eq=False)
+class Executor:
+    """A prepared schedule; call it with q, k and v.
+
+    launches: in order. jobs: ``((launch, chunk, first row of its results), ...)``, in the order in which slots take
+    them. merges: ``((begin, sources), ...)``: rows of results from `begin` on are merged from the rows `sources` [R, p]
+    of the parts. back: int32 [N_q], the row of the results that each query takes; the row `n_results` holds zeros.
+    n_slots: threads that take the jobs.
+    """
+
+    launches: tuple
+    jobs: tuple
+    merges: tuple
+    back: torch.Tensor
+    n_results: int
+    n_parts: int
+    shape: tuple[int, int]
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    n_slots: int
+
+    @property
+    def memory_bytes(self):
+        """Bytes of indices and masks held between calls."""
+        return 4 * len(self.back) + sum(launch.memory_bytes for launch in self.launches)
+
+    @property
+    def executed(self):
+        """Pairs of query and key that a head works through, padding included."""
+        return sum(_pairs(chunk) for launch in self.launches for chunk in launch.chunks)
+
+    def peak_bytes(self, batch):
+        """Most bytes that a call holds beyond its arguments: copies of the tokens, results, a chunk for each slot."""
+        tensors = self.shape[0] + 2 * self.shape[1] + self.n_results + 1 + self.n_parts + self.shape[0]
+        chunk = max((launch.chunk_bytes(self.dtype.itemsize * self.head_dim) for launch in self.launches), default=0)
+        per_entry = self.heads * (tensors * self.head_dim * self.dtype.itemsize + 8 * self.n_parts)
+        return batch * per_entry + self.n_slots * chunk
+
+    def __call__(self, q, k, v):
+        """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned."""
+        expected = {name: getattr(self, name) for name in ("shape", "heads", "head_dim", "dtype")}
+        qkv.check(q, k, v, **expected, device=_CPU)
+        jobs = [
+            (job, (b, min(b + job[1].entries, len(q)))) for job in self.jobs for b in range(0, len(q), job[1].entries)
+        ]
+        # One job alone is shared by all cores inside the operator.
+        with alone() if len(jobs) > 1 else nullcontext():
+            return self._run(jobs, q, k, v)
+
+    @in_forks
+    def _run(self, jobs, *tensors):
+        """Run jobs on q, k, v → [B, H, N_q, D]."""
+        q, k, v = map(token_major, tensors)
+        batch, width = q.shape[0], self.heads * self.head_dim
+        results = q.new_empty(batch, self.n_results + 1, width)
+        results[:, -1] = 0
+        parts = q.new_empty(batch, self.n_parts, width)
+        # Biases far from zero are part of it: float32 would not tell their parts apart.
+        lse = q.new_empty(batch, self.n_parts, self.heads, dtype=torch.float64)
+
+        def attend(job):
+            (launch, chunk, begin), entries = job
+            launch.attend(chunk, (q, k, v), entries, parts if launch.split else results, begin, lse)
+
+        if len(jobs) == 1:
+            attend(jobs[0])
+        elif jobs:
+            slots(self.n_slots).run(attend, jobs)
+        for begin, sources in self.merges:
+            for b in range(batch):
+                results[b, begin : begin + len(sources)] = merge(parts[b], lse[b], sources, self.heads)
+        out = take(results, self.back, 0, batch)
+        return out.view(batch, self.shape[0], self.heads, self.head_dim).transpose(1, 2)
+
+
+def merge(parts, lse, sources, heads):
+    """Merge split results: parts [P, H*D] with their log-sum-exps lse [P, H], sources int32 [R, p] → [R, H*D].
+
+    A part whose log-sum-exp is -inf counts for nothing; rows that have no other give zeros.
+    """
+    n, p = sources.shape
+    weight = torch.softmax(lse.index_select(0, sources.flatten()).view(n, p, heads), 1).nan_to_num().float()
+    part = parts.index_select(0, sources.flatten()).view(n, p, heads, -1)
+    return (weight[..., None] * part).sum(1).view(n, -1)
+
+
+def _jobs(launches, rounds):
+    """Chunks with their launches and the first row of their results: round by round, the most work first."""
+    jobs, written = [], {False: 0, True: 0}
+    for launch, turn in zip(launches, rounds, strict=True):
+        for chunk in launch.chunks:
+            jobs.append((turn, -_pairs(chunk), len(jobs), (launch, chunk, written[launch.split])))
+            written[launch.split] += len(chunk.rows)
+    return tuple(job for *_, job in sorted(jobs, key=lambda job: job[:3]))
+
+
+def _pairs(chunk):
+    return len(chunk.rows) * len(chunk.keys) // (1 if chunk.shared else chunk.items)
+
+
+def _places(launches, n_queries):
+    """``(place, merges, n_results, n_parts)``: where the result of each query will stand, and what makes merged ones.
+
+    A part in which a row has no key takes no part in its merge: the log-sum-exp of such a row is not defined.
+    """
+    place, written, n_parts = np.full(n_queries, -1, np.int64), 0, 0
+    rows, sources = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for launch in launches:
+        if launch.split:
+            rows.append(launch.row_of)
+            sources.append(n_parts + launch.position_of)
+            n_parts += launch.n_rows
+        else:
+            place[launch.row_of] = written + launch.position_of
+            written += launch.n_rows
+    rows, sources = np.concatenate(rows), np.concatenate(sources)
+    order = np.argsort(rows, kind="stable")
+    sources = sources[order]
+    merged, first, count = np.unique(rows[order], return_index=True, return_counts=True)
+    merges = []
+    for p in np.unique(count):
+        member = np.flatnonzero(count == p)
+        place[merged[member]] = written + np.arange(len(member))
+        merges.append((written, index(sources[first[member][:, None] + np.arange(p)])))
+        written += len(member)
+    # Queries that nothing was computed for read the row of zeros behind all others.
+    return np.where(place < 0, written, place), tuple(merges), written, n_parts

@@ -1,0 +1,244 @@
+"""One launch: work items of one shape class on gathered tokens, what `torch_blocks` runs and T3 times."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tilewright import targets
+from tilewright.core.errors import PatternError
+from tilewright.targets.masks import Bias, ItemMasks, as_bias, distinct_rows
+
+# A chunk touches this many times the second-level cache of its core. Measured with ViL masks on two cores with 1 MB
+# each: from one to three times, within 5 % of each other; at eight, up to 40 % slower.
+_CACHE_SHARE = 2
+# The one operator on the CPU that returns log-sum-exps; `F.scaled_dot_product_attention` calls it, too. Its name is
+# private: a torch may be without it.
+_FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What all launches of an executor have in common.
+
+    natural, taken: ``(rows, keys)`` int arrays, from the graph's order to natural token numbers and to places in the
+        tensors.
+    """
+
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    natural: tuple[np.ndarray, np.ndarray]
+    taken: tuple[np.ndarray, np.ndarray]
+    bias: Bias | None
+    scale: float | None
+
+
+def setting(shape, heads, head_dim, dtype, *, row_order=None, col_order=None, bias=None, scale=None, ordered=False):
+    """A `Setting` for a pattern of `shape`; arguments as of `torch_blocks.prepare`. Raises `PatternError`."""
+    natural = []
+    for name, order, size in (("row_order", row_order, shape[0]), ("col_order", col_order, shape[1])):
+        order = np.arange(size) if order is None else np.asarray(order)
+        if order.shape != (size,):
+            raise PatternError(f"{name}: expected an order of {size} tokens, found shape {order.shape}")
+        natural.append(order)
+    taken = tuple(np.arange(size) for size in shape) if ordered else tuple(natural)
+    return Setting(heads, head_dim, dtype, tuple(natural), taken, as_bias(bias, heads, shape), scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """Work items of one shape class, gathered a cache's worth at a time.
+
+    chunks: what is gathered and attended in one call. n_rows: rows that are written, padded ones included. row_of,
+    position_of: int64, the query (in the graph's order) and the written row of every result that counts. split: results
+    are parts, with log-sum-exps. memory_bytes: of indices and masks, held between calls.
+    """
+
+    chunks: tuple
+    heads: int
+    scale: float | None
+    split: bool
+    n_rows: int
+    row_of: np.ndarray
+    position_of: np.ndarray
+    masks: ItemMasks | None
+    memory_bytes: int
+
+    def attend(self, chunk, tokens, entries, out, begin, lse):
+        """Attend the items of `chunk` for the batch entries ``entries = (first, end)``.
+
+        tokens: q, k, v [B, N, H*D]. The result goes to the rows of out [B, R, H*D] from `begin` on, log-sum-exps of
+        parts to those of lse [B, R, H], -inf for rows of which the bias allows no key.
+        """
+        (b, e), end = entries, begin + len(chunk.rows)
+        n, n_rows = (e - b) * chunk.items, len(chunk.rows)
+        queries = self._split_heads(take(tokens[0], chunk.rows, b, e), n)
+        keys, values = (self._gather(x, chunk, b, e) for x in tokens[1:])
+        taken = (None, None) if self.masks is None else self.masks.take(chunk.mask_ids)
+        mask, peaks = (_repeat(x, e - b) for x in taken)
+        result, logs = _attend(queries, keys, values, mask, self.scale, self.split)
+        out[b:e, begin:end] = result.transpose(1, 2).reshape(e - b, n_rows, -1)
+        if self.split:
+            logs = logs if peaks is None else logs.double() + peaks
+            lse[b:e, begin:end] = logs.transpose(1, 2).reshape(e - b, n_rows, -1)
+
+    def chunk_bytes(self, head_bytes):
+        """Most bytes that a chunk holds: gathered tokens of `head_bytes` a head, results and masks spelt out."""
+        return max(
+            chunk.entries * 2 * (len(chunk.rows) + len(chunk.keys)) * self.heads * head_bytes
+            + (0 if self.masks is None else self.masks.float_bytes * len(chunk.mask_ids))
+            for chunk in self.chunks
+        )
+
+    def _gather(self, tokens, chunk, b, e):
+        """Keys or values of `chunk` for batch entries ``b..e`` → [(e-b) * items, H, K, D]."""
+        taken = take(tokens, chunk.keys, b, e)
+        if chunk.shared:
+            return self._split_heads(taken, 1).expand(chunk.items, -1, -1, -1)
+        return self._split_heads(taken, (e - b) * chunk.items)
+
+    def _split_heads(self, tokens, n):
+        """[n*T, H*D] → [n, H, T, D]."""
+        return tokens.view(n, -1, self.heads, tokens.shape[1] // self.heads).transpose(1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunk:
+    """Items that are attended in one call, for `entries` batch entries at a time.
+
+    rows: int32 [items * M]. keys: int32 [items * K], or [K] where `shared` by all items. mask_ids: int64 [items], [1]
+    where all items have one mask, or None.
+    """
+
+    items: int
+    entries: int
+    shared: bool
+    rows: torch.Tensor
+    keys: torch.Tensor
+    mask_ids: torch.Tensor | None
+
+
+def build(setting, blocks, shapes, cls, block, run_lo, run_hi, spare_bytes):
+    """The `Launch` of work items (int columns `block`, `run_lo`, `run_hi`) of shape class `cls`.
+
+    shapes: ``blocks.work.items(blocks, ...)``. spare_bytes: memory that masks which are spelt out beforehand may take.
+    """
+    height, n_runs = int(shapes.class_rows[cls]), int(shapes.class_runs[cls])
+    rows, real = _padded_rows(blocks, block, height)
+    keys, run_ids = _padded_keys(blocks, run_lo, run_hi, n_runs)
+    masks = None
+    if shapes.class_masked[cls] or setting.bias is not None:
+        tokens = setting.natural[0][rows], setting.natural[1][keys]
+        masks = ItemMasks(blocks.masks[:, :height], run_ids, *tokens, setting.bias)
+        if masks.float_bytes * masks.size <= spare_bytes:
+            masks.spell_out()
+        real = real & masks.has_keys
+    mask_ids = np.zeros(len(block), np.int64) if masks is None else masks.ids
+    sizes = item_bytes(setting, height, keys.shape[1], 0 if masks is None else masks.heads)
+    order, cuts, most, shared = _grouped(keys, mask_ids, *sizes)
+    rows, keys, real, mask_ids = rows[order], keys[order], real[order], mask_ids[order]
+    chunks = []
+    for lo, hi in pairwise(cuts):
+        alike = (mask_ids[lo:hi] == mask_ids[lo]).all()
+        chunks.append(
+            _Chunk(
+                items=hi - lo,
+                entries=1 if shared else max(1, most // (hi - lo)),
+                shared=shared,
+                rows=index(setting.taken[0][rows[lo:hi]].ravel()),
+                keys=index(setting.taken[1][keys[lo : lo + 1 if shared else hi]].ravel()),
+                mask_ids=None if masks is None else torch.from_numpy(mask_ids[lo : lo + 1 if alike else hi]),
+            )
+        )
+    held = 4 * sum(len(c.rows) + len(c.keys) for c in chunks) + (0 if masks is None else masks.held_bytes)
+    results = rows[real].astype(np.int64), np.flatnonzero(real)
+    split = bool(shapes.class_split[cls])
+    return Launch(tuple(chunks), setting.heads, setting.scale, split, rows.size, *results, masks, held)
+
+
+def item_bytes(setting, rows, keys, mask_heads):
+    """Bytes of an item of `rows` queries and `keys` keys: of queries, result and mask; of keys and values."""
+    token = setting.heads * setting.head_dim * setting.dtype.itemsize
+    return 2 * rows * token + 4 * mask_heads * rows * keys, 2 * keys * token
+
+
+def _grouped(keys, mask_ids, own_bytes, key_bytes):
+    """``(order, cuts, most, shared)``: items put so that equal keys, else equal masks, meet; and cut into chunks.
+
+    most: items in a chunk, which a slot's cache holds. shared: a chunk's items have the same keys.
+    """
+    n, device = len(keys), targets.describe("cpu")
+    distinct, key_ids = distinct_rows(keys)
+    shared = len(distinct) <= n // 2
+    order = np.lexsort([mask_ids, key_ids] if shared else [key_ids, mask_ids])
+    cache = _CACHE_SHARE * device["l2_bytes"]
+    most = max(1, (cache - key_bytes) // own_bytes if shared else cache // (own_bytes + key_bytes))
+    # Every slot is to have a chunk of its own, and all chunks one size.
+    most = min(most, -(-n // device["threads"]))
+    cuts = [0]
+    for end in np.r_[np.flatnonzero(np.diff(key_ids[order])) + 1, n] if shared else [n]:
+        n_items, begin = end - cuts[-1], cuts[-1]
+        size = -(-n_items // -(-n_items // most))
+        cuts += [*range(begin + size, end, size), end]
+    return order, [int(cut) for cut in cuts], int(most), shared
+
+
+def _padded_rows(blocks, block, height):
+    """Queries of each item, int32 [n, height], the last one repeated as padding; and which are real."""
+    rows = blocks.row_ptr[block][:, None] + np.arange(height, dtype=np.int32)
+    last = blocks.row_ptr[block + 1][:, None] - 1
+    return np.minimum(rows, last), rows <= last
+
+
+def _padded_keys(blocks, run_lo, run_hi, n_runs):
+    """Keys of each item, int32 [n, n_runs * W], padded with its first one; and its run masks, -2 where absent."""
+    runs = run_lo[:, None] + np.arange(n_runs)
+    real = runs < run_hi[:, None]
+    runs = np.where(real, runs, run_lo[:, None])
+    keys = np.where(real[:, :, None], blocks.run_keys[runs], -1).reshape(len(runs), -1)
+    return np.where(keys < 0, keys[:, :1], keys), np.where(real, blocks.run_mask[runs], -2)
+
+
+def _attend(q, k, v, mask, scale, with_lse):
+    """``(attention [n, H, M, D], its log-sum-exps [n, H, M] or None)``. Rows without an allowed key give zeros."""
+    if not with_lse:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale), None
+    return (_plain if _FLASH is None else _FLASH)(q, k, v, attn_mask=mask, scale=scale)
+
+
+def _plain(q, k, v, *, attn_mask, scale):
+    """What `_FLASH` returns, in operators that every torch has."""
+    scores = q.float() @ k.float().mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    lse = scores.logsumexp(-1)
+    weights = torch.softmax(scores, -1).masked_fill((lse == -torch.inf)[..., None], 0)
+    return (weights @ v.float()).to(q.dtype), lse
+
+
+def _repeat(x, entries):
+    """Masks or peaks [1 or n, ...] for `entries` batch entries of n items each."""
+    if x is None or len(x) == 1 or entries == 1:
+        return x
+    return x.repeat(entries, *[1] * (x.ndim - 1))
+
+
+def index(array):
+    """An int32 tensor: 32-bit indices are gathered twice as fast as 64-bit ones."""
+    return torch.from_numpy(np.ascontiguousarray(array, np.int32))
+
+
+def token_major(x):
+    """[B, H, N, D] → [B, N, H*D], contiguous."""
+    return x.transpose(1, 2).flatten(2).contiguous()
+
+
+def take(tokens, rows, b, e):
+    """Rows `rows` (int32, flat) of the batch entries ``b..e`` of tokens [B, N, C], one entry after another → [R, C]."""
+    if e - b == 1:
+        return tokens[b].index_select(0, rows)
+    rows = (rows + tokens.shape[1] * torch.arange(b, e, dtype=torch.int32)[:, None]).flatten()
+    return tokens.flatten(0, 1).index_select(0, rows)

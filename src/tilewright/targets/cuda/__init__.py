@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: facts, probe and executors."""

@@ -1,0 +1,335 @@
+"""Executor of schedules on an NVIDIA GPU: one launch of `triton_tiles` for each tile kind of a round (stage T5)."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import torch
+from triton.runtime.errors import OutOfResources
+
+from tilewright.core.errors import DeviceError, PatternError, TileError
+from tilewright.schedule.record import verify_inputs
+from tilewright.targets import qkv
+from tilewright.targets.cpu.launch import setting
+from tilewright.targets.cuda import launcher, tile_kernel, tile_lists
+
+# Rows of one tensor-core product.
+FEWEST_ROWS = 16
+# Head dims as the powers of two that they are loaded in, as little as possible beyond them: one, or one and a smaller.
+_POWERS = [(a, b) for a in (16, 32, 64, 128, 256) for b in (0, 16, 32, 64, 128) if b < a and a + b <= 256]
+HEAD_DIMS = {d: min((pair for pair in _POWERS if sum(pair) >= d), key=sum) for d in range(8, 257, 8)}
+# Sizes of a scale between which masks and rows that have yet to see a key are told from scores in float32.
+SCALES = 2.0**-20, 2.0**20
+# What a program's stages of keys and values and its queries may take of shared memory, about: that of an H100 or H200.
+_SHARED_BYTES = 200 << 10
+# Programs in the second dimension of a grid, at most.
+_MOST_ACROSS = 65535
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a tile is compiled.
+
+    step_keys: keys a step; stages: of the pipeline that fetches them; warps: of a program; registers: most of a thread,
+    None for the compiler's choice.
+    """
+
+    step_keys: int = 64
+    stages: int = 2
+    warps: int = 4
+    registers: int | None = None
+
+
+def form(tile, head_dim, dtype):
+    """The `Form` of a tile; measured on an H200 (docs/decisions/0008).
+
+    64 keys a step, 128 at head dim 48; two stages; 16 rows a warp. In 16 bits, registers of tiles with 64 rows or more
+    are held to what four programs of 64 rows on a multiprocessor have, five at head dims up to 32. Two were not
+    measured: float32 beyond head dim 64, whose products are not those of the tensor cores, has few keys a step and as
+    many warps as keep a thread's share small; where two stages do not fit shared memory, there is one. Raises
+    `TileError` for fewer rows than one tensor-core product has.
+    """
+    if tile.rows < FEWEST_ROWS:
+        raise TileError(f"tile {tile.name}: expected at least {FEWEST_ROWS} rows on a GPU, found {tile.rows}")
+    width = sum(HEAD_DIMS[head_dim])
+    if dtype.itemsize > 2 and width > 64:
+        return Form(max(16, tile.run), stages=1, warps=min(8, tile.rows // 8))
+    step_keys, stages = max(128 if width == 48 else 64, tile.run), 2
+    if (2 * stages * step_keys + tile.rows) * width * dtype.itemsize > _SHARED_BYTES:
+        stages = 1
+    registers = None
+    if tile.rows >= 64 and dtype.itemsize == 2:
+        registers = {16: 96, 32: 96, 64: 128}.get(width)
+    return Form(step_keys, stages, min(8, tile.rows // FEWEST_ROWS), registers)
+
+
+def check_head_dim(head_dim):
+    """Raise `PatternError` for a head dim that the kernels do not have."""
+    if head_dim not in HEAD_DIMS:
+        raise PatternError(f"head_dim: expected a multiple of 8 from 8 to {max(HEAD_DIMS)} on a GPU, found {head_dim}")
+
+
+def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", **options):
+    """Return an `Executor` of `schedule`: ``callable(q [B, H, N_q, D], k, v [B, H, N_k, D]) -> [B, H, N_q, D]``.
+
+    blocks: ``{tile: Blocks}``. device: whose current one holds the lists. options: row_order, col_order, ordered, bias
+    and scale as of `torch_blocks.prepare`. Pairs with a bias of -inf are not allowed; queries without an allowed pair
+    give zeros. Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order, a bias, a head dim
+    or a scale that does not fit, `TileError` for a tile too small, and `DeviceError` while a CUDA graph is captured.
+    """
+    verify_inputs(schedule, blocks)
+    _expect_no_capture()
+    check_head_dim(head_dim)
+    shape = next(iter(blocks.values())).shape
+    common = setting(shape, heads, head_dim, dtype, **options)
+    device = torch.empty(0, device=device).device
+    launches = []
+    batches = np.unique(np.stack([schedule.round, schedule.tile]), axis=1).T.tolist()
+    for turn, t in batches:
+        member = (schedule.round == turn) & (schedule.tile == t)
+        cover = blocks[schedule.tiles[t]]
+        columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
+        step_keys = form(cover.tile, head_dim, dtype).step_keys
+        lists = tile_lists.build(cover, *columns, step_keys, _index(common))
+        launches.append(Launch(lists, cover.tile, common, device))
+    if device.type == "cuda":
+        # Calls may come on any stream.
+        torch.cuda.current_stream(device).synchronize()
+    used = [(blocks[schedule.tiles[t]], schedule.tile == t) for t in np.unique(schedule.tile).tolist()]
+    written = sum(int(cover.rows[np.unique(schedule.block[member])].sum()) for cover, member in used)
+    return Executor(tuple(launches), shape, heads, head_dim, dtype, device, written < shape[0])
+
+
+def _index(common):
+    """Slots of the bias by place in the graph's order, or None."""
+    if common.bias is None:
+        return None
+    rows, keys = common.natural
+    return lambda row, key: common.bias.index(rows[row], keys[key])
+
+
+def _expect_no_capture():
+    if launcher.capturing():
+        raise DeviceError(
+            "a CUDA graph is being captured: call the plan once with tensors of these shapes and strides before that"
+        )
+
+
+class Launch:
+    """Work items of one tile: their lists on the device, scratch memory for what split items leave, and the call."""
+
+    def __init__(self, lists, tile, common, device):
+        def there(array):
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+        self.lists, self._tile, self._heads = lists, tile, common.heads
+        sign, scale = _scale(common)
+        self._scale_log2 = scale * math.log2(math.e)
+        self._form = form(tile, common.head_dim, common.dtype)
+        self._d0, self._d1 = HEAD_DIMS[common.head_dim]
+        rows, keys = common.taken
+        parts = lists.parts if len(lists.parts) else np.zeros((1, 4), np.int32)
+        mask_heads = 1
+        if lists.rank:
+            factor = tile_kernel.FACTOR_HALF if common.dtype == torch.float16 else tile_kernel.FACTOR
+            left = there(lists.left).to(common.dtype) * factor
+            right = there(lists.right).to(common.dtype) * -factor
+        else:
+            table = torch.zeros(1, 1) if common.bias is None else common.bias.table.detach().float()
+            mask_heads = len(table)
+            left = there(lists.left).to(common.dtype)
+            right = _relative(table.to(device), there(lists.slots).long(), there(lists.family)) / scale
+            right = right.transpose(0, 1).contiguous()
+        places = there(rows.astype(np.int32)), there(keys[lists.keys].astype(np.int32))
+        self._held = (there(lists.items), *places, left, right, there(parts))
+        # In the kernel's order, but for WIDE.
+        self._constants = {
+            "M": lists.rows, "N": lists.step_keys, "D": common.head_dim, "D0": self._d0, "D1": self._d1,
+            "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": mask_heads, "FULL": lists.full,
+            "PARTIAL": lists.partial, "SPLIT": len(lists.parts) > 0,
+            "ORDERED": bool((rows == np.arange(len(rows))).all()), "SIGN": sign, "STAGES": self._form.stages,
+        }  # fmt: skip
+        # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
+        self._stream, self._scratch = launcher.current_stream(left.device), {}
+
+    @property
+    def memory_bytes(self):
+        """Bytes of lists and masks held between calls."""
+        return sum(x.nbytes for x in self._held)
+
+    def scratch_bytes(self, batch):
+        """Bytes that what split items leave takes, for each stream that calls; at most four times those of the largest
+        batch where smaller ones came before."""
+        return scratch_bytes(self.lists, batch * self._heads, self._d0 + self._d1)
+
+    def __call__(self, q, k, v, out):
+        """Attend the items through Triton's own launch; returns the compiled kernel.
+
+        Raises `DeviceError` where a program's tile does not fit the device.
+        """
+        memory, sizes, constants = self._arguments(q, k, v, out)
+        try:
+            return tile_kernel.attend[self._grid(q)](
+                q,
+                k,
+                v,
+                out,
+                *memory,
+                *sizes,
+                **constants,
+                num_warps=self._form.warps,
+                maxnreg=self._form.registers,
+            )
+        except OutOfResources as error:
+            raise DeviceError(
+                f"tile {self._tile.name}: expected to need at most {error.limit} of this device's {error.name}, found "
+                f"{error.required}; plan with a smaller tile"
+            ) from error
+
+    def again(self, compiled, q, k, v, out):
+        """``callable(addresses of q, k, v, out)`` that launches `compiled` for tensors like these; see `direct`."""
+        memory, sizes, constants = self._arguments(q, k, v, out)
+        arguments = (*(x.data_ptr() for x in memory), *sizes, *constants.values())
+        return launcher.direct(compiled, self._grid(q), self._stream(), arguments)
+
+    def _grid(self, q):
+        """Heads side by side, and items in the dimensions that CUDA limits."""
+        layers = max(1, -(-len(self.lists.items) // _MOST_ACROSS))
+        return q.shape[0] * self._heads, -(-len(self.lists.items) // layers), layers
+
+    def _arguments(self, q, k, v, out):
+        """What the kernel takes after q, k, v and out: memory, sizes, and constants by name."""
+        batch = q.shape[0]
+        strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
+        wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
+        sizes = *strides, len(self.lists.items), batch * self._heads, self._scale_log2
+        return (*self._held, *self._parts(batch)), sizes, self._constants | {"WIDE": wide}
+
+    def _parts(self, batch):
+        """``(accumulators, statistics, counters)`` of the parts for a batch or a larger one, each stream its own."""
+        made, hb = self._scratch.setdefault(self._stream(), []), batch * self._heads
+        # Counters that a graph set to zero would be so only after its first replay: it takes those of any stream.
+        known = itertools.chain(*self._scratch.values()) if launcher.capturing() else made
+        if (found := next((parts for most, parts in known if most >= hb), None)) is not None:
+            return found
+        # At least twice the largest before, so that batches of many sizes take little more than the largest alone.
+        hb, device = max(hb, 2 * made[-1][0] if made else 0), self._held[0].device
+        rows, groups = max(1, self.lists.part_rows), max(1, self.lists.groups)
+        parts = (
+            torch.empty(rows * hb, self._d0 + self._d1, device=device),
+            torch.empty(rows * hb, 2, device=device),
+            torch.zeros(groups * hb, dtype=torch.int32, device=device),
+        )
+        made.append((hb, parts))
+        return parts
+
+
+def scratch_bytes(lists, hb, width):
+    """Bytes that the parts of split items leave for `hb` heads of `width` values, as the kernel has them."""
+    return 4 * hb * lists.part_rows * (width + 2)
+
+
+def _scale(common):
+    """``(sign, size)`` of the scale; the size of none is 1. Raises `PatternError` beyond `SCALES`."""
+    scale = common.head_dim**-0.5 if common.scale is None else common.scale
+    if scale and not SCALES[0] <= abs(scale) <= SCALES[1]:
+        least, most = (f"{size:.0e}" for size in SCALES)
+        raise PatternError(f"scale: expected 0 or a size from {least} to {most} on a GPU, found {scale}")
+    return (scale > 0) - (scale < 0), abs(scale) or 1.0
+
+
+def _relative(table, slots, family):
+    """float32 [H, steps, M, N]: the bias of each slot, less the greatest of its row; -inf where none is allowed.
+
+    So what all keys of a row have in common, of any size, is not rounded. table: [H, T]; slots int64 [steps, M, N] and
+    family int64 [steps] as of `TileLists`.
+    """
+    # The last slot, that of index -1, is what is not allowed.
+    bias = torch.cat((table, torch.full_like(table[:, :1], -torch.inf)), 1)[:, slots]
+    top = torch.full((len(table), int(family.max()) + 1, slots.shape[1]), -torch.inf, device=table.device)
+    own = bias.amax(3)
+    top.scatter_reduce_(1, family[:, None].expand_as(own), own, "amax")
+    return bias - top.masked_fill_(top == -torch.inf, 0.0)[:, family, :, None]
+
+
+class Executor:
+    """A prepared schedule; call it with q, k and v, the values of whose heads lie side by side.
+
+    The first call with tensors of some shapes and strides, on each stream, goes through Triton, which compiles; later
+    ones go straight to its launcher (`triton_launch`), to the current stream, without synchronising. Calls on several
+    streams at once are safe. So is capture in a CUDA graph, after a first call; graphs captured from one executor share
+    scratch memory with each other and with its calls: keep it as long as they are replayed, and replay one at a time.
+
+    launches: `Launch` in order. incomplete: some query has no key.
+    """
+
+    def __init__(self, launches, shape, heads, head_dim, dtype, device, incomplete):
+        self.launches, self.shape, self.heads, self.head_dim = launches, shape, heads, head_dim
+        self.dtype, self.device, self.incomplete = dtype, device, incomplete
+        self._stream = launcher.current_stream(device)
+        self._several = device.type == "cuda" and torch.cuda.device_count() > 1
+        # By stream, alignment and size: (whether tensors are alike, memory for a result, launches).
+        self._known, self._lock = {}, Lock()
+
+    @property
+    def memory_bytes(self):
+        """Bytes of lists and masks held between calls."""
+        return sum(launch.memory_bytes for launch in self.launches)
+
+    @property
+    def executed(self):
+        """Pairs of query and key that a head works through, padding included."""
+        lists = [launch.lists for launch in self.launches]
+        return sum(x.rows * x.step_keys * int(x.items[:, 4].sum()) for x in lists)
+
+    def peak_bytes(self, batch):
+        """Most bytes that calls hold beyond their arguments: the result, and what split items leave."""
+        result = batch * self.heads * self.shape[0] * self.head_dim * self.dtype.itemsize
+        return result + sum(launch.scratch_bytes(batch) for launch in self.launches)
+
+    def __call__(self, q, k, v):
+        """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned."""
+        if self._several and torch.cuda.current_device() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self(q, k, v)
+        at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        # A kernel is compiled for the alignment of its tensors; batches are many, and found at once so.
+        key = (self._stream(), at_q & 15, at_k & 15, at_v & 15, q.numel())
+        for alike, empty, again in self._known.get(key, ()):
+            if again and alike(q, k, v):
+                out = empty()
+                if self.incomplete:
+                    out.zero_()
+                at_out = out.data_ptr()
+                for launch in again:
+                    launch(at_q, at_k, at_v, at_out)
+                return out
+        # Calls of several threads compile and remember one after another.
+        with self._lock:
+            return self._first(key, q, k, v)
+
+    def _first(self, key, q, k, v):
+        """Check tensors unlike those of calls before, launch through Triton, and remember how to do so again."""
+        expected = {name: getattr(self, name) for name in ("shape", "heads", "head_dim", "dtype", "device")}
+        qkv.check(q, k, v, **expected)
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if x.stride(3) != 1:
+                raise PatternError(f"{name}: expected the values of a head side by side, found stride {x.stride(3)}")
+        out = qkv.empty(q, self.shape[0])
+        if not len(q):
+            return out
+        if not self._seen(q, k, v, lambda known: known[1:] == key[1:]):
+            _expect_no_capture()
+        if self.incomplete:
+            out.zero_()
+        again = [launch.again(launch(q, k, v, out), q, k, v, out) for launch in self.launches]
+        if not launcher.capturing() and not self._seen(q, k, v, lambda known: known == key):
+            launches = () if None in again else tuple(again)
+            launcher.remember(self._known, key, (qkv.alike(q, k, v), qkv.another(out), launches))
+        return out
+
+    def _seen(self, q, k, v, which):
+        """Whether calls with tensors like these are known, under keys that ``which(key)``."""
+        return any(alike(q, k, v) for key, calls in self._known.items() if which(key) for alike, *_ in calls)

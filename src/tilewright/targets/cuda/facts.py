@@ -1,0 +1,105 @@
+"""The NVIDIA GPU that torch computes on: its multiprocessors, their memories and what a launch costs."""
+
+import subprocess
+
+from tilewright.core.errors import DeviceError
+from tilewright.core.provenance import versions
+
+MACHINE = ("kind", "name", "multiprocessors")
+IDENTITY = (*MACHINE, "torch", "triton")
+
+EXECUTOR = "tilewright.targets.cuda.executor"
+PROBE = "tilewright.targets.cuda.probe"
+PACKED = "tilewright.targets.cuda.packed"
+TILES = ("32x1", "64x1", "64x64")
+# Of one tensor-core product.
+FEWEST_ROWS = 16
+# Longest key range of an item: parts of a global row run side by side. Measured on an H200, docs/decisions/0008.
+SPLIT_KEYS = 512
+# The driver's own, for what torch does not tell.
+TOOL = "nvidia-smi"
+# Launches that the cost of one is found from.
+_LAUNCHES = 256
+
+
+def describe():
+    """Facts of the current GPU.
+
+    multiprocessors, also as threads: what runs side by side. registers, shared_bytes_each: of one multiprocessor;
+        shared_bytes: most that one program may ask for. clock_mhz: the highest that it runs at. launch_us: what one
+        launch more costs in a graph of them.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise DeviceError("expected an NVIDIA GPU that torch can use, found none; known: cpu")
+    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    driver, clock = told("driver_version", "clocks.max.sm")
+    return {
+        "kind": "cuda",
+        "name": facts.name,
+        "capability": f"{facts.major}.{facts.minor}",
+        "multiprocessors": facts.multi_processor_count,
+        "threads": facts.multi_processor_count,
+        "registers": facts.regs_per_multiprocessor,
+        "shared_bytes_each": facts.shared_memory_per_multiprocessor,
+        "shared_bytes": facts.shared_memory_per_block_optin,
+        "l2_bytes": facts.L2_cache_size,
+        "memory_bytes": facts.total_memory,
+        "clock_mhz": float(clock.split()[0]),
+        "driver": driver,
+        "launch_us": _launch_us(torch),
+        "versions": versions("torch", "triton", "numpy"),
+    }
+
+
+def limits(device):
+    """Limits of the multiprocessors: shared memory, registers of a thread, and memory for what split items leave.
+
+    A launch runs one tile, so that a round is one launch. A slot is a multiprocessor: it works on several items at a
+    time, which their latencies, measured with all of them busy, account for.
+    """
+    return {
+        "slots": device["multiprocessors"],
+        "per_block": {"shared_bytes": float(device["shared_bytes"])},
+        "envelope": {"shared_bytes": float(device["shared_bytes"])},
+        "occupancy": float(device["memory_bytes"]),
+        "max_tile_kinds": 1,
+        "rounds": 2,
+        "round_us": device["launch_us"],
+    }
+
+
+def told(*facts):
+    """What `TOOL` tells of the GPU that torch calls the current one, a list of str. Raises `DeviceError`."""
+    import torch
+
+    own = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    query = [TOOL, f"--query-gpu=uuid,{','.join(facts)}", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+        return next(rest for uuid, *rest in (line.split(", ") for line in lines) if uuid.endswith(own))
+    except (OSError, subprocess.CalledProcessError, StopIteration, ValueError) as error:
+        raise DeviceError(f"expected {TOOL} to tell {', '.join(facts)} of GPU {own}, found {error!r}") from error
+
+
+def _launch_us(torch):
+    """What one launch more costs in a graph of small ones, to a tenth of a microsecond."""
+    x = torch.zeros(1, device="cuda")
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        x.add_(1)
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(_LAUNCHES):
+                x.add_(1)
+    torch.cuda.current_stream().wait_stream(stream)
+    taken = []
+    for _ in range(8):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        taken.append(begin.elapsed_time(end) * 1e3 / _LAUNCHES)
+    return round(sorted(taken)[len(taken) // 2], 1)

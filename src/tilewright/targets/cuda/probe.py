@@ -1,0 +1,118 @@
+"""Shape classes of one blocks file, each run alone by the kernel of `triton_schedule` (stage T3 on a GPU)."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from tilewright import targets
+from tilewright.blocks import work
+from tilewright.core import progress
+from tilewright.core.timing import time_gpu
+from tilewright.profile import shape_class
+from tilewright.targets.cpu.launch import setting
+from tilewright.targets.cuda import executor, tile_lists
+
+# A timing stops at this relative standard error of its mean.
+RSE = 0.02
+MIN_REPS = 10
+# Of a multiprocessor, whatever its kind.
+MOST_THREADS = 2048
+
+
+def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
+    """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; arguments as of `profile.measure`.
+
+    An item is one program a head. A class is timed with as many items as all blocks have, since the time of a GPU that
+    is not full is not proportional to its items, and with twice as many: an item's share of a multiprocessor is what
+    these take longer, and the rest, over all classes, is `tile_us`. A class with fewer items of its own runs them
+    several times, with the same results. A launch is a cost of the round, see `targets.cuda.facts`.
+    """
+    executor.check_head_dim(head_dim)
+    device, items = targets.describe("cuda"), work.items(blocks, split_keys)
+    slots, launch_us, n_items = device["multiprocessors"], device["launch_us"], len(items.block)
+    common = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
+    step_keys = executor.form(blocks.tile, head_dim, common.dtype).step_keys
+    generator = torch.Generator("cuda").manual_seed(seed)
+    n_q, n_k = blocks.shape
+    q, k, v = (
+        torch.randn(1, heads, n, head_dim, generator=generator, device="cuda").to(common.dtype) for n in (n_q, n_k, n_k)
+    )
+    tokens = q, k, v, torch.empty_like(q)
+    share_s = budget_s / (3 * max(1, items.n_classes))
+
+    def timed(lists):
+        launch = executor.Launch(lists, blocks.tile, common, "cuda")
+        compiled = launch(*tokens)
+        timing = time_gpu(lambda: launch(*tokens), min_reps=MIN_REPS, max_seconds=share_s, rse_target=RSE)
+        return timing, compiled
+
+    classes, fixed_us = [], []
+    for cls in progress.steps(range(items.n_classes), f"profile {blocks.tile.name}"):
+        member = np.flatnonzero(items.cls == cls)
+        columns = (getattr(items, name)[member] for name in ("block", "run_lo", "run_hi"))
+        lists = tile_lists.build(blocks, *columns, step_keys)
+        times = math.ceil(n_items / len(member))
+        once, compiled = timed(repeated(lists, times))
+        twice, _ = timed(repeated(lists, 2 * times))
+        alone, _ = timed(replace(lists, items=_whole(lists.items[:1]), parts=lists.parts[:0], groups=0, part_rows=0))
+        # Noise must not make an item free.
+        grown_us = max(twice.p50_us - once.p50_us, once.p50_us / 10)
+        latency_us = grown_us * slots / (times * len(member))
+        fixed_us.append(max(once.p50_us - launch_us - grown_us, 0.0))
+        classes.append(
+            shape_class(
+                items,
+                cls,
+                once,
+                latency_us=latency_us,
+                p20_us=latency_us * once.p20_us / once.p50_us,
+                p80_us=latency_us * once.p80_us / once.p50_us,
+                alone_us=max(alone.p50_us - launch_us, alone.p50_us / 10),
+                resources=_resources(compiled, device),
+                occupancy=_scratch_bytes(lists, common) / len(member),
+            )
+        )
+    return 0.0, float(np.average(fixed_us, weights=items.counts)) if classes else 0.0, classes
+
+
+def repeated(lists, times):
+    """`TileLists` that run every item `times` times; each time, the parts of split blocks are merged anew."""
+    first, n_parts = np.arange(times)[:, None], len(lists.parts)
+    items = np.tile(lists.items, (times, 1)).reshape(times, -1, lists.items.shape[1])
+    items[:, :, 7] += np.where(items[:, :, 7] < 0, 0, first * n_parts).astype(np.int32)
+    parts = np.tile(lists.parts, (times, 1)).reshape(times, -1, 4)
+    parts[:, :, 0] += (first * lists.groups).astype(np.int32)
+    parts[:, :, 2] += (first * lists.part_rows).astype(np.int32)
+    # Longest first, as in any launch.
+    items = items.transpose(1, 0, 2).reshape(-1, items.shape[2])
+    totals = {"groups": times * lists.groups, "part_rows": times * lists.part_rows}
+    return replace(lists, items=items, parts=parts.reshape(-1, 4), **totals)
+
+
+def _whole(items):
+    """Items that are no parts of others."""
+    items = items.copy()
+    items[:, 7] = -1
+    return items
+
+
+def _resources(compiled, device):
+    """What one program takes of a multiprocessor, and how many are resident there for that."""
+    threads, shared = 32 * compiled.metadata.num_warps, compiled.metadata.shared
+    # Registers are handed out to warps in units of 256, shared memory with a kilobyte of the system's own.
+    per_warp = -(-32 * compiled.n_regs // 256) * 256
+    by_registers = device["registers"] // (per_warp * threads // 32)
+    resident = min(by_registers, device["shared_bytes_each"] // (shared + 1024), MOST_THREADS // threads)
+    return {
+        "shared_bytes": float(shared),
+        "registers": float(compiled.n_regs),
+        "spills": float(compiled.n_spills),
+        "resident": float(resident),
+    }
+
+
+def _scratch_bytes(lists, common):
+    """Memory that the parts of split items leave their sums in."""
+    return float(executor.scratch_bytes(lists, common.heads, sum(executor.HEAD_DIMS[common.head_dim])))

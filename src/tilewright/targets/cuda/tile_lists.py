@@ -1,0 +1,179 @@
+"""What `triton_tiles` reads: the records, keys and masks of a work list, packed (stages T3 and T5)."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.targets.cuda.mask_factors import factors
+from tilewright.targets.masks import distinct_rows
+
+# A run that is there to fill up a step, and a full run, in place of the number of a mask.
+_ABSENT, _FULL = -2, -1
+# Depths of the product that applies a mask: one or two steps of a 16-bit tensor-core product.
+RANKS = (16, 32)
+# Slot of a pair that is not allowed in a tile of slots.
+MASKED_SLOT = -1
+
+
+@dataclass(frozen=True, eq=False)
+class TileLists:
+    """Work items of one tile, longest first, in steps of `step_keys` keys; see `triton_tiles.attend` for the fields.
+
+    items: int32 [I, 8]. keys: int32 [steps + 1, step_keys], in the graph's order. rank: of the factors left, bool
+    [kinds, M, rank], and right, bool [steps, step_keys, rank]; 0 where masks are tiles: slots, int32 [steps, M,
+    step_keys], of the bias (0 without one), `MASKED_SLOT` where a pair is not allowed, and family, int [steps]: steps
+    whose rows are the same rows, or rows with the same bias. parts: int32 [P, 4]; groups: split blocks; part_rows: rows
+    of all parts. full, partial: some step is of that kind.
+    """
+
+    rows: int
+    step_keys: int
+    rank: int
+    items: np.ndarray
+    keys: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    slots: np.ndarray
+    family: np.ndarray
+    parts: np.ndarray
+    groups: int
+    part_rows: int
+    full: bool
+    partial: bool
+
+
+def build(blocks, block, run_lo, run_hi, step_keys, index=None):
+    """`TileLists` of work items (int columns `block`, `run_lo`, `run_hi`) of `blocks`.
+
+    step_keys: a multiple of a run. index: with a bias, ``callable(rows, keys) -> int array`` of its slots, for numbers
+    in the graph's order; all steps are then partial. Masks become factors where they can and there is no bias, else
+    tiles.
+    """
+    longest_first = np.argsort(run_lo - run_hi, kind="stable")
+    block, run_lo, run_hi = (column[longest_first].astype(np.int64) for column in (block, run_lo, run_hi))
+    per_step = step_keys // blocks.tile.run
+    steps = -(-(run_hi - run_lo) // per_step)
+    first = np.concatenate(([0], np.cumsum(steps)))
+    owner = np.repeat(np.arange(len(block)), steps)
+    number = np.arange(first[-1]) - first[owner]
+    run = run_lo[owner][:, None] + number[:, None] * per_step + np.arange(per_step)
+    there = run < run_hi[owner][:, None]
+    run = np.where(there, run, run_lo[owner][:, None])
+    masks = np.where(there, blocks.run_mask[run], _ABSENT)
+    keys = blocks.run_keys[run].reshape(len(run), step_keys)
+    keys = np.where(keys < 0, keys[:, :1], keys)
+
+    n_full = steps.copy()
+    partial = (masks != _FULL).any(1) | (index is not None)
+    np.minimum.at(n_full, owner[partial], number[partial])
+    late = number >= n_full[owner]
+    packed = None
+    if index is None:
+        packed = _as_factors(blocks, block, owner[late], (number - n_full[owner])[late], masks[late], step_keys)
+    if packed is None:
+        packed = _as_tiles(blocks, block, owner[late], masks[late], keys[late], index)
+    rank, left, right, slots, family, mask_step, kind = packed
+
+    parts, part, groups, part_rows = _parts(block, run_lo, blocks.rows)
+    items = np.stack([blocks.row_ptr[block], blocks.rows[block], first[:-1], n_full, steps, mask_step, kind, part], 1)
+    return TileLists(
+        rows=blocks.tile.rows,
+        step_keys=step_keys,
+        rank=rank,
+        items=items.astype(np.int32),
+        # The kernel reads one step ahead.
+        keys=np.concatenate((keys, keys[:1])).astype(np.int32),
+        left=left,
+        right=right,
+        slots=slots,
+        family=family,
+        parts=parts,
+        groups=groups,
+        part_rows=part_rows,
+        full=bool((n_full > 0).any()),
+        partial=bool((n_full < steps).any()),
+    )
+
+
+def _parts(block, run_lo, rows):
+    """``(parts [P, 4], part of each item or -1, groups, their rows)``: the items of a block that has several, in run
+    order. rows: of each block."""
+    order = np.lexsort((run_lo, block))
+    _, begin, counts = np.unique(block[order], return_index=True, return_counts=True)
+    part, parts, groups, part_rows = np.full(len(block), -1), [], 0, 0
+    for lo, count in zip(begin[counts > 1], counts[counts > 1], strict=True):
+        part[order[lo : lo + count]] = len(parts) + np.arange(count)
+        parts += [(groups, count, part_rows, i) for i in range(count)]
+        part_rows += int(count * rows[block[order[lo]]])
+        groups += 1
+    return np.array(parts, np.int32).reshape(-1, 4), part, groups, part_rows
+
+
+def _as_factors(blocks, block, owner, number, masks, step_keys):
+    """``(rank, left, right, no slots, no family, first mask step and kind of each item)`` of partial steps; None where
+    no factors.
+
+    owner: item of each partial step; number: its number among the item's partial steps; masks [steps, runs].
+    """
+    per_step = masks.shape[1]
+    signature = np.full((len(block), (number.max(initial=0) + 1) * per_step + 1), _ABSENT - 1, np.int32)
+    signature[:, -1] = blocks.rows[block]
+    signature[owner[:, None], number[:, None] * per_step + np.arange(per_step)] = masks
+    distinct, kind = distinct_rows(signature)
+    found = []
+    for row in distinct:
+        allowed = _allowed(blocks, row[:-1][row[:-1] >= _ABSENT][:, None])[:, : row[-1], :]
+        pair = factors(~allowed.transpose(1, 0, 2).reshape(row[-1], -1), RANKS[-1])
+        if pair is None:
+            return None
+        found.append(pair)
+    rank = next(rank for rank in RANKS if rank >= max(a.shape[1] for a, _ in found))
+    offset = np.concatenate(([0], np.cumsum([b.shape[1] // step_keys for _, b in found], dtype=np.int64)))
+    left = np.zeros((len(found), blocks.tile.rows, rank), bool)
+    right = np.zeros((max(1, offset[-1]), step_keys, rank), bool)
+    for i, (a, b) in enumerate(found):
+        left[i, : len(a), : a.shape[1]] = a
+        right[offset[i] : offset[i + 1], :, : len(b)] = b.T.reshape(b.shape[1] // step_keys, step_keys, len(b))
+    return rank, left, right, np.zeros((0, 0, 0), np.int32), np.zeros(0, np.int64), offset[kind], kind
+
+
+def _as_tiles(blocks, block, owner, masks, keys, index):
+    """As `_as_factors`, with masks and bias as tiles of slots. Items with equal ones share them, parts of split blocks
+    those whose other parts have equal ones, too: the bias of a row is taken relative to the greatest of all its keys.
+    """
+    height = blocks.tile.rows
+    # Without a bias the rows of all blocks are alike.
+    owning = block.tolist() if index is not None else [0] * len(block)
+    digests, distinct, parts = [], {}, {}
+    bounds = np.searchsorted(owner, np.arange(len(block) + 1))
+    for item in range(len(block)):
+        at = slice(bounds[item], bounds[item + 1])
+        rows = np.minimum(blocks.row_ptr[block[item]] + np.arange(height), blocks.row_ptr[block[item] + 1] - 1)
+        allowed = _allowed(blocks, masks[at])
+        slots = 0 if index is None else index(rows[None, :, None], keys[at][:, None, :])
+        slots = np.where(allowed, slots, MASKED_SLOT).astype(np.int32)
+        digest = hashlib.blake2b(slots.tobytes(), digest_size=16).digest()
+        digests.append(digest)
+        distinct[digest] = slots
+        parts.setdefault(owning[item], set()).add(digest)
+    families = {}
+    number = {own: families.setdefault(frozenset(made), len(families)) for own, made in parts.items()}
+    seen, held, family, mask_step, total = {}, [], [], np.zeros(len(block), np.int64), 0
+    for item, (digest, own) in enumerate(zip(digests, owning, strict=True)):
+        if (digest, number[own]) not in seen:
+            seen[digest, number[own]] = total
+            held.append(distinct[digest])
+            family.append(np.full(len(held[-1]), number[own]))
+            total += len(held[-1])
+        mask_step[item] = seen[digest, number[own]]
+    slots = np.concatenate(held) if total else np.zeros((1, height, keys.shape[1]), np.int32)
+    family = np.concatenate(family) if total else np.zeros(1, np.int64)
+    empty = np.zeros((1, height, RANKS[0]), bool), np.zeros((1, keys.shape[1], RANKS[0]), bool)
+    return 0, *empty, slots, family, mask_step, np.zeros(len(block), np.int64)
+
+
+def _allowed(blocks, masks):
+    """bool [steps, M, runs * W]: pairs that the runs `masks` [steps, runs] allow."""
+    allowed = blocks.allowed_by(np.maximum(masks, _FULL)) & (masks != _ABSENT)[:, :, None, None]
+    return allowed.transpose(0, 2, 1, 3).reshape(len(masks), blocks.tile.rows, masks.shape[1] * blocks.tile.run)

@@ -1,0 +1,168 @@
+"""Additive masks of work items: what is not allowed, and the bias of what is (used by executors, stages T3 to T5).
+
+Items with equal masks share one. Masks are held packed, as bits or as indices into a bias table, and spelt out as
+floats when they fit a memory limit, else for a few items at a time. A pair whose bias is -inf is not allowed.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tilewright.core.errors import PatternError
+
+# Pairs for which a bias index is evaluated at a time.
+_SLAB_PAIRS = 1 << 22
+# A greatest bias of a row up to this is left in its scores: it costs float32 less than two digits in binary beyond what
+# scores as large lose anyway.
+_NEAR = 32.0
+# Row b: the eight additive mask values that byte b stands for, little bit order.
+_BYTE_VALUES = torch.from_numpy(
+    np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf).astype("f4")
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """A bias that is read from a table, such as a relative-position bias.
+
+    table: float tensor [H, T]. index: ``callable(rows, cols) -> int array`` of the shape that rows and cols (arrays of
+    token numbers in the graph's natural order) broadcast to; values 0..T-1 wherever the pattern allows the pair.
+    """
+
+    table: torch.Tensor
+    index: object
+
+
+def as_bias(bias, heads, shape):
+    """A `Bias` from a `Bias`, a dense tensor [H, N_q, N_k] or None. Raises `PatternError` for another shape."""
+    if bias is None:
+        return None
+    if not isinstance(bias, Bias):
+        dense = torch.as_tensor(bias)
+        if tuple(dense.shape) != (heads, *shape):
+            raise PatternError(f"bias: expected shape {(heads, *shape)}, found {tuple(dense.shape)}")
+        bias = Bias(dense.reshape(heads, -1), lambda rows, cols: rows * np.int64(shape[1]) + cols)
+    if bias.table.ndim != 2 or bias.table.shape[0] != heads:
+        raise PatternError(f"bias table: expected shape ({heads}, T), found {tuple(bias.table.shape)}")
+    return bias
+
+
+class ItemMasks:
+    """Masks of n items padded to M rows and K keys, equal ones shared.
+
+    ids: int64 array [n], the mask of each item. size: distinct masks. has_keys: bool [n, M], rows that see any key.
+    """
+
+    def __init__(self, bits, run_ids, rows, keys, bias):
+        """Build the packed form.
+
+        bits: uint8 [m, M, W/8], the bit masks that `run_ids` int [n, runs] names; -1 is a full and -2 an absent run.
+        rows [n, M], keys [n, K]: token numbers in natural order, read with a `bias` only.
+        """
+        full, none = (
+            np.full_like(bits[:1], 255, shape=(1, *bits.shape[1:])),
+            np.zeros((1, *bits.shape[1:]), np.uint8),
+        )
+        distinct, self.ids = distinct_rows(run_ids)
+        packed = np.concatenate([bits, none, full])[distinct].swapaxes(1, 2)
+        packed = np.ascontiguousarray(packed).reshape(len(distinct), bits.shape[1], -1)
+        self.has_keys = packed.any(2)[self.ids]
+        self._table = self._floats = self._peaks = None
+        if bias is not None:
+            packed, self.ids = _bias_indices(packed, self.ids, rows, keys, bias)
+            masked = torch.full((len(bias.table), 1), -torch.inf)
+            self._table = torch.cat([bias.table.detach().cpu().float(), masked], 1)
+        self._packed = torch.from_numpy(packed)
+        if bias is not None:
+            step = max(1, _SLAB_PAIRS // (packed[0].size * self.heads))
+            peaks = torch.cat([self._expand(part).amax(-1) for part in self._packed.split(step)])
+            peaks[peaks.abs() <= _NEAR] = 0
+            self._peaks = peaks if peaks.any() else None
+
+    @property
+    def size(self):
+        """Distinct masks."""
+        return len(self._packed)
+
+    @property
+    def heads(self):
+        """Heads that a mask tells apart: 1 without bias."""
+        return 1 if self._table is None else len(self._table)
+
+    @property
+    def float_bytes(self):
+        """Bytes of one mask, spelt out."""
+        per_element = 8 * 4 if self._table is None else self.heads * 4
+        return self._packed[0].numel() * per_element
+
+    @property
+    def held_bytes(self):
+        """Bytes held between calls."""
+        held = (self._packed, self._floats, self._peaks)
+        return sum(x.numel() * x.element_size() for x in held if x is not None)
+
+    def spell_out(self):
+        """Hold all masks as floats from now on."""
+        self._floats = _lowered(self._expand(self._packed), self._peaks)
+
+    def take(self, ids):
+        """``(masks, peaks)`` of the numbers `ids` (int64 tensor): additive masks, float32 [len(ids), heads, M, K], and
+        what each row was lowered by, [len(ids), heads, M], or None for nothing.
+
+        A bias far from zero would take the digits of the scores that it is added to, so that the greatest of a row is
+        taken off. The peak of a row without an allowed key is -inf.
+        """
+        peaks = _selected(self._peaks, ids)
+        if self._floats is None:
+            return _lowered(self._expand(self._packed.index_select(0, ids)), peaks), peaks
+        return _selected(self._floats, ids), peaks
+
+    def _expand(self, packed):
+        n, rows = packed.shape[:2]
+        if self._table is None:
+            return _BYTE_VALUES.index_select(0, packed.flatten().int()).view(n, 1, rows, -1)
+        spelt = self._table.index_select(1, packed.flatten())
+        return spelt.view(self.heads, n, rows, -1).transpose(0, 1).contiguous()
+
+
+def _selected(held, ids):
+    if held is None:
+        return None
+    return held.narrow(0, int(ids), 1) if len(ids) == 1 else held.index_select(0, ids)
+
+
+def _lowered(masks, peaks):
+    """Masks [n, h, M, K] less the `peaks` [n, h, M] of their rows."""
+    return masks if peaks is None else masks - peaks.masked_fill(peaks == -torch.inf, 0)[..., None]
+
+
+def distinct_rows(array):
+    """``(distinct rows, number of each row among them)`` of an int array [n, c]."""
+    whole = np.ascontiguousarray(array).view(np.dtype((np.void, array.dtype.itemsize * array.shape[1]))).ravel()
+    _, first, inverse = np.unique(whole, return_index=True, return_inverse=True)
+    return array[first], inverse
+
+
+def _bias_indices(packed, ids, rows, keys, bias):
+    """int32 [u, M, K], distinct bias indices, T where a pair is not allowed; and the number of each item among them."""
+    none, seen, held = bias.table.shape[1], {}, []
+    number = np.empty(len(ids), np.int64)
+    step = max(1, _SLAB_PAIRS // (rows.shape[1] * keys.shape[1]))
+    for lo in range(0, len(ids), step):
+        item = slice(lo, lo + step)
+        allowed = np.unpackbits(packed[ids[item]], axis=2, bitorder="little").astype(bool)
+        index = np.broadcast_to(bias.index(rows[item, :, None], keys[item, None, :]), allowed.shape)
+        index = np.where(allowed, index, none)
+        # A padded row repeats a real one, so that whatever is outside the table is the caller's.
+        if index.min() < 0 or index[allowed].max(initial=0) >= none:
+            raise PatternError(
+                f"bias index: expected 0..{none - 1} for allowed pairs, found {index.min()}..{index[allowed].max()}"
+            )
+        for i, values in enumerate(index.astype(np.int32), start=lo):
+            digest = hashlib.blake2b(values, digest_size=16).digest()
+            number[i] = seen.setdefault(digest, len(held))
+            if number[i] == len(held):
+                held.append(values)
+    return np.stack(held), number

@@ -1,0 +1,589 @@
+import importlib
+import itertools
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import plans
+from tilewright import graph, models, reference, reorder
+from tilewright.baselines import sparse as sparse_baselines
+from tilewright.baselines.sparse import (  # fmt: skip
+    Unavailable,
+    _backends,
+    _patterns,
+    cudnn_flex,
+    fa4,
+    flashinfer,
+    flex,
+    natten,
+    sdpa_compacted,
+    sdpa_kept,
+    sdpa_mask,
+    sdpa_windows,
+)
+from tilewright.core import timing
+from tilewright.study.bench import Effort, rows, run_baselines
+from tilewright.study.bench.rows import Tokens
+
+QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
+META = {"heads": 2, "head_dim": 16}
+ON_GPU = {"batch": 1, "heads": 2, "head_dim": 16, "dtype": torch.float16, "device": "cuda", "max_bytes": 1 << 20}
+GPU_ONLY = (
+    "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_windows", "sdpa_kept", "fa4", "cudnn_flex", "flashinfer",
+    "natten",
+)  # fmt: skip
+
+
+def shuffled(pattern, seed=0):
+    rng = np.random.default_rng(seed)
+    return pattern.reordered(rng.permutation(pattern.n_rows), rng.permutation(pattern.n_cols))
+
+
+def windows(count=4, n_q=6, n_k=5):
+    """Disjoint windows of n_q queries and n_k keys each."""
+    return graph.from_pattern(np.kron(np.eye(count), np.ones((n_q, n_k))).astype(bool), meta=META)
+
+
+def keeping(n=40, n_kept=11, seed=0):
+    """Kept tokens, which all queries see; the others see themselves too."""
+    common = np.random.default_rng(seed).choice(n, n_kept, replace=False)
+    dense = np.eye(n, dtype=bool)
+    dense[:, common] = True
+    return graph.from_pattern(dense, meta=META), np.sort(common)
+
+
+# Kinds of blocks, rules, bits.
+
+
+def test_blocks_are_full_partial_or_absent():
+    dense = np.zeros((300, 200), bool)
+    dense[:128, :128] = dense[130, 150] = True
+    partial, full = _patterns.kinds(graph.from_pattern(dense), 128)
+    assert full.tolist() == [[True, False], [False, False], [False, False]]
+    assert partial.tolist() == [[False, False], [False, True], [False, False]]
+    counts, numbers = _patterns.listed(partial, "cpu")
+    assert counts.tolist() == [[[0, 1, 0]]] and numbers[0, 0, 1].tolist() == [1, 0]
+
+
+def test_windows_are_told_from_other_patterns():
+    found = shuffled(windows())
+    owner = _patterns.windows(found)
+    assert (found.to_dense() == (found.row_class[:, None] == owner)).all()
+    lone, uneven, shared = windows().to_dense(), windows().to_dense(), windows().to_dense()
+    lone[:, 3], uneven[0], shared[:6, 6] = False, uneven[7], True
+    for other in (lone, uneven, shared, np.ones((4, 4), bool)):
+        assert _patterns.windows(graph.from_pattern(other)) is None
+
+
+def test_kept_tokens_are_told_from_other_patterns():
+    found, common = keeping()
+    assert _patterns.kept(found).tolist() == common.tolist()
+    missing, stray, none = found.to_dense(), found.to_dense(), np.eye(5, dtype=bool)
+    pruned = np.setdiff1d(np.arange(40), common)
+    missing[pruned[0], pruned[0]] = False
+    stray[pruned[0], pruned[:2]] = False, True
+    for other in (missing, stray, none, found.to_dense()[:-1]):
+        assert _patterns.kept(graph.from_pattern(other)) is None
+    assert _patterns.kept(found.reordered(*2 * [np.random.default_rng(0).permutation(40)])) is not None
+
+
+RULED = {
+    "windows": windows,
+    "kept": lambda: keeping()[0],
+    "exact": lambda: models.build("vil-tiny-96-s1-exact"),
+    "chunk": lambda: models.build("vil-tiny-84-s1"),
+}
+
+
+@pytest.mark.parametrize("name", RULED)
+@pytest.mark.parametrize("order", ["natural", "shuffled"])
+def test_a_rule_allows_the_pattern_and_nothing_else(name, order):
+    pattern = RULED[name]()
+    if order == "shuffled":
+        same = np.random.default_rng(0).permutation(pattern.n_rows)
+        pattern = pattern.reordered(same, same) if name == "kept" else shuffled(pattern)
+    assert _patterns.rule(pattern) is not None
+    assert_allows(pattern, flex.pairs(pattern, 0, "cpu")[0])
+
+
+def test_without_a_rule_pairs_are_looked_up():
+    pattern = graph.from_pattern(plans.pattern(30, 21))
+    assert _patterns.rule(pattern) is None and _patterns.rule(models.build("vil-tiny-64-s3")) is None
+    mask_mod, size = flex.pairs(pattern, 1000, "cpu")
+    assert_allows(pattern, mask_mod)
+    with pytest.raises(Unavailable, match=f"bits take {size} bytes; at most 10 are allowed"):
+        flex.pairs(pattern, 10, "cpu")
+
+
+def assert_allows(pattern, mask_mod):
+    queries, keys = torch.arange(pattern.n_rows)[:, None], torch.arange(pattern.n_cols)
+    assert np.array_equal(mask_mod(0, 0, queries, keys).numpy(), pattern.to_dense())
+
+
+def test_intervals_of_keys_hold_the_pattern():
+    pattern = graph.from_pattern(plans.pattern(30, 21, density=0.5))
+    bounds = cudnn_flex.endpoints(pattern)
+    assert bounds.shape[1] % 2 == 1 and (np.diff(bounds, axis=1) >= 0).all()
+    keys = np.arange(21)
+    seen = keys < bounds[:, :1]
+    for low, high in zip(bounds[:, 1::2].T, bounds[:, 2::2].T, strict=True):
+        seen |= (keys >= low[:, None]) & (keys < high[:, None])
+    assert np.array_equal(seen[pattern.row_class], pattern.to_dense())
+
+
+def test_tiles_that_hold_a_pair_are_counted():
+    dense = np.zeros((10, 9), bool)
+    dense[0, 0] = dense[1, 8] = dense[7, 3] = True
+    assert cudnn_flex._visited(graph.from_pattern(dense), 4, 3) == 3
+
+
+def test_gathered_keys_hold_the_pattern():
+    pattern = graph.from_pattern(plans.pattern(30, 21))
+    indptr, keys, mask = flashinfer.gathered(pattern, 8, 10_000)
+    found = np.zeros((32, 21), bool)
+    for group, (lo, hi) in enumerate(itertools.pairwise(indptr)):
+        found[8 * group : 8 * group + 8, keys[lo:hi]] = mask[lo:hi, :, 0].T
+    assert np.array_equal(found[:30], pattern.to_dense()) and not found[30:].any()
+    with pytest.raises(Unavailable, match=r"mask takes .* at most 10 are allowed"):
+        flashinfer.gathered(pattern, 8, 10)
+
+
+def test_bits_for_flash_attention_are_words():
+    pattern = graph.from_pattern(plans.pattern(30, 41))
+    row_class, words = fa4._tables(pattern, 1000)
+    assert row_class.shape == (256,) and words.shape == (pattern.n_classes, 8)
+    keys = np.arange(41)
+    seen = words[row_class[:30, None], keys // 32] >> keys % 32 & 1
+    assert np.array_equal(seen.astype(bool), pattern.to_dense())
+
+
+# Members.
+
+
+def test_every_baseline_keeps_the_contract():
+    for name in sparse_baselines.NAMES:
+        module = importlib.import_module(f"tilewright.baselines.sparse.{name}")
+        assert isinstance(module.MASKED, bool) and isinstance(module.DENSE, bool) and callable(module.prepare)
+        assert module.VARIANTS and len(set(module.VARIANTS)) == len(module.VARIANTS)
+
+
+def test_gpu_baselines_are_skipped_on_a_cpu_with_the_reason():
+    found = run_baselines(GPU_ONLY, Tokens(windows()), QUICK, max_dense_tokens=100)
+    assert {(row["status"], row["reason"]) for row in found} == {
+        ("skipped", "runs on an NVIDIA GPU only, found cpu"),
+    }
+    with pytest.raises(Unavailable, match="NVIDIA GPU only"):
+        sdpa_mask.prepare(windows(), variant="cudnn", **ON_GPU | {"device": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [(fa4, "flash_attn"), (cudnn_flex, "cudnn"), (flashinfer, "flashinfer"), (natten, "natten")],
+    ids=lambda x: str(x),
+)
+def test_what_is_not_installed_is_unavailable(monkeypatch, module, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(Unavailable, match="cannot be imported"):
+        module.prepare(windows(), variant=module.VARIANTS[0], **ON_GPU)
+
+
+def test_other_patterns_are_unavailable():
+    pattern = graph.from_pattern(plans.pattern(30, 30))
+    with pytest.raises(Unavailable, match="not one of disjoint windows"):
+        sdpa_windows.prepare(pattern, variant="flash", **ON_GPU)
+    with pytest.raises(Unavailable, match="not one of kept tokens"):
+        sdpa_kept.prepare(pattern, variant="flash", **ON_GPU)
+    for dense, who in ((np.eye(8), "no"), (np.ones((8, 8)), "every")):
+        with pytest.raises(Unavailable, match=f"{who} query sees more than 50% of the keys"):
+            flex.prepare(graph.from_pattern(dense), variant="64-split", **ON_GPU)
+
+
+@pytest.mark.parametrize("backend", _backends.NAMES)
+def test_a_kernel_that_refuses_the_tokens_is_unavailable(backend):
+    # On a GPU for their type, elsewhere for the lack of one.
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with pytest.raises(Unavailable, match=f"torch's {backend} attention refuses torch.float64, head dim 16"):
+        _backends.need(backend, *3 * [torch.zeros(1, 2, 8, 16, dtype=torch.float64, device=device)])
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """The kernels of a GPU, computed here."""
+
+    def attend(backend, q, k, v, with_lse=False):
+        everything = torch.ones(1, 1, dtype=torch.bool)
+        lse = torch.logsumexp(q.double() @ k.double().mT * q.shape[-1] ** -0.5, -1, keepdim=True)
+        return reference.attention(q, k, v, everything).to(q.dtype), lse.float()
+
+    for module in (_backends, sdpa_windows, sdpa_kept):
+        monkeypatch.setattr(module, "need_gpu", lambda device: None)
+    monkeypatch.setattr(_backends, "need", lambda *_: None)
+    monkeypatch.setattr(_backends, "attend", attend)
+
+
+def only_ok(name, pattern, **options):
+    """The row of tokens in the order of `pattern`; if that is not the natural one, one with permutation follows it, but
+    for baselines of a part of the pattern, which has no order of its own."""
+    row, *permuted = run_baselines([name], Tokens(pattern, **options), QUICK, max_dense_tokens=100)
+    if "no C++ compiler" in row["reason"]:
+        pytest.skip(row["reason"])
+    assert row["status"] == "ok", row["reason"]
+    permutes = not natural(pattern) and name != "sdpa_compacted"
+    assert [(other["status"], other["ordered"]) for other in permuted] == [("ok", False)] * permutes
+    return row
+
+
+def natural(pattern):
+    return pattern.row_order is None
+
+
+@pytest.mark.parametrize("order", [lambda pattern: pattern, shuffled], ids=["natural", "shuffled"])
+@pytest.mark.parametrize("batch", [1, 2], ids=lambda batch: f"B{batch}")
+def test_windows_are_a_batch(on_cpu, order, batch):
+    row = only_ok("sdpa_windows", order(windows()), batch=batch)
+    assert row["executed_gflops"] == pytest.approx(row["useful_gflops"])
+
+
+@pytest.mark.parametrize("order", ["natural", "shuffled", "kept first"])
+def test_own_keys_are_merged(on_cpu, order):
+    pattern, common = keeping()
+    if order != "natural":
+        same = np.random.default_rng(1).permutation(40)
+        same = same if order == "shuffled" else np.concatenate((common, np.setdiff1d(np.arange(40), common)))
+        pattern = pattern.reordered(same, same)
+    only_ok("sdpa_kept", pattern, batch=2)
+
+
+def test_kept_tokens_that_stand_first_are_not_copied(on_cpu, monkeypatch):
+    pattern, common = keeping()
+    first = np.concatenate((common, np.setdiff1d(np.arange(40), common)))
+    ready = sdpa_kept.prepare(pattern.reordered(first, first), variant="flash", **ON_GPU | {"device": "cpu"})
+    attend, seen = _backends.attend, []
+    monkeypatch.setattr(_backends, "attend", lambda *a, **options: seen.extend(a[2:]) or attend(*a, **options))
+    q, k, v = torch.randn(3, 1, 2, 40, 16).unbind()
+    ready.call(q, k, v)
+    assert [x.data_ptr() for x in seen] == [k.data_ptr(), v.data_ptr()] and seen[0].shape[2] == 11
+    assert ready.held_bytes == 0
+
+
+def test_inference_attends_among_the_kept_tokens_alone(on_cpu):
+    pattern, common = keeping()
+    same = np.random.default_rng(1).permutation(40)
+    for asked in (pattern, pattern.reordered(same, same)):
+        row = only_ok("sdpa_compacted", asked, batch=2)
+        # Nothing of it is counted for the queries that are dropped.
+        assert (row["tokens"], row["entries"], row["density"]) == (11, 121, 1)
+        assert row["executed_gflops"] == pytest.approx(row["useful_gflops"])
+    # What it computes is what the whole pattern gives the kept queries.
+    drawn = Tokens(pattern)
+    ready = sdpa_compacted.prepare(sdpa_compacted.part(pattern), variant="torch", **drawn.setting)
+    found = ready.call(*(x[:, :, common] for x in drawn.ordered))
+    torch.testing.assert_close(found.double(), drawn.masked_result[:, :, common], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pattern", [windows(), graph.from_pattern(np.ones((8, 8)), meta=META)], ids=["windows", "all"])
+def test_patterns_without_pruned_tokens_have_no_inference_of_their_own(pattern):
+    (row,) = run_baselines(["sdpa_compacted"], Tokens(pattern), QUICK, max_dense_tokens=100)
+    assert (row["status"], row["reason"]) == ("skipped", "the pattern is not one of kept tokens and each query itself")
+
+
+def test_wrong_inference_is_never_timed(on_cpu, monkeypatch):
+    monkeypatch.setattr(sdpa_compacted, "VARIANTS", ("flash",))
+    monkeypatch.setattr(_backends, "attend", lambda backend, q, k, v: (v.mean(2, keepdim=True).expand_as(q), None))
+    (row,) = run_baselines(["sdpa_compacted"], Tokens(keeping()[0]), QUICK, max_dense_tokens=100)
+    assert row["status"] == "failed" and row["p50_us"] == ""
+
+
+def test_dense_kernels_attend_to_everything(on_cpu):
+    assert only_ok("sdpa_flash", windows())["executed_gflops"] > 0
+
+
+def wide():
+    """A pattern with full blocks, stray pairs, and a row that sees all keys but one."""
+    dense = plans.pattern(300, 200, density=0.01)
+    dense[:128, :128] = True
+    dense[200, :199] = True
+    return graph.from_pattern(dense, meta=META)
+
+
+@pytest.mark.parametrize("variant", ["16", "64-split"])
+def test_forms_of_flex_pass_their_check(monkeypatch, variant):
+    monkeypatch.setattr(flex, "VARIANTS", (variant,))
+    row = only_ok("flex", wide())
+    assert row["variant"] == variant and row["memory_bytes"] > 0 and row["ordered"] is True
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """FlexAttention as it is written down in torch."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(flex, "need_compiler", lambda device: None)
+
+
+def test_the_fastest_form_of_flex_is_the_peer(uncompiled, monkeypatch):
+    times = {"128": 5.0, "64-split": 2.0, "32-split": 1.0, "16": 3.0}
+    monkeypatch.setattr(flex, "VARIANTS", tuple(times))
+    measured = rows.Tokens.checked
+
+    def checked(tokens, *arguments, **facts):
+        row = measured(tokens, *arguments, **facts)
+        # The fastest one is wrong.
+        if facts["variant"] == "32-split":
+            return row | {"status": "failed", "p50_us": ""}
+        return row | {"p50_us": times[facts["variant"]]}
+
+    monkeypatch.setattr(rows.Tokens, "checked", checked)
+    assert only_ok("flex", wide())["variant"] == "64-split"
+
+
+def test_a_peer_in_plan_order_has_a_row_with_the_permutation(uncompiled, monkeypatch):
+    monkeypatch.setattr(flex, "VARIANTS", ("16",))
+    pattern = shuffled(wide())
+    permuted = []
+    permuting = rows._permuting
+    monkeypatch.setattr(rows, "_permuting", lambda *a: permuted.append(1) or permuting(*a))
+    found = run_baselines(["flex", "sdpa_dense"], Tokens(pattern), QUICK, max_dense_tokens=1000)
+    told = [(row["provider"], row["ordered"], row["variant"], row["status"]) for row in found]
+    flexed = [("flex", True, "16", "ok"), ("flex", False, "16", "ok")]
+    assert told == [*flexed, ("sdpa_dense", True, "torch", "ok")] and permuted == [1]
+    # A wrong permutation is seen.
+    monkeypatch.setattr(rows, "_permuting", lambda call, *_: call)
+    found = run_baselines(["flex"], Tokens(pattern), QUICK, max_dense_tokens=1000)
+    assert [row["status"] for row in found] == ["ok", "failed"]
+
+
+def test_flex_with_a_rule_passes_its_check(monkeypatch):
+    monkeypatch.setattr(flex, "VARIANTS", ("64-split",))
+    only_ok("flex", RULED["exact"](), heads=1, head_dim=16)
+
+
+def test_without_the_wide_rows_fewer_blocks_are_visited(uncompiled):
+    pattern = graph.from_pattern(np.kron(np.eye(4), np.ones((128, 128))).astype(bool) | (np.arange(512) == 0)[:, None])
+    whole, split = (flex.prepare(pattern, max_bytes=1 << 20, variant=variant) for variant in ("128", "128-split"))
+    assert (whole.executed, split.executed) == ((4 + 3) * 128 * 128, 4 * 128 * 128 + 512)
+
+
+def test_full_blocks_are_told_from_those_filled_partly(monkeypatch, uncompiled):
+    """FlexAttention does not ask for the pairs of a full block."""
+    monkeypatch.setattr(flex, "flex_attention", lambda *tokens, block_mask, **_: block_mask)
+    dense = np.zeros((128, 64), bool)
+    dense[:64] = dense[64, 0] = True
+    ready = flex.prepare(graph.from_pattern(dense), max_bytes=1 << 20, variant="64")
+    mask = ready.call(*3 * [torch.zeros(1)])
+    assert (mask.full_kv_num_blocks.tolist(), mask.kv_num_blocks.tolist()) == ([[[1, 0]]], [[[0, 1]]])
+
+
+def test_what_a_device_has_no_use_for_is_unavailable(uncompiled):
+    with pytest.raises(Unavailable, match="tunes FlexAttention on a GPU only, found cpu"):
+        flex.prepare(wide(), max_bytes=1 << 20, variant="64-tuned")
+    with pytest.raises(Unavailable, match="blocks of 32 rows are for a CPU"):
+        flex.prepare(wide(), variant="32-split", **ON_GPU)
+
+
+@pytest.mark.parametrize("variant", flex.VARIANTS)
+def test_tuned_forms_ask_torch_to_tune(monkeypatch, variant):
+    """And no other does; tiles are no larger than blocks."""
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
+    listed = _patterns.listed
+    monkeypatch.setattr(_patterns, "listed", lambda kind, device: listed(kind, "cpu"))
+    monkeypatch.setattr(flex, "pairs", lambda *_: (lambda b, h, q, kv: q >= 0, 0))
+    monkeypatch.setattr(flex, "SMALLEST_ON_GPU", 16)
+    monkeypatch.setattr(flex, "_apart", lambda *_: None)
+    flex.prepare(wide(), variant=variant, **ON_GPU)
+    mode = "max-autotune-no-cudagraphs" if variant.endswith("-tuned") else None
+    assert asked == [{"dynamic": False, "fullgraph": True, "mode": mode}]
+
+
+def test_the_form_that_takes_least_time_is_chosen(monkeypatch):
+    times = {"128": 3, "64": 2, "32": 1}
+
+    def prepare(variant):
+        if variant == "16":
+            raise Unavailable("no such form")
+
+        def call(*_):
+            if variant == "32":
+                raise RuntimeError("out of resources")
+            return variant
+
+        return sparse_baselines.Ready(call, 0, 0)
+
+    def time_together(calls, **_):
+        return [SimpleNamespace(p50_us=times[call()]) for call in calls]
+
+    monkeypatch.setattr(timing, "time_together", time_together)
+    tokens = 3 * [torch.zeros(1)]
+    assert flex.fastest(prepare, ["128", "64", "32", "16"], *tokens) == "64"
+    with pytest.raises(Unavailable, match="no such form"):
+        flex.fastest(prepare, ["16"], *tokens)
+    with pytest.raises(RuntimeError, match="out of resources"):
+        flex.fastest(prepare, ["32"], *tokens)
+
+
+# Members that need a package which is not installed here, and never was: what they hand to it is enough to compute the
+# pattern by. The stand-ins have the packages' interfaces and nothing else of them.
+
+
+def stand_in(monkeypatch, member, **modules):
+    """Put `modules`, ``{path: {name: value}}`` with ``__`` for dots, in the place of packages; no GPU is needed."""
+    monkeypatch.setattr(member, "need_gpu", lambda device: None)
+    for path, names in modules.items():
+        monkeypatch.setitem(sys.modules, path.replace("__", "."), SimpleNamespace(**names))
+
+
+def spelt_out(q, k, v, seen):
+    """Attention of tokens [B, N, H, D] where `seen` [N_q, N_k] allows it."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return reference.attention(q, k, v, seen).to(q.dtype).transpose(1, 2)
+
+
+def sixteen_bit(name, pattern, **options):
+    assert only_ok(name, pattern, dtype="float16", **options)["dtype"] == "float16"
+
+
+def test_flash_attention_4_gets_the_pattern(monkeypatch):
+    def attend(q, k, v, *, mask_mod, block_sparse_tensors, aux_tensors):
+        assert mask_mod == "mask_mod"
+        row_class, words = aux_tensors
+        assert row_class.dtype == words.dtype == torch.int32
+        n_q, n_k = q.shape[1], k.shape[1]
+        keys = torch.arange(n_k)
+        pairs = (words[row_class[:n_q].long()][:, keys // 32] >> (keys % 32) & 1).bool()
+        partial, full = (blocks(*block_sparse_tensors.lists[at : at + 2], n_q, n_k) for at in (0, 2))
+        return spelt_out(q, k, v, full | (partial & pairs)), None
+
+    def blocks(count, number, n_q, n_k):
+        held = torch.zeros(number.shape[2:], dtype=torch.bool)
+        for row, (some, listed) in enumerate(zip(count[0, 0], number[0, 0], strict=True)):
+            held[row, listed[:some].long()] = True
+        return held.repeat_interleave(size, 0).repeat_interleave(size, 1)[:n_q, :n_k]
+
+    def sparse(*lists, block_size):
+        assert block_size == (size, size) and all(table.dtype == torch.int32 for table in lists)
+        return SimpleNamespace(lists=lists)
+
+    stand_in(
+        monkeypatch,
+        fa4,
+        flash_attn__cute__block_sparsity={"BlockSparseTensorsTorch": sparse},
+        flash_attn__cute__interface={"_flash_attn_fwd": attend},
+    )
+    monkeypatch.setattr(fa4, "_mask_mod", lambda: "mask_mod")
+    for size in (128, 64):
+        monkeypatch.setattr(fa4, "VARIANTS", (str(size),))
+        sixteen_bit("fa4", wide(), batch=2)
+
+
+def test_cudnn_gets_the_pattern(monkeypatch):
+    class Forward:
+        workspace_size = 8
+
+        def __init__(self, q, k, v, out, plan):
+            assert q.shape == out.shape and not q.is_contiguous()
+
+        def check_support(self):
+            pass
+
+        def compile(self):
+            pass
+
+        def execute(self, q, k, v, out, plan, workspace):
+            assert workspace.dtype == torch.uint8 and workspace.numel() == self.workspace_size
+            batch, n = q.shape[:2]
+            assert plan.dtype == torch.int32 and plan.shape[::2] == (1, batch * n)
+            ends, keys = plan[0].unflatten(1, (batch, n)), torch.arange(k.shape[1])
+            assert (ends == ends[:, :1]).all()
+            first, *others = ends[:, 0, :, None]
+            seen = keys < first
+            for low, high in zip(others[::2], others[1::2], strict=True):
+                seen |= (keys >= low) & (keys < high)
+            out.copy_(spelt_out(q, k, v, seen))
+
+    def create_mask_plan(per_query, q, k, v, *, build_backward):
+        assert not build_backward
+        return per_query
+
+    stand_in(monkeypatch, cudnn_flex, cudnn={"FlexAttentionFwd": Forward, "create_mask_plan": create_mask_plan})
+    sixteen_bit("cudnn_flex", wide(), batch=2)
+
+
+def test_flashinfer_gets_the_pattern(monkeypatch):
+    class Wrapper:
+        def __init__(self, workspace, *, backend):
+            assert workspace.dtype == torch.uint8 and backend == "fa2"
+
+        def plan(self, indptr, keys, n_q, n_k, rows, columns, q_heads, kv_heads, head_dim, *, mask, **dtypes):
+            assert (columns, q_heads, kv_heads, head_dim) == (1, 2, 2, 16) and set(dtypes.values()) == {torch.float16}
+            assert indptr.dtype == keys.dtype == torch.int32 and mask.dtype == torch.bool
+            self.seen = torch.zeros(n_q, n_k, dtype=torch.bool)
+            for group, (low, high) in enumerate(itertools.pairwise(indptr.tolist())):
+                self.seen[rows * group : rows * group + rows, keys[low:high].long()] = mask[low:high, :, 0].mT
+
+        def run(self, q, k, v):
+            return spelt_out(q[None], k[None], v[None], self.seen)[0]
+
+    stand_in(monkeypatch, flashinfer, flashinfer={"BlockSparseAttentionWrapper": Wrapper})
+    sixteen_bit("flashinfer", wide())
+
+
+def shifted_windows(side, kernel, n_global):
+    """NATTEN's windows on a grid, which keep their size at its borders, and global tokens before them."""
+    first = np.clip(np.arange(side) - kernel // 2, 0, side - kernel)
+    sees = (np.arange(side) >= first[:, None]) & (np.arange(side) < first[:, None] + kernel)
+    dense = np.pad(np.kron(sees, sees), ((n_global, 0), (n_global, 0)), constant_values=True)
+    told = {"family": "vision_longformer", "mode": "exact", "grid": [side, side], "window": kernel - 1}
+    return graph.from_pattern(dense, meta=META | told | {"n_global": n_global})
+
+
+@pytest.mark.parametrize("n_global", [0, 1, 2])
+def test_natten_gets_grids_and_global_keys(monkeypatch, n_global):
+    def na2d(q, k, v, *, kernel_size, additional_keys=None, additional_values=None):
+        assert q.shape[1:3] == (7, 7) and kernel_size == (5, 5)
+        q, k, v = (x.flatten(1, 2) for x in (q, k, v))
+        if additional_keys is not None:
+            k, v = torch.cat((additional_keys, k), 1), torch.cat((additional_values, v), 1)
+        seen = torch.from_numpy(shifted_windows(7, 5, n_global).to_dense())[n_global:]
+        return spelt_out(q, k, v, seen).unflatten(1, (7, 7))
+
+    stand_in(monkeypatch, natten, natten={"na2d": na2d})
+    sixteen_bit("natten", shifted_windows(7, 5, n_global), batch=2)
+
+
+def test_natten_refuses_other_patterns(monkeypatch):
+    stand_in(monkeypatch, natten, natten={"na2d": None})
+    exact = RULED["exact"]()
+    with pytest.raises(Unavailable, match=r"another pattern: .* of \d+% of the queries are cut off"):
+        natten.prepare(exact, **ON_GPU)
+    with pytest.raises(Unavailable, match="row by row, in their natural order"):
+        natten.prepare(reorder.apply(exact, "window")[0], **ON_GPU)
+    with pytest.raises(Unavailable, match="not one of square windows"):
+        natten.prepare(windows(), **ON_GPU)
+
+
+def test_what_is_too_large_is_skipped_with_the_reason(monkeypatch):
+    tokens = Tokens(graph.from_pattern(plans.pattern(140, 90), meta=META))
+    for row in run_baselines(["sdpa_dense", "sdpa_mask"], tokens, QUICK, max_dense_tokens=89):
+        assert row["status"] == "skipped" and row["reason"] == "90 tokens; dense attention is run up to 89"
+        assert row["p50_us"] == row["max_abs_error"] == ""
+    monkeypatch.setattr(rows, "BASELINE_BYTES", 100)
+    for row in run_baselines(["sdpa_mask", "flex"], tokens, QUICK, max_dense_tokens=90):
+        assert row["status"] == "skipped" and "at most 100 are allowed" in row["reason"]
+
+
+@pytest.fixture
+def no_compiler(monkeypatch, tmp_path):
+    from torch._inductor import cpp_builder
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    cpp_builder.cpp_compiler_search.cache_clear()
+    yield
+    cpp_builder.cpp_compiler_search.cache_clear()
+
+
+def test_without_a_compiler_flex_is_skipped(no_compiler):
+    (row,) = run_baselines(["flex"], Tokens(windows()), QUICK, max_dense_tokens=1000)
+    assert row["status"] == "skipped" and "no C++ compiler" in row["reason"]

@@ -1,0 +1,58 @@
+"""What long stages tell: lines in a log, a bar on a terminal, and never a word too many."""
+
+import io
+import sys
+
+import pytest
+
+from tilewright.core import progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that moves when told to."""
+    now = [0.0]
+    monkeypatch.setattr(progress, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_a_log_gets_a_line_now_and_then(clock, capsys):
+    for _ in progress.steps(range(6), "profile 64x1"):
+        clock[0] += 6
+    assert capsys.readouterr().err.splitlines() == [
+        "profile 64x1: 2 of 6 done, about 24 s left",
+        "profile 64x1: 4 of 6 done, about 12 s left",
+    ]
+
+
+def test_short_steps_are_quiet(clock, capsys):
+    assert list(progress.steps(["a", "b"], "short")) == ["a", "b"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert list(progress.steps(range(3), "tuning ic")) == [0, 1, 2]
+    assert "tuning ic:" in terminal.getvalue() and "\n" not in terminal.getvalue()
+
+
+def test_the_lines_of_a_solver_reach_a_log_with_its_limit(capsys):
+    with progress.within("highs", 60) as show:
+        show("Gap 3.1%")
+    assert capsys.readouterr().err.splitlines() == ["highs: at most 60 s", "Gap 3.1%"]
+
+
+def test_a_terminal_sees_how_much_of_the_limit_went_by(clock, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress.within("highs", 60) as show:
+        for clock[0] in (24, 99):
+            show("Gap 3.1%")
+    assert terminal.getvalue().count("Gap 3.1%\n") == 2
+    assert "60 of at most 60 s" in terminal.getvalue()

@@ -1,0 +1,243 @@
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilewright
+from tilewright.core import provenance
+from tilewright.core.errors import UnknownNameError
+
+# A package of the same name with every way to import a module.
+SOURCES = {
+    "__init__.py": "",
+    "leaf.py": "VALUE = 1\n",
+    "alone.py": "import os\n",
+    "absolute.py": "import tilewright.leaf\n",
+    "named.py": "from tilewright import leaf as other\n",
+    "attribute.py": "from tilewright.leaf import VALUE\n",
+    "relative.py": "from .leaf import VALUE\n",
+    "relative_package.py": "from . import leaf\n",
+    "lazy.py": "def f():\n    if True:\n        from tilewright.leaf import VALUE\n",
+    "chain.py": "from tilewright import lazy\n",
+    "cycle_a.py": "import tilewright.cycle_b\n",
+    "cycle_b.py": "import tilewright.cycle_a, tilewright.leaf\n",
+    "family/__init__.py": "NAMES = ('one',)\n",
+    "family/one.py": "from ..leaf import VALUE\nfrom .two import g\n",
+    "family/two.py": "g = 1\n",
+    "family/user.py": "from tilewright.family import NAMES\n",
+}
+REACH_LEAF = [
+    "absolute",
+    "named",
+    "attribute",
+    "relative",
+    "relative_package",
+    "lazy",
+    "chain",
+    "cycle_a",
+    "family.one",
+]
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The folder of a small package that `provenance` reads in place of its own."""
+    root = tmp_path / "tilewright"
+    for name, text in SOURCES.items():
+        (root / name).parent.mkdir(exist_ok=True, parents=True)
+        (root / name).write_text(text)
+    monkeypatch.setattr(provenance, "_ROOT", root)
+    yield root
+    forget()
+
+
+def forget():
+    for function in (provenance._imports, provenance.closure, provenance._code, provenance.code_digest):
+        function.cache_clear()
+
+
+def digest(*modules):
+    forget()
+    return provenance.code_digest(*(f"tilewright.{module}" for module in modules))
+
+
+@pytest.mark.parametrize("module", REACH_LEAF)
+def test_closure_sees_every_form_of_import(package, module):
+    assert "tilewright.leaf" in provenance.closure(f"tilewright.{module}")
+
+
+def test_closure_holds_nothing_else(package):
+    assert provenance.closure("tilewright.alone") == ("tilewright.alone",)
+    assert provenance.closure("tilewright.family.one") == (
+        "tilewright.family.one",
+        "tilewright.family.two",
+        "tilewright.leaf",
+    )
+
+
+@pytest.mark.parametrize("module", REACH_LEAF)
+def test_digest_changes_with_an_imported_module(package, module):
+    before, alone = digest(module), digest("alone")
+    (package / "leaf.py").write_text("VALUE = 2\n")
+    assert digest(module) != before and digest("alone") == alone
+
+
+@pytest.mark.parametrize(
+    "text", ["# Why.\nVALUE = 1\n", '"""What it is."""\n\nVALUE = 1\n'], ids=["comment", "docstring"]
+)
+def test_digest_does_not_change_with_an_explanation(package, text):
+    before = digest("leaf")
+    (package / "leaf.py").write_text(text)
+    assert digest("leaf") == before
+
+
+def test_digest_does_not_change_with_a_new_member_of_a_family(package):
+    before = digest("family.user")
+    assert "tilewright.family" in provenance.closure("tilewright.family.user")
+    (package / "family/__init__.py").write_text("NAMES = ('one', 'two')\n")
+    assert digest("family.user") == before
+    (package / "family/__init__.py").write_text("NAMES = ('one',)\nOTHER = 3\n")
+    assert digest("family.user") != before
+
+
+def test_digest_reads_sources_of_any_characters(package):
+    (package / "leaf.py").write_bytes("VALUE = 'é≤'\n".encode())
+    assert len(digest("leaf")) == 16
+
+
+def test_an_unknown_module_is_refused(package):
+    with pytest.raises(UnknownNameError, match=r"unknown module 'tilewright\.absent'; known: .*tilewright\.alone"):
+        provenance.code_digest("tilewright.absent")
+    with pytest.raises(UnknownNameError, match="unknown module 'os'"):
+        provenance.closure("os")
+
+
+def test_a_changed_copy_of_the_package_has_another_digest(tmp_path):
+    copy = tmp_path / "tilewright"
+    shutil.copytree(Path(tilewright.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def of(module):
+        code = f"from tilewright.core import provenance; print(provenance.code_digest({module!r}))"
+        environment = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin"}
+        return subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True).stdout
+
+    before = {module: of(module) for module in ("tilewright.blocks", "tilewright.graph")}
+    # The cover is imported where it is used only, inside a function.
+    (copy / "blocks/cover.py").write_text((copy / "blocks/cover.py").read_text() + "\nADDED = 1\n")
+    assert of("tilewright.blocks") != before["tilewright.blocks"]
+    assert of("tilewright.graph") == before["tilewright.graph"]
+
+
+def test_digest_of_a_file_is_that_of_its_bytes(tmp_path):
+    (tmp_path / "f").write_bytes(b"x" * 3_000_000)
+    assert provenance.sha256_file(tmp_path / "f") == hashlib.sha256(b"x" * 3_000_000).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ((np.zeros(4, np.int32),), (np.zeros(2, np.int64),)),
+        ((np.zeros((2, 3)),), (np.zeros((3, 2)),)),
+        ((np.arange(3),), (np.arange(3)[::-1],)),
+        ((np.zeros(0),), ()),
+        (("ab", "c"), ("a", "bc")),
+        (("a", np.zeros(1)), (np.zeros(1), "a")),
+    ],
+    ids=["dtype", "shape", "values", "empty", "strings", "order"],
+)
+def test_digest_of_arrays_tells_apart(one, other):
+    assert provenance.sha256_arrays(*one) != provenance.sha256_arrays(*other)
+
+
+def test_digest_of_arrays_does_not_depend_on_memory_order():
+    array = np.arange(12).reshape(3, 4)
+    assert provenance.sha256_arrays(np.asfortranarray(array)) == provenance.sha256_arrays(array)
+
+
+def test_versions_name_what_is_absent():
+    assert provenance.versions("numpy", "no-such-distribution") == {
+        "numpy": np.__version__,
+        "no-such-distribution": None,
+    }
+
+
+# What releases of Python read differently: parameters of types, empty fields, the pieces of a text with fields in it.
+SOURCE = b'''
+"""Docstring."""
+from os import path as p
+NAMES = ("a", "b")
+
+@decorated(1, key=None)
+class Thing(Base, metaclass=Meta):
+    """Docstring."""
+    size: int = 3
+
+    async def get(self, a, /, b=2, *rest, c, d=-1.5, **more) -> "x":
+        async with self.lock as (u, v):
+            return [*rest, {**more, 1: b}, (yield), f"{a!r:>{b}}:{c=} {{}}" "tail" f"{d}" f"{a:}"]
+
+    def empty(self): pass
+
+def given(x, y=(), *, z=None):
+    match x:
+        case {"k": [1, *_], **rest} if y: return lambda q=0: q[1:, ::2, ...]
+        case Thing(size=3) | None: return b"\\xff", 1j, "\xc3\xa9", True
+    try: del x.y, z[0]
+    except* (A, B) as e: raise e from None
+    else: x = y if (n := 3) else not z
+    finally: x @= 2; assert x, "no"
+'''
+
+
+def test_code_reads_alike_under_every_release_of_python():
+    text = provenance.canonical(SOURCE)
+    assert "NAMES" not in text and "Docstring" not in text
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "dcd68c6ac0250f5a"
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("x = None", "x = 0"),
+        ("x = ''", "x = None"),
+        ("x = f'{a}b'", "x = f'b{a}'"),
+        ("f(a, b)", "f(b, a)"),
+        ("def f(a=None): ...", "def f(a): ..."),
+        ("def f(*, a=None): ...", "def f(*, a): ..."),
+        ("x = {**a, 1: 2}", "x = {1: 2, **a}"),
+        ("return_ = []", "return_ = ()"),
+    ],
+)
+def test_code_tells_apart(one, other):
+    assert provenance.canonical(one) != provenance.canonical(other)
+
+
+def test_the_commit_is_that_of_the_checkout(package, monkeypatch):
+    def git(*arguments):
+        subprocess.run(["git", "-C", package, "-c", "user.name=n", "-c", "user.email=e", *arguments], check=True)
+
+    def told():
+        provenance.commit.cache_clear()
+        return provenance.commit()
+
+    monkeypatch.setenv("TILEWRIGHT_COMMIT", "abc1234")
+    assert told() == "abc1234"
+    git("init", "-q", ".")
+    # Of a checkout that the package is no part of, nothing is told.
+    (package / "README").write_text("other")
+    git("add", "README"), git("commit", "-qm", "other")
+    assert told() == "abc1234"
+    git("add", "."), git("commit", "-qm", "package")
+    found = subprocess.run(["git", "-C", package, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    assert told() == found[:10]
+    (package / "leaf.py").write_text("VALUE = 2\n")
+    assert told() == f"{found[:10]}+"
+    monkeypatch.setenv("PATH", "")
+    assert told() == "abc1234"
+    monkeypatch.delenv("TILEWRIGHT_COMMIT")
+    assert told() == ""
+    provenance.commit.cache_clear()

@@ -1,0 +1,116 @@
+"""Small patterns carried to a schedule with random choices, for tests of executors and bench."""
+
+import numpy as np
+import torch
+
+from tilewright import blocks, graph, reference, schedule
+from tilewright.blocks import tiles, work
+from tilewright.targets.masks import Bias
+
+
+def pattern(n_q, n_k, density=0.2, seed=0, n_global=1, empty=1):
+    """A random pattern with `n_global` rows that see all keys and `empty` rows that see none."""
+    rng = np.random.default_rng(seed)
+    dense = rng.random((n_q, n_k)) < density
+    rows = rng.permutation(n_q)
+    dense[rows[:n_global]] = True
+    dense[rows[n_global : n_global + empty]] = False
+    dense[rows[0], rng.integers(n_k)] = True
+    return dense
+
+
+def reordered(dense, seed=0, **meta):
+    """The pattern as a graph in a random order."""
+    rng = np.random.default_rng(seed)
+    n_q, n_k = dense.shape
+    return graph.from_pattern(dense, meta=meta).reordered(rng.permutation(n_q), rng.permutation(n_k))
+
+
+def covers(ordered, names, region_rows=32):
+    return {name: blocks.extract(ordered, tiles.parse(name), region_rows) for name in names}
+
+
+def scheduled(covers, split_keys=None, seed=0, rounds=2, device_id="device"):
+    """A schedule that gives each region a tile and a round at random."""
+    rng = np.random.default_rng(seed)
+    n_regions = next(iter(covers.values())).n_regions
+    tile, turn = rng.integers(len(covers), size=n_regions), rng.integers(rounds, size=n_regions)
+    parts = []
+    for t, cover in enumerate(covers.values()):
+        items = work.items(cover, split_keys)
+        region = cover.region[items.block]
+        keep = tile[region] == t
+        columns = {name: getattr(items, name)[keep] for name in ("block", "run_lo", "run_hi", "cls", "split")}
+        parts.append({"tile": np.full(keep.sum(), t, np.int16), "round": turn[region[keep]], **columns})
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    order = np.argsort(columns["round"], kind="stable")
+    columns = {name: column[order] for name, column in columns.items()}
+    first, none = next(iter(covers.values())), ("",) * len(covers)
+    return schedule.Schedule(
+        graph_id=first.graph_id,
+        tiles=tuple(covers),
+        blocks_ids=tuple(cover.id for cover in covers.values()),
+        blocks_paths=none,
+        profile_paths=none,
+        split_keys=split_keys,
+        slots=2,
+        solver="greedy",
+        status="heuristic",
+        form="regions",
+        objective="sum",
+        predicted_us=1.0,
+        objective_us=1.0,
+        bound_us=1.0,
+        gap=0.0,
+        lower_bounds={},
+        model_size={},
+        solve_s=0.0,
+        device_id=device_id,
+        slot=np.zeros(len(order), np.int16),
+        start_us=np.zeros(len(order)),
+        **columns,
+    )
+
+
+def prepared(
+    prepare,
+    dense,
+    names,
+    qkv,
+    *,
+    split_keys=None,
+    ordered=False,
+    seed=0,
+    region_rows=32,
+    bias=None,
+    scale=None,
+    **options,
+):
+    """``(executor, its arguments, reference of its result)`` of a random order and schedule, for tokens q, k and v.
+
+    prepare: of the executor's module; options: further ones for it.
+    """
+    pattern = reordered(dense, seed)
+    cover = covers(pattern, names, region_rows)
+    row, col = pattern.row_order, pattern.col_order
+    call = prepare(
+        scheduled(cover, split_keys, seed),
+        cover,
+        heads=qkv[0].shape[1],
+        head_dim=qkv[0].shape[3],
+        dtype=qkv[0].dtype,
+        row_order=row,
+        col_order=col,
+        ordered=ordered,
+        bias=bias,
+        scale=scale,
+        **options,
+    )
+    if isinstance(bias, Bias):
+        rows, cols = np.ogrid[: dense.shape[0], : dense.shape[1]]
+        bias = bias.table[:, torch.from_numpy(bias.index(rows, cols))]
+    expected = reference.attention(*(x.cpu() for x in qkv), torch.from_numpy(dense), bias=bias, scale=scale)
+    if not ordered:
+        return call, qkv, expected
+    q, k, v = qkv
+    return call, (q[:, :, row], k[:, :, col], v[:, :, col]), expected[:, :, row]

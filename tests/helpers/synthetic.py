@@ -1,0 +1,305 @@
+"""A made-up study for tests of tables and figures: every file that a configuration asks for, with invented timings."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from helpers.factories import make_limits, make_profile
+from tilewright import blocks, graph, profile, schedule, targets
+from tilewright.blocks.tiles import parse
+from tilewright.study.tables import _select
+
+DEVICE = {
+    "kind": "cpu",
+    "name": "Imaginary CPU",
+    "threads": 2,
+    "l1_bytes": 1,
+    "l2_bytes": 1,
+    "l3_bytes": 1,
+    "versions": {},
+}
+BENCH = (
+    "model,family,resolution,reorder,tiles,solver,provider,variant,status,reason,ordered,batch,heads,head_dim,dtype,tokens,"
+    "entries,density,p20_us,p50_us,p80_us,repetitions,rse,cold_us,max_abs_error,relative_error,"
+    "checked_rows,tolerance,predicted_us,objective_us,bound_us,gap,items,launches,useful_gflops,executed_gflops,"
+    "tokens_per_s,memory_bytes,device,cores,torch,numpy,commit,code,time"
+)
+HEATMAP = (
+    "resolution,patch,tokens,status,reason,dense,dense_p50_us,plan_p50_us,speedup,max_abs_error,device,torch,commit,"
+    "code,time"
+)
+REORDER_TIME = "model,tokens,entries,distinct_rows,reorder,seconds,work_fraction,peak_rss_bytes,device,commit,code,time"
+NETWORK = (
+    "network,family,variant,resolution,attention,batch,status,reason,dtype,parameters,max_abs_error,"
+    "relative_error,tolerance,attention_error,attention_tolerance,largest_logit,same_top1,first_call_s,p20_us,p50_us,"
+    "p80_us,repetitions,rse,images_per_s,attention_us,rest_us,gpu_us,device,cores,torch,numpy,commit,code,time"
+)
+RAGGED = (
+    "heads,head_dim,lengths,images,tokens,longest,provider,call,exact,status,reason,dtype,max_abs_error,"
+    "relative_error,tolerance,p20_us,p50_us,p80_us,repetitions,rse,timing,latency_us,host_us,useful_gflops,"
+    "byte_floor_us,floor_fraction,device,cores,torch,commit,code"
+)
+PRUNED = (
+    "network,variant,resolution,pruner,setting,strategy,mode,batch,status,reason,dtype,parameters,tokens,fewest_kept,"
+    "most_kept,spread,capacity,inputs,same_tokens,max_abs_error,relative_error,tolerance,largest_logit,same_top1,"
+    "max_abs_error_all,same_top1_all,attention_error,first_call_s,p20_us,p50_us,p80_us,repetitions,rse,"
+    "images_per_s,pack_us,pack_share,device,cores,torch,commit,code"
+)
+# Microseconds an image in attention; the rest of every network takes `REST_US`.
+ATTENTION_US = {"native": 30_000, "dense": 90_000, "tilewright": 10_000}
+REST_US = 20_000
+TOO_LONG = "too many tokens: 99,999 over 1,000"
+
+
+def write_csv(path, columns, rows):
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as stream:
+        writer = csv.DictWriter(stream, columns.split(","), restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def row(model, provider, p50_us, **changes):
+    """One bench row; `p50_us` None: skipped."""
+    timed = p50_us is not None
+    tokens = int(model.split("-")[2]) + 1
+    facts = {
+        "model": model,
+        "resolution": model.split("-")[2],
+        "provider": provider,
+        "status": "ok" if timed else "skipped",
+        "reason": "" if timed else "no C++ compiler",
+        "tokens": tokens,
+        "entries": tokens * tokens // 8,
+        "density": 0.125,
+        "dtype": "float32",
+        "batch": 1,
+        "variant": "",
+        "max_abs_error": 1e-6 if timed else "",
+        "relative_error": 1e-6 if timed else "",
+        "tolerance": 1e-5,
+        "device": DEVICE["name"],
+    }
+    times = {"p20_us": 0.9 * p50_us, "p50_us": p50_us, "p80_us": 1.25 * p50_us, "rse": 0.01} if timed else {}
+    return {**facts, **times, **changes}
+
+
+def dense_us(model):
+    return float(model.split("-")[2]) ** 2 / 10
+
+
+def plan_us(model, order, solver):
+    """Invented: later orders and the ILP are faster."""
+    place = ["none", "rcm", "hc", "ic", "window"].index(order)
+    return dense_us(model) / (1 + place) / (1.0 if solver == "greedy" else 1.2)
+
+
+def pattern(model):
+    """Windows of 8 tokens that interleave, and one global token; about 1/8 full."""
+    n = 64
+    window = np.arange(n) % 8
+    mask = window[:, None] == window
+    mask[0] = mask[:, 0] = True
+    return graph.from_pattern(mask, meta={"model": model}, row_hint=window, col_hint=window)
+
+
+def reorder(natural, order):
+    n = natural.n_rows
+    perm = np.arange(n) if order == "none" else np.argsort(natural.row_hint, kind="stable")
+    return natural.reordered(perm, perm)
+
+
+def write_graphs(root, config, pattern=pattern, reorder=reorder):
+    """Graphs, blocks, profiles and schedules of every workload that the configuration names."""
+    figures = config.figures
+    for model in dict.fromkeys((*config.workloads, *figures.pattern_workloads, *figures.fill_workloads)):
+        natural = pattern(model)
+        for order in config.orders:
+            here = reorder(natural, order)
+            graph.save(root / f"results/graphs/{model}/{order}.npz", here)
+            covers = {}
+            for tile in dict.fromkeys((*config.tiles, *figures.pattern_tiles, *figures.fill_tiles, "64x1")):
+                covers[tile] = blocks.extract(here, parse(tile), config.region_rows)
+                blocks.save(root / f"results/blocks/{model}/{order}/{tile}.npz", covers[tile])
+            if model in config.workloads:
+                _write_schedules(root, config, model, order, covers)
+
+
+def _write_schedules(root, config, model, order, covers):
+    profiles = {}
+    for tile in config.tiles:
+        made = make_profile(covers[tile], split_keys=config.split_keys, launch_us=8.0)
+        profiles[tile] = replace(made, device=DEVICE, device_id=targets.device_id(DEVICE))
+        profile.save(root / f"results/profiling/{model}/{order}/{tile}.json", profiles[tile])
+    for name, members in config.tile_sets.items():
+        chosen = {tile: covers[tile] for tile in members}, {tile: profiles[tile] for tile in members}
+        for solver in config.solvers:
+            plan = schedule.solve(*chosen, make_limits(rounds=config.schedule.rounds), solver)
+            schedule.save(root / f"results/schedules/{model}/{order}/{name}.{solver}.json", plan)
+
+
+def network_row(network, attention, batch, **changes):
+    """One row of a whole network; attentions that `ATTENTION_US` does not hold are skipped."""
+    facts = {
+        "network": network,
+        "family": network.partition("-")[0],
+        "resolution": network.split("-")[2],
+        "attention": attention,
+        "batch": batch,
+        "parameters": 6_700_000,
+        "tolerance": 1e-4,
+        "device": DEVICE["name"],
+    }
+    if attention not in ATTENTION_US:
+        return {**facts, "status": "skipped", "reason": "no C++ compiler", **changes}
+    attention_us, rest_us = batch * ATTENTION_US[attention], batch * REST_US
+    p50 = attention_us + rest_us
+    times = {"p20_us": 0.9 * p50, "p50_us": p50, "p80_us": 1.1 * p50, "attention_us": attention_us, "rest_us": rest_us}
+    checked = {
+        "rse": 0.01,
+        "max_abs_error": 1e-6,
+        "relative_error": 1e-6,
+        "same_top1": 1,
+        "first_call_s": 2,
+        "images_per_s": batch / p50 * 1e6,
+    }
+    return {**facts, "status": "ok", **times, **checked, **changes}
+
+
+def write_networks(root, config):
+    """A file for each whole network."""
+    for network in config.networks.workloads:
+        batches = config.networks.attention.items()
+        rows = [network_row(network, attention, batch) for attention, sizes in batches for batch in sizes]
+        write_csv(root / f"results/logs/networks/{network}.csv", NETWORK, rows)
+
+
+def ragged_row(heads, head_dim, lengths, images, provider, us, call="attend", **changes):
+    """One row of packed attention, in float16; `us` None: skipped."""
+    facts = {
+        **{"heads": heads, "head_dim": head_dim, "lengths": lengths, "images": images, "tokens": 123 * images},
+        **{"provider": provider, "call": call, "exact": provider != "sdpa_flash", "dtype": "float16"},
+        **{"tolerance": 6e-3, "device": DEVICE["name"]},
+    }
+    if us is None:
+        return {**facts, "status": "skipped", "reason": "runs on an NVIDIA GPU only, found cpu", **changes}
+    times = {"p20_us": 0.9 * us, "p50_us": us, "p80_us": 1.1 * us, "latency_us": us + 9, "host_us": 5 + us / 10}
+    judged = {
+        "max_abs_error": 1e-4,
+        "relative_error": 1e-4,
+        "byte_floor_us": us / 2,
+        "floor_fraction": 0.5,
+        "useful_gflops": 100 * images,
+    }
+    return {**facts, "status": "ok", **times, **judged, **changes}
+
+
+def write_ragged(root, config):
+    """A file for each shape of heads; every peer takes longer than the one before it."""
+    for heads, head_dim in config.ragged.shapes:
+        rows = []
+        for low, high in config.ragged.lengths:
+            for place, (provider, sizes) in enumerate(config.ragged.attention.items()):
+                for images in sizes:
+                    case = heads, head_dim, f"{low}-{high}", images
+                    rows.append(ragged_row(*case, provider, None if provider == "flex" else (1 + place) * images))
+                    if provider == "tilewright":
+                        rows += [ragged_row(*case, provider, 2.0, call=call) for call in ("pack", "gather", "first")]
+        write_csv(root / f"results/logs/ragged/{heads}x{head_dim}.csv", RAGGED, rows)
+
+
+# Images a second of a strategy, each, in every mode.
+PRUNED_RATES = {"padded": 1000, "padded_unfused": 800, "padded_kept": 1500, "gathered": 1600, "ragged": 2400}
+
+
+def pruned_row(network, setting, strategy, mode, batch, fewer=0, **changes):
+    """One row of a pruned network, `fewer` tokens kept than usual; strategies that `PRUNED_RATES` does not hold are
+    skipped, as are gathered ones of more than one image."""
+    _, variant, size, pruner = network.split("-")
+    facts = {
+        **{"network": network, "variant": variant, "resolution": size, "pruner": pruner, "setting": setting},
+        **{"strategy": strategy, "mode": mode, "batch": batch, "dtype": "float16", "tokens": 197},
+        **{"fewest_kept": 90 - fewer, "most_kept": (90 if batch == 1 else 110) - fewer},
+        **{"spread": 0 if batch == 1 else 20},
+        **{"tolerance": 0.007, "device": DEVICE["name"]},
+    }
+    if strategy not in PRUNED_RATES or (strategy == "gathered" and batch > 1):
+        return {**facts, "status": "skipped", "reason": "lengths differ", **changes}
+    p50 = 1e6 * batch / PRUNED_RATES[strategy]
+    times = {"p20_us": 0.9 * p50, "p50_us": p50, "p80_us": 1.1 * p50, "images_per_s": PRUNED_RATES[strategy]}
+    packed = {"pack_us": 0.02 * p50, "pack_share": 0.02} if strategy == "ragged" else {}
+    judged = {"inputs": 16, "same_tokens": 15, "max_abs_error": 1e-3, "relative_error": 1e-3, "same_top1": 1}
+    judged |= {"same_top1_all": 15 / 16, "largest_logit": 2, "rse": 0.01}
+    return {**facts, "status": "ok", **times, **packed, **judged, **changes}
+
+
+def write_pruned(root, config):
+    """A file for each pruned network."""
+    for network in config.pruned.workloads:
+        rows = [
+            pruned_row(network, f"keep_ratio={number}", strategy, mode, batch, fewer=30 * number)
+            for number, _ in enumerate(config.pruned.settings.get(network, [{}]))
+            for mode, sizes in config.pruned.modes.items()
+            for batch in sizes
+            for strategy in config.pruned.attention
+        ]
+        write_csv(root / f"results/logs/pruned/{network}.csv", PRUNED, rows)
+
+
+def write_logs(root, config, blank=()):
+    """Bench, networks, packed attention, heat map and reorder times; `blank`: (model, order) whose plans were
+    skipped."""
+    write_networks(root, config)
+    write_ragged(root, config)
+    write_pruned(root, config)
+    for model in config.workloads:
+        baselines = [
+            row(model, "sdpa_dense", dense_us(model), reorder="none"),
+            row(model, "sdpa_mask", 2 * dense_us(model), reorder="none"),
+            row(model, "flex", None, reorder="none"),
+        ]
+        write_csv(root / f"results/logs/{model}/baselines.csv", BENCH, baselines)
+        for order in config.orders:
+            for name, solver in config.benched:
+                p50 = None if (model, order) in blank else plan_us(model, order, solver)
+                plan = {"reorder": order, "tiles": name, "solver": solver}
+                predicted = {"predicted_us": 1.1 * plan_us(model, order, solver)}
+                rows = [row(model, "tilewright", p50, ordered="True", **plan, **predicted)]
+                rows += [row(model, "tilewright", p50 and 1.5 * p50, ordered="False", **plan)]
+                write_csv(root / f"results/logs/{model}/{order}/{name}.{solver}.csv", BENCH, rows)
+    for resolution in config.heatmap.resolutions:
+        write_csv(
+            root / f"results/logs/heatmap/{resolution}.csv",
+            HEATMAP,
+            [_cell(config, resolution, patch) for patch in config.heatmap.patches],
+        )
+    rows = [
+        {
+            **{"model": model, "tokens": 100 * 4**size, "entries": 1000 * 4**size, "distinct_rows": 10},
+            **{"reorder": order, "seconds": 0.01 * 3**size * (place + 1), "work_fraction": 0.3 / 2**size / (place + 1)},
+            **{"peak_rss_bytes": 2**30, "device": DEVICE["name"]},
+        }
+        for size, model in enumerate(config.reorder_times.workloads)
+        for place, order in enumerate(config.orders)
+    ]
+    write_csv(root / _select.REORDER_TIME, REORDER_TIME, rows)
+
+
+def _cell(config, resolution, patch):
+    tokens = (resolution // patch) ** 2 + 1
+    cell = {"resolution": resolution, "patch": patch, "tokens": tokens, "device": DEVICE["name"]}
+    if tokens > config.heatmap.max_tokens:
+        return {**cell, "status": "skipped", "reason": TOO_LONG}
+    speedup = 0.8 + tokens**0.5 / 40
+    return {
+        **cell,
+        "status": "ok",
+        "dense": "sdpa_dense",
+        "dense_p50_us": 100.0 * speedup,
+        "plan_p50_us": 100.0,
+        "speedup": speedup,
+        "max_abs_error": 1e-6,
+    }

@@ -1,0 +1,348 @@
+"""RegionViT as a network: against its definition, in every mode of attention, and with the official files."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tilewright import models
+from tilewright.baselines.sparse import flex
+from tilewright.core.errors import ArtifactError, ConfigError, PatternError
+from tilewright.graph import from_pattern
+from tilewright.models import regionvit as pattern
+from tilewright.networks import regionvit
+from tilewright.networks._region_windows import Windows
+
+
+@pytest.fixture
+def little(monkeypatch):
+    """Networks of every variant with one head and few blocks, which differ in nothing else."""
+    for variant, (_, stem) in regionvit.SIZES.items():
+        monkeypatch.setitem(regionvit.SIZES, variant, ((2, 1, 1, 1), stem))
+        monkeypatch.setitem(pattern.HEADS, variant, 1)
+
+
+def drawn(variant="tiny", attention="dense", **options):
+    """A network whose every weight, tables and norms included, has a say in the logits."""
+    network = models.create("regionvit", variant=variant, attention=attention, num_classes=10, **options)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, x in network.named_parameters():
+            drawn = torch.randn(x.shape, generator=generator)
+            scale = 1 if "rel_pos" in name else 0.1 if x.numel() == max(x.shape) else x[0].numel() ** -0.5
+            # Norms alone have weights for each channel and nothing else.
+            x.copy_(drawn * scale + (name.endswith("weight") and x.numel() == max(x.shape)))
+    return network
+
+
+def pictures(size, batch=2):
+    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(size))
+
+
+def defined(state, images, w):
+    """Logits from the definition, one window at a time, for weights under their official names."""
+
+    def norm(x, at):
+        return F.layer_norm(x, x.shape[-1:], state[f"{at}.weight"], state[f"{at}.bias"], 1e-6)
+
+    def linear(x, at):
+        return F.linear(x, state[f"{at}.weight"], state[f"{at}.bias"])
+
+    def conv(x, at, **options):
+        return F.conv2d(x, state[f"{at}.weight"], state.get(f"{at}.bias"), **options)
+
+    def grid_act(x, at):
+        weight, bias = (state[f"{at}.{name}"].flatten() for name in ("weight", "bias"))
+        return F.gelu(F.layer_norm(x.movedim(1, 3), x.shape[1:2], weight, bias, 1e-5).movedim(3, 1))
+
+    def attention(x, at, bias=0.0, seen=None):
+        q, k, v = (y.unflatten(2, (-1, 32)).transpose(1, 2) for y in linear(x, f"{at}.qkv").chunk(3, 2))
+        scores = q @ k.transpose(2, 3) / 32**0.5 + bias
+        weights = (scores if seen is None else scores.masked_fill(~seen, -1e30)).softmax(3)
+        return linear((weights @ v).transpose(1, 2).flatten(2), f"{at}.proj")
+
+    def sights(n, r):
+        """Which pairs of a window's tokens see each other, by window."""
+        inside = torch.arange(w) < n - (r - 1) * w
+        column = torch.cat((torch.tensor([True]), inside.repeat(w)))
+        row = torch.cat((torch.tensor([True]), inside.repeat_interleave(w)))
+        column, row, every = (x[:, None] & x for x in (column, row, torch.ones(1 + w * w, dtype=torch.bool)))
+        edge = {(True, False): column, (False, True): row, (True, True): column | row, (False, False): every}
+        return {at: edge[at[1] == r - 1, at[0] == r - 1] for at in itertools.product(range(r), repeat=2)}
+
+    def cut(regionals, locals_):
+        n, r = locals_.shape[2], regionals.shape[2]
+        locals_ = F.pad(locals_, (0, r * w - n, 0, r * w - n))
+        pieces = {
+            (y, x): (regionals[:, :, y, x, None], locals_[:, :, y * w : y * w + w, x * w : x * w + w].flatten(2))
+            for y, x in itertools.product(range(r), repeat=2)
+        }
+        return n, {at: torch.cat(piece, 2).transpose(1, 2) for at, piece in pieces.items()}
+
+    def paste(n, windows):
+        r = round(len(windows) ** 0.5)
+        squares = {at: x[:, 1:].transpose(1, 2).unflatten(2, (w, w)) for at, x in windows.items()}
+        rows = [torch.cat([squares[y, x] for x in range(r)], 3) for y in range(r)]
+        regionals = torch.stack([x[:, 0] for x in windows.values()], 2).unflatten(2, (r, r))
+        return regionals, torch.cat(rows, 2)[:, :, :n, :n]
+
+    border = -images.shape[2] % (4 * w)
+    framed = F.pad(images, (border // 2, border - border // 2) * 2)
+    regionals = conv(framed, "cls_token.proj", stride=4 * w)
+    if "patch_embed.proj.weight" in state:
+        locals_ = conv(images, "patch_embed.proj", stride=4, padding=3)
+    else:
+        x = grid_act(conv(images, "patch_embed.proj.0", stride=2, padding=1), "patch_embed.proj.1")
+        x = grid_act(conv(x, "patch_embed.proj.3", stride=2, padding=1), "patch_embed.proj.4")
+        locals_ = conv(x, "patch_embed.proj.6", padding=1)
+    y, x = torch.arange(w).repeat_interleave(w), torch.arange(w).repeat(w)
+    offsets = y - y[:, None] + w // 2, x - x[:, None] + w // 2
+    for stage in range(4):
+        at = f"layers.{stage}.block"
+        if stage:
+            groups = regionals.shape[1]
+            half = {"stride": 2, "padding": 1, "groups": groups}
+            grids = regionals, locals_
+            regionals, locals_ = (conv(grid_act(grid, f"{at}.0.proj.0"), f"{at}.0.proj.2", **half) for grid in grids)
+        n, windows = cut(regionals, locals_)
+        seen = sights(n, regionals.shape[2])
+        for block in itertools.count(1):
+            of = f"{at}.{block}"
+            if f"{of}.norm0.weight" not in state:
+                break
+            first = torch.stack([x[:, 0] for x in windows.values()], 1)
+            first = first + attention(norm(first, f"{of}.norm0"), f"{of}.attn")
+            table = state[f"{of}.attn.rel_pos"].unflatten(1, (2 * w - 1, 2 * w - 1))
+            bias = F.pad(table[:, *offsets], (1, 0, 1, 0))
+            for i, (place, x) in enumerate(windows.items()):
+                x = torch.cat((first[:, i : i + 1], x[:, 1:]), 1)
+                x = x + attention(norm(x, f"{of}.norm1"), f"{of}.attn", bias, seen[place])
+                windows[place] = x + linear(F.gelu(linear(norm(x, f"{of}.norm2"), f"{of}.mlp.fc1")), f"{of}.mlp.fc2")
+            if block == 1 and f"layers.{stage}.peg.weight" in state:
+                peg = [conv(x, f"layers.{stage}.peg", padding=1, groups=x.shape[1]) + x for x in paste(n, windows)]
+                n, windows = cut(*peg)
+        regionals, locals_ = paste(n, windows)
+    return linear(norm(regionals.flatten(2).transpose(1, 2), "norm").mean(1), "head")
+
+
+@pytest.mark.parametrize(
+    ("variant", "size", "options"),
+    [
+        pytest.param("tiny", 56, {}, id="whole-windows"),
+        pytest.param("tiny", 64, {}, id="padded"),
+        pytest.param("tiny", 20, {"window": 3, "peg": True}, id="peg"),
+        pytest.param("small-w14", 60, {}, id="w14"),
+        pytest.param("medium", 57, {}, id="a-row-of-regions-without-locals"),
+    ],
+)
+def test_logits_are_those_of_the_definition(variant, size, options, tmp_path, monkeypatch, little):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    images = pictures(size)
+    networks = {at: drawn(variant, at, image_size=size, **options) for at in ("dense", "native", "tilewright")}
+    chosen, state = networks["dense"].options, networks["dense"].state_dict()
+    wanted = defined(state, images, chosen.window)
+    # What the images are must matter, or nothing is compared.
+    assert (wanted[0] - wanted[1]).abs().max() > 0.05
+    for attention, network in networks.items():
+        with torch.inference_mode():
+            torch.testing.assert_close(network(images), wanted, rtol=0, atol=1e-4, msg=f"{attention}: other logits")
+
+
+def test_flex_gives_the_same_attention(monkeypatch):
+    # A padded grid, with a bias, in plan order.
+    monkeypatch.setattr(flex, "UNTUNED", ("16",))
+    windows = Windows(6, 2, 4, 2, "flex")
+    assert windows.site.order is not None and not torch.equal(windows.site.order, windows.site.order.sort().values)
+    q, k, v = torch.randn(3, 2, 2, windows.site.graph.n_rows, 32).unbind()
+    bias = F.pad(torch.randn(2, 49), (0, 1))
+    dense = Windows(6, 2, 4, 2, "dense").site.layer()
+    found = windows.site.layer()(*(x[:, :, windows.site.order] for x in (q, k, v)), bias)
+    torch.testing.assert_close(found, dense(q, k, v, bias)[:, :, windows.site.order], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("variant", "millions"),
+    [("tiny", 13.84), ("small", 30.59), ("medium", 41.22), ("base", 72.75), ("small-w14-peg", 31.37)],
+)
+def test_parameter_counts_are_the_published_ones(variant, millions):
+    with torch.device("meta"):
+        network = regionvit.Network(regionvit.Options(variant), "dense")
+    assert round(sum(x.numel() for x in network.parameters()) / 1e6, 2) == millions
+
+
+# ---------------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("stated", "meant", "name"),
+    [
+        ({"variant": "tiny"}, ("tiny", 7, False), "regionvit-tiny-224"),
+        ({"variant": "base-w14"}, ("base", 14, False), "regionvit-base-224-w14"),
+        ({"variant": "small-w14-peg"}, ("small", 14, True), "regionvit-small-224-w14-peg"),
+        ({"variant": "small", "window": 14, "peg": True}, ("small", 14, True), "regionvit-small-224-w14-peg"),
+        ({"variant": "medium", "peg": True, "image_size": 96}, ("medium", 7, True), "regionvit-medium-96-peg"),
+    ],
+)
+def test_a_variant_and_the_options_state_the_same(stated, meant, name):
+    options = regionvit.Options(**stated)
+    assert (options.variant, options.window, options.peg) == meant
+    assert regionvit.name(options) == name
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"variant": "large"}, "large"),
+        ({"variant": "tiny-w14", "window": 7}, "window: expected 14 for variant tiny-w14, found 7"),
+        ({"variant": "small-w14-peg", "peg": False}, "peg: expected True"),
+        ({"variant": "tiny", "image_size": 3}, ">= 4"),
+        ({"variant": "tiny", "stage": 1}, "variant, image_size, num_classes, window, peg"),
+    ],
+)
+def test_wrong_options_are_refused(stated, said):
+    with pytest.raises(ConfigError, match=said):
+        models.create("regionvit", **stated)
+
+
+def test_images_of_another_size_are_refused(little):
+    with pytest.raises(PatternError, match=r"\[B, 3, 56, 56\] with B at least 1, found \[1, 3, 64, 64\]"):
+        models.create("regionvit", variant="tiny", image_size=56)(torch.zeros(1, 3, 64, 64))
+
+
+# ---------------------------------------------------------------------------------------------- the pattern
+
+
+def windows_dense(n, r, w):
+    """Bool pattern of the windows from the published mask; tokens as places in the padded grid, regionals first."""
+    inside = n - (r - 1) * w
+    tokens = [(y, x, True) for y in range(r) for x in range(r)]
+    last = [(y, x) for y in range((r - 1) * w, r * w) for x in range((r - 1) * w, r * w)]
+    right = [(y, x) for y, x in last if y < n <= x]
+    below = [(y, x) for y, x in last if x < n <= y]
+    tokens += [(y, x, False) for y, x in [*itertools.product(range(n), repeat=2), *right, *below]]
+
+    def sees(a, b):
+        at = [(y, x) if regional else (y // w, x // w) for y, x, regional in (a, b)]
+        rows = all(regional or y % w < inside or y // w < r - 1 for y, _, regional in (a, b))
+        columns = all(regional or x % w < inside or x // w < r - 1 for _, x, regional in (a, b))
+        return at[0] == at[1] and (rows or columns)
+
+    return np.array([[sees(a, b) for b in tokens] for a in tokens])
+
+
+@pytest.mark.parametrize(("n", "r", "w"), [(6, 2, 3), (5, 2, 3), (7, 2, 4), (4, 3, 2), (3, 1, 4)])
+def test_windows_follow_the_published_mask(n, r, w):
+    graph = pattern.windows(n, r, w)
+    np.testing.assert_array_equal(graph.to_dense(), windows_dense(n, r, w))
+    assert graph.id == from_pattern(graph.to_csr()).id
+    ordered = graph.reordered(*(np.argsort(hint, kind="stable") for hint in (graph.row_hint, graph.col_hint)))
+    rows, cols = ordered.to_csr().nonzero()
+    assert (abs(rows - cols) <= w * w).all()
+
+
+@pytest.mark.parametrize(("n", "w"), [(6, 3), (8, 3)])
+def test_the_whole_graph_adds_only_the_sight_among_regional_tokens(n, w):
+    params = pattern.Params("tiny", n, 1, patch=1, window=w)
+    regionals, real = params.regions**2, params.regions**2 + n * n
+    dense = pattern.windows(n, params.regions, w).to_dense()[:real, :real]
+    dense[:regionals, :regionals] = True
+    np.testing.assert_array_equal(dense, pattern.graph(params).to_dense())
+
+
+def test_slots_are_those_of_the_graph():
+    params = pattern.Params("tiny", 8, 1, patch=1, window=3)
+    site = Windows(8, 3, 3, 2, "dense").site
+    rows, cols = pattern.windows(8, 3, 3).to_csr().nonzero()
+    rows, cols = (at[(rows < 73) & (cols < 73)] for at in (rows, cols))
+    found = site.slot(torch.from_numpy(rows), torch.from_numpy(cols)).numpy()
+    np.testing.assert_array_equal(found, pattern.bias_index(params, rows, cols))
+
+
+# ---------------------------------------------------------------------------------------------- weights
+
+
+def official(network):
+    """The network's tensors as published: with the projections' second name, and as trained on several devices."""
+    state = network.state_dict()
+    state |= {key.replace(".proj.", ".proj_cls."): x for key, x in state.items() if ".block.0.proj." in key}
+    return {f"module.{key}": x for key, x in state.items()}
+
+
+def saved(path, state):
+    torch.save({"model": state, "optimizer": {"state": {}}, "epoch": 299, "max_accuracy": 80.4}, path)
+    return path
+
+
+def test_an_official_file_gives_the_same_logits(tmp_path, little):
+    network, images = drawn(image_size=56), pictures(56)
+    state = official(network)
+    listed = ("cls_token.proj.weight", "patch_embed.proj.4.bias", "layers.1.block.0.proj_cls.2.weight", "norm.weight")
+    listed += tuple(f"layers.2.block.1.{x}" for x in ("norm0.bias", "attn.rel_pos", "attn.qkv.weight", "mlp.fc1.bias"))
+    assert all(f"module.{key}" in state for key in listed)
+    assert state["module.layers.1.block.0.proj.0.weight"].shape == (1, 32, 1, 1)
+    loaded = models.create(
+        "regionvit", variant="tiny", image_size=56, num_classes=10, checkpoint=saved(tmp_path / "a.pth", state)
+    )
+    with torch.inference_mode():
+        assert torch.equal(loaded(images), network(images))
+
+
+def test_a_file_for_another_window_is_resized_as_the_public_tool_does(tmp_path, little):
+    path = saved(tmp_path / "a.pth", official(network := drawn(image_size=56)))
+    wide = models.create("regionvit", variant="tiny-w14", image_size=56, num_classes=10, checkpoint=path)
+    old, new = network.state_dict(), wide.state_dict()
+    for key in old:
+        if key == "cls_token.proj.weight":
+            wanted = F.interpolate(old[key], size=(56, 56), mode="bicubic")
+        elif key.endswith("rel_pos"):
+            wanted = F.interpolate(old[key].view(1, -1, 13, 13), size=(27, 27), mode="bicubic").view(len(old[key]), -1)
+        else:
+            wanted = old[key]
+        assert torch.equal(new[key], wanted), key
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda state: state.pop("module.norm.weight"), "1 missing: norm.weight"),
+        (lambda state: state.update({"module.layers.0.peg.weight": torch.ones(32, 1, 3, 3)}), "1 unexpected: layers.0"),
+        (
+            lambda state: state.update({"module.head.weight": torch.ones(7, 256)}),
+            "mis-shaped: head.weight .7, 256. for",
+        ),
+        (
+            lambda state: state.update({"module.layers.3.block.0.proj_cls.2.bias": torch.ones(256)}),
+            "1 unexpected: layers.3.block.0.proj_cls.2.bias",
+        ),
+        (
+            lambda state: state.update({"module.layers.0.block.1.attn.rel_pos": torch.ones(1, 168)}),
+            "mis-shaped: layers.0.block.1.attn.rel_pos .1, 168. for .1, 169.",
+        ),
+    ],
+    ids=["missing", "unexpected", "classes", "projections-that-differ", "a-table-that-is-no-square"],
+)
+def test_a_file_that_does_not_fit_is_refused(change, said, tmp_path, little):
+    change(state := official(drawn(image_size=56)))
+    path = saved(tmp_path / "a.pth", state)
+    with pytest.raises(ArtifactError, match=said):
+        models.create("regionvit", variant="tiny", image_size=56, num_classes=10, checkpoint=path)
+
+
+def test_changed_weights_are_noticed_and_others_prepare_once(little):
+    network, images = drawn(image_size=84), pictures(84)
+    attend = network.layers[0].block[1].attn.attend
+    with torch.inference_mode():
+        before = network(images)
+        prepared = attend._prepared
+        assert torch.equal(network(images), before)
+        assert attend._prepared is prepared
+    with torch.no_grad():
+        network.layers[0].block[1].attn.rel_pos.mul_(3)
+    with torch.inference_mode():
+        after = network(images)
+    assert attend._prepared is not prepared
+    wanted = defined(network.state_dict(), images, 7)
+    torch.testing.assert_close(after, wanted, rtol=0, atol=1e-4)
+    assert (after - before).abs().max() > 1e-3

@@ -1,0 +1,467 @@
+"""Vision Longformer: windows and full stages against slow loops, published counts and names, files, sizes, errors."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from tilewright import models
+from tilewright.core.errors import ArtifactError, ConfigError, PatternError
+from tilewright.models import vision_longformer as graphs
+from tilewright.networks import _msvit_arch, _sites, _sliding_chunks
+from tilewright.networks import vision_longformer as networks
+from tilewright.networks._sliding_chunks import Windows
+
+# Two sparse stages of other windows, globals and strides, one of which needs padding, and a full one; 60 pixels.
+ARCH = "l1,h1,d16,n2,s1,g2,p4,f2_l2,h2,d32,n1,s1,g1,p2,f3_l3,h2,d32,n1,s0,g1,p2_l4,h2,d32,n1,s0,g0,p1"
+SIZE = 60
+MODES = ("chunk", "exact", "cyclic")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+
+
+def create(**options):
+    return models.create("vision_longformer", **{"variant": "tiny", "image_size": SIZE, "arch": ARCH, **options})
+
+
+def draw(network, seed=0):
+    """All weights random, of a scale that makes logits differ by about one."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            scale = 1 / math.sqrt(weight[0].numel()) if weight.ndim > 1 and "pos" not in name else 0.5
+            weight.copy_(scale * torch.randn(weight.shape, generator=generator) + ("norm" in name))
+    return network
+
+
+def images(size=SIZE, batch=2):
+    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(7))
+
+
+# ----------------------------------------------------------------------------------------------- windows
+
+
+def published(q, k, v, windows, tables=None):
+    """Attention of one image and head by the published definition, query by query: q, k, v [g + side^2, D] in float64.
+
+    The grid is padded with zeros to whole chunks. In cyclic mode a zero is left out only where the last chunk is
+    reached directly. tables: local [(4f-1)^2], local to global [g], global to local [g], global to global [g, g].
+    """
+    n, g, f, m = windows.side, windows.n_global, windows.radius, windows.chunks
+    own, to_global, from_global, between = tables or (None, torch.zeros(g), torch.zeros(g), torch.zeros(g, g))
+    out = torch.empty_like(q)
+    scores = q @ k.T / math.sqrt(q.shape[1])
+    for i in range(g):
+        bias = torch.cat([between[i], from_global[i].expand(n * n)])
+        out[i] = torch.softmax(scores[i] + bias, 0) @ v
+    zero = torch.zeros(q.shape[1], dtype=q.dtype)
+    for y in range(n):
+        for x in range(n):
+            at = g + y * n + x
+            seen = [(scores[at, i] + to_global[i], v[i]) for i in range(g)]
+            for b in range((y // f - 1) * f, (y // f + 2) * f):
+                for a in range((x // f - 1) * f, (x // f + 2) * f):
+                    if windows.mode == "cyclic":
+                        visible = not (n <= b < m * f or n <= a < m * f)
+                        ky, kx = b % (m * f), a % (m * f)
+                    else:
+                        visible = 0 <= b < n and 0 <= a < n
+                        visible &= windows.mode == "chunk" or max(abs(y - b), abs(x - a)) <= f
+                        ky, kx = b, a
+                    if visible:
+                        real = ky < n and kx < n
+                        score = scores[at, g + ky * n + kx] if real else torch.tensor(0.0)
+                        bias = 0 if own is None else own[(y - b + 2 * f - 1) * (4 * f - 1) + x - a + 2 * f - 1]
+                        seen.append((score + bias, v[g + ky * n + kx] if real else zero))
+            weights = torch.softmax(torch.stack([score for score, _ in seen]), 0)
+            out[at] = weights @ torch.stack([value for _, value in seen])
+    return out
+
+
+@pytest.mark.parametrize("relative", [False, True], ids=["absolute", "relative"])
+@pytest.mark.parametrize("attention", ["dense", "native"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("side", "n_global", "radius"), [(6, 1, 2), (7, 2, 3), (8, 1, 3), (5, 0, 2), (9, 1, 4)], ids=str
+)
+def test_windows_follow_the_published_definition(side, n_global, radius, mode, attention, relative):
+    windows, g = Windows(side, n_global, radius, mode), n_global
+    generator = torch.Generator().manual_seed(side)
+    q, k, v = (torch.randn(g + side * side, 8, generator=generator, dtype=torch.float64) for _ in range(3))
+    sizes = ((4 * radius - 1) ** 2, g, g, g * g)
+    tables = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    bias = torch.cat([*tables, torch.zeros(1)])[None].double() if relative else None
+    at = _sites.Site(attention, windows.graph, 1, 8, windows.attend, windows.slot)
+    padded = (windows.pad(x[None])[None] for x in (q, k, v))
+    out = windows.unpad(at.layer()(*padded, bias)[0])[0]
+    wanted = published(q, k, v, windows, (*tables[:3], tables[3].view(g, g)) if relative else None)
+    torch.testing.assert_close(out, wanted, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["chunk", "cyclic"])
+def test_a_sparse_layer_follows_the_published_definition(mode):
+    side, g, heads, f = 5, 2, 2, 2
+    shape = _msvit_arch.Shape(1, heads, 16, 1, 4, True, g, f, False, side)
+    windows = Windows(side, g, f, mode)
+    at = _sites.Site("dense", windows.graph, heads, 8, windows.attend, windows.slot)
+    layer = draw(networks.SparseAttention(shape, windows, at)).double()
+    x = torch.randn(1, g + side * side, 16, dtype=torch.float64)
+    q, k, v = layer.query(x)[0], layer.kv(x)[0, :, :16], layer.kv(x)[0, :, 16:]
+    outs = []
+    for head in range(heads):
+        mine = slice(8 * head, 8 * head + 8)
+        from_global, to_global = layer.g2l_relative_position_bias[:, head]
+        own, between = layer.local_relative_position_bias_table[:, head], layer.g2g_relative_position_bias[head]
+        tables = own, to_global, from_global[:, None], between
+        outs.append(published(q[:, mine], k[:, mine], v[:, mine], windows, tables))
+    torch.testing.assert_close(windows.unpad(layer(windows.pad(x)))[0], layer.proj(torch.cat(outs, 1)))
+
+
+def test_sliding_chunks_run_some_rows_at_a_time(monkeypatch):
+    windows = Windows(8, 1, 3, "exact")
+    q, k, v = torch.randn(3, 2, 2, 65, 8)
+    bias = torch.randn(2, 11 * 11 + 4)
+    whole = windows.attend(q, k, v, bias)
+    monkeypatch.setattr(_sliding_chunks, "SCORES", 1)
+    torch.testing.assert_close(windows.attend(q, k, v, bias), whole)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_slots_and_patterns_are_those_of_the_graphs(mode):
+    for stage, side in ((1, 14), (2, 9)):
+        params = graphs.Params("tiny", side << (stage - 1), stage, patch=1, mode=mode, window=7)
+        windows = Windows(side, 1, 3, mode)
+        at = np.arange(1 + side * side)
+        wanted = graphs.bias_index(params, at[:, None], at)
+        at = torch.arange(len(at))
+        if windows.padding:
+            # The zeros are further tokens, so that only what the real ones see of each other can be compared.
+            real = windows.real(torch.zeros(1)).flatten().nonzero().flatten()
+            assert windows.graph().n_rows == 1 + windows.width**2
+            np.testing.assert_array_equal(
+                windows.graph().to_dense()[np.ix_(real, real)], graphs.graph(params).to_dense()
+            )
+            at = real
+        else:
+            assert windows.graph().id == graphs.graph(params).id
+        slots = windows.slot(at[:, None], at).numpy()
+        allowed = graphs.graph(params).to_dense()
+        np.testing.assert_array_equal(slots[allowed], wanted[allowed])
+        assert slots.max() < graphs.graph(params).meta["bias"]["slots"]
+
+
+@pytest.mark.parametrize("variant", graphs.STAGES)
+def test_the_sparse_stages_of_a_variant_are_its_graphs(variant):
+    with torch.device("meta"):
+        network = networks.Network(networks.Options(variant, 128), "dense")
+    assert [stage.site is not None for stage in network.stages] == [True, True, False, False]
+    for number, stage in enumerate(network.stages, 1):
+        graph = graphs.graph(graphs.Params(variant, 128, number))
+        assert (stage.shape.heads, stage.shape.dim // stage.shape.heads) == (
+            graph.meta["heads"],
+            graph.meta["head_dim"],
+        )
+        assert graph.meta["grid"] == [stage.shape.side] * 2
+        assert graph.meta["n_global"] == stage.shape.n_global
+        if stage.site is not None:
+            assert stage.site.graph.id == graph.id
+
+
+# ------------------------------------------------------------------------------------------- full stages
+
+
+@pytest.mark.parametrize("n_global", [0, 2])
+def test_full_stages_add_the_published_bias(n_global, monkeypatch):
+    n, g, heads = 4, n_global, 2
+    shape = _msvit_arch.Shape(3, heads, 16, 1, 2, False, g, 7, False, n)
+    attention = draw(networks.FullAttention(shape)).double()
+    x = torch.randn(2, g + n * n, 16, dtype=torch.float64)
+    q, k, v = (part.view(2, -1, heads, 8).transpose(1, 2) for part in attention.qkv(x).split(16, 2))
+    bias = torch.zeros(heads, g + n * n, g + n * n, dtype=torch.float64)
+    for i in range(g + n * n):
+        for j in range(g + n * n):
+            (y, x_), (b, a) = divmod(i - g, n), divmod(j - g, n)
+            if i < g:
+                bias[:, i, j] = (
+                    attention.g2g_relative_position_bias[:, i, j]
+                    if j < g
+                    else attention.g2l_relative_position_bias[0, :, i]
+                )
+            elif j < g:
+                bias[:, i, j] = attention.g2l_relative_position_bias[1, :, j]
+            else:
+                offset = (y - b + n - 1) * (2 * n - 1) + x_ - a + n - 1
+                bias[:, i, j] = attention.local_relative_position_bias_table[offset]
+    weights = torch.softmax(q @ k.mT / math.sqrt(8) + bias, -1)
+    wanted = attention.proj((weights @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x), wanted)
+    monkeypatch.setattr(networks, "BIAS_BYTES", 1)
+    torch.testing.assert_close(attention(x), wanted)
+
+
+# ------------------------------------------------------------------------------------- the network, any mode
+
+
+@pytest.mark.parametrize(
+    ("mode", "position"), [("chunk", "absolute"), ("chunk", "relative"), ("exact", "relative"), ("cyclic", "relative")]
+)
+def test_every_attention_gives_the_same_logits(mode, position):
+    logits = {}
+    for attention in ("dense", "native", "tilewright"):
+        network = draw(create(window_mode=mode, position=position, attention=attention))
+        logits[attention] = network(images()).detach()
+    assert logits["dense"].shape == (2, 1000)
+    assert logits["dense"].std() > 0.3
+    torch.testing.assert_close(logits["native"], logits["dense"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits["tilewright"], logits["dense"], atol=1e-4, rtol=0)
+
+
+def test_window_modes_and_positions_differ():
+    logits = [draw(create(window_mode=mode))(images()).detach() for mode in MODES]
+    logits += [draw(create(position="relative"))(images()).detach()]
+    for i, one in enumerate(logits):
+        for other in logits[:i]:
+            assert (one - other).abs().max() > 1e-3
+
+
+def test_a_network_with_globals_at_its_end_reads_the_first():
+    network = create(arch="l1,h1,d8,n1,p4_l2,h1,d8,n1,p2,s0_l3,h1,d8,n1,p2,s0,g2", num_classes=5)
+    tokens = {}
+    network.norm.register_forward_hook(lambda module, taken, out: tokens.update(out=out))
+    out = network(images())
+    assert torch.equal(out, network.head(tokens["out"][:, 0]))
+
+
+def test_weights_are_drawn_from_the_seed():
+    first, again, other = (create(seed=seed).state_dict() for seed in (1, 1, 2))
+    for name, weight in first.items():
+        assert torch.equal(weight, again[name])
+        if weight.numel() and not name.endswith("bias") and "norm" not in name:
+            assert not torch.equal(weight, other[name])
+
+
+def test_names_of_networks():
+    name = networks.name
+    assert name(networks.Options("tiny")) == "vil-tiny-224"
+    assert name(networks.Options("base-wide", 384, "relative", "cyclic")) == "vil-base-wide-384-relative-cyclic"
+    assert name(networks.Options("tiny", 60, "absolute", arch=ARCH)).startswith("vil-tiny-60-")
+
+
+# ------------------------------------------------------------------------------------------- published counts
+
+
+@pytest.mark.parametrize(
+    ("variant", "millions"),
+    [
+        ("tiny", 6.71),
+        ("small", 24.64),
+        ("medium-deep", 39.72),
+        ("medium-wide", 39.78),
+        ("base-deep", 55.70),
+        ("base-wide", 79.00),
+    ],
+)
+def test_published_parameter_counts(variant, millions):
+    with torch.device("meta"):
+        network = networks.Network(networks.Options(variant), "dense")
+    assert round(sum(weight.numel() for weight in network.parameters()) / 1e6, 2) == millions
+
+
+@pytest.mark.parametrize(("position", "millions"), [("absolute", 6.754), ("relative", 6.766)])
+def test_counts_of_the_public_code_with_the_projections_of_globals_apart(position, millions):
+    with torch.device("meta"):
+        network = networks.Network(networks.Options("tiny", position=position), "dense")
+    aliased = [module for module in network.modules() if isinstance(module, networks.SparseAttention)]
+    again = [weight for a in aliased for own in (a.query, a.kv, a.proj) for weight in own.parameters()]
+    assert round(sum(weight.numel() for weight in (*network.parameters(), *again)) / 1e6, 3) == millions
+
+
+def published_names(position):
+    """Names and shapes of `ARCH` at 60 pixels in the public code's state dict, without aliases and buffers."""
+    named = {}
+
+    def linear(name, rows, cols):
+        named.update({f"{name}.weight": (rows, cols), f"{name}.bias": (rows,)})
+
+    channels = 3
+    stages = ((1, 16, 2, True, 2, 4, 2, 15), (2, 32, 1, True, 1, 2, 3, 7), (2, 32, 1, False, 1, 2, 7, 3))
+    stages += ((2, 32, 1, False, 0, 1, 7, 3),)
+    for s, (heads, d, blocks, sparse, g, p, f, n) in enumerate(stages, 1):
+        first = f"layer{s}.0."
+        named |= {f"{first}proj.weight": (d, channels, p, p), f"{first}proj.bias": (d,)}
+        named |= {f"{first}norm_embed.weight": (d,), f"{first}norm_embed.bias": (d,)}
+        named |= {f"{first}cls_token": (1, g, d)} if g else {}
+        if position == "absolute":
+            named |= {f"{first}cls_pos_embed": (1, g, d)}
+            named |= {f"{first}{axis}_pos_embed": (1, n, d // 2) for axis in "xy"}
+        for i in range(blocks):
+            one, two = f"layer{s}.{2 * i + 1}.", f"layer{s}.{2 * i + 2}."
+            named |= {f"{at}norm.{what}": (d,) for at in (one, two) for what in ("weight", "bias")}
+            projections = {"query": d, "kv": 2 * d, "proj": d} if sparse else {"qkv": 3 * d, "proj": d}
+            for name, rows in projections.items():
+                linear(f"{one}attn.{name}", rows, d)
+            linear(f"{two}mlp.fc1", 4 * d, d)
+            linear(f"{two}mlp.fc2", d, 4 * d)
+            if position == "relative":
+                side = 4 * f - 1 if sparse else 2 * n - 1
+                named[f"{one}attn.local_relative_position_bias_table"] = (side * side, heads)
+                if g:
+                    named[f"{one}attn.g2l_relative_position_bias"] = (2, heads, g)
+                    named[f"{one}attn.g2g_relative_position_bias"] = (heads, g, g)
+        channels = d
+    named |= {"norm.weight": (d,), "norm.bias": (d,)}
+    linear("head", 1000, d)
+    return named
+
+
+@pytest.mark.parametrize("position", ["absolute", "relative"])
+def test_weights_have_the_published_names_and_shapes(position):
+    state = create(position=position).state_dict()
+    assert {name: tuple(weight.shape) for name, weight in state.items()} == published_names(position)
+
+
+# ------------------------------------------------------------------------------------------------- files
+
+
+def published_file(network, path, **more):
+    """Write weights as the public code does: wrapped, prefixed, with aliases and index buffers."""
+    state = dict(network.state_dict())
+    for name in list(state):
+        for own in ("query", "kv", "proj"):
+            if f".attn.{own}." in name and name.replace(f".{own}.", ".query.") in state:
+                state[name.replace(f".{own}.", f".{own}_global.")] = state[name]
+        if name.endswith("bias_table"):
+            state[name.replace("local_relative_position_bias_table", "relative_position_index")] = torch.zeros(
+                4, 36
+            ).long()
+    state |= more
+    wrapped = {f"module.{name}": weight for name, weight in state.items()}
+    torch.save({"net": wrapped, "arch": "msvit", "epoch": 300, "best_acc": 76.3, "optimizer": {"state": {}}}, path)
+    return path
+
+
+@pytest.mark.parametrize("position", ["absolute", "relative"])
+def test_a_published_file_loads(tmp_path, position):
+    network = draw(create(position=position))
+    path = published_file(network, tmp_path / "model_best.pth")
+    assert any("kv_global" in name for name in torch.load(path, weights_only=True)["net"])
+    loaded = create(position=position, checkpoint=path)
+    assert torch.equal(loaded(images()), network(images()))
+
+
+def test_global_projections_of_their_own_are_refused(tmp_path):
+    alias = "layer1.1.attn.kv_global.weight"
+    path = published_file(draw(create()), tmp_path / "c.pth", **{alias: torch.ones(32, 16)})
+    with pytest.raises(ArtifactError, match=rf"not a checkpoint of this network: 1 unexpected: {alias}"):
+        create(checkpoint=path)
+
+
+def test_a_file_of_the_other_position_is_refused(tmp_path):
+    path = published_file(draw(create(position="relative")), tmp_path / "c.pth")
+    with pytest.raises(ArtifactError, match=r"missing: layer1.0.cls_pos_embed, .*unexpected: .*relative_position_bias"):
+        create(checkpoint=path)
+
+
+def test_tables_of_no_square_are_refused(tmp_path):
+    table = "layer1.1.attn.local_relative_position_bias_table"
+    path = published_file(draw(create(position="relative")), tmp_path / "c.pth", **{table: torch.ones(50, 1)})
+    with pytest.raises(ArtifactError, match="not a checkpoint of this network"):
+        create(position="relative", checkpoint=path)
+
+
+def resample(old, new):
+    """[new, old]: linear interpolation between the centres of `old` cells at those of `new` ones."""
+    at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+    return torch.tensor(np.stack([np.interp(at, np.arange(old), row) for row in np.eye(old)], 1), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("size", [84, 40])
+def test_positions_are_resized_to_other_images(tmp_path, size):
+    path = tmp_path / "c.pth"
+    small = draw(create())
+    resized = create(image_size=size, checkpoint=published_file(small, path))
+    old, new = small.state_dict(), resized.state_dict()
+    for name in ("layer1.0.x_pos_embed", "layer2.0.y_pos_embed"):
+        kernel = resample(old[name].shape[1], new[name].shape[1])
+        torch.testing.assert_close(new[name][0], kernel @ old[name][0])
+    small = draw(create(position="relative"))
+    resized = create(image_size=size, position="relative", checkpoint=published_file(small, path))
+    name = "layer3.1.attn.local_relative_position_bias_table"
+    old, new = small.state_dict(), resized.state_dict()
+    assert torch.equal(old["layer1.1.attn.local_relative_position_bias_table"], new[name.replace("r3", "r1")])
+    a, b = math.isqrt(len(old[name])), math.isqrt(len(new[name]))
+    grid = torch.einsum("ya,xb,abh->yxh", resample(a, b), resample(a, b), old[name].view(a, a, -1))
+    torch.testing.assert_close(new[name], grid.flatten(0, 1))
+    assert resized(images(size)).shape == (2, 1000)
+
+
+def test_a_table_of_another_window_is_resized(tmp_path):
+    small = draw(create(position="relative"))
+    arch = ARCH.replace("p4,f2", "p4,f3")
+    resized = create(position="relative", arch=arch, checkpoint=published_file(small, tmp_path / "c.pth"))
+    name = "layer1.3.attn.local_relative_position_bias_table"
+    grid = torch.einsum("ya,xb,abh->yxh", resample(7, 11), resample(7, 11), small.state_dict()[name].view(7, 7, -1))
+    torch.testing.assert_close(resized.state_dict()[name], grid.flatten(0, 1))
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 61, 60), (1, 4, 60, 60), (0, 3, 60, 60), (3, 60, 60)], ids=str)
+def test_other_images_are_refused(shape):
+    with pytest.raises(PatternError, match=r"expected a tensor \[B, 3, 60, 60\] with B at least 1, found"):
+        create()(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variant": "huge"}, "vision_longformer: Invalid enum value 'huge'.*options: variant, image_size, position"),
+        ({"position": "both"}, "Invalid enum value 'both'"),
+        ({"window_mode": "zero"}, "Invalid enum value 'zero'"),
+        ({"num_classes": 0}, ">= 1"),
+        ({"keep_ratio": 0.5}, "unknown field `keep_ratio`"),
+        (
+            {"arch": ""},
+            r"arch, stage 1: expected letters l, h, d, n, p, s, g, f, a, each once and with a number, found ''",
+        ),
+        ({"arch": ARCH.replace("n2", "m2")}, "arch, stage 1: expected letters .* found 'm2'"),
+        ({"arch": ARCH.replace("n2", "n2,n2")}, "arch, stage 1: expected letters .* each once .* found 'n2'"),
+        ({"arch": ARCH.replace("n2", "nx")}, "arch, stage 1: expected letters .* found 'nx'"),
+        ({"arch": ARCH.replace("n2", "n-2")}, "arch, stage 1: expected letters .* found 'n-2'"),
+        ({"arch": ARCH.replace("h1,d16,", "")}, "arch, stage 1: expected all of l, h, d, n, p; missing: h, d"),
+        ({"arch": ARCH.replace("n2", "n0")}, "arch, stage 1: expected n of at least 1, found n0"),
+        ({"arch": ARCH.replace("s0", "s2")}, "arch, stage 3: expected s0 or s1, found s2"),
+        ({"arch": ARCH.replace("l2", "l3")}, "arch, stage 2: expected l2, found l3"),
+        ({"arch": ARCH.replace("h2,d32", "h3,d32")}, "stage 2: expected heads that divide the width, found h3 and d32"),
+        (
+            {"arch": ARCH.replace("h1,d16", "h1,d15")},
+            "stage 1: expected an even width with absolute position, found d15",
+        ),
+        ({"arch": ARCH.partition("_l3")[0]}, "arch: expected 3 or 4 stages, found 2"),
+        ({"arch": ARCH + ",a0", "position": "absolute"}, "arch, stage 4: position 'absolute' contradicts a0"),
+        ({"image_size": 3}, "image_size 3 leaves no token at stage 1"),
+        ({"image_size": 40, "window_mode": "cyclic"}, "at least 3 chunks of 3 a side, found 5 tokens at stage 2"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        create(**options)
+
+
+def test_the_arch_decides_positions_that_are_not_asked_for():
+    shapes = networks.Options("tiny", arch=ARCH.replace("f3", "f3,a0")).shapes()
+    assert [shape.absolute for shape in shapes] == [True, False, True, True]
+    relative = msgspec.structs.replace(networks.Options("tiny"), position="relative").shapes()
+    assert not any(shape.absolute for shape in relative)
+
+
+def test_stages_behind_a_full_one_are_full():
+    shapes = networks.Options("tiny", arch="l1,h1,d8,n1,p4_l2,h1,d8,n1,p2,s0_l3,h1,d8,n1,p2,s1").shapes()
+    assert [shape.sparse for shape in shapes] == [True, False, False]
+    assert [(shape.n_global, shape.radius) for shape in shapes] == [(1, 7)] * 3

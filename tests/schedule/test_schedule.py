@@ -1,0 +1,542 @@
+"""The schedule against brute force over all assignments, and its own promises (greedy, aggregation,
+determinism, files)."""
+
+import dataclasses
+import itertools
+import json
+import math
+import subprocess
+import sys
+import timeit
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.factories import make_blocks, make_limits, make_profile, random_inputs
+from tilewright import schedule as schedules
+from tilewright.blocks import work
+from tilewright.core.errors import ArtifactError, InfeasibleError, SolverError, UnknownNameError
+from tilewright.schedule import check, classes, descent, greedy, model, polish, solve, solvers
+from tilewright.schedule import problem as problems
+
+TILES = ("4x1", "2x1", "4x8")
+# Among them, every case binds.
+SEEDS = (0, 7, 9)
+CASES = {
+    "one-round": {},
+    "c2-working-set": {"per_block": {"working_set_bytes": 500.0}},
+    "c3-kappa": {"max_tile_kinds": 1, "rounds": 2},
+    "c5-envelope": {"envelope": {"registers": 5.0}, "rounds": 2},
+    "c6-occupancy": {"occupancy": 3.0, "rounds": 2, "round_us": 0.2},
+    "c7-conflict": {"conflicts": (("4x1", "2x1"), ("4x8", "2x1"), ("4x1", "4x8"), ("elsewhere", "4x1"))},
+    "all": {
+        "max_tile_kinds": 2,
+        "envelope": {"registers": 6.0},
+        "occupancy": 3.0,
+        "conflicts": (("4x1", "4x8"),),
+        "rounds": 2,
+        "round_us": 0.1,
+    },
+}
+
+
+def brute_force(blocks, profiles, limits):
+    """Least makespan and least longest round over every assignment, from the definitions alone; inf when
+    there is none."""
+    names, regions = list(blocks), range(next(iter(blocks.values())).n_regions)
+    shapes = {}
+    for name, cover in blocks.items():
+        items = work.items(cover, profiles[name].split_keys)
+        for b in regions:
+            shapes[b, name] = items.cls[cover.region[items.block] == b].tolist()
+    fits = {
+        (b, name): all(
+            profiles[name].classes[k].resources[what] <= most
+            for k in shapes[b, name]
+            for what, most in limits.per_block.items()
+        )
+        for b in regions
+        for name in names
+    }
+    usable = {
+        name: [c for c in profiles[name].classes if all(c.resources[w] <= m for w, m in limits.per_block.items())]
+        for name in names
+    }
+    places = list(itertools.product(names, range(limits.rounds)))
+    best = {"sum": np.inf, "paper": np.inf}
+    for choice in itertools.product(places, repeat=len(regions)):
+        if not all(fits[b, choice[b][0]] for b in regions):
+            continue
+        durations, total = [], 0.0
+        for r in range(limits.rounds):
+            here = [(b, name) for b, (name, q) in enumerate(choice) if q == r]
+            kinds = {name for _, name in here}
+            work_of = [(name, k) for b, name in here for k in shapes[b, name]]
+            classes = [profiles[name].classes[k] for name, k in work_of]
+            longest, load = max((c.alone_us for c in classes), default=0), sum(c.latency_us for c in classes)
+            units = sum(c.occupancy for c in classes)
+            envelope_kept = all(
+                sum(max(c.resources[what] for c in usable[name]) for name in kinds) <= most
+                for what, most in limits.envelope.items()
+            )
+            apart = not any(a in kinds and b in kinds for a, b in limits.conflicts)
+            if len(kinds) > limits.max_tile_kinds or units > limits.occupancy or not envelope_kept or not apart:
+                break
+            if here:
+                durations.append(max(longest, load / limits.slots + sum(profiles[n].tile_us for n in kinds)))
+                total += durations[-1] + sum(profiles[n].launch_us for n, _ in set(work_of)) + limits.round_us
+        else:
+            best = {"sum": min(best["sum"], total), "paper": min(best["paper"], max(durations))}
+    return best
+
+
+@pytest.fixture(scope="module")
+def truth():
+    found = {}
+
+    def of(case, seed):
+        if (case, seed) not in found:
+            blocks, profiles = random_inputs(seed, 4, TILES, tile_us=0.1)
+            found[case, seed] = brute_force(blocks, profiles, make_limits(**CASES[case]))
+        return found[case, seed]
+
+    return of
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("objective", problems.OBJECTIVES)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("solver", solvers.NAMES)
+def test_optimum_is_brute_force(solver, case, objective, seed, truth):
+    blocks, profiles = random_inputs(seed, 4, TILES, tile_us=0.1)
+    limits = make_limits(**CASES[case])
+    best = truth(case, seed)[objective]
+    assert best < np.inf
+    found = solve(blocks, profiles, limits, solver, objective, gap=0.0)
+    assert found.status == "optimal"
+    assert found.objective_us == pytest.approx(best, rel=1e-6)
+    assert found.bound_us == pytest.approx(best, rel=1e-6)
+    assert check.violations(found, blocks, profiles, limits) == []
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "one-round"])
+def test_each_case_binds(case, truth):
+    """Without its constraints each case has a better optimum: else the tests above would not notice a missing
+    row."""
+    rounds = {name: value for name, value in CASES[case].items() if name in ("rounds", "round_us")}
+    gains = []
+    for seed in SEEDS:
+        blocks, profiles = random_inputs(seed, 4, TILES, tile_us=0.1)
+        free = brute_force(blocks, profiles, make_limits(**rounds))
+        gains += [truth(case, seed)[objective] - free[objective] for objective in problems.OBJECTIVES]
+    assert min(gains) >= 0 and max(gains) > 1e-3
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n_regions=st.integers(1, 12),
+    rounds=st.integers(1, 3),
+    kappa=st.integers(1, 3),
+    occupancy=st.sampled_from([math.inf, 20.0, 6.0]),
+    objective=st.sampled_from(problems.OBJECTIVES),
+)
+def test_no_solver_loses_to_what_it_starts_from(seed, n_regions, rounds, kappa, occupancy, objective):
+    """An integer program to descent, and descent to greedy and to every fixed tile."""
+    blocks, profiles = random_inputs(seed, n_regions, TILES)
+    limits = make_limits(rounds=rounds, max_tile_kinds=kappa, round_us=0.3, occupancy=occupancy)
+
+    def solved(solver, *tiles):
+        taken = ({name: files[name] for name in tiles or TILES} for files in (blocks, profiles))
+        try:
+            found = solve(*taken, limits, solver, objective)
+        except InfeasibleError:
+            return None
+        if not tiles:
+            assert check.violations(found, blocks, profiles, limits) == []
+        return found
+
+    starts = [*filter(None, [solved("greedy"), *(solved("greedy", name) for name in TILES)])]
+    descended, found = solved("descent"), solved("highs")
+    assert bool(starts) == (descended is not None) and (found is not None or not starts)
+    if starts:
+        # Sums in another order differ in their last bits.
+        assert descended.objective_us <= min(start.objective_us for start in starts) * (1 + 1e-12)
+        assert found.objective_us <= descended.objective_us * (1 + 1e-12)
+        assert all(other.bound_us <= found.objective_us * (1 + 1e-6) for other in (found, descended))
+
+
+@pytest.mark.parametrize("objective", problems.OBJECTIVES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_classes_have_the_optimum_of_regions(seed, objective):
+    blocks, profiles = random_inputs(seed, 14, ("4x1", "2x8"), most_runs=2)
+    problem = problems.build(blocks, profiles, make_limits(rounds=2, max_tile_kinds=1, round_us=0.2))
+    forms = [classes.exact(problem), classes.exact(problem, aggregate=False)]
+    assert [form.form for form in forms] == ["classes", "regions"]
+    optima = []
+    for form in forms:
+        program, _ = model.build(problem, form, objective)
+        answer = solvers_member("gurobi").solve(program, time_limit_s=30, gap=0.0, seed=0, threads=1)
+        optima.append(answer.objective)
+    assert len(forms[0].size) < len(forms[1].size)
+    assert optima[0] == pytest.approx(optima[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("objective", problems.OBJECTIVES)
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_merged_bound_is_below_the_exact_optimum(seed, rounds, objective):
+    blocks, profiles = random_inputs(seed, 12, TILES, most_runs=6)
+    limits = make_limits(rounds=rounds, max_tile_kinds=2)
+    exact = solve(blocks, profiles, limits, "highs", objective)
+    full = exact.model_size
+    merged = solve(
+        blocks, profiles, limits, "highs", objective, budget=(full["variables"], 2 * full["constraints"] // 3)
+    )
+    assert merged.form == "merged" and merged.model_size["constraints"] <= 2 * full["constraints"] // 3
+    assert merged.bound_us <= exact.objective_us * (1 + 1e-6)
+    assert merged.objective_us >= exact.bound_us * (1 - 1e-6)
+    assert (merged.status == "optimal") == (merged.gap <= 1e-4)
+    assert check.violations(merged, blocks, profiles, limits) == []
+
+
+def test_a_merged_answer_that_hides_occupancy_gives_way_to_descent(monkeypatch):
+    blocks, profiles = random_inputs(0, 12, TILES, most_runs=6)
+    monkeypatch.setattr(problems.Problem, "feasible", lambda *_: False)
+    found = solve(blocks, profiles, make_limits(), budget=(100, 90))
+    baseline = solve(blocks, profiles, make_limits(), "descent")
+    assert (found.status, found.predicted_us) == ("feasible", baseline.predicted_us)
+    assert "descent" in found.note
+
+
+@pytest.mark.parametrize("objective", problems.OBJECTIVES)
+def test_polish_adds_and_drops_launches(objective):
+    """From any launches, even none, every region is served, and no single launch more or less would be
+    better."""
+    blocks, profiles = random_inputs(4, 12, TILES, most_runs=6)
+    problem = problems.build(blocks, profiles, make_limits(rounds=2, max_tile_kinds=2))
+    rounds, held = np.arange(12) % 2, np.array([[True, False], [True, True], [False, True]])
+    optimum = solve(blocks, profiles, problem.limits, objective=objective).objective_us
+    for launched in (np.zeros((len(problem.tile_of), 2), bool), np.ones((len(problem.tile_of), 2), bool)):
+        tile = polish.assign(problem, rounds, launched, held, objective)
+        assert held[tile, rounds].all() and problem.feasible(tile, rounds)
+        best = problem.value(tile, rounds, objective)
+        assert optimum * (1 - 1e-6) <= best
+        for b in range(12):
+            for s in np.flatnonzero(held[:, rounds[b]]):
+                other = tile.copy()
+                other[b] = s
+                used = set(np.flatnonzero(problem.table(tile, rounds)[rounds[b]]))
+                if set(np.flatnonzero((problem.counts[b] > 0) & (problem.tile_of == s))) <= used:
+                    assert problem.value(other, rounds, objective) >= best * (1 - 1e-9)
+
+
+def test_a_worse_answer_gives_way_to_descent(monkeypatch):
+    blocks, profiles = random_inputs(0, 6, TILES)
+    monkeypatch.setattr(model, "decode", lambda problem, *_: (problem.load_us.argmax(axis=1), np.zeros(6, int)))
+    found = solve(blocks, profiles, make_limits())
+    baseline = solve(blocks, profiles, make_limits(), "descent")
+    assert found.predicted_us == baseline.predicted_us
+    assert "descent" in found.note and (found.status == "optimal") == (found.gap <= 1e-4)
+
+
+@pytest.mark.parametrize("objective", problems.OBJECTIVES)
+@pytest.mark.parametrize("case", CASES)
+def test_descent_ends_where_no_move_of_a_class_helps(case, objective):
+    blocks, profiles = random_inputs(3, 9, TILES, most_runs=2, tile_us=0.1)
+    problem = problems.build(blocks, profiles, make_limits(**CASES[case] | {"occupancy": math.inf}))
+    tile, rounds = descent.assign(problem, objective)
+    assert problem.feasible(tile, rounds)
+    best, member = problem.value(tile, rounds, objective), classes.exact(problem).member
+    places = {*zip(member, tile, rounds, strict=True)}
+    for label, s, r in itertools.product(places, range(3), range(problem.limits.rounds)):
+        moved = (member == label[0]) & (tile == label[1]) & (rounds == label[2])
+        other = np.where(moved, s, tile), np.where(moved, r, rounds)
+        if problem.feasible(*other):
+            assert problem.value(*other, objective) >= best * (1 - descent.WORTH)
+
+
+def test_descent_counts_launches():
+    """Greedy gives each region its fastest tile and pays a launch for each; one tile would do."""
+    blocks = {"4x1": make_blocks("4x1", [[2], [3], [4]]), "2x1": make_blocks("2x1", [[2, 2]] * 3)}
+    profiles = {name: make_profile(cover, launch_us=50.0) for name, cover in blocks.items()}
+    plain, found = (solve(blocks, profiles, make_limits(), solver) for solver in ("greedy", "descent"))
+    assert (plain.launches, found.launches) == (3, 1)
+    assert found.objective_us < plain.objective_us - 90
+
+
+def test_descent_is_fast_where_all_regions_differ():
+    blocks, profiles = random_inputs(0, 512, ("16x1", "32x1", "64x1"), most_runs=12, region_rows=128)
+    problem = problems.build(blocks, profiles, make_limits(slots=132, rounds=2, max_tile_kinds=1))
+    assert len(classes.exact(problem).size) > descent.GROUPS
+    tile, rounds = descent.assign(problem, "sum")
+    again = descent.assign(problem, "sum")
+    assert np.array_equal(tile, again[0]) and np.array_equal(rounds, again[1])
+    assert problem.feasible(tile, rounds)
+    assert min(timeit.repeat(lambda: descent.assign(problem, "sum"), number=1, repeat=3)) < 1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_is_a_feasible_point_of_the_model(case):
+    blocks, profiles = random_inputs(3, 4, TILES)
+    problem = problems.build(blocks, profiles, make_limits(**CASES[case]))
+    tile, rounds = greedy.assign(problem)
+    for objective in problems.OBJECTIVES:
+        form, program, layout = model.fit(problem, objective, None)
+        x = model.encode(problem, form, layout, tile, rounds)
+        activity = program.rows @ x
+        assert (activity <= program.row_upper + 1e-9).all() and (activity >= program.row_lower - 1e-9).all()
+        assert (x <= program.upper + 1e-9).all() and (x >= program.lower).all()
+        assert program.cost @ x == pytest.approx(problem.value(tile, rounds, objective))
+        assert problem.value(*model.decode(problem, form, layout, x, objective), objective) == pytest.approx(
+            program.cost @ x
+        )
+        assert len(set(program.names)) == len(program.cost)
+
+
+def test_the_work_list_is_ordered_and_places_every_item():
+    blocks, profiles = random_inputs(5, 24, TILES, most_runs=9, split_keys=128)
+    limits = make_limits(rounds=3, max_tile_kinds=1, slots=3, round_us=0.7)
+    found = solve(blocks, profiles, limits, "highs", "paper")
+    keys = np.stack([found.cls, found.tile, found.round])
+    assert (np.lexsort(keys) == np.arange(found.n_items)).all()
+    size = (found.run_hi - found.run_lo) * [
+        blocks[found.tiles[t]].rows[b] for t, b in zip(found.tile, found.block, strict=True)
+    ]
+    same_launch = (np.diff(keys, axis=1) == 0).all(axis=0)
+    assert (np.diff(size)[same_launch] <= 0).all() and (np.diff(size)[same_launch] < 0).any()
+    assert set(found.slot.tolist()) == {0, 1, 2}
+    latency = np.array(
+        [profiles[found.tiles[t]].classes[k].latency_us for t, k in zip(found.tile, found.cls, strict=True)]
+    )
+    # List scheduling ends at the prediction when the slots end together, and never later than one item after
+    # it a round.
+    excess = (found.start_us + latency).max() - found.predicted_us
+    assert -1e-6 <= excess <= sum(latency[found.round == r].max() for r in range(3))
+    assert found.start_us[0] == pytest.approx(0.7 + profiles[found.tiles[found.tile[0]]].launch_us)
+    assert found.launches == len(np.unique(keys, axis=1).T)
+
+
+def test_a_region_without_keys_needs_no_work():
+    blocks = {"4x1": make_blocks("4x1", [[2], [0], [3]]), "2x1": make_blocks("2x1", [[1, 2], [0, 0], [2, 0]])}
+    profiles = {name: make_profile(cover) for name, cover in blocks.items()}
+    found = solve(blocks, profiles, make_limits())
+    assert check.violations(found, blocks, profiles, make_limits()) == []
+
+
+def test_same_seed_same_schedule():
+    blocks, profiles = random_inputs(7, 30, TILES, most_runs=5)
+    first, second = (solve(blocks, profiles, make_limits(max_tile_kinds=2), seed=3) for _ in range(2))
+    for name in schedules.COLUMNS:
+        assert np.array_equal(getattr(first, name), getattr(second, name))
+
+
+def test_region_fits_no_tile():
+    blocks, profiles = random_inputs(0, 3, TILES)
+    with pytest.raises(InfeasibleError, match=r"region \d fits no tile: 4x1 needs registers 4 of at most 1; 2x1 needs"):
+        solve(blocks, profiles, make_limits(per_block={"registers": 1.0}))
+
+
+@pytest.mark.parametrize("solver", solvers.NAMES)
+def test_no_schedule_keeps_the_limits(solver):
+    blocks, profiles = random_inputs(0, 3, TILES)
+    with pytest.raises(InfeasibleError, match=r"rounds 1; .*occupancy 1 units a round .*at least [3-9]"):
+        solve(blocks, profiles, make_limits(occupancy=1.0), solver)
+
+
+def test_greedy_finds_no_place():
+    blocks, profiles = random_inputs(0, 3, TILES)
+    with pytest.raises(InfeasibleError, match="greedy finds no round for region"):
+        solve(blocks, profiles, make_limits(occupancy=1.0), "greedy")
+
+
+def test_no_time_and_no_start(monkeypatch):
+    blocks, profiles = random_inputs(0, 4, TILES)
+    unsolved = solvers.Solution(None, "unsolved", np.inf, 0.0, np.inf, 0.0)
+    monkeypatch.setattr("tilewright.schedule.solvers.highs.solve", lambda *_, **__: unsolved)
+    assert solve(blocks, profiles, make_limits()).note
+    monkeypatch.setattr(greedy, "assign", lambda _: (_ for _ in ()).throw(InfeasibleError("none")))
+    with pytest.raises(SolverError, match="highs ended without a schedule"):
+        solve(blocks, profiles, make_limits())
+
+
+def test_a_bound_above_a_schedule_is_a_broken_model(monkeypatch):
+    blocks, profiles = random_inputs(0, 4, TILES)
+    claim = solvers.Solution(None, "unsolved", np.inf, 1e6, np.inf, 0.0)
+    monkeypatch.setattr("tilewright.schedule.solvers.highs.solve", lambda *_, **__: claim)
+    with pytest.raises(SolverError, match=r"highs claims a bound of 1e\+06 us, above the"):
+        solve(blocks, profiles, make_limits())
+
+
+def test_no_model_fits_the_budget():
+    blocks, profiles = random_inputs(0, 4, TILES)
+    with pytest.raises(SolverError, match=r"smallest model .* the size budget allows 10 and 10"):
+        solve(blocks, profiles, make_limits(), budget=(10, 10))
+
+
+@pytest.mark.parametrize(("what", "arguments"), [("solver", ("cplex",)), ("objective", ("highs", "mean"))])
+def test_unknown_names(what, arguments):
+    blocks, profiles = random_inputs(0, 2, TILES)
+    with pytest.raises(UnknownNameError, match=f"unknown {what} '{arguments[-1]}'; known: "):
+        solve(blocks, profiles, make_limits(), *arguments)
+
+
+def _altered(change):
+    blocks, profiles = random_inputs(0, 3, TILES)
+    return change(blocks, profiles)
+
+
+MISMATCHES = {
+    "no-profile": (lambda b, p: (b, {k: v for k, v in p.items() if k != "2x1"}), "expected a profile for each"),
+    "wrong-tile": (lambda b, p: ({**b, "2x1": b["4x1"]}, p), "tile 2x1: found blocks of 4x1"),
+    "other-graph": (
+        lambda b, p: ({**b, "2x1": dataclasses.replace(b["2x1"], graph_id="g2")}, p),
+        "tile 2x1: expected blocks of graph graph in 3 regions, found graph g2",
+    ),
+    "other-blocks": (
+        lambda b, p: (b, {**p, "2x1": dataclasses.replace(p["2x1"], blocks_id="x")}),
+        "the profile was made for blocks x, found",
+    ),
+    "other-device": (
+        lambda b, p: (b, {**p, "2x1": dataclasses.replace(p["2x1"], device_id="x")}),
+        "expected a profile with device_id 'device', found 'x'",
+    ),
+    "other-classes": (
+        lambda b, p: (b, {**p, "2x1": dataclasses.replace(p["2x1"], classes=p["2x1"].classes[:1])}),
+        "expected a profile of the",
+    ),
+    "no-latency": (
+        lambda b, p: (
+            b,
+            {**p, "2x1": dataclasses.replace(
+                p["2x1"], classes=tuple(dataclasses.replace(c, latency_us=0.0) for c in p["2x1"].classes)
+            )},
+        ),
+        "expected positive, finite latencies",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+def test_inputs_that_do_not_belong_together(case):
+    change, message = MISMATCHES[case]
+    with pytest.raises(ArtifactError, match=message):
+        solve(*_altered(change), make_limits())
+
+
+def test_limits_name_a_resource_that_the_profile_lacks():
+    with pytest.raises(ArtifactError, match="expected a profile that states 'smem_bytes'"):
+        solve(*random_inputs(0, 2, TILES), make_limits(per_block={"smem_bytes": 1.0}))
+
+
+@pytest.fixture
+def solved():
+    blocks, profiles = random_inputs(2, 5, TILES)
+    return solve(blocks, profiles, make_limits(), paths={"2x1": ("b.npz", "p.json")}), blocks, profiles
+
+
+def test_a_file_brings_the_schedule_back(solved, tmp_path):
+    found, blocks, profiles = solved
+    schedules.save(tmp_path / "s.json", found, {"by": "test"})
+    again = schedules.load(tmp_path / "s.json")
+    for field in dataclasses.fields(found):
+        before, after = getattr(found, field.name), getattr(again, field.name)
+        same = np.array_equal(before, after) if field.name in schedules.COLUMNS else before == after
+        assert same and type(before) is type(after), field.name
+    assert again.blocks_paths == ("", "b.npz", "")
+    assert check.violations(again, blocks, profiles, make_limits()) == []
+    assert again.summary() == found.summary()
+    assert {
+        "solver",
+        "status",
+        "form",
+        "objective_us",
+        "bound_us",
+        "gap",
+        "predicted_us",
+        "variables",
+        "seconds",
+    } <= set(found.summary())
+
+
+DAMAGE = {
+    "missing-field": (lambda d: d.pop("gap"), "complete schedule"),
+    "missing-column": (lambda d: d["work"].pop("slot"), "complete schedule"),
+    "short-column": (lambda d: d["work"]["slot"].pop(), "columns of one length"),
+    "text-column": (lambda d: d["work"].update(slot=["a"]), "complete schedule"),
+    "other-kind": (lambda d: d.update(kind="profile"), "expected kind 'schedule', found 'profile'"),
+    "other-version": (lambda d: d.update(version=0), "expected schedule version"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_file_is_named(case, solved, tmp_path):
+    path = tmp_path / "s.json"
+    schedules.save(path, solved[0])
+    change, message = DAMAGE[case]
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(ArtifactError, match=f"s.json: .*{message}"):
+        schedules.load(path)
+
+
+FOREIGN = {
+    "other-graph": (
+        lambda b, p: b.update({"4x1": dataclasses.replace(b["4x1"], graph_id="g2")}),
+        "made for graph graph",
+    ),
+    "other-blocks": (
+        lambda b, p: b.update({"4x1": make_blocks("4x1", [[1]] * 5)}),
+        "4x1: the schedule was made for blocks",
+    ),
+    "no-blocks": (lambda b, p: b.pop("4x1"), "needs blocks of the tiles"),
+    "no-profile": (lambda b, p: p.pop("4x1"), "needs profiles of the tiles"),
+    "profile-of-others": (
+        lambda b, p: p.update({"4x1": dataclasses.replace(p["4x1"], blocks_id="x")}),
+        "found a profile of x",
+    ),
+    "other-device": (
+        lambda b, p: p.update({"4x1": dataclasses.replace(p["4x1"], device_id="x")}),
+        "made for device device",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_schedule_of_other_inputs_is_refused(case, solved):
+    found, blocks, profiles = solved
+    schedules.verify_inputs(found, blocks, profiles)
+    change, message = FOREIGN[case]
+    change(blocks, profiles)
+    with pytest.raises(ArtifactError, match=message):
+        schedules.verify_inputs(found, blocks, profiles)
+
+
+def test_bounds_use_the_device_rates():
+    cover = make_blocks("4x1", [[2], [1]], partial=np.array([True, False, True]))
+    device = {"kind": "cpu", "copy_gb_per_s": 2.0, "peak_gflops": 4.0}
+    profile = make_profile(cover, device=device)
+    bounds = solve({"4x1": cover}, {"4x1": profile}, make_limits()).lower_bounds
+    assert set(bounds) == {"work", "longest", "bytes", "flops"}
+    # 8 queries; of the first 16 keys both regions mask every other one.
+    assert bounds["bytes"] == pytest.approx(2 * (8 + 24) * 16 * 4 / 2e3)
+    assert bounds["flops"] == pytest.approx(4 * (32 + 64 + 32) * 16 / 4e3)
+    assert set(solve({"4x1": cover}, {"4x1": make_profile(cover)}, make_limits()).lower_bounds) == {"work", "longest"}
+
+
+def test_importing_the_schedule_is_light():
+    code = (
+        "import sys, tilewright.schedule, tilewright.schedule.check, tilewright.schedule.solvers;"
+        "print(sorted({'highspy', 'gurobipy', 'torch', 'matplotlib', 'scipy', 'pandas'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def solvers_member(name):
+    from importlib import import_module
+
+    return import_module(f"tilewright.schedule.solvers.{name}")

@@ -1,0 +1,170 @@
+"""The solvers behind their contract: sizes, licences, statuses, limits; and realistic sizes in the time they
+may take."""
+
+import sys
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from helpers.factories import make_blocks, make_limits, make_profile, random_inputs
+from tilewright.blocks.tiles import parse
+from tilewright.core.errors import SolverError
+from tilewright.schedule import check, model, solvers
+from tilewright.schedule import problem as problems
+from tilewright.schedule.search import SIZE_BUDGET, solve
+
+OPTIONS = {"time_limit_s": 20.0, "gap": 1e-4, "seed": 0, "threads": 1}
+
+
+def member(name):
+    return import_module(f"tilewright.schedule.solvers.{name}")
+
+
+def toy():
+    blocks, profiles = random_inputs(0, 3)
+    problem = problems.build(blocks, profiles, make_limits())
+    return model.fit(problem, "sum", None)[1]
+
+
+def irregular(seed, n_regions):
+    """Blocks of 128-row regions whose keys differ from row to row, as an order that found no structure leaves
+    them."""
+    rng = np.random.default_rng(seed)
+    keys, scatter = rng.lognormal(np.log(300), 0.5, (n_regions, 1)), rng.uniform(0.02, 1, (n_regions, 1))
+    blocks, profiles = {}, {}
+    for name in ("16x1", "64x1", "64x64", "128x128"):
+        tile = parse(name)
+        n = 128 // tile.rows
+        union = keys * (tile.rows / 128) ** (scatter / 2) * rng.uniform(0.85, 1.15, (n_regions, n))
+        waste = 1 if tile.gathered else 1 + 2 * scatter
+        runs = np.ceil(np.clip(union * waste, 16, 2000) / tile.run).astype(int)
+        blocks[name] = make_blocks(name, runs.tolist())
+        rate = (2000 if tile.gathered else 3500) * (min(tile.rows, 64) / 64) ** 0.3
+        profiles[name] = make_profile(
+            blocks[name], latency=lambda r, u, m, t=tile, f=rate: 1.5 + r * u * t.run / f, launch_us=15.0
+        )
+    return blocks, profiles
+
+
+@pytest.mark.parametrize("solver", solvers.NAMES)
+def test_realistic_sizes_are_proven_within_one_percent(solver):
+    blocks, profiles = irregular(1, 600)
+    limits = make_limits(max_tile_kinds=4)
+    found = solve(blocks, profiles, limits, solver, time_limit_s=60)
+    assert found.gap <= 0.01 and found.solve_s <= 60
+    assert found.model_size["variables"] <= SIZE_BUDGET[0] and found.model_size["constraints"] <= SIZE_BUDGET[1]
+    assert found.predicted_us < solve(blocks, profiles, limits, "greedy").predicted_us
+    assert check.violations(found, blocks, profiles, limits) == []
+
+
+def test_merging_keeps_a_realistic_gap():
+    blocks, profiles = irregular(3, 600)
+    found = solve(blocks, profiles, make_limits(), budget=(500, 700))
+    assert found.form == "merged" and found.status == "feasible" and 0 < found.merge_error <= 0.01
+    assert found.gap <= 0.01
+    assert found.predicted_us < solve(blocks, profiles, make_limits(), "greedy").predicted_us
+    exact = solve(blocks, profiles, make_limits(), budget=None)
+    assert found.predicted_us == pytest.approx(exact.predicted_us, rel=1e-3)
+
+
+def test_more_classes_than_the_linkage_takes_are_bucketed(monkeypatch):
+    monkeypatch.setattr("tilewright.schedule.classes.LINKAGE_LIMIT", 40)
+    blocks, profiles = irregular(2, 200)
+    found = solve(blocks, profiles, make_limits(), budget=(300, 300))
+    assert found.form == "merged" and check.violations(found, blocks, profiles, make_limits()) == []
+
+
+def test_gurobi_names_the_size_and_the_limit():
+    blocks, profiles = irregular(3, 900)
+    limits = make_limits(rounds=2)
+    with pytest.raises(
+        SolverError, match=r"the model has [3-9],\d{3} variables .* licence allows 2,000 of each: use --solver highs"
+    ):
+        solve(blocks, profiles, limits, "gurobi", budget=None)
+
+
+def test_gurobi_without_licence(monkeypatch):
+    import gurobipy
+
+    def refuse(*_, **__):
+        raise gurobipy.GurobiError(member("gurobi").NO_LICENCE, "no licence found")
+
+    monkeypatch.setattr(gurobipy, "Env", refuse)
+    with pytest.raises(SolverError, match=r"no valid licence .*no licence found.*: use --solver highs"):
+        member("gurobi").solve(toy(), **OPTIONS)
+
+
+def test_gurobi_error_of_another_kind(monkeypatch):
+    import gurobipy
+
+    def refuse(*_, **__):
+        raise gurobipy.GurobiError(10001, "out of memory")
+
+    monkeypatch.setattr(gurobipy, "Env", refuse)
+    with pytest.raises(SolverError, match="gurobi failed with error 10001: out of memory"):
+        member("gurobi").solve(toy(), **OPTIONS)
+
+
+def test_the_licence_constants_are_gurobis():
+    from gurobipy import GRB
+
+    gurobi = member("gurobi")
+    assert (GRB.Error.NO_LICENSE, GRB.Error.SIZE_LIMIT_EXCEEDED) == (gurobi.NO_LICENCE, gurobi.TOO_LARGE)
+
+
+@pytest.mark.parametrize(("name", "package"), [("highs", "highspy"), ("gurobi", "gurobipy")])
+def test_a_missing_package_is_named(name, package, monkeypatch):
+    assert member(name).available()
+    monkeypatch.setattr(member(name), "find_spec", lambda _: None)
+    assert not member(name).available()
+    with pytest.raises(SolverError, match=f"'{name}' needs the package {package}, which is not installed"):
+        member(name).solve(toy(), **OPTIONS)
+
+
+@pytest.mark.parametrize("name", solvers.NAMES)
+def test_an_unmapped_status_raises(name, monkeypatch):
+    monkeypatch.setattr(member(name), "STATUSES", {})
+    with pytest.raises(SolverError, match=rf"(?i){name} ended with status .*optimal"):
+        member(name).solve(toy(), **OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["highs", "gurobi"])
+def test_statuses_are_the_solvers_own_names(name):
+    if name == "highs":
+        from highspy import HighsModelStatus
+
+        known = set(HighsModelStatus.__members__)
+    else:
+        from gurobipy import GRB
+
+        known = set(dir(GRB.Status))
+    assert set(member(name).STATUSES) <= known
+
+
+@pytest.mark.parametrize("name", solvers.NAMES)
+def test_no_time_gives_a_start_back_or_no_point(name):
+    blocks, profiles = irregular(4, 300)
+    problem = problems.build(blocks, profiles, make_limits(rounds=3, max_tile_kinds=1))
+    program = model.fit(problem, "paper", None if name == "highs" else SIZE_BUDGET)[1]
+    answer = member(name).solve(program, **{**OPTIONS, "time_limit_s": 0.0})
+    assert answer.status in ("unsolved", "feasible") and (answer.x is None) == (answer.status == "unsolved")
+
+
+@pytest.mark.parametrize("name", solvers.NAMES)
+def test_progress_goes_to_the_log_and_not_to_stdout(name, capfd):
+    lines = []
+    member(name).solve(toy(), log=lines.append, **OPTIONS)
+    assert any(name in line.lower() or "optim" in line.lower() for line in lines)
+    assert capfd.readouterr().out == ""
+    member(name).solve(toy(), **OPTIONS)
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", solvers.NAMES)
+def test_members_offer_the_contract(name):
+    assert (
+        callable(member(name).available)
+        and callable(member(name).solve)
+        and name in sys.modules[solvers.__name__].NAMES
+    )

@@ -1,0 +1,341 @@
+"""Claims, verdicts and quoted tables: what recorded rows say is what is written, and a check of it can fail."""
+
+import csv
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+from test_figures import ROOT
+
+from helpers import synthetic
+from tilewright.baselines import sparse as sparse_baselines
+from tilewright.core import registry
+from tilewright.core.errors import ArtifactError, UnknownNameError
+from tilewright.study import tables
+from tilewright.study.tables import _quoted, _read, _select, claims, end_to_end, policy, policy_summary, pruned, speedup
+
+MODEL = "vil-tiny-224-s1"
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAPER = ROOT / _select.PAPER_LATENCY
+
+
+def bench(path, *rows):
+    """A bench file of rows ``(provider, p50_us, changes)``."""
+    synthetic.write_csv(path, synthetic.BENCH, [synthetic.row(MODEL, name, us, **more) for name, us, more in rows])
+    return path
+
+
+def plan(us, **changes):
+    return "tilewright", us, {"ordered": "True", **_read.HEADLINE, **changes}
+
+
+def judged(tmp_path, rows, **claim):
+    """The one claim, judged by the files `rows`."""
+    claim = {"id": "x", "claim": "c", "relation": ">=", "expected": 1, "unit": "×", **claim}
+    synthetic.write_csv(tmp_path / "claims.csv", ",".join(claim), [claim])
+    return claims.table([tmp_path / "claims.csv", PAPER, *rows]).iloc[0]
+
+
+# What is recorded and what is written of it
+
+
+@pytest.mark.parametrize("device", _quoted.FOLDERS)
+def test_the_recorded_verdicts_are_those_of_the_recorded_rows(device):
+    made = _quoted.judged(ROOT, device).to_csv(index=False, lineterminator="\n")
+    assert (ROOT / _quoted.FOLDERS[device] / "claims.csv").read_text() == made
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_quoted_tables_are_those_of_the_recorded_rows(path):
+    text = path.read_text()
+    assert _quoted.updated(text, ROOT) == text
+
+
+def test_every_claim_is_of_a_known_measure():
+    (frame,) = _read.frames([ROOT / _select.CLAIMS], "claims")
+    assert frame["id"].is_unique and frame["claim"].is_unique
+    rows = claims.table([ROOT / _select.CLAIMS, PAPER])
+    assert set(rows["verdict"]) == {"not measured"} and len(rows) == len(frame)
+
+
+def recorded(pattern):
+    """Rows of the recorded files of a name."""
+    paths = sorted(path for folder in _quoted.FOLDERS.values() for path in (ROOT / folder / "logs").glob(pattern))
+    return [row for path in paths for row in csv.DictReader(path.open())]
+
+
+def test_recorded_schedules_are_near_the_proven_optimum():
+    gaps = [float(row["gap"]) for row in recorded("*/*/*.csv") if row["solver"] not in ("", *_read.HEURISTICS)]
+    assert len(gaps) > 0 and max(gaps) <= 0.01
+
+
+def test_recorded_orders_took_little_memory():
+    assert all(float(row["peak_rss_bytes"]) <= 6 * 2**30 for row in recorded("reorder_time.csv"))
+
+
+# Claims
+
+
+@pytest.mark.parametrize(
+    ("us", "margin", "verdict"), [(20.0, 0.5, "met"), (30.0, 0.0, "met"), (40.0, -0.25, "not met")]
+)
+def test_the_margin_is_by_how_much_a_claim_is_held_or_missed(us, margin, verdict, tmp_path):
+    rows = [bench(tmp_path / "b.csv", ("sdpa_dense", 60.0, {}), plan(us))]
+    row = judged(tmp_path, rows, id="speedup:vil", expected=2)
+    assert (row["margin"], row["verdict"], row["cases"]) == (pytest.approx(margin), verdict, 1)
+
+
+def test_a_ceiling_has_its_margin_below_it(tmp_path):
+    rows = [bench(tmp_path / "b.csv", plan(10.0, predicted_us=12.0))]
+    row = judged(tmp_path, rows, id="prediction_error:p90", relation="<=", expected=16, unit="%")
+    assert (row["measured"], row["margin"], row["verdict"]) == (20, -0.25, "not met")
+
+
+@pytest.mark.parametrize(
+    ("us", "rse", "relation", "verdict", "not_met", "ties"),
+    [
+        (99.0, 0.0, ">=", "met", 0, 0),
+        (102.0, 0.01, ">=", "met", 0, 1),
+        (102.0, 0.001, ">=", "not met", 1, 0),
+        # Faster is more than as fast.
+        (102.0, 0.01, ">", "not met", 1, 0),
+        # So much noise shows nothing.
+        (120.0, 0.1, ">=", "not met", 1, 0),
+    ],
+)
+def test_a_tie_is_no_miss_of_a_claim_to_be_as_fast(us, rse, relation, verdict, not_met, ties, tmp_path):
+    rows = [
+        synthetic.network_row("vil-tiny-224", name, 1, p50_us=p50, rse=rse)
+        for name, p50 in (("tilewright", us), ("native", 100.0))
+    ]
+    synthetic.write_csv(tmp_path / "n.csv", synthetic.NETWORK, rows)
+    row = judged(tmp_path, [tmp_path / "n.csv"], id="end_to_end:vil-tiny-224/native", relation=relation)
+    assert (row["verdict"], row["not_met"], row["ties"]) == (verdict, not_met, ties)
+    assert row["measured"] == pytest.approx(100 / us, 1e-5)
+
+
+def test_the_worst_case_named_is_a_miss_rather_than_a_tie(tmp_path):
+    rows = []
+    for batch, us, rse in ((1, 104.0, 0.05), (8, 102.0, 0.001)):
+        rows += [synthetic.network_row("vil-tiny-224", "tilewright", batch, p50_us=us, rse=rse)]
+        rows += [synthetic.network_row("vil-tiny-224", "native", batch, p50_us=100.0, rse=rse)]
+    synthetic.write_csv(tmp_path / "n.csv", synthetic.NETWORK, rows)
+    row = judged(tmp_path, [tmp_path / "n.csv"], id="end_to_end:vil-tiny-224/native")
+    assert (row["where"], row["cases"], row["not_met"], row["ties"]) == ("vil-tiny-224 batch 8", 2, 1, 1)
+
+
+def test_modes_of_pruned_networks_are_judged_apart(tmp_path):
+    rows = []
+    for mode, us in (("graph", 90.0), ("eager", 110.0)):
+        for strategy, p50 in (("ragged", us), ("padded", 100.0)):
+            rows.append(synthetic.pruned_row("deit-tiny-224-evit", "", strategy, mode, 4, p50_us=p50, rse=0.001))
+    synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, rows)
+    verdicts = {
+        mode: judged(tmp_path, [tmp_path / "p.csv"], id=f"pruned_over:{mode}/padded")["verdict"]
+        for mode in ("graph", "eager", "any", "compile")
+    }
+    assert verdicts == {"graph": "met", "eager": "not met", "any": "not met", "compile": "not measured"}
+
+
+def test_a_claim_of_zero_is_refused(tmp_path):
+    with pytest.raises(ArtifactError, match="expected values other than 0"):
+        judged(tmp_path, [], id="speedup:vil", expected=0)
+
+
+def test_a_claim_about_the_ilp_is_measured(tmp_path):
+    fixed = {"solver": "greedy", "tiles": "64x1", "rse": 0.001}
+    rows = [
+        bench(tmp_path / "b.csv", plan(100.0, rse=0.001), plan(95.0, **fixed), plan(97.0, **fixed | {"tiles": "8x1"}))
+    ]
+    for case, verdict in (("fixed/median", "not met"), ("fixed/each", "not met"), ("descent/each", "not measured")):
+        row = judged(tmp_path, rows, id=f"policy_over:{case}")
+        assert row["verdict"] == verdict
+    (row,) = policy.table([*rows, PAPER]).to_dict("records")
+    assert (row["fixed"], row["fixed_us"], row["verdict_fixed"]) == ("64x1", 95.0, "slower")
+    summary = policy_summary.table([*rows, PAPER]).set_index("rival").loc["the best fixed tile"]
+    assert summary["worst"] == pytest.approx(1 - 100 / 95) and summary["slower"] == 1
+
+
+def test_markdown_groups_claims_by_their_verdict(tmp_path):
+    inputs = [ROOT / _select.CLAIMS, PAPER, bench(tmp_path / "b.csv", ("sdpa_dense", 60.0, {}), plan(10.0))]
+    tables.tabulate("claims", inputs, [tmp_path / "claims.md"])
+    heads = [line.split(":")[0] for line in (tmp_path / "claims.md").read_text().splitlines() if line.startswith("#")]
+    assert heads == ["## not met", "## met", "## not measured"]
+
+
+# Dense attention, peers and the headline
+
+
+def test_dense_is_the_fastest_row_over_all_pairs(tmp_path):
+    path = bench(
+        tmp_path / "b.csv", ("sdpa_dense", 36.0, {}), ("sdpa_flash", 23.0, {}), ("sdpa_mask", 9.0, {}), plan(10.0)
+    )
+    rows = _read.bench(_read.frames([path], "bench")[0])
+    assert set(rows["dense"]) == {"sdpa_flash"} and set(rows["dense_us"]) == {23}
+    failed = ("sdpa_flash", 23.0, {"status": "failed"})
+    rows = _read.bench(_read.frames([bench(path, ("sdpa_dense", 36.0, {}), failed)], "bench")[0])
+    assert set(rows["dense"]) == {"sdpa_dense"}
+    # Another batch is another workload.
+    other = ("sdpa_flash", 1.0, {"batch": 8})
+    rows = _read.bench(_read.frames([bench(path, ("sdpa_dense", 36.0, {}), other, plan(10.0))], "bench")[0])
+    assert rows.set_index("provider").loc["tilewright", "dense_us"] == 36
+
+
+def test_dense_names_the_baselines_that_are_dense():
+    members = {
+        n: registry.member("tilewright.baselines.sparse", "baseline", n, sparse_baselines.NAMES)
+        for n in sparse_baselines.NAMES
+    }
+    assert set(sparse_baselines.DENSE) == {
+        name for name, member in members.items() if member.DENSE and not member.MASKED
+    }
+
+
+def test_each_form_compares_like_with_like(tmp_path):
+    flex = {"reorder": "window", "variant": "64"}
+    path = bench(
+        tmp_path / "b.csv",
+        ("sdpa_dense", 60.0, {"reorder": "none", "cold_us": 66.0}),
+        ("flex", 40.0, {"reorder": "none", "ordered": "True", "cold_us": 44.0}),
+        ("flex", 20.0, {**flex, "ordered": "True", "cold_us": 30.0}),
+        ("flex", 26.0, {**flex, "ordered": "False", "cold_us": 36.0}),
+        ("sdpa_compacted", 2.0, {"reorder": "none"}),
+        plan(10.0, cold_us=15.0),
+        plan(12.0, ordered="False", cold_us=18.0),
+        plan(9.0, tiles="64x1", solver="greedy"),
+        plan(1.0, status="failed", reorder="ic"),
+    )
+    (row,) = speedup.table([path, PAPER]).to_dict("records")
+    assert (row["plan"], row["plan_us"], row["over_peer"], row["peer"]) == (
+        "window + highs (mixed)",
+        10,
+        2,
+        "flex (window, 64)",
+    )
+    assert (row["plan_us_natural"], row["over_peer_natural"]) == (12, pytest.approx(26 / 12))
+    assert row["peer_natural"] == "flex (window, 64, permuted inside)"
+    assert (row["plan_us_cold"], row["over_peer_cold"], row["speedup_cold"]) == (15, 2, pytest.approx(66 / 15))
+    assert (row["best"], row["best_us"], row["plans"]) == ("window + greedy (64x1)", 9, 2)
+    assert (row["flex"], row["flex_natural"], row["inference_us"]) == (3, pytest.approx(60 / 26), 2)
+
+
+def test_a_peer_without_a_row_in_natural_order_counts_there_in_its_favour(tmp_path):
+    path = bench(
+        tmp_path / "b.csv", ("flex", 20.0, {"reorder": "window"}), ("sdpa_dense", 60.0, {}), plan(5.0, ordered="False")
+    )
+    (row,) = speedup.table([path, PAPER]).to_dict("records")
+    assert (row["peer_natural"], row["over_peer_natural"]) == ("flex (window)", 4)
+
+
+def test_dynamicvits_layers_are_labelled():
+    assert _select.case("dynamicvit-s-224") == "training mask" and _select.case(MODEL) == ""
+
+
+# Noise
+
+
+def test_networks_name_the_fastest_peer_and_ties(tmp_path):
+    rows = [
+        synthetic.network_row("vil-tiny-224", name, 1, p50_us=us, rse=0.01)
+        for name, us in (("native", 120.0), ("dense", 101.0), ("tilewright", 100.0))
+    ]
+    synthetic.write_csv(tmp_path / "n.csv", synthetic.NETWORK, rows)
+    row = end_to_end.table([tmp_path / "n.csv"]).set_index("attention").loc["tilewright"]
+    assert (row["peer"], row["over_peer"], row["verdict"]) == ("dense", 1.01, "tie")
+
+
+def test_pruned_networks_tell_ties_and_what_was_compared(tmp_path):
+    rows = [
+        synthetic.pruned_row("deit-tiny-224-evit", "", name, "graph", 1, p50_us=us)
+        for name, us in (("padded", 150.0), ("gathered", 101.0), ("ragged", 100.0))
+    ]
+    synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, rows)
+    row = pruned.table([tmp_path / "p.csv"]).set_index("strategy").loc["ragged"]
+    assert (row["fair"], row["ties"], row["compared"]) == ("gathered", "dense, fair", 15 / 16)
+
+
+def test_unknown_noise_excuses_nothing():
+    ratio, noise = pd.Series([0.999, 1.0, float("nan")]), pd.Series([float("nan")] * 3)
+    assert _read.verdict(ratio, noise).tolist() == ["slower", "tie", ""]
+
+
+# Quoted tables
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A checkout with one recorded run."""
+    (tmp_path / "expected").mkdir()
+    for name in ("claims.csv", "paper"):
+        (tmp_path / "expected" / name).symlink_to(ROOT / "expected" / name)
+    logs = tmp_path / _quoted.FOLDERS["cpu"] / "logs"
+    bench(logs / MODEL / "baselines.csv", ("sdpa_dense", 60.0, {}), plan(10.0), plan(12.0, ordered="False"))
+    rows = [synthetic.network_row("vil-tiny-224", name, 1) for name in ("native", "tilewright", "flex")]
+    synthetic.write_csv(logs / "networks/vil-tiny-224.csv", synthetic.NETWORK, rows)
+    return tmp_path
+
+
+def test_a_table_that_disagrees_with_the_rows_is_set_anew(root):
+    text = "a\n<!-- table: cpu-speedup -->\n| old |\n<!-- end -->\nb\n<!-- table: cpu-networks -->\n<!-- end -->\n"
+    made = _quoted.updated(text, root)
+    assert made.startswith("a\n<!-- table: cpu-speedup -->\n\n| workload |") and "| old |" not in made
+    assert "| vil-tiny-224-s1 | 10.0 | 60.0 (sdpa_dense) | 6.00 | 5.00 |" in made and "<!-- end -->\nb\n" in made
+    assert "| vil-tiny-224 | 1 | 50.0 (45.0–55.0) | skipped | 30.0 (27.0–33.0) | as published | 1.67 | faster |" in made
+    assert _quoted.updated(made, root) == made
+
+
+def test_all_verdicts_stand_side_by_side(root, monkeypatch):
+    monkeypatch.setitem(_quoted.NAMES, "claims", (_quoted.NAMES["claims"][0], ("cpu",)))
+    lines = _quoted.quoted("claims", root).splitlines()
+    assert lines[0].startswith("| claim | expected | cpu: ") and len(lines) == 2 + len(_quoted.judged(root, "cpu"))
+    assert "| >= 2.99 × | 6: met (+101%) |" in next(
+        line for line in lines if "Vision Longformer 224 px: headline" in line
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        ("<!-- table: cpu-pie -->\n<!-- end -->\n", UnknownNameError, "unknown quoted table 'cpu-pie'; known: cpu-"),
+        ("<!-- table: cpu-speedup -->\n| a |\n", ArtifactError, "table cpu-speedup: expected <!-- end --> after it"),
+        ("<!-- table: h200-speedup -->\n<!-- end -->\n", ArtifactError, "expected recorded rows of bench, found none"),
+    ],
+)
+def test_a_mark_that_cannot_be_filled_is_refused(text, error, said, root):
+    with pytest.raises(error, match=said):
+        _quoted.updated(text, root)
+
+
+def test_a_pattern_that_no_table_shows_is_an_error(root):
+    (root / _quoted.FOLDERS["h200"]).symlink_to(root / _quoted.FOLDERS["cpu"])
+    with pytest.raises(ArtifactError, match="vil-medium-wide-512-s2-exact"):
+        _quoted.quoted("h200-patterns", root)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high"), [(1.065, "1.06", "1.07"), (1.07, "1.07", "1.07"), (12.5, "12.50", "12.50")]
+)
+def test_least_values_are_rounded_down_and_greatest_up(value, low, high):
+    assert (_quoted.at_least(value, 2), _quoted.at_most(value, 2)) == (low, high)
+
+
+def test_the_command_sets_documents_anew_and_prints_tables(root):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    script = root / "workflow/scripts/quote.py"
+    script.parent.mkdir(parents=True)
+    script.write_text((ROOT / "workflow/scripts/quote.py").read_text())
+    document = root / "README.md"
+    document.write_text("<!-- table: cpu-claims -->\n<!-- end -->\n")
+    command = [sys.executable, script, document, "--table", "cpu-policy-summary"]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("| ILP against |")
+    assert "| not met |" in document.read_text() or "| met |" in document.read_text()
+
+
+def test_one_command_judges_all_recorded_rows(root):
+    outputs = [root / "made.csv"]
+    folder = root / _quoted.FOLDERS["cpu"]
+    tables.tabulate("claims", [root / _select.CLAIMS, root / _select.PAPER_LATENCY, folder / "logs"], outputs)
+    assert outputs[0].read_text() == _quoted.judged(root, "cpu").to_csv(index=False, lineterminator="\n")

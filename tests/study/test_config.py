@@ -1,0 +1,193 @@
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+
+from tilewright.core.errors import ConfigError
+from tilewright.study import config
+
+ROOT = Path(__file__).parents[2]
+DEFAULT = yaml.safe_load((ROOT / "config.yaml").read_text())
+
+
+def changed(path, value):
+    """The default study with one value replaced, or removed when `value` is ..."""
+    mapping = copy.deepcopy(DEFAULT)
+    *parents, last = path.split("/")
+    place = mapping
+    for key in parents:
+        place = place[key]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return mapping
+
+
+def test_default_study_loads():
+    study = config.load(DEFAULT)
+    assert study.benched[0] == ("mixed", "greedy")
+    assert study.workloads == tuple(DEFAULT["workloads"])
+    with pytest.raises(AttributeError):
+        study.seed = 1
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("workload", ["vil-tiny-224-s1"], "unknown field `workload`"),
+        ("seed", ..., "missing required field `seed`"),
+        ("seed", "0", r"Expected `int`, got `str` - at `\$.seed`"),
+        ("bench/rse", "false", r"Expected `float`, got `str` - at `\$.bench.rse`"),
+        ("schedule/objective", "max", r"Invalid enum value 'max' - at `\$.schedule.objective`"),
+        ("dtype", "float64", r"Invalid enum value 'float64' - at `\$.dtype`"),
+        ("device", "tpu", "device: unknown kind of device 'tpu'; known: cpu, cuda"),
+        ("tiles", [], "tiles: expected at least one name"),
+        ("ragged/attention", {"vaarlen": [1]}, "ragged.attention: unknown attention 'vaarlen'; known: tilewright"),
+        ("ragged/shapes", [[3, 0]], "ragged.shapes: expected at least 1, found 0"),
+        ("ragged/lengths", [[9, 3]], r"ragged.lengths: expected the least first, found \[9, 3\]"),
+        ("ragged/max_seconds", 0, "ragged.max_seconds: expected a number above 0"),
+        (
+            "pruned/workloads",
+            ["vil-tiny-64"],
+            "pruned.workloads: expected networks named deit-..., found 'vil-tiny-64'",
+        ),
+        ("pruned/workloads", ["deit-tiny-64-evot"], "pruned.workloads: unknown pruner 'evot'; known: none, threshold"),
+        ("pruned/attention", ["paded"], "pruned.attention: unknown strategy 'paded'; known: padded"),
+        ("pruned/modes", {"jit": [1]}, "pruned.modes: unknown mode 'jit'; known: eager, graph, compile"),
+        ("pruned/modes", {"eager": [0]}, "pruned.modes: eager: expected at least 1, found 0"),
+        ("pruned/of", {"deit-tiny-64": {"jit": [1]}}, "pruned.of.deit-tiny-64: unknown mode 'jit'"),
+        ("workloads", ["vil-tiny-224-s1"] * 2, "workloads: 'vil-tiny-224-s1' stands twice"),
+        ("workloads", ["vit-tiny-224"], "workloads: unknown workload 'vit-tiny-224'; known: vil-"),
+        ("models", {"dynamicvit-s-224": {"keep": 1}}, "dynamicvit-s-224: .*`keep`; parameters: variant"),
+        ("models", {"dynamicvit-s-224": {"keep_ratio": 2}}, "keep_ratio"),
+        ("orders", ["none", "hcc"], "orders: unknown order 'hcc'; known: none, rcm, hc, ic, window"),
+        ("reorder", {"icc": {}}, "reorder: unknown order 'icc'"),
+        ("reorder", {"ic": {"tao": 1}}, "reorder.ic: .*`tao`"),
+        ("tiles", ["16x1", "63x1"], "tiles: tile '63x1': rows must be a power of two"),
+        ("tile_sets/mixed", ["8x1"], "tile_sets.mixed: unknown tile '8x1'; known: 16x1, 64x1, 64x64"),
+        ("tile_sets/mixed", [], "tile_sets.mixed: expected at least one name"),
+        ("tile_sets/16x1", ["64x1"], r"tile_sets.16x1: the name of a tile; expected \[16x1\]"),
+        ("solvers", ["cplex"], "solvers: unknown solver 'cplex'; known: greedy, descent, highs, gurobi"),
+        (
+            "bench/tile_sets",
+            {"wide": ["greedy"]},
+            "bench.tile_sets: unknown tile set 'wide'; known: mixed, 16x1, 64x1, 64x64",
+        ),
+        ("bench/tile_sets", {"mixed": ["cplex"]}, "study.bench.tile_sets.mixed: unknown solver 'cplex'"),
+        ("bench/tile_sets", {}, "bench.tile_sets: expected at least one name"),
+        ("bench/tile_sets/mixed", [], "study.bench.tile_sets.mixed: expected at least one name"),
+        ("bench/baselines", ["flash"], "bench.baselines: unknown baseline 'flash'; known: sdpa_dense"),
+        ("bench/baseline_orders", [], "bench.baseline_orders: expected at least one name"),
+        ("bench/baseline_orders", ["hilbert"], "bench.baseline_orders: unknown order 'hilbert'; known: none, rcm"),
+        ("reorder_times/workloads", ["vil"], "reorder_times.workloads: unknown workload 'vil'"),
+        ("figures/pattern_workloads", ["vil"], "figures.pattern_workloads: unknown workload 'vil'"),
+        ("figures/pattern_tiles", ["3x3"], "figures.pattern_tiles: tile '3x3'"),
+        ("figures/fill_workloads", ["vil"], "figures.fill_workloads: unknown workload 'vil'"),
+        ("figures/fill_tiles", ["3x3"], "figures.fill_tiles: tile '3x3'"),
+        ("figures/gantt_workload", "vil-tiny-512-s1", "figures.gantt_workload: unknown workload"),
+        ("figures/gantt_order", "hilbert", "figures.gantt_order: unknown order 'hilbert'"),
+        ("region_rows", 32, "region_rows: expected at least 64, found 32"),
+        ("split_keys", 0, "split_keys: expected at least 1"),
+        ("schedule/rounds", 0, "schedule.rounds: expected at least 1"),
+        ("schedule/max_tile_kinds", 0, "schedule.max_tile_kinds: expected at least 1"),
+        ("schedule/time_limit_s", 0, "schedule.time_limit_s: expected a number above 0"),
+        ("schedule/gap", 1, "schedule.gap: expected a fraction"),
+        ("bench/rse", 0, "bench.rse: expected a number above 0"),
+        ("bench/max_seconds", float("nan"), "bench.max_seconds: expected a number above 0"),
+        ("bench/min_repetitions", 1, "bench.min_repetitions: expected at least 3"),
+        ("networks/workloads", ["vil-tiny-224"] * 2, "networks.workloads: 'vil-tiny-224' stands twice"),
+        (
+            "networks/workloads",
+            ["vit"],
+            "networks.workloads: unknown network 'vit'; known: vil-.*regionvit-.*dynamicvit-",
+        ),
+        (
+            "networks/attention",
+            {"magic": [1]},
+            "networks.attention: unknown attention 'magic'; known: dense, tilewright",
+        ),
+        ("networks/attention", {"native": []}, "networks.attention: expected a batch for at least one attention"),
+        ("networks/attention/native", [0], "networks.attention.native: expected at least 1, found 0"),
+        ("networks/attention/native", [2, 2], "networks.attention.native: 2 stands twice"),
+        ("networks/attention/native", ["1"], r"Expected `int`, got `str` - at `\$.networks.attention"),
+        ("networks/max_seconds", 0, "networks.max_seconds: expected a number above 0"),
+        ("networks/batches", [1], r"unknown field `batches` - at `\$.networks`"),
+        ("heatmap/order", "hilbert", "heatmap.order: unknown order 'hilbert'"),
+        ("heatmap/solver", "cplex", "heatmap.solver: unknown solver 'cplex'"),
+        ("heatmap/patches", [0], "heatmap.patches: expected at least 1"),
+    ],
+)
+def test_a_wrong_value_names_its_place(path, value, message):
+    with pytest.raises(ConfigError, match=message):
+        config.load(changed(path, value))
+
+
+@pytest.mark.parametrize("path", ["split_keys", "schedule/rounds", "schedule/max_tile_kinds"])
+def test_what_may_be_left_to_the_device_is_null(path):
+    assert config.load(changed(path, None))
+
+
+def test_an_attention_without_batches_is_left_out():
+    assert config.load(changed("networks/attention/flex", [])).networks.attention["flex"] == ()
+    assert (
+        config.load(changed("networks", {"workloads": [], "attention": {}, "max_seconds": 1.0})).networks.workloads
+        == ()
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "place"), [("tests/config/tiny.yaml", "workloads"), ("config/high_resolution.yaml", "networks")]
+)
+def test_overlays_change_known_keys(path, place):
+    from snakemake.utils import update_config
+
+    mapping = copy.deepcopy(DEFAULT)
+    update_config(mapping, yaml.safe_load((ROOT / path).read_text()))
+    assert msgspec.to_builtins(config.load(mapping))[place] != DEFAULT[place]
+
+
+def test_what_snakemake_parses_stays_light():
+    heavy = ("torch", "triton", "numba", "gurobipy", "highspy", "matplotlib", "pandas", "seaborn")
+    program = f"""
+import sys, yaml
+from tilewright import config, figures, provenance
+figures.selected(config.load(yaml.safe_load(open({str(ROOT / "config.yaml")!r}))))
+print([name for name in {heavy!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# The schema for editors.
+
+SCHEMA = ROOT / "config/schema.json"
+
+
+def test_the_committed_schema_is_current():
+    assert json.loads(SCHEMA.read_text()) == config.schema(), "make schema"
+
+
+def test_every_value_of_the_study_is_described():
+    for name, section in config.schema()["$defs"].items():
+        assert section["description"] != "A section of the configuration.", name
+        for key, value in section["properties"].items():
+            assert "$ref" in value or value["description"], f"{name}.{key}"
+
+
+def test_the_default_study_follows_the_schema():
+    jsonschema.validate(DEFAULT, config.schema())
+    first, *_ = (ROOT / "config.yaml").read_text().splitlines()
+    assert (ROOT / first.partition("$schema=")[2]) == SCHEMA
+
+
+@pytest.mark.parametrize(("path", "value"), [("sed", 1), ("seed", ...), ("bench/rse", "false"), ("schedule/gap", None)])
+def test_the_schema_refuses_what_is_refused(path, value):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(changed(path, value), config.schema())

@@ -1,0 +1,795 @@
+"""Figures and tables from a made-up study: what they show is what the files say, and nothing else."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.colors
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from helpers import synthetic
+from tilewright import blocks, graph, schedule
+from tilewright.core.errors import ArtifactError, UnknownNameError
+from tilewright.study import config, figures, tables
+from tilewright.study.figures import _spy, _style
+from tilewright.study.tables import _read, _select
+
+ROOT = Path(__file__).parents[2]
+SMALL = {
+    "workloads": ["vil-tiny-128-s1", "vil-tiny-224-s1", "regionvit-tiny-224-s1", "dynamicvit-s-224"],
+    "orders": ["none", "rcm", "ic", "window"],
+    "tiles": ["8x1", "16x16"],
+    "tile_sets": {"mixed": ["8x1", "16x16"], "8x1": ["8x1"]},
+    "region_rows": 16,
+    "bench": {"tile_sets": {"mixed": ["greedy", "highs"], "8x1": ["greedy"]}},
+    "networks": {
+        "workloads": ["vil-tiny-224", "dynamicvit-s-224"],
+        "attention": {"native": [1, 8], "dense": [1, 8], "tilewright": [1, 8], "flex": [1]},
+    },
+    "ragged": {
+        "shapes": [[6, 64], [3, 64]],
+        "attention": {"tilewright": [1, 16, 256], "sdpa_mask": [1, 16], "flash_varlen": [1, 16, 256], "flex": [16]},
+    },
+    "pruned": {
+        "workloads": ["deit-small-224-threshold_l2", "deit-tiny-224-evit"],
+        "attention": ["padded", "padded_unfused", "padded_kept", "gathered", "ragged", "varlen"],
+        "modes": {"eager": [1, 16], "graph": [1, 16], "compile": [16]},
+        "settings": {"deit-small-224-threshold_l2": [{"keep_ratio": 0.5}, {"keep_ratio": 0.3}]},
+    },
+    "heatmap": {"resolutions": [224, 512], "patches": [32, 16], "max_tokens": 1000},
+    "reorder_times": {"workloads": ["vil-tiny-128-s1", "vil-tiny-224-s1"]},
+    "figures": {
+        "pattern_workloads": ["vil-tiny-224-s1", "regionvit-tiny-224-s1", "dynamicvit-s-224"],
+        "pattern_tiles": ["8x1", "16x16"],
+        "fill_workloads": ["vil-tiny-224-s1"],
+        "fill_tiles": ["8x1", "16x16"],
+        "gantt_workload": "vil-tiny-224-s1",
+        "gantt_order": "ic",
+    },
+}
+BLANK = ("vil-tiny-224-s1", "rcm")
+PEERS = (("sdpa_dense", 90, "none"), ("flex", 75, "none"), ("flex", 60, "window"), ("sdpa_mask", None, "none"))
+
+
+def configured(**changes):
+    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    for key, value in {**SMALL, **changes}.items():
+        merge = isinstance(value, dict) and key != "tile_sets"
+        mapping[key] = {**mapping[key], **value} if merge else value
+    return config.load(mapping)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """The configuration of a study whose files lie in the working folder for the whole module."""
+    root, before = tmp_path_factory.mktemp("study"), Path.cwd()
+    os.chdir(root)
+    (root / "expected").symlink_to(ROOT / "expected")
+    chosen = configured()
+    synthetic.write_graphs(root, chosen)
+    synthetic.write_logs(root, chosen, blank=[BLANK])
+    yield chosen
+    os.chdir(before)
+
+
+FIGURES = {}
+
+
+def drawn(name, study, inputs=None):
+    """The figure `name`; that of the whole study is drawn once for all tests, none of which changes it."""
+    if inputs is None:
+        if name not in FIGURES:
+            FIGURES[name] = drawn(name, study, figures.needs(name, study))
+        return FIGURES[name]
+    module = figures.registry.member("tilewright.study.figures", "figure", name, figures.NAMES)
+    with _style.context():
+        return module.draw([Path(path) for path in inputs])
+
+
+def table(name, study, inputs=None):
+    module = tables.registry.member("tilewright.study.tables", "table", name, tables.NAMES)
+    return module.table([Path(path) for path in inputs or tables.needs(name, study)])
+
+
+def texts(figure):
+    """All words of a figure."""
+    from matplotlib.text import Text
+
+    return " ".join(found.get_text().replace("\n", " ") for found in figure.findobj(Text))
+
+
+def heights(axes):
+    """Bar heights of a panel by rounded x."""
+    return {round(bar.get_x() + bar.get_width() / 2, 3): bar.get_height() for bar in axes.patches}
+
+
+# Every figure and table
+
+
+def test_a_recorded_study_shows_what_needs_no_schedule():
+    shown, _ = figures.selected(configured(recorded="expected/h200"))
+    assert set(figures.NAMES) - set(shown) == {"gantt"}
+    assert set(tables.NAMES) - set(figures.selected(configured(recorded="expected/h200"))[1]) == {"solvers"}
+    assert figures.selected(configured()) == (figures.NAMES, tables.NAMES)
+
+
+def test_the_fastest_peer_is_named_with_its_order(study, tmp_path):
+    rows = [synthetic.row("vil-tiny-224-s1", name, us, reorder=order) for name, us, order in PEERS]
+    rows += [synthetic.row("vil-tiny-224-s1", "tilewright", 20, ordered="True", **_read.HEADLINE)]
+    synthetic.write_csv(tmp_path / "study.bench.csv", synthetic.BENCH, rows)
+    (row,) = table("speedup", study, [tmp_path / "study.bench.csv", _select.PAPER_LATENCY]).itertuples()
+    assert (row.peer, row.peer_us, row.over_peer) == ("flex (window)", 60, 3)
+    assert (row.peer_natural, row.peer_us_natural) == ("flex (none)", 75)
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"), [*((name, "svg") for name in figures.NAMES), ("reorder_time", "png"), ("reorder_time", "pdf")]
+)
+def test_a_figure_is_written_the_same_twice(name, suffix, study, tmp_path):
+    paths = [tmp_path / "a" / f"{name}.{suffix}", tmp_path / "b" / f"{name}.{suffix}"]
+    for path in paths:
+        figures.draw(name, figures.needs(name, study), [path])
+        assert list(path.parent.iterdir()) == [path]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+@pytest.mark.parametrize("name", tables.NAMES)
+def test_a_table_is_written_as_csv_and_markdown(name, study, tmp_path):
+    paths = [tmp_path / f"{name}.csv", tmp_path / f"{name}.md"]
+    tables.tabulate(name, tables.needs(name, study), paths)
+    frame = pd.read_csv(paths[0])
+    lines = paths[1].read_text().splitlines()
+    module = tables.registry.member("tilewright.study.tables", "table", name, tables.NAMES)
+    assert set(module.SHOWN) <= set(frame.columns)
+    parts = len(module.PARTS[1]) if hasattr(module, "PARTS") else 1
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) == len(frame) + 2 * parts > 2 * parts
+    assert {line.replace("\\|", "").count("|") for line in rows} == {len(module.SHOWN) + 1}
+
+
+@pytest.mark.parametrize("family", [figures, tables], ids=["figures", "tables"])
+def test_every_member_says_what_it_shows(family):
+    kind = family.__name__.rpartition(".")[2]
+    for name in family.NAMES:
+        module = family.registry.member(family.__name__, kind, name, family.NAMES)
+        assert module.__doc__ and callable(module.needs)
+        caption = ROOT / "workflow" / "report" / "captions" / f"{name}.rst"
+        assert caption.read_text().strip()
+
+
+@pytest.mark.parametrize("name", figures.NAMES)
+def test_a_figure_needs_only_what_the_rules_make(name, study):
+    wanted = figures.needs(name, study)
+    assert len(set(wanted)) == len(wanted) > 0
+    assert all(Path(path).is_file() for path in wanted)
+
+
+@pytest.mark.parametrize("name", tables.NAMES)
+def test_a_table_needs_only_what_the_rules_make(name, study):
+    wanted = tables.needs(name, study)
+    assert len(set(wanted)) == len(wanted) > 0
+    assert all(Path(path).is_file() for path in wanted)
+
+
+def test_what_a_study_leaves_out_is_not_selected():
+    less = configured(
+        workloads=["vil-tiny-224-s1"],
+        networks={"workloads": []},
+        ragged={"shapes": []},
+        pruned={"workloads": []},
+        heatmap={"resolutions": []},
+        reorder_times={"workloads": []},
+        bench={"tile_sets": {"mixed": ["greedy"]}},
+        figures={**SMALL["figures"], "pattern_workloads": [], "fill_workloads": []},
+    )
+    assert figures.selected(less) == (
+        ("latency_vil", "speedup", "prediction", "gantt"),
+        ("latency", "speedup", "prediction", "solvers", "claims"),
+    )
+
+
+def test_a_study_of_pruned_networks_alone_shows_nothing_else():
+    less = configured(
+        workloads=[],
+        networks={"workloads": []},
+        heatmap={"resolutions": []},
+        reorder_times={"workloads": []},
+        figures={"pattern_workloads": [], "fill_workloads": [], "gantt_workload": None},
+    )
+    assert figures.selected(less) == (
+        ("ragged_kernel", "dispatch", "pruned", "pruned_ratio"),
+        ("ragged", "pruned", "claims"),
+    )
+
+
+def test_importing_the_families_stays_light():
+    code = (
+        "import sys; from tilewright.core import registry; from tilewright.study import figures, tables;"
+        "[registry.member('tilewright.study.figures', 'figure', name, figures.NAMES) for name in figures.NAMES];"
+        "[registry.member('tilewright.study.tables', 'table', name, tables.NAMES) for name in tables.NAMES];"
+        "sys.exit(' '.join({'matplotlib', 'seaborn', 'pandas', 'torch', 'numba', 'highspy'} & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+
+
+# What they show
+
+
+def test_latency_bars_are_the_measured_medians(study):
+    above, below = drawn("latency_vil", study).axes[0], drawn("latency_vil", study).axes[2]
+    model, orders = "vil-tiny-128-s1", ["none", "rcm", "ic", "window"]
+    dense = synthetic.dense_us(model) / 1e3
+    found = heights(above)
+    assert found.pop(-1.0) == pytest.approx(dense)
+    expected = {
+        place + side: synthetic.plan_us(model, order, solver) / 1e3
+        for place, order in enumerate(orders)
+        for side, solver in ((-0.19, "greedy"), (0.19, "highs"))
+    }
+    assert found == pytest.approx(expected)
+    assert heights(below) == pytest.approx({x: dense / height for x, height in expected.items()})
+
+
+def test_latency_whiskers_reach_from_p20_to_p80(study):
+    above = drawn("latency_vil", study).axes[0]
+    whisker = above.containers[1]
+    (line,) = whisker.lines[2][0].get_segments()
+    dense = synthetic.dense_us("vil-tiny-128-s1") / 1e3
+    assert sorted(line[:, 1]) == pytest.approx([0.9 * dense, 1.25 * dense])
+
+
+def test_the_papers_speedups_stand_beside_ours(study):
+    below = drawn("latency_vil", study).axes[2]
+    diamonds = next(line for line in below.lines if line.get_marker() == "D")
+    # ViL at 128 px: 5.23 ms dense; RCM 4.10 and 2.15, IC 4.00 and 2.05 with greedy and ILP.
+    points = dict(zip(np.round(diamonds.get_xdata(), 2), diamonds.get_ydata(), strict=True))
+    assert points == pytest.approx({0.81: 5.23 / 4.10, 1.19: 5.23 / 2.15, 1.81: 5.23 / 4.00, 2.19: 5.23 / 2.05})
+
+
+def test_dense_bars_are_the_fastest_kernels_and_inference_is_a_line(study, tmp_path):
+    model, plan = "dynamicvit-s-224", {"ordered": "True", "reorder": "window", "tiles": "mixed", "solver": "highs"}
+    peers = {"sdpa_dense": 9000.0, "sdpa_flash": 6000.0, "sdpa_compacted": 1000.0}
+    rows = [synthetic.row(model, name, us, reorder="none") for name, us in peers.items()]
+    rows += [synthetic.row(model, "tilewright", 3000.0, **plan)]
+    rows += [synthetic.row(model, "tilewright", 1.0, **plan | {"solver": "descent"})]
+    synthetic.write_csv(tmp_path / "b.csv", synthetic.BENCH, rows)
+    figure = drawn("latency_dynamicvit", study, [tmp_path / "b.csv", _select.PAPER_LATENCY])
+    above, below = figure.axes
+    assert heights(above) == pytest.approx({-1: 6, 0.19: 3}) and heights(below) == pytest.approx({0.19: 2})
+    assert [line.get_ydata()[0] for line in above.lines if line.get_linestyle() == "--"] == [1]
+    assert "DynamicViT, training mask" in texts(figure) and "(FlashAttention)" in texts(figure)
+
+
+def test_a_plan_that_did_not_run_is_blank_with_its_reason(study):
+    figure = drawn("latency_vil", study)
+    blank = figure.axes[1]
+    assert not [x for x in heights(blank) if abs(x - 1) < 0.5]
+    assert [found.get_text() for found in blank.texts] == ["×", "×"]
+    assert "vil-tiny-224-s1 RCM + greedy, vil-tiny-224-s1 RCM + ILP: skipped, no C++ compiler" in texts(figure)
+    rows = table("latency", study)
+    rows = rows[(rows["model"] == BLANK[0]) & (rows["reorder"] == BLANK[1])]
+    assert len(rows) == 6 and rows["p50_us"].isna().all() and rows["speedup"].isna().all()
+    assert set(rows["reason"]) == {"no C++ compiler"}
+
+
+def test_the_latency_table_holds_the_papers_bars(study):
+    rows = table("latency", study)
+    rows = rows[rows["model"] == "vil-tiny-128-s1"].set_index(["provider", "reorder", "solver", "ordered"])
+    assert rows.loc[("sdpa_dense", "none", "", "yes"), "paper_ms"] == 5.23
+    assert rows.loc[("tilewright", "ic", "highs", "yes"), "paper_ms"] == 2.05
+
+
+def test_a_time_left_in_a_row_that_failed_is_not_shown(study):
+    path = "results/logs/vil-tiny-128-s1/baselines.csv"
+    frame = _read.frames([path], "bench")[0].assign(status="failed", p50_us=1.0)
+    assert _read.bench(frame)[["p50_us", "speedup"]].isna().all(axis=None)
+
+
+def test_speedup_takes_the_best_plan(study):
+    row = table("speedup", study).set_index("model").loc["regionvit-tiny-224-s1"]
+    assert row["speedup"] == pytest.approx(6.0)
+    assert row["plan"] == "window + highs (mixed)"
+    assert row["paper_speedup"] == pytest.approx(8.41 / 2.75)
+    assert row["sdpa_mask"] == pytest.approx(0.5)
+    assert np.isnan(row["flex"]) and row["reason"] == "flex: no C++ compiler"
+    figure = drawn("speedup", study)
+    (bar,) = figure.axes[1].patches
+    assert (bar.get_y(), bar.get_height()) == (1, pytest.approx(5.0))
+    assert [axes.get_title() for axes in figure.axes] == ["Vision Longformer", "RegionViT", "DynamicViT, training mask"]
+
+
+def test_a_mask_without_a_resolution_is_shown_by_its_name(study, tmp_path):
+    rows = [synthetic.row("vil-tiny-128-s1", "sdpa_dense", 5.0), synthetic.row("vil-tiny-128-s1", "flex", 2.0)]
+    named = [{**row, "model": "file-mine", "resolution": ""} for row in rows]
+    synthetic.write_csv(tmp_path / "baselines.csv", synthetic.BENCH, named)
+    frame = table("speedup", study, [tmp_path / "baselines.csv", _select.PAPER_LATENCY])
+    assert frame["flex"].item() == pytest.approx(2.5)
+    assert list(_read.labels(frame).values()) == ["mine"]
+
+
+def test_a_failed_check_is_a_claim_not_met(study, tmp_path):
+    rows = [synthetic.row("vil-tiny-128-s1", "tilewright", None, status="failed", relative_error=1e-3)]
+    synthetic.write_csv(tmp_path / "baselines.csv", synthetic.BENCH, rows)
+    inputs = [tmp_path / "baselines.csv", _select.PAPER_LATENCY, _select.CLAIMS]
+    claims = table("claims", study, inputs).set_index("id")
+    assert claims.loc["bench_error:", ["measured", "verdict"]].tolist() == [pytest.approx(100), "not met"]
+    assert claims.loc["bench_passed:", ["measured", "verdict"]].tolist() == [0, "not met"]
+
+
+def test_speedup_without_any_plan_is_blank(study, tmp_path):
+    lone = tmp_path / "baselines.csv"
+    synthetic.write_csv(lone, synthetic.BENCH, [synthetic.row("vil-tiny-128-s1", "sdpa_dense", 5.0)])
+    inputs = [lone, _select.PAPER_LATENCY]
+    assert np.isnan(table("speedup", study, inputs)["speedup"].item())
+    figure = drawn("speedup", study, inputs)
+    assert "not run" in texts(figure) and not figure.axes[0].patches
+
+
+def test_networks_are_faster_by_the_ratio_of_their_medians(study):
+    frame = table("end_to_end", study)
+    # The families in their order, each with its batches in theirs.
+    assert list(dict.fromkeys(zip(frame["network"], frame["batch"], strict=True))) == [
+        ("vil-tiny-224", 1),
+        ("vil-tiny-224", 8),
+        ("dynamicvit-s-224", 1),
+        ("dynamicvit-s-224", 8),
+    ]
+    ours = frame[frame["attention"] == "tilewright"]
+    assert ours["over_native"].to_numpy() == pytest.approx(50 / 30)
+    assert ours["over_dense"].to_numpy() == pytest.approx(110 / 30)
+    assert ours["over_flex"].isna().all()
+    flex = frame[frame["attention"] == "flex"]
+    assert set(flex["reason"]) == {"no C++ compiler"} and flex["p50_us"].isna().all()
+
+
+def test_bars_of_networks_stack_attention_and_rest(study):
+    figure = drawn("end_to_end", study)
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == [
+        "Vision Longformer tiny-224, batch 1",
+        "DynamicViT s-224, batch 1",
+        "Vision Longformer tiny-224, batch 8",
+        "DynamicViT s-224, batch 8",
+    ]
+    bars = {(round(bar.get_y() + bar.get_height() / 2), bar.get_x()): bar.get_width() for bar in figure.axes[2].patches}
+    # From the top: as published, dense, flex (skipped) and ours, in ms of a batch of 8.
+    assert bars == pytest.approx({(0, 0): 240, (0, 240): 160, (1, 0): 720, (1, 720): 160, (3, 0): 80, (3, 80): 160})
+    words = texts(figure)
+    assert "30.0  (1.7×)" in words and "110  (0.45×)" in words
+    assert "× FlexAttention (vil-tiny-224, batch 1, dynamicvit-s-224, batch 1): skipped, no C++ compiler." in words
+    # The study runs no batch of 8 with it.
+    assert "not selected" in words
+
+
+def test_a_network_that_failed_its_check_is_a_claim_not_met(study, tmp_path):
+    wrong = {"status": "failed", "reason": "logits differ", "relative_error": 2e-4}
+    rows = [synthetic.network_row("vil-tiny-1024", name, 1) for name in ("dense", "flex")]
+    rows += [synthetic.network_row("vil-tiny-1024", "native", 1, **wrong)]
+    rows += [synthetic.network_row("vil-tiny-1024", "tilewright", 1)]
+    synthetic.write_csv(tmp_path / "vil-tiny-1024.csv", synthetic.NETWORK, rows)
+    inputs = [tmp_path / "vil-tiny-1024.csv", _select.PAPER_LATENCY, _select.CLAIMS]
+    claims = table("claims", study, inputs).set_index("id")
+    logits = claims.loc["network_error:"]
+    assert (logits["measured"], logits["verdict"]) == (2, "not met")
+    assert logits["where"] == "vil-tiny-1024 native batch 1"
+    dense = claims.loc["end_to_end:vil-tiny-1024/dense"]
+    assert (dense["measured"], dense["verdict"]) == (pytest.approx(110 / 30), "met")
+    for peer in ("native", "flex"):
+        assert claims.loc[f"end_to_end:vil-tiny-1024/{peer}", "verdict"] == "not measured"
+    assert np.isnan(table("end_to_end", study, inputs[:1]).set_index("attention").loc["native", "p50_us"])
+
+
+def test_heatmap_shows_numbers_and_why_there_are_none(study):
+    figure = drawn("heatmap", study)
+    picture = figure.axes[0].images[0].get_array()
+    assert np.ma.getmaskarray(picture).tolist() == [[False, False], [False, True]]
+    assert picture[0, 0] == pytest.approx(0.8 + 50**0.5 / 40)
+    words = texts(figure)
+    assert f"(a) {synthetic.TOO_LONG}" in words
+    # The paper's values at 224 px with patches 32 and 16 and at 512 px likewise.
+    assert all(f" {value} " in f" {words} " for value in ("2.9", "3.0", "3.2"))
+    cells = table("heatmap", study)
+    assert cells.loc[cells["status"] != "ok", "speedup"].isna().all()
+
+
+@pytest.mark.parametrize("tile", ["8x1", "16x16"])
+def test_pattern_pictures_show_entries_and_executed_pairs(tile, study):
+    pattern = graph.load("results/graphs/vil-tiny-224-s1/ic.npz")
+    cover = blocks.load(f"results/blocks/vil-tiny-224-s1/ic/{tile}.npz")
+    picture = _spy.picture(pattern, cover)
+    entry = np.array(matplotlib.colors.to_rgb(_spy.ENTRY), np.float32)
+    assert np.array_equal(np.isclose(picture, entry).all(axis=2), pattern.to_dense())
+    boxes = np.zeros(pattern.shape, bool)
+    for top, bottom, left, right in _spy.stretches(cover):
+        boxes[top:bottom, left:right] = True
+    assert np.array_equal(boxes, ~np.isclose(picture, 1).all(axis=2))
+
+
+def test_a_large_pattern_is_averaged_not_sampled(study, monkeypatch):
+    pattern = graph.load("results/graphs/vil-tiny-224-s1/none.npz")
+    cover = blocks.load("results/blocks/vil-tiny-224-s1/none/16x16.npz")
+    full = _spy.picture(pattern, cover)
+    monkeypatch.setattr(_spy, "PIXELS", 30)
+    small = _spy.picture(pattern, cover)
+    assert small.shape == (22, 22, 3)
+    assert small[0, 0] == pytest.approx(full[:3, :3].mean(axis=(0, 1)), abs=1e-6)
+    assert small[-1, -1] == pytest.approx(full[63:, 63:].mean(axis=(0, 1)), abs=1e-6)
+
+
+def test_pattern_figures_have_a_picture_for_each_tile_and_order(study):
+    figure = drawn("pattern_regionvit", study)
+    titles = [axes.get_title() for axes in figure.axes if axes.images]
+    assert len(titles) == 2 * 4
+    cover = blocks.load("results/blocks/regionvit-tiny-224-s1/ic/8x1.npz")
+    assert f"order IC: 8x1 executes {cover.area.sum() / 64**2:.1%}" in titles
+    assert sum(title.startswith("as the model has it") for title in titles) == 2
+
+
+def test_fill_is_entries_over_area(study):
+    cover = blocks.load("results/blocks/vil-tiny-224-s1/ic/16x16.npz")
+    frame = table("fill", study).set_index(["reorder", "tile"])
+    assert frame.loc[("ic", "16x16"), "fill"] == pytest.approx(cover.summary()["fill"])
+    found = heights(drawn("fill", study).axes[0])
+    assert found[round(1 + 0.1, 3)] == pytest.approx(cover.summary()["fill"])
+
+
+def test_prediction_states_the_median_error(study):
+    figure = drawn("prediction", study)
+    # Each of 4 workloads, 4 orders and 3 schedules, but for one workload's order that did not run.
+    told = "relative error: median 10.0%, 90th percentile 10.0% within ±30%: 100% of 45 schedules"
+    assert told in texts(figure)
+    frame = table("prediction", study)
+    assert frame["error"].to_numpy() == pytest.approx(0.1)
+
+
+def test_gantt_bars_are_the_items_of_the_schedule(study):
+    plan = schedule.load("results/schedules/vil-tiny-224-s1/ic/mixed.highs.json")
+    axes = drawn("gantt", study).axes[1]
+    launch = matplotlib.colors.to_rgba(_style.INK)
+    items = [bar for bar in axes.patches if bar.get_facecolor() != launch]
+    assert sorted(bar.get_x() for bar in items) == pytest.approx(sorted(plan.start_us / 1e3))
+    assert max(bar.get_x() + bar.get_width() for bar in items) <= plan.predicted_us / 1e3 * 1.5
+    assert f"{plan.predicted_us / 1e3:.3f} ms predicted, {plan.n_items:,} items" in axes.get_title("left")
+    waits = [bar.get_width() for bar in axes.patches if bar.get_facecolor() == launch and bar.get_width() > 0]
+    assert min(waits) == pytest.approx(8.0 / 1e3)
+
+
+def test_reorder_times_are_drawn_as_measured(study):
+    left = drawn("reorder_time", study).axes[0]
+    lines = {line.get_label(): line for line in left.lines}
+    assert lines["RCM"].get_ydata() == pytest.approx([20, 60])
+    assert lines["RCM"].get_xdata() == pytest.approx([100, 400])
+    assert left.get_xscale() == left.get_yscale() == "log"
+
+
+def test_policy_compares_the_ilp_with_fixed_tiles_and_with_greedy(study):
+    frame = table("policy", study)
+    measured = frame.dropna(subset="over_greedy")
+    assert len(frame) == 16 and len(measured) == 15
+    for rival in ("fixed", "greedy"):
+        assert measured[f"over_{rival}"].to_numpy() == pytest.approx(1.2)
+        assert set(measured[f"verdict_{rival}"]) == {"faster"}
+    assert set(measured["fixed"]) == {"8x1"} and frame["over_descent"].isna().all()
+    row = frame[(frame["model"] == "vil-tiny-128-s1") & (frame["reorder"] == "ic")].iloc[0]
+    assert row["paper_gain"] == pytest.approx(1 - 2.05 / 4.00)
+    assert "the best fixed tile median 1.200×; 15 faster, 0 ties, 0 slower" in texts(drawn("policy", study))
+    summary = table("policy_summary", study).set_index("rival")
+    assert summary.loc["plain greedy", ["cases", "median"]].tolist() == pytest.approx([15, 1 - 1 / 1.2])
+
+
+def test_solvers_stand_side_by_side(study):
+    frame = table("solvers", study).set_index(["model", "reorder", "solver"])
+    assert set(frame.index.get_level_values("solver")) == {"greedy", "descent", "highs", "gurobi"}
+    assert set(frame["tiles"]) == {"mixed"}
+    plan = schedule.load("results/schedules/vil-tiny-224-s1/ic/mixed.highs.json")
+    row = frame.loc[("vil-tiny-224-s1", "ic", "highs")]
+    assert (row["objective_us"], row["bound_us"], row["status"]) == (plan.objective_us, plan.bound_us, plan.status)
+    assert row["gain"] == pytest.approx(1 - plan.predicted_us / row["greedy_us"])
+    assert frame.xs("greedy", level="solver")[["objective_us", "bound_us", "gap"]].isna().all(axis=None)
+
+
+def test_verdicts_follow_from_the_inputs(study):
+    frame = table("claims", study).set_index("id")
+    met = frame.loc["speedup:vil-tiny-128"]
+    assert (met["measured"], met["verdict"]) == (pytest.approx(6.0), "met")
+    tokens = frame.loc["tokens:vil-tiny-224-s1"]
+    assert (tokens["measured"], tokens["verdict"]) == (225, "not met")
+    absent = frame.loc["density:vil-tiny-384-s1"]
+    assert np.isnan(absent["measured"]) and absent["verdict"] == "not measured"
+    assert frame.loc["prediction_error:median", "measured"] == pytest.approx(10)
+    assert frame.loc["bench_error:", "measured"] == pytest.approx(0.1)
+    assert frame.loc["network_error:", "verdict"] == "met"
+    assert frame.loc["end_to_end:vil-tiny-1024/native", "verdict"] == "not measured"
+    # The made-up IC order gathers 4/3 of the window order, and no graph of 65,537 tokens was ordered.
+    assert frame.loc["gathered_over_window:ic", ["measured", "verdict"]].tolist() == [33.3333, "not met"]
+    assert frame.loc["reorder_s:ic/65537", "verdict"] == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("relation", "expected", "verdict", "measured"),
+    [
+        (">=", 6.1, "not met", 6.0),
+        (">=", 6, "met", 6.0),
+        ("<=", 7, "not met", 8.0),
+        ("<=", 8, "met", 8.0),
+        ("=", 8, "not met", 6.0),
+        ("=", 6, "not met", 8.0),
+    ],
+)
+def test_a_claim_is_judged_by_its_worst_case(relation, expected, verdict, measured, study, tmp_path):
+    claim = {"id": "speedup:vil", "claim": "all", "relation": relation, "expected": expected, "unit": "×"}
+    synthetic.write_csv(tmp_path / "claims.csv", ",".join(claim), [claim])
+    rows = []
+    for model, p50 in (("vil-tiny-128-s1", 1 / 8), ("vil-tiny-224-s1", 1 / 6)):
+        rows += [synthetic.row(model, "sdpa_dense", 1.0)]
+        rows += [synthetic.row(model, "tilewright", p50, ordered="True", **_read.HEADLINE)]
+    synthetic.write_csv(tmp_path / "study.bench.csv", synthetic.BENCH, rows)
+    row = table("claims", study, [tmp_path / "claims.csv", _select.PAPER_LATENCY, tmp_path / "study.bench.csv"]).iloc[0]
+    assert (row["verdict"], row["measured"]) == (verdict, pytest.approx(measured))
+
+
+@pytest.mark.parametrize(("found", "verdict"), [(0.1187, "met"), (0.1186, "met"), (0.1196, "not met")])
+def test_equality_is_judged_in_the_digits_claimed(found, verdict, study, tmp_path):
+    synthetic.write_csv(
+        tmp_path / "study.bench.csv", synthetic.BENCH, [synthetic.row("vil-tiny-224-s1", "flex", 1.0, density=found)]
+    )
+    frame = table("claims", study, [_select.CLAIMS, _select.PAPER_LATENCY, tmp_path / "study.bench.csv"]).set_index(
+        "id"
+    )
+    assert frame.loc["density:vil-tiny-224-s1", "verdict"] == verdict
+
+
+def test_workloads_of_one_resolution_are_told_apart():
+    frame = pd.DataFrame(
+        {
+            "model": ["vil-tiny-224-s1", "vil-tiny-224-s2", "vil-tiny-384-s1"],
+            "family": "vil",
+            "resolution": [224.0, 224.0, 384.0],
+        }
+    )
+    assert list(_read.labels(frame).values()) == ["tiny-224-s1", "tiny-224-s2", "384 px"]
+
+
+def test_each_order_and_tile_has_its_own_colour():
+    names = [*_style.ORDER_COLOURS, "hilbert", "rabbit"]
+    assert len({_style.order_colour(name, names) for name in names}) == len(names)
+    sizes = ["16x1", "32x1", "64x1", "128x1", "16x16", "32x32", "64x64", "128x128"]
+    assert len({_style.tile_colour(name) for name in sizes}) == len(sizes)
+    assert _style.ordered(["window", "hilbert", "none", "ic"]) == ["none", "ic", "window", "hilbert"]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("family", [figures.draw, tables.tabulate], ids=["figure", "table"])
+def test_an_unknown_name_lists_the_known_ones(family):
+    with pytest.raises(UnknownNameError, match=r"unknown (figure|table) 'pie'; known: latency"):
+        family("pie", [], [])
+
+
+@pytest.mark.parametrize(
+    ("make", "suffix"),
+    [(figures.draw, ".svg, .png, .pdf"), (tables.tabulate, ".csv, .md, .json")],
+    ids=["figure", "table"],
+)
+def test_an_unknown_ending_is_refused_before_any_work(make, suffix, tmp_path):
+    with pytest.raises(ArtifactError, match=f"expected a name ending in {re.escape(suffix)}, found '.gif'"):
+        make("speedup", [], [tmp_path / "a.gif"])
+
+
+def test_a_missing_input_is_named(study):
+    with pytest.raises(ArtifactError, match=r"gone\.csv: no such file; expected bench or paper_latency"):
+        drawn("speedup", study, ["gone.csv"])
+
+
+@pytest.mark.parametrize("name", ["speedup", "end_to_end", "heatmap", "fill", "gantt", "pattern_vil", "reorder_time"])
+def test_an_input_of_another_stage_is_refused(name, study):
+    foreign = "results/logs/reorder_time.csv" if name != "reorder_time" else "results/logs/heatmap/224.csv"
+    with pytest.raises(ArtifactError, match=r"(reorder_time|224)\.csv: expected .*, found (reorder_time|heatmap)"):
+        drawn(name, study, [foreign])
+
+
+def test_a_csv_of_no_stage_is_refused(study, tmp_path):
+    synthetic.write_csv(tmp_path / "x.csv", "name,value", [{"name": "a", "value": 1}])
+    with pytest.raises(ArtifactError, match="found a CSV with the columns name, value"):
+        drawn("prediction", study, [tmp_path / "x.csv"])
+
+
+def test_rows_of_another_version_are_refused_by_what_they_lack(study, tmp_path):
+    columns = synthetic.BENCH.replace("commit,code,", "")
+    synthetic.write_csv(tmp_path / "x.csv", columns, [synthetic.row("vil-tiny-128-s1", "sdpa_dense", 5.0)])
+    with pytest.raises(ArtifactError, match="found bench rows without code, commit"):
+        drawn("prediction", study, [tmp_path / "x.csv"])
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x93NUMPY", b"{}", b'{"kind": "graph"'], ids=["empty", "npy", "bare", "cut"]
+)
+@pytest.mark.parametrize("suffix", [".json", ".npz", ".csv"])
+def test_a_damaged_file_is_refused(content, suffix, study, tmp_path):
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=f"x{suffix}: expected (schedule or profile), found"):
+        drawn("gantt", study, [path])
+
+
+def test_text_where_a_number_belongs_is_refused(study, tmp_path):
+    rows = [synthetic.row("vil-tiny-128-s1", "sdpa_dense", 5.0, repetitions="many")]
+    synthetic.write_csv(tmp_path / "b.csv", synthetic.BENCH, rows)
+    with pytest.raises(ArtifactError, match=r"b\.csv: expected a bench file, found: .*many"):
+        drawn("prediction", study, [tmp_path / "b.csv"])
+
+
+def test_an_unknown_status_is_refused(study, tmp_path):
+    rows = [synthetic.row("vil-tiny-128-s1", "sdpa_dense", 5.0, status="fine")]
+    synthetic.write_csv(tmp_path / "b.csv", synthetic.BENCH, rows)
+    with pytest.raises(ArtifactError, match="status: expected ok, skipped, failed, found fine"):
+        drawn("prediction", study, [tmp_path / "b.csv"])
+
+
+def test_nothing_given_is_an_error(study):
+    heat = "results/logs/heatmap/224.csv"
+    with pytest.raises(ArtifactError, match=r"expected a reorder_time file among the inputs, found .*224\.csv"):
+        _read.sort([heat], ("heatmap", "reorder_time"))
+
+
+def test_a_prediction_of_nothing_is_an_error(study):
+    with pytest.raises(ArtifactError, match="at least one schedule that was predicted and timed"):
+        drawn("prediction", study, ["results/logs/vil-tiny-128-s1/baselines.csv"])
+
+
+def test_blocks_of_another_graph_are_refused(study):
+    inputs = ["results/graphs/vil-tiny-224-s1/none.npz", "results/blocks/vil-tiny-224-s1/ic/8x1.npz"]
+    with pytest.raises(ArtifactError, match=r"ic/8x1.npz: expected blocks of a graph among the inputs"):
+        drawn("pattern_vil", study, inputs)
+
+
+def test_a_schedule_without_its_profiles_is_refused(study):
+    place = "vil-tiny-224-s1/ic"
+    inputs = [f"results/schedules/{place}/mixed.greedy.json", f"results/profiling/{place}/8x1.json"]
+    with pytest.raises(ArtifactError, match=r"mixed.greedy.json: expected the profiles of its tiles .* \['16x16'\]"):
+        drawn("gantt", study, inputs)
+
+
+@pytest.mark.parametrize(("column", "value"), [("relation", "<"), ("id", "luck:vil")])
+def test_a_claim_that_cannot_be_judged_is_refused(column, value, study, tmp_path):
+    claim = {"id": "speedup:vil", "claim": "x", "relation": ">=", "expected": 1, "unit": "×", column: value}
+    synthetic.write_csv(tmp_path / "c.csv", ",".join(claim), [claim])
+    with pytest.raises(ArtifactError, match=r"c.csv: (relation|measure): expected .*, found (<|luck)"):
+        table("claims", study, [tmp_path / "c.csv", _select.PAPER_LATENCY])
+
+
+def test_a_failed_write_leaves_what_was_there(study, tmp_path, monkeypatch):
+    path = tmp_path / "reorder_time.svg"
+    path.write_text("before")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(ArtifactError, match="No space left on device; what was there before is unchanged"):
+        figures.draw("reorder_time", figures.needs("reorder_time", study), [path])
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("script", "flag", "name", "outputs"),
+    [("draw", "--figure", "heatmap", ["h.png"]), ("table", "--table", "heatmap", ["h.csv", "h.md"])],
+)
+def test_the_command_writes_what_it_is_asked_for(script, flag, name, outputs, study, tmp_path):
+    command = [sys.executable, ROOT / "workflow" / "scripts" / f"{script}.py", flag, name, "--inputs"]
+    paths = [tmp_path / output for output in outputs]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([*command, *figures.needs(name, study), "--outputs", *paths], check=True, env=environment)
+    assert all(path.stat().st_size > 100 for path in paths)
+    failed = subprocess.run(
+        [*command, "gone.csv", "--outputs", *paths], env=environment, capture_output=True, text=True
+    )
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("error: gone.csv: no such file") and failed.stderr.count("\n") == 1
+
+
+# Packed attention and pruned networks
+
+
+def test_packed_attention_is_told_over_ours(study):
+    frame = table("ragged", study)
+    rows = frame[(frame["call"] == "attend") & (frame["heads"] == 6)].set_index(["provider", "images"])
+    assert rows.loc[("sdpa_mask", 16), "over_ours"] == 2 and rows.loc[("tilewright", 256), "over_ours"] == 1
+    assert np.isnan(rows.loc[("flex", 16), "p50_us"])
+
+
+def test_the_best_fair_baseline_is_of_the_same_batch_and_mode(study):
+    frame = table("pruned", study)
+    ours = frame[frame["strategy"] == "ragged"]
+    one, many = (ours[ours["batch"] == batch] for batch in (1, 16))
+    assert set(one["fair"]) == {"gathered"} and set(many["fair"]) == {"padded_kept"}
+    assert (one["over_fair"] == 1.5).all() and many["over_fair"].tolist() == pytest.approx([1.6] * len(many))
+    assert ours["over_padded"].tolist() == pytest.approx([2.4] * len(ours))
+    assert ours["over_published"].tolist() == pytest.approx([3.0] * len(ours))
+    assert (one["over_dense"] == 1.5).all() and many["over_dense"].tolist() == pytest.approx([1.6] * len(many))
+
+
+def test_claims_about_pruned_networks_are_judged_by_their_rows(study, tmp_path):
+    found = table("claims", study).set_index("id")
+    expected = {
+        "ragged_over:flash_varlen/256-256": (3, "met", "6x64, 256 images of 50-197"),
+        "ragged_over:flash_varlen/1-16": (3, "met", "6x64, 1 images of 50-197"),
+        "ragged_floor:256": (2, "not met", "6x64, 256 images of 50-197"),
+        "ragged_host:": (30.6, "not met", "3x64, 256 images of 50-197"),
+        "pruned_over:graph/padded": (2.4, "met", None),
+        "pruned_over:eager/fair": (1.5, "met", None),
+        "pruned_over:compile_graph/fair": (None, "not measured", ""),
+        "pruned_differ:graph/fair": (1.6, "met", None),
+        "pruned_differ:graph/dense": (1.6, "met", None),
+        "pack_share:graph": (2, "met", None),
+        "pruned_error:": (1e-3 / 0.007, "met", None),
+        "pruned_logits:float16": (1e-3, "met", None),
+        "pruned_logits:float32": (None, "not measured", ""),
+        "pruned_best:any/padded/deit-small-224-threshold_l2/keep_ratio=0.5": (None, "not measured", ""),
+        "pruned_top1:": (100, "met", None),
+        "pruned_top1_all:": (93.75, "not met", None),
+    }
+    for claim, (measured, verdict, where) in expected.items():
+        row = found.loc[claim]
+        assert row["verdict"] == verdict, claim
+        assert where in (None, row["where"])
+        assert np.isnan(row["measured"]) if measured is None else row["measured"] == pytest.approx(measured, 1e-5)
+    slow = synthetic.pruned_row("deit-tiny-224-evit", "", "ragged", "eager", 1, p50_us=1000.0)
+    rows = [slow, synthetic.pruned_row("deit-tiny-224-evit", "", "padded", "eager", 1, p50_us=1000.0)]
+    synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, rows)
+    row = table("claims", study, [_select.CLAIMS, _select.PAPER_LATENCY, tmp_path / "p.csv"]).set_index("id")
+    assert row.loc["pruned_over:eager/padded", ["measured", "verdict"]].tolist() == [1, "not met"]
+
+
+def test_the_figure_of_pruned_networks_has_a_line_for_each_strategy_and_mode(study):
+    figure = drawn("pruned", study)
+    panel = next(axes for axes in figure.axes if "deit-small-224-threshold_l2" in axes.get_title())
+    lines = {(line.get_label(), line.get_linestyle()): line.get_ydata().tolist() for line in panel.lines}
+    assert lines["Tilewright, packed", "-"] == pytest.approx([2.4, 2.4])
+    assert lines["gathered, dense", "--"] == pytest.approx([1.6]) and lines["padded to the full length", ":"] == [1]
+    assert len(lines) == 14 and "to 2,400 images/s" in panel.get_title()
+    assert "lengths differ" in texts(figure) and "FlashAttention varlen" in texts(figure)
+
+
+def test_what_is_gained_is_shown_over_what_is_kept(study, tmp_path):
+    assert figures.needs("pruned_ratio", study) == ["results/logs/pruned/deit-small-224-threshold_l2.csv"]
+    assert figures.needs("pruned_ratio", configured(pruned={"settings": {}})) == []
+    figure = drawn("pruned_ratio", study)
+    (panel,) = (axes for axes in figure.axes if axes.get_title())
+    lines = {line.get_label(): (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in panel.lines}
+    kept, over = lines["Tilewright, packed"]
+    assert kept == pytest.approx([100 * 70 / 197, 100 * 100 / 197]) and over == pytest.approx([2.4, 2.4])
+    # Those of several images keep other numbers.
+    assert "gathered, dense" not in lines and "batch 16" in panel.get_title() and "CUDA graphs" in texts(figure)
+    rows = [synthetic.pruned_row("deit-tiny-224-evit", "", "padded", "eager", 1)]
+    synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, rows)
+    assert "kernel by kernel" in texts(drawn("pruned_ratio", study, [tmp_path / "p.csv"]))
+
+
+def test_the_figure_of_packed_attention_shows_times_and_ratios(study, tmp_path):
+    left, right = drawn("ragged_kernel", study).axes[2:4]
+    times, ratios = ({line.get_label(): line.get_ydata().tolist() for line in axes.lines} for axes in (left, right))
+    assert times["FlashAttention varlen"] == [3, 48, 768] and times["bytes moved once"] == [0.5, 8, 128]
+    assert ratios["FlashAttention varlen"] == [3, 3, 3] and times["FlexAttention"] == []
+    synthetic.write_csv(
+        tmp_path / "r.csv", synthetic.RAGGED, [synthetic.ragged_row(1, 64, "5-9", 1, "tilewright", 3.0)]
+    )
+    assert "Blank" not in texts(drawn("ragged_kernel", study, [tmp_path / "r.csv"]))
+
+
+def test_the_dispatch_floor_has_a_bar_for_each_call(study, tmp_path):
+    axes = drawn("dispatch", study).axes[0]
+    bars = {label.get_text(): bar.get_width() for label, bar in zip(axes.get_yticklabels(), axes.patches, strict=True)}
+    assert bars["Tilewright, pack"] == 5.2 and bars["FlashAttention varlen, attend"] == pytest.approx(5 + 4.8)
+    rows = [synthetic.ragged_row(1, 64, "5-9", 1, "tilewright", 3.0, host_us="")]
+    synthetic.write_csv(tmp_path / "r.csv", synthetic.RAGGED, rows)
+    assert "no dispatch apart" in texts(drawn("dispatch", study, [tmp_path / "r.csv"]))

@@ -1,0 +1,231 @@
+"""Networks on a photograph: what is said, what the pictures show, and bad input in one line."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tilewright import networks
+from tilewright.core.errors import ArtifactError, ConfigError, TilewrightError
+from tilewright.study import inference
+from tilewright.study.figures import _photograph
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "workflow/scripts/infer.py"
+CLASSES = 7
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "plans"))
+    monkeypatch.setattr(inference, "SECONDS", 0.01)
+
+
+def infer(*arguments):
+    """Run the script in this process, as the shell would."""
+    spec = importlib.util.spec_from_file_location("infer", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.run(**vars(module.parser.parse_args(["--attention", "native", *map(str, arguments)])))
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Official weights of a RegionViT with few classes, of which it prefers 3 and then 5 by far."""
+    network = networks.create("regionvit", variant="tiny", image_size=32, num_classes=CLASSES)
+    with torch.no_grad():
+        network.head.weight.zero_()
+        network.head.bias.copy_(torch.tensor([0.0, 0, 0, 8, 0, 6, 0]))
+    torch.save({"model": network.state_dict()}, tmp_path / "weights.pth")
+    return tmp_path / "weights.pth"
+
+
+# What is said
+
+
+def test_without_a_checkpoint_the_weights_are_said_to_be_random(capsys):
+    infer("--model", "regionvit-tiny-32", "--image", "coffee")
+    said = capsys.readouterr().out
+    assert "regionvit-tiny-32, native attention, one image of 32 x 32: " in said and " ms (p50 of " in said
+    assert "weights: random, for there is no checkpoint" in said and "%" not in said
+
+
+def test_the_most_probable_classes_are_told_with_their_names(checkpoint, tmp_path, capsys):
+    (tmp_path / "labels").write_text("\n".join(f"thing {i}" for i in range(CLASSES)))
+    model = ["--model", "regionvit-tiny-32", "--image", "coffee", "--checkpoint", checkpoint, "--set", "num_classes=7"]
+    infer(*model, "--labels", tmp_path / "labels")
+    told = [line.split() for line in capsys.readouterr().out.splitlines() if "%" in line]
+    total = np.exp(8) + np.exp(6) + 5
+    assert told[0] == [f"{np.exp(8) / total:.2%}", "3", "thing", "3"]
+    assert told[1] == [f"{np.exp(6) / total:.2%}", "5", "thing", "5"]
+    assert len(told) == inference.BEST
+    infer(*model)
+    assert f"{np.exp(8) / total:.2%}  3\n" in capsys.readouterr().out
+
+
+def test_a_pruned_deit_runs_by_any_strategy_and_has_no_picture(tmp_path, capsys):
+    command = ("--model", "deit-tiny-64-evit", "--image", "retina", "--attention", "ragged", "--set", "keep_ratio=0.5")
+    infer(*command)
+    assert "deit-tiny-64-evit, ragged attention" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="a DeiT attends to everything; expected no picture"):
+        infer(*command, "--output", str(tmp_path / "x.png"))
+
+
+@pytest.mark.parametrize("attention", ["tilewright", "dense"])
+def test_attentions_are_asked_for_by_name(attention, capsys):
+    infer("--model", "vil-tiny-64", "--image", "retina", "--attention", attention)
+    assert f"vil-tiny-64, {attention} attention" in capsys.readouterr().out
+
+
+# What the pictures show
+
+
+def views(name, place=None, **options):
+    family, stated = networks.parse(name, options)
+    network = networks.create(family, **stated, attention="native")
+    pixels = torch.randn(1, 3, stated["image_size"], stated["image_size"], generator=torch.Generator().manual_seed(0))
+    return network, pixels, inference.views(family, network, pixels, place)
+
+
+def test_a_longformers_token_sees_its_chunk_and_those_around_it():
+    # 16 and 8 tokens a side, in chunks of 7: token (0, 15) lies in the first row of chunks, and in the third column.
+    _, _, (first, second) = views("vil-tiny-64", (0, 15))
+    expected = np.zeros((64, 64), bool)
+    expected[: 14 * 4, 7 * 4 :] = True
+    assert np.array_equal(first.seen, expected)
+    assert first.token == (0, 60, 4) and first.title == "stage 1: 126 of 256 tokens and 1 global"
+    # Of 8 tokens a side it is the last of the first row: in the second column of two.
+    assert second.seen.all() and second.token == (0, 56, 8)
+
+
+def test_a_longformers_token_sees_its_window_in_exact_mode():
+    _, _, (first, _) = views("vil-tiny-96-exact")
+    # The centre is token (12, 12) of 24, and sees seven tokens either way.
+    expected = np.zeros((96, 96), bool)
+    expected[5 * 4 : 20 * 4, 5 * 4 : 20 * 4] = True
+    assert np.array_equal(first.seen, expected) and first.token == (48, 48, 4)
+
+
+def test_padding_of_cyclic_chunks_is_no_part_of_the_image():
+    _, _, (first, _) = views("vil-tiny-128-cyclic", (0, 0))
+    # 32 tokens a side are 5 chunks of 7; the last one has 4 tokens, and around the edge it is next to the first.
+    at = np.arange(32)
+    near = (at < 14) | (at >= 28)
+    assert np.array_equal(first.seen[::4, ::4], near[:, None] & near)
+
+
+def test_a_regions_token_sees_its_window():
+    # 24 tokens a side, windows of 7: the last window has 3.
+    _, _, (first, *_) = views("regionvit-tiny-96", (8, 23))
+    expected = np.zeros((96, 96), bool)
+    expected[7 * 4 : 14 * 4, 21 * 4 :] = True
+    assert np.array_equal(first.seen, expected)
+    assert first.title == "stage 1: 21 of 576 tokens and 1 regional"
+
+
+def test_pixels_beyond_the_last_token_are_not_seen():
+    _, _, (first, *_) = views("vil-tiny-66-exact", (15, 15))
+    assert first.seen[63, 63] and not first.seen[64:].any() and not first.seen[:, 64:].any()
+
+
+def test_dynamicvits_picture_is_of_the_patches_it_keeps():
+    network, pixels, found = views("dynamicvit-256-64", keep_ratio=0.5)
+    kept = network.kept(pixels)
+    assert [view.title for view in found] == [
+        f"pruning {i}: {n} of 16 patches kept" for i, n in ((1, 8), (2, 4), (3, 2))
+    ]
+    for view, ids in zip(found, kept, strict=True):
+        by_patch = view.seen.reshape(4, 16, 4, 16).transpose(0, 2, 1, 3).reshape(16, -1)
+        assert sorted(np.flatnonzero(by_patch.all(1))) == ids[0].tolist() and by_patch.any(1).sum() == len(ids[0])
+        assert view.token is None
+
+
+def test_what_is_not_seen_is_dimmed():
+    image = np.full((3, 2, 2), 0.2, np.float32)
+    shown = _photograph.picture(image, np.array([[True, False], [False, True]]))
+    np.testing.assert_allclose(shown[0, 0], 0.2)
+    np.testing.assert_allclose(shown[0, 1], 0.8)
+
+
+@pytest.mark.parametrize("model", ["vil-tiny-64", "regionvit-tiny-64", "dynamicvit-256-64"])
+def test_a_picture_is_written(model, tmp_path, capsys):
+    infer("--model", model, "--image", "astronaut", "--output", tmp_path / "picture.png")
+    with Image.open(tmp_path / "picture.png") as picture:
+        assert picture.width > 700 and picture.height > 400
+    assert "picture.png: " in capsys.readouterr().out
+
+
+# Bad input
+
+VIL = "--model vil-tiny-64 --image coffee"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--model vit-64 --image coffee", "unknown network 'vit-64'; known: vil-"),
+        ("--model vil-tiny-64 --image tea", "unknown photograph .* 'tea'; known: astronaut"),
+        (f"{VIL} --attention magic", "unknown attention 'magic'"),
+        (f"{VIL} --checkpoint none.pth", "none.pth: no such file"),
+        (f"{VIL} --device tpu", "no device of kind 'tpu'"),
+        (f"{VIL} --output x.gif", "x.gif: expected a name ending in .svg, .png, .pdf"),
+        (f"{VIL} --token 1,2", "--token: expected --output"),
+        (f"{VIL} --token 1 --output x.png", "--token 1: expected y,x, two whole numbers"),
+        (f"{VIL} --token 1,16 --output x.png", r"expected a row and a column from 0 to 15, found \(1, 16\)"),
+        (f"{VIL} --labels none.txt", "none.txt: expected the name of a class on each line"),
+        (f"{VIL} --set position", "--set position: expected KEY=VALUE"),
+        (f"{VIL} --set colour=1", "vision_longformer: .*`colour`; options: variant"),
+        ("--model dynamicvit-256-64 --image coffee --token 1,1 --output x.png", "expected no query token"),
+        ("--model regionvit-tiny-28 --image coffee --output x.png", "no stage is sparse on images of 28 pixels"),
+    ],
+    ids=lambda value: value.removeprefix(f"{VIL} ") if value.startswith("--model") else "",
+)
+def test_wrong_arguments_are_refused(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TilewrightError, match=message):
+        infer(*arguments.split())
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_labels_of_other_classes_are_refused(tmp_path):
+    (tmp_path / "labels").write_text("cat\ndog\n")
+    with pytest.raises(ArtifactError, match="labels: expected 1000 lines, one for each class, found 2"):
+        inference.read_labels(tmp_path / "labels", 1000)
+    (tmp_path / "labels").write_bytes(b"\xff\xfe")
+    with pytest.raises(ArtifactError, match="labels: expected the name of a class"):
+        inference.read_labels(tmp_path / "labels", 1)
+
+
+@pytest.mark.parametrize(("mode", "message"), [("L", "found mode L"), (None, "expected an image, found")], ids=str)
+def test_an_image_that_is_not_rgb_or_not_readable_is_refused(mode, message, tmp_path):
+    path = tmp_path / "image.png"
+    if mode:
+        Image.new(mode, (80, 80)).save(path)
+    else:
+        path.write_text("no image")
+    with pytest.raises(ArtifactError, match=message):
+        infer("--model", "vil-tiny-64", "--image", path)
+
+
+def test_a_checkpoint_of_another_network_is_refused(checkpoint):
+    with pytest.raises(ArtifactError, match=r"not a checkpoint of this network: .* missing"):
+        infer("--model", "vil-tiny-64", "--image", "coffee", "--checkpoint", checkpoint)
+
+
+def test_a_place_outside_the_grid_is_refused():
+    with pytest.raises(ConfigError, match="from 0 to 15"):
+        views("vil-tiny-64", (-1, 0))
+
+
+def test_the_script_ends_with_one_line(tmp_path):
+    command = [sys.executable, SCRIPT, "--model", "vil-tiny-64", "--image", "gone.jpg"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("error: unknown photograph (nor a file) 'gone.jpg'")
+    assert done.stderr.count("\n") == 1 and not done.stdout

@@ -1,0 +1,346 @@
+"""Packed attention and pruned networks in T5: compared before they are timed, and who kept which tokens."""
+
+import contextlib
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from tilewright import networks
+from tilewright.baselines import packed as packed_baselines
+from tilewright.core import images
+from tilewright.core.errors import ConfigError, UnknownNameError
+from tilewright.models import deit
+from tilewright.networks import _layouts, batching
+from tilewright.networks import deit as deit_network
+from tilewright.networks.batching import ragged as packed
+from tilewright.pruners import Choice
+from tilewright.study import config
+from tilewright.study.bench import Effort, pruned, ragged, stage
+from tilewright.study.tables import _read
+
+QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
+ARGUMENTS = {"rse": 1.0, "min_repetitions": 3, "max_seconds": 0.01, "seed": 0, "device": "cpu", "dtype": "float32"}
+NAME = "deit-tiny-64-threshold_l2"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """DeiT-T as published, but for its width."""
+    monkeypatch.setitem(deit.VARIANTS, "tiny", (32, 2))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def attended(attention, lengths=((3, 9),)):
+    return list(ragged.run_ragged(2, 16, lengths, attention, QUICK))
+
+
+def run(settings=({},), attention=("padded", "ragged"), modes=None, name=NAME, **options):
+    return list(pruned.run_pruned(name, settings, attention, modes or {"eager": [2]}, QUICK, **options))
+
+
+def test_the_configuration_knows_the_names():
+    assert config.RAGGED == ragged.PROVIDERS and config.MODES == pruned.MODES
+
+
+# Packed attention
+
+
+def test_every_provider_and_call_has_a_row_that_was_checked():
+    rows = attended({"tilewright": [1, 3], "sdpa_mask": [3], "flash_varlen": [3]})
+    assert [list(row) for row in rows] == [list(ragged.RAGGED)] * len(rows)
+    told = [(row["images"], row["provider"], row["call"]) for row in rows]
+    ours = [("tilewright", call) for call in ("attend", "attend_into", *ragged.MOVES)]
+    peers = [("sdpa_mask", "attend"), ("flash_varlen", "attend")]
+    assert told == [(1, *row) for row in ours] + [(3, *row) for row in ours + peers]
+    assert (rows[-1]["status"], rows[-1]["reason"]) == ("skipped", "runs on an NVIDIA GPU only, found cpu")
+    for row in rows[:-1]:
+        assert row["status"] == "ok" and 0 < row["p20_us"] <= row["p50_us"] and row["host_us"] == ""
+        assert row["max_abs_error"] <= row["tolerance"] and 3 <= row["longest"] <= 9
+
+
+def test_useful_work_is_that_of_the_kept_tokens():
+    (row, *_) = attended({"tilewright": [2]}, lengths=[(5, 5)])
+    assert row["tokens"] == 10
+    assert row["useful_gflops"] == pytest.approx(4 * 2 * 16 * 2 * 5 * 5 / row["p50_us"] / 1e3)
+
+
+@pytest.mark.parametrize("by", [1e-3, torch.nan], ids=["off", "nan"])
+def test_wrong_attention_is_never_timed(monkeypatch, by):
+    right = packed_baselines.prepare
+
+    def wrong(*arguments):
+        ready = right(*arguments)
+        return packed_baselines.Ready(lambda *qkv: ready.call(*qkv) + by, ready.put, ready.get)
+
+    monkeypatch.setattr(packed_baselines, "prepare", wrong)
+    (row,) = attended({"sdpa_mask": [2]})
+    assert row["status"] == "failed" and "tolerance 1.5e-05" in row["reason"] and row["p50_us"] == ""
+
+
+def test_what_torch_cannot_do_is_told(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no kernel\nand more")
+
+    monkeypatch.setattr(packed_baselines, "prepare", refuse)
+    (row,) = attended({"nested": [2]})
+    assert (row["status"], row["reason"]) == ("failed", "RuntimeError: no kernel")
+
+
+@pytest.mark.parametrize(
+    ("attention", "dtype", "message"),
+    [
+        ({"vaarlen": [1]}, "float32", "unknown ragged attention 'vaarlen'; known: tilewright, sdpa_mask"),
+        ({"nested": [1]}, "float64", "unknown dtype 'float64'"),
+    ],
+)
+def test_unknown_names_of_packed_attention(attention, dtype, message):
+    with pytest.raises(UnknownNameError, match=message):
+        list(ragged.run_ragged(2, 16, [(3, 9)], attention, QUICK, dtype=dtype))
+
+
+# Pruned networks
+
+
+def test_strategies_are_compared_with_padded_and_timed():
+    rows = run([{"keep_ratio": 0.5}, {"keep_range": [0.3, 0.7]}], batching.NAMES, {"eager": [1, 4], "graph": [1]})
+    assert [list(row) for row in rows] == [list(pruned.PRUNED)] * 36
+    assert {row["setting"] for row in rows} == {"keep_ratio=0.5", "keep_range=[0.3, 0.7]"}
+    for row in rows:
+        if row["mode"] == "graph" or row["strategy"] == "varlen":
+            assert (row["status"], row["reason"]) == ("skipped", "runs on an NVIDIA GPU only, found cpu")
+        elif row["strategy"] == "gathered" and row["spread"]:
+            assert row["status"] == "skipped" and "equal numbers of tokens" in row["reason"]
+        else:
+            assert row["status"] == "ok" and row["same_tokens"] == row["inputs"] == 32
+            assert row["same_top1"] == row["same_top1_all"] == 1
+            assert row["max_abs_error"] == row["max_abs_error_all"] <= 1e-4
+            assert row["relative_error"] <= 1e-4 and row["attention_error"] <= 2e-5
+            assert row["images_per_s"] == pytest.approx(row["batch"] * 1e6 / row["p50_us"])
+            assert (row["pack_share"] != "") == (row["strategy"] == "ragged")
+    spread = {(row["setting"], row["batch"]): row["spread"] for row in rows}
+    assert spread["keep_range=[0.3, 0.7]", 4] > 1 and spread["keep_range=[0.3, 0.7]", 1] == 0
+    assert spread["keep_ratio=0.5", 4] <= 1
+
+
+def test_only_images_that_keep_the_same_tokens_are_compared(monkeypatch):
+    """The packed network keeps another token of the first image of each batch; of all images it is told."""
+    narrow = packed.narrow
+
+    def other(x, layout, choice, *rest):
+        keep = choice.keep
+        # In place, as the network tells of it.
+        gone, come = keep[0, 1:].nonzero()[0, 0] + 1, (~keep[0]).nonzero()[0, 0]
+        keep[0, gone], keep[0, come] = False, True
+        return narrow(x, layout, choice, *rest)
+
+    # As if rounding had chosen: what is packed is what the choice now is.
+    monkeypatch.setattr(pruned._Watched, "narrow", lambda self, *arguments: self._narrow(*arguments))
+    monkeypatch.setattr(packed, "narrow", other)
+    padded, ours = run([{"keep_ratio": 0.5}])
+    assert (padded["same_tokens"], padded["inputs"]) == (32, 32)
+    assert ours["status"] == "ok" and (ours["same_tokens"], ours["inputs"]) == (16, 32)
+    assert ours["max_abs_error"] <= 1e-4 < ours["max_abs_error_all"] and 0 < ours["same_top1_all"] <= 1
+    _, alone = run([{"keep_ratio": 0.5}], modes={"eager": [1]})
+    assert alone["status"] == "failed" and alone["reason"] == "none of 32 images kept the tokens of padded"
+    assert alone["same_top1_all"] != "" and alone["max_abs_error"] == ""
+
+
+def test_top1_is_told_of_all_images(monkeypatch):
+    """Of one image of 32 the packed network says something else, and keeps another token."""
+    seen, calls = pruned._seen, []
+
+    def other(call, inputs, batch):
+        made = seen(call, inputs, batch)
+        calls.append(call)
+        # The oracle is seen first, then padded, then ours.
+        if len(calls) == 3:
+            made.logits[0] = made.logits[0].flip(0)
+            made.fates[0][0] = made.fates[0][0].flip(0)
+        return made
+
+    monkeypatch.setattr(pruned, "_seen", other)
+    _, ours = run([{"keep_ratio": 0.5}])
+    assert (ours["status"], ours["same_tokens"], ours["same_top1"]) == ("ok", 31, 1)
+    assert ours["same_top1_all"] == 31 / 32 and ours["max_abs_error_all"] > 0.1 > ours["max_abs_error"]
+
+
+class _MeanOfValues(_layouts.Packed):
+    def attend(self, q, k, v):
+        padded = self.padded(v) * self.valid[..., None, None]
+        lengths = self.packing.starts.diff()
+        return (padded.sum(1) / lengths[:, None, None]).to(v.dtype).repeat_interleave(lengths, 0)
+
+
+class _OfTheNeighbour(_layouts.Packed):
+    def attend(self, q, k, v):
+        return super().attend(q, k.roll(1, 0), v.roll(1, 0))
+
+
+class _OneLess(_layouts.Packed):
+    def attend(self, q, k, v):
+        """Another key stands for that of the last token."""
+        last = self.packing.starts[1] - 1
+        k, v = (torch.cat((x[:last], x[last - 1 : last], x[last + 1 :])) for x in (k, v))
+        return super().attend(q, k, v)
+
+
+def _without_one(narrow, x, layout, choice, *rest):
+    """The packing lacks a token of one image that the pruner kept."""
+    keep = choice.keep.clone()
+    keep[0, keep[0].nonzero()[-1]] = False
+    x, narrower = narrow(x, layout, dataclasses.replace(choice, keep=keep, least=choice.least - 1), *rest)
+    return x, narrower
+
+
+FAULTS = {
+    "mean": lambda narrow, *arguments: narrow(*arguments, _MeanOfValues),
+    "neighbour": lambda narrow, *arguments: narrow(*arguments, _OfTheNeighbour),
+    "key": lambda narrow, *arguments: narrow(*arguments, _OneLess),
+    "token": _without_one,
+    "reversed": lambda narrow, x, *rest: (lambda out, layout: (out.flip(0), layout))(*narrow(x, *rest)),
+}
+
+
+@pytest.mark.parametrize("dtype", pruned.TOLERANCE)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_attention_and_lost_tokens_are_never_timed(monkeypatch, fault, dtype):
+    # As wide as published: narrow ones attend nearly evenly.
+    monkeypatch.setitem(deit.VARIANTS, "tiny", (192, 3))
+    monkeypatch.setattr(pruned, "JUDGED", 4)
+    monkeypatch.setattr(pruned, "TAUGHT", 16)
+    monkeypatch.setattr(packed, "narrow", partial(FAULTS[fault], packed.narrow))
+    padded, ours = run([{"keep_ratio": 0.7}], dtype=dtype, name="deit-tiny-160-threshold_l2")
+    assert padded["status"] == "ok" and padded["p50_us"] > 0
+    assert ours["status"] == "failed" and ours["p50_us"] == ours["pack_us"] == ""
+    assert "attention is off by " in ours["reason"]
+
+
+class _In16Bits(deit_network.Network):
+    """Computes in 16 bits, as on a GPU; elsewhere a network only stores them."""
+
+    forward = deit_network.Network.forward.__wrapped__
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_16_bits_round_passes(monkeypatch, dtype):
+    monkeypatch.setitem(deit.VARIANTS, "tiny", (192, 3))
+    monkeypatch.setattr(deit_network, "Network", _In16Bits)
+    attention = ["padded", "padded_unfused", "padded_kept", "ragged"]
+    rows = run([{"keep_ratio": 0.5}], attention, {"eager": [4]}, "deit-tiny-96-threshold_l2", dtype=dtype)
+    for row in rows:
+        assert row["status"] == "ok", row["reason"]
+        assert 2e-5 < row["attention_error"] < pruned.ATTENTION_TOLERANCE[dtype] / 2
+        assert row["relative_error"] < row["tolerance"] / 2
+    assert rows[1]["relative_error"] > 1e-4
+
+
+def test_a_fused_token_is_told_from_one_that_went_on_by_itself():
+    keep, fused = torch.tensor([[True, True, True, False]] * 2), torch.tensor([[False, True, False, False]] * 2)
+    fused[1] = fused[1].roll(1)
+    seen = [
+        pruned.Seen(torch.zeros(2, 3), (pruned._fate(Choice(keep, 3, 3, each)),), ())
+        for each in (fused, fused[:1].expand_as(fused))
+    ]
+    assert seen[0].same_tokens(seen[1]).tolist() == [True, False]
+    assert seen[0].counts[0].tolist() == [3, 3]
+
+
+def test_a_head_is_taught_to_tell_the_photographs_apart():
+    network = networks.create("deit", variant="tiny", image_size=64)
+    with torch.inference_mode():
+        pruned.teach(network, pruned.crops(pruned.TAUGHT, 64, seed=1))
+        kinds = len(images.PHOTOGRAPHS)
+        logits = network(pruned.crops(8 * kinds, 64))
+    assert (logits.argmax(1) == torch.arange(8 * kinds) % kinds).float().mean() > 0.8
+    assert not logits[:, kinds:].any()
+
+
+def test_other_logits_are_never_timed(monkeypatch):
+    narrow = packed.narrow
+
+    def off(x, *rest):
+        return narrow(x * 2, *rest)
+
+    monkeypatch.setattr(packed, "narrow", off)
+    _, ours = run([{"keep_ratio": 0.5}])
+    # What goes on is not what the pruner chose.
+    assert ours["status"] == "failed" and "attention is off by inf" in ours["reason"]
+    assert ours["p50_us"] == ours["pack_us"] == ""
+
+
+@pytest.mark.parametrize("by", [1e-3, torch.nan], ids=["off", "nan"])
+def test_a_head_that_says_something_else_is_never_timed(monkeypatch, by):
+    seen, calls = pruned._seen, []
+
+    def off(call, inputs, batch):
+        made = seen(call, inputs, batch)
+        calls.append(call)
+        return dataclasses.replace(made, logits=made.logits + by * torch.eye(*made.logits.shape) * (len(calls) == 3))
+
+    monkeypatch.setattr(pruned, "_seen", off)
+    _, ours = run([{"keep_ratio": 0.5}])
+    assert ours["status"] == "failed" and "from those of padded, tolerance 0.0001" in ours["reason"]
+    assert ours["p50_us"] == ""
+
+
+def test_crops_are_all_different():
+    crops = pruned.crops(20, 32)
+    assert crops.shape == (20, 3, 32, 32) and len({crop.numpy().tobytes() for crop in crops}) == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"name": "vil-tiny-64"}, ConfigError, "network: expected one of the family deit, found vil-tiny-64"),
+        ({"attention": ["paded"]}, UnknownNameError, "unknown attention 'paded'; known: padded"),
+        ({"modes": {"egaer": [1]}}, UnknownNameError, "unknown mode 'egaer'; known: eager, graph, compile"),
+        ({"settings": [{"keep_ratio": 2}]}, ConfigError, "keep_ratio"),
+        ({"dtype": "float64"}, UnknownNameError, "unknown dtype 'float64'"),
+    ],
+)
+def test_wrong_requests(options, error, message):
+    with pytest.raises(error, match=message):
+        run(**options)
+
+
+# Files
+
+
+def test_files_of_rows_are_written(tmp_path, capsys):
+    kernel, network = tmp_path / "r.csv", tmp_path / "p.csv"
+    stage.run_ragged(2, 16, ["3-9"], ["tilewright=1,2"], kernel, **ARGUMENTS)
+    stage.run_pruned(NAME, [json.dumps({"keep_ratio": 0.5})], ["padded"], ["eager=1"], network, **ARGUMENTS)
+    for path, kind, columns in ((kernel, "ragged", ragged.RAGGED), (network, "pruned", pruned.PRUNED)):
+        assert tuple(pd.read_csv(path).columns) == columns
+        (frame,) = _read.frames([path], kind)
+        assert set(frame["status"]) == {"ok"}
+    assert "tilewright pack, 2 images of 3-9: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["9", "9-3", "0-4", "a-b"])
+def test_lengths_are_a_range(text, tmp_path):
+    with pytest.raises(ConfigError, match=f"--lengths {text}: expected LOW-HIGH, tokens from 1 on"):
+        stage.run_ragged(2, 16, [text], ["tilewright=1"], tmp_path / "x.csv", **ARGUMENTS)
+
+
+@pytest.mark.parametrize("text", ["{", "3"])
+def test_settings_are_objects(text, tmp_path):
+    with pytest.raises(ConfigError, match=f"--setting {text}: expected a JSON object"):
+        stage.run_pruned(NAME, [text], ["padded"], ["eager=1"], tmp_path / "x.csv", **ARGUMENTS)
+
+
+def test_a_deit_is_a_network_like_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(stage.turns, "turn", contextlib.nullcontext)
+    stage.run_network("deit-tiny-64-evit", None, Path(tmp_path / "n.csv"), **ARGUMENTS)
+    frame = pd.read_csv(tmp_path / "n.csv").set_index("attention")
+    assert list(frame.index) == list(batching.NAMES)
+    assert frame.loc["padded", "status"] == frame.loc["ragged", "status"] == "ok"
+    assert frame.loc["varlen", "status"] == "skipped"

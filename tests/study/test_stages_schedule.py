@@ -1,0 +1,106 @@
+"""Stage T4 on files, and its command line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.factories import random_inputs
+from tilewright import blocks as blocks_file
+from tilewright import profile as profile_file
+from tilewright import schedule, targets
+from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.schedule import check
+from tilewright.study.stages import schedule as schedule_stage
+
+SCRIPT = Path(__file__).parents[2] / "workflow/scripts/solve_ilp.py"
+TILES = ("4x1", "4x8")
+
+
+@pytest.fixture
+def files(tmp_path):
+    device = targets.describe("cpu")
+    covers, profiles = random_inputs(0, 5, TILES, device=device)
+    for name in TILES:
+        blocks_file.save(tmp_path / f"{name}.npz", covers[name])
+        profile_file.save(tmp_path / f"{name}.json", profiles[name])
+    return tmp_path, covers, profiles, targets.limits(device)
+
+
+def arguments(folder, **changes):
+    values = {
+        "blocks": [folder / f"{name}.npz" for name in TILES],
+        "profile": [folder / f"{name}.json" for name in TILES],
+        "solver": "highs",
+        "objective": "sum",
+        "time_limit": 10.0,
+        "gap": 1e-4,
+        "seed": 0,
+        "threads": 1,
+        "rounds": 1,
+        "max_tile_kinds": 4,
+        "output": folder / "out.json",
+    }
+    return {**values, **changes}
+
+
+def test_the_stage_writes_a_right_schedule(files):
+    folder, covers, profiles, limits = files
+    schedule_stage.run(**arguments(folder))
+    found = schedule.load(folder / "out.json")
+    schedule.verify_inputs(found, covers, profiles)
+    assert check.violations(found, covers, profiles, limits) == []
+    assert found.blocks_paths == tuple(str(folder / f"{name}.npz") for name in TILES)
+    assert found.profile_paths == tuple(str(folder / f"{name}.json") for name in TILES)
+
+
+BAD = {
+    "time-limit": ({"time_limit": -1.0}, ConfigError, "time limit: expected at least 0, found -1.0"),
+    "gap-nan": ({"gap": float("nan")}, ConfigError, "gap: expected at least 0, found nan"),
+    "rounds": ({"rounds": 0}, ConfigError, "rounds: expected at least 1, found 0"),
+    "kinds": ({"max_tile_kinds": 0}, ConfigError, "max tile kinds: expected at least 1, found 0"),
+    "profiles": ({"profile": []}, ArtifactError, "one profile for each blocks file, found 0 for 2"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments_write_nothing(case, files):
+    changes, kind, message = BAD[case]
+    with pytest.raises(kind, match=message):
+        schedule_stage.run(**arguments(files[0], **changes))
+    assert not (files[0] / "out.json").exists()
+
+
+def test_the_same_tile_twice(files):
+    folder = files[0]
+    twice = {"blocks": [folder / "4x1.npz"] * 2, "profile": [folder / "4x1.json", folder / "4x8.json"]}
+    (folder / "again.npz").write_bytes((folder / "4x1.npz").read_bytes())
+    twice["blocks"][1] = folder / "again.npz"
+    with pytest.raises(ArtifactError, match=r"blocks files of different tiles, found \['4x1', '4x1'\]"):
+        schedule_stage.run(**arguments(folder, **twice))
+
+
+def test_the_digest_covers_the_solver_that_ran(files, monkeypatch):
+    seen = []
+    monkeypatch.setattr(schedule_stage.provenance, "code_digest", lambda *modules: seen.append(modules) or "digest")
+    for solver in ("greedy", "descent", "gurobi"):
+        schedule_stage.run(**arguments(files[0], solver=solver))
+    assert seen == [("tilewright.study.stages.schedule",)] * 2 + [
+        ("tilewright.study.stages.schedule", "tilewright.schedule.solvers.gurobi")
+    ]
+
+
+def command(*words):
+    return subprocess.run([sys.executable, SCRIPT, *map(str, words)], capture_output=True, text=True)
+
+
+def test_the_command_line(files):
+    folder, *_ = files
+    inputs = ["--blocks", folder / "4x1.npz", folder / "4x8.npz", "--profile", folder / "4x1.json", folder / "4x8.json"]
+    done = command(*inputs, "--output", folder / "out.json")
+    assert done.returncode == 0, done.stderr
+    assert schedule.load(folder / "out.json").solver == "highs"
+    wrong = command(*inputs, "--solver", "cplex", "--output", folder / "no.json")
+    assert wrong.returncode == 2 and "unknown solver 'cplex'; known: greedy, descent, highs, gurobi" in wrong.stderr
+    assert "Traceback" not in wrong.stderr and not (folder / "no.json").exists()

@@ -1,0 +1,132 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tilewright.core.errors import DeviceError, PatternError
+from tilewright.targets import qkv
+
+PLANNED = {"shape": (20, 30), "heads": 2, "head_dim": 16, "dtype": torch.float32, "device": torch.device("cpu")}
+
+
+def tensors(batch=3):
+    return [torch.randn(batch, 2, n, 16) for n in (20, 30, 30)]
+
+
+WRONG = {
+    "rank": (lambda q, k, v: (q[0], k, v), PatternError, r"q: expected shape \('B', 2, 20, 16\), found \(2, 20, 16\)"),
+    "heads": (lambda q, k, v: (q[:, :1], k, v), PatternError, "q: expected shape .* found"),
+    "queries": (lambda q, k, v: (q[:, :, 1:], k, v), PatternError, "q: expected shape .* found"),
+    "keys": (lambda q, k, v: (q, k, v[:, :, 1:]), PatternError, "v: expected shape .* found"),
+    "head-dim": (lambda q, k, v: (q, k[..., :8], v), PatternError, "k: expected shape .* found"),
+    "batch": (lambda q, k, v: (q, k[:1], v), PatternError, r"k: expected shape \(3, 2, 30, 16\), found \(1,"),
+    "dtype": (lambda q, k, v: (q, k.half(), v), PatternError, "k: expected dtype torch.float32 as planned, found .*16"),
+    "device": (lambda q, k, v: (q, k, v.to("meta")), DeviceError, "v: expected a tensor on cpu as planned, found meta"),
+    "gradient": (lambda q, k, v: (q, k, v.requires_grad_()), PatternError, "v: this operator has no backward"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_other_tensors_than_planned_are_refused(case):
+    change, error, message = WRONG[case]
+    with pytest.raises(error, match=message):
+        qkv.check(*change(*tensors()), **PLANNED)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_tensors_of_another_device_are_refused(device):
+    with pytest.raises(DeviceError, match=f"q: expected a tensor on {device} as planned, found cpu"):
+        qkv.check(*tensors(), **PLANNED | {"device": torch.device(device)})
+
+
+def test_tensors_of_another_gpu_are_refused():
+    with torch._subclasses.FakeTensorMode():
+        first = [torch.empty(x.shape, device="cuda:0") for x in tensors()]
+    qkv.check(*first, **PLANNED | {"device": torch.device("cuda")})
+    with pytest.raises(DeviceError, match="q: expected a tensor on cuda:1 as planned, found cuda:0"):
+        qkv.check(*first, **PLANNED | {"device": torch.device("cuda:1")})
+
+
+def test_planned_tensors_pass():
+    qkv.check(*tensors(), **PLANNED)
+    with torch.no_grad():
+        qkv.check(*(x.requires_grad_() for x in tensors()), **PLANNED)
+
+
+CHANGES = {
+    "batch": lambda q, k, v: (q[:1], k[:1], v[:1]),
+    "strides": lambda q, k, v: (q, k.mT.contiguous().mT, v),
+    "dtype": lambda q, k, v: (q, k, v.half()),
+    "gradient": lambda q, k, v: (q.requires_grad_(), k, v),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_what_a_kernel_or_the_check_tells_apart_is_not_alike(case):
+    first = tensors()
+    alike = qkv.alike(*first)
+    assert alike(*first) and alike(*tensors())
+    assert not alike(*CHANGES[case](*first))
+
+
+def test_tensors_that_need_a_gradient_are_alike_where_none_is_recorded():
+    first = tensors()
+    first[1].requires_grad_()
+    with torch.no_grad():
+        alike = qkv.alike(*first)
+        assert alike(*first)
+    assert not alike(*first)
+    with torch.no_grad():
+        assert alike(*first) and not alike(*tensors())
+
+
+def test_what_needs_no_gradient_is_alike_in_both_modes():
+    with torch.no_grad():
+        alike = qkv.alike(*tensors())
+    assert alike(*tensors())
+
+
+def test_memory_for_another_result_is_as_for_the_first():
+    first = qkv.empty(tensors()[0], 7)
+    another = qkv.another(first)()
+    assert (another.shape, another.stride(), another.dtype) == (first.shape, first.stride(), first.dtype)
+    assert another.data_ptr() != first.data_ptr()
+
+
+# Torch without what its next release may rename, when the package is imported.
+RENAMED = """
+import torch
+import torch._C._dynamo.guards as guards
+
+hidden = [(guards, "TensorGuards"), (guards, "_empty_strided_cuda"), (torch._C, "_len_torch_dispatch_stack")]
+kept = [(owner, name, owner.__dict__[name]) for owner, name in hidden if hasattr(owner, name)]
+for owner, name, _ in kept:
+    delattr(owner, name)
+
+import tilewright.api
+from tilewright.targets import qkv
+
+for owner, name, value in kept:
+    setattr(owner, name, value)
+assert qkv.TensorGuards is qkv._empty_strided_cuda is None
+assert tilewright.core.operators._len_torch_dispatch_stack() == 1
+"""
+
+
+@pytest.mark.skipif("TOKENS_RENAMED" in os.environ, reason="these are the tests that it runs")
+def test_the_package_does_without_internals_of_torch(tmp_path):
+    (tmp_path / "renamed.py").write_text(RENAMED)
+    path = os.pathsep.join([str(tmp_path), str(Path(qkv.__file__).parents[2])])
+    tests = [__file__, Path(__file__).parents[1] / "core/test_operators.py", "-k", "not watched"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "renamed", "-p", "no:cacheprovider", *map(str, tests)]
+    environment = os.environ | {"PYTHONPATH": path, "TOKENS_RENAMED": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_result_has_the_heads_of_a_token_side_by_side():
+    out = qkv.empty(tensors()[0], 7)
+    assert out.shape == (3, 2, 7, 16) and out.transpose(1, 2).is_contiguous()
