@@ -35,6 +35,7 @@ test: setup
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile rules workflow/Snakefile
 	$(BIN)/snakemake --lint
 	$(BIN)/snakemake --lint --snakefile workflow/Snakefile
