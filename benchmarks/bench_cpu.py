@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from tilewright import blocks, models, profile, reorder, schedule, targets
+from tilewright import blocks, models, reorder, schedule, targets
 from tilewright.baselines.sparse import flex, sdpa_dense
 from tilewright.blocks import tiles
 from tilewright.core import artifacts
 from tilewright.core.timing import time_together
 from tilewright.study.bench import COLUMNS, Effort, run_schedule
 from tilewright.study.bench.rows import Tokens, run_variant
+from tilewright.targets.measure import measure
 
 SIZES = {"heads": 3, "head_dim": 32}
 BAR = "vil-tiny-512-s1-exact"
@@ -100,7 +101,7 @@ def predicted(pattern, order):
 def plan(tokens, names):
     """The rows of a plan with the tiles `names`."""
     covers = {name: blocks.extract(tokens.graph, tiles.parse(name)) for name in names}
-    profiles = {name: profile.measure(cover, **SIZES, split_keys=SPLIT_KEYS) for name, cover in covers.items()}
+    profiles = {name: measure(cover, **SIZES, split_keys=SPLIT_KEYS) for name, cover in covers.items()}
     limits = targets.limits(targets.describe("cpu"), rounds=2)
     found = schedule.solve(covers, profiles, limits, "highs", time_limit_s=10)
     return run_schedule(found, covers, tokens, EFFORT, tiles="+".join(names))

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import tilewright as tw
-from tilewright import blocks, graph, profile, reference, targets
+from tilewright import blocks, graph, reference, targets
 from tilewright.blocks import tiles
 from tilewright.core.errors import ArtifactError, DeviceError
 from tilewright.targets.cuda import tile_lists
 from tilewright.targets.masks import Bias
+from tilewright.targets.measure import check
 
 H, D, N = 2, 8, 48
 DAMAGED, CRAFTED = 4000, 6000
@@ -375,7 +376,7 @@ def test_a_plan_outlives_what_does_not_change_timing(tmp_path, archives, qkv, mo
     here = other(targets.describe("cpu"), **change)
     monkeypatch.setattr(targets, "describe", lambda kind: here)
     assert outcome(tmp_path / "p.plan", qkv) == "right" and not caplog.records
-    profile.check(tw.load(tmp_path / "p.plan").profiles["16x1"], tw.load(tmp_path / "p.plan").blocks["16x1"])
+    check(tw.load(tmp_path / "p.plan").profiles["16x1"], tw.load(tmp_path / "p.plan").blocks["16x1"])
 
 
 @pytest.mark.parametrize("change", [{"torch": "2.99.1"}, {"threads": 7}, {"l2_bytes": 1 << 30}], ids=str)
@@ -388,4 +389,4 @@ def test_a_plan_runs_where_its_times_no_longer_hold(tmp_path, archives, qkv, mon
     # Schedules are made from times of this device only.
     plan = tw.load(tmp_path / "p.plan")
     with pytest.raises(DeviceError, match="expected a profile made on this device"):
-        profile.check(plan.profiles["16x1"], plan.blocks["16x1"])
+        check(plan.profiles["16x1"], plan.blocks["16x1"])

@@ -13,6 +13,7 @@ from tilewright.blocks import work
 from tilewright.core.errors import ArtifactError, DeviceError, UnknownNameError
 from tilewright.core.timing import FEWEST, time_call, time_together
 from tilewright.targets.cpu.probe import Probe, head
+from tilewright.targets.measure import check, measure
 
 SIZES = {"heads": 2, "head_dim": 16}
 
@@ -24,7 +25,7 @@ def cover():
 
 @pytest.fixture(scope="module")
 def measured(cover):
-    return profile.measure(cover, split_keys=64, budget_s=0.1)
+    return measure(cover, split_keys=64, budget_s=0.1)
 
 
 def test_a_profile_has_the_classes_of_the_work_items(cover, measured):
@@ -100,27 +101,27 @@ def test_an_altered_device_is_refused(tmp_path, measured):
 
 
 def test_a_profile_of_this_device_and_these_blocks_passes(cover, measured):
-    profile.check(measured, cover)
+    check(measured, cover)
 
 
 def test_a_profile_of_other_blocks_is_refused(cover, measured):
     with pytest.raises(ArtifactError, match=f"16x1: expected a profile of blocks {cover.id}, found one of other"):
-        profile.check(replace(measured, blocks_id="other"), cover)
+        check(replace(measured, blocks_id="other"), cover)
 
 
 def test_a_profile_of_another_device_is_refused(cover, measured):
     other = {**measured.device, "name": "a faster one"}
     with pytest.raises(DeviceError, match="a faster one"):
-        profile.check(replace(measured, device=other, device_id=targets.device_id(other)), cover)
+        check(replace(measured, device=other, device_id=targets.device_id(other)), cover)
 
 
 def test_bad_arguments_are_refused(cover):
     with pytest.raises(DeviceError, match="known: cpu"):
-        profile.measure(cover, device="cuda")
+        measure(cover, device="cuda")
     with pytest.raises(UnknownNameError, match="float32, float16, bfloat16"):
-        profile.measure(cover, dtype="int8")
+        measure(cover, dtype="int8")
     with pytest.raises(ArtifactError, match="--head-dim"):
-        profile.measure(replace(cover, meta={"heads": 2}))
+        measure(replace(cover, meta={"heads": 2}))
 
 
 def test_timing_stops_at_the_error_or_the_time():

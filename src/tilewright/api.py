@@ -29,6 +29,7 @@ from tilewright.core.provenance import sha256_arrays
 from tilewright.graph import Graph
 from tilewright.targets import qkv
 from tilewright.targets.masks import Bias
+from tilewright.targets.measure import elsewhere, measure
 
 KIND = "plan"
 VERSION = 1
@@ -102,7 +103,7 @@ def plan(
     covers = {name: blocks.extract(ordered, parse_tile(name), region_rows) for name in names}
     split_keys = defaults.SPLIT_KEYS if split_keys == "auto" else split_keys
     options = dict(heads=heads, head_dim=head_dim, dtype=_dtype_name(dtype), split_keys=split_keys)
-    profiles = {name: profile.measure(cover, device=kind, seed=seed, **options) for name, cover in covers.items()}
+    profiles = {name: measure(cover, device=kind, seed=seed, **options) for name, cover in covers.items()}
     limits = targets.limits(description)
     found = schedule.solve(covers, profiles, limits, solver=solver, time_limit_s=time_limit_s, seed=seed)
     return Plan(ordered, covers, profiles, found, bias=bias, scale=scale, reorder=order_info)
@@ -469,6 +470,6 @@ def _check_device(measured, path):
         ) from error
     differing = targets.differing(measured.device, here)
     if set(differing) & set(targets.KINDS[kind].MACHINE):
-        raise profile.elsewhere(measured, kind)
+        raise elsewhere(measured, kind)
     if differing:
         _LOG.warning("%s: %s differ from when it was profiled; plan again for the fastest", path, ", ".join(differing))

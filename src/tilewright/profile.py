@@ -6,9 +6,9 @@ from typing import Literal
 import msgspec
 
 from tilewright import targets
-from tilewright.core import artifacts, contents, registry
+from tilewright.core import artifacts, contents
 from tilewright.core.contents import Amount, Count, Size
-from tilewright.core.errors import ArtifactError, DeviceError
+from tilewright.core.errors import ArtifactError
 
 KIND = "profile"
 VERSION = 3
@@ -68,34 +68,6 @@ class Profile:
     device_id: str
 
 
-def measure(blocks, *, device="cpu", heads=None, head_dim=None, dtype=None, split_keys=None, seed=0, budget_s=0.5):
-    """Time every shape class of the work items of `blocks` with the executor of `device`; return the `Profile`.
-
-    heads, head_dim: default those of the blocks' model. budget_s: seconds that the timed calls may take together,
-    about. How a class is timed stands with the device's probe, see `targets.probe`.
-
-    Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks
-    whose model does not tell its heads when none are given.
-    """
-    description = targets.describe(device)
-    dtype = dtype or DTYPES[0]
-    registry.check("dtype", dtype, DTYPES)
-    sizes = {name: _size(blocks, name, value) for name, value in (("heads", heads), ("head_dim", head_dim))}
-    options = {**sizes, "dtype": dtype, "split_keys": split_keys}
-    launch_us, tile_us, classes = targets.probe(device).measure(blocks, **options, seed=seed, budget_s=budget_s)
-    return Profile(
-        tile=blocks.tile.name,
-        blocks_id=blocks.id,
-        graph_id=blocks.graph_id,
-        **options,
-        launch_us=launch_us,
-        tile_us=tile_us,
-        classes=tuple(classes),
-        device=description,
-        device_id=targets.device_id(description),
-    )
-
-
 def shape_class(items, cls, timing, **measured):
     """The `ShapeClass` of class `cls` of `items` (`work.WorkItems`) with what was `measured` of it."""
     return ShapeClass(
@@ -110,31 +82,13 @@ def shape_class(items, cls, timing, **measured):
     )
 
 
-def check(profile, blocks, device="cpu"):
-    """Raise `ArtifactError` unless `profile` is of `blocks`, `DeviceError` unless its times hold on this `device`."""
-    if profile.blocks_id != blocks.id:
-        raise ArtifactError(
-            f"tile {profile.tile}: expected a profile of blocks {blocks.id}, found one of {profile.blocks_id}"
-        )
-    if targets.differing(profile.device, targets.describe(device)):
-        raise elsewhere(profile, device)
-
-
-def elsewhere(profile, device):
-    """The `DeviceError` for a profile that was made on another device than this `device`."""
-    return DeviceError(
-        f"tile {profile.tile}: expected a profile made on this device ({_short(targets.describe(device))}), found one "
-        f"made on {_short(profile.device)}; profile the blocks again here"
-    )
-
-
 def save(path, profile, made_by=None):
     """Write a profile as JSON."""
     artifacts.write_json(path, KIND, VERSION, asdict(profile), made_by)
 
 
 class _Device(msgspec.Struct):
-    kind: Literal[tuple(targets.KINDS)]
+    kind: str
     name: str
     versions: dict[str, str | None]
 
@@ -142,20 +96,8 @@ class _Device(msgspec.Struct):
 def load(path):
     """Read a profile that `save` wrote, checking its contents. Raises `ArtifactError`."""
     profile = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Profile)
-    contents.fields(path, KIND, profile.device, _Device)
+    kind = contents.fields(path, KIND, profile.device, _Device).kind
+    contents.expect(path, kind in targets.KINDS, f"a device of one of the kinds {', '.join(targets.KINDS)}", kind)
     if profile.device_id != targets.device_id(profile.device):
         raise ArtifactError(f"{path}: the device described is not {profile.device_id}: the file was altered")
     return profile
-
-
-def _size(blocks, name, value):
-    value = blocks.meta.get(name) if value is None else value
-    if value is None:
-        raise ArtifactError(
-            f"{name}: the blocks' model does not tell; expected it as an argument, e.g. --{name.replace('_', '-')} 3"
-        )
-    return int(value)
-
-
-def _short(device):
-    return f"{device.get('name')}, {device.get('threads')} threads, {device.get('versions')}"

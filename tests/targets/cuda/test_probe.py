@@ -6,13 +6,14 @@ import torch
 
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
-from tilewright import profile, reference, targets
+from tilewright import reference, targets
 from tilewright.blocks import work
 from tilewright.core.errors import DeviceError
 from tilewright.targets.cpu.launch import setting
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.cuda import probe as cuda_probe
 from tilewright.targets.cuda import tile_lists
+from tilewright.targets.measure import measure
 
 H, D = 2, 32
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="times a GPU, and this machine has none")
@@ -47,14 +48,14 @@ def test_items_that_run_several_times_give_the_same(ordered, split_keys):
 @pytest.mark.skipif(DEVICE == "cuda", reason="this machine has a GPU")
 def test_without_a_gpu_nothing_is_profiled(ordered):
     with pytest.raises(DeviceError, match="expected an NVIDIA GPU"):
-        profile.measure(plans.covers(ordered, ["16x1"])["16x1"], device="cuda")
+        measure(plans.covers(ordered, ["16x1"])["16x1"], device="cuda")
 
 
 @needs_gpu
 @pytest.mark.parametrize("tile", ["16x1", "64x1", "64x64"])
 def test_a_gpu_tells_times_and_resources(ordered, tile):
     cover = plans.covers(ordered, [tile], region_rows=64)[tile]
-    measured = profile.measure(cover, device="cuda", dtype="bfloat16", split_keys=64)
+    measured = measure(cover, device="cuda", dtype="bfloat16", split_keys=64)
     limits = targets.limits(measured.device)
     assert limits.max_tile_kinds == 1 and limits.slots == measured.device["multiprocessors"]
     assert measured.device["launch_us"] > 0

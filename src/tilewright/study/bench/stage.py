@@ -13,6 +13,7 @@ from tilewright.core import artifacts, progress, provenance, registry
 from tilewright.core.errors import ArtifactError, ConfigError, DeviceError
 from tilewright.study import recorded
 from tilewright.study.bench import turns
+from tilewright.targets.measure import measure
 
 MODES = ("profile_only", "schedule", "baselines", "heatmap", "reorder_times")
 
@@ -151,15 +152,14 @@ def _effort(rse, min_repetitions, max_seconds):
 def _profile(output, blocks, heads, head_dim, dtype, device, split_keys, seed, **_):
     options = {"heads": heads, "head_dim": head_dim, "dtype": dtype, "split_keys": split_keys, "seed": seed}
     profiles = [
-        profile_file.measure(blocks_file.load(path), device=device, **options)
-        for path in progress.steps(blocks, "profiles")
+        measure(blocks_file.load(path), device=device, **options) for path in progress.steps(blocks, "profiles")
     ]
     for path, source, profile in zip(output, blocks, profiles, strict=True):
         made_by = {
             "stage": "profile",
             "parameters": options | {"device": device},
             "inputs": {str(source): provenance.sha256_file(source)},
-            "code": provenance.code_digest("tilewright.profile", targets.KINDS[device].PROBE),
+            "code": provenance.code_digest("tilewright.targets.measure", targets.KINDS[device].PROBE),
             "versions": provenance.versions("torch", "triton", "numpy"),
         }
         profile_file.save(path, profile, made_by)

@@ -2,12 +2,13 @@
 
 import resource
 
-from tilewright import blocks, models, profile, reorder, schedule, targets
+from tilewright import blocks, models, reorder, schedule, targets
 from tilewright.baselines.sparse import DENSE
 from tilewright.blocks import tiles
 from tilewright.core import progress
 from tilewright.core.errors import ConfigError
 from tilewright.study.bench.rows import Tokens, now, run_baselines, run_schedule
+from tilewright.targets.measure import measure
 
 HEATMAP = (
     "resolution", "patch", "tokens", "status", "reason", "dense", "dense_p50_us", "plan_p50_us", "speedup",
@@ -34,7 +35,7 @@ def plan_row(
     names = tiles.fitting(names, ordered.shape, targets.KINDS[device].FEWEST_ROWS)
     covers = {name: blocks.extract(ordered, tiles.parse(name), region_rows) for name in names}
     options = {"device": device, "dtype": dtype, "seed": seed}
-    profiles = {name: profile.measure(cover, split_keys=split_keys, **options) for name, cover in covers.items()}
+    profiles = {name: measure(cover, split_keys=split_keys, **options) for name, cover in covers.items()}
     limits = targets.limits(next(iter(profiles.values())).device)
     plan = schedule.solve(covers, profiles, limits, solver, time_limit_s=SOLVE_SECONDS, seed=seed)
     tokens = Tokens(ordered, **options)

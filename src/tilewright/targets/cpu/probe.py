@@ -24,7 +24,7 @@ LAUNCH_CLASSES = 4
 
 @in_forks
 def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
-    """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; arguments as of `profile.measure`.
+    """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; arguments as of `targets.measure`.
 
     A class is timed with all slots busy, each with the whole launch, or with part of it where its share of the budget
     is too short. The cost of a launch is that of its first chunk: what one item alone costs beyond an item's share in a

@@ -22,7 +22,7 @@ MOST_THREADS = 2048
 
 
 def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
-    """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; arguments as of `profile.measure`.
+    """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; arguments as of `targets.measure`.
 
     An item is one program a head. A class is timed with as many items as all blocks have, since the time of a GPU that
     is not full is not proportional to its items, and with twice as many: an item's share of a multiprocessor is what
