@@ -49,15 +49,16 @@ SPLIT = "" if CONFIG.split_keys is None else f"--split-keys {CONFIG.split_keys}"
 # What timed jobs run on. Modules that are entered by the device's name, as `code` takes them; threads: on a CPU a timed job has
 # all cores, while jobs for a GPU start side by side and take turns at it.
 DEVICE = f"--device {CONFIG.device} --dtype {CONFIG.dtype}"
-KIND = targets.KINDS[CONFIG.device]
-DEVICE_CODE = [name.removeprefix("tilewright.") for name in (KIND.EXECUTOR, KIND.PROBE)]
+FACTS, EXECUTOR, PROBE, *PACKED = (
+    name.removeprefix("tilewright.") for name in targets.modules(CONFIG.device, "executor", "probe", "packed")
+)
+DEVICE_CODE = [FACTS, EXECUTOR, PROBE]
 THREADS = workflow.cores if CONFIG.device == "cpu" else 4
 TIMED = {"timing": 1} if CONFIG.device == "cpu" else {"timing": 1, "gpu": 1}
 
 # What a pruned network enters by name, the executor of packed tokens among it.
-PACKED = KIND.PACKED.removeprefix("tilewright.")
 PRUNED_CODE = [
-    *("models.deit", "networks.deit", PACKED),
+    *("models.deit", "networks.deit", FACTS, *PACKED),
     *(f"networks.batching.{name}" for name in batching.NAMES),
     *(f"pruners.{name}" for name in pruners.NAMES),
 ]
@@ -145,7 +146,7 @@ def network_code(wildcards):
 
 def schedule_code(wildcards):
     """Parameter: as `code`, for the solver of a schedule."""
-    return code("solve_ilp", "study.stages.schedule", *solvers(wildcards.solver))(wildcards)
+    return code("solve_ilp", "study.stages.schedule", FACTS, *solvers(wildcards.solver))(wildcards)
 
 
 def sources(wildcards):

@@ -49,7 +49,7 @@ rule baselines:
         **asked(of_graph),
     params:
         script=script("run_bench"),
-        code=code("run_bench", "study.bench", *(f"baselines.sparse.{name}" for name in CONFIG.bench.baselines)),
+        code=code("run_bench", "study.bench", FACTS, *(f"baselines.sparse.{name}" for name in CONFIG.bench.baselines)),
         names=CONFIG.bench.baselines,
         device=DEVICE,
         dense=CONFIG.bench.max_dense_tokens,
@@ -101,7 +101,8 @@ rule ragged:
         code=code(
             "run_ragged",
             "study.bench.ragged",
-            PACKED,
+            FACTS,
+            *PACKED,
             *(f"baselines.packed.{name}" for name in packed_baselines.NAMES),
         ),
         lengths=[f"{low}-{high}" for low, high in CONFIG.ragged.lengths],

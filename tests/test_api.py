@@ -241,10 +241,10 @@ def test_unknown_names_are_refused(dense, argument):
 
 
 def test_the_device_says_what_is_chosen_from(dense, planned, monkeypatch):
-    assert tuple(planned.blocks) == targets.KINDS["cpu"].TILES
-    assert planned.schedule.split_keys == targets.KINDS["cpu"].SPLIT_KEYS
-    monkeypatch.setattr(targets.KINDS["cpu"], "TILES", ("16x1", "128x1"))
-    monkeypatch.setattr(targets.KINDS["cpu"], "SPLIT_KEYS", 64)
+    assert tuple(planned.blocks) == targets.facts("cpu").TILES
+    assert planned.schedule.split_keys == targets.facts("cpu").SPLIT_KEYS
+    monkeypatch.setattr(targets.facts("cpu"), "TILES", ("16x1", "128x1"))
+    monkeypatch.setattr(targets.facts("cpu"), "SPLIT_KEYS", 64)
     other = make(dense[:10], solver="greedy")
     assert tuple(other.blocks) == ("16x1",) and other.schedule.split_keys == 64
     assert make(dense, solver="greedy", tiles=["16x1"], split_keys=None).schedule.split_keys is None
@@ -340,7 +340,7 @@ def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
     expected = dense_attention(q, k, v, dense)
     with mock.patch.object(api.profile, "measure", quick):
         planned = make(dense, reorder=order, solver="greedy")
-        fitting = tiles.fitting((*targets.KINDS["cpu"].TILES, "16x1", "16x16"), dense.shape, 1)
+        fitting = tiles.fitting((*targets.facts("cpu").TILES, "16x1", "16x16"), dense.shape, 1)
         for each in (planned, *(make(dense, reorder=order, solver="greedy", tiles=[name]) for name in fitting)):
             torch.testing.assert_close(each(q, k, v).double(), expected, atol=2e-5, rtol=2e-5)
 
@@ -363,7 +363,7 @@ def test_patterns_of_any_size_are_planned_on_a_gpu(monkeypatch, n_q, n_k):
 
 
 def test_the_device_says_the_fewest_rows_that_its_executor_has():
-    assert targets.KINDS["cuda"].FEWEST_ROWS == cuda_executor.FEWEST_ROWS == tiles.SMALL_ROWS
+    assert targets.facts("cuda").FEWEST_ROWS == cuda_executor.FEWEST_ROWS == tiles.SMALL_ROWS
 
 
 def test_one_token():

@@ -93,7 +93,7 @@ def plan(
     if scale is not None and not math.isfinite(scale):
         raise PatternError(f"scale: expected a finite number, found {scale}")
     kind = _kind(device)
-    description, defaults = targets.describe(kind), targets.KINDS[kind]
+    description, defaults = targets.describe(kind), targets.facts(kind)
     natural = _as_graph(pattern, shape, heads)
     ordered, order_info = _reorder(natural, reorder)
     if tiles is None:
@@ -229,7 +229,8 @@ class Plan:
     def like_result(self, q, k, v):
         """Memory as `run` would return it, for compilers that only want its form; refuses what `run` would refuse."""
         expected = {"heads": self.heads, "head_dim": self.head_dim, "dtype": self.dtype}
-        qkv.check(q, k, v, shape=self.graph.shape, device=torch.device(self.device), **expected)
+        device = torch.device(targets.facts(self.device).TORCH_DEVICE)
+        qkv.check(q, k, v, shape=self.graph.shape, device=device, **expected)
         return qkv.empty(q, self.graph.n_rows)
 
     def summary(self):
@@ -275,10 +276,10 @@ class Plan:
 def _kind(device):
     """The kind of `device`. Raises `DeviceError` for a GPU other than the current one."""
     kind, _, index = str(device).partition(":")
-    if kind == "cuda" and index and torch.cuda.is_available() and int(index) != torch.cuda.current_device():
+    current = targets.facts(kind).current()
+    if index and current is not None and int(index) != current:
         raise DeviceError(
-            f"expected the current GPU, cuda:{torch.cuda.current_device()}, found {device}; "
-            "plan and call under torch.cuda.device(…)"
+            f"expected the current GPU, {kind}:{current}, found {device}; plan and call under torch.cuda.device(…)"
         )
     return kind
 
@@ -469,7 +470,7 @@ def _check_device(measured, path):
             "pattern again for a device that is"
         ) from error
     differing = targets.differing(measured.device, here)
-    if set(differing) & set(targets.KINDS[kind].MACHINE):
+    if set(differing) & set(targets.facts(kind).MACHINE):
         raise elsewhere(measured, kind)
     if differing:
         _LOG.warning("%s: %s differ from when it was profiled; plan again for the fastest", path, ", ".join(differing))

@@ -97,7 +97,7 @@ def load(path):
     """Read a profile that `save` wrote, checking its contents. Raises `ArtifactError`."""
     profile = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Profile)
     kind = contents.fields(path, KIND, profile.device, _Device).kind
-    contents.expect(path, kind in targets.KINDS, f"a device of one of the kinds {', '.join(targets.KINDS)}", kind)
+    contents.expect(path, kind in targets.NAMES, f"a device of one of the kinds {', '.join(targets.NAMES)}", kind)
     if profile.device_id != targets.device_id(profile.device):
         raise ArtifactError(f"{path}: the device described is not {profile.device_id}: the file was altered")
     return profile

@@ -19,7 +19,7 @@ from tilewright.targets import packed_lists
 from tilewright.targets.packed_lists import BAD, EMPTY, KEPT, Layout
 
 # The executor of each kind of device.
-EXECUTORS = {kind: device.PACKED for kind, device in targets.KINDS.items()}
+EXECUTORS = {kind: targets.modules(kind, "packed")[-1] for kind in targets.packing()}
 # Queries of a work item: those of one tensor-core product of a warp group, fewer where images have fewer tokens.
 ROWS, FEWEST_ROWS = 64, 16
 

@@ -45,7 +45,7 @@ def test_recorded_rows_are_of_todays_code(folder):
     recorded.check(folder)
 
 
-@pytest.mark.parametrize("device", targets.KINDS)
+@pytest.mark.parametrize("device", targets.NAMES)
 @pytest.mark.parametrize("kind", recorded.KINDS)
 def test_rows_of_today_pass(tmp_path, kind, device):
     record(tmp_path, kind, device)
@@ -125,6 +125,6 @@ def test_what_made_each_recorded_row_is_known():
         columns = {*rows[0]}
         kind = max(recorded.KINDS, key=lambda kind: len({*recorded.KINDS[kind].columns} & columns))
         for row in rows:
-            modules = recorded.KINDS[kind].entered(row, targets.KINDS["cuda"])
+            modules = recorded.KINDS[kind].entered(row, "cuda")
             seen |= {name if name.startswith("tilewright.") else f"tilewright.{name}" for name in modules}
     assert len(seen) > 30 and all(provenance._path_of(name) for name in seen)

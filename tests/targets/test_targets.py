@@ -58,7 +58,7 @@ def test_a_gpu_runs_one_tile_a_round_on_its_multiprocessors():
     assert targets.limits(facts, rounds=1).rounds == 1
 
 
-@pytest.mark.parametrize("kind", targets.KINDS)
+@pytest.mark.parametrize("kind", targets.NAMES)
 def test_every_kind_has_an_executor_and_a_probe(kind):
     assert callable(targets.executor(kind).prepare) and callable(targets.probe(kind).measure)
 

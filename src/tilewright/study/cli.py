@@ -34,7 +34,7 @@ def timing_options(add, max_seconds, seed):
 
     add: a parser's ``add_argument``. max_seconds: by default; seed: what of.
     """
-    add("--device", default="cpu", help=f"{' or '.join(targets.KINDS)} (default: cpu)")
+    add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
     add("--dtype", default="float32", help="float32, float16 or bfloat16 (default: float32)")
     add("--rse", type=float, default=0.02, help="stop at this relative standard error (default: 0.02)")
     add("--min-repetitions", type=int, default=10, help="but not before as many calls (default: 10)")

@@ -193,7 +193,7 @@ def load(mapping):
 
 def _check_names(config):
     figures = config.figures
-    _known("device", "kind of device", (config.device,), targets.KINDS)
+    _known("device", "kind of device", (config.device,), targets.NAMES)
     for place in ("orders", "tiles", "solvers"):
         _selection(place, getattr(config, place))
     _distinct("workloads", config.workloads)

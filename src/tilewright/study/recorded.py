@@ -28,9 +28,9 @@ def _layers(row, kind):
     """A schedule or a baseline on one pattern."""
     made = [*_family(row["model"]), *([f"reorder.{row['reorder']}"] if row["reorder"] in reorder.NAMES else [])]
     if row["provider"] != "tilewright":
-        return [*made, f"baselines.sparse.{row['provider']}"]
+        return [*made, f"baselines.sparse.{row['provider']}", *targets.modules(kind)]
     solver = [f"schedule.solvers.{row['solver']}"] if row["solver"] in solvers.NAMES else []
-    return [*made, "blocks", "schedule", *solver, kind.EXECUTOR, kind.PROBE]
+    return [*made, "blocks", "schedule", *solver, *targets.modules(kind, "executor", "probe")]
 
 
 def _networks(row, kind):
@@ -39,25 +39,30 @@ def _networks(row, kind):
     registry = "attentions" if row["attention"] in attentions.NAMES else "batching"
     oracle = {"attentions": "dense", "batching": "padded"}[registry]
     made = [f"models.{family}", *(f"networks.{name}" for name in (family, f"{registry}.{oracle}"))]
-    own = [*_PLANS, kind.EXECUTOR, kind.PROBE, kind.PACKED] if row["attention"] == "tilewright" else []
+    own = [*_PLANS, *targets.modules(kind, "executor", "probe", "packed")] if row["attention"] == "tilewright" else []
     return [*made, f"networks.{registry}.{row['attention']}", *own]
 
 
 def _ragged(row, kind):
     """Attention of packed images, or a call around it."""
-    return [kind.PACKED, *([] if row["provider"] == "tilewright" else [f"baselines.packed.{row['provider']}"])]
+    return [
+        *targets.modules(kind, "packed"),
+        *([] if row["provider"] == "tilewright" else [f"baselines.packed.{row['provider']}"]),
+    ]
 
 
 def _pruned(row, kind):
     """A pruned network."""
     family, _ = networks.parse(row["network"])
     strategies = (f"networks.batching.{name}" for name in ("padded", row["strategy"]))
-    return [f"models.{family}", f"networks.{family}", *strategies, f"pruners.{row['pruner']}", kind.PACKED]
+    entered = (*strategies, f"pruners.{row['pruner']}", *targets.modules(kind, "packed"))
+    return [f"models.{family}", f"networks.{family}", *entered]
 
 
 def _heatmap(row, kind):
     """DynamicViT at one resolution and patch."""
-    return ["models.dynamicvit", *_PLANS, *(f"baselines.sparse.{name}" for name in _DENSE), kind.EXECUTOR, kind.PROBE]
+    dense = (f"baselines.sparse.{name}" for name in _DENSE)
+    return ["models.dynamicvit", *_PLANS, *dense, *targets.modules(kind, "executor", "probe")]
 
 
 def _orders(row, kind):
@@ -75,8 +80,8 @@ def _family(model):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of rows: the module that makes them, the name of their columns there, and ``entered(row, device module)``:
-    what it enters by name."""
+    """A kind of rows: the module that makes them, the name of their columns there, and what it enters by name:
+    ``entered(row, kind of device)``."""
 
     module: str
     name: str
@@ -100,7 +105,7 @@ KINDS = {
 
 def origin(kind, row, device):
     """The columns ``commit`` and ``code`` of a `row` of one of `KINDS` that was made on a `device` of this kind."""
-    entered = KINDS[kind].entered(row, targets.KINDS[device])
+    entered = KINDS[kind].entered(row, device)
     modules = {name if name.startswith("tilewright.") else f"tilewright.{name}" for name in entered}
     return {
         "commit": provenance.commit(),
@@ -177,7 +182,7 @@ def _csv(path):
 def _todays(kind, row):
     """Digests that today's code gives such a row, one for each kind of device."""
     try:
-        return {origin(kind, row, device)["code"] for device in targets.KINDS}
+        return {origin(kind, row, device)["code"] for device in targets.NAMES}
     except UnknownNameError:
         # Of a module that is no longer there.
         return set()

@@ -1,17 +1,43 @@
-"""What a device is and what it allows (stages T3 to T5). Nothing about a device is a default argument elsewhere.
+"""Targets: the kinds of device that schedules are made for and run on (stages T3 to T5).
 
-A kind of device is a folder with a module ``facts``. Contract of that module; importing it needs no torch:
-    ``describe() -> dict``: JSON-able facts of the device of this process, its ``kind`` among them. Raises `DeviceError`
-        without one.
+A target is a folder ``targets/<name>`` and a word in `NAMES`. Code outside this package never asks for a target by
+name: it asks for what the target's facts state. Nothing about a device is a default argument elsewhere. Contract of the
+folder:
+
+``facts.py``. Importing it needs no torch.
+    ``describe() -> dict``: facts of the device of this process, JSON-able, its ``kind`` (the target's name), ``name``,
+        ``threads`` and ``versions`` among them. Raises `DeviceError` where there is no such device.
     ``IDENTITY``: the facts that make two devices differ for timing, versions of packages by their names. ``MACHINE``:
-        those of them that a saved plan is bound to; where others differ it runs, maybe not at the speed predicted.
-    ``limits(device) -> dict``: slots, per_block, envelope, occupancy, max_tile_kinds, rounds and round_us of
-        `Limits`, from the facts alone.
-    ``EXECUTOR``, ``PROBE``: names of the modules that run schedules on it (``prepare``) and time shape classes
-        (``measure``), see `executor` and `probe`.
-    ``PACKED``: name of the module that runs packed batches on it, see `targets.packed_lists`.
-    ``TILES``, ``SPLIT_KEYS``: what plans choose from, and the longest key range of a work item, unless told otherwise.
-    ``FEWEST_ROWS``: of a tile.
+        those of them that a saved plan is bound to. Where only others differ, the plan runs, maybe slower than
+        predicted.
+    ``limits(device) -> dict``: slots, per_block, envelope, occupancy, max_tile_kinds, rounds and round_us of `Limits`,
+        from a description alone.
+    ``TILES``, ``SPLIT_KEYS``: the tiles that a plan chooses from and the longest key range of a work item, by default.
+    ``FEWEST_ROWS``: of a tile that the executor runs.
+    ``current() -> int | None``: the number of the device that torch computes on now; None where devices have no
+        numbers.
+    ``TORCH_DEVICE``: torch's name of the memory that q, k and v lie in: ``cpu`` or ``cuda``.
+    ``CUDA``: bool, q, k and v are CUDA tensors: libraries that need an NVIDIA GPU run on them.
+    ``GPU_TIMER``: bool, a call returns before its work is done, and CUDA events time it (`core.timing.time_gpu`). Where
+        it is False the result is complete when the call returns, and the host's clock times it
+        (`core.timing.time_call`).
+    ``GRAPHS``: bool, a call may be captured in a CUDA graph, after a first call with such tensors.
+    ``EXCLUSIVE``: bool, timed jobs start side by side and each holds a device through a lock while it runs on it. Where
+        it is False the workflow runs one timed job at a time, on all cores.
+
+``probe.py``.
+    ``measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s)``: times the shape classes of
+        ``blocks.work.items(blocks, split_keys)`` in about `budget_s` seconds. Returns ``(launch_us, tile_us,
+        classes)``: two costs of `profile.Profile` and a `profile.ShapeClass` each, in the order of the classes.
+
+``executor.py``.
+    ``prepare(schedule, blocks, *, heads, head_dim, dtype, **options)``: an `Executor` of the schedule. blocks: ``{tile:
+        Blocks}``. dtype: torch's. Options: ``row_order`` and ``col_order`` (``order[new] = old``, None for the natural
+        order), ``ordered`` (q, k, v and the result have their tokens in that order), ``bias`` (see
+        `targets.masks.as_bias`), ``scale`` (default ``head_dim ** -0.5``). Raises `ArtifactError` for blocks of another
+        schedule, `PatternError` for an order, bias, head dim or scale that does not fit.
+
+``packed.py``, optional: see `targets.packed_lists`. A target without it runs no packed batches.
 """
 
 import hashlib
@@ -19,13 +45,12 @@ import json
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
+from typing import Protocol
 
 from tilewright.core.errors import ArtifactError, DeviceError
-from tilewright.targets.cpu import facts as cpu
-from tilewright.targets.cuda import facts as cuda
 
-# The facts of each kind that has a profile provider and an executor.
-KINDS = {"cpu": cpu, "cuda": cuda}
+NAMES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -53,6 +78,32 @@ class Limits:
     round_us: float = 0.0
 
 
+class Executor(Protocol):
+    """A prepared schedule. Call it with q [B, H, N_q, D] and k, v [B, H, N_k, D]; it returns attention [B, H, N_q, D].
+
+    A query without an allowed key gets zeros. A call raises `PatternError` or `DeviceError` for tensors other than
+    planned, or that need a gradient. Several threads may call at the same time.
+    """
+
+    @property
+    def launches(self):
+        """The launches of one call, a sized sequence."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of lists and masks that are held between calls."""
+
+    @property
+    def executed(self) -> int:
+        """Pairs of query and key that one head works through in a call, padding included."""
+
+    def peak_bytes(self, batch: int) -> int:
+        """Most bytes that a call for `batch` entries holds beyond its arguments and `memory_bytes`, result included."""
+
+    def __call__(self, q, k, v):
+        """Attention over the pattern."""
+
+
 def describe(kind):
     """Facts of the device of this process, a JSON-able dict with its ``kind``. Raises `DeviceError` for a kind that is
     not known or not there."""
@@ -71,24 +122,50 @@ def differing(device, other):
 
 
 def _identity(device):
-    facts = device.get("versions", {}) | device
-    return {name: facts.get(name) for name in KINDS[_known(device.get("kind"))].IDENTITY}
+    stated = device.get("versions", {}) | device
+    return {name: stated.get(name) for name in facts(device.get("kind")).IDENTITY}
+
+
+def facts(kind):
+    """The module of a target's facts. Raises `DeviceError` for a kind that is not known."""
+    return _module(kind, "facts")
 
 
 def executor(kind):
-    """The module whose ``prepare(schedule, blocks, *, heads, head_dim, dtype, **options)`` runs schedules on `kind`."""
-    return import_module(KINDS[_known(kind)].EXECUTOR)
+    """The module whose `prepare` runs schedules on `kind`. Raises `DeviceError` for a kind that is not known."""
+    return _module(kind, "executor")
 
 
 def probe(kind):
-    """The module whose ``measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s)`` times shape classes
-    on `kind`: it returns the cost of a launch and a `profile.ShapeClass` each."""
-    return import_module(KINDS[_known(kind)].PROBE)
+    """The module whose `measure` times shape classes on `kind`. Raises `DeviceError` for a kind that is not known."""
+    return _module(kind, "probe")
+
+
+def packed(kind):
+    """The module whose `Executor` runs packed batches on `kind`. Raises `DeviceError` where there is none."""
+    if not runs_packed(kind):
+        raise DeviceError(f"no packed batches run on a device of kind {kind!r}; known: {', '.join(packing())}")
+    return _module(kind, "packed")
+
+
+def runs_packed(kind):
+    """Whether packed batches run on `kind`. Raises `DeviceError` for a kind that is not known."""
+    return find_spec(_name(kind, "packed")) is not None
+
+
+def packing():
+    """Names of the targets that run packed batches."""
+    return tuple(filter(runs_packed, NAMES))
 
 
 def modules(kind, *roles):
-    """Dotted names of a kind's modules in `roles`, ``executor``, ``probe`` or ``packed``, for digests of code."""
-    return [getattr(KINDS[_known(kind)], role.upper()) for role in roles]
+    """Dotted names of a target's facts and of its modules in `roles` (``executor``, ``probe``, ``packed``), a tuple.
+
+    They are entered by name, which imports do not show: digests of code list them. ``packed`` is left out where a
+    target has none. Raises `DeviceError` for a kind that is not known.
+    """
+    roles = [role for role in roles if role != "packed" or runs_packed(kind)]
+    return tuple(_name(kind, role) for role in ("facts", *roles))
 
 
 def limits(device, *, rounds=None, max_tile_kinds=None, conflicts=()):
@@ -97,23 +174,31 @@ def limits(device, *, rounds=None, max_tile_kinds=None, conflicts=()):
     rounds, max_tile_kinds (kappa of C3): by default the device's own; conflicts: of C7. Raises `DeviceError` for an
     unknown kind and `ArtifactError` for a description that lacks a fact.
     """
-    kind = _known(device.get("kind"))
+    kind = device.get("kind")
     try:
-        facts = KINDS[kind].limits(device)
+        found = facts(kind).limits(device)
     except KeyError as missing:
         raise ArtifactError(f"the description of a {kind} device lacks {missing}; found {sorted(device)}") from None
-    told = {"rounds": rounds, "max_tile_kinds": max_tile_kinds}
-    facts |= {name: value for name, value in told.items() if value is not None}
-    return Limits(**facts, conflicts=tuple(conflicts))
+    stated = {"rounds": rounds, "max_tile_kinds": max_tile_kinds}
+    found |= {name: value for name, value in stated.items() if value is not None}
+    return Limits(**found, conflicts=tuple(conflicts))
 
 
 def _known(kind):
-    if kind not in KINDS:
-        raise DeviceError(f"no device of kind {kind!r} can be profiled or run on here; known: {', '.join(KINDS)}")
+    if kind not in NAMES:
+        raise DeviceError(f"no device of kind {kind!r} can be profiled or run on here; known: {', '.join(NAMES)}")
     return kind
+
+
+def _name(kind, role):
+    return f"{__name__}.{_known(kind)}.{role}"
+
+
+def _module(kind, role):
+    return import_module(_name(kind, role))
 
 
 @cache
 def _described(kind):
     # As text, so that no caller can alter what the others see.
-    return json.dumps(KINDS[kind].describe())
+    return json.dumps(facts(kind).describe())

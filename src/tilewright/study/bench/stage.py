@@ -159,7 +159,7 @@ def _profile(output, blocks, heads, head_dim, dtype, device, split_keys, seed, *
             "stage": "profile",
             "parameters": options | {"device": device},
             "inputs": {str(source): provenance.sha256_file(source)},
-            "code": provenance.code_digest("tilewright.targets.measure", targets.KINDS[device].PROBE),
+            "code": provenance.code_digest("tilewright.targets.measure", *targets.modules(device, "probe")),
             "versions": provenance.versions("torch", "triton", "numpy"),
         }
         profile_file.save(path, profile, made_by)

@@ -32,7 +32,7 @@ def plan_row(
     Of the tiles `names` those that fit are used; where none does, the smallest slice that holds all queries.
     """
     ordered, _ = reorder.apply(pattern, order)
-    names = tiles.fitting(names, ordered.shape, targets.KINDS[device].FEWEST_ROWS)
+    names = tiles.fitting(names, ordered.shape, targets.facts(device).FEWEST_ROWS)
     covers = {name: blocks.extract(ordered, tiles.parse(name), region_rows) for name in names}
     options = {"device": device, "dtype": dtype, "seed": seed}
     profiles = {name: measure(cover, split_keys=split_keys, **options) for name, cover in covers.items()}

@@ -9,9 +9,8 @@ from tilewright.core.provenance import versions
 MACHINE = ("kind", "name")
 IDENTITY = (*MACHINE, "threads", "l1_bytes", "l2_bytes", "l3_bytes", "torch")
 
-EXECUTOR = "tilewright.targets.cpu.executor"
-PROBE = "tilewright.targets.cpu.probe"
-PACKED = "tilewright.targets.cpu.packed"
+TORCH_DEVICE = "cpu"
+CUDA = GPU_TIMER = GRAPHS = EXCLUSIVE = False
 TILES = ("32x1", "64x1", "64x64")
 FEWEST_ROWS = 1
 # At head dim 64, K and V of an item in float32 are half a megabyte, a share of a core's second-level cache.
@@ -41,6 +40,11 @@ def describe():
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "versions": versions("torch", "numpy"),
     }
+
+
+def current():
+    """None: a machine's cores have no number."""
+    return None
 
 
 def limits(device):

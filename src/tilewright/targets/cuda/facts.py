@@ -8,9 +8,8 @@ from tilewright.core.provenance import versions
 MACHINE = ("kind", "name", "multiprocessors")
 IDENTITY = (*MACHINE, "torch", "triton")
 
-EXECUTOR = "tilewright.targets.cuda.executor"
-PROBE = "tilewright.targets.cuda.probe"
-PACKED = "tilewright.targets.cuda.packed"
+TORCH_DEVICE = "cuda"
+CUDA = GPU_TIMER = GRAPHS = EXCLUSIVE = True
 TILES = ("32x1", "64x1", "64x64")
 # Of one tensor-core product.
 FEWEST_ROWS = 16
@@ -51,6 +50,13 @@ def describe():
         "launch_us": _launch_us(torch),
         "versions": versions("torch", "triton", "numpy"),
     }
+
+
+def current():
+    """Number of the GPU that torch computes on now; None without one."""
+    import torch
+
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
 def limits(device):
