@@ -13,7 +13,7 @@ from tilewright.targets import masks
 from tilewright.targets.cpu import executor as cpu_executor
 from tilewright.targets.cpu import launch as cpu_launch
 from tilewright.targets.cpu import workers as cpu_workers
-from tilewright.targets.cpu.executor import Bias
+from tilewright.targets.masks import Bias
 
 H, D = 2, 16
 

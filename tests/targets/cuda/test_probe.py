@@ -9,11 +9,11 @@ from helpers.gpu import TRITON_DEVICE as DEVICE
 from tilewright import reference, targets
 from tilewright.blocks import work
 from tilewright.core.errors import DeviceError
-from tilewright.targets.cpu.launch import setting
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.cuda import probe as cuda_probe
 from tilewright.targets.cuda import tile_lists
 from tilewright.targets.measure import measure
+from tilewright.targets.setting import setting
 
 H, D = 2, 32
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="times a GPU, and this machine has none")

@@ -11,7 +11,7 @@ from tilewright import api, reorder, targets
 from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.networks import _sites
-from tilewright.targets.cpu.executor import Bias
+from tilewright.targets.masks import Bias
 
 _LOG = logging.getLogger(__name__)
 # The networks' patterns declare their windows: the order is the same for plans of every device and type.

@@ -16,11 +16,9 @@ from tilewright import targets
 from tilewright.blocks import work
 from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
-from tilewright.targets.cpu.launch import build, index, setting, take, token_major
+from tilewright.targets.cpu.launch import build, index, take, token_major
 from tilewright.targets.cpu.workers import alone, in_forks, slots
-from tilewright.targets.masks import Bias
-
-__all__ = ["Bias", "Executor", "merge", "prepare"]
+from tilewright.targets.setting import setting
 
 # ASSUME: a quarter of a gigabyte for masks that are spelt out before the first call; what does not fit is spelt out, a
 # few items at a time, in each call.

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tilewright import targets
-from tilewright.core.errors import PatternError
-from tilewright.targets.masks import Bias, ItemMasks, as_bias, distinct_rows
+from tilewright.targets.masks import ItemMasks, distinct_rows
 
 # A chunk touches this many times the second-level cache of its core. Measured with ViL masks on two cores with 1 MB
 # each: from one to three times, within 5 % of each other; at eight, up to 40 % slower.
@@ -17,35 +16,6 @@ _CACHE_SHARE = 2
 # The one operator on the CPU that returns log-sum-exps; `F.scaled_dot_product_attention` calls it, too. Its name is
 # private: a torch may be without it.
 _FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-
-
-@dataclass(frozen=True, eq=False)
-class Setting:
-    """What all launches of an executor have in common.
-
-    natural, taken: ``(rows, keys)`` int arrays, from the graph's order to natural token numbers and to places in the
-        tensors.
-    """
-
-    heads: int
-    head_dim: int
-    dtype: torch.dtype
-    natural: tuple[np.ndarray, np.ndarray]
-    taken: tuple[np.ndarray, np.ndarray]
-    bias: Bias | None
-    scale: float | None
-
-
-def setting(shape, heads, head_dim, dtype, *, row_order=None, col_order=None, bias=None, scale=None, ordered=False):
-    """A `Setting` for a pattern of `shape`; arguments as of `torch_blocks.prepare`. Raises `PatternError`."""
-    natural = []
-    for name, order, size in (("row_order", row_order, shape[0]), ("col_order", col_order, shape[1])):
-        order = np.arange(size) if order is None else np.asarray(order)
-        if order.shape != (size,):
-            raise PatternError(f"{name}: expected an order of {size} tokens, found shape {order.shape}")
-        natural.append(order)
-    taken = tuple(np.arange(size) for size in shape) if ordered else tuple(natural)
-    return Setting(heads, head_dim, dtype, tuple(natural), taken, as_bias(bias, heads, shape), scale)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,9 @@ from tilewright.core import progress
 from tilewright.core.timing import time_call
 from tilewright.profile import shape_class
 from tilewright.targets.cpu.executor import MASK_BYTES, Executor, merge
-from tilewright.targets.cpu.launch import build, index, item_bytes, setting, token_major
+from tilewright.targets.cpu.launch import build, index, item_bytes, token_major
 from tilewright.targets.cpu.workers import in_forks, slots
+from tilewright.targets.setting import setting
 
 # A timing stops at this relative standard error of its mean.
 RSE = 0.03

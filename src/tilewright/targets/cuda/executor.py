@@ -12,8 +12,8 @@ from triton.runtime.errors import OutOfResources
 from tilewright.core.errors import DeviceError, PatternError, TileError
 from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
-from tilewright.targets.cpu.launch import setting
 from tilewright.targets.cuda import launcher, tile_kernel, tile_lists
+from tilewright.targets.setting import setting
 
 # Rows of one tensor-core product.
 FEWEST_ROWS = 16

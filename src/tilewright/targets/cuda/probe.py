@@ -11,8 +11,8 @@ from tilewright.blocks import work
 from tilewright.core import progress
 from tilewright.core.timing import time_gpu
 from tilewright.profile import shape_class
-from tilewright.targets.cpu.launch import setting
 from tilewright.targets.cuda import executor, tile_lists
+from tilewright.targets.setting import setting
 
 # A timing stops at this relative standard error of its mean.
 RSE = 0.02
