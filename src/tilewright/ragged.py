@@ -247,6 +247,5 @@ for _name, _call, _fake in (
     ("ragged_take", _take, _like_take),
     ("ragged_attend", _attend, _like_attend),
 ):
-    for _kind in EXECUTORS:
-        _LIBRARY.impl(_name, _call, _kind.upper())
+    _LIBRARY.impl(_name, _call, "CompositeExplicitAutograd")
     library.register_fake(f"tilewright::{_name}", _fake, lib=_LIBRARY)
