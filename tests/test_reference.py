@@ -394,9 +394,9 @@ def test_blocks_of_another_schedule_are_refused(small):
         cpu_executor.prepare(small[0], other, heads=H, head_dim=D, dtype=torch.float32)
 
 
-def test_slots_take_jobs_once_and_raise_what_they_raise():
+def test_workers_take_jobs_once_and_raise_what_they_raise():
     threads, seen = torch.get_num_threads(), []
-    two = cpu_workers.Slots(2)
+    two = cpu_workers.Workers(2)
     two.run(lambda job: seen.append((job, torch.get_num_threads())), range(50))
     assert sorted(seen) == [(job, 1) for job in range(50)]
     with pytest.raises(ZeroDivisionError):

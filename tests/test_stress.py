@@ -127,7 +127,7 @@ def test_threads_share_plans_and_packings():
 
 
 def test_threads_make_their_first_calls_together(monkeypatch):
-    """The slots are not there yet, and all are to share them; nor is the executor of the plan."""
+    """The workers are not there yet, and all are to share them; nor is the executor of the plan."""
     monkeypatch.setattr(cpu_workers, "_made", {})
     threads = torch.get_num_threads()
     make, check = planned()
@@ -208,7 +208,7 @@ def test_a_fork_while_threads_are_inside_calls(cases):
     together([forks, *(lambda check=check: busy(check) for check in cases)])
 
 
-def test_a_fork_while_the_slots_are_made(monkeypatch):
+def test_a_fork_while_the_workers_are_made(monkeypatch):
     """Whoever makes them holds their lock, and is not in the child to release it."""
     check = plan_cases()[0]
     check()

@@ -1,6 +1,6 @@
 """Executor `torch_blocks`: a schedule as batched attention calls on gathered tokens (stages T3 and T5).
 
-Work items of one round, tile and shape class form one launch, whose chunks the slots take one at a time. Queries and
+Work items of one round, tile and shape class form one launch, whose chunks the workers take one at a time. Queries and
 keys are gathered by index from token-major copies of q, k and v (the order of the tokens is folded into the indices),
 attended with an additive mask where one is needed, and written one after another; a last gather brings every query's
 result to its place. The parts of a split block are merged by their log-sum-exp.
@@ -17,7 +17,7 @@ from tilewright.blocks import work
 from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
 from tilewright.targets.cpu.launch import build, index, take, token_major
-from tilewright.targets.cpu.workers import alone, in_forks, slots
+from tilewright.targets.cpu.workers import alone, in_forks, workers
 from tilewright.targets.setting import setting
 
 # ASSUME: a quarter of a gigabyte for masks that are spelt out before the first call; what does not fit is spelt out, a
@@ -61,10 +61,10 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
 class Executor:
     """A prepared schedule; call it with q, k and v.
 
-    launches: in order. jobs: ``((launch, chunk, first row of its results), ...)``, in the order in which slots take
+    launches: in order. jobs: ``((launch, chunk, first row of its results), ...)``, in the order in which workers take
     them. merges: ``((begin, sources), ...)``: rows of results from `begin` on are merged from the rows `sources` [R, p]
     of the parts. back: int32 [N_q], the row of the results that each query takes; the row `n_results` holds zeros.
-    n_slots: threads that take the jobs.
+    n_workers: threads that take the jobs.
     """
 
     launches: tuple
@@ -77,7 +77,7 @@ class Executor:
     heads: int
     head_dim: int
     dtype: torch.dtype
-    n_slots: int
+    n_workers: int
 
     @property
     def memory_bytes(self):
@@ -90,11 +90,11 @@ class Executor:
         return sum(_pairs(chunk) for launch in self.launches for chunk in launch.chunks)
 
     def peak_bytes(self, batch):
-        """Most bytes that a call holds beyond its arguments: copies of the tokens, results, a chunk for each slot."""
+        """Most bytes that a call holds beyond its arguments: copies of the tokens, results, a chunk for each worker."""
         tensors = self.shape[0] + 2 * self.shape[1] + self.n_results + 1 + self.n_parts + self.shape[0]
         chunk = max((launch.chunk_bytes(self.dtype.itemsize * self.head_dim) for launch in self.launches), default=0)
         per_entry = self.heads * (tensors * self.head_dim * self.dtype.itemsize + 8 * self.n_parts)
-        return batch * per_entry + self.n_slots * chunk
+        return batch * per_entry + self.n_workers * chunk
 
     def __call__(self, q, k, v):
         """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned."""
@@ -125,7 +125,7 @@ class Executor:
         if len(jobs) == 1:
             attend(jobs[0])
         elif jobs:
-            slots(self.n_slots).run(attend, jobs)
+            workers(self.n_workers).run(attend, jobs)
         for begin, sources in self.merges:
             for b in range(batch):
                 results[b, begin : begin + len(sources)] = merge(parts[b], lse[b], sources, self.heads)

@@ -138,7 +138,7 @@ def item_bytes(setting, rows, keys, mask_heads):
 def _grouped(keys, mask_ids, own_bytes, key_bytes):
     """``(order, cuts, most, shared)``: items put so that equal keys, else equal masks, meet; and cut into chunks.
 
-    most: items in a chunk, which a slot's cache holds. shared: a chunk's items have the same keys.
+    most: items in a chunk, which the cache of a worker holds. shared: a chunk's items have the same keys.
     """
     n, device = len(keys), targets.describe("cpu")
     distinct, key_ids = distinct_rows(keys)
@@ -146,7 +146,7 @@ def _grouped(keys, mask_ids, own_bytes, key_bytes):
     order = np.lexsort([mask_ids, key_ids] if shared else [key_ids, mask_ids])
     cache = _CACHE_SHARE * device["l2_bytes"]
     most = max(1, (cache - key_bytes) // own_bytes if shared else cache // (own_bytes + key_bytes))
-    # Every slot is to have a chunk of its own, and all chunks one size.
+    # Every worker gets a chunk, and all chunks have one size.
     most = min(most, -(-n // device["threads"]))
     cuts = [0]
     for end in np.r_[np.flatnonzero(np.diff(key_ids[order])) + 1, n] if shared else [n]:

@@ -1,4 +1,4 @@
-"""Shape classes of one blocks file, each run alone by the code of `torch_blocks` (stage T3)."""
+"""Times of the shape classes of one blocks file, each run alone by the code of the executor (stage T3)."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -13,28 +13,28 @@ from tilewright.core.timing import time_call
 from tilewright.profile import shape_class
 from tilewright.targets.cpu.executor import MASK_BYTES, Executor, merge
 from tilewright.targets.cpu.launch import build, index, item_bytes, token_major
-from tilewright.targets.cpu.workers import in_forks, slots
+from tilewright.targets.cpu.workers import in_forks, workers
 from tilewright.targets.setting import setting
 
 # A timing stops at this relative standard error of its mean.
 RSE = 0.03
 MIN_REPS = 10
-# Classes that the cost of a launch is found from.
+# The cost of a launch is the median over this many classes.
 LAUNCH_CLASSES = 4
 
 
 @in_forks
 def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
-    """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; arguments as of `targets.measure`.
+    """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; see the contract in `targets`.
 
-    A class is timed with all slots busy, each with the whole launch, or with part of it where its share of the budget
-    is too short. The cost of a launch is that of its first chunk: what one item alone costs beyond an item's share in a
-    larger chunk; taken off the slots' time here, it comes back as `launch_us` of all slots. What every call does for
-    all rows (handing out jobs, bringing tokens into place and results back) is charged to the items by their rows, the
-    merging of split rows to their parts.
+    All workers run the launch of a class at the same time: all of it, or the part that the class's share of the budget
+    has time for. The cost of a launch is the cost of its first chunk: what an item that runs alone takes beyond an
+    item's share of a larger chunk. It is taken off the workers' time and returned as `launch_us`, a share for each
+    worker. Work that every call does for all rows (handing out jobs, gathering tokens, returning results) is charged to
+    the items by their rows. The merging of split rows is charged to their parts.
     """
     probe = Probe(blocks, heads=heads, head_dim=head_dim, dtype=dtype, split_keys=split_keys, seed=seed)
-    slots, items = probe.slots, probe.items
+    n_workers, items = probe.n_workers, probe.items
     share_s = budget_s / (items.n_classes + LAUNCH_CLASSES + 2)
     handing_us = _time(probe.handing(), share_s).p50_us
     passage_us = (_time(probe.passage(), share_s).p50_us + handing_us) / blocks.shape[0]
@@ -42,27 +42,27 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
     classes = []
     for cls in progress.steps(range(items.n_classes), f"profile {blocks.tile.name}"):
         timing, n_items, merging_us = _time_class(probe, cls, share_s)
-        common_us = slots * (passage_us * probe.passing_rows(cls) + merging_us / n_items)
+        common_us = n_workers * (passage_us * probe.passing_rows(cls) + merging_us / n_items)
         p20, p50, p80 = (
-            # A launch may be over sooner than a chunk was found to cost elsewhere; its items still take some time.
+            # A short launch may take less than a chunk cost in other classes. Its items must not be free.
             max(us - handing_us - chunk_us, us / 10) / n_items + common_us
             for us in (timing.p20_us, timing.p50_us, timing.p80_us)
         )
         times = {"p20_us": p20, "latency_us": p50, "alone_us": p50, "p80_us": p80}
         resources, occupancy = probe.resources(cls)
         classes.append(shape_class(items, cls, timing, **times, resources=resources, occupancy=occupancy))
-    return chunk_us / slots, 0.0, classes
+    return chunk_us / n_workers, 0.0, classes
 
 
 class Probe:
-    """Runs what `torch_blocks.prepare` would run for the work items of `blocks`, class by class, on random tokens."""
+    """Runs the launches of the work items of `blocks`, class by class, as the executor does, on random tokens."""
 
     def __init__(self, blocks, *, heads, head_dim, dtype, split_keys, seed):
         """Make tokens and work items; dtype: a name such as ``float32``."""
         self.blocks, self.items = blocks, work.items(blocks, split_keys)
         self._setting = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
-        self.slots = targets.describe("cpu")["threads"]
-        self._slots = slots(self.slots)
+        self.n_workers = targets.describe("cpu")["threads"]
+        self._workers = workers(self.n_workers)
         generator = torch.Generator().manual_seed(seed)
         n_q, n_k = blocks.shape
         self._q, self._k, self._v = (
@@ -76,23 +76,23 @@ class Probe:
         return build(self._setting, self.blocks, self.items, cls, *columns, MASK_BYTES)
 
     def call(self, launch):
-        """``(callable, n)``: runs `launch`, n items, once on every slot, all at the same time."""
-        tokens, slots = self._tokens, self._slots
-        out = tokens[0].new_empty(slots.n, launch.n_rows, tokens[0].shape[2])
-        lse = tokens[0].new_empty(slots.n, launch.n_rows, launch.heads, dtype=torch.float64)
+        """``(callable, n)``: runs `launch`, which has n items, on all workers at the same time, once on each."""
+        tokens, workers = self._tokens, self._workers
+        out = tokens[0].new_empty(workers.n, launch.n_rows, tokens[0].shape[2])
+        lse = tokens[0].new_empty(workers.n, launch.n_rows, launch.heads, dtype=torch.float64)
         jobs, begin = [], 0
         for chunk in launch.chunks:
-            jobs += [(chunk, begin, out[i : i + 1], lse[i : i + 1]) for i in range(slots.n)]
+            jobs += [(chunk, begin, out[i : i + 1], lse[i : i + 1]) for i in range(workers.n)]
             begin += len(chunk.rows)
 
         def attend(job):
             chunk, begin, out, lse = job
             launch.attend(chunk, tokens, (0, 1), out, begin, lse)
 
-        return lambda: slots.run(attend, jobs), sum(chunk.items for chunk in launch.chunks)
+        return lambda: workers.run(attend, jobs), sum(chunk.items for chunk in launch.chunks)
 
     def merging(self, launch):
-        """A callable that merges the parts that `launch` makes: as many a row as the split blocks have on average."""
+        """A callable that merges the parts that `launch` makes; a row has as many as split blocks have on average."""
         live = self.items.block[self.items.split]
         parts = min(launch.n_rows, round(len(live) / len(np.unique(live))))
         rows = launch.n_rows // parts * parts
@@ -103,25 +103,25 @@ class Probe:
         return lambda: merge(values, lse, sources, launch.heads)
 
     def handing(self):
-        """A callable that hands every slot an empty job."""
-        return lambda: self._slots.run(lambda job: None, range(self._slots.n))
+        """A callable that hands every worker an empty job."""
+        return lambda: self._workers.run(lambda job: None, range(self._workers.n))
 
     def passage(self):
-        """A callable that does what every call does besides its items: bring tokens into place, and results back."""
+        """A callable that does what every call does besides its items: copy the tokens, and gather the results."""
         n, common = self.blocks.shape[0], self._setting
         sizes = n, 0, self.blocks.shape, common.heads, common.head_dim, common.dtype
-        nothing = Executor((), (), (), index(np.arange(n)), *sizes, self.slots)
+        nothing = Executor((), (), (), index(np.arange(n)), *sizes, self.n_workers)
         return lambda: nothing(self._q, self._k, self._v)
 
     def passing_rows(self, cls):
-        """Rows that one item of class `cls` adds to the passage; those of a split block count once among its parts."""
+        """Rows that one item of class `cls` adds to the passage; the parts of a split block share its rows."""
         member = self.items.cls == cls
         block = self.items.block[member]
         parts = np.bincount(self.items.block, minlength=self.blocks.n_blocks)[block]
         return float((self.blocks.rows[block] / parts).mean())
 
     def resources(self, cls):
-        """``(resources, occupancy)`` of one item, in bytes: what it touches; its result and its indices."""
+        """``(resources, occupancy)`` of one item, in bytes: what it reads and writes; its result and its indices."""
         items = self.items
         rows, keys = int(items.class_rows[cls]), int(items.class_runs[cls]) * self.blocks.tile.run
         touched = sum(item_bytes(self._setting, rows, keys, int(items.class_masked[cls])))
@@ -156,7 +156,7 @@ def _time_class(probe, cls, seconds):
 
 
 def _chunk_us(probe, handing_us, seconds):
-    """Cost of a chunk beyond its items: the median over the largest classes of what one item costs more than others."""
+    """Cost of a chunk beyond its items: what an item alone costs more than one in a chunk, median of some classes."""
     costs = []
     for cls in np.argsort(-probe.items.counts, kind="stable")[:LAUNCH_CLASSES].tolist():
         (alone, _), (several, n) = probe.call(probe.launch(cls, 1)), probe.call(head(probe.launch(cls), 1))

@@ -1,7 +1,7 @@
-"""The slots of a CPU: threads that take jobs from one list, each computing alone (stages T3 and T5).
+"""The workers of a CPU: threads that take jobs from one list and compute each job on one core (stages T3 and T5).
 
-An operator that is shared by all cores ends when the last core is done, thousands of times in a schedule; where another
-process takes a core for a moment, all wait. Slots meet once, at the end of the list.
+An operator that all cores share ends when the last core is done, and a schedule calls thousands of them: all cores wait
+whenever another process takes one. Workers wait for each other once, at the end of the list.
 """
 
 import os
@@ -13,8 +13,8 @@ from threading import Barrier, Lock
 import torch
 
 
-class Slots:
-    """`n` threads with one core each. Use `slots`, which shares them."""
+class Workers:
+    """`n` threads with one core each. Use `workers`, which shares them."""
 
     def __init__(self, n):
         """Start the threads."""
@@ -22,20 +22,20 @@ class Slots:
         started = Barrier(n + 1)
 
         def begin():
-            # A thread takes the last count that any thread has set when torch first needs its own: here, that is now.
+            # Torch gives a thread its own count when the thread first asks: the last count that any thread has set.
             torch.get_num_threads()
             torch.set_num_threads(1)
             started.wait()
 
-        self._pool = ThreadPoolExecutor(n, "tilewright-slot")
+        self._pool = ThreadPoolExecutor(n, "tilewright-worker")
         for _ in range(n):
             self._pool.submit(begin)
         started.wait()
-        # For threads to come.
+        # Later threads start with this count.
         torch.set_num_threads(threads)
 
     def run(self, call, jobs):
-        """``call(job)`` for all `jobs`: the next one goes to the slot that is free first. Raises what a call raises."""
+        """``call(job)`` for all `jobs`: a worker takes the next one when it is free. Raises what a call raises."""
         remaining = iter(jobs)
 
         def take():
@@ -49,10 +49,10 @@ class Slots:
 
 @contextmanager
 def alone():
-    """Operators of this thread compute on its core only, until the end of the block.
+    """Operators of this thread compute on its own core only, until the end of the block.
 
-    An operator that is shared by the cores leaves its helpers waiting actively for the next one, for milliseconds, on
-    the cores that the slots are to have.
+    After an operator that the cores share, its helper threads spin for milliseconds, waiting for the next one. They
+    would take the cores from the workers.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -63,9 +63,9 @@ def alone():
 
 
 def in_forks(call):
-    """`call`, which may share its operators among the cores, made to do so in no forked process.
+    """`call`, which may share its operators among the cores, changed to run on one core in forked processes.
 
-    The helpers of a thread do not live on in a fork, where it would wait for them for ever.
+    The helper threads of torch do not exist in a fork, and an operator would wait for them forever.
     """
 
     @wraps(call)
@@ -81,20 +81,20 @@ def in_forks(call):
 _made, _making, _forked = {}, Lock(), False
 
 
-def slots(n):
-    """The `Slots` of `n` threads that all calls of this process share.
+def workers(n):
+    """The `Workers` of `n` threads that all calls of this process share.
 
-    The threads do not live on in a fork, which makes its own: ask at each call, hold none.
+    Ask at each call and keep none: the threads do not exist in a fork, which makes its own.
     """
     with _making:
         if n not in _made:
-            _made[n] = Slots(n)
+            _made[n] = Workers(n)
         return _made[n]
 
 
 def _renew():
     global _made, _making, _forked
-    # Whoever held the lock is not here to release it.
+    # The thread that held the lock does not exist here and cannot release it.
     _made, _making, _forked = {}, Lock(), True
 
 
