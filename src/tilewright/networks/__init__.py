@@ -70,7 +70,7 @@ def create(family, *, variant, image_size=224, checkpoint=None, attention=None, 
         checkpoint = checkpoints.cached(module.timm_name(chosen))
     if checkpoint is None and getattr(chosen, "needs", None):
         raise ConfigError(f"checkpoint: expected one with {chosen.needs}, found none")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.manual_seed(seed)
         network = module.Network(chosen, attention).eval()
     if checkpoint is not None:

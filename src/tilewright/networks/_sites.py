@@ -14,7 +14,7 @@ from torch import nn
 from tilewright.core.errors import PatternError
 from tilewright.core.registry import member
 from tilewright.graph import Graph
-from tilewright.networks import attentions
+from tilewright.networks import _operator, attentions
 
 _CLOCK = ContextVar("clock", default=None)
 
@@ -123,6 +123,10 @@ class Site:
     native_layout: bool = False
     plans: dict = field(default_factory=dict)
 
+    def __post_init__(self):
+        # A plain variable: ``torch.compile`` cannot follow the import of a member.
+        self.member = member(attentions.__name__, "attention", self.attention, attentions.NAMES)
+
     @cached_property
     def graph(self):
         """The pattern in the model's own order."""
@@ -131,7 +135,7 @@ class Site:
     @cached_property
     def order(self):
         """Order in which the tokens stand while in this stage (``order[new] = old``, int64), or None: their own."""
-        return member(attentions.__name__, "attention", self.attention, attentions.NAMES).order(self)
+        return self.member.order(self)
 
     @cached_property
     def ordered(self):
@@ -174,50 +178,80 @@ class Attend(nn.Module):
         self._site = (site,)
         # What was prepared last: ``(dtype, device), the tables as they were, run(q, k, v)``.
         self._prepared = None, (), None
+        self._name = _operator.register(self)
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        # A copy is a layer that compiled code calls by its own name.
+        self._name = _operator.register(self)
 
     def forward(self, q, k, v, bias=None, tables=None):
         """Attention over the site's pattern: q, k, v [B, H, N, D] with tokens in the site's order.
 
-        bias: [H, slots], the layer's relative-position bias with the zero slot last, or a function that makes it of
+        bias: [H, n], the layer's relative-position bias with the zero entry last, or a function that makes it of
         tables, the parameters that decide it. It is prepared once, and again when a table was written to: through
         ``.data`` that is not seen, as autograd does not see it. Not differentiated.
+
+        Compiled code sees one operator, or what the member computes where gradients pass through it.
         """
-        key = (q.dtype, q.device)
         if tables is None:
             tables = () if bias is None else (bias,)
+        if bias is not None and torch.compiler.is_compiling():
+            return self._traced(q, k, v, bias() if callable(bias) else bias, tables)
+        return timed(self.prepared(q.dtype, q.device, bias, tables), q, k, v)
+
+    def prepared(self, dtype, device, bias, tables):
+        """``run(q, k, v)`` for tensors of `dtype` on `device`; bias and tables as `forward` takes them."""
         known, remembered, run = self._prepared
-        if known != key or not _same(tables, remembered):
-            (site,) = self._site
-            module = member(attentions.__name__, "attention", site.attention, attentions.NAMES)
-            remembered = [_remembered(table) for table in tables]
+        if known != (dtype, device) or not _same(tables, remembered):
+            remembered = [_Table(table) for table in tables]
             made = bias() if callable(bias) else bias
             # A copy: what was prepared must not change with what is written later.
-            made = None if made is None else made.detach().clone().to(q.dtype)
-            run = module.prepare(site, made, q.dtype, q.device)
+            made = None if made is None else made.detach().clone().to(dtype)
+            run = self.site.member.prepare(self.site, made, dtype, device)
             # In one step, for other threads.
-            self._prepared = key, remembered, run
-        return timed(run, q, k, v)
+            self._prepared = (dtype, device), remembered, run
+        return run
+
+    def _traced(self, q, k, v, bias, tables):
+        """The attention as a compiler sees it. It cannot follow the comparison of tables."""
+        (site,) = self._site
+        if site.member.TRACED == "operator":
+            return torch.ops.tilewright.attend_at(q, k, v, bias.detach(), [x.detach() for x in tables], self._name)
+        if site.member.TRACED == "formula":
+            return site.native(q, k, v, bias.to(q.dtype))
+        return self._untraced(q, k, v, bias, tables)
+
+    @torch.compiler.disable
+    def _untraced(self, q, k, v, bias, tables):
+        return self.prepared(q.dtype, q.device, bias, tables)(q, k, v)
 
 
-def _remembered(table):
-    """What tells later whether `table` was written to: ``(tensor, version)``.
+class _Table:
+    """A table as it was when a bias was made of it.
 
-    Its memory is held, so that no other table gets that address. Of an inference tensor, which counts no versions, a
-    copy is held; to compare it waits for the device.
+    Its memory is held, so that no other table gets that address, and a copy of its values.
     """
-    return (table.clone(), None) if table.is_inference() else (table.detach(), table._version)
+
+    def __init__(self, table):
+        # Inference tensors count no versions.
+        self.version = None if table.is_inference() else table._version
+        self.held, self.copy = table.detach(), table.detach().clone()
+
+    def unchanged(self, table):
+        """Whether `table` is the one that is held, or on a CPU has its values, and was not written to."""
+        if table.dtype != self.held.dtype or table.device != self.held.device:
+            return False
+        if self.version is not None and not table.is_inference():
+            if table._version == self.version and table.is_set_to(self.held):
+                return True
+            if table.is_cuda:
+                return False
+        # To compare values waits for a GPU, which is forbidden in a capture. The networks of this package hold no
+        # inference tensors, see `_parameters.Counted`.
+        return (table.is_cuda and torch.cuda.is_current_stream_capturing()) or torch.equal(table, self.copy)
 
 
 def _same(tables, remembered):
     """Whether `tables` are those that were `remembered`, and none was written to."""
-    return len(tables) == len(remembered) and all(map(_unchanged, tables, remembered))
-
-
-def _unchanged(table, remembered):
-    held, version = remembered
-    if table.dtype != held.dtype or table.device != held.device or table.is_inference() != (version is None):
-        return False
-    if version is not None:
-        return table._version == version and table.is_set_to(held)
-    # What waits for the device is forbidden in a capture.
-    return (table.is_cuda and torch.cuda.is_current_stream_capturing()) or torch.equal(table, held)
+    return len(tables) == len(remembered) and all(old.unchanged(x) for old, x in zip(remembered, tables, strict=True))

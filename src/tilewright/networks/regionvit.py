@@ -13,7 +13,7 @@ from torch import nn
 
 from tilewright.core.errors import ConfigError
 from tilewright.models import regionvit as pattern
-from tilewright.networks import _precision, _sites, attentions
+from tilewright.networks import _parameters, _precision, _sites, attentions
 from tilewright.networks._region_windows import Windows
 
 ATTENTIONS = attentions
@@ -84,7 +84,7 @@ def _bicubic(x, side):
     return F.interpolate(x.float(), size=(side, side), mode="bicubic").to(x.dtype)
 
 
-class Network(nn.Module):
+class Network(_parameters.Counted):
     """RegionViT; see the contract of `tilewright.networks`."""
 
     def __init__(self, options, attention):

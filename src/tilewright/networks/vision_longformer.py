@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright.core.errors import ConfigError
-from tilewright.networks import _msvit_arch, _precision, _sites, attentions
+from tilewright.networks import _msvit_arch, _parameters, _precision, _sites, attentions
 from tilewright.networks._sliding_chunks import Windows, by_offset
 
 ATTENTIONS = attentions
@@ -64,7 +64,7 @@ def name(options):
     return "-".join(parts)
 
 
-class Network(nn.Module):
+class Network(_parameters.Counted):
     """Images [B, 3, R, R] to logits [B, classes]; R is fixed by the options."""
 
     def __init__(self, options, attention):

@@ -4,6 +4,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+# Gradients pass through torch's own operators.
+TRACED = None
+
 # A mask no larger than this is kept, else it is made some rows at a time in every call. A GPU waits long for each of
 # them and has its memory for it: there it is a share of what is free.
 MASK_BYTES = 1 << 29

@@ -4,6 +4,8 @@ from tilewright.baselines.sparse import flex
 from tilewright.networks import _sites
 from tilewright.networks.attentions import tilewright
 
+TRACED = "operator"
+
 # Tokens enter plan order once a stage, as for a plan.
 order = tilewright.order
 

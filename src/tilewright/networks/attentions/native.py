@@ -1,5 +1,7 @@
 """The published formulation of each family, as the family's network defines it."""
 
+TRACED = "formula"
+
 
 def order(site):
     """Tokens stay in the model's order."""

@@ -13,6 +13,8 @@ from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.networks import _sites
 from tilewright.targets.masks import Bias
 
+TRACED = "operator"
+
 _LOG = logging.getLogger(__name__)
 # The networks' patterns declare their windows: the order is the same for plans of every device and type.
 ORDER = "window"
