@@ -196,7 +196,7 @@ class Plan:
         facts = self.device, self.heads, self.head_dim, self.dtype, scale, s.tiles, s.blocks_ids, s.split_keys
         # As a file holds them. Where an item was predicted to run does not matter.
         work = [
-            np.asarray(getattr(s, n), dtype) for n, dtype in schedule.COLUMNS.items() if n not in ("slot", "start_us")
+            np.asarray(getattr(s, n), dtype) for n, dtype in schedule.COLUMNS.items() if n not in ("lane", "start_us")
         ]
         return sha256_arrays(repr(facts), self.graph.id, *work, *_bias_content(self.bias, self.graph))[:32]
 
@@ -246,7 +246,7 @@ class Plan:
                 f"order      {self.reorder['order']}, gathered work {self.reorder['work_fraction']:.4f} of dense",
                 f"work       {len(s.tile)} items: {tiles}",
                 f"schedule   {s.solver}, {s.status}, bound {s.bound_us:.1f} µs, gap {100 * s.gap:.2f} %",
-                f"predicted  {s.predicted_us:.1f} µs on {s.slots} slots",
+                f"predicted  {s.predicted_us:.1f} µs on {s.lanes} lanes",
             ]
         )
 

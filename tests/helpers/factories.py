@@ -92,8 +92,8 @@ def make_profile(
 
 
 def make_limits(**changes):
-    """Limits that allow everything in one round on two slots, but for `changes`."""
-    free = {"slots": 2, "per_block": {}, "envelope": {}, "occupancy": math.inf, "max_tile_kinds": 8}
+    """Limits that allow everything in one round on two lanes, but for `changes`."""
+    free = {"lanes": 2, "per_block": {}, "envelope": {}, "occupancy": math.inf, "max_tile_kinds": 8}
     return Limits(**{**free, **changes})
 
 

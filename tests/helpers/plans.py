@@ -53,7 +53,7 @@ def scheduled(covers, split_keys=None, seed=0, rounds=2, device_id="device"):
         blocks_paths=none,
         profile_paths=none,
         split_keys=split_keys,
-        slots=2,
+        lanes=2,
         solver="greedy",
         status="heuristic",
         form="regions",
@@ -66,7 +66,7 @@ def scheduled(covers, split_keys=None, seed=0, rounds=2, device_id="device"):
         model_size={},
         solve_s=0.0,
         device_id=device_id,
-        slot=np.zeros(len(order), np.int16),
+        lane=np.zeros(len(order), np.int16),
         start_us=np.zeros(len(order)),
         **columns,
     )

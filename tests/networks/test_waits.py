@@ -1,4 +1,4 @@
-"""Networks with learned biases: no call waits for the device, compilers see them whole, and biases that change count."""
+"""Networks with learned biases: no call waits for the device, compilers see them whole, changed biases count."""
 
 import copy
 from functools import partial

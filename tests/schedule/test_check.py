@@ -66,11 +66,11 @@ BROKEN = {
     "c4-objective": (lambda s, b: dataclasses.replace(s, objective_us=s.objective_us * 0.9), "the objective paper is"),
     "c4-bound": (lambda s, b: dataclasses.replace(s, bound_us=s.objective_us * 1.1), "lies above the objective"),
     "c4-round-too-early": (lambda s, b: edit(s, start_us={-1: 0.0}), "starts before round"),
-    "slots-overlap": (
-        lambda s, b: edit(s, slot={1: s.slot[0]}, start_us={1: s.start_us[0]}),
+    "lanes-overlap": (
+        lambda s, b: edit(s, lane={1: s.lane[0]}, start_us={1: s.start_us[0]}),
         "before item",
     ),
-    "slot-outside": (lambda s, b: edit(s, slot={0: 2}), "slot 2 of 2"),
+    "lane-outside": (lambda s, b: edit(s, lane={0: 2}), "lane 2 of 2"),
     "rounds-descend": (lambda s, b: keep(s, np.arange(s.n_items)[::-1]), "rounds are not ascending"),
     "round-outside": (lambda s, b: edit(s, round={-1: 7}), "lie outside 0..2"),
     "shape-class": (
@@ -81,7 +81,7 @@ BROKEN = {
     "tile-unknown": (lambda s, b: edit(s, tile={0: 9}), "names tile 9 of 3"),
     "block-unknown": (lambda s, b: edit(s, block={0: 999}), "names block 999 of"),
     "class-unknown": (lambda s, b: edit(s, cls={0: 99}), "names shape class 99 of"),
-    "columns-differ": (lambda s, b: dataclasses.replace(s, slot=s.slot[1:]), "columns differ in length"),
+    "columns-differ": (lambda s, b: dataclasses.replace(s, lane=s.lane[1:]), "columns differ in length"),
     "tile-without-blocks": (lambda s, b: dataclasses.replace(s, tiles=("4x1", "2x1", "8x8")), "no blocks or profile"),
 }
 
@@ -99,7 +99,7 @@ TIGHTER = {
     "c5-envelope": (lambda s, p: {"envelope": {"registers": 5.0}}, "C5: round"),
     "c6-occupancy": (lambda s, p: {"occupancy": 1.0}, "C6: round"),
     "c7-conflict": (lambda s, p: {"conflicts": (tuple(tile_kinds(s)),)}, "C7: round"),
-    "c4-slots": (lambda s, p: {"slots": 1}, "C4: the work list takes"),
+    "c4-lanes": (lambda s, p: {"lanes": 1}, "C4: the work list takes"),
 }
 
 

@@ -85,7 +85,7 @@ def brute_force(blocks, profiles, limits):
             if len(kinds) > limits.max_tile_kinds or units > limits.occupancy or not envelope_kept or not apart:
                 break
             if here:
-                durations.append(max(longest, load / limits.slots + sum(profiles[n].tile_us for n in kinds)))
+                durations.append(max(longest, load / limits.lanes + sum(profiles[n].tile_us for n in kinds)))
                 total += durations[-1] + sum(profiles[n].launch_us for n, _ in set(work_of)) + limits.round_us
         else:
             best = {"sum": min(best["sum"], total), "paper": min(best["paper"], max(durations))}
@@ -269,7 +269,7 @@ def test_descent_counts_launches():
 
 def test_descent_is_fast_where_all_regions_differ():
     blocks, profiles = random_inputs(0, 512, ("16x1", "32x1", "64x1"), most_runs=12, region_rows=128)
-    problem = problems.build(blocks, profiles, make_limits(slots=132, rounds=2, max_tile_kinds=1))
+    problem = problems.build(blocks, profiles, make_limits(lanes=132, rounds=2, max_tile_kinds=1))
     assert len(classes.exact(problem).size) > descent.GROUPS
     tile, rounds = descent.assign(problem, "sum")
     again = descent.assign(problem, "sum")
@@ -298,7 +298,7 @@ def test_greedy_is_a_feasible_point_of_the_model(case):
 
 def test_the_work_list_is_ordered_and_places_every_item():
     blocks, profiles = random_inputs(5, 24, TILES, most_runs=9, split_keys=128)
-    limits = make_limits(rounds=3, max_tile_kinds=1, slots=3, round_us=0.7)
+    limits = make_limits(rounds=3, max_tile_kinds=1, lanes=3, round_us=0.7)
     found = solve(blocks, profiles, limits, "highs", "paper")
     keys = np.stack([found.cls, found.tile, found.round])
     assert (np.lexsort(keys) == np.arange(found.n_items)).all()
@@ -307,11 +307,11 @@ def test_the_work_list_is_ordered_and_places_every_item():
     ]
     same_launch = (np.diff(keys, axis=1) == 0).all(axis=0)
     assert (np.diff(size)[same_launch] <= 0).all() and (np.diff(size)[same_launch] < 0).any()
-    assert set(found.slot.tolist()) == {0, 1, 2}
+    assert set(found.lane.tolist()) == {0, 1, 2}
     latency = np.array(
         [profiles[found.tiles[t]].classes[k].latency_us for t, k in zip(found.tile, found.cls, strict=True)]
     )
-    # List scheduling ends at the prediction when the slots end together, and never later than one item after
+    # List scheduling ends at the prediction when the lanes end together, and never later than one item after
     # it a round.
     excess = (found.start_us + latency).max() - found.predicted_us
     assert -1e-6 <= excess <= sum(latency[found.round == r].max() for r in range(3))
@@ -463,11 +463,11 @@ def test_a_file_brings_the_schedule_back(solved, tmp_path):
 
 DAMAGE = {
     "missing-field": (lambda d: d.pop("gap"), "complete schedule"),
-    "missing-column": (lambda d: d["work"].pop("slot"), "complete schedule"),
-    "short-column": (lambda d: d["work"]["slot"].pop(), "columns of one length"),
-    "text-column": (lambda d: d["work"].update(slot=["a"]), "complete schedule"),
+    "missing-column": (lambda d: d["work"].pop("lane"), "complete schedule"),
+    "short-column": (lambda d: d["work"]["lane"].pop(), "columns of one length"),
+    "text-column": (lambda d: d["work"].update(lane=["a"]), "complete schedule"),
     "other-kind": (lambda d: d.update(kind="profile"), "expected kind 'schedule', found 'profile'"),
-    "other-version": (lambda d: d.update(version=0), "expected schedule version"),
+    "older-version": (lambda d: d.update(version=1), "expected schedule version 2, found version 1"),
 }
 
 

@@ -10,14 +10,14 @@ def lower_bounds(problem, blocks, profiles):
     """Lower bounds in microseconds: ``work`` and ``longest``, and ``bytes`` and ``flops`` where the device
     states its rates.
 
-    work: the least load of each region over the slots. longest: some region's item of the tile that keeps it
+    work: the least load of each region over the lanes. longest: some region's item of the tile that keeps it
         shortest.
     bytes: queries, keys, values and outputs moved once at the device's copy rate (``copy_gb_per_s``). flops:
     the two products of each allowed pair at its peak rate (``peak_gflops``).
     """
     least = np.where(problem.allowed, problem.load_us, np.inf).min(axis=1)
     longest = np.where(problem.allowed, problem.longest_us, np.inf).min(axis=1)
-    bounds = {"work": float(least.sum() / problem.limits.slots), "longest": float(longest.max())}
+    bounds = {"work": float(least.sum() / problem.limits.lanes), "longest": float(longest.max())}
     cover, profile = next(iter(blocks.values())), next(iter(profiles.values()))
     width = profile.heads * profile.head_dim
     if rate := profile.device.get("copy_gb_per_s"):

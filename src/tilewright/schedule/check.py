@@ -22,8 +22,8 @@ def violations(schedule, blocks, profiles, limits):
     if wrong := _references(schedule, blocks, profiles):
         return wrong
     items = [
-        (schedule.tiles[t], b, lo, hi, k, split, r, slot, start)
-        for t, b, lo, hi, k, split, r, slot, start in zip(
+        (schedule.tiles[t], b, lo, hi, k, split, r, lane, start)
+        for t, b, lo, hi, k, split, r, lane, start in zip(
             *(getattr(schedule, name).tolist() for name in _COLUMNS), strict=True
         )
     ]
@@ -37,7 +37,7 @@ def violations(schedule, blocks, profiles, limits):
     ]
 
 
-_COLUMNS = ("tile", "block", "run_lo", "run_hi", "cls", "split", "round", "slot", "start_us")
+_COLUMNS = ("tile", "block", "run_lo", "run_hi", "cls", "split", "round", "lane", "start_us")
 
 
 def _references(schedule, blocks, profiles):
@@ -155,21 +155,21 @@ def _largest(profile, name, limits):
 
 
 def _placement(items, profiles, limits):
-    """Slots hold one item at a time, and a round starts when the one before is over."""
+    """Lanes hold one item at a time, and a round starts when the one before is over."""
     wrong, timeline, spans = [], defaultdict(list), {}
-    for i, (tile, _, _, _, k, _, r, slot, start) in enumerate(items):
-        if not 0 <= slot < limits.slots:
-            wrong.append(f"item {i} runs in slot {slot} of {limits.slots}")
+    for i, (tile, _, _, _, k, _, r, lane, start) in enumerate(items):
+        if not 0 <= lane < limits.lanes:
+            wrong.append(f"item {i} runs in lane {lane} of {limits.lanes}")
         end = start + profiles[tile].classes[k].latency_us
-        timeline[slot].append((start, end, i))
+        timeline[lane].append((start, end, i))
         first, last = spans.get(r, (np.inf, 0.0))
         spans[r] = min(first, start), max(last, end)
     horizon = TOLERANCE * max((last for _, last in spans.values()), default=0.0)
-    for slot, entries in sorted(timeline.items()):
+    for lane, entries in sorted(timeline.items()):
         entries.sort()
         for (_, end, i), (start, _, j) in pairwise(entries):
             if start < end - horizon:
-                wrong.append(f"slot {slot}: item {j} starts at {start:g} us, before item {i} ends at {end:g} us")
+                wrong.append(f"lane {lane}: item {j} starts at {start:g} us, before item {i} ends at {end:g} us")
     for r, following in pairwise(sorted(spans)):
         if spans[following][0] < spans[r][1] - horizon:
             wrong.append(f"C4: round {following} starts before round {r} is over")
@@ -177,7 +177,7 @@ def _placement(items, profiles, limits):
 
 
 def _prediction(schedule, items, profiles, limits):
-    """C4: each round lasts as long as its longest item and as its load over the slots, filled and emptied; the sum is
+    """C4: each round lasts as long as its longest item and as its load over the lanes, filled and emptied; the sum is
     what the record says."""
     longest, load, launches = defaultdict(float), defaultdict(float), set()
     for tile, _, _, _, k, _, r, _, _ in items:
@@ -188,7 +188,7 @@ def _prediction(schedule, items, profiles, limits):
     uneven = defaultdict(float)
     for r, tile in {launch[:2] for launch in launches}:
         uneven[r] += profiles[tile].tile_us
-    rounds = {r: max(longest[r], load[r] / limits.slots + uneven[r]) for r in load}
+    rounds = {r: max(longest[r], load[r] / limits.lanes + uneven[r]) for r in load}
     total = sum(rounds.values()) + limits.round_us * len(rounds)
     total += sum(profiles[tile].launch_us for _, tile, _ in launches)
     wrong = []

@@ -134,9 +134,9 @@ def build(problem, classes, objective):
     rows.pairs(y, 1.0, u[None, :], -1.0)
     if limits.max_tile_kinds < len(problem.tiles):
         rows.add(every, y, 1.0, -np.inf, limits.max_tile_kinds)
-    # C4: a round lasts as long as its longest item, and as its load over the slots, filled and emptied.
+    # C4: a round lasts as long as its longest item, and as its load over the lanes, filled and emptied.
     rows.pairs(w, problem.alone_us[:, None], t[None, :], -1.0)
-    share = classes.load_us[cls, tile, None] / limits.slots
+    share = classes.load_us[cls, tile, None] / limits.lanes
     uneven = np.repeat(problem.tile_us, rounds)
     rows.add(
         np.r_[np.tile(every, len(columns)), np.tile(every, len(y)), every],
@@ -148,8 +148,8 @@ def build(problem, classes, objective):
     if classes.form == "merged":
         # The envelopes of C4 undercount; the least loads, added up exactly, and the regrets must be paid all
         # the same.
-        regret = np.broadcast_to(classes.regret_us[cls, tile, None] / limits.slots, columns.shape)
-        work = -classes.base_us.sum() / limits.slots
+        regret = np.broadcast_to(classes.regret_us[cls, tile, None] / limits.lanes, columns.shape)
+        work = -classes.base_us.sum() / limits.lanes
         costs = np.r_[regret.ravel(), uneven, -np.ones(rounds)]
         rows.add(0, np.r_[columns.ravel(), y.ravel(), t], costs, -np.inf, work)
     # C5: envelopes of the tile kinds of a round.

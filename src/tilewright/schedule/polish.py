@@ -30,7 +30,7 @@ def assign(problem, rounds, launched, held, objective):
     launched = launched.copy()
     _, served = choose(launched)
     for b in np.flatnonzero(~served):
-        s = (load[b] / problem.limits.slots + missing(launched, problem.launch_us)[b]).argmin()
+        s = (load[b] / problem.limits.lanes + missing(launched, problem.launch_us)[b]).argmin()
         launched[needs[b] & problem.of_tile[:, s], rounds[b]] = True
     tile, _ = choose(launched)
     best, improved = problem.value(tile, rounds, objective), True

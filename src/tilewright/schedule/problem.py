@@ -27,7 +27,7 @@ class Problem:
         shape class.
     latency_us, alone_us, launch_us, occupancy: float [K], per item in a full batch and alone, per launch, and units
         per item.
-    tile_us: float [S], until a tile's items fill the slots of a round, and as they run out.
+    tile_us: float [S], until a tile's items fill the lanes of a round, and as they run out.
     envelope: ``{resource: float [S]}``, the largest need of an item of each tile (C5).
     counts: int [B, K], items of shape class k that region b needs when it runs on tile ``tile_of[k]``.
     allowed: bool [B, S], tiles whose items all fit the per-block limits (C2).
@@ -100,11 +100,11 @@ class Problem:
 
     def round_us(self, counts):
         """Durations T_r, float [R], of rounds that run `counts` [R, K] work items of each shape class: the longest item
-        present, alone on the device, or the load over the slots and what filling and emptying them takes, whichever is
+        present, alone on the device, or the load over the lanes and what filling and emptying them takes, whichever is
         larger (C4)."""
         longest = np.where(counts > 0, self.alone_us, 0.0).max(axis=1, initial=0.0)
         uneven_us = (counts @ self.of_tile > 0) @ self.tile_us
-        return np.maximum(longest, counts @ self.latency_us / self.limits.slots + uneven_us)
+        return np.maximum(longest, counts @ self.latency_us / self.limits.lanes + uneven_us)
 
     def feasible(self, tile, rounds):
         """True when an assignment keeps C2, C3 and C5 to C7."""

@@ -11,7 +11,7 @@ from tilewright.core.contents import Amount, Count, Finite, Size
 from tilewright.core.errors import ArtifactError
 
 KIND = "schedule"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Schedule:
         tile: int16 [I], index into `tiles`. block: int32 [I]. run_lo, run_hi: int64 [I], runs of the tile's
             blocks file.
         cls: int32 [I], shape class of the tile's `blocks.work.items`. split: bool [I]. round: int16 [I], ascending.
-        slot: int16 [I] and start_us: float64 [I], the predicted placement (list scheduling, longest first).
+        lane: int16 [I] and start_us: float64 [I], the predicted placement (list scheduling, longest first).
     tiles: tile names; blocks_ids, blocks_paths, profile_paths: one per tile. A schedule need not use all of
         them.
     solver: greedy, descent, highs or gurobi. status: optimal (proven within the gap asked for), feasible (not proven)
@@ -46,7 +46,7 @@ class Schedule:
     blocks_paths: tuple[str, ...]
     profile_paths: tuple[str, ...]
     split_keys: Size | None
-    slots: Size
+    lanes: Size
     solver: str
     status: str
     form: str
@@ -66,7 +66,7 @@ class Schedule:
     cls: np.ndarray
     split: np.ndarray
     round: np.ndarray
-    slot: np.ndarray
+    lane: np.ndarray
     start_us: np.ndarray
     merge_error: Finite = 0.0
     note: str = ""
@@ -113,7 +113,7 @@ COLUMNS = {
     "cls": np.int32,
     "split": bool,
     "round": np.int16,
-    "slot": np.int16,
+    "lane": np.int16,
     "start_us": np.float64,
 }
 _PER_TILE = ("blocks_ids", "blocks_paths", "profile_paths")
@@ -154,7 +154,7 @@ def load(path):
     each = {len(set(found.tiles)), len(found.tiles), *(len(getattr(found, name)) for name in _PER_TILE)}
     contents.expect(path, len(each) == 1, f"different tiles, and as many of {', '.join(_PER_TILE)}", found.tiles)
     contents.within(path, "tile", found.tile, 0, len(found.tiles) - 1)
-    contents.within(path, "slot", found.slot, 0, found.slots - 1)
+    contents.within(path, "lane", found.lane, 0, found.lanes - 1)
     contents.within(path, "start_us", found.start_us, 0, np.inf)
     contents.within(path, "round", found.round, 0, np.iinfo(np.int16).max)
     contents.within(path, "steps of round", np.diff(found.round), 0, np.inf)

@@ -82,7 +82,7 @@ def solve(
         blocks_paths=tuple(str(paths.get(name, ("", ""))[0]) for name in blocks),
         profile_paths=tuple(str(paths.get(name, ("", ""))[1]) for name in blocks),
         split_keys=profile.split_keys,
-        slots=limits.slots,
+        lanes=limits.lanes,
         solver=solver,
         objective=objective,
         predicted_us=problem.makespan_us(*choice),
@@ -179,29 +179,29 @@ def _work_list(problem, blocks, split_keys, tile, rounds):
     order = np.lexsort([-merged.pop("size"), merged["cls"], merged["tile"], merged["round"]])
     columns = {name: column[order] for name, column in merged.items()}
     first = np.searchsorted(problem.tile_of, np.arange(len(problem.tiles)))
-    columns["slot"], columns["start_us"] = _place(problem, columns["round"], first[columns["tile"]] + columns["cls"])
+    columns["lane"], columns["start_us"] = _place(problem, columns["round"], first[columns["tile"]] + columns["cls"])
     return {name: columns[name].astype(dtype) for name, dtype in COLUMNS.items()}
 
 
 def _place(problem, rounds, shape):
-    """Slot and start of each item by list scheduling: the next item goes to the slot that is free first.
+    """Lane and start of each item by list scheduling: the next item goes to the lane that is free first.
 
-    A round starts when the one before is over; a launch holds every slot for its cost, as the makespan counts
+    A round starts when the one before is over; a launch holds every lane for its cost, as the makespan counts
     it.
     """
-    slot, start = np.empty(len(shape), np.int64), np.empty(len(shape))
+    lane, start = np.empty(len(shape), np.int64), np.empty(len(shape))
     held, clock, launch = 0.0, 0.0, None
     free = []
     for i, key in enumerate(zip(rounds.tolist(), shape.tolist(), strict=True)):
         if launch is None or key[0] != launch[0]:
             clock = max((end for end, _ in free), default=0.0) + held + problem.limits.round_us
-            free, held = [(clock, s) for s in range(problem.limits.slots)], 0.0
+            free, held = [(clock, s) for s in range(problem.limits.lanes)], 0.0
         if key != launch:
             held += problem.launch_us[key[1]]
         launch = key
-        begin, slot[i] = free[0]
-        # Slots keep their order while all of them wait for a launch: the wait is added when an item is
+        begin, lane[i] = free[0]
+        # Lanes keep their order while all of them wait for a launch: the wait is added when an item is
         # placed.
         start[i] = begin + held
-        heapq.heapreplace(free, (begin + problem.latency_us[key[1]], int(slot[i])))
-    return slot, start
+        heapq.heapreplace(free, (begin + problem.latency_us[key[1]], int(lane[i])))
+    return lane, start

@@ -128,7 +128,7 @@ class Figures(_Strict):
     pattern_tiles: Annotated[tuple[str, ...], _says("tiles of the blocks that are drawn")]
     fill_workloads: Annotated[tuple[str, ...], _says("workloads whose fill is shown by order and tile")]
     fill_tiles: Annotated[tuple[str, ...], _says("tiles whose fill is shown; they need not be profiled")]
-    gantt_workload: Annotated[str | None, _says("the workload whose schedule is drawn slot by slot; null: none")]
+    gantt_workload: Annotated[str | None, _says("the workload whose schedule is drawn lane by lane; null: none")]
     gantt_order: Annotated[str, _says("the order of that schedule")]
 
 

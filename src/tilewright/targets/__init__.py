@@ -10,7 +10,7 @@ folder:
     ``IDENTITY``: the facts that make two devices differ for timing, versions of packages by their names. ``MACHINE``:
         those of them that a saved plan is bound to. Where only others differ, the plan runs, maybe slower than
         predicted.
-    ``limits(device) -> dict``: slots, per_block, envelope, occupancy, max_tile_kinds, rounds and round_us of `Limits`,
+    ``limits(device) -> dict``: lanes, per_block, envelope, occupancy, max_tile_kinds, rounds and round_us of `Limits`,
         from a description alone.
     ``TILES``, ``SPLIT_KEYS``: the tiles that a plan chooses from and the longest key range of a work item, by default.
     ``FEWEST_ROWS``: of a tile that the executor runs.
@@ -57,7 +57,7 @@ NAMES = ("cpu", "cuda")
 class Limits:
     """The limits that a schedule must respect; symbols are those of the published constraints C2 to C7.
 
-    slots: work items that run side by side (C4, load).
+    lanes: work items that run side by side (C4, load).
     per_block: most of each named resource that one item may take (C2), e.g. ``{"working_set_bytes": 1 << 20}``.
     envelope: most of each named resource that the tile kinds of one round may take together (C5), each kind counting
         with the largest need among its items.
@@ -68,7 +68,7 @@ class Limits:
     round_us: cost of one more round (a barrier), on top of its launches.
     """
 
-    slots: int
+    lanes: int
     per_block: dict[str, float]
     envelope: dict[str, float]
     occupancy: float

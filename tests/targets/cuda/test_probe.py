@@ -57,7 +57,7 @@ def test_a_gpu_tells_times_and_resources(ordered, tile):
     cover = plans.covers(ordered, [tile], region_rows=64)[tile]
     measured = measure(cover, device="cuda", dtype="bfloat16", split_keys=64)
     limits = targets.limits(measured.device)
-    assert limits.max_tile_kinds == 1 and limits.slots == measured.device["multiprocessors"]
+    assert limits.max_tile_kinds == 1 and limits.lanes == measured.device["multiprocessors"]
     assert measured.device["launch_us"] > 0
     for shape in measured.classes:
         assert shape.latency_us > 0 and shape.alone_us > 0

@@ -1,4 +1,4 @@
-"""Schedules slot by slot as predicted: which tile runs where and when, and what the launches between cost."""
+"""Schedules lane by lane as predicted: which tile runs where and when, and what the launches between cost."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def needs(config):
 
 
 def draw(inputs):
-    """One panel per schedule on a common time axis, one row per slot.
+    """One panel per schedule on a common time axis, one row per lane.
 
     Raises `ArtifactError` for a schedule whose profiles are not among the inputs.
     """
@@ -32,8 +32,8 @@ def draw(inputs):
     files = _read.by_kind(inputs, schedule=schedule.load, profile=profile.load)
     profiles = {found.blocks_id: found for found in files["profile"].values()}
     plans = files["schedule"]
-    slots = max(plan.slots for plan in plans.values())
-    drawn = _style.figure(10.5, len(plans) * (0.9 + min(0.34 * slots, 3.2)) + 1.1)
+    lanes = max(plan.lanes for plan in plans.values())
+    drawn = _style.figure(10.5, len(plans) * (0.9 + min(0.34 * lanes, 3.2)) + 1.1)
     panels = drawn.subplots(len(plans), 1, squeeze=False, sharex=True)[:, 0]
     used = set()
     for axes, (path, plan) in zip(panels, plans.items(), strict=True):
@@ -45,12 +45,12 @@ def draw(inputs):
     model, order = next(iter(plans)).parts[-3:-1]
     handles = [Patch(color=_style.tile_colour(name), label=f"tile {name}") for name in sorted(used)]
     handles.append(Patch(color=_style.INK, label="launch"))
-    _style.head(drawn, f"{model}, order {_style.order_name(order)}: schedules over {slots} slots", handles)
+    _style.head(drawn, f"{model}, order {_style.order_name(order)}: schedules over {lanes} lanes", handles)
     _style.notes(
         drawn,
         [
-            "A bar is one work item; white within a row is an idle slot; dashed lines begin a round. The prediction "
-            "shares a round's load evenly over the slots, so that the last bar of this placement may end later."
+            "A bar is one work item; white within a row is an idle lane; dashed lines begin a round. The prediction "
+            "shares a round's load evenly over the lanes, so that the last bar of this placement may end later."
         ],
         width=150,
     )
@@ -65,7 +65,7 @@ def _panel(axes, plan, profiles):
     for t in np.unique(plan.tile):
         here = plan.tile == t
         axes.barh(
-            plan.slot[here],
+            plan.lane[here],
             latency[here] / 1e3,
             left=plan.start_us[here] / 1e3,
             height=0.78,
@@ -73,16 +73,16 @@ def _panel(axes, plan, profiles):
             edgecolor="white",
             linewidth=edge,
         )
-    for slot in range(plan.slots):
-        _launches(axes, plan, slot, latency, held)
+    for lane in range(plan.lanes):
+        _launches(axes, plan, lane, latency, held)
     for start in np.unique(plan.round)[1:]:
         axes.axvline(plan.start_us[plan.round == start].min() / 1e3, color=_style.DENSE, linestyle="--", linewidth=0.8)
-    few = plan.slots <= 16
+    few = plan.lanes <= 16
     axes.set_yticks(
-        range(plan.slots) if few else [0, plan.slots - 1],
-        [f"slot {s}" for s in (range(plan.slots) if few else (0, plan.slots - 1))],
+        range(plan.lanes) if few else [0, plan.lanes - 1],
+        [f"lane {s}" for s in (range(plan.lanes) if few else (0, plan.lanes - 1))],
     )
-    axes.set_ylim(plan.slots - 0.4, -0.6)
+    axes.set_ylim(plan.lanes - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     name = _style.SOLVER_NAMES.get(plan.solver, plan.solver)
     proof = "" if plan.status == "heuristic" else f", gap {plan.gap:.2%}"
@@ -103,9 +103,9 @@ def _held(plan, launch_us):
     return total - total[begin] + launch_us[plan.tile[begin]]
 
 
-def _launches(axes, plan, slot, latency, held):
-    """The waits of one slot for launches: gaps before items, at a round's start no longer than its launches so far."""
-    mine = np.flatnonzero(plan.slot == slot)
+def _launches(axes, plan, lane, latency, held):
+    """The waits of one lane for launches: gaps before items, at a round's start no longer than its launches so far."""
+    mine = np.flatnonzero(plan.lane == lane)
     mine = mine[np.argsort(plan.start_us[mine], kind="stable")]
     if not len(mine):
         return
@@ -114,4 +114,4 @@ def _launches(axes, plan, slot, latency, held):
     gap = np.maximum(0.0, start - end)
     fresh = np.concatenate(([True], rounds[1:] != rounds[:-1]))
     gap[fresh] = np.minimum(gap[fresh], held[mine][fresh])
-    axes.barh(np.full(len(mine), slot), gap / 1e3, left=(start - gap) / 1e3, height=0.78, color=_style.INK, linewidth=0)
+    axes.barh(np.full(len(mine), lane), gap / 1e3, left=(start - gap) / 1e3, height=0.78, color=_style.INK, linewidth=0)

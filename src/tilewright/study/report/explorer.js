@@ -59,10 +59,10 @@
 
   /** [name, value] of everything that is known about item `i`. */
   function facts(plan, i) {
-    const { stripe, tile, round, slot, split, start_us, latency_us, entries, pairs } = plan.items;
+    const { stripe, tile, round, lane, split, start_us, latency_us, entries, pairs } = plan.items;
     return [
       ["Tile", plan.tiles[tile[i]] + (split[i] ? ", part of a split block" : "")],
-      ["Round", `${round[i] + 1}, slot ${slot[i]}`],
+      ["Round", `${round[i] + 1}, lane ${lane[i]}`],
       ["Density", percent(entries[i] / pairs[i])],
       ["Predicted", time(latency_us[i])],
       ["Starts at", time(start_us[i])],
@@ -82,7 +82,7 @@
       return;
     }
     const rounds = known(plan.items.round).length;
-    facet.textContent += `Predicted ${time(plan.predicted_us)} on ${many(plan.slots, "slot")}: ${many(plan.items.tile.length, "item")}, `
+    facet.textContent += `Predicted ${time(plan.predicted_us)} on ${many(plan.lanes, "lane")}: ${many(plan.items.tile.length, "item")}, `
       + `${many(rounds, "round")}, ${plan.status}`
       + (plan.status === "heuristic" ? "." : `, gap ${(100 * plan.gap).toFixed(2)} %.`);
     const [rows, keys] = pattern.shape;

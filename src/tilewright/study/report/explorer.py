@@ -113,14 +113,14 @@ def _plan(plan, covers, profiles):
         "stripe": np.searchsorted(edges, bounds[:, 0]),
         "tile": plan.tile,
         "round": plan.round,
-        "slot": plan.slot,
+        "lane": plan.lane,
         "split": plan.split.astype(int),
         "start_us": plan.start_us.round(2),
         "latency_us": plan.latencies_us(profiles).round(3),
         "entries": np.array(entries),
         "pairs": np.array(pairs),
     }
-    facts = {name: getattr(plan, name) for name in ("status", "gap", "predicted_us", "slots", "tiles")}
+    facts = {name: getattr(plan, name) for name in ("status", "gap", "predicted_us", "lanes", "tiles")}
     columns = {name: column.tolist() for name, column in items.items()}
     return {**facts, "edges": edges.tolist(), "items": {**columns, "cells": cells}}
 

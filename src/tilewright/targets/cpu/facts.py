@@ -58,7 +58,7 @@ def limits(device):
     memory = float(device["memory_bytes"])
     share = memory / device["threads"]
     return {
-        "slots": device["threads"],
+        "lanes": device["threads"],
         "per_block": {"working_set_bytes": share},
         "envelope": {"working_set_bytes": memory},
         "occupancy": memory,

@@ -62,11 +62,11 @@ def current():
 def limits(device):
     """Limits of the multiprocessors: shared memory, registers of a thread, and memory for what split items leave.
 
-    A launch runs one tile, so that a round is one launch. A slot is a multiprocessor: it works on several items at a
+    A launch runs one tile, so that a round is one launch. A lane is a multiprocessor: it works on several items at a
     time, which their latencies, measured with all of them busy, account for.
     """
     return {
-        "slots": device["multiprocessors"],
+        "lanes": device["multiprocessors"],
         "per_block": {"shared_bytes": float(device["shared_bytes"])},
         "envelope": {"shared_bytes": float(device["shared_bytes"])},
         "occupancy": float(device["memory_bytes"]),
