@@ -18,7 +18,8 @@ from helpers.factories import make_blocks, make_limits, make_profile, random_inp
 from tilewright import schedule as schedules
 from tilewright.blocks import work
 from tilewright.core.errors import ArtifactError, InfeasibleError, SolverError, UnknownNameError
-from tilewright.schedule import check, classes, descent, greedy, model, polish, solve, solvers
+from tilewright.schedule import _region_classes as region_classes
+from tilewright.schedule import check, descent, greedy, model, polish, solve, solvers
 from tilewright.schedule import problem as problems
 
 TILES = ("4x1", "2x1", "4x8")
@@ -173,7 +174,7 @@ def test_no_solver_loses_to_what_it_starts_from(seed, n_regions, rounds, kappa, 
 def test_classes_have_the_optimum_of_regions(seed, objective):
     blocks, profiles = random_inputs(seed, 14, ("4x1", "2x8"), most_runs=2)
     problem = problems.build(blocks, profiles, make_limits(rounds=2, max_tile_kinds=1, round_us=0.2))
-    forms = [classes.exact(problem), classes.exact(problem, aggregate=False)]
+    forms = [region_classes.exact(problem), region_classes.exact(problem, aggregate=False)]
     assert [form.form for form in forms] == ["classes", "regions"]
     optima = []
     for form in forms:
@@ -249,7 +250,7 @@ def test_descent_ends_where_no_move_of_a_class_helps(case, objective):
     problem = problems.build(blocks, profiles, make_limits(**CASES[case] | {"occupancy": math.inf}))
     tile, rounds = descent.assign(problem, objective)
     assert problem.feasible(tile, rounds)
-    best, member = problem.value(tile, rounds, objective), classes.exact(problem).member
+    best, member = problem.value(tile, rounds, objective), region_classes.exact(problem).member
     places = {*zip(member, tile, rounds, strict=True)}
     for label, s, r in itertools.product(places, range(3), range(problem.limits.rounds)):
         moved = (member == label[0]) & (tile == label[1]) & (rounds == label[2])
@@ -270,7 +271,7 @@ def test_descent_counts_launches():
 def test_descent_is_fast_where_all_regions_differ():
     blocks, profiles = random_inputs(0, 512, ("16x1", "32x1", "64x1"), most_runs=12, region_rows=128)
     problem = problems.build(blocks, profiles, make_limits(lanes=132, rounds=2, max_tile_kinds=1))
-    assert len(classes.exact(problem).size) > descent.GROUPS
+    assert len(region_classes.exact(problem).size) > descent.GROUPS
     tile, rounds = descent.assign(problem, "sum")
     again = descent.assign(problem, "sum")
     assert np.array_equal(tile, again[0]) and np.array_equal(rounds, again[1])

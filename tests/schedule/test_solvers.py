@@ -69,7 +69,7 @@ def test_merging_keeps_a_realistic_gap():
 
 
 def test_more_classes_than_the_linkage_takes_are_bucketed(monkeypatch):
-    monkeypatch.setattr("tilewright.schedule.classes.LINKAGE_LIMIT", 40)
+    monkeypatch.setattr("tilewright.schedule._region_classes.LINKAGE_LIMIT", 40)
     blocks, profiles = irregular(2, 200)
     found = solve(blocks, profiles, make_limits(), budget=(300, 300))
     assert found.form == "merged" and check.violations(found, blocks, profiles, make_limits()) == []

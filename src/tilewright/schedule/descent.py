@@ -6,7 +6,7 @@ import numpy as np
 
 from tilewright.core.errors import InfeasibleError
 from tilewright.schedule import greedy
-from tilewright.schedule.classes import Merges, exact
+from tilewright.schedule._region_classes import Merges, exact
 from tilewright.schedule.problem import SLACK
 
 # ASSUME: so many groups of regions, nearly alike where there are more classes, and so many moves of classes after them

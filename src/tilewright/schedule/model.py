@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.core.errors import SolverError
 from tilewright.schedule import polish
-from tilewright.schedule.classes import Merges, exact
+from tilewright.schedule._region_classes import Merges, exact
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class _Rows:
 
 
 def fit(problem, objective, budget):
-    """Return ``(Classes, Model, Layout)``: exact classes, or as many merged ones as the model has room for.
+    """Return ``(RegionClasses, Model, Layout)``: exact classes, or as many merged ones as the model has room for.
 
     budget: ``(variables, constraints)``, the most that the model may have, or None. Raises `SolverError` when
     not even the fewest classes fit.

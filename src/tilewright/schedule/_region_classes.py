@@ -1,25 +1,23 @@
-"""Regions that are alike, gathered into classes so that the model stays small (stage T4).
+"""Classes of regions: regions with equal costs are one class, so that the integer program stays small (stage T4).
 
-Regions with the same work on every tile are interchangeable: a class with a multiplicity models them exactly.
-Where that is not small enough, nearly alike classes are merged and modelled by their lower envelope, so that
-the bound stays a bound.
+Regions with the same work on every tile are interchangeable. A class with a multiplicity models them exactly. Where the
+program is still too large, similar classes are merged and modelled by their lower envelope, so that a bound of the
+program stays a bound of the schedule.
 
-Each region pays at least its least load, whatever tile it takes. That part is added up exactly; only the
-*regret* of a tile (its load beyond the least) is subject to the envelope, and it is zero for every region
-that gets its best tile.
+Each region pays at least its least load, whatever tile it takes. This part is summed exactly. Only the *regret* of a
+tile, its load beyond the least, is subject to the envelope. It is zero for a region that gets its best tile.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-# Above this many classes the quadratic memory of the linkage (8 bytes for each pair) is not worth its
-# precision.
+# Above this many classes the linkage takes too much memory for the precision it adds: 8 bytes for each pair.
 LINKAGE_LIMIT = 8192
 
 
 @dataclass(frozen=True, eq=False)
-class Classes:
+class RegionClasses:
     """Classes of regions (C classes): exact, or lower envelopes over their members.
 
     member: int [B], class of each region. size: int [C]. load_us, regret_us, units: float [C, S], least over
@@ -65,7 +63,7 @@ class Merges:
         features = np.hstack([np.log1p(3 * regret / launch), 0.75 * classes.needs * problem.launch_us / launch])
         self.bucket = np.arange(len(features))
         if len(features) > LINKAGE_LIMIT:
-            # ASSUME: neighbours in the order of their features are alike enough to be merged beforehand.
+            # ASSUME: neighbours in the order of their features are similar enough to be merged beforehand.
             rank = np.lexsort(features.T[::-1])
             self.bucket[rank] = np.arange(len(features)) * LINKAGE_LIMIT // len(features)
         _, first = np.unique(self.bucket, return_index=True)
@@ -94,7 +92,7 @@ def _envelope(problem, member, form):
     # A class needs a shape class only where every member that may take the tile does.
     optional = (problem.counts > 0) | ~problem.allowed[:, problem.tile_of]
     needs = np.logical_and.reduceat(optional[order], start, axis=0) & allowed[:, problem.tile_of]
-    return Classes(
+    return RegionClasses(
         member=member,
         size=size,
         load_us=least(load),
