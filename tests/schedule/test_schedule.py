@@ -285,13 +285,13 @@ def test_greedy_is_a_feasible_point_of_the_model(case):
     problem = problems.build(blocks, profiles, make_limits(**CASES[case]))
     tile, rounds = greedy.assign(problem)
     for objective in problems.OBJECTIVES:
-        form, program, layout = model.fit(problem, objective, None)
-        x = model.encode(problem, form, layout, tile, rounds)
+        form, program, columns = model.fit(problem, objective, None)
+        x = model.encode(problem, form, columns, tile, rounds)
         activity = program.rows @ x
         assert (activity <= program.row_upper + 1e-9).all() and (activity >= program.row_lower - 1e-9).all()
         assert (x <= program.upper + 1e-9).all() and (x >= program.lower).all()
         assert program.cost @ x == pytest.approx(problem.value(tile, rounds, objective))
-        assert problem.value(*model.decode(problem, form, layout, x, objective), objective) == pytest.approx(
+        assert problem.value(*model.decode(problem, form, columns, x, objective), objective) == pytest.approx(
             program.cost @ x
         )
         assert len(set(program.names)) == len(program.cost)

@@ -46,7 +46,7 @@ class Model:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class Columns:
     """Columns of each variable: n [C, S, R] (-1 where C2 excludes the tile), w [K, R], y [S, R], u [R], T
     [R]; top: T or -1."""
 
@@ -82,22 +82,22 @@ class _Rows:
 
 
 def fit(problem, objective, budget):
-    """Return ``(RegionClasses, Model, Layout)``: exact classes, or as many merged ones as the model has room for.
+    """Return ``(RegionClasses, Model, Columns)``: exact classes, or as many merged ones as the model has room for.
 
     budget: ``(variables, constraints)``, the most that the model may have, or None. Raises `SolverError` when
     not even the fewest classes fit.
     """
     classes = exact(problem)
-    model, layout = build(problem, classes, objective)
+    model, columns = build(problem, classes, objective)
     if budget is None or _fits(model, budget):
-        return classes, model, layout
+        return classes, model, columns
     tree, best, low, high = Merges(problem, classes), None, 1, len(classes.size)
     while low < high:
         middle = (low + high) // 2
         classes = tree.cut(middle)
-        model, layout = build(problem, classes, objective)
+        model, columns = build(problem, classes, objective)
         if _fits(model, budget):
-            best, low = (classes, model, layout), middle + 1
+            best, low = (classes, model, columns), middle + 1
         else:
             smallest, high = model.size, middle
     if best is None:
@@ -115,94 +115,94 @@ def _fits(model, budget):
 
 
 def build(problem, classes, objective):
-    """Return ``(Model, Layout)`` of `problem` over `classes` for the objective ``sum`` or ``paper``."""
+    """Return ``(Model, Columns)`` of `problem` over `classes` for the objective ``sum`` or ``paper``."""
     from scipy.sparse import csr_array
 
     limits, rounds = problem.limits, problem.limits.rounds
-    layout = _layout(problem, classes, objective)
-    n, w, y, u, t = layout.n, layout.w, layout.y, layout.u, layout.t
-    width, every = _width(layout), np.arange(rounds)
-    cls, tile = np.nonzero(classes.allowed)
-    columns = n[cls, tile]  # [choices, R]
+    columns = _columns(problem, classes, objective)
+    n, w, y, u, t = columns.n, columns.w, columns.y, columns.u, columns.t
+    width, every = _width(columns), np.arange(rounds)
+    c, tile = np.nonzero(classes.allowed)
+    chosen = n[c, tile]  # [choices, R]
     rows = _Rows()
     # C1: each region once. Its choices excluded by C2 have no column.
-    rows.add(cls[:, None], columns, 1.0, classes.size, classes.size)
+    rows.add(c[:, None], chosen, 1.0, classes.size, classes.size)
     # C3: a choice launches what it needs, a launch belongs to a tile kind, a kind to a used round.
     choice, shape = _links(problem, classes)
-    rows.pairs(columns[choice], 1.0, w[shape], -classes.size[cls[choice], None].astype(float))
+    rows.pairs(chosen[choice], 1.0, w[shape], -classes.size[c[choice], None].astype(float))
     rows.pairs(w, 1.0, y[problem.tile_of], -1.0)
     rows.pairs(y, 1.0, u[None, :], -1.0)
     if limits.max_tile_kinds < len(problem.tiles):
         rows.add(every, y, 1.0, -np.inf, limits.max_tile_kinds)
     # C4: a round lasts as long as its longest item, and as its load over the lanes, filled and emptied.
     rows.pairs(w, problem.alone_us[:, None], t[None, :], -1.0)
-    share = classes.load_us[cls, tile, None] / limits.lanes
+    share = classes.load_us[c, tile, None] / limits.lanes
     uneven = np.repeat(problem.tile_us, rounds)
     rows.add(
-        np.r_[np.tile(every, len(columns)), np.tile(every, len(y)), every],
-        np.r_[columns.ravel(), y.ravel(), t],
-        np.r_[np.broadcast_to(share, columns.shape).ravel(), uneven, -np.ones(rounds)],
+        np.r_[np.tile(every, len(chosen)), np.tile(every, len(y)), every],
+        np.r_[chosen.ravel(), y.ravel(), t],
+        np.r_[np.broadcast_to(share, chosen.shape).ravel(), uneven, -np.ones(rounds)],
         -np.inf,
         0.0,
     )
     if classes.form == "merged":
         # The envelopes of C4 undercount; the least loads, added up exactly, and the regrets must be paid all
         # the same.
-        regret = np.broadcast_to(classes.regret_us[cls, tile, None] / limits.lanes, columns.shape)
+        regret = np.broadcast_to(classes.regret_us[c, tile, None] / limits.lanes, chosen.shape)
         work = -classes.base_us.sum() / limits.lanes
         costs = np.r_[regret.ravel(), uneven, -np.ones(rounds)]
-        rows.add(0, np.r_[columns.ravel(), y.ravel(), t], costs, -np.inf, work)
+        rows.add(0, np.r_[chosen.ravel(), y.ravel(), t], costs, -np.inf, work)
     # C5: envelopes of the tile kinds of a round.
     for name, need in problem.envelope.items():
         if need.sum() > limits.envelope[name]:
             rows.add(every, y, need[:, None], -np.inf, limits.envelope[name])
     # C6: occupancy of the items of a round.
-    units = np.broadcast_to(classes.units[cls, tile, None], columns.shape)
+    units = np.broadcast_to(classes.units[c, tile, None], chosen.shape)
     if (classes.size @ np.where(classes.allowed, classes.units, 0.0).max(axis=1)) > limits.occupancy:
-        rows.add(every, columns, units, -np.inf, limits.occupancy)
+        rows.add(every, chosen, units, -np.inf, limits.occupancy)
     # C7: conflicting tiles share no round.
     for a, b in problem.conflicts:
         rows.add(np.tile(every, 2), np.r_[y[a], y[b]], 1.0, -np.inf, 1.0)
     # Rounds are interchangeable: the longest comes first, unused ones last.
     rows.pairs(t[1:], 1.0, t[:-1], -1.0)
     rows.pairs(u[1:], 1.0, u[:-1], -1.0)
-    if layout.top >= 0:
-        rows.pairs(t, 1.0, layout.top, -1.0)
+    if columns.top >= 0:
+        rows.pairs(t, 1.0, columns.top, -1.0)
 
     cost, upper = np.zeros(width), np.ones(width)
     if objective == "sum":
         cost[w], cost[u], cost[t] = problem.launch_us[:, None], limits.round_us, 1.0
     else:
-        cost[layout.top] = 1.0
-    upper[columns] = classes.size[cls, None]
+        cost[columns.top] = 1.0
+    upper[chosen] = classes.size[c, None]
     upper[t.min() :] = np.inf
     integrality = np.ones(width, bool)
     integrality[t.min() :] = False
     row, column, value = map(np.concatenate, zip(*rows.parts, strict=True))
     lower, top = map(np.concatenate, zip(*rows.bounds, strict=True))
     matrix = csr_array((value, (row, column)), shape=(rows.count, width))
-    return Model(cost, matrix, lower, top, np.zeros(width), upper, integrality, _names(layout)), layout
+    return Model(cost, matrix, lower, top, np.zeros(width), upper, integrality, _names(columns)), columns
 
 
-def encode(problem, classes, layout, tile, rounds):
+def encode(problem, classes, columns, tile, rounds):
     """The point x of an assignment (tile and round of each region), its rounds renumbered longest first."""
     counts = problem.table(tile, rounds)
     duration = problem.round_us(counts)
     rank = np.argsort(-duration, kind="stable")
-    x = np.zeros(_width(layout))
+    x = np.zeros(_width(columns))
     new = np.argsort(rank)
-    np.add.at(x, layout.n[classes.member, tile, new[rounds]], 1.0)
+    np.add.at(x, columns.n[classes.member, tile, new[rounds]], 1.0)
     present = (counts[rank] > 0).T
-    x[layout.w] = present
-    np.maximum.at(x, layout.y[problem.tile_of], present)
-    x[layout.u] = present.any(axis=0)
-    x[layout.t] = duration[rank]
-    if layout.top >= 0:
-        x[layout.top] = duration.max()
+    x[columns.w] = present
+    np.maximum.at(x, columns.y[problem.tile_of], present)
+    x[columns.u] = present.any(axis=0)
+    x[columns.t] = duration[rank]
+    if columns.top >= 0:
+        x[columns.top] = duration.max()
     return x
 
 
-def decode(problem, classes, layout, x, objective):
+def decode(problem, classes, columns, x, objective):
     """Tile and round of each region, ``(int [B], int [B])``, from an answer `x`.
 
     Members of a class are alike, so which of them takes which place does not matter. Members of a *merged*
@@ -210,48 +210,48 @@ def decode(problem, classes, layout, x, objective):
         `polish.assign` does the rest.
     """
     rounds_n, tiles_n = problem.limits.rounds, len(problem.tiles)
-    number = np.where(layout.n >= 0, np.rint(x[layout.n]), 0).astype(np.int64)
+    number = np.where(columns.n >= 0, np.rint(x[columns.n]), 0).astype(np.int64)
     place = np.tile(np.arange(tiles_n * rounds_n), len(classes.size))
     chosen = np.empty(problem.n_regions, np.int64)
     chosen[np.argsort(classes.member, kind="stable")] = np.repeat(place, number.ravel())
     tile, rounds = chosen // rounds_n, chosen % rounds_n
     if classes.form == "merged":
-        tile = polish.assign(problem, rounds, x[layout.w] > 0.5, x[layout.y] > 0.5, objective)
+        tile = polish.assign(problem, rounds, x[columns.w] > 0.5, x[columns.y] > 0.5, objective)
     return tile, rounds
 
 
-def _layout(problem, classes, objective):
+def _columns(problem, classes, objective):
     rounds, tiles = problem.limits.rounds, len(problem.tiles)
     start = 0
 
     def take(*shape):
         nonlocal start
-        columns = np.arange(start, start + int(np.prod(shape))).reshape(shape)
-        start += columns.size
-        return columns
+        taken = np.arange(start, start + int(np.prod(shape))).reshape(shape)
+        start += taken.size
+        return taken
 
     n = np.full((*classes.allowed.shape, rounds), -1)
     n[classes.allowed] = take(int(classes.allowed.sum()), rounds)
     w, y, u, t = take(len(problem.tile_of), rounds), take(tiles, rounds), take(rounds), take(rounds)
-    return Layout(n, w, y, u, t, start if objective == "paper" else -1)
+    return Columns(n, w, y, u, t, start if objective == "paper" else -1)
 
 
-def _width(layout):
-    return max(int(layout.t.max()), layout.top) + 1
+def _width(columns):
+    return max(int(columns.t.max()), columns.top) + 1
 
 
 def _links(problem, classes):
     """Pairs (choice, shape class): the choices are the allowed (class, tile) in order."""
-    cls, tile = np.nonzero(classes.allowed)
-    return np.nonzero(classes.needs[cls] & (problem.tile_of == tile[:, None]))
+    c, tile = np.nonzero(classes.allowed)
+    return np.nonzero(classes.needs[c] & (problem.tile_of == tile[:, None]))
 
 
-def _names(layout):
-    names = np.empty(_width(layout), object)
+def _names(columns):
+    names = np.empty(_width(columns), object)
     for name in ("n", "w", "y", "u", "t"):
-        columns = getattr(layout, name)
-        for index in zip(*np.nonzero(columns >= 0), strict=True):
-            names[columns[index]] = f"{name}[{','.join(map(str, index))}]"
-    if layout.top >= 0:
-        names[layout.top] = "top"
+        place = getattr(columns, name)
+        for index in zip(*np.nonzero(place >= 0), strict=True):
+            names[place[index]] = f"{name}[{','.join(map(str, index))}]"
+    if columns.top >= 0:
+        names[columns.top] = "top"
     return tuple(names)

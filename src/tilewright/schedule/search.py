@@ -105,14 +105,14 @@ def _heuristic(problem, name, objective):
 
 
 def _program(problem, solver, objective, budget, options):
-    classes, program, layout = model.fit(problem, objective, budget)
+    classes, program, columns = model.fit(problem, objective, budget)
     begin = perf_counter()
     try:
         start = descent.assign(problem, objective)
     except InfeasibleError:
         start = None
     start_s = perf_counter() - begin
-    point = None if start is None else model.encode(problem, classes, layout, *start)
+    point = None if start is None else model.encode(problem, classes, columns, *start)
     member = registry.member("tilewright.schedule.solvers", "solver", solver, solvers.NAMES)
     answer = member.solve(program, start=point, **options)
     if answer.status == "infeasible":
@@ -123,7 +123,7 @@ def _program(problem, solver, objective, budget, options):
         "solve_s": start_s + answer.seconds,
         "bound_us": answer.bound,
     }
-    choice = None if answer.x is None else model.decode(problem, classes, layout, answer.x, objective)
+    choice = None if answer.x is None else model.decode(problem, classes, columns, answer.x, objective)
     if choice is not None and not problem.feasible(*choice):
         # Only a merged class can hide occupancy that its members have.
         choice = None
