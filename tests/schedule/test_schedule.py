@@ -18,8 +18,8 @@ from helpers.factories import make_blocks, make_limits, make_profile, random_inp
 from tilewright import schedule as schedules
 from tilewright.blocks import work
 from tilewright.core.errors import ArtifactError, InfeasibleError, SolverError, UnknownNameError
+from tilewright.schedule import _polish, _program, check, descent, greedy, solve, solvers
 from tilewright.schedule import _region_classes as region_classes
-from tilewright.schedule import check, descent, greedy, model, polish, solve, solvers
 from tilewright.schedule import problem as problems
 
 TILES = ("4x1", "2x1", "4x8")
@@ -178,7 +178,7 @@ def test_classes_have_the_optimum_of_regions(seed, objective):
     assert [form.form for form in forms] == ["classes", "regions"]
     optima = []
     for form in forms:
-        program, _ = model.build(problem, form, objective)
+        program, _ = _program.build(problem, form, objective)
         answer = solvers_member("gurobi").solve(program, time_limit_s=30, gap=0.0, seed=0, threads=1)
         optima.append(answer.objective)
     assert len(forms[0].size) < len(forms[1].size)
@@ -221,7 +221,7 @@ def test_polish_adds_and_drops_launches(objective):
     rounds, held = np.arange(12) % 2, np.array([[True, False], [True, True], [False, True]])
     optimum = solve(blocks, profiles, problem.limits, objective=objective).objective_us
     for launched in (np.zeros((len(problem.tile_of), 2), bool), np.ones((len(problem.tile_of), 2), bool)):
-        tile = polish.assign(problem, rounds, launched, held, objective)
+        tile = _polish.assign(problem, rounds, launched, held, objective)
         assert held[tile, rounds].all() and problem.feasible(tile, rounds)
         best = problem.value(tile, rounds, objective)
         assert optimum * (1 - 1e-6) <= best
@@ -236,7 +236,7 @@ def test_polish_adds_and_drops_launches(objective):
 
 def test_a_worse_answer_gives_way_to_descent(monkeypatch):
     blocks, profiles = random_inputs(0, 6, TILES)
-    monkeypatch.setattr(model, "decode", lambda problem, *_: (problem.load_us.argmax(axis=1), np.zeros(6, int)))
+    monkeypatch.setattr(_program, "decode", lambda problem, *_: (problem.load_us.argmax(axis=1), np.zeros(6, int)))
     found = solve(blocks, profiles, make_limits())
     baseline = solve(blocks, profiles, make_limits(), "descent")
     assert found.predicted_us == baseline.predicted_us
@@ -285,13 +285,13 @@ def test_greedy_is_a_feasible_point_of_the_model(case):
     problem = problems.build(blocks, profiles, make_limits(**CASES[case]))
     tile, rounds = greedy.assign(problem)
     for objective in problems.OBJECTIVES:
-        form, program, columns = model.fit(problem, objective, None)
-        x = model.encode(problem, form, columns, tile, rounds)
+        form, program, columns = _program.fit(problem, objective, None)
+        x = _program.encode(problem, form, columns, tile, rounds)
         activity = program.rows @ x
         assert (activity <= program.row_upper + 1e-9).all() and (activity >= program.row_lower - 1e-9).all()
         assert (x <= program.upper + 1e-9).all() and (x >= program.lower).all()
         assert program.cost @ x == pytest.approx(problem.value(tile, rounds, objective))
-        assert problem.value(*model.decode(problem, form, columns, x, objective), objective) == pytest.approx(
+        assert problem.value(*_program.decode(problem, form, columns, x, objective), objective) == pytest.approx(
             program.cost @ x
         )
         assert len(set(program.names)) == len(program.cost)

@@ -10,7 +10,7 @@ import pytest
 from helpers.factories import make_blocks, make_limits, make_profile, random_inputs
 from tilewright.blocks.tiles import parse
 from tilewright.core.errors import SolverError
-from tilewright.schedule import check, model, solvers
+from tilewright.schedule import _program, check, solvers
 from tilewright.schedule import problem as problems
 from tilewright.schedule.search import SIZE_BUDGET, solve
 
@@ -24,7 +24,7 @@ def member(name):
 def toy():
     blocks, profiles = random_inputs(0, 3)
     problem = problems.build(blocks, profiles, make_limits())
-    return model.fit(problem, "sum", None)[1]
+    return _program.fit(problem, "sum", None)[1]
 
 
 def irregular(seed, n_regions):
@@ -146,7 +146,7 @@ def test_statuses_are_the_solvers_own_names(name):
 def test_no_time_gives_a_start_back_or_no_point(name):
     blocks, profiles = irregular(4, 300)
     problem = problems.build(blocks, profiles, make_limits(rounds=3, max_tile_kinds=1))
-    program = model.fit(problem, "paper", None if name == "highs" else SIZE_BUDGET)[1]
+    program = _program.fit(problem, "paper", None if name == "highs" else SIZE_BUDGET)[1]
     answer = member(name).solve(program, **{**OPTIONS, "time_limit_s": 0.0})
     assert answer.status in ("unsolved", "feasible") and (answer.x is None) == (answer.status == "unsolved")
 

@@ -9,8 +9,8 @@ import numpy as np
 from tilewright.blocks import work
 from tilewright.core import registry
 from tilewright.core.errors import InfeasibleError, SolverError
-from tilewright.schedule import descent, greedy, model, solvers
-from tilewright.schedule.bounds import lower_bounds
+from tilewright.schedule import _program, descent, greedy, solvers
+from tilewright.schedule._bounds import lower_bounds
 from tilewright.schedule.problem import OBJECTIVES, build
 from tilewright.schedule.record import COLUMNS, Schedule
 
@@ -61,7 +61,7 @@ def solve(
         choice, facts = _heuristic(problem, solver, objective)
     else:
         options = {"time_limit_s": time_limit_s, "gap": gap, "seed": seed, "threads": threads, "log": log}
-        choice, facts = _program(problem, solver, objective, budget, options)
+        choice, facts = _integer_program(problem, solver, objective, budget, options)
     bounds = lower_bounds(problem, blocks, profiles)
     value = problem.value(*choice, objective)
     facts.setdefault("bound_us", max(bounds["longest"], bounds["work"] / (1 if objective == "sum" else limits.rounds)))
@@ -104,15 +104,15 @@ def _heuristic(problem, name, objective):
     return choice, {"status": "heuristic", "form": "regions", "model_size": size, "solve_s": seconds}
 
 
-def _program(problem, solver, objective, budget, options):
-    classes, program, columns = model.fit(problem, objective, budget)
+def _integer_program(problem, solver, objective, budget, options):
+    classes, program, columns = _program.fit(problem, objective, budget)
     begin = perf_counter()
     try:
         start = descent.assign(problem, objective)
     except InfeasibleError:
         start = None
     start_s = perf_counter() - begin
-    point = None if start is None else model.encode(problem, classes, columns, *start)
+    point = None if start is None else _program.encode(problem, classes, columns, *start)
     member = registry.member("tilewright.schedule.solvers", "solver", solver, solvers.NAMES)
     answer = member.solve(program, start=point, **options)
     if answer.status == "infeasible":
@@ -123,7 +123,7 @@ def _program(problem, solver, objective, budget, options):
         "solve_s": start_s + answer.seconds,
         "bound_us": answer.bound,
     }
-    choice = None if answer.x is None else model.decode(problem, classes, columns, answer.x, objective)
+    choice = None if answer.x is None else _program.decode(problem, classes, columns, answer.x, objective)
     if choice is not None and not problem.feasible(*choice):
         # Only a merged class can hide occupancy that its members have.
         choice = None

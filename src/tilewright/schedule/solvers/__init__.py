@@ -15,6 +15,36 @@ NAMES = ("highs", "gurobi")
 
 
 @dataclass(frozen=True, eq=False)
+class Model:
+    """Minimise ``cost @ x`` with ``row_lower <= rows @ x <= row_upper``, ``lower <= x <= upper``; all that a
+    solver sees.
+
+    rows: `scipy.sparse.csr_array` [m, n]. integrality: bool [n]. names: str [n].
+    """
+
+    cost: np.ndarray
+    rows: object
+    row_lower: np.ndarray
+    row_upper: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    integrality: np.ndarray
+    names: tuple[str, ...]
+
+    @property
+    def size(self):
+        """``{"variables", "integers", "constraints", "nonzeros"}``."""
+        constraints, variables = self.rows.shape
+        integers = int(self.integrality.sum())
+        return {
+            "variables": variables,
+            "integers": integers,
+            "constraints": constraints,
+            "nonzeros": int(self.rows.nnz),
+        }
+
+
+@dataclass(frozen=True, eq=False)
 class Solution:
     """What a solver says. x: float [n] or None. status: ``optimal`` (within the gap asked for), ``feasible``
     (a limit was reached), ``infeasible`` or ``unsolved`` (a limit was reached without a point). bound: proven

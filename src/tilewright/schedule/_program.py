@@ -11,38 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.core.errors import SolverError
-from tilewright.schedule import polish
+from tilewright.schedule import _polish
 from tilewright.schedule._region_classes import Merges, exact
-
-
-@dataclass(frozen=True, eq=False)
-class Model:
-    """Minimise ``cost @ x`` with ``row_lower <= rows @ x <= row_upper``, ``lower <= x <= upper``; all that a
-    solver sees.
-
-    rows: `scipy.sparse.csr_array` [m, n]. integrality: bool [n]. names: str [n].
-    """
-
-    cost: np.ndarray
-    rows: object
-    row_lower: np.ndarray
-    row_upper: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
-    integrality: np.ndarray
-    names: tuple[str, ...]
-
-    @property
-    def size(self):
-        """``{"variables", "integers", "constraints", "nonzeros"}``."""
-        constraints, variables = self.rows.shape
-        integers = int(self.integrality.sum())
-        return {
-            "variables": variables,
-            "integers": integers,
-            "constraints": constraints,
-            "nonzeros": int(self.rows.nnz),
-        }
+from tilewright.schedule.solvers import Model
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +178,7 @@ def decode(problem, classes, columns, x, objective):
 
     Members of a class are alike, so which of them takes which place does not matter. Members of a *merged*
     class differ: the answer then says how many of them run in each round and what it launches, and
-        `polish.assign` does the rest.
+        `_polish.assign` does the rest.
     """
     rounds_n, tiles_n = problem.limits.rounds, len(problem.tiles)
     number = np.where(columns.n >= 0, np.rint(x[columns.n]), 0).astype(np.int64)
@@ -216,7 +187,7 @@ def decode(problem, classes, columns, x, objective):
     chosen[np.argsort(classes.member, kind="stable")] = np.repeat(place, number.ravel())
     tile, rounds = chosen // rounds_n, chosen % rounds_n
     if classes.form == "merged":
-        tile = polish.assign(problem, rounds, x[columns.w] > 0.5, x[columns.y] > 0.5, objective)
+        tile = _polish.assign(problem, rounds, x[columns.w] > 0.5, x[columns.y] > 0.5, objective)
     return tile, rounds
 
 
