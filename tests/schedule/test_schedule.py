@@ -297,6 +297,14 @@ def test_greedy_is_a_feasible_point_of_the_model(case):
         assert len(set(program.names)) == len(program.cost)
 
 
+def test_the_model_holds_the_sum_of_the_entries_of_one_place():
+    """As of a tile that conflicts with itself: twice its variable is at most 1."""
+    blocks, profiles = random_inputs(3, 4, TILES)
+    problem = problems.build(blocks, profiles, make_limits(conflicts=(("4x1", "4x1"),)))
+    _, program, columns = _program.fit(problem, "sum", None)
+    assert 2.0 in program.rows[:, [columns.y[0, 0]]].toarray()
+
+
 def test_the_work_list_is_ordered_and_places_every_item():
     blocks, profiles = random_inputs(5, 24, TILES, most_runs=9, split_keys=128)
     limits = make_limits(rounds=3, max_tile_kinds=1, lanes=3, round_us=0.7)

@@ -51,6 +51,17 @@ class _Rows:
         row = np.tile(np.arange(len(left)), 2)
         self.add(row, np.r_[left, right], np.r_[left_value, right_value], -np.inf, 0.0)
 
+    def compressed(self):
+        """``(start, column, value)`` of `Model`."""
+        row, column, value = map(np.concatenate, zip(*self.parts, strict=True))
+        order = np.lexsort((column, row))
+        row, column = row[order], column[order]
+        # Entries of one place are added, as for a tile that conflicts with itself.
+        first = np.flatnonzero(np.diff(row, prepend=-1) | np.diff(column, prepend=-1))
+        value = np.add.reduceat(value[order], first)
+        start = np.searchsorted(row[first], np.arange(self.count + 1))
+        return start.astype(np.int32), column[first].astype(np.int32), value
+
 
 def fit(problem, objective, budget):
     """Return ``(RegionClasses, Model, Columns)``: exact classes, or as many merged ones as the model has room for.
@@ -81,14 +92,11 @@ def fit(problem, objective, budget):
 
 
 def _fits(model, budget):
-    constraints, variables = model.rows.shape
-    return variables <= budget[0] and constraints <= budget[1]
+    return model.size["variables"] <= budget[0] and model.size["constraints"] <= budget[1]
 
 
 def build(problem, classes, objective):
     """Return ``(Model, Columns)`` of `problem` over `classes` for the objective ``sum`` or ``paper``."""
-    from scipy.sparse import csr_array
-
     limits, rounds = problem.limits, problem.limits.rounds
     columns = _columns(problem, classes, objective)
     n, w, y, u, t = columns.n, columns.w, columns.y, columns.u, columns.t
@@ -149,10 +157,9 @@ def build(problem, classes, objective):
     upper[t.min() :] = np.inf
     integrality = np.ones(width, bool)
     integrality[t.min() :] = False
-    row, column, value = map(np.concatenate, zip(*rows.parts, strict=True))
-    lower, top = map(np.concatenate, zip(*rows.bounds, strict=True))
-    matrix = csr_array((value, (row, column)), shape=(rows.count, width))
-    return Model(cost, matrix, lower, top, np.zeros(width), upper, integrality, _names(columns)), columns
+    row_lower, row_upper = map(np.concatenate, zip(*rows.bounds, strict=True))
+    names = _names(columns)
+    return Model(cost, *rows.compressed(), row_lower, row_upper, np.zeros(width), upper, integrality, names), columns
 
 
 def encode(problem, classes, columns, tile, rounds):

@@ -19,11 +19,14 @@ class Model:
     """Minimise ``cost @ x`` with ``row_lower <= rows @ x <= row_upper``, ``lower <= x <= upper``; all that a
     solver sees.
 
-    rows: `scipy.sparse.csr_array` [m, n]. integrality: bool [n]. names: str [n].
+    start: int32 [m + 1], column: int32, value: float64: row i holds ``value[start[i]:start[i+1]]`` in the columns
+        ``column[start[i]:start[i+1]]``, which ascend. integrality: bool [n]. names: str [n].
     """
 
     cost: np.ndarray
-    rows: object
+    start: np.ndarray
+    column: np.ndarray
+    value: np.ndarray
     row_lower: np.ndarray
     row_upper: np.ndarray
     lower: np.ndarray
@@ -32,15 +35,20 @@ class Model:
     names: tuple[str, ...]
 
     @property
+    def rows(self):
+        """The constraints as a `scipy.sparse.csr_array` [m, n], which is imported only here."""
+        from scipy.sparse import csr_array
+
+        return csr_array((self.value, self.column, self.start), shape=(len(self.row_lower), len(self.cost)))
+
+    @property
     def size(self):
         """``{"variables", "integers", "constraints", "nonzeros"}``."""
-        constraints, variables = self.rows.shape
-        integers = int(self.integrality.sum())
         return {
-            "variables": variables,
-            "integers": integers,
-            "constraints": constraints,
-            "nonzeros": int(self.rows.nnz),
+            "variables": len(self.cost),
+            "integers": int(self.integrality.sum()),
+            "constraints": len(self.row_lower),
+            "nonzeros": len(self.value),
         }
 
 

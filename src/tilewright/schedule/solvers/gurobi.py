@@ -58,6 +58,7 @@ def solve(model, *, time_limit_s, gap, seed, threads, start=None, log=None):
 def _run(gp, program, model, start, log):
     kinds = np.where(model.integrality, gp.GRB.INTEGER, gp.GRB.CONTINUOUS)
     x = program.addMVar(len(model.cost), lb=model.lower, ub=model.upper, obj=model.cost, vtype=kinds)
+    matrix = model.rows
     equal = model.row_lower == model.row_upper
     for rows, sense, side in (
         (equal, "=", model.row_upper),
@@ -65,7 +66,7 @@ def _run(gp, program, model, start, log):
         (~equal & np.isfinite(model.row_lower), ">", model.row_lower),
     ):
         if rows.any():
-            program.addMConstr(model.rows[np.flatnonzero(rows)], x, sense, side[rows])
+            program.addMConstr(matrix[np.flatnonzero(rows)], x, sense, side[rows])
     if start is not None:
         x.Start = start
 
@@ -90,7 +91,7 @@ def _run(gp, program, model, start, log):
 
 
 def _explain(error, model):
-    constraints, variables = model.rows.shape
+    variables, constraints = model.size["variables"], model.size["constraints"]
     if error.errno == TOO_LARGE:
         return (
             f"the model has {variables:,} variables and {constraints:,} constraints; Gurobi's size-limited licence "

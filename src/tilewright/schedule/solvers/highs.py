@@ -40,14 +40,12 @@ def solve(model, *, time_limit_s, gap, seed, threads, start=None, log=None):
         ("threads", int(threads)),
     ):
         highs.setOptionValue(option, value)
-    constraints, variables = model.rows.shape
     lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = variables, constraints
+    lp.num_col_, lp.num_row_ = len(model.cost), len(model.row_lower)
     lp.col_cost_, lp.col_lower_, lp.col_upper_ = model.cost, model.lower, model.upper
     lp.row_lower_, lp.row_upper_ = model.row_lower, model.row_upper
     lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_, lp.a_matrix_.index_ = model.rows.indptr, model.rows.indices
-    lp.a_matrix_.value_ = model.rows.data
+    lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = model.start, model.column, model.value
     kinds = highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger
     lp.integrality_ = [kinds[int(i)] for i in model.integrality]
     highs.passModel(lp)
