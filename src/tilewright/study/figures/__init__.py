@@ -67,6 +67,7 @@ def draw(name, inputs, outputs):
         _style.check_suffix(path)
     with _style.context():
         figure = module.draw([Path(path) for path in inputs])
+        _style.settle(figure)
         for path in pictures:
             _style.save(figure, path)
     for path in set(map(Path, outputs)) - set(pictures):

@@ -69,6 +69,12 @@ def check_suffix(path):
         raise ArtifactError(f"{path}: expected a name ending in {known}, found {Path(path).suffix!r}")
 
 
+def settle(drawn):
+    """Lay the parts of a figure out, once for all formats that it is saved in."""
+    drawn.draw_without_rendering()
+    drawn.set_layout_engine("none")
+
+
 def save(drawn, path):
     """Write a figure atomically, without dates or versions in it."""
     suffix = Path(path).suffix
