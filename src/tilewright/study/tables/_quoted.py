@@ -6,7 +6,7 @@ In a document each stands between ``<!-- table: NAME -->`` and ``<!-- end -->``,
 
 import re
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from tilewright.core import registry
@@ -30,7 +30,7 @@ PATTERNS = {
     "dynamicvit-s-1024-b1": "30 % of 4,096 kept",
     "dynamicvit-s-2048-b1": "30 % of 16,384 kept",
 }
-# Networks, settings and batches of which images a second are told; the summary is of all.
+# Networks, settings and batches whose images a second are quoted; the summary is of all.
 _HALF, _RANGE, _RANDOM = "keep_ratio=0.5", "keep_range=[0.3, 0.7]", ' predictor="random"'
 PRUNED = [
     ("S, Threshold-L2, half kept", "deit-small-224-threshold_l2", _HALF, (1, 16, 256)),
@@ -114,9 +114,15 @@ def _recorded(root, device, *kinds):
     return found + [root / _select.PAPER_LATENCY] * ("bench" in kinds)
 
 
+@cache
+def _table(root, device, kind, make):
+    """The table that the function `make` makes of the recorded rows of `kind`; several tables quote it."""
+    return make(_recorded(root, device, kind))
+
+
 def _patterns(root, device):
     """Our time and the fastest peer's in the three forms, of the patterns beside the paper's."""
-    rows = speedup.table(_recorded(root, device, "bench")).set_index("model")
+    rows = _table(root, device, "bench", speedup.table).set_index("model")
     others = set(rows.index) - set(PATTERNS) - set(rows.index[rows["paper_speedup"].notna()])
     if missing := sorted(others | (set(PATTERNS) - set(rows.index))):
         raise ArtifactError(f"expected rows of just the paper's workloads and {', '.join(PATTERNS)}; not so: {missing}")
@@ -134,7 +140,7 @@ def _patterns(root, device):
 
 def _dense(root, device):
     """The headline plan over the fastest dense attention at the paper's sizes."""
-    rows = speedup.table(_recorded(root, device, "bench"))
+    rows = _table(root, device, "bench", speedup.table)
     lines = []
     for row in rows[~rows["model"].isin(PATTERNS)].to_dict("records"):
         met = "" if not row["speedup"] > 0 else "met" if row["speedup"] >= row["paper_speedup"] else "not met"
@@ -157,24 +163,24 @@ def _dense(root, device):
 
 def _networks(root, device):
     """Each attention at each batch with p20 and p80, on a GPU its time as a CUDA graph, and the fastest peer."""
-    rows = end_to_end.table(_recorded(root, device, "network"))
+    rows = _table(root, device, "network", end_to_end.table)
     shown = [name for name in _ATTENTIONS if name in set(rows["attention"])]
     lines = []
     for (network, batch), group in rows.groupby(["network", "batch"], sort=False):
         group = group.drop_duplicates("attention").set_index("attention")
         times = [_spread(group.loc[name]) if name in group.index else "not run" for name in shown]
-        told = ["", "", ""]
+        against = ["", "", ""]
         if end_to_end.OURS in group.index:
             row = group.loc[end_to_end.OURS]
-            told = [_ATTENTIONS.get(row["peer"], row["peer"]), _ratio(row["over_peer"]), row["verdict"]]
-        lines.append([network, f"{batch:.0f}", *times, *told])
+            against = [_ATTENTIONS.get(row["peer"], row["peer"]), _ratio(row["over_peer"]), row["verdict"]]
+        lines.append([network, f"{batch:.0f}", *times, *against])
     header = [f"{_ATTENTIONS[name]}, ms" for name in shown]
     return _lines(["network", "batch", *header, "fastest peer", "× it", "Tilewright is"], lines, left=1)
 
 
 def _pruned(root, device):
     """Images a second of each strategy as a CUDA graph, and ours over the best fair one."""
-    rows = pruned.table(_recorded(root, device, "pruned"))
+    rows = _table(root, device, "pruned", pruned.table)
     groups = dict(list(rows[rows["mode"] == "graph"].groupby(["network", "setting", "batch"])))
     lines = []
     for words, network, setting, batches in PRUNED:
@@ -197,7 +203,7 @@ def _pruned(root, device):
 
 def _pruned_summary(root, device):
     """Our speed-up over each peer in each mode: least, median, greatest, and what is beyond noise."""
-    rows = pruned.table(_recorded(root, device, "pruned"))
+    rows = _table(root, device, "pruned", pruned.table)
     rows = rows[rows["strategy"] == pruned.OURS]
     peers = {
         **{"padded": "full length", "published": "full length, unfused", "dense": "best dense batch"},
@@ -222,6 +228,7 @@ def _policy(root, device):
     return markdown(policy_summary.table(_recorded(root, device, "bench")), policy_summary.SHOWN)
 
 
+@cache
 def judged(root, device):
     """The claims with their verdicts on the rows recorded of `device`, as ``<folder>/claims.csv`` has them."""
     return claims.table([root / _select.CLAIMS, *_recorded(root, device, *_read.ROWS)])
@@ -230,30 +237,37 @@ def judged(root, device):
 def _claims(root, device):
     frame = judged(root, device)
     rank = frame["verdict"].map(claims.VERDICTS.index)
-    return markdown(frame.loc[rank.sort_values(kind="stable").index], claims.SHOWN)
+    # The heading above the table names the device.
+    shown = {name: form for name, form in claims.SHOWN.items() if name != "device"}
+    return markdown(frame.loc[rank.sort_values(kind="stable").index], shown)
 
 
 def _verdicts(root, devices, shown=claims.VERDICTS):
-    """Claims with their verdicts on each device: those that have one of `shown` somewhere, and the number of all."""
-    frames = {device: judged(root, device) for device in devices}
+    """Claims with their verdicts on each device: those that have one of `shown` somewhere, and the number of all. The
+    cell of a device that a claim is not about is empty."""
+    frames = {device: judged(root, device).set_index("id") for device in devices}
+    (listed,) = _read.frames([root / _select.CLAIMS], "claims")
     lines = []
-    for rows in zip(*(frame.to_dict("records") for frame in frames.values()), strict=True):
-        claim = rows[0]
-        if not {row["verdict"] for row in rows} & set(shown):
-            continue
-        found = [
-            ""
-            if row["verdict"] == "not measured"
-            else f"{row['measured']:,.4g}: {row['verdict']} ({row['margin']:+.0%})"
-            for row in rows
-        ]
-        lines.append([claim["claim"], f"{claim['relation']} {claim['expected']:,.4g} {claim['unit']}".rstrip(), *found])
+    for claim in listed.to_dict("records"):
+        rows = [frame.loc[claim["id"]] if claim["id"] in frame.index else None for frame in frames.values()]
+        if {row["verdict"] for row in rows if row is not None} & set(shown):
+            expected = f"{claim['relation']} {claim['expected']:,.4g} {claim['unit']}".rstrip()
+            lines.append([claim["claim"], expected, *map(_verdict, rows)])
     counts = {device: frame["verdict"].value_counts() for device, frame in frames.items()}
-    told = [
-        f"{device}: {', '.join(f'{found.get(verdict, 0)} {verdict}' for verdict in claims.VERDICTS)}"
+    headers = [
+        f"{device}: {', '.join(f'{found[verdict]} {verdict}' for verdict in claims.VERDICTS if verdict in found)}"
         for device, found in counts.items()
     ]
-    return _lines(["claim", "expected", *told], lines, left=1)
+    return _lines(["claim", "expected", *headers], lines, left=1)
+
+
+def _verdict(row):
+    """The verdict on a claim in a cell."""
+    if row is None:
+        return ""
+    if row["verdict"] == "not measured":
+        return row["verdict"]
+    return f"{row['measured']:,.4g}: {row['verdict']} ({row['margin']:+.0%})"
 
 
 def _us(value):

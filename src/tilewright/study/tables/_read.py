@@ -67,7 +67,7 @@ _KINDS = {
     ),
     "paper_latency": (["family", "provider", "reorder", "policy"], ["resolution", "latency_ms"]),
     "paper_heatmap": ([], ["resolution", "patch", "paper_speedup"]),
-    "claims": (["id", "claim", "relation", "unit"], ["expected"]),
+    "claims": (["id", "experiments", "claim", "relation", "unit"], ["expected"]),
 }
 # Those that a run leaves in its logs.
 ROWS = ("bench", "network", "ragged", "pruned", "heatmap", "reorder_time")

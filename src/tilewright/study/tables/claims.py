@@ -1,6 +1,9 @@
-"""The study's claims against this run: what was expected, the worst that was measured, the verdict and by how much.
+"""The claims about the experiments of a run: what was expected, the worst that was measured, the verdict and by how
+much.
 
-``expected/claims.csv`` lists them; an id names one of the measures below and, after the colon, its case.
+``expected/claims.csv`` lists all claims. An id names one of the measures below and, after the colon, its case; the
+column ``experiments`` names the experiments whose rows the claim is about. A run is judged by the claims that are about
+its own rows, and by no others.
 """
 
 import operator
@@ -32,10 +35,17 @@ SHOWN = {
     "cases": ("cases", ",.0f"),
     "not_met": ("not met", ",.0f"),
     "ties": ("ties", ",.0f"),
+    "device": ("device", ""),
 }
 # The parts of the table in Markdown, and their order in the report.
 VERDICTS = ("not met", "met", "not measured")
 PARTS = ("verdict", VERDICTS)
+# Experiments that claims are about, by the kind of their rows.
+EXPERIMENTS = {
+    **{"bench": "attention", "network": "networks", "ragged": "ragged", "pruned": "pruned"},
+    "reorder_time": "orders",
+}
+_JUDGED = ["measured", "verdict", "margin", "where", "cases", "not_met", "ties", "device"]
 # ASSUME: who is slower by more than this share is slower, however noisy the measurement.
 MOST_NOISE = 0.05
 _RELATIONS = {
@@ -51,44 +61,71 @@ def _decimals(value):
     return len(f"{value:.12g}".partition(".")[2])
 
 
+def asked(config):
+    """``{experiment: [paths]}``: the files of rows that `config` asks for, of the experiments that claims are about."""
+    files = {
+        "attention": _select.bench(config, config.workloads),
+        "networks": _select.networks(config),
+        "ragged": _select.ragged(config),
+        "pruned": _select.pruned(config),
+        "orders": [_select.REORDER_TIME] if config.reorder_times.workloads else [],
+    }
+    return {name: paths for name, paths in files.items() if paths}
+
+
 def needs(config):
-    """Every file of times but the heat map's, the paper's bars and the list of claims."""
-    files = [*_select.bench(config, config.workloads), *_select.networks(config)]
-    files += [*_select.ragged(config), *_select.pruned(config)]
-    files += [_select.REORDER_TIME] if config.reorder_times.workloads else []
-    return [_select.CLAIMS, _select.PAPER_LATENCY, *files]
+    """The list of claims, the paper's bars and the rows of every experiment that is asked for."""
+    files = [path for paths in asked(config).values() for path in paths]
+    return [_select.CLAIMS, _select.PAPER_LATENCY, *files] if files else []
 
 
 def table(inputs):
-    """One row per claim; a claim whose case is not among the inputs is "not measured". Rows of the heat map, of which
-    nothing is claimed, may be among them.
+    """One row per claim about the rows among `inputs`: about experiments and cases that were asked for. Such a claim is
+    "not measured" where its rows hold no value. Rows of the heat map, of which nothing is claimed, may be among them.
 
     ``margin``: by how much of what was expected the claim is held, above zero, or missed. ``cases``: how many there
     are; ``not_met``: how many miss; ``ties``: how many miss a claim to be as fast, but by less than two standard errors
-    and no more than `MOST_NOISE`, which does not count.
+    and no more than `MOST_NOISE`, which does not count. ``device``: where the rows were measured.
 
-    Raises `ArtifactError` for a claim of an unknown measure or relation, or of zero.
+    Raises `ArtifactError` for a claim of an unknown measure or relation, of zero, or of other experiments than those
+    that its measure reads.
     """
     import pandas as pd
 
-    kinds = ("claims", "paper_latency", "bench", "network", "reorder_time", "ragged", "pruned", "heatmap")
+    kinds = ("claims", "paper_latency", *EXPERIMENTS, "heatmap")
     found = _read.sort(inputs, kinds, optional=kinds[2:])
     (frame,) = _read.frames(found["claims"], "claims")
-    path = found["claims"][0]
-    _read.known(path, "relation", frame["relation"], _RELATIONS)
-    _read.known(path, "measure", [name.partition(":")[0] for name in frame["id"]], _MEASURES)
-    if (frame["expected"] == 0).any():
-        raise ArtifactError(f"{path}: expected values other than 0, of which no share can be missed, found one")
-    results = []
-    tables = {}
+    _check(found["claims"][0], frame)
+    devices = {kind: _read.devices(_read.frames(found[kind], kind)[0]) for kind in EXPERIMENTS if found[kind]}
+    results, tables = {}, {}
     for row in frame.itertuples():
         measure, _, case = row.id.partition(":")
         kinds, make, values = _MEASURES[measure]
-        if all(found[kind] for kind in kinds) and make not in tables:
+        if not all(found[kind] for kind in kinds):
+            continue
+        if make not in tables:
             tables[make] = make([path for kind in kinds for path in found[kind]])
-        cases = values(tables[make], case).dropna(subset="value") if make in tables else ()
-        results.append(_judged(row, cases))
-    return pd.concat([frame, pd.DataFrame(results, index=frame.index)], axis=1)[["id", *SHOWN]]
+        cases = values(tables[make], case)
+        if len(cases):
+            device = ", ".join(dict.fromkeys(devices[kind] for kind in kinds if kind in devices))
+            results[row.Index] = {**_judged(row, cases.dropna(subset="value")), "device": device}
+    judged = pd.DataFrame(list(results.values()), index=list(results), columns=_JUDGED)
+    return frame.loc[judged.index].join(judged)[["id", "experiments", *SHOWN]].reset_index(drop=True)
+
+
+def _check(path, frame):
+    """Raise `ArtifactError` for a list of claims that cannot be judged."""
+    measures = frame["id"].str.partition(":")[0]
+    _read.known(path, "relation", frame["relation"], _RELATIONS)
+    _read.known(path, "measure", measures, _MEASURES)
+    if (frame["expected"] == 0).any():
+        raise ArtifactError(f"{path}: expected values other than 0, of which no share can be missed, found one")
+    for row, measure in zip(frame.itertuples(), measures, strict=True):
+        expected = [EXPERIMENTS[kind] for kind in _MEASURES[measure][0] if kind in EXPERIMENTS]
+        if row.experiments.split() != expected:
+            raise ArtifactError(
+                f"{path}: {row.id}: expected the experiments {' '.join(expected)}, found {row.experiments or 'none'}"
+            )
 
 
 def _judged(claim, cases):
@@ -141,6 +178,9 @@ def _over_peer(frame, case):
     """Headline over the fastest peer in a form, ``<plan, natural or cold>/<first part of the workload's name>``."""
     form, name = case.split("/")
     suffix = "" if form == "plan" else f"_{form}"
+    # A device without a cache that can be emptied times nobody in the cold form.
+    if frame[[f"plan_us{suffix}", f"peer_us{suffix}"]].isna().all(axis=None):
+        return ()
     return _by_name(frame[frame["model"].str.startswith(name)], f"over_peer{suffix}", "model", f"peer{suffix}")
 
 
@@ -163,6 +203,8 @@ def _prediction_error(frame, case):
 def _passed(column, ours):
     def values(frame, _):
         """Share of our rows that passed their checks, of all that could run, in percent."""
+        if not (frame[column] == ours).any():
+            return ()
         rows = frame[(frame[column] == ours) & (frame["status"] != "skipped")]
         failed = rows.loc[rows["status"] == "failed", "reason"]
         return _cases([100 * (rows["status"] == "ok").mean()], [next(iter(failed), f"{len(rows)} rows")])
@@ -184,8 +226,12 @@ def _with_batch(rows):
 
 
 def _end_to_end(frame, case):
+    """Over an attention, or over the fastest ``peer``, in one network: ``<network>/<peer>``."""
     network, peer = case.split("/")
-    rows = _with_batch(frame[(frame["network"] == network) & (frame["attention"] == end_to_end.OURS)])
+    rows = frame[frame["network"] == network]
+    if peer != "peer" and peer not in set(rows["attention"]):
+        return ()
+    rows = _with_batch(rows[rows["attention"] == end_to_end.OURS])
     return _by_name(rows, f"over_{peer}", "network", "batch", noise=f"noise_{peer}")
 
 
@@ -198,6 +244,9 @@ def _ragged_over(frame, case):
 
 
 def _ragged_host(frame, _):
+    """The host's time of a call, which a GPU alone leaves to other work."""
+    if frame["host_us"].isna().all():
+        return ()
     rows = frame[(frame["provider"] == ragged.OURS) & (frame["call"] == "attend")]
     return _at_images(rows, rows["host_us"])
 
@@ -234,7 +283,7 @@ def _pruned_differ(frame, case):
 
 
 def _pack_share(frame, mode):
-    rows = frame[frame["mode"] == mode]
+    rows = frame[(frame["mode"] == mode) & (frame["strategy"] == pruned.OURS)]
     return _at_batch(rows.assign(percent=100 * rows["pack_share"]), "percent")
 
 
