@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tilewright.targets.cuda import launcher as cuda_launcher
+from tilewright.core import _internals
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -53,7 +53,7 @@ def test_the_lock_keeps_the_bounds_of_the_project():
 def test_torch_and_triton_are_bounded_by_the_releases_that_were_run():
     """The launcher of each release of triton that is let in is known."""
     bounds = {requirement.name: requirement.specifier for requirement in required()}
-    releases = {"torch": RUN, "triton": cuda_launcher.KNOWN}
+    releases = {"torch": RUN, "triton": _internals.KNOWN_TRITON}
     for name, known in releases.items():
         minors = [Version(release).minor for release in known]
         major = Version(known[0]).major

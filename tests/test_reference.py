@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from helpers import plans
 from tilewright import graph, reference
+from tilewright.core import _internals
 from tilewright.core.errors import ArtifactError, DeviceError, PatternError
 from tilewright.targets import masks
 from tilewright.targets.cpu import executor as cpu_executor
@@ -319,7 +320,7 @@ def test_biases_without_bound(monkeypatch, bias, split_keys, kept):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bias", [None, *BIASES])
 def test_split_rows_without_the_private_operator(monkeypatch, bias, dtype):
-    monkeypatch.setattr(cpu_launch, "_FLASH", None)
+    monkeypatch.setattr(_internals, "attention_with_lse", _internals.plain_attention_with_lse)
     extra = None if bias is None else BIASES[bias](80, 200).float()
     assert_close(*run(plans.pattern(80, 200, 0.5), ["16x1"], split_keys=32, bias=extra, batch=2, dtype=dtype), dtype)
 
@@ -330,8 +331,8 @@ def test_the_private_operator_and_its_stand_in_agree(scale):
     mask = torch.zeros(1, 1, 9, 11).masked_fill(torch.rand(9, 11) < 0.5, -torch.inf)
     mask[..., 0] = 0
     for found, expected in zip(
-        cpu_launch._plain(q, k, v, attn_mask=mask, scale=scale),
-        cpu_launch._FLASH(q, k, v, attn_mask=mask, scale=scale),
+        _internals.plain_attention_with_lse(q, k, v, attn_mask=mask, scale=scale),
+        _internals.attention_with_lse(q, k, v, attn_mask=mask, scale=scale),
         strict=True,
     ):
         torch.testing.assert_close(found, expected)

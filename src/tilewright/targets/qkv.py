@@ -4,13 +4,8 @@ from functools import partial
 
 import torch
 
+from tilewright.core import _internals
 from tilewright.core.errors import DeviceError, PatternError
-
-try:
-    from torch._C._dynamo.guards import TensorGuards, _empty_strided_cuda
-except ImportError:
-    # Torch's own, which it may rename: what stands in for them is slower.
-    TensorGuards = _empty_strided_cuda = None
 
 
 def check(q, k, v, *, shape, heads, head_dim, dtype, device):
@@ -35,26 +30,12 @@ def alike(*tensors):
     """``callable(*tensors) -> bool``: true only for tensors that neither `check` nor a kernel tells apart from these.
 
     They may lie elsewhere, in the same device's memory. Tensors that need a gradient are alike only where none is
-    recorded. Torch's own guards of compiled code compare shapes, strides, dtypes, devices and gradients in a third of a
-    microsecond; in Python that takes ten times as long.
+    recorded.
     """
-    if TensorGuards is None:
-        same = partial(_same_form, _form(tensors))
-    else:
-        same = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    same = _internals.same_tensors(*tensors)
     if not any(x.requires_grad for x in tensors):
         return same
     return lambda *others: not torch.is_grad_enabled() and same(*others)
-
-
-def _form(tensors):
-    """What `alike` compares, in plain Python."""
-    facts = [(type(x), x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_neg()) for x in tensors]
-    return facts, torch.is_inference_mode_enabled()
-
-
-def _same_form(form, *tensors):
-    return _form(tensors) == form
 
 
 def empty(q, n_queries):
@@ -70,6 +51,6 @@ def empty(q, n_queries):
 def another(x):
     """``callable()``: memory like that of `x`, on the current GPU as compiled code asks for it, at half the cost."""
     shape, stride, dtype = tuple(x.shape), x.stride(), x.dtype
-    if x.device.type == "cuda" and _empty_strided_cuda is not None:
-        return partial(_empty_strided_cuda, shape, stride, dtype)
+    if x.device.type == "cuda":
+        return partial(_internals.empty_strided_cuda, shape, stride, dtype)
     return partial(x.new_empty_strided, shape, stride)

@@ -5,10 +5,9 @@ import warnings
 import torch
 
 from tilewright.baselines.sparse import Ready, Unavailable, need_gpu
+from tilewright.core import _internals
 
 NAMES = ("flash", "cudnn", "efficient")
-# Looked up once: calls of it are timed by the host's clock, too.
-_VARLEN = torch.ops.aten._flash_attention_forward
 
 
 def dense(backend, graph, *, batch, heads, head_dim, dtype, device):
@@ -21,6 +20,8 @@ def dense(backend, graph, *, batch, heads, head_dim, dtype, device):
 
 def need(backend, q, k, v):
     """Raise `Unavailable` unless `backend` takes such tokens without a mask."""
+    if _internals.SDPA_BACKENDS[backend] is None:
+        raise Unavailable(f"torch {torch.__version__} has no {backend} attention of the known name")
     able = getattr(torch.backends.cuda, f"can_use_{backend}_attention")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -34,13 +35,8 @@ def attend(backend, q, k, v, with_lse=False):
 
     The operators are called as `scaled_dot_product_attention` calls them. lse: undefined unless `with_lse`.
     """
-    aten = torch.ops.aten
-    if backend == "flash":
-        out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v)
-    elif backend == "cudnn":
-        out, lse, *_ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, with_lse)
-    else:
-        out, lse, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, with_lse)
+    rest = () if backend == "flash" else (None, with_lse)
+    out, lse, *_ = _internals.SDPA_BACKENDS[backend](q, k, v, *rest)
     # Rows are padded by one operator and followed by a dimension of one in another.
     return out, lse.flatten(2)[:, :, : q.shape[2], None] if with_lse else lse
 
@@ -48,4 +44,6 @@ def attend(backend, q, k, v, with_lse=False):
 def varlen(q, k, v, starts, longest):
     """FlashAttention-2 of packed images [T, H, D], each within itself. starts: int32 [B + 1], cumulative lengths;
     longest: a bound of them."""
-    return _VARLEN(q, k, v, starts, starts, longest, longest, 0.0, False, False)[0]
+    if _internals.packed_flash is None:
+        raise Unavailable(f"torch {torch.__version__} has no variable-length attention of the known name")
+    return _internals.packed_flash(q, k, v, starts, starts, longest, longest, 0.0, False, False)[0]

@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from tilewright.baselines.sparse import Ready, Unavailable, _patterns
 from tilewright.baselines.sparse.sdpa_mask import ALIGNED
-from tilewright.core import timing
+from tilewright.core import _internals, timing
 from tilewright.graph import take_rows
 
 MASKED = True
@@ -146,7 +146,7 @@ def _blocks(graph, block, tuned, mask_mod, bias, device):
     options = {"BLOCK_M": block, "BLOCK_N": block} if device == "cuda" and block < BLOCK else None
     # Made once: that takes the host as long as a small pattern takes a GPU. fullgraph: past the limit an error, where
     # otherwise torch would go on without compiling. ASSUME: torch tunes for a mask of its own, of full blocks.
-    limit = torch._dynamo.config.patch(recompile_limit=COMPILATIONS)
+    limit = _internals.recompile_limit(COMPILATIONS)
     mode = "max-autotune-no-cudagraphs" if tuned else None
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True, mode=mode)
     score_mod = None if bias is None else bias.score
@@ -230,11 +230,5 @@ def _arithmetic(of_query, of_key, reach):
 
 def need_compiler(device="cpu"):
     """Raise `Unavailable` unless torch can compile for `device`: for a CPU it needs a C++ compiler that works."""
-    from torch._inductor import cpp_builder, exc
-
-    if device == "cuda":
-        return
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler as error:
-        raise Unavailable(f"no C++ compiler to compile FlexAttention with: {error}") from error
+    if device != "cuda" and (why := _internals.missing_compiler()) is not None:
+        raise Unavailable(f"no C++ compiler to compile FlexAttention with: {why}")

@@ -8,14 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from tilewright import targets
+from tilewright.core import _internals
 from tilewright.targets.masks import ItemMasks, distinct_rows
 
 # A chunk touches this many times the second-level cache of its core. Measured with ViL masks on two cores with 1 MB
 # each: from one to three times, within 5 % of each other; at eight, up to 40 % slower.
 _CACHE_SHARE = 2
-# The one operator on the CPU that returns log-sum-exps; `F.scaled_dot_product_attention` calls it, too. Its name is
-# private: a torch may be without it.
-_FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,17 +174,7 @@ def _attend(q, k, v, mask, scale, with_lse):
     """``(attention [n, H, M, D], its log-sum-exps [n, H, M] or None)``. Rows without an allowed key give zeros."""
     if not with_lse:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale), None
-    return (_plain if _FLASH is None else _FLASH)(q, k, v, attn_mask=mask, scale=scale)
-
-
-def _plain(q, k, v, *, attn_mask, scale):
-    """What `_FLASH` returns, in operators that every torch has."""
-    scores = q.float() @ k.float().mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if attn_mask is not None:
-        scores = scores + attn_mask
-    lse = scores.logsumexp(-1)
-    weights = torch.softmax(scores, -1).masked_fill((lse == -torch.inf)[..., None], 0)
-    return (weights @ v.float()).to(q.dtype), lse
+    return _internals.attention_with_lse(q, k, v, attn_mask=mask, scale=scale)
 
 
 def _repeat(x, entries):

@@ -7,7 +7,7 @@ from threading import Lock
 
 import numpy as np
 import torch
-from triton.runtime.errors import OutOfResources
+from triton import OutOfResources
 
 from tilewright.core.errors import DeviceError, PatternError, TileError
 from tilewright.schedule.record import verify_inputs

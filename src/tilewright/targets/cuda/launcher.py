@@ -4,19 +4,15 @@
 every call of a plan. Triton's own C launcher, given the address of each tensor, takes 4 µs.
 """
 
-import logging
 from functools import partial, reduce
 from operator import or_
 from threading import Lock
 
 import torch
-import triton
 
+from tilewright.core import _internals
 from tilewright.targets import qkv
 
-_LOG = logging.getLogger(__name__)
-# Triton's releases whose C launcher is called here; others launch their kernels the usual way.
-KNOWN = ("3.6", "3.7")
 # Kinds of calls that are remembered, and calls of a kind. The oldest are forgotten: they go through Triton again.
 KINDS, CALLS = 256, 8
 
@@ -28,7 +24,7 @@ def direct(compiled, grid, stream, arguments):
     interpreter. addresses: of the leading tensors; their alignment to 16 bytes must be as it was in that call.
     arguments: all that follow, tensors by their addresses, constants included. Launch hooks are not called.
     """
-    known = _launcher(compiled, grid, stream)
+    known = _internals.triton_launcher(compiled, grid, stream)
     if known is None:
         return None
     launch, head, in_tuple = known
@@ -37,33 +33,9 @@ def direct(compiled, grid, stream, arguments):
     return lambda *addresses: launch(*head, *addresses, *arguments)
 
 
-def _launcher(compiled, grid, stream):
-    """``(launch, head, in_tuple)``: Triton's own launcher, what it takes before the kernel's arguments, and whether it
-    takes those as one tuple; None where it is not known."""
-    if compiled is None:
-        return None
-    release = ".".join(triton.__version__.split(".")[:2])
-    if release not in KNOWN:
-        _LOG.warning("triton %s: direct launches are known for %s; calls take longer", release, ", ".join(KNOWN))
-        return None
-    run, metadata = compiled.run, compiled.packed_metadata
-    if run.global_scratch_size or run.profile_scratch_size:
-        return None
-    place = (*grid, stream, compiled.function, run.launch_cooperative_grid, run.launch_pdl)
-    # What is None: scratch memories, the metadata for the hooks, and the hooks.
-    if release == "3.6":
-        return run.launch, (*place, None, None, metadata, None, None, None), False
-    head = (*place, metadata, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
-    return run.launch, head, True
-
-
 def current_stream(device):
     """``callable() -> int``: the stream that is current on `device` when called; 0 where there are no streams."""
-    if device.type != "cuda":
-        return lambda: 0
-    # Private to torch, and ten times as fast as what is not.
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return partial(raw, device.index) if raw else lambda: torch.cuda.current_stream(device).cuda_stream
+    return (lambda: 0) if device.type != "cuda" else partial(_internals.raw_stream, device.index)
 
 
 def wide(n, stride):
@@ -112,7 +84,7 @@ class Repeated:
         # Calls of several threads compile and remember one after another.
         with self._lock:
             out, compiled, grid, arguments = self._start(*tensors)
-            known, alike = _launcher(compiled, (grid, 1, 1), key[0]), qkv.alike(*tensors)
+            known, alike = _internals.triton_launcher(compiled, (grid, 1, 1), key[0]), qkv.alike(*tensors)
             aligned = not reduce(or_, (x.data_ptr() for x in tensors)) & 15
             # One tensor given twice is never recognised again.
             if known is not None and aligned and alike(*tensors):

@@ -1,0 +1,155 @@
+"""Names that torch and Triton keep private: the only module that uses them, each with a stand-in where it is missing.
+
+A release may rename any of them. The package still works then: slower, or without a baseline, as each entry says.
+Import this module only where torch is loaded already.
+"""
+
+import logging
+import shutil
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+
+_LOG = logging.getLogger(__name__)
+
+try:
+    from torch._C import _len_torch_dispatch_stack as dispatch_depth
+except ImportError:
+
+    def dispatch_depth():
+        """Modes that see each operator. The stand-in always sees one: every call goes through the operators, 1.6 µs."""
+        return 1
+
+
+try:
+    from torch._C import _cuda_getCurrentRawStream as raw_stream
+except ImportError:
+
+    def raw_stream(index):
+        """Address of the stream that is current on GPU `index`. The stand-in takes ten times as long."""
+        return torch.cuda.current_stream(index).cuda_stream
+
+
+try:
+    from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided_cuda
+except ImportError:
+
+    def empty_strided_cuda(shape, stride, dtype):
+        """Memory on the current GPU. The stand-in takes twice as long."""
+        return torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
+
+
+try:
+    from torch._C._dynamo.guards import TensorGuards as _TensorGuards
+except ImportError:
+    _TensorGuards = None
+
+
+def same_tensors(*tensors):
+    """``callable(*tensors) -> bool``: whether shapes, strides, dtypes, devices and gradients are those of `tensors`.
+
+    Torch's guards of compiled code compare them in a third of a microsecond, the stand-in in ten times as long.
+    """
+    if _TensorGuards is None:
+        return partial(_same_facts, _facts(tensors))
+    return _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+
+
+def _facts(tensors):
+    facts = [(type(x), x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_neg()) for x in tensors]
+    return facts, torch.is_inference_mode_enabled()
+
+
+def _same_facts(facts, *tensors):
+    return _facts(tensors) == facts
+
+
+def plain_attention_with_lse(q, k, v, *, attn_mask, scale):
+    """What `attention_with_lse` returns, by operators that every torch has."""
+    scores = q.float() @ k.float().mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    lse = scores.logsumexp(-1)
+    weights = torch.softmax(scores, -1).masked_fill((lse == -torch.inf)[..., None], 0)
+    return (weights @ v.float()).to(q.dtype), lse
+
+
+# ``(q, k, v [n, H, N, D], *, attn_mask, scale) -> (attention, log-sum-exps [n, H, N])`` on a CPU: the one operator
+# there that returns both. `scaled_dot_product_attention` calls it, too. The stand-in writes all scores to memory.
+attention_with_lse = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", plain_attention_with_lse)
+
+# Kernels of `scaled_dot_product_attention` on a GPU, by the backend's name, and FlashAttention of packed images. They
+# are baselines: nothing stands in for one that is missing, which is None.
+SDPA_BACKENDS = {
+    name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention", None)
+    for name in ("flash", "cudnn", "efficient")
+}
+packed_flash = getattr(torch.ops.aten, "_flash_attention_forward", None)
+
+
+def recompile_limit(most):
+    """Context in which a function is compiled up to `most` times; the stand-in leaves torch's own limit."""
+    config = getattr(getattr(torch, "_dynamo", None), "config", None)
+    if not hasattr(config, "recompile_limit"):
+        _LOG.warning("torch %s: its limit of compilations is not known here and stays", torch.__version__)
+        return nullcontext()
+    return config.patch(recompile_limit=most)
+
+
+def missing_compiler():
+    """Why torch cannot compile for a CPU, or None where it can: it needs a C++ compiler that works.
+
+    The stand-in looks for a compiler and does not try it.
+    """
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+    except ImportError:
+        return None if shutil.which("c++") or shutil.which("g++") or shutil.which("clang++") else "none is installed"
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        return str(error)
+    return None
+
+
+# Triton's releases whose C launcher `triton_launcher` calls.
+KNOWN_TRITON = ("3.6", "3.7")
+
+
+def triton_launcher(compiled, grid, stream):
+    """``(launch, head, in_tuple)``: the C launcher of a compiled kernel, what it takes before the kernel's arguments,
+    and whether it takes those as one tuple.
+
+    None where the launcher is not known, or `compiled` is None, as under the interpreter: such kernels are launched
+    through Triton, which takes 10 µs longer. grid: programs in each of three dimensions.
+    """
+    if compiled is None:
+        return None
+    # Only a process that has compiled a kernel comes here.
+    import triton
+
+    release = ".".join(triton.__version__.split(".")[:2])
+    if release not in KNOWN_TRITON:
+        known = ", ".join(KNOWN_TRITON)
+        _LOG.warning("triton %s: direct launches are known for %s; calls take longer", release, known)
+        return None
+    try:
+        return _triton_launcher(compiled, (*grid, stream), in_tuple=release != "3.6")
+    except AttributeError as missing:
+        _LOG.warning("triton %s: %s; calls take longer", triton.__version__, missing)
+        return None
+
+
+def _triton_launcher(compiled, place, in_tuple):
+    run, metadata = compiled.run, compiled.packed_metadata
+    if run.global_scratch_size or run.profile_scratch_size:
+        return None
+    head = (*place, compiled.function, run.launch_cooperative_grid, run.launch_pdl)
+    # What is None: scratch memories, the metadata for the hooks, and the hooks.
+    if in_tuple:
+        head = (*head, metadata, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
+    else:
+        head = (*head, None, None, metadata, None, None, None)
+    return run.launch, head, in_tuple
