@@ -19,10 +19,11 @@ import pandas as pd
 from tilewright import blocks, models, reorder, schedule, targets
 from tilewright.baselines.sparse import flex, sdpa_dense
 from tilewright.blocks import tiles
-from tilewright.core import artifacts
 from tilewright.core.timing import time_together
-from tilewright.study.bench import COLUMNS, Effort, run_schedule
-from tilewright.study.bench.rows import Tokens, run_variant
+from tilewright.study.experiments import _rows
+from tilewright.study.experiments._attention import Tokens, run_schedule, run_variant
+from tilewright.study.experiments._effort import Effort
+from tilewright.study.experiments.attention import Row
 from tilewright.targets.measure import measure
 
 SIZES = {"heads": 3, "head_dim": 32}
@@ -57,10 +58,10 @@ def main():
     output = parser.parse_args().output
     turns = bar()
     rows = turns + [row for name in (BAR, *OTHERS) for order in ORDERS for row in predicted(models.build(name), order)]
-    frame = pd.DataFrame(rows, columns=COLUMNS)
-    artifacts.write_text(output, frame.to_csv(index=False, lineterminator="\n"))
+    frame = pd.DataFrame(rows, columns=Row.columns())
+    _rows.write(output, Row, rows)
     print(frame[SHOWN].to_string(index=False))
-    verdict(pd.DataFrame(turns, columns=COLUMNS), frame[len(turns) :])
+    verdict(pd.DataFrame(turns, columns=Row.columns()), frame[len(turns) :])
 
 
 def bar():

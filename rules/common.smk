@@ -9,59 +9,33 @@ import shlex
 import sys
 from functools import cache
 
-from tilewright import models, networks, pruners, targets
-from tilewright.baselines import packed as packed_baselines
-from tilewright.baselines import sparse as sparse_baselines
+from tilewright import models, targets
 from tilewright.core import provenance
-from tilewright.networks import attentions, batching
 from tilewright.schedule.search import HEURISTICS
 from tilewright.study import config as study
-from tilewright.study import figures, tables
+from tilewright.study import experiments, figures, tables
 from tilewright.study import report as page
 from tilewright.study.tables import _select as select
 
 CONFIG = study.load(config)
 FIGURES, TABLES = figures.selected(CONFIG)
-# The runs of T5: what a schedule's file is called after its graph and order.
-BENCHED = [f"{tile_set}.{solver}" for tile_set, solver in CONFIG.benched]
-
-
-def effort(max_seconds):
-    """The flags that say when a timing is good enough."""
-    flags = f"--rse {CONFIG.bench.rse} --min-repetitions {CONFIG.bench.min_repetitions}"
-    return f"{flags} --max-seconds {max_seconds} --seed {CONFIG.seed}"
-
-
-EFFORT = effort(CONFIG.bench.max_seconds)
-
-
-def sized(batches):
-    """Names with their batches, as commands take them."""
-    return [f"{name}={','.join(map(str, sizes))}" for name, sizes in batches.items() if sizes]
-
-
-# Batches of each attention of whole networks.
-BATCHES = sized(CONFIG.networks.attention)
+# What a schedule's file is called after its graph and order.
+RUNS = [f"{tile_set}.{solver}" for tile_set, solver in CONFIG.attention.runs]
+# When a timing of T5 is good enough.
+EFFORT = f"--rse {CONFIG.timing.rse} --min-repetitions {CONFIG.timing.min_repetitions} --max-seconds {CONFIG.attention.max_seconds}"
 # Workloads whose graphs figures show in detail.
 DRAWN = CONFIG.figures.pattern_workloads + CONFIG.figures.fill_workloads
 SPLIT = "" if CONFIG.split_keys is None else f"--split-keys {CONFIG.split_keys}"
 
-# What timed jobs run on. Modules that are entered by the device's name, as `code` takes them; threads: on a CPU a timed job has
-# all cores, while jobs for a GPU start side by side and take turns at it.
+# What timed jobs run on. Jobs for a device with a lock start side by side and wait for it; otherwise a timed job has all cores.
 DEVICE = f"--device {CONFIG.device} --dtype {CONFIG.dtype}"
-FACTS, EXECUTOR, PROBE, *PACKED = (
-    name.removeprefix("tilewright.") for name in targets.modules(CONFIG.device, "executor", "probe", "packed")
-)
-DEVICE_CODE = [FACTS, EXECUTOR, PROBE]
-THREADS = workflow.cores if CONFIG.device == "cpu" else 4
-TIMED = {"timing": 1} if CONFIG.device == "cpu" else {"timing": 1, "gpu": 1}
-
-# What a pruned network enters by name, the executor of packed tokens among it.
-PRUNED_CODE = [
-    *("models.deit", "networks.deit", FACTS, *PACKED),
-    *(f"networks.batching.{name}" for name in batching.NAMES),
-    *(f"pruners.{name}" for name in pruners.NAMES),
-]
+# Its facts come first.
+DEVICE_CODE = [name.removeprefix("tilewright.") for name in targets.modules(CONFIG.device, "executor", "probe")]
+EXCLUSIVE = targets.facts(CONFIG.device).EXCLUSIVE
+THREADS = 4 if EXCLUSIVE else workflow.cores
+TIMED = {"timing": 1, "gpu": 1} if EXCLUSIVE else {"timing": 1}
+# Experiments that the rule `experiment` runs on this device, and those that time the host's processors.
+ON_HOST, ON_DEVICE = experiments.by_place()
 
 # What a job asks of a cluster. Bytes and microseconds for each number of its graph (`models.size`): 30 bytes and 0.3 to 2 us were
 # measured for T1 and T2 up to 4.7e8 numbers, see docs/slurm.md. Megabytes and minutes come on top: Python, its libraries,
@@ -69,7 +43,7 @@ PRUNED_CODE = [
 BYTES, MICROSECONDS = 40, 4
 LEAST_MB, LEAST_TIMED_MB = 1500, 8000
 LEAST_MINUTES, LEAST_TIMED_MINUTES = 10, 30
-TIMED_ENV = "../envs/cpu.yaml" if CONFIG.device == "cpu" else "../envs/gpu.yaml"
+TIMED_ENV = "../envs/gpu.yaml" if EXCLUSIVE else "../envs/cpu.yaml"
 
 # Jobs use the Python and the package of this run, also where no environment is activated; a rule's own conda environment, where
 # one is deployed, comes before them.
@@ -79,14 +53,12 @@ for name, first in {"PATH": os.path.dirname(sys.executable), "PYTHONPATH": f"{RO
 
 wildcard_constraints:
     m=r"[a-z0-9]+(-[a-z0-9.]+)*",
-    r="|".join(dict.fromkeys(CONFIG.orders + CONFIG.bench.baseline_orders)),
+    r="|".join(dict.fromkeys(CONFIG.orders + CONFIG.attention.baseline_orders)),
     t=r"\d+x\d+",
     set="|".join(CONFIG.tile_sets),
     solver="|".join(CONFIG.solvers),
-    resolution=r"\d+",
-    heads=r"\d+",
-    head_dim=r"\d+",
-    network=r"[a-z0-9]+(-[a-z0-9_]+)*",
+    experiment="|".join(ON_DEVICE),
+    case=r"[a-z0-9]+([-_.][a-z0-9_]+)*",
     figure="|".join(figures.NAMES),
     table="|".join(tables.NAMES),
 
@@ -119,11 +91,6 @@ def family(workload):
     return models.parse(workload, CONFIG.models.get(workload))
 
 
-def families(workloads):
-    """The family modules of workloads, as `code` takes them."""
-    return sorted({family(name)[0].__name__.removeprefix("tilewright.") for name in workloads})
-
-
 def solvers(*names):
     """The solver modules, as `code` takes them; heuristics are part of the search."""
     return [f"schedule.solvers.{name}" for name in names if name not in HEURISTICS]
@@ -131,22 +98,33 @@ def solvers(*names):
 
 def graph_code(wildcards):
     """Parameter: as `code`, for the family of a workload."""
-    return code("gen_adj", "models", *families([wildcards.m]))(wildcards)
+    return code("gen_adj", "models", family(wildcards.m)[0].__name__.removeprefix("tilewright."))(wildcards)
 
 
-def network_code(wildcards):
-    """Parameter: as `code`, for the family of a network and all that its attentions and plans are made with."""
-    member, _ = networks.parse(wildcards.network)
-    if member == "deit":
-        return code("run_network", "study.bench.networks", *PRUNED_CODE, *DEVICE_CODE)(wildcards)
-    entered = [f"models.{member}", f"networks.{member}", *(f"networks.attentions.{name}" for name in attentions.NAMES)]
-    entered += ["reorder.window"]
-    return code("run_network", "study.bench.networks", *entered, *DEVICE_CODE, *solvers("highs"))(wildcards)
+def experiment_code(wildcards):
+    """Parameter: as `code`, with the digest of what makes the rows of a case."""
+    rows = experiments.code_of_case(wildcards.experiment, CONFIG, wildcards.case)
+    return f"{code('run_experiment', 'study.stages.experiment')(wildcards)}-{rows}"
+
+
+def experiment_arguments(wildcards):
+    """Parameter: the flags that a case of an experiment is run with."""
+    return experiments.arguments(wildcards.experiment, CONFIG, wildcards.case)
+
+
+def attention_code(script, stage, rows):
+    """Parameter: as `code`, with the digest of what makes rows of attention; ``rows(CONFIG, *wildcards)`` says which."""
+
+    def digest(wildcards):
+        made = experiments.code("attention", rows(CONFIG, *wildcards), CONFIG.device)
+        return f"{code(script, stage)(wildcards)}-{made}"
+
+    return digest
 
 
 def schedule_code(wildcards):
     """Parameter: as `code`, for the solver of a schedule."""
-    return code("solve_ilp", "study.stages.schedule", FACTS, *solvers(wildcards.solver))(wildcards)
+    return code("solve_ilp", "study.stages.schedule", DEVICE_CODE[0], *solvers(wildcards.solver))(wildcards)
 
 
 def sources(wildcards):
@@ -185,31 +163,9 @@ def of_largest(workloads):
     return size
 
 
-def of_heatmap(wildcards):
-    """Size of a job on the heat map: a token sees at most the quarter of them all, on average, see `dynamicvit`."""
-    return CONFIG.heatmap.max_tokens**2 // 4
-
-
-def of_network(wildcards):
-    """Size of a job on a whole network: its graphs are small beside its tokens' values."""
-    # ASSUME: fifty numbers of `BYTES` for each pixel, 2 kB, hold an image's features at the largest batch.
-    return 50 * networks.parse(wildcards.network)[1]["image_size"] ** 2
-
-
-def of_ragged(wildcards):
-    """Size of a job on packed attention: the values of its largest batch."""
-    images = max(max(sizes, default=1) for sizes in CONFIG.ragged.attention.values())
-    return images * max(high for _, high in CONFIG.ragged.lengths) * int(wildcards.heads) * int(wildcards.head_dim)
-
-
-def modes(wildcards):
-    """Parameter: the batches of each mode of a pruned network."""
-    return sized(CONFIG.pruned.of.get(wildcards.network, CONFIG.pruned.modes))
-
-
-def settings(wildcards):
-    """Parameter: those of the pruner of a network."""
-    return [shlex.quote(json.dumps(setting)) for setting in CONFIG.pruned.settings.get(wildcards.network, [{}])]
+def of_case(wildcards):
+    """Size of a case of an experiment."""
+    return experiments.size(wildcards.experiment, CONFIG, wildcards.case)
 
 
 def mem_mb(size, least=LEAST_MB):

@@ -17,7 +17,7 @@ rule profile:
         **asked(of_graph),
     params:
         script=script("run_bench"),
-        code=code("run_bench", "targets.measure", *DEVICE_CODE),
+        code=code("run_bench", "study.stages.profile", *DEVICE_CODE),
         device=DEVICE,
         split=SPLIT,
         seed=CONFIG.seed,

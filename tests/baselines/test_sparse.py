@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from helpers import plans
+from helpers.rows import run_baselines
 from tilewright import graph, models, reference, reorder
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.baselines.sparse import (  # fmt: skip
@@ -25,8 +26,9 @@ from tilewright.baselines.sparse import (  # fmt: skip
     sdpa_windows,
 )
 from tilewright.core import timing
-from tilewright.study.bench import Effort, rows, run_baselines
-from tilewright.study.bench.rows import Tokens
+from tilewright.study.experiments import _attention as rows
+from tilewright.study.experiments._attention import Tokens
+from tilewright.study.experiments._effort import Effort
 
 QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
 META = {"heads": 2, "head_dim": 16}

@@ -7,8 +7,8 @@ import torch
 from helpers import plans
 from tilewright import graph
 from tilewright.core import timing
-from tilewright.study.bench import Effort, run_baselines
-from tilewright.study.bench.rows import Tokens
+from tilewright.study.experiments._attention import Tokens, run_baselines
+from tilewright.study.experiments._effort import Effort
 
 EFFORT = {"min_reps": 5, "max_seconds": 0.2, "rse_target": 0.05}
 

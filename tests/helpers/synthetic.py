@@ -9,7 +9,8 @@ import numpy as np
 from helpers.factories import make_limits, make_profile
 from tilewright import blocks, graph, profile, schedule, targets
 from tilewright.blocks.tiles import parse
-from tilewright.study.tables import _select
+from tilewright.study import experiments
+from tilewright.study.experiments import _rows
 
 DEVICE = {
     "kind": "cpu",
@@ -20,33 +21,8 @@ DEVICE = {
     "l3_bytes": 1,
     "versions": {},
 }
-BENCH = (
-    "model,family,resolution,reorder,tiles,solver,provider,variant,status,reason,ordered,batch,heads,head_dim,dtype,tokens,"
-    "entries,density,p20_us,p50_us,p80_us,repetitions,rse,cold_us,max_abs_error,relative_error,"
-    "checked_rows,tolerance,predicted_us,objective_us,bound_us,gap,items,launches,useful_gflops,executed_gflops,"
-    "tokens_per_s,memory_bytes,device,cores,torch,numpy,commit,code,time"
-)
-HEATMAP = (
-    "resolution,patch,tokens,status,reason,dense,dense_p50_us,plan_p50_us,speedup,max_abs_error,device,torch,commit,"
-    "code,time"
-)
-REORDER_TIME = "model,tokens,entries,distinct_rows,reorder,seconds,work_fraction,peak_rss_bytes,device,commit,code,time"
-NETWORK = (
-    "network,family,variant,resolution,attention,batch,status,reason,dtype,parameters,max_abs_error,"
-    "relative_error,tolerance,attention_error,attention_tolerance,largest_logit,same_top1,first_call_s,p20_us,p50_us,"
-    "p80_us,repetitions,rse,images_per_s,attention_us,rest_us,gpu_us,device,cores,torch,numpy,commit,code,time"
-)
-RAGGED = (
-    "heads,head_dim,lengths,images,tokens,longest,provider,call,exact,status,reason,dtype,max_abs_error,"
-    "relative_error,tolerance,p20_us,p50_us,p80_us,repetitions,rse,timing,latency_us,host_us,useful_gflops,"
-    "byte_floor_us,floor_fraction,device,cores,torch,commit,code"
-)
-PRUNED = (
-    "network,variant,resolution,pruner,setting,strategy,mode,batch,status,reason,dtype,parameters,tokens,fewest_kept,"
-    "most_kept,spread,capacity,inputs,same_tokens,max_abs_error,relative_error,tolerance,largest_logit,same_top1,"
-    "max_abs_error_all,same_top1_all,attention_error,first_call_s,p20_us,p50_us,p80_us,repetitions,rse,"
-    "images_per_s,pack_us,pack_share,device,cores,torch,commit,code"
-)
+# The experiments that the rows are of.
+BENCH, NETWORK, RAGGED, PRUNED = "attention", "networks", "ragged", "pruned"
 # Microseconds an image in attention; the rest of every network takes `REST_US`.
 ATTENTION_US = {"native": 30_000, "dense": 90_000, "tilewright": 10_000}
 REST_US = 20_000
@@ -54,12 +30,16 @@ TOO_LONG = "too many tokens: 99,999 over 1,000"
 
 
 def write_csv(path, columns, rows):
+    """Write `rows` under the `columns` of an experiment's name, or under those of a header; what they lack is blank."""
+    kind = columns if columns in experiments.NAMES else None
+    names = experiments.member(kind).Row.columns() if kind else columns.split(",")
+    stated = {"kind": kind, "version": _rows.version_of(experiments.member(kind).Row)} if kind else {}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="") as stream:
-        writer = csv.DictWriter(stream, columns.split(","), restval="")
+        writer = csv.DictWriter(stream, names, restval="")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(stated | row for row in rows)
 
 
 def row(model, provider, p50_us, **changes):
@@ -174,7 +154,7 @@ def write_networks(root, config):
     for network in config.networks.workloads:
         batches = config.networks.attention.items()
         rows = [network_row(network, attention, batch) for attention, sizes in batches for batch in sizes]
-        write_csv(root / f"results/logs/networks/{network}.csv", NETWORK, rows)
+        write_csv(root / f"results/logs/networks/{network}.csv", "networks", rows)
 
 
 def ragged_row(heads, head_dim, lengths, images, provider, us, call="attend", **changes):
@@ -208,29 +188,29 @@ def write_ragged(root, config):
                     rows.append(ragged_row(*case, provider, None if provider == "flex" else (1 + place) * images))
                     if provider == "tilewright":
                         rows += [ragged_row(*case, provider, 2.0, call=call) for call in ("pack", "gather", "first")]
-        write_csv(root / f"results/logs/ragged/{heads}x{head_dim}.csv", RAGGED, rows)
+        write_csv(root / f"results/logs/ragged/{heads}x{head_dim}.csv", "ragged", rows)
 
 
-# Images a second of a strategy, each, in every mode.
+# Images a second of a batching, each, in every mode.
 PRUNED_RATES = {"padded": 1000, "padded_unfused": 800, "padded_kept": 1500, "gathered": 1600, "ragged": 2400}
 
 
-def pruned_row(network, setting, strategy, mode, batch, fewer=0, **changes):
-    """One row of a pruned network, `fewer` tokens kept than usual; strategies that `PRUNED_RATES` does not hold are
+def pruned_row(network, setting, batching, mode, batch, fewer=0, **changes):
+    """One row of a pruned network, `fewer` tokens kept than usual; batchings that `PRUNED_RATES` does not hold are
     skipped, as are gathered ones of more than one image."""
     _, variant, size, pruner = network.split("-")
     facts = {
         **{"network": network, "variant": variant, "resolution": size, "pruner": pruner, "setting": setting},
-        **{"strategy": strategy, "mode": mode, "batch": batch, "dtype": "float16", "tokens": 197},
+        **{"batching": batching, "mode": mode, "batch": batch, "dtype": "float16", "tokens": 197},
         **{"fewest_kept": 90 - fewer, "most_kept": (90 if batch == 1 else 110) - fewer},
         **{"spread": 0 if batch == 1 else 20},
         **{"tolerance": 0.007, "device": DEVICE["name"]},
     }
-    if strategy not in PRUNED_RATES or (strategy == "gathered" and batch > 1):
+    if batching not in PRUNED_RATES or (batching == "gathered" and batch > 1):
         return {**facts, "status": "skipped", "reason": "lengths differ", **changes}
-    p50 = 1e6 * batch / PRUNED_RATES[strategy]
-    times = {"p20_us": 0.9 * p50, "p50_us": p50, "p80_us": 1.1 * p50, "images_per_s": PRUNED_RATES[strategy]}
-    packed = {"pack_us": 0.02 * p50, "pack_share": 0.02} if strategy == "ragged" else {}
+    p50 = 1e6 * batch / PRUNED_RATES[batching]
+    times = {"p20_us": 0.9 * p50, "p50_us": p50, "p80_us": 1.1 * p50, "images_per_s": PRUNED_RATES[batching]}
+    packed = {"pack_us": 0.02 * p50, "pack_share": 0.02} if batching == "ragged" else {}
     judged = {"inputs": 16, "same_tokens": 15, "max_abs_error": 1e-3, "relative_error": 1e-3, "same_top1": 1}
     judged |= {"same_top1_all": 15 / 16, "largest_logit": 2, "rse": 0.01}
     return {**facts, "status": "ok", **times, **packed, **judged, **changes}
@@ -240,13 +220,13 @@ def write_pruned(root, config):
     """A file for each pruned network."""
     for network in config.pruned.workloads:
         rows = [
-            pruned_row(network, f"keep_ratio={number}", strategy, mode, batch, fewer=30 * number)
+            pruned_row(network, f"keep_ratio={number}", batching, mode, batch, fewer=30 * number)
             for number, _ in enumerate(config.pruned.settings.get(network, [{}]))
             for mode, sizes in config.pruned.modes.items()
             for batch in sizes
-            for strategy in config.pruned.attention
+            for batching in config.pruned.batching
         ]
-        write_csv(root / f"results/logs/pruned/{network}.csv", PRUNED, rows)
+        write_csv(root / f"results/logs/pruned/{network}.csv", "pruned", rows)
 
 
 def write_logs(root, config, blank=()):
@@ -261,19 +241,19 @@ def write_logs(root, config, blank=()):
             row(model, "sdpa_mask", 2 * dense_us(model), reorder="none"),
             row(model, "flex", None, reorder="none"),
         ]
-        write_csv(root / f"results/logs/{model}/baselines.csv", BENCH, baselines)
+        write_csv(root / f"results/logs/{model}/baselines.csv", "attention", baselines)
         for order in config.orders:
-            for name, solver in config.benched:
+            for name, solver in config.attention.runs:
                 p50 = None if (model, order) in blank else plan_us(model, order, solver)
                 plan = {"reorder": order, "tiles": name, "solver": solver}
                 predicted = {"predicted_us": 1.1 * plan_us(model, order, solver)}
                 rows = [row(model, "tilewright", p50, ordered="True", **plan, **predicted)]
                 rows += [row(model, "tilewright", p50 and 1.5 * p50, ordered="False", **plan)]
-                write_csv(root / f"results/logs/{model}/{order}/{name}.{solver}.csv", BENCH, rows)
+                write_csv(root / f"results/logs/{model}/{order}/{name}.{solver}.csv", "attention", rows)
     for resolution in config.heatmap.resolutions:
         write_csv(
             root / f"results/logs/heatmap/{resolution}.csv",
-            HEATMAP,
+            "heatmap",
             [_cell(config, resolution, patch) for patch in config.heatmap.patches],
         )
     rows = [
@@ -282,10 +262,10 @@ def write_logs(root, config, blank=()):
             **{"reorder": order, "seconds": 0.01 * 3**size * (place + 1), "work_fraction": 0.3 / 2**size / (place + 1)},
             **{"peak_rss_bytes": 2**30, "device": DEVICE["name"]},
         }
-        for size, model in enumerate(config.reorder_times.workloads)
+        for size, model in enumerate(config.order_times.workloads)
         for place, order in enumerate(config.orders)
     ]
-    write_csv(root / _select.REORDER_TIME, REORDER_TIME, rows)
+    write_csv(root / "results/logs/orders/times.csv", "orders", rows)
 
 
 def _cell(config, resolution, patch):

@@ -72,7 +72,7 @@ def test_recorded_schedules_are_near_the_proven_optimum():
 
 
 def test_recorded_orders_took_little_memory():
-    assert all(float(row["peak_rss_bytes"]) <= 6 * 2**30 for row in recorded("reorder_time.csv"))
+    assert all(float(row["peak_rss_bytes"]) <= 6 * 2**30 for row in recorded("orders/times.csv"))
 
 
 # Claims
@@ -172,14 +172,14 @@ def test_dense_is_the_fastest_row_over_all_pairs(tmp_path):
     path = bench(
         tmp_path / "b.csv", ("sdpa_dense", 36.0, {}), ("sdpa_flash", 23.0, {}), ("sdpa_mask", 9.0, {}), plan(10.0)
     )
-    rows = _read.bench(_read.frames([path], "bench")[0])
+    rows = _read.bench(_read.frames([path], "attention")[0])
     assert set(rows["dense"]) == {"sdpa_flash"} and set(rows["dense_us"]) == {23}
     failed = ("sdpa_flash", 23.0, {"status": "failed"})
-    rows = _read.bench(_read.frames([bench(path, ("sdpa_dense", 36.0, {}), failed)], "bench")[0])
+    rows = _read.bench(_read.frames([bench(path, ("sdpa_dense", 36.0, {}), failed)], "attention")[0])
     assert set(rows["dense"]) == {"sdpa_dense"}
     # Another batch is another workload.
     other = ("sdpa_flash", 1.0, {"batch": 8})
-    rows = _read.bench(_read.frames([bench(path, ("sdpa_dense", 36.0, {}), other, plan(10.0))], "bench")[0])
+    rows = _read.bench(_read.frames([bench(path, ("sdpa_dense", 36.0, {}), other, plan(10.0))], "attention")[0])
     assert rows.set_index("provider").loc["tilewright", "dense_us"] == 36
 
 
@@ -252,7 +252,7 @@ def test_pruned_networks_tell_ties_and_what_was_compared(tmp_path):
         for name, us in (("padded", 150.0), ("gathered", 101.0), ("ragged", 100.0))
     ]
     synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, rows)
-    row = pruned.table([tmp_path / "p.csv"]).set_index("strategy").loc["ragged"]
+    row = pruned.table([tmp_path / "p.csv"]).set_index("batching").loc["ragged"]
     assert (row["fair"], row["ties"], row["compared"]) == ("gathered", "dense, fair", 15 / 16)
 
 
@@ -300,7 +300,11 @@ def test_all_verdicts_stand_side_by_side(root, monkeypatch):
     [
         ("<!-- table: cpu-pie -->\n<!-- end -->\n", UnknownNameError, "unknown quoted table 'cpu-pie'; known: cpu-"),
         ("<!-- table: cpu-speedup -->\n| a |\n", ArtifactError, "table cpu-speedup: expected <!-- end --> after it"),
-        ("<!-- table: h200-speedup -->\n<!-- end -->\n", ArtifactError, "expected recorded rows of bench, found none"),
+        (
+            "<!-- table: h200-speedup -->\n<!-- end -->\n",
+            ArtifactError,
+            "expected recorded rows of attention, found none",
+        ),
     ],
 )
 def test_a_mark_that_cannot_be_filled_is_refused(text, error, said, root):

@@ -32,7 +32,7 @@ def changed(path, value):
 
 def test_default_study_loads():
     study = config.load(DEFAULT)
-    assert study.benched[0] == ("mixed", "greedy")
+    assert study.attention.runs[0] == ("mixed", "greedy")
     assert study.workloads == tuple(DEFAULT["workloads"])
     with pytest.raises(AttributeError):
         study.seed = 1
@@ -44,7 +44,7 @@ def test_default_study_loads():
         ("workload", ["vil-tiny-224-s1"], "unknown field `workload`"),
         ("seed", ..., "missing required field `seed`"),
         ("seed", "0", r"Expected `int`, got `str` - at `\$.seed`"),
-        ("bench/rse", "false", r"Expected `float`, got `str` - at `\$.bench.rse`"),
+        ("timing/rse", "false", r"Expected `float`, got `str` - at `\$.timing.rse`"),
         ("schedule/objective", "max", r"Invalid enum value 'max' - at `\$.schedule.objective`"),
         ("dtype", "float64", r"Invalid enum value 'float64' - at `\$.dtype`"),
         ("device", "tpu", "device: unknown kind of device 'tpu'; known: cpu, cuda"),
@@ -59,10 +59,14 @@ def test_default_study_loads():
             "pruned.workloads: expected networks named deit-..., found 'vil-tiny-64'",
         ),
         ("pruned/workloads", ["deit-tiny-64-evot"], "pruned.workloads: unknown pruner 'evot'; known: none, threshold"),
-        ("pruned/attention", ["paded"], "pruned.attention: unknown strategy 'paded'; known: padded"),
+        ("pruned/batching", ["paded"], "pruned.batching: unknown batching 'paded'; known: padded"),
         ("pruned/modes", {"jit": [1]}, "pruned.modes: unknown mode 'jit'; known: eager, graph, compile"),
-        ("pruned/modes", {"eager": [0]}, "pruned.modes: eager: expected at least 1, found 0"),
-        ("pruned/of", {"deit-tiny-64": {"jit": [1]}}, "pruned.of.deit-tiny-64: unknown mode 'jit'"),
+        ("pruned/modes", {"eager": [0]}, "pruned.modes.eager: expected at least 1, found 0"),
+        (
+            "pruned/network_modes",
+            {"deit-tiny-64": {"jit": [1]}},
+            "pruned.network_modes.deit-tiny-64: unknown mode 'jit'",
+        ),
         ("workloads", ["vil-tiny-224-s1"] * 2, "workloads: 'vil-tiny-224-s1' stands twice"),
         ("workloads", ["vit-tiny-224"], "workloads: unknown workload 'vit-tiny-224'; known: vil-"),
         ("models", {"dynamicvit-s-224": {"keep": 1}}, "dynamicvit-s-224: .*`keep`; parameters: variant"),
@@ -76,17 +80,29 @@ def test_default_study_loads():
         ("tile_sets/16x1", ["64x1"], r"tile_sets.16x1: the name of a tile; expected \[16x1\]"),
         ("solvers", ["cplex"], "solvers: unknown solver 'cplex'; known: greedy, descent, highs, gurobi"),
         (
-            "bench/tile_sets",
+            "attention/schedules",
             {"wide": ["greedy"]},
-            "bench.tile_sets: unknown tile set 'wide'; known: mixed, 16x1, 64x1, 64x64",
+            "attention.schedules: unknown tile set 'wide'; known: mixed, 16x1, 64x1, 64x64",
         ),
-        ("bench/tile_sets", {"mixed": ["cplex"]}, "study.bench.tile_sets.mixed: unknown solver 'cplex'"),
-        ("bench/tile_sets", {}, "bench.tile_sets: expected at least one name"),
-        ("bench/tile_sets/mixed", [], "study.bench.tile_sets.mixed: expected at least one name"),
-        ("bench/baselines", ["flash"], "bench.baselines: unknown baseline 'flash'; known: sdpa_dense"),
-        ("bench/baseline_orders", [], "bench.baseline_orders: expected at least one name"),
-        ("bench/baseline_orders", ["hilbert"], "bench.baseline_orders: unknown order 'hilbert'; known: none, rcm"),
-        ("reorder_times/workloads", ["vil"], "reorder_times.workloads: unknown workload 'vil'"),
+        ("attention/schedules", {"mixed": ["cplex"]}, "attention.schedules.mixed: unknown solver 'cplex'"),
+        ("attention/schedules", {}, "attention.schedules: expected at least one name"),
+        ("attention/schedules/mixed", [], "attention.schedules.mixed: expected at least one name"),
+        ("attention/baselines", ["flash"], "attention.baselines: unknown baseline 'flash'; known: sdpa_dense"),
+        ("experiments", ["layers"], "experiments: unknown experiment 'layers'; known: attention, networks, ragged"),
+        ("experiments", ["ragged", "ragged"], "experiments: 'ragged' stands twice"),
+        ("ragged", None, "experiments: 'ragged' is selected; expected its section 'ragged', found none"),
+        ("order_times", ..., "experiments: 'orders' is selected; expected its section 'order_times', found none"),
+        ("pruned/batching", [], "pruned.batching: expected at least one name"),
+        ("pruned/modes", {"eager": []}, "pruned.modes: expected a batch for at least one mode"),
+        ("ragged/attention", {}, "ragged.attention: expected a number of images for at least one provider"),
+        ("heatmap/max_seconds", 0, "heatmap.max_seconds: expected a number above 0"),
+        ("attention/baseline_orders", [], "attention.baseline_orders: expected at least one name"),
+        (
+            "attention/baseline_orders",
+            ["hilbert"],
+            "attention.baseline_orders: unknown order 'hilbert'; known: none, rcm",
+        ),
+        ("order_times/workloads", ["vil"], "order_times.workloads: unknown workload 'vil'"),
         ("figures/pattern_workloads", ["vil"], "figures.pattern_workloads: unknown workload 'vil'"),
         ("figures/pattern_tiles", ["3x3"], "figures.pattern_tiles: tile '3x3'"),
         ("figures/fill_workloads", ["vil"], "figures.fill_workloads: unknown workload 'vil'"),
@@ -99,9 +115,9 @@ def test_default_study_loads():
         ("schedule/max_tile_kinds", 0, "schedule.max_tile_kinds: expected at least 1"),
         ("schedule/time_limit_s", 0, "schedule.time_limit_s: expected a number above 0"),
         ("schedule/gap", 1, "schedule.gap: expected a fraction"),
-        ("bench/rse", 0, "bench.rse: expected a number above 0"),
-        ("bench/max_seconds", float("nan"), "bench.max_seconds: expected a number above 0"),
-        ("bench/min_repetitions", 1, "bench.min_repetitions: expected at least 3"),
+        ("timing/rse", 0, "timing.rse: expected a number above 0"),
+        ("attention/max_seconds", float("nan"), "attention.max_seconds: expected a number above 0"),
+        ("timing/min_repetitions", 1, "timing.min_repetitions: expected at least 3"),
         ("networks/workloads", ["vil-tiny-224"] * 2, "networks.workloads: 'vil-tiny-224' stands twice"),
         (
             "networks/workloads",
@@ -129,6 +145,27 @@ def test_a_wrong_value_names_its_place(path, value, message):
         config.load(changed(path, value))
 
 
+@pytest.mark.parametrize(
+    ("old", "value", "message"),
+    [
+        ("bench", {"tile_sets": {}}, "found old ones: bench.tile_sets is attention.schedules, bench is attention"),
+        ("bench", {"rse": 0.1}, "bench.rse is timing.rse, bench is attention"),
+        ("reorder_times", {"workloads": []}, "reorder_times is order_times"),
+        ("pruned/attention", ["padded"], "pruned.attention is pruned.batching"),
+        ("pruned/of", {}, "pruned.of is pruned.network_modes"),
+    ],
+)
+def test_an_old_name_says_what_it_is_called_now(old, value, message):
+    with pytest.raises(ConfigError, match=f"configuration: expected today's names, .*{message}"):
+        config.load(changed(old, value))
+
+
+def test_an_experiment_that_is_not_selected_needs_no_section():
+    chosen = changed("experiments", ["networks"])
+    del chosen["ragged"]
+    assert config.load(chosen).ragged is None
+
+
 @pytest.mark.parametrize("path", ["split_keys", "schedule/rounds", "schedule/max_tile_kinds"])
 def test_what_may_be_left_to_the_device_is_null(path):
     assert config.load(changed(path, None))
@@ -136,10 +173,8 @@ def test_what_may_be_left_to_the_device_is_null(path):
 
 def test_an_attention_without_batches_is_left_out():
     assert config.load(changed("networks/attention/flex", [])).networks.attention["flex"] == ()
-    assert (
-        config.load(changed("networks", {"workloads": [], "attention": {}, "max_seconds": 1.0})).networks.workloads
-        == ()
-    )
+    none = {"workloads": [], "attention": {}, "max_seconds": 1.0}
+    assert config.load(changed("networks", none)).networks.workloads == ()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +192,7 @@ def test_what_snakemake_parses_stays_light():
     heavy = ("torch", "triton", "numba", "gurobipy", "highspy", "matplotlib", "pandas", "seaborn")
     program = f"""
 import sys, yaml
-from tilewright import config, figures, provenance
+from tilewright.study import config, figures
 figures.selected(config.load(yaml.safe_load(open({str(ROOT / "config.yaml")!r}))))
 print([name for name in {heavy!r} if name in sys.modules])
 """
@@ -176,9 +211,9 @@ def test_the_committed_schema_is_current():
 
 def test_every_value_of_the_study_is_described():
     for name, section in config.schema()["$defs"].items():
-        assert section["description"] != "A section of the configuration.", name
+        assert not section["description"].startswith("A section of the configuration"), name
         for key, value in section["properties"].items():
-            assert "$ref" in value or value["description"], f"{name}.{key}"
+            assert value["description"], f"{name}.{key}"
 
 
 def test_the_default_study_follows_the_schema():
@@ -187,7 +222,9 @@ def test_the_default_study_follows_the_schema():
     assert (ROOT / first.partition("$schema=")[2]) == SCHEMA
 
 
-@pytest.mark.parametrize(("path", "value"), [("sed", 1), ("seed", ...), ("bench/rse", "false"), ("schedule/gap", None)])
+@pytest.mark.parametrize(
+    ("path", "value"), [("sed", 1), ("seed", ...), ("timing/rse", "false"), ("schedule/gap", None)]
+)
 def test_the_schema_refuses_what_is_refused(path, value):
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(changed(path, value), config.schema())

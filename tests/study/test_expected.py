@@ -3,25 +3,26 @@
 import csv
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from tilewright import targets
 from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError
-from tilewright.study import recorded
-from tilewright.study.bench import stage
+from tilewright.study import experiments, recorded
+from tilewright.study.experiments import _rows
+from tilewright.study.stages import convert, experiment
+from tilewright.study.tables import _read
 
 EXPECTED = Path(__file__).parents[2] / "expected"
 RECORDED = sorted(path.parent for path in EXPECTED.glob("*/logs"))
 # A row of each kind, as far as it decides what made it.
 ROWS = {
-    "bench": {"model": "vil-tiny-64-s1", "reorder": "window", "provider": "tilewright", "solver": "highs"},
-    "network": {"network": "vil-tiny-224", "attention": "tilewright"},
+    "attention": {"model": "vil-tiny-64-s1", "reorder": "window", "provider": "tilewright", "solver": "highs"},
+    "networks": {"network": "vil-tiny-224", "attention": "tilewright"},
     "ragged": {"provider": "sdpa_flash"},
-    "pruned": {"network": "deit-small-224-evit", "strategy": "ragged", "pruner": "evit"},
-    "heatmap": {},
-    "reorder_time": {"model": "vil-tiny-64-s1", "reorder": "ic"},
+    "pruned": {"network": "deit-small-224-evit", "batching": "ragged", "pruner": "evit"},
+    "heatmap": {"reorder": "window", "solver": "highs"},
+    "orders": {"model": "vil-tiny-64-s1", "reorder": "ic"},
 }
 
 
@@ -33,10 +34,12 @@ def write(path, columns, rows):
         writer.writerows(rows)
 
 
-def record(folder, kind="bench", device="cpu", **changes):
+def record(folder, kind="attention", device="cpu", **changes):
     """Write a recorded file with one row of today's code, but for `changes`."""
     row = ROWS[kind] | recorded.origin(kind, ROWS[kind], device) | changes
-    write(folder / "logs" / "a" / f"{kind}.csv", recorded.KINDS[kind].columns, [row])
+    path = folder / "logs" / "a" / f"{kind}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _rows.write(path, experiments.member(kind).Row, [row])
     return row
 
 
@@ -46,7 +49,7 @@ def test_recorded_rows_are_of_todays_code(folder):
 
 
 @pytest.mark.parametrize("device", targets.NAMES)
-@pytest.mark.parametrize("kind", recorded.KINDS)
+@pytest.mark.parametrize("kind", experiments.NAMES)
 def test_rows_of_today_pass(tmp_path, kind, device):
     record(tmp_path, kind, device)
     recorded.check(tmp_path)
@@ -54,13 +57,17 @@ def test_rows_of_today_pass(tmp_path, kind, device):
 
 
 def test_rows_of_other_columns_fail(tmp_path):
-    columns = [name for name in recorded.KINDS["bench"].columns if name not in ("commit", "code")]
-    write(tmp_path / "logs" / "baselines.csv", columns, [ROWS["bench"]])
-    message = r"baselines\.csv: expected .*today's bench rows, found \['code', 'commit'\] missing and \[\] more"
+    columns = experiments.member("attention").Row.columns()
+    row = ROWS["attention"] | {"kind": "attention", "version": 1}
+    kept = [name for name in columns if name not in ("commit", "code")]
+    write(tmp_path / "logs" / "baselines.csv", kept, [row])
+    message = (
+        r"baselines\.csv: expected the columns of attention rows, found \['code', 'commit'\] missing and \[\] more"
+    )
     with pytest.raises(ArtifactError, match=message):
         recorded.check(tmp_path)
-    write(tmp_path / "logs" / "baselines.csv", recorded.KINDS["bench"].columns[::-1], [])
-    with pytest.raises(ArtifactError, match="or another order; record it again"):
+    write(tmp_path / "logs" / "baselines.csv", [*columns[:2], *columns[:1:-1]], [row])
+    with pytest.raises(ArtifactError, match="or another order"):
         recorded.check(tmp_path)
 
 
@@ -68,16 +75,20 @@ def test_rows_of_other_columns_fail(tmp_path):
 def test_rows_of_older_code_fail_until_they_are_explained(tmp_path, changes):
     row = record(tmp_path, **changes, commit="abc1234")
     record(tmp_path, "ragged")
-    with pytest.raises(ArtifactError, match=rf"found 1 in logs/a/bench\.csv of code '{row['code']}', commit 'abc1234'"):
+    with pytest.raises(
+        ArtifactError, match=rf"found 1 in logs/a/attention\.csv of code '{row['code']}', commit 'abc1234'"
+    ):
         recorded.check(tmp_path)
     entry = {"code": row["code"], "commit": "abc1234", "what": "peers", "since": "a docstring", "why": "nothing timed"}
     write(tmp_path / "older.csv", recorded.OLDER_COLUMNS, [entry])
     recorded.check(tmp_path)
-    assert recorded.older(tmp_path) == [{"path": "logs/a/bench.csv", "rows": 1, **entry}]
+    assert recorded.older(tmp_path) == [{"path": "logs/a/attention.csv", "rows": 1, **entry}]
 
 
 def test_the_code_of_another_module_is_older(tmp_path):
-    ours, theirs = (recorded.origin("bench", ROWS["bench"] | {"provider": p}, "cpu") for p in ("tilewright", "flex"))
+    ours, theirs = (
+        recorded.origin("attention", ROWS["attention"] | {"provider": p}, "cpu") for p in ("tilewright", "flex")
+    )
     assert ours["code"] != theirs["code"]
     record(tmp_path, code=theirs["code"])
     with pytest.raises(ArtifactError, match="expected rows of today's code"):
@@ -107,12 +118,13 @@ def test_an_incomplete_explanation_fails(tmp_path, columns, entry):
 
 
 def test_what_is_written_is_of_today(tmp_path):
-    arguments = dict.fromkeys(stage.MODES) | {"reorder_times": ["vil-tiny-64-s1"], "orders": ["none", "ic"]}
-    path = tmp_path / "logs" / "reorder_time.csv"
-    stage.run([path], "cpu", rse=1.0, min_repetitions=3, max_seconds=0.01, **arguments)
-    frame = pd.read_csv(path, dtype=str)
-    assert list(frame.columns)[-3:] == ["commit", "code", "time"]
-    assert set(frame["commit"]) == {provenance.commit()} and frame["code"].nunique() == 2
+    path = tmp_path / "logs" / "orders" / "times.csv"
+    stated = ["workloads=[vil-tiny-64-s1]", "orders=[none, ic]"]
+    how = {"device": "cpu", "dtype": "float32", "rse": 1.0, "min_repetitions": 3, "seed": 0}
+    experiment.run("orders", "times", path, **how, stated=stated)
+    _, rows = _rows.read(path, experiments.row_types())
+    assert list(rows[0])[-3:] == ["commit", "code", "time"]
+    assert {row["commit"] for row in rows} == {provenance.commit()} and len({row["code"] for row in rows}) == 2
     recorded.check(tmp_path)
 
 
@@ -120,11 +132,99 @@ def test_what_made_each_recorded_row_is_known():
     """Every name that a recorded row enters by is that of a module."""
     seen = set()
     for path in EXPECTED.glob("*/logs/**/*.csv"):
-        with open(path, newline="") as stream:
-            rows = list(csv.DictReader(stream))
-        columns = {*rows[0]}
-        kind = max(recorded.KINDS, key=lambda kind: len({*recorded.KINDS[kind].columns} & columns))
-        for row in rows:
-            modules = recorded.KINDS[kind].entered(row, "cuda")
-            seen |= {name if name.startswith("tilewright.") else f"tilewright.{name}" for name in modules}
+        kind, rows = _rows.read(path, experiments.row_types())
+        seen |= set(experiments.modules(kind, rows, "cuda"))
     assert len(seen) > 30 and all(provenance._path_of(name) for name in seen)
+
+
+def test_every_recorded_row_has_the_types_of_its_columns():
+    for path in EXPECTED.glob("*/logs/**/*.csv"):
+        kind, rows = _rows.read(path, experiments.row_types())
+        row_type = experiments.member(kind).Row
+        # Written again, it is the same file.
+        assert _rows.text(row_type, rows) == path.read_text(), path
+
+
+# Rows of the versions before
+
+BEFORE = {
+    "vil-tiny-64-s1/baselines.csv": (
+        "attention",
+        "model,provider,status,predicted_us,p50_us,code",
+        "m,flex,ok,,2.50,c",
+    ),
+    "networks/vil-tiny-64.csv": ("networks", "network,attention,attention_us,code", "vil-tiny-64,native,1e3,c"),
+    "ragged/3x64.csv": ("ragged", "heads,exact,provider,code", "3,True,nested,c"),
+    "pruned/deit-tiny-64-evit.csv": ("pruned", "network,strategy,p50_us,code", "deit-tiny-64-evit,padded,3.0,c"),
+    "heatmap/224.csv": ("heatmap", "resolution,patch,speedup,code", "224,16,1.5,c"),
+    "reorder_time.csv": ("orders", "model,reorder,peak_rss_bytes,code", "m,none,123,c"),
+}
+
+
+def test_recorded_files_are_converted_and_read(tmp_path):
+    for name, (_, columns, row) in BEFORE.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{columns}\n{row}\n")
+    convert.run([tmp_path])
+    assert not (tmp_path / "reorder_time.csv").exists()
+    found = {path: path.read_text() for path in tmp_path.rglob("*.csv")}
+    assert len(found) == len(BEFORE) and tmp_path / "orders/times.csv" in found
+    for kind, _, _ in BEFORE.values():
+        (path,) = [path for path, text in found.items() if f"\n{kind},1," in text]
+        (frame,) = _read.frames([path], kind)
+        assert frame["code"].tolist() == ["c"] and set(frame["kind"]) == {kind}
+    (pruned,) = _read.frames([tmp_path / "pruned/deit-tiny-64-evit.csv"], "pruned")
+    assert (pruned["batching"][0], pruned["p50_us"][0]) == ("padded", 3.0)
+    (heat,) = _read.frames([tmp_path / "heatmap/224.csv"], "heatmap")
+    assert (heat["reorder"][0], heat["solver"][0]) == ("window", "highs")
+    convert.run([tmp_path])
+    assert {path: path.read_text() for path in tmp_path.rglob("*.csv")} == found
+
+
+def test_a_file_of_no_kind_is_not_converted(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ArtifactError, match=r"x\.csv: expected rows of a recorded study, found the columns a, b"):
+        convert.run([tmp_path])
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected rows that begin with kind and version"),
+        ("kind,version\n", "expected at least one row, found none"),
+        ("kind,version\npie,1\n", "expected rows of one of attention, .*, found pie"),
+        ("kind,version\nragged,7\n", "expected version 1 of ragged rows, found 7"),
+        ("kind,version\nragged,1\npruned,1\n", "expected rows of one of .*, found pruned, ragged"),
+        ("kind,version,heads\nragged,1,3\n", "expected the columns of ragged rows, found .*'call'.* missing"),
+    ],
+    ids=["empty", "header", "kind", "version", "mixed", "columns"],
+)
+def test_what_is_no_file_of_rows_is_refused(tmp_path, text, message):
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(ArtifactError, match=rf"x\.csv: {message}"):
+        _rows.read(tmp_path / "x.csv", experiments.row_types())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"repetitions": "many"}, "ragged row: .*repetitions"),
+        ({"status": "fine"}, "ragged row: Invalid enum value 'fine'"),
+        ({"fade": 1}, "ragged row: .*unknown field `fade`"),
+        ({"kind": "pruned"}, "ragged row: Invalid enum value 'pruned'"),
+    ],
+)
+def test_a_row_of_other_columns_or_types_is_never_written(tmp_path, changes, message):
+    with pytest.raises(ArtifactError, match=message):
+        _rows.write(tmp_path / "x.csv", experiments.member("ragged").Row, [ROWS["ragged"] | changes])
+    assert not (tmp_path / "x.csv").exists()
+
+
+def test_no_rows_are_no_file(tmp_path):
+    with pytest.raises(ArtifactError, match="expected at least one ragged row to write, found none"):
+        _rows.write(tmp_path / "x.csv", experiments.member("ragged").Row, [])
+    assert not (tmp_path / "x.csv").exists()

@@ -26,7 +26,7 @@ SMALL = {
     "tiles": ["8x1", "16x16"],
     "tile_sets": {"mixed": ["8x1", "16x16"], "8x1": ["8x1"]},
     "region_rows": 16,
-    "bench": {"tile_sets": {"mixed": ["greedy", "highs"], "8x1": ["greedy"]}},
+    "attention": {"schedules": {"mixed": ["greedy", "highs"], "8x1": ["greedy"]}},
     "networks": {
         "workloads": ["vil-tiny-224", "dynamicvit-s-224"],
         "attention": {"native": [1, 8], "dense": [1, 8], "tilewright": [1, 8], "flex": [1]},
@@ -37,12 +37,12 @@ SMALL = {
     },
     "pruned": {
         "workloads": ["deit-small-224-threshold_l2", "deit-tiny-224-evit"],
-        "attention": ["padded", "padded_unfused", "padded_kept", "gathered", "ragged", "varlen"],
+        "batching": ["padded", "padded_unfused", "padded_kept", "gathered", "ragged", "varlen"],
         "modes": {"eager": [1, 16], "graph": [1, 16], "compile": [16]},
         "settings": {"deit-small-224-threshold_l2": [{"keep_ratio": 0.5}, {"keep_ratio": 0.3}]},
     },
     "heatmap": {"resolutions": [224, 512], "patches": [32, 16], "max_tokens": 1000},
-    "reorder_times": {"workloads": ["vil-tiny-128-s1", "vil-tiny-224-s1"]},
+    "order_times": {"workloads": ["vil-tiny-128-s1", "vil-tiny-224-s1"]},
     "figures": {
         "pattern_workloads": ["vil-tiny-224-s1", "regionvit-tiny-224-s1", "dynamicvit-s-224"],
         "pattern_tiles": ["8x1", "16x16"],
@@ -178,13 +178,9 @@ def test_a_table_needs_only_what_the_rules_make(name, study):
 
 def test_what_a_study_leaves_out_is_not_selected():
     less = configured(
+        experiments=["attention"],
         workloads=["vil-tiny-224-s1"],
-        networks={"workloads": []},
-        ragged={"shapes": []},
-        pruned={"workloads": []},
-        heatmap={"resolutions": []},
-        reorder_times={"workloads": []},
-        bench={"tile_sets": {"mixed": ["greedy"]}},
+        attention={"schedules": {"mixed": ["greedy"]}},
         figures={**SMALL["figures"], "pattern_workloads": [], "fill_workloads": []},
     )
     assert figures.selected(less) == (
@@ -194,13 +190,7 @@ def test_what_a_study_leaves_out_is_not_selected():
 
 
 def test_a_study_of_pruned_networks_alone_shows_nothing_else():
-    less = configured(
-        workloads=[],
-        networks={"workloads": []},
-        heatmap={"resolutions": []},
-        reorder_times={"workloads": []},
-        figures={"pattern_workloads": [], "fill_workloads": [], "gantt_workload": None},
-    )
+    less = configured(experiments=["ragged", "pruned"])
     assert figures.selected(less) == (
         ("ragged_kernel", "dispatch", "pruned", "pruned_ratio"),
         ("ragged", "pruned", "claims"),
@@ -286,7 +276,7 @@ def test_the_latency_table_holds_the_papers_bars(study):
 
 def test_a_time_left_in_a_row_that_failed_is_not_shown(study):
     path = "results/logs/vil-tiny-128-s1/baselines.csv"
-    frame = _read.frames([path], "bench")[0].assign(status="failed", p50_us=1.0)
+    frame = _read.frames([path], "attention")[0].assign(status="failed", p50_us=1.0)
     assert _read.bench(frame)[["p50_us", "speedup"]].isna().all(axis=None)
 
 
@@ -583,14 +573,14 @@ def test_an_unknown_ending_is_refused_before_any_work(make, suffix, tmp_path):
 
 
 def test_a_missing_input_is_named(study):
-    with pytest.raises(ArtifactError, match=r"gone\.csv: no such file; expected bench or paper_latency"):
+    with pytest.raises(ArtifactError, match=r"gone\.csv: no such file; expected attention or paper_latency"):
         drawn("speedup", study, ["gone.csv"])
 
 
 @pytest.mark.parametrize("name", ["speedup", "end_to_end", "heatmap", "fill", "gantt", "pattern_vil", "reorder_time"])
 def test_an_input_of_another_stage_is_refused(name, study):
-    foreign = "results/logs/reorder_time.csv" if name != "reorder_time" else "results/logs/heatmap/224.csv"
-    with pytest.raises(ArtifactError, match=r"(reorder_time|224)\.csv: expected .*, found (reorder_time|heatmap)"):
+    foreign = "results/logs/orders/times.csv" if name != "reorder_time" else "results/logs/heatmap/224.csv"
+    with pytest.raises(ArtifactError, match=r"(times|224)\.csv: expected .*, found (orders|heatmap)"):
         drawn(name, study, [foreign])
 
 
@@ -600,11 +590,16 @@ def test_a_csv_of_no_stage_is_refused(study, tmp_path):
         drawn("prediction", study, [tmp_path / "x.csv"])
 
 
-def test_rows_of_another_version_are_refused_by_what_they_lack(study, tmp_path):
-    columns = synthetic.BENCH.replace("commit,code,", "")
-    synthetic.write_csv(tmp_path / "x.csv", columns, [synthetic.row("vil-tiny-128-s1", "sdpa_dense", 5.0)])
-    with pytest.raises(ArtifactError, match="found bench rows without code, commit"):
-        drawn("prediction", study, [tmp_path / "x.csv"])
+def test_rows_of_another_version_are_refused(study, tmp_path):
+    path = tmp_path / "x.csv"
+    synthetic.write_csv(path, synthetic.BENCH, [synthetic.row("vil-tiny-128-s1", "sdpa_dense", 5.0)])
+    text = path.read_text()
+    path.write_text(text.replace(",commit,", ",made,"))
+    with pytest.raises(ArtifactError, match=r"x\.csv: .*\['commit'\] missing and \['made'\] more"):
+        drawn("prediction", study, [path])
+    path.write_text(text.replace("attention,1,", "attention,9,"))
+    with pytest.raises(ArtifactError, match=r"x\.csv: expected version 1 of attention rows, found 9"):
+        drawn("prediction", study, [path])
 
 
 @pytest.mark.parametrize(
@@ -621,7 +616,7 @@ def test_a_damaged_file_is_refused(content, suffix, study, tmp_path):
 def test_text_where_a_number_belongs_is_refused(study, tmp_path):
     rows = [synthetic.row("vil-tiny-128-s1", "sdpa_dense", 5.0, repetitions="many")]
     synthetic.write_csv(tmp_path / "b.csv", synthetic.BENCH, rows)
-    with pytest.raises(ArtifactError, match=r"b\.csv: expected a bench file, found: .*many"):
+    with pytest.raises(ArtifactError, match=r"b\.csv: expected an attention file, found: .*many"):
         drawn("prediction", study, [tmp_path / "b.csv"])
 
 
@@ -634,8 +629,8 @@ def test_an_unknown_status_is_refused(study, tmp_path):
 
 def test_nothing_given_is_an_error(study):
     heat = "results/logs/heatmap/224.csv"
-    with pytest.raises(ArtifactError, match=r"expected a reorder_time file among the inputs, found .*224\.csv"):
-        _read.sort([heat], ("heatmap", "reorder_time"))
+    with pytest.raises(ArtifactError, match=r"expected an orders file among the inputs, found .*224\.csv"):
+        _read.sort([heat], ("heatmap", "orders"))
 
 
 def test_a_prediction_of_nothing_is_an_error(study):
@@ -709,7 +704,7 @@ def test_packed_attention_is_told_over_ours(study):
 
 def test_the_best_fair_baseline_is_of_the_same_batch_and_mode(study):
     frame = table("pruned", study)
-    ours = frame[frame["strategy"] == "ragged"]
+    ours = frame[frame["batching"] == "ragged"]
     one, many = (ours[ours["batch"] == batch] for batch in (1, 16))
     assert set(one["fair"]) == {"gathered"} and set(many["fair"]) == {"padded_kept"}
     assert (one["over_fair"] == 1.5).all() and many["over_fair"].tolist() == pytest.approx([1.6] * len(many))

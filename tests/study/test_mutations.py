@@ -19,10 +19,10 @@ from tilewright import networks, ragged, reference, targets
 from tilewright.models import dynamicvit
 from tilewright.networks import _sites
 from tilewright.networks.attentions import tilewright as scheduled
-from tilewright.study.bench import Effort, run_schedule
-from tilewright.study.bench import networks as network_bench
-from tilewright.study.bench import ragged as ragged_bench
-from tilewright.study.bench.rows import Tokens
+from tilewright.study.experiments import _networks as network_bench
+from tilewright.study.experiments import _ragged as ragged_bench
+from tilewright.study.experiments._attention import Tokens, run_schedule
+from tilewright.study.experiments._effort import Effort
 from tilewright.targets.cpu import executor as cpu_executor
 from tilewright.targets.cpu import launch as cpu_launch
 from tilewright.targets.cpu import packed as cpu_packed

@@ -121,7 +121,7 @@ def test_the_small_study_goes_through(node, tmp_path):
     assert status == 0, output[-4000:]
     assert (directory / "results/report.html").stat().st_size
     asked = {name: rest for name, *rest in jobs(directory, "state", "partition", "tres-per-job", "oversubscribe")}
-    for rule in ("rule_profile", "rule_bench", "rule_baselines", "rule_network", "rule_ragged", "rule_pruned"):
+    for rule in ("rule_profile", "rule_bench", "rule_baselines", "rule_experiment"):
         assert asked[rule] == ["COMPLETED", "gpu", "gres:gpu:a100:1", "NO"]
     assert asked["rule_graph"] == ["COMPLETED", "cpu", "N/A", "OK"]
     # An order and its blocks are one job.

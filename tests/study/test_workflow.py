@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from helpers.checkout import copied, snakemake
 from tilewright import blocks, graph, models, pruners
-from tilewright.study import config, figures, tables
+from tilewright.study import config, experiments, figures, tables
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests/config/tiny.yaml"
@@ -24,14 +25,6 @@ TINY = ROOT / "tests/config/tiny.yaml"
 TARGETS = ("figures/fill.svg", "figures/latency_vil.svg", "results/tables/fill.csv", "results/tables/end_to_end.csv")
 RUN = ("--cores", "2", "--configfile", TINY)
 JOB = re.compile(r"^(?:local)?rule (\w+):\n((?:    .+\n)*)", re.MULTILINE)
-
-
-def snakemake(directory, *arguments, source=ROOT, start=subprocess.run, **keywords):
-    """Run the workflow of the checkout `source`, and its package, in `directory`."""
-    environment = {**os.environ, "PYTHONPATH": str(source / "src")}
-    command = [sys.executable, "-m", "snakemake", "--snakefile", source / "Snakefile", "--directory", directory]
-    profile = ["--workflow-profile", source / "profiles/default"]
-    return start([*command, *profile, *arguments], env=environment, text=True, **keywords)
 
 
 def plan(directory, *targets, configs=(TINY,), **keywords):
@@ -62,12 +55,7 @@ def tiny():
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     """A copy of what runs the workflow, free to be edited."""
-    source = tmp_path_factory.mktemp("source") / "checkout"
-    for name in ("src", "workflow", "rules", "profiles", "envs", "expected", "config"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.egg-info"))
-    for name in ("Snakefile", "config.yaml"):
-        shutil.copy(ROOT / name, source / name)
-    return source
+    return copied(tmp_path_factory.mktemp("source") / "checkout")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +85,9 @@ def test_default_study_plans_every_job_once(tmp_path):
     assert counts["figure"] == len(figures.NAMES)
     assert counts["table"] == len(tables.NAMES)
     assert {w["m"] for name, w in jobs if name == "baselines"} == set(study.workloads)
-    assert {w["network"] for name, w in jobs if name == "network"} == set(study.networks.workloads)
+    ran = {(w["experiment"], w["case"]) for name, w in jobs if name in ("experiment", "experiment_on_host")}
+    general = [name for name in experiments.NAMES if name != "attention"]
+    assert ran == {(name, case) for name in general for case in experiments.cases(name, study)}
     assert {w["solver"] for name, w in jobs if name == "schedule"} == set(study.solvers)
     assert len(jobs) == len({(name, *sorted(w.items())) for name, w in jobs})
 
@@ -173,14 +163,14 @@ def test_networks_follow_their_code_and_keep_plans_in_the_folder(study, checkout
     assert list((study / ".snakemake/plans").glob("*.plan"))
     with appended(checkout / "src/tilewright/networks/regionvit.py", "\nCHANGED = True\n"):
         jobs = plan(study, *TARGETS, source=checkout)
-    assert [w["network"] for name, w in jobs if name == "network"] == ["regionvit-tiny-64"]
-    assert {name for name, _ in jobs} == {"network", "table"}
+    assert [w for name, w in jobs if name == "experiment"] == [{"experiment": "networks", "case": "regionvit-tiny-64"}]
+    assert {name for name, _ in jobs} == {"experiment", "table"}
 
 
 def test_the_high_resolution_overlay_runs_networks_alone(tmp_path):
     wanted = ("results/tables/end_to_end.csv", "figures/end_to_end.svg")
     jobs = plan(tmp_path, *wanted, configs=[ROOT / "config/high_resolution.yaml"])
-    assert sorted(name for name, _ in jobs) == ["figure", "network", "network", "table"]
+    assert sorted(name for name, _ in jobs) == ["experiment", "experiment", "figure", "table"]
 
 
 def test_the_gpu_study_has_the_same_rules_on_another_device(tmp_path):
@@ -190,7 +180,7 @@ def test_the_gpu_study_has_the_same_rules_on_another_device(tmp_path):
     bodies = {name: body for name, body in JOB.findall(done.stdout + done.stderr)}
     commands = dict(re.findall(r"python \S*/(run_\w+).py (.*)", done.stdout + done.stderr))
     assert all("--device cuda" in command for command in commands.values())
-    for rule in ("profile", "bench", "baselines", "network", "heatmap"):
+    for rule in ("profile", "bench", "baselines", "experiment"):
         assert "gpu=1" in bodies[rule] and "threads: " in bodies[rule]
     assert "gpu" not in bodies["blocks"] + bodies["schedule"]
 
@@ -199,25 +189,40 @@ def test_the_peers_overlay_follows_the_gpu_study(tmp_path):
     given = [ROOT / "config/h200.yaml", ROOT / "config/h200_peers.yaml"]
     counts = Counter(name for name, _ in plan(tmp_path, configs=given))
     assert counts["profile"] == counts["bench"] == counts["baselines"] == 12
-    assert not {"network", "heatmap", "reorder_times"} & set(counts)
+    assert not {"experiment", "experiment_on_host"} & set(counts)
 
 
 def test_the_ragged_overlay_runs_packed_attention_and_pruned_networks_alone(tmp_path):
     given = [ROOT / "config/h200.yaml", ROOT / "config/h200_ragged.yaml"]
     jobs = plan(tmp_path, configs=given)
     counts = Counter(name for name, _ in jobs)
-    assert counts == {"ragged": 3, "pruned": 13, "figure": 4, "table": 3, "report": 1, "all": 1}
-    assert {w["network"].rpartition("-")[2] for name, w in jobs if name == "pruned"} == {*pruners.NAMES} - {"none"}
+    assert counts == {"experiment": 16, "figure": 4, "table": 3, "report": 1, "all": 1}
+    pruned = [w["case"] for name, w in jobs if w.get("experiment") == "pruned"]
+    assert len(pruned) == 13 and {case.rpartition("-")[2] for case in pruned} == {*pruners.NAMES} - {"none"}
 
 
-def test_a_changed_strategy_reruns_pruned_networks_alone(tmp_path, checkout):
+def test_orders_are_timed_on_the_host_of_a_gpu(tmp_path):
+    given = ("--configfile", ROOT / "config/h200.yaml", ROOT / "config/full_scale.yaml")
+    done = snakemake(tmp_path, "results/logs/orders/times.csv", "--dry-run", *given, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    (body,) = [body for name, body in JOB.findall(done.stdout + done.stderr) if name == "experiment_on_host"]
+    assert "timing=1" in body and "gpu" not in body
+
+
+def test_a_changed_batching_reruns_pruned_networks_alone(tmp_path, checkout):
     wanted, run = ("results/logs/pruned/deit-tiny-64-threshold_l2.csv", "results/logs/ragged/1x32.csv"), [*RUN]
     done = snakemake(tmp_path, *wanted, *run, source=checkout, capture_output=True)
     assert done.returncode == 0, done.stderr[-4000:]
-    with appended(checkout / "src/tilewright/networks/strategies/gathered.py", "\nCHANGED = True\n"):
-        assert [name for name, _ in plan(tmp_path, *wanted, source=checkout)] == ["pruned"]
-    with appended(checkout / "src/tilewright/kernels/ragged_baselines/nested.py", "\nCHANGED = True\n"):
-        assert [name for name, _ in plan(tmp_path, *wanted, source=checkout)] == ["ragged"]
+
+    def rerun():
+        return [(name, w["experiment"]) for name, w in plan(tmp_path, *wanted, source=checkout)]
+
+    with appended(checkout / "src/tilewright/networks/batching/gathered.py", "\nCHANGED = True\n"):
+        assert rerun() == [("experiment", "pruned")]
+    with appended(checkout / "src/tilewright/baselines/packed/nested.py", "\nCHANGED = True\n"):
+        assert rerun() == [("experiment", "ragged")]
+    with appended(checkout / "src/tilewright/study/experiments/heatmap.py", "\nCHANGED = True\n"):
+        assert rerun() == []
 
 
 def test_a_cluster_gives_a_gpu_to_the_rules_that_ask_for_one():
@@ -263,15 +268,15 @@ def test_a_failed_rule_prints_the_end_of_its_log(tmp_path):
     run = (*RUN, overlay(tmp_path / "change.yaml", change))
     done = snakemake(tmp_path, "results/graphs/file-mine.npz", *run, capture_output=True)
     assert done.returncode != 0
-    told = done.stderr.partition("Logfile logs/graph/file-mine.log:")[2]
-    assert "error: mine.npy: expected a mask in .npz or .npy form" in told
+    found = done.stderr.partition("Logfile logs/graph/file-mine.log:")[2]
+    assert "error: mine.npy: expected a mask in .npz or .npy form" in found
 
 
 def test_a_changed_page_makes_the_report_again_alone(study, checkout):
     assert snakemake(study, "results/report.html", *RUN, source=checkout, capture_output=True).returncode == 0
     text = (study / "results/report.html").read_text()
     assert all(f'id="figure-{name}"' in text for name in figures.selected(config.load(tiny()))[0])
-    with appended(checkout / "src/tilewright/report/style.css", "\nbody { color: red; }\n"):
+    with appended(checkout / "src/tilewright/study/report/style.css", "\nbody { color: red; }\n"):
         assert [name for name, _ in plan(study, "results/report.html", source=checkout)] == ["report"]
 
 
@@ -335,7 +340,7 @@ def test_a_stale_table_is_made_alone(study, checkout):
     done = snakemake(study, "results/tables/fill.md", *RUN, source=checkout, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert table.read_text() == content
-    with appended(checkout / "src/tilewright/tables/fill.py", "\nCHANGED = True\n"):
+    with appended(checkout / "src/tilewright/study/tables/fill.py", "\nCHANGED = True\n"):
         # The figure is drawn with the table's code.
         assert {name for jobs in plan(study, *TARGETS, source=checkout) for name in jobs[1].values()} == {"fill"}
         assert plan(study, "results/tables/end_to_end.csv", source=checkout) == []

@@ -1,5 +1,6 @@
 """The thin shell around a stage's function: parse the command line, call it, turn errors into one line."""
 
+import json
 import os
 import sys
 
@@ -9,8 +10,8 @@ from tilewright import targets
 from tilewright.core.errors import ConfigError, TilewrightError
 
 # Read by GNU OpenMP when torch is loaded: how long its threads wait actively for the next operator. Its default keeps
-# cores from the executor's slots for milliseconds after every operator that was shared; with this one, the operators of
-# torch take the same time.
+# cores from the executor's workers for milliseconds after every operator that was shared; with this one, the operators
+# of torch take the same time.
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
@@ -29,34 +30,44 @@ def script(parser, run):
         sys.exit(130)
 
 
-def timing_options(add, max_seconds, seed):
-    """Options of every command that times: where, in what type, how long, drawn from which seed, and to which file.
+def timing_options(add, seed):
+    """Options of every command that times: where, how often, and drawn from which seed.
 
-    add: a parser's ``add_argument``. max_seconds: by default; seed: what of.
+    add: a parser's ``add_argument``; seed: what is drawn from it.
     """
     add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
-    add("--dtype", default="float32", help="float32, float16 or bfloat16 (default: float32)")
     add("--rse", type=float, default=0.02, help="stop at this relative standard error (default: 0.02)")
-    add("--min-repetitions", type=int, default=10, help="but not before as many calls (default: 10)")
-    add(
-        "--max-seconds",
-        type=float,
-        default=max_seconds,
-        help=f"and stop after this time in any case (default: {max_seconds:g})",
-    )
+    add("--min-repetitions", type=int, default=10, help="but not before this number of calls (default: 10)")
     add("--seed", type=int, default=0, help=f"seed of {seed} (default: 0)")
-    add("--output", required=True, metavar="CSV", help="the rows to write")
+
+
+def attention_options(add, dtype):
+    """Options of the commands that run attention over one pattern: its sizes and type.
+
+    add: a parser's ``add_argument``; dtype: the default type, in words.
+    """
+    add("--heads", type=int, help="attention heads (default: of the model)")
+    add("--head-dim", type=int, help="dimension of a head (default: of the model)")
+    add("--dtype", help=f"float32, float16 or bfloat16 (default: {dtype})")
 
 
 def settings(texts):
-    """What ``--set`` states, ``KEY=VALUE`` with values in YAML, as a dict. Raises `ConfigError`."""
+    """What ``--set`` states, ``KEY=VALUE`` with values in JSON or YAML, as a dict. Raises `ConfigError`."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals):
             raise ConfigError(f"--set {text}: expected KEY=VALUE")
         try:
-            found[key] = yaml.safe_load(value)
+            found[key] = _value(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"--set {text}: expected a YAML value: {error}") from error
     return found
+
+
+def _value(text):
+    """A value in JSON, else in YAML, which takes 1e-05 for a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return yaml.safe_load(text)

@@ -14,13 +14,13 @@ _WIDTH = 0.38
 
 def needs(config, family):
     """Bench files of the family's workloads under the tile set that policies are compared on, and the paper's bars."""
-    files = _select.bench_of_method(config, _select.of_family(config.workloads, family))
+    files = _select.attention_of_method(config, _select.of_family(config.workloads, family))
     return [*files, _select.PAPER_LATENCY] if files else []
 
 
 def draw(inputs, family):
     """One column of two panels per workload of `family`, in order of resolution."""
-    rows, paper = _read.frames(inputs, "bench", "paper_latency")
+    rows, paper = _read.frames(inputs, "attention", "paper_latency")
     rows = _read.bench(rows)
     rows = rows[(rows["family"] == family) & (rows["policy"] != "descent")]
     paper = _read.paper_speedups(paper)

@@ -19,7 +19,7 @@ _LEAST_OUTLINE = 10
 
 def needs(config, family):
     """Reordered graphs and blocks of the first workload of `family` in ``config.figures.pattern_workloads``."""
-    models = _select.of_family(config.figures.pattern_workloads, family)[:1]
+    models = _select.of_family(_select.drawn(config, config.figures.pattern_workloads), family)[:1]
     graphs = [f"results/graphs/{m}/{r}.npz" for m in models for r in config.orders]
     return graphs + _select.blocks(config, models, config.figures.pattern_tiles)
 

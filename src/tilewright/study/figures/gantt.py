@@ -12,7 +12,7 @@ _MOST_EDGES = 600
 
 def needs(config):
     """The schedules of one workload and order under the tile set that policies are compared on, and their profiles."""
-    if config.figures.gantt_workload is None:
+    if not _select.drawn(config, [config.figures.gantt_workload]):
         return []
     name, solvers = _select.method(config)
     place = f"{config.figures.gantt_workload}/{config.figures.gantt_order}"

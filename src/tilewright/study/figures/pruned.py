@@ -30,21 +30,21 @@ def draw(inputs):
     cases = list(frame.groupby(["network", "setting"], sort=False))
     drawn, panels, width = _contenders.grid(len(cases), 2.8, "batch")
     for axes, ((network, setting), rows) in zip(panels, cases, strict=True):
-        for (strategy, mode), own in rows[rows["status"] == "ok"].groupby(["strategy", "mode"], sort=False):
+        for (strategy, mode), own in rows[rows["status"] == "ok"].groupby(["batching", "mode"], sort=False):
             own = own.sort_values("batch")
             axes.plot(own["batch"], own["over_padded"], linestyle=LINES[mode], **_contenders.look(strategy))
             tied = own[own["ties"].str.contains("fair") & (strategy == pruned.OURS)]
             if len(tied):
                 axes.plot(tied["batch"], tied["over_padded"], **_TIE)
-        ours = rows[(rows["strategy"] == pruned.OURS) & (rows["status"] == "ok")]
+        ours = rows[(rows["batching"] == pruned.OURS) & (rows["status"] == "ok")]
         most = f"to {ours['images_per_s'].max():,.0f} images/s" if len(ours) else "not measured"
         axes.set_title(f"{network}\n{setting or 'as published'}; {most}", fontsize=8.5)
         _contenders.told(axes, rows["batch"])
-    handles = [Line2D([], [], **_contenders.look(name)) for name in _contenders.ordered(frame["strategy"])]
+    handles = [Line2D([], [], **_contenders.look(name)) for name in _contenders.ordered(frame["batching"])]
     modes = [mode for mode in LINES if mode in set(frame["mode"])]
     handles += [Line2D([], [], color=_style.INK, linestyle=LINES[mode], label=MODES[mode]) for mode in modes]
     _style.head(drawn, "Pruned networks, from images to logits: speed-up in the same mode", handles, columns=4)
-    judged = frame[frame["strategy"] != pruned.PADDED]
+    judged = frame[frame["batching"] != pruned.PADDED]
     same = f"{judged['same_tokens'].sum():,.0f} of {judged['inputs'].sum():,.0f}"
     _style.notes(
         drawn,
@@ -55,7 +55,7 @@ def draw(inputs):
             f"of these, logits differ by at most {frame['max_abs_error'].max():.1g}. Over all images, the least share "
             f"with the same most probable class is {judged['same_top1_all'].min():.1%}. "
             "Hollow: ours and the best other packed or dense form are within two standard errors of each other.",
-            *_contenders.blanks(frame, "strategy", ["network", "mode"]),
+            *_contenders.blanks(frame, "batching", ["network", "mode"]),
         ],
         width=width,
     )

@@ -1,6 +1,7 @@
 """Pruned networks by how much they keep: speed-up of each strategy over padding to the full length, at the largest
 batch."""
 
+from tilewright.study import experiments
 from tilewright.study.figures import _contenders, _style
 from tilewright.study.tables import _read, _select, pruned
 
@@ -11,7 +12,7 @@ UNEQUAL = 0.2
 def needs(config):
     """The files of networks that are run with several settings of their pruner."""
     several = {network for network, settings in config.pruned.settings.items() if len(settings) > 1}
-    files = zip(config.pruned.workloads, _select.pruned(config), strict=True)
+    files = zip(experiments.cases("pruned", config), _select.logs(config, "pruned"), strict=True)
     return [path for network, path in files if network in several]
 
 
@@ -29,8 +30,8 @@ def draw(inputs):
     drawn, panels, width = _contenders.grid(len(cases), 2.6, "tokens kept (%)", sharey=True)
     for axes, (network, _) in zip(panels, cases, strict=True):
         rows = timed[timed["network"] == network].sort_values("kept")
-        for strategy in _contenders.ordered(rows["strategy"]):
-            own = rows[rows["strategy"] == strategy]
+        for strategy in _contenders.ordered(rows["batching"]):
+            own = rows[rows["batching"] == strategy]
             look = _contenders.look(strategy)
             for apart, points in own.groupby(own["spread"] > UNEQUAL * own["tokens"]):
                 alone = {"linestyle": "", "marker": "D", "markerfacecolor": "none"} if apart else {}
@@ -38,7 +39,7 @@ def draw(inputs):
         told = f"batch {rows['batch'].iloc[0]:.0f}" if len(rows) else "not measured"
         axes.set_title(f"{network}\n{told}", fontsize=8.5)
         axes.set_xlim(0, 103)
-    handles = [Line2D([], [], **_contenders.look(name)) for name in _contenders.ordered(timed["strategy"])]
+    handles = [Line2D([], [], **_contenders.look(name)) for name in _contenders.ordered(timed["batching"])]
     _style.head(drawn, "Pruned networks: what keeping fewer tokens gains", handles, columns=3)
     _style.notes(
         drawn,

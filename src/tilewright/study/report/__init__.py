@@ -14,11 +14,16 @@ def explored(config):
 
     None of a study whose times were recorded elsewhere: its schedules are not here.
     """
-    models = [] if config.recorded else [m for m in config.figures.pattern_workloads if m in config.workloads]
-    tiles = dict.fromkeys(tile for name, _ in config.benched for tile in config.tile_sets[name])
+    models = [] if config.recorded else _select.drawn(config, config.figures.pattern_workloads)
+    tiles = dict.fromkeys(tile for name, _ in config.attention.runs for tile in config.tile_sets[name])
     return [
         *(f"results/graphs/{m}/{r}.npz" for m in models for r in config.orders),
         *_select.blocks(config, models, tiles),
         *(f"results/profiling/{m}/{r}/{tile}.json" for m in models for r in config.orders for tile in tiles),
-        *(f"{_select.SCHEDULES}{m}/{r}/{t}.{s}.json" for m in models for r in config.orders for t, s in config.benched),
+        *(
+            f"{_select.SCHEDULES}{m}/{r}/{t}.{s}.json"
+            for m in models
+            for r in config.orders
+            for t, s in config.attention.runs
+        ),
     ]

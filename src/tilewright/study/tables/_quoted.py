@@ -111,7 +111,7 @@ def _recorded(root, device, *kinds):
     found = [path for kind in kinds for path in files[kind]]
     if not found:
         raise ArtifactError(f"{folder}: expected recorded rows of {', '.join(kinds)}, found none")
-    return found + [root / _select.PAPER_LATENCY] * ("bench" in kinds)
+    return found + [root / _select.PAPER_LATENCY] * ("attention" in kinds)
 
 
 @cache
@@ -122,7 +122,7 @@ def _table(root, device, kind, make):
 
 def _patterns(root, device):
     """Our time and the fastest peer's in the three forms, of the patterns beside the paper's."""
-    rows = _table(root, device, "bench", speedup.table).set_index("model")
+    rows = _table(root, device, "attention", speedup.table).set_index("model")
     others = set(rows.index) - set(PATTERNS) - set(rows.index[rows["paper_speedup"].notna()])
     if missing := sorted(others | (set(PATTERNS) - set(rows.index))):
         raise ArtifactError(f"expected rows of just the paper's workloads and {', '.join(PATTERNS)}; not so: {missing}")
@@ -140,7 +140,7 @@ def _patterns(root, device):
 
 def _dense(root, device):
     """The headline plan over the fastest dense attention at the paper's sizes."""
-    rows = _table(root, device, "bench", speedup.table)
+    rows = _table(root, device, "attention", speedup.table)
     lines = []
     for row in rows[~rows["model"].isin(PATTERNS)].to_dict("records"):
         met = "" if not row["speedup"] > 0 else "met" if row["speedup"] >= row["paper_speedup"] else "not met"
@@ -163,7 +163,7 @@ def _dense(root, device):
 
 def _networks(root, device):
     """Each attention at each batch with p20 and p80, on a GPU its time as a CUDA graph, and the fastest peer."""
-    rows = _table(root, device, "network", end_to_end.table)
+    rows = _table(root, device, "networks", end_to_end.table)
     shown = [name for name in _ATTENTIONS if name in set(rows["attention"])]
     lines = []
     for (network, batch), group in rows.groupby(["network", "batch"], sort=False):
@@ -187,7 +187,7 @@ def _pruned(root, device):
         for batch in batches:
             if (network, setting, batch) not in groups:
                 raise ArtifactError(f"expected rows of {network}, {setting}, batch {batch}, found none")
-            case = groups[network, setting, batch].set_index("strategy")
+            case = groups[network, setting, batch].set_index("batching")
             ours, rates = case.loc[pruned.OURS], case["images_per_s"].reindex(list(_STRATEGIES))
             lines.append(
                 [
@@ -204,7 +204,7 @@ def _pruned(root, device):
 def _pruned_summary(root, device):
     """Our speed-up over each peer in each mode: least, median, greatest, and what is beyond noise."""
     rows = _table(root, device, "pruned", pruned.table)
-    rows = rows[rows["strategy"] == pruned.OURS]
+    rows = rows[rows["batching"] == pruned.OURS]
     peers = {
         **{"padded": "full length", "published": "full length, unfused", "dense": "best dense batch"},
         "fair": "best dense or FlashAttention",
@@ -225,7 +225,7 @@ def _pruned_summary(root, device):
 
 
 def _policy(root, device):
-    return markdown(policy_summary.table(_recorded(root, device, "bench")), policy_summary.SHOWN)
+    return markdown(policy_summary.table(_recorded(root, device, "attention")), policy_summary.SHOWN)
 
 
 @cache

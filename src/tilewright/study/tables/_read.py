@@ -10,6 +10,8 @@ import numpy as np
 
 from tilewright.baselines.sparse import DENSE
 from tilewright.core.errors import ArtifactError
+from tilewright.study import experiments
+from tilewright.study.experiments import _rows
 from tilewright.study.tables import _select
 
 _TIMES = ["p20_us", "p50_us", "p80_us", "rse", "cold_us", "useful_gflops", "executed_gflops", "tokens_per_s"]
@@ -19,59 +21,14 @@ RAGGED_TIMES = [
     *("byte_floor_us", "floor_fraction"),
 ]
 PRUNED_TIMES = ["p20_us", "p50_us", "p80_us", "rse", "images_per_s", "pack_us", "pack_share"]
-# Kinds of CSV by the columns that each needs: text, and numbers (an empty field: not applicable, or not measured).
-_KINDS = {
-    "bench": (
-        [
-            *("model", "reorder", "tiles", "solver", "provider", "variant", "status", "reason", "ordered", "dtype"),
-            *("device", "commit", "code"),
-        ],
-        [
-            *("resolution", "batch", "heads", "head_dim", "tokens", "entries", "density", "max_abs_error"),
-            *("relative_error", "checked_rows", "tolerance", "predicted_us", "objective_us", "bound_us", "gap"),
-            *("items", "launches", "repetitions", "memory_bytes", *_TIMES),
-        ],
-    ),
-    "network": (
-        ["network", "family", "attention", "status", "reason", "dtype", "device", "commit", "code"],
-        [
-            *("resolution", "batch", "parameters", "max_abs_error", "relative_error", "tolerance"),
-            *("attention_error", "attention_tolerance", "same_top1", "first_call_s", "repetitions", *NETWORK_TIMES),
-        ],
-    ),
-    "ragged": (
-        ["lengths", "provider", "call", "exact", "status", "reason", "dtype", "device", "commit", "code"],
-        [
-            *("heads", "head_dim", "images", "tokens", "max_abs_error", "relative_error", "tolerance", "repetitions"),
-            *RAGGED_TIMES,
-        ],
-    ),
-    "pruned": (
-        [
-            *("network", "variant", "pruner", "setting", "strategy", "mode", "status", "reason", "dtype", "device"),
-            *("commit", "code"),
-        ],
-        [
-            *("resolution", "batch", "tokens", "fewest_kept", "most_kept", "spread", "capacity", "inputs"),
-            *("same_tokens", "max_abs_error", "relative_error", "tolerance", "same_top1", "max_abs_error_all"),
-            *("same_top1_all", "attention_error", "largest_logit", *PRUNED_TIMES),
-        ],
-    ),
-    "heatmap": (
-        ["status", "reason", "dense", "device", "commit", "code"],
-        ["resolution", "patch", "tokens", "dense_p50_us", "plan_p50_us", "speedup", "max_abs_error"],
-    ),
-    "reorder_time": (
-        ["model", "reorder", "device", "commit", "code"],
-        ["tokens", "entries", "distinct_rows", "seconds", "work_fraction", "peak_rss_bytes"],
-    ),
+# Files that are written by hand, by their header: columns of text, and of numbers.
+_BY_HAND = {
     "paper_latency": (["family", "provider", "reorder", "policy"], ["resolution", "latency_ms"]),
     "paper_heatmap": ([], ["resolution", "patch", "paper_speedup"]),
     "claims": (["id", "experiments", "claim", "relation", "unit"], ["expected"]),
 }
 # Those that a run leaves in its logs.
-ROWS = ("bench", "network", "ragged", "pruned", "heatmap", "reorder_time")
-STATUSES = ("ok", "skipped", "failed")
+ROWS = experiments.NAMES
 # Solvers that solve no integer program.
 HEURISTICS = ("greedy", "descent")
 # The policy of the headline, chosen before measuring: what `tilewright.plan` makes of these patterns by itself.
@@ -98,20 +55,24 @@ def sort(inputs, expected, optional=()):
     for kind, paths in found.items():
         if not paths and kind not in optional:
             listed = ", ".join(map(str, inputs)) or "no files"
-            raise ArtifactError(f"expected a {kind} file among the inputs, found {listed}")
+            raise ArtifactError(f"expected {_a(kind)} file among the inputs, found {listed}")
     return found
 
 
+def _a(kind):
+    return f"{'an' if kind[0] in 'aeo' else 'a'} {kind}"
+
+
 def _csv_kind(path):
-    with open(path, encoding="utf-8") as stream:
-        columns = stream.readline().strip().split(",")
-    lacks = {kind: {*words, *numbers} - set(columns) for kind, (words, numbers) in _KINDS.items()}
-    share = {kind: len(some) / sum(map(len, _KINDS[kind])) for kind, some in lacks.items()}
-    nearest = min(share, key=share.get)
-    if share[nearest] > 0.5:
-        return f"a CSV with the columns {', '.join(columns)}"
-    # Rows of another version lack some.
-    return nearest if not lacks[nearest] else f"{nearest} rows without {', '.join(sorted(lacks[nearest]))}"
+    with open(path, newline="", encoding="utf-8") as stream:
+        lines = csv.reader(stream)
+        columns, first = next(lines, []), next(lines, [])
+    if columns[:2] == ["kind", "version"] and first:
+        return first[0]
+    for kind, (words, numbers) in _BY_HAND.items():
+        if {*columns} == {*words, *numbers}:
+            return kind
+    return f"a CSV with the columns {', '.join(columns)}"
 
 
 def _header_kind(path):
@@ -141,31 +102,40 @@ def _frame(paths, kind):
     import pandas as pd
 
     # A study leaves hundreds of files of a few rows: one frame of all is made much faster than one for each file.
-    found = [_read_csv(path, kind) for path in paths]
-    columns = dict.fromkeys(name for header, _ in found for name in header)
-    frame = pd.DataFrame([row for _, rows in found for row in rows], columns=list(columns))
-    return frame.astype(dict.fromkeys(_KINDS[kind][1], float))
+    words, numbers = _BY_HAND[kind] if kind in _BY_HAND else ((), experiments.member(kind).Row.numbers())
+    read = _by_hand if kind in _BY_HAND else _recorded
+    rows = [row for path in paths for row in _parsed(path, kind, read(path), numbers)]
+    columns = [*words, *numbers] if kind in _BY_HAND else experiments.member(kind).Row.columns()
+    return pd.DataFrame(rows, columns=list(columns)).astype(dict.fromkeys(numbers, float))
 
 
-def _read_csv(path, kind):
-    """``(columns, rows)`` of a file, a dict for each row.
+def _recorded(path):
+    """The rows of an experiment, a dict of text each."""
+    return _rows.read(path, experiments.row_types())[1]
 
-    Only an empty field is missing: "none" is an order, and NA could be a name.
-    """
-    words, numbers = _KINDS[kind]
+
+def _by_hand(path):
+    """The rows of a file that is written by hand, a dict of text each."""
     try:
         with open(path, encoding="utf-8", newline="") as stream:
-            reader = csv.DictReader(stream, restval="", strict=True)
-            header, rows = reader.fieldnames, list(reader)
+            rows = list(csv.DictReader(stream, restval="", strict=True))
+    except (OSError, ValueError, csv.Error) as error:
+        raise ArtifactError(f"{path}: expected a table, found: {error}") from error
+    if any(None in row for row in rows):
+        raise ArtifactError(f"{path}: expected as many fields as columns, found more")
+    return rows
+
+
+def _parsed(path, kind, rows, numbers):
+    """`rows` with their `numbers` as such. Only an empty field is missing: "none" is an order, and NA could be a name."""
+    try:
         for row in rows:
             row.update({name: float(row[name] or "nan") for name in numbers})
-            if None in row:
-                raise ValueError(f"more fields than columns: {row[None]}")
-    except (OSError, ValueError, csv.Error) as error:
-        raise ArtifactError(f"{path}: expected a {kind} file, found: {error}") from error
-    if "status" in words:
-        known(path, "status", [row["status"] for row in rows], STATUSES)
-    return header, rows
+    except ValueError as error:
+        raise ArtifactError(f"{path}: expected {_a(kind)} file, found: {error}") from error
+    if rows and "status" in rows[0]:
+        known(path, "status", [row["status"] for row in rows], _rows.STATUSES)
+    return rows
 
 
 def known(path, what, values, names):

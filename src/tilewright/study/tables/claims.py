@@ -40,11 +40,8 @@ SHOWN = {
 # The parts of the table in Markdown, and their order in the report.
 VERDICTS = ("not met", "met", "not measured")
 PARTS = ("verdict", VERDICTS)
-# Experiments that claims are about, by the kind of their rows.
-EXPERIMENTS = {
-    **{"bench": "attention", "network": "networks", "ragged": "ragged", "pruned": "pruned"},
-    "reorder_time": "orders",
-}
+# Experiments that claims are about.
+EXPERIMENTS = ("attention", "networks", "ragged", "pruned", "orders")
 _JUDGED = ["measured", "verdict", "margin", "where", "cases", "not_met", "ties", "device"]
 # ASSUME: who is slower by more than this share is slower, however noisy the measurement.
 MOST_NOISE = 0.05
@@ -63,13 +60,7 @@ def _decimals(value):
 
 def asked(config):
     """``{experiment: [paths]}``: the files of rows that `config` asks for, of the experiments that claims are about."""
-    files = {
-        "attention": _select.bench(config, config.workloads),
-        "networks": _select.networks(config),
-        "ragged": _select.ragged(config),
-        "pruned": _select.pruned(config),
-        "orders": [_select.REORDER_TIME] if config.reorder_times.workloads else [],
-    }
+    files = {name: _select.logs(config, name) for name in EXPERIMENTS}
     return {name: paths for name, paths in files.items() if paths}
 
 
@@ -121,7 +112,7 @@ def _check(path, frame):
     if (frame["expected"] == 0).any():
         raise ArtifactError(f"{path}: expected values other than 0, of which no share can be missed, found one")
     for row, measure in zip(frame.itertuples(), measures, strict=True):
-        expected = [EXPERIMENTS[kind] for kind in _MEASURES[measure][0] if kind in EXPERIMENTS]
+        expected = [name for name in _MEASURES[measure][0] if name in EXPERIMENTS]
         if row.experiments.split() != expected:
             raise ArtifactError(
                 f"{path}: {row.id}: expected the experiments {' '.join(expected)}, found {row.experiments or 'none'}"
@@ -266,7 +257,7 @@ def _pruned_over(frame, case):
     """Our speed-up over a peer, ``padded``, ``published``, or the best ``dense`` or ``fair`` one, in the same mode:
     ``<mode>/<peer>[/<network>[/<setting>]]``, the mode ``any`` for all."""
     mode, peer, *rest = case.split("/")
-    rows = frame[(frame["strategy"] == pruned.OURS) & ((frame["mode"] == mode) | (mode == "any"))]
+    rows = frame[(frame["batching"] == pruned.OURS) & ((frame["mode"] == mode) | (mode == "any"))]
     for column, value in zip(("network", "setting"), rest, strict=False):
         rows = rows[rows[column] == value]
     return _at_batch(rows, f"over_{peer}", noise=f"noise_{peer}")
@@ -283,7 +274,7 @@ def _pruned_differ(frame, case):
 
 
 def _pack_share(frame, mode):
-    rows = frame[(frame["mode"] == mode) & (frame["strategy"] == pruned.OURS)]
+    rows = frame[(frame["mode"] == mode) & (frame["batching"] == pruned.OURS)]
     return _at_batch(rows.assign(percent=100 * rows["pack_share"]), "percent")
 
 
@@ -300,7 +291,7 @@ def _pruned_top1(column):
 
 
 def _at_batch(rows, column, noise=None):
-    return _by_name(_with_batch(rows), column, "network", "setting", "strategy", "mode", "batch", noise=noise)
+    return _by_name(_with_batch(rows), column, "network", "setting", "batching", "mode", "batch", noise=noise)
 
 
 def _workload(column):
@@ -331,29 +322,29 @@ def _reorder_s(frame, case):
 
 
 def _bench(inputs):
-    return _read.bench(_read.frames(inputs, "bench")[0])
+    return _read.bench(_read.frames(inputs, "attention")[0])
 
 
 # Measure: kinds of files it is made from, the table of them, and the values of a case, each under where it was found.
 _MEASURES = {
-    "speedup": (("bench", "paper_latency"), speedup.table, _speedup),
-    "over_peer": (("bench", "paper_latency"), speedup.table, _over_peer),
-    "tokens": (("bench",), _bench, _workload("tokens")),
-    "density": (("bench",), _bench, _workload("density")),
-    "bench_error": (("bench",), _bench, _error("model", "provider", "reorder")),
-    "bench_passed": (("bench",), _bench, _passed("provider", "tilewright")),
-    "network_error": (("network",), end_to_end.table, _error("network", "attention", "batch")),
+    "speedup": (("attention", "paper_latency"), speedup.table, _speedup),
+    "over_peer": (("attention", "paper_latency"), speedup.table, _over_peer),
+    "tokens": (("attention",), _bench, _workload("tokens")),
+    "density": (("attention",), _bench, _workload("density")),
+    "bench_error": (("attention",), _bench, _error("model", "provider", "reorder")),
+    "bench_passed": (("attention",), _bench, _passed("provider", "tilewright")),
+    "network_error": (("networks",), end_to_end.table, _error("network", "attention", "batch")),
     "network_attention": (
-        ("network",),
+        ("networks",),
         end_to_end.table,
         _error("network", "attention", "batch", error="attention_error", tolerance="attention_tolerance"),
     ),
-    "network_passed": (("network",), end_to_end.table, _passed("attention", end_to_end.OURS)),
+    "network_passed": (("networks",), end_to_end.table, _passed("attention", end_to_end.OURS)),
     "ragged_error": (("ragged",), ragged.table, _error("lengths", "provider", "call")),
     "ragged_passed": (("ragged",), ragged.table, _passed("provider", ragged.OURS)),
-    "pruned_error": (("pruned",), pruned.table, _error("network", "setting", "strategy", "mode", "batch")),
-    "pruned_passed": (("pruned",), pruned.table, _passed("strategy", pruned.OURS)),
-    "end_to_end": (("network",), end_to_end.table, _end_to_end),
+    "pruned_error": (("pruned",), pruned.table, _error("network", "setting", "batching", "mode", "batch")),
+    "pruned_passed": (("pruned",), pruned.table, _passed("batching", pruned.OURS)),
+    "end_to_end": (("networks",), end_to_end.table, _end_to_end),
     "ragged_over": (("ragged",), ragged.table, _ragged_over),
     "ragged_host": (("ragged",), ragged.table, _ragged_host),
     "ragged_floor": (("ragged",), ragged.table, _ragged_floor),
@@ -364,9 +355,9 @@ _MEASURES = {
     "pruned_logits": (("pruned",), pruned.table, _pruned_logits),
     "pruned_top1": (("pruned",), pruned.table, _pruned_top1("same_top1")),
     "pruned_top1_all": (("pruned",), pruned.table, _pruned_top1("same_top1_all")),
-    "prediction_error": (("bench",), prediction.table, _prediction_error),
-    "policy_over": (("bench", "paper_latency"), policy.table, _policy_over),
-    "gathered": (("reorder_time",), reorder_time.table, _gathered),
-    "gathered_over_window": (("reorder_time",), reorder_time.table, _gathered_over_window),
-    "reorder_s": (("reorder_time",), reorder_time.table, _reorder_s),
+    "prediction_error": (("attention",), prediction.table, _prediction_error),
+    "policy_over": (("attention", "paper_latency"), policy.table, _policy_over),
+    "gathered": (("orders",), reorder_time.table, _gathered),
+    "gathered_over_window": (("orders",), reorder_time.table, _gathered_over_window),
+    "reorder_s": (("orders",), reorder_time.table, _reorder_s),
 }

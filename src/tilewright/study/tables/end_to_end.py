@@ -39,12 +39,12 @@ SHOWN = {
 
 def needs(config):
     """One file for each network."""
-    return _select.networks(config)
+    return _select.logs(config, "networks")
 
 
 def table(inputs):
     """One row per network, attention and batch, by family, resolution and batch; a row that failed has no time."""
-    (rows,) = _read.frames(inputs, "network")
+    (rows,) = _read.frames(inputs, "networks")
     rows["family"] = rows["network"].map(_select.family)
     rows.loc[rows["status"] != "ok", _read.NETWORK_TIMES] = float("nan")
     others = rows[rows["attention"] != OURS]

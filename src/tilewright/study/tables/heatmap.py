@@ -18,7 +18,7 @@ SHOWN = {
 
 def needs(config):
     """The heat map's files and the paper's values."""
-    files = _select.heatmap(config)
+    files = _select.logs(config, "heatmap")
     return [*files, _select.PAPER_HEATMAP] if files else []
 
 

@@ -33,13 +33,13 @@ SHOWN = {
 
 def needs(config):
     """Every bench file, and the paper's bars."""
-    files = _select.bench(config, config.workloads)
+    files = _select.attention(config, config.workloads)
     return [*files, _select.PAPER_LATENCY] if files else []
 
 
 def table(inputs):
     """All bench rows, with their speed-up over the fastest dense attention, and the paper's time where there is one."""
-    rows, paper = _read.frames(inputs, "bench", "paper_latency")
+    rows, paper = _read.frames(inputs, "attention", "paper_latency")
     rows = _read.bench(rows)
     paper = _read.paper_speedups(paper).rename(columns={"latency_ms": "paper_ms", "speedup": "paper_speedup"})
     paper["provider"] = paper["provider"].map({"flash_attention": "sdpa_dense", "pipeline": "tilewright"})

@@ -33,7 +33,8 @@ def needs(config):
     _, solvers = _select.method(config)
     if not {"greedy"} < set(solvers) or not config.workloads:
         return []
-    return [*_select.bench(config, config.workloads), _select.PAPER_LATENCY]
+    files = _select.attention(config, config.workloads)
+    return [*files, _select.PAPER_LATENCY] if files else []
 
 
 def table(inputs):
@@ -43,7 +44,7 @@ def table(inputs):
     ``verdict_<rival>`` what follows, see `read.verdict`. The best of several fixed tiles is the least of as many
     measurements, noise included: a comparison in its favour.
     """
-    rows, paper = _read.frames(inputs, "bench", "paper_latency")
+    rows, paper = _read.frames(inputs, "attention", "paper_latency")
     rows = _read.plans(_read.bench(rows))
     # ASSUME: a set of one tile bears the tile's name, as in all configurations of this project.
     one = rows["tiles"].str.fullmatch(r"\d+x\d+")

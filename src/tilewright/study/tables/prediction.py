@@ -15,12 +15,12 @@ SHOWN = {
 
 def needs(config):
     """Every bench file."""
-    return _select.bench(config, config.workloads)
+    return _select.attention(config, config.workloads)
 
 
 def table(inputs):
     """One row per schedule timed with its tokens in plan order: the prediction is of that run, without permutations."""
-    (rows,) = _read.frames(inputs, "bench")
+    (rows,) = _read.frames(inputs, "attention")
     rows = _read.plans(_read.bench(rows)).dropna(subset=["p50_us", "predicted_us"]).reset_index(drop=True)
     columns = [
         "family",

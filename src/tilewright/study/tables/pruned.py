@@ -16,7 +16,7 @@ SHOWN = {
     "setting": ("setting", ""),
     "batch": ("batch", ".0f"),
     "mode": ("mode", ""),
-    "strategy": ("strategy", ""),
+    "batching": ("batching", ""),
     "status": ("status", ""),
     "images_per_s": ("images/s", ",.0f"),
     "p50_us": ("p50 (µs)", ",.0f"),
@@ -41,7 +41,7 @@ SHOWN = {
 
 def needs(config):
     """One file for each network."""
-    return _select.pruned(config)
+    return _select.logs(config, "pruned")
 
 
 def table(inputs):
@@ -51,13 +51,13 @@ def table(inputs):
     (rows,) = _read.frames(inputs, "pruned")
     rows.loc[rows["status"] != "ok", _read.PRUNED_TIMES] = float("nan")
     rows["compared"] = rows["same_tokens"] / rows["inputs"]
-    fair = rows[rows["strategy"].isin(FAIR)]
-    rows = rows.join(_read.best(fair, _KEY)["strategy"].rename("fair"), on=_KEY)
+    fair = rows[rows["batching"].isin(FAIR)]
+    rows = rows.join(_read.best(fair, _KEY)["batching"].rename("fair"), on=_KEY)
     rows["ties"] = ""
     for over, names in PEERS.items():
-        theirs = rows[_KEY].join(_read.best(rows[rows["strategy"].isin(names)], _KEY)[["p50_us", "rse"]], on=_KEY)
+        theirs = rows[_KEY].join(_read.best(rows[rows["batching"].isin(names)], _KEY)[["p50_us", "rse"]], on=_KEY)
         ratio = theirs["p50_us"] / rows["p50_us"]
         rows[f"over_{over}"], rows[f"noise_{over}"] = ratio, _read.noise(ratio, rows["rse"], theirs["rse"])
-        tie = (_read.verdict(ratio, rows[f"noise_{over}"]) == "tie") & ~rows["strategy"].isin(names)
+        tie = (_read.verdict(ratio, rows[f"noise_{over}"]) == "tie") & ~rows["batching"].isin(names)
         rows["ties"] += tie.map({True: f"{over}, ", False: ""})
     return rows.assign(ties=rows["ties"].str.removesuffix(", "))

@@ -29,7 +29,7 @@ SHOWN = {
 
 def needs(config):
     """One file for each shape of heads."""
-    return _select.ragged(config)
+    return _select.logs(config, "ragged")
 
 
 def table(inputs):

@@ -16,11 +16,11 @@ SHOWN = {
 
 def needs(config):
     """The one file of reorder times."""
-    return [_select.REORDER_TIME] if config.reorder_times.workloads else []
+    return _select.logs(config, "orders")
 
 
 def table(inputs):
     """One row per graph and order, by tokens."""
-    (rows,) = _read.frames(inputs, "reorder_time")
+    (rows,) = _read.frames(inputs, "orders")
     rows["peak_gib"] = rows["peak_rss_bytes"] / 2**30
     return rows.sort_values(["tokens", "model"], kind="stable", ignore_index=True)

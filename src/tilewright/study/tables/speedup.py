@@ -57,7 +57,7 @@ _USED = [
 
 def needs(config):
     """Every bench file, and the paper's bars."""
-    files = _select.bench(config, config.workloads)
+    files = _select.attention(config, config.workloads)
     return [*files, _select.PAPER_LATENCY] if files else []
 
 
@@ -65,7 +65,7 @@ def table(inputs):
     """One row per workload, by family and resolution; ``reason`` gathers why peers or plans are missing."""
     import pandas as pd
 
-    rows, paper = _read.frames(inputs, "bench", "paper_latency")
+    rows, paper = _read.frames(inputs, "attention", "paper_latency")
     rows, paper = _read.bench(rows)[_USED], _read.paper_speedups(paper)
     best_of_paper = paper[paper["provider"] == "pipeline"].groupby(["family", "resolution"])["speedup"].max()
     result = []

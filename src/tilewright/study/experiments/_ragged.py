@@ -11,30 +11,17 @@ from tilewright.baselines.sparse import Unavailable
 from tilewright.core import registry
 from tilewright.core.timing import copy_bandwidth, time_call, time_gpu, time_host
 from tilewright.profile import DTYPES
-from tilewright.study.bench.rows import errors, machine, now, poison, refusal, refuted
+from tilewright.study.experiments._checks import errors, poison, refusal, refuted
+from tilewright.study.experiments._rows import machine, now
+from tilewright.study.experiments.ragged import OURS, PROVIDERS
 
-# call: what is called, ``attend``, ``attend_into`` (memory that was given) or one of `MOVES`. exact: whether a provider
-# computes this batch's attention; where not, it is a bound and has no error. relative_error: see
-# `reference.relative_error`, over checked_rows rows of the result; tolerance: of it, none for what is moved. p20_us,
-# p50_us, p80_us: GPU time, with a warm second-level cache; wall time on a CPU, where what follows is blank: timing: how
-# it was measured (`Timing.method`); latency_us: of a call and the wait for it, by the host's clock; host_us: until a
-# prepared call returns; byte_floor_us: q, k, v and the result moved once at the bandwidth of a copy; floor_fraction: of
-# p50_us.
-RAGGED = (
-    "heads", "head_dim", "lengths", "images", "tokens", "longest", "provider", "call", "exact", "status", "reason",
-    "dtype", "max_abs_error", "relative_error", "checked_rows", "tolerance", "p20_us", "p50_us", "p80_us",
-    "repetitions", "rse", "timing", "latency_us", "host_us", "useful_gflops", "byte_floor_us", "floor_fraction",
-    "device", "cores", "driver", "torch", "triton", "numpy", "commit", "code", "time",
-)  # fmt: skip
-OURS = "tilewright"
-PROVIDERS = (OURS, *packed_baselines.NAMES)
 # What a network does with tokens besides attending: into the packed order and back, and the class tokens.
 MOVES = ("pack", "gather", "scatter", "first")
 
 
 @torch.inference_mode()
 def run_ragged(heads, head_dim, lengths, attention, effort, *, device="cpu", dtype="float32", seed=0):
-    """Yield a row of `RAGGED` for each (low, high) of `lengths` and each provider and batch of `attention`,
+    """Yield a row for each (low, high) of `lengths` and each provider and batch of `attention`,
     ``{provider: [images, …]}``; for ours also one into given memory and one for each of `MOVES`.
 
     Images have lengths drawn uniformly from low to high, the same ones for every provider; q, k and v are views of one
@@ -42,7 +29,7 @@ def run_ragged(heads, head_dim, lengths, attention, effort, *, device="cpu", dty
     """
     registry.check("dtype", dtype, DTYPES)
     for name in attention:
-        registry.check("ragged attention", name, PROVIDERS)
+        registry.check("attention", name, PROVIDERS)
     kind, facts = getattr(torch, dtype), targets.describe(device)
     for low, high in lengths:
         for images in sorted({images for sizes in attention.values() for images in sizes}):
@@ -68,7 +55,7 @@ class _Batch:
         self.qkv = qkv.unbind(1)
         self.keep = (torch.arange(max(self.counts)) < counts[:, None]).to(device)
         self.tokens = torch.randn(images, max(self.counts), heads * head_dim, generator=generator).to(device, dtype)
-        self.known = dict.fromkeys(RAGGED, "") | {
+        self.known = {
             "heads": heads,
             "head_dim": head_dim,
             "lengths": "-".join(map(str, lengths)),
@@ -139,7 +126,7 @@ class _Batch:
         known = known | checked
         if checked and (reason := refuted(known)):
             return self._row(**known, status="failed", reason=reason)
-        gpu = self.facts["kind"] == "cuda"
+        gpu = targets.facts(self.facts["kind"]).GPU_TIMER
         taken = (time_gpu if gpu else time_call)(run, **effort.limits)
         facts = taken.columns
         facts |= {} if flops is None else {"useful_gflops": flops / taken.p50_us / 1e3}

@@ -1,11 +1,10 @@
-"""One tidy row per provider: what was run, whether it passed its check, and how long it took.
+"""Schedules and baselines on one pattern: a row for each, with its check and, if it passed, its time (stage T5).
 
 A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
 """
 
 import time
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -17,78 +16,12 @@ from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
 from tilewright.core.timing import copy_bandwidth, time_call, time_cold, time_gpu, time_host
 from tilewright.profile import DTYPES
-from tilewright.study.bench import ceilings
-
-# On a GPU p20_us, p50_us and p80_us are its own time, with a warm second-level cache; what is blank on CPUs:
-#   timing: how that was measured (`Timing.method`); cold_us: the same with a cold cache;
-#   latency_us: of a call and the wait for it, by the host's clock; host_us: until a call returns;
-#   byte_floor_us: `ceilings.floor_bytes` at the bandwidth of a copy; floor_fraction: of p50_us;
-#   ceiling_fraction: executed_gflops over `ceilings.softmax_bound_gflops`.
-# relative_error: see `reference.relative_error`, over checked_rows queries; tolerance: of it.
-COLUMNS = (
-    "model", "family", "resolution", "reorder", "tiles", "solver", "provider", "variant", "status", "reason", "ordered",
-    "batch", "heads", "head_dim", "dtype", "tokens", "entries", "density", "p20_us", "p50_us", "p80_us", "repetitions",
-    "rse", "timing", "cold_us", "latency_us", "host_us", "max_abs_error", "relative_error", "checked_rows", "tolerance",
-    "predicted_us", "objective_us", "bound_us", "gap", "items", "launches", "useful_gflops", "executed_gflops",
-    "byte_floor_us", "floor_fraction", "ceiling_fraction", "tokens_per_s", "memory_bytes", "device", "cores", "driver",
-    "torch", "triton", "numpy", "commit", "code", "time",
-)  # fmt: skip
+from tilewright.study.experiments import _ceilings
+from tilewright.study.experiments._checks import errors, poison, refusal, refuted
+from tilewright.study.experiments._rows import machine, now
 
 # ASSUME: a baseline that needs more than this for its tables, of masks or bits, is not worth waiting for.
 BASELINE_BYTES = 2 << 30
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long to measure: until the relative standard error is `rse` after `min_repetitions`, or for `max_seconds`."""
-
-    rse: float = 0.02
-    min_repetitions: int = 10
-    max_seconds: float = 1.0
-
-    @property
-    def limits(self):
-        """The same by the names that the functions of `tilewright.core.timing` know."""
-        return {"min_reps": self.min_repetitions, "max_seconds": self.max_seconds, "rse_target": self.rse}
-
-
-def machine(device):
-    """Columns that tell what a row was measured on, from a description of `hardware`; blank where it has none."""
-    known = {"device": device["name"], "cores": device["threads"], "driver": device.get("driver", "")}
-    return known | {package: device["versions"].get(package, "") for package in ("torch", "triton", "numpy")}
-
-
-def now():
-    """The time of a row."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def refusal(error):
-    """Why a row has no time, of what torch, its compiler and its kernels raise for what they cannot do, or have no
-    memory for: the first line of a `RuntimeError`."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def errors(found, expected):
-    """Columns that tell how far rows [..., D] of a result are from those expected, float64."""
-    return {
-        "max_abs_error": float((found.double() - expected).abs().max()),
-        "relative_error": reference.relative_error(found, expected),
-    }
-
-
-def refuted(row):
-    """Why a row does not pass its check, else an empty text."""
-    # Not `>`: a NaN does not pass.
-    if row["relative_error"] <= row["tolerance"]:
-        return ""
-    return f"relative error {row['relative_error']:.2g} against the reference, tolerance {row['tolerance']:.2g}"
-
-
-def poison(like):
-    """Leave NaN in the memory that a result of the size of `like` is likely to be given: a row that is not written must
-    not show what an earlier call wrote."""
-    torch.full_like(like, torch.nan)
 
 
 class Tokens:
@@ -99,7 +32,7 @@ class Tokens:
         """Draw the tokens, in the order of `graph`, the same on every `device`. heads, head_dim: default those of its
         model; dtype: default float32.
 
-        Raises `ArtifactError` where the model does not tell, `DeviceError` and `UnknownNameError`.
+        Raises `ArtifactError` for a model without heads and head_dim, `DeviceError` and `UnknownNameError`.
         """
         self.graph, self.batch, self.seed, self.device = graph, batch, seed, targets.describe(device)
         self.heads, self.head_dim = (
@@ -107,7 +40,7 @@ class Tokens:
             for name, value in (("heads", heads), ("head_dim", head_dim))
         )
         if self.heads is None or self.head_dim is None:
-            raise ArtifactError("the graph's model tells no heads and head_dim; expected them as arguments")
+            raise ArtifactError("the graph's model has no heads and head_dim; expected them as arguments")
         dtype = dtype or DTYPES[0]
         registry.check("dtype", dtype, DTYPES)
         self.dtype = getattr(torch, dtype)
@@ -117,7 +50,13 @@ class Tokens:
             for n in (graph.shape[0], graph.shape[1], graph.shape[1])
         )
         # A GPU checks all rows in the time that a CPU takes for a sample.
-        self.rows = reference.sample_rows(graph, 1 if device == "cuda" else reference.stride(graph.n_rows), seed)
+        step = 1 if self.gpu else reference.stride(graph.n_rows)
+        self.rows = reference.sample_rows(graph, step, seed)
+
+    @property
+    def gpu(self):
+        """Whether calls are timed by a GPU's own clock."""
+        return targets.facts(self.device["kind"]).GPU_TIMER
 
     @property
     def setting(self):
@@ -145,13 +84,13 @@ class Tokens:
         return reference.dense_rows(self.rows, *self.ordered)
 
     def of(self, graph):
-        """Tokens of another graph, drawn alike."""
+        """Tokens of another graph, with the same sizes and seed."""
         shape = {"heads": self.heads, "head_dim": self.head_dim, "batch": self.batch}
         dtype = str(self.dtype).removeprefix("torch.")
         return Tokens(graph, **shape, dtype=dtype, seed=self.seed, device=self.device["kind"])
 
     def row(self, **facts):
-        """A row of `COLUMNS` with what is known of the graph, the tokens and the device, and `facts`."""
+        """A row with what is known of the graph, the tokens and the device, and `facts`."""
         g, meta, tokens = self.graph, self.graph.meta, self.graph.n_rows
         known = {
             "model": meta.get("model", ""),
@@ -169,7 +108,7 @@ class Tokens:
             **machine(self.device),
             "time": now(),
         }
-        return dict.fromkeys(COLUMNS, "") | known | {"status": "ok"} | facts
+        return known | {"status": "ok"} | facts
 
     def checked(self, call, expected, tokens, rows, executed, effort, **facts):
         """The row of ``call(*tokens)``: its check of `rows` against `expected`, and only if it passes, its time.
@@ -184,14 +123,13 @@ class Tokens:
         per_us = 4 * self.head_dim * self.heads * self.batch / facts["p50_us"] / 1e3
         facts["useful_gflops"], facts["executed_gflops"] = self.graph.entries * per_us, executed * per_us
         facts["tokens_per_s"] = self.batch * self.graph.n_rows / facts["p50_us"] * 1e6
-        return row | facts | (self._judged(facts) if self.device["kind"] == "cuda" else {})
+        return row | facts | (self._judged(facts) if self.gpu else {})
 
     def _measured(self, call, effort):
         """Times of `call` on the tokens' device."""
-        gpu = self.device["kind"] == "cuda"
-        timing = (time_gpu if gpu else time_call)(call, **effort.limits)
+        timing = (time_gpu if self.gpu else time_call)(call, **effort.limits)
         facts = timing.columns
-        if gpu:
+        if self.gpu:
             latency_us, host_us = time_host(call, **effort.limits)
             cold_us = time_cold(call, self.device["l2_bytes"], **effort.limits)
             facts |= {"timing": timing.method, "cold_us": cold_us, "latency_us": latency_us, "host_us": host_us}
@@ -200,13 +138,13 @@ class Tokens:
     def _judged(self, facts):
         """The measured time and rate beside what the GPU allows at best."""
         sizes = {"batch": self.batch, "heads": self.heads, "head_dim": self.head_dim}
-        moved = ceilings.floor_bytes(self.graph, **sizes, itemsize=self.dtype.itemsize)
+        moved = _ceilings.floor_bytes(self.graph, **sizes, itemsize=self.dtype.itemsize)
         floor_us = moved / copy_bandwidth() * 1e6
-        ceiling = ceilings.softmax_bound_gflops(self.device, self.head_dim, self.dtype)
+        ceiling = _ceilings.softmax_bound_gflops(self.device, self.head_dim, self.dtype)
         return {
             "byte_floor_us": floor_us,
             "floor_fraction": floor_us / facts["p50_us"],
-            "ceiling_fraction": "" if ceiling is None else facts["executed_gflops"] / ceiling,
+            "ceiling_fraction": None if ceiling is None else facts["executed_gflops"] / ceiling,
         }
 
 
@@ -271,7 +209,7 @@ def run_baselines(names, tokens, effort, *, max_dense_tokens):
             continue
         found = [run_variant(module, variant, asked, effort, facts) for variant in module.VARIANTS]
         # The fastest that is right, else one that is wrong, else one that could not run.
-        found.sort(key=lambda row: (("ok", "failed", "skipped").index(row["status"]), row["p50_us"]))
+        found.sort(key=lambda row: (("ok", "failed", "skipped").index(row["status"]), row.get("p50_us", 0)))
         rows.append(found[0])
         if found[0]["status"] == "ok" and asked.graph.row_order is not None and not module.DENSE:
             rows.append(run_variant(module, found[0]["variant"], asked, effort, facts | {"ordered": False}))
@@ -303,7 +241,7 @@ def run_variant(module, variant, tokens, effort, facts):
 
 
 def _permuting(call, graph, device):
-    """`call` for tokens in the natural order, on which the order of `graph` is put and from which it is taken again."""
+    """`call` for tokens in the natural order: they are put in the order of `graph`, and the result back."""
     rows, cols, back = (
         torch.from_numpy(order.astype(np.int64)).to(device)
         for order in (graph.row_order, graph.col_order, np.argsort(graph.row_order))

@@ -1,4 +1,4 @@
-"""Turns at a GPU, with an nvidia-smi of our own making."""
+"""The lock on a GPU, with an nvidia-smi that the test writes."""
 
 import os
 import subprocess
@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from tilewright.core.errors import DeviceError
-from tilewright.study.bench import turns
+from tilewright.study.experiments import _lock
 
 
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
-    """Two GPUs, as the driver's tool tells; locks of this test's own."""
+    """Two GPUs that the driver's tool lists, and a folder for their locks."""
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho GPU-a\necho GPU-b\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(turns, "FOLDER", tmp_path)
-    # Set first, so that it is restored: turns changes it.
+    monkeypatch.setattr(_lock, "FOLDER", tmp_path)
+    # Set first, so that it is restored: the lock changes it.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return tmp_path
 
@@ -29,21 +29,21 @@ def seen():
     return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-def test_each_turn_has_a_gpu_of_its_own(gpus, monkeypatch):
-    with turns.turn("cuda"):
+def test_each_holder_has_a_gpu(gpus, monkeypatch):
+    with _lock.exclusive("cuda"):
         assert seen() == "GPU-a"
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-        with turns.turn("cuda"):
+        with _lock.exclusive("cuda"):
             assert seen() == "GPU-b"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with turns.turn("cuda"):
+    with _lock.exclusive("cuda"):
         assert seen() == "GPU-a"
 
 
 def test_only_gpus_of_this_process_are_taken(gpus, monkeypatch):
     for stated in ("1", "GPU-b"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", stated)
-        with turns.turn("cuda"):
+        with _lock.exclusive("cuda"):
             assert seen() == "GPU-b"
 
 
@@ -52,21 +52,21 @@ def test_who_comes_second_waits(gpus, monkeypatch):
     came = []
 
     def second():
-        with turns.turn("cuda"):
+        with _lock.exclusive("cuda"):
             came.append("second")
 
-    with turns.turn("cuda"):
+    with _lock.exclusive("cuda"):
         waiting = threading.Thread(target=second)
         waiting.start()
-        waiting.join(3 * turns.PAUSE)
+        waiting.join(3 * _lock.PAUSE)
         came.append("first")
     waiting.join(30)
     assert came == ["first", "second"]
 
 
-def test_a_process_that_dies_gives_its_turn_back(gpus):
+def test_a_process_that_dies_gives_its_lock_back(gpus):
     assert elsewhere(gpus, "os._exit(9)").returncode == 9
-    with turns.turn("cuda"):
+    with _lock.exclusive("cuda"):
         assert seen() == "GPU-a"
 
 
@@ -74,19 +74,19 @@ def elsewhere(folder, then, **environment):
     """A process that holds a GPU while it does `then`."""
     program = f"""
 import os, pathlib
-from tilewright.study.bench import turns
-turns.FOLDER = pathlib.Path({str(folder)!r})
-with turns.turn("cuda"):
+from tilewright.study.experiments import _lock
+_lock.FOLDER = pathlib.Path({str(folder)!r})
+with _lock.exclusive("cuda"):
     {then}
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(turns.__file__).parents[3]), **environment}
+    environment = {**os.environ, "PYTHONPATH": str(Path(_lock.__file__).parents[3]), **environment}
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
 
 
 def test_users_share_the_locks_whatever_their_temporary_folders(gpus, tmp_path):
     (tmp_path / "own").mkdir()
     holding = 'print(os.environ["CUDA_VISIBLE_DEVICES"])'
-    with turns.turn("cuda"):
+    with _lock.exclusive("cuda"):
         assert seen() == "GPU-a"
         other = {"TMPDIR": str(tmp_path / "own"), "CUDA_VISIBLE_DEVICES": ""}
         assert elsewhere(gpus, holding, **other).stdout.strip() == "GPU-b"
@@ -95,7 +95,7 @@ def test_users_share_the_locks_whatever_their_temporary_folders(gpus, tmp_path):
 def test_a_lock_is_for_every_user(gpus):
     before = os.umask(0o077)
     try:
-        with turns.turn("cuda"):
+        with _lock.exclusive("cuda"):
             (lock,) = gpus.glob("*.lock")
     finally:
         os.umask(before)
@@ -107,7 +107,7 @@ def test_what_stands_in_place_of_a_lock_is_not_touched(gpus):
     kept.write_text("kept")
     lock = gpus / "tilewright-GPU-a.lock"
     os.link(kept, lock)
-    with turns.turn("cuda"):
+    with _lock.exclusive("cuda"):
         assert seen() == "GPU-a" and kept.read_text() == "kept"
 
 
@@ -116,18 +116,18 @@ def test_a_link_in_place_of_a_lock_is_refused(gpus, target):
     (gpus / "kept").write_text("kept")
     (gpus / "tilewright-GPU-a.lock").symlink_to(gpus / target)
     message = r"expected a lock file .*GPU-a\.lock that every user can read, found: "
-    with pytest.raises(DeviceError, match=message), turns.turn("cuda"):
+    with pytest.raises(DeviceError, match=message), _lock.exclusive("cuda"):
         pass
     assert (gpus / "kept").read_text() == "kept" and not (gpus / "absent").exists()
 
 
-def test_a_cpu_needs_no_turn(monkeypatch):
-    monkeypatch.setattr(turns, "_gpus", lambda: pytest.fail("asked for GPUs"))
-    with turns.turn("cpu"), turns.turn("cpu"):
+def test_a_cpu_needs_no_lock(monkeypatch):
+    monkeypatch.setattr(_lock, "_gpus", lambda: pytest.fail("asked for GPUs"))
+    with _lock.exclusive("cpu"), _lock.exclusive("cpu"):
         pass
 
 
-def test_a_machine_without_a_gpu_is_told_so(monkeypatch, tmp_path):
+def test_a_machine_without_a_gpu_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DeviceError, match="expected an NVIDIA GPU, and nvidia-smi to tell of it"), turns.turn("cuda"):
+    with pytest.raises(DeviceError, match="expected an NVIDIA GPU that nvidia-smi lists"), _lock.exclusive("cuda"):
         pass

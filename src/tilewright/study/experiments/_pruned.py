@@ -1,5 +1,8 @@
-"""Pruned networks, from images to logits: each strategy for the kept tokens, as it is, as a CUDA graph and compiled, is
-compared with ``padded``, and its moves and its attention with what they should be, and only then timed (stage T5).
+"""Pruned networks, from images to logits: each batching of the kept tokens, eager, as a CUDA graph and compiled (stage
+T5).
+
+Its logits are compared with those of ``padded``, its packed tokens and its attention with what they should be; only
+then is it timed.
 
 A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
 """
@@ -24,26 +27,11 @@ from tilewright.networks import batching
 from tilewright.networks._captured import Captured
 from tilewright.networks.batching import MODES, ragged
 from tilewright.profile import DTYPES
-from tilewright.study.bench.rows import machine, now, refusal
+from tilewright.study.experiments._checks import refusal, refuted
+from tilewright.study.experiments._rows import machine, now
+from tilewright.study.experiments.pruned import FAMILY
 
-FAMILY, ORACLE = "deit", "padded"
-# fewest_kept, most_kept: tokens of an image after the last pruning, over the images of the batch; spread: by how many
-# tokens two of them differ, after the pruning where that is most. capacity: see `networks.deit.Network.forward`.
-# inputs: images whose logits were compared; same_tokens: those of them that kept the tokens that they keep under
-# ``padded``. Of these are max_abs_error, relative_error (of an image's logits, by how far these spread around their
-# mean: tolerance is of it) and same_top1. max_abs_error_all and same_top1_all are of all images, whatever they kept;
-# they judge nothing, for where scores are nearly equal rounding decides who is kept. attention_error: see
-# `_attention_error`. p50_us: until the logits are there. pack_us: what packing and finding the class tokens take alone
-# (GPU time on a GPU); pack_share: of p50_us.
-PRUNED = (
-    "network", "variant", "resolution", "pruner", "setting", "strategy", "mode", "batch", "status", "reason", "dtype",
-    "parameters", "tokens", "fewest_kept", "most_kept", "spread", "capacity", "inputs", "same_tokens", "max_abs_error",
-    "relative_error", "tolerance", "largest_logit", "same_top1", "max_abs_error_all", "same_top1_all",
-    "attention_error", "attention_tolerance", "first_call_s", "p20_us", "p50_us", "p80_us", "repetitions", "rse",
-    "images_per_s", "pack_us", "pack_share", "device", "cores", "driver", "torch", "triton", "numpy", "commit", "code",
-    "time",
-)  # fmt: skip
-
+ORACLE = "padded"
 # Largest relative_error. In 16 bits each of 12 blocks rounds what it adds, and what it adds to, some four times in all
 # by up to u, the roundoff: sqrt(48) u = 7 u on average, and three times that. In float32 u is 6e-8, and sums of
 # thousands of products round more than single values do.
@@ -51,36 +39,38 @@ TOLERANCE = {"float32": 1e-4, "float16": 20 * 2**-11, "bfloat16": 20 * 2**-8}
 # Largest attention_error. In 16 bits weights, parts of a result and the result are rounded by up to u each; values that
 # have much in common, as a network's have, make no result much shorter than they are. One of 100 keys left out is 0.02.
 ATTENTION_TOLERANCE = {"float32": 2e-5, "float16": 3 * 2**-11, "bfloat16": 3 * 2**-8}
+LOGITS = ("relative_error", "tolerance", f"logits differ by {{:.2g}} from those of {ORACLE}")
+ATTENTION = ("attention_error", "attention_tolerance", "attention is off by {:.2g}")
 # Images that are compared at least, in batches of the size that is timed.
 JUDGED = 32
-# Capacities that a network is made for: so many, up to all tokens of the batch, or of an image.
+# Number of capacities that a network is made for, up to all tokens of the batch, or of an image.
 BUCKETS = 32
-# Crops that a head is taught with, from another seed than those that are compared; the share of the features' mean
+# Crops that a head is fitted to, from another seed than those that are compared; the share of the features' mean
 # square that is added to it, which keeps the head as large as one that is drawn.
-TAUGHT, RIDGE = 96, 0.1
+FITTED, RIDGE = 96, 0.1
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a network made of the judged images: logits float32 [I, classes], and what becomes of each place at each
-    pruning, uint8 [I, slots]: 0 gone, 1 goes on, 2 goes on, fused. choices: of the last batch."""
+    """What a network made of the judged images: logits float32 [I, classes]; the state of each position after each
+    pruning, uint8 [I, positions]: 0 dropped, 1 kept, 2 kept and fused. choices: of the last batch."""
 
     logits: torch.Tensor
-    fates: tuple
+    states: tuple
     choices: tuple
 
     @property
     def counts(self):
-        """int64 [I] after each pruning: tokens of each image that go on."""
-        return [(fate > 0).sum(1) for fate in self.fates]
+        """int64 [I] after each pruning: kept tokens of each image."""
+        return [(state > 0).sum(1) for state in self.states]
 
     def same_tokens(self, other):
         """bool [I]: the images that keep the same tokens throughout."""
         same = torch.ones(len(self.logits), dtype=torch.bool, device=self.logits.device)
-        for ours, theirs in zip(self.fates, other.fates, strict=True):
-            # Layouts have more places than tokens, some of them more than others.
+        for ours, theirs in zip(self.states, other.states, strict=True):
+            # A layout may have more positions than tokens, and another layout more than it.
             wide = max(ours.shape[1], theirs.shape[1])
-            ours, theirs = (F.pad(fate, (0, wide - fate.shape[1])) for fate in (ours, theirs))
+            ours, theirs = (F.pad(state, (0, wide - state.shape[1])) for state in (ours, theirs))
             same &= (ours == theirs).all(1)
         return same
 
@@ -93,14 +83,14 @@ def crops(count, size, seed=0):
     return torch.from_numpy(np.stack(cut))
 
 
-def teach(network, shown):
-    """Make the head of `network` tell which of `images.PHOTOGRAPHS` a crop shows, its first classes; the others get 0.
+def fit_head(network, shown):
+    """Fit the head of `network` to the `crops` in shown: its first classes are `images.PHOTOGRAPHS`, the others get 0.
 
-    By regularised least squares from the class tokens of the `crops` in shown. Of a head that is drawn the best two of
-    a thousand logits are nearly equal, and rounding decides which of them is the top one.
+    By regularised least squares from the class tokens. A random head gives nearly equal logits, so that rounding would
+    decide which of them is the largest.
     """
     kinds, tokens = len(images.PHOTOGRAPHS), []
-    handle = network.norm.register_forward_hook(lambda *told: tokens.append(told[-1].double()))
+    handle = network.norm.register_forward_hook(lambda *call: tokens.append(call[-1].double()))
     try:
         for part in shown.split(JUDGED):
             network(part)
@@ -117,8 +107,8 @@ def teach(network, shown):
 
 
 @torch.inference_mode()
-def run_pruned(name, settings, attention, modes, effort, *, device="cpu", dtype="float32", seed=0):
-    """Yield a row of `PRUNED` for each of `settings`, of the strategies `attention` and of the batches of `modes`.
+def run_pruned(name, settings, batchings, modes, effort, *, device="cpu", dtype="float32", seed=0):
+    """Yield a row for each of `settings`, of the `batchings` and of the batches of `modes`.
 
     settings: options of the network's pruner, a dict each. modes: ``{mode: [batch, …]}``. All have the weights that
     `seed` draws, rounded to `dtype`, and see the same crops of photographs.
@@ -130,17 +120,17 @@ def run_pruned(name, settings, attention, modes, effort, *, device="cpu", dtype=
     if family != FAMILY:
         raise ConfigError(f"network: expected one of the family {FAMILY}, found {name}")
     registry.check("dtype", dtype, DTYPES)
-    for strategy in attention:
-        registry.check("attention", strategy, batching.NAMES)
+    for chosen in batchings:
+        registry.check("batching", chosen, batching.NAMES)
     for mode in modes:
         registry.check("mode", mode, MODES)
     facts, sizes = targets.describe(device), sorted({batch for chosen in modes.values() for batch in chosen})
     inputs = crops(max(*sizes, JUDGED), options["image_size"], seed).to(device, getattr(torch, dtype))
-    lessons = crops(TAUGHT, options["image_size"], seed + 1).to(inputs)
+    training = crops(FITTED, options["image_size"], seed + 1).to(inputs)
     for place, setting in enumerate(settings):
         made = networks.create(family, **{**options, **setting}, seed=seed, attention=ORACLE).to(inputs)
-        teach(made, lessons)
-        known = dict.fromkeys(PRUNED, "") | {
+        fit_head(made, training)
+        known = {
             "network": name,
             "variant": options["variant"],
             "resolution": options["image_size"],
@@ -158,15 +148,15 @@ def run_pruned(name, settings, attention, modes, effort, *, device="cpu", dtype=
             # Compiling is slow: the first setting stands for all.
             chosen = [mode for mode in chosen if not mode.startswith("compile") or place == 0]
             gc.collect()
-            for row in _batch(made, inputs, batch, attention, chosen, effort) if chosen else ():
+            for row in _batch(made, inputs, batch, batchings, chosen, effort) if chosen else ():
                 yield known | {"batch": batch} | row
 
 
-def _batch(made, inputs, batch, attention, modes, effort):
+def _batch(made, inputs, batch, batchings, modes, effort):
     """Rows of one network at one batch."""
     # Whole batches, as many as it takes.
     inputs = inputs[: batch * max(1, JUDGED // batch)]
-    oracle = _seen(_telling(made, None), inputs, batch)
+    oracle = _seen(_with_layouts(made, None), inputs, batch)
     tokens, counts = made.options.n_tokens, oracle.counts
     first = [kept[:batch] for kept in counts] or [torch.full((batch,), tokens)]
     # Of all batches that are compared, after each pruning.
@@ -179,21 +169,21 @@ def _batch(made, inputs, batch, attention, modes, effort):
         "spread": max(int(counts.max() - counts.min()) for counts in first),
         "largest_logit": float(oracle.logits.abs().max()),
     }
-    # Where the host does not know how many are kept it may ask, which takes a wait, or go on with rows to spare.
+    # Where the host does not know how many are kept, it may wait for the number, or run with rows to spare.
     asking = any(choice.most - choice.least > 1 for choice in oracle.choices)
-    packed = "ragged" in attention and oracle.choices
+    packed = "ragged" in batchings and oracle.choices
     pack_us = _pack_us(made.going_on("ragged"), inputs[:batch], room["shared"], effort) if packed else None
     for mode in modes:
         ways = []
-        for network in map(made.going_on, attention):
+        for network in map(made.going_on, batchings):
             capacity = room[network.strategy.ROOM]
             both = (None, capacity) if asking and mode == "eager" else (capacity,)
             ways += [(network, most) for most in dict.fromkeys(both)]
         # What is compiled counts against the limit of torch's cache: one at a time.
         groups = [[way] for way in ways] if mode.startswith("compile") else [ways]
         rows = [row for group in groups for row in _measured(group, mode, inputs, batch, oracle, effort)]
-        for name in attention:
-            own = [row for row in rows if row["strategy"] == name]
+        for name in batchings:
+            own = [row for row in rows if row["batching"] == name]
             # The faster way; but one that fails is not hidden by the other.
             row = min(own, key=lambda row: (("failed", "ok", "skipped").index(row["status"]), row.get("p50_us", 0)))
             if name == "ragged" and pack_us and row["status"] == "ok":
@@ -213,7 +203,7 @@ def _measured(ways, mode, inputs, batch, oracle, effort):
     rows, runs = [], {}
     for at, (network, capacity) in enumerate(ways):
         row, call = _checked(network, mode, capacity, inputs, batch, oracle)
-        rows.append({"strategy": network.attention, **row})
+        rows.append({"batching": network.attention, **row})
         if call is not None:
             runs[at] = partial(_waited, call, inputs[:batch])
     for at, taken in zip(runs, timing.time_together(list(runs.values()), **effort.limits), strict=True):
@@ -227,8 +217,8 @@ def _waited(call, images):
 
 
 def _checked(network, mode, capacity, inputs, batch, oracle):
-    """``(what a row tells, call)`` of a network in one mode; None where it is not to be timed, and the row says why."""
-    facts = {"time": now(), "capacity": "" if capacity is None else capacity}
+    """``(columns, call)`` of a network in one mode; the call is None where it is not timed, and a column says why."""
+    facts = {"time": now(), "capacity": capacity}
     dtype = str(inputs.dtype).removeprefix("torch.")
     begin = time.perf_counter()
     try:
@@ -250,30 +240,27 @@ def _checked(network, mode, capacity, inputs, batch, oracle):
         "same_top1_all": float(top1.mean()),
         "attention_error": attention,
     }
-    # Not `>`, here and below: a NaN does not pass.
-    if not attention <= ATTENTION_TOLERANCE[dtype]:
-        reason = f"attention is off by {attention:.2g}, tolerance {ATTENTION_TOLERANCE[dtype]:.2g}"
+    tolerances = {"tolerance": TOLERANCE[dtype], "attention_tolerance": ATTENTION_TOLERANCE[dtype]}
+    if reason := refuted(facts | tolerances, [ATTENTION]):
         return facts | {"status": "failed", "reason": reason}, None
     if not facts["same_tokens"]:
         return facts | {"status": "failed", "reason": f"none of {len(same)} images kept the tokens of {ORACLE}"}, None
     ours, theirs = seen.logits[same], oracle.logits[same]
-    error = reference.logits_error(ours, theirs)
     facts |= {
         "max_abs_error": float((ours - theirs).abs().max()),
-        "relative_error": error,
+        "relative_error": reference.logits_error(ours, theirs),
         "same_top1": float(top1[same].mean()),
     }
-    if not error <= TOLERANCE[dtype]:
-        reason = f"logits differ by {error:.2g} from those of {ORACLE}, tolerance {TOLERANCE[dtype]:.2g}"
+    if reason := refuted(facts | tolerances, [LOGITS]):
         return facts | {"status": "failed", "reason": reason}, None
     return facts, call
 
 
 def _attention_error(network, capacity, inputs):
-    """`reference.relative_error` of the attention that `network` pays behind its prunings, by token and head.
+    """`reference.relative_error` of the attention of `network` after its prunings, by token and head.
 
-    Compared with dense attention in float64 among the tokens of each image. Infinite where other tokens go on than the
-    pruner chose, or tokens are changed on the way.
+    Compared with dense attention in float64 among the tokens of each image. Infinite where the batching keeps other
+    tokens than the pruner chose, or changes them.
     """
     watched = network.going_on(network.attention)
     watched.strategy = _Watched(network.strategy)
@@ -283,13 +270,13 @@ def _attention_error(network, capacity, inputs):
 
 
 class _Watched:
-    """A strategy that notes in `errors` how far it is from what it should be."""
+    """A batching that notes in `errors` how far its attention is from the oracle's."""
 
-    def __init__(self, strategy):
-        self.ROOM, self._narrow, self.errors = strategy.ROOM, strategy.narrow, []
+    def __init__(self, batching):
+        self.ROOM, self._narrow, self.errors = batching.ROOM, batching.narrow, []
 
     def narrow(self, x, layout, choice, capacity):
-        """As that of the strategy."""
+        """As that of the batching."""
         chosen = layout.padded(x)[choice.keep]
         x, narrower = self._narrow(x, layout, choice, capacity)
         if not torch.equal(narrower.padded(x)[narrower.valid], chosen):
@@ -314,8 +301,8 @@ def _callable(network, mode, capacity, inputs):
         torch.compiler.reset()
         network = torch.compile(network, dynamic=False)
     if not mode.endswith("graph"):
-        return _telling(network, capacity)
-    # Strategies that have no use for a capacity get one that is never exceeded.
+        return _with_layouts(network, capacity)
+    # Batchings that have no use for a capacity get one that is never exceeded.
     capacity = capacity or len(inputs) * network.options.n_tokens
     _need_no_host(lambda: network(inputs, capacity, True))
     captured = Captured(network, [capacity])
@@ -326,7 +313,7 @@ def _callable(network, mode, capacity, inputs):
     return call
 
 
-def _telling(network, capacity):
+def _with_layouts(network, capacity):
     return lambda images: network(images, capacity, True)
 
 
@@ -346,27 +333,27 @@ def _need_no_host(call):
 
 
 def _seen(call, inputs, batch):
-    """What `call` makes of `inputs`, batch by batch."""
-    logits, fates = [], []
+    """`Seen`, of what `call` makes of `inputs`, batch by batch."""
+    logits, states = [], []
     for part in inputs.split(batch):
         found, layouts = call(part)
         choices = tuple(layout.choice for layout in layouts)
         # The next replay of a graph overwrites them.
         logits.append(found.float().clone())
-        fates.append([_fate(choice) for choice in choices])
-    return Seen(torch.cat(logits), tuple(map(_stacked, zip(*fates, strict=True))), choices)
+        states.append([_state(choice) for choice in choices])
+    return Seen(torch.cat(logits), tuple(map(_stacked, zip(*states, strict=True))), choices)
 
 
-def _fate(choice):
+def _state(choice):
     """See `Seen`."""
-    # A fused token stands where one of those stood that it was made of: who goes on by itself must be told apart.
+    # A fused token has the position of one that it was made of: it must differ from a token that was kept as it is.
     return choice.keep.byte() if choice.fused is None else choice.keep.byte() + choice.fused
 
 
-def _stacked(fates):
-    """Those of batches, one after the other; a batch may have fewer places."""
-    wide = max(fate.shape[1] for fate in fates)
-    return torch.cat([F.pad(fate, (0, wide - fate.shape[1])) for fate in fates])
+def _stacked(states):
+    """States of several batches, one after the other; a batch may have fewer positions."""
+    wide = max(state.shape[1] for state in states)
+    return torch.cat([F.pad(state, (0, wide - state.shape[1])) for state in states])
 
 
 def _pack_us(network, inputs, capacity, effort):

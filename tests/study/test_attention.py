@@ -2,6 +2,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,19 +15,23 @@ import torch
 
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE
-from tilewright import blocks, graph, profile, reference, schedule, targets
+from helpers.rows import run_baselines, run_schedule, whole
+from tilewright import api, blocks, graph, models, profile, reference, schedule, targets
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.baselines.sparse import sdpa_dense
 from tilewright.blocks import work
 from tilewright.core.errors import ArtifactError, TilewrightError, UnknownNameError
 from tilewright.core.timing import Timing
-from tilewright.study.bench import COLUMNS, Effort, ceilings, rows, run_baselines, run_schedule, sweeps
-from tilewright.study.bench.rows import Tokens
+from tilewright.study.experiments import _attention, _ceilings, _effort, heatmap, orders
+from tilewright.study.experiments._attention import Tokens
+from tilewright.study.experiments._effort import Effort
+from tilewright.study.experiments.attention import Row
 from tilewright.targets.cpu import executor as cpu_executor
 from tilewright.targets.cuda import executor as cuda_executor
 
-SCRIPT = Path(__file__).parents[2] / "workflow/scripts/run_bench.py"
+SCRIPTS = Path(__file__).parents[2] / "workflow/scripts"
 QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
+HOW = _effort.Run(rse=1.0, min_repetitions=3)
 META = {"model": "toy", "family": "toys", "resolution": 8, "heads": 2, "head_dim": 16}
 
 
@@ -46,11 +51,11 @@ def cover(ordered):
 
 
 def test_a_schedule_gives_a_row_for_tokens_in_order_and_one_for_others(cover, tokens):
-    plan = plans.scheduled(cover, split_keys=32)
-    found = run_schedule(plan, cover, tokens, QUICK, tiles="mixed")
+    found_schedule = plans.scheduled(cover, split_keys=32)
+    found = run_schedule(found_schedule, cover, tokens, QUICK, tiles="mixed")
     assert [row["ordered"] for row in found] == [True, False]
     for row in found:
-        assert list(row) == list(COLUMNS)
+        assert tuple(row) == Row.columns()
         assert (row["status"], row["provider"], row["tiles"], row["solver"]) == ("ok", "tilewright", "mixed", "greedy")
         assert (
             row["relative_error"] < row["tolerance"]
@@ -58,7 +63,7 @@ def test_a_schedule_gives_a_row_for_tokens_in_order_and_one_for_others(cover, to
             and 0 < row["p20_us"] <= row["p50_us"] <= row["p80_us"]
         )
         assert (row["tokens"], row["entries"], row["batch"]) == (140, tokens.graph.entries, 2)
-        assert row["items"] == len(plan.tile) and row["launches"] <= row["items"]
+        assert row["items"] == len(found_schedule.tile) and row["launches"] <= row["items"]
         assert row["useful_gflops"] == pytest.approx(4 * 16 * 2 * 2 * row["entries"] / row["p50_us"] / 1e3)
         assert row["executed_gflops"] > row["useful_gflops"]
         assert row["tokens_per_s"] == pytest.approx(280 / row["p50_us"] * 1e6)
@@ -175,23 +180,18 @@ def gpu_tokens(monkeypatch, ordered):
     found = Tokens(ordered, dtype="bfloat16")
     found.device = GPU
     timing = Timing(7.0, 8.0, 9.0, 3, 0.0, "graph")
-    monkeypatch.setattr(rows, "time_gpu", lambda call, **_: timing)
-    monkeypatch.setattr(rows, "time_cold", lambda call, l2_bytes, **_: 10.0)
-    monkeypatch.setattr(rows, "time_host", lambda call, **_: (20.0, 4.0))
-    monkeypatch.setattr(rows, "copy_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(_attention, "time_gpu", lambda call, **_: timing)
+    monkeypatch.setattr(_attention, "time_cold", lambda call, l2_bytes, **_: 10.0)
+    monkeypatch.setattr(_attention, "time_host", lambda call, **_: (20.0, 4.0))
+    monkeypatch.setattr(_attention, "copy_bandwidth", lambda: 1e9)
     return found
 
 
 def test_on_a_gpu_times_stand_beside_floor_and_ceiling(gpu_tokens):
-    row = gpu_tokens.checked(
-        sdpa_dense.prepare(gpu_tokens.graph).call,
-        gpu_tokens.dense_result,
-        gpu_tokens.ordered,
-        gpu_tokens.rows,
-        140 * 90,
-        QUICK,
-    )
-    assert list(row) == list(COLUMNS) and row["status"] == "ok"
+    call = sdpa_dense.prepare(gpu_tokens.graph).call
+    found = gpu_tokens.checked(call, gpu_tokens.dense_result, gpu_tokens.ordered, gpu_tokens.rows, 140 * 90, QUICK)
+    (row,) = whole("attention", [found])
+    assert tuple(row) == Row.columns() and row["status"] == "ok"
     assert [row[name] for name in ("p50_us", "timing", "cold_us", "latency_us", "host_us")] == [8, "graph", 10, 20, 4]
     assert [row[name] for name in ("driver", "triton", "cores")] == ["1.2", "3", 100]
     assert row["byte_floor_us"] == pytest.approx(2 * (140 + 90) * 2 * 16 * 2 / 1e3)
@@ -204,45 +204,68 @@ def test_on_a_gpu_times_stand_beside_floor_and_ceiling(gpu_tokens):
 @pytest.mark.parametrize(("head_dim", "tflops"), [(32, 281), (48, 422), (64, 562), (128, 949)])
 def test_the_ceiling_is_that_of_perfect_overlap(head_dim, tflops):
     device = {"capability": "9.0", "multiprocessors": 132, "clock_mhz": 1755.0}
-    assert ceilings.softmax_bound_gflops(device, head_dim, torch.bfloat16) / 1e3 == pytest.approx(tflops, rel=2e-3)
+    assert _ceilings.softmax_bound_gflops(device, head_dim, torch.bfloat16) / 1e3 == pytest.approx(tflops, rel=2e-3)
 
 
 def test_without_known_rates_there_is_no_ceiling():
-    assert ceilings.softmax_bound_gflops({"capability": "7.0"}, 64, torch.bfloat16) is None
-    assert ceilings.softmax_bound_gflops(GPU, 64, torch.float32) is None
+    assert _ceilings.softmax_bound_gflops({"capability": "7.0"}, 64, torch.bfloat16) is None
+    assert _ceilings.softmax_bound_gflops(GPU, 64, torch.float32) is None
 
 
 def test_keys_that_no_query_sees_need_not_be_moved():
     pattern = graph.from_pattern(np.eye(3, 5, dtype=bool))
-    assert ceilings.floor_bytes(pattern, batch=2, heads=3, head_dim=8, itemsize=2) == (3 + 3 + 3 + 3) * 2 * 3 * 8 * 2
+    assert _ceilings.floor_bytes(pattern, batch=2, heads=3, head_dim=8, itemsize=2) == (3 + 3 + 3 + 3) * 2 * 3 * 8 * 2
+
+
+def cells(patches, *, max_tokens=100, tiles=("16x1", "8x1"), resolution="64"):
+    chosen = heatmap.Settings(patches, max_tokens, "window", "greedy", tiles, 1024, 0.01)
+    return whole("heatmap", heatmap.run(resolution, chosen, HOW))
 
 
 def test_heat_map_runs_what_fits_and_says_why_not():
-    options = {"max_tokens": 100, "order": "window", "names": ["16x1", "8x1"], "solver": "greedy", "region_rows": 32}
-    cells = sweeps.run_heatmap(64, [8, 4, 64, 128], QUICK, **options)
-    assert [list(cell) for cell in cells] == [list(sweeps.HEATMAP)] * 4
-    assert [cell["status"] for cell in cells] == ["ok", "skipped", "ok", "skipped"]
-    assert cells[0]["speedup"] == pytest.approx(cells[0]["dense_p50_us"] / cells[0]["plan_p50_us"])
-    assert cells[0]["tokens"] == 65 and cells[0]["max_abs_error"] < 2e-5
-    assert cells[1]["reason"] == "too many tokens: 257 over 100"
+    found = cells([8, 4, 64, 128])
+    assert [cell["status"] for cell in found] == ["ok", "skipped", "ok", "skipped"]
+    assert found[0]["speedup"] == pytest.approx(found[0]["dense_p50_us"] / found[0]["plan_p50_us"])
+    assert found[0]["tokens"] == 65 and found[0]["max_abs_error"] < 2e-5
+    assert {(cell["reorder"], cell["solver"]) for cell in found} == {("window", "greedy")}
+    assert found[1]["reason"] == "too many tokens: 257 over 100"
     # Two tokens, which none of the tiles fits.
-    assert cells[2]["tokens"] == 2 and cells[2]["plan_p50_us"] > 0
-    assert "patch: expected at most the resolution" in cells[3]["reason"]
+    assert found[2]["tokens"] == 2 and found[2]["plan_p50_us"] > 0
+    assert "patch: expected at most the resolution" in found[3]["reason"]
 
 
 def test_heat_map_is_over_the_fastest_dense_attention(monkeypatch):
-    rows = [("sdpa_dense", "ok", 9.0), ("sdpa_flash", "ok", 4.0), ("sdpa_cudnn", "skipped", "")]
+    rows = [("sdpa_dense", "ok", 9.0), ("sdpa_flash", "ok", 4.0), ("sdpa_cudnn", "skipped", None)]
     found = [{"provider": name, "status": status, "p50_us": us, "reason": ""} for name, status, us in rows]
-    monkeypatch.setattr(sweeps, "run_baselines", lambda *_, **__: found)
-    options = {"max_tokens": 100, "order": "window", "names": ["16x1"], "solver": "greedy", "region_rows": 32}
-    (cell,) = sweeps.run_heatmap(64, [8], QUICK, **options)
+    monkeypatch.setattr(_attention, "run_baselines", lambda *_, **__: found)
+    (cell,) = cells([8], tiles=("16x1",))
     assert (cell["dense"], cell["dense_p50_us"]) == ("sdpa_flash", 4.0)
     assert cell["speedup"] == 4 / cell["plan_p50_us"]
 
 
+def test_a_cell_of_a_failed_plan_has_no_time(monkeypatch):
+    right = cpu_executor.Executor.__call__
+    monkeypatch.setattr(cpu_executor.Executor, "__call__", lambda self, *qkv: right(self, *qkv) + 1e-3)
+    (cell,) = cells([8])
+    assert cell["status"] == "failed" and "against the reference" in cell["reason"]
+    assert cell["speedup"] == cell["plan_p50_us"] == "" and cell["max_abs_error"] >= 1e-3
+
+
+def test_the_plan_of_a_cell_is_that_of_the_library(monkeypatch):
+    """Order, tiles, solver and the rest reach `tilewright.plan`; tiles that do not fit are left out."""
+    asked = {}
+    monkeypatch.setattr(api, "plan", lambda pattern, **options: asked.update(options))
+    chosen = heatmap.Settings([8], 100, "window", "greedy", ("64x64", "16x1"), 512, 0.01)
+    pattern = models.build("dynamicvit-s-64-p16")
+    heatmap.make_plan(pattern, chosen, replace(HOW, dtype="bfloat16", seed=3))
+    assert asked["tiles"] == ("16x1",) and (asked["reorder"], asked["solver"]) == ("window", "greedy")
+    assert (asked["dtype"], asked["split_keys"], asked["seed"]) == (torch.bfloat16, 512, 3)
+    assert (asked["heads"], asked["head_dim"]) == (pattern.meta["heads"], pattern.meta["head_dim"])
+
+
 def test_orders_are_timed():
-    found = sweeps.run_reorder_times(["vil-tiny-64-s1"], ["none", "window"])
-    assert [list(row) for row in found] == [list(sweeps.REORDER_TIMES)] * 2
+    found = whole("orders", orders.run("times", orders.Settings(["vil-tiny-64-s1"], ["none", "window"]), HOW))
+    assert [row["reorder"] for row in found] == ["none", "window"]
     for row in found:
         assert row["tokens"] == 257 and row["seconds"] >= 0 and 0 < row["work_fraction"] <= 1.1
 
@@ -250,14 +273,18 @@ def test_orders_are_timed():
 # The command line, by its files.
 
 
-def bench(root, *arguments):
-    """Run the script in this process, in the folder `root`."""
-    spec = importlib.util.spec_from_file_location("run_bench", SCRIPT)
+def command(name, root, *arguments):
+    """Run the script `name` in this process, in the folder `root`."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     quick = ["--max-seconds", "0.01", "--min-repetitions", "3"]
     with contextlib.chdir(root):
         module.run(**vars(module.parser.parse_args([*quick, *arguments])))
+
+
+def bench(root, *arguments):
+    command("run_bench", root, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -282,41 +309,61 @@ def study(tmp_path_factory, ordered, cover):
 def test_a_schedule_file_is_run_with_the_files_that_it_records(study):
     bench(study, "--schedule", "pair.greedy.json", "--output", "out.csv")
     frame = pd.read_csv(study / "out.csv")
-    assert tuple(frame.columns) == COLUMNS
+    assert tuple(frame.columns) == Row.columns() and set(frame["kind"]) == {"attention"}
     assert frame["status"].tolist() == ["ok", "ok"] and frame["tiles"].tolist() == ["pair", "pair"]
     assert frame["ordered"].tolist() == [True, False] and (frame["predicted_us"] > 0).all()
 
 
+GIVEN = ["--blocks", "16x1.npz", "8x8.npz", "--graph", "graph.npz", "--profile", "16x1.json", "8x8.json"]
+
+
 def test_files_that_are_given_replace_those_that_are_recorded(study):
-    given = ["--blocks", "16x1.npz", "8x8.npz", "--graph", "graph.npz"]
-    bench(study, "--schedule", "homeless.json", "--output", "given.csv", *given)
+    bench(study, "--schedule", "homeless.json", "--output", "given.csv", *GIVEN)
     assert pd.read_csv(study / "given.csv")["tiles"].tolist() == ["16x1+8x8"] * 2
 
 
+def test_a_moved_folder_runs_on_its_own_files(study, tmp_path):
+    """Paths inside files are provenance: with all inputs given, none of them is opened."""
+    moved = tmp_path / "moved"
+    shutil.copytree(study, moved)
+    for path in [*moved.glob("*.npz"), *moved.glob("*.json")]:
+        path.rename(moved / f"moved-{path.name}")
+    given = [name if name.startswith("--") else f"moved-{name}" for name in GIVEN]
+    bench(moved, "--schedule", "moved-pair.greedy.json", "--output", "out.csv", *given)
+    assert set(pd.read_csv(moved / "out.csv")["status"]) == {"ok"}
+    with pytest.raises(ArtifactError, match=r"(16x1|8x8)\.npz: no such file"):
+        bench(moved, "--schedule", "moved-pair.greedy.json", "--output", "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"), [("--blocks", "expected blocks .* among --blocks"), ("--profile", "expected a profile of its")]
+)
+def test_inputs_of_other_schedules_are_refused(study, cover, flag, message):
+    other = plans.covers(plans.reordered(plans.pattern(140, 90, seed=3), **META), ["16x1"])["16x1"]
+    blocks.save(study / "other.npz", other)
+    bench(study, "--profile_only", "--blocks", "other.npz", "--output", "other-profile.json")
+    at = GIVEN.index(flag)
+    wrong = [*GIVEN[:at], flag, {"--blocks": "other.npz", "--profile": "other-profile.json"}[flag], *GIVEN[at + 3 :]]
+    with pytest.raises(ArtifactError, match=message):
+        bench(study, "--schedule", "pair.greedy.json", "--output", "x.csv", *wrong)
+
+
 def test_baselines_are_run_on_a_graph_file(study):
-    bench(study, "--baselines", "sdpa_dense", "--graph", "graph.npz", "--output", "base.csv")
+    command("run_baselines", study, "--baselines", "sdpa_dense", "--graph", "graph.npz", "--output", "base.csv")
     assert pd.read_csv(study / "base.csv")["provider"].tolist() == ["sdpa_dense"]
-
-
-def test_a_heat_map_and_order_times_are_written(study):
-    bench(study, "--heatmap", "32", "--patches", "16", "--tiles", "4x1", "--solver", "greedy", "--output", "heat.csv")
-    assert tuple(pd.read_csv(study / "heat.csv").columns) == sweeps.HEATMAP
-    bench(study, "--reorder-times", "vil-tiny-64-s1", "--orders", "none", "--output", "orders.csv")
-    assert tuple(pd.read_csv(study / "orders.csv").columns) == sweeps.REORDER_TIMES
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--output x.csv", "expected exactly one of --profile_only, --schedule, .* found 0"),
-        ("--profile_only --heatmap 224 --output x.csv", "expected exactly one of .* found 2"),
-        ("--profile_only --output x.csv", "expected one output for each input, found 1 for 0"),
-        ("--baselines flex --output x.csv", "expected the pattern as --graph"),
-        ("--heatmap 224 --output x.csv", "expected --patches"),
+        ("--output x.csv", "expected one of --profile_only, --schedule, found none"),
+        ("--profile_only --schedule pair.greedy.json --output x.csv", "expected one of .* found both"),
+        ("--profile_only --output x.csv", "expected one output for each blocks file, found 1 for 0"),
         ("--schedule nothing.json --output x.csv", "nothing.json: no such file"),
+        ("--schedule nothing.json --output x.csv y.csv", "expected one output for each schedule, found 2 for 1"),
         ("--schedule other.json --output x.csv", "made for another device"),
-        ("--schedule homeless.json --output x.csv", "records no blocks of the tiles"),
-        ("--baselines sdpa_dense --graph graph.npz --rse 0 --output x.csv", "expected an effort above zero"),
+        ("--schedule homeless.json --output x.csv", "expected blocks .* among --blocks, found none"),
+        ("--schedule pair.greedy.json --rse 0 --output x.csv", "expected rse, repetitions and seconds above zero"),
         ("--profile_only --blocks 16x1.npz --device cuda --output x.csv", "known: cpu"),
     ],
     ids=lambda value: value.partition(" --output")[0] if value.startswith("--") else "",
@@ -330,14 +377,15 @@ def test_wrong_arguments_are_refused_and_write_nothing(study, arguments, message
 def test_blocks_that_do_not_say_their_graph_need_it_given(study, cover):
     for name in cover:
         blocks.save(study / f"orphan-{name}.npz", cover[name])
-    with pytest.raises(ArtifactError, match="does not say what graph it was made from"):
-        given = map(str, study.glob("orphan-*.npz"))
-        bench(study, "--schedule", "homeless.json", "--output", "x.csv", "--blocks", *given)
+    named = replace(schedule.load(study / "pair.greedy.json"), blocks_paths=("orphan-16x1.npz", "orphan-8x8.npz"))
+    schedule.save(study / "orphan.json", named)
+    with pytest.raises(ArtifactError, match="does not name the graph it was made from"):
+        bench(study, "--schedule", "orphan.json", "--output", "x.csv")
 
 
 def test_the_script_ends_with_one_line(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2] / "src")}
-    command = [sys.executable, str(SCRIPT), "--schedule", "nothing.json", "--output", "x.csv"]
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS.parents[1] / "src")}
+    command = [sys.executable, str(SCRIPTS / "run_bench.py"), "--schedule", "nothing.json", "--output", "x.csv"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.startswith("error: nothing.json: no such file")
     assert len(done.stderr.strip().splitlines()) == 1 and not list(tmp_path.iterdir())

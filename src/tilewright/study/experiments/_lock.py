@@ -1,7 +1,7 @@
-"""Turns at a device: what is timed has it to itself, also where several jobs are started side by side (stages T3, T5).
+"""The lock on a device: what is timed has it alone, also where several jobs start side by side (stages T3, T5).
 
-A job on a GPU spends most of its time on the way there: Python, torch, files. So workflows start some at once, on cores
-enough for all, and each waits for its turn. On a CPU it is the workflow that runs one timed job at a time.
+A job on a GPU spends most of its time before the first call: Python, torch, files. So workflows start several at once,
+on cores enough for all, and each waits for the lock. On a CPU the workflow itself runs one timed job at a time.
 """
 
 import fcntl
@@ -11,23 +11,24 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tilewright import targets
 from tilewright.core.errors import DeviceError
 
-# Seconds between two looks at what others hold.
+# Seconds between two attempts.
 PAUSE = 0.1
 # Where the locks are: one place for all users of a machine, whatever their TMPDIR.
 FOLDER = Path("/tmp")
 
 
 @contextmanager
-def turn(kind):
+def exclusive(kind):
     """Hold a device of `kind` that nobody else holds by this function; wait for one.
 
-    Of several GPUs the first free one becomes the only one that this process sees: to be entered before CUDA is used.
-    ASSUME: all who time on the machine see the same `FOLDER`. Raises `DeviceError` where no GPU is told of, or its lock
+    Of several GPUs the first free one becomes the only one that this process sees: enter before CUDA is used.
+    ASSUME: all who time on the machine see the same `FOLDER`. Raises `DeviceError` where there is no GPU, or its lock
     cannot be opened.
     """
-    if kind != "cuda":
+    if kind not in targets.NAMES or not targets.facts(kind).EXCLUSIVE:
         yield
         return
     names = _gpus()
@@ -79,6 +80,6 @@ def _gpus():
     try:
         found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
     except (OSError, subprocess.CalledProcessError) as error:
-        raise DeviceError(f"expected an NVIDIA GPU, and nvidia-smi to tell of it, found {error}; known: cpu") from error
+        raise DeviceError(f"expected an NVIDIA GPU that nvidia-smi lists, found {error}; known: cpu") from error
     stated = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [found[int(name)] if name.isdigit() else name for name in stated.split(",")] if stated else found

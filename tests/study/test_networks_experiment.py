@@ -14,18 +14,20 @@ import pandas as pd
 import pytest
 import torch
 
+from helpers.rows import whole
 from tilewright import networks
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core import images
 from tilewright.core.errors import TilewrightError, UnknownNameError
 from tilewright.models import _gates, dynamicvit
 from tilewright.networks import _sites
-from tilewright.study.bench import Effort
-from tilewright.study.bench import networks as bench
+from tilewright.study.experiments import _networks as bench
+from tilewright.study.experiments._effort import Effort
+from tilewright.study.experiments.networks import Row
 from tilewright.study.tables import _read
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "workflow/scripts/run_network.py"
+SCRIPT = ROOT / "workflow/scripts/run_experiment.py"
 QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
 MEMBERS = {name: importlib.import_module(f"tilewright.networks.{name}") for name in networks.NAMES}
 
@@ -103,8 +105,8 @@ def test_photographs_are_normalised_and_then_mirrored():
 # Rows
 
 
-def run(*arguments):
-    return list(bench.run_network(*arguments))
+def run(*arguments, **options):
+    return whole("networks", bench.run_network(*arguments, **options))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +117,6 @@ def rows(tmp_path_factory):
 
 
 def test_every_attention_and_batch_has_a_row(rows):
-    assert [list(row) for row in rows] == [list(bench.NETWORKS)] * 4
     assert [(row["attention"], row["batch"]) for row in rows] == [
         ("native", 1),
         ("native", 2),
@@ -191,7 +192,7 @@ def test_in_16_bits_the_tolerance_is_what_the_type_costs_dense_attention(monkeyp
     much as it is off itself."""
     hooked(monkeypatch, "dense", partial(off_in_16_bits, by=own))
     hooked(monkeypatch, "native", partial(off_in_16_bits, by=by))
-    (row,) = list(bench.run_network(SMALL, {"native": [1]}, QUICK, dtype="bfloat16"))
+    (row,) = run(SMALL, {"native": [1]}, QUICK, dtype="bfloat16")
     assert (row["status"], row["dtype"]) == (status, "bfloat16")
     assert row["tolerance"] == pytest.approx(tolerance, rel=0.03)
 
@@ -199,7 +200,7 @@ def test_in_16_bits_the_tolerance_is_what_the_type_costs_dense_attention(monkeyp
 def test_weights_are_rounded_to_the_type(monkeypatch):
     seen = []
     hooked(monkeypatch, "native", lambda network: seen.append(network))
-    (row,) = list(bench.run_network(SMALL, {"native": [1]}, QUICK, dtype="float16"))
+    (row,) = run(SMALL, {"native": [1]}, QUICK, dtype="float16")
     assert row["status"] == "ok" and row["max_abs_error"] <= 1e-4
     assert {weights.dtype for weights in seen[0].parameters()} == {torch.float16}
 
@@ -274,39 +275,49 @@ def test_the_share_of_attention_is_that_of_the_timed_calls(monkeypatch):
 
 def command(*arguments):
     """Run the script in this process."""
-    spec = importlib.util.spec_from_file_location("run_network", SCRIPT)
+    spec = importlib.util.spec_from_file_location("run_experiment", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    quick = ["--max-seconds", "0.01", "--min-repetitions", "3"]
-    module.run_network(**vars(module.parser.parse_args([*quick, *arguments])))
+    quick = ["--experiment", "networks", "--min-repetitions", "3"]
+    module.run(**vars(module.parser.parse_args([*quick, *arguments])))
 
 
 def test_a_file_of_rows_is_written(tmp_path, capsys):
     path = tmp_path / "out.csv"
-    command("--network", SMALL, "--attention", "native=1,2", "dense=1", "--output", str(path))
-    assert tuple(pd.read_csv(path).columns) == bench.NETWORKS
-    (frame,) = _read.frames([path], "network")
+    chosen = ["--set", "attention={native: [1, 2], dense: [1]}", "max_seconds=0.01"]
+    command("--case", SMALL, *chosen, "--output", str(path))
+    assert tuple(pd.read_csv(path).columns) == Row.columns()
+    (frame,) = _read.frames([path], "networks")
     assert frame["status"].tolist() == ["ok"] * 3 and (frame["p50_us"] > 0).all()
     assert f"{SMALL} native, batch 2: " in capsys.readouterr().out
 
 
+NATIVE = "attention={native: [1]}"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("case", "chosen", "more", "message"),
     [
-        ("--network vit-tiny-32", "unknown network 'vit-tiny-32'"),
-        ("--network dynamicvit-256-64 --attention magic=1", "unknown attention 'magic'; known: dense"),
-        ("--network dynamicvit-256-64 --attention native", r"native: expected NAME=BATCH\[,BATCH...\]"),
-        ("--network dynamicvit-256-64 --attention native=0", "batches of at least 1"),
-        ("--network dynamicvit-256-64 --attention native=1,x", "batches of at least 1"),
-        ("--network dynamicvit-256-64 --rse 0", "expected an effort above zero"),
-        ("--network vil-tiny-8", "leaves no token at stage 3"),
-        ("--network dynamicvit-256-64 --dtype float64", "unknown dtype 'float64'; known: float32, float16, bfloat16"),
-        ("--network dynamicvit-256-64 --device tpu", "no device of kind 'tpu'"),
+        ("vit-tiny-32", NATIVE, "", "unknown network 'vit-tiny-32'"),
+        (SMALL, "attention={magic: [1]}", "", "unknown attention 'magic'; known: dense"),
+        (
+            SMALL,
+            "attention=native",
+            "",
+            r"experiment networks: Expected `object`, got `str`.*; settings: attention, max",
+        ),
+        (SMALL, "attention={native: [0]}", "", r"attention.native: expected at least 1, found 0"),
+        (SMALL, "atention={native: [1]}", "", "unknown field `atention`"),
+        (SMALL, NATIVE, "--rse 0", "expected rse, repetitions and seconds above zero"),
+        ("vil-tiny-8", NATIVE, "", "leaves no token at stage 3"),
+        (SMALL, NATIVE, "--dtype float64", "unknown dtype 'float64'; known: float32, float16, bfloat16"),
+        (SMALL, NATIVE, "--device tpu", "no device of kind 'tpu'"),
     ],
 )
-def test_wrong_arguments_are_refused_and_write_nothing(tmp_path, arguments, message):
+def test_wrong_arguments_are_refused_and_write_nothing(tmp_path, case, chosen, more, message):
+    arguments = ["--case", case, "--set", chosen, "max_seconds=0.01", *more.split()]
     with pytest.raises(TilewrightError, match=message):
-        command(*arguments.split(), "--output", str(tmp_path / "x.csv"))
+        command(*arguments, "--output", str(tmp_path / "x.csv"))
     assert not (tmp_path / "x.csv").exists()
 
 

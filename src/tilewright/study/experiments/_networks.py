@@ -17,16 +17,8 @@ from tilewright.core import images, registry, timing
 from tilewright.models import _gates
 from tilewright.networks import _sites
 from tilewright.profile import DTYPES
-from tilewright.study.bench.rows import machine, now
-
-# relative_error: of an image's logits, over the spread of the oracle's; attention_error: `reference.relative_error` of
-# the worst attention over a pattern, on its own queries, keys and values; tolerances: of these two.
-NETWORKS = (
-    "network", "family", "variant", "resolution", "attention", "batch", "status", "reason", "dtype", "parameters",
-    "max_abs_error", "relative_error", "tolerance", "attention_error", "attention_tolerance", "largest_logit",
-    "same_top1", "first_call_s", "p20_us", "p50_us", "p80_us", "repetitions", "rse", "images_per_s", "attention_us",
-    "rest_us", "gpu_us", "device", "cores", "torch", "numpy", "commit", "code", "time",
-)  # fmt: skip
+from tilewright.study.experiments._checks import refuted
+from tilewright.study.experiments._rows import machine, now
 
 # Of logits in float32: 12 layers of rounding, measured 1e-6.
 TOLERANCE = 1e-4
@@ -44,6 +36,12 @@ SITE = 4
 SCORES, BIASES, ADDED = 2.0, 1.0, 0.5
 
 
+CHECKS = (
+    ("relative_error", "tolerance", "logits differ by {:.2g} of their spread from those of the oracle"),
+    ("attention_error", "attention_tolerance", "an attention differs by {:.2g} from float64"),
+)
+
+
 @dataclass(frozen=True)
 class Oracle:
     """Logits that others are compared with, float32 [B, classes], and how far theirs may be from them."""
@@ -56,8 +54,8 @@ def photographs(count, size):
     """`count` normalised photographs, float32 [count, 3, size, size]: `images.PHOTOGRAPHS`, then these mirrored."""
     names = list(images.PHOTOGRAPHS)
     pixels = [_gates.pixels(name, size) for name in names[:count]]
-    turned = [(i % len(names), i // len(names) % 2 == 1) for i in range(count)]
-    return torch.from_numpy(np.stack([pixels[i][:, :, ::-1] if mirrored else pixels[i] for i, mirrored in turned]))
+    chosen = [(i % len(names), i // len(names) % 2 == 1) for i in range(count)]
+    return torch.from_numpy(np.stack([pixels[i][:, :, ::-1] if mirrored else pixels[i] for i, mirrored in chosen]))
 
 
 def attentions(name):
@@ -68,7 +66,7 @@ def attentions(name):
 
 @torch.inference_mode()
 def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0):
-    """Yield a row of `NETWORKS` for each attention and batch of `batches`, ``{attention: [batch, …]}``.
+    """Yield a row for each attention and batch of `batches`, ``{attention: [batch, …]}``.
 
     All attentions have the weights that `seed` draws, `peaked` and rounded to `dtype`. The logits of the family's
     oracle (dense attention) in float32, one image at a time, are what others are compared with, itself in batches
@@ -94,7 +92,7 @@ def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0)
     parameters = sum(weights.numel() for weights in dense.parameters())
     oracle = _oracle(dense, inputs)
     del dense
-    known = dict.fromkeys(NETWORKS, "") | {
+    known = {
         "network": name,
         "family": family,
         "variant": options["variant"],
@@ -104,7 +102,7 @@ def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0)
         "parameters": parameters,
         "tolerance": oracle.tolerance,
         "largest_logit": float(oracle.logits.abs().max()),
-        **{name: value for name, value in machine(facts).items() if name in NETWORKS},
+        **machine(facts),
     }
     for attention, sizes in batches.items():
         # One network at a time: masks of several would not fit the memory at high resolution.
@@ -196,18 +194,6 @@ def _attention_errors(network, inputs):
     return {"attention_error": error, "attention_tolerance": tolerance}
 
 
-def _refuted(facts):
-    """Why a network does not pass its checks, else an empty text."""
-    for error, tolerance, what in (
-        ("relative_error", "tolerance", "logits differ by {:.2g} of their spread from those of the oracle"),
-        ("attention_error", "attention_tolerance", "an attention differs by {:.2g} from float64"),
-    ):
-        # Not `>`: a NaN does not pass.
-        if error in facts and not facts[error] <= facts[tolerance]:
-            return f"{what.format(facts[error])}, tolerance {facts[tolerance]:.2g}"
-    return ""
-
-
 def _measured(network, inputs, oracle, effort):
     """Check of one network on one batch, and only if it passes, its time."""
     facts, expected = {"time": now()}, oracle.logits[: len(inputs)]
@@ -225,7 +211,7 @@ def _measured(network, inputs, oracle, effort):
         "same_top1": float((found.argmax(1) == expected.argmax(1)).double().mean()),
         **_attention_errors(network, inputs),
     }
-    if reason := _refuted(facts):
+    if reason := refuted(facts, CHECKS):
         return facts | {"status": "failed", "reason": reason}
     in_attention = []
 

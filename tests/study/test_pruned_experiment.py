@@ -1,15 +1,14 @@
 """Packed attention and pruned networks in T5: compared before they are timed, and who kept which tokens."""
 
-import contextlib
 import dataclasses
 import json
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
+from helpers.rows import whole
 from tilewright import networks
 from tilewright.baselines import packed as packed_baselines
 from tilewright.core import images
@@ -19,12 +18,15 @@ from tilewright.networks import _layouts, batching
 from tilewright.networks import deit as deit_network
 from tilewright.networks.batching import ragged as packed
 from tilewright.pruners import Choice
-from tilewright.study import config
-from tilewright.study.bench import Effort, pruned, ragged, stage
+from tilewright.study import experiments
+from tilewright.study.experiments import _pruned as pruned
+from tilewright.study.experiments import _ragged as ragged
+from tilewright.study.experiments._effort import Effort
+from tilewright.study.stages import experiment
 from tilewright.study.tables import _read
 
 QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
-ARGUMENTS = {"rse": 1.0, "min_repetitions": 3, "max_seconds": 0.01, "seed": 0, "device": "cpu", "dtype": "float32"}
+ARGUMENTS = {"rse": 1.0, "min_repetitions": 3, "seed": 0, "device": "cpu", "dtype": "float32"}
 NAME = "deit-tiny-64-threshold_l2"
 
 
@@ -39,15 +41,11 @@ def small(monkeypatch):
 
 
 def attended(attention, lengths=((3, 9),)):
-    return list(ragged.run_ragged(2, 16, lengths, attention, QUICK))
+    return whole("ragged", ragged.run_ragged(2, 16, lengths, attention, QUICK))
 
 
-def run(settings=({},), attention=("padded", "ragged"), modes=None, name=NAME, **options):
-    return list(pruned.run_pruned(name, settings, attention, modes or {"eager": [2]}, QUICK, **options))
-
-
-def test_the_configuration_knows_the_names():
-    assert config.RAGGED == ragged.PROVIDERS and config.MODES == pruned.MODES
+def run(settings=({},), batchings=("padded", "ragged"), modes=None, name=NAME, **options):
+    return whole("pruned", pruned.run_pruned(name, settings, batchings, modes or {"eager": [2]}, QUICK, **options))
 
 
 # Packed attention
@@ -55,7 +53,6 @@ def test_the_configuration_knows_the_names():
 
 def test_every_provider_and_call_has_a_row_that_was_checked():
     rows = attended({"tilewright": [1, 3], "sdpa_mask": [3], "flash_varlen": [3]})
-    assert [list(row) for row in rows] == [list(ragged.RAGGED)] * len(rows)
     told = [(row["images"], row["provider"], row["call"]) for row in rows]
     ours = [("tilewright", call) for call in ("attend", "attend_into", *ragged.MOVES)]
     peers = [("sdpa_mask", "attend"), ("flash_varlen", "attend")]
@@ -85,7 +82,7 @@ def test_wrong_attention_is_never_timed(monkeypatch, by):
     assert row["status"] == "failed" and "tolerance 1.5e-05" in row["reason"] and row["p50_us"] == ""
 
 
-def test_what_torch_cannot_do_is_told(monkeypatch):
+def test_what_torch_cannot_do_is_a_reason(monkeypatch):
     def refuse(*_):
         raise RuntimeError("no kernel\nand more")
 
@@ -97,7 +94,7 @@ def test_what_torch_cannot_do_is_told(monkeypatch):
 @pytest.mark.parametrize(
     ("attention", "dtype", "message"),
     [
-        ({"vaarlen": [1]}, "float32", "unknown ragged attention 'vaarlen'; known: tilewright, sdpa_mask"),
+        ({"vaarlen": [1]}, "float32", "unknown attention 'vaarlen'; known: tilewright, sdpa_mask"),
         ({"nested": [1]}, "float64", "unknown dtype 'float64'"),
     ],
 )
@@ -109,14 +106,14 @@ def test_unknown_names_of_packed_attention(attention, dtype, message):
 # Pruned networks
 
 
-def test_strategies_are_compared_with_padded_and_timed():
+def test_batchings_are_compared_with_padded_and_timed():
     rows = run([{"keep_ratio": 0.5}, {"keep_range": [0.3, 0.7]}], batching.NAMES, {"eager": [1, 4], "graph": [1]})
-    assert [list(row) for row in rows] == [list(pruned.PRUNED)] * 36
+    assert len(rows) == 36
     assert {row["setting"] for row in rows} == {"keep_ratio=0.5", "keep_range=[0.3, 0.7]"}
     for row in rows:
-        if row["mode"] == "graph" or row["strategy"] == "varlen":
+        if row["mode"] == "graph" or row["batching"] == "varlen":
             assert (row["status"], row["reason"]) == ("skipped", "runs on an NVIDIA GPU only, found cpu")
-        elif row["strategy"] == "gathered" and row["spread"]:
+        elif row["batching"] == "gathered" and row["spread"]:
             assert row["status"] == "skipped" and "equal numbers of tokens" in row["reason"]
         else:
             assert row["status"] == "ok" and row["same_tokens"] == row["inputs"] == 32
@@ -124,7 +121,7 @@ def test_strategies_are_compared_with_padded_and_timed():
             assert row["max_abs_error"] == row["max_abs_error_all"] <= 1e-4
             assert row["relative_error"] <= 1e-4 and row["attention_error"] <= 2e-5
             assert row["images_per_s"] == pytest.approx(row["batch"] * 1e6 / row["p50_us"])
-            assert (row["pack_share"] != "") == (row["strategy"] == "ragged")
+            assert (row["pack_share"] != "") == (row["batching"] == "ragged")
     spread = {(row["setting"], row["batch"]): row["spread"] for row in rows}
     assert spread["keep_range=[0.3, 0.7]", 4] > 1 and spread["keep_range=[0.3, 0.7]", 1] == 0
     assert spread["keep_ratio=0.5", 4] <= 1
@@ -153,7 +150,7 @@ def test_only_images_that_keep_the_same_tokens_are_compared(monkeypatch):
     assert alone["same_top1_all"] != "" and alone["max_abs_error"] == ""
 
 
-def test_top1_is_told_of_all_images(monkeypatch):
+def test_top1_of_all_images_is_a_column(monkeypatch):
     """Of one image of 32 the packed network says something else, and keeps another token."""
     seen, calls = pruned._seen, []
 
@@ -163,7 +160,7 @@ def test_top1_is_told_of_all_images(monkeypatch):
         # The oracle is seen first, then padded, then ours.
         if len(calls) == 3:
             made.logits[0] = made.logits[0].flip(0)
-            made.fates[0][0] = made.fates[0][0].flip(0)
+            made.states[0][0] = made.states[0][0].flip(0)
         return made
 
     monkeypatch.setattr(pruned, "_seen", other)
@@ -215,7 +212,7 @@ def test_wrong_attention_and_lost_tokens_are_never_timed(monkeypatch, fault, dty
     # As wide as published: narrow ones attend nearly evenly.
     monkeypatch.setitem(deit.VARIANTS, "tiny", (192, 3))
     monkeypatch.setattr(pruned, "JUDGED", 4)
-    monkeypatch.setattr(pruned, "TAUGHT", 16)
+    monkeypatch.setattr(pruned, "FITTED", 16)
     monkeypatch.setattr(packed, "narrow", partial(FAULTS[fault], packed.narrow))
     padded, ours = run([{"keep_ratio": 0.7}], dtype=dtype, name="deit-tiny-160-threshold_l2")
     assert padded["status"] == "ok" and padded["p50_us"] > 0
@@ -242,21 +239,21 @@ def test_what_16_bits_round_passes(monkeypatch, dtype):
     assert rows[1]["relative_error"] > 1e-4
 
 
-def test_a_fused_token_is_told_from_one_that_went_on_by_itself():
+def test_a_fused_token_differs_from_one_that_was_kept():
     keep, fused = torch.tensor([[True, True, True, False]] * 2), torch.tensor([[False, True, False, False]] * 2)
     fused[1] = fused[1].roll(1)
     seen = [
-        pruned.Seen(torch.zeros(2, 3), (pruned._fate(Choice(keep, 3, 3, each)),), ())
+        pruned.Seen(torch.zeros(2, 3), (pruned._state(Choice(keep, 3, 3, each)),), ())
         for each in (fused, fused[:1].expand_as(fused))
     ]
     assert seen[0].same_tokens(seen[1]).tolist() == [True, False]
     assert seen[0].counts[0].tolist() == [3, 3]
 
 
-def test_a_head_is_taught_to_tell_the_photographs_apart():
+def test_a_fitted_head_classifies_the_photographs():
     network = networks.create("deit", variant="tiny", image_size=64)
     with torch.inference_mode():
-        pruned.teach(network, pruned.crops(pruned.TAUGHT, 64, seed=1))
+        pruned.fit_head(network, pruned.crops(pruned.FITTED, 64, seed=1))
         kinds = len(images.PHOTOGRAPHS)
         logits = network(pruned.crops(8 * kinds, 64))
     assert (logits.argmax(1) == torch.arange(8 * kinds) % kinds).float().mean() > 0.8
@@ -300,7 +297,7 @@ def test_crops_are_all_different():
     ("options", "error", "message"),
     [
         ({"name": "vil-tiny-64"}, ConfigError, "network: expected one of the family deit, found vil-tiny-64"),
-        ({"attention": ["paded"]}, UnknownNameError, "unknown attention 'paded'; known: padded"),
+        ({"batchings": ["paded"]}, UnknownNameError, "unknown batching 'paded'; known: padded"),
         ({"modes": {"egaer": [1]}}, UnknownNameError, "unknown mode 'egaer'; known: eager, graph, compile"),
         ({"settings": [{"keep_ratio": 2}]}, ConfigError, "keep_ratio"),
         ({"dtype": "float64"}, UnknownNameError, "unknown dtype 'float64'"),
@@ -314,32 +311,50 @@ def test_wrong_requests(options, error, message):
 # Files
 
 
+def command(name, case, path, *stated):
+    experiment.run(name, case, path, **ARGUMENTS, stated=[*stated, "max_seconds=0.01"])
+
+
 def test_files_of_rows_are_written(tmp_path, capsys):
     kernel, network = tmp_path / "r.csv", tmp_path / "p.csv"
-    stage.run_ragged(2, 16, ["3-9"], ["tilewright=1,2"], kernel, **ARGUMENTS)
-    stage.run_pruned(NAME, [json.dumps({"keep_ratio": 0.5})], ["padded"], ["eager=1"], network, **ARGUMENTS)
-    for path, kind, columns in ((kernel, "ragged", ragged.RAGGED), (network, "pruned", pruned.PRUNED)):
-        assert tuple(pd.read_csv(path).columns) == columns
+    command("ragged", "2x16", kernel, "lengths=[[3, 9]]", "attention={tilewright: [1, 2]}")
+    command("pruned", NAME, network, "settings=[{keep_ratio: 0.5}]", "batching=[padded]", "modes={eager: [1]}")
+    for path, kind in ((kernel, "ragged"), (network, "pruned")):
+        assert tuple(pd.read_csv(path).columns) == experiments.member(kind).Row.columns()
         (frame,) = _read.frames([path], kind)
         assert set(frame["status"]) == {"ok"}
     assert "tilewright pack, 2 images of 3-9: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["9", "9-3", "0-4", "a-b"])
-def test_lengths_are_a_range(text, tmp_path):
-    with pytest.raises(ConfigError, match=f"--lengths {text}: expected LOW-HIGH, tokens from 1 on"):
-        stage.run_ragged(2, 16, [text], ["tilewright=1"], tmp_path / "x.csv", **ARGUMENTS)
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ("[[9, 3]]", r"lengths: expected the least first, found \[9, 3\]"),
+        ("[[0, 4]]", "lengths: expected at least 1, found 0"),
+        ("[[4]]", "Expected `array` of length 2"),
+        ("[[a, b]]", "Expected `int`, got `str`"),
+    ],
+)
+def test_lengths_are_a_range(lengths, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        command("ragged", "2x16", tmp_path / "x.csv", f"lengths={lengths}", "attention={tilewright: [1]}")
+    assert not (tmp_path / "x.csv").exists()
 
 
-@pytest.mark.parametrize("text", ["{", "3"])
-def test_settings_are_objects(text, tmp_path):
-    with pytest.raises(ConfigError, match=f"--setting {text}: expected a JSON object"):
-        stage.run_pruned(NAME, [text], ["padded"], ["eager=1"], tmp_path / "x.csv", **ARGUMENTS)
+@pytest.mark.parametrize("case", ["2", "2x", "x2", "0x8", "axb"])
+def test_a_shape_is_heads_and_a_dimension(case, tmp_path):
+    with pytest.raises(ConfigError, match=f"case '{case}': expected <heads>x<head_dim>, such as 3x64"):
+        command("ragged", case, tmp_path / "x.csv", "lengths=[[3, 9]]", "attention={tilewright: [1]}")
 
 
-def test_a_deit_is_a_network_like_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(stage.turns, "turn", contextlib.nullcontext)
-    stage.run_network("deit-tiny-64-evit", None, Path(tmp_path / "n.csv"), **ARGUMENTS)
+def test_settings_are_maps(tmp_path):
+    with pytest.raises(ConfigError, match="experiment pruned: Expected `object`, got `int`"):
+        command("pruned", NAME, tmp_path / "x.csv", "settings=[3]", "batching=[padded]", "modes={eager: [1]}")
+
+
+def test_a_deit_is_a_network_like_the_others(tmp_path):
+    attention = f"attention={json.dumps({name: [1] for name in batching.NAMES})}"
+    command("networks", "deit-tiny-64-evit", tmp_path / "n.csv", attention)
     frame = pd.read_csv(tmp_path / "n.csv").set_index("attention")
     assert list(frame.index) == list(batching.NAMES)
     assert frame.loc["padded", "status"] == frame.loc["ragged", "status"] == "ok"

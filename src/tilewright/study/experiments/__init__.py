@@ -1,0 +1,124 @@
+"""Experiments of the study: what stage T5 runs, times and records.
+
+An experiment is a module of this package and a word in `NAMES`; ``experiments:`` of the configuration selects some.
+Tables and figures ask for its files by `files` and read its rows by `study.tables._read`. Contract of a member module,
+whose import stays light (no torch):
+    ``Section``: the type of its section of the configuration, a `sections.Section` with its own ``check(config)``. The
+        section is called as the module, or as ``SECTION`` says where the module has one.
+    ``Row``: a `_rows.Row`, the one declaration of its columns; ``kind`` is the module's name.
+    ``cases(config) -> names``: each is a CSV file, results/logs/<experiment>/<case>.csv.
+    ``Settings``, ``settings(config, case) -> Settings``: everything that a case is run with, besides `_effort.Run`.
+    ``planned(case, settings) -> list``: dicts of the columns that decide which code makes the rows of a case.
+    ``modules(row, device) -> list``: dotted names of the modules that such a row depends on, besides the member's own
+        imports and the facts of the device: what measures it, and what that enters by name. row: of ``planned``, or one that was recorded; device:
+        a kind of `targets`. The digest of these is the row's ``code``, and a case runs again when one of them changes.
+    ``size(case, settings) -> int``: how many numbers a case holds at once, for a cluster's memory and time.
+    ``run(case, settings, how)``: yields the rows, a dict of columns each, as they are measured; how: a `_effort.Run`.
+        Rows of what failed its check, or could not run, have no time and say why in ``reason``.
+    ``NAMED``, ``remark(row)``: how the log calls a row, a format of its columns, and what it says of one that passed.
+    ``ON_HOST = True``, of a member that times the host's processors whatever device the study is for.
+    ``RULE = None``, of a member whose cases need other files of the study: it has rules of its own in place of
+        ``Settings``, ``settings``, ``planned``, ``size``, ``run``, ``NAMED`` and ``remark``. ``FOLDER``: where its
+        files are below results/logs.
+"""
+
+import json
+import shlex
+from importlib import import_module
+
+import msgspec
+
+from tilewright import targets
+from tilewright.core import provenance, registry
+from tilewright.core.errors import ConfigError
+
+NAMES = ("attention", "networks", "ragged", "pruned", "heatmap", "orders")
+LOGS = "results/logs/"
+
+
+def member(name):
+    """The module of an experiment. Raises `UnknownNameError`."""
+    return registry.member(__name__, "experiment", name, NAMES)
+
+
+def sections():
+    """``{name of the section: member}`` in the order of `NAMES`."""
+    return {section_of(name): member(name) for name in NAMES}
+
+
+def section_of(name):
+    """The name of an experiment's section of the configuration."""
+    return getattr(member(name), "SECTION", name)
+
+
+def row_types():
+    """``{kind: Row}`` of every experiment."""
+    return {name: import_module(f"{__name__}.{name}").Row for name in NAMES}
+
+
+def by_place():
+    """``(on_host, on_device)``: names of the experiments that time the host's processors, and of those that time the
+    device that the study is for; none with rules of its own."""
+    general = [name for name in NAMES if hasattr(member(name), "run")]
+    on_host = [name for name in general if getattr(member(name), "ON_HOST", False)]
+    return on_host, [name for name in general if name not in on_host]
+
+
+def cases(name, config):
+    """Cases of an experiment under `config`; none where it is not selected."""
+    return list(member(name).cases(config)) if name in config.experiments else []
+
+
+def files(name, config):
+    """Paths of an experiment's CSV files under `config`; none where it is not selected."""
+    folder = getattr(member(name), "FOLDER", f"{name}/")
+    return [f"{LOGS}{folder}{case}.csv" for case in cases(name, config)]
+
+
+def arguments(name, config, case):
+    """The flags that run a case: a list of words for a shell, quoted."""
+    stated = msgspec.to_builtins(member(name).settings(config, case))
+    pairs = (shlex.quote(f"{key}={json.dumps(value)}") for key, value in stated.items())
+    timing = f"--rse {config.timing.rse} --min-repetitions {config.timing.min_repetitions}"
+    flags = f"--device {config.device} --dtype {config.dtype} --seed {config.seed} {timing}"
+    return ["--set", *pairs, *flags.split()]
+
+
+def parse(name, stated):
+    """``Settings`` of an experiment from a dict, read strictly. Raises `ConfigError`."""
+    module = member(name)
+    if not hasattr(module, "run"):
+        raise ConfigError(f"experiment {name}: needs files of other stages; run its own commands")
+    try:
+        return msgspec.convert(stated, module.Settings)
+    except msgspec.ValidationError as error:
+        known = ", ".join(module.Settings.__struct_fields__)
+        raise ConfigError(f"experiment {name}: {error}; settings: {known}") from None
+
+
+def modules(name, rows, device):
+    """Dotted names of all modules that `rows` of an experiment depend on, see the contract; sorted."""
+    module = member(name)
+    found = {entered for row in rows for entered in module.modules(row, device)}
+    return sorted({module.__name__, *targets.modules(device), *found})
+
+
+def code(name, rows, device):
+    """Digest of the code that makes `rows` of an experiment on a `device` of this kind.
+
+    Raises `UnknownNameError` for a module that is not there.
+    """
+    return provenance.code_digest(*modules(name, rows, device))
+
+
+def code_of_case(name, config, case):
+    """Digest of the code that makes the rows of a case under `config`."""
+    module = member(name)
+    rows = module.planned(case, module.settings(config, case))
+    return code(name, rows, config.device)
+
+
+def size(name, config, case):
+    """How many numbers a case holds at once under `config`."""
+    module = member(name)
+    return module.size(case, module.settings(config, case))

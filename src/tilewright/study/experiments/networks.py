@@ -1,0 +1,136 @@
+"""Whole networks, from images to logits, with each kind of attention (stage T5)."""
+
+from typing import Literal
+
+from tilewright import networks, targets
+from tilewright.core.errors import ConfigError
+from tilewright.networks import attentions, batching
+from tilewright.study import sections
+from tilewright.study.experiments import _rows
+from tilewright.study.experiments._rows import Count, Number, Status
+
+
+class Section(sections.Section, frozen=True):
+    """Whole networks, run end to end.
+
+    workloads: networks by name
+    attention: batches that each kind of attention is timed with; one without batches is left out
+    max_seconds: a timing stops after this time, in seconds
+    """
+
+    workloads: tuple[str, ...]
+    attention: dict[str, tuple[int, ...]]
+    max_seconds: float
+
+    def check(self, config):
+        """Raise `ConfigError` for unknown names, and for batches and a time out of range."""
+        sections.distinct("networks.workloads", self.workloads)
+        for name in self.workloads:
+            sections.at("networks.workloads", networks.parse, name)
+        sections.batches("networks.attention", "attention", self.attention, (*attentions.NAMES, *batching.NAMES))
+        sections.above_zero("networks.max_seconds", self.max_seconds)
+        if self.workloads and not any(self.attention.values()):
+            raise ConfigError("networks.attention: expected a batch for at least one attention, found none")
+
+
+class Settings(sections.Section, frozen=True):
+    """What one network is run with; values as in `Section`."""
+
+    attention: dict[str, tuple[int, ...]]
+    max_seconds: float
+
+
+class Row(_rows.Row, frozen=True, kw_only=True):
+    """A network with one attention and batch.
+
+    relative_error: of an image's logits, over the spread of the oracle's; attention_error: `reference.relative_error`
+    of the worst attention over a pattern, on its own queries, keys and values. Each has its tolerance. p50_us: until
+    the logits are there; attention_us, rest_us: of it; gpu_us: as a CUDA graph.
+    """
+
+    kind: Literal["networks"] = "networks"
+    version: Literal[1] = 1
+    network: str = ""
+    family: str = ""
+    variant: str = ""
+    resolution: Count = None
+    attention: str = ""
+    batch: Count = None
+    status: Status = "ok"
+    reason: str = ""
+    dtype: str = ""
+    parameters: Count = None
+    max_abs_error: Number = None
+    relative_error: Number = None
+    tolerance: Number = None
+    attention_error: Number = None
+    attention_tolerance: Number = None
+    largest_logit: Number = None
+    same_top1: Number = None
+    first_call_s: Number = None
+    p20_us: Number = None
+    p50_us: Number = None
+    p80_us: Number = None
+    repetitions: Count = None
+    rse: Number = None
+    images_per_s: Number = None
+    attention_us: Number = None
+    rest_us: Number = None
+    gpu_us: Number = None
+
+
+NAMED = "{network} {attention}, batch {batch}"
+
+
+def cases(config):
+    """The networks."""
+    return config.networks.workloads
+
+
+def settings(config, case):
+    """`Settings` of one network."""
+    sizes = {name: batches for name, batches in config.networks.attention.items() if batches}
+    return Settings(sizes, config.networks.max_seconds)
+
+
+def planned(case, settings):
+    """What decides the rows of a case, as `modules` asks for it."""
+    return [{"network": case, "attention": name} for name in settings.attention]
+
+
+def modules(row, device):
+    """Modules that a row's time depends on, see `experiments`."""
+    family, options = networks.parse(row["network"])
+    package = attentions if row["attention"] in attentions.NAMES else batching
+    # The first of a package is the oracle.
+    entered = [f"{package.__name__}.{name}" for name in (package.NAMES[0], row["attention"])]
+    if "pruner" in options:
+        entered.append(f"tilewright.pruners.{options['pruner']}")
+    if package is batching:
+        entered += targets.modules(device, "packed")
+    if row["attention"] == "tilewright":
+        # What plans of whole networks are made with.
+        entered += ["tilewright.reorder.window", "tilewright.schedule.solvers.highs"]
+        entered += targets.modules(device, "executor", "probe")
+    return [f"{__package__}._networks", f"tilewright.models.{family}", f"tilewright.networks.{family}", *entered]
+
+
+def size(case, settings):
+    """Numbers that a case holds: its graphs are small beside its tokens' values."""
+    # ASSUME: fifty numbers of 40 bytes for each pixel hold an image's features at the largest batch.
+    return 50 * networks.parse(case)[1]["image_size"] ** 2
+
+
+def run(case, settings, how):
+    """Yield the rows of the network `case`. Raises `TilewrightError`."""
+    from tilewright.study.experiments import _networks
+
+    sections.batches("attention", "attention", settings.attention, (*attentions.NAMES, *batching.NAMES))
+    options = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
+    yield from _networks.run_network(case, settings.attention, how.effort(settings.max_seconds), **options)
+
+
+def remark(row):
+    """What the log says of a row that passed."""
+    share = f"{row['attention_us'] / row['p50_us']:.0%} of it attention"
+    return f"{row['p50_us'] / 1e3:.1f} ms, {share}, error {row['max_abs_error']:.1e}"

@@ -1,0 +1,85 @@
+"""Sections of the configuration: their type, and the checks that several of them share.
+
+A section documents its values in its docstring, a paragraph of ``name: what it is`` for each. `descriptions` reads
+them, so that the schema for editors says the same.
+"""
+
+import inspect
+import re
+
+import msgspec
+
+from tilewright.core.errors import ConfigError, TilewrightError
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A section of the configuration. Nothing in it has a default: ``config.yaml`` names every value."""
+
+    def check(self, config):
+        """Raise `ConfigError` for a value that its type allows and the study does not.
+
+        config: the whole configuration; a section may refer to other parts of it.
+        """
+
+
+def descriptions(section):
+    """``(text, {name: text})``: what a section is, and what each of its values is, from its docstring."""
+    first, *rest = re.split(r"\n\n|\n(?=\w+: )", inspect.cleandoc(section.__doc__))
+    named = (text.partition(": ") for text in rest)
+    return _line(first), {name: _line(text) for name, _, text in named}
+
+
+def _line(text):
+    return " ".join(text.split())
+
+
+def at(place, call, *arguments):
+    """Call, and let an error name the `place` in the configuration that caused it."""
+    try:
+        return call(*arguments)
+    except (TilewrightError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
+def known(place, what, names, members):
+    """Raise `ConfigError` unless all `names` are among `members`."""
+    for name in names:
+        if name not in members:
+            raise ConfigError(f"{place}: unknown {what} {name!r}; known: {', '.join(members)}")
+
+
+def selection(place, names):
+    """Raise `ConfigError` unless there is a name, and none stands twice."""
+    if not names:
+        raise ConfigError(f"{place}: expected at least one name, found none")
+    distinct(place, names)
+
+
+def distinct(place, values):
+    """Raise `ConfigError` for a value that stands twice."""
+    twice = [value for i, value in enumerate(values) if value in values[:i]]
+    if twice:
+        raise ConfigError(f"{place}: {twice[0]!r} stands twice")
+
+
+def at_least(place, bound, values):
+    """Raise `ConfigError` for a value below `bound`; None is a value that is left open."""
+    for value in values:
+        if value is not None and value < bound:
+            raise ConfigError(f"{place}: expected at least {bound}, found {value}")
+
+
+def above_zero(place, value):
+    """Raise `ConfigError` unless the number `value` is above zero."""
+    # Not `<=`: a NaN is not above zero.
+    if not value > 0:
+        raise ConfigError(f"{place}: expected a number above 0, found {value}")
+
+
+def batches(place, what, chosen, members):
+    """Raise `ConfigError` for names of `chosen`, ``{name: batches}``, that are unknown, and for batches below 1 or that
+    stand twice."""
+    known(place, what, chosen, members)
+    for name, sizes in chosen.items():
+        at_least(f"{place}.{name}", 1, sizes)
+        distinct(f"{place}.{name}", sizes)

@@ -1,0 +1,56 @@
+"""Stage T5 on files: an experiment's case and its settings in, a CSV file of rows out."""
+
+import sys
+
+from tilewright.core.errors import ConfigError
+from tilewright.study import experiments, recorded
+from tilewright.study.cli import settings
+from tilewright.study.experiments import _lock, _rows
+from tilewright.study.experiments._effort import Run
+
+
+def run(experiment, case, output, device, dtype, rse, min_repetitions, seed, stated):
+    """Run the `case` of an `experiment` and write its rows to `output`.
+
+    stated: its settings, ``key=value`` in JSON or YAML. Each row is printed as it is measured, which may take minutes.
+    Raises `TilewrightError`; nothing is written then.
+    """
+    chosen = experiments.parse(experiment, settings(stated))
+    how = checked(Run(device, dtype, seed, rse, min_repetitions))
+    module = experiments.member(experiment)
+    place = "cpu" if getattr(module, "ON_HOST", False) else device
+    rows = []
+    with _lock.exclusive(place):
+        for row in module.run(case, chosen, how):
+            rows.append(row)
+            show(module, row)
+    write(output, experiment, rows, place)
+
+
+def checked(how):
+    """`how`, a `Run` or an `Effort`. Raises `ConfigError` for numbers out of range."""
+    if not (how.rse > 0 and how.min_repetitions >= 1 and getattr(how, "max_seconds", 1) > 0):
+        raise ConfigError(f"expected rse, repetitions and seconds above zero, found {how}")
+    return how
+
+
+def show(module, row):
+    """Print a row of the experiment `module`: what it measured, or to stderr why it did not."""
+    name = module.NAMED.format_map(_Blank(row))
+    if row.get("status", "ok") == "ok":
+        print(f"{name}: {module.remark(row)}", flush=True)
+    else:
+        print(f"{name}: {row['status']}: {row['reason']}", file=sys.stderr)
+
+
+class _Blank(dict):
+    """A row whose missing columns are blank."""
+
+    def __missing__(self, column):
+        return ""
+
+
+def write(path, experiment, rows, device):
+    """Write `rows` of an `experiment` that were made on a `device` of this kind, with the code that made them."""
+    rows = [row | recorded.origin(experiment, row, device) for row in rows]
+    _rows.write(path, experiments.member(experiment).Row, rows)

@@ -1,0 +1,288 @@
+"""The contract of experiments, for every member, and an experiment that is added without an edit elsewhere."""
+
+import hashlib
+import inspect
+import shlex
+import subprocess
+import sys
+import textwrap
+import typing
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from helpers.checkout import copied, snakemake
+from tilewright import targets
+from tilewright.core import provenance
+from tilewright.core.errors import ConfigError, UnknownNameError
+from tilewright.schedule import search
+from tilewright.study import cli, config, experiments, sections
+from tilewright.study.experiments import _rows, attention
+
+ROOT = Path(__file__).parents[2]
+STUDY = config.load(yaml.safe_load((ROOT / "config.yaml").read_text()))
+GENERAL = [name for name in experiments.NAMES if hasattr(experiments.member(name), "run")]
+
+
+def test_an_unknown_experiment_lists_the_known_ones():
+    with pytest.raises(UnknownNameError, match="unknown experiment 'pie'; known: attention, networks, ragged, pruned"):
+        experiments.member("pie")
+
+
+@pytest.mark.parametrize("name", experiments.NAMES)
+def test_a_row_is_declared_once_with_types(name):
+    row = experiments.member(name).Row
+    assert issubclass(row, _rows.Row) and _rows.kind_of(row) == name and _rows.version_of(row) >= 1
+    assert row.columns()[:2] == ("kind", "version") and row.columns()[-3:] == ("commit", "code", "time")
+    assert sorted(row.columns()) == sorted(row.__struct_fields__)
+    known = (str, _rows.Number, _rows.Count, _rows.Flag, _rows.Status)
+    hints = typing.get_type_hints(row)
+    assert all(hints[column] in known for column in row.columns()[2:])
+    assert inspect.getdoc(row)
+
+
+@pytest.mark.parametrize("name", experiments.NAMES)
+def test_a_section_describes_its_values_and_checks_them(name):
+    section = experiments.member(name).Section
+    assert issubclass(section, sections.Section)
+    text, values = sections.descriptions(section)
+    assert text and list(values) == list(section.__struct_fields__)
+    assert section.check is not sections.Section.check
+    getattr(STUDY, experiments.section_of(name)).check(STUDY)
+
+
+@pytest.mark.parametrize("name", experiments.NAMES)
+def test_files_are_those_of_the_cases_and_none_where_it_is_not_selected(name):
+    files = experiments.files(name, STUDY)
+    assert files and len(set(files)) == len(files)
+    assert all(path.startswith(experiments.LOGS) and path.endswith(".csv") for path in files)
+    others = msgspec.structs.replace(STUDY, experiments=())
+    assert experiments.files(name, others) == experiments.cases(name, others) == []
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_a_case_is_run_with_its_flags_alone(name):
+    """What the rule prints says everything: read again, it is the settings of the study."""
+    for case in experiments.cases(name, STUDY):
+        words = shlex.split(" ".join(experiments.arguments(name, STUDY, case)))
+        pairs = words[1 : next(at for at, word in enumerate(words) if word == "--device")]
+        assert words[0] == "--set"
+        assert experiments.parse(name, cli.settings(pairs)) == experiments.member(name).settings(STUDY, case)
+        assert experiments.size(name, STUDY, case) > 0
+
+
+@pytest.mark.parametrize("device", targets.NAMES)
+@pytest.mark.parametrize("name", GENERAL)
+def test_the_code_of_a_case_covers_that_of_its_rows(name, device):
+    module = experiments.member(name)
+    for case in experiments.cases(name, STUDY):
+        rows = module.planned(case, module.settings(STUDY, case))
+        assert rows and {column for row in rows for column in row} <= {*module.Row.columns()}
+        entered = {entered for row in rows for entered in module.modules(row, device)}
+        assert entered <= {*experiments.modules(name, rows, device)}
+        covered = provenance.closure(*experiments.modules(name, rows, device))
+        assert module.__name__ in covered and ("tilewright.core.timing" in covered or name == "orders")
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_settings_that_are_unknown_or_missing_are_named(name):
+    with pytest.raises(ConfigError, match=f"experiment {name}: .*; settings: "):
+        experiments.parse(name, {"pie": 1})
+    with pytest.raises(ConfigError, match=f"experiment {name}: .*missing required field.*; settings: "):
+        experiments.parse(name, {})
+
+
+def test_what_has_rules_of_its_own_is_not_run_by_the_general_one():
+    assert [name for name in experiments.NAMES if name not in GENERAL] == ["attention"]
+    with pytest.raises(ConfigError, match="experiment attention: needs files of other stages"):
+        experiments.parse("attention", {})
+
+
+def test_solvers_without_a_module_are_those_of_the_search():
+    assert tuple(search.HEURISTICS) == attention.HEURISTICS
+
+
+def test_importing_the_experiments_stays_light():
+    heavy = ("torch", "triton", "numba", "gurobipy", "highspy", "matplotlib", "pandas", "seaborn")
+    program = (
+        "import sys; from tilewright.study import experiments, recorded; experiments.row_types();"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# An experiment of one's own: a module and a word, a table and a word, a section of the configuration.
+
+COUNTED = '''
+"""Words counted (stage T5)."""
+
+from typing import Literal
+
+from tilewright.study import sections
+from tilewright.study.experiments import _rows
+
+
+class Section(sections.Section, frozen=True):
+    """Words that are counted.
+
+    words: lists of words, by case
+    """
+
+    words: dict[str, tuple[str, ...]]
+
+    def check(self, config):
+        """Raise `ConfigError` for a word that stands twice."""
+        for name, words in self.words.items():
+            sections.distinct(f"counted.words.{name}", words)
+
+
+class Settings(sections.Section, frozen=True):
+    """The words of one case."""
+
+    words: tuple[str, ...]
+
+
+class Row(_rows.Row, frozen=True, kw_only=True):
+    """A word and its letters."""
+
+    kind: Literal["counted"] = "counted"
+    version: Literal[1] = 1
+    word: str = ""
+    letters: _rows.Count = None
+
+
+NAMED = "{word}"
+
+
+def cases(config):
+    """The lists."""
+    return list(config.counted.words)
+
+
+def settings(config, case):
+    """The words of a list."""
+    return Settings(config.counted.words[case])
+
+
+def planned(case, settings):
+    """Every word is counted by the same code."""
+    return [{}]
+
+
+def modules(row, device):
+    """Nothing beside this module."""
+    return []
+
+
+def size(case, settings):
+    """Numbers that a case holds."""
+    return len(settings.words)
+
+
+def run(case, settings, how):
+    """Yield a row for each word."""
+    for word in settings.words:
+        yield {"word": word, "letters": len(word), "time": _rows.now()}
+
+
+def remark(row):
+    """What the log says."""
+    return f"{row['letters']} letters"
+'''
+TABLE = '''
+"""Letters of words (stage T6)."""
+
+from tilewright.study.tables import _read, _select
+
+SHOWN = {"word": ("word", ""), "letters": ("letters", ".0f")}
+
+
+def needs(config):
+    """The files of the experiment."""
+    return _select.logs(config, "counted")
+
+
+def table(inputs):
+    """One row per word."""
+    (rows,) = _read.frames(inputs, "counted")
+    return rows[["word", "letters"]]
+'''
+OWN = {
+    "src/tilewright/study/experiments/counted.py": COUNTED,
+    "src/tilewright/study/tables/counted.py": TABLE,
+    "workflow/report/captions/counted.rst": "Letters of words.\n",
+}
+# The registries, where a word is added.
+REGISTRIES = {
+    "src/tilewright/study/experiments/__init__.py": ("NAMES = (", 'NAMES = ("counted", '),
+    "src/tilewright/study/tables/__init__.py": ("NAMES = (", 'NAMES = ("counted",'),
+}
+
+
+def digests(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A checkout with an experiment of its own; no other file of it is edited."""
+    folder = copied(tmp_path_factory.mktemp("own") / "checkout")
+    before = digests(folder)
+    for path, text in OWN.items():
+        (folder / path).write_text(textwrap.dedent(text).lstrip())
+    for path, (old, new) in REGISTRIES.items():
+        text = (folder / path).read_text()
+        assert text.count(old) == 1
+        (folder / path).write_text(text.replace(old, new))
+    after = digests(folder)
+    assert {path for path in after if after[path] != before.get(path)} == {*OWN, *REGISTRIES}
+    return folder
+
+
+def test_an_experiment_is_added_by_a_module_and_a_word(source, tmp_path):
+    """It goes through configuration, rule, file, reader and table."""
+    study = {"experiments": ["counted"], "counted": {"words": {"short": ["a", "it's"], "long": ["word"]}}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(study))
+    given = ("--cores", "2", "--configfile", tmp_path / "own.yaml")
+    done = snakemake(tmp_path, "results/tables/counted.csv", *given, source=source, capture_output=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = (tmp_path / "results/logs/counted/short.csv").read_text().splitlines()
+    assert lines[0].startswith("kind,version,word,letters,") and lines[2].startswith("counted,1,it's,4,")
+    assert "it's: 4 letters" in (tmp_path / "logs/counted/short.log").read_text()
+    rows = sorted((tmp_path / "results/tables/counted.csv").read_text().splitlines()[1:])
+    assert rows == ["a,1.0", "it's,4.0", "word,4.0"]
+    # The whole study is this experiment; its code and its settings rerun its own cases.
+    assert jobs(tmp_path, given, source) == {"table": 1, "report": 1, "all": 1}
+    module = source / "src/tilewright/study/experiments/counted.py"
+    text = module.read_text()
+    module.write_text(text + "\nCHANGED = True\n")
+    assert jobs(tmp_path, given, source)["experiment"] == 2
+    module.write_text(text)
+    study["counted"]["words"]["long"] = ["words"]
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(study))
+    assert jobs(tmp_path, given, source)["experiment"] == 1
+
+
+def jobs(directory, given, source):
+    """Jobs that the whole study would run, by rule."""
+    done = snakemake(directory, "--dry-run", *given, source=source, capture_output=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = (done.stdout + done.stderr).partition("Job stats:")[2].partition("total")[0].splitlines()
+    return {name: int(count) for name, count in (line.split() for line in lines[3:] if line.strip())}
+
+
+def test_its_mistakes_are_named(source, tmp_path):
+    for words, message in (
+        ({"x": ["a", "a"]}, "counted.words.x: 'a' stands twice"),
+        ({"x": [1]}, "Expected `str`, got `int` - at `$.counted.words[...][0]`"),
+        (None, "experiments: 'counted' is selected; expected its section 'counted', found none"),
+    ):
+        study = {"experiments": ["counted"]} | ({} if words is None else {"counted": {"words": words}})
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump(study))
+        given = ("--cores", "2", "--configfile", tmp_path / "own.yaml")
+        done = snakemake(tmp_path, "--dry-run", *given, source=source, capture_output=True)
+        assert done.returncode != 0 and message in done.stdout + done.stderr

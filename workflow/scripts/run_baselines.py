@@ -1,0 +1,21 @@
+"""T5: check and time baselines on the graph of a pattern, in one order or several."""
+
+import argparse
+
+from tilewright.baselines import sparse as sparse_baselines
+from tilewright.study.cli import attention_options, script, timing_options
+from tilewright.study.stages.baselines import run
+
+parser = argparse.ArgumentParser(description=__doc__)
+add = parser.add_argument
+add("--baselines", nargs="+", required=True, metavar="NAME", help=f"baselines: {', '.join(sparse_baselines.NAMES)}")
+add("--graph", nargs="+", required=True, metavar="NPZ", help="the pattern; in several orders, one file for each")
+add("--output", required=True, metavar="CSV", help="the rows to write")
+add("--batch", type=int, default=1, help="sequences in a call (default: 1)")
+add("--max-dense-tokens", type=int, default=20000, help="skip dense attention above (default: 20000)")
+add("--max-seconds", type=float, default=1.0, help="a timing stops after this time in any case (default: 1)")
+attention_options(add, "float32")
+timing_options(add, "the tokens")
+
+if __name__ == "__main__":
+    script(parser, run)

@@ -1,0 +1,31 @@
+"""T5: run one case of an experiment; every time follows a check."""
+
+import argparse
+
+from tilewright.study import experiments
+from tilewright.study.cli import script, timing_options
+from tilewright.study.stages.experiment import run
+
+parser = argparse.ArgumentParser(description=__doc__)
+add = parser.add_argument
+names = [name for name in experiments.NAMES if hasattr(experiments.member(name), "run")]
+add("--experiment", required=True, metavar="NAME", help=f"experiment: {', '.join(names)}")
+add(
+    "--case",
+    required=True,
+    help="a network, a shape of heads, a resolution: what the experiment's files are named after",
+)
+add(
+    "--set",
+    nargs="+",
+    default=[],
+    dest="stated",
+    metavar="KEY=VALUE",
+    help="settings of the case in JSON or YAML, e.g. attention='{\"native\": [1, 8]}' max_seconds=1",
+)
+add("--output", required=True, metavar="CSV", help="the rows to write")
+add("--dtype", default="float32", help="float32, float16 or bfloat16 (default: float32)")
+timing_options(add, "weights, tokens and crops")
+
+if __name__ == "__main__":
+    script(parser, run)
