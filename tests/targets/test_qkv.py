@@ -60,35 +60,35 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_what_a_kernel_or_the_check_tells_apart_is_not_alike(case):
+def test_what_a_kernel_or_the_check_tells_apart_has_a_layout_of_its_own(case):
     first = tensors()
-    alike = qkv.alike(*first)
-    assert alike(*first) and alike(*tensors())
-    assert not alike(*CHANGES[case](*first))
+    same = qkv.same_layout(*first)
+    assert same(*first) and same(*tensors())
+    assert not same(*CHANGES[case](*first))
 
 
-def test_tensors_that_need_a_gradient_are_alike_where_none_is_recorded():
+def test_tensors_that_need_a_gradient_match_where_none_is_recorded():
     first = tensors()
     first[1].requires_grad_()
     with torch.no_grad():
-        alike = qkv.alike(*first)
-        assert alike(*first)
-    assert not alike(*first)
+        same = qkv.same_layout(*first)
+        assert same(*first)
+    assert not same(*first)
     with torch.no_grad():
-        assert alike(*first) and not alike(*tensors())
+        assert same(*first) and not same(*tensors())
 
 
-def test_what_needs_no_gradient_is_alike_in_both_modes():
+def test_what_needs_no_gradient_matches_in_both_modes():
     with torch.no_grad():
-        alike = qkv.alike(*tensors())
-    assert alike(*tensors())
+        same = qkv.same_layout(*tensors())
+    assert same(*tensors())
 
 
 def test_memory_for_another_result_is_as_for_the_first():
     first = qkv.empty(tensors()[0], 7)
-    another = qkv.another(first)()
-    assert (another.shape, another.stride(), another.dtype) == (first.shape, first.stride(), first.dtype)
-    assert another.data_ptr() != first.data_ptr()
+    other = qkv.empty_like_result(first)()
+    assert (other.shape, other.stride(), other.dtype) == (first.shape, first.stride(), first.dtype)
+    assert other.data_ptr() != first.data_ptr()
 
 
 def test_a_result_has_the_heads_of_a_token_side_by_side():

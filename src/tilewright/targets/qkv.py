@@ -1,4 +1,4 @@
-"""The tensors that a plan is called with: what is expected of them, and what tells two calls apart (stage T5)."""
+"""The tensors that a plan is called with: what is expected of them, and whether two calls have the same layout (stage T5)."""
 
 from functools import partial
 
@@ -26,10 +26,10 @@ def check(q, k, v, *, shape, heads, head_dim, dtype, device):
             raise PatternError(f"{name}: this operator has no backward; call it under torch.no_grad()")
 
 
-def alike(*tensors):
-    """``callable(*tensors) -> bool``: true only for tensors that neither `check` nor a kernel tells apart from these.
+def same_layout(*tensors):
+    """``callable(*tensors) -> bool``: true only for tensors that `check` and a kernel treat as they treat these.
 
-    They may lie elsewhere, in the same device's memory. Tensors that need a gradient are alike only where none is
+    They may lie elsewhere, in the same device's memory. Tensors that need a gradient match only where none is
     recorded.
     """
     same = _internals.same_tensors(*tensors)
@@ -48,7 +48,7 @@ def empty(q, n_queries):
     return q.new_empty_strided((batch, heads, n_queries, head_dim), (n_queries * width, head_dim, width, 1))
 
 
-def another(x):
+def empty_like_result(x):
     """``callable()``: memory like that of `x`, on the current GPU as compiled code asks for it, at half the cost."""
     shape, stride, dtype = tuple(x.shape), x.stride(), x.dtype
     if x.device.type == "cuda":

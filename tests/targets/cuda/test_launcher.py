@@ -213,7 +213,7 @@ def test_batches_are_not_compiled_for(ready):
 
 
 def test_what_is_remembered_is_bounded(ready, monkeypatch):
-    monkeypatch.setattr(cuda_launcher, "KINDS", 10)
+    monkeypatch.setattr(cuda_launcher, "KEYS", 10)
     (launch,) = ready.call.launches
     x = torch.zeros(3, 20, 2, 160, 32)
     for i in range(100):
@@ -227,11 +227,11 @@ def test_what_is_remembered_is_bounded(ready, monkeypatch):
 
 
 def test_the_oldest_calls_are_forgotten(monkeypatch):
-    monkeypatch.setattr(cuda_launcher, "KINDS", 3)
+    monkeypatch.setattr(cuda_launcher, "KEYS", 3)
     monkeypatch.setattr(cuda_launcher, "CALLS", 2)
     known = {}
     for i in range(1000):
-        cuda_launcher.remember(known, i // 10, i)
+        cuda_launcher.store(known, i // 10, i)
     assert known == {97: (978, 979), 98: (988, 989), 99: (998, 999)}
 
 
@@ -264,9 +264,9 @@ def test_first_calls_of_several_threads(ready):
 
 
 def test_calls_that_are_looked_through_do_not_change_meanwhile(ready, monkeypatch):
-    make, asked, others = qkv.alike, [], []
+    make, asked, others = qkv.same_layout, [], []
 
-    def alike(*given):
+    def same_layout(*given):
         check = make(*given)
 
         def meanwhile(*tensors):
@@ -280,7 +280,7 @@ def test_calls_that_are_looked_through_do_not_change_meanwhile(ready, monkeypatc
 
         return meanwhile
 
-    monkeypatch.setattr(qkv, "alike", alike)
+    monkeypatch.setattr(qkv, "same_layout", same_layout)
     ready.call(*misaligned(1))
     ready.call(*inputs())
     asked.clear()
@@ -353,14 +353,14 @@ def test_a_result_has_the_layout_that_compilers_are_told(ready):
 
 @pytest.fixture
 def repeated(launched):
-    """A `Repeated` kernel that doubles, and what it started through Triton."""
+    """A `CachedLaunch` that doubles, and what it started through Triton."""
     started = []
 
     def start(x, *_):
         started.append(x)
         return 2 * x, compiled(launched), 5, (32, 0.5)
 
-    return cuda_launcher.Repeated(start, torch.device("cpu")), started
+    return cuda_launcher.CachedLaunch(start, torch.device("cpu")), started
 
 
 def test_a_repeated_kernel_is_launched_directly_from_the_second_call_on(repeated, launched):
@@ -396,7 +396,7 @@ def test_a_repeated_kernel_writes_to_the_memory_that_it_is_given_first(launched)
     def start(out, x):
         return torch.mul(x, 2, out=out), compiled(launched), 5, (32,)
 
-    call, out, x = cuda_launcher.Repeated(start, torch.device("cpu")), torch.empty(4, 8), torch.randn(4, 8)
+    call, out, x = cuda_launcher.CachedLaunch(start, torch.device("cpu")), torch.empty(4, 8), torch.randn(4, 8)
     assert call(out, x) is out and torch.equal(out, 2 * x) and not launched
     assert call(out, x) is out and len(launched) == 1
     given = launched[0][-1] if triton.__version__ >= "3.7" else launched[0][13:]

@@ -188,8 +188,9 @@ class Launch:
                 f"{error.required}; plan with a smaller tile"
             ) from error
 
-    def again(self, compiled, q, k, v, out):
-        """``callable(addresses of q, k, v, out)`` that launches `compiled` for tensors like these; see `direct`."""
+    def direct(self, compiled, q, k, v, out):
+        """``callable(addresses of q, k, v, out)`` that launches `compiled` for tensors of this layout, see
+        `launcher.direct`."""
         memory, sizes, constants = self._arguments(q, k, v, out)
         arguments = (*(x.data_ptr() for x in memory), *sizes, *constants.values())
         return launcher.direct(compiled, self._grid(q), self._stream(), arguments)
@@ -270,7 +271,7 @@ class Executor:
         self.dtype, self.device, self.incomplete = dtype, device, incomplete
         self._stream = launcher.current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
-        # By stream, alignment and size: (whether tensors are alike, memory for a result, launches).
+        # By stream, alignment and size: (whether tensors have its layout, memory for a result, launches).
         self._known, self._lock = {}, Lock()
 
     @property
@@ -297,21 +298,21 @@ class Executor:
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         # A kernel is compiled for the alignment of its tensors; batches are many, and found at once so.
         key = (self._stream(), at_q & 15, at_k & 15, at_v & 15, q.numel())
-        for alike, empty, again in self._known.get(key, ()):
-            if again and alike(q, k, v):
+        for same, empty, launches in self._known.get(key, ()):
+            if launches and same(q, k, v):
                 out = empty()
                 if self.incomplete:
                     out.zero_()
                 at_out = out.data_ptr()
-                for launch in again:
+                for launch in launches:
                     launch(at_q, at_k, at_v, at_out)
                 return out
-        # Calls of several threads compile and remember one after another.
+        # Threads compile and store their calls one after the other.
         with self._lock:
             return self._first(key, q, k, v)
 
     def _first(self, key, q, k, v):
-        """Check tensors unlike those of calls before, launch through Triton, and remember how to do so again."""
+        """Check tensors of a new layout, launch through Triton, and store how to launch directly from then on."""
         expected = {name: getattr(self, name) for name in ("shape", "heads", "head_dim", "dtype", "device")}
         qkv.check(q, k, v, **expected)
         for name, x in (("q", q), ("k", k), ("v", v)):
@@ -324,12 +325,12 @@ class Executor:
             _expect_no_capture()
         if self.incomplete:
             out.zero_()
-        again = [launch.again(launch(q, k, v, out), q, k, v, out) for launch in self.launches]
+        launches = tuple(launch.direct(launch(q, k, v, out), q, k, v, out) for launch in self.launches)
         if not launcher.capturing() and not self._seen(q, k, v, lambda known: known == key):
-            launches = () if None in again else tuple(again)
-            launcher.remember(self._known, key, (qkv.alike(q, k, v), qkv.another(out), launches))
+            launches = () if None in launches else launches
+            launcher.store(self._known, key, (qkv.same_layout(q, k, v), qkv.empty_like_result(out), launches))
         return out
 
     def _seen(self, q, k, v, which):
-        """Whether calls with tensors like these are known, under keys that ``which(key)``."""
-        return any(alike(q, k, v) for key, calls in self._known.items() if which(key) for alike, *_ in calls)
+        """Whether calls with tensors of this layout are stored, under keys that ``which(key)``."""
+        return any(same(q, k, v) for key, calls in self._known.items() if which(key) for same, *_ in calls)

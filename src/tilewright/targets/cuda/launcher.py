@@ -1,7 +1,7 @@
-"""Launching a compiled Triton kernel again, at the least cost for the host (stage T5).
+"""Direct launches of a compiled Triton kernel, at the least cost for the host (stage T5).
 
-``kernel[grid](...)`` looks at every argument anew, about 14 µs for a kernel of twenty; most of them are the same in
-every call of a plan. Triton's own C launcher, given the address of each tensor, takes 4 µs.
+``kernel[grid](...)`` examines every argument in each call, about 14 µs for a kernel of twenty; most of them are the
+same in every call of a plan. Triton's own C launcher, given the address of each tensor, takes 4 µs.
 """
 
 from functools import partial, reduce
@@ -13,8 +13,10 @@ import torch
 from tilewright.core import _internals
 from tilewright.targets import qkv
 
-# Kinds of calls that are remembered, and calls of a kind. The oldest are forgotten: they go through Triton again.
-KINDS, CALLS = 256, 8
+# Keys that calls are stored under, and calls of a key. The oldest are dropped: they go through Triton once more.
+KEYS, CALLS = 256, 8
+# Pointers aligned to so many bytes, a power of two, are compiled for as such.
+ALIGNED = 16
 
 
 def direct(compiled, grid, stream, arguments):
@@ -43,10 +45,10 @@ def wide(n, stride):
     return (n - 1) * stride + 256 >= 2**31
 
 
-def remember(known, key, call):
-    """Add `call` to ``known[key]``, a tuple, and forget the oldest beyond `CALLS` there and `KINDS` keys."""
+def store(known, key, call):
+    """Add `call` to ``known[key]``, a tuple, and drop the oldest beyond `CALLS` there and `KEYS` keys."""
     known[key] = (*known.get(key, ()), call)[-CALLS:]
-    while len(known) > KINDS:
+    while len(known) > KEYS:
         del known[next(iter(known))]
 
 
@@ -55,13 +57,13 @@ def capturing():
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-class Repeated:
-    """One kernel that is called again and again: first through Triton, with tensors alike directly from then on.
+class CachedLaunch:
+    """A kernel whose first call with tensors of a layout goes through Triton, and later ones to its C launcher.
 
     start: ``callable(*tensors) -> (out, compiled, grid, arguments)``, which checks the tensors and launches on them;
     the kernel takes `out`, the tensors and the arguments, see `direct`, in this order. `out` may be the first of the
-    tensors, and is not taken twice then. Nothing is kept between calls: they may overlap, and be captured. Tensors off
-    multiples of 16 bytes always go through Triton.
+    tensors, and is not passed twice then. No tensor is kept between calls: they may overlap, and be captured. Tensors
+    off multiples of 16 bytes always go through Triton.
     """
 
     def __init__(self, start, device):
@@ -69,7 +71,7 @@ class Repeated:
         self._start, self._device = start, device
         self._stream = current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
-        # By stream and number of tensors: launches for tensors alike, see `_again`.
+        # By stream and number of tensors: direct launches for tensors of one layout, see `_direct_call`.
         self._known, self._lock = {}, Lock()
 
     def __call__(self, *tensors):
@@ -78,59 +80,41 @@ class Repeated:
             with torch.cuda.device(self._device):
                 return self(*tensors)
         key = self._stream(), len(tensors)
-        for again in self._known.get(key, ()):
-            if (out := again(*tensors)) is not None:
+        for direct_call in self._known.get(key, ()):
+            if (out := direct_call(*tensors)) is not None:
                 return out
-        # Calls of several threads compile and remember one after another.
+        # Threads compile and store their calls one after the other.
         with self._lock:
             out, compiled, grid, arguments = self._start(*tensors)
-            known, alike = _internals.triton_launcher(compiled, (grid, 1, 1), key[0]), qkv.alike(*tensors)
-            aligned = not reduce(or_, (x.data_ptr() for x in tensors)) & 15
-            # One tensor given twice is never recognised again.
-            if known is not None and aligned and alike(*tensors):
-                remember(self._known, key, _again(known, alike, out, tensors, arguments))
+            known, same = _internals.triton_launcher(compiled, (grid, 1, 1), key[0]), qkv.same_layout(*tensors)
+            aligned = not reduce(or_, map(torch.Tensor.data_ptr, tensors)) & (ALIGNED - 1)
+            # One tensor given twice is never recognised.
+            if known is not None and aligned and same(*tensors):
+                store(self._known, key, _direct_call(known, same, out, tensors, arguments))
             return out
 
 
-# What a call of `Repeated` does, written out for its numbers of tensors and arguments: looping over them takes the host
-# 0.6 µs more (docs/decisions/0009).
-_AGAIN = """
-def again({tensors}):
-    if not alike({tensors}):
-        return None
-    {addresses} = {asked}
-    if ({bits}) & 15:
-        return None
-    {make_out}
-    launch({given})
-    return out
-"""
-
-
-def _again(launcher, alike, out, tensors, arguments):
-    """``callable(*tensors)``: the result for tensors that lie elsewhere, else like `tensors`; None for others."""
+def _direct_call(launcher, same, out, tensors, arguments):
+    """``callable(*tensors)``: the result for tensors of this layout, aligned, wherever they lie; None for others."""
     launch, head, in_tuple = launcher
-    space = {"alike": alike, "launch": launch, "address": torch.Tensor.data_ptr}
+    address, given = torch.Tensor.data_ptr, out is tensors[0]
+    empty = None if given else qkv.empty_like_result(out)
 
-    def named(word, values):
-        names = [f"{word}{i}" for i in range(len(values))]
-        space.update(zip(names, values, strict=True))
-        return names
+    def call(*tensors):
+        if not same(*tensors):
+            return None
+        addresses = tuple(map(address, tensors))
+        if reduce(or_, addresses) & (ALIGNED - 1):
+            return None
+        if given:
+            out = tensors[0]
+        else:
+            out = empty()
+            addresses = address(out), *addresses
+        if in_tuple:
+            launch(*head, (*addresses, *arguments))
+        else:
+            launch(*head, *addresses, *arguments)
+        return out
 
-    parameters, addresses = ([f"{word}{i}" for i in range(len(tensors))] for word in ("tensor", "at"))
-    if out is tensors[0]:
-        make_out, given = "out = tensor0", addresses
-    else:
-        space["empty"] = qkv.another(out)
-        make_out, given = "out = empty()", ["address(out)", *addresses]
-    given = [*given, *named("argument", arguments)]
-    source = _AGAIN.format(
-        tensors=", ".join(parameters),
-        addresses=", ".join(addresses),
-        asked=", ".join(f"address({x})" for x in parameters),
-        bits=" | ".join(addresses),
-        make_out=make_out,
-        given=", ".join([*named("head", head), f"({', '.join(given)},)" if in_tuple else ", ".join(given)]),
-    )
-    exec(source, space)
-    return space["again"]
+    return call

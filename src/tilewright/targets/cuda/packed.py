@@ -14,7 +14,7 @@ from tilewright.core.errors import PatternError
 from tilewright.targets import packed_lists
 from tilewright.targets.cuda import executor, packed_kernels
 from tilewright.targets.cuda.executor import FEWEST_ROWS, HEAD_DIMS, check_head_dim
-from tilewright.targets.cuda.launcher import KINDS, Repeated, wide
+from tilewright.targets.cuda.launcher import KEYS, CachedLaunch, wide
 
 # Most images whose tokens the kernel that describes the batch gathers: each of its programs counts the batch again.
 # Measured on an H200, docs/decisions/0011.
@@ -57,17 +57,17 @@ class Executor:
             raise PatternError(f"lists: expected fewer than 2**31 values, found {layout.size} of {layout}")
         self.layout, self._device, self._chosen = layout, device, chosen
         self._lists, self._pack, self.attend, self.attend_into = (
-            Repeated(start, device)
+            CachedLaunch(start, device)
             for start in (self._start_lists, self._start_pack, self._start_attend, self._start_attend_into)
         )
         self._take = {
-            part: Repeated(lambda *tensors, part=part: self._start_take(part, *tensors), device)
+            part: CachedLaunch(lambda *tensors, part=part: self._start_take(part, *tensors), device)
             for part in ("source", "place", "starts")
         }
-        self._take_packed = Repeated(self._start_take_packed, device)
+        self._take_packed = CachedLaunch(self._start_take_packed, device)
         # By the places of an image, those used last.
-        self._pad = lru_cache(KINDS)(
-            lambda slots: Repeated(lambda *tensors: self._start_pad(slots, *tensors), self._device)
+        self._pad = lru_cache(KEYS)(
+            lambda slots: CachedLaunch(lambda *tensors: self._start_pad(slots, *tensors), self._device)
         )
 
     def lists(self, keep):
@@ -92,7 +92,7 @@ class Executor:
         """See `ragged_lists`."""
         return self._pad(slots)(lists, x)
 
-    # What `Repeated` starts: each returns the result, the compiled kernel, its grid, and what follows the tensors.
+    # What `CachedLaunch` starts: each returns the result, the compiled kernel, its grid, and what follows the tensors.
 
     def _start_lists(self, keep, counts=None):
         return self._start_pack(keep, counts, None)
