@@ -17,7 +17,8 @@ from tilewright import ragged, reference
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.targets.cpu import packed as cpu_packed
 from tilewright.targets.cuda import packed as cuda_packed
-from tilewright.targets.packed_lists import ITEMS, RECORD, Layout
+from tilewright.targets.cuda.config import KernelConfig
+from tilewright.targets.packed_lists import ITEMS, RECORD, PackedOffsets
 
 EXECUTORS = {"torch": "cpu", "triton": TRITON_DEVICE}
 KINDS = {"torch": "cpu", "triton": "cuda"}
@@ -103,12 +104,12 @@ def test_other_tiles(rows, device):
 
 
 @pytest.mark.parametrize("step_keys,trim", [(32, 32), (64, 64), (64, 16), (128, 16), (128, 32)])
-def test_other_forms(step_keys, trim):
-    layout = Layout(3, 150, 200, 64)
+def test_other_kernels(step_keys, trim):
+    offsets = PackedOffsets(3, 150, 200, 64)
     keep = keeping([150, 1, 31], 150, TRITON_DEVICE)
     device = keep.device
-    executor = cuda_packed.Executor(layout, device, cuda_packed.Form(step_keys, trim=trim))
-    packing = ragged.Packing(layout, executor.lists(keep))
+    executor = cuda_packed.Executor(offsets, device, KernelConfig(step_keys, trim=trim))
+    packing = ragged.Packing(offsets, executor.lists(keep))
     packing._executor = executor
     check_attention(packing, *qkv(200, 1, 32, dtype=torch.float16, device=device))
 
@@ -152,7 +153,7 @@ def test_tokens_may_be_strided(device):
 
 def written(packing):
     """The lists without the places of work items that the batch has no use for."""
-    return packing.lists[: packing.layout.work + RECORD * packing.lists[ITEMS]]
+    return packing.lists[: packing.offsets.work + RECORD * packing.lists[ITEMS]]
 
 
 def test_large_batches_are_described_and_gathered_apart(monkeypatch, device):
@@ -169,7 +170,7 @@ def test_large_batches_are_described_and_gathered_apart(monkeypatch, device):
 def test_packed_tokens_are_padded_and_packed_again(fused, data):
     n = data.draw(st.integers(1, 40), "n")
     lengths = data.draw(st.lists(st.integers(1, n), min_size=1, max_size=6), "kept")
-    slots = max(lengths) + data.draw(st.integers(0, 3), "places to spare")
+    length = max(lengths) + data.draw(st.integers(0, 3), "length to spare")
     width = data.draw(st.sampled_from([1, 3, 300]), "width")
     seed, spare = data.draw(st.integers(0, 9), "seed"), data.draw(st.integers(0, 20), "spare")
     for kind, at in EXECUTORS.items():
@@ -180,8 +181,8 @@ def test_packed_tokens_are_padded_and_packed_again(fused, data):
             before = ragged.pack(keeping(lengths, n, at), sum(lengths) + spare)
             # Rows of a wider tensor.
             x = tokens(before.capacity, width + 5, device=at)[:, 5:]
-            valid = torch.arange(slots, device=at) < torch.tensor(lengths, device=at)[:, None]
-            padded = before.pad(x, slots)
+            valid = torch.arange(length, device=at) < torch.tensor(lengths, device=at)[:, None]
+            padded = before.pad(x, length)
             assert torch.equal(padded[valid], x[: sum(lengths)]) and not padded[~valid].any()
             chosen = torch.rand(valid.shape, generator=torch.Generator().manual_seed(seed)).to(at) < 0.5
             chosen[:, 0] = True
@@ -227,12 +228,12 @@ def test_many_tokens_and_images(monkeypatch, device):
 @pytest.mark.parametrize("rows", [16, 64])
 def test_work_items_are_the_longest_first_and_cover_every_row(rows):
     lengths = [5, 70, 70, 1, 129]
-    layout = Layout(5, 130, 400, rows)
+    offsets = PackedOffsets(5, 130, 400, rows)
     keep = keeping(lengths, 130, TRITON_DEVICE)
-    made = cuda_packed.Executor(layout, keep.device).lists(keep).cpu()
+    made = cuda_packed.Executor(offsets, keep.device).lists(keep).cpu()
     count = int(made[ITEMS])
-    items = made[layout.work :].view(-1, RECORD)
-    assert len(items) == layout.items >= count
+    items = made[offsets.work :].view(-1, RECORD)
+    assert len(items) == offsets.items >= count
     items = items[:count].tolist()
     covered = [first + offset + i for first, length, offset in items for i in range(min(rows, length - offset))]
     assert sorted(covered) == list(range(400))
@@ -299,37 +300,38 @@ def test_a_compiled_call_writes_to_given_memory(device):
 
 def test_operators_are_well_formed(device):
     keep, x = keeping([5, 3], 6, device), tokens(2, 6, 32, device=device)
-    layout = list(Layout(2, 6, 9, 16))
+    offsets = list(PackedOffsets(2, 6, 9, 16))
     ops, checks = torch.ops.tilewright, {"test_utils": ("test_schema", "test_faketensor")}
-    lists, packed = ops.ragged_pack(keep, x, None, layout)
-    library.opcheck(ops.ragged_lists.default, (keep, layout), **checks)
-    library.opcheck(ops.ragged_pack.default, (keep, x, None, layout), **checks)
-    library.opcheck(ops.ragged_pack.default, (keep, packed, lists, layout), **checks)
-    library.opcheck(ops.ragged_pad.default, (lists, packed, 6, layout), **checks)
-    for part, taken, fill in (("source", x, None), ("place", packed, x), ("starts", packed, None)):
-        library.opcheck(ops.ragged_take.default, (lists, part, taken, fill, layout), **checks)
-    library.opcheck(ops.ragged_attend.default, (lists, *qkv(9, 1, 32, device=device), layout), **checks)
+    lists, packed = ops.ragged_pack(keep, x, None, offsets)
+    library.opcheck(ops.ragged_lists.default, (keep, offsets), **checks)
+    library.opcheck(ops.ragged_pack.default, (keep, x, None, offsets), **checks)
+    library.opcheck(ops.ragged_pack.default, (keep, packed, lists, offsets), **checks)
+    library.opcheck(ops.ragged_pad.default, (lists, packed, 6, offsets), **checks)
+    library.opcheck(ops.ragged_gather.default, (lists, x, offsets), **checks)
+    library.opcheck(ops.ragged_scatter.default, (lists, packed, x, offsets), **checks)
+    library.opcheck(ops.ragged_first.default, (lists, packed, offsets), **checks)
+    library.opcheck(ops.ragged_attend.default, (lists, *qkv(9, 1, 32, device=device), offsets), **checks)
 
 
 def test_packings_of_one_layout_are_not_mixed_up_by_a_switch_of_threads():
     """Wherever a thread may be interrupted, another one asks for the runs of its own lists."""
     one, other = (ragged.pack_lengths(lengths, 8, rows=16) for lengths in ([5, 3], [3, 5]))
-    other.layout, executor = one.layout, one._executor
-    assert (found := executor._runs(one.lists)) != executor._runs(other.lists)
+    other.offsets, executor = one.offsets, one._executor
+    assert (found := executor._stretches(one.lists)) != executor._stretches(other.lists)
 
     def switch(frame, event, _):
         if event == "line":
             sys.settrace(None)
-            executor._runs(other.lists)
+            executor._stretches(other.lists)
             sys.settrace(trace)
         return switch
 
     def trace(frame, event, argument):
-        return switch if frame.f_code is cpu_packed.Executor._runs.__code__ else None
+        return switch if frame.f_code is cpu_packed.Executor._stretches.__code__ else None
 
     sys.settrace(trace)
     try:
-        assert executor._runs(one.lists) == found
+        assert executor._stretches(one.lists) == found
     finally:
         sys.settrace(None)
 
@@ -415,7 +417,7 @@ def test_rows_are_of_the_batch(device):
         assert f"expected tokens of shape {wanted}, found {shape}" in str(error.value)
 
 
-def test_q_k_and_v_are_alike(device):
+def test_q_k_and_v_are_of_one_shape_and_type(device):
     packing = ragged.pack(keeping([2, 3], 3, device))
     q, k, v = qkv(5, 1, 32, device=device)
     with pytest.raises(PatternError, match=r"v: expected shape \(5, 1, 32\)"):
@@ -433,7 +435,7 @@ def test_q_k_and_v_are_alike(device):
         ),
         (lambda q: q.half(), "out: expected torch.float32 of .* found torch.float16"),
         (lambda q: q.new_empty(5, 2, 32)[:, :1], r"in one piece, found .* strides \(64, 32, 1\)"),
-        (lambda q: q, "out: expected memory of its own, found that of q"),
+        (lambda q: q, "out: expected memory that no input uses, found that of q"),
     ],
     ids=["shape", "dtype", "strides", "shared"],
 )
@@ -471,8 +473,8 @@ def test_gradients_are_not_lost_after_calls_without(device):
 
 
 def test_lists_are_no_longer_than_their_numbers_reach():
-    with pytest.raises(PatternError, match=r"lists: expected fewer than 2\*\*31 values, found \d+ of Layout"):
-        cuda_packed.Executor(Layout(1 << 20, 1 << 12, 1 << 20, 64), torch.device(TRITON_DEVICE))
+    with pytest.raises(PatternError, match=r"lists: expected fewer than 2\*\*31 values, found \d+ of PackedOffsets"):
+        cuda_packed.Executor(PackedOffsets(1 << 20, 1 << 12, 1 << 20, 64), torch.device(TRITON_DEVICE))
 
 
 def triton_packing(monkeypatch):

@@ -1,39 +1,49 @@
 """Packed batches of images that keep different numbers of tokens: pack, attend, unpack (stage T5).
 
-A batch of pruned images is one more pattern, block diagonal; packing is its order. What is kept is known to the device
-alone: the host gives a *capacity*, the rows of every packed tensor, and never waits. A batch that keeps more, or an
-image that keeps nothing, makes every result of the batch NaN, and `Packing.check` says why.
+A batch of pruned images is one block-diagonal pattern, and packing is its order. Only the device knows what is kept.
+The host gives a *capacity*, the rows of every packed tensor, and never waits. Where a batch keeps more, or an image
+keeps nothing, all results of the batch are NaN, and `Packing.check` raises an error with the reason.
 """
 
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from importlib import import_module
 
 import numpy as np
 import torch
-from torch import library
+from torch import Tensor, library
 
 from tilewright import graph, targets
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.core.operators import watched
 from tilewright.targets import packed_lists
-from tilewright.targets.packed_lists import BAD, EMPTY, KEPT, Layout
+from tilewright.targets.packed_lists import BAD, EMPTY, KEPT, PackedOffsets
 
-# The executor of each kind of device.
+# Modules of the targets that run packed batches, by torch's name of their device.
 EXECUTORS = {kind: targets.modules(kind, "packed")[-1] for kind in targets.packing()}
 # Queries of a work item: those of one tensor-core product of a warp group, fewer where images have fewer tokens.
 ROWS, FEWEST_ROWS = 64, 16
 
 
-def pack(keep, capacity=None, tokens=None, rows=None, origin=None):
+def pack(
+    keep: Tensor,
+    capacity: int | None = None,
+    tokens: Tensor | None = None,
+    rows: int | None = None,
+    origin: "Packing | None" = None,
+) -> "Packing":
     """Return the `Packing` of a batch: image b keeps its tokens ``keep[b]``, in their order.
 
-    keep: bool [B, N]. capacity: rows of packed tensors, more or fewer than are kept; None: as many as are kept, which
-    costs a wait on a GPU and is checked then. tokens: [B, N, C] or None, gathered by the same kernel; see
-    `Packing.tokens`. rows: queries of a work item, a power of two from 16; None: by N. origin: the packing of as many
-    images by which tokens [its capacity, C] are packed already; what `keep` tells of an image is of its tokens there.
+    keep: bool [B, N].
+    capacity: rows of packed tensors, more or fewer than are kept. None: as many as are kept. The host then waits for a
+        GPU, and the batch is checked at once.
+    tokens: [B, N, C] or None; gathered by the same kernel, see `Packing.tokens`.
+    rows: queries of a work item, a power of two from 16. None: by N.
+    origin: the packing of as many images that has packed `tokens` [its capacity, C] already. `keep` then says which
+        tokens of each image go on.
 
-    Raises `PatternError` for what is no such batch, `DeviceError` for a device without an executor; without a capacity,
-    for an image that keeps nothing.
+    Raises `PatternError` for arguments that are no such batch and `DeviceError` for a device without an executor;
+    without a capacity, `PatternError` for an image that keeps nothing.
     """
     if keep.ndim != 2 or keep.dtype != torch.bool or not keep.numel():
         raise PatternError(f"keep: expected bool of shape (B, N), found {keep.dtype} of shape {tuple(keep.shape)}")
@@ -48,34 +58,43 @@ def pack(keep, capacity=None, tokens=None, rows=None, origin=None):
         raise PatternError(f"rows: expected a power of two from {FEWEST_ROWS}, found {rows}")
     if origin is not None:
         _check_origin(origin, images, tokens)
-    layout = Layout(images, n, max(1, int(keep.sum())) if capacity is None else capacity, rows)
-    keep = keep.contiguous()
-    ops = torch.ops.tilewright if watched(keep) else None
-    if tokens is None:
-        lists = ops.ragged_lists(keep, layout) if ops else _executor(layout, keep.device).lists(keep)
-    else:
-        given = keep, tokens, None if origin is None else origin.lists
-        lists, tokens = ops.ragged_pack(*given, layout) if ops else _executor(layout, keep.device).pack(*given)
-    packing = Packing(layout, lists, tokens)
+    offsets = PackedOffsets(images, n, max(1, int(keep.sum())) if capacity is None else capacity, rows)
+    lists, tokens = _packed(offsets, keep.contiguous(), tokens, origin)
+    packing = Packing(offsets, lists, tokens)
     if capacity is None:
         packing.check()
     return packing
 
 
+def _packed(offsets, keep, tokens, origin):
+    """``(lists, packed tokens or None)``, by the operators where the call is compiled or traced."""
+    ops = torch.ops.tilewright if watched(keep) else None
+    if tokens is None:
+        return ops.ragged_lists(keep, offsets) if ops else _executor(offsets, keep.device).lists(keep), None
+    given = keep, tokens, None if origin is None else origin.lists
+    return ops.ragged_pack(*given, offsets) if ops else _executor(offsets, keep.device).pack(*given)
+
+
 def _check_origin(origin, images, tokens):
-    """Raise `PatternError` for tokens that are not packed by `origin`, or not of so many images."""
-    if origin.layout.images != images:
-        raise PatternError(f"origin: expected the packing of {images} images, found one of {origin.layout.images}")
+    """Raise `PatternError` for tokens that `origin` has not packed, or another number of images."""
+    if origin.offsets.images != images:
+        raise PatternError(f"origin: expected the packing of {images} images, found one of {origin.offsets.images}")
     if tokens is None or tokens.ndim != 2 or len(tokens) != origin.capacity:
         found = None if tokens is None else tuple(tokens.shape)
         raise PatternError(f"tokens: expected shape ({origin.capacity}, C), as `origin` has packed them, found {found}")
 
 
-def pack_lengths(lengths, capacity=None, **options):
+def pack_lengths(
+    lengths: Tensor | list[int],
+    capacity: int | None = None,
+    *,
+    tokens: Tensor | None = None,
+    rows: int | None = None,
+) -> "Packing":
     """The `Packing` of images that keep the first ``lengths[b]`` of their tokens; N is the greatest length.
 
-    lengths: int [B] on a CPU or GPU; waits for them. capacity, options: as of `pack`. Raises `PatternError` for an
-    image without tokens, and for lengths that sum to more than the capacity.
+    lengths: int [B] on a CPU or GPU; the host waits for them. capacity, tokens, rows: as in `pack`. Raises
+    `PatternError` for an image without tokens, and for lengths whose sum exceeds the capacity.
     """
     lengths = torch.as_tensor(lengths)
     if lengths.ndim != 1 or not len(lengths) or lengths.is_floating_point() or lengths.dtype == torch.bool:
@@ -85,7 +104,7 @@ def pack_lengths(lengths, capacity=None, **options):
     if (least := int(lengths.min())) < 1:
         raise PatternError(f"lengths: expected at least one token an image, found {least}")
     keep = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
-    packing = pack(keep, capacity, **options)
+    packing = pack(keep, capacity, tokens, rows)
     packing.check()
     return packing
 
@@ -93,79 +112,83 @@ def pack_lengths(lengths, capacity=None, **options):
 class Packing:
     """A packed batch; made by `pack`.
 
-    layout: `ragged_lists.Layout`. lists: the device's own description of the batch. tokens: [capacity, C], those given
-    to `pack`, or None. On a GPU, what is called repeatedly with tensors alike takes a few µs of the host's time, does
-    not wait, and may be captured in a CUDA graph, `pack` with a capacity included.
+    offsets: where the sections of the lists begin. lists: int32, the device's own description of the batch. tokens:
+    [capacity, C], those given to `pack`, or None.
+
+    On a GPU, calls with tensors of a layout that was seen before take a few µs of the host's time and do not wait. They
+    may be captured in a CUDA graph; so may `pack` with a capacity.
     """
 
-    def __init__(self, layout, lists, tokens=None):
+    def __init__(self, offsets: PackedOffsets, lists: Tensor, tokens: Tensor | None = None) -> None:
         """Wrap what an executor made."""
-        self.layout, self.lists, self.tokens = layout, lists, tokens
+        self.offsets, self.lists, self.tokens = offsets, lists, tokens
 
     @cached_property
     def _executor(self):
-        return _executor(self.layout, self.lists.device)
-
-    def _taken(self, part, x, fill):
-        if watched(x):
-            return torch.ops.tilewright.ragged_take(self.lists, part, x, fill, self.layout)
-        return self._executor.take(self.lists, part, x, fill)
+        return _executor(self.offsets, self.lists.device)
 
     @property
-    def capacity(self):
+    def capacity(self) -> int:
         """Rows of packed tensors."""
-        return self.layout.capacity
+        return self.offsets.capacity
 
     @property
-    def starts(self):
+    def starts(self) -> Tensor:
         """int32 [B + 1]: cumulative lengths, on the device; at most the capacity."""
-        return self.lists[self.layout.starts : self.layout.source]
+        return self.lists[self.offsets.starts : self.offsets.source]
 
     @property
-    def source(self):
+    def source(self) -> Tensor:
         """int32 [capacity]: the token of each row, as ``b * N + n``; -1 for none."""
-        return self.lists[self.layout.source : self.layout.place]
+        return self.lists[self.offsets.source : self.offsets.position]
 
-    def gather(self, x):
+    def gather(self, x: Tensor) -> Tensor:
         """Kept tokens of x [B, N, C] → [capacity, C]; zeros behind the last one."""
-        return self._taken("source", x, None)
+        if watched(x):
+            return torch.ops.tilewright.ragged_gather(self.lists, x, self.offsets)
+        return self._executor.gather(self.lists, x)
 
-    def scatter(self, x, fill=0):
-        """Packed x [capacity, C] to its places → [B, N, C]; `fill` [B, N, C] or 0 where nothing was kept."""
-        if not isinstance(fill, torch.Tensor) and fill != 0:
+    def scatter(self, x: Tensor, fill: Tensor | float = 0) -> Tensor:
+        """Packed x [capacity, C] to its positions → [B, N, C]; `fill` [B, N, C] or 0 where nothing was kept."""
+        if not isinstance(fill, Tensor) and fill != 0:
             raise PatternError(f"fill: expected a tensor or 0, found {fill!r}")
-        return self._taken("place", x, fill if isinstance(fill, torch.Tensor) else None)
+        given = fill if isinstance(fill, Tensor) else None
+        if watched(x):
+            return torch.ops.tilewright.ragged_scatter(self.lists, x, given, self.offsets)
+        return self._executor.scatter(self.lists, x, given)
 
-    def first(self, x):
+    def first(self, x: Tensor) -> Tensor:
         """The first kept token of each image, of packed x [capacity, C] → [B, C]."""
-        return self._taken("starts", x, None)
+        if watched(x):
+            return torch.ops.tilewright.ragged_first(self.lists, x, self.offsets)
+        return self._executor.first(self.lists, x)
 
-    def pad(self, x, slots):
-        """Packed x [capacity, C] by image and place → [B, slots, C]; zeros where an image has no such token.
+    def pad(self, x: Tensor, length: int) -> Tensor:
+        """Packed x [capacity, C] by image and number → [B, length, C]; zeros where an image has no such token.
 
-        slots: at least the tokens of any image.
+        length: at least the tokens of any image.
         """
         if watched(x):
-            return torch.ops.tilewright.ragged_pad(self.lists, x, slots, self.layout)
-        return self._executor.pad(self.lists, x, slots)
+            return torch.ops.tilewright.ragged_pad(self.lists, x, length, self.offsets)
+        return self._executor.pad(self.lists, x, length)
 
-    def attend(self, q, k, v, out=None):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
         """Attention of each image within itself, scale ``D ** -0.5``: q, k, v [capacity, H, D] → [capacity, H, D].
 
-        Tensors may be strided views, the values of a head side by side. out: memory of its own for the result, in one
-        piece, which saves the host a microsecond; None: new.
+        Tensors may be strided views, the values of a head side by side. out: contiguous memory for the result that
+        nothing else uses, which saves the host a microsecond; None: new.
 
-        Raises `PatternError` or `DeviceError` for tensors that are not of this batch: such as lengths that do not sum
-        to their tokens.
+        Raises `PatternError` or `DeviceError` for tensors that are not of this batch, such as those of another number
+        of rows.
         """
         if watched(q):
-            made = torch.ops.tilewright.ragged_attend(self.lists, q, k, v, self.layout)
+            made = torch.ops.tilewright.ragged_attend(self.lists, q, k, v, self.offsets)
             return made if out is None else out.copy_(made)
         if out is None:
             return self._executor.attend(self.lists, q, k, v)
         return self._executor.attend_into(out, self.lists, q, k, v)
 
-    def check(self):
+    def check(self) -> None:
         """Raise `PatternError` where the batch exceeds its capacity or an image keeps nothing. Waits for the device."""
         header = self.lists[: packed_lists.HEADER].tolist()
         if header[EMPTY]:
@@ -173,7 +196,7 @@ class Packing:
         if header[BAD]:
             raise PatternError(f"capacity: expected at least the {header[KEPT]} tokens kept, found {self.capacity}")
 
-    def graph(self):
+    def graph(self) -> graph.Graph:
         """The batch as one block-diagonal `graph.Graph` over the kept tokens, on the host. Checks the batch."""
         self.check()
         starts = self.starts.cpu().numpy().astype(np.int64)
@@ -181,71 +204,58 @@ class Packing:
         return graph.from_classes(starts, np.arange(len(owner), dtype=np.int32), owner, len(owner))
 
 
-# Layouts differ from batch to batch without a capacity. An executor holds no tensors: a few kilobytes.
+# Offsets differ from batch to batch without a capacity. An executor holds no tensors: a few kilobytes.
 @lru_cache(256)
-def _executor(layout, device):
-    return import_module(EXECUTORS[device.type]).Executor(layout, device)
+def _executor(offsets, device):
+    return import_module(EXECUTORS[device.type]).Executor(offsets, device)
 
 
-# The same as operators, for ``torch.compile``, ``torch.export`` and tracing.
+# The same as operators, for ``torch.compile``, ``torch.export`` and tracing. Offsets are their last argument.
 
 _LIBRARY = library.Library("tilewright", "FRAGMENT")
-for _schema in (
-    "ragged_lists(Tensor keep, int[] layout) -> Tensor",
-    "ragged_pack(Tensor keep, Tensor tokens, Tensor? origin, int[] layout) -> (Tensor, Tensor)",
-    "ragged_pad(Tensor lists, Tensor x, int slots, int[] layout) -> Tensor",
-    "ragged_take(Tensor lists, str part, Tensor x, Tensor? fill, int[] layout) -> Tensor",
-    "ragged_attend(Tensor lists, Tensor q, Tensor k, Tensor v, int[] layout) -> Tensor",
-):
-    _LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def _lists(keep, layout):
-    return _executor(Layout(*layout), keep.device).lists(keep)
+def _method(name: str) -> Callable:
+    """The operator that calls a method of the executor where its first argument lies."""
+    return lambda offsets, first, *rest: getattr(_executor(offsets, first.device), name)(first, *rest)
 
 
-def _pack(keep, tokens, origin, layout):
-    return _executor(Layout(*layout), keep.device).pack(keep, tokens, origin)
+def _rows(section: str) -> Callable:
+    """The fake of an operator that brings rows of x by the numbers of a section."""
+    return lambda offsets, lists, x, *_: x.new_empty(offsets.rows_into(section, x.shape[-1]))
 
 
-def _pad(lists, x, slots, layout):
-    return _executor(Layout(*layout), lists.device).pad(lists, x, slots)
+def _fake_lists(offsets, keep):
+    return keep.new_empty(offsets.size, dtype=torch.int32)
 
 
-def _take(lists, part, x, fill, layout):
-    return _executor(Layout(*layout), lists.device).take(lists, part, x, fill)
+def _fake_pack(offsets, keep, tokens, origin):
+    return _fake_lists(offsets, keep), tokens.new_empty(offsets.capacity, tokens.shape[-1])
 
 
-def _attend(lists, q, k, v, layout):
-    return _executor(Layout(*layout), lists.device).attend(lists, q, k, v)
+def _fake_pad(offsets, lists, x, length):
+    return x.new_empty(offsets.images, length, x.shape[-1])
 
 
-def _like_lists(keep, layout):
-    return keep.new_empty(Layout(*layout).size, dtype=torch.int32)
-
-
-def _like_pack(keep, tokens, origin, layout):
-    return _like_lists(keep, layout), tokens.new_empty(Layout(*layout).capacity, tokens.shape[-1])
-
-
-def _like_pad(lists, x, slots, layout):
-    return x.new_empty(Layout(*layout).images, slots, x.shape[-1])
-
-
-def _like_take(lists, part, x, fill, layout):
-    return x.new_empty(Layout(*layout).result(part, x.shape[-1]))
-
-
-def _like_attend(lists, q, k, v, layout):
+def _fake_attend(offsets, lists, q, k, v):
     return q.new_empty(q.shape)
 
 
-for _name, _call, _fake in (
-    ("ragged_lists", _lists, _like_lists),
-    ("ragged_pack", _pack, _like_pack),
-    ("ragged_pad", _pad, _like_pad),
-    ("ragged_take", _take, _like_take),
-    ("ragged_attend", _attend, _like_attend),
-):
-    _LIBRARY.impl(_name, _call, "CompositeExplicitAutograd")
-    library.register_fake(f"tilewright::{_name}", _fake, lib=_LIBRARY)
+def _define(name: str, arguments: str, result: str, fake: Callable) -> None:
+    """Define ``tilewright::ragged_<name>``, whose offsets come as a list of int."""
+
+    def taking_list(call):
+        return lambda *given: call(PackedOffsets(*given[-1]), *given[:-1])
+
+    _LIBRARY.define(f"ragged_{name}({arguments}, int[] offsets) -> {result}", tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(f"ragged_{name}", taking_list(_method(name)), "CompositeExplicitAutograd")
+    library.register_fake(f"tilewright::ragged_{name}", taking_list(fake), lib=_LIBRARY)
+
+
+_define("lists", "Tensor keep", "Tensor", _fake_lists)
+_define("pack", "Tensor keep, Tensor tokens, Tensor? origin", "(Tensor, Tensor)", _fake_pack)
+_define("gather", "Tensor lists, Tensor x", "Tensor", _rows("source"))
+_define("scatter", "Tensor lists, Tensor x, Tensor? fill", "Tensor", _rows("position"))
+_define("first", "Tensor lists, Tensor x", "Tensor", _rows("starts"))
+_define("pad", "Tensor lists, Tensor x, int length", "Tensor", _fake_pad)
+_define("attend", "Tensor lists, Tensor q, Tensor k, Tensor v", "Tensor", _fake_attend)

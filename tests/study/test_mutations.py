@@ -426,12 +426,12 @@ def moved_start(by):
 
         def attend(packing, *given):
             lists = packing.lists.clone()
-            at = packing.layout.starts + 1
-            items = lists[packing.layout.work : packing.layout.work + 3 * packing.layout.items].view(-1, 3)
+            at = packing.offsets.starts + 1
+            items = lists[packing.offsets.work : packing.offsets.work + 3 * packing.offsets.items].view(-1, 3)
             first = items[:, 0] == lists[at]
             items[first, 0] += by
             lists[at] += by
-            return right(ragged.Packing(packing.layout, lists), *given)
+            return right(ragged.Packing(packing.offsets, lists), *given)
 
         patch.setattr(ragged.Packing, "attend", attend)
 
@@ -440,18 +440,18 @@ def moved_start(by):
 
 def neighbour_leaks_in(patch):
     """The first two images attend as one."""
-    right = cpu_packed.Executor._runs
+    right = cpu_packed.Executor._stretches
 
-    def runs(executor, lists):
+    def stretches(executor, lists):
         (first, _, a), (_, _, b), *rest = right(executor, lists)
         return [(first, 1, a + b), *rest]
 
-    patch.setattr(cpu_packed.Executor, "_runs", runs)
+    patch.setattr(cpu_packed.Executor, "_stretches", stretches)
 
 
 def last_image_is_left_out(patch):
-    right = cpu_packed.Executor._runs
-    patch.setattr(cpu_packed.Executor, "_runs", lambda executor, lists: right(executor, lists)[:-1])
+    right = cpu_packed.Executor._stretches
+    patch.setattr(cpu_packed.Executor, "_stretches", lambda executor, lists: right(executor, lists)[:-1])
 
 
 def written(out, value):

@@ -1,184 +1,193 @@
-"""Executor of packed batches on an NVIDIA GPU (stage T5): launches of `triton_ragged_kernels`.
+"""Executor of packed batches on an NVIDIA GPU (stage T5): launches of `packed_kernels`.
 
-The contract is that of `ragged_lists`.
+The contract is that of `packed_lists`.
 """
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import triton
 
 from tilewright.core.errors import PatternError
-from tilewright.targets import packed_lists
-from tilewright.targets.cuda import executor, packed_kernels
-from tilewright.targets.cuda.executor import FEWEST_ROWS, HEAD_DIMS, check_head_dim
+from tilewright.targets.cuda import config, packed_kernels
 from tilewright.targets.cuda.launcher import KEYS, CachedLaunch, wide
+from tilewright.targets.packed_lists import check_packed, check_qkv, check_rows, check_tensors
 
-# Most images whose tokens the kernel that describes the batch gathers: each of its programs counts the batch again.
+# Most images whose tokens the kernel that describes the batch gathers: each of its programs counts the batch itself.
 # Measured on an H200, docs/decisions/0011.
 FUSED = 32
 # Values that a program counts at once; programs that gather tokens, a few for each multiprocessor of a large GPU; rows
-# and columns that one brings at once.
+# and columns that one moves at once.
 COUNTED, GATHERING, ROWS, COLUMNS = 8192, 528, 16, 256
 
 
-@dataclass(frozen=True)
-class Form(executor.Form):
-    """How attention is compiled. trim: what the keys of an image are rounded up to, at most step_keys."""
-
-    trim: int = 32
-
-
-def form(rows, head_dim, dtype):
-    """The `Form` for so many queries a program (docs/decisions/0011).
-
-    In 16 bits, 16 of them a warp, and registers as in `triton_schedule.form`; in float32, whose products are not those
-    of the tensor cores, as few keys a step and as many warps as keep a thread's share small.
-    """
-    if dtype.itemsize > 2:
-        step_keys = 16 if head_dim > 64 else 32
-        return Form(step_keys, stages=1, warps=min(8, rows // 8), trim=step_keys)
-    registers = {16: 96, 32: 96, 64: 128}.get(sum(HEAD_DIMS[head_dim])) if rows >= 64 else None
-    return Form(warps=min(8, rows // FEWEST_ROWS), registers=registers)
-
-
 class Executor:
-    """The kernels for a `ragged_lists.Layout` on a device: methods as in `ragged_lists`.
+    """The kernels for a `packed_lists.PackedOffsets` on a device: methods as in `packed_lists`.
 
-    chosen: a `Form` of attention; None: by `form`. The first call with tensors of some shapes and strides, on each
-    stream, goes through Triton, which compiles.
+    attention_config: the `config.KernelConfig` of attention; None: `config.for_packed`. The first call with tensors of
+    some shapes and strides, on each stream, goes through Triton, which compiles.
     """
 
-    def __init__(self, layout, device, chosen=None):
+    def __init__(self, offsets, device, attention_config=None):
         """Compile nothing yet. Raises `PatternError` for a batch whose lists are too long for their own numbers."""
-        if layout.size >= 2**31:
-            raise PatternError(f"lists: expected fewer than 2**31 values, found {layout.size} of {layout}")
-        self.layout, self._device, self._chosen = layout, device, chosen
-        self._lists, self._pack, self.attend, self.attend_into = (
-            CachedLaunch(start, device)
-            for start in (self._start_lists, self._start_pack, self._start_attend, self._start_attend_into)
-        )
-        self._take = {
-            part: CachedLaunch(lambda *tensors, part=part: self._start_take(part, *tensors), device)
-            for part in ("source", "place", "starts")
+        if offsets.size >= 2**31:
+            raise PatternError(f"lists: expected fewer than 2**31 values, found {offsets.size} of {offsets}")
+        self.offsets, self._device, self._attention_config = offsets, device, attention_config
+        self._lists = CachedLaunch(self._launch_lists, device)
+        self._pack = CachedLaunch(self._launch_pack, device)
+        self._gather_packed = CachedLaunch(self._launch_gather_packed, device)
+        # By section of the lists.
+        self._rows = {
+            section: CachedLaunch(partial(self._launch_rows, section), device)
+            for section in ("source", "position", "starts")
         }
-        self._take_packed = CachedLaunch(self._start_take_packed, device)
-        # By the places of an image, those used last.
-        self._pad = lru_cache(KEYS)(
-            lambda slots: CachedLaunch(lambda *tensors: self._start_pad(slots, *tensors), self._device)
-        )
+        # By length, those used last.
+        self._pad = lru_cache(KEYS)(lambda length: CachedLaunch(partial(self._launch_pad, length), device))
+        self.attend = CachedLaunch(self._launch_attend, device)
+        self.attend_into = CachedLaunch(self._launch_attend_into, device)
 
     def lists(self, keep):
-        """See `ragged_lists`."""
-        return self._lists(keep, keep.sum(1, dtype=torch.int32)) if self.layout.images > FUSED else self._lists(keep)
+        """See `packed_lists`."""
+        return self._lists(keep, keep.sum(1, dtype=torch.int32)) if self.offsets.images > FUSED else self._lists(keep)
 
     def pack(self, keep, tokens, origin=None):
-        """See `ragged_lists`."""
-        if self.layout.images > FUSED:
+        """See `packed_lists`."""
+        if self.offsets.images > FUSED:
             lists = self.lists(keep)
             if origin is None:
-                return lists, self.take(lists, "source", tokens, None)
-            return lists, self._take_packed(lists, tokens, origin)
-        packed = tokens.new_empty(self.layout.capacity, tokens.shape[-1])
+                return lists, self.gather(lists, tokens)
+            return lists, self._gather_packed(lists, tokens, origin)
+        packed = tokens.new_empty(self.offsets.capacity, tokens.shape[-1])
         return self._pack(keep, tokens, packed, *(() if origin is None else (origin,))), packed
 
-    def take(self, lists, part, x, fill):
-        """See `ragged_lists`."""
-        return self._take[part](lists, x) if fill is None else self._take[part](lists, x, fill)
+    def gather(self, lists, x):
+        """See `packed_lists`."""
+        return self._rows["source"](lists, x)
 
-    def pad(self, lists, x, slots):
-        """See `ragged_lists`."""
-        return self._pad(slots)(lists, x)
+    def scatter(self, lists, x, fill=None):
+        """See `packed_lists`."""
+        return self._rows["position"](lists, x) if fill is None else self._rows["position"](lists, x, fill)
 
-    # What `CachedLaunch` starts: each returns the result, the compiled kernel, its grid, and what follows the tensors.
+    def first(self, lists, x):
+        """See `packed_lists`."""
+        return self._rows["starts"](lists, x)
 
-    def _start_lists(self, keep, counts=None):
-        return self._start_pack(keep, counts, None)
+    def pad(self, lists, x, length):
+        """See `packed_lists`."""
+        return self._pad(length)(lists, x)
 
-    def _start_pack(self, keep, tokens, packed, origin=None):
-        layout, width = self.layout, 0
-        strides = (0, 0, 0)
-        if packed is not None:
-            packed_lists.check_rows(layout, "source", tokens, None, origin)
-            packed_lists.check_tensors(keep.device, tokens=tokens)
-            _side_by_side(tokens=tokens)
-            strides, width = _strides(tokens), tokens.shape[-1]
-        lists = keep.new_empty(layout.size, dtype=torch.int32)
-        # Powers of two, lest each number of images be compiled for.
-        spread = triton.next_power_of_2(triton.cdiv(GATHERING, layout.images))
-        chunks = min(spread, triton.cdiv(layout.tokens, ROWS)) if width else 1
-        n = triton.next_power_of_2(layout.tokens)
-        tiles = triton.next_power_of_2(triton.cdiv(layout.tokens, layout.rows))
-        told = packed is None and tokens is not None
-        block = min(triton.next_power_of_2(layout.images), COUNTED // 8) if told else max(1, COUNTED // n)
-        sizes = (layout.images, layout.tokens, layout.capacity, layout.source, layout.place, layout.work)
+    # What a `CachedLaunch` starts: each returns the result, the compiled kernel, its grid and what follows the tensors.
+
+    def _launch_lists(self, keep, lengths=None):
+        offsets = self.offsets
+        lists = keep.new_empty(offsets.size, dtype=torch.int32)
+        most_items, most_tokens, counted = self._counting()
+        if lengths is not None:
+            counted = min(triton.next_power_of_2(offsets.images), COUNTED // 8)
+        arguments = (*self._sizes(), offsets.rows, most_items, most_tokens, counted, ROWS)
+        grid = offsets.images
+        kernel = packed_kernels.tilewright_pack_lists
+        compiled = kernel[(grid,)](lists, keep.view(torch.uint8), lengths, *arguments)
+        return lists, compiled, grid, arguments if lengths is not None else (None, *arguments)
+
+    def _launch_pack(self, keep, tokens, packed, origin=None):
+        offsets = self.offsets
+        if origin is None:
+            check_rows(offsets, "source", tokens)
+        else:
+            check_packed(tokens)
+        check_tensors(keep.device, tokens=tokens)
+        _side_by_side(tokens=tokens)
+        lists, width = keep.new_empty(offsets.size, dtype=torch.int32), tokens.shape[-1]
+        # Powers of two, so that kernels are not compiled for each number of images.
+        spread = triton.next_power_of_2(triton.cdiv(GATHERING, offsets.images))
+        chunks = min(spread, triton.cdiv(offsets.tokens, ROWS)) if width else 1
         columns = min(COLUMNS, triton.next_power_of_2(max(1, width)))
-        arguments = (*strides, *sizes, width, layout.rows, tiles, n, block, ROWS, columns, chunks)
-        grid = layout.images * chunks
-        bits = keep.view(torch.uint8)
-        compiled = packed_kernels.pack[(grid,)](lists, bits, tokens, packed, origin, *arguments)
-        missing = [x for x in (tokens, packed, origin) if x is None]
-        return lists, compiled, grid, (*missing, *arguments)
+        sizes = (*_strides(tokens), *self._sizes(), width, offsets.rows)
+        arguments = (*sizes, *self._counting(), ROWS, columns, chunks)
+        grid = offsets.images * chunks
+        kernel = packed_kernels.tilewright_pack
+        compiled = kernel[(grid,)](lists, keep.view(torch.uint8), tokens, packed, origin, *arguments)
+        return lists, compiled, grid, arguments if origin is not None else (None, *arguments)
 
-    def _start_take_packed(self, lists, x, origin):
-        return self._start_take("source", lists, x, None, origin)
+    def _sizes(self):
+        """Sizes of the batch and offsets of its lists, as the kernels take them."""
+        offsets = self.offsets
+        return offsets.images, offsets.tokens, offsets.capacity, offsets.source, offsets.position, offsets.work
 
-    def _start_take(self, part, lists, x, fill=None, origin=None):
-        layout, other = self.layout, fill if origin is None else origin
-        packed_lists.check_rows(layout, part, x, fill, origin)
-        packed_lists.check_tensors(lists.device, tokens=x)
-        first, count = layout.part(part)
-        width = x.shape[-1]
-        out = x.new_empty(layout.result(part, width))
-        given = {"tokens": x} if fill is None else {"tokens": x, "fill": fill}
-        _side_by_side(**given)
-        fill_b, fill_n = (0, 0) if fill is None else fill.stride()[:2]
-        columns = min(COLUMNS, triton.next_power_of_2(width))
-        x_b, x_n, n_x = _strides(x)
-        sizes = (first, count, n_x, layout.tokens, width, ROWS, columns)
-        arguments = (x_b, x_n, fill_b, fill_n, *sizes, origin is not None)
-        grid = triton.cdiv(count, ROWS) * triton.cdiv(width, columns)
-        compiled = packed_kernels.take[(grid,)](out, lists, x, other, *arguments)
-        return out, compiled, grid, arguments if other is not None else (None, *arguments)
+    def _counting(self):
+        """Powers of two: bounds of the work items and tokens of an image, and images that are counted at once."""
+        most_tokens = triton.next_power_of_2(self.offsets.tokens)
+        most_items = triton.next_power_of_2(triton.cdiv(self.offsets.tokens, self.offsets.rows))
+        return most_items, most_tokens, max(1, COUNTED // most_tokens)
 
-    def _start_pad(self, slots, lists, x):
-        layout = self.layout
-        packed_lists.check_rows(layout, "starts", x, None)
-        packed_lists.check_tensors(lists.device, tokens=x)
+    def _launch_rows(self, section, lists, x, fill=None):
+        offsets, width = self.offsets, x.shape[-1]
+        check_rows(offsets, section, x, fill)
+        check_tensors(lists.device, tokens=x)
+        _side_by_side(**{"tokens": x} if fill is None else {"tokens": x, "fill": fill})
+        first, count = offsets.section(section)
+        out = x.new_empty(offsets.rows_into(section, width))
+        fill_strides = (0, 0) if fill is None else fill.stride()[:2]
+        stride_b, stride_n, n_x = _strides(x)
+        grid, blocks = _grid(count, width)
+        arguments = (stride_b, stride_n, *fill_strides, first, count, n_x, offsets.tokens, width, *blocks)
+        compiled = packed_kernels.tilewright_gather_rows[(grid,)](out, lists, x, fill, *arguments)
+        return out, compiled, grid, arguments if fill is not None else (None, *arguments)
+
+    def _launch_gather_packed(self, lists, x, origin):
+        offsets, width = self.offsets, x.shape[-1]
+        check_packed(x)
+        check_tensors(lists.device, tokens=x)
         _side_by_side(tokens=x)
-        rows, width = layout.images * slots, x.shape[-1]
-        out = x.new_empty(layout.images, slots, width)
-        columns = min(COLUMNS, triton.next_power_of_2(width))
-        grid = triton.cdiv(rows, ROWS) * triton.cdiv(width, columns)
-        arguments = (x.stride(0), slots, rows, width, ROWS, columns)
-        return out, packed_kernels.pad[(grid,)](out, lists, x, *arguments), grid, arguments
+        first, count = offsets.section("source")
+        out = x.new_empty(offsets.rows_into("source", width))
+        grid, blocks = _grid(count, width)
+        arguments = (x.stride(0), first, count, len(x), offsets.tokens, width, *blocks)
+        compiled = packed_kernels.tilewright_gather_packed_rows[(grid,)](out, lists, x, origin, *arguments)
+        return out, compiled, grid, arguments
 
-    def _start_attend(self, lists, q, k, v):
-        return self._start_attend_into(q.new_empty(q.shape), lists, q, k, v)
+    def _launch_pad(self, length, lists, x):
+        check_rows(self.offsets, "starts", x)
+        check_tensors(lists.device, tokens=x)
+        _side_by_side(tokens=x)
+        rows, width = self.offsets.images * length, x.shape[-1]
+        out = x.new_empty(self.offsets.images, length, width)
+        grid, blocks = _grid(rows, width)
+        arguments = (x.stride(0), length, rows, width, *blocks)
+        return out, packed_kernels.tilewright_pad_rows[(grid,)](out, lists, x, *arguments), grid, arguments
 
-    def _start_attend_into(self, out, lists, q, k, v):
-        layout = self.layout
-        packed_lists.check_qkv(layout, q, k, v, out)
-        packed_lists.check_tensors(lists.device, q=q)
+    def _launch_attend(self, lists, q, k, v):
+        return self._launch_attend_into(q.new_empty(q.shape), lists, q, k, v)
+
+    def _launch_attend_into(self, out, lists, q, k, v):
+        offsets = self.offsets
+        check_qkv(offsets, q, k, v, out)
+        check_tensors(lists.device, q=q)
         _side_by_side(q=q, k=k, v=v)
         heads, head_dim = q.shape[1:]
-        check_head_dim(head_dim)
-        chosen = self._chosen or form(layout.rows, head_dim, q.dtype)
+        config.check_head_dim(head_dim)
+        chosen = self._attention_config or config.for_packed(offsets.rows, head_dim, q.dtype)
         scale_log2 = head_dim**-0.5 * math.log2(math.e)
         strides = (stride for x in (q, k, v) for stride in x.stride()[:2])
         trim = min(chosen.trim, chosen.step_keys)
         widths = (chosen.step_keys // trim).bit_length()
-        is_wide = any(wide(layout.tokens, x.stride(0)) for x in (q, k, v, out))
-        dims = head_dim, *HEAD_DIMS[head_dim]
-        constants = (heads, layout.rows, chosen.step_keys, trim, widths, *dims, chosen.stages, is_wide)
-        arguments = (*strides, layout.work, scale_log2, *constants)
-        grid = layout.items * heads
-        compiled = packed_kernels.attend[(grid,)](
-            out, lists, q, k, v, *arguments, num_warps=chosen.warps, maxnreg=chosen.registers
+        is_wide = any(wide(offsets.tokens, x.stride(0)) for x in (q, k, v, out))
+        dims = head_dim, *config.HEAD_DIMS[head_dim]
+        constants = (heads, offsets.rows, chosen.step_keys, trim, widths, *dims, chosen.num_stages, is_wide)
+        arguments = (*strides, offsets.work, scale_log2, *constants)
+        grid = offsets.items * heads
+        compiled = packed_kernels.tilewright_packed_attention[(grid,)](
+            out, lists, q, k, v, *arguments, num_warps=chosen.num_warps, maxnreg=chosen.maxnreg
         )
         return out, compiled, grid, arguments
+
+
+def _grid(rows, width):
+    """``(programs, (rows, columns) of each)`` that move `rows` rows of `width` values."""
+    columns = min(COLUMNS, triton.next_power_of_2(width))
+    return triton.cdiv(rows, ROWS) * triton.cdiv(width, columns), (ROWS, columns)
 
 
 def _strides(x):
@@ -187,7 +196,7 @@ def _strides(x):
 
 
 def _side_by_side(**tensors):
-    """Raise `PatternError` unless the last dimension of each tensor lies in one piece."""
+    """Raise `PatternError` unless the last dimension of each tensor is contiguous."""
     for name, x in tensors.items():
         if x.stride(-1) != 1:
             raise PatternError(f"{name}: expected the values of a row side by side, found stride {x.stride(-1)}")

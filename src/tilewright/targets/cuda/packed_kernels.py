@@ -1,232 +1,321 @@
-"""Packed batches on an NVIDIA GPU, four kernels: describe and gather, attend, bring rows by number, pad (stage T5).
+"""Packed batches on an NVIDIA GPU (stage T5): kernels that describe, gather, scatter, pad and attend.
 
-What they hand to each other is `ragged_lists`. None depends on numbers that only the device knows in its grid: programs
-without work leave at once.
+What they pass to each other are the lists of `packed_lists`. No grid depends on numbers that only the device knows:
+programs without work return at once.
 """
 
 import triton
 import triton.language as tl
 
 from tilewright.targets import packed_lists
-from tilewright.targets.cuda.tile_kernel import _fold, _rows, _scores, _store
+from tilewright.targets.cuda.online_softmax import load_rows, scores, store_rows, update
 
-BAD, KEPT, ITEMS, EMPTY, STARTS = (tl.constexpr(place) for place in range(packed_lists.HEADER + 1))
+BAD, KEPT, ITEMS, EMPTY, STARTS = (tl.constexpr(offset) for offset in range(packed_lists.HEADER + 1))
+FIRST_ROW, LENGTH, FIRST_QUERY = (tl.constexpr(field) for field in range(packed_lists.RECORD))
 RECORD = tl.constexpr(packed_lists.RECORD)
 
 
-@triton.jit(do_not_specialize=["n_x", "n_images", "n_tokens", "capacity", "source_at", "place_at", "work_at"])
-def pack(
-    list_ptr, keep_ptr, x_ptr, out_ptr, origin_ptr, x_b, x_n, n_x,
-    n_images, n_tokens, capacity, source_at, place_at, work_at,
-    C: tl.constexpr, M: tl.constexpr, TILES: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, CHUNKS: tl.constexpr,
+@triton.jit(do_not_specialize=["n_images", "n_tokens", "capacity", "source_at", "position_at", "work_at"])
+def tilewright_pack_lists(
+    list_ptr, keep_ptr, length_ptr, n_images, n_tokens, capacity, source_at, position_at, work_at,
+    BLOCK_M: tl.constexpr, MOST_ITEMS: tl.constexpr, MOST_TOKENS: tl.constexpr, BLOCK_B: tl.constexpr,
+    BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Describe a batch, and gather its tokens where C > 0. Grid: (images * CHUNKS,).
+    """Describe a batch: write the whole lists. Grid: (n_images,).
 
-    keep_ptr: uint8 [images, tokens]. x_ptr: [images, tokens, C], strided by x_b, x_n; where C = 0, int32 [images], the
-    tokens that each keeps, or None. origin_ptr: lists by which the tokens are packed already, [n_x, C], or None.
-    out_ptr: [capacity, C]. M: queries of a work item. N, TILES: powers of two that hold the tokens and the work items
-    of an image. Where nobody has counted each program counts the whole batch, `BLOCK` images at a time, rather than
-    wait for others: 6 KB for 32 images.
+    keep_ptr: uint8 [n_images, n_tokens]. length_ptr: int32 [n_images], the tokens that each image keeps, or None: each
+    program then counts the whole batch, rather than wait for the others; that of 32 images has 6 KB. BLOCK_M: queries
+    of a work item. MOST_TOKENS, MOST_ITEMS: powers of two that hold the tokens and the work items of an image.
+    BLOCK_B: images that are counted at once. BLOCK_R: rows that are written at once.
     """
-    counted: tl.constexpr = C == 0 and x_ptr is not None
+    b = tl.program_id(0)
+    b_keep, length, start, item, kept, n_items, n_empty, bad = _count(
+        keep_ptr, length_ptr, b, n_images, n_tokens, capacity, BLOCK_M, MOST_TOKENS, BLOCK_B
+    )
+    _write_image(
+        list_ptr, b, b_keep, length, start, item, kept, n_items, n_empty, bad, n_tokens, capacity, source_at,
+        position_at, work_at, BLOCK_M, MOST_ITEMS, MOST_TOKENS,
+    )  # fmt: skip
+    _write_spare(list_ptr, b, n_images, kept, n_items, bad, capacity, source_at, work_at, BLOCK_M, BLOCK_R)
+
+
+@triton.jit(do_not_specialize=["n_x", "n_images", "n_tokens", "capacity", "source_at", "position_at", "work_at"])
+def tilewright_pack(
+    list_ptr, keep_ptr, x_ptr, out_ptr, origin_ptr, stride_xb, stride_xn, n_x,
+    n_images, n_tokens, capacity, source_at, position_at, work_at,
+    C: tl.constexpr, BLOCK_M: tl.constexpr, MOST_ITEMS: tl.constexpr, MOST_TOKENS: tl.constexpr, BLOCK_B: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """As `tilewright_pack_lists`, and gather the kept tokens. Grid: (n_images * CHUNKS,).
+
+    x_ptr: [n_images, n_tokens, C], strided. origin_ptr: lists by which the tokens are packed already, [n_x, C], or
+    None. out_ptr: [capacity, C]. BLOCK_R, BLOCK_C: rows and columns that are moved at once. CHUNKS: programs of an
+    image; the first one writes its lists.
+    """
     pid = tl.program_id(0)
     b, chunk = pid // CHUNKS, pid % CHUNKS
-    n = tl.arange(0, N)
-    own = tl.load(keep_ptr + b * n_tokens + n, mask=n < n_tokens, other=0).to(tl.int32)
-    length = tl.sum(own, 0)
-    start, kept, items, item, empty = 0, 0, 0, 0, 0
-    for lo in range(0, n_images, BLOCK):
-        i = lo + tl.arange(0, BLOCK)
-        there = i < n_images
-        if counted:
-            lengths = tl.load(x_ptr + i, mask=there, other=0)
+    b_keep, length, start, item, kept, n_items, n_empty, bad = _count(
+        keep_ptr, None, b, n_images, n_tokens, capacity, BLOCK_M, MOST_TOKENS, BLOCK_B
+    )
+    if chunk == 0:
+        _write_image(
+            list_ptr, b, b_keep, length, start, item, kept, n_items, n_empty, bad, n_tokens, capacity, source_at,
+            position_at, work_at, BLOCK_M, MOST_ITEMS, MOST_TOKENS,
+        )  # fmt: skip
+
+    n = tl.arange(0, MOST_TOKENS)
+    r = tl.arange(0, BLOCK_R)
+    c = tl.arange(0, BLOCK_C)
+    share = (n_tokens + CHUNKS - 1) // CHUNKS
+    row = start + tl.sum(tl.where(n < chunk * share, b_keep, 0), 0)
+    if bad == 0:
+        image = b.to(tl.int64) * stride_xb
+        if origin_ptr is not None:
+            first = tl.load(origin_ptr + STARTS + b)
+        for lo in range(chunk * share, tl.minimum(chunk * share + share, n_tokens), BLOCK_R):
+            token = lo + r
+            m_token = (r < chunk * share + share - lo) & (token < n_tokens)
+            b_kept = tl.load(keep_ptr + b * n_tokens + token, mask=m_token, other=0).to(tl.int32)  # [BLOCK_R]
+            x_row = token
+            if origin_ptr is not None:
+                # A batch that did not fit may keep rows that do not exist.
+                x_row = tl.minimum(first + token, n_x - 1)
+            p_x = x_ptr + image + x_row.to(tl.int64)[:, None] * stride_xn
+            p_out = out_ptr + (row + tl.cumsum(b_kept, 0) - 1).to(tl.int64)[:, None] * C
+            for column in range(0, C, BLOCK_C):
+                m_x = (b_kept > 0)[:, None] & (column + c < C)[None, :]
+                b_x = tl.load(p_x + (column + c)[None, :], mask=m_x)  # [BLOCK_R, BLOCK_C]
+                tl.store(p_out + (column + c)[None, :], b_x, mask=m_x)
+            row += tl.sum(b_kept, 0)
+
+    # Rows of no image, a share for each program.
+    _write_spare(list_ptr, pid, n_images * CHUNKS, kept, n_items, bad, capacity, source_at, work_at, BLOCK_M, BLOCK_R)
+    n_packed = tl.where(bad, 0, kept)
+    for lo in range(n_packed + pid * BLOCK_R, capacity, n_images * CHUNKS * BLOCK_R):
+        p_out = out_ptr + (lo + r).to(tl.int64)[:, None] * C
+        b_x = tl.where(bad, float("nan"), tl.zeros((BLOCK_R, BLOCK_C), tl.float32)).to(out_ptr.dtype.element_ty)
+        for column in range(0, C, BLOCK_C):
+            m_out = (lo + r < capacity)[:, None] & (column + c < C)[None, :]
+            tl.store(p_out + (column + c)[None, :], b_x, mask=m_out)
+
+
+@triton.jit
+def _count(
+    keep_ptr, length_ptr, b, n_images, n_tokens, capacity,
+    BLOCK_M: tl.constexpr, MOST_TOKENS: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
+    """What image b keeps, int32 [MOST_TOKENS], its length, first row and first work item, then of the whole batch: rows
+    kept, work items, images that keep nothing, and whether it does not fit. One that does not keeps nothing."""
+    n = tl.arange(0, MOST_TOKENS)
+    b_keep = tl.load(keep_ptr + b * n_tokens + n, mask=n < n_tokens, other=0).to(tl.int32)  # [MOST_TOKENS]
+    length = tl.sum(b_keep, 0)
+    start, kept, n_items, item, n_empty = 0, 0, 0, 0, 0
+    for lo in range(0, n_images, BLOCK_B):
+        i = lo + tl.arange(0, BLOCK_B)
+        m_i = i < n_images
+        if length_ptr is not None:
+            lengths = tl.load(length_ptr + i, mask=m_i, other=0)  # [BLOCK_B]
         else:
-            at = keep_ptr + i[:, None] * n_tokens + n[None, :]
-            lengths = tl.sum(tl.load(at, mask=there[:, None] & (n < n_tokens)[None, :], other=0).to(tl.int32), 1)
-        tiles = (lengths + M - 1) // M
+            p_keep = keep_ptr + i[:, None] * n_tokens + n[None, :]
+            b_all = tl.load(p_keep, mask=m_i[:, None] & (n < n_tokens)[None, :], other=0)  # [BLOCK_B, MOST_TOKENS]
+            lengths = tl.sum(b_all.to(tl.int32), 1)
+        items = (lengths + BLOCK_M - 1) // BLOCK_M
         start += tl.sum(tl.where(i < b, lengths, 0), 0)
         kept += tl.sum(lengths, 0)
-        items += tl.sum(tiles, 0)
-        item += tl.sum(tl.where((lengths > length) | ((lengths == length) & (i < b)), tiles, 0), 0)
-        empty += tl.sum((there & (lengths == 0)).to(tl.int32), 0)
-    bad = (kept > capacity) | (empty > 0)
-    kept_here = tl.where(bad, 0, kept)
-    items = tl.where(bad, 0, items)
-    # Rows of no image are images of one work item each, so that all that follows is finite.
-    spare = (capacity - kept_here + M - 1) // M
+        n_items += tl.sum(items, 0)
+        # The longest images come first.
+        item += tl.sum(tl.where((lengths > length) | ((lengths == length) & (i < b)), items, 0), 0)
+        n_empty += tl.sum((m_i & (lengths == 0)).to(tl.int32), 0)
+    bad = (kept > capacity) | (n_empty > 0)
+    return b_keep, length, start, item, kept, n_items, n_empty, bad
 
-    if chunk == 0:
-        if b == 0:
-            tl.store(list_ptr + BAD, bad.to(tl.int32))
-            tl.store(list_ptr + KEPT, kept)
-            tl.store(list_ptr + ITEMS, items + spare)
-            tl.store(list_ptr + EMPTY, empty)
-            tl.store(list_ptr + STARTS, 0)
-        tl.store(list_ptr + STARTS + 1 + b, tl.minimum(start + length, capacity))
-        here = (own > 0) & (bad == 0)
-        rows = start + tl.cumsum(own, 0) - 1
-        tl.store(list_ptr + source_at + rows, b * n_tokens + n, mask=here)
-        tl.store(list_ptr + place_at + b * n_tokens + n, tl.where(here, rows, -1), mask=n < n_tokens)
-        t = tl.arange(0, TILES)
-        record = list_ptr + work_at + (item + t) * RECORD
-        mine = (t * M < length) & (bad == 0)
-        tl.store(record, tl.zeros_like(t) + start, mask=mine)
-        tl.store(record + 1, tl.zeros_like(t) + length, mask=mine)
-        tl.store(record + 2, t * M, mask=mine)
 
-    c = tl.arange(0, COLS)
-    if C:
-        r = tl.arange(0, ROWS)
-        share = (n_tokens + CHUNKS - 1) // CHUNKS
-        begun = start + tl.sum(tl.where(n < chunk * share, own, 0), 0)
-        if bad == 0:
-            base = b.to(tl.int64) * x_b
-            if origin_ptr is not None:
-                before = tl.load(origin_ptr + STARTS + b)
-            for lo in range(chunk * share, tl.minimum(chunk * share + share, n_tokens), ROWS):
-                token = lo + r
-                inside = (r < chunk * share + share - lo) & (token < n_tokens)
-                taken = tl.load(keep_ptr + b * n_tokens + token, mask=inside, other=0).to(tl.int32)
-                row = token
-                if origin_ptr is not None:
-                    # A batch that did not fit may keep what is not there.
-                    row = tl.minimum(before + token, n_x - 1)
-                source = x_ptr + base + row.to(tl.int64)[:, None] * x_n
-                target = out_ptr + (begun + tl.cumsum(taken, 0) - 1).to(tl.int64)[:, None] * C
-                for first in range(0, C, COLS):
-                    mask = (taken > 0)[:, None] & (first + c < C)[None, :]
-                    value = tl.load(source + (first + c)[None, :], mask=mask)
-                    tl.store(target + (first + c)[None, :], value, mask=mask)
-                begun += tl.sum(taken, 0)
+@triton.jit
+def _write_image(
+    list_ptr, b, b_keep, length, start, item, kept, n_items, n_empty, bad, n_tokens, capacity, source_at, position_at,
+    work_at, BLOCK_M: tl.constexpr, MOST_ITEMS: tl.constexpr, MOST_TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Write what the lists say of image b, and the header for the first one."""
+    if b == 0:
+        n_spare = (capacity - tl.where(bad, 0, kept) + BLOCK_M - 1) // BLOCK_M
+        tl.store(list_ptr + BAD, bad.to(tl.int32))
+        tl.store(list_ptr + KEPT, kept)
+        tl.store(list_ptr + ITEMS, tl.where(bad, 0, n_items) + n_spare)
+        tl.store(list_ptr + EMPTY, n_empty)
+        tl.store(list_ptr + STARTS, 0)
+    tl.store(list_ptr + STARTS + 1 + b, tl.minimum(start + length, capacity))
+    n = tl.arange(0, MOST_TOKENS)
+    m_kept = (b_keep > 0) & (bad == 0)
+    rows = start + tl.cumsum(b_keep, 0) - 1
+    tl.store(list_ptr + source_at + rows, b * n_tokens + n, mask=m_kept)
+    tl.store(list_ptr + position_at + b * n_tokens + n, tl.where(m_kept, rows, -1), mask=n < n_tokens)
+    t = tl.arange(0, MOST_ITEMS)
+    p_item = list_ptr + work_at + (item + t) * RECORD
+    m_item = (t * BLOCK_M < length) & (bad == 0)
+    tl.store(p_item + FIRST_ROW, tl.zeros_like(t) + start, mask=m_item)
+    tl.store(p_item + LENGTH, tl.zeros_like(t) + length, mask=m_item)
+    tl.store(p_item + FIRST_QUERY, t * BLOCK_M, mask=m_item)
 
-    # What no image has, a share for each program.
-    e = tl.arange(0, ROWS)
-    for lo in range(kept_here + pid * ROWS, capacity, n_images * CHUNKS * ROWS):
-        there = lo + e < capacity
-        tl.store(list_ptr + source_at + lo + e, tl.full((ROWS,), -1, tl.int32), mask=there)
-        if C:
-            target = out_ptr + (lo + e).to(tl.int64)[:, None] * C
-            value = tl.where(bad, float("nan"), tl.zeros((ROWS, COLS), tl.float32)).to(out_ptr.dtype.element_ty)
-            for column in range(0, C, COLS):
-                tl.store(target + (column + c)[None, :], value, mask=there[:, None] & (column + c < C)[None, :])
-    for lo in range(pid * ROWS, spare, n_images * CHUNKS * ROWS):
-        lone = kept_here + (lo + e) * M
-        record = list_ptr + work_at + (items + lo + e) * RECORD
-        tl.store(record, lone, mask=lo + e < spare)
-        tl.store(record + 1, tl.minimum(capacity - lone, M), mask=lo + e < spare)
-        tl.store(record + 2, tl.zeros((ROWS,), tl.int32), mask=lo + e < spare)
+
+@triton.jit
+def _write_spare(
+    list_ptr, pid, n_programs, kept, n_items, bad, capacity, source_at, work_at,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """Write a program's share of what the lists say of rows of no image: they are images of one work item each, so that
+    all that follows is finite."""
+    r = tl.arange(0, BLOCK_R)
+    kept = tl.where(bad, 0, kept)
+    n_items = tl.where(bad, 0, n_items)
+    n_spare = (capacity - kept + BLOCK_M - 1) // BLOCK_M
+    for lo in range(kept + pid * BLOCK_R, capacity, n_programs * BLOCK_R):
+        tl.store(list_ptr + source_at + lo + r, tl.full((BLOCK_R,), -1, tl.int32), mask=lo + r < capacity)
+    for lo in range(pid * BLOCK_R, n_spare, n_programs * BLOCK_R):
+        first = kept + (lo + r) * BLOCK_M
+        p_item = list_ptr + work_at + (n_items + lo + r) * RECORD
+        tl.store(p_item + FIRST_ROW, first, mask=lo + r < n_spare)
+        tl.store(p_item + LENGTH, tl.minimum(capacity - first, BLOCK_M), mask=lo + r < n_spare)
+        tl.store(p_item + FIRST_QUERY, tl.zeros((BLOCK_R,), tl.int32), mask=lo + r < n_spare)
 
 
 @triton.jit(do_not_specialize=["index_at", "n_rows", "n_x", "n_tokens"])
-def take(
-    out_ptr, list_ptr, x_ptr, other_ptr, x_b, x_n, fill_b, fill_n, index_at, n_rows, n_x, n_tokens,
-    C: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PACKED: tl.constexpr,
+def tilewright_gather_rows(
+    out_ptr, list_ptr, x_ptr, fill_ptr, stride_xb, stride_xn, stride_fb, stride_fn, index_at, n_rows, n_x, n_tokens,
+    C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Rows of x by their numbers in the lists. Grid: (rows / ROWS * (C / COLS),), both rounded up.
+    """Rows of x by their numbers in the lists. Grid: (n_rows / BLOCK_R * (C / BLOCK_C),), both rounded up.
 
-    x_ptr: rows of C values, `n_x` of them x_n apart, the next so many x_b on. other_ptr: what stands where the number
-    is -1, strided by fill_b, fill_n, or None for zeros; PACKED: the lists by which the rows of x are packed, numbers
-    being ``image * n_tokens + place``. out_ptr: [n_rows, C].
+    x_ptr: rows of C values, `n_x` of them stride_xn apart, the next ones stride_xb on. fill_ptr: rows [., n_tokens, C]
+    for where the number is -1, strided, or None for zeros. out_ptr: [n_rows, C].
     """
-    pid = tl.program_id(0)
-    across: tl.constexpr = (C + COLS - 1) // COLS
-    r = pid // across * ROWS + tl.arange(0, ROWS)
-    c = pid % across * COLS + tl.arange(0, COLS)
     bad = tl.load(list_ptr + BAD)
-    index = tl.load(list_ptr + index_at + r, mask=r < n_rows, other=-1)
-    live = (index >= 0) & (bad == 0)
-    wide = (c < C)[None, :]
-    if PACKED:
-        row = tl.load(other_ptr + STARTS + index // n_tokens, mask=live, other=0) + index % n_tokens
-        # A batch that did not fit may keep what is not there.
-        at = tl.minimum(row, n_x - 1).to(tl.int64) * x_n
-    else:
-        at = (index // n_x).to(tl.int64) * x_b + (index % n_x).to(tl.int64) * x_n
-    value = tl.load(x_ptr + at[:, None] + c[None, :], mask=live[:, None] & wide, other=0.0)
-    if other_ptr is not None and not PACKED:
-        at = (r // n_tokens).to(tl.int64) * fill_b + (r % n_tokens).to(tl.int64) * fill_n
-        bare = (r < n_rows) & (index < 0)
-        value += tl.load(other_ptr + at[:, None] + c[None, :], mask=bare[:, None] & wide, other=0.0)
-    value = tl.where(bad != 0, float("nan"), value)
-    tl.store(out_ptr + r.to(tl.int64)[:, None] * C + c[None, :], value, mask=(r < n_rows)[:, None] & wide)
+    r, c, m_columns = _block(C, BLOCK_R, BLOCK_C)
+    index = tl.load(list_ptr + index_at + r, mask=r < n_rows, other=-1)  # [BLOCK_R]
+    m_index = (index >= 0) & (bad == 0)
+    at = (index // n_x).to(tl.int64) * stride_xb + (index % n_x).to(tl.int64) * stride_xn
+    b_x = tl.load(x_ptr + at[:, None] + c[None, :], mask=m_index[:, None] & m_columns, other=0.0)  # [BLOCK_R, BLOCK_C]
+    if fill_ptr is not None:
+        at = (r // n_tokens).to(tl.int64) * stride_fb + (r % n_tokens).to(tl.int64) * stride_fn
+        m_fill = (r < n_rows) & (index < 0)
+        b_x += tl.load(fill_ptr + at[:, None] + c[None, :], mask=m_fill[:, None] & m_columns, other=0.0)
+    _store_block(out_ptr, b_x, r, c, m_columns, n_rows, bad, C)
 
 
-@triton.jit(do_not_specialize=["n_slots", "n_rows"])
-def pad(out_ptr, list_ptr, x_ptr, x_n, n_slots, n_rows, C: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Packed rows by image and place, zeros where no token is. Grid: as of `take`.
+@triton.jit(do_not_specialize=["index_at", "n_rows", "n_x", "n_tokens"])
+def tilewright_gather_packed_rows(
+    out_ptr, list_ptr, x_ptr, origin_ptr, stride_xn, index_at, n_rows, n_x, n_tokens,
+    C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """As `tilewright_gather_rows`, for rows x that are packed by the lists `origin_ptr`.
 
-    x_ptr: rows of C values, x_n apart. out_ptr: [images, n_slots, C], of `n_rows` rows.
+    Token n of image b has the number ``b * n_tokens + n``.
     """
-    pid = tl.program_id(0)
-    across: tl.constexpr = (C + COLS - 1) // COLS
-    r = pid // across * ROWS + tl.arange(0, ROWS)
-    c = pid % across * COLS + tl.arange(0, COLS)
     bad = tl.load(list_ptr + BAD)
-    there, wide = r < n_rows, (c < C)[None, :]
-    at = list_ptr + STARTS + r // n_slots
-    first, end = tl.load(at, mask=there, other=0), tl.load(at + 1, mask=there, other=0)
-    row = first + r % n_slots
-    live = (row < end) & (bad == 0)
-    value = tl.load(x_ptr + row.to(tl.int64)[:, None] * x_n + c[None, :], mask=live[:, None] & wide, other=0.0)
-    value = tl.where(bad != 0, float("nan"), value)
-    tl.store(out_ptr + r.to(tl.int64)[:, None] * C + c[None, :], value, mask=there[:, None] & wide)
+    r, c, m_columns = _block(C, BLOCK_R, BLOCK_C)
+    index = tl.load(list_ptr + index_at + r, mask=r < n_rows, other=-1)  # [BLOCK_R]
+    m_index = (index >= 0) & (bad == 0)
+    row = tl.load(origin_ptr + STARTS + index // n_tokens, mask=m_index, other=0) + index % n_tokens
+    # A batch that did not fit may keep rows that do not exist.
+    at = tl.minimum(row, n_x - 1).to(tl.int64) * stride_xn
+    b_x = tl.load(x_ptr + at[:, None] + c[None, :], mask=m_index[:, None] & m_columns, other=0.0)  # [BLOCK_R, BLOCK_C]
+    _store_block(out_ptr, b_x, r, c, m_columns, n_rows, bad, C)
+
+
+@triton.jit(do_not_specialize=["length", "n_rows"])
+def tilewright_pad_rows(
+    out_ptr, list_ptr, x_ptr, stride_xn, length, n_rows, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """Packed rows by image and number, zeros where an image has no such row. Grid: as of `tilewright_gather_rows`.
+
+    x_ptr: rows of C values, stride_xn apart. out_ptr: [images, length, C], of `n_rows` rows.
+    """
+    bad = tl.load(list_ptr + BAD)
+    r, c, m_columns = _block(C, BLOCK_R, BLOCK_C)
+    p_start = list_ptr + STARTS + r // length
+    first = tl.load(p_start, mask=r < n_rows, other=0)  # [BLOCK_R]
+    end = tl.load(p_start + 1, mask=r < n_rows, other=0)  # [BLOCK_R]
+    row = first + r % length
+    m_row = (row < end) & (bad == 0)
+    p_x = x_ptr + row.to(tl.int64)[:, None] * stride_xn + c[None, :]
+    b_x = tl.load(p_x, mask=m_row[:, None] & m_columns, other=0.0)  # [BLOCK_R, BLOCK_C]
+    _store_block(out_ptr, b_x, r, c, m_columns, n_rows, bad, C)
+
+
+@triton.jit
+def _block(C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Rows and columns of a program, and the mask [1, BLOCK_C] of those columns that are there."""
+    pid = tl.program_id(0)
+    across: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
+    r = pid // across * BLOCK_R + tl.arange(0, BLOCK_R)
+    c = pid % across * BLOCK_C + tl.arange(0, BLOCK_C)
+    return r, c, (c < C)[None, :]
+
+
+@triton.jit
+def _store_block(out_ptr, b_x, r, c, m_columns, n_rows, bad, C: tl.constexpr):
+    """Write rows r, NaN for a batch that did not fit."""
+    b_x = tl.where(bad != 0, float("nan"), b_x)
+    tl.store(out_ptr + r.to(tl.int64)[:, None] * C + c[None, :], b_x, mask=(r < n_rows)[:, None] & m_columns)
 
 
 @triton.jit(do_not_specialize=["work_at"])
-def attend(
-    o_ptr, list_ptr, q_ptr, k_ptr, v_ptr, q_n, q_h, k_n, k_h, v_n, v_h, work_at, scale_log2,
-    H: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TRIM: tl.constexpr, WIDTHS: tl.constexpr,
-    D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr,
+def tilewright_packed_attention(
+    o_ptr, list_ptr, q_ptr, k_ptr, v_ptr,
+    stride_qn, stride_qh, stride_kn, stride_kh, stride_vn, stride_vh, work_at, scale_log2,
+    HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRIM: tl.constexpr, WIDTHS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, NUM_STAGES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Attention of each image within itself. Grid: (most work items * H,), the heads of an item side by side.
+    """Attention of each image within itself. Grid: (most work items * HEADS,), the heads of an item side by side.
 
-    q_ptr, k_ptr, v_ptr: [capacity, H, D], strided; o_ptr: [capacity, H, D]. N: keys a step; the last one is cut to a
-    multiple of TRIM, in WIDTHS sizes each half of the one before. D, D0 + D1, WIDE: as of `triton_tiles`.
+    q_ptr, k_ptr, v_ptr: [capacity, HEADS, HEAD_DIM], strided; o_ptr: the same, contiguous. BLOCK_N: keys a step; the
+    last step is cut to a multiple of TRIM, in WIDTHS sizes each half of the one before. WIDE: the tokens of a head span
+    2**31 values or more.
     """
     pid = tl.program_id(0)
-    item, h = pid // H, pid % H
+    item, h = pid // HEADS, pid % HEADS
     bad, n_items = tl.load(list_ptr + BAD), tl.load(list_ptr + ITEMS)
-    record = list_ptr + work_at + item * RECORD
-    first, length, offset = tl.load(record), tl.load(record + 1), tl.load(record + 2)
+    p_item = list_ptr + work_at + item * RECORD
+    first_row, length = tl.load(p_item + FIRST_ROW), tl.load(p_item + LENGTH)
+    first_query = tl.load(p_item + FIRST_QUERY)
     if item >= n_items:
         return
-    m = tl.arange(0, M)
-    rows = offset + tl.minimum(m, length - offset - 1)
+    m = tl.arange(0, BLOCK_M)
+    rows = first_query + tl.minimum(m, length - first_query - 1)
     # A batch, and all heads of an image, may span more than 2**31 values.
-    at, head = first.to(tl.int64), h.to(tl.int64)
-    o_n = H * D
+    at, head = first_row.to(tl.int64), h.to(tl.int64)
+    stride_on = HEADS * HEAD_DIM
     if WIDE:
-        q_n, k_n = tl.cast(q_n, tl.int64), tl.cast(k_n, tl.int64)
-        v_n, o_n = tl.cast(v_n, tl.int64), tl.cast(o_n, tl.int64)
-    q_ptr += at * q_n + head * q_h
-    k_ptr += at * k_n + head * k_h
-    v_ptr += at * v_n + head * v_h
-    o_ptr += at * o_n + h * D
-    q0, q1 = _rows(q_ptr, rows, q_n, D, D0, D1)
-    acc0 = tl.zeros((M, D0), tl.float32)
-    acc1 = tl.zeros((M, D1 if D1 else 1), tl.float32)
-    top = tl.full((M,), -float("inf"), tl.float32)
-    total = tl.zeros((M,), tl.float32)
+        stride_qn, stride_kn = tl.cast(stride_qn, tl.int64), tl.cast(stride_kn, tl.int64)
+        stride_vn, stride_on = tl.cast(stride_vn, tl.int64), tl.cast(stride_on, tl.int64)
+    q_ptr += at * stride_qn + head * stride_qh
+    k_ptr += at * stride_kn + head * stride_kh
+    v_ptr += at * stride_vn + head * stride_vh
+    o_ptr += at * stride_on + h * HEAD_DIM
+    b_q0, b_q1 = load_rows(q_ptr, rows, stride_qn, HEAD_DIM, D0, D1)  # [BLOCK_M, D0], [BLOCK_M, D1]
+    acc0 = tl.zeros((BLOCK_M, D0), tl.float32)
+    acc1 = tl.zeros((BLOCK_M, D1 if D1 else 1), tl.float32)
+    m_i = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
 
-    # What is left of the last step comes first: nothing waits for it at the end.
-    n_full = (length - 1) // N
-    lo = n_full * N
+    # The keys of the last step come first: nothing waits for them at the end.
+    n_full = (length - 1) // BLOCK_N
+    lo = n_full * BLOCK_N
     left = (length - lo + TRIM - 1) // TRIM
     for i in tl.static_range(WIDTHS):
-        if left & ((N >> i) // TRIM) != 0:
-            n = lo + tl.arange(0, N >> i)
+        if left & ((BLOCK_N >> i) // TRIM) != 0:
+            n = lo + tl.arange(0, BLOCK_N >> i)
             keys = tl.minimum(n, length - 1)
-            v0, v1 = _rows(v_ptr, keys, v_n, D, D0, D1)
-            s = _scores(q0, q1, k_ptr, keys, k_n, D, D0, D1)
-            s = tl.where((n < length)[None, :], s, -float("inf"))
-            top, total, acc0, acc1 = _fold(s, v0, v1, top, total, acc0, acc1, scale_log2, D1)
-            lo += N >> i
-    for j in tl.range(0, n_full, num_stages=STAGES):
-        keys = j * N + tl.arange(0, N)
-        s = _scores(q0, q1, k_ptr, keys, k_n, D, D0, D1)
-        v0, v1 = _rows(v_ptr, keys, v_n, D, D0, D1)
-        top, total, acc0, acc1 = _fold(s, v0, v1, top, total, acc0, acc1, scale_log2, D1)
+            b_v0, b_v1 = load_rows(v_ptr, keys, stride_vn, HEAD_DIM, D0, D1)  # [BLOCK_N >> i, D0], [., D1]
+            b_s = scores(b_q0, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, D0, D1)
+            b_s = tl.where((n < length)[None, :], b_s, -float("inf"))
+            m_i, l_i, acc0, acc1 = update(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, D1)
+            lo += BLOCK_N >> i
+    for j in tl.range(0, n_full, num_stages=NUM_STAGES):
+        keys = j * BLOCK_N + tl.arange(0, BLOCK_N)
+        b_s = scores(b_q0, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, D0, D1)
+        b_v0, b_v1 = load_rows(v_ptr, keys, stride_vn, HEAD_DIM, D0, D1)  # [BLOCK_N, D0], [BLOCK_N, D1]
+        m_i, l_i, acc0, acc1 = update(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, D1)
 
-    total = tl.where(bad != 0, float("nan"), total)
-    _store(o_ptr, rows, o_n, acc0, acc1, total, offset + m < length, D, D0, D1)
+    l_i = tl.where(bad != 0, float("nan"), l_i)
+    m_rows = first_query + m < length
+    store_rows(o_ptr, rows, stride_on, acc0, acc1, l_i, m_rows, HEAD_DIM, D0, D1)
