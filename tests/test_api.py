@@ -23,6 +23,7 @@ import tilewright as tw
 from helpers.factories import make_profile
 from tilewright import api, graph, models, targets
 from tilewright.blocks import tiles
+from tilewright.targets.cuda import config as cuda_config
 from tilewright.targets.cuda import executor as cuda_executor
 
 H, D = 2, 16
@@ -356,14 +357,14 @@ def test_patterns_of_any_size_are_planned_on_a_gpu(monkeypatch, n_q, n_k):
     dense = np.random.default_rng(0).random((n_q, n_k)) < 0.4
     dense[-1, 0] = True
     planned = make(dense, device="cuda", solver="greedy")
-    assert all(cover.tile.rows >= cuda_executor.FEWEST_ROWS for cover in planned.blocks.values())
+    assert all(cover.tile.rows >= cuda_config.FEWEST_ROWS for cover in planned.blocks.values())
     qkv = tensors(n_q, n_k)
     out = planned(*(x.cuda() if torch.cuda.is_available() else x for x in qkv)).cpu()
     torch.testing.assert_close(out.double(), dense_attention(*qkv, dense), atol=2e-5, rtol=2e-5)
 
 
 def test_the_device_says_the_fewest_rows_that_its_executor_has():
-    assert targets.facts("cuda").FEWEST_ROWS == cuda_executor.FEWEST_ROWS == tiles.SMALL_ROWS
+    assert targets.facts("cuda").FEWEST_ROWS == cuda_config.FEWEST_ROWS == tiles.SMALL_ROWS
 
 
 def test_one_token():

@@ -29,6 +29,7 @@ from tilewright.targets.cpu import packed as cpu_packed
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.cuda import tile_kernel as cuda_tile_kernel
 from tilewright.targets.cuda import tile_lists
+from tilewright.targets.cuda.tile_lists import Item
 
 pytestmark = pytest.mark.mutation
 QUICK = Effort(rse=1.0, min_repetitions=1, max_seconds=0.001)
@@ -291,44 +292,44 @@ def test_a_fault_inside_the_processors_executor_is_caught(ordered, fault):
 
 
 @triton.jit
-def _not_rescaled(s, v0, v1, top, total, acc0, acc1, scale_log2, D1: tl.constexpr):
-    """`_fold` that leaves what it has gathered as it is when the maximum grows."""
-    new = tl.maximum(top, tl.max(s, 1))
-    p = tl.exp2(s * scale_log2 - (new * scale_log2)[:, None])
-    acc0 = tl.dot(p.to(v0.dtype), v0, acc0, input_precision="ieee")
-    return new, total + tl.sum(p, 1), acc0, acc1
+def _not_rescaled(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, D1: tl.constexpr):
+    """`update` that leaves what it has gathered as it is when the maximum grows."""
+    m_new = tl.maximum(m_i, tl.max(b_s, 1))
+    b_p = tl.exp2(b_s * scale_log2 - (m_new * scale_log2)[:, None])
+    acc0 = tl.dot(b_p.to(b_v0.dtype), b_v0, acc0, input_precision="ieee")
+    return m_new, l_i + tl.sum(b_p, 1), acc0, acc1
 
 
 @triton.jit
-def _sum_not_rescaled(s, v0, v1, top, total, acc0, acc1, scale_log2, D1: tl.constexpr):
-    """`_fold` that rescales the values and not their sum."""
-    new = tl.maximum(top, tl.max(s, 1))
-    p = tl.exp2(s * scale_log2 - (new * scale_log2)[:, None])
-    fade = tl.exp2((top - new) * scale_log2)
-    acc0 = tl.dot(p.to(v0.dtype), v0, acc0 * fade[:, None], input_precision="ieee")
-    return new, total + tl.sum(p, 1), acc0, acc1
+def _sum_not_rescaled(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, D1: tl.constexpr):
+    """`update` that rescales the values and not their sum."""
+    m_new = tl.maximum(m_i, tl.max(b_s, 1))
+    b_p = tl.exp2(b_s * scale_log2 - (m_new * scale_log2)[:, None])
+    alpha = tl.exp2((m_i - m_new) * scale_log2)
+    acc0 = tl.dot(b_p.to(b_v0.dtype), b_v0, acc0 * alpha[:, None], input_precision="ieee")
+    return m_new, l_i + tl.sum(b_p, 1), acc0, acc1
 
 
-# What the faults below are faults of; the kernel looks its parts up anew, and would find the faults.
-_store, _merge_tiles = cuda_tile_kernel._store, cuda_tile_kernel._merge_tiles
+# What the faults below are faults of. By its own name the kernel would find the faults.
+_store_rows, _merge_block = cuda_tile_kernel.store_rows, cuda_tile_kernel.merge_block
 
 
 @triton.jit
 def _all_but_one_row(
-    o_ptr, rows, o_n, acc0, acc1, total, live, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr
+    o_ptr, rows, stride_on, acc0, acc1, l_i, m_rows, HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr
 ):  # fmt: skip
-    """`_store` that does not write a row of each tile."""
+    """`store_rows` that does not write a row of each tile."""
     m = tl.arange(0, acc0.shape[0])
-    _store(o_ptr, rows, o_n, acc0, acc1, total, live & (m != 3), D, D0, D1)
+    _store_rows(o_ptr, rows, stride_on, acc0, acc1, l_i, m_rows & (m != 3), HEAD_DIM, D0, D1)
 
 
 @triton.jit
 def _first_part_alone(
-    acc_ptr, stat_ptr, o_ptr, rows, o_n, live, n_parts, size,
-    M: tl.constexpr, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+    acc_ptr, stat_ptr, o_ptr, rows, stride_on, m_rows, n_parts, part_rows,
+    BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
 ):  # fmt: skip
-    """`_merge_tiles` that loses all parts but the first."""
-    _merge_tiles(acc_ptr, stat_ptr, o_ptr, rows, o_n, live, 1, size, M, D, D0, D1)
+    """`merge_block` that loses all parts but the first."""
+    _merge_block(acc_ptr, stat_ptr, o_ptr, rows, stride_on, m_rows, 1, part_rows, BLOCK_M, HEAD_DIM, D0, D1)
 
 
 def neighbours_first_key(build, *arguments):
@@ -341,20 +342,20 @@ def no_masks(build, *arguments):
     """Partial steps count as full ones."""
     lists = build(*arguments)
     items = lists.items.copy()
-    items[:, 3] = items[:, 4]
+    items[:, Item.FULL_STEPS] = items[:, Item.STEPS]
     return replace(lists, items=items, full=True)
 
 
 def others_masks(build, *arguments):
     lists = build(*arguments)
-    return replace(lists, slots=np.roll(lists.slots, 1, 0), right=np.roll(lists.right, 1, 0))
+    return replace(lists, bias_index=np.roll(lists.bias_index, 1, 0), right=np.roll(lists.right, 1, 0))
 
 
 KERNELS = {
-    "values-not-rescaled": ("_fold", _not_rescaled),
-    "sum-not-rescaled": ("_fold", _sum_not_rescaled),
-    "row-not-written": ("_store", _all_but_one_row),
-    "parts-lost-in-the-merge": ("_merge_tiles", _first_part_alone),
+    "values-not-rescaled": ("update", _not_rescaled),
+    "sum-not-rescaled": ("update", _sum_not_rescaled),
+    "row-not-written": ("store_rows", _all_but_one_row),
+    "parts-lost-in-the-merge": ("merge_block", _first_part_alone),
 }
 LISTS = {"keys-of-another-step": neighbours_first_key, "no-masks": no_masks, "other-masks": others_masks}
 

@@ -1,4 +1,4 @@
-"""The tensors that a plan is called with: what is expected of them, and whether two calls have the same layout (stage T5)."""
+"""The tensors that a plan is called with: what is expected of them, and which have the same layout (stage T5)."""
 
 from functools import partial
 

@@ -13,11 +13,13 @@ from helpers import plans
 from tilewright.blocks.tiles import parse
 from tilewright.core.errors import DeviceError, PatternError, TileError
 from tilewright.targets import qkv
+from tilewright.targets.cuda import config
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.cuda import launcher as cuda_launcher
 from tilewright.targets.cuda import tile_kernel as cuda_tile_kernel
+from tilewright.targets.cuda.tile_lists import Item
 
-KERNEL = cuda_tile_kernel.attend
+KERNEL = cuda_tile_kernel.tilewright_tile_attention
 # The interpreter launches nothing: tensors lie in main memory, and what would be launched is recorded.
 FACTS = {
     "global_scratch_size": 0,
@@ -85,12 +87,12 @@ def ready(monkeypatch, launched):
     usual = []
 
     class Kernel:
-        arg_names = cuda_tile_kernel.attend.arg_names
+        arg_names = cuda_tile_kernel.tilewright_tile_attention.arg_names
 
         def __getitem__(self, grid):
             return lambda *args, **constants: (usual.append((grid, args, constants)), compiled(launched))[1]
 
-    monkeypatch.setattr(cuda_tile_kernel, "attend", Kernel())
+    monkeypatch.setattr(cuda_tile_kernel, "tilewright_tile_attention", Kernel())
     cover = plans.covers(plans.reordered(plans.pattern(60, 60, empty=0)), ["64x1"])
     schedule = plans.scheduled(cover, split_keys=16, rounds=1)
     call = cuda_executor.prepare(schedule, cover, heads=2, head_dim=32, dtype=torch.float32, device="cpu")
@@ -115,7 +117,7 @@ def fused():
 def test_constants_stand_in_the_kernels_order(ready):
     ready.call(*inputs())
     *_, constants = ready.usual[0]
-    names = cuda_tile_kernel.attend.arg_names
+    names = cuda_tile_kernel.tilewright_tile_attention.arg_names
     *own, warps, registers = constants
     assert own == names[-len(own) :] and (warps, registers) == ("num_warps", "maxnreg")
 
@@ -307,14 +309,14 @@ def test_a_device_with_too_little_shared_memory_is_refused(ready, monkeypatch):
         def __getitem__(self, grid):
             raise OutOfResources(250000, 101376, "shared memory")
 
-    monkeypatch.setattr(cuda_tile_kernel, "attend", Kernel())
+    monkeypatch.setattr(cuda_tile_kernel, "tilewright_tile_attention", Kernel())
     with pytest.raises(DeviceError, match=r"tile 64x1: .* at most 101376 .*shared memory, found 250000"):
         ready.call(*inputs())
 
 
 def test_a_tile_of_too_few_rows_is_refused():
     with pytest.raises(TileError, match="tile 8x1: expected at least 16 rows"):
-        cuda_executor.form(parse("8x1"), 32, torch.float16)
+        config.for_tile(parse("8x1"), 32, torch.float16)
 
 
 def test_another_current_gpu_is_left_as_it_was(ready, monkeypatch):
@@ -342,7 +344,7 @@ def test_memory_is_what_is_held(ready):
     held = sum(x.nbytes for x in call.launches[0]._held)
     assert call.memory_bytes == held > 0
     items = call.launches[0].lists.items
-    part_rows = items[items[:, 7] >= 0, 1].sum()
+    part_rows = items[items[:, Item.PART] >= 0, Item.ROWS].sum()
     assert call.peak_bytes(3) == 3 * 2 * 4 * (60 * 32 + part_rows * (32 + 2))
 
 

@@ -12,6 +12,7 @@ from tilewright.core.errors import DeviceError
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.cuda import probe as cuda_probe
 from tilewright.targets.cuda import tile_lists
+from tilewright.targets.cuda.tile_lists import Part
 from tilewright.targets.measure import measure
 from tilewright.targets.setting import setting
 
@@ -31,7 +32,7 @@ def test_items_that_run_several_times_give_the_same(ordered, split_keys):
     lists = tile_lists.build(cover, items.block, items.run_lo, items.run_hi, 64)
     thrice = cuda_probe.repeated(lists, 3)
     assert len(thrice.items) == 3 * len(lists.items)
-    assert (thrice.parts[:, 3] == np.tile(lists.parts[:, 3], 3)).all()
+    assert (thrice.parts[:, Part.NUMBER] == np.tile(lists.parts[:, Part.NUMBER], 3)).all()
     tokens = [
         torch.randn(1, H, n, D, generator=torch.Generator().manual_seed(i)) for i, n in enumerate((100, 200, 200))
     ]

@@ -13,8 +13,9 @@ from helpers.gpu import TRITON_DEVICE as DEVICE
 from tilewright import blocks, graph, models, reference, reorder
 from tilewright.blocks import tiles, work
 from tilewright.core.errors import DeviceError, PatternError
+from tilewright.targets.cuda import config, mask_factors, tile_lists
 from tilewright.targets.cuda import executor as cuda_executor
-from tilewright.targets.cuda import mask_factors, tile_lists
+from tilewright.targets.cuda.tile_lists import Item
 from tilewright.targets.masks import Bias
 
 H = 2
@@ -62,8 +63,8 @@ def test_head_dims_that_no_powers_of_two_make_up_are_padded(head_dim, dtype):
 
 def test_head_dims_are_loaded_as_few_values():
     exact = {16: (16, 0), 32: (32, 0), 48: (32, 16), 64: (64, 0), 80: (64, 16), 96: (64, 32), 128: (128, 0)}
-    assert exact.items() <= cuda_executor.HEAD_DIMS.items()
-    assert cuda_executor.HEAD_DIMS[72] == (64, 16) and cuda_executor.HEAD_DIMS[200] == (256, 0)
+    assert exact.items() <= config.HEAD_DIMS.items()
+    assert config.HEAD_DIMS[72] == (64, 16) and config.HEAD_DIMS[200] == (256, 0)
 
 
 @pytest.mark.parametrize("n_global", [1, 9], ids=["few-rows", "many-rows"])
@@ -307,7 +308,7 @@ def test_lists_hold_every_pair_once(seed, name, split):
     for index in (None, lambda rows, keys: np.zeros(np.broadcast_shapes(rows.shape, keys.shape), int)):
         lists = tile_lists.build(cover, items.block, items.run_lo, items.run_hi, 32, index)
         assert np.array_equal(unpacked(lists, cover.shape), cover.to_dense())
-        assert (np.diff(lists.items[:, 4]) <= 0).all()
+        assert (np.diff(lists.items[:, Item.STEPS]) <= 0).all()
 
 
 def test_lists_of_full_blocks_beside_partial_ones():
@@ -329,7 +330,7 @@ def unpacked(lists, shape):
                 right = lists.right[mask_step + j - n_full].T.astype(int)
                 allowed = lists.left[kind].astype(int) @ right == 0
             elif j >= n_full:
-                allowed = lists.slots[mask_step + j - n_full] != tile_lists.MASKED_SLOT
+                allowed = lists.bias_index[mask_step + j - n_full] != tile_lists.MASKED
             at, key = np.nonzero(allowed[:n_rows])
             np.add.at(found, (row + at, lists.keys[step + j][key]), 1)
     return found

@@ -1,97 +1,46 @@
-"""Executor of schedules on an NVIDIA GPU: one launch of `triton_tiles` for each tile kind of a round (stage T5)."""
+"""Executor of schedules on an NVIDIA GPU: one launch of `tile_kernel` for each tile of a round (stage T5)."""
 
 import itertools
 import math
-from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
 import torch
 from triton import OutOfResources
 
-from tilewright.core.errors import DeviceError, PatternError, TileError
+from tilewright.core.errors import DeviceError, PatternError
 from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
-from tilewright.targets.cuda import launcher, tile_kernel, tile_lists
+from tilewright.targets.cuda import config, launcher, tile_kernel, tile_lists
+from tilewright.targets.cuda.tile_lists import Item, Part
 from tilewright.targets.setting import setting
 
-# Rows of one tensor-core product.
-FEWEST_ROWS = 16
-# Head dims as the powers of two that they are loaded in, as little as possible beyond them: one, or one and a smaller.
-_POWERS = [(a, b) for a in (16, 32, 64, 128, 256) for b in (0, 16, 32, 64, 128) if b < a and a + b <= 256]
-HEAD_DIMS = {d: min((pair for pair in _POWERS if sum(pair) >= d), key=sum) for d in range(8, 257, 8)}
-# Sizes of a scale between which masks and rows that have yet to see a key are told from scores in float32.
+# Sizes of a scale for which scores, masks and the initial maximum of a row differ in float32.
 SCALES = 2.0**-20, 2.0**20
-# What a program's stages of keys and values and its queries may take of shared memory, about: that of an H100 or H200.
-_SHARED_BYTES = 200 << 10
 # Programs in the second dimension of a grid, at most.
 _MOST_ACROSS = 65535
-
-
-@dataclass(frozen=True)
-class Form:
-    """How a tile is compiled.
-
-    step_keys: keys a step; stages: of the pipeline that fetches them; warps: of a program; registers: most of a thread,
-    None for the compiler's choice.
-    """
-
-    step_keys: int = 64
-    stages: int = 2
-    warps: int = 4
-    registers: int | None = None
-
-
-def form(tile, head_dim, dtype):
-    """The `Form` of a tile; measured on an H200 (docs/decisions/0008).
-
-    64 keys a step, 128 at head dim 48; two stages; 16 rows a warp. In 16 bits, registers of tiles with 64 rows or more
-    are held to what four programs of 64 rows on a multiprocessor have, five at head dims up to 32. Two were not
-    measured: float32 beyond head dim 64, whose products are not those of the tensor cores, has few keys a step and as
-    many warps as keep a thread's share small; where two stages do not fit shared memory, there is one. Raises
-    `TileError` for fewer rows than one tensor-core product has.
-    """
-    if tile.rows < FEWEST_ROWS:
-        raise TileError(f"tile {tile.name}: expected at least {FEWEST_ROWS} rows on a GPU, found {tile.rows}")
-    width = sum(HEAD_DIMS[head_dim])
-    if dtype.itemsize > 2 and width > 64:
-        return Form(max(16, tile.run), stages=1, warps=min(8, tile.rows // 8))
-    step_keys, stages = max(128 if width == 48 else 64, tile.run), 2
-    if (2 * stages * step_keys + tile.rows) * width * dtype.itemsize > _SHARED_BYTES:
-        stages = 1
-    registers = None
-    if tile.rows >= 64 and dtype.itemsize == 2:
-        registers = {16: 96, 32: 96, 64: 128}.get(width)
-    return Form(step_keys, stages, min(8, tile.rows // FEWEST_ROWS), registers)
-
-
-def check_head_dim(head_dim):
-    """Raise `PatternError` for a head dim that the kernels do not have."""
-    if head_dim not in HEAD_DIMS:
-        raise PatternError(f"head_dim: expected a multiple of 8 from 8 to {max(HEAD_DIMS)} on a GPU, found {head_dim}")
 
 
 def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", **options):
     """Return an `Executor` of `schedule`: ``callable(q [B, H, N_q, D], k, v [B, H, N_k, D]) -> [B, H, N_q, D]``.
 
-    blocks: ``{tile: Blocks}``. device: whose current one holds the lists. options: row_order, col_order, ordered, bias
-    and scale as of `torch_blocks.prepare`. Pairs with a bias of -inf are not allowed; queries without an allowed pair
-    give zeros. Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order, a bias, a head dim
+    blocks: ``{tile: Blocks}``. device: of the lists. options: row_order, col_order, ordered, bias and scale, see
+    `targets`. Pairs with a bias of -inf are not allowed; queries without an allowed pair get zeros. Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order, a bias, a head dim
     or a scale that does not fit, `TileError` for a tile too small, and `DeviceError` while a CUDA graph is captured.
     """
     verify_inputs(schedule, blocks)
     _expect_no_capture()
-    check_head_dim(head_dim)
+    config.check_head_dim(head_dim)
     shape = next(iter(blocks.values())).shape
     common = setting(shape, heads, head_dim, dtype, **options)
     device = torch.empty(0, device=device).device
     launches = []
     batches = np.unique(np.stack([schedule.round, schedule.tile]), axis=1).T.tolist()
-    for turn, t in batches:
-        member = (schedule.round == turn) & (schedule.tile == t)
+    for number, t in batches:
+        member = (schedule.round == number) & (schedule.tile == t)
         cover = blocks[schedule.tiles[t]]
         columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
-        step_keys = form(cover.tile, head_dim, dtype).step_keys
+        step_keys = config.for_tile(cover.tile, head_dim, dtype).step_keys
         lists = tile_lists.build(cover, *columns, step_keys, _index(common))
         launches.append(Launch(lists, cover.tile, common, device))
     if device.type == "cuda":
@@ -103,7 +52,7 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", **option
 
 
 def _index(common):
-    """Slots of the bias by place in the graph's order, or None."""
+    """Index into the bias table by row and key in the graph's order, or None."""
     if common.bias is None:
         return None
     rows, keys = common.natural
@@ -121,35 +70,36 @@ class Launch:
     """Work items of one tile: their lists on the device, scratch memory for what split items leave, and the call."""
 
     def __init__(self, lists, tile, common, device):
-        def there(array):
+        def on_device(array):
             return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
         self.lists, self._tile, self._heads = lists, tile, common.heads
         sign, scale = _scale(common)
         self._scale_log2 = scale * math.log2(math.e)
-        self._form = form(tile, common.head_dim, common.dtype)
-        self._d0, self._d1 = HEAD_DIMS[common.head_dim]
+        self._config = config.for_tile(tile, common.head_dim, common.dtype)
+        self._d0, self._d1 = config.HEAD_DIMS[common.head_dim]
         rows, keys = common.taken
-        parts = lists.parts if len(lists.parts) else np.zeros((1, 4), np.int32)
+        parts = lists.parts if len(lists.parts) else np.zeros((1, len(Part)), np.int32)
         mask_heads = 1
         if lists.rank:
             factor = tile_kernel.FACTOR_HALF if common.dtype == torch.float16 else tile_kernel.FACTOR
-            left = there(lists.left).to(common.dtype) * factor
-            right = there(lists.right).to(common.dtype) * -factor
+            left = on_device(lists.left).to(common.dtype) * factor
+            right = on_device(lists.right).to(common.dtype) * -factor
         else:
             table = torch.zeros(1, 1) if common.bias is None else common.bias.table.detach().float()
             mask_heads = len(table)
-            left = there(lists.left).to(common.dtype)
-            right = _relative(table.to(device), there(lists.slots).long(), there(lists.family)) / scale
+            left = on_device(lists.left).to(common.dtype)
+            bias_index = on_device(lists.bias_index).long()
+            right = _relative(table.to(device), bias_index, on_device(lists.family)) / scale
             right = right.transpose(0, 1).contiguous()
-        places = there(rows.astype(np.int32)), there(keys[lists.keys].astype(np.int32))
-        self._held = (there(lists.items), *places, left, right, there(parts))
+        positions = on_device(rows.astype(np.int32)), on_device(keys[lists.keys].astype(np.int32))
+        self._held = (on_device(lists.items), *positions, left, right, on_device(parts))
         # In the kernel's order, but for WIDE.
         self._constants = {
-            "M": lists.rows, "N": lists.step_keys, "D": common.head_dim, "D0": self._d0, "D1": self._d1,
-            "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": mask_heads, "FULL": lists.full,
+            "BLOCK_M": lists.rows, "BLOCK_N": lists.step_keys, "HEAD_DIM": common.head_dim, "D0": self._d0,
+            "D1": self._d1, "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": mask_heads, "FULL": lists.full,
             "PARTIAL": lists.partial, "SPLIT": len(lists.parts) > 0,
-            "ORDERED": bool((rows == np.arange(len(rows))).all()), "SIGN": sign, "STAGES": self._form.stages,
+            "ORDERED": bool((rows == np.arange(len(rows))).all()), "SIGN": sign, "NUM_STAGES": self._config.num_stages,
         }  # fmt: skip
         # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
         self._stream, self._scratch = launcher.current_stream(left.device), {}
@@ -171,7 +121,7 @@ class Launch:
         """
         memory, sizes, constants = self._arguments(q, k, v, out)
         try:
-            return tile_kernel.attend[self._grid(q)](
+            return tile_kernel.tilewright_tile_attention[self._grid(q)](
                 q,
                 k,
                 v,
@@ -179,8 +129,8 @@ class Launch:
                 *memory,
                 *sizes,
                 **constants,
-                num_warps=self._form.warps,
-                maxnreg=self._form.registers,
+                num_warps=self._config.num_warps,
+                maxnreg=self._config.maxnreg,
             )
         except OutOfResources as error:
             raise DeviceError(
@@ -241,25 +191,25 @@ def _scale(common):
     return (scale > 0) - (scale < 0), abs(scale) or 1.0
 
 
-def _relative(table, slots, family):
-    """float32 [H, steps, M, N]: the bias of each slot, less the greatest of its row; -inf where none is allowed.
+def _relative(table, bias_index, family):
+    """float32 [H, steps, M, N]: the bias of each pair, less the greatest of its row; -inf where it is not allowed.
 
-    So what all keys of a row have in common, of any size, is not rounded. table: [H, T]; slots int64 [steps, M, N] and
-    family int64 [steps] as of `TileLists`.
+    A bias that all keys of a row have in common, of any size, is not rounded then. table: [H, T]; bias_index int64
+    [steps, M, N] and family int64 [steps] as in `TileLists`.
     """
-    # The last slot, that of index -1, is what is not allowed.
-    bias = torch.cat((table, torch.full_like(table[:, :1], -torch.inf)), 1)[:, slots]
-    top = torch.full((len(table), int(family.max()) + 1, slots.shape[1]), -torch.inf, device=table.device)
-    own = bias.amax(3)
-    top.scatter_reduce_(1, family[:, None].expand_as(own), own, "amax")
-    return bias - top.masked_fill_(top == -torch.inf, 0.0)[:, family, :, None]
+    # The last entry, that of index -1, is for pairs that are not allowed.
+    bias = torch.cat((table, torch.full_like(table[:, :1], -torch.inf)), 1)[:, bias_index]
+    greatest = torch.full((len(table), int(family.max()) + 1, bias.shape[2]), -torch.inf, device=table.device)
+    of_step = bias.amax(3)
+    greatest.scatter_reduce_(1, family[:, None].expand_as(of_step), of_step, "amax")
+    return bias - greatest.masked_fill_(greatest == -torch.inf, 0.0)[:, family, :, None]
 
 
 class Executor:
     """A prepared schedule; call it with q, k and v, the values of whose heads lie side by side.
 
     The first call with tensors of some shapes and strides, on each stream, goes through Triton, which compiles; later
-    ones go straight to its launcher (`triton_launch`), to the current stream, without synchronising. Calls on several
+    ones go straight to its C launcher (`launcher`), to the current stream, without synchronising. Calls on several
     streams at once are safe. So is capture in a CUDA graph, after a first call; graphs captured from one executor share
     scratch memory with each other and with its calls: keep it as long as they are replayed, and replay one at a time.
 
@@ -283,7 +233,7 @@ class Executor:
     def executed(self):
         """Pairs of query and key that a head works through, padding included."""
         lists = [launch.lists for launch in self.launches]
-        return sum(x.rows * x.step_keys * int(x.items[:, 4].sum()) for x in lists)
+        return sum(x.rows * x.step_keys * int(x.items[:, Item.STEPS].sum()) for x in lists)
 
     def peak_bytes(self, batch):
         """Most bytes that calls hold beyond their arguments: the result, and what split items leave."""

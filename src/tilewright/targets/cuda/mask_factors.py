@@ -48,7 +48,7 @@ def _irreducible(sets):
 
 
 def _pieces(sets):
-    """bool [p, M]: the rows told apart by membership in `sets`; rows of no set are left out."""
+    """bool [p, M]: classes of rows that the same `sets` contain, without those of no set."""
     _, piece = np.unique(sets.T, axis=0, return_inverse=True)
     pieces = piece.ravel()[None, :] == np.arange(piece.max() + 1)[:, None]
     return pieces[(pieces & sets.any(0)).any(1)]

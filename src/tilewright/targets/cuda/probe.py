@@ -1,4 +1,4 @@
-"""Shape classes of one blocks file, each run alone by the kernel of `triton_schedule` (stage T3 on a GPU)."""
+"""Shape classes of one blocks file, each run alone by the kernel of `executor` (stage T3 on a GPU)."""
 
 import math
 from dataclasses import replace
@@ -11,7 +11,8 @@ from tilewright.blocks import work
 from tilewright.core import progress
 from tilewright.core.timing import time_gpu
 from tilewright.profile import shape_class
-from tilewright.targets.cuda import executor, tile_lists
+from tilewright.targets.cuda import config, executor, tile_lists
+from tilewright.targets.cuda.tile_lists import Item, Part
 from tilewright.targets.setting import setting
 
 # A timing stops at this relative standard error of its mean.
@@ -22,18 +23,18 @@ MOST_THREADS = 2048
 
 
 def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
-    """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; arguments as of `targets.measure`.
+    """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; arguments as in `targets.measure`.
 
     An item is one program a head. A class is timed with as many items as all blocks have, since the time of a GPU that
     is not full is not proportional to its items, and with twice as many: an item's share of a multiprocessor is what
     these take longer, and the rest, over all classes, is `tile_us`. A class with fewer items of its own runs them
     several times, with the same results. A launch is a cost of the round, see `targets.cuda.facts`.
     """
-    executor.check_head_dim(head_dim)
+    config.check_head_dim(head_dim)
     device, items = targets.describe("cuda"), work.items(blocks, split_keys)
-    slots, launch_us, n_items = device["multiprocessors"], device["launch_us"], len(items.block)
+    multiprocessors, launch_us, n_items = device["multiprocessors"], device["launch_us"], len(items.block)
     common = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
-    step_keys = executor.form(blocks.tile, head_dim, common.dtype).step_keys
+    step_keys = config.for_tile(blocks.tile, head_dim, common.dtype).step_keys
     generator = torch.Generator("cuda").manual_seed(seed)
     n_q, n_k = blocks.shape
     q, k, v = (
@@ -59,7 +60,7 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
         alone, _ = timed(replace(lists, items=_whole(lists.items[:1]), parts=lists.parts[:0], groups=0, part_rows=0))
         # Noise must not make an item free.
         grown_us = max(twice.p50_us - once.p50_us, once.p50_us / 10)
-        latency_us = grown_us * slots / (times * len(member))
+        latency_us = grown_us * multiprocessors / (times * len(member))
         fixed_us.append(max(once.p50_us - launch_us - grown_us, 0.0))
         classes.append(
             shape_class(
@@ -81,20 +82,20 @@ def repeated(lists, times):
     """`TileLists` that run every item `times` times; each time, the parts of split blocks are merged anew."""
     first, n_parts = np.arange(times)[:, None], len(lists.parts)
     items = np.tile(lists.items, (times, 1)).reshape(times, -1, lists.items.shape[1])
-    items[:, :, 7] += np.where(items[:, :, 7] < 0, 0, first * n_parts).astype(np.int32)
-    parts = np.tile(lists.parts, (times, 1)).reshape(times, -1, 4)
-    parts[:, :, 0] += (first * lists.groups).astype(np.int32)
-    parts[:, :, 2] += (first * lists.part_rows).astype(np.int32)
+    items[:, :, Item.PART] += np.where(items[:, :, Item.PART] < 0, 0, first * n_parts).astype(np.int32)
+    parts = np.tile(lists.parts, (times, 1)).reshape(times, -1, len(Part))
+    parts[:, :, Part.GROUP] += (first * lists.groups).astype(np.int32)
+    parts[:, :, Part.SCRATCH_ROW] += (first * lists.part_rows).astype(np.int32)
     # Longest first, as in any launch.
     items = items.transpose(1, 0, 2).reshape(-1, items.shape[2])
     totals = {"groups": times * lists.groups, "part_rows": times * lists.part_rows}
-    return replace(lists, items=items, parts=parts.reshape(-1, 4), **totals)
+    return replace(lists, items=items, parts=parts.reshape(-1, len(Part)), **totals)
 
 
 def _whole(items):
     """Items that are no parts of others."""
     items = items.copy()
-    items[:, 7] = -1
+    items[:, Item.PART] = -1
     return items
 
 
@@ -115,4 +116,4 @@ def _resources(compiled, device):
 
 def _scratch_bytes(lists, common):
     """Memory that the parts of split items leave their sums in."""
-    return float(executor.scratch_bytes(lists, common.heads, sum(executor.HEAD_DIMS[common.head_dim])))
+    return float(executor.scratch_bytes(lists, common.heads, sum(config.HEAD_DIMS[common.head_dim])))

@@ -1,30 +1,61 @@
-"""What `triton_tiles` reads: the records, keys and masks of a work list, packed (stages T3 and T5)."""
+"""What `tile_kernel` reads: the records, keys and masks of a work list, packed (stages T3 and T5)."""
 
 import hashlib
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
 from tilewright.targets.cuda.mask_factors import factors
 from tilewright.targets.masks import distinct_rows
 
-# A run that is there to fill up a step, and a full run, in place of the number of a mask.
+# In place of the number of a mask: a run that only fills up a step, and a full run.
 _ABSENT, _FULL = -2, -1
 # Depths of the product that applies a mask: one or two steps of a 16-bit tensor-core product.
 RANKS = (16, 32)
-# Slot of a pair that is not allowed in a tile of slots.
-MASKED_SLOT = -1
+# Bias index of a pair that is not allowed.
+MASKED = -1
+
+
+class Item(IntEnum):
+    """Fields of a work item's record."""
+
+    FIRST_ROW = 0
+    ROWS = 1
+    FIRST_STEP = 2
+    # Steps without a mask come first.
+    FULL_STEPS = 3
+    STEPS = 4
+    # First step of its masks, and the left factor of all of them.
+    MASK_STEP = 5
+    LEFT_FACTOR = 6
+    # Its number among the parts of split blocks, or -1.
+    PART = 7
+
+
+class Part(IntEnum):
+    """Fields of the record of one part of a split block."""
+
+    # Number of the split block, and the parts that it has.
+    GROUP = 0
+    COUNT = 1
+    # Scratch rows before those of the block, and the number of this part in it.
+    SCRATCH_ROW = 2
+    NUMBER = 3
 
 
 @dataclass(frozen=True, eq=False)
 class TileLists:
-    """Work items of one tile, longest first, in steps of `step_keys` keys; see `triton_tiles.attend` for the fields.
+    """Work items of one tile, longest first, in steps of `step_keys` keys.
 
-    items: int32 [I, 8]. keys: int32 [steps + 1, step_keys], in the graph's order. rank: of the factors left, bool
-    [kinds, M, rank], and right, bool [steps, step_keys, rank]; 0 where masks are tiles: slots, int32 [steps, M,
-    step_keys], of the bias (0 without one), `MASKED_SLOT` where a pair is not allowed, and family, int [steps]: steps
-    whose rows are the same rows, or rows with the same bias. parts: int32 [P, 4]; groups: split blocks; part_rows: rows
-    of all parts. full, partial: some step is of that kind.
+    items: int32 [I, len(Item)]. keys: int32 [steps + 1, step_keys], in the graph's order.
+    rank: of the mask factors left, bool [kinds, M, rank], and right, bool [steps, step_keys, rank]; 0 where masks are
+        tiles.
+    bias_index: int32 [steps, M, step_keys], the tiles: an index into the bias table of each pair (0 without a bias),
+        `MASKED` where it is not allowed. family: int [steps], equal for steps with the same rows, or with rows of the
+        same bias.
+    parts: int32 [P, len(Part)]. groups: split blocks. part_rows: rows of all parts.
+    full, partial: whether some step has no mask, and whether some step has one.
     """
 
     rows: int
@@ -34,7 +65,7 @@ class TileLists:
     keys: np.ndarray
     left: np.ndarray
     right: np.ndarray
-    slots: np.ndarray
+    bias_index: np.ndarray
     family: np.ndarray
     parts: np.ndarray
     groups: int
@@ -46,9 +77,9 @@ class TileLists:
 def build(blocks, block, run_lo, run_hi, step_keys, index=None):
     """`TileLists` of work items (int columns `block`, `run_lo`, `run_hi`) of `blocks`.
 
-    step_keys: a multiple of a run. index: with a bias, ``callable(rows, keys) -> int array`` of its slots, for numbers
-    in the graph's order; all steps are then partial. Masks become factors where they can and there is no bias, else
-    tiles.
+    step_keys: a multiple of a run. index: with a bias, ``callable(rows, keys) -> int array``, its index for rows and
+    keys in the graph's order; all steps are then partial. Masks become factors where they can and there is no bias,
+    else tiles.
     """
     longest_first = np.argsort(run_lo - run_hi, kind="stable")
     block, run_lo, run_hi = (column[longest_first].astype(np.int64) for column in (block, run_lo, run_hi))
@@ -73,10 +104,20 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None):
         packed = _as_factors(blocks, block, owner[late], (number - n_full[owner])[late], masks[late], step_keys)
     if packed is None:
         packed = _as_tiles(blocks, block, owner[late], masks[late], keys[late], index)
-    rank, left, right, slots, family, mask_step, kind = packed
+    rank, left, right, bias_index, family, mask_step, kind = packed
 
     parts, part, groups, part_rows = _parts(block, run_lo, blocks.rows)
-    items = np.stack([blocks.row_ptr[block], blocks.rows[block], first[:-1], n_full, steps, mask_step, kind, part], 1)
+    fields = {
+        Item.FIRST_ROW: blocks.row_ptr[block],
+        Item.ROWS: blocks.rows[block],
+        Item.FIRST_STEP: first[:-1],
+        Item.FULL_STEPS: n_full,
+        Item.STEPS: steps,
+        Item.MASK_STEP: mask_step,
+        Item.LEFT_FACTOR: kind,
+        Item.PART: part,
+    }
+    items = np.stack([fields[field] for field in Item], 1)
     return TileLists(
         rows=blocks.tile.rows,
         step_keys=step_keys,
@@ -86,7 +127,7 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None):
         keys=np.concatenate((keys, keys[:1])).astype(np.int32),
         left=left,
         right=right,
-        slots=slots,
+        bias_index=bias_index,
         family=family,
         parts=parts,
         groups=groups,
@@ -97,22 +138,23 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None):
 
 
 def _parts(block, run_lo, rows):
-    """``(parts [P, 4], part of each item or -1, groups, their rows)``: the items of a block that has several, in run
-    order. rows: of each block."""
+    """``(parts [P, len(Part)], part of each item or -1, groups, their rows)``: the items of a block that has several,
+    in run order. rows: of each block."""
     order = np.lexsort((run_lo, block))
     _, begin, counts = np.unique(block[order], return_index=True, return_counts=True)
     part, parts, groups, part_rows = np.full(len(block), -1), [], 0, 0
     for lo, count in zip(begin[counts > 1], counts[counts > 1], strict=True):
         part[order[lo : lo + count]] = len(parts) + np.arange(count)
+        # In the order of `Part`.
         parts += [(groups, count, part_rows, i) for i in range(count)]
         part_rows += int(count * rows[block[order[lo]]])
         groups += 1
-    return np.array(parts, np.int32).reshape(-1, 4), part, groups, part_rows
+    return np.array(parts, np.int32).reshape(-1, len(Part)), part, groups, part_rows
 
 
 def _as_factors(blocks, block, owner, number, masks, step_keys):
-    """``(rank, left, right, no slots, no family, first mask step and kind of each item)`` of partial steps; None where
-    no factors.
+    """``(rank, left, right, no bias index, no family, first mask step and kind of each item)`` of partial steps; None
+    where there are no factors.
 
     owner: item of each partial step; number: its number among the item's partial steps; masks [steps, runs].
     """
@@ -139,11 +181,12 @@ def _as_factors(blocks, block, owner, number, masks, step_keys):
 
 
 def _as_tiles(blocks, block, owner, masks, keys, index):
-    """As `_as_factors`, with masks and bias as tiles of slots. Items with equal ones share them, parts of split blocks
-    those whose other parts have equal ones, too: the bias of a row is taken relative to the greatest of all its keys.
+    """As `_as_factors`, with masks and bias as tiles of the bias index. Items with equal tiles share them; parts of
+    split blocks do where all their other parts are equal, too: the bias of a row is relative to the greatest of all its
+    keys.
     """
     height = blocks.tile.rows
-    # Without a bias the rows of all blocks are alike.
+    # Without a bias all rows have the same bias.
     owning = block.tolist() if index is not None else [0] * len(block)
     digests, distinct, parts = [], {}, {}
     bounds = np.searchsorted(owner, np.arange(len(block) + 1))
@@ -151,11 +194,11 @@ def _as_tiles(blocks, block, owner, masks, keys, index):
         at = slice(bounds[item], bounds[item + 1])
         rows = np.minimum(blocks.row_ptr[block[item]] + np.arange(height), blocks.row_ptr[block[item] + 1] - 1)
         allowed = _allowed(blocks, masks[at])
-        slots = 0 if index is None else index(rows[None, :, None], keys[at][:, None, :])
-        slots = np.where(allowed, slots, MASKED_SLOT).astype(np.int32)
-        digest = hashlib.blake2b(slots.tobytes(), digest_size=16).digest()
+        tiles = 0 if index is None else index(rows[None, :, None], keys[at][:, None, :])
+        tiles = np.where(allowed, tiles, MASKED).astype(np.int32)
+        digest = hashlib.blake2b(tiles.tobytes(), digest_size=16).digest()
         digests.append(digest)
-        distinct[digest] = slots
+        distinct[digest] = tiles
         parts.setdefault(owning[item], set()).add(digest)
     families = {}
     number = {own: families.setdefault(frozenset(made), len(families)) for own, made in parts.items()}
@@ -167,10 +210,10 @@ def _as_tiles(blocks, block, owner, masks, keys, index):
             family.append(np.full(len(held[-1]), number[own]))
             total += len(held[-1])
         mask_step[item] = seen[digest, number[own]]
-    slots = np.concatenate(held) if total else np.zeros((1, height, keys.shape[1]), np.int32)
+    bias_index = np.concatenate(held) if total else np.zeros((1, height, keys.shape[1]), np.int32)
     family = np.concatenate(family) if total else np.zeros(1, np.int64)
     empty = np.zeros((1, height, RANKS[0]), bool), np.zeros((1, keys.shape[1], RANKS[0]), bool)
-    return 0, *empty, slots, family, mask_step, np.zeros(len(block), np.int64)
+    return 0, *empty, bias_index, family, mask_step, np.zeros(len(block), np.int64)
 
 
 def _allowed(blocks, masks):

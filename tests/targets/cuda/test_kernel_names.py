@@ -1,0 +1,35 @@
+"""What the kernels are called: by a profiler, and by each other."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import tilewright
+
+FOLDER = Path(tilewright.__file__).parent / "targets/cuda"
+SOURCES = {path.stem: ast.parse(path.read_text()) for path in FOLDER.glob("*.py")}
+
+
+def launched(tree):
+    """Names of the kernels that a module takes from those of kernels, to launch them."""
+    owners = {"tile_kernel", "packed_kernels"}
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    return {node.attr for node in found if node.value.id in owners and node.attr.islower()}
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_kernels_take_public_pieces_of_each_other(module):
+    names = [
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(SOURCES[module])
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("tilewright")
+        for alias in node.names
+    ]
+    assert [name for name in names if "._" in name and name != "tilewright.core._internals"] == []
+
+
+def test_a_profiler_shows_whose_kernels_they_are():
+    kernels = set().union(*map(launched, SOURCES.values()))
+    assert {"tilewright_tile_attention", "tilewright_packed_attention", "tilewright_gather_rows"} < kernels
+    assert all(name.startswith("tilewright_") for name in kernels), kernels
