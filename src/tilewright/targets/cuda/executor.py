@@ -25,8 +25,10 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", **option
     """Return an `Executor` of `schedule`: ``callable(q [B, H, N_q, D], k, v [B, H, N_k, D]) -> [B, H, N_q, D]``.
 
     blocks: ``{tile: Blocks}``. device: of the lists. options: row_order, col_order, ordered, bias and scale, see
-    `targets`. Pairs with a bias of -inf are not allowed; queries without an allowed pair get zeros. Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order, a bias, a head dim
-    or a scale that does not fit, `TileError` for a tile too small, and `DeviceError` while a CUDA graph is captured.
+    `targets`. Pairs with a bias of -inf are not allowed; queries without an allowed pair get zeros.
+
+    Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order, a bias, a head dim or a scale
+    that does not fit, `TileError` for a tile too small, and `DeviceError` while a CUDA graph is captured.
     """
     verify_inputs(schedule, blocks)
     _expect_no_capture()
@@ -70,30 +72,18 @@ class Launch:
     """Work items of one tile: their lists on the device, scratch memory for what split items leave, and the call."""
 
     def __init__(self, lists, tile, common, device):
-        def on_device(array):
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
         self.lists, self._tile, self._heads = lists, tile, common.heads
         sign, scale = _scale(common)
         self._scale_log2 = scale * math.log2(math.e)
         self._config = config.for_tile(tile, common.head_dim, common.dtype)
         self._d0, self._d1 = config.HEAD_DIMS[common.head_dim]
         rows, keys = common.taken
+        left, right, mask_heads = _masks(lists, common, scale, device)
+        # A pointer needs memory even where nothing is split.
         parts = lists.parts if len(lists.parts) else np.zeros((1, len(Part)), np.int32)
-        mask_heads = 1
-        if lists.rank:
-            factor = tile_kernel.FACTOR_HALF if common.dtype == torch.float16 else tile_kernel.FACTOR
-            left = on_device(lists.left).to(common.dtype) * factor
-            right = on_device(lists.right).to(common.dtype) * -factor
-        else:
-            table = torch.zeros(1, 1) if common.bias is None else common.bias.table.detach().float()
-            mask_heads = len(table)
-            left = on_device(lists.left).to(common.dtype)
-            bias_index = on_device(lists.bias_index).long()
-            right = _relative(table.to(device), bias_index, on_device(lists.family)) / scale
-            right = right.transpose(0, 1).contiguous()
-        positions = on_device(rows.astype(np.int32)), on_device(keys[lists.keys].astype(np.int32))
-        self._held = (on_device(lists.items), *positions, left, right, on_device(parts))
+        positions = (_to(device, x.astype(np.int32)) for x in (rows, keys[lists.keys]))
+        # In the kernel's order.
+        self._held = (_to(device, lists.items), *positions, left, right, _to(device, parts))
         # In the kernel's order, but for WIDE.
         self._constants = {
             "BLOCK_M": lists.rows, "BLOCK_N": lists.step_keys, "HEAD_DIM": common.head_dim, "D0": self._d0,
@@ -175,6 +165,21 @@ class Launch:
         )
         made.append((hb, parts))
         return parts
+
+
+def _to(device, array):
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def _masks(lists, common, scale, device):
+    """``(left, right, mask heads)`` as the kernel reads them: factors, or tiles of a mask and a bias over the scale."""
+    left = _to(device, lists.left).to(common.dtype)
+    if lists.rank:
+        factor = tile_kernel.FACTOR_HALF if common.dtype == torch.float16 else tile_kernel.FACTOR
+        return left * factor, _to(device, lists.right).to(common.dtype) * -factor, 1
+    table = torch.zeros(1, 1) if common.bias is None else common.bias.table.detach().float()
+    tiles = _relative(table.to(device), _to(device, lists.bias_index).long(), _to(device, lists.family)) / scale
+    return left, tiles.transpose(0, 1).contiguous(), len(table)
 
 
 def scratch_bytes(lists, hb, width):
