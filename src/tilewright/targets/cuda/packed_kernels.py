@@ -188,8 +188,8 @@ def tilewright_gather_rows(
     x_ptr: rows of C values, `n_x` of them stride_xn apart, the next ones stride_xb on. fill_ptr: rows [., n_tokens, C]
     for where the number is -1, strided, or None for zeros. out_ptr: [n_rows, C].
     """
-    bad = tl.load(list_ptr + BAD)
     r, c, m_columns = _block(C, BLOCK_R, BLOCK_C)
+    bad = tl.load(list_ptr + BAD)
     index = tl.load(list_ptr + index_at + r, mask=r < n_rows, other=-1)  # [BLOCK_R]
     m_index = (index >= 0) & (bad == 0)
     at = (index // n_x).to(tl.int64) * stride_xb + (index % n_x).to(tl.int64) * stride_xn
@@ -210,8 +210,8 @@ def tilewright_gather_packed_rows(
 
     Token n of image b has the number ``b * n_tokens + n``.
     """
-    bad = tl.load(list_ptr + BAD)
     r, c, m_columns = _block(C, BLOCK_R, BLOCK_C)
+    bad = tl.load(list_ptr + BAD)
     index = tl.load(list_ptr + index_at + r, mask=r < n_rows, other=-1)  # [BLOCK_R]
     m_index = (index >= 0) & (bad == 0)
     row = tl.load(origin_ptr + STARTS + index // n_tokens, mask=m_index, other=0) + index % n_tokens
@@ -229,8 +229,8 @@ def tilewright_pad_rows(
 
     x_ptr: rows of C values, stride_xn apart. out_ptr: [images, length, C], of `n_rows` rows.
     """
-    bad = tl.load(list_ptr + BAD)
     r, c, m_columns = _block(C, BLOCK_R, BLOCK_C)
+    bad = tl.load(list_ptr + BAD)
     p_start = list_ptr + STARTS + r // length
     first = tl.load(p_start, mask=r < n_rows, other=0)  # [BLOCK_R]
     end = tl.load(p_start + 1, mask=r < n_rows, other=0)  # [BLOCK_R]
