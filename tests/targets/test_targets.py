@@ -58,10 +58,6 @@ def test_a_gpu_runs_one_tile_a_round_on_its_multiprocessors():
     assert targets.limits(facts, rounds=1).rounds == 1
 
 
-@pytest.mark.parametrize("kind", targets.NAMES)
-def test_every_kind_has_an_executor_and_a_probe(kind):
-    assert callable(targets.executor(kind).prepare) and callable(targets.probe(kind).measure)
-
 
 @pytest.mark.parametrize("tool", ["no-such-tool", "true"], ids=["missing", "silent"])
 def test_a_gpu_whose_driver_does_not_tell_is_refused(tool, monkeypatch):

@@ -81,8 +81,9 @@ class Limits:
 class Executor(Protocol):
     """A prepared schedule. Call it with q [B, H, N_q, D] and k, v [B, H, N_k, D]; it returns attention [B, H, N_q, D].
 
-    A query without an allowed key gets zeros. A call raises `PatternError` or `DeviceError` for tensors other than
-    planned, or that need a gradient. Several threads may call at the same time.
+    The result lies in memory as `targets.qkv.empty` makes it. A query without an allowed key gets zeros. A call raises
+    `PatternError` or `DeviceError` for tensors other than planned, or that need a gradient. Several threads may call at
+    the same time.
     """
 
     @property

@@ -29,8 +29,8 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
 
     All workers run the launch of a class at the same time: all of it, or the part that the class's share of the budget
     has time for. The cost of a launch is the cost of its first chunk: what an item that runs alone takes beyond an
-    item's share of a larger chunk. It is taken off the workers' time and returned as `launch_us`, a share for each
-    worker. Work that every call does for all rows (handing out jobs, gathering tokens, returning results) is charged to
+    item's share of a larger chunk. It is taken off the workers' time and returned as `launch_us`, divided by their
+    number. Work that every call does for all rows (handing out jobs, gathering tokens, returning results) is charged to
     the items by their rows. The merging of split rows is charged to their parts.
     """
     probe = Probe(blocks, heads=heads, head_dim=head_dim, dtype=dtype, split_keys=split_keys, seed=seed)
