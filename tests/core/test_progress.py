@@ -22,7 +22,7 @@ def clock(monkeypatch):
 
 
 def test_a_log_gets_a_line_now_and_then(clock, capsys):
-    for _ in progress.steps(range(6), "profile 64x1"):
+    for _ in progress.with_progress(range(6), "profile 64x1"):
         clock[0] += 6
     assert capsys.readouterr().err.splitlines() == [
         "profile 64x1: 2 of 6 done, about 24 s left",
@@ -31,14 +31,14 @@ def test_a_log_gets_a_line_now_and_then(clock, capsys):
 
 
 def test_short_steps_are_quiet(clock, capsys):
-    assert list(progress.steps(["a", "b"], "short")) == ["a", "b"]
+    assert list(progress.with_progress(["a", "b"], "short")) == ["a", "b"]
     assert capsys.readouterr().err == ""
 
 
 def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    assert list(progress.steps(range(3), "tuning ic")) == [0, 1, 2]
+    assert list(progress.with_progress(range(3), "tuning ic")) == [0, 1, 2]
     assert "tuning ic:" in terminal.getvalue() and "\n" not in terminal.getvalue()
 
 

@@ -58,7 +58,6 @@ def test_a_gpu_runs_one_tile_a_round_on_its_multiprocessors():
     assert targets.limits(facts, rounds=1).rounds == 1
 
 
-
 @pytest.mark.parametrize("tool", ["no-such-tool", "true"], ids=["missing", "silent"])
 def test_a_gpu_whose_driver_does_not_tell_is_refused(tool, monkeypatch):
     monkeypatch.setattr(cuda, "TOOL", tool)

@@ -1,4 +1,4 @@
-"""How far a long stage is and how long is left: a bar on a terminal, lines in a job's log elsewhere."""
+"""Progress of long stages: a bar on a terminal, lines in a job's log."""
 
 import contextlib
 import sys
@@ -10,25 +10,25 @@ from tqdm import tqdm
 EVERY_S = 10.0
 
 
-def steps(items, what):
-    """Yield each of `items`, a sized collection; tell on stderr how many are done and about how long is left."""
+def with_progress(items, what):
+    """Yield each of `items`, a sized collection; show on stderr how many are done and about how long is left."""
     if sys.stderr.isatty():
         yield from tqdm(items, desc=what, leave=False)
         return
-    begin = told = perf_counter()
+    begin = shown = perf_counter()
     for done, item in enumerate(items):
         now = perf_counter()
-        if done and now - told >= EVERY_S:
+        if done and now - shown >= EVERY_S:
             left = (now - begin) / done * (len(items) - done)
             print(f"{what}: {done} of {len(items)} done, about {left:.0f} s left", file=sys.stderr, flush=True)
-            told = now
+            shown = now
         yield item
 
 
 @contextlib.contextmanager
 def within(what, limit_s):
-    """Yield a function that shows a line of what takes at most `limit_s` seconds; on a terminal above a bar of the time
-    that went by."""
+    """Yield a function that shows a line about a task of at most `limit_s` seconds. On a terminal, a bar below shows the
+    time that has passed."""
     if not sys.stderr.isatty():
         print(f"{what}: at most {limit_s:g} s", file=sys.stderr, flush=True)
         yield lambda line: print(line, file=sys.stderr, flush=True)

@@ -53,7 +53,7 @@ def tuned(name, graph, used, free, arrange):
     part = _sample(graph)
     rows = arrange(part, used)
     best = _score(part, rows)
-    for key, value in progress.steps(trials, f"tuning {name}"):
+    for key, value in progress.with_progress(trials, f"tuning {name}"):
         other = arrange(part, {**used, key: value})
         if (score := _score(part, other)) < best:
             best, rows, used = score, other, {**used, key: value}

@@ -128,7 +128,7 @@ def run(case, settings, how):
     """Yield a row for each patch of the resolution `case`. A cell that cannot run is skipped, with the reason."""
     resolution = _resolution(case)
     facts = targets.describe(how.device)
-    for patch in progress.steps(settings.patches, f"heat map {resolution} px"):
+    for patch in progress.with_progress(settings.patches, f"heat map {resolution} px"):
         known = {"resolution": resolution, "patch": patch, "reorder": settings.order, "solver": settings.solver}
         tokens = 1 + (resolution // patch) ** 2
         known |= {"tokens": tokens, **_rows.machine(facts), "time": _rows.now()}

@@ -89,7 +89,7 @@ def run(case, settings, how):
     # What is compiled or loaded once is no part of an order's time.
     for order in settings.orders if settings.workloads else ():
         reorder.apply(models.build(settings.workloads[0]), order)
-    for name in progress.steps(settings.workloads, "order times"):
+    for name in progress.with_progress(settings.workloads, "order times"):
         pattern = models.build(name)
         for order in settings.orders:
             _, info = reorder.apply(pattern, order)

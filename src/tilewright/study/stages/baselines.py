@@ -34,7 +34,7 @@ def run(
     facts = {"heads": heads, "head_dim": head_dim, "dtype": dtype, "batch": batch, "seed": seed, "device": device}
     rows, names = [], baselines
     with _lock.exclusive(device):
-        for path in progress.steps(graph, "baselines"):
+        for path in progress.with_progress(graph, "baselines"):
             tokens = _attention.Tokens(graph_file.load(path), **facts)
             rows += _attention.run_baselines(names, tokens, effort, max_dense_tokens=max_dense_tokens)
             names = [name for name in names if not _baseline(name).DENSE]

@@ -46,7 +46,7 @@ def run(
         inputs = _Inputs(graph, blocks, profile)
         tables = [
             _rows(path, inputs, stated, {"batch": batch, "seed": seed, "device": device}, effort)
-            for path in progress.steps(schedule, "schedules")
+            for path in progress.with_progress(schedule, "schedules")
         ]
     for path, rows in zip(output, tables, strict=True):
         experiment.write(path, "attention", rows, device)

@@ -40,7 +40,7 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
     passage_us = (_time(probe.passage(), share_s).p50_us + handing_us) / blocks.shape[0]
     chunk_us = _chunk_us(probe, handing_us, share_s)
     classes = []
-    for cls in progress.steps(range(items.n_classes), f"profile {blocks.tile.name}"):
+    for cls in progress.with_progress(range(items.n_classes), f"profile {blocks.tile.name}"):
         timing, n_items, merging_us = _time_class(probe, cls, share_s)
         common_us = n_workers * (passage_us * probe.passing_rows(cls) + merging_us / n_items)
         p20, p50, p80 = (

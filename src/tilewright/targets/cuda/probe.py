@@ -50,7 +50,7 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
         return timing, compiled
 
     classes, fixed_us = [], []
-    for cls in progress.steps(range(items.n_classes), f"profile {blocks.tile.name}"):
+    for cls in progress.with_progress(range(items.n_classes), f"profile {blocks.tile.name}"):
         member = np.flatnonzero(items.cls == cls)
         columns = (getattr(items, name)[member] for name in ("block", "run_lo", "run_hi"))
         lists = tile_lists.build(blocks, *columns, step_keys)
