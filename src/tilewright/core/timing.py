@@ -7,23 +7,23 @@ from functools import cache, partial
 
 import numpy as np
 
-# Fewest repetitions of any timing: with fewer, there is no spread to speak of.
+# Fewest repetitions of any timing. Fewer have no spread worth stating.
 FEWEST = 3
-# A batch of calls between two events lasts at least so long, events telling half a microsecond apart, and has at most
-# so many calls.
+# A batch of calls between two events lasts at least this long, since events resolve half a microsecond, and has at most
+# this many calls.
 BATCH_US = 300.0
 MOST_CALLS = 256
-# Overwritten between calls that are to find the second-level cache cold, in sizes of that cache.
+# Size of the buffer that is overwritten to empty the second-level cache, in sizes of that cache.
 OVERWRITTEN = 2.5
-# Calls that are queued at once to see what the host takes for one: fewer than a stream holds.
+# Calls that are queued at once to measure the host's time for one. A stream holds more.
 QUEUED = 16
-# What the copy that tells the memory's bandwidth moves, each way.
+# Bytes that the copy which measures the memory's bandwidth reads, and writes.
 COPIED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What repeated calls took. p20_us, p50_us, p80_us: microseconds; rse: standard error over the mean.
+    """Times of repeated calls. p20_us, p50_us, p80_us: percentiles, microseconds. rse: standard error over the mean.
 
     method: ``wall``, the host's clock; ``graph``, replays of a CUDA graph; ``events``, calls between CUDA events.
     """
@@ -37,15 +37,15 @@ class Timing:
 
     @property
     def columns(self):
-        """All but the method, by name, as rows of stage T5 hold it."""
+        """All fields but the method, by name, as rows of stage T5 hold them."""
         return {name: value for name, value in vars(self).items() if name != "method"}
 
 
 def time_call(call, *, min_reps, max_seconds, rse_target, warmups=2):
-    """Call `call` until the mean is known to `rse_target` (and `min_reps` calls were timed) or `max_seconds` are over.
+    """Time `call` until its mean is known to `rse_target`, after at least `min_reps` calls, or `max_seconds` are over.
 
-    Up to `warmups` calls before that are not timed, as many as fit into `max_seconds`, at least one. `FEWEST`
-    repetitions are made however long they take. ASSUME: caches stay as the call before left them, as they do between
+    Up to `warmups` calls come first and are not timed: at least one, and as many as fit into `max_seconds`. `FEWEST`
+    repetitions are made however long they take. ASSUME: a call finds the caches as the previous call left them, as in
     the layers of a network.
     """
     begin = time.perf_counter_ns()
@@ -57,15 +57,15 @@ def time_call(call, *, min_reps, max_seconds, rse_target, warmups=2):
 
 
 def time_together(calls, *, min_reps, max_seconds, rse_target):
-    """As `time_call`, a `Timing` of each of `calls`, which take turns: a clock that changes does so for all of them.
+    """A list with the `Timing` of each of `calls`, as `time_call`. Rounds of one call each share changes of the clock.
 
-    None is warmed up. They go on until all are known well enough, or for `max_seconds` each.
+    No call is warmed up. Rounds end when all means are known to `rse_target`, or after `max_seconds` a call.
     """
-    return _in_turns([partial(_wall_us, call) for call in calls], min_reps, max_seconds, rse_target)
+    return _interleaved([partial(_wall_us, call) for call in calls], min_reps, max_seconds, rse_target)
 
 
 def wait(x):
-    """Until the GPU of tensor x, where it is on one, has done what it was given."""
+    """Wait until the GPU of tensor x has finished its work. Returns at once for a tensor on the CPU."""
     import torch
 
     if x.is_cuda:
@@ -73,20 +73,20 @@ def wait(x):
 
 
 def time_gpu(call, *, min_reps, max_seconds, rse_target):
-    """GPU time of `call`, which leaves work on torch's current stream: as `time_call`, but the host does not count.
+    """GPU time of `call`, which queues work on torch's current stream: as `time_call`, without the host's time.
 
-    Calls follow one another in a CUDA graph that is replayed (`Timing.method` is ``graph``); what cannot be captured
-    runs between two events (``events``), and there the host does count where it is slower than the GPU. A repetition is
-    a batch of calls, so long that the events tell its time. The second-level cache is warm, see `time_call`.
+    Calls follow each other in a CUDA graph that is replayed (`Timing.method` is ``graph``). A call that cannot be
+    captured runs between two events (``events``): its time includes the host's where the host is slower than the GPU. A
+    repetition is a batch of calls that is long enough for the events. The second-level cache is warm, see `time_call`.
     """
     run, calls, method = _batch(call)
     return _repeated(lambda: _gpu_us(run) / calls, min_reps, max_seconds, rse_target, method)
 
 
 def time_cold(call, l2_bytes, **effort):
-    """GPU time of `call`, microseconds, that finds nothing of its own in a second-level cache of `l2_bytes`.
+    """GPU time of `call`, microseconds, with none of its data in the second-level cache, which has `l2_bytes`.
 
-    The median of [overwrite a larger buffer, call] less that of overwriting it. effort: as of `time_gpu`.
+    The median of [overwrite a larger buffer, call] less that of overwriting alone. effort: arguments of `time_gpu`.
     """
     import torch
 
@@ -100,8 +100,8 @@ def time_cold(call, l2_bytes, **effort):
 
 
 def time_host(call, *, min_reps, max_seconds, rse_target):
-    """``(latency_us, host_us)`` of `call` on a GPU, medians of the host's clock: with the wait for its result, and
-    until it returns, not waited for. Arguments as of `time_call`.
+    """``(latency_us, host_us)`` of `call` on a GPU: medians of the host's clock until the result is there, and until
+    the call returns. Arguments as in `time_call`.
     """
     import torch
 
@@ -110,7 +110,7 @@ def time_host(call, *, min_reps, max_seconds, rse_target):
         torch.cuda.synchronize()
 
     def queued():
-        # Results are let go at once, as a network lets them go.
+        # Results are freed at once, as in a network.
         for _ in range(QUEUED):
             call()
 
@@ -124,7 +124,7 @@ def time_host(call, *, min_reps, max_seconds, rse_target):
 
 @cache
 def copy_bandwidth():
-    """Bytes a second that the GPU's memory moves in a copy, read and written bytes both counted; once a process."""
+    """Bytes a second that the GPU's memory moves in a copy, reads and writes both counted. Measured once a process."""
     import torch
 
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device="cuda")
@@ -134,25 +134,25 @@ def copy_bandwidth():
 
 
 def _repeated(sample, min_reps, max_seconds, rse_target, method="wall"):
-    """The `Timing` of `sample`, which runs something and returns its microseconds."""
-    return _in_turns([sample], min_reps, max_seconds, rse_target, method)[0]
+    """The `Timing` of `sample`, which runs a call and returns its microseconds."""
+    return _interleaved([sample], min_reps, max_seconds, rse_target, method)[0]
 
 
-def _in_turns(samples, min_reps, max_seconds, rse_target, method="wall"):
-    """`_repeated` of each of `samples`."""
+def _interleaved(samples, min_reps, max_seconds, rse_target, method="wall"):
+    """`_repeated` of each of `samples`, a list: each round runs all of them once."""
     if not samples:
         return []
-    rounds, begin, look = [], time.perf_counter_ns(), FEWEST
+    rounds, begin, next_check = [], time.perf_counter_ns(), FEWEST
     while True:
         rounds.append([sample() for sample in samples])
         over = time.perf_counter_ns() - begin >= len(samples) * max_seconds * 1e9
-        if len(rounds) < (FEWEST if over else look):
+        if len(rounds) < (FEWEST if over else next_check):
             continue
         rse = np.std(rounds, axis=0, ddof=1) / np.mean(rounds, axis=0) / len(rounds) ** 0.5
         if over or (len(rounds) >= min_reps and rse.max() <= rse_target):
             break
-        # Looking at all of them takes longer than a short call.
-        look = 1 + int(1.1 * len(rounds))
+        # The check reads all rounds, which takes longer than a short call.
+        next_check = 1 + int(1.1 * len(rounds))
     each = zip(*np.percentile(rounds, (20, 50, 80), axis=0), rse, strict=True)
     return [Timing(float(p20), float(p50), float(p80), len(rounds), float(r), method) for p20, p50, p80, r in each]
 
@@ -175,7 +175,7 @@ def _gpu_us(run):
 
 
 def _batch(call):
-    """``(run, calls, method)``: how so many calls are started at once."""
+    """``(run, calls, method)``: a function that starts a batch, the calls in it, and how they are started."""
     import torch
 
     call()
@@ -186,7 +186,7 @@ def _batch(call):
         calls = _calls(_gpu_us(one.replay))
         run, method = (one if calls == 1 else _captured(call, calls)).replay, "graph"
     except RuntimeError:
-        # CUDA forbids some calls in a capture, such as waiting; the capture is over then, and so is its error.
+        # CUDA forbids some operations in a capture, such as waiting. The failed capture has ended here.
         torch.cuda.synchronize()
         calls, method = _calls(_gpu_us(call)), "events"
 
@@ -204,20 +204,20 @@ def _calls(us):
 
 
 def _captured(call, calls):
-    """CUDA graph of so many calls. What they allocate stays with the graph."""
+    """CUDA graph of `calls` calls. It keeps the memory that they allocate."""
     import torch
 
     graph, stream, current = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
     stream.wait_stream(current)
     try:
         with torch.cuda.stream(stream):
-            # Libraries set themselves up for a stream in the first call on it, which is not to be captured.
+            # Libraries initialise a stream in the first call on it, which must not be captured.
             call()
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(calls):
                 call()
     finally:
-        # A capture that fails leaves its own stream as the current one.
+        # A capture that fails leaves its stream as the current one.
         torch.cuda.set_stream(current)
     current.wait_stream(stream)
     return graph
