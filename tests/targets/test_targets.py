@@ -15,7 +15,7 @@ def device():
     return targets.describe("cpu")
 
 
-def test_a_cpu_tells_its_cores_caches_and_versions(device):
+def test_a_cpu_states_its_cores_caches_and_versions(device):
     assert device["kind"] == "cpu" and device["name"]
     assert 1 <= device["threads"] == torch.get_num_threads()
     assert device["cores"] >= 1
@@ -59,12 +59,12 @@ def test_a_gpu_runs_one_tile_a_round_on_its_multiprocessors():
 
 
 @pytest.mark.parametrize("tool", ["no-such-tool", "true"], ids=["missing", "silent"])
-def test_a_gpu_whose_driver_does_not_tell_is_refused(tool, monkeypatch):
+def test_a_gpu_whose_driver_does_not_answer_is_refused(tool, monkeypatch):
     monkeypatch.setattr(cuda, "TOOL", tool)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="some-uuid"))
-    with pytest.raises(DeviceError, match=f"expected {tool} to tell driver_version of GPU some-uuid"):
-        cuda.told("driver_version")
+    with pytest.raises(DeviceError, match=f"expected {tool} to state driver_version of GPU some-uuid"):
+        cuda.query_gpu("driver_version")
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,6 @@ def test_a_description_without_a_fact_is_refused():
         targets.limits({"kind": "cpu", "threads": 2})
 
 
-def test_a_machine_that_does_not_tell_its_caches_gets_assumed_ones(monkeypatch, tmp_path):
+def test_a_machine_that_does_not_state_its_caches_gets_assumed_ones(monkeypatch, tmp_path):
     monkeypatch.setattr(cpu, "_CACHES", tmp_path)
     assert cpu.describe()["l2_bytes"] == cpu._UNKNOWN_CACHE[2]

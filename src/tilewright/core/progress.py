@@ -27,8 +27,10 @@ def with_progress(items, what):
 
 @contextlib.contextmanager
 def within(what, limit_s):
-    """Yield a function that shows a line about a task of at most `limit_s` seconds. On a terminal, a bar below shows the
-    time that has passed."""
+    """Yield a function that shows a line about a task of at most `limit_s` seconds.
+
+    On a terminal, a bar below the lines shows the time that has passed.
+    """
     if not sys.stderr.isatty():
         print(f"{what}: at most {limit_s:g} s", file=sys.stderr, flush=True)
         yield lambda line: print(line, file=sys.stderr, flush=True)

@@ -11,29 +11,30 @@ IDENTITY = (*MACHINE, "torch", "triton")
 TORCH_DEVICE = "cuda"
 CUDA = GPU_TIMER = GRAPHS = EXCLUSIVE = True
 TILES = ("32x1", "64x1", "64x64")
-# Of one tensor-core product.
+# Rows of one tensor-core product.
 FEWEST_ROWS = 16
 # Longest key range of an item: parts of a global row run side by side. Measured on an H200, docs/decisions/0008.
 SPLIT_KEYS = 512
-# The driver's own, for what torch does not tell.
+# The driver's own command, for facts that torch does not have.
 TOOL = "nvidia-smi"
-# Launches that the cost of one is found from.
+# Launches in the graph that the cost of one is measured with.
 _LAUNCHES = 256
 
 
 def describe():
     """Facts of the current GPU.
 
-    multiprocessors, also as threads: what runs side by side. registers, shared_bytes_each: of one multiprocessor;
-        shared_bytes: most that one program may ask for. clock_mhz: the highest that it runs at. launch_us: what one
-        launch more costs in a graph of them.
+    multiprocessors: work items run side by side on them; also stated as threads. registers, shared_bytes_each: of one
+        multiprocessor. shared_bytes: most that one program may ask for. clock_mhz: the highest. launch_us: cost of one
+        more launch in a CUDA graph.
+    Raises `DeviceError` without a GPU, and where the driver does not state its version and clock.
     """
     import torch
 
     if not torch.cuda.is_available():
         raise DeviceError("expected an NVIDIA GPU that torch can use, found none; known: cpu")
     facts = torch.cuda.get_device_properties(torch.cuda.current_device())
-    driver, clock = told("driver_version", "clocks.max.sm")
+    driver, clock = query_gpu("driver_version", "clocks.max.sm")
     return {
         "kind": "cuda",
         "name": facts.name,
@@ -60,7 +61,7 @@ def current():
 
 
 def limits(device):
-    """Limits of the multiprocessors: shared memory, registers of a thread, and memory for what split items leave.
+    """Limits of the multiprocessors: shared memory, and memory for the results of split items.
 
     A launch runs one tile, so that a round is one launch. A lane is a multiprocessor: it works on several items at a
     time, which their latencies, measured with all of them busy, account for.
@@ -76,8 +77,8 @@ def limits(device):
     }
 
 
-def told(*facts):
-    """What `TOOL` tells of the GPU that torch calls the current one, a list of str. Raises `DeviceError`."""
+def query_gpu(*facts):
+    """Values of `facts` that `TOOL` states of torch's current GPU, a list of str. Raises `DeviceError`."""
     import torch
 
     own = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
@@ -86,11 +87,11 @@ def told(*facts):
         lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
         return next(rest for uuid, *rest in (line.split(", ") for line in lines) if uuid.endswith(own))
     except (OSError, subprocess.CalledProcessError, StopIteration, ValueError) as error:
-        raise DeviceError(f"expected {TOOL} to tell {', '.join(facts)} of GPU {own}, found {error!r}") from error
+        raise DeviceError(f"expected {TOOL} to state {', '.join(facts)} of GPU {own}, found {error!r}") from error
 
 
 def _launch_us(torch):
-    """What one launch more costs in a graph of small ones, to a tenth of a microsecond."""
+    """Cost of one more launch in a CUDA graph of small ones, rounded to a tenth of a microsecond."""
     x = torch.zeros(1, device="cuda")
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
