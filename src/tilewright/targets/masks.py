@@ -1,7 +1,7 @@
-"""Additive masks of work items: what is not allowed, and the bias of what is (used by executors, stages T3 to T5).
+"""Additive masks of work items: minus infinity for pairs that are not allowed, else the bias (stages T3 to T5).
 
-Items with equal masks share one. Masks are held packed, as bits or as indices into a bias table, and spelt out as
-floats when they fit a memory limit, else for a few items at a time. A pair whose bias is -inf is not allowed.
+Items with equal masks share one. Masks are held packed, as bits or as indices into a bias table. They are expanded to
+floats once where they fit a memory limit, else for a few items at a time. A pair with a bias of -inf is not allowed.
 """
 
 import hashlib
@@ -14,10 +14,10 @@ from tilewright.core.errors import PatternError
 
 # Pairs for which a bias index is evaluated at a time.
 _SLAB_PAIRS = 1 << 22
-# A greatest bias of a row up to this is left in its scores: it costs float32 less than two digits in binary beyond what
-# scores as large lose anyway.
+# The largest bias of a row is taken off its scores above this size only. Below, float32 scores lose less than two more
+# binary digits than scores of that size lose anyway.
 _NEAR = 32.0
-# Row b: the eight additive mask values that byte b stands for, little bit order.
+# Row b: the eight additive mask values of byte b, least bit first.
 _BYTE_VALUES = torch.from_numpy(
     np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf).astype("f4")
 )
@@ -52,14 +52,14 @@ def as_bias(bias, heads, shape):
 class ItemMasks:
     """Masks of n items padded to M rows and K keys, equal ones shared.
 
-    ids: int64 array [n], the mask of each item. size: distinct masks. has_keys: bool [n, M], rows that see any key.
+    ids: int64 array [n], the mask of each item. size: distinct masks. has_keys: bool [n, M], rows with an allowed key.
     """
 
     def __init__(self, bits, run_ids, rows, keys, bias):
         """Build the packed form.
 
-        bits: uint8 [m, M, W/8], the bit masks that `run_ids` int [n, runs] names; -1 is a full and -2 an absent run.
-        rows [n, M], keys [n, K]: token numbers in natural order, read with a `bias` only.
+        bits: uint8 [m, M, W/8], bit masks of runs. run_ids: int [n, runs], the mask of each run; -1 for a full run and
+        -2 for none. rows [n, M], keys [n, K]: natural token numbers, read with a `bias` only.
         """
         full, none = (
             np.full_like(bits[:1], 255, shape=(1, *bits.shape[1:])),
@@ -88,12 +88,12 @@ class ItemMasks:
 
     @property
     def heads(self):
-        """Heads that a mask tells apart: 1 without bias."""
+        """Heads with masks of their own: 1 without a bias."""
         return 1 if self._table is None else len(self._table)
 
     @property
     def float_bytes(self):
-        """Bytes of one mask, spelt out."""
+        """Bytes of one mask as floats."""
         per_element = 8 * 4 if self._table is None else self.heads * 4
         return self._packed[0].numel() * per_element
 
@@ -103,16 +103,16 @@ class ItemMasks:
         held = (self._packed, self._floats, self._peaks)
         return sum(x.numel() * x.element_size() for x in held if x is not None)
 
-    def spell_out(self):
+    def expand(self):
         """Hold all masks as floats from now on."""
         self._floats = _lowered(self._expand(self._packed), self._peaks)
 
     def take(self, ids):
-        """``(masks, peaks)`` of the numbers `ids` (int64 tensor): additive masks, float32 [len(ids), heads, M, K], and
-        what each row was lowered by, [len(ids), heads, M], or None for nothing.
+        """``(masks, peaks)`` of the masks `ids` (int64 tensor): additive masks, float32 [len(ids), heads, M, K], and
+        what was taken off each row, [len(ids), heads, M], or None for nothing.
 
-        A bias far from zero would take the digits of the scores that it is added to, so that the greatest of a row is
-        taken off. The peak of a row without an allowed key is -inf.
+        Scores would lose their last digits to a bias far from zero, so that the largest bias of a row is taken off it.
+        The peak of a row without an allowed key is -inf.
         """
         peaks = _selected(self._peaks, ids)
         if self._floats is None:
@@ -123,8 +123,8 @@ class ItemMasks:
         n, rows = packed.shape[:2]
         if self._table is None:
             return _BYTE_VALUES.index_select(0, packed.flatten().int()).view(n, 1, rows, -1)
-        spelt = self._table.index_select(1, packed.flatten())
-        return spelt.view(self.heads, n, rows, -1).transpose(0, 1).contiguous()
+        bias = self._table.index_select(1, packed.flatten())
+        return bias.view(self.heads, n, rows, -1).transpose(0, 1).contiguous()
 
 
 def _selected(held, ids):
@@ -139,14 +139,14 @@ def _lowered(masks, peaks):
 
 
 def distinct_rows(array):
-    """``(distinct rows, number of each row among them)`` of an int array [n, c]."""
+    """``(distinct rows, index of each row among them)`` of an int array [n, c]."""
     whole = np.ascontiguousarray(array).view(np.dtype((np.void, array.dtype.itemsize * array.shape[1]))).ravel()
     _, first, inverse = np.unique(whole, return_index=True, return_inverse=True)
     return array[first], inverse
 
 
 def _bias_indices(packed, ids, rows, keys, bias):
-    """int32 [u, M, K], distinct bias indices, T where a pair is not allowed; and the number of each item among them."""
+    """Distinct bias indices, int32 [u, M, K], T where a pair is not allowed; and the index of each item among them."""
     none, seen, held = bias.table.shape[1], {}, []
     number = np.empty(len(ids), np.int64)
     step = max(1, _SLAB_PAIRS // (rows.shape[1] * keys.shape[1]))
@@ -155,7 +155,7 @@ def _bias_indices(packed, ids, rows, keys, bias):
         allowed = np.unpackbits(packed[ids[item]], axis=2, bitorder="little").astype(bool)
         index = np.broadcast_to(bias.index(rows[item, :, None], keys[item, None, :]), allowed.shape)
         index = np.where(allowed, index, none)
-        # A padded row repeats a real one, so that whatever is outside the table is the caller's.
+        # Padded rows repeat real ones: an index outside the table comes from the caller.
         if index.min() < 0 or index[allowed].max(initial=0) >= none:
             raise PatternError(
                 f"bias index: expected 0..{none - 1} for allowed pairs, found {index.min()}..{index[allowed].max()}"

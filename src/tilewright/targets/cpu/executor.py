@@ -1,9 +1,9 @@
-"""Executor `torch_blocks`: a schedule as batched attention calls on gathered tokens (stages T3 and T5).
+"""Executor of schedules on a CPU: batched attention calls on gathered tokens (stages T3 and T5).
 
-Work items of one round, tile and shape class form one launch, whose chunks the workers take one at a time. Queries and
-keys are gathered by index from token-major copies of q, k and v (the order of the tokens is folded into the indices),
-attended with an additive mask where one is needed, and written one after another; a last gather brings every query's
-result to its place. The parts of a split block are merged by their log-sum-exp.
+Work items of one round, tile and shape class form one launch, whose chunks the workers take one at a time. A chunk
+gathers its queries and keys from token-major copies of q, k and v, by indices that include the order of the tokens. It
+attends with an additive mask where it needs one and writes its results side by side. The parts of a split block are
+merged by their log-sum-exp. A last gather puts the result of every query at its position.
 """
 
 from contextlib import nullcontext
@@ -20,20 +20,15 @@ from tilewright.targets.cpu.launch import build, index, take, token_major
 from tilewright.targets.cpu.workers import alone, in_forks, workers
 from tilewright.targets.setting import setting
 
-# ASSUME: a quarter of a gigabyte for masks that are spelt out before the first call; what does not fit is spelt out, a
-# few items at a time, in each call.
+# ASSUME: masks may take a quarter of a gigabyte as floats. Those that do not fit are expanded in each call, a few items
+# at a time.
 MASK_BYTES = 1 << 28
 _CPU = torch.device("cpu")
 
 
 @in_forks
 def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
-    """Return an `Executor` of `schedule`: ``callable(q [B, H, N_q, D], k, v [B, H, N_k, D]) -> [B, H, N_q, D]``.
-
-    blocks: ``{tile: Blocks}``. Options:
-        row_order, col_order: of the graph (``order[new] = old``), None for the natural order.
-        ordered: q, k, v and the result have their tokens in the graph's order; default False, in the natural one.
-        bias: a `Bias` or a tensor [H, N_q, N_k], in the natural order. scale: default ``head_dim ** -0.5``.
+    """Return an `Executor` of `schedule`, see the contract in `targets`.
 
     Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order or bias that does not fit.
     """
@@ -62,8 +57,8 @@ class Executor:
     """A prepared schedule; call it with q, k and v.
 
     launches: in order. jobs: ``((launch, chunk, first row of its results), ...)``, in the order in which workers take
-    them. merges: ``((begin, sources), ...)``: rows of results from `begin` on are merged from the rows `sources` [R, p]
-    of the parts. back: int32 [N_q], the row of the results that each query takes; the row `n_results` holds zeros.
+    them. merges: ``((begin, sources), ...)``: the rows `sources` [R, p] of the parts are merged into the rows of the
+    results from `begin` on. back: int32 [N_q], the row of each query's result; the row `n_results` holds zeros.
     n_workers: threads that take the jobs.
     """
 
@@ -103,7 +98,7 @@ class Executor:
         jobs = [
             (job, (b, min(b + job[1].entries, len(q)))) for job in self.jobs for b in range(0, len(q), job[1].entries)
         ]
-        # One job alone is shared by all cores inside the operator.
+        # All cores share the operators of a job that is alone.
         with alone() if len(jobs) > 1 else nullcontext():
             return self._run(jobs, q, k, v)
 
@@ -115,7 +110,7 @@ class Executor:
         results = q.new_empty(batch, self.n_results + 1, width)
         results[:, -1] = 0
         parts = q.new_empty(batch, self.n_parts, width)
-        # Biases far from zero are part of it: float32 would not tell their parts apart.
+        # In float64: large biases are part of them, and float32 would round their differences off.
         lse = q.new_empty(batch, self.n_parts, self.heads, dtype=torch.float64)
 
         def attend(job):
@@ -136,7 +131,7 @@ class Executor:
 def merge(parts, lse, sources, heads):
     """Merge split results: parts [P, H*D] with their log-sum-exps lse [P, H], sources int32 [R, p] → [R, H*D].
 
-    A part whose log-sum-exp is -inf counts for nothing; rows that have no other give zeros.
+    Parts with a log-sum-exp of -inf have weight zero. A row with no other part gives zeros.
     """
     n, p = sources.shape
     weight = torch.softmax(lse.index_select(0, sources.flatten()).view(n, p, heads), 1).nan_to_num().float()
@@ -147,9 +142,9 @@ def merge(parts, lse, sources, heads):
 def _jobs(launches, rounds):
     """Chunks with their launches and the first row of their results: round by round, the most work first."""
     jobs, written = [], {False: 0, True: 0}
-    for launch, turn in zip(launches, rounds, strict=True):
+    for launch, number in zip(launches, rounds, strict=True):
         for chunk in launch.chunks:
-            jobs.append((turn, -_pairs(chunk), len(jobs), (launch, chunk, written[launch.split])))
+            jobs.append((number, -_pairs(chunk), len(jobs), (launch, chunk, written[launch.split])))
             written[launch.split] += len(chunk.rows)
     return tuple(job for *_, job in sorted(jobs, key=lambda job: job[:3]))
 
@@ -159,9 +154,9 @@ def _pairs(chunk):
 
 
 def _places(launches, n_queries):
-    """``(place, merges, n_results, n_parts)``: where the result of each query will stand, and what makes merged ones.
+    """``(place, merges, n_results, n_parts)``: the row of each query's result, and the merges that make some of them.
 
-    A part in which a row has no key takes no part in its merge: the log-sum-exp of such a row is not defined.
+    A part in which a row has no key is left out of the row's merge: its log-sum-exp is not defined.
     """
     place, written, n_parts = np.full(n_queries, -1, np.int64), 0, 0
     rows, sources = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -183,5 +178,5 @@ def _places(launches, n_queries):
         place[merged[member]] = written + np.arange(len(member))
         merges.append((written, index(sources[first[member][:, None] + np.arange(p)])))
         written += len(member)
-    # Queries that nothing was computed for read the row of zeros behind all others.
+    # Queries without a result read the row of zeros behind all others.
     return np.where(place < 0, written, place), tuple(merges), written, n_parts

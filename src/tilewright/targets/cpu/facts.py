@@ -13,11 +13,11 @@ TORCH_DEVICE = "cpu"
 CUDA = GPU_TIMER = GRAPHS = EXCLUSIVE = False
 TILES = ("32x1", "64x1", "64x64")
 FEWEST_ROWS = 1
-# At head dim 64, K and V of an item in float32 are half a megabyte, a share of a core's second-level cache.
+# At head dim 64, keys and values of an item take half a megabyte in float32, a share of a core's second-level cache.
 SPLIT_KEYS = 1024
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-# ASSUME: the cache of a machine that does not tell: what x86 and Arm servers of the last decade have at least.
+# ASSUME: caches of a machine that does not state them: the least that x86 and Arm servers of the last decade have.
 _UNKNOWN_CACHE = {1: 32 << 10, 2: 512 << 10, 3: 4 << 20}
 
 
@@ -48,12 +48,11 @@ def current():
 
 
 def limits(device):
-    """Limits of the cores: what runs side by side, and the memory that is there.
+    """Limits of the cores: the number that computes side by side, and the machine's memory.
 
-    ASSUME: caches are no limits. An item beyond the caches runs slower, which its profile shows; memory is what cannot
-    be exceeded, shared by the items that run side by side (C2) and by the batches of a round (C5), whose largest items
-    stand for them. Cores queue the items of a round, so that occupancy (C6) counts the memory of their results and
-    tables.
+    ASSUME: memory is the limit, and caches are none: an item that exceeds them runs slower, which its profile shows.
+    Items that run side by side share the memory (C2). So do the batches of a round (C5), each counted with its largest
+    item. Cores queue the items of a round, so that occupancy (C6) counts the memory of their results and tables.
     """
     memory = float(device["memory_bytes"])
     share = memory / device["threads"]
@@ -62,14 +61,14 @@ def limits(device):
         "per_block": {"working_set_bytes": share},
         "envelope": {"working_set_bytes": memory},
         "occupancy": memory,
-        # Kappa of C3 as published; a further round would only be a further barrier.
+        # Kappa of C3 as published. A second round would only add a barrier.
         "max_tile_kinds": 4,
         "rounds": 1,
     }
 
 
 def _caches():
-    """Bytes of data caches by level, as the kernel tells."""
+    """Bytes of data caches by level, from the kernel."""
     found = {}
     for index in sorted(_CACHES.glob("index*")):
         kind, size = ((index / name).read_text().strip() for name in ("type", "size"))

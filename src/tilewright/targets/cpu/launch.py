@@ -1,4 +1,4 @@
-"""One launch: work items of one shape class on gathered tokens, what `torch_blocks` runs and T3 times."""
+"""One launch: work items of one shape class on gathered tokens. The executor runs it and T3 times it."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,11 +18,11 @@ _CACHE_SHARE = 2
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """Work items of one shape class, gathered a cache's worth at a time.
+    """Work items of one shape class, in chunks that fit a cache.
 
-    chunks: what is gathered and attended in one call. n_rows: rows that are written, padded ones included. row_of,
-    position_of: int64, the query (in the graph's order) and the written row of every result that counts. split: results
-    are parts, with log-sum-exps. memory_bytes: of indices and masks, held between calls.
+    chunks: items that are gathered and attended in one call. n_rows: rows that are written, padded ones included.
+    row_of, position_of: int64, the query (in the graph's order) and the written row of each result; padding has none.
+    split: results are parts, with log-sum-exps. memory_bytes: of indices and masks, held between calls.
     """
 
     chunks: tuple
@@ -38,8 +38,8 @@ class Launch:
     def attend(self, chunk, tokens, entries, out, begin, lse):
         """Attend the items of `chunk` for the batch entries ``entries = (first, end)``.
 
-        tokens: q, k, v [B, N, H*D]. The result goes to the rows of out [B, R, H*D] from `begin` on, log-sum-exps of
-        parts to those of lse [B, R, H], -inf for rows of which the bias allows no key.
+        tokens: q, k, v [B, N, H*D]. Results are written to the rows of out [B, R, H*D] from `begin` on. Log-sum-exps of
+        parts are written to the same rows of lse [B, R, H]: -inf for a row without an allowed key.
         """
         (b, e), end = entries, begin + len(chunk.rows)
         n, n_rows = (e - b) * chunk.items, len(chunk.rows)
@@ -54,7 +54,7 @@ class Launch:
             lse[b:e, begin:end] = logs.transpose(1, 2).reshape(e - b, n_rows, -1)
 
     def chunk_bytes(self, head_bytes):
-        """Most bytes that a chunk holds: gathered tokens of `head_bytes` a head, results and masks spelt out."""
+        """Most bytes that a chunk holds: gathered tokens of `head_bytes` a head, results, and masks as floats."""
         return max(
             chunk.entries * 2 * (len(chunk.rows) + len(chunk.keys)) * self.heads * head_bytes
             + (0 if self.masks is None else self.masks.float_bytes * len(chunk.mask_ids))
@@ -92,7 +92,7 @@ class _Chunk:
 def build(setting, blocks, shapes, cls, block, run_lo, run_hi, spare_bytes):
     """The `Launch` of work items (int columns `block`, `run_lo`, `run_hi`) of shape class `cls`.
 
-    shapes: ``blocks.work.items(blocks, ...)``. spare_bytes: memory that masks which are spelt out beforehand may take.
+    shapes: ``blocks.work.items(blocks, ...)``. spare_bytes: memory for masks that are expanded before the first call.
     """
     height, n_runs = int(shapes.class_rows[cls]), int(shapes.class_runs[cls])
     rows, real = _padded_rows(blocks, block, height)
@@ -102,7 +102,7 @@ def build(setting, blocks, shapes, cls, block, run_lo, run_hi, spare_bytes):
         tokens = setting.natural[0][rows], setting.natural[1][keys]
         masks = ItemMasks(blocks.masks[:, :height], run_ids, *tokens, setting.bias)
         if masks.float_bytes * masks.size <= spare_bytes:
-            masks.spell_out()
+            masks.expand()
         real = real & masks.has_keys
     mask_ids = np.zeros(len(block), np.int64) if masks is None else masks.ids
     sizes = item_bytes(setting, height, keys.shape[1], 0 if masks is None else masks.heads)
@@ -110,7 +110,7 @@ def build(setting, blocks, shapes, cls, block, run_lo, run_hi, spare_bytes):
     rows, keys, real, mask_ids = rows[order], keys[order], real[order], mask_ids[order]
     chunks = []
     for lo, hi in pairwise(cuts):
-        alike = (mask_ids[lo:hi] == mask_ids[lo]).all()
+        one_mask = (mask_ids[lo:hi] == mask_ids[lo]).all()
         chunks.append(
             _Chunk(
                 items=hi - lo,
@@ -118,7 +118,7 @@ def build(setting, blocks, shapes, cls, block, run_lo, run_hi, spare_bytes):
                 shared=shared,
                 rows=index(setting.taken[0][rows[lo:hi]].ravel()),
                 keys=index(setting.taken[1][keys[lo : lo + 1 if shared else hi]].ravel()),
-                mask_ids=None if masks is None else torch.from_numpy(mask_ids[lo : lo + 1 if alike else hi]),
+                mask_ids=None if masks is None else torch.from_numpy(mask_ids[lo : lo + 1 if one_mask else hi]),
             )
         )
     held = 4 * sum(len(c.rows) + len(c.keys) for c in chunks) + (0 if masks is None else masks.held_bytes)
@@ -128,15 +128,16 @@ def build(setting, blocks, shapes, cls, block, run_lo, run_hi, spare_bytes):
 
 
 def item_bytes(setting, rows, keys, mask_heads):
-    """Bytes of an item of `rows` queries and `keys` keys: of queries, result and mask; of keys and values."""
+    """``(own, shared)`` bytes of an item: of its queries, result and mask; of its keys and values."""
     token = setting.heads * setting.head_dim * setting.dtype.itemsize
     return 2 * rows * token + 4 * mask_heads * rows * keys, 2 * keys * token
 
 
 def _grouped(keys, mask_ids, own_bytes, key_bytes):
-    """``(order, cuts, most, shared)``: items put so that equal keys, else equal masks, meet; and cut into chunks.
+    """``(order, cuts, most, shared)``: an order of the items and the chunks that they form.
 
-    most: items in a chunk, which the cache of a worker holds. shared: a chunk's items have the same keys.
+    order: items with equal keys, else with equal masks, stand side by side. cuts: bounds of the chunks. most: items of
+    a chunk that fit the cache of a worker. shared: the items of a chunk have the same keys.
     """
     n, device = len(keys), targets.describe("cpu")
     distinct, key_ids = distinct_rows(keys)
