@@ -1,4 +1,4 @@
-"""Timing on a GPU; what can be told without one is in `test_profile` and `test_bench`."""
+"""Timing on a GPU, and what of it needs none. Timing on a CPU is tested in `test_timing`."""
 
 import numpy as np
 import pytest
