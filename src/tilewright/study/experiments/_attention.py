@@ -44,9 +44,9 @@ class Tokens:
         dtype = dtype or DTYPES[0]
         registry.check("dtype", dtype, DTYPES)
         self.dtype = getattr(torch, dtype)
-        generator = torch.Generator().manual_seed(seed)
+        generator, place = torch.Generator().manual_seed(seed), targets.facts(device).TORCH_DEVICE
         self.ordered = tuple(
-            torch.randn(batch, self.heads, n, self.head_dim, generator=generator).to(device, self.dtype)
+            torch.randn(batch, self.heads, n, self.head_dim, generator=generator).to(place, self.dtype)
             for n in (graph.shape[0], graph.shape[1], graph.shape[1])
         )
         # A GPU checks all rows in the time that a CPU takes for a sample.
