@@ -1,7 +1,8 @@
 """Latency and resources of a tile on one device, per shape class of its work items (stage T3)."""
 
 from dataclasses import asdict, dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
 import msgspec
 
@@ -12,7 +13,8 @@ from tilewright.core.errors import ArtifactError
 
 KIND = "profile"
 VERSION = 3
-DTYPES = ("float32", "float16", "bfloat16")
+Dtype = Literal["float32", "float16", "bfloat16"]
+DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Profile:
     graph_id: str
     heads: Size
     head_dim: Size
-    dtype: Literal[DTYPES]
+    dtype: Dtype
     split_keys: Size | None
     launch_us: Amount
     tile_us: Amount
@@ -82,7 +84,7 @@ def shape_class(items, cls, timing, **measured):
     )
 
 
-def save(path, profile, made_by=None):
+def save(path: str | Path, profile: Profile, made_by: dict | None = None) -> None:
     """Write a profile as JSON."""
     artifacts.write_json(path, KIND, VERSION, asdict(profile), made_by)
 
@@ -93,7 +95,7 @@ class _Device(msgspec.Struct):
     versions: dict[str, str | None]
 
 
-def load(path):
+def load(path: str | Path) -> Profile:
     """Read a profile that `save` wrote, checking its contents. Raises `ArtifactError`."""
     profile = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Profile)
     kind = contents.fields(path, KIND, profile.device, _Device).kind

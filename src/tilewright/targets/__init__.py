@@ -42,13 +42,18 @@ folder:
 
 import hashlib
 import json
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
 
 from tilewright.core.errors import ArtifactError, DeviceError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NAMES = ("cpu", "cuda")
 
@@ -87,8 +92,8 @@ class Executor(Protocol):
     """
 
     @property
-    def launches(self):
-        """The launches of one call, a sized sequence."""
+    def launches(self) -> Sized:
+        """The launches of one call."""
 
     @property
     def memory_bytes(self) -> int:
@@ -101,22 +106,22 @@ class Executor(Protocol):
     def peak_bytes(self, batch: int) -> int:
         """Most bytes that a call for `batch` entries holds beyond its arguments and `memory_bytes`, result included."""
 
-    def __call__(self, q, k, v):
+    def __call__(self, q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
         """Attention over the pattern."""
 
 
-def describe(kind):
+def describe(kind: str) -> dict:
     """Facts of the device of this process, a JSON-able dict with its ``kind``. Raises `DeviceError` for a kind that is
     not known or not there."""
     return json.loads(_described(_known(kind)))
 
 
-def device_id(device):
+def device_id(device: dict) -> str:
     """Short digest of what makes two devices (as `describe` gives them) differ for timing."""
     return hashlib.sha256(json.dumps(_identity(device), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def differing(device, other):
+def differing(device: dict, other: dict) -> list[str]:
     """Names of the facts in which two devices (as `describe` gives them) differ for timing."""
     one, two = _identity(device), _identity(other)
     return [name for name in one | two if one.get(name) != two.get(name)]
@@ -127,49 +132,55 @@ def _identity(device):
     return {name: stated.get(name) for name in facts(device.get("kind")).IDENTITY}
 
 
-def facts(kind):
+def facts(kind: str | None) -> ModuleType:
     """The module of a target's facts. Raises `DeviceError` for a kind that is not known."""
     return _module(kind, "facts")
 
 
-def executor(kind):
+def executor(kind: str) -> ModuleType:
     """The module whose `prepare` runs schedules on `kind`. Raises `DeviceError` for a kind that is not known."""
     return _module(kind, "executor")
 
 
-def probe(kind):
+def probe(kind: str) -> ModuleType:
     """The module whose `measure` times shape classes on `kind`. Raises `DeviceError` for a kind that is not known."""
     return _module(kind, "probe")
 
 
-def packed(kind):
+def packed(kind: str) -> ModuleType:
     """The module whose `Executor` runs packed batches on `kind`. Raises `DeviceError` where there is none."""
     if not runs_packed(kind):
         raise DeviceError(f"no packed batches run on a device of kind {kind!r}; known: {', '.join(packing())}")
     return _module(kind, "packed")
 
 
-def runs_packed(kind):
+def runs_packed(kind: str) -> bool:
     """Whether packed batches run on `kind`. Raises `DeviceError` for a kind that is not known."""
     return find_spec(_name(kind, "packed")) is not None
 
 
-def packing():
+def packing() -> tuple[str, ...]:
     """Names of the targets that run packed batches."""
     return tuple(filter(runs_packed, NAMES))
 
 
-def modules(kind, *roles):
+def modules(kind: str, *roles: str) -> tuple[str, ...]:
     """Dotted names of a target's facts and of its modules in `roles` (``executor``, ``probe``, ``packed``), a tuple.
 
     They are entered by name, which imports do not show: digests of code list them. ``packed`` is left out where a
     target has none. Raises `DeviceError` for a kind that is not known.
     """
-    roles = [role for role in roles if role != "packed" or runs_packed(kind)]
-    return tuple(_name(kind, role) for role in ("facts", *roles))
+    there = (role for role in roles if role != "packed" or runs_packed(kind))
+    return tuple(_name(kind, role) for role in ("facts", *there))
 
 
-def limits(device, *, rounds=None, max_tile_kinds=None, conflicts=()):
+def limits(
+    device: dict,
+    *,
+    rounds: int | None = None,
+    max_tile_kinds: int | None = None,
+    conflicts: Iterable[tuple[str, str]] = (),
+) -> Limits:
     """`Limits` of a described device for schedules of at most `rounds` rounds.
 
     rounds, max_tile_kinds (kappa of C3): by default the device's own; conflicts: of C7. Raises `DeviceError` for an

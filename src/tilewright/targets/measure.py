@@ -1,19 +1,30 @@
 """Profiles of blocks, measured on this device (stage T3), and whether one still holds here."""
 
 from tilewright import targets
+from tilewright.blocks import Blocks
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, DeviceError
 from tilewright.profile import DTYPES, Profile
 
 
-def measure(blocks, *, device="cpu", heads=None, head_dim=None, dtype=None, split_keys=None, seed=0, budget_s=0.5):
+def measure(
+    blocks: Blocks,
+    *,
+    device: str = "cpu",
+    heads: int | None = None,
+    head_dim: int | None = None,
+    dtype: str | None = None,
+    split_keys: int | None = None,
+    seed: int = 0,
+    budget_s: float = 0.5,
+) -> Profile:
     """Time every shape class of the work items of `blocks` with the executor of `device`; return the `Profile`.
 
-    heads, head_dim: default those of the blocks' model. budget_s: seconds that the timed calls may take together,
-    about. How a class is timed is explained in the probe of the device, see `targets.probe`.
+    heads, head_dim: default those of the blocks' model. budget_s: about how many seconds the timed calls take together.
+    How a class is timed is explained in the probe of the device, see `targets.probe`.
 
     Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks
-    whose model does not tell its heads when none are given.
+    whose model does not state heads or head_dim where they are not given.
     """
     description = targets.describe(device)
     dtype = dtype or DTYPES[0]
@@ -34,7 +45,7 @@ def measure(blocks, *, device="cpu", heads=None, head_dim=None, dtype=None, spli
     )
 
 
-def check(profile, blocks, device="cpu"):
+def check(profile: Profile, blocks: Blocks, device: str = "cpu") -> None:
     """Raise `ArtifactError` unless `profile` is of `blocks`, `DeviceError` unless its times hold on this `device`."""
     if profile.blocks_id != blocks.id:
         raise ArtifactError(
@@ -44,7 +55,7 @@ def check(profile, blocks, device="cpu"):
         raise elsewhere(profile, device)
 
 
-def elsewhere(profile, device):
+def elsewhere(profile: Profile, device: str) -> DeviceError:
     """The `DeviceError` for a profile that was made on another device than this `device`."""
     return DeviceError(
         f"tile {profile.tile}: expected a profile made on this device ({_short(targets.describe(device))}), found one "
