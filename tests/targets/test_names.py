@@ -1,0 +1,33 @@
+"""Code outside the targets asks for what a device can do, never for its name."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tilewright import targets
+
+PACKAGE = Path(targets.__file__).parents[1]
+
+
+def compared(source):
+    """Lines of Python `source` that compare something with the name of a target."""
+    tree = ast.parse(source)
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        for side in ast.walk(node)
+        if isinstance(side, ast.Constant) and side.value in targets.NAMES
+    ]
+
+
+@pytest.mark.parametrize("line", ['x == "cuda"', 'x.device.type != "cpu"', 'kind in ("cpu", "mps")'])
+def test_a_comparison_with_a_name_is_found(line):
+    assert compared(f"def f(x):\n    return {line}\n") == [2]
+
+
+def test_no_module_outside_the_targets_asks_for_one_by_name():
+    paths = [path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(PACKAGE / "targets")]
+    found = [f"{path.relative_to(PACKAGE)}:{line}" for path in paths for line in compared(path.read_text())]
+    assert not found
