@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from helpers.factories import make_profile
+from helpers.solvers import need
 from tilewright import api, graph, models, targets
 from tilewright.blocks import tiles
 from tilewright.targets.cuda import config as cuda_config
@@ -134,6 +135,7 @@ def test_a_graph_file_is_a_pattern(tmp_path, dense):
 
 @pytest.mark.parametrize("solver", ["greedy", "highs", "gurobi"])
 def test_every_solver(tmp_path, dense, solver):
+    need(solver)
     q, k, v = tensors(*dense.shape)
     planned = make(dense, solver=solver)
     assert planned.schedule.solver == solver

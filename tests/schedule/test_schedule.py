@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.factories import make_blocks, make_limits, make_profile, random_inputs
+from helpers.solvers import need
 from tilewright import schedule as schedules
 from tilewright.blocks import work
 from tilewright.core.errors import ArtifactError, InfeasibleError, SolverError, UnknownNameError
@@ -111,6 +112,7 @@ def truth():
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("solver", solvers.NAMES)
 def test_optimum_is_brute_force(solver, case, objective, seed, truth):
+    need(solver)
     blocks, profiles = random_inputs(seed, 4, TILES, tile_us=0.1)
     limits = make_limits(**CASES[case])
     best = truth(case, seed)[objective]
@@ -172,6 +174,7 @@ def test_no_solver_loses_to_what_it_starts_from(seed, n_regions, rounds, kappa, 
 @pytest.mark.parametrize("objective", problems.OBJECTIVES)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_classes_have_the_optimum_of_regions(seed, objective):
+    need("gurobi")
     blocks, profiles = random_inputs(seed, 14, ("4x1", "2x8"), most_runs=2)
     problem = problems.build(blocks, profiles, make_limits(rounds=2, max_tile_kinds=1, round_us=0.2))
     forms = [region_classes.exact(problem), region_classes.exact(problem, aggregate=False)]
@@ -350,6 +353,7 @@ def test_region_fits_no_tile():
 
 @pytest.mark.parametrize("solver", solvers.NAMES)
 def test_no_schedule_keeps_the_limits(solver):
+    need(solver)
     blocks, profiles = random_inputs(0, 3, TILES)
     with pytest.raises(InfeasibleError, match=r"rounds 1; .*occupancy 1 units a round .*at least [3-9]"):
         solve(blocks, profiles, make_limits(occupancy=1.0), solver)

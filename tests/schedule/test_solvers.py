@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.factories import make_blocks, make_limits, make_profile, random_inputs
+from helpers.solvers import need
 from tilewright.blocks.tiles import parse
 from tilewright.core.errors import SolverError
 from tilewright.schedule import _program, check, solvers
@@ -49,6 +50,7 @@ def irregular(seed, n_regions):
 
 @pytest.mark.parametrize("solver", solvers.NAMES)
 def test_realistic_sizes_are_proven_within_one_percent(solver):
+    need(solver)
     blocks, profiles = irregular(1, 600)
     limits = make_limits(max_tile_kinds=4)
     found = solve(blocks, profiles, limits, solver, time_limit_s=60)
@@ -76,6 +78,7 @@ def test_more_classes_than_the_linkage_takes_are_bucketed(monkeypatch):
 
 
 def test_gurobi_names_the_size_and_the_limit():
+    need("gurobi")
     blocks, profiles = irregular(3, 900)
     limits = make_limits(rounds=2)
     with pytest.raises(
@@ -124,6 +127,7 @@ def test_a_missing_package_is_named(name, package, monkeypatch):
 
 @pytest.mark.parametrize("name", solvers.NAMES)
 def test_an_unmapped_status_raises(name, monkeypatch):
+    need(name)
     monkeypatch.setattr(member(name), "STATUSES", {})
     with pytest.raises(SolverError, match=rf"(?i){name} ended with status .*optimal"):
         member(name).solve(toy(), **OPTIONS)
@@ -144,6 +148,7 @@ def test_statuses_are_the_solvers_own_names(name):
 
 @pytest.mark.parametrize("name", solvers.NAMES)
 def test_no_time_gives_a_start_back_or_no_point(name):
+    need(name)
     blocks, profiles = irregular(4, 300)
     problem = problems.build(blocks, profiles, make_limits(rounds=3, max_tile_kinds=1))
     program = _program.fit(problem, "paper", None if name == "highs" else SIZE_BUDGET)[1]
@@ -153,6 +158,7 @@ def test_no_time_gives_a_start_back_or_no_point(name):
 
 @pytest.mark.parametrize("name", solvers.NAMES)
 def test_progress_goes_to_the_log_and_not_to_stdout(name, capfd):
+    need(name)
     lines = []
     member(name).solve(toy(), log=lines.append, **OPTIONS)
     assert any(name in line.lower() or "optim" in line.lower() for line in lines)

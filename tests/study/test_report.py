@@ -172,7 +172,9 @@ def test_a_schedule_too_large_is_left_out_by_name(study, monkeypatch):
     monkeypatch.setattr(explorer, "MOST_ITEMS", 1)
     scene = explorer.scene(report.explored(study))
     assert not scene["plans"] and len(scene["omitted"]) == len([p for p in report.explored(study) if "schedules" in p])
-    assert re.search(r"vil-tiny-224-s1/ic/mixed.highs.json: \d+ items", " ".join(scene["omitted"]))
+    assert re.search(
+        r"vil-tiny-224-s1/ic/mixed.highs.json: too large to explore, \d+ items", " ".join(scene["omitted"])
+    )
 
 
 # What is refused

@@ -33,6 +33,10 @@ class SolverError(TilewrightError):
     """A solver that is missing, unlicensed, over its size limit, or returned no usable answer."""
 
 
+class SolverUnavailableError(SolverError):
+    """A solver that cannot run on this machine: its package or its licence is missing, or its licence is too small."""
+
+
 class InfeasibleError(SolverError):
     """A scheduling problem that no schedule satisfies; the message names the limits that exclude all of them."""
 

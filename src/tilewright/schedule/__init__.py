@@ -4,7 +4,30 @@
 stands. `solve` makes one, `check.violations` judges it without knowing how it was made.
 """
 
-from tilewright.schedule.record import COLUMNS, KIND, VERSION, Schedule, load, save, verify_inputs, verify_work
+from tilewright.schedule.record import (
+    COLUMNS,
+    KIND,
+    VERSION,
+    Schedule,
+    Skipped,
+    load,
+    read,
+    save,
+    verify_inputs,
+    verify_work,
+)
 from tilewright.schedule.search import solve
 
-__all__ = ["COLUMNS", "KIND", "VERSION", "Schedule", "load", "save", "solve", "verify_inputs", "verify_work"]
+__all__ = [
+    "COLUMNS",
+    "KIND",
+    "VERSION",
+    "Schedule",
+    "Skipped",
+    "load",
+    "read",
+    "save",
+    "solve",
+    "verify_inputs",
+    "verify_work",
+]

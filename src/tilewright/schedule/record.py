@@ -1,6 +1,7 @@
 """The schedule as a value and as a file."""
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from tilewright.blocks import work
 from tilewright.core import artifacts, contents
 from tilewright.core.contents import Amount, Count, Finite, Size
-from tilewright.core.errors import ArtifactError
+from tilewright.core.errors import ArtifactError, SolverUnavailableError
 
 KIND = "schedule"
 VERSION = 2
@@ -105,6 +106,29 @@ class Schedule:
         }
 
 
+@dataclass(frozen=True)
+class Skipped:
+    """What a file holds in place of a `Schedule` whose solver could not run on the machine, and the reason.
+
+    The other fields are those of `Schedule`.
+    """
+
+    graph_id: str
+    tiles: tuple[str, ...]
+    blocks_ids: tuple[str, ...]
+    blocks_paths: tuple[str, ...]
+    profile_paths: tuple[str, ...]
+    solver: str
+    objective: str
+    device_id: str
+    reason: str
+    status: Literal["skipped"] = "skipped"
+
+    def summary(self):
+        """One table row, see `Schedule.summary`."""
+        return {name: getattr(self, name) for name in ("solver", "status", "objective", "reason")}
+
+
 COLUMNS = {
     "tile": np.int16,
     "block": np.int32,
@@ -120,7 +144,10 @@ _PER_TILE = ("blocks_ids", "blocks_paths", "profile_paths")
 
 
 def save(path, schedule, made_by=None):
-    """Write a schedule as JSON, its work list by columns."""
+    """Write a `Schedule` as JSON, its work list by columns, or a `Skipped`."""
+    if isinstance(schedule, Skipped):
+        artifacts.write_json(path, KIND, VERSION, asdict(schedule), made_by)
+        return
     body = {f.name: getattr(schedule, f.name) for f in fields(schedule) if f.name not in COLUMNS}
     work = {name: getattr(schedule, name).tolist() for name in COLUMNS}
     artifacts.write_json(path, KIND, VERSION, {**body, "work": work}, made_by)
@@ -140,8 +167,21 @@ _Work = msgspec.defstruct("_Work", [(name, list[_JSON[np.dtype(dtype).kind]]) fo
 
 
 def load(path):
-    """Read a schedule that `save` wrote, checking its contents. Raises `ArtifactError`."""
+    """Read a `Schedule` that `save` wrote, checking its contents.
+
+    Raises `ArtifactError`, and `SolverUnavailableError` for a file that holds a `Skipped`.
+    """
+    found = read(path)
+    if isinstance(found, Skipped):
+        raise SolverUnavailableError(f"{path}: expected a schedule, found {found.solver} skipped: {found.reason}")
+    return found
+
+
+def read(path):
+    """Read a `Schedule` or a `Skipped` that `save` wrote, checking its contents. Raises `ArtifactError`."""
     document = artifacts.read_json(path, KIND, VERSION)
+    if document.get("status") == "skipped":
+        return contents.fields(path, KIND, document, Skipped)
     facts = contents.fields(path, KIND, document, _Facts)
     lists = contents.fields(path, KIND, document.get("work"), _Work)
     try:

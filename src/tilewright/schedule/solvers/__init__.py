@@ -1,10 +1,12 @@
 """Solvers of the neutral `Model`, one module each; adding one is a file and a name.
 
-A module offers ``available() -> bool`` (can be imported here) and
-``solve(model, *, time_limit_s, gap, seed, threads, start=None, log=None) -> Solution``. `start` is a feasible
-point or None, `log` is called with each line of progress. A solver that is missing, unlicensed or refuses the
-model's size raises `SolverError`. Statuses map through a table; one that the table does not hold raises
-`SolverError`.
+A module offers ``available() -> bool`` (its package is installed here) and
+``solve(model, *, time_limit_s, gap, seed, threads, start=None, log=None) -> Solution``. start: a feasible point or None.
+log: called with each line of progress.
+
+A solver without a licence, or with one that is too small for the model, raises `SolverUnavailableError`; so does an
+optional solver without its package. Each solver maps its statuses by a table; a status that the table does not hold
+raises `SolverError`.
 """
 
 from dataclasses import dataclass

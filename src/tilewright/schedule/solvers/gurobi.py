@@ -5,7 +5,7 @@ from time import perf_counter
 
 import numpy as np
 
-from tilewright.core.errors import SolverError
+from tilewright.core.errors import SolverError, SolverUnavailableError
 from tilewright.schedule.solvers import Solution, relative_gap
 
 # Most variables and most linear constraints of the licence that comes with the package (gurobipy 13,
@@ -31,11 +31,14 @@ def available():
 def solve(model, *, time_limit_s, gap, seed, threads, start=None, log=None):
     """Solve `model`; see the package's contract."""
     if not available():
-        raise SolverError(
+        raise SolverUnavailableError(
             "the solver 'gurobi' needs the package gurobipy, which is not installed: "
             "pip install gurobipy, or use --solver highs"
         )
-    import gurobipy as gp
+    try:
+        import gurobipy as gp
+    except ImportError as error:
+        raise SolverUnavailableError(f"gurobipy cannot be imported: {error}: use --solver highs") from error
 
     try:
         with gp.Env(empty=True) as env:
@@ -52,7 +55,8 @@ def solve(model, *, time_limit_s, gap, seed, threads, start=None, log=None):
                     program.setParam(name, value)
                 return _run(gp, program, model, start, log)
     except gp.GurobiError as error:
-        raise SolverError(_explain(error, model)) from error
+        kind = SolverUnavailableError if error.errno in (NO_LICENCE, TOO_LARGE) else SolverError
+        raise kind(_explain(error, model)) from error
 
 
 def _run(gp, program, model, start, log):

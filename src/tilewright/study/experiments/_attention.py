@@ -16,6 +16,7 @@ from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
 from tilewright.core.timing import copy_bandwidth, time_call, time_cold, time_gpu, time_host
 from tilewright.profile import DTYPES
+from tilewright.schedule import Skipped
 from tilewright.study.experiments import _ceilings
 from tilewright.study.experiments._checks import errors, poison, refusal, refuted
 from tilewright.study.experiments._rows import machine, now
@@ -149,7 +150,7 @@ class Tokens:
 
 
 def run_schedule(schedule, blocks, tokens, effort, *, tiles=None):
-    """Two rows of a schedule: tokens in plan order, and permuted inside the call.
+    """Two rows of a schedule: tokens in plan order, and permuted inside the call. Those of a `Skipped` one say why.
 
     tokens: `Tokens` of the graph that the schedule is for; tiles: name of the tile set. ``memory_bytes`` are the
     executor's tables and an estimate of the most that it holds in a call. Raises `ArtifactError` for parts that do not
@@ -158,12 +159,12 @@ def run_schedule(schedule, blocks, tokens, effort, *, tiles=None):
     graph = tokens.graph
     if graph.id != schedule.graph_id:
         raise ArtifactError(f"expected the graph {schedule.graph_id} of the schedule, found {graph.id}")
-    facts = {
-        "provider": "tilewright",
-        "tiles": tiles or "+".join(schedule.tiles),
-        "items": len(schedule.tile),
-        **{name: getattr(schedule, name) for name in ("solver", "predicted_us", "objective_us", "bound_us", "gap")},
-    }
+    facts = {"provider": "tilewright", "tiles": tiles or "+".join(schedule.tiles), "solver": schedule.solver}
+    if isinstance(schedule, Skipped):
+        facts |= {"status": "skipped", "reason": schedule.reason}
+        return [tokens.row(**facts, ordered=ordered) for ordered in (True, False)]
+    facts |= {name: getattr(schedule, name) for name in ("predicted_us", "objective_us", "bound_us", "gap")}
+    facts["items"] = len(schedule.tile)
     rows = []
     for ordered in (True, False):
         executor = targets.executor(tokens.device["kind"]).prepare(

@@ -21,7 +21,7 @@ def needs(config):
 
 
 def draw(inputs):
-    """One panel per schedule on a common time axis, one row per lane.
+    """One panel per schedule on a common time axis, one row per lane. Notes name the solvers that were skipped.
 
     Raises `ArtifactError` for a schedule whose profiles are not among the inputs.
     """
@@ -29,20 +29,21 @@ def draw(inputs):
 
     from tilewright import profile, schedule
 
-    files = _read.by_kind(inputs, schedule=schedule.load, profile=profile.load)
+    files = _read.by_kind(inputs, schedule=schedule.read, profile=profile.load)
     profiles = {found.blocks_id: found for found in files["profile"].values()}
-    plans = files["schedule"]
-    lanes = max(plan.lanes for plan in plans.values())
-    drawn = _style.figure(10.5, len(plans) * (0.9 + min(0.34 * lanes, 3.2)) + 1.1)
-    panels = drawn.subplots(len(plans), 1, squeeze=False, sharex=True)[:, 0]
+    skipped = [plan for plan in files["schedule"].values() if plan.status == "skipped"]
+    plans = {path: plan for path, plan in files["schedule"].items() if plan not in skipped}
+    lanes, rows = max((plan.lanes for plan in plans.values()), default=1), max(1, len(plans))
+    drawn = _style.figure(10.5, rows * (0.9 + min(0.34 * lanes, 3.2)) + 1.1)
+    panels = drawn.subplots(rows, 1, squeeze=False, sharex=True)[:, 0]
     used = set()
-    for axes, (path, plan) in zip(panels, plans.items(), strict=True):
+    for axes, (path, plan) in zip(panels, plans.items(), strict=False):
         missing = [name for name, blocks in zip(plan.tiles, plan.blocks_ids, strict=True) if blocks not in profiles]
         if missing:
             raise ArtifactError(f"{path}: expected the profiles of its tiles among the inputs, missing {missing}")
         used |= _panel(axes, plan, [profiles[blocks] for blocks in plan.blocks_ids])
     panels[-1].set_xlabel("predicted time (ms)")
-    model, order = next(iter(plans)).parts[-3:-1]
+    model, order = next(iter(files["schedule"])).parts[-3:-1]
     handles = [Patch(color=_style.tile_colour(name), label=f"tile {name}") for name in sorted(used)]
     handles.append(Patch(color=_style.INK, label="launch"))
     _style.head(drawn, f"{model}, order {_style.order_name(order)}: schedules over {lanes} lanes", handles)
@@ -50,7 +51,8 @@ def draw(inputs):
         drawn,
         [
             "A bar is one work item; white within a row is an idle lane; dashed lines begin a round. The prediction "
-            "shares a round's load evenly over the lanes, so that the last bar of this placement may end later."
+            "shares a round's load evenly over the lanes, so that the last bar of this placement may end later.",
+            *(f"{_style.SOLVER_NAMES.get(plan.solver, plan.solver)} was skipped: {plan.reason}." for plan in skipped),
         ],
         width=150,
     )

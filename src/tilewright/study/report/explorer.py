@@ -23,7 +23,7 @@ def scene(inputs):
     blocks begin and end; and ``items`` by columns, where ``cells`` holds the cells of keys that an item reads,
     ``[from, to, from, to, …]``. Raises `ArtifactError` for a schedule whose graph, blocks or profiles are missing.
     """
-    files = _read.by_kind(inputs, graph=graph.load, blocks=blocks.load, profile=profile.load, schedule=schedule.load)
+    files = _read.by_kind(inputs, graph=graph.load, blocks=blocks.load, profile=profile.load, schedule=schedule.read)
     graphs = {(path.parent.name, path.stem): found for path, found in files["graph"].items()}
     covers, profiles = _by_place(files["blocks"]), _by_place(files["profile"])
     place = {key: i for i, key in enumerate(graphs)}
@@ -32,8 +32,11 @@ def scene(inputs):
         key = path.parts[-3:-1]
         found = covers.get(key, {}), profiles.get(key, {})
         _check(path, plan, graphs.get(key), *found)
+        if plan.status == "skipped":
+            omitted.append(f"{path}: {plan.solver} was skipped: {plan.reason}")
+            continue
         if plan.n_items > MOST_ITEMS:
-            omitted.append(f"{path}: {plan.n_items:,} items")
+            omitted.append(f"{path}: too large to explore, {plan.n_items:,} items")
             continue
         name = f"{path.stem.rpartition('.')[0]} tiles, {_style.SOLVER_NAMES.get(plan.solver, plan.solver)}"
         of_tiles = ([some[tile] for tile in plan.tiles] for some in found)

@@ -96,7 +96,7 @@ def _rows(path, inputs, stated, options, effort):
     """The rows of the schedule at `path`."""
     from tilewright.study.experiments import _attention
 
-    schedule = schedule_file.load(path)
+    schedule = schedule_file.read(path)
     if schedule.device_id != targets.device_id(targets.describe(options["device"])):
         raise DeviceError(
             f"{path}: made for another device ({schedule.device_id}); profile and solve again on this one"

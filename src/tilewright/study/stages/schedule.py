@@ -7,67 +7,74 @@ from tilewright import blocks as blocks_file
 from tilewright import profile as profile_file
 from tilewright import targets
 from tilewright.core import progress, provenance
-from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.schedule import save, search, solve
+from tilewright.core.errors import ArtifactError, ConfigError, SolverUnavailableError
+from tilewright.schedule import Skipped, save, search, solve
 
 
 def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, rounds, max_tile_kinds, output):
-    """Solve the files `blocks` with the profiles `profile`, in the same order, and write the schedule to
-    `output`.
+    """Solve the files `blocks` with the profiles `profile`, in the same order, and write the schedule to `output`.
 
-    time_limit in seconds. Progress goes to stderr. Raises `TilewrightError`; nothing is written then.
+    time_limit: seconds. Progress goes to stderr. A solver without a licence or a package is skipped: `output` then
+    holds the reason in place of a schedule. Raises `TilewrightError`; nothing is written then.
     """
-    for name, value, least in (
-        ("time limit", time_limit, 0),
-        ("gap", gap, 0),
-        ("rounds", rounds, 1),
-        ("max tile kinds", max_tile_kinds, 1),
-    ):
-        if value is not None and not value >= least:
-            raise ConfigError(f"{name}: expected at least {least}, found {value}")
-    if len(blocks) != len(profile):
-        raise ArtifactError(f"expected one profile for each blocks file, found {len(profile)} for {len(blocks)}")
-    covers = {path: blocks_file.load(path) for path in blocks}
-    measured = {path: profile_file.load(path) for path in profile}
-    tiles = [cover.tile.name for cover in covers.values()]
-    if len(set(tiles)) < len(blocks):
-        raise ArtifactError(f"expected blocks files of different tiles, found {tiles}")
+    _check(time_limit=time_limit, gap=gap)
+    _check(least=1, rounds=rounds, max_tile_kinds=max_tile_kinds)
+    covers, profiles = _load(blocks, profile)
+    device = next(iter(profiles.values())).device
+    limits = targets.limits(device, rounds=rounds, max_tile_kinds=max_tile_kinds)
+    settings = {"time_limit_s": time_limit, "gap": gap, "seed": seed, "threads": threads}
+    paths = dict(zip(covers, zip(blocks, profile, strict=True), strict=True))
     with nullcontext() if solver in search.HEURISTICS else progress.within(solver, time_limit) as show:
-        schedule = solve(
-            dict(zip(tiles, covers.values(), strict=True)),
-            dict(zip(tiles, measured.values(), strict=True)),
-            targets.limits(next(iter(measured.values())).device, rounds=rounds, max_tile_kinds=max_tile_kinds),
-            solver,
-            objective,
-            time_limit_s=time_limit,
-            gap=gap,
-            seed=seed,
-            threads=threads,
-            paths=dict(zip(tiles, zip(blocks, profile, strict=True), strict=True)),
-            log=show,
-        )
+        try:
+            found = solve(covers, profiles, limits, solver, objective, **settings, paths=paths, log=show)
+        except SolverUnavailableError as error:
+            found = _skipped(covers, profiles, solver, objective, paths, str(error))
     made_by = {
         "stage": "schedule",
-        "parameters": {
-            "solver": solver,
-            "objective": objective,
-            "time_limit_s": time_limit,
-            "gap": gap,
-            "seed": seed,
-            "threads": threads,
-            "rounds": rounds,
-            "max_tile_kinds": max_tile_kinds,
-        },
+        "parameters": {"solver": solver, "objective": objective, "rounds": rounds, "max_tile_kinds": max_tile_kinds}
+        | settings,
         "inputs": {str(path): provenance.sha256_file(path) for path in [*blocks, *profile]},
         "code": provenance.code_digest(*_modules(solver)),
         "versions": provenance.versions("highspy", "gurobipy", "numpy", "scipy"),
     }
-    save(output, schedule, made_by)
-    for name, value in schedule.summary().items():
+    save(output, found, made_by)
+    for name, value in found.summary().items():
         print(f"{name}: {value}", file=sys.stderr)
 
 
+def _check(least=0, **values):
+    for name, value in values.items():
+        if value is not None and not value >= least:
+            raise ConfigError(f"{name.replace('_', ' ')}: expected at least {least}, found {value}")
+
+
+def _load(blocks, profile):
+    """``({tile: Blocks}, {tile: Profile})`` of files that come in the same order."""
+    if len(blocks) != len(profile):
+        raise ArtifactError(f"expected one profile for each blocks file, found {len(profile)} for {len(blocks)}")
+    covers = [blocks_file.load(path) for path in blocks]
+    profiles = [profile_file.load(path) for path in profile]
+    tiles = [cover.tile.name for cover in covers]
+    if len(set(tiles)) < len(tiles):
+        raise ArtifactError(f"expected blocks files of different tiles, found {tiles}")
+    return dict(zip(tiles, covers, strict=True)), dict(zip(tiles, profiles, strict=True))
+
+
+def _skipped(covers, profiles, solver, objective, paths, reason):
+    return Skipped(
+        graph_id=next(iter(covers.values())).graph_id,
+        tiles=tuple(covers),
+        blocks_ids=tuple(cover.id for cover in covers.values()),
+        blocks_paths=tuple(str(path) for path, _ in paths.values()),
+        profile_paths=tuple(str(path) for _, path in paths.values()),
+        solver=solver,
+        objective=objective,
+        device_id=next(iter(profiles.values())).device_id,
+        reason=reason,
+    )
+
+
 def _modules(solver):
-    """What the answer depends on; solvers are loaded by name, so that no import tells."""
+    """What the answer depends on. A solver is loaded by its name, so that no import shows it."""
     member = [] if solver in search.HEURISTICS else [f"tilewright.schedule.solvers.{solver}"]
     return ["tilewright.study.stages.schedule", *member]

@@ -18,7 +18,12 @@ SHOWN = {
     "predicted_us": ("predicted (µs)", ",.1f"),
     "greedy_us": ("greedy predicted (µs)", ",.1f"),
     "gain": ("predicted gain on greedy", "+.2%"),
+    "reason": ("why skipped", ""),
 }
+_NUMBERS = (
+    *("predicted_us", "solve_s", "objective_us", "bound_us", "gap"),
+    *("variables", "integers", "constraints", "nonzeros"),
+)
 
 
 def needs(config):
@@ -27,26 +32,32 @@ def needs(config):
 
 
 def table(inputs):
-    """One row per schedule; ``gain`` is ``1 - predicted / greedy``, above zero where the solver is better."""
+    """One row per schedule; ``gain`` is ``1 - predicted / greedy``, above zero where the solver is better.
+
+    A solver that could not run has the status ``skipped``, the reason, and no numbers.
+    """
     import numpy as np
     import pandas as pd
 
     from tilewright import schedule
 
     rows = []
-    for path, plan in _read.by_kind(inputs, schedule=schedule.load)["schedule"].items():
+    for path, plan in _read.by_kind(inputs, schedule=schedule.read)["schedule"].items():
         model, order = path.parts[-3:-1]
-        heuristic = plan.status == "heuristic"
-        row = {"model": model, "reorder": order, "tiles": path.stem.rpartition(".")[0], "solver": plan.solver}
-        row |= {name: getattr(plan, name) for name in ("status", "form", "objective", "predicted_us", "solve_s")}
-        # A heuristic solves no model: it has no objective, bound or gap of its own.
-        row |= {name: np.nan if heuristic else getattr(plan, name) for name in ("objective_us", "bound_us", "gap")}
-        size = {} if heuristic else plan.model_size
-        row |= {name: size.get(name, np.nan) for name in ("variables", "integers", "constraints", "nonzeros")}
-        row |= {f"lower_{name}_us": bound for name, bound in plan.lower_bounds.items()}
-        rows.append(row)
+        row = {"model": model, "reorder": order, "tiles": path.stem.rpartition(".")[0]}
+        row |= {name: getattr(plan, name, "") for name in ("solver", "status", "form", "objective", "reason")}
+        rows.append(row | dict.fromkeys(_NUMBERS, np.nan) | ({} if plan.status == "skipped" else _numbers(plan)))
     frame = pd.DataFrame(rows)
     key = ["model", "reorder", "tiles"]
     greedy = frame[frame["solver"] == "greedy"].set_index(key)["predicted_us"].rename("greedy_us")
     frame = frame.join(greedy, on=key)
     return frame.assign(gain=1 - frame["predicted_us"] / frame["greedy_us"])
+
+
+def _numbers(plan):
+    found = {"predicted_us": plan.predicted_us, "solve_s": plan.solve_s}
+    found |= {f"lower_{name}_us": bound for name, bound in plan.lower_bounds.items()}
+    if plan.status == "heuristic":
+        # A heuristic solves no model: it has no objective, bound or gap.
+        return found
+    return found | {name: getattr(plan, name) for name in ("objective_us", "bound_us", "gap")} | plan.model_size
