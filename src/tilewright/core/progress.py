@@ -4,8 +4,6 @@ import contextlib
 import sys
 from time import perf_counter
 
-from tqdm import tqdm
-
 # Seconds between two lines of a log.
 EVERY_S = 10.0
 
@@ -13,6 +11,8 @@ EVERY_S = 10.0
 def with_progress(items, what):
     """Yield each of `items`, a sized collection; show on stderr how many are done and about how long is left."""
     if sys.stderr.isatty():
+        from tqdm import tqdm
+
         yield from tqdm(items, desc=what, leave=False)
         return
     begin = shown = perf_counter()
@@ -35,6 +35,8 @@ def within(what, limit_s):
         print(f"{what}: at most {limit_s:g} s", file=sys.stderr, flush=True)
         yield lambda line: print(line, file=sys.stderr, flush=True)
         return
+    from tqdm import tqdm
+
     begin = perf_counter()
     form = "{desc} |{bar}| {n:.0f} of at most {total:g} s"
     with tqdm(total=limit_s, desc=what, bar_format=form, leave=False) as bar:

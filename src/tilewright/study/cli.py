@@ -4,8 +4,6 @@ import json
 import os
 import sys
 
-import yaml
-
 from tilewright import targets
 from tilewright.core.errors import ConfigError, TilewrightError
 
@@ -58,16 +56,17 @@ def settings(texts):
         key, equals, value = text.partition("=")
         if not (key and equals):
             raise ConfigError(f"--set {text}: expected KEY=VALUE")
-        try:
-            found[key] = _value(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {text}: expected a YAML value: {error}") from error
+        found[key] = _value(text, value)
     return found
 
 
-def _value(text):
+def _value(text, value):
     """A value in JSON, else in YAML, which takes 1e-05 for a text."""
     try:
-        return json.loads(text)
+        return json.loads(value)
     except ValueError:
-        return yaml.safe_load(text)
+        import yaml
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {text}: expected a YAML value: {error}") from error
