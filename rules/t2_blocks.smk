@@ -39,7 +39,7 @@ rule blocks:
         runtime=runtime(of_graph),
     params:
         script=script("extract_blocks"),
-        code=code("extract_blocks", "blocks"),
+        code=code("extract_blocks", "study.stages.blocks"),
         region_rows=CONFIG.region_rows,
     shell:
         "python {params.script} --input {input.graph} --tile {wildcards.t}"

@@ -732,7 +732,7 @@ def test_the_size_of_a_file_is_that_on_disk(tmp_path):
 
 def test_the_stage_writes_a_graph_and_what_made_it(tmp_path, photograph, capsys):
     out = tmp_path / "A.npz"
-    graph_stage.run("dynamicvit-s-96", out, [f"image={photograph}", "keep_ratio=0.5", "patch=8"], list=False)
+    graph_stage.run("dynamicvit-s-96", out, [f"image={photograph}", "keep_ratio=0.5", "patch=8"])
     assert (
         graph_file.load(out).id
         == models.build("dynamicvit-s-96", {"image": photograph, "keep_ratio": 0.5, "patch": 8}).id
@@ -745,7 +745,7 @@ def test_the_stage_writes_a_graph_and_what_made_it(tmp_path, photograph, capsys)
 
 
 def test_the_stage_lists_what_is_known(capsys):
-    graph_stage.run(None, None, [], list=True)
+    graph_stage.run(None, None, [], known=True)
     shown = capsys.readouterr().out
     assert all(module.NAMING in shown for module in (vision_longformer, regionvit, dynamicvit, file))
     assert all(name in shown for name in images.PHOTOGRAPHS)
@@ -762,7 +762,7 @@ def test_the_stage_lists_what_is_known(capsys):
 )
 def test_the_stage_names_a_wrong_flag(tmp_path, output, settings_, message):
     with pytest.raises(ConfigError, match=message):
-        graph_stage.run("vil-tiny-32-s1", output and tmp_path / output, settings_, list=False)
+        graph_stage.run("vil-tiny-32-s1", output and tmp_path / output, settings_)
     assert list(tmp_path.iterdir()) == []
 
 

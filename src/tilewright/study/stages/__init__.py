@@ -1,1 +1,1 @@
-"""The stages of the study, a module each: what a command of `workflow/scripts` calls."""
+"""The stages of the study, a module each. A command of ``workflow/scripts`` maps its flags to one call of a ``run``."""

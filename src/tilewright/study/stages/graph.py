@@ -7,21 +7,18 @@ from tilewright.core.errors import ConfigError
 from tilewright.study.cli import settings
 
 
-def run(model, output, set, list):
-    """Write the graph of the workload `model`, with the overrides `set` (``key=value``, YAML), to `output`.
+def run(model, output, stated, known=False):
+    """Write the graph of the workload `model` to `output`.
 
-    list: say what is known instead. Raises `TilewrightError`; nothing is written then.
+    stated: parameters beyond the name, ``key=value`` with values in YAML. known: list the names of workloads and
+    photographs instead. Raises `TilewrightError`; nothing is written then.
     """
-    if list:
-        print("workloads:", *(module.NAMING for module in models.members()), sep="\n  ")
-        print("photographs:")
-        for name, photograph in images.PHOTOGRAPHS.items():
-            width, height = photograph.size
-            print(f"  {name}: {width}x{height}, {photograph.licence}, {photograph.credit}")
+    if known:
+        _list()
         return
     if output is None:
         raise ConfigError("--output: expected the graph file to write, found none")
-    overrides = settings(set)
+    overrides = settings(stated)
     module, params = models.parse(model, overrides)
     graph = models.build(model, overrides)
     made_by = {
@@ -37,3 +34,11 @@ def run(model, output, set, list):
         f"{model}: {rows} x {cols} tokens, {graph.entries:,} entries, density {graph.density:.4g}, "
         f"{graph.n_classes} distinct rows"
     )
+
+
+def _list():
+    print("workloads:", *(module.NAMING for module in models.members()), sep="\n  ")
+    print("photographs:")
+    for name, photograph in images.PHOTOGRAPHS.items():
+        width, height = photograph.size
+        print(f"  {name}: {width}x{height}, {photograph.licence}, {photograph.credit}")

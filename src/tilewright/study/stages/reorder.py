@@ -8,22 +8,23 @@ from tilewright.core import provenance
 from tilewright.study.cli import settings
 
 
-def run(method, input, output, set):
-    """Write the graph file `input` in the order `method`, with the settings `set` (``key=value``, YAML), to `output`.
+def run(method, graph, output, stated):
+    """Write the graph file `graph` in the order `method` to `output`.
 
-    The settings used, the seconds, the work fraction and the peak memory go into the graph's ``meta["reorder"]``.
-    Raises `TilewrightError`; nothing is written then.
+    stated: settings of the order, ``key=value`` with values in YAML. The graph's ``meta["reorder"]`` records the
+    settings used, the seconds, the work fraction and the peak memory. Raises `TilewrightError`; nothing is written
+    then.
     """
-    stated = settings(set)
-    module, _ = reorder.parse(method, stated)
-    ordered, info = reorder.apply(graph_file.load(input), method, stated)
+    given = settings(stated)
+    module, _ = reorder.parse(method, given)
+    ordered, info = reorder.apply(graph_file.load(graph), method, given)
     # ru_maxrss counts KiB on Linux.
     info["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     ordered.meta["reorder"] = info
     made_by = {
         "stage": "reorder",
-        "parameters": {"method": method, "set": stated},
-        "inputs": {str(input): provenance.sha256_file(input)},
+        "parameters": {"method": method, "set": given},
+        "inputs": {str(graph): provenance.sha256_file(graph)},
         "code": provenance.code_digest(module.__name__, "tilewright.graph"),
         "versions": provenance.versions("numpy", "scipy", "numba"),
     }
