@@ -24,7 +24,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """ blocks and a profile of it."""
+    """blocks and a profile of it."""
     folder = tmp_path_factory.mktemp("files")
     ordered = plans.reordered(plans.pattern(64, 64), heads=2, head_dim=8)
     graph.save(folder / "natural.npz", graph.from_pattern(plans.pattern(64, 64)))
@@ -41,7 +41,7 @@ COMMANDS = {
     "graphs-of-files": ("gen_adj.py --list", set()),
     "greedy": (f"{SOLVE} greedy", set()),
     "highs": (f"{SOLVE} highs", {"highspy"}),
-    "gurobi": (f"{SOLVE} gurobi", {"gurobipy", "scipy"}),
+    "gurobi": (f"{SOLVE} gurobi", {"gurobipy"}),
     "blocks": ("extract_blocks.py --input graph.npz --tile 16x1 --output out.npz", {"numba", "scipy", "yaml"}),
     "order": ("reorder.py --method none --input natural.npz --output out.npz", {"numba", "scipy", "yaml"}),
 }

@@ -1,8 +1,8 @@
 """Solvers of the neutral `Model`, one module each; adding one is a file and a name.
 
 A module offers ``available() -> bool`` (its package is installed here) and
-``solve(model, *, time_limit_s, gap, seed, threads, start=None, log=None) -> Solution``. start: a feasible point or None.
-log: called with each line of progress.
+``solve(model, *, time_limit_s, gap, seed, threads, start=None, log=None) -> Solution``. start: a feasible point or
+None. log: called with each line of progress.
 
 A solver without a licence, or with one that is too small for the model, raises `SolverUnavailableError`; so does an
 optional solver without its package. Each solver maps its statuses by a table; a status that the table does not hold
@@ -35,13 +35,6 @@ class Model:
     upper: np.ndarray
     integrality: np.ndarray
     names: tuple[str, ...]
-
-    @property
-    def rows(self):
-        """The constraints as a `scipy.sparse.csr_array` [m, n], which is imported only here."""
-        from scipy.sparse import csr_array
-
-        return csr_array((self.value, self.column, self.start), shape=(len(self.row_lower), len(self.cost)))
 
     @property
     def size(self):

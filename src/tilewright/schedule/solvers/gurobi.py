@@ -62,15 +62,17 @@ def solve(model, *, time_limit_s, gap, seed, threads, start=None, log=None):
 def _run(gp, program, model, start, log):
     kinds = np.where(model.integrality, gp.GRB.INTEGER, gp.GRB.CONTINUOUS)
     x = program.addMVar(len(model.cost), lb=model.lower, ub=model.upper, obj=model.cost, vtype=kinds)
-    matrix = model.rows
+    # Row by row: a matrix would have to be one of scipy, whose import takes longer.
+    variables, columns, values = x.tolist(), model.column.tolist(), model.value.tolist()
     equal = model.row_lower == model.row_upper
     for rows, sense, side in (
         (equal, "=", model.row_upper),
         (~equal & np.isfinite(model.row_upper), "<", model.row_upper),
         (~equal & np.isfinite(model.row_lower), ">", model.row_lower),
     ):
-        if rows.any():
-            program.addMConstr(matrix[np.flatnonzero(rows)], x, sense, side[rows])
+        for i in np.flatnonzero(rows):
+            entries = slice(model.start[i], model.start[i + 1])
+            program.addLConstr(gp.LinExpr(values[entries], [variables[j] for j in columns[entries]]), sense, side[i])
     if start is not None:
         x.Start = start
 
