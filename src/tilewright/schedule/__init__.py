@@ -1,7 +1,10 @@
 """Schedules: which tile covers each region, in which round, and in what order (stage T4).
 
-`Schedule` is the contract between the solvers, the checker and the executors: an executor runs its work list as it
-stands. `solve` makes one, `check.violations` judges it without knowing how it was made.
+`solve` makes a `Schedule`. The executors run its work list in that order. `check.violations` judges it and does not
+know how it was made.
+
+The way of a schedule: ``problem`` (what regions need and what a choice costs) → a heuristic, ``greedy`` or ``descent``,
+or the integer program of ``_program`` for one of the ``solvers`` → ``search`` (the work list) → ``record`` (the file).
 """
 
 from tilewright.schedule.record import (

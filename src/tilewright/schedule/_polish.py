@@ -1,20 +1,20 @@
-"""From a merged answer to an exact assignment: the launches of each round decide, every region takes its best
-among them.
+"""Polishing turns the answer of a merged model into an exact assignment.
 
-Once the rounds of the regions, the tile kinds of the rounds and their launches are fixed, the least load of
-each region is the best choice (C4, C6). A merged class hides what its members need on top of what they share,
-so launches are added where a region is left without any, then added and dropped one by one while the
-objective falls.
+The rounds of the regions, the tile kinds of the rounds and their launches are given. Then the best choice for each
+region is the tile of its least load (C4, C6). A merged class hides what its members need beyond what they share. So
+launches are added where a region has none; then they are added and dropped one by one while the objective falls.
 """
 
 import numpy as np
 
+from tilewright.schedule.problem import Problem
 
-def assign(problem, rounds, launched, held, objective):
+
+def assign(problem: Problem, rounds: np.ndarray, launched: np.ndarray, held: np.ndarray, objective: str) -> np.ndarray:
     """Tile of each region, int [B].
 
     rounds: int [B], round of each region. launched: bool [K, R], shape classes that the model launches. held:
-    bool [S, R], tile kinds that a round may hold; each region must be allowed on one of its round's.
+    bool [S, R], tile kinds that a round may hold; each region must be allowed on a tile of its round.
     """
     load = np.where(problem.allowed & held[:, rounds].T, problem.load_us, np.inf)
     needs = problem.counts > 0

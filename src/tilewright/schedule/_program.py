@@ -1,4 +1,4 @@
-"""The neutral integer program of a scheduling problem, and the way back from its answer (stage T4).
+"""The integer program of a scheduling problem, and the way back from its answer (stage T4).
 
 Variables, for class c, tile s, shape class k and round r:
     n[c,s,r]: regions of class c that run on tile s in round r; integer, and binary where a class is one region.
@@ -9,10 +9,12 @@ Variables, for class c, tile s, shape class k and round r:
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tilewright.core.errors import SolverError
 from tilewright.schedule import _polish
-from tilewright.schedule._region_classes import Merges, exact
+from tilewright.schedule._region_classes import Merges, RegionClasses, exact
+from tilewright.schedule.problem import Problem
 from tilewright.schedule.solvers import Model
 
 
@@ -33,9 +35,11 @@ class _Rows:
     """Collects sparse rows block by block."""
 
     def __init__(self):
-        self.parts, self.bounds, self.count = [], [], 0
+        self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self.bounds: list[tuple[np.ndarray, np.ndarray]] = []
+        self.count = 0
 
-    def add(self, row, column, value, lower, upper):
+    def add(self, row: ArrayLike, column: ArrayLike, value: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> None:
         """Add ``max(row) + 1`` rows of the entries (row, column, value), broadcast against each other."""
         row, column, value = np.broadcast_arrays(row, column, value)
         if not row.size:
@@ -45,13 +49,13 @@ class _Rows:
         self.bounds.append((np.broadcast_to(lower, n).astype(float), np.broadcast_to(upper, n).astype(float)))
         self.count += n
 
-    def pairs(self, left, left_value, right, right_value):
+    def pairs(self, left: ArrayLike, left_value: ArrayLike, right: ArrayLike, right_value: ArrayLike) -> None:
         """Add rows ``left_value * x[left] + right_value * x[right] <= 0``, element by element."""
         left, left_value, right, right_value = map(np.ravel, np.broadcast_arrays(left, left_value, right, right_value))
         row = np.tile(np.arange(len(left)), 2)
         self.add(row, np.r_[left, right], np.r_[left_value, right_value], -np.inf, 0.0)
 
-    def compressed(self):
+    def compressed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """``(start, column, value)`` of `Model`."""
         row, column, value = map(np.concatenate, zip(*self.parts, strict=True))
         order = np.lexsort((column, row))
@@ -63,8 +67,8 @@ class _Rows:
         return start.astype(np.int32), column[first].astype(np.int32), value
 
 
-def fit(problem, objective, budget):
-    """Return ``(RegionClasses, Model, Columns)``: exact classes, or as many merged ones as the model has room for.
+def fit(problem: Problem, objective: str, budget: tuple[int, int] | None) -> tuple[RegionClasses, Model, Columns]:
+    """The model of `problem` over its exact classes, or over as many merged ones as the model has room for.
 
     budget: ``(variables, constraints)``, the most that the model may have, or None. Raises `SolverError` when
     not even the fewest classes fit.
@@ -73,7 +77,8 @@ def fit(problem, objective, budget):
     model, columns = build(problem, classes, objective)
     if budget is None or _fits(model, budget):
         return classes, model, columns
-    tree, best, low, high = Merges(problem, classes), None, 1, len(classes.size)
+    tree, low, high = Merges(problem, classes), 1, len(classes.size)
+    best, smallest = None, model.size
     while low < high:
         middle = (low + high) // 2
         classes = tree.cut(middle)
@@ -95,7 +100,7 @@ def _fits(model, budget):
     return model.size["variables"] <= budget[0] and model.size["constraints"] <= budget[1]
 
 
-def build(problem, classes, objective):
+def build(problem: Problem, classes: RegionClasses, objective: str) -> tuple[Model, Columns]:
     """Return ``(Model, Columns)`` of `problem` over `classes` for the objective ``sum`` or ``paper``."""
     limits, rounds = problem.limits, problem.limits.rounds
     columns = _columns(problem, classes, objective)
@@ -162,7 +167,9 @@ def build(problem, classes, objective):
     return Model(cost, *rows.compressed(), row_lower, row_upper, np.zeros(width), upper, integrality, names), columns
 
 
-def encode(problem, classes, columns, tile, rounds):
+def encode(
+    problem: Problem, classes: RegionClasses, columns: Columns, tile: np.ndarray, rounds: np.ndarray
+) -> np.ndarray:
     """The point x of an assignment (tile and round of each region), its rounds renumbered longest first."""
     counts = problem.table(tile, rounds)
     duration = problem.round_us(counts)
@@ -180,12 +187,14 @@ def encode(problem, classes, columns, tile, rounds):
     return x
 
 
-def decode(problem, classes, columns, x, objective):
+def decode(
+    problem: Problem, classes: RegionClasses, columns: Columns, x: np.ndarray, objective: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Tile and round of each region, ``(int [B], int [B])``, from an answer `x`.
 
-    Members of a class are alike, so which of them takes which place does not matter. Members of a *merged*
-    class differ: the answer then says how many of them run in each round and what it launches, and
-        `_polish.assign` does the rest.
+    Members of an exact class are interchangeable: any of them may take any place of the class. Members of a *merged*
+    class differ. The answer then says how many of them run in each round and what the round launches;
+    `_polish.assign` chooses their tiles.
     """
     rounds_n, tiles_n = problem.limits.rounds, len(problem.tiles)
     number = np.where(columns.n >= 0, np.rint(x[columns.n]), 0).astype(np.int64)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.schedule.problem import Problem
+
 # Above this many classes the linkage takes too much memory for the precision it adds: 8 bytes for each pair.
 LINKAGE_LIMIT = 8192
 
@@ -38,7 +40,7 @@ class RegionClasses:
     form: str
 
 
-def exact(problem, aggregate=True):
+def exact(problem: Problem, aggregate: bool = True) -> RegionClasses:
     """One class for each distinct region of `problem` (``aggregate=False``: for each region)."""
     if not aggregate:
         return _envelope(problem, np.arange(problem.n_regions), "regions")
@@ -50,7 +52,7 @@ def exact(problem, aggregate=True):
 class Merges:
     """The tree that merges `classes` of `problem` pair by pair, smallest error first (Ward's criterion)."""
 
-    def __init__(self, problem, classes):
+    def __init__(self, problem: Problem, classes: RegionClasses):
         from scipy.cluster.hierarchy import linkage
 
         self.problem, self.member = problem, classes.member
@@ -69,7 +71,7 @@ class Merges:
         _, first = np.unique(self.bucket, return_index=True)
         self.tree = linkage(features[first], "ward")
 
-    def cut(self, n_classes):
+    def cut(self, n_classes: int) -> RegionClasses:
         """At most `n_classes` merged classes."""
         from scipy.cluster.hierarchy import fcluster
 

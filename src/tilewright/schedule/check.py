@@ -1,23 +1,30 @@
 """The independent checker: is a schedule what it says it is, and does it keep every constraint?
 
-It shares no code with the problem, the greedy baseline or the solvers: it reads the work list item by item
-and recomputes coverage, constraints C1 to C7 and the makespan from blocks, profiles and limits alone.
+It shares no code with the problem, the heuristics or the solvers. It reads the work list item by item and recomputes
+coverage, constraints C1 to C7 and the makespan from blocks, profiles and limits alone.
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
 
-# Relative tolerance for sums of times that were added in another order.
+from tilewright.blocks import Blocks
+from tilewright.profile import Profile
+from tilewright.schedule.record import Schedule
+from tilewright.targets import Limits
+
+# Relative tolerance for sums of times, which depend on the order of their terms.
 TOLERANCE = 1e-6
 
 
-def violations(schedule, blocks, profiles, limits):
+def violations(
+    schedule: Schedule, blocks: Mapping[str, Blocks], profiles: Mapping[str, Profile], limits: Limits
+) -> list[str]:
     """Return a list of sentences, one for each way in which `schedule` is wrong; empty when it is right.
 
-    schedule: `Schedule`; blocks: ``{tile: Blocks}``; profiles: ``{tile: Profile}``; limits:
-        `hardware.Limits`.
+    blocks, profiles: by tile.
     """
     if wrong := _references(schedule, blocks, profiles):
         return wrong
@@ -41,7 +48,7 @@ _COLUMNS = ("tile", "block", "run_lo", "run_hi", "cls", "split", "round", "lane"
 
 
 def _references(schedule, blocks, profiles):
-    """Indices that point nowhere; without these nothing else can be read."""
+    """Indices that point nowhere. The other checks need correct ones."""
     lengths = {name: len(getattr(schedule, name)) for name in _COLUMNS}
     if len(set(lengths.values())) != 1:
         return [f"the columns differ in length: {lengths}"]
@@ -121,7 +128,9 @@ def _per_block(items, profiles, limits):
 
 def _rounds(items, profiles, limits):
     """C3, C5, C6, C7: what a round holds; and that rounds follow one another."""
-    wrong, kinds, units = [], defaultdict(set), defaultdict(float)
+    wrong: list[str] = []
+    kinds: defaultdict[int, set[str]] = defaultdict(set)
+    units: defaultdict[int, float] = defaultdict(float)
     for tile, _, _, _, k, _, r, _, _ in items:
         kinds[r].add(tile)
         units[r] += profiles[tile].classes[k].occupancy
@@ -155,8 +164,10 @@ def _largest(profile, name, limits):
 
 
 def _placement(items, profiles, limits):
-    """Lanes hold one item at a time, and a round starts when the one before is over."""
-    wrong, timeline, spans = [], defaultdict(list), {}
+    """A lane holds one item at a time, and a round starts when the one before is over."""
+    wrong: list[str] = []
+    timeline: defaultdict[int, list[tuple[float, float, int]]] = defaultdict(list)
+    spans: dict[int, tuple[float, float]] = {}
     for i, (tile, _, _, _, k, _, r, lane, start) in enumerate(items):
         if not 0 <= lane < limits.lanes:
             wrong.append(f"item {i} runs in lane {lane} of {limits.lanes}")
@@ -177,15 +188,19 @@ def _placement(items, profiles, limits):
 
 
 def _prediction(schedule, items, profiles, limits):
-    """C4: each round lasts as long as its longest item and as its load over the lanes, filled and emptied; the sum is
-    what the record says."""
-    longest, load, launches = defaultdict(float), defaultdict(float), set()
+    """C4: each round lasts as long as its longest item and as its load over the lanes, filled and emptied.
+
+    The sum of the rounds is what the record says.
+    """
+    longest: defaultdict[int, float] = defaultdict(float)
+    load: defaultdict[int, float] = defaultdict(float)
+    launches = set()
     for tile, _, _, _, k, _, r, _, _ in items:
         shape = profiles[tile].classes[k]
         longest[r] = max(longest[r], shape.alone_us)
         load[r] += shape.latency_us
         launches.add((r, tile, k))
-    uneven = defaultdict(float)
+    uneven: defaultdict[int, float] = defaultdict(float)
     for r, tile in {launch[:2] for launch in launches}:
         uneven[r] += profiles[tile].tile_us
     rounds = {r: max(longest[r], load[r] / limits.lanes + uneven[r]) for r in load}

@@ -1,4 +1,7 @@
-"""What an integer program has to beat: the best fixed tile and greedy's schedule, improved move by move (stage T4)."""
+"""The descent heuristic: the best fixed tile and greedy's schedule, improved move by move (stage T4).
+
+Integer programs start from its answer.
+"""
 
 from dataclasses import replace
 
@@ -7,52 +10,52 @@ import numpy as np
 from tilewright.core.errors import InfeasibleError
 from tilewright.schedule import greedy
 from tilewright.schedule._region_classes import Merges, exact
-from tilewright.schedule.problem import SLACK
+from tilewright.schedule.problem import SLACK, Problem
 
-# ASSUME: so many groups of regions, nearly alike where there are more classes, and so many moves of classes after them
-# find what is to be found: they bound the time, to a second for patterns of 65,537 tokens.
+# ASSUME: this many groups of regions (of similar ones where there are more classes) and, after them, this many moves of
+# classes find the improvements that exist. They bound the time, to one second for patterns of 65,537 tokens.
 GROUPS, MOVES = 64, 100
 # A move is worth at least this share of the objective.
 WORTH = 1e-5
 
 
-def assign(problem, objective):
+def assign(problem: Problem, objective: str) -> tuple[np.ndarray, np.ndarray]:
     """Tile and round of each region, ``(int [B], int [B])``.
 
-    From each of the `starts`, the move after which the objective is least is made for as long as it falls: all regions
-    of one tile and round, or those among them that are alike, to another tile or round. Raises `InfeasibleError` where
-    no start keeps the limits, which does not prove that no schedule exists.
+    The descent begins at each of the `starts`. A move takes all regions of one tile and round, or those of one class
+    among them, to a different tile or round. The best move is made while the objective falls. Raises `InfeasibleError`
+    where no start keeps the limits. This does not prove that no schedule exists.
     """
     classes = exact(problem)
     few = classes if len(classes.size) <= GROUPS else Merges(problem, classes).cut(GROUPS)
-    found = []
-    for choice in starts(problem):
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for tile, rounds in starts(problem):
         for label in (np.zeros_like(few.member), few.member):
-            choice = _descend(problem, objective, label, *choice)
-        found.append(choice)
-    best = min(found, key=lambda choice: problem.value(*choice, objective))
+            tile, rounds = _descend(problem, objective, label, tile, rounds)
+        found.append((tile, rounds))
+    best = min(found, key=lambda choice: problem.value(choice[0], choice[1], objective))
     return best if few is classes else _descend(problem, objective, classes.member, *best)
 
 
-def starts(problem):
-    """Greedy's assignment, and one for each fixed tile that all regions fit; those that greedy finds rounds for.
+def starts(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Greedy's assignment, and greedy's for each tile that all regions fit, where greedy finds rounds for them.
 
-    Raises greedy's own `InfeasibleError` where there is none.
+    Raises the first `InfeasibleError` of greedy where there is none.
     """
     fixed = [problem.allowed & (np.arange(len(problem.tiles)) == s) for s in range(len(problem.tiles))]
-    found, refused = [], None
+    found, refused = [], []
     for allowed in (problem.allowed, *(own for own in fixed if own.any(axis=1).all())):
         try:
             found.append(greedy.assign(replace(problem, allowed=allowed)))
         except InfeasibleError as error:
-            refused = refused or error
+            refused.append(error)
     if not found:
-        raise refused
+        raise refused[0]
     return found
 
 
 def _descend(problem, objective, label, tile, rounds):
-    """The assignment at the end of the steepest way down; regions of one `label` (int [B]) move together."""
+    """The assignment after the best moves; regions of one `label` (int [B]) move together."""
     tile, rounds = tile.copy(), rounds.copy()
     value = problem.value(tile, rounds, objective)
     for _ in range(MOVES):

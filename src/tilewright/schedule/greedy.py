@@ -1,17 +1,17 @@
-"""The baseline: each region its best tile, longest first."""
+"""The greedy heuristic: each region takes its best tile, the longest first (stage T4)."""
 
 import numpy as np
 
 from tilewright.core.errors import InfeasibleError
-from tilewright.schedule.problem import SLACK
+from tilewright.schedule.problem import SLACK, Problem
 
 
-def assign(problem):
+def assign(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """Tile and round of each region, ``(int [B], int [B])``.
 
-    Regions come in the order of their least load, largest first. Each takes the tile of its least load in the
-    first round where C3 and C5 to C7 still hold, else the next best tile. Raises `InfeasibleError` when a
-    region finds no place, which does not prove that no schedule exists.
+    Regions come in the order of their least load, largest first. Each takes the tile of its least load in the first
+    round where C3 and C5 to C7 still hold, else the next best tile. Raises `InfeasibleError` where a region finds no
+    place. This does not prove that no schedule exists.
     """
     limits, n_tiles = problem.limits, len(problem.tiles)
     load = np.where(problem.allowed, problem.load_us, np.inf)

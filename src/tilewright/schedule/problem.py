@@ -1,8 +1,7 @@
 """The scheduling problem: what each region needs on each tile, and what a choice costs (stage T4).
 
-Everything a schedule costs follows from one table: how many work items of each shape class every round runs.
-`Problem.round_us` and `Problem.costs_us` are the only place where that cost is defined; greedy, solvers and
-predictions all call them.
+The cost of a schedule follows from one table: how many work items of each shape class every round runs.
+`Problem.round_us` and `Problem.costs_us` alone define that cost. Heuristics, solvers and predictions call them.
 """
 
 from dataclasses import dataclass
@@ -10,8 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
-from tilewright.blocks import work
+from tilewright.blocks import Blocks, work
 from tilewright.core.errors import ArtifactError, InfeasibleError
+from tilewright.profile import Profile, ShapeClass
+from tilewright.targets import Limits
 
 OBJECTIVES = ("sum", "paper")
 # Relative slack of limits on sums of floating-point needs, for the order in which they are added.
@@ -44,35 +45,35 @@ class Problem:
     envelope: dict[str, np.ndarray]
     counts: np.ndarray
     allowed: np.ndarray
-    limits: object
+    limits: Limits
 
     @cached_property
-    def of_tile(self):
+    def of_tile(self) -> np.ndarray:
         """bool [K, S]: which tile each shape class belongs to."""
         return self.tile_of[:, None] == np.arange(len(self.tiles))
 
     @cached_property
-    def load_us(self):
+    def load_us(self) -> np.ndarray:
         """float [B, S]: summed latency of a region's items."""
         return self.counts @ (self.of_tile * self.latency_us[:, None])
 
     @cached_property
-    def units(self):
+    def units(self) -> np.ndarray:
         """float [B, S]: summed occupancy of a region's items."""
         return self.counts @ (self.of_tile * self.occupancy[:, None])
 
     @cached_property
-    def longest_us(self):
+    def longest_us(self) -> np.ndarray:
         """float [B, S]: a region's longest item, alone on the device."""
         present = np.where(self.counts > 0, self.alone_us, 0.0)
         return np.stack([present[:, here].max(axis=1, initial=0.0) for here in self.of_tile.T], axis=1)
 
     @property
-    def n_regions(self):
+    def n_regions(self) -> int:
         """Regions that have work."""
         return len(self.region)
 
-    def table(self, tile, rounds):
+    def table(self, tile: np.ndarray, rounds: np.ndarray) -> np.ndarray:
         """int [R, K]: work items of each shape class and round when region b runs on ``tile[b]`` in
         ``rounds[b]``."""
         chosen = np.where(self.tile_of == np.asarray(tile)[:, None], self.counts, 0)
@@ -80,43 +81,48 @@ class Problem:
         np.add.at(table, np.asarray(rounds), chosen)
         return table
 
-    def makespan_us(self, tile, rounds):
-        """Predicted makespan of an assignment, in microseconds: the sum over the rounds used of T_r, of one launch per
-        shape class present, and of the round's cost."""
+    def makespan_us(self, tile: np.ndarray, rounds: np.ndarray) -> float:
+        """Predicted makespan of an assignment, in microseconds.
+
+        It is the sum, over the rounds used, of the duration T_r, one launch for each shape class present, and the cost
+        of the round.
+        """
         return self.value(tile, rounds, "sum")
 
-    def value(self, tile, rounds, objective):
+    def value(self, tile: np.ndarray, rounds: np.ndarray, objective: str) -> float:
         """The objective of an assignment: ``sum`` is the makespan, ``paper`` the longest round."""
         costs = self.costs_us(self.table(tile, rounds), objective)
         return float(costs.sum() if objective == "sum" else costs.max())
 
-    def costs_us(self, counts, objective):
-        """What rounds that run `counts` [R, K] add to the objective ``sum``, or their durations T_r: float [R]."""
+    def costs_us(self, counts: np.ndarray, objective: str) -> np.ndarray:
+        """float [R]: what each round that runs `counts` [R, K] adds to the objective ``sum``, else its duration T_r."""
         present = counts > 0
         if objective == "sum":
             fixed = present @ self.launch_us + self.limits.round_us * present.any(axis=1)
             return self.round_us(counts) + fixed
         return self.round_us(counts)
 
-    def round_us(self, counts):
-        """Durations T_r, float [R], of rounds that run `counts` [R, K] work items of each shape class: the longest item
-        present, alone on the device, or the load over the lanes and what filling and emptying them takes, whichever is
-        larger (C4)."""
+    def round_us(self, counts: np.ndarray) -> np.ndarray:
+        """Durations T_r, float [R], of rounds that run `counts` [R, K] work items of each shape class (C4).
+
+        A round lasts as long as its longest item takes alone on the device, or as its load over the lanes plus the time
+        that filling and emptying the lanes takes, whichever is larger.
+        """
         longest = np.where(counts > 0, self.alone_us, 0.0).max(axis=1, initial=0.0)
         uneven_us = (counts @ self.of_tile > 0) @ self.tile_us
         return np.maximum(longest, counts @ self.latency_us / self.limits.lanes + uneven_us)
 
-    def feasible(self, tile, rounds):
+    def feasible(self, tile: np.ndarray, rounds: np.ndarray) -> bool:
         """True when an assignment keeps C2, C3 and C5 to C7."""
         tile, rounds = np.asarray(tile), np.asarray(rounds)
         if not self.allowed[np.arange(self.n_regions), tile].all():
             return False
         units = np.bincount(rounds, self.units[np.arange(self.n_regions), tile], self.limits.rounds)
-        kinds = np.zeros((self.limits.rounds, len(self.tiles)), bool)
+        kinds = np.zeros((self.limits.rounds, len(self.tiles)), np.bool_)
         kinds[rounds, tile] = True
         return bool((units <= self.limits.occupancy * SLACK).all()) and all(map(self.compatible, kinds))
 
-    def compatible(self, kinds):
+    def compatible(self, kinds: np.ndarray) -> bool:
         """True when the tile kinds `kinds` (bool [S]) may share a round (C3, C5, C7)."""
         if kinds.sum() > self.limits.max_tile_kinds:
             return False
@@ -125,21 +131,23 @@ class Problem:
         return not any(kinds[a] and kinds[b] for a, b in self.conflicts)
 
     @property
-    def conflicts(self):
-        """Index pairs of the conflicting tiles of this problem; pairs that name other tiles do not concern
-        it."""
+    def conflicts(self) -> list[tuple[int, int]]:
+        """Index pairs of the tiles of this problem that conflict. Pairs that name other tiles are left out."""
         index = {name: s for s, name in enumerate(self.tiles)}
         return [(index[a], index[b]) for a, b in self.limits.conflicts if a in index and b in index]
 
 
-def build(blocks, profiles, limits):
+def build(blocks: dict[str, Blocks], profiles: dict[str, Profile], limits: Limits) -> Problem:
     """Build the `Problem` of `blocks` ``{tile: Blocks}`` with `profiles` ``{tile: Profile}`` under `limits`.
 
     Raises `ArtifactError` when blocks and profiles do not belong together, `InfeasibleError` when some region
     fits no tile.
     """
     check_inputs(blocks, profiles)
-    parts, tile_of, classes, launch = [], [], [], []
+    parts: list[np.ndarray] = []
+    tiles: list[int] = []
+    classes: list[ShapeClass] = []
+    launch: list[float] = []
     for s, (name, cover) in enumerate(blocks.items()):
         profile = profiles[name]
         items = work.items(cover, profile.split_keys)
@@ -147,10 +155,10 @@ def build(blocks, profiles, limits):
         counts = np.zeros((cover.n_regions, items.n_classes), np.int64)
         np.add.at(counts, (cover.region[items.block], items.cls), 1)
         parts.append(counts)
-        tile_of += [s] * items.n_classes
+        tiles += [s] * items.n_classes
         classes += profile.classes
         launch += [profile.launch_us] * items.n_classes
-    counts, tile_of = np.concatenate(parts, axis=1), np.array(tile_of, np.int64)
+    counts, tile_of = np.concatenate(parts, axis=1), np.array(tiles, np.int64)
     region = np.flatnonzero(counts.any(axis=1))
     counts = counts[region]
 
@@ -185,9 +193,8 @@ def build(blocks, profiles, limits):
     )
 
 
-def check_inputs(blocks, profiles):
-    """Raise `ArtifactError` unless `blocks` share a graph and its regions and each has a profile of the same
-    kind."""
+def check_inputs(blocks: dict[str, Blocks], profiles: dict[str, Profile]) -> None:
+    """Raise `ArtifactError` unless `blocks` share a graph and its regions, and their profiles device and settings."""
     if not blocks or set(blocks) != set(profiles):
         raise ArtifactError(f"expected a profile for each of the tiles {sorted(blocks)}, found {sorted(profiles)}")
     first, reference = next(iter(blocks.values())), profiles[next(iter(blocks))]

@@ -1,15 +1,18 @@
 """The schedule as a value and as a file."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Literal
+from os import PathLike
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from tilewright.blocks import work
+from tilewright.blocks import Blocks, work
 from tilewright.core import artifacts, contents
 from tilewright.core.contents import Amount, Count, Finite, Size
 from tilewright.core.errors import ArtifactError, SolverUnavailableError
+from tilewright.profile import Profile
 
 KIND = "schedule"
 VERSION = 2
@@ -28,17 +31,17 @@ class Schedule:
         them.
     solver: greedy, descent, highs or gurobi. status: optimal (proven within the gap asked for), feasible (not proven)
         or heuristic.
-    form: how regions were modelled: ``regions``, ``classes`` (alike regions together) or ``merged`` (nearly
-        alike ones, which makes the bound weaker, never wrong); merge_error: share of the objective that the
-        merged model did not count.
+    form: how regions were modelled: ``regions``, ``classes`` (regions with equal costs together) or ``merged``
+        (similar ones together, which makes the bound weaker, never wrong). merge_error: share of the objective that
+        the merged model did not count.
     objective: ``sum`` or ``paper`` (the maximum over rounds).
-    predicted_us: makespan recomputed from the work list. objective_us: the objective asked for, of this work
-        list. bound_us: proven by the solver (by `lower_bounds` for heuristics). gap: what lies between the two,
-        relative to the objective.
+    predicted_us: makespan recomputed from the work list. objective_us: the objective of this work list.
+        bound_us: lower bound that the solver proved; for a heuristic the greatest of `lower_bounds`. gap: objective
+        less bound, relative to the objective.
     lower_bounds: named bounds on any schedule, in microseconds (work, longest, ...).
-    model_size: ``{"variables", "integers", "constraints", "nonzeros"}``, zeros for heuristics; solve_s: wall
-        time of the search, that for its start included.
-    note: what a reader should know of how this schedule came about, or empty.
+    model_size: ``{"variables", "integers", "constraints", "nonzeros"}``, zeros for heuristics. solve_s: seconds of
+        the search and of the heuristic that it starts from.
+    note: a remark on how the schedule was found, or empty.
     """
 
     graph_id: str
@@ -73,16 +76,16 @@ class Schedule:
     note: str = ""
 
     @property
-    def n_items(self):
+    def n_items(self) -> int:
         """Work items in the list."""
         return len(self.tile)
 
     @property
-    def launches(self):
+    def launches(self) -> int:
         """Batched launches: distinct (round, tile, shape class)."""
         return len(np.unique(np.stack([self.round, self.tile, self.cls]), axis=1).T)
 
-    def latencies_us(self, profiles):
+    def latencies_us(self, profiles: Sequence[Profile]) -> np.ndarray:
         """float64 [I]: predicted latency of each item, from the `profiles` of the tiles, in the order of `tiles`."""
         latency = np.zeros(self.n_items)
         for t, profile in enumerate(profiles):
@@ -90,7 +93,7 @@ class Schedule:
             latency[here] = np.array([shape.latency_us for shape in profile.classes])[self.cls[here]]
         return latency
 
-    def summary(self):
+    def summary(self) -> dict[str, Any]:
         """One table row: who solved what, how well, how large and how long."""
         names = ("solver", "status", "form", "objective", "objective_us", "bound_us", "gap", "predicted_us")
         return {
@@ -124,12 +127,12 @@ class Skipped:
     reason: str
     status: Literal["skipped"] = "skipped"
 
-    def summary(self):
+    def summary(self) -> dict[str, Any]:
         """One table row, see `Schedule.summary`."""
         return {name: getattr(self, name) for name in ("solver", "status", "objective", "reason")}
 
 
-COLUMNS = {
+COLUMNS: dict[str, Any] = {
     "tile": np.int16,
     "block": np.int32,
     "run_lo": np.int64,
@@ -143,7 +146,7 @@ COLUMNS = {
 _PER_TILE = ("blocks_ids", "blocks_paths", "profile_paths")
 
 
-def save(path, schedule, made_by=None):
+def save(path: str | PathLike, schedule: Schedule | Skipped, made_by: dict | None = None) -> None:
     """Write a `Schedule` as JSON, its work list by columns, or a `Skipped`."""
     if isinstance(schedule, Skipped):
         artifacts.write_json(path, KIND, VERSION, asdict(schedule), made_by)
@@ -162,11 +165,11 @@ _Facts = msgspec.defstruct(
         if f.name not in COLUMNS
     ],
 )
-_JSON = {"b": bool, "i": int, "f": Finite}
-_Work = msgspec.defstruct("_Work", [(name, list[_JSON[np.dtype(dtype).kind]]) for name, dtype in COLUMNS.items()])
+_JSON = {"b": list[bool], "i": list[int], "f": list[Finite]}
+_Work = msgspec.defstruct("_Work", [(name, _JSON[np.dtype(dtype).kind]) for name, dtype in COLUMNS.items()])
 
 
-def load(path):
+def load(path: str | PathLike) -> Schedule:
     """Read a `Schedule` that `save` wrote, checking its contents.
 
     Raises `ArtifactError`, and `SolverUnavailableError` for a file that holds a `Skipped`.
@@ -177,7 +180,7 @@ def load(path):
     return found
 
 
-def read(path):
+def read(path: str | PathLike) -> Schedule | Skipped:
     """Read a `Schedule` or a `Skipped` that `save` wrote, checking its contents. Raises `ArtifactError`."""
     document = artifacts.read_json(path, KIND, VERSION)
     if document.get("status") == "skipped":
@@ -190,7 +193,8 @@ def read(path):
         raise ArtifactError(f"{path}: expected numbers of the columns' types, found: {error}") from error
     if len(lengths := {len(column) for column in columns.values()}) != 1:
         raise ArtifactError(f"{path}: expected columns of one length, found {sorted(lengths)}")
-    found = Schedule(**{name: getattr(facts, name) for name in facts.__struct_fields__}, **columns)
+    values: dict[str, Any] = {name: getattr(facts, name) for name in facts.__struct_fields__} | columns
+    found = Schedule(**values)
     each = {len(set(found.tiles)), len(found.tiles), *(len(getattr(found, name)) for name in _PER_TILE)}
     contents.expect(path, len(each) == 1, f"different tiles, and as many of {', '.join(_PER_TILE)}", found.tiles)
     contents.within(path, "tile", found.tile, 0, len(found.tiles) - 1)
@@ -201,9 +205,10 @@ def read(path):
     return found
 
 
-def verify_inputs(schedule, blocks, profiles=None):
-    """Raise `ArtifactError` unless `schedule` was made for these `blocks` ``{tile: Blocks}`` and `profiles`
-    ``{tile: Profile}``."""
+def verify_inputs(
+    schedule: Schedule, blocks: Mapping[str, Blocks], profiles: Mapping[str, Profile] | None = None
+) -> None:
+    """Raise `ArtifactError` unless `schedule` was made for these `blocks` and `profiles`, each by tile."""
     for name, expected in zip(schedule.tiles, schedule.blocks_ids, strict=True):
         if name not in blocks:
             raise ArtifactError(f"the schedule needs blocks of the tiles {schedule.tiles}, found {sorted(blocks)}")
@@ -230,9 +235,11 @@ def verify_inputs(schedule, blocks, profiles=None):
             )
 
 
-def verify_work(schedule, blocks, profiles):
-    """Raise `ArtifactError` unless the work list holds `work.items` of `blocks` ``{tile: Blocks}``, each region with
-    keys on one tile and in one round, in the shape classes of `profiles` ``{tile: Profile}``."""
+def verify_work(schedule: Schedule, blocks: Mapping[str, Blocks], profiles: Mapping[str, Profile]) -> None:
+    """Raise `ArtifactError` unless the work list holds the `work.items` of `blocks`.
+
+    Their shape classes must be those of `profiles`. Each region that has keys must stand on one tile and in one round.
+    """
     first = next(iter(blocks.values()))
     placed = np.full(first.n_regions, -1)
     for t, name in enumerate(schedule.tiles):
@@ -243,10 +250,10 @@ def verify_work(schedule, blocks, profiles):
         _expect(shapes == list(known), name, "a profile of the shape classes of its blocks")
         _expect(np.array_equal(cover.region_ptr, first.region_ptr), name, "the regions of the other tiles")
         contents.within(f"tile {name}", "block", schedule.block[mine], 0, cover.n_blocks - 1)
-        region, turn = cover.region[schedule.block[mine]], schedule.round[mine]
+        region, rounds = cover.region[schedule.block[mine]], schedule.round[mine]
         _expect((placed[region] < 0).all(), name, "each region on one tile")
-        placed[region] = turn
-        _expect((placed[region] == turn).all(), name, "each region in one round")
+        placed[region] = rounds
+        _expect((placed[region] == rounds).all(), name, "each region in one round")
         mine = mine[np.lexsort((schedule.run_lo[mine], schedule.block[mine]))]
         theirs = np.isin(cover.region[items.block], region)
         for column in ("block", "run_lo", "run_hi", "cls", "split"):

@@ -1,58 +1,68 @@
-"""From blocks and profiles to a schedule: build the problem, choose tiles and rounds, write the work list
-(stage T4)."""
+"""The search for a schedule: build the problem, choose tiles and rounds, write the work list (stage T4)."""
 
 import heapq
+from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
-from tilewright.blocks import work
+from tilewright.blocks import Blocks, work
 from tilewright.core import registry
 from tilewright.core.errors import InfeasibleError, SolverError
+from tilewright.profile import Profile
 from tilewright.schedule import _program, descent, greedy, solvers
 from tilewright.schedule._bounds import lower_bounds
-from tilewright.schedule.problem import OBJECTIVES, build
+from tilewright.schedule.problem import OBJECTIVES, Problem, build
 from tilewright.schedule.record import COLUMNS, Schedule
+from tilewright.targets import Limits
 
-# Without an integer program: ``call(problem, objective) -> (tile, round)`` of each region.
-HEURISTICS = {"greedy": lambda problem, objective: greedy.assign(problem), "descent": descent.assign}
+# Tile and round of each region, ``(int [B], int [B])``.
+Choice = tuple[np.ndarray, np.ndarray]
+# They need no integer program: ``call(problem, objective) -> Choice``.
+HEURISTICS: dict[str, Callable] = {
+    "greedy": lambda problem, objective: greedy.assign(problem),
+    "descent": descent.assign,
+}
 NAMES = (*HEURISTICS, *solvers.NAMES)
 
-# Most variables and constraints of a model: what Gurobi solves without a full licence, so that every solver
-# can judge it.
+# Most variables and constraints of a model. Gurobi solves as many without a full licence, so every solver can be asked.
 SIZE_BUDGET = (2000, 2000)
 GAP = 1e-4
-# How far a bound may pass its objective: the feasibility tolerance of the solvers, relative and in microseconds.
+# By this much a bound may exceed its objective, relative and in microseconds: the feasibility tolerance of the solvers.
 TOLERANCE = 1e-6
 
 
 def solve(
-    blocks,
-    profiles,
-    limits,
-    solver="highs",
-    objective="sum",
+    blocks: dict[str, Blocks],
+    profiles: dict[str, Profile],
+    limits: Limits,
+    solver: str = "highs",
+    objective: str = "sum",
     *,
-    time_limit_s=60.0,
-    gap=GAP,
-    seed=0,
-    threads=1,
-    budget=SIZE_BUDGET,
-    paths=None,
-    log=None,
-):
+    time_limit_s: float = 60.0,
+    gap: float = GAP,
+    seed: int = 0,
+    threads: int = 1,
+    budget: tuple[int, int] | None = SIZE_BUDGET,
+    paths: dict[str, tuple[Any, Any]] | None = None,
+    log: Callable[[str], None] | None = None,
+) -> Schedule:
     """Choose tile and round of each region and return the `Schedule`.
 
-    blocks: ``{tile: Blocks}``; profiles: ``{tile: Profile}``; limits: `hardware.Limits`. objective: ``sum``
-    (makespan) or ``paper`` (longest round). gap: relative gap at which the search stops. budget: most
-    ``(variables, constraints)`` of the model, or None. paths: ``{tile: (blocks path, profile path)}`` to
-    record. log: called with each line of solver progress.
+    blocks, profiles: by tile, of one graph and its regions.
+    solver: of `NAMES`. An integer program starts from the answer of ``descent``; ``descent`` starts from greedy's
+        answers. None is worse than its starts under the `objective`. Where an integer program does not beat descent,
+        the schedule of descent is kept and its `note` says so.
+    objective: ``sum`` (makespan) or ``paper`` (longest round).
+    time_limit_s, gap, seed, threads: of the solver; gap is the relative gap at which the search stops.
+    budget: most ``(variables, constraints)`` of the model, or None.
+    paths: ``{tile: (blocks path, profile path)}`` to record.
+    log: called with each line of the solver's progress.
 
-    solver: of `NAMES`. An integer program starts from the answer of ``descent``, which starts from greedy's and
-    from each fixed tile's: under the objective asked for none is worse than its starts. Where the search does not
-    beat descent, the schedule of that is kept and `note` says so. Raises `UnknownNameError`, `ArtifactError` for
-    inputs that do not belong together, `InfeasibleError` when no schedule exists and `SolverError` when the solver
-    cannot run or ends without an answer.
+    Raises `UnknownNameError`; `ArtifactError` for inputs that do not belong together; `InfeasibleError` where no
+    schedule exists; `SolverUnavailableError` for a solver without a licence or a package; `SolverError` where the
+    solver ends without an answer.
     """
     registry.check("solver", solver, NAMES)
     registry.check("objective", objective, OBJECTIVES)
@@ -67,9 +77,7 @@ def solve(
     facts.setdefault("bound_us", max(bounds["longest"], bounds["work"] / (1 if objective == "sum" else limits.rounds)))
     bound = facts.pop("bound_us")
     if bound > value * (1 + TOLERANCE) + TOLERANCE:
-        raise SolverError(
-            f"{solver} claims a bound of {bound:g} us, above the {value:g} us of a schedule that is there"
-        )
+        raise SolverError(f"{solver} claims a bound of {bound:g} us, above the {value:g} us of a schedule that exists")
     bound = min(bound, value)
     proven = solvers.relative_gap(value, bound)
     facts.setdefault("status", "optimal" if proven <= gap + 1e-9 else "feasible")
@@ -96,7 +104,7 @@ def solve(
     )
 
 
-def _heuristic(problem, name, objective):
+def _heuristic(problem: Problem, name: str, objective: str) -> tuple[Choice, dict[str, Any]]:
     begin = perf_counter()
     choice = HEURISTICS[name](problem, objective)
     size = dict.fromkeys(("variables", "integers", "constraints", "nonzeros"), 0)
@@ -104,7 +112,9 @@ def _heuristic(problem, name, objective):
     return choice, {"status": "heuristic", "form": "regions", "model_size": size, "solve_s": seconds}
 
 
-def _integer_program(problem, solver, objective, budget, options):
+def _integer_program(
+    problem: Problem, solver: str, objective: str, budget: tuple[int, int] | None, options: dict[str, Any]
+) -> tuple[Choice, dict[str, Any]]:
     classes, program, columns = _program.fit(problem, objective, budget)
     begin = perf_counter()
     try:
@@ -127,16 +137,16 @@ def _integer_program(problem, solver, objective, budget, options):
     if choice is not None and not problem.feasible(*choice):
         # Only a merged class can hide occupancy that its members have.
         choice = None
-    if choice is None and start is None:
+    if choice is not None and classes.form == "merged":
+        facts["merge_error"] = solvers.relative_gap(problem.value(*choice, objective), answer.objective)
+    if start and (choice is None or problem.value(*choice, objective) > problem.value(*start, objective)):
+        # Equal but for rounding, the start is proven as good as the answer.
+        return start, {**facts, "note": f"descent's schedule, which {solver} did not beat"}
+    if choice is None:
         raise SolverError(
             f"{solver} ended without a schedule after {answer.seconds:.1f} s (limit {options['time_limit_s']:g} s), "
             "and descent finds none either; raise the time limit, or the size budget with --solver highs"
         )
-    if choice is not None and classes.form == "merged":
-        facts["merge_error"] = solvers.relative_gap(problem.value(*choice, objective), answer.objective)
-    if choice is None or (start and problem.value(*choice, objective) > problem.value(*start, objective)):
-        # Equal but for rounding, the start is proven as good as the answer.
-        return start, {**facts, "note": f"descent's schedule, which {solver} did not beat"}
     return choice, facts
 
 
@@ -186,12 +196,11 @@ def _work_list(problem, blocks, split_keys, tile, rounds):
 def _place(problem, rounds, shape):
     """Lane and start of each item by list scheduling: the next item goes to the lane that is free first.
 
-    A round starts when the one before is over; a launch holds every lane for its cost, as the makespan counts
-    it.
+    A round starts when the one before is over. A launch holds every lane for its cost, as the makespan counts it.
     """
     lane, start = np.empty(len(shape), np.int64), np.empty(len(shape))
     held, clock, launch = 0.0, 0.0, None
-    free = []
+    free: list[tuple[float, int]] = []
     for i, key in enumerate(zip(rounds.tolist(), shape.tolist(), strict=True)):
         if launch is None or key[0] != launch[0]:
             clock = max((end for end, _ in free), default=0.0) + held + problem.limits.round_us

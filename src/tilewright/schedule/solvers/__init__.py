@@ -18,9 +18,9 @@ NAMES = ("highs", "gurobi")
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Minimise ``cost @ x`` with ``row_lower <= rows @ x <= row_upper``, ``lower <= x <= upper``; all that a
-    solver sees.
+    """Minimise ``cost @ x`` with ``row_lower <= rows @ x <= row_upper`` and ``lower <= x <= upper``.
 
+    A solver sees nothing else. The rows (m rows, n columns) are compressed:
     start: int32 [m + 1], column: int32, value: float64: row i holds ``value[start[i]:start[i+1]]`` in the columns
         ``column[start[i]:start[i+1]]``, which ascend. integrality: bool [n]. names: str [n].
     """
@@ -37,7 +37,7 @@ class Model:
     names: tuple[str, ...]
 
     @property
-    def size(self):
+    def size(self) -> dict[str, int]:
         """``{"variables", "integers", "constraints", "nonzeros"}``."""
         return {
             "variables": len(self.cost),
@@ -49,9 +49,12 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What a solver says. x: float [n] or None. status: ``optimal`` (within the gap asked for), ``feasible``
-    (a limit was reached), ``infeasible`` or ``unsolved`` (a limit was reached without a point). bound: proven
-    lower bound. gap: relative to the objective, inf without a point. seconds: wall time."""
+    """The answer of a solver.
+
+    x: float [n] or None. status: ``optimal`` (within the gap), ``feasible`` (a limit was reached), ``infeasible`` or
+        ``unsolved`` (a limit was reached without a point). bound: proven lower bound. gap: relative to the objective,
+        inf without a point. seconds: wall time.
+    """
 
     x: np.ndarray | None
     status: str
@@ -61,6 +64,6 @@ class Solution:
     seconds: float
 
 
-def relative_gap(objective, bound):
+def relative_gap(objective: float, bound: float) -> float:
     """``(objective - bound) / objective``, 0 for an objective of 0."""
     return max(0.0, objective - bound) / objective if objective > 0 else 0.0

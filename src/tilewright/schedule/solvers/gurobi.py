@@ -1,12 +1,13 @@
 """Gurobi. The package from PyPI carries a licence for small models; a full licence lifts the limit."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from time import perf_counter
 
 import numpy as np
 
 from tilewright.core.errors import SolverError, SolverUnavailableError
-from tilewright.schedule.solvers import Solution, relative_gap
+from tilewright.schedule.solvers import Model, Solution, relative_gap
 
 # Most variables and most linear constraints of the licence that comes with the package (gurobipy 13,
 # measured).
@@ -23,12 +24,21 @@ STATUSES = {
 _REMEDY = "use --solver highs, merge more regions (a smaller size budget), or install a full Gurobi licence"
 
 
-def available():
+def available() -> bool:
     """True when the package is installed."""
     return find_spec("gurobipy") is not None
 
 
-def solve(model, *, time_limit_s, gap, seed, threads, start=None, log=None):
+def solve(
+    model: Model,
+    *,
+    time_limit_s: float,
+    gap: float,
+    seed: int,
+    threads: int,
+    start: np.ndarray | None = None,
+    log: Callable[[str], None] | None = None,
+) -> Solution:
     """Solve `model`; see the package's contract."""
     if not available():
         raise SolverUnavailableError(

@@ -1,12 +1,13 @@
 """HiGHS, the embedded default (Huangfu and Hall, 2018; MIT licence, no size limit)."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from time import perf_counter
 
 import numpy as np
 
 from tilewright.core.errors import SolverError
-from tilewright.schedule.solvers import Solution, relative_gap
+from tilewright.schedule.solvers import Model, Solution, relative_gap
 
 STATUSES = {
     "kOptimal": "optimal",
@@ -17,12 +18,21 @@ STATUSES = {
 }
 
 
-def available():
+def available() -> bool:
     """True when the package is installed."""
     return find_spec("highspy") is not None
 
 
-def solve(model, *, time_limit_s, gap, seed, threads, start=None, log=None):
+def solve(
+    model: Model,
+    *,
+    time_limit_s: float,
+    gap: float,
+    seed: int,
+    threads: int,
+    start: np.ndarray | None = None,
+    log: Callable[[str], None] | None = None,
+) -> Solution:
     """Solve `model`; see the package's contract."""
     if not available():
         raise SolverError("the solver 'highs' needs the package highspy, which is not installed: pip install highspy")
