@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.sparse import csr_array
 
 from helpers.factories import make_blocks, make_limits, make_profile, random_inputs
 from helpers.solvers import need
@@ -291,7 +290,7 @@ def test_greedy_is_a_feasible_point_of_the_model(case):
     for objective in problems.OBJECTIVES:
         form, program, columns = _program.fit(problem, objective, None)
         x = _program.encode(problem, form, columns, tile, rounds)
-        activity = rows_of(program) @ x
+        activity = program.rows @ x
         assert (activity <= program.row_upper + 1e-9).all() and (activity >= program.row_lower - 1e-9).all()
         assert (x <= program.upper + 1e-9).all() and (x >= program.lower).all()
         assert program.cost @ x == pytest.approx(problem.value(tile, rounds, objective))
@@ -306,7 +305,7 @@ def test_the_model_holds_the_sum_of_the_entries_of_one_place():
     blocks, profiles = random_inputs(3, 4, TILES)
     problem = problems.build(blocks, profiles, make_limits(conflicts=(("4x1", "4x1"),)))
     _, program, columns = _program.fit(problem, "sum", None)
-    assert 2.0 in rows_of(program)[:, [columns.y[0, 0]]].toarray()
+    assert 2.0 in program.rows[:, [columns.y[0, 0]]].toarray()
 
 
 def test_the_work_list_is_ordered_and_places_every_item():
@@ -548,12 +547,6 @@ def test_importing_the_schedule_is_light():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
-
-
-def rows_of(program):
-    """The constraints of a `Model`, [m, n]."""
-    shape = len(program.row_lower), len(program.cost)
-    return csr_array((program.value, program.column, program.start), shape=shape)
 
 
 def solvers_member(name):

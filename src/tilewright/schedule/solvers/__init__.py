@@ -10,8 +10,12 @@ raises `SolverError`.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 NAMES = ("highs", "gurobi")
 
@@ -20,9 +24,11 @@ NAMES = ("highs", "gurobi")
 class Model:
     """Minimise ``cost @ x`` with ``row_lower <= rows @ x <= row_upper`` and ``lower <= x <= upper``.
 
-    A solver sees nothing else. The rows (m rows, n columns) are compressed:
+    A solver sees nothing else. There are m rows and n columns.
+
     start: int32 [m + 1], column: int32, value: float64: row i holds ``value[start[i]:start[i+1]]`` in the columns
-        ``column[start[i]:start[i+1]]``, which ascend. integrality: bool [n]. names: str [n].
+        ``column[start[i]:start[i+1]]``, which ascend.
+    integrality: bool [n], which variables are integers. names: str [n].
     """
 
     cost: np.ndarray
@@ -35,6 +41,13 @@ class Model:
     upper: np.ndarray
     integrality: np.ndarray
     names: tuple[str, ...]
+
+    @property
+    def rows(self) -> "csr_array":
+        """The rows as a `scipy.sparse.csr_array` [m, n], for solvers that take one. SciPy is imported only here."""
+        from scipy.sparse import csr_array
+
+        return csr_array((self.value, self.column, self.start), shape=(len(self.row_lower), len(self.cost)))
 
     @property
     def size(self) -> dict[str, int]:
