@@ -97,8 +97,9 @@ def solvers(*names):
 
 
 def graph_code(wildcards):
-    """Parameter: as `code`, for the family of a workload."""
-    return code("gen_adj", "models", family(wildcards.m)[0].__name__.removeprefix("tilewright."))(wildcards)
+    """Parameter: as `code`, for all that makes the graph of a workload."""
+    modules = models.modules(wildcards.m, CONFIG.models.get(wildcards.m))
+    return code("gen_adj", *(name.removeprefix("tilewright.") for name in modules))(wildcards)
 
 
 def experiment_code(wildcards):

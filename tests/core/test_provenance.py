@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tilewright
+from tilewright import models
 from tilewright.core import provenance
 from tilewright.core.errors import UnknownNameError
 
@@ -132,6 +133,64 @@ def test_a_changed_copy_of_the_package_has_another_digest(tmp_path):
     assert of("tilewright.graph") == before["tilewright.graph"]
 
 
+def test_digest_follows_what_a_module_declares_to_enter(package):
+    (package / "alone.py").write_text("ENTERED = ('tilewright.leaf',)\n")
+    before = digest("alone")
+    assert provenance.closure("tilewright.alone") == ("tilewright.alone", "tilewright.leaf")
+    (package / "leaf.py").write_text("VALUE = 2\n")
+    assert digest("alone") != before
+
+
+def test_digest_leaves_out_what_a_module_imports_for_its_callers(package):
+    (package / "alone.py").write_text("APART = ('tilewright.leaf',)\nfrom tilewright import leaf\n")
+    before = digest("alone")
+    (package / "leaf.py").write_text("VALUE = 2\n")
+    assert digest("alone") == before
+
+
+@pytest.mark.parametrize("name", ["ENTERED", "APART"])
+def test_a_declared_module_that_is_not_there_is_refused(package, name):
+    (package / "alone.py").write_text(f"{name} = ('tilewright.gone',)\n")
+    with pytest.raises(UnknownNameError, match=r"unknown module 'tilewright\.gone'"):
+        digest("alone")
+
+
+@pytest.mark.parametrize(
+    "workload, overrides, changes",
+    [
+        pytest.param("dynamicvit-s-224", {"gate": "predictor", "weights": "net.pth"}, True, id="predictor"),
+        pytest.param("dynamicvit-s-224", {}, False, id="threshold"),
+        pytest.param("vil-tiny-224-s1", {}, False, id="vil"),
+        pytest.param("regionvit-tiny-224-s1", {}, False, id="regionvit"),
+    ],
+)
+@pytest.mark.parametrize("edited", ["networks/dynamicvit.py", "models/_gates/predictor.py"])
+def test_graphs_change_with_the_network_whose_gate_makes_them(
+    tmp_path, monkeypatch, edited, workload, overrides, changes
+):
+    root = tmp_path / "tilewright"
+    shutil.copytree(Path(tilewright.__file__).parent, root, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(provenance, "_ROOT", root)
+    modules = [name.removeprefix("tilewright.") for name in models.modules(workload, overrides)]
+    before = digest(*modules)
+    (root / edited).write_text((root / edited).read_text() + "\nADDED = 1\n")
+    assert (digest(*modules) != before) == changes
+    forget()
+
+
+def test_modules_that_are_entered_by_a_string_are_declared():
+    """An import by a literal name is one that the digest does not see."""
+    root = Path(tilewright.__file__).parent
+    hidden = [str(path.relative_to(root)) for path in root.rglob("*.py") if 'import_module("' in path.read_text()]
+    assert hidden == []
+
+
+def test_few_imports_do_not_count():
+    root = Path(tilewright.__file__).parent
+    apart = {str(path.relative_to(root)) for path in root.rglob("*.py") if "\nAPART = " in path.read_text()}
+    assert apart == {"__init__.py", "models/__init__.py"}
+
+
 def test_digest_of_a_file_is_that_of_its_bytes(tmp_path):
     (tmp_path / "f").write_bytes(b"x" * 3_000_000)
     assert provenance.sha256_file(tmp_path / "f") == hashlib.sha256(b"x" * 3_000_000).hexdigest()
@@ -193,7 +252,7 @@ def given(x, y=(), *, z=None):
 '''
 
 
-def test_code_reads_alike_under_every_release_of_python():
+def test_code_reads_the_same_under_every_release_of_python():
     text = provenance.canonical(SOURCE)
     assert "NAMES" not in text and "Docstring" not in text
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "dcd68c6ac0250f5a"
@@ -220,24 +279,24 @@ def test_the_commit_is_that_of_the_checkout(package, monkeypatch):
     def git(*arguments):
         subprocess.run(["git", "-C", package, "-c", "user.name=n", "-c", "user.email=e", *arguments], check=True)
 
-    def told():
+    def found():
         provenance.commit.cache_clear()
         return provenance.commit()
 
     monkeypatch.setenv("TILEWRIGHT_COMMIT", "abc1234")
-    assert told() == "abc1234"
+    assert found() == "abc1234"
     git("init", "-q", ".")
-    # Of a checkout that the package is no part of, nothing is told.
+    # A checkout that the package is no part of does not count.
     (package / "README").write_text("other")
     git("add", "README"), git("commit", "-qm", "other")
-    assert told() == "abc1234"
+    assert found() == "abc1234"
     git("add", "."), git("commit", "-qm", "package")
-    found = subprocess.run(["git", "-C", package, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
-    assert told() == found[:10]
+    head = subprocess.run(["git", "-C", package, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    assert found() == head[:10]
     (package / "leaf.py").write_text("VALUE = 2\n")
-    assert told() == f"{found[:10]}+"
+    assert found() == f"{head[:10]}+"
     monkeypatch.setenv("PATH", "")
-    assert told() == "abc1234"
+    assert found() == "abc1234"
     monkeypatch.delenv("TILEWRIGHT_COMMIT")
-    assert told() == ""
+    assert found() == ""
     provenance.commit.cache_clear()

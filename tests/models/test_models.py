@@ -479,7 +479,7 @@ def test_the_gate_without_weights_keeps_the_patches_of_largest_contrast(photogra
     params = dynamicvit.Params("deit-s", 96, 16, 1, image=photograph)
     contrast = [((patch - patch.mean((1, 2), keepdims=True)) ** 2).sum() for patch in patches_of(photograph, 6, 16)]
     best = sorted(range(36), key=lambda i: -contrast[i])[:25]
-    assert _gates.threshold_l2(params).tolist() == best
+    assert _gates.kept(params).tolist() == best
     assert models.build("dynamicvit-s-96", {"image": photograph}).meta["gate"] == {
         "name": "threshold-l2",
         "embedding": "isometric, of zero-mean patches",
@@ -494,7 +494,7 @@ def test_the_gate_gives_ties_to_the_smaller_id(tmp_path):
     pixels[32:] = np.indices((32, 64)).sum(0) % 2 * 255
     Image.fromarray(np.stack([pixels] * 3, axis=2)).save(tmp_path / "two.png")
     params = dynamicvit.Params("deit-s", 64, 2, 1, image=str(tmp_path / "two.png"))
-    np.testing.assert_array_equal(_gates.threshold_l2(params), [*range(512, 1024), *range(716 - 512)])
+    np.testing.assert_array_equal(_gates.kept(params), [*range(512, 1024), *range(716 - 512)])
 
 
 class Network(nn.Module):
@@ -611,7 +611,7 @@ def test_the_gate_with_weights_measures_the_embeddings_of_the_checkpoint(tmp_pat
     params = dynamicvit.Params("deit-s", 96, 16, 1, image=photograph, weights=str(path))
     embedded = torch.from_numpy(patches_of(photograph, 6, 16)).flatten(1) @ weight.flatten(1).T + bias
     wanted = embedded.norm(dim=1).argsort(descending=True)[:25]
-    assert _gates.threshold_l2(params).tolist() == wanted.tolist()
+    assert _gates.kept(params).tolist() == wanted.tolist()
     assert _gates.describe(params)["embedding"] == "of the checkpoint"
 
 

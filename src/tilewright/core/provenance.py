@@ -3,6 +3,10 @@
 `code_digest` covers a module and everything of this package that it imports, at any depth, so that a workflow can rerun
 exactly the jobs whose code changed. It reads source text only: nothing is imported. Comments, docstrings and the list
 of a family's members (``NAMES``) do not count: neither a better explanation nor a new member repeats hours of timing.
+
+What its imports do not show, a module declares, as a tuple of dotted names:
+    ``ENTERED``: modules that its code enters by a string; they count as imported.
+    ``APART``: modules that it imports for its callers, and that its own results do not depend on; they do not count.
 """
 
 import ast
@@ -86,11 +90,15 @@ def _path_of(module):
 
 @cache
 def _imports(module):
-    """Modules of this package that `module` imports, anywhere in its text."""
+    """Modules of this package that `module` imports, anywhere in its text, or declares in ``ENTERED``.
+
+    Raises `UnknownNameError` for a declared module that is not there.
+    """
     path = _path_of(module)
     parent = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    tree = ast.parse(path.read_bytes())
     found = set()
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -101,24 +109,39 @@ def _imports(module):
                 base = ".".join([*anchor, base] if base else anchor)
             names = [base] + [f"{base}.{alias.name}" for alias in node.names]
         found.update(name for name in names if _path_of(name))
-    return frozenset(found - {module})
+    entered, apart = _declared(tree, "ENTERED"), _declared(tree, "APART")
+    for name in entered + apart:
+        _check_known(name)
+    return frozenset((found | set(entered)) - {module, *apart})
+
+
+def _declared(tree, name):
+    """The tuple of strings that a module assigns to `name`; empty where it does not."""
+    values = [node.value for node in tree.body if isinstance(node, ast.Assign) and _assigned(node) == [name]]
+    return ast.literal_eval(values[-1]) if values else ()
+
+
+def _check_known(module):
+    """Raise `UnknownNameError` unless `module` is one of this package."""
+    if _path_of(module) is None:
+        known = (path.relative_to(_ROOT.parent).with_suffix("") for path in _ROOT.rglob("*.py"))
+        raise UnknownNameError("module", module, sorted(".".join(path.parts) for path in known))
 
 
 @cache
 def closure(*modules):
     """All modules of this package that `modules` need, themselves included, sorted.
 
-    A package's ``__init__`` counts where it is named in an import, not for being the parent of what is. Modules that
-    are loaded by name (`core.registry.member`) have to be listed by the caller. Raises `UnknownNameError`.
+    A package's ``__init__`` counts where it is named in an import, not for being the parent of what is. Members of a
+    family that the user chooses by name (`core.registry.member`) have to be listed by the caller. Raises
+    `UnknownNameError`.
     """
     seen, todo = set(), list(modules)
     while todo:
         module = todo.pop()
         if module in seen:
             continue
-        if _path_of(module) is None:
-            known = (path.relative_to(_ROOT.parent).with_suffix("") for path in _ROOT.rglob("*.py"))
-            raise UnknownNameError("module", module, sorted(".".join(path.parts) for path in known))
+        _check_known(module)
         seen.add(module)
         todo.extend(_imports(module))
     return tuple(sorted(seen))
@@ -136,7 +159,7 @@ def canonical(source):
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             del node.body[0]
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.Assign) and _is_names(node))]
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.Assign) and _assigned(node) == ["NAMES"])]
     return _dump(tree)
 
 
@@ -151,8 +174,8 @@ def _dump(node):
     if isinstance(node, ast.JoinedStr):
         found["values"] = _joined(node.values)
     # The one field for which None is a value.
-    told = {name: value for name, value in found.items() if name == "value" or value not in (None, [])}
-    return f"{type(node).__name__}({','.join(f'{name}={_dump(value)}' for name, value in told.items())})"
+    shown = {name: value for name, value in found.items() if name == "value" or value not in (None, [])}
+    return f"{type(node).__name__}({','.join(f'{name}={_dump(value)}' for name, value in shown.items())})"
 
 
 def _joined(pieces):
@@ -166,8 +189,9 @@ def _joined(pieces):
     return merged
 
 
-def _is_names(node):
-    return [target.id for target in node.targets if isinstance(target, ast.Name)] == ["NAMES"]
+def _assigned(node):
+    """Names that an assignment gives a value."""
+    return [target.id for target in node.targets if isinstance(target, ast.Name)]
 
 
 @cache

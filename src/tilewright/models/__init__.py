@@ -8,8 +8,10 @@ Contract of a member module:
     ``graph(params) -> Graph``: the exact pattern in the model's own token order, with ``meta`` holding ``family``,
         ``heads``, ``head_dim``, ``grid`` and ``bias``, and ``case`` where it is not what inference runs.
     ``sources(params) -> list``: the user's files that the graph is made from.
+    ``entered(params) -> list``: dotted names of the modules that make the graph and that the member enters by a name
+        which `params` holds; may be left out where there are none.
     ``size(params) -> int``: at most how many numbers the graph holds, its tokens and the entries of its distinct rows;
-        told without making it, so that a cluster can be asked for memory and time.
+        known without making it, so that a cluster can be asked for memory and time.
     ``bias_index(params, rows, cols) -> int array``: for models with a relative-position bias (``meta["bias"]`` is not
         None) the slot of each (query, key) pair, by token ids in the model's own order, in a bias vector of
         ``meta["bias"]["slots"]`` entries a head; the last slot is for "no bias" and holds zero.
@@ -26,6 +28,9 @@ import msgspec
 from tilewright.core.errors import ConfigError, UnknownNameError
 
 NAMES = ("vision_longformer", "regionvit", "dynamicvit", "file")
+
+# Graphs do not change with the networks.
+APART = ("tilewright.networks",)
 
 
 def members():
@@ -68,10 +73,20 @@ def size(name, overrides=None):
     return module.size(params)
 
 
+def modules(name, overrides=None):
+    """Dotted names of the modules that make the graph of a workload, for digests of code: with all they import.
+
+    Raises as `parse` does.
+    """
+    module, params = parse(name, overrides)
+    return __name__, module.__name__, *(module.entered(params) if hasattr(module, "entered") else ())
+
+
 def create(family, **options):
     """A network of the family, see `tilewright.networks.create`."""
-    # By name: the graphs neither need torch nor change with the networks.
-    return import_module("tilewright.networks").create(family, **options)
+    from tilewright import networks
+
+    return networks.create(family, **options)
 
 
 def bias_index(meta, rows, cols):

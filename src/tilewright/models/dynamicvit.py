@@ -3,9 +3,9 @@
 Before three of its blocks the network drops the least informative tokens: rho, rho^2, rho^3 of the patches stay, and
 the class token always does. The graph is the `CASE` of training, and of whoever masks: over the original tokens the
 attention that follows is ``A = 1 keep^T | I``, each query sees the kept tokens and itself. Inference drops the other
-queries too, and what is left is dense (the baseline ``sdpa_compacted``). Which tokens are kept is told by a gate, see
-`gates`, from a real photograph. Any resolution and patch size will do, where the public code is bound to 14 x 14
-patches. Tokens: the class token first, then the patches, row by row.
+queries too, and what is left is dense (the baseline ``sdpa_compacted``). A gate, see `_gates`, decides from a real
+photograph which tokens are kept. Any resolution and patch size will do; the public code is bound to 14 x 14 patches.
+Tokens: the class token first, then the patches, row by row.
 """
 
 import re
@@ -42,7 +42,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One pruned part of one network, on one image.
 
     prune: 1, 2 or 3, how often tokens have been pruned. keep_ratio: rho. image: a name of `images.PHOTOGRAPHS` or a
-    path. gate: see `gates`. weights: an official checkpoint (``.pth`` or ``.safetensors``), needed by ``predictor``.
+    path. gate: see `_gates`. weights: an official checkpoint (``.pth`` or ``.safetensors``), needed by ``predictor``.
     """
 
     variant: Literal["deit-256", "deit-s", "deit-b", "lvvit-s", "lvvit-m"]
@@ -100,11 +100,7 @@ def network_fields(name):
 
 def keep(params):
     """Sorted token ids (int32, the class token 0 included) that are kept after ``params.prune`` prunings."""
-    if params.gate == "predictor":
-        patches = _gates.predictor(params, VARIANTS[params.variant][0])
-    else:
-        patches = _gates.threshold_l2(params)
-    return np.concatenate(([0], 1 + np.sort(patches))).astype(np.int32)
+    return np.concatenate(([0], 1 + np.sort(_gates.kept(params)))).astype(np.int32)
 
 
 def _counts(params):
@@ -160,6 +156,11 @@ def graph(params):
 def sources(params):
     """The image, when it is the user's, and the checkpoint."""
     return [*_gates.own_image(params), *([params.weights] if params.weights else [])]
+
+
+def entered(params):
+    """The gate."""
+    return [_gates.module(params)]
 
 
 def size(params):

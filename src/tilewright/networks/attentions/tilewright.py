@@ -18,8 +18,8 @@ TRACED = "operator"
 _LOG = logging.getLogger(__name__)
 # The networks' patterns declare their windows: the order is the same for plans of every device and type.
 ORDER = "window"
-# What makes a plan, beside its device's modules. Orders and solvers are entered by name, which imports do not show.
-_MAKERS = (api.__name__, f"tilewright.reorder.{ORDER}", "tilewright.schedule.solvers.highs")
+# Plans are made with this order, and with the solver that is `tilewright.plan`'s default.
+ENTERED = ("tilewright.reorder.window", "tilewright.schedule.solvers.highs")
 
 
 def order(site):
@@ -65,7 +65,7 @@ def _read_or_made(site, dtype, device):
     """The plan for `dtype` on the current device of a kind."""
     facts = targets.describe(device)
     shape = {"heads": site.heads, "head_dim": site.head_dim, "dtype": dtype}
-    makers = (*_MAKERS, *targets.modules(device, "executor", "probe"))
+    makers = (api.__name__, *ENTERED, *targets.modules(device, "executor", "probe"))
     # Equal patterns may have other windows, and then their tokens stand in another order.
     pattern = site.graph.id, provenance.sha256_arrays(site.order.numpy())
     made_of = (*pattern, *map(str, shape.values()), targets.device_id(facts), provenance.code_digest(*makers))

@@ -1,0 +1,53 @@
+"""Gates: which patches of a photograph DynamicViT keeps (part of stage T1).
+
+Contract of a member module: ``kept(params) -> int64 array``: ids of the ``params.kept`` patches that stay after
+``params.prune`` prunings, in any order. params: `tilewright.models.dynamicvit.Params`. A gate is entered by its name
+alone, so that the graphs of one do not change with the code of the others.
+"""
+
+import numpy as np
+
+from tilewright.core import images, registry
+
+NAMES = ("threshold_l2", "predictor")
+
+# ImageNet statistics, which all five networks are trained with.
+MEAN = np.array([0.485, 0.456, 0.406], np.float32)
+STD = np.array([0.229, 0.224, 0.225], np.float32)
+
+
+def pixels(image, size):
+    """A photograph as networks take it: cut and resized as `images.load` does, normalised, float32 [3, size, size]."""
+    return (images.load(image, size) - MEAN[:, None, None]) / STD[:, None, None]
+
+
+def describe(params):
+    """JSON-able facts about the gate of a graph."""
+    photograph = images.PHOTOGRAPHS.get(params.image)
+    embedding = "of the checkpoint" if params.weights else "isometric, of zero-mean patches"
+    return {
+        "name": params.gate,
+        "embedding": embedding,
+        "image": params.image,
+        "credit": f"{photograph.credit}, {photograph.licence}" if photograph else None,
+    }
+
+
+def own_image(params):
+    """The image's path in a list; empty for a photograph that is shipped."""
+    return [] if params.image in images.PHOTOGRAPHS else [params.image]
+
+
+def module(params):
+    """The dotted name of the module of the gate, for digests of code. A gate's name has a hyphen where that has none.
+
+    Raises `UnknownNameError`.
+    """
+    name = params.gate.replace("-", "_")
+    registry.check("gate", name, NAMES)
+    return f"{__name__}.{name}"
+
+
+def kept(params):
+    """Ids of the patches that the gate of `params` keeps. Raises what the gate raises."""
+    return registry.member(__name__, "gate", module(params).rpartition(".")[2], NAMES).kept(params)

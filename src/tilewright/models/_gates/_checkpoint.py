@@ -1,0 +1,24 @@
+"""What gates read of an official DynamicViT checkpoint."""
+
+from tilewright.core.errors import ArtifactError, ConfigError
+
+
+def read(path):
+    """The tensors of a checkpoint by name. Raises `ArtifactError`."""
+    # Here: reading needs torch, which a gate without weights does not.
+    from tilewright.core import checkpoints
+
+    return checkpoints.read(path)
+
+
+def tensor(state, key, path):
+    """The tensor named `key`. Raises `ArtifactError` where there is none."""
+    if key not in state:
+        raise ArtifactError(f"{path}: expected an official DynamicViT checkpoint, found no {key!r}")
+    return state[key]
+
+
+def check_patch(patch, params):
+    """Raise `ConfigError` unless the checkpoint's patches have the size that `params` state, in pixels."""
+    if patch != params.patch:
+        raise ConfigError(f"{params.weights}: expected a patch of {patch} pixels, found {params.patch}")
