@@ -12,23 +12,22 @@ from helpers.rows import run_baselines
 from tilewright import graph, models, reference, reorder
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.baselines.sparse import (  # fmt: skip
-    Unavailable,
-    _backends,
-    _patterns,
     cudnn_flex,
     fa4,
     flashinfer,
-    flex,
     natten,
     sdpa_compacted,
     sdpa_kept,
     sdpa_mask,
     sdpa_windows,
 )
+from tilewright.baselines.sparse import flex as flex_member
 from tilewright.core import timing
+from tilewright.core.errors import Unavailable
 from tilewright.study.experiments import _attention as rows
 from tilewright.study.experiments._attention import Tokens
 from tilewright.study.experiments._effort import Effort
+from tilewright.torch_attention import flex, kernels, patterns
 
 QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
 META = {"heads": 2, "head_dim": 16}
@@ -63,33 +62,33 @@ def keeping(n=40, n_kept=11, seed=0):
 def test_blocks_are_full_partial_or_absent():
     dense = np.zeros((300, 200), bool)
     dense[:128, :128] = dense[130, 150] = True
-    partial, full = _patterns.kinds(graph.from_pattern(dense), 128)
+    partial, full = patterns.kinds(graph.from_pattern(dense), 128)
     assert full.tolist() == [[True, False], [False, False], [False, False]]
     assert partial.tolist() == [[False, False], [False, True], [False, False]]
-    counts, numbers = _patterns.listed(partial, "cpu")
+    counts, numbers = patterns.listed(partial, "cpu")
     assert counts.tolist() == [[[0, 1, 0]]] and numbers[0, 0, 1].tolist() == [1, 0]
 
 
 def test_windows_are_told_from_other_patterns():
     found = shuffled(windows())
-    owner = _patterns.windows(found)
+    owner = patterns.windows(found)
     assert (found.to_dense() == (found.row_class[:, None] == owner)).all()
     lone, uneven, shared = windows().to_dense(), windows().to_dense(), windows().to_dense()
     lone[:, 3], uneven[0], shared[:6, 6] = False, uneven[7], True
     for other in (lone, uneven, shared, np.ones((4, 4), bool)):
-        assert _patterns.windows(graph.from_pattern(other)) is None
+        assert patterns.windows(graph.from_pattern(other)) is None
 
 
 def test_kept_tokens_are_told_from_other_patterns():
     found, common = keeping()
-    assert _patterns.kept(found).tolist() == common.tolist()
+    assert patterns.kept(found).tolist() == common.tolist()
     missing, stray, none = found.to_dense(), found.to_dense(), np.eye(5, dtype=bool)
     pruned = np.setdiff1d(np.arange(40), common)
     missing[pruned[0], pruned[0]] = False
     stray[pruned[0], pruned[:2]] = False, True
     for other in (missing, stray, none, found.to_dense()[:-1]):
-        assert _patterns.kept(graph.from_pattern(other)) is None
-    assert _patterns.kept(found.reordered(*2 * [np.random.default_rng(0).permutation(40)])) is not None
+        assert patterns.kept(graph.from_pattern(other)) is None
+    assert patterns.kept(found.reordered(*2 * [np.random.default_rng(0).permutation(40)])) is not None
 
 
 RULED = {
@@ -107,13 +106,13 @@ def test_a_rule_allows_the_pattern_and_nothing_else(name, order):
     if order == "shuffled":
         same = np.random.default_rng(0).permutation(pattern.n_rows)
         pattern = pattern.reordered(same, same) if name == "kept" else shuffled(pattern)
-    assert _patterns.rule(pattern) is not None
+    assert patterns.rule(pattern) is not None
     assert_allows(pattern, flex.pairs(pattern, 0, "cpu")[0])
 
 
 def test_without_a_rule_pairs_are_looked_up():
     pattern = graph.from_pattern(plans.pattern(30, 21))
-    assert _patterns.rule(pattern) is None and _patterns.rule(models.build("vil-tiny-64-s3")) is None
+    assert patterns.rule(pattern) is None and patterns.rule(models.build("vil-tiny-64-s3")) is None
     mask_mod, size = flex.pairs(pattern, 1000, "cpu")
     assert_allows(pattern, mask_mod)
     with pytest.raises(Unavailable, match=f"bits take {size} bytes; at most 10 are allowed"):
@@ -203,12 +202,12 @@ def test_other_patterns_are_unavailable():
             flex.prepare(graph.from_pattern(dense), variant="64-split", **ON_GPU)
 
 
-@pytest.mark.parametrize("backend", _backends.NAMES)
+@pytest.mark.parametrize("backend", kernels.NAMES)
 def test_a_kernel_that_refuses_the_tokens_is_unavailable(backend):
     # On a GPU for their type, elsewhere for the lack of one.
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with pytest.raises(Unavailable, match=f"torch's {backend} attention refuses torch.float64, head dim 16"):
-        _backends.need(backend, *3 * [torch.zeros(1, 2, 8, 16, dtype=torch.float64, device=device)])
+        kernels.need(backend, *3 * [torch.zeros(1, 2, 8, 16, dtype=torch.float64, device=device)])
 
 
 @pytest.fixture
@@ -220,10 +219,10 @@ def on_cpu(monkeypatch):
         lse = torch.logsumexp(q.double() @ k.double().mT * q.shape[-1] ** -0.5, -1, keepdim=True)
         return reference.attention(q, k, v, everything).to(q.dtype), lse.float()
 
-    for module in (_backends, sdpa_windows, sdpa_kept):
+    for module in (kernels, sdpa_windows, sdpa_kept):
         monkeypatch.setattr(module, "need_gpu", lambda device: None)
-    monkeypatch.setattr(_backends, "need", lambda *_: None)
-    monkeypatch.setattr(_backends, "attend", attend)
+    monkeypatch.setattr(kernels, "need", lambda *_: None)
+    monkeypatch.setattr(kernels, "attend", attend)
 
 
 def only_ok(name, pattern, **options):
@@ -263,8 +262,8 @@ def test_kept_tokens_that_stand_first_are_not_copied(on_cpu, monkeypatch):
     pattern, common = keeping()
     first = np.concatenate((common, np.setdiff1d(np.arange(40), common)))
     ready = sdpa_kept.prepare(pattern.reordered(first, first), variant="flash", **ON_GPU | {"device": "cpu"})
-    attend, seen = _backends.attend, []
-    monkeypatch.setattr(_backends, "attend", lambda *a, **options: seen.extend(a[2:]) or attend(*a, **options))
+    attend, seen = kernels.attend, []
+    monkeypatch.setattr(kernels, "attend", lambda *a, **options: seen.extend(a[2:]) or attend(*a, **options))
     q, k, v = torch.randn(3, 1, 2, 40, 16).unbind()
     ready.call(q, k, v)
     assert [x.data_ptr() for x in seen] == [k.data_ptr(), v.data_ptr()] and seen[0].shape[2] == 11
@@ -294,7 +293,7 @@ def test_patterns_without_pruned_tokens_have_no_inference_of_their_own(pattern):
 
 def test_wrong_inference_is_never_timed(on_cpu, monkeypatch):
     monkeypatch.setattr(sdpa_compacted, "VARIANTS", ("flash",))
-    monkeypatch.setattr(_backends, "attend", lambda backend, q, k, v: (v.mean(2, keepdim=True).expand_as(q), None))
+    monkeypatch.setattr(kernels, "attend", lambda backend, q, k, v: (v.mean(2, keepdim=True).expand_as(q), None))
     (row,) = run_baselines(["sdpa_compacted"], Tokens(keeping()[0]), QUICK, max_dense_tokens=100)
     assert row["status"] == "failed" and row["p50_us"] == ""
 
@@ -313,7 +312,7 @@ def wide():
 
 @pytest.mark.parametrize("variant", ["16", "64-split"])
 def test_forms_of_flex_pass_their_check(monkeypatch, variant):
-    monkeypatch.setattr(flex, "VARIANTS", (variant,))
+    monkeypatch.setattr(flex_member, "VARIANTS", (variant,))
     row = only_ok("flex", wide())
     assert row["variant"] == variant and row["memory_bytes"] > 0 and row["ordered"] is True
 
@@ -327,7 +326,7 @@ def uncompiled(monkeypatch):
 
 def test_the_fastest_form_of_flex_is_the_peer(uncompiled, monkeypatch):
     times = {"128": 5.0, "64-split": 2.0, "32-split": 1.0, "16": 3.0}
-    monkeypatch.setattr(flex, "VARIANTS", tuple(times))
+    monkeypatch.setattr(flex_member, "VARIANTS", tuple(times))
     measured = rows.Tokens.checked
 
     def checked(tokens, *arguments, **facts):
@@ -342,7 +341,7 @@ def test_the_fastest_form_of_flex_is_the_peer(uncompiled, monkeypatch):
 
 
 def test_a_peer_in_plan_order_has_a_row_with_the_permutation(uncompiled, monkeypatch):
-    monkeypatch.setattr(flex, "VARIANTS", ("16",))
+    monkeypatch.setattr(flex_member, "VARIANTS", ("16",))
     pattern = shuffled(wide())
     permuted = []
     permuting = rows._permuting
@@ -358,7 +357,7 @@ def test_a_peer_in_plan_order_has_a_row_with_the_permutation(uncompiled, monkeyp
 
 
 def test_flex_with_a_rule_passes_its_check(monkeypatch):
-    monkeypatch.setattr(flex, "VARIANTS", ("64-split",))
+    monkeypatch.setattr(flex_member, "VARIANTS", ("64-split",))
     only_ok("flex", RULED["exact"](), heads=1, head_dim=16)
 
 
@@ -390,8 +389,8 @@ def test_tuned_forms_ask_torch_to_tune(monkeypatch, variant):
     """And no other does; tiles are no larger than blocks."""
     asked = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
-    listed = _patterns.listed
-    monkeypatch.setattr(_patterns, "listed", lambda kind, device: listed(kind, "cpu"))
+    listed = patterns.listed
+    monkeypatch.setattr(patterns, "listed", lambda kind, device: listed(kind, "cpu"))
     monkeypatch.setattr(flex, "pairs", lambda *_: (lambda b, h, q, kv: q >= 0, 0))
     monkeypatch.setattr(flex, "SMALLEST_ON_GPU", 16)
     monkeypatch.setattr(flex, "_apart", lambda *_: None)

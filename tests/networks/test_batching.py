@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tilewright import networks
-from tilewright.baselines.sparse import Unavailable
-from tilewright.core.errors import PatternError
+from tilewright.core.errors import PatternError, Unavailable
 from tilewright.models import deit as pattern
 from tilewright.networks import batching
 from tilewright.networks._captured import Captured

@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 from torch.nn.attention.flex_attention import create_block_mask
 
 from tilewright import networks, ragged
-from tilewright.baselines.sparse import Unavailable
-from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
+from tilewright.core.errors import ArtifactError, ConfigError, PatternError, Unavailable, UnknownNameError
 from tilewright.models import dynamicvit as pattern
 from tilewright.networks import _pruned, _sites, dynamicvit
 

@@ -8,12 +8,12 @@ import torch
 from torch.nn import functional as F
 
 from tilewright import models
-from tilewright.baselines.sparse import flex
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.graph import from_pattern
 from tilewright.models import regionvit as pattern
 from tilewright.networks import regionvit
 from tilewright.networks._region_windows import Windows
+from tilewright.torch_attention import flex
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tilewright import api, networks, reference
-from tilewright.baselines.sparse import flex
 from tilewright.core.errors import PatternError, UnknownNameError
 from tilewright.networks import _sites
 from tilewright.networks._sliding_chunks import Windows
 from tilewright.networks.attentions import dense, tilewright
+from tilewright.torch_attention import flex
 
 HEADS, DIM = 2, 16
 WINDOWS = Windows(side=7, n_global=1, radius=2, mode="chunk")

@@ -43,3 +43,7 @@ class InfeasibleError(SolverError):
 
 class DeviceError(TilewrightError):
     """A device that is absent, or differs from the one that an artifact was made for."""
+
+
+class Unavailable(TilewrightError):
+    """An attention, a batching or a baseline that cannot run here, or not for this pattern, and why."""

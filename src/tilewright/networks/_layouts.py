@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from tilewright import ragged
-from tilewright.baselines.sparse.sdpa_mask import ALIGNED
 from tilewright.core.errors import PatternError
+from tilewright.torch_attention import ALIGNED
 
 
 class _Once:

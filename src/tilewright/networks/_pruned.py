@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from tilewright.baselines.sparse import flex
 from tilewright.networks.attentions.dense import MASK_BYTES
+from tilewright.torch_attention import flex
 
 
 def masked(seen, dtype):

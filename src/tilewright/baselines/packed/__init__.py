@@ -8,8 +8,8 @@ done by then; the first call may compile. Raises `Unavailable`.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tilewright.baselines.sparse import need_gpu
 from tilewright.core import registry
+from tilewright.torch_attention import need_gpu
 
 NAMES = ("sdpa_mask", "sdpa_flash", "flash_varlen", "flash3_varlen", "torch_varlen", "nested", "flex")
 
@@ -49,11 +49,11 @@ def need_flash(packing, heads, head_dim, dtype):
     """Raise `Unavailable` unless torch's FlashAttention takes tokens of this kind where the packing lies."""
     import torch
 
-    from tilewright.baselines.sparse import _backends
+    from tilewright.torch_attention import kernels
 
     device = packing.lists.device
     need_gpu(device.type)
-    _backends.need("flash", *(torch.empty(1, heads, 1, head_dim, dtype=dtype, device=device) for _ in range(3)))
+    kernels.need("flash", *(torch.empty(1, heads, 1, head_dim, dtype=dtype, device=device) for _ in range(3)))
 
 
 def padded(packing):

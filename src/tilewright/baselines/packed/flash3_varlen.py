@@ -6,7 +6,8 @@ Never run against the package itself, which is installed from source and not fro
 import torch
 
 from tilewright.baselines.packed import Ready, lengths, rows
-from tilewright.baselines.sparse import Unavailable, need_gpu
+from tilewright.core.errors import Unavailable
+from tilewright.torch_attention import need_gpu
 
 
 def prepare(packing, heads, head_dim, dtype):

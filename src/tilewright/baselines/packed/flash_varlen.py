@@ -1,11 +1,11 @@
 """FlashAttention-2's kernel for packed batches, by torch's own operator."""
 
 from tilewright.baselines.packed import Ready, lengths, need_flash, rows
-from tilewright.baselines.sparse import _backends
+from tilewright.torch_attention import kernels
 
 
 def prepare(packing, heads, head_dim, dtype):
     """See the contract of the package."""
     need_flash(packing, heads, head_dim, dtype)
     starts, longest = packing.starts, max(lengths(packing))
-    return Ready(lambda q, k, v: _backends.varlen(q, k, v, starts, longest), *rows(packing))
+    return Ready(lambda q, k, v: kernels.varlen(q, k, v, starts, longest), *rows(packing))

@@ -3,7 +3,7 @@
 import torch
 
 from tilewright.baselines.packed import Ready, lengths
-from tilewright.baselines.sparse import flex
+from tilewright.torch_attention import flex
 
 
 def prepare(packing, heads, head_dim, dtype):

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.baselines.packed import Ready, padded
-from tilewright.baselines.sparse.sdpa_mask import ALIGNED
+from tilewright.torch_attention import ALIGNED
 
 
 def prepare(packing, heads, head_dim, dtype):

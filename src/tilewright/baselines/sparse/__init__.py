@@ -9,13 +9,13 @@ Contract of a member module:
         What a network does once, compiling included, is done by then or in the first call. Arguments that make no
         difference to a member end in its ``**_``. Raises `Unavailable`.
     ``part(graph) -> Graph``: of a member that computes a part of the pattern only, that part, which takes the graph's
-        place in all that is measured and told. Raises `Unavailable`.
+        place in all that is measured and reported. Raises `Unavailable`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from tilewright.core.errors import Unavailable
+from tilewright.torch_attention import Ready, need_gpu
 
-from tilewright.core.errors import TilewrightError
+__all__ = ("DENSE", "NAMES", "Ready", "Unavailable", "need_gpu")
 
 NAMES = (
     "sdpa_dense", "sdpa_mask", "flex", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_windows", "sdpa_kept",
@@ -24,22 +24,3 @@ NAMES = (
 
 # Those that attend over all pairs, whatever the pattern: the fastest of them is what "dense" means.
 DENSE = ("sdpa_dense", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
-
-
-class Unavailable(TilewrightError):
-    """A baseline that cannot run here, or not for this pattern, and why."""
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A prepared baseline: call it with q, k, v. held_bytes: its tables. executed: pairs that a head works through."""
-
-    call: Callable
-    held_bytes: int
-    executed: int
-
-
-def need_gpu(device):
-    """Raise `Unavailable` unless `device` is a GPU."""
-    if device != "cuda":
-        raise Unavailable(f"runs on an NVIDIA GPU only, found {device}")

@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from tilewright.baselines.sparse import Ready, Unavailable, need_gpu
+from tilewright.core.errors import Unavailable
+from tilewright.torch_attention import Ready, need_gpu
 
 MASKED = True
 DENSE = False

@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from tilewright.baselines.sparse import Ready, Unavailable, _patterns, need_gpu
+from tilewright.core.errors import Unavailable
+from tilewright.torch_attention import Ready, need_gpu, patterns
 
 MASKED = True
 DENSE = False
@@ -26,8 +27,8 @@ def prepare(graph, *, device, max_bytes, variant, **_):
     except ImportError as error:
         raise Unavailable(f"flash_attn.cute cannot be imported: {error}") from error
     block = int(variant)
-    found = _patterns.kinds(graph, block)
-    lists = [table for kind in found for table in _patterns.listed(kind, device)]
+    found = patterns.kinds(graph, block)
+    lists = [table for kind in found for table in patterns.listed(kind, device)]
     tables = [torch.from_numpy(table).to(device) for table in _tables(graph, max_bytes)]
     sparse = BlockSparseTensorsTorch(*lists, block_size=(block, block))
     mask_mod = _mask_mod()
@@ -42,7 +43,7 @@ def prepare(graph, *, device, max_bytes, variant, **_):
 
 def _tables(graph, max_bytes):
     """int32 [N_q, padded], the distinct row of each query, and [C, words], the bits of the distinct rows."""
-    bits = _patterns.bits(graph, max_bytes)
+    bits = patterns.bits(graph, max_bytes)
     bits = np.pad(bits, ((0, 0), (0, -bits.shape[1] % (_PADDED // 8))))
     return np.pad(graph.row_class, (0, -graph.n_rows % _PADDED)).astype(np.int32), bits.view("<i4")
 

@@ -7,16 +7,17 @@ import numpy as np
 import torch.nn.functional as F
 
 from tilewright import graph as graphs
-from tilewright.baselines.sparse import Ready, Unavailable, _backends, _patterns
+from tilewright.core.errors import Unavailable
+from tilewright.torch_attention import Ready, kernels, patterns
 
 MASKED = True
 DENSE = False
-VARIANTS = ("torch", *_backends.NAMES)
+VARIANTS = ("torch", *kernels.NAMES)
 
 
 def part(graph):
     """The pattern of the kept tokens alone. Raises `Unavailable` for a pattern that keeps none."""
-    common = _patterns.kept(graph)
+    common = patterns.kept(graph)
     if common is None:
         raise Unavailable("the pattern is not one of kept tokens and each query itself")
     n = len(common)
@@ -29,4 +30,4 @@ def prepare(graph, *, variant, batch, heads, head_dim, dtype, device, **_):
     """See the contract of the package; graph: a `part`."""
     if variant == "torch":
         return Ready(F.scaled_dot_product_attention, 0, graph.n_rows * graph.n_cols)
-    return _backends.dense(variant, graph, batch=batch, heads=heads, head_dim=head_dim, dtype=dtype, device=device)
+    return kernels.dense(variant, graph, batch=batch, heads=heads, head_dim=head_dim, dtype=dtype, device=device)

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 
-from tilewright.baselines.sparse import Ready
+from tilewright.torch_attention import Ready
 
 MASKED = False
 DENSE = True

@@ -1,6 +1,6 @@
 """Dense attention over all pairs by FlashAttention-2 as torch has it."""
 
-from tilewright.baselines.sparse import _backends
+from tilewright.torch_attention import kernels
 
 MASKED = False
 DENSE = True
@@ -9,4 +9,4 @@ VARIANTS = ("flash",)
 
 def prepare(graph, *, batch, heads, head_dim, dtype, device, **_):
     """See the contract of the package."""
-    return _backends.dense("flash", graph, batch=batch, heads=heads, head_dim=head_dim, dtype=dtype, device=device)
+    return kernels.dense("flash", graph, batch=batch, heads=heads, head_dim=head_dim, dtype=dtype, device=device)

@@ -4,7 +4,8 @@ log-sum-exp."""
 import numpy as np
 import torch
 
-from tilewright.baselines.sparse import Ready, Unavailable, _backends, _patterns, need_gpu
+from tilewright.core.errors import Unavailable
+from tilewright.torch_attention import Ready, kernels, need_gpu, patterns
 
 MASKED = True
 DENSE = False
@@ -14,17 +15,17 @@ VARIANTS = ("flash", "cudnn")
 def prepare(graph, *, batch, heads, head_dim, dtype, device, variant, **_):
     """See the contract of the package."""
     need_gpu(device)
-    common = _patterns.kept(graph)
+    common = patterns.kept(graph)
     if common is None:
         raise Unavailable("the pattern is not one of kept tokens and each query itself")
     n, n_kept = graph.n_rows, len(common)
     sizes = n, n_kept, n_kept
-    _backends.need(variant, *(torch.empty(batch, heads, size, head_dim, dtype=dtype, device=device) for size in sizes))
+    kernels.need(variant, *(torch.empty(batch, heads, size, head_dim, dtype=dtype, device=device) for size in sizes))
     keys, pruned = (_places(places, device) for places in (common, np.setdiff1d(np.arange(n), common)))
     merge = torch.compile(_merge_own, dynamic=False, fullgraph=True)
 
     def run(q, k, v):
-        out, lse = _backends.attend(variant, q, _take(k, keys), _take(v, keys), with_lse=True)
+        out, lse = kernels.attend(variant, q, _take(k, keys), _take(v, keys), with_lse=True)
         merge(out, lse, q, k, v, pruned)
         return out
 

@@ -5,14 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tilewright.baselines.sparse import Ready, Unavailable, need_gpu
+from tilewright.core.errors import Unavailable
+from tilewright.torch_attention import ALIGNED, Ready, need_gpu
 
 MASKED = True
 DENSE = True
 VARIANTS = ("torch", "cudnn")
-
-# Rows of a mask are that many values apart on a GPU: kernels copy, in each call, what is not aligned.
-ALIGNED = 16
 
 
 def prepare(graph, *, dtype, max_bytes, device, variant="torch", **_):

@@ -1,8 +1,8 @@
 """FlexAttention, compiled, in the form that is fastest at a site, with the bias as its ``score_mod``."""
 
-from tilewright.baselines.sparse import flex
 from tilewright.networks import _sites
 from tilewright.networks.attentions import tilewright
+from tilewright.torch_attention import flex
 
 TRACED = "operator"
 
@@ -11,7 +11,7 @@ order = tilewright.order
 
 
 def prepare(site, bias, dtype, device):
-    """The first call with tokens of a shape compiles and times all forms of `baselines.sparse.flex`, once a site.
+    """The first call with tokens of a shape compiles and times all forms of `torch_attention.flex`, once a site.
 
     Raises what these raise.
     """

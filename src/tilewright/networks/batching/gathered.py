@@ -1,7 +1,7 @@
 """Kept tokens alone, in a dense batch without a mask: for images that keep equal numbers, as DynamicViT's and EViT's
 own code has it."""
 
-from tilewright.baselines.sparse import Unavailable
+from tilewright.core.errors import Unavailable
 from tilewright.networks._layouts import Rectangle
 
 ROOM = None

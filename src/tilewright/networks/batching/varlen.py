@@ -2,9 +2,10 @@
 
 import torch
 
-from tilewright.baselines.sparse import Unavailable, _backends, need_gpu
+from tilewright.core.errors import Unavailable
 from tilewright.networks._layouts import Packed
 from tilewright.networks.batching import ragged
+from tilewright.torch_attention import kernels, need_gpu
 
 ROOM = "shared"
 
@@ -12,7 +13,7 @@ ROOM = "shared"
 class _Flash(Packed):
     def attend(self, q, k, v):
         """See `Packed`. The longest image is bounded, not asked for."""
-        return _backends.varlen(q, k, v, self.packing.starts, self.slots)
+        return kernels.varlen(q, k, v, self.packing.starts, self.slots)
 
 
 def narrow(x, layout, choice, capacity):

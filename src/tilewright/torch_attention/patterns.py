@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from tilewright.baselines.sparse import Unavailable
+from tilewright.core.errors import Unavailable
 
 
 def kinds(graph, size):

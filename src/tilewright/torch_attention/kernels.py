@@ -4,8 +4,9 @@ import warnings
 
 import torch
 
-from tilewright.baselines.sparse import Ready, Unavailable, need_gpu
 from tilewright.core import _internals
+from tilewright.core.errors import Unavailable
+from tilewright.torch_attention import Ready, need_gpu
 
 NAMES = ("flash", "cudnn", "efficient")
 
@@ -23,10 +24,10 @@ def need(backend, q, k, v):
     if _internals.SDPA_BACKENDS[backend] is None:
         raise Unavailable(f"torch {torch.__version__} has no {backend} attention of the known name")
     able = getattr(torch.backends.cuda, f"can_use_{backend}_attention")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if not able(torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, False, False), True):
-            why = "; ".join(str(warning.message).partition(" (Triggered")[0] for warning in told)
+            why = "; ".join(str(warning.message).partition(" (Triggered")[0] for warning in caught)
             raise Unavailable(f"torch's {backend} attention refuses {q.dtype}, head dim {q.shape[-1]}: {why}")
 
 

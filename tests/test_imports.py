@@ -1,0 +1,47 @@
+"""Which rooms of the package may import which others."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import tilewright
+
+ROOT = Path(tilewright.__file__).parent
+
+
+def imports(path):
+    """Dotted names that a file of the package imports, anywhere in its text."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: expected absolute imports"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms(path):
+    """The rooms, or loose modules, of the package that a file imports."""
+    names = (name.split(".") for name in imports(path))
+    return {parts[1] for parts in names if parts[0] == "tilewright" and len(parts) > 1}
+
+
+def files(room):
+    found = list((ROOT / room).rglob("*.py"))
+    assert found, room
+    return found
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in sorted(ROOT.rglob("*.py"))])
+def test_only_the_study_imports_baselines_and_the_study(path):
+    room = path.relative_to(ROOT).parts[0]
+    allowed = {"study": {"study", "baselines"}, "baselines": {"baselines"}}.get(room, set())
+    assert rooms(path) & {"study", "baselines"} <= allowed
+
+
+def test_the_core_imports_nothing_else_of_the_package():
+    assert set().union(*map(rooms, files("core"))) <= {"core"}
+
+
+def test_pruners_do_not_import_networks():
+    assert "networks" not in set().union(*map(rooms, files("pruners")))
