@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tilewright import networks
+from tilewright.core import precision
 from tilewright.core.errors import PatternError
-from tilewright.networks import _precision
 
 # Two stages of windows and one that attends to everything; small ones of the other families.
 ARCH = "l1,h1,d32,n1,s1,g1,p4,f2_l2,h1,d32,n1,s1,g1,p2,f2_l3,h2,d32,n1,s0,g1,p1,f2"
@@ -53,7 +53,7 @@ def test_weights_and_images_are_rounded_once(dtype):
 
 def test_running_statistics_are_widened_and_counts_are_not():
     norm = torch.nn.BatchNorm2d(2).bfloat16()
-    assert {x.dtype for x in _precision.float32(norm).values()} == {torch.float32, torch.int64}
+    assert {x.dtype for x in precision.float32(norm).values()} == {torch.float32, torch.int64}
 
 
 @HALF

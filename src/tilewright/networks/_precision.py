@@ -6,12 +6,12 @@ float32 networks do.
 """
 
 from functools import wraps
-from itertools import chain
 
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
+from tilewright.core import precision
 from tilewright.networks import check_images
 
 
@@ -25,18 +25,12 @@ def checked(forward):
     def run(network, images, *arguments):
         check_images(images, network.options.image_size)
         if images.device.type == "cpu" and images.dtype in (torch.float16, torch.bfloat16):
-            return functional_call(network, float32(network), (images.float(), *arguments))
+            return functional_call(network, precision.float32(network), (images.float(), *arguments))
         return forward(network, images, *arguments)
 
     return run
 
 
-def float32(module):
-    """Its parameters and buffers by name, 16-bit ones in float32, as `functional_call` takes them."""
-    state = chain(module.named_parameters(), module.named_buffers())
-    return {name: x.float() if x.is_floating_point() else x for name, x in state}
-
-
 def logits(head, x):
-    """Logits in float32 of a linear `head`, whatever the network's type: a 16-bit logit of 1 is known to 4e-3 only."""
+    """Logits in float32 of a linear `head`, whatever the network's type: 16 bits round a logit of 1 by up to 4e-3."""
     return F.linear(x.float(), head.weight.float(), head.bias.float())

@@ -20,12 +20,12 @@ import msgspec
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call
 
 from tilewright import ragged
 from tilewright.core.errors import ConfigError
 from tilewright.models import dynamicvit as pattern
 from tilewright.networks import _precision, _pruned, _sites, _vit, attentions
+from tilewright.pruners._predictor import Predictor
 
 ATTENTIONS = attentions
 
@@ -195,37 +195,3 @@ def _block(width, heads, lvvit):
     if lvvit:
         return _vit.Block(width, heads, eps=_eps(lvvit), ratio=3, bias=False, skip=SKIP)
     return _vit.Block(width, heads, eps=_eps(lvvit))
-
-
-class Predictor(nn.Module):
-    """Scores patches from half of their own channels and the mean of the other half over the patches that count."""
-
-    def __init__(self, width):
-        """width: channels of a patch."""
-        super().__init__()
-        self.in_conv = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
-        self.out_conv = nn.Sequential(
-            nn.Linear(width, width // 2),
-            nn.GELU(),
-            nn.Linear(width // 2, width // 4),
-            nn.GELU(),
-            nn.Linear(width // 4, 2),
-        )
-
-    def forward(self, x, alive):
-        """Log-odds of staying [B, n] of patches x [B, n, C], of which those in alive [B, n] count.
-
-        The published score is the logarithm of the probability. It ranks patches alike, but where they hardly differ,
-        near log 0.5, it rounds a thousand times coarser, and what is rounding would choose among them.
-        """
-        own, shared = _float32(self.in_conv, x).chunk(2, dim=-1)
-        counts = alive[:, :, None].float()
-        mean = (shared * counts).sum(1, keepdim=True) / counts.sum(1, keepdim=True)
-        stay, go = _float32(self.out_conv, torch.cat((own, mean.expand_as(shared)), dim=-1)).unbind(-1)
-        return stay - go
-
-
-def _float32(module, x):
-    """``module(x)`` in float32, whatever the network runs in: in half precision many of the scores would tie."""
-    with torch.autocast(x.device.type, enabled=False):
-        return functional_call(module, _precision.float32(module), x.float())

@@ -1,6 +1,6 @@
 """DynamicViT: before the blocks 3, 6 and 9 a learned predictor scores the patches, and a fixed share goes on.
 
-Source: Rao et al., "DynamicViT" (2021), evaluation mode; see `tilewright.networks.dynamicvit`, which has the predictor.
+Source: Rao et al., "DynamicViT" (2021), evaluation mode.
 """
 
 import math
@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright.models.dynamicvit import VARIANTS, kept
-from tilewright.networks.dynamicvit import Predictor
 from tilewright.pruners import Choice, Settings, _scores
+from tilewright.pruners._predictor import Predictor
 
 
 class Params(Settings, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,18 @@
+"""Modules with weights in 16 bits, computed in float32."""
+
+from itertools import chain
+
+import torch
+from torch.func import functional_call
+
+
+def float32(module):
+    """Its parameters and buffers by name, 16-bit ones in float32, as `functional_call` takes them."""
+    state = chain(module.named_parameters(), module.named_buffers())
+    return {name: x.float() if x.is_floating_point() else x for name, x in state}
+
+
+def in_float32(module, x):
+    """``module(x)`` in float32, whatever the network runs in: in half precision many scores would tie."""
+    with torch.autocast(x.device.type, enabled=False):
+        return functional_call(module, float32(module), x.float())
