@@ -329,10 +329,10 @@ def test_names():
         pytest.param({"variant": "huge"}, ConfigError, "variant: expected one of tiny, .*, found 'huge'", id="variant"),
         pytest.param({"image_size": 15}, ConfigError, "expected at least a patch of 16, found 15", id="size"),
         pytest.param({"num_classes": 0}, ConfigError, "num_classes: expected at least 1, found 0", id="classes"),
-        pytest.param({"mlp": 4}, ConfigError, "unknown field `mlp`.*; options: variant, image_size", id="unknown"),
+        pytest.param({"mlp": 4}, ConfigError, "unknown field `mlp`; options: variant, image_size", id="unknown"),
         pytest.param({"pruner": "topk"}, UnknownNameError, "unknown pruner 'topk'; known: none, thresh", id="pruner"),
         pytest.param({"attention": "flex"}, UnknownNameError, "unknown attention 'flex'; known: padd", id="attention"),
-        pytest.param({"keep_ratio": 0.5}, ConfigError, "pruner none: .*`keep_ratio`; settings: none", id="none"),
+        pytest.param({"keep_ratio": 0.5}, ConfigError, "`keep_ratio`; .*settings of pruner none: none", id="none"),
         pytest.param(
             {"variant": "tiny-distilled", "pruner": "evit"}, ConfigError, "expected a network of one", id="distilled"
         ),

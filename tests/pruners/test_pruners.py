@@ -1,12 +1,15 @@
 """Pruners by themselves: what they choose of scores made by hand, and their settings."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from tilewright import pruners
+from tilewright import networks, pruners
 from tilewright.core.errors import ConfigError, UnknownNameError
 from tilewright.networks._layouts import Rectangle
-from tilewright.pruners import Settings, ats, evit
+from tilewright.pruners import Choice, Settings, ats, evit
 
 
 @pytest.mark.parametrize("name", pruners.NAMES)
@@ -92,3 +95,34 @@ def test_padding_takes_no_part_in_sampling():
     for image in range(3):
         alone = ats.sample(score[image, valid[image]][None], torch.ones(1, int(valid[image].sum())).bool(), 9)
         assert torch.equal(keep[image, valid[image]], alone[0]) and not keep[image, ~valid[image]].any()
+
+
+def test_a_new_pruner_with_a_setting_edits_no_network(monkeypatch):
+    """Its module and a name in the registry are all that a network needs."""
+
+    class Params(Settings, frozen=True, forbid_unknown_fields=True):
+        first: int = 5
+
+    class Pruner(torch.nn.Module):
+        before, inside = (2,), ()
+
+        def __init__(self, params, width, n_tokens):
+            super().__init__()
+            self.count = params.first
+
+        def forward(self, time, x, layout, heads):
+            keep = (torch.arange(x.shape[1]) < self.count).expand(len(x), -1)
+            return x, Choice(keep, self.count, self.count)
+
+    monkeypatch.setattr(pruners, "NAMES", (*pruners.NAMES, "firsts"))
+    monkeypatch.setitem(sys.modules, "tilewright.pruners.firsts", SimpleNamespace(Params=Params, Pruner=Pruner))
+    options = {"variant": "tiny", "image_size": 64, "pruner": "firsts"}
+    for stated in ({"first": 3}, {"pruner_settings": {"first": 3}}):
+        network = networks.create("deit", **options, **stated)
+        with torch.no_grad():
+            _, (layout,) = network(torch.randn(2, 3, 64, 64), None, True)
+        assert layout.valid.sum(1).tolist() == [3, 3]
+    with pytest.raises(ConfigError, match=r"deit: unknown field `last`; .*settings of pruner firsts: first"):
+        networks.create("deit", **options, last=3)
+    with pytest.raises(ConfigError, match="pruner firsts: Expected `int`"):
+        networks.create("deit", **options, first="three")

@@ -11,6 +11,8 @@ Contract of a member module (a family of networks, named as its family of graphs
         they are reported.
     ``name(options) -> str``: the network's name in files and figures, e.g. ``vil-tiny-224``.
     ``timm_name(options) -> str``: for families whose official weights timm publishes, under which name.
+    ``stated(options) -> dict``: for families whose parts have settings, such as pruners: what a user states, as fields
+        of ``Options``.
     ``Options.needs``: for families that may need more than random weights, what of a checkpoint, or None.
 
 How names are read stands with the graphs of the family (``network_fields``, see `tilewright.models`). Importing this
@@ -46,7 +48,7 @@ def create(family, *, variant, image_size=224, checkpoint=None, attention=None, 
     the official code has downloaded under this network's name, and random weights with a warning where there is none;
     None draws random weights from `seed`. attention: of the family's ``ATTENTIONS``, such as ``dense`` (masked SDPA:
     the oracle), ``tilewright``, ``flex`` or ``native`` (the published formulation); None: the first. options: the
-    family's own, see its ``Options``.
+    family's own, see its ``Options``; of a DeiT also the settings of its pruner.
 
     Raises `UnknownNameError`, `ConfigError` for options that are unknown or out of range or need a checkpoint, and
     `ArtifactError` for a checkpoint that does not fit; then nothing has been loaded.
@@ -60,6 +62,7 @@ def create(family, *, variant, image_size=224, checkpoint=None, attention=None, 
     attention = known[0] if attention is None else attention
     member(module.ATTENTIONS.__name__, "attention", attention, known)
     stated = {"variant": variant, "image_size": image_size, **options}
+    stated = module.stated(stated) if hasattr(module, "stated") else stated
     try:
         chosen = msgspec.convert(stated, module.Options)
     except msgspec.ValidationError as error:

@@ -6,6 +6,7 @@ strategies give the same logits.
 """
 
 import copy
+from typing import Any
 
 import msgspec
 import torch
@@ -24,16 +25,13 @@ ATTENTIONS = batching
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One network. image_size: pixels, of patches of 16; what is left over at the right and at the bottom is not seen.
 
-    pruner: of `pruners.NAMES`. The other options are its settings, each its own where not stated: see its ``Params``.
+    pruner: of `pruners.NAMES`. pruner_settings: its settings, see its ``Params``; its own where not stated.
     """
 
     variant: str
     image_size: int = 224
     pruner: str = "none"
-    keep_ratio: float | None = None
-    keep_range: tuple[float, float] | None = None
-    threshold: float | None = None
-    predictor: str | None = None
+    pruner_settings: dict[str, Any] = {}
     num_classes: int = 1000
 
     def __post_init__(self):
@@ -49,8 +47,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def pruning(self):
         """The pruner's module and its settings. Raises `UnknownNameError` and `ConfigError`."""
-        settings = {name: getattr(self, name) for name in ("keep_ratio", "keep_range", "threshold", "predictor")}
-        return pruners.parse(self.pruner, {name: value for name, value in settings.items() if value is not None})
+        return pruners.parse(self.pruner, self.pruner_settings)
 
     @property
     def distilled(self):
@@ -71,6 +68,22 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def needs(self):
         """What a checkpoint must hold for the network to make sense, or None."""
         return f"the weights of pruner {self.pruner}" if self.pruning()[1].learned else None
+
+
+def stated(options):
+    """`options` with the settings of the pruner, which may stand among them, gathered in ``pruner_settings``.
+
+    Raises `UnknownNameError` for the pruner and `ConfigError` for a name that is neither an option nor a setting.
+    """
+    own, pruner = Options.__struct_fields__, options.get("pruner", "none")
+    settings = pruners.settings(pruner)
+    for name in options:
+        if name not in (*own, *settings):
+            known = f"options: {', '.join(own)}; settings of pruner {pruner}: {', '.join(settings) or 'none'}"
+            raise ConfigError(f"deit: unknown field `{name}`; {known}")
+    kept = {name: value for name, value in options.items() if name in own}
+    given = {name: value for name, value in options.items() if name not in own}
+    return {**kept, "pruner_settings": {**kept.get("pruner_settings", {}), **given}}
 
 
 def name(options):

@@ -1,4 +1,4 @@
-"""Which tokens of an image a network goes on with, each rule as published.
+"""Which tokens of an image a network continues with, each rule as published.
 
 Contract of a member module:
     ``Params``: a frozen `Settings` of what a user can choose.
@@ -36,14 +36,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Choice:
-    """keep: bool [B, slots], the places of a layout that go on, the class token's among them. least, most: bounds of
-    how many of an image do, which the host knows. fused: bool [B, slots], those of keep whose token was made of tokens
-    that do not go on, or None."""
+    """Which tokens stay.
+
+    keep: bool [B, L], the positions of a layout whose tokens stay, the class token's among them. least, most: bounds of
+    how many tokens of an image stay, which the host knows. fused: bool [B, L], positions of keep whose token was made
+    of tokens that do not stay, or None.
+    """
 
     keep: Any
     least: int
     most: int
     fused: Any = None
+
+
+def settings(name):
+    """Names of the settings of the pruner `name`. Raises `UnknownNameError`."""
+    return registry.member(__name__, "pruner", name, NAMES).Params.__struct_fields__
 
 
 def parse(name, settings):
