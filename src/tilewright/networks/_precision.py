@@ -24,7 +24,7 @@ def checked(forward):
     @wraps(forward)
     def run(network, images, *arguments):
         check_images(images, network.options.image_size)
-        if images.device.type == "cpu" and images.dtype in (torch.float16, torch.bfloat16):
+        if images.is_cpu and images.dtype in (torch.float16, torch.bfloat16):
             return functional_call(network, precision.float32(network), (images.float(), *arguments))
         return forward(network, images, *arguments)
 

@@ -7,6 +7,7 @@ in several forms. `patterns`: graphs as block-sparse kernels take them. Importin
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tilewright import targets
 from tilewright.core.errors import Unavailable
 
 # Rows of a mask are that many values apart on a GPU: kernels copy, in each call, what is not aligned.
@@ -24,5 +25,5 @@ class Ready:
 
 def need_gpu(device):
     """Raise `Unavailable` unless `device` is a GPU."""
-    if device != "cuda":
+    if not targets.facts(device).CUDA:
         raise Unavailable(f"runs on an NVIDIA GPU only, found {device}")

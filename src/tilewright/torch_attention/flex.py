@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from tilewright import targets
 from tilewright.core import _internals, timing
 from tilewright.core.errors import Unavailable
 from tilewright.graph import take_rows
@@ -67,10 +68,11 @@ def prepare(graph, *, max_bytes, dtype=torch.float32, device="cpu", variant=VARI
     """
     need_compiler(device)
     block, split, tuned = _FORMS[variant]
-    if tuned and device != "cuda":
+    gpu = targets.facts(device).CUDA
+    if tuned and not gpu:
         # There is one choice on a CPU, whose tiles are the mask's blocks (`_inductor/kernel/flex/flex_cpu.py`).
         raise Unavailable(f"torch tunes FlexAttention on a GPU only, found {device}")
-    if device == "cuda" and block < SMALLEST_ON_GPU:
+    if gpu and block < SMALLEST_ON_GPU:
         raise Unavailable(f"blocks of {block} rows are for a CPU; a GPU gets {SMALLEST_ON_GPU} and more")
     narrow, rows = _split(graph) if split else (graph, None)
     size = 0
@@ -141,7 +143,7 @@ def _blocks(graph, block, tuned, mask_mod, bias, device):
     tables = [table for kind in found for table in patterns.listed(kind, device)]
     mask = BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=graph.shape)
     # On a GPU a tile may be larger than a block of less than the default size, unless told.
-    options = {"BLOCK_M": block, "BLOCK_N": block} if device == "cuda" and block < BLOCK else None
+    options = {"BLOCK_M": block, "BLOCK_N": block} if targets.facts(device).CUDA and block < BLOCK else None
     # Made once: that takes the host as long as a small pattern takes a GPU. fullgraph: past the limit an error, where
     # otherwise torch would go on without compiling. ASSUME: torch tunes for a mask of its own, of full blocks.
     limit = _internals.recompile_limit(COMPILATIONS)
@@ -178,7 +180,7 @@ def _apart(graph, rows, bias, dtype, device):
     if bias is not None or np.diff(graph.indptr)[graph.row_class[rows]].min() < graph.n_cols:
         heads = 1 if bias is None else len(bias.table)
         # A GPU's kernels copy, in each call, what is not aligned.
-        width = -(-graph.n_cols // ALIGNED) * ALIGNED if device == "cuda" else graph.n_cols
+        width = -(-graph.n_cols // ALIGNED) * ALIGNED if targets.facts(device).CUDA else graph.n_cols
         indptr, keys = take_rows(graph.indptr, graph.indices, graph.row_class[rows])
         at = torch.from_numpy(np.repeat(np.arange(len(rows)), np.diff(indptr))).to(device)
         keys = torch.from_numpy(keys.astype(np.int64)).to(device)
@@ -228,5 +230,5 @@ def _arithmetic(of_query, of_key, reach):
 
 def need_compiler(device="cpu"):
     """Raise `Unavailable` unless torch can compile for `device`: for a CPU it needs a C++ compiler that works."""
-    if device != "cuda" and (why := _internals.missing_compiler()) is not None:
+    if not targets.facts(device).CUDA and (why := _internals.missing_compiler()) is not None:
         raise Unavailable(f"no C++ compiler to compile FlexAttention with: {why}")

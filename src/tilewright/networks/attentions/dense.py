@@ -4,6 +4,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from tilewright import targets
+
 # Gradients pass through torch's own operators.
 TRACED = None
 
@@ -24,7 +26,8 @@ def prepare(site, bias, dtype, device):
     """Rows of the mask, bias included, are made as they are needed, so that any image size fits the memory."""
     graph = site.graph
     heads = 1 if bias is None else len(bias)
-    kept_bytes = MASK_BYTES if device.type == "cpu" else int(MASK_SHARE * torch.cuda.mem_get_info(device)[0])
+    gpu = targets.facts(device.type).CUDA
+    kept_bytes = int(MASK_SHARE * torch.cuda.mem_get_info(device)[0]) if gpu else MASK_BYTES
     row = heads * graph.n_cols
     step = max(1, min(kept_bytes // dtype.itemsize, MASK_ENTRIES) // row)
     keeps = graph.n_rows * row * dtype.itemsize <= kept_bytes

@@ -57,7 +57,7 @@ def _plan(site, dtype, device):
     if (dtype, device) in site.plans:
         return site.plans[dtype, device]
     # Several GPUs of a process have their plans each: a plan is profiled on the current one.
-    with torch.cuda.device(device.index if device.type == "cuda" else -1):
+    with torch.cuda.device(device.index if targets.facts(device.type).CUDA else -1):
         return site.plans.setdefault((dtype, device), _read_or_made(site, dtype, device.type))
 
 
