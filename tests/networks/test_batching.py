@@ -40,15 +40,15 @@ class Told(nn.Module):
         return x, Choice(self.masks[time][:, : layout.slots] & layout.valid, 1, layout.slots)
 
 
-def logits(attention, masks, capacity=None, tell_layouts=False):
-    network = create(attention=attention)
+def logits(name, masks, capacity=None, with_layouts=False):
+    network = create(batching=name)
     network.pruner = Told(*masks)
     generator = torch.Generator().manual_seed(3)
     for tensor in network.state_dict().values():
         tensor.normal_(0, 0.3, generator=generator)
     images = torch.randn(len(masks[0]), 3, 64, 64, generator=generator)
     with torch.no_grad():
-        return network(images, capacity, tell_layouts)
+        return network(images, capacity, with_layouts)
 
 
 def mask(*kept):
@@ -68,16 +68,16 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("attention", [name for name in batching.NAMES if name not in ("padded", "varlen")])
+@pytest.mark.parametrize("name", [each for each in batching.NAMES if each not in ("padded", "varlen")])
 @pytest.mark.parametrize("case", MASKS)
-def test_strategies_agree_at_the_extremes(case, attention):
+def test_batchings_agree_at_the_extremes(case, name):
     masks, lengths = [MASKS[case]], MASKS[case].sum(1)
-    if attention == "gathered" and lengths.unique().numel() > 1:
+    if name == "gathered" and lengths.unique().numel() > 1:
         least, most = lengths.aminmax()
         with pytest.raises(Unavailable, match=f"equal numbers of tokens, found from {least} to {most}"):
-            logits(attention, masks)
+            logits(name, masks)
     else:
-        torch.testing.assert_close(logits(attention, masks), logits("padded", masks), atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits(name, masks), logits("padded", masks), atol=1e-4, rtol=0)
 
 
 @settings(max_examples=12, deadline=None)
@@ -90,8 +90,8 @@ def test_strategies_agree_on_any_masks(drawn):
         kept[:, 0] = True
     wanted = logits("padded", masks)
     # The kept tokens of an image alone, which need no strategy.
-    for attention in ("padded_unfused", "padded_kept", "ragged"):
-        torch.testing.assert_close(logits(attention, masks), wanted, atol=1e-4, rtol=0)
+    for name in ("padded_unfused", "padded_kept", "ragged"):
+        torch.testing.assert_close(logits(name, masks), wanted, atol=1e-4, rtol=0)
     alone, _ = logits("padded_kept", [kept[:1] for kept in masks], None, True)
     assert alone.isfinite().all()
 
@@ -179,9 +179,9 @@ PRUNERS = {"threshold_l2": {"keep_range": (0.3, 0.7)}, "evit": {}, "ats": {}, "d
 
 
 @pytest.mark.parametrize("pruner", PRUNERS)
-@pytest.mark.parametrize("attention", ["padded", "padded_unfused", "padded_kept", "ragged"])
-def test_pruned_networks_compile_whole(attention, pruner):
-    network = create(attention=attention, pruner=pruner, **PRUNERS[pruner])
+@pytest.mark.parametrize("name", ["padded", "padded_unfused", "padded_kept", "ragged"])
+def test_pruned_networks_compile_whole(name, pruner):
+    network = create(batching=name, pruner=pruner, **PRUNERS[pruner])
     images = torch.randn(2, 3, 64, 64)
     torch.compiler.reset()
     compiled = torch.compile(network, fullgraph=True, dynamic=False, backend="eager")
@@ -197,12 +197,12 @@ def test_varlen_needs_a_gpu():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="FlashAttention's variable lengths need a GPU")
 def test_varlen_needs_16_bits():
     with pytest.raises(Unavailable, match=r"expected 16-bit tokens, found torch\.float32"):
-        create(attention="varlen", pruner="evit").cuda()(torch.randn(1, 3, 64, 64, device="cuda"))
+        create(batching="varlen", pruner="evit").cuda()(torch.randn(1, 3, 64, 64, device="cuda"))
 
 
 @torch.no_grad()
 def test_a_captured_network_takes_the_least_capacity_that_is_enough():
-    network = create(attention="ragged", pruner="threshold_l2", threshold=1.0)
+    network = create(batching="ragged", pruner="threshold_l2", threshold=1.0)
     images = torch.randn(3, 3, 64, 64)
     wanted, (layout,) = network(images, None, True)
     kept = int(layout.valid.sum())
@@ -222,7 +222,7 @@ def test_a_captured_network_takes_the_least_capacity_that_is_enough():
 @pytest.mark.parametrize("pruner", ["threshold_l2", "evit", "ats"])
 def test_a_graph_is_replayed_for_other_lengths(pruner):
     options = {"threshold": 1.0} if pruner == "threshold_l2" else {}
-    network = create(attention="ragged", pruner=pruner, **options).cuda().half()
+    network = create(batching="ragged", pruner=pruner, **options).cuda().half()
     captured = Captured(network, [4 * N])
     for seed in range(3):
         images = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(seed)).cuda().half()
@@ -236,4 +236,4 @@ def test_a_graph_is_replayed_for_other_lengths(pruner):
 @pytest.mark.parametrize("capacities", [[], [0, 8]])
 def test_capacities_that_hold_no_token_are_refused(capacities):
     with pytest.raises(PatternError, match="capacities: expected at least one, of at least a token"):
-        Captured(create(attention="ragged"), capacities)
+        Captured(create(batching="ragged"), capacities)

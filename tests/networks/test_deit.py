@@ -1,4 +1,4 @@
-"""DeiT and its pruners: every strategy against the published forward pass, written out for one image."""
+"""DeiT and its pruners: every batching against the published forward pass, written out for one image."""
 
 import argparse
 import logging
@@ -17,7 +17,7 @@ from tilewright.networks import _sites, deit
 from tilewright.pruners.threshold_l2 import SEED
 
 create = partial(networks.create, "deit", variant="tiny", image_size=96, num_classes=10)
-STRATEGIES = ("padded", "padded_kept", "gathered", "ragged")
+BATCHINGS = ("padded", "padded_kept", "gathered", "ragged")
 
 
 @pytest.fixture(autouse=True)
@@ -181,14 +181,14 @@ def test_every_strategy_gives_the_published_logits(case):
     state, batch = network.state_dict(), images()
     wanted, counts = zip(*(published(state, image, rule(state, b)) for b, image in enumerate(batch)), strict=True)
     equal = len(set(map(tuple, counts))) == 1
-    for attention in STRATEGIES if equal else (name for name in STRATEGIES if name != "gathered"):
-        found, layouts = same_weights(network, attention=attention, **options)(batch, None, True)
+    for batching in BATCHINGS if equal else (name for name in BATCHINGS if name != "gathered"):
+        found, layouts = same_weights(network, batching=batching, **options)(batch, None, True)
         torch.testing.assert_close(
-            found, torch.stack(wanted), atol=1e-4, rtol=0, msg=partial("{}: {}".format, attention)
+            found, torch.stack(wanted), atol=1e-4, rtol=0, msg=partial("{}: {}".format, batching)
         )
         told = [layout.valid.sum(1) for layout in layouts]
         for image, expected in enumerate(counts):
-            assert changes([37, *(int(kept[image]) for kept in told)]) == changes([37, *expected]), attention
+            assert changes([37, *(int(kept[image]) for kept in told)]) == changes([37, *expected]), batching
 
 
 def changes(counts):
@@ -198,7 +198,7 @@ def changes(counts):
 
 @torch.no_grad()
 def test_a_batch_does_not_change_what_an_image_keeps():
-    network = draw(create(pruner="ats", attention="padded"))
+    network = draw(create(pruner="ats", batching="padded"))
     batch = images()
     alone = torch.cat([network(image[None]) for image in batch])
     torch.testing.assert_close(network(batch), alone, atol=1e-5, rtol=0)
@@ -331,7 +331,8 @@ def test_names():
         pytest.param({"num_classes": 0}, ConfigError, "num_classes: expected at least 1, found 0", id="classes"),
         pytest.param({"mlp": 4}, ConfigError, "unknown field `mlp`; options: variant, image_size", id="unknown"),
         pytest.param({"pruner": "topk"}, UnknownNameError, "unknown pruner 'topk'; known: none, thresh", id="pruner"),
-        pytest.param({"attention": "flex"}, UnknownNameError, "unknown attention 'flex'; known: padd", id="attention"),
+        pytest.param({"batching": "flex"}, UnknownNameError, "unknown batching 'flex'; known: padded", id="batching"),
+        pytest.param({"attention": "flex"}, ConfigError, "attention: expected none for deit, whose batching", id="att"),
         pytest.param({"keep_ratio": 0.5}, ConfigError, "`keep_ratio`; .*settings of pruner none: none", id="none"),
         pytest.param(
             {"variant": "tiny-distilled", "pruner": "evit"}, ConfigError, "expected a network of one", id="distilled"

@@ -72,7 +72,7 @@ def test_the_most_probable_classes_are_told_with_their_names(checkpoint, tmp_pat
 def test_a_pruned_deit_runs_by_any_strategy_and_has_no_picture(tmp_path, capsys):
     command = ("--model", "deit-tiny-64-evit", "--image", "retina", "--attention", "ragged", "--set", "keep_ratio=0.5")
     infer(*command)
-    assert "deit-tiny-64-evit, ragged attention" in capsys.readouterr().out
+    assert "deit-tiny-64-evit, ragged batching" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="a DeiT attends to everything; expected no picture"):
         infer(*command, "--output", str(tmp_path / "x.png"))
 

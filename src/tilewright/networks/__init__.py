@@ -1,11 +1,11 @@
-"""The networks themselves, with attention that can be exchanged: same weights, same logits, other latencies.
+"""The networks themselves. Their attention, or a DeiT's batching, can be exchanged: same weights and logits.
 
 Contract of a member module (a family of networks, named as its family of graphs in `tilewright.models`):
     ``Options``: a frozen `msgspec.Struct` (``forbid_unknown_fields``) of everything that decides the network, among it
         ``variant`` and ``image_size`` (pixels a side).
-    ``Network(options, attention)``: an `nn.Module` from images [B, 3, R, R] to logits, with its parameters under the
-        names of the official code. ``attention`` is a name of ``ATTENTIONS.NAMES``.
-    ``ATTENTIONS``: the registry of its attentions, `attentions` or `batching`; the first is its oracle.
+    ``EXCHANGED``: the family of what can be exchanged, `attentions` or `batching`; its first member is the oracle.
+    ``Network(options, name)``: an `nn.Module` from images [B, 3, R, R] to logits, with its parameters under the names
+        of the official code. ``name`` is one of ``EXCHANGED.NAMES``.
     ``adapt(state, network) -> state``: the official checkpoint's tensors under this network's own names and shapes:
         aliases dropped, position tables resized as the original code does. Tensors it does not know stay in, so that
         they are reported.
@@ -41,14 +41,27 @@ def parse(name, overrides=None):
     raise UnknownNameError("network", name, [module.NETWORK_NAMING for module in members.values()])
 
 
-def create(family, *, variant, image_size=224, checkpoint=None, attention=None, seed=0, **options):
+def exchanged(family):
+    """What can be exchanged in networks of `family`: ``("attention" or "batching", names)``, the oracle's name first.
+
+    Raises `UnknownNameError`.
+    """
+    return _exchanged(member(__name__, "network", family, NAMES))
+
+
+def _exchanged(module):
+    return module.EXCHANGED.WHAT, module.EXCHANGED.NAMES
+
+
+def create(family, *, variant, image_size=224, checkpoint=None, attention=None, batching=None, seed=0, **options):
     """Build a network in evaluation mode; ``network.weights`` is the file of its weights, None for random ones.
 
     family: of `NAMES`. checkpoint: an official file (``.pth`` or ``.safetensors``); ``cached``, the one that timm or
     the official code has downloaded under this network's name, and random weights with a warning where there is none;
-    None draws random weights from `seed`. attention: of the family's ``ATTENTIONS``, such as ``dense`` (masked SDPA:
-    the oracle), ``tilewright``, ``flex`` or ``native`` (the published formulation); None: the first. options: the
-    family's own, see its ``Options``; of a DeiT also the settings of its pruner.
+    None draws random weights from `seed`. attention: of `attentions.NAMES`, such as ``dense`` (masked SDPA: the
+    oracle), ``tilewright``, ``flex`` or ``native`` (the published formulation); None: the first. batching: for a DeiT,
+    which attends densely, how images of different length share a batch: of `batching.NAMES`. options: the family's
+    own, see its ``Options``; of a DeiT also the settings of its pruner.
 
     Raises `UnknownNameError`, `ConfigError` for options that are unknown or out of range or need a checkpoint, and
     `ArtifactError` for a checkpoint that does not fit; then nothing has been loaded.
@@ -58,9 +71,7 @@ def create(family, *, variant, image_size=224, checkpoint=None, attention=None, 
     from tilewright.core import checkpoints
 
     module = member(__name__, "network", family, NAMES)
-    known = module.ATTENTIONS.NAMES
-    attention = known[0] if attention is None else attention
-    member(module.ATTENTIONS.__name__, "attention", attention, known)
+    name = _chosen(module, family, {"attention": attention, "batching": batching})
     stated = {"variant": variant, "image_size": image_size, **options}
     stated = module.stated(stated) if hasattr(module, "stated") else stated
     try:
@@ -75,11 +86,25 @@ def create(family, *, variant, image_size=224, checkpoint=None, attention=None, 
         raise ConfigError(f"checkpoint: expected one with {chosen.needs}, found none")
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.manual_seed(seed)
-        network = module.Network(chosen, attention).eval()
+        network = module.Network(chosen, name).eval()
     if checkpoint is not None:
         checkpoints.load(network, checkpoint, module.adapt)
     network.weights = None if checkpoint is None else str(checkpoint)
     return network
+
+
+def _chosen(module, family, stated):
+    """The name of the member that is exchanged in; stated: names or None by what they are.
+
+    Raises `ConfigError` for one that the family does not have and `UnknownNameError` for its name.
+    """
+    what, known = _exchanged(module)
+    (other,) = (name for name in stated if name != what)
+    if stated[other] is not None:
+        raise ConfigError(f"{other}: expected none for {family}, whose {what} is exchanged; found {stated[other]!r}")
+    name = known[0] if stated[what] is None else stated[what]
+    member(module.EXCHANGED.__name__, what, name, known)
+    return name
 
 
 def check_images(images, size):

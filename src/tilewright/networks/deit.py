@@ -1,8 +1,8 @@
-"""DeiT, whole or pruned: what a pruner leaves of each image goes on by a strategy that can be exchanged.
+"""DeiT, whole or pruned: a pruner drops tokens of each image, and a batching keeps images of different length together.
 
 Touvron et al., "Training data-efficient image transformers" (2021). Until the first pruning all images have all of
-their tokens; from then on the tokens stand as the strategy lays them out (`tilewright.networks.batching`), and all
-strategies give the same logits.
+their tokens; from then on the tokens stand as the batching lays them out (`tilewright.networks.batching`). All
+batchings give the same logits.
 """
 
 import copy
@@ -16,10 +16,11 @@ from tilewright import pruners
 from tilewright.core.errors import ConfigError
 from tilewright.core.registry import member
 from tilewright.models import deit as pattern
-from tilewright.networks import _precision, _sites, _vit, batching
+from tilewright.networks import _precision, _sites, _vit
+from tilewright.networks import batching as batchings
 from tilewright.networks._layouts import Rectangle
 
-ATTENTIONS = batching
+EXCHANGED = batchings
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,11 +114,11 @@ def adapt(state, network):
 class Network(nn.Module):
     """Images [B, 3, R, R] to logits [B, num_classes]; parameters under the official names."""
 
-    def __init__(self, options, attention):
-        """Random weights, drawn as published. attention: of `batching.NAMES`."""
+    def __init__(self, options, batching):
+        """Random weights, drawn as published. batching: of `batching.NAMES`."""
         super().__init__()
-        self.options, self.attention = options, attention
-        self.strategy = member(batching.__name__, "attention", attention, batching.NAMES)
+        self.options = options
+        self._batch_by(batching)
         width, heads = pattern.VARIANTS[options.variant]
         self.patch_embed = _vit.Patches(3, width, pattern.PATCH)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -136,23 +137,26 @@ class Network(nn.Module):
         self.pruner = module.Pruner(settings, width, options.n_tokens)
         _vit.initialise(self.pruner)
 
-    def going_on(self, attention):
-        """This very network, its weights shared, with another of `batching.NAMES`."""
+    def _batch_by(self, name):
+        self.batching = name
+        self.batcher = member(batchings.__name__, "batching", name, batchings.NAMES)
+
+    def with_batching(self, name):
+        """This very network, its weights shared, with the batching `name` of `batching.NAMES`."""
         other = copy.copy(self)
-        other.attention = attention
-        other.strategy = member(batching.__name__, "attention", attention, batching.NAMES)
+        other._batch_by(name)
         return other
 
     @_precision.checked
-    def forward(self, images, capacity=None, tell_layouts=False):
+    def forward(self, images, capacity=None, with_layouts=False):
         """Images [B, 3, R, R] to logits [B, num_classes].
 
-        capacity: most tokens of the batch that may be kept by a pruner that leaves it open how many, for strategies
+        capacity: most tokens of the batch that may be kept by a pruner that leaves it open how many, for batchings
             that have a ``ROOM``; None: as many as there are, for which the host asks the device.
-        tell_layouts: return ``(logits, layouts)``, the layout after each pruning; ``layout.check()`` has the host ask
+        with_layouts: return ``(logits, layouts)``, the layout after each pruning; ``layout.check()`` has the host ask
             whether the capacity was enough. Where it was not, logits are NaN.
 
-        Raises `PatternError` for images of another shape, and what the strategy raises.
+        Raises `PatternError` for images of another shape, and what the batching raises.
         """
         x = self.patch_embed(images).flatten(2).mT
         firsts = [self.cls_token, self.dist_token] if self.options.distilled else [self.cls_token]
@@ -161,7 +165,7 @@ class Network(nn.Module):
 
         def prune(x, heads=None):
             x, choice = self.pruner(len(layouts), x, layout, heads)
-            x, narrower = self.strategy.narrow(x, layout, choice, capacity)
+            x, narrower = self.batcher.narrow(x, layout, choice, capacity)
             narrower.choice = choice
             layouts.append(narrower)
             return x, narrower
@@ -178,4 +182,4 @@ class Network(nn.Module):
         if self.options.distilled:
             # Without a pruner the layout is the whole rectangle, the distillation token second.
             logits = (logits + _precision.logits(self.head_dist, self.norm(x[:, 1]))) / 2
-        return (logits, layouts) if tell_layouts else logits
+        return (logits, layouts) if with_layouts else logits

@@ -27,7 +27,7 @@ from tilewright.models import dynamicvit as pattern
 from tilewright.networks import _precision, _pruned, _sites, _vit, attentions
 from tilewright.pruners._predictor import Predictor
 
-ATTENTIONS = attentions
+EXCHANGED = attentions
 
 # Channels of LV-ViT's stem; kernel, stride and padding of its convolutions (``p_emb='4_2'``).
 STEM = 64

@@ -16,7 +16,7 @@ from tilewright.models import regionvit as pattern
 from tilewright.networks import _parameters, _precision, _sites, attentions
 from tilewright.networks._region_windows import Windows
 
-ATTENTIONS = attentions
+EXCHANGED = attentions
 
 # Blocks of each stage, and convolutions of the stem.
 SIZES = {

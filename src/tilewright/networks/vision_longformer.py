@@ -17,7 +17,7 @@ from tilewright.core.errors import ConfigError
 from tilewright.networks import _msvit_arch, _parameters, _precision, _sites, attentions
 from tilewright.networks._sliding_chunks import Windows, by_offset
 
-ATTENTIONS = attentions
+EXCHANGED = attentions
 
 # ASSUME: the public code reads LN_EPS from its configuration and does not use it.
 EPS = 1e-6

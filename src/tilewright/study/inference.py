@@ -12,7 +12,7 @@ from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import _gates
 from tilewright.study.cli import settings
 
-# Classes that are told.
+# Classes that are printed.
 BEST = 5
 # When the latency is known well enough.
 RSE, RUNS, SECONDS = 0.03, 5, 2.0
@@ -31,10 +31,10 @@ class View:
 def run(model, image, checkpoint, attention, device, output, labels, token, set):
     """Run the network `model` on a photograph, a name or a path, and say what came out; see ``infer.py --help``.
 
-    checkpoint: as `networks.create` takes it. output: picture to write, or None. labels: file with the name
-    of a class on each line, or None. token: ``y,x`` of the query token whose attention is drawn, on the grid of the
-    first stage; None for the centre. set: options beyond the name, ``key=value``. device: a kind, for the latency.
-    Raises `TilewrightError`.
+    checkpoint: as `networks.create` takes it. attention: the network's attention, or a DeiT's batching. output: picture
+    to write, or None. labels: file with the name of a class on each line, or None. token: ``y,x`` of the query token
+    whose attention is drawn, on the grid of the first stage; None for the centre. set: options beyond the name,
+    ``key=value``. device: a kind, for the latency. Raises `TilewrightError`.
     """
     # Here, so that the settings of `cli` come before torch.
     import torch
@@ -51,7 +51,8 @@ def run(model, image, checkpoint, attention, device, output, labels, token, set)
     place = None if token is None else _place(token)
     size = options["image_size"]
     pixels = torch.from_numpy(_gates.pixels(image, size))[None]
-    network = networks.create(family, **options, checkpoint=checkpoint, attention=attention)
+    what, _ = networks.exchanged(family)
+    network = networks.create(family, **options, checkpoint=checkpoint, **{what: attention})
     names = None if labels is None else read_labels(labels, network.options.num_classes)
     drawn = [] if output is None else views(family, network, pixels, place)
     network, pixels = network.to(device), pixels.to(device)
@@ -62,7 +63,7 @@ def run(model, image, checkpoint, attention, device, output, labels, token, set)
         first = time.perf_counter() - begin
         timing = time_call(lambda: network(pixels).cpu(), min_reps=RUNS, max_seconds=SECONDS, rse_target=RSE)
     print(
-        f"{model}, {attention} attention, one image of {size} x {size}: {timing.p50_us / 1e3:.1f} ms "
+        f"{model}, {attention} {what}, one image of {size} x {size}: {timing.p50_us / 1e3:.1f} ms "
         f"(p50 of {timing.repetitions} runs; first call {first:.1f} s)"
     )
     if network.weights is None:

@@ -8,4 +8,5 @@ Contract of a member module:
         no backward; ``"formula"``, the site's own; or None, nothing: compiled code is interrupted there.
 """
 
+WHAT = "attention"
 NAMES = ("dense", "tilewright", "flex", "native")

@@ -1,4 +1,4 @@
-"""How a network goes on with the tokens that a pruner leaves, by name: same weights, same logits, other latencies.
+"""How images that keep different numbers of tokens share a batch, by name: same weights, same logits, other latencies.
 
 Contract of a member module:
     ``narrow(x, layout, choice, capacity) -> (x, layout)``: the chosen ones of the tokens x, which stand as `layout`
@@ -8,6 +8,7 @@ Contract of a member module:
     ``ROOM``: what a capacity is to it: ``"shared"`` by the images, ``"even"``, as much for each, or None, of no use.
 """
 
+WHAT = "batching"
 NAMES = ("padded", "padded_unfused", "padded_kept", "gathered", "ragged", "varlen")
 # How a network is run with any of them. eager: kernel by kernel; graph: one CUDA graph, replayed; compile:
 # ``torch.compile``, which is slow to begin with; compile_graph: what it made as a CUDA graph.

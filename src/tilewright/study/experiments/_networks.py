@@ -61,7 +61,7 @@ def photographs(count, size):
 def attentions(name):
     """What a network can attend by, its oracle first. Raises `UnknownNameError`."""
     family, _ = networks.parse(name)
-    return registry.member(networks.__name__, "network", family, networks.NAMES).ATTENTIONS.NAMES
+    return networks.exchanged(family)[1]
 
 
 @torch.inference_mode()

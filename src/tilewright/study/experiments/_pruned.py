@@ -128,7 +128,7 @@ def run_pruned(name, settings, batchings, modes, effort, *, device="cpu", dtype=
     inputs = crops(max(*sizes, JUDGED), options["image_size"], seed).to(device, getattr(torch, dtype))
     training = crops(FITTED, options["image_size"], seed + 1).to(inputs)
     for place, setting in enumerate(settings):
-        made = networks.create(family, **{**options, **setting}, seed=seed, attention=ORACLE).to(inputs)
+        made = networks.create(family, **{**options, **setting}, seed=seed, batching=ORACLE).to(inputs)
         fit_head(made, training)
         known = {
             "network": name,
@@ -172,11 +172,11 @@ def _batch(made, inputs, batch, batchings, modes, effort):
     # Where the host does not know how many are kept, it may wait for the number, or run with rows to spare.
     asking = any(choice.most - choice.least > 1 for choice in oracle.choices)
     packed = "ragged" in batchings and oracle.choices
-    pack_us = _pack_us(made.going_on("ragged"), inputs[:batch], room["shared"], effort) if packed else None
+    pack_us = _pack_us(made.with_batching("ragged"), inputs[:batch], room["shared"], effort) if packed else None
     for mode in modes:
         ways = []
-        for network in map(made.going_on, batchings):
-            capacity = room[network.strategy.ROOM]
+        for network in map(made.with_batching, batchings):
+            capacity = room[network.batcher.ROOM]
             both = (None, capacity) if asking and mode == "eager" else (capacity,)
             ways += [(network, most) for most in dict.fromkeys(both)]
         # What is compiled counts against the limit of torch's cache: one at a time.
@@ -203,7 +203,7 @@ def _measured(ways, mode, inputs, batch, oracle, effort):
     rows, runs = [], {}
     for at, (network, capacity) in enumerate(ways):
         row, call = _checked(network, mode, capacity, inputs, batch, oracle)
-        rows.append({"batching": network.attention, **row})
+        rows.append({"batching": network.batching, **row})
         if call is not None:
             runs[at] = partial(_waited, call, inputs[:batch])
     for at, taken in zip(runs, timing.time_together(list(runs.values()), **effort.limits), strict=True):
@@ -262,11 +262,11 @@ def _attention_error(network, capacity, inputs):
     Compared with dense attention in float64 among the tokens of each image. Infinite where the batching keeps other
     tokens than the pruner chose, or changes them.
     """
-    watched = network.going_on(network.attention)
-    watched.strategy = _Watched(network.strategy)
+    watched = network.with_batching(network.batching)
+    watched.batcher = _Watched(network.batcher)
     watched(inputs, capacity)
     # Not `max`, which loses a NaN.
-    return float(np.max(watched.strategy.errors, initial=0.0))
+    return float(np.max(watched.batcher.errors, initial=0.0))
 
 
 class _Watched:
