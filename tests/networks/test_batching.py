@@ -1,6 +1,6 @@
 """Strategies for kept tokens: any batch of them gives the same logits, packed again and again, in any capacity."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -28,8 +28,8 @@ def narrow():
         yield
 
 
-class Told(nn.Module):
-    """A pruner that keeps what it is told, masks [B, N] of an image's first tokens, one after the other."""
+class Masks(nn.Module):
+    """A pruner that keeps what masks [B, N] of an image's first tokens hold, one after the other."""
 
     def __init__(self, *masks):
         super().__init__()
@@ -37,16 +37,22 @@ class Told(nn.Module):
         self.before, self.inside = tuple(range(2, 2 + len(masks))), ()
 
     def forward(self, time, x, layout, heads):
-        return x, Choice(self.masks[time][:, : layout.slots] & layout.valid, 1, layout.slots)
+        return x, Choice(self.masks[time][:, : layout.length] & layout.valid, 1, layout.length)
 
 
-def logits(name, masks, capacity=None, with_layouts=False):
-    network = create(batching=name)
-    network.pruner = Told(*masks)
+@cache
+def drawn_network():
+    network = create(batching="padded")
     generator = torch.Generator().manual_seed(3)
     for tensor in network.state_dict().values():
         tensor.normal_(0, 0.3, generator=generator)
-    images = torch.randn(len(masks[0]), 3, 64, 64, generator=generator)
+    return network
+
+
+def logits(name, masks, capacity=None, with_layouts=False):
+    network = drawn_network().with_batching(name)
+    network.pruner = Masks(*masks)
+    images = torch.randn(len(masks[0]), 3, 64, 64, generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
         return network(images, capacity, with_layouts)
 
@@ -84,12 +90,12 @@ def test_batchings_agree_at_the_extremes(case, name):
 @given(
     st.lists(st.lists(st.lists(st.booleans(), min_size=N, max_size=N), min_size=3, max_size=3), min_size=1, max_size=3)
 )
-def test_strategies_agree_on_any_masks(drawn):
+def test_batchings_agree_on_any_masks(drawn):
     masks = [torch.tensor(batch) for batch in drawn]
     for kept in masks:
         kept[:, 0] = True
     wanted = logits("padded", masks)
-    # The kept tokens of an image alone, which need no strategy.
+    # The kept tokens of an image alone, which need no batching.
     for name in ("padded_unfused", "padded_kept", "ragged"):
         torch.testing.assert_close(logits(name, masks), wanted, atol=1e-4, rtol=0)
     alone, _ = logits("padded_kept", [kept[:1] for kept in masks], None, True)
@@ -116,20 +122,24 @@ def test_a_batch_that_did_not_fit_is_nan_when_packed_again():
 def test_a_capacity_is_shared_out_evenly_among_rectangles(places):
     masks = [MASKS["extremes"]]
     found, (layout,) = logits("padded_kept", masks, 4 * places + 3, True)
-    assert layout.slots == N
+    assert layout.length == N
     layout.check()
     torch.testing.assert_close(found, logits("padded", masks), atol=1e-5, rtol=0)
 
 
 def test_too_few_places_are_told_and_never_truncate():
     kept, fewer = MASKS["extremes"], mask([1, 2], [3], [4], [5, 6])
-    for masks, slots, most in (([kept], N - 1, N), ([fewer, kept[:, :3]], 2, 3), ([torch.ones_like(kept), kept], 1, N)):
-        found, made = logits("padded_kept", masks, 4 * slots + 3, True)
+    for masks, length, most in (
+        ([kept], N - 1, N),
+        ([fewer, kept[:, :3]], 2, 3),
+        ([torch.ones_like(kept), kept], 1, N),
+    ):
+        found, made = logits("padded_kept", masks, 4 * length + 3, True)
         assert found.isnan().all()
-        with pytest.raises(PatternError, match=f"places for the {most} tokens of an image, found {slots}"):
+        with pytest.raises(PatternError, match=f"positions for the {most} tokens of an image, found {length}"):
             made[0].check()
     found, (layout,) = logits("padded_kept", [fewer], 4 * 3, True)
-    assert layout.slots == 3
+    assert layout.length == 3
     torch.testing.assert_close(found, logits("padded", [fewer]), atol=1e-5, rtol=0)
 
 
@@ -180,7 +190,9 @@ PRUNERS = {"threshold_l2": {"keep_range": (0.3, 0.7)}, "evit": {}, "ats": {}, "d
 
 @pytest.mark.parametrize("pruner", PRUNERS)
 @pytest.mark.parametrize("name", ["padded", "padded_unfused", "padded_kept", "ragged"])
-def test_pruned_networks_compile_whole(name, pruner):
+def test_pruned_networks_compile_whole(monkeypatch, name, pruner):
+    # Compiling takes as long as there are blocks: these hold two prunings of each pruner.
+    monkeypatch.setattr(pattern, "DEPTH", 7)
     network = create(batching=name, pruner=pruner, **PRUNERS[pruner])
     images = torch.randn(2, 3, 64, 64)
     torch.compiler.reset()

@@ -175,7 +175,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_every_strategy_gives_the_published_logits(case):
+def test_every_batching_gives_the_published_logits(case):
     options, rule = CASES[case]
     network = draw(create(**options))
     state, batch = network.state_dict(), images()

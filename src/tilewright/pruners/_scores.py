@@ -4,7 +4,7 @@ import torch
 
 
 def class_attention(q, k, layout):
-    """Attention of the class token to each place, float32 [B, H, slots], zero where no token is.
+    """Attention of the class token to each position, float32 [B, H, L], zero where no token is.
 
     q, k: [..., H, D] as `layout` has the tokens.
     """
@@ -14,10 +14,10 @@ def class_attention(q, k, layout):
 
 
 def best_first(score, layout):
-    """Places int64 [B, slots] of the tokens with the largest score [B, slots] first, those without a token last."""
+    """Positions int64 [B, L] of the tokens with the largest score [B, L] first, those without a token last."""
     return score.masked_fill(~layout.valid, -torch.inf).argsort(dim=1, descending=True, stable=True)
 
 
-def marked(places, slots):
-    """bool [B, slots], True at places [B, K]."""
-    return torch.zeros(len(places), slots, dtype=torch.bool, device=places.device).scatter_(1, places, True)
+def marked(positions, length):
+    """bool [B, L], True at positions [B, K]."""
+    return torch.zeros(len(positions), length, dtype=torch.bool, device=positions.device).scatter_(1, positions, True)

@@ -43,7 +43,7 @@ class Pruner(nn.Module):
         score = (attention * layout.padded(v.flatten(-2).float().norm(dim=-1)))[:, 1:]
         keep = sample(score, layout.valid[:, 1:], self.most - 1)
         keep = torch.cat((torch.ones_like(keep[:, :1]), keep), dim=1)
-        return x, Choice(keep, 1, min(self.most, layout.slots))
+        return x, Choice(keep, 1, min(self.most, layout.length))
 
 
 def sample(score, valid, points):

@@ -45,4 +45,4 @@ class Pruner(nn.Module):
         score = self.score_predictor[time](layout.padded(x)[:, 1:], alive)
         # The class token stays anyway.
         order = _scores.best_first(F.pad(score, (1, 0), value=math.inf), layout)
-        return x, Choice(_scores.marked(order[:, : 1 + count], layout.slots), 1 + count, 1 + count)
+        return x, Choice(_scores.marked(order[:, : 1 + count], layout.length), 1 + count, 1 + count)

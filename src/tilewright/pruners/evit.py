@@ -50,9 +50,9 @@ class Pruner(nn.Module):
         order = _scores.best_first(
             attention.index_fill(1, attention.new_zeros(1, dtype=torch.int64), torch.inf), layout
         )
-        keep = _scores.marked(order[:, : 1 + count], layout.slots)
+        keep = _scores.marked(order[:, : 1 + count], layout.length)
         weight = attention.masked_fill(keep, 0)
         fused = torch.bmm(weight[:, None], layout.padded(x).float())[:, 0].to(x.dtype)
-        place = order[:, 1 + count]
-        fused_at = _scores.marked(place[:, None], layout.slots)
-        return layout.put(x, place, fused), Choice(keep | fused_at, tokens, tokens, fused_at)
+        position = order[:, 1 + count]
+        fused_at = _scores.marked(position[:, None], layout.length)
+        return layout.put(x, position, fused), Choice(keep | fused_at, tokens, tokens, fused_at)

@@ -9,9 +9,9 @@ ROOM = None
 
 def narrow(x, layout, choice, *_):
     """A full rectangle. Raises `Unavailable` where numbers differ; the host asks, unless they are known to be equal."""
-    slots = choice.most
+    length = choice.most
     if choice.least != choice.most:
-        least, slots = (int(end) for end in choice.keep.sum(1).aminmax())
-        if least != slots:
-            raise Unavailable(f"expected images that keep equal numbers of tokens, found from {least} to {slots}")
-    return layout.compact(x, choice.keep, slots)[0], Rectangle(layout.n_batch, slots, x.device)
+        least, length = (int(end) for end in choice.keep.sum(1).aminmax())
+        if least != length:
+            raise Unavailable(f"expected images that keep equal numbers of tokens, found from {least} to {length}")
+    return layout.compact(x, choice.keep, length)[0], Rectangle(layout.n_batch, length, x.device)

@@ -6,6 +6,6 @@ ROOM = None
 
 
 def narrow(x, layout, choice, *_, rectangle=Rectangle):
-    """As many places as before. rectangle: the layout to make."""
-    x, lengths = layout.compact(x, choice.keep, layout.slots)
-    return x, rectangle(layout.n_batch, layout.slots, x.device, lengths)
+    """As many positions as before. rectangle: the layout to make."""
+    x, lengths = layout.compact(x, choice.keep, layout.length)
+    return x, rectangle(layout.n_batch, layout.length, x.device, lengths)

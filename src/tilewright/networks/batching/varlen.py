@@ -13,7 +13,7 @@ ROOM = "shared"
 class _Flash(Packed):
     def attend(self, q, k, v):
         """See `Packed`. The longest image is bounded, not asked for."""
-        return kernels.varlen(q, k, v, self.packing.starts, self.slots)
+        return kernels.varlen(q, k, v, self.packing.starts, self.length)
 
 
 def narrow(x, layout, choice, capacity):
