@@ -256,12 +256,12 @@ def test_vil_bias_of_the_sparse_stages_follows_the_published_index(n, window, mo
                 if 0 <= ky < n and 0 <= kx < n:
                     wanted[1 + qy * n + qx, 1 + ky * n + kx] = slot
     at = np.arange(tokens)
-    slots = vision_longformer.bias_index(params, at[:, None], at)
+    indices = vision_longformer.bias_index(params, at[:, None], at)
     allowed = graph.to_dense()
-    np.testing.assert_array_equal(slots[allowed], wanted[allowed])
+    np.testing.assert_array_equal(indices[allowed], wanted[allowed])
     assert graph.meta["bias"]["table_size"] == table
-    assert slots.min() >= 0
-    assert slots.max() < graph.meta["bias"]["slots"] == table + 4
+    assert indices.min() >= 0
+    assert indices.max() < graph.meta["bias"]["slots"] == table + 4
 
 
 @pytest.mark.parametrize("stage", [3, 4])
@@ -269,11 +269,11 @@ def test_vil_bias_of_the_full_stages_counts_all_offsets(stage):
     n, g = 4, 4 - stage
     params = vil(n, stage)
     at = np.arange(g + n * n)
-    slots = vision_longformer.bias_index(params, at[:, None], at)
+    indices = vision_longformer.bias_index(params, at[:, None], at)
     for q in range(n * n):
         for k in range(n * n):
             (qy, qx), (ky, kx) = divmod(q, n), divmod(k, n)
-            assert slots[g + q, g + k] == (qy - ky + n - 1) * (2 * n - 1) + (qx - kx + n - 1)
+            assert indices[g + q, g + k] == (qy - ky + n - 1) * (2 * n - 1) + (qx - kx + n - 1)
     bias = vision_longformer.graph(params).meta["bias"]
     assert bias["table_size"] == (2 * n - 1) ** 2
     assert bias["slots"] == (2 * n - 1) ** 2 + 3 * g + 1
@@ -377,8 +377,8 @@ def test_regionvit_bias_follows_the_published_wrapping_index(n, w):
 def test_regionvit_bias_tells_all_offsets_of_a_window_apart():
     params = regionvit.Params("tiny", 7, 1, patch=1)
     at = np.arange(50)
-    slots = regionvit.bias_index(params, at[1:, None], at[1:])
-    assert set(slots.ravel()) == set(range(169))
+    indices = regionvit.bias_index(params, at[1:, None], at[1:])
+    assert set(indices.ravel()) == set(range(169))
 
 
 def test_regionvit_hints_gather_the_windows_behind_the_regional_tokens():
@@ -391,7 +391,7 @@ def test_regionvit_hints_gather_the_windows_behind_the_regional_tokens():
 
 
 @pytest.mark.parametrize("name", ["vil-tiny-64-s1", "regionvit-tiny-64-s1"])
-def test_bias_slots_are_found_from_the_meta_of_a_graph(name):
+def test_bias_index_ats_are_found_from_the_meta_of_a_graph(name):
     graph = models.build(name)
     module, params = models.parse(name)
     at = np.arange(graph.n_rows)
@@ -399,7 +399,7 @@ def test_bias_slots_are_found_from_the_meta_of_a_graph(name):
     np.testing.assert_array_equal(found, module.bias_index(params, at[:, None], at))
 
 
-def test_a_model_without_bias_has_no_slots():
+def test_a_model_without_bias_has_no_bias_indices():
     assert models.bias_index(models.build("dynamicvit-s-64").meta, 0, 0) is None
 
 

@@ -29,7 +29,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def site(attention):
-    return _sites.Site(attention, WINDOWS.graph, HEADS, DIM, WINDOWS.attend, WINDOWS.slot)
+    return _sites.Site(attention, WINDOWS.graph, HEADS, DIM, WINDOWS.attend, WINDOWS.bias_index)
 
 
 def tensors(seed=0, dtype=torch.float32):
@@ -45,7 +45,7 @@ def drawn_bias(seed=1):
 
 def oracle(q, k, v, bias=None):
     at = torch.arange(TOKENS)
-    spelt = None if bias is None else bias[:, WINDOWS.slot(at[:, None], at)]
+    spelt = None if bias is None else bias[:, WINDOWS.bias_index(at[:, None], at)]
     return reference.attention(q, k, v, torch.from_numpy(WINDOWS.graph().to_dense()), bias=spelt)
 
 

@@ -96,7 +96,7 @@ def test_windows_follow_the_published_definition(side, n_global, radius, mode, a
     sizes = ((4 * radius - 1) ** 2, g, g, g * g)
     tables = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
     bias = torch.cat([*tables, torch.zeros(1)])[None].double() if relative else None
-    at = _sites.Site(attention, windows.graph, 1, 8, windows.attend, windows.slot)
+    at = _sites.Site(attention, windows.graph, 1, 8, windows.attend, windows.bias_index)
     padded = (windows.pad(x[None])[None] for x in (q, k, v))
     out = windows.unpad(at.layer()(*padded, bias)[0])[0]
     wanted = published(q, k, v, windows, (*tables[:3], tables[3].view(g, g)) if relative else None)
@@ -108,7 +108,7 @@ def test_a_sparse_layer_follows_the_published_definition(mode):
     side, g, heads, f = 5, 2, 2, 2
     shape = _msvit_arch.Shape(1, heads, 16, 1, 4, True, g, f, False, side)
     windows = Windows(side, g, f, mode)
-    at = _sites.Site("dense", windows.graph, heads, 8, windows.attend, windows.slot)
+    at = _sites.Site("dense", windows.graph, heads, 8, windows.attend, windows.bias_index)
     layer = draw(networks.SparseAttention(shape, windows, at)).double()
     x = torch.randn(1, g + side * side, 16, dtype=torch.float64)
     q, k, v = layer.query(x)[0], layer.kv(x)[0, :, :16], layer.kv(x)[0, :, 16:]
@@ -132,7 +132,7 @@ def test_sliding_chunks_run_some_rows_at_a_time(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_slots_and_patterns_are_those_of_the_graphs(mode):
+def test_bias_indices_and_patterns_are_those_of_the_graphs(mode):
     for stage, side in ((1, 14), (2, 9)):
         params = graphs.Params("tiny", side << (stage - 1), stage, patch=1, mode=mode, window=7)
         windows = Windows(side, 1, 3, mode)
@@ -149,10 +149,10 @@ def test_slots_and_patterns_are_those_of_the_graphs(mode):
             at = real
         else:
             assert windows.graph().id == graphs.graph(params).id
-        slots = windows.slot(at[:, None], at).numpy()
+        indices = windows.bias_index(at[:, None], at).numpy()
         allowed = graphs.graph(params).to_dense()
-        np.testing.assert_array_equal(slots[allowed], wanted[allowed])
-        assert slots.max() < graphs.graph(params).meta["bias"]["slots"]
+        np.testing.assert_array_equal(indices[allowed], wanted[allowed])
+        assert indices.max() < graphs.graph(params).meta["bias"]["slots"]
 
 
 @pytest.mark.parametrize("variant", graphs.STAGES)

@@ -543,7 +543,7 @@ def instead(change):
         q, k, v, bias = (*arguments, None)[:4]
         order, bias = attend.site.order, bias() if callable(bias) else bias
         allowed = torch.from_numpy(attend.site.graph.to_dense())[order][:, order]
-        added = 0 if bias is None else bias[:, attend.site.slot(order[:, None], order)]
+        added = 0 if bias is None else bias[:, attend.site.bias_index(order[:, None], order)]
         return change(q, k, v, allowed, added, out).to(out.dtype)
 
     def among_kept(attend, q, k, v):
@@ -592,7 +592,7 @@ def test_a_network_with_another_attention_is_caught(plans_of_networks, fault, na
 BIASES = {
     "stale": lambda bias, first: first,
     "of-the-next-head": lambda bias, first: bias.roll(1, 0) if len(bias) > 1 else bias.flip(1),
-    "of-the-next-slot": lambda bias, first: bias.roll(1, 1),
+    "of-the-next-entry": lambda bias, first: bias.roll(1, 1),
     "none": lambda bias, first: torch.zeros_like(bias),
 }
 # ViL's sites have one layer each here, so that no other's bias can be left over.

@@ -13,8 +13,8 @@ Contract of a member module:
     ``size(params) -> int``: at most how many numbers the graph holds, its tokens and the entries of its distinct rows;
         known without making it, so that a cluster can be asked for memory and time.
     ``bias_index(params, rows, cols) -> int array``: for models with a relative-position bias (``meta["bias"]`` is not
-        None) the slot of each (query, key) pair, by token ids in the model's own order, in a bias vector of
-        ``meta["bias"]["slots"]`` entries a head; the last slot is for "no bias" and holds zero.
+        None) the index of each (query, key) pair, by token ids in the model's own order, in a bias vector of
+        ``meta["bias"]["slots"]`` entries a head; the last entry is for "no bias" and holds zero.
     ``NETWORK_NAMING``, ``network_fields(name) -> dict | None``: for families with a network, as ``NAMING`` and
         ``fields`` but for the names of whole networks, such as ``vil-tiny-224``, and the options of
         `tilewright.networks.create`. They stand here because what Snakemake parses must not import torch.
@@ -90,7 +90,7 @@ def create(family, **options):
 
 
 def bias_index(meta, rows, cols):
-    """Slots of (query, key) pairs in the relative-position bias of the graph that `meta` describes; None without bias.
+    """Indices of (query, key) pairs in the relative-position bias of the graph of `meta`; None without bias.
 
     rows, cols: int arrays that broadcast, token ids in the model's own order (undo a reordering first).
     """

@@ -168,7 +168,7 @@ def _members(n, r, w):
 
 
 def bias_index(params, rows, cols):
-    """Slot of each (query, key) pair in a head's bias: ``rel_pos`` [(2w-1)^2], then the slot of pairs without bias.
+    """Index of each (query, key) pair in a head's bias: ``rel_pos`` [(2w-1)^2], then the entry of pairs without bias.
 
     Only pairs of local tokens in one window carry a bias.
     """
@@ -176,11 +176,11 @@ def bias_index(params, rows, cols):
     n, r, w = params.side, params.regions, params.window
     (qy, qx), (ky, kx) = np.divmod(rows - r * r, n), np.divmod(cols - r * r, n)
     biased = (rows >= r * r) & (cols >= r * r) & (qy // w == ky // w) & (qx // w == kx // w)
-    return np.where(biased, offset_slot(ky - qy, kx - qx, w), (2 * w - 1) ** 2)
+    return np.where(biased, offset_index(ky - qy, kx - qx, w), (2 * w - 1) ** 2)
 
 
-def offset_slot(dy, dx, window):
-    """Slot in ``rel_pos`` of key minus query within a window, for arrays and tensors of whole numbers.
+def offset_index(dy, dx, window):
+    """Index in ``rel_pos`` of key minus query within a window, for arrays and tensors of whole numbers.
 
     The published index is ``[dy + w//2, dx + w//2]`` with negative values counted from the end, which is a bijection of
     the offsets; weights need it as it is.

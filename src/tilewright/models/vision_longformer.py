@@ -174,19 +174,19 @@ def _squares(n):
 
 
 def bias_index(params, rows, cols):
-    """Slot of each (query, key) pair in a head's bias, laid out as the published tables, one after the other.
+    """Index of each (query, key) pair in a head's bias, laid out as the published tables, one after the other.
 
     ``local_relative_position_bias_table`` [(4f-1)^2] by offset query minus key (``relative_position_bias_table``
     [(2n-1)^2] in the full stages), ``g2l_relative_position_bias[1]`` [g] (local query, by key),
     ``g2l_relative_position_bias[0]`` [g] (global query, by query), ``g2g_relative_position_bias`` [g, g], and last the
-    slot of pairs outside the pattern.
+    entry of pairs outside the pattern.
     """
     reach = 2 * params.radius if params.stage in SPARSE_STAGES else params.side
     chunk = params.radius if params.mode == "cyclic" else None
-    return bias_slot(np.where, params.side, params.n_global, reach, chunk, rows, cols)
+    return bias_index_at(np.where, params.side, params.n_global, reach, chunk, rows, cols)
 
 
-def bias_slot(where, side, n_global, reach, chunk, rows, cols):
+def bias_index_at(where, side, n_global, reach, chunk, rows, cols):
     """`bias_index` by the geometry of a stage, for arrays or tensors: ``where`` is numpy's or torch's.
 
     side: of the grid, padding included. reach: 2f in the sparse stages, `side` in the full ones. chunk: f where chunks

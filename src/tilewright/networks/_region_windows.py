@@ -24,14 +24,14 @@ class Windows:
         # By device: copied there once. A plain variable, since torch cannot compile the way to an attribute's copies.
         places = {torch.device("cpu"): torch.from_numpy(pattern.places(side, regions, window))}
 
-        def slot(rows, cols):
+        def bias_index(rows, cols):
             if rows.device not in places:
                 with torch.inference_mode(False):
                     places[rows.device] = places[torch.device("cpu")].to(rows.device)
             y, x = places[rows.device]
             q, k = ((tokens - regions**2).clamp(min=0) for tokens in (rows, cols))
             local = (rows >= regions**2) & (cols >= regions**2)
-            return torch.where(local, pattern.offset_slot(y[k] - y[q], x[k] - x[q], window), (2 * window - 1) ** 2)
+            return torch.where(local, pattern.offset_index(y[k] - y[q], x[k] - x[q], window), (2 * window - 1) ** 2)
 
         # A single window is full attention, which is the same in every mode.
         self.site = _sites.Site(
@@ -40,7 +40,7 @@ class Windows:
             heads,
             pattern.HEAD_DIM,
             self.native,
-            slot,
+            bias_index,
             native_layout=True,
         )
 
@@ -93,18 +93,18 @@ class Windows:
         return seen.flatten(0, 1)
 
     @cached_property
-    def _slots(self):
-        """Slot of each pair of tokens of a window, int64 [1 + w^2, 1 + w^2]."""
+    def _bias_indices(self):
+        """Bias index of each pair of tokens of a window, int64 [1 + w^2, 1 + w^2]."""
         at = torch.arange(self.window)
         y, x = at.repeat_interleave(self.window), at.repeat(self.window)
-        local = pattern.offset_slot(y - y[:, None], x - x[:, None], self.window)
+        local = pattern.offset_index(y - y[:, None], x - x[:, None], self.window)
         return F.pad(local, (1, 0, 1, 0), value=(2 * self.window - 1) ** 2)
 
     def native(self, q, k, v, bias):
-        """The windows as one batch: q, k, v [B, H, r^2 (1 + w^2), D], bias [H, slots]."""
+        """The windows as one batch: q, k, v [B, H, r^2 (1 + w^2), D], bias [H, n]."""
         batch, length = len(q), 1 + self.window**2
         q, k, v = (x.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-        mask = bias[:, _sites.resident(self, "_slots", bias.device)][None]
+        mask = bias[:, _sites.resident(self, "_bias_indices", bias.device)][None]
         if self._seen is not None:
             hidden = torch.finfo(mask.dtype).min
             seen = _sites.resident(self, "_seen", mask.device)

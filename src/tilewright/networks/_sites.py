@@ -108,8 +108,8 @@ class Site:
     """One sparse pattern of a network and how it is attended to.
 
     attention: of `attentions.NAMES`. build: makes the `Graph`, in the model's own token order; called when needed.
-    native: the published formulation, ``native(q, k, v, bias) -> out`` with bias [H, slots] or None.
-    slot: for patterns with a relative-position bias, ``slot(rows, cols) -> index`` of each (query, key) pair in a
+    native: the published formulation, ``native(q, k, v, bias) -> out`` with bias [H, n] or None.
+    bias_index: for patterns with a relative-position bias, ``bias_index(rows, cols)`` of each (query, key) pair in a
         head's bias vector, for int64 tensors that broadcast and of operations that torch can compile.
     native_layout: whether the tokens of ``native`` stand in an order of its own, other than that of the graph.
     """
@@ -119,7 +119,7 @@ class Site:
     heads: int
     head_dim: int
     native: Callable
-    slot: Callable | None = None
+    bias_index: Callable | None = None
     native_layout: bool = False
     plans: dict = field(default_factory=dict)
 

@@ -60,10 +60,12 @@ class Windows:
         """The pattern, in the model's own order."""
         return vision_longformer.pattern(self.side, self.n_global, self.radius, self.mode, padding=self.padding)
 
-    def slot(self, rows, cols):
+    def bias_index(self, rows, cols):
         """Slots of (query, key) pairs in a head's bias, as `models.vision_longformer.bias_index` lays it out."""
         chunk = self.radius if self.mode == "cyclic" else None
-        return vision_longformer.bias_slot(torch.where, self.width, self.n_global, 2 * self.radius, chunk, rows, cols)
+        return vision_longformer.bias_index_at(
+            torch.where, self.width, self.n_global, 2 * self.radius, chunk, rows, cols
+        )
 
     def pad(self, x):
         """Tokens x [B, N, C] of the globals and the grid, with the padding's zeros as further tokens."""
@@ -82,7 +84,7 @@ class Windows:
         return torch.cat([x[:, : self.n_global], F.pad(grid, (0, 0, 0, more, 0, more)).flatten(1, 2)], 1)
 
     def attend(self, q, k, v, bias):
-        """The published formulation: q, k, v [B, H, N, D] in the model's own order, bias [H, slots] or None.
+        """The published formulation: q, k, v [B, H, N, D] in the model's own order, bias [H, n] or None.
 
         Globals attend to all tokens; the keys of each chunk's neighbourhood are copied next to one another, behind the
         globals, and a batch of matrix products runs over the chunks.

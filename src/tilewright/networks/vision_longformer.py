@@ -106,8 +106,8 @@ class Stage(nn.Sequential):
         if shape.sparse:
             self.windows = Windows(shape.side, shape.n_global, shape.radius, mode)
             head_dim = shape.dim // shape.heads
-            build, native, slot = self.windows.graph, self.windows.attend, self.windows.slot
-            self.site = _sites.Site(attention, build, shape.heads, head_dim, native, slot)
+            build, native, index = self.windows.graph, self.windows.attend, self.windows.bias_index
+            self.site = _sites.Site(attention, build, shape.heads, head_dim, native, index)
         for _ in range(shape.blocks):
             attend = SparseAttention(shape, self.windows, self.site) if shape.sparse else FullAttention(shape)
             self.append(AttentionBlock(shape.dim, attend)).append(MlpBlock(shape.dim))
@@ -218,7 +218,7 @@ class SparseAttention(RelativePosition):
         return self.proj(self.attend(q, k, v, *bias).transpose(1, 2).flatten(2))
 
     def _bias(self):
-        """The tables one after the other, [H, slots], as `models.vision_longformer.bias_index` says."""
+        """The tables one after the other, [H, n], as `models.vision_longformer.bias_index` says."""
         table = self.local_relative_position_bias_table.mT
         parts = [table]
         if self.n_global:

@@ -49,15 +49,15 @@ TRIAL = {"min_reps": 3, "max_seconds": 0.1, "rse_target": 0.05}
 
 @dataclass(frozen=True)
 class Bias:
-    """Added to the scores: ``table[h, slot(q, k)]`` of head h. table: [H, slots], where the tokens are; slot: of int64
+    """Added to the scores: ``table[h, index(q, k)]`` of head h. table: [H, n], where the tokens are; index: of int64
     tensors that broadcast, queries and keys in the order of the graph, of operations that torch can compile."""
 
     table: torch.Tensor
-    slot: object
+    index: object
 
     def score(self, score, b, h, q, kv):
         """FlexAttention's ``score_mod``."""
-        return score + self.table[h, self.slot(q, kv)]
+        return score + self.table[h, self.index(q, kv)]
 
 
 def prepare(graph, *, max_bytes, dtype=torch.float32, device="cpu", variant=VARIANTS[0], mask_mod=None, bias=None, **_):
@@ -185,7 +185,7 @@ def _apart(graph, rows, bias, dtype, device):
         at = torch.from_numpy(np.repeat(np.arange(len(rows)), np.diff(indptr))).to(device)
         keys = torch.from_numpy(keys.astype(np.int64)).to(device)
         mask = torch.full((heads, len(rows), width), -torch.inf, dtype=dtype, device=device)
-        mask[:, at, keys] = 0 if bias is None else bias.table[:, bias.slot(places[at], keys)].to(dtype)
+        mask[:, at, keys] = 0 if bias is None else bias.table[:, bias.index(places[at], keys)].to(dtype)
         mask = mask[None, :, :, : graph.n_cols]
 
     def run(out, q, k, v):

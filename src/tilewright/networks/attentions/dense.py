@@ -61,5 +61,5 @@ def _mask(site, bias, lo, hi, dtype, device):
     heads = 1 if bias is None else len(bias)
     mask = torch.full((heads, hi - lo, graph.n_cols), -torch.inf, dtype=dtype, device=device)
     rows, cols = rows.to(device), cols.to(device)
-    mask[:, rows, cols] = 0 if bias is None else bias[:, site.slot(rows + lo, cols)].to(dtype)
+    mask[:, rows, cols] = 0 if bias is None else bias[:, site.bias_index(rows + lo, cols)].to(dtype)
     return mask

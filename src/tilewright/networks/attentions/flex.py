@@ -16,10 +16,10 @@ def prepare(site, bias, dtype, device):
     Raises what these raise.
     """
     if bias is not None:
-        # What the slots are looked up in goes to the device now: what is compiled cannot bring it there.
+        # The tables of bias indices go to the device now: compiled code cannot bring them there.
         at = _sites.resident(site, "order", device)
-        site.slot(at[:1], at[:1])
-        bias = flex.Bias(bias.to(device, dtype), lambda rows, cols: site.slot(at[rows], at[cols]))
+        site.bias_index(at[:1], at[:1])
+        bias = flex.Bias(bias.to(device, dtype), lambda rows, cols: site.bias_index(at[rows], at[cols]))
     made = {}
 
     def form(variant):

@@ -34,7 +34,9 @@ def prepare(site, bias, dtype, device):
     """The site's plan, with the layer's bias, for tokens in its order."""
     found = _plan(site, dtype, device)
     if bias is not None:
-        found = found.with_bias(Bias(bias.float(), lambda rows, cols: site.slot(*map(_tensor, (rows, cols))).numpy()))
+        found = found.with_bias(
+            Bias(bias.float(), lambda rows, cols: site.bias_index(*map(_tensor, (rows, cols))).numpy())
+        )
 
     def attend(q, k, v):
         return _sites.without_backward(lambda *qkv: found(*qkv, ordered=True), q, k, v)

@@ -178,7 +178,7 @@ def _attention_errors(network, inputs):
         def added(rows, keys):
             rows, keys = (x if graph.row_order is None else graph.row_order[x] for x in (rows, keys))
             rows, keys = (torch.from_numpy(x.astype(np.int64)).to(q.device) for x in (rows, keys))
-            return bias[:, site.slot(rows[:, None], keys)]
+            return bias[:, site.bias_index(rows[:, None], keys)]
 
         expected = reference.attention_rows(graph, rows, q, k, v, bias=None if bias is None else added)
         found.append((reference.relative_error(out[:, :, rows], expected), SITE * reference.TOLERANCE[q.dtype]))
