@@ -46,6 +46,19 @@ PRUNED = [
     ("S, ATS, as published", "deit-small-224-ats", "keep_ratio=1.0", (256,)),
     ("S, ATS, a grid of 30 %", "deit-small-224-ats", "keep_ratio=0.3", (256,)),
 ]
+# README's eight rows, lost ones among them: words, device, kind of row, and the case.
+HEADLINE = [
+    ("attention, 15×15 windows + global, 16,385 tokens, 6 × 64", "h200", "bench", "vil-medium-wide-1024-s2-exact"),
+    ("attention, 1,024 windows of 50 tokens, 3 × 32", "h200", "bench", "regionvit-small-896-s1-windows"),
+    ("attention, 30 % of 16,384 tokens kept, training mask, 6 × 64", "h200", "bench", "dynamicvit-s-2048-b1"),
+    ("network, ViL-tiny, 1024 px, batch 8", "h200", "network", ("vil-tiny-1024", 8)),
+    ("network, DynamicViT-S, 224 px, batch 1", "h200", "network", ("dynamicvit-s-224", 1)),
+    ("network, DeiT-S keeping 30 to 70 %, batch 256", "h200", "pruned", ("deit-small-224-threshold_l2", _RANGE, 256)),
+    ("attention, ViL-tiny stage 1, 384 px, 9,217 tokens, 1 × 48", "cpu", "bench", "vil-tiny-384-s1"),
+    ("attention, ViL-tiny stage 1, 128 px, 1,025 tokens, 1 × 48", "cpu", "bench", "vil-tiny-128-s1"),
+]
+_PEERS = {"flex": "FlexAttention", "sdpa_kept": "kept keys gathered, SDPA", "sdpa_dense": "dense SDPA"}
+_DEVICES = {"cpu": "2 CPU cores", "h200": "H200"}
 _STRATEGIES = {
     "padded_unfused": "full length, unfused as published",
     "padded": "full length",
@@ -224,6 +237,48 @@ def _pruned_summary(root, device):
     return _lines(header, lines, left=2)
 
 
+def _headline(root, _):
+    """Ours and the fastest peer in the rows of `HEADLINE`."""
+    frames = {
+        (device, kind): make(_recorded(root, device, kind))
+        for device, kind, make in {(device, kind, _MAKERS[kind]) for _, device, kind, _ in HEADLINE}
+    }
+    lines = []
+    for words, device, kind, case in HEADLINE:
+        cells = {"bench": _layer_cells, "network": _network_cells, "pruned": _pruned_cells}[kind]
+        lines.append([words, _DEVICES[device], *cells(frames[device, kind], case)])
+    return _lines(["what", "device", "Tilewright", "fastest peer", "times as fast"], lines, left=2)
+
+
+def _layer_cells(rows, model):
+    row = rows.set_index("model").loc[model]
+    name = row["peer"].split()[0]
+    return f"{_us(row['plan_us'])} µs", f"{_us(row['peer_us'])} µs, {_PEERS.get(name, name)}", _ratio(row["over_peer"])
+
+
+def _network_cells(rows, case):
+    row = rows[rows["attention"] == end_to_end.OURS].set_index(["network", "batch"]).loc[case]
+    ms, peer = row["p50_us"] / 1e3, _ATTENTIONS[row["peer"]]
+    return f"{ms:.2f} ms", f"{ms * row['over_peer']:.2f} ms, {peer}", _ratio(row["over_peer"])
+
+
+def _pruned_cells(rows, case):
+    rows = rows[(rows["mode"] == "graph") & (rows["strategy"] == pruned.OURS)]
+    row = rows.set_index(["network", "setting", "batch"]).loc[case]
+    rate = row["images_per_s"]
+    peer = f"{rate / row['over_fair']:,.0f} images/s, {_STRATEGIES[row['fair']]}"
+    return f"{rate:,.0f} images/s", peer, _ratio(row["over_fair"])
+
+
+def _counts(root, devices):
+    """How many claims have each verdict on each device."""
+    lines = []
+    for device in devices:
+        found = judged(root, device)["verdict"].value_counts()
+        lines.append([_DEVICES[device], *(f"{found.get(verdict, 0)}" for verdict in claims.VERDICTS)])
+    return _lines(["claims on", *claims.VERDICTS], lines, left=1)
+
+
 def _policy(root, device):
     return markdown(policy_summary.table(_recorded(root, device, "attention")), policy_summary.SHOWN)
 
@@ -297,6 +352,7 @@ def _lines(header, rows, left):
     return "".join(f"| {' | '.join(line)} |\n" for line in [header, rule, *rows])
 
 
+_MAKERS = {"bench": speedup.table, "network": end_to_end.table, "pruned": pruned.table}
 _TABLES = {
     "speedup": _dense,
     "networks": _networks,
@@ -307,3 +363,4 @@ _TABLES = {
 NAMES = {f"{device}-{name}": (make, device) for device in FOLDERS for name, make in _TABLES.items()}
 NAMES |= {"h200-patterns": (_patterns, "h200"), "h200-pruned": (_pruned, "h200"), "claims": (_verdicts, tuple(FOLDERS))}
 NAMES |= {"not-met": (partial(_verdicts, shown=("not met",)), tuple(FOLDERS))}
+NAMES |= {"headline": (_headline, None), "verdicts": (_counts, tuple(FOLDERS))}
