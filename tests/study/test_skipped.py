@@ -9,14 +9,14 @@ from pathlib import Path
 import gurobipy
 import numpy as np
 import pytest
+from tilewright.study.bench import Effort, run_schedule
+from tilewright.study.bench.rows import Tokens
 
 import tilewright
 from helpers import plans
 from helpers.factories import make_profile
 from tilewright import blocks, graph, profile, schedule, targets
 from tilewright.core.errors import SolverError, SolverUnavailableError
-from tilewright.study.bench import Effort, run_schedule
-from tilewright.study.bench.rows import Tokens
 from tilewright.study.figures import _style, gantt
 from tilewright.study.report import explorer
 from tilewright.study.stages import schedule as stage

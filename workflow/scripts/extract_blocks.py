@@ -8,7 +8,8 @@ from tilewright.study.stages.blocks import run
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--input", dest="graph", required=True, metavar="NPZ", help="reordered graph, e.g. results/graphs/A_ic.npz")
-add("--tile", required=True, help="MxN: 64x64 (blocks of contiguous keys) or 64x1 (gathered keys)")
+# The published artifact's command names no tile.
+add("--tile", default="64x64", help="MxN: 64x64 (contiguous keys) or 64x1 (gathered keys) (default: %(default)s)")
 add("--output", required=True, metavar="NPZ", help="blocks file to write")
 add("--region-rows", type=int, default=128, help="most rows in a region (default: %(default)s)")
 

@@ -9,7 +9,7 @@ SETTINGS = "parameters beyond the name, values in YAML, e.g. window=9 or image=p
 
 parser = argparse.ArgumentParser(description=__doc__)
 what = parser.add_mutually_exclusive_group(required=True)
-what.add_argument("--model", help="workload, e.g. vil-tiny-224-s1")
+what.add_argument("--model", help="workload, e.g. vil-tiny-224-s1, or a published name, e.g. VisionLongformer")
 what.add_argument("--list", dest="known", action="store_true", help="list workloads' names and photographs instead")
 parser.add_argument("--output", metavar="NPZ", help="graph file to write")
 parser.add_argument("--set", dest="stated", nargs="+", default=[], metavar="KEY=VALUE", help=SETTINGS)

@@ -1,6 +1,7 @@
 """T2: put the queries and keys of a graph in a new order."""
 
 import argparse
+from functools import partial
 
 from tilewright import reorder
 from tilewright.study.cli import script
@@ -8,12 +9,18 @@ from tilewright.study.stages.reorder import run
 
 SETTINGS = "settings of the order, values in YAML, e.g. tau=0.3 variant=paper; those left out are tuned on the graph"
 
-parser = argparse.ArgumentParser(description=__doc__)
-add = parser.add_argument
-add("--method", required=True, help=f"order: {', '.join(reorder.NAMES)}")
-add("--input", dest="graph", required=True, metavar="NPZ", help="graph to order")
-add("--output", required=True, metavar="NPZ", help="reordered graph to write")
-add("--set", dest="stated", nargs="+", default=[], metavar="KEY=VALUE", help=SETTINGS)
+
+def command(description, method=None):
+    """Run the command line, whose ``--method`` is left out where it is given here."""
+    parser = argparse.ArgumentParser(description=description)
+    add = parser.add_argument
+    if method is None:
+        add("--method", required=True, help=f"order: {', '.join(reorder.NAMES)}")
+    add("--input", dest="graph", required=True, metavar="NPZ", help="graph to order")
+    add("--output", required=True, metavar="NPZ", help="reordered graph to write")
+    add("--set", dest="stated", nargs="+", default=[], metavar="KEY=VALUE", help=SETTINGS)
+    script(parser, run if method is None else partial(run, method))
+
 
 if __name__ == "__main__":
-    script(parser, run)
+    command(__doc__)

@@ -4,6 +4,7 @@ from tilewright import graph as graph_file
 from tilewright import models
 from tilewright.core import images, provenance
 from tilewright.core.errors import ConfigError
+from tilewright.models import _published
 from tilewright.study.cli import settings
 
 
@@ -18,7 +19,7 @@ def run(model, output, stated, known=False):
         return
     if output is None:
         raise ConfigError("--output: expected the graph file to write, found none")
-    overrides = settings(stated)
+    model, overrides = _published.workload(model), settings(stated)
     module, params = models.parse(model, overrides)
     graph = models.build(model, overrides)
     made_by = {
@@ -38,6 +39,9 @@ def run(model, output, stated, known=False):
 
 def _list():
     print("workloads:", *(module.NAMING for module in models.members()), sep="\n  ")
+    print("names of the published artifact:")
+    for name, workload in _published.MODELS.items():
+        print(f"  {name}: {workload}")
     print("photographs:")
     for name, photograph in images.PHOTOGRAPHS.items():
         width, height = photograph.size
