@@ -239,14 +239,10 @@ def _pruned_summary(root, device):
 
 def _headline(root, _):
     """Ours and the fastest peer in the rows of `HEADLINE`."""
-    frames = {
-        (device, kind): make(_recorded(root, device, kind))
-        for device, kind, make in {(device, kind, _MAKERS[kind]) for _, device, kind, _ in HEADLINE}
-    }
     lines = []
     for words, device, kind, case in HEADLINE:
-        cells = {"bench": _layer_cells, "network": _network_cells, "pruned": _pruned_cells}[kind]
-        lines.append([words, _DEVICES[device], *cells(frames[device, kind], case)])
+        make, cells = _CELLS[kind]
+        lines.append([words, _DEVICES[device], *cells(_table(root, device, kind, make), case)])
     return _lines(["what", "device", "Tilewright", "fastest peer", "times as fast"], lines, left=2)
 
 
@@ -272,11 +268,10 @@ def _pruned_cells(rows, case):
 
 def _counts(root, devices):
     """How many claims have each verdict on each device."""
-    lines = []
-    for device in devices:
-        found = judged(root, device)["verdict"].value_counts()
-        lines.append([_DEVICES[device], *(f"{found.get(verdict, 0)}" for verdict in claims.VERDICTS)])
-    return _lines(["claims on", *claims.VERDICTS], lines, left=1)
+    counts = {device: judged(root, device)["verdict"].value_counts() for device in devices}
+    shown = [verdict for verdict in claims.VERDICTS if any(verdict in found for found in counts.values())]
+    lines = [[_DEVICES[device], *(f"{found.get(name, 0)}" for name in shown)] for device, found in counts.items()]
+    return _lines(["claims on", *shown], lines, left=1)
 
 
 def _policy(root, device):
@@ -352,7 +347,11 @@ def _lines(header, rows, left):
     return "".join(f"| {' | '.join(line)} |\n" for line in [header, rule, *rows])
 
 
-_MAKERS = {"bench": speedup.table, "network": end_to_end.table, "pruned": pruned.table}
+_CELLS = {
+    "bench": (speedup.table, _layer_cells),
+    "network": (end_to_end.table, _network_cells),
+    "pruned": (pruned.table, _pruned_cells),
+}
 _TABLES = {
     "speedup": _dense,
     "networks": _networks,
