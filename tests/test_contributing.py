@@ -1,5 +1,6 @@
-"""The additions that CONTRIBUTING.md shows: each diff applies to this checkout, and what stands below it runs."""
+"""The additions that CONTRIBUTING.md shows: each diff applies to this checkout, and the commands below it run."""
 
+import ast
 import csv
 import os
 import re
@@ -11,11 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SHOWN = re.findall(
-    r"^### (.+?)\n.*?^```diff\n(.+?)^```\n\n```\n(.+?)^```$",
-    (ROOT / "CONTRIBUTING.md").read_text(),
-    re.MULTILINE | re.DOTALL,
-)
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+SHOWN = re.findall(r"^### (.+?)\n.*?^```diff\n(.+?)^```\n\n```\n(.+?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def left_out(folder, names):
@@ -44,5 +42,12 @@ def test_an_addition_works_as_shown(title, diff, commands, tmp_path):
         assert rows[new] == "ok"
 
 
-def test_the_families_of_the_issue_are_shown():
-    assert [title for title, *_ in SHOWN] == ["A model", "An order", "A kernel", "A solver"]
+def test_four_families_are_shown():
+    assert [title for title, *_ in SHOWN] == ["A model", "An order", "A baseline", "A solver"]
+
+
+@pytest.mark.parametrize("path", re.findall(r"docstring of `(.+?)`", TEXT))
+def test_a_contract_is_where_the_table_says(path):
+    module = ast.parse((ROOT / "src/tilewright" / path).read_text())
+    assert re.search(r"Contract of|A module offers", ast.get_docstring(module))
+    assert any(target.id == "NAMES" for node in module.body if isinstance(node, ast.Assign) for target in node.targets)
