@@ -164,3 +164,16 @@ def test_what_the_recipes_copy_is_enough_to_plan_the_study(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(source / "src")}
     for study in ([], ["--configfile", source / "config/h200.yaml"]):
         subprocess.run([*command, *profile, *study], check=True, env=environment)
+
+
+# docs/environments.md: which machine installs what.
+
+
+def test_the_table_of_machines_names_the_versions_of_the_lock():
+    text = (ROOT / "docs/environments.md").read_text()
+    pins = set(re.findall(r"torch==([\d.]+)", text)) - {f"{RUN[0]}.0"}
+    assert pins == {PINS["torch"]}
+    assert f"{PINS['torch']}+cpu" in text and f"{PINS['torch']}+cu126" in text
+    specifiers = [next(str(line.specifier) for line in required() if line.name == name) for name in ("torch", "triton")]
+    bounds = re.search(r"torch from ([\d.]+) to below ([\d.]+), triton from ([\d.]+) to below ([\d.]+)", text).groups()
+    assert [f"<{bounds[1]},>={bounds[0]}", f"<{bounds[3]},>={bounds[2]}"] == specifiers
