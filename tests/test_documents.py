@@ -1,0 +1,85 @@
+"""The documents: their links lead somewhere, the files they name exist, and the code they show runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(
+    path.relative_to(ROOT)
+    for pattern in ("*.md", "docs/**/*.md", "config/*.md", "expected/*/*.md")
+    for path in ROOT.glob(pattern)
+)
+README = (ROOT / "README.md").read_text()
+# Of the checkout; others in backticks are made by a run, or stand in the published artifact.
+TRACKED = ("docs", "tests", "workflow/scripts", "config", "profiles", "containers", "benchmarks", "envs", "rules")
+
+
+def text(path):
+    """A document without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", (ROOT / path).read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path):
+    """Anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", text(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=str)
+def test_every_link_leads_somewhere(path):
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]+`", "", text(path))):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / path).parent / name if name else ROOT / path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if "notebooks" not in path.parts], ids=str)
+def test_every_file_of_the_checkout_that_is_named_exists(path):
+    named = re.findall(rf"`((?:{'|'.join(TRACKED)})/[\w./-]+)`", text(path))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_noun_of_the_glossary_is_defined_where_it_says():
+    glossary = text("docs/architecture.md").partition("## Glossary")[2]
+    places = re.findall(r"`([^`]+)` \|$", glossary, re.MULTILINE)
+    assert len(places) > 30
+    roots = (ROOT, ROOT / "src/tilewright")
+    assert [place for place in places if not any((root / place).exists() for root in roots)] == []
+
+
+def test_the_readme_is_one_page_with_code_on_the_first_screen():
+    lines = README.splitlines()
+    assert len(lines) <= 130
+    assert lines.index("out = plan(q, k, v)") < 25
+
+
+def test_the_readmes_example_computes_masked_attention(tmp_path):
+    first, *_ = re.findall(r"^```python\n(.+?)^```$", README, re.MULTILINE | re.DOTALL)
+    check = """
+expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=pattern)
+assert torch.allclose(out, expected, atol=1e-4)
+"""
+    (tmp_path / "example.py").write_text(first + check)
+    subprocess.run([sys.executable, "example.py"], cwd=tmp_path, check=True)
+
+
+def test_the_readmes_network_runs(tmp_path):
+    _, network = re.findall(r"^```python\n(.+?)^```$", README, re.MULTILINE | re.DOTALL)
+    # A smaller image, and the attention that plans nothing.
+    small = network.replace("224", "64").replace("tilewright", "native")
+    (tmp_path / "example.py").write_text(f"import torch\nimport tilewright as tw\n{small}\nassert len(logits) == 1\n")
+    subprocess.run([sys.executable, "example.py"], cwd=tmp_path, check=True)
+
+
+def test_the_first_numbers_are_those_of_the_table():
+    ours, peer = re.search(r"take (\d+) µs; FlexAttention takes (\d+) µs", README).groups()
+    row = next(line for line in README.splitlines() if "16,385 tokens" in line and line.startswith("|"))
+    times = [float(us.replace(",", "")) for us in re.findall(r"([\d,.]+) µs", row)]
+    assert [f"{us:.0f}" for us in times] == [ours, peer]
