@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from tilewright import graph, models
 from tilewright.models import _published
 
 ROOT = Path(__file__).parents[2]
-# The artifact's README (github.com/KLab-AI3/ipdps-26_vit, commit 2f3a54be), stages T1 to T5.
+# The artifact's README (github.com/KLab-AI3/ipdps-26_vit, commit 2f3a54be).
 PUBLISHED = """\
 python src/gen_adj.py --model VisionLongformer --output results/graphs/A.npz
 python src/reorder/ic.py --input results/graphs/A.npz --output results/graphs/A_ic.npz
@@ -25,7 +26,13 @@ python src/solve_ilp_gurobi.py --blocks results/blocks/blocks_ic.json --profile 
 --output results/schedules/schedule_ic.json
 python src/run_bench.py --schedule results/schedules/schedule_ic.json --output results/logs/bench_ic.csv
 """
-OURS = re.sub(r"src/(reorder/)?", "workflow/scripts/", PUBLISHED)
+# T6: its README documents two commands that it does not ship.
+COLLECT = """\
+python scripts/aggregate_results.py --input results/logs --output results/tables
+python scripts/plot_results.py --input results/logs --output results/figures
+"""
+PUBLISHED += COLLECT
+OURS = re.sub(r"(src/(reorder/)?|scripts/)", "workflow/scripts/", PUBLISHED)
 
 
 def run(line, folder, *more):
@@ -38,7 +45,7 @@ def run(line, folder, *more):
 
 def test_the_published_commands_run_in_their_order(tmp_path):
     """On a smaller image than theirs, so that the test takes seconds."""
-    for line in OURS.replace("VisionLongformer", "vil-tiny-64-s1").splitlines():
+    for line in OURS.replace("VisionLongformer", "vil-tiny-64-s1").splitlines()[:-2]:
         done = run(line, tmp_path)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
         assert (tmp_path / shlex.split(line)[-1]).is_file(), line
@@ -55,6 +62,21 @@ def test_the_artifacts_own_settings_are_taken(tmp_path):
     done = run("python workflow/scripts/ic.py --input A.npz --output B.npz --set variant=paper", tmp_path)
     assert done.returncode == 0, done.stderr
     assert graph.load(tmp_path / "B.npz").meta["reorder"]["params"]["variant"] == "paper"
+
+
+def test_tables_and_figures_are_made_of_the_rows_that_there_are(tmp_path):
+    shutil.copytree(ROOT / "expected/cpu-2-cores/logs/heatmap", tmp_path / "results/logs/heatmap")
+    for line, kinds in zip(OURS.splitlines()[-2:], ((".csv", ".md"), (".png", ".svg")), strict=True):
+        done = run(line, tmp_path)
+        assert done.returncode == 0, done.stderr
+        made = sorted((tmp_path / shlex.split(line)[-1]).iterdir())
+        assert [path.name for path in made] == [f"heatmap{kind}" for kind in kinds]
+        assert "speedup: skipped, no results/logs/vil-tiny-128-s1/" in done.stdout
+
+
+def test_a_folder_without_rows_is_refused(tmp_path):
+    done = run(OURS.splitlines()[-2], tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("error: results/logs: expected the rows of a run")
 
 
 @pytest.mark.parametrize("name", _published.MODELS)
