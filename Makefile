@@ -52,7 +52,7 @@ lock: setup
 	mv requirements.lock.new requirements.lock
 
 schema: setup
-	$(BIN)/python -m tilewright.config > config/schema.json
+	$(BIN)/python -m tilewright.study.config > config/schema.json
 
 clean:
 	rm -rf results figures logs .snakemake
