@@ -48,14 +48,14 @@ PRUNED = [
 ]
 # README's eight rows, lost ones among them: words, device, kind of row, and the case.
 HEADLINE = [
-    ("attention, 15×15 windows + global, 16,385 tokens, 6 × 64", "h200", "bench", "vil-medium-wide-1024-s2-exact"),
-    ("attention, 1,024 windows of 50 tokens, 3 × 32", "h200", "bench", "regionvit-small-896-s1-windows"),
-    ("attention, 30 % of 16,384 tokens kept, training mask, 6 × 64", "h200", "bench", "dynamicvit-s-2048-b1"),
-    ("network, ViL-tiny, 1024 px, batch 8", "h200", "network", ("vil-tiny-1024", 8)),
-    ("network, DynamicViT-S, 224 px, batch 1", "h200", "network", ("dynamicvit-s-224", 1)),
+    ("attention, 15×15 windows + global, 16,385 tokens, 6 × 64", "h200", "attention", "vil-medium-wide-1024-s2-exact"),
+    ("attention, 1,024 windows of 50 tokens, 3 × 32", "h200", "attention", "regionvit-small-896-s1-windows"),
+    ("attention, 30 % of 16,384 tokens kept, training mask, 6 × 64", "h200", "attention", "dynamicvit-s-2048-b1"),
+    ("network, ViL-tiny, 1024 px, batch 8", "h200", "networks", ("vil-tiny-1024", 8)),
+    ("network, DynamicViT-S, 224 px, batch 1", "h200", "networks", ("dynamicvit-s-224", 1)),
     ("network, DeiT-S keeping 30 to 70 %, batch 256", "h200", "pruned", ("deit-small-224-threshold_l2", _RANGE, 256)),
-    ("attention, ViL-tiny stage 1, 384 px, 9,217 tokens, 1 × 48", "cpu", "bench", "vil-tiny-384-s1"),
-    ("attention, ViL-tiny stage 1, 128 px, 1,025 tokens, 1 × 48", "cpu", "bench", "vil-tiny-128-s1"),
+    ("attention, ViL-tiny stage 1, 384 px, 9,217 tokens, 1 × 48", "cpu", "attention", "vil-tiny-384-s1"),
+    ("attention, ViL-tiny stage 1, 128 px, 1,025 tokens, 1 × 48", "cpu", "attention", "vil-tiny-128-s1"),
 ]
 _PEERS = {"flex": "FlexAttention", "sdpa_kept": "kept keys gathered, SDPA", "sdpa_dense": "dense SDPA"}
 _DEVICES = {"cpu": "2 CPU cores", "h200": "H200"}
@@ -259,7 +259,7 @@ def _network_cells(rows, case):
 
 
 def _pruned_cells(rows, case):
-    rows = rows[(rows["mode"] == "graph") & (rows["strategy"] == pruned.OURS)]
+    rows = rows[(rows["mode"] == "graph") & (rows["batching"] == pruned.OURS)]
     row = rows.set_index(["network", "setting", "batch"]).loc[case]
     rate = row["images_per_s"]
     peer = f"{rate / row['over_fair']:,.0f} images/s, {_STRATEGIES[row['fair']]}"
@@ -348,8 +348,8 @@ def _lines(header, rows, left):
 
 
 _CELLS = {
-    "bench": (speedup.table, _layer_cells),
-    "network": (end_to_end.table, _network_cells),
+    "attention": (speedup.table, _layer_cells),
+    "networks": (end_to_end.table, _network_cells),
     "pruned": (pruned.table, _pruned_cells),
 }
 _TABLES = {
