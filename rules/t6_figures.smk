@@ -1,5 +1,5 @@
 """T6: figures/<figure>.{svg,png,pdf} and results/tables/<table>.{csv,md}, each from the files that it names itself, with a
-.json that tells where it comes from; results/report.html shows them all."""
+.json that names its origin. results/report.html shows them all."""
 
 
 rule figure:
@@ -70,6 +70,7 @@ rule report:
             *collect("results/tables/{table}.json", table=TABLES),
         ],
         explored=page.explored(CONFIG),
+        recorded=map(here, page.recorded(CONFIG)),
         captions=[here(f"workflow/report/captions/{name}.rst") for name in dict.fromkeys((*FIGURES, *TABLES))],
     output:
         page="results/report.html",
@@ -85,4 +86,4 @@ rule report:
         assets=[provenance.sha256_file(path)[:8] for path in page.ASSETS],
     shell:
         "python {params.script} --figures {input.figures} --tables {input.tables} --explored {input.explored}"
-        " --captions {input.captions} --output {output.page} 2>&1 | tee {log}"
+        " --captions {input.captions} --recorded {input.recorded} --output {output.page} 2>&1 | tee {log}"

@@ -31,11 +31,21 @@ def plan(us, **changes):
     return "tilewright", us, {"ordered": "True", **_read.HEADLINE, **changes}
 
 
-def judged(tmp_path, rows, **claim):
-    """The one claim, judged by the files `rows`."""
+# Experiments by the first words of a measure.
+EXPERIMENTS = {"end": "networks", "network": "networks", "ragged": "ragged", "pruned": "pruned", "pack": "pruned"}
+
+
+def verdicts(tmp_path, rows, **claim):
+    """The table of one claim, judged by the files `rows`."""
     claim = {"id": "x", "claim": "c", "relation": ">=", "expected": 1, "unit": "×", **claim}
+    claim = {"experiments": EXPERIMENTS.get(claim["id"].partition("_")[0], "attention"), **claim}
     synthetic.write_csv(tmp_path / "claims.csv", ",".join(claim), [claim])
-    return claims.table([tmp_path / "claims.csv", PAPER, *rows]).iloc[0]
+    return claims.table([tmp_path / "claims.csv", PAPER, *rows])
+
+
+def judged(tmp_path, rows, **claim):
+    """The verdict on one claim, judged by the files `rows`."""
+    return verdicts(tmp_path, rows, **claim).iloc[0]
 
 
 # What is recorded and what is written of it
@@ -53,11 +63,12 @@ def test_quoted_tables_are_those_of_the_recorded_rows(path):
     assert _quoted.updated(text, ROOT) == text
 
 
-def test_every_claim_is_of_a_known_measure():
+def test_every_claim_is_of_a_known_measure_and_about_a_recorded_run():
     (frame,) = _read.frames([ROOT / _select.CLAIMS], "claims")
     assert frame["id"].is_unique and frame["claim"].is_unique
-    rows = claims.table([ROOT / _select.CLAIMS, PAPER])
-    assert set(rows["verdict"]) == {"not measured"} and len(rows) == len(frame)
+    assert claims.table([ROOT / _select.CLAIMS, PAPER]).empty
+    found = [set(_quoted.judged(ROOT, device)["id"]) for device in _quoted.FOLDERS]
+    assert set.union(*found) == set(frame["id"])
 
 
 def recorded(pattern):
@@ -132,11 +143,44 @@ def test_modes_of_pruned_networks_are_judged_apart(tmp_path):
         for strategy, p50 in (("ragged", us), ("padded", 100.0)):
             rows.append(synthetic.pruned_row("deit-tiny-224-evit", "", strategy, mode, 4, p50_us=p50, rse=0.001))
     synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, rows)
-    verdicts = {
-        mode: judged(tmp_path, [tmp_path / "p.csv"], id=f"pruned_over:{mode}/padded")["verdict"]
+    found = {
+        mode: verdicts(tmp_path, [tmp_path / "p.csv"], id=f"pruned_over:{mode}/padded")["verdict"].tolist()
         for mode in ("graph", "eager", "any", "compile")
     }
-    assert verdicts == {"graph": "met", "eager": "not met", "any": "not met", "compile": "not measured"}
+    assert found == {"graph": ["met"], "eager": ["not met"], "any": ["not met"], "compile": []}
+
+
+def test_a_run_reports_the_claims_about_its_own_experiments(tmp_path):
+    rows = [synthetic.network_row("vil-tiny-224", name, 1) for name in ("native", "tilewright")]
+    synthetic.write_csv(tmp_path / "n.csv", synthetic.NETWORK, rows)
+    bench(tmp_path / "b.csv", ("sdpa_dense", 60.0, {}), plan(10.0))
+    listed = [ROOT / _select.CLAIMS, PAPER]
+    networks = claims.table([*listed, tmp_path / "n.csv"])
+    both = claims.table([*listed, tmp_path / "b.csv", tmp_path / "n.csv"])
+    assert set(networks["experiments"]) == {"networks"} and set(both["experiments"]) == {"networks", "attention"}
+    assert set(networks["device"]) == {synthetic.DEVICE["name"]}
+    # Neither a network nor an attention that was not asked for is among them.
+    end_to_end = networks.loc[networks["id"].str.startswith("end_to_end"), "id"].tolist()
+    assert end_to_end == ["end_to_end:vil-tiny-224/native"]
+
+
+def test_a_claim_whose_rows_hold_no_value_is_not_measured(tmp_path):
+    rows = [synthetic.network_row("vil-tiny-224", name, 1) for name in ("flex", "tilewright")]
+    synthetic.write_csv(tmp_path / "n.csv", synthetic.NETWORK, rows)
+    row = judged(tmp_path, [tmp_path / "n.csv"], id="end_to_end:vil-tiny-224/flex")
+    assert (row["verdict"], row["cases"]) == ("not measured", 0) and pd.isna(row["measured"])
+
+
+def test_the_cold_form_is_claimed_only_where_it_is_timed(tmp_path):
+    for cold, said in (("", []), (15.0, ["met"])):
+        rows = [bench(tmp_path / "b.csv", ("sdpa_dense", 60.0, {"cold_us": 2 * cold}), plan(10.0, cold_us=cold))]
+        assert verdicts(tmp_path, rows, id="over_peer:cold/vil")["verdict"].tolist() == said
+
+
+@pytest.mark.parametrize("experiments", ["networks", "attention networks", ""])
+def test_a_claim_about_other_experiments_than_its_measure_reads_is_refused(experiments, tmp_path):
+    with pytest.raises(ArtifactError, match=f"speedup:vil: expected the experiments attention, found {experiments}"):
+        judged(tmp_path, [], id="speedup:vil", experiments=experiments)
 
 
 def test_a_claim_of_zero_is_refused(tmp_path):
@@ -149,9 +193,9 @@ def test_a_claim_about_the_ilp_is_measured(tmp_path):
     rows = [
         bench(tmp_path / "b.csv", plan(100.0, rse=0.001), plan(95.0, **fixed), plan(97.0, **fixed | {"tiles": "8x1"}))
     ]
-    for case, verdict in (("fixed/median", "not met"), ("fixed/each", "not met"), ("descent/each", "not measured")):
-        row = judged(tmp_path, rows, id=f"policy_over:{case}")
-        assert row["verdict"] == verdict
+    # No schedule of descent ran.
+    for case, said in (("fixed/median", ["not met"]), ("fixed/each", ["not met"]), ("descent/each", [])):
+        assert verdicts(tmp_path, rows, id=f"policy_over:{case}")["verdict"].tolist() == said
     (row,) = policy.table([*rows, PAPER]).to_dict("records")
     assert (row["fixed"], row["fixed_us"], row["verdict_fixed"]) == ("64x1", 95.0, "slower")
     summary = policy_summary.table([*rows, PAPER]).set_index("rival").loc["the best fixed tile"]
@@ -246,7 +290,7 @@ def test_networks_name_the_fastest_peer_and_ties(tmp_path):
     assert (row["peer"], row["over_peer"], row["verdict"]) == ("dense", 1.01, "tie")
 
 
-def test_pruned_networks_tell_ties_and_what_was_compared(tmp_path):
+def test_pruned_networks_name_ties_and_what_was_compared(tmp_path):
     rows = [
         synthetic.pruned_row("deit-tiny-224-evit", "", name, "graph", 1, p50_us=us)
         for name, us in (("padded", 150.0), ("gathered", 101.0), ("ragged", 100.0))
@@ -289,7 +333,8 @@ def test_a_table_that_disagrees_with_the_rows_is_set_anew(root):
 def test_all_verdicts_stand_side_by_side(root, monkeypatch):
     monkeypatch.setitem(_quoted.NAMES, "claims", (_quoted.NAMES["claims"][0], ("cpu",)))
     lines = _quoted.quoted("claims", root).splitlines()
-    assert lines[0].startswith("| claim | expected | cpu: ") and len(lines) == 2 + len(_quoted.judged(root, "cpu"))
+    count = len(_quoted.judged(root, "cpu"))
+    assert lines[0].startswith("| claim | expected | cpu: ") and 0 < count == len(lines) - 2
     assert "| >= 2.99 × | 6: met (+101%) |" in next(
         line for line in lines if "Vision Longformer 224 px: headline" in line
     )

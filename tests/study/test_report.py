@@ -1,5 +1,6 @@
 """The page of a made-up study: what it says, what its explorer shows, and how it behaves in a browser."""
 
+import csv
 import json
 import os
 import re
@@ -44,6 +45,7 @@ def write(output, explored, **changes):
         "figure_files": [f"figures/{name}.svg" for name in SHOWN[0]],
         "table_files": [f"results/tables/{name}.csv" for name in SHOWN[1]],
         "captions": [CAPTIONS / f"{name}.rst" for name in {name for names in SHOWN for name in names}],
+        "recorded": report.recorded(configured()),
     }
     page.write(**parts | changes, explored=explored, output=output)
     return Path(output).read_text()
@@ -74,11 +76,27 @@ def test_claims_come_with_expected_measured_and_verdict(written):
     assert cells[1:7] == ["&lt;=", "1", "0.1", "", "met", "+90.0%"]
 
 
-def test_claims_that_are_not_met_come_first(written):
-    table = re.search(r'<table id="rows-claims">.*?</table>', written, re.DOTALL)[0]
-    verdicts = re.findall(r'class="verdict [^"]*">([^<]*)<', table)
-    assert list(dict.fromkeys(verdicts)) == ["not met", "met", "not measured"]
+def shown_verdicts(written, name):
+    table = re.search(rf'<table id="rows-{name}">.*?</table>', written, re.DOTALL)[0]
+    return re.findall(r'class="verdict [^"]*">([^<]*)<', table)
+
+
+@pytest.mark.parametrize("name", ["claims", "h200"])
+def test_claims_that_are_not_met_come_first(name, written):
+    verdicts = shown_verdicts(written, name)
+    assert {"not met", "met"} <= set(verdicts)
     assert verdicts == sorted(verdicts, key=["not met", "met", "not measured"].index)
+
+
+def test_the_recorded_gpu_run_reports_its_own_claims(study, written):
+    section = re.search(r'<article id="claims-h200">.*?</article>', written, re.DOTALL)[0]
+    rows = list(csv.DictReader(open(ROOT / "expected/h200/claims.csv")))
+    assert len(shown_verdicts(written, "h200")) == len(rows) != len(shown_verdicts(written, "claims"))
+    assert "<h3>Recorded run h200: NVIDIA H200</h3>" in section and "expected/h200/logs" in section
+    assert rows[0]["claim"] in section
+    summary = re.findall(r'<dl class="summary">.*?</dl>', written, re.DOTALL)
+    assert len(summary) == 2 and synthetic.DEVICE["name"] in summary[0] and "NVIDIA H200" in summary[1]
+    assert report.recorded(configured(recorded="expected/h200")) == []
 
 
 def test_a_figure_comes_with_caption_method_hardware_and_command(written):
@@ -108,7 +126,7 @@ def test_text_of_the_tables_is_escaped(study, tmp_path):
 def test_a_recorded_study_has_no_explorer(tmp_path):
     explored = report.explored(configured(recorded="expected/h200"))
     text = write(tmp_path / "study.report.html", explored)
-    assert "holds no schedules of its own" in text and "plotly.js v" not in text
+    assert "This run holds no schedules" in text and "plotly.js v" not in text
 
 
 def test_hardware_is_that_of_the_times(study):
@@ -141,7 +159,7 @@ def test_items_are_those_of_the_schedule(study, scene):
 
 
 def test_each_order_has_its_own_profile(study, tmp_path):
-    """Equal blocks of two orders were timed twice."""
+    """Equal blocks of two orders have a profile each."""
     files = [path for path in report.explored(study) if "/none/8x1" in path or path.endswith("none.npz")]
     files = [path for path in files if "vil" in path and path.endswith((".npz", "greedy.json", "8x1.json"))]
     copies = {path: tmp_path / path.replace("/none", "/window") for path in files}
@@ -269,7 +287,7 @@ def test_figures_are_there_and_large_enough_to_read(opened):
 
 
 @in_browser
-def test_pointing_at_an_item_tells_what_it_is(opened):
+def test_pointing_at_an_item_says_what_it_is(opened):
     opened.run(
         "document.documentElement.style.scrollBehavior = 'auto'; document.getElementById('plot').scrollIntoView()"
     )
@@ -281,14 +299,14 @@ def test_pointing_at_an_item_tells_what_it_is(opened):
     )
     opened.point(x, y)
     opened.until("return document.querySelector('#item').children.length > 2")
-    told = item(opened)
-    assert set(told) >= {"Tile", "Round", "Density", "Predicted"}
-    assert re.fullmatch(r"\d+(\.\d+)? %", told["Density"]) and re.fullmatch(r"[\d.]+ (µs|ms)", told["Predicted"])
-    low, high = map(int, re.findall(r"\d+", told["Queries"]))
+    said = item(opened)
+    assert set(said) >= {"Tile", "Round", "Density", "Predicted"}
+    assert re.fullmatch(r"\d+(\.\d+)? %", said["Density"]) and re.fullmatch(r"[\d.]+ (µs|ms)", said["Predicted"])
+    low, high = map(int, re.findall(r"\d+", said["Queries"]))
     assert low <= 35 <= high
     if opened.run("return window.innerWidth") > 600:
         label = opened.until("return document.querySelector('#plot .hoverlayer .hovertext')?.textContent")
-        assert f"Density: {told['Density']}" in label
+        assert f"Density: {said['Density']}" in label
 
 
 @in_browser

@@ -6,8 +6,8 @@ from tilewright.study.cli import script
 from tilewright.study.report import page
 
 
-def run(figures, tables, explored, captions, output):
-    page.write(figures, tables, explored, captions, output)
+def run(figures, tables, explored, captions, recorded, output):
+    page.write(figures, tables, explored, captions, output, recorded)
 
 
 if __name__ == "__main__":
@@ -17,5 +17,6 @@ if __name__ == "__main__":
     add("--tables", nargs="*", default=[], metavar="CSV", help="tables, each with its origin beside it")
     add("--explored", nargs="*", default=[], metavar="FILE", help="graphs, blocks, profiles and schedules to explore")
     add("--captions", nargs="+", required=True, metavar="RST", help="captions, of the figures' and tables' names")
+    add("--recorded", nargs="*", default=[], metavar="CSV", help="claims about recorded runs")
     add("--output", required=True, metavar="HTML", help="the page to write")
     script(parser, run)

@@ -54,7 +54,7 @@ def selected(config):
 
 def draw(name, inputs, outputs):
     """Draw the figure `name` and write it to `outputs`, paths ending in ``.svg``, ``.png`` or ``.pdf``; one ending in
-    ``.json`` tells where it comes from.
+    ``.json`` names its origin.
 
     Raises `UnknownNameError` for the name, `ArtifactError` for inputs that are not the figure's and for other endings.
     """

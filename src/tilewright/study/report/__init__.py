@@ -8,6 +8,15 @@ from tilewright.study.tables import _select
 ASSETS = tuple(Path(__file__).parent / name for name in ("page.html", "style.css", "page.js", "explorer.js"))
 
 
+# A run on a GPU, which few readers have at hand: the page shows its claims beside those of the run.
+RECORDED = "expected/h200"
+
+
+def recorded(config):
+    """Files of claims that were judged on recorded rows; none where the study shows these rows themselves."""
+    return [] if config.recorded == RECORDED else [f"{RECORDED}/claims.csv"]
+
+
 def explored(config):
     """Files that the tile explorer draws: graphs, blocks, profiles and schedules of the workloads whose patterns the
     figures show, under every order and every tile set that is benched.

@@ -10,7 +10,7 @@ from tilewright.core import artifacts, registry
 from tilewright.core.errors import ArtifactError
 from tilewright.study import figures, tables
 from tilewright.study.report import ASSETS, explorer
-from tilewright.study.tables import _origin
+from tilewright.study.tables import _origin, _select
 from tilewright.study.tables.claims import VERDICTS
 
 # How the files of each folder came about: the method behind what is drawn from them.
@@ -40,24 +40,27 @@ class Item:
     rows: tuple = ()
 
 
-def write(figure_files, table_files, explored, captions, output):
+def write(figure_files, table_files, explored, captions, output, recorded=()):
     """Write the page to `output`, whole.
 
     figure_files: SVGs; table_files: CSVs; each with its origin, a JSON, beside it. explored: what the tile explorer
     draws, `report.explored`; without any the page says that it has none. captions: reStructuredText, one file of the
-    name of each figure and table. Raises `ArtifactError` for a file that is missing or is not what it should be,
-    `UnknownNameError` for a name.
+    name of each figure and table. recorded: tables of claims about recorded runs, `report.recorded`.
+
+    Raises `ArtifactError` for a file that is missing or is not what it should be, `UnknownNameError` for a name.
     """
     texts = {Path(path).stem: _html(path) for path in captions}
     drawn = [_figure(Path(path), texts) for path in figure_files]
     made = [_table(Path(path), texts) for path in table_files]
     claims = next((item for item in made if item.name == "claims"), None)
     scene = explorer.scene(explored) if explored else None
+    # The longest names all facts that the others name some of.
+    hardware = max((item.hardware for item in made), key=len, default="")
+    runs = [("This run", hardware, claims)] if claims else []
+    runs += [(f"Recorded run {item.name}", item.hardware, item) for item in map(_recorded, map(Path, recorded))]
     parts = {
-        "claims": claims,
-        "counts": _counts(claims),
-        # The longest names all facts that the others name some of.
-        "hardware": max((item.hardware for item in made), key=len, default=""),
+        "runs": [(title, device, item, _counts(item)) for title, device, item in runs],
+        "hardware": hardware,
         "figures": drawn,
         "tables": [item for item in made if item is not claims],
         "scene": scene and json.dumps(scene, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
@@ -124,9 +127,33 @@ def _figure(path, texts):
 
 
 def _table(path, texts):
+    columns, rows = _grid(path, path.stem)
+    return _item(path, tables, "table", texts, columns=columns, rows=rows)
+
+
+def _recorded(path):
+    """`Item` of the claims at `path`, which were judged on the rows in ``logs`` beside it."""
+    columns, rows = _grid(path, "claims")
+    folder = path.parent
+    place = [name for name, _, _ in columns].index("device")
+    return Item(
+        name=folder.name,
+        shows="",
+        caption="<p>Verdicts on rows that were recorded before. This run measured none of them.</p>",
+        method=[f"{METHODS['logs']}: recorded in {folder.as_posix()}/logs"],
+        hardware="; ".join(dict.fromkeys(row[place][0] for row in rows)),
+        command=f"python workflow/scripts/table.py --table claims --inputs {_select.CLAIMS} {_select.PAPER_LATENCY} "
+        f"{folder.as_posix()}/logs --outputs {path.as_posix()}",
+        columns=columns,
+        rows=rows,
+    )
+
+
+def _grid(path, name):
+    """``(columns, rows)`` of the table `name` at `path`, as an `Item` has them."""
     import pandas as pd
 
-    module = registry.member("tilewright.study.tables", "table", path.stem, tables.NAMES)
+    module = registry.member("tilewright.study.tables", "table", name, tables.NAMES)
     try:
         # Only an empty field is missing: "none" is an order.
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""])
@@ -135,17 +162,14 @@ def _table(path, texts):
             frame = frame.sort_values(column, key=lambda found: found.map(values.index), kind="stable")
         numeric, rows = tables.cells(frame, module.SHOWN)
     except (OSError, ValueError, KeyError) as error:
-        raise ArtifactError(f"{path}: expected the table {path.stem}, found: {error!r}") from error
+        raise ArtifactError(f"{path}: expected the table {name}, found: {error!r}") from error
     columns = [(name, header, right) for (name, (header, _)), right in zip(module.SHOWN.items(), numeric, strict=True)]
     raw = frame[list(module.SHOWN)].astype(object).where(frame[list(module.SHOWN)].notna(), "").to_numpy().tolist()
-    cells = [list(zip(text, value, strict=True)) for text, value in zip(rows, raw, strict=True)]
-    return _item(path, tables, "table", texts, columns=tuple(columns), rows=tuple(cells))
+    return tuple(columns), tuple(list(zip(text, value, strict=True)) for text, value in zip(rows, raw, strict=True))
 
 
 def _counts(claims):
-    """``{verdict: number of claims}``."""
-    if claims is None:
-        return {}
+    """``{verdict: number of claims}``, of the verdicts that there are."""
     place = [name for name, _, _ in claims.columns].index("verdict")
     found = [row[place][0] for row in claims.rows]
-    return {verdict: found.count(verdict) for verdict in VERDICTS}
+    return {verdict: found.count(verdict) for verdict in VERDICTS if verdict in found}

@@ -35,8 +35,8 @@ def needs(name, config):
 
 
 def tabulate(name, inputs, outputs):
-    """Write the table `name` to `outputs`, paths ending in ``.csv`` or ``.md``; one ending in ``.json`` tells where it
-    comes from. A folder among `inputs` stands for all CSV files in it.
+    """Write the table `name` to `outputs`, paths ending in ``.csv`` or ``.md``; one ending in ``.json`` names its
+    origin. A folder among `inputs` stands for all CSV files in it.
 
     Raises `UnknownNameError` for the name, `ArtifactError` for inputs that are not the table's and for other endings.
     """

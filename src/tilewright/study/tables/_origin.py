@@ -53,11 +53,11 @@ def load(path):
 def hardware(inputs):
     """Devices, cores and torch that the times in `inputs` are of, in words: of profiles and of rows of T5."""
     found = dict.fromkeys(facts for path in map(Path, inputs) for facts in _facts(path))
-    told = (
+    words = (
         dict.fromkeys(form.format(facts[place]) for facts in found if facts[place])
         for place, form in enumerate(_FACTS.values())
     )
-    return "; ".join(", ".join(words) for words in told if words)
+    return "; ".join(", ".join(names) for names in words if names)
 
 
 def _facts(path):
