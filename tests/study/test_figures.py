@@ -513,7 +513,14 @@ def test_verdicts_follow_from_the_inputs(study):
     ],
 )
 def test_a_claim_is_judged_by_its_worst_case(relation, expected, verdict, measured, study, tmp_path):
-    claim = {"id": "speedup:vil", "experiments": "attention", "claim": "all", "relation": relation, "expected": expected, "unit": "×"}
+    claim = {
+        "id": "speedup:vil",
+        "experiments": "attention",
+        "claim": "all",
+        "relation": relation,
+        "expected": expected,
+        "unit": "×",
+    }
     synthetic.write_csv(tmp_path / "claims.csv", ",".join(claim), [claim])
     rows = []
     for model, p50 in (("vil-tiny-128-s1", 1 / 8), ("vil-tiny-224-s1", 1 / 6)):
@@ -551,7 +558,7 @@ def test_each_order_and_tile_has_its_own_colour():
     assert len({_style.order_colour(name, names) for name in names}) == len(names)
     sizes = ["16x1", "32x1", "64x1", "128x1", "16x16", "32x32", "64x64", "128x128"]
     assert len({_style.tile_colour(name) for name in sizes}) == len(sizes)
-    assert _style.ordered(["window", "hilbert", "none", "ic"]) == ["none", "ic", "window", "hilbert"]
+    assert _style.sorted_orders(["window", "hilbert", "none", "ic"]) == ["none", "ic", "window", "hilbert"]
 
 
 # Bad input

@@ -26,7 +26,7 @@ def draw(inputs, family):
     paper = _read.paper_speedups(paper)
     paper = paper[(paper["family"] == family) & paper["resolution"].isin(rows["resolution"])]
     columns = _read.labels(rows)
-    orders = _style.ordered(_read.plans(rows)["reorder"])
+    orders = _style.sorted_orders(_read.plans(rows)["reorder"])
     drawn = _style.figure(max(7.6, 3.4 * len(columns)), 6.4)
     panels = drawn.subplots(2, len(columns), squeeze=False, height_ratios=[1.15, 1], sharex=True)
     top = 1.15 * max(1.0, rows["speedup"].max(), paper["speedup"].max())
@@ -75,7 +75,7 @@ def _latencies(axes, rows, orders, why):
             why.setdefault(f"{row.status}, {row.reason}", []).append(f"{row.model} {name}")
             continue
         p20, p50, p80 = row.p20_us / 1e3, row.p50_us / 1e3, row.p80_us / 1e3
-        axes.bar(x, p50, _WIDTH, **_look(row, orders))
+        axes.bar(x, p50, _WIDTH, **_bar_style(row, orders))
         axes.errorbar(x, p50, [[max(0, p50 - p20)], [max(0, p80 - p50)]], color=_style.INK, linewidth=0.8, capsize=1.5)
     for row in rows[rows["provider"] == _select.INFERENCE].dropna(subset="p50_us").itertuples():
         axes.axhline(row.p50_us / 1e3, **_INFERENCE_LINE)
@@ -92,7 +92,7 @@ def _speedups(axes, rows, paper, orders, top):
         if row.provider in DENSE or not row.speedup > 0:
             continue
         x = bar_at(orders, row.reorder, row.policy)
-        axes.bar(x, row.speedup, _WIDTH, **_look(row, orders))
+        axes.bar(x, row.speedup, _WIDTH, **_bar_style(row, orders))
         if row.policy == "ilp":
             diamond = theirs.get((row.reorder, row.policy), 0)
             near = -0.04 * top < diamond - row.speedup < 0.1 * top
@@ -135,7 +135,7 @@ def _shown(rows):
     return rows.loc[[*_read.dense(rows).index, *mine.index]]
 
 
-def _look(row, orders):
+def _bar_style(row, orders):
     if row.provider in DENSE:
         return {"color": _style.DENSE}
     colour = _style.order_colour(row.reorder, orders)

@@ -1,56 +1,44 @@
-"""How the contenders of packed attention and of pruned networks look: one colour each, ours the blue of all figures."""
+"""Lines of the contenders of packed attention and of pruned networks: one colour each, ours the blue of all figures."""
 
 import math
 
+from tilewright.baselines import packed
+from tilewright.networks import batching
+
 # Panels side by side.
 ACROSS = 4
-OURS = "#0072B2"
-# By provider and by strategy, the same idea in the same colour.
-COLOURS = {
-    "tilewright": OURS,
-    "ragged": OURS,
-    "padded": "#5A5A5A",
-    "padded_unfused": "#AAAAAA",
-    "sdpa_mask": "#5A5A5A",
-    "padded_kept": "#E69F00",
-    "sdpa_flash": "#E69F00",
-    "gathered": "#009E73",
-    "torch_varlen": "#009E73",
-    "varlen": "#D55E00",
-    "flash_varlen": "#D55E00",
-    "flash3_varlen": "#882255",
-    "nested": "#CC79A7",
-    "flex": "#56B4E9",
-}
-NAMES = {
-    "tilewright": "Tilewright",
-    "ragged": "Tilewright, packed",
-    "padded": "padded to the full length",
-    "padded_unfused": "the same, attention unfused (as published)",
-    "padded_kept": "padded to the longest kept",
-    "gathered": "gathered, dense",
-    "varlen": "packed, FlashAttention varlen",
-    "sdpa_mask": "padded, masked SDPA",
-    "sdpa_flash": "padded, flash without mask (a bound)",
-    "flash_varlen": "FlashAttention varlen",
-    "flash3_varlen": "FlashAttention-3 varlen",
-    "torch_varlen": "torch varlen",
-    "nested": "NestedTensor",
-    "flex": "FlexAttention",
-}
+BLUE = "#0072B2"
+# By provider and by batching: what each family says of its members. Ours come first, in legends as well.
+OURS = {"tilewright": "Tilewright", "ragged": batching.LABELS["ragged"]}
+LABELS = {**OURS, **batching.LABELS, **packed.LABELS}
+COLOURS = {**dict.fromkeys(OURS, BLUE), **batching.COLOURS, **packed.COLOURS}
+# A member that says nothing of itself bears its name, in one of these.
+_FURTHER = ("#44AA99", "#999933", "#117733", "#AA4499")
 
 
-def ordered(names):
-    """`names` of contenders, once each, ours first."""
-    return [name for name in COLOURS if name in set(names)]
+def label(name):
+    """What a contender is called in figures."""
+    return LABELS.get(name, name)
 
 
-def look(name):
-    """Colour, label and weight of a contender's line."""
-    ours = COLOURS[name] == OURS
+def colour(name, known=()):
+    """Colour of a contender. Those without one take further ones, by their place in `known`."""
+    further = sorted(set(known) - set(COLOURS))
+    return COLOURS.get(name) or _FURTHER[further.index(name) % len(_FURTHER) if name in further else 0]
+
+
+def in_order(names):
+    """`names` of contenders, once each: ours first, then by family, then others by name."""
+    known = list(LABELS)
+    return sorted(set(names), key=lambda name: (known.index(name) if name in known else len(known), name))
+
+
+def line_style(name, known=()):
+    """Colour, label and weight of a contender's line; `known` as in `colour`."""
+    ours = name in OURS
     return {
-        "color": COLOURS[name],
-        "label": NAMES[name],
+        "color": colour(name, known),
+        "label": label(name),
         "marker": "o",
         "markersize": 4,
         "linewidth": 2 if ours else 1.2,
@@ -61,7 +49,7 @@ def look(name):
 def grid(count, height, xlabel, **shared):
     """``(figure, panels, width of notes)``: `count` panels of speed-ups over padding, `ACROSS` side by side.
 
-    height: of a row, in inches. shared: as of ``Figure.subplots``.
+    height: of a row, in inches. shared: arguments of ``Figure.subplots``.
     """
     from tilewright.study.figures import _style
 
@@ -72,7 +60,7 @@ def grid(count, height, xlabel, **shared):
     panels = rows.flat[:count]
     for axes in rows.flat[count:]:
         axes.set_axis_off()
-    # The last ones stand lowest, each in its column.
+    # The last panel of each column is the lowest.
     for axes in panels[-across:]:
         axes.set_xlabel(xlabel)
     for axes in rows[:, 0]:
@@ -80,8 +68,8 @@ def grid(count, height, xlabel, **shared):
     return drawn, panels, max(130, 48 * across)
 
 
-def told(axes, values, axis="x"):
-    """A logarithmic axis with a tick at each of `values`."""
+def log_ticks(axes, values, axis="x"):
+    """Make an axis logarithmic, with a tick at each of `values`."""
     values = sorted(set(values))
     axes.set(**{f"{axis}scale": "log"})
     getattr(axes, f"set_{axis}ticks")(values, [f"{value:,.0f}" for value in values])
@@ -89,7 +77,7 @@ def told(axes, values, axis="x"):
 
 
 def blanks(frame, name, where):
-    """Notes on the rows of `frame` that were not measured: who, where and why. where: columns that tell where."""
+    """Notes on the rows of `frame` that were not measured: who, where and why. where: columns that name the case."""
     from tilewright.study.figures import _style
 
     blank = frame[frame["status"] != "ok"]
@@ -97,6 +85,6 @@ def blanks(frame, name, where):
     blank = blank.assign(reason=blank["reason"].astype(str).str.replace(", found from .*", "", regex=True))
     places = blank[where].astype(str).agg(" ".join, axis=1) if len(blank) else blank[name]
     return [
-        f"Blank: {NAMES[who]} ({_style.listed(places[rows.index], 3, 'cases')}): {status}, {reason}."
+        f"Blank: {label(who)} ({_style.listed(places[rows.index], 3, 'cases')}): {status}, {reason}."
         for (who, status, reason), rows in blank.groupby([name, "status", "reason"], sort=False)
     ]

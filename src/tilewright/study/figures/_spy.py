@@ -27,7 +27,7 @@ def needs(config, family):
 def draw(inputs):
     """Pictures of one workload: its orders side by side, one tile after the other.
 
-    Raises `ArtifactError` for blocks of another graph than that of their order.
+    Raises `ArtifactError` for blocks whose graph is not that of their order.
     """
     from tilewright import blocks, graph
 
@@ -40,7 +40,7 @@ def draw(inputs):
             raise ArtifactError(f"{path}: expected blocks of a graph among the inputs, found those of {cover.graph_id}")
         pictures.append((cover.tile.name, order, cover))
     tiles = list(dict.fromkeys(tile for tile, _, _ in pictures))
-    orders = _style.ordered(graphs)
+    orders = _style.sorted_orders(graphs)
     columns = min(COLUMNS, len(orders))
     rows = -(-len(orders) // columns)
     drawn = _style.figure(3.35 * columns + 0.3, (3.6 * rows * len(tiles)) + 0.9)

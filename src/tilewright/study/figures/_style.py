@@ -1,4 +1,4 @@
-"""How every figure looks, and how it is written: one colour per order and per tile, the same bytes each time."""
+"""The style of every figure, and how it is written: one colour per order and per tile, the same bytes each time."""
 
 import contextlib
 import math
@@ -10,7 +10,7 @@ from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError
 from tilewright.study.tables import _select
 
-# Okabe and Ito's palette, told apart with every common colour blindness (jfly.uni-koeln.de/color).
+# Okabe and Ito's palette, distinct under every common colour blindness (jfly.uni-koeln.de/color).
 ORDER_COLOURS = {"none": "#56B4E9", "rcm": "#E69F00", "hc": "#CC79A7", "ic": "#009E73", "window": "#0072B2"}
 ORDER_NAMES = {"none": "none", "rcm": "RCM", "hc": "HC", "ic": "IC", "window": "window"}
 _FURTHER = ("#D55E00", "#882255", "#44AA99", "#999933")
@@ -93,7 +93,7 @@ def order_name(order):
     return ORDER_NAMES.get(order, order)
 
 
-def ordered(names):
+def sorted_orders(names):
     """`names` of orders, once each: the study's first, in its sequence, then others by name."""
     known = list(ORDER_COLOURS)
     return sorted(set(names), key=lambda name: (known.index(name) if name in known else len(known), name))
@@ -116,7 +116,7 @@ def tint(colour, strength=0.4):
 
 
 def head(drawn, title, handles=(), columns=None):
-    """Put a title and below it a legend on top of a figure, outside its panels, in one line or in so many columns."""
+    """Put a title and below it a legend on top of a figure, outside its panels, in one line or in `columns`."""
     handles = list(handles)
     columns = max(1, columns or len(handles))
     legend = drawn.legend(handles=handles, loc="outside upper center", ncols=columns, title=title, columnspacing=1.6)
@@ -148,7 +148,7 @@ def layer_name(family):
 
 def dense_names(rows):
     """Which kernels the dense attention is of that the bench rows are compared with, in words."""
-    return listed([PROVIDER_NAMES[name] for name in sorted(set(rows["dense"]) - {""})]) or "not run"
+    return listed([PROVIDER_NAMES.get(name, name) for name in sorted(set(rows["dense"]) - {""})]) or "not run"
 
 
 def listed(names, most=4, what="workloads"):

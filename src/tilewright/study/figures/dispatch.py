@@ -12,7 +12,7 @@ def needs(config):
 def draw(inputs):
     """A bar per call, the least first: the median over batches, with the least and the greatest as whiskers."""
     frame = ragged.table(inputs)
-    frame = frame.assign(name=frame["provider"].map(_contenders.NAMES) + ", " + frame["call"])
+    frame = frame.assign(name=frame["provider"].map(_contenders.label) + ", " + frame["call"])
     timed = frame.dropna(subset="host_us")
     drawn = _style.figure(8.4, 1.6 + 0.34 * max(4, timed["name"].nunique()))
     axes = drawn.subplots()
@@ -21,7 +21,7 @@ def draw(inputs):
     else:
         spread = timed.groupby(["name", "provider"])["host_us"].agg(["median", "min", "max"]).sort_values("median")
         for place, ((_, provider), us) in enumerate(spread.iterrows()):
-            axes.barh(place, us["median"], 0.62, color=_contenders.COLOURS[provider])
+            axes.barh(place, us["median"], 0.62, color=_contenders.colour(provider, frame["provider"]))
             whiskers = [[us["median"] - us["min"]], [us["max"] - us["median"]]]
             axes.errorbar(us["median"], place, xerr=whiskers, color=_style.INK, linewidth=0.8, capsize=1.5)
             axes.annotate(

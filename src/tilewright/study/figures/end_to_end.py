@@ -1,9 +1,9 @@
 """Whole networks from images to logits: p50 of every attention, attention and rest apart, batch by batch."""
 
+from tilewright.networks import attentions
 from tilewright.study.figures import _style
 from tilewright.study.tables import _read, end_to_end
 
-_NAMES = {"native": "as published", "dense": "masked SDPA", "flex": "FlexAttention", "tilewright": "Tilewright"}
 _OURS, _OTHERS = "#0072B2", _style.DENSE
 
 
@@ -16,13 +16,15 @@ def draw(inputs):
     """A column of panels per network, a row per batch; a bar per attention, from the top as the peers are listed."""
     frame = end_to_end.table(inputs)
     networks, batches = list(dict.fromkeys(frame["network"])), sorted(set(frame["batch"]))
-    attentions = [name for name in (*end_to_end.PEERS, "tilewright") if name in set(frame["attention"])]
-    drawn = _style.figure(max(7.6, 3.5 * len(networks)), 1.3 + len(batches) * (0.75 + 0.36 * len(attentions)))
+    found = dict.fromkeys(frame["attention"])
+    peers = [name for name in dict.fromkeys((*end_to_end.PEERS, *found)) if name in found and name != end_to_end.OURS]
+    shown = [*peers, *(name for name in found if name == end_to_end.OURS)]
+    drawn = _style.figure(max(7.6, 3.5 * len(networks)), 1.3 + len(batches) * (0.75 + 0.36 * len(shown)))
     panels = drawn.subplots(len(batches), len(networks), squeeze=False)
     for row, batch in zip(panels, batches, strict=True):
         for axes, network in zip(row, networks, strict=True):
             here = frame[(frame["network"] == network) & (frame["batch"] == batch)].set_index("attention")
-            _bars(axes, here, attentions)
+            _bars(axes, here, shown)
             axes.set_title(f"{_title(network)}, batch {batch:.0f}")
     for axes in panels[-1]:
         axes.set_xlabel("latency of the batch, p50 (ms)")
@@ -34,7 +36,7 @@ def draw(inputs):
     blank = blank.assign(name=names)
     checked = frame["relative_error"].max()
     ties = frame[frame["verdict"] == "tie"]
-    tied = [f"{row.network} batch {row.batch:.0f} ({_NAMES[row.peer]})" for row in ties.itertuples()]
+    tied = [f"{row.network} batch {row.batch:.0f} ({_name(row.peer)})" for row in ties.itertuples()]
     _style.notes(
         drawn,
         [
@@ -43,7 +45,7 @@ def draw(inputs):
             "its latency and how many times faster it is than as published. Scales differ; whiskers: p20, p80. "
             f"Ties of ours with the fastest peer, within two standard errors: {', '.join(tied) or 'none'}.",
             *(
-                f"× {_NAMES[attention]} ({_style.listed(rows['name'])}): {status}, {reason}."
+                f"× {_name(attention)} ({_style.listed(rows['name'])}): {status}, {reason}."
                 for (attention, status, reason), rows in blank.groupby(["attention", "status", "reason"], sort=False)
             ),
         ],
@@ -52,17 +54,22 @@ def draw(inputs):
     return drawn
 
 
+def _name(attention):
+    """What an attention is called in figures."""
+    return attentions.LABELS.get(attention, attention)
+
+
 def _title(network):
     """Family in words, then what follows it in the name."""
     family, _, rest = network.partition("-")
     return f"{_style.FAMILY_NAMES.get(family, family)} {rest}"
 
 
-def _bars(axes, rows, attentions):
+def _bars(axes, rows, shown):
     from matplotlib.ticker import MaxNLocator
 
     widest = rows["p80_us"].max() / 1e3
-    for place, name in enumerate(attentions):
+    for place, name in enumerate(shown):
         if name not in rows.index:
             axes.text(0, place, " not selected", va="center", fontsize=8, color="#888888")
             continue
@@ -80,8 +87,8 @@ def _bars(axes, rows, attentions):
         weight = "bold" if name == "tilewright" else "normal"
         at = row["p80_us"] / 1e3 + 0.02 * widest
         axes.text(at, place, f"{p50:,.{0 if p50 >= 100 else 1}f}{ratio}", va="center", fontsize=8, weight=weight)
-    axes.set_yticks(range(len(attentions)), [_NAMES[name] for name in attentions])
-    axes.set_ylim(len(attentions) - 0.5, -0.5)
+    axes.set_yticks(range(len(shown)), [_name(name) for name in shown])
+    axes.set_ylim(len(shown) - 0.5, -0.5)
     # Room for the numbers at the bars.
     axes.set_xlim(0, 1.42 * widest if widest > 0 else 1)
     axes.xaxis.set_major_locator(MaxNLocator(5))

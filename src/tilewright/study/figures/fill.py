@@ -14,7 +14,7 @@ def draw(inputs):
     """One panel per workload; slices and tiles of contiguous keys in ascending size, one bar per order."""
     frame = fill.table(inputs)
     models = list(dict.fromkeys(frame["model"]))
-    orders = _style.ordered(frame["reorder"])
+    orders = _style.sorted_orders(frame["reorder"])
     names = sorted(set(frame["tile"]), key=lambda name: (not tiles.parse(name).gathered, tiles.parse(name)))
     drawn = _style.figure(1.2 + 1.15 * len(names), 2.55 * len(models) + 1.0)
     width = 0.8 / len(orders)

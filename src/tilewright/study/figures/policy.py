@@ -16,7 +16,7 @@ def draw(inputs):
 
     frame = policy.table(inputs)
     models = list(_read.labels(frame))
-    orders = _style.ordered(frame["reorder"])
+    orders = _style.sorted_orders(frame["reorder"])
     rivals = [rival for rival in policy.RIVALS if frame[f"over_{rival}"].notna().any()]
     drawn = _style.figure(2.6 + 3.1 * max(1, len(rivals)), 0.36 * len(models) + 2.4)
     panels = drawn.subplots(1, max(1, len(rivals)), sharey=True, squeeze=False)[0]

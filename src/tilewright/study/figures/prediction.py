@@ -28,7 +28,7 @@ def draw(inputs):
         raise ArtifactError("expected at least one schedule that was predicted and timed, found none")
     drawn = _style.figure(7.2, 5.2)
     axes = drawn.subplots()
-    orders = _style.ordered(frame["reorder"])
+    orders = _style.sorted_orders(frame["reorder"])
     families = list(dict.fromkeys(frame["family"]))
     span = np.array(
         [frame[["predicted_us", "p50_us"]].min(axis=None) / 1.5, frame[["predicted_us", "p50_us"]].max(axis=None) * 1.5]

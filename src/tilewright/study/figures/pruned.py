@@ -3,6 +3,7 @@
 from tilewright.study.figures import _contenders, _style
 from tilewright.study.tables import _read, pruned
 
+# By mode, `networks.batching.MODES`.
 LINES = {"eager": "-", "graph": "--", "compile": ":", "compile_graph": "-."}
 MODES = {
     "eager": "solid: as it is",
@@ -28,19 +29,22 @@ def draw(inputs):
     # What other settings keep is in `pruned_ratio`.
     frame = frame[frame["setting"] == frame.groupby("network", sort=False)["setting"].transform("first")]
     cases = list(frame.groupby(["network", "setting"], sort=False))
+    names = _contenders.in_order(frame["batching"])
     drawn, panels, width = _contenders.grid(len(cases), 2.8, "batch")
     for axes, ((network, setting), rows) in zip(panels, cases, strict=True):
         for (strategy, mode), own in rows[rows["status"] == "ok"].groupby(["batching", "mode"], sort=False):
             own = own.sort_values("batch")
-            axes.plot(own["batch"], own["over_padded"], linestyle=LINES[mode], **_contenders.look(strategy))
+            axes.plot(
+                own["batch"], own["over_padded"], linestyle=LINES[mode], **_contenders.line_style(strategy, names)
+            )
             tied = own[own["ties"].str.contains("fair") & (strategy == pruned.OURS)]
             if len(tied):
                 axes.plot(tied["batch"], tied["over_padded"], **_TIE)
         ours = rows[(rows["batching"] == pruned.OURS) & (rows["status"] == "ok")]
         most = f"to {ours['images_per_s'].max():,.0f} images/s" if len(ours) else "not measured"
         axes.set_title(f"{network}\n{setting or 'as published'}; {most}", fontsize=8.5)
-        _contenders.told(axes, rows["batch"])
-    handles = [Line2D([], [], **_contenders.look(name)) for name in _contenders.ordered(frame["batching"])]
+        _contenders.log_ticks(axes, rows["batch"])
+    handles = [Line2D([], [], **_contenders.line_style(name, names)) for name in names]
     modes = [mode for mode in LINES if mode in set(frame["mode"])]
     handles += [Line2D([], [], color=_style.INK, linestyle=LINES[mode], label=MODES[mode]) for mode in modes]
     _style.head(drawn, "Pruned networks, from images to logits: speed-up in the same mode", handles, columns=4)
@@ -50,7 +54,7 @@ def draw(inputs):
         drawn,
         [
             f"{_read.devices(frame)}, {', '.join(sorted(set(frame['dtype'])))}; random weights, crops of photographs; "
-            f"until the logits are there; images/s: of {_contenders.NAMES[pruned.OURS]}. {same} comparisons were of "
+            f"until the logits are there; images/s: of {_contenders.label(pruned.OURS)}. {same} comparisons were of "
             "images that kept the same tokens as when padded: "
             f"of these, logits differ by at most {frame['max_abs_error'].max():.1g}. Over all images, the least share "
             f"with the same most probable class is {judged['same_top1_all'].min():.1%}. "

@@ -27,19 +27,20 @@ def draw(inputs):
     timed = timed[timed["batch"] == timed.groupby("network")["batch"].transform("max")]
     timed = timed.assign(kept=(timed["fewest_kept"] + timed["most_kept"]) / 2 / timed["tokens"])
     cases = list(frame.groupby("network", sort=False))
+    names = _contenders.in_order(timed["batching"])
     drawn, panels, width = _contenders.grid(len(cases), 2.6, "tokens kept (%)", sharey=True)
     for axes, (network, _) in zip(panels, cases, strict=True):
         rows = timed[timed["network"] == network].sort_values("kept")
-        for strategy in _contenders.ordered(rows["batching"]):
+        for strategy in _contenders.in_order(rows["batching"]):
             own = rows[rows["batching"] == strategy]
-            look = _contenders.look(strategy)
+            line = _contenders.line_style(strategy, names)
             for apart, points in own.groupby(own["spread"] > UNEQUAL * own["tokens"]):
                 alone = {"linestyle": "", "marker": "D", "markerfacecolor": "none"} if apart else {}
-                axes.plot(100 * points["kept"], points["over_padded"], **look | alone)
-        told = f"batch {rows['batch'].iloc[0]:.0f}" if len(rows) else "not measured"
-        axes.set_title(f"{network}\n{told}", fontsize=8.5)
+                axes.plot(100 * points["kept"], points["over_padded"], **line | alone)
+        said = f"batch {rows['batch'].iloc[0]:.0f}" if len(rows) else "not measured"
+        axes.set_title(f"{network}\n{said}", fontsize=8.5)
         axes.set_xlim(0, 103)
-    handles = [Line2D([], [], **_contenders.look(name)) for name in _contenders.ordered(timed["batching"])]
+    handles = [Line2D([], [], **_contenders.line_style(name, names)) for name in names]
     _style.head(drawn, "Pruned networks: what keeping fewer tokens gains", handles, columns=3)
     _style.notes(
         drawn,

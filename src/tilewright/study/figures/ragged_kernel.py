@@ -14,21 +14,22 @@ def draw(inputs):
     frame = ragged.table(inputs)
     frame = frame[frame["call"] == "attend"]
     cases = list(frame.groupby(["heads", "head_dim", "lengths"], sort=False))
+    names = _contenders.in_order(frame["provider"])
     drawn = _style.figure(9.6, 1.4 + 3.0 * len(cases))
     for (left, right), ((heads, head_dim, lengths), rows) in zip(
         drawn.subplots(len(cases), 2, squeeze=False), cases, strict=True
     ):
-        for provider in _contenders.ordered(rows["provider"]):
+        for provider in _contenders.in_order(rows["provider"]):
             own = rows[(rows["provider"] == provider) & (rows["status"] == "ok")].sort_values("images")
-            left.plot(own["images"], own["p50_us"], **_contenders.look(provider))
-            right.plot(own["images"], own["over_ours"], **_contenders.look(provider))
+            left.plot(own["images"], own["p50_us"], **_contenders.line_style(provider, names))
+            right.plot(own["images"], own["over_ours"], **_contenders.line_style(provider, names))
         ours = rows[rows["provider"] == ragged.OURS].dropna(subset="byte_floor_us").sort_values("images")
         left.plot(ours["images"], ours["byte_floor_us"], ":", color=_style.INK, label="bytes moved once")
         title = f"{heads:.0f} heads × {head_dim:.0f}, {lengths} tokens an image"
         left.set(title=title, xlabel="images", ylabel="time of a call, p50 (µs)", yscale="log")
         right.set(title=title, xlabel="images", ylabel="time over ours (×)", yscale="log")
         for axes in (left, right):
-            _contenders.told(axes, rows["images"])
+            _contenders.log_ticks(axes, rows["images"])
             _style.plain_ticks(axes.yaxis)
     lines = dict(zip(*reversed(drawn.axes[0].get_legend_handles_labels()), strict=True))
     _style.head(drawn, "Attention of packed images", lines.values(), columns=4)

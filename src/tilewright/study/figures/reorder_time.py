@@ -18,21 +18,21 @@ def draw(inputs):
     """Two log-log panels over tokens, a line per order and kind of graph: milliseconds, and pairs gathered by 64-row
     slices."""
     frame = reorder_time.table(inputs)
-    # What is the same pattern at another resolution is joined by a line.
+    # A line joins the resolutions of a pattern.
     frame["kind"] = frame["model"].str.replace(r"-\d+", "", regex=True)
-    orders = _style.ordered(frame["reorder"])
+    orders = _style.sorted_orders(frame["reorder"])
     drawn = _style.figure(9.2, 4.2)
     left, right = drawn.subplots(1, 2)
     for order in orders:
         for place, (_, rows) in enumerate(frame[frame["reorder"] == order].groupby("kind", sort=False)):
-            look = {
+            line = {
                 "marker": _MARKERS[place % len(_MARKERS)],
                 "markersize": 4.5,
                 "color": _style.order_colour(order, orders),
                 "label": "_" * (place > 0) + _style.order_name(order),
             }
-            left.plot(rows["tokens"], 1e3 * rows["seconds"], **look)
-            right.plot(rows["tokens"], rows["work_fraction"], **look)
+            left.plot(rows["tokens"], 1e3 * rows["seconds"], **line)
+            right.plot(rows["tokens"], rows["work_fraction"], **line)
     for axes in (left, right):
         axes.set(xscale="log", yscale="log", xlabel="tokens")
         axes.minorticks_off()
