@@ -123,6 +123,12 @@ def attention_code(script, stage, rows):
     return digest
 
 
+def figure_code(wildcards):
+    """Parameter: as `code`, for the module of a figure."""
+    drawn_by = figures.member(wildcards.figure).module.__name__.removeprefix("tilewright.")
+    return code("draw", drawn_by, "study.figures._style", "study.tables._origin")(wildcards)
+
+
 def schedule_code(wildcards):
     """Parameter: as `code`, for the solver of a schedule."""
     return code("solve_ilp", "study.stages.schedule", DEVICE_CODE[0], *solvers(wildcards.solver))(wildcards)

@@ -26,7 +26,7 @@ rule figure:
         runtime=runtime(of_largest(DRAWN)),
     params:
         script=script("draw"),
-        code=code("draw", "study.figures.{figure}", "study.figures._style", "study.tables._origin"),
+        code=figure_code,
         caption=caption("figure"),
     shell:
         "python {params.script} --figure {wildcards.figure} --inputs {input} --outputs {output} 2>&1 | tee {log}"

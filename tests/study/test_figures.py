@@ -14,9 +14,12 @@ import yaml
 
 from helpers import synthetic
 from tilewright import blocks, graph, schedule
+from tilewright.baselines import packed
 from tilewright.core.errors import ArtifactError, UnknownNameError
+from tilewright.networks import attentions, batching
 from tilewright.study import config, figures, tables
-from tilewright.study.figures import _spy, _style
+from tilewright.study.figures import _style
+from tilewright.study.figures import pattern as masks
 from tilewright.study.tables import _read, _select
 
 ROOT = Path(__file__).parents[2]
@@ -86,9 +89,8 @@ def drawn(name, study, inputs=None):
         if name not in FIGURES:
             FIGURES[name] = drawn(name, study, figures.needs(name, study))
         return FIGURES[name]
-    module = figures.registry.member("tilewright.study.figures", "figure", name, figures.NAMES)
     with _style.context():
-        return module.draw([Path(path) for path in inputs])
+        return figures.member(name).draw(inputs)
 
 
 def table(name, study, inputs=None):
@@ -152,14 +154,21 @@ def test_a_table_is_written_as_csv_and_markdown(name, study, tmp_path):
     assert {line.replace("\\|", "").count("|") for line in rows} == {len(module.SHOWN) + 1}
 
 
-@pytest.mark.parametrize("family", [figures, tables], ids=["figures", "tables"])
-def test_every_member_says_what_it_shows(family):
-    kind = family.__name__.rpartition(".")[2]
-    for name in family.NAMES:
-        module = family.registry.member(family.__name__, kind, name, family.NAMES)
+def test_every_member_says_what_it_shows():
+    for name in tables.NAMES:
+        module = tables.registry.member("tilewright.study.tables", "table", name, tables.NAMES)
         assert module.__doc__ and callable(module.needs)
+    shown = [figures.member(name).shows for name in figures.NAMES]
+    assert all(shown) and len(set(shown)) == len(shown)
+    for name in (*figures.NAMES, *tables.NAMES):
         caption = ROOT / "workflow" / "report" / "captions" / f"{name}.rst"
         assert caption.read_text().strip()
+
+
+def test_helpers_of_figures_and_tables_begin_with_an_underscore():
+    for family, names in ((figures, figures._NAMES), (tables, tables.NAMES)):
+        modules = {path.stem for path in Path(family.__file__).parent.glob("*.py")}
+        assert {name for name in modules if not name.startswith("_")} == set(names)
 
 
 @pytest.mark.parametrize("name", figures.NAMES)
@@ -200,7 +209,7 @@ def test_a_study_of_pruned_networks_alone_shows_nothing_else():
 def test_importing_the_families_stays_light():
     code = (
         "import sys; from tilewright.core import registry; from tilewright.study import figures, tables;"
-        "[registry.member('tilewright.study.figures', 'figure', name, figures.NAMES) for name in figures.NAMES];"
+        "[figures.member(name) for name in figures.NAMES];"
         "[registry.member('tilewright.study.tables', 'table', name, tables.NAMES) for name in tables.NAMES];"
         "sys.exit(' '.join({'matplotlib', 'seaborn', 'pandas', 'torch', 'numba', 'highspy'} & set(sys.modules)) or 0)"
     )
@@ -391,11 +400,11 @@ def test_heatmap_shows_numbers_and_why_there_are_none(study):
 def test_pattern_pictures_show_entries_and_executed_pairs(tile, study):
     pattern = graph.load("results/graphs/vil-tiny-224-s1/ic.npz")
     cover = blocks.load(f"results/blocks/vil-tiny-224-s1/ic/{tile}.npz")
-    picture = _spy.picture(pattern, cover)
-    entry = np.array(matplotlib.colors.to_rgb(_spy.ENTRY), np.float32)
+    picture = masks.picture(pattern, cover)
+    entry = np.array(matplotlib.colors.to_rgb(masks.ENTRY), np.float32)
     assert np.array_equal(np.isclose(picture, entry).all(axis=2), pattern.to_dense())
     boxes = np.zeros(pattern.shape, bool)
-    for top, bottom, left, right in _spy.stretches(cover):
+    for top, bottom, left, right in masks.stretches(cover):
         boxes[top:bottom, left:right] = True
     assert np.array_equal(boxes, ~np.isclose(picture, 1).all(axis=2))
 
@@ -403,9 +412,9 @@ def test_pattern_pictures_show_entries_and_executed_pairs(tile, study):
 def test_a_large_pattern_is_averaged_not_sampled(study, monkeypatch):
     pattern = graph.load("results/graphs/vil-tiny-224-s1/none.npz")
     cover = blocks.load("results/blocks/vil-tiny-224-s1/none/16x16.npz")
-    full = _spy.picture(pattern, cover)
-    monkeypatch.setattr(_spy, "PIXELS", 30)
-    small = _spy.picture(pattern, cover)
+    full = masks.picture(pattern, cover)
+    monkeypatch.setattr(masks, "PIXELS", 30)
+    small = masks.picture(pattern, cover)
     assert small.shape == (22, 22, 3)
     assert small[0, 0] == pytest.approx(full[:3, :3].mean(axis=(0, 1)), abs=1e-6)
     assert small[-1, -1] == pytest.approx(full[63:, 63:].mean(axis=(0, 1)), abs=1e-6)
@@ -797,3 +806,36 @@ def test_the_dispatch_floor_has_a_bar_for_each_call(study, tmp_path):
     rows = [synthetic.ragged_row(1, 64, "5-9", 1, "tilewright", 3.0, host_us="")]
     synthetic.write_csv(tmp_path / "r.csv", synthetic.RAGGED, rows)
     assert "no dispatch apart" in texts(drawn("dispatch", study, [tmp_path / "r.csv"]))
+
+
+@pytest.mark.parametrize("family", [batching, packed, attentions], ids=lambda family: family.__name__.split(".")[-1])
+def test_every_contender_has_a_label_and_a_colour(family):
+    assert set(family.LABELS) == set(family.NAMES)
+    assert len(set(family.LABELS.values())) == len(family.NAMES)
+    if family is not attentions:
+        assert set(family.COLOURS) == set(family.NAMES) and len(set(family.COLOURS.values())) == len(family.NAMES)
+
+
+def test_every_mode_has_a_line():
+    module = figures.member("pruned").module
+    assert set(module.LINES) == set(module.MODES) == set(batching.MODES)
+
+
+def test_a_contender_that_says_nothing_of_itself_is_drawn_under_its_name(study, tmp_path):
+    rows = [synthetic.ragged_row(1, 64, "5-9", 1, name, 3.0) for name in ("tilewright", "flex", "newcomer", "other")]
+    synthetic.write_csv(tmp_path / "r.csv", synthetic.RAGGED, rows)
+    legend = drawn("ragged_kernel", study, [tmp_path / "r.csv"]).legends[0]
+    shown = {text.get_text(): line.get_color() for text, line in zip(legend.texts, legend.get_lines(), strict=True)}
+    assert {"Tilewright", "FlexAttention", "newcomer", "other"} < set(shown)
+    assert len(set(shown.values())) == len(shown)
+    assert "newcomer" in texts(drawn("dispatch", study, [tmp_path / "r.csv"]))
+    rows = [synthetic.pruned_row("deit-tiny-224-evit", "", name, "eager", 1) for name in ("padded", "ragged")]
+    rows += [synthetic.pruned_row("deit-tiny-224-evit", "", "padded", "eager", 1) | {"strategy": "newcomer"}]
+    synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, rows)
+    for name in ("pruned", "pruned_ratio"):
+        assert "newcomer" in texts(drawn(name, study, [tmp_path / "p.csv"]))
+    rows = [synthetic.network_row("vil-tiny-224", name, 1) for name in ("native", "tilewright")]
+    rows += [synthetic.network_row("vil-tiny-224", "native", 1) | {"attention": "newcomer"}]
+    synthetic.write_csv(tmp_path / "n.csv", synthetic.NETWORK, rows)
+    axes = drawn("end_to_end", study, [tmp_path / "n.csv"]).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["as published", "newcomer", "Tilewright"]

@@ -90,7 +90,7 @@ def test_claims_that_are_not_met_come_first(name, written):
 
 def test_the_recorded_gpu_run_reports_its_own_claims(study, written):
     section = re.search(r'<article id="claims-h200">.*?</article>', written, re.DOTALL)[0]
-    rows = list(csv.DictReader(open(ROOT / "expected/h200/claims.csv")))
+    rows = list(csv.DictReader((ROOT / "expected/h200/claims.csv").read_text().splitlines()))
     assert len(shown_verdicts(written, "h200")) == len(rows) != len(shown_verdicts(written, "claims"))
     assert "<h3>Recorded run h200: NVIDIA H200</h3>" in section and "expected/h200/logs" in section
     assert rows[0]["claim"] in section
@@ -115,6 +115,7 @@ def test_text_of_the_tables_is_escaped(study, tmp_path):
     table.write_text(Path("results/tables/speedup.csv").read_text().replace("ic + ", "<b>ic</b> & "))
     _origin.save(
         tmp_path / "speedup.json",
+        "speedup",
         tables.registry.member("tilewright.study.tables", "table", "speedup", tables.NAMES),
         [],
     )

@@ -100,15 +100,13 @@ def _read(path):
         raise ArtifactError(f"{path}: expected a text file, which cannot be read: {error}") from error
 
 
-def _item(path, family, kind, texts, **parts):
-    """`Item` of the file at `path`, made by a member of `family`."""
-    module = registry.member(family.__name__, kind, path.stem, family.NAMES)
+def _item(path, shows, texts, **parts):
+    """`Item` of the file at `path`."""
     made = _origin.load(path.with_suffix(".json"))
     if path.stem not in texts:
         raise ArtifactError(
             f"{path}: expected a caption {path.stem}.rst, found those of {', '.join(texts) or 'nothing'}"
         )
-    shows = " ".join(module.__doc__.partition("\n\n")[0].split())
     command = f"snakemake --cores all {path.as_posix()}"
     return Item(path.stem, shows, texts[path.stem], _method(made.inputs), made.hardware, command, **parts)
 
@@ -123,12 +121,14 @@ def _method(inputs):
 
 def _figure(path, texts):
     picture = base64.b64encode(_read(path).encode()).decode()
-    return _item(path, figures, "figure", texts, picture=f"data:image/svg+xml;base64,{picture}")
+    return _item(path, figures.member(path.stem).shows, texts, picture=f"data:image/svg+xml;base64,{picture}")
 
 
 def _table(path, texts):
     columns, rows = _grid(path, path.stem)
-    return _item(path, tables, "table", texts, columns=columns, rows=rows)
+    module = registry.member("tilewright.study.tables", "table", path.stem, tables.NAMES)
+    shows = " ".join(module.__doc__.partition("\n\n")[0].split())
+    return _item(path, shows, texts, columns=columns, rows=rows)
 
 
 def _recorded(path):

@@ -46,7 +46,7 @@ def tabulate(name, inputs, outputs):
     writers = {
         ".csv": lambda path: artifacts.write_text(path, frame.to_csv(index=False, lineterminator="\n")),
         ".md": lambda path: artifacts.write_text(path, markdown(frame, module.SHOWN, getattr(module, "PARTS", None))),
-        ".json": lambda path: _origin.save(path, module, inputs),
+        ".json": lambda path: _origin.save(path, name, module, inputs),
     }
     for path in map(Path, outputs):
         if path.suffix not in writers:

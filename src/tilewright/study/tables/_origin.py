@@ -28,11 +28,10 @@ class Origin:
     hardware: str
 
 
-def save(path, module, inputs):
-    """Write the origin of what `module`, a member of the figures or the tables, made from the files `inputs`."""
-    _, stage, name = module.__name__.rsplit(".", 2)
+def save(path, name, module, inputs):
+    """Write the origin of the figure or table `name`, which `module` made from the files `inputs`."""
     made_by = {
-        "stage": stage,
+        "stage": module.__name__.rsplit(".", 2)[1],
         "parameters": {"name": name},
         "inputs": {str(source): provenance.sha256_file(source) for source in inputs},
         "code": provenance.code_digest(module.__name__),

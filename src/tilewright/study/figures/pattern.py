@@ -1,6 +1,7 @@
-"""Masks as pictures: each entry of the pattern dark, what a tile executes besides it pale, blocks outlined.
+"""The true attention mask of a layer before and after each order, with its blocks.
 
-One picture per tile and order; the order ``none`` is the pattern as the model has it.
+Each entry of the pattern is dark, what a tile executes besides it is pale, and blocks are outlined. There is one
+picture per tile and order. The order ``none`` is the pattern as the model has it.
 """
 
 import numpy as np
@@ -24,8 +25,8 @@ def needs(config, family):
     return graphs + _select.blocks(config, models, config.figures.pattern_tiles)
 
 
-def draw(inputs):
-    """Pictures of one workload: its orders side by side, one tile after the other.
+def draw(inputs, family):
+    """Pictures of one workload of `family`: its orders side by side, one tile after the other.
 
     Raises `ArtifactError` for blocks whose graph is not that of their order.
     """
@@ -52,7 +53,7 @@ def draw(inputs):
         _picture(panels[tiles.index(tile) * rows + row, column], order, graphs[order], cover)
     some, pattern = next(iter(files["graph"].items()))
     facts = f"{pattern.n_rows:,} tokens, {pattern.entries:,} entries, density {pattern.density:.3f}"
-    _style.head(drawn, f"{some.parent.name}: {facts}", _handles())
+    _style.head(drawn, f"{_style.layer_name(family)}, {some.parent.name}: {facts}", _handles())
     _style.notes(
         drawn,
         [

@@ -1,7 +1,8 @@
-"""The paper's three figures: latency by resolution and order, greedy against ILP, with dense attention beside them.
+"""Latency of attention by resolution and order: dense attention, greedy and ILP schedules.
 
-Devices differ, so the paper's milliseconds cannot stand on our axis: above are our milliseconds, below the speed-ups
-over dense attention of the same device, ours as bars and the paper's as diamonds.
+These are the paper's three figures, one for each family. Devices differ, so the paper's milliseconds cannot stand on
+our axis. Our milliseconds are above. Below are the speed-ups over dense attention of the same device, ours as bars and
+the paper's as diamonds.
 """
 
 from tilewright.baselines.sparse import DENSE
