@@ -385,7 +385,7 @@ def test_a_network_that_failed_its_check_is_a_claim_not_met(study, tmp_path):
 
 def test_heatmap_shows_numbers_and_why_there_are_none(study):
     figure = drawn("heatmap", study)
-    picture = figure.axes[0].images[0].get_array()
+    picture = figure.axes[0].collections[0].get_array()
     assert np.ma.getmaskarray(picture).tolist() == [[False, False], [False, True]]
     assert picture[0, 0] == pytest.approx(0.8 + 50**0.5 / 40)
     words = texts(figure)
@@ -442,6 +442,17 @@ def test_prediction_states_the_median_error(study):
     # Each of 4 workloads, 4 orders and 3 schedules, but for one workload's order that did not run.
     said = "relative error: median 10.0%, 90th percentile 10.0% within ±30%: 100% of 45 schedules"
     assert said in texts(figure)
+    boxes = figure.axes[1]
+    assert [label.get_text() for label in boxes.get_yticklabels()] == [
+        "Vision\nLongformer",
+        "RegionViT",
+        "DynamicViT,\ntraining\nmask",
+    ]
+    assert [text.get_text() for text in boxes.get_legend().get_texts()] == ["greedy", "ILP"]
+    # Three families, each with greedy and ILP, all 10 % too high.
+    assert len(boxes.containers) == 2
+    medians = [line.get_xdata()[0] for found in boxes.containers for line in found.medians]
+    assert medians == pytest.approx([10] * 6)
     frame = table("prediction", study)
     assert frame["error"].to_numpy() == pytest.approx(0.1)
 
@@ -476,7 +487,10 @@ def test_policy_compares_the_ilp_with_fixed_tiles_and_with_greedy(study):
     assert set(measured["fixed"]) == {"8x1"} and frame["over_descent"].isna().all()
     row = frame[(frame["model"] == "vil-tiny-128-s1") & (frame["reorder"] == "ic")].iloc[0]
     assert row["paper_gain"] == pytest.approx(1 - 2.05 / 4.00)
-    assert "the best fixed tile median 1.200×; 15 faster, 0 ties, 0 slower" in texts(drawn("policy", study))
+    figure = drawn("policy", study)
+    assert "the best fixed tile median 1.200×; 15 faster, 0 ties, 0 slower" in texts(figure)
+    box = figure.axes[0].containers[0]
+    assert [line.get_xdata()[0] for line in box.medians] == pytest.approx([1.2])
     summary = table("policy_summary", study).set_index("rival")
     assert summary.loc["plain greedy", ["cases", "median"]].tolist() == pytest.approx([15, 1 - 1 / 1.2])
 

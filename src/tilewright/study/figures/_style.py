@@ -123,6 +123,19 @@ def head(drawn, title, handles=(), columns=None):
     legend.get_title().set(fontsize=11.5, fontweight="bold")
 
 
+def boxes(axes, frame=None, **setting):
+    """Boxes of a distribution in `axes`, `setting` as in ``seaborn.boxplot``: quartiles, whiskers from 10 to 90 %."""
+    import warnings
+
+    import seaborn
+    from matplotlib import MatplotlibDeprecationWarning
+
+    with warnings.catch_warnings():
+        # Seaborn 0.13 draws in a way that matplotlib 3.13 gives up.
+        warnings.simplefilter("ignore", MatplotlibDeprecationWarning)
+        seaborn.boxplot(frame, ax=axes, whis=(10, 90), fliersize=2.5, linewidth=0.9, **setting)
+
+
 def plain_ticks(axis):
     """Label a logarithmic axis with plain numbers: at 1, 2 and 5 of each decade, or only at 1 where there are many."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
