@@ -1,4 +1,4 @@
-"""T6: set the tables in documents anew from recorded rows, or print one."""
+"""T6: write the tables of documents from recorded rows, or print one."""
 
 import argparse
 from pathlib import Path
@@ -19,6 +19,6 @@ def run(documents, table):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("documents", nargs="*", type=Path, metavar="FILE", help="documents whose tables to set anew")
+    parser.add_argument("documents", nargs="*", type=Path, metavar="FILE", help="documents whose tables to write")
     parser.add_argument("--table", help=f"print this table: {', '.join(_quoted.NAMES)}")
     script(parser, run)

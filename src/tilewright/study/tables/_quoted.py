@@ -1,7 +1,7 @@
 """Tables that README.md and docs/ quote from recorded rows, so that they cannot disagree with them (stage T6).
 
-In a document each stands between ``<!-- table: NAME -->`` and ``<!-- end -->``, where `updated` sets it anew; one of
-`NAMES`, ``<device>-<table>`` for a device of `FOLDERS`.
+In a document each stands between ``<!-- table: NAME -->`` and ``<!-- end -->``, where `updated` writes it. The name is
+one of `NAMES`: ``<device>-<table>`` for a device of `FOLDERS`.
 """
 
 import re
@@ -93,7 +93,7 @@ def quoted(name, root):
 
 
 def updated(text, root):
-    """A document's `text` with its tables set anew. Raises as `quoted`, and `ArtifactError` for one without an end."""
+    """A document's `text` with today's tables. Raises as `quoted`, and `ArtifactError` for one without an end."""
 
     def anew(match):
         if not match["end"]:

@@ -3,7 +3,7 @@ over that of the ILP's schedule, per workload and order."""
 
 from tilewright.study.tables import _read, _select
 
-# Whom the ILP is compared with, and what they are called.
+# Rivals of the ILP, and their names.
 RIVALS = {"fixed": "the best fixed tile", "descent": "local search (descent)", "greedy": "plain greedy"}
 _KEY = ["family", "resolution", "model", "reorder"]
 

@@ -7,7 +7,7 @@ from tilewright.study.tables import _read, _select
 OURS, PADDED, PUBLISHED = "ragged", "padded", "padded_unfused"
 DENSE = ("padded_kept", "gathered")
 FAIR = (*DENSE, "varlen")
-# Whom the columns of speed-ups are over: the fastest of these strategies.
+# A column of speed-ups is over the fastest of these strategies.
 PEERS = {"padded": (PADDED,), "published": (PUBLISHED,), "dense": DENSE, "fair": FAIR}
 _KEY = ["network", "setting", "batch", "mode"]
 
