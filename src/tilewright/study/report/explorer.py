@@ -48,8 +48,8 @@ def scene(inputs):
 
 
 def _by_place(files):
-    """``{(workload, order): {tile: loaded}}``. Ids are not unique: two orders may come to the same blocks and have a profile
-    each."""
+    """``{(workload, order): {tile: loaded}}``. Ids are not unique: two orders may come to the same blocks, each timed
+    alone."""
     found = {}
     for path, loaded in files.items():
         found.setdefault(path.parts[-3:-1], {})[path.stem] = loaded
