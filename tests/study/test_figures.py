@@ -1,5 +1,6 @@
 """Figures and tables from a made-up study: what they show is what the files say, and nothing else."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ import yaml
 from helpers import synthetic
 from tilewright import blocks, graph, schedule
 from tilewright.baselines import packed
+from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError, UnknownNameError
 from tilewright.networks import attentions, batching
 from tilewright.study import config, figures, tables
@@ -824,10 +826,15 @@ def test_the_dispatch_floor_has_a_bar_for_each_call(study, tmp_path):
 
 @pytest.mark.parametrize("family", [batching, packed, attentions], ids=lambda family: family.__name__.split(".")[-1])
 def test_every_contender_has_a_label_and_a_colour(family):
-    assert set(family.LABELS) == set(family.NAMES)
-    assert len(set(family.LABELS.values())) == len(family.NAMES)
-    if family is not attentions:
-        assert set(family.COLOURS) == set(family.NAMES) and len(set(family.COLOURS.values())) == len(family.NAMES)
+    labels = importlib.import_module(f"{family.__name__}._labels")
+    for values in [labels.LABELS] if family is attentions else [labels.LABELS, labels.COLOURS]:
+        assert set(values) == set(family.NAMES) and len(set(values.values())) == len(family.NAMES)
+
+
+@pytest.mark.parametrize("module", ["networks.batching.ragged", "baselines.packed.flex", "networks.attentions.dense"])
+def test_a_label_does_not_change_what_measures(module):
+    found = provenance.closure(f"tilewright.{module}")
+    assert not [name for name in map(str, found) if name.endswith("_labels")]
 
 
 def test_every_mode_has_a_line():

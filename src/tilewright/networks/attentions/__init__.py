@@ -10,5 +10,3 @@ Contract of a member module:
 
 WHAT = "attention"
 NAMES = ("dense", "tilewright", "flex", "native")
-# What figures call the members.
-LABELS = {"dense": "masked SDPA", "tilewright": "Tilewright", "flex": "FlexAttention", "native": "as published"}

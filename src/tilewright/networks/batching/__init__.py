@@ -10,19 +10,6 @@ Contract of a member module:
 
 WHAT = "batching"
 NAMES = ("padded", "padded_unfused", "padded_kept", "gathered", "ragged", "varlen")
-# What figures call the members, and the colours of their lines.
-LABELS = {
-    "padded": "padded to the full length",
-    "padded_unfused": "the same, attention unfused (as published)",
-    "padded_kept": "padded to the longest kept",
-    "gathered": "gathered, dense",
-    "ragged": "Tilewright, packed",
-    "varlen": "packed, FlashAttention varlen",
-}
-COLOURS = {
-    **{"padded": "#5A5A5A", "padded_unfused": "#AAAAAA", "padded_kept": "#E69F00", "gathered": "#009E73"},
-    **{"ragged": "#0072B2", "varlen": "#D55E00"},
-}
 # How a network is run with any of them. eager: kernel by kernel; graph: one CUDA graph, replayed; compile:
 # ``torch.compile``, which is slow to begin with; compile_graph: what it made as a CUDA graph.
 MODES = ("eager", "graph", "compile", "compile_graph")

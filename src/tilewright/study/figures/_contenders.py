@@ -2,8 +2,8 @@
 
 import math
 
-from tilewright.baselines import packed
-from tilewright.networks import batching
+from tilewright.baselines.packed import _labels as packed
+from tilewright.networks.batching import _labels as batching
 
 # Panels side by side.
 ACROSS = 4

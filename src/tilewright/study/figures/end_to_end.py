@@ -1,6 +1,6 @@
 """Whole networks from images to logits: p50 of every attention, attention and rest apart, batch by batch."""
 
-from tilewright.networks import attentions
+from tilewright.networks.attentions import _labels
 from tilewright.study.figures import _style
 from tilewright.study.tables import _read, end_to_end
 
@@ -56,7 +56,7 @@ def draw(inputs):
 
 def _name(attention):
     """What an attention is called in figures."""
-    return attentions.LABELS.get(attention, attention)
+    return _labels.LABELS.get(attention, attention)
 
 
 def _title(network):

@@ -1,0 +1,3 @@
+"""What figures call the kinds of attention. No job that measures imports this module."""
+
+LABELS = {"dense": "masked SDPA", "tilewright": "Tilewright", "flex": "FlexAttention", "native": "as published"}
