@@ -1,4 +1,4 @@
-"""The dispatch floor: what each call of packed attention takes of the host, whatever the GPU has to do."""
+"""The dispatch floor: the host's time of each call of packed attention, whatever the GPU has to do."""
 
 from tilewright.study.figures import _contenders, _style
 from tilewright.study.tables import _read, ragged
@@ -29,12 +29,13 @@ def draw(inputs):
             )
         axes.set_yticks(range(len(spread)), [name for name, _ in spread.index])
         axes.set_ylim(len(spread) - 0.5, -0.5)
-        # One peer takes a hundred times as long as the others.
+        # The slowest peer takes a hundred times as long as the others.
         axes.set(xlabel="host's time until a prepared call returns (µs, log scale)", xscale="log")
-        axes.set_xlim(1, 2 * spread["max"].max())
+        axes.set_xlim(1, 3 * spread["max"].max())
+        _style.plain_ticks(axes.xaxis)
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
-    _style.head(drawn, "What a call takes of the host")
+    _style.head(drawn, "The host's time of a call")
     _style.notes(
         drawn,
         [f"{_read.devices(frame)}. Calls queued one after the other; whiskers: least and greatest over the batches."],
