@@ -20,7 +20,8 @@ def run(blocks, output, heads, head_dim, dtype, device, split_keys, seed):
     options = {"heads": heads, "head_dim": head_dim, "dtype": dtype, "split_keys": split_keys, "seed": seed}
     with _lock.exclusive(device):
         profiles = [
-            measure(blocks_file.load(path), device=device, **options) for path in progress.with_progress(blocks, "profiles")
+            measure(blocks_file.load(path), device=device, **options)
+            for path in progress.with_progress(blocks, "profiles")
         ]
     for path, source, profile in zip(output, blocks, profiles, strict=True):
         made_by = {
