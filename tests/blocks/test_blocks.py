@@ -98,6 +98,28 @@ def test_blocks_cover_each_entry_exactly_once(dense, name, region_rows):
     assert cover.entries.sum() == cover.run_entries.sum() == pattern.entries == cover.summary()["entries"]
 
 
+@settings(max_examples=30, deadline=None)
+@given(dense=patterns(), name=st.sampled_from(["1x1", "16x1", "4x8"]), chunk=st.sampled_from([1, 50, 1000]))
+def test_blocks_do_not_depend_on_how_much_is_counted_at_a_time(dense, name, chunk):
+    pattern, tile = graph.from_pattern(dense), tiles.parse(name)
+    if dense.shape[0] < 3 or dense.shape[1] < 5:
+        tile = tiles.parse("1x1")
+    whole = blocks.extract(pattern, tile)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tilewright.blocks.cut._CHUNK", chunk)
+        parts = blocks.extract(pattern, tile)
+        check(parts, dense, tile, 128)
+    assert parts.id == whole.id
+
+
+def test_extract_leaves_its_graph_as_it_was():
+    pattern = windowed()
+    before = pattern.id, pattern.row_class.copy()
+    blocks.extract(pattern, tiles.parse("16x1"))
+    assert pattern.id == before[0] and np.array_equal(pattern.row_class, before[1])
+    assert graph.from_pattern(pattern.to_dense()).id == before[0]
+
+
 @pytest.mark.parametrize("name", TILES)
 def test_every_tile_refines_the_same_regions(name):
     pattern = windowed()
@@ -231,6 +253,10 @@ def test_the_command_writes_the_file_or_one_line(tmp_path):
     assert cover.region_rows == 64 and cover.graph_id == windowed().id
 
 
-def test_reading_blocks_needs_no_compiler():
-    code = "import sys, tilewright.blocks.work; sys.exit('numba' in sys.modules or 'torch' in sys.modules)"
+def test_extracting_blocks_needs_no_compiler():
+    code = (
+        "import sys; import numpy as np; from tilewright import blocks, graph; from tilewright.blocks import tiles, work;"
+        "work.items(blocks.extract(graph.from_pattern(np.eye(40, dtype=bool)), tiles.parse('16x1')), None);"
+        "sys.exit('numba' in sys.modules or 'torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

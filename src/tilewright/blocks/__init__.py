@@ -138,7 +138,7 @@ def extract(graph, tile, region_rows=128):
     Regions depend on the graph and `region_rows` only; each is cut again, exactly, into blocks that suit the tile.
     Raises `TileError` for a tile of at least twice the size of the graph, or when `region_rows` is below 1.
     """
-    # Here, so that those who only read blocks need not load the compiler.
+    # Here, so that those who only read blocks need not load SciPy.
     from tilewright.blocks.cover import cover
     from tilewright.blocks.cut import cut, regions
 

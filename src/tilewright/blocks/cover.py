@@ -1,175 +1,77 @@
 """The cover of an ordered pattern: the key runs of every block and the bit masks that they share (stage T2).
 
-Public entry is `blocks.extract`. Rows equal to their predecessor are read once, so that patterns whose rows repeat cost
-no more than their distinct rows.
+Public entry is `blocks.extract`. A run is filled with units: with keys, one by one, in a slice, or with one aligned
+block of keys in a block tile.
 """
 
 import numpy as np
-from numba import njit
+from numpy.typing import NDArray
 
-from tilewright.blocks import cut
-from tilewright.blocks.tiles import aligned_keys
+from tilewright.blocks.cut import seen_units
+from tilewright.blocks.tiles import Tile, aligned_keys
+from tilewright.graph import Graph, take_rows
 
 
-def cover(graph, row_ptr, tile):
+def cover(graph: Graph, row_ptr: NDArray[np.int32], tile: Tile) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
     """``(run_ptr, run_keys, run_mask, masks, run_entries)`` of `blocks.Blocks` for blocks of rows `row_ptr`."""
-    height, width = tile.rows, tile.run
-    units = cut.unions(graph, row_ptr, width, tile.gathered)
-    run_ptr = np.concatenate(([0], np.cumsum(-(-units // width) if tile.gathered else units)))
-    n_runs, arrays = run_ptr[-1], (graph.indptr, graph.indices, graph.row_class)
-    keys = np.full((n_runs, width if tile.gathered else 1), -1, np.int32)
-    run_mask, run_entries = np.full(n_runs, -1, np.int32), np.zeros(n_runs, np.int32)
-    unit_keys = 1 if tile.gathered else width
-    n_units = -(-graph.n_cols // unit_keys)
-    masks = _fill(*arrays, row_ptr, run_ptr, n_units, unit_keys, height, width, keys, run_mask, run_entries)
+    unit_keys = 1 if tile.gathered else tile.keys
+    n_units, units = -(-graph.n_cols // unit_keys), graph.indices // np.int32(unit_keys)
+    known: dict[bytes, int] = {}
+    parts = [
+        _cover(graph, row_ptr[lo : hi + 1], tile, seen, known)
+        for lo, hi, seen in seen_units(graph.indptr, units, graph.row_class, n_units, row_ptr)
+    ]
+    n_runs, keys, run_mask, run_entries = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     if not tile.gathered:
-        keys = aligned_keys(keys, width, graph.n_cols)
-    return run_ptr, keys, run_mask, masks.reshape(-1, height, -(-width // 8)), run_entries
+        keys = aligned_keys(keys, tile.run, graph.n_cols)
+    masks = np.frombuffer(b"".join(known), np.uint8).reshape(-1, tile.rows, -(-tile.run // 8)).copy()
+    return np.concatenate(([0], np.cumsum(n_runs))), keys, run_mask, masks, run_entries
 
 
-@njit(cache=True)
-def _fill(
-    indptr,
-    indices,
-    row_class,
-    row_ptr,
-    run_ptr,
-    n_units,
-    unit_keys,
-    height,
-    width,
-    run_keys,
-    run_mask,
-    run_entries,
-):
-    """Fill the runs in place; return the masks, uint8 [n_masks, height * ceil(width / 8)].
+def _cover(graph, row_ptr, tile, seen, known):
+    """``(n_runs, run_keys, run_mask, run_entries)`` of the blocks of rows `row_ptr`; `run_keys` of a block tile [U, 1]
+    hold the first keys alone. seen: csr [B, n_units], see `cut.seen_units`; known: as for `_masks`."""
+    unit_keys = 1 if tile.gathered else tile.keys
+    per_run, n_units, rows = tile.run // unit_keys, np.diff(seen.indptr), np.diff(row_ptr)
+    run_ptr = np.concatenate(([0], np.cumsum(-(-n_units // per_run)))).astype(np.int64)
+    block = np.repeat(np.arange(len(rows)), n_units)
+    place = np.arange(len(block)) - seen.indptr[block]
+    if tile.gathered:
+        place = _full_first(seen.data == rows[block], seen.indptr, block)
+    run = run_ptr[block] + place // per_run
+    keys = np.full((run_ptr[-1], per_run), -1, np.int32)
+    keys[run, place % per_run] = seen.indices * unit_keys
+    run_entries = np.bincount(run, weights=seen.data, minlength=len(keys)).astype(np.int32)
+    partial = run_entries < np.repeat(rows, np.diff(run_ptr)) * tile.run
+    run_mask = np.full(len(keys), -1, np.int32)
+    for b in np.unique(np.repeat(np.arange(len(rows)), np.diff(run_ptr))[partial]).tolist():
+        units, runs = slice(*seen.indptr[b : b + 2]), slice(*run_ptr[b : b + 2])
+        places = seen.indices[units], place[units] * unit_keys
+        masks = _masks(graph, graph.row_class[row_ptr[b] : row_ptr[b + 1]], tile, places, partial[runs])
+        # Equal masks are held once, numbered as they are met.
+        run_mask[runs][partial[runs]] = [known.setdefault(mask.tobytes(), len(known)) for mask in masks]
+    return np.diff(run_ptr), keys, run_mask, run_entries
 
-    A unit is what a run is filled with: a key of a slice, or the whole aligned block of a block tile, in which case
-    `run_keys` [U, 1] takes the first key only.
+
+def _full_first(full, indptr, block):
+    """Places of the units of each block: those that all its rows see (`full`) before the others, each in order."""
+    before = np.concatenate(([0], np.cumsum(full)))
+    n_full = before[indptr[1:]] - before[indptr[:-1]]
+    nth_full, nth = before[:-1] - before[indptr[block]], np.arange(len(full)) - indptr[block]
+    return np.where(full, nth_full, n_full[block] + nth - nth_full)
+
+
+def _masks(graph, row_class, tile, places, partial):
+    """uint8 [n, M, ceil(W/8)]: the bit masks of those runs of one block that are `partial` (bool [its runs]).
+
+    row_class: distinct row of each of its rows; places: its units, and where the keys of each begin among its runs.
     """
-    units_per_run = width // unit_keys
-    owner, seen, slot = (
-        np.full(n_units, -1, np.int64),
-        np.zeros(n_units, np.int64),
-        np.zeros(n_units, np.int64),
-    )
-    touched = np.empty(n_units, np.int32)
-    row_bytes = (width + 7) // 8
-    mask_bytes = height * row_bytes
-    bits, partial = np.zeros(mask_bytes, np.uint8), np.zeros(1, np.int64)
-    masks, hashes = np.zeros((16, mask_bytes), np.uint8), np.zeros(16, np.uint64)
-    table, n_masks = np.full(64, -1, np.int64), 0
-    for b in range(len(row_ptr) - 1):
-        lo, hi, first_run = row_ptr[b], row_ptr[b + 1], run_ptr[b]
-        n_runs, n_touched, row = run_ptr[b + 1] - first_run, 0, lo
-        while row < hi:
-            last = _last_equal(row_class, row, hi)
-            for e in range(indptr[row_class[row]], indptr[row_class[row] + 1]):
-                unit = indices[e] // unit_keys
-                if owner[unit] != b:
-                    owner[unit], seen[unit] = b, 0
-                    touched[n_touched] = unit
-                    n_touched += 1
-                seen[unit] += last - row
-            row = last
-        units = np.sort(touched[:n_touched])
-        if unit_keys == 1:
-            units = _full_first(units, seen, hi - lo)
-        for i in range(n_touched):
-            slot[units[i]] = i
-            run_keys[first_run + i // units_per_run, i % units_per_run] = units[i] * unit_keys
-            run_entries[first_run + i // units_per_run] += seen[units[i]]
-
-        # Partial runs of this block get a bit mask each.
-        if len(partial) < n_runs:
-            partial = np.zeros(2 * n_runs, np.int64)
-        n_partial = 0
-        for r in range(n_runs):
-            partial[r] = -1
-            if run_entries[first_run + r] < (hi - lo) * width:
-                partial[r] = n_partial
-                n_partial += 1
-        if n_partial == 0:
-            continue
-        if len(bits) < n_partial * mask_bytes:
-            bits = np.zeros(2 * n_partial * mask_bytes, np.uint8)
-        bits[: n_partial * mask_bytes] = 0
-        row = lo
-        while row < hi:
-            last = _last_equal(row_class, row, hi)
-            for e in range(indptr[row_class[row]], indptr[row_class[row] + 1]):
-                place = slot[indices[e] // unit_keys]
-                mask = partial[place // units_per_run]
-                if mask >= 0:
-                    bit = place % units_per_run + indices[e] % unit_keys
-                    for r in range(row - lo, last - lo):
-                        bits[mask * mask_bytes + r * row_bytes + bit // 8] |= np.uint8(1 << (bit % 8))
-            row = last
-
-        # Equal masks are stored once: an open-addressing table of mask numbers, compared byte by byte.
-        for r in range(n_runs):
-            if partial[r] < 0:
-                continue
-            if n_masks == len(masks):
-                masks, hashes = _grown(masks), _grown(hashes)
-            if 2 * n_masks >= len(table):
-                table = _rehash(hashes[:n_masks], 4 * len(table))
-            mask = bits[partial[r] * mask_bytes : (partial[r] + 1) * mask_bytes]
-            key = _hash(mask)
-            place = key & np.uint64(len(table) - 1)
-            while table[place] >= 0 and not (hashes[table[place]] == key and np.array_equal(masks[table[place]], mask)):
-                place = (place + np.uint64(1)) & np.uint64(len(table) - 1)
-            if table[place] < 0:
-                table[place], hashes[n_masks] = n_masks, key
-                masks[n_masks] = mask
-                n_masks += 1
-            run_mask[first_run + r] = table[place]
-    return masks[:n_masks].copy()
-
-
-@njit(cache=True)
-def _last_equal(row_class, row, hi):
-    """End of the sequence of rows equal to `row`, at most `hi`."""
-    last = row + 1
-    while last < hi and row_class[last] == row_class[row]:
-        last += 1
-    return last
-
-
-@njit(cache=True)
-def _full_first(keys, seen, rows):
-    """`keys`, those that all `rows` see before the others, order kept otherwise."""
-    out, n = np.empty_like(keys), 0
-    for full in (True, False):
-        for key in keys:
-            if (seen[key] == rows) == full:
-                out[n] = key
-                n += 1
-    return out
-
-
-@njit(cache=True)
-def _hash(data):
-    """FNV-1a of bytes, folded so that the low bits depend on all."""
-    value = np.uint64(14695981039346656037)
-    for byte in data:
-        value = (value ^ np.uint64(byte)) * np.uint64(1099511628211)
-    return value ^ (value >> np.uint64(32))
-
-
-@njit(cache=True)
-def _rehash(hashes, size):
-    table = np.full(size, -1, np.int64)
-    for i in range(len(hashes)):
-        place = hashes[i] & np.uint64(size - 1)
-        while table[place] >= 0:
-            place = (place + np.uint64(1)) & np.uint64(size - 1)
-        table[place] = i
-    return table
-
-
-@njit(cache=True)
-def _grown(array):
-    out = np.zeros((2 * len(array), *array.shape[1:]), array.dtype)
-    out[: len(array)] = array
-    return out
+    unit_keys = 1 if tile.gathered else tile.keys
+    distinct, row = np.unique(row_class, return_inverse=True)
+    ptr, keys = take_rows(graph.indptr, graph.indices, distinct)
+    column = places[1][np.searchsorted(places[0], keys // unit_keys)] + keys % unit_keys
+    allowed = np.zeros((len(distinct), len(partial), tile.run), bool)
+    allowed.reshape(len(distinct), -1)[np.repeat(np.arange(len(distinct)), np.diff(ptr)), column] = True
+    masks = np.zeros((np.count_nonzero(partial), tile.rows, -(-tile.run // 8)), np.uint8)
+    masks[:, : len(row)] = np.packbits(allowed[:, partial], axis=-1, bitorder="little")[row].transpose(1, 0, 2)
+    return masks

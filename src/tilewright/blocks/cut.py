@@ -1,18 +1,24 @@
 """The best partition of consecutive rows into groups that share their keys (stage T2).
 
-Given an order, cutting it into groups of at most M rows is a 1-D partition problem, which has an exact
-dynamic program (Ahrens and Boman, arXiv 2005.12414). What it needs is the size of the union of the keys of
-every window of at most M rows: a key of row j that was last seen at row p enters the union of exactly the
-windows that start after p and end at j, so that one pass over the entries gives all of them in
-O(entries + N·M). Rows equal to their predecessor bring nothing new and are not read at all, so that windowed
-patterns cost no more than their distinct rows.
+Given an order, cutting it into groups of at most M rows is a 1-D partition problem, which has an exact dynamic program
+(Ahrens and Boman, arXiv 2005.12414). It needs the size of the union of the keys of every window of at most M rows. The
+window of w + 1 rows that ends at row j holds the union of the w rows before j, and those keys of row j that none of
+these w rows has. So it is enough to count the keys of each row by their age: the distance to the row that had them
+last. Rows equal to their predecessor have keys of age 1 only and are not read, so that windowed patterns cost no more
+than their distinct rows.
+
+NumPy and SciPy alone: a compiler would take longer to load than most patterns take to cut.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
-from numba import njit
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array
 
 from tilewright.blocks.tiles import SLICE_RUN
 from tilewright.core.errors import PatternError, TileError
+from tilewright.graph import Graph, take_rows
 
 # ASSUME: a group costs as much as this many more rows, for its keys are fetched however few its rows are. A least
 # squares fit of batched SDPA with gathered keys on two CPU cores (3 heads of 32, float32) gives 87; a GPU tile of 64
@@ -24,13 +30,23 @@ GROUP_KEYS = 16
 # ASSUME: regions are cut as if a group cost more, hence coarser; each tile cuts them again by its own cost.
 REGION_KEYS = 128
 
+# Windows and entries that are counted at a time, which bounds the memory that this takes: some 100 MB.
+_CHUNK = 1 << 21
 
-def regions(graph, region_rows=128):
+
+def regions(graph: Graph, region_rows: int = 128) -> NDArray[np.int32]:
     """Row boundaries int32 [R+1] of the regions: the best cut into at most `region_rows` rows, keys gathered."""
     return cut(graph, region_rows, SLICE_RUN, True, overhead=REGION_KEYS)
 
 
-def cut(graph, rows, width, gathered, bounds=None, overhead=GROUP_KEYS):
+def cut(
+    graph: Graph,
+    rows: int,
+    width: int,
+    gathered: bool,
+    bounds: ArrayLike | None = None,
+    overhead: int = GROUP_KEYS,
+) -> NDArray[np.int32]:
     """Row boundaries int32 [G+1] of the cheapest partition into consecutive groups of at most `rows` rows.
 
     A group costs ``(rows + GROUP_ROWS) * (keys + overhead)``, a group without keys nothing. With `gathered`, the
@@ -50,20 +66,40 @@ def cut(graph, rows, width, gathered, bounds=None, overhead=GROUP_KEYS):
         first = np.repeat(bounds[:-1], np.diff(bounds))
     indptr, units, n_units = unit_rows(graph, width, gathered)
     unit_keys, step = (1, width) if gathered else (width, 1)
-    back = _partition(indptr, units, graph.row_class, n_units, first, rows, unit_keys, step, overhead)
+    most = min(rows, n)
+    height = np.arange(1, most + 1)[:, None] + GROUP_ROWS
+    # Cost of the best partition of the rows before j, and where its last group begins.
+    best, back = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
+    for begin, union in _window_unions(indptr, units, graph.row_class, n_units, most):
+        keys = -(-union // step) * (step * unit_keys)
+        cost = np.where(keys > 0, height * (keys + overhead), 0)
+        # By the first row of the window: of equal costs, `argmin` finds the longest window.
+        _fill_best(best, back, first, begin, np.ascontiguousarray(cost[::-1].T))
     ptr = [n]
     while ptr[-1]:
         ptr.append(int(back[ptr[-1]]))
     return np.array(ptr[::-1], np.int32)
 
 
-def unions(graph, ptr, width, gathered):
+def _fill_best(best, back, first, begin, cost):
+    """Fill `best` and `back` [N_q+1] from row `begin` on. cost: [rows, most], of the windows ending at each row, the
+    longest first; first: int64 [N_q], the row that the group of each row may begin with at the earliest."""
+    most = cost.shape[1]
+    earliest = np.maximum(np.arange(begin, begin + len(cost)) - most + 1, first[begin : begin + len(cost)])
+    for j, lo in enumerate(earliest.tolist(), begin):
+        total = best[lo : j + 1] + cost[j - begin, lo - j - 1 :]
+        chosen = total.argmin()
+        best[j + 1], back[j + 1] = total[chosen], lo + chosen
+
+
+def unions(graph: Graph, ptr: ArrayLike, width: int, gathered: bool) -> NDArray[np.int64]:
     """int64 [G]: keys that each group of rows ``ptr[g]..ptr[g+1]`` sees, or aligned blocks of `width` keys."""
     indptr, units, n_units = unit_rows(graph, width, gathered)
-    return _unions(indptr, units, graph.row_class, n_units, np.asarray(ptr, np.int64))
+    seen = seen_units(indptr, units, graph.row_class, n_units, ptr)
+    return np.concatenate([np.diff(part.indptr) for _, _, part in seen]).astype(np.int64)
 
 
-def unit_rows(graph, width, gathered):
+def unit_rows(graph: Graph, width: int, gathered: bool) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
     """``(indptr, units, n_units)``: what each distinct row touches, its keys or aligned blocks of `width` keys."""
     if gathered:
         return graph.indptr, graph.indices, graph.n_cols
@@ -75,55 +111,74 @@ def unit_rows(graph, width, gathered):
     return indptr, blocks[new], -(-graph.n_cols // width)
 
 
-@njit(cache=True)
-def _partition(indptr, units, row_class, n_units, first, most, unit_keys, step, overhead):
-    """Start of the last group of the best partition of rows 0..j, for every j."""
+def seen_units(indptr, units, row_class, n_units, ptr) -> Iterator[tuple[int, int, csr_array]]:
+    """Yield, for stretches of groups, ``(lo, hi, seen)``: csr int32 [hi-lo, n_units], how often the rows
+    ``ptr[g]..ptr[g+1]`` of each group have each unit, the units of a group ascending.
+
+    indptr, units: those of each distinct row, repeated units counting as often; row_class: int [N_q].
+    """
+    ptr, degree = np.asarray(ptr), np.diff(indptr)[row_class]
+    pattern = csr_array((np.ones(len(units), np.int32), units, indptr), shape=(len(indptr) - 1, n_units))
+    changes = np.append(True, row_class[1:] != row_class[:-1])
+    changes[ptr[:-1]] = True
+    for lo, hi in _stretches(np.add.reduceat(degree * changes, ptr[:-1])):
+        group, shape = ptr[lo : hi + 1], (hi - lo, len(indptr) - 1)
+        rows = row_class[group[0] : group[-1]]
+        # A copy, for duplicates are summed in place.
+        members = csr_array((np.ones(len(rows), np.int32), rows, group - group[0]), shape=shape, copy=True)
+        members.sum_duplicates()
+        seen = members @ pattern
+        seen.sort_indices()
+        yield lo, hi, seen
+
+
+def _window_unions(indptr, units, row_class, n_units, most) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield, for stretches of rows, the first row and [most, rows]: the units of the rows j-w..j at ``[w, j - first]``.
+
+    Windows that begin before row 0 are counted as if they began there.
+    """
     n = len(row_class)
-    best, back = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
-    # Rows that equal their predecessor form a sequence; a unit remembers the sequence that had it last. A window
-    # spans at most `most` sequences, so that ages from there on are alike.
-    sequence, current = np.empty(n, np.int64), -1
+    # Rows equal to their predecessor form a sequence, of which the first row is read.
+    start = np.concatenate(([0], np.flatnonzero(np.diff(row_class)) + 1))
+    end = np.append(start[1:], n) - 1
+    degree = np.diff(indptr)[row_class]
+    # Last row that had each unit.
     last = np.full(n_units, -most - 1, np.int64)
-    age = np.zeros(most + 1, np.int64)
-    # Units of rows s..j for the window starting at each s, held at s % most.
-    union = np.zeros(most, np.int64)
-    for j in range(n):
-        lo = max(j - most + 1, first[j])
-        begin, end = indptr[row_class[j]], indptr[row_class[j] + 1]
-        if j == 0 or row_class[j] != row_class[j - 1]:
-            current += 1
-            age[:] = 0
-            for e in range(begin, end):
-                age[min(current - last[units[e]], most)] += 1
-                last[units[e]] = current
-        sequence[j] = current
-        union[j % most] = end - begin
-        if j > 0 and sequence[j - 1] != current:
-            added, here = end - begin, current
-            for s in range(j - 1, lo - 1, -1):
-                if sequence[s] != here:
-                    here = sequence[s]
-                    added -= age[current - here]
-                union[s % most] += added
-        best[j + 1] = np.iinfo(np.int64).max
-        for s in range(lo, j + 1):
-            keys = -(-union[s % most] // step) * step * unit_keys
-            cost = best[s] + ((j + 1 - s + GROUP_ROWS) * (keys + overhead) if keys else 0)
-            if cost < best[j + 1]:
-                best[j + 1], back[j + 1] = cost, s
-    return back
+    before = np.zeros(most, np.int64)
+    work = np.full(n, most)
+    work[start] += degree[start]
+    for lo, hi in _stretches(work):
+        span = slice(*np.searchsorted(start, (lo, hi)))
+        ages = _ages(indptr, units, row_class[start[span]], start[span], end[span], last, most)
+        counts = np.bincount(ages[0] * (hi - lo) + ages[1] - lo, minlength=(most + 1) * (hi - lo))
+        counts = counts.reshape(most + 1, hi - lo)
+        repeated = np.ones(hi - lo, bool)
+        repeated[start[span] - lo] = False
+        counts[1, repeated] = degree[lo:hi][repeated]
+        # Units of each row that none of the w rows before it has; then, in place, the unions.
+        union = (degree[lo:hi] - np.cumsum(counts, axis=0))[:most]
+        for w in range(1, most):
+            union[w, 1:] += union[w - 1, :-1]
+            union[w, 0] += before[w - 1]
+        before = union[:, -1].copy()
+        yield lo, union
 
 
-@njit(cache=True)
-def _unions(indptr, units, row_class, n_units, ptr):
-    seen = np.full(n_units, -1, np.int64)
-    count = np.zeros(len(ptr) - 1, np.int64)
-    for g in range(len(count)):
-        for j in range(ptr[g], ptr[g + 1]):
-            if j > ptr[g] and row_class[j] == row_class[j - 1]:
-                continue
-            for e in range(indptr[row_class[j]], indptr[row_class[j] + 1]):
-                if seen[units[e]] != g:
-                    seen[units[e]] = g
-                    count[g] += 1
-    return count
+def _stretches(work):
+    """Ranges ``(lo, hi)`` of consecutive numbers whose `work` [n] is about `_CHUNK` together."""
+    chunk = (np.cumsum(work) - work) // _CHUNK
+    ptr = np.concatenate(([0], np.flatnonzero(np.diff(chunk)) + 1, [len(work)])).tolist()
+    return zip(ptr[:-1], ptr[1:], strict=True)
+
+
+def _ages(indptr, units, distinct, start, end, last, most):
+    """``(age, row)`` of each unit of the sequences of rows start..end: rows since it was seen, at most `most`, and the
+    sequence's first row. distinct: the distinct row of each sequence. Updates `last` [n_units]."""
+    ptr, found = take_rows(indptr, units, distinct)
+    pattern = csr_array((np.ones(len(found), bool), found, ptr), shape=(len(distinct), len(last))).tocsc()
+    row, previous = start[pattern.indices], np.empty(len(found), np.int64)
+    previous[1:] = end[pattern.indices[:-1]]
+    present = np.flatnonzero(np.diff(pattern.indptr))
+    previous[pattern.indptr[present]] = last[present]
+    last[present] = end[pattern.indices[pattern.indptr[present + 1] - 1]]
+    return np.minimum(row - previous, most), row

@@ -11,13 +11,13 @@ def run(graph, tile, output, region_rows):
 
     region_rows: most rows in a region. Raises `TilewrightError`; nothing is written then.
     """
-    cover = blocks_file.extract(graph_file.load(graph), tiles.parse(tile), region_rows)
+    blocks = blocks_file.extract(graph_file.load(graph), tiles.parse(tile), region_rows)
     made_by = {
         "stage": "blocks",
         "parameters": {"tile": tile, "region_rows": region_rows},
         "inputs": {str(graph): provenance.sha256_file(graph)},
         "code": provenance.code_digest("tilewright.study.stages.blocks"),
-        "versions": provenance.versions("numpy", "numba"),
+        "versions": provenance.versions("numpy", "scipy"),
     }
-    blocks_file.save(output, cover, made_by)
-    print(", ".join(f"{name} {value}" for name, value in cover.summary().items()))
+    blocks_file.save(output, blocks, made_by)
+    print(", ".join(f"{name} {value}" for name, value in blocks.summary().items()))
