@@ -101,7 +101,7 @@ def predicted(pattern, order):
 
 def plan(tokens, names):
     """The rows of a plan with the tiles `names`."""
-    covers = {name: blocks.extract(tokens.graph, tiles.parse(name)) for name in names}
+    covers = blocks.extract_all(tokens.graph, [tiles.parse(name) for name in names])
     profiles = {name: measure(cover, **SIZES, split_keys=SPLIT_KEYS) for name, cover in covers.items()}
     limits = targets.limits(targets.describe("cpu"), rounds=2)
     found = schedule.solve(covers, profiles, limits, "highs", time_limit_s=10)

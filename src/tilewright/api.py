@@ -100,7 +100,7 @@ def plan(
         names = fitting(defaults.TILES, natural.shape, defaults.FEWEST_ROWS)
     else:
         names = tuple(dict.fromkeys(tiles))
-    covers = {name: blocks.extract(ordered, parse_tile(name), region_rows) for name in names}
+    covers = blocks.extract_all(ordered, [parse_tile(name) for name in names], region_rows)
     split_keys = defaults.SPLIT_KEYS if split_keys == "auto" else split_keys
     options = dict(heads=heads, head_dim=head_dim, dtype=_dtype_name(dtype), split_keys=split_keys)
     profiles = {name: measure(cover, device=kind, seed=seed, **options) for name, cover in covers.items()}

@@ -138,23 +138,23 @@ def extract(graph, tile, region_rows=128):
     Regions depend on the graph and `region_rows` only; each is cut again, exactly, into blocks that suit the tile.
     Raises `TileError` for a tile of at least twice the size of the graph, or when `region_rows` is below 1.
     """
+    return extract_all(graph, (tile,), region_rows)[tile.name]
+
+
+def extract_all(graph, chosen, region_rows=128):
+    """`extract` for each of the tiles `chosen`: a dict of `Blocks` by the tile's name. The regions are found once."""
     # Here, so that those who only read blocks need not load SciPy.
     from tilewright.blocks.cover import cover
     from tilewright.blocks.cut import cut, regions
 
-    tiles.check_fits(tile, graph.shape)
-    region_ptr = regions(graph, region_rows)
-    row_ptr = cut(graph, tile.rows, tile.run, tile.gathered, region_ptr)
-    return Blocks(
-        tile,
-        graph.shape,
-        graph.id,
-        graph.meta,
-        region_rows,
-        region_ptr,
-        row_ptr,
-        *cover(graph, row_ptr, tile),
-    )
+    for tile in chosen:
+        tiles.check_fits(tile, graph.shape)
+    region_ptr, found = regions(graph, region_rows), {}
+    for tile in chosen:
+        row_ptr = cut(graph, tile.rows, tile.run, tile.gathered, region_ptr)
+        arrays = region_ptr, row_ptr, *cover(graph, row_ptr, tile)
+        found[tile.name] = Blocks(tile, graph.shape, graph.id, graph.meta, region_rows, *arrays)
+    return found
 
 
 def save(path, blocks, made_by=None):

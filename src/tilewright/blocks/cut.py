@@ -10,6 +10,7 @@ than their distinct rows.
 NumPy and SciPy alone: a compiler would take longer to load than most patterns take to cut.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -168,7 +169,7 @@ def _stretches(work):
     """Ranges ``(lo, hi)`` of consecutive numbers whose `work` [n] is about `_CHUNK` together."""
     chunk = (np.cumsum(work) - work) // _CHUNK
     ptr = np.concatenate(([0], np.flatnonzero(np.diff(chunk)) + 1, [len(work)])).tolist()
-    return zip(ptr[:-1], ptr[1:], strict=True)
+    return itertools.pairwise(ptr)
 
 
 def _ages(indptr, units, distinct, start, end, last, most):
