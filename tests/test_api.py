@@ -18,6 +18,7 @@ import scipy.sparse as sp
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import flex_attention
 
 import tilewright as tw
 from helpers.factories import make_profile
@@ -110,6 +111,117 @@ def test_a_mask_mod_may_read_the_head():
     q, k, v = tensors(20, 30)
     expected = dense_attention(q, k, v, allowed[0])
     torch.testing.assert_close(planned(q, k, v).double(), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_a_mask_mod_that_raises_is_refused_in_one_line():
+    allowed = torch.ones(1, 20, 30, dtype=torch.bool)
+    with pytest.raises(tw.errors.PatternError, match="mask_mod: evaluated on cpu for batch entry 1, head 0: index 1"):
+        make(lambda b, h, q_idx, kv_idx: allowed[b, q_idx, kv_idx], shape=(20, 30))
+
+
+def test_a_mask_mod_may_read_tensors_of_the_gpu_that_is_planned_for(monkeypatch):
+    tried = []
+
+    def evaluate(mask_mod, n_q, n_k, entries, device):
+        tried.append((device, entries))
+        if device == "cpu":
+            raise tw.errors.PatternError("") from RuntimeError("tensors on different devices")
+        return graph.from_pattern(np.ones((n_q, n_k), bool))
+
+    monkeypatch.setattr(api, "_evaluate", evaluate)
+    assert api._as_graph(lambda b, h, q, k: q >= k, (20, 30), H, "cuda").shape == (20, 30)
+    assert tried == [(device, [(0, 0), (1, 0), (0, 1)]) for device in ("cpu", "cuda")]
+    with pytest.raises(tw.errors.PatternError):
+        api._as_graph(lambda b, h, q, k: q >= k, (20, 30), H, "cpu")
+
+
+def near(b, h, q_idx, kv_idx):
+    return (q_idx - kv_idx).abs() < 9
+
+
+@pytest.mark.parametrize("batch, heads", [(None, None), (1, 1), (None, H), (2, None), (2, H)])
+@pytest.mark.parametrize("separate", [True, False])
+def test_a_block_mask_is_a_pattern(batch, heads, separate):
+    mask = flex_attention.create_block_mask(
+        near, batch, heads, 90, 75, device="cpu", BLOCK_SIZE=(16, 32), separate_full_blocks=separate
+    )
+    found = api._as_graph(mask, None, H, "cpu")
+    np.testing.assert_array_equal(found.to_dense(), np.abs(np.subtract.outer(range(90), range(75))) < 9)
+
+
+def test_a_plan_of_a_block_mask_computes_what_flex_attention_does():
+    mask = flex_attention.create_block_mask(near, None, None, 90, 75, device="cpu", BLOCK_SIZE=16)
+    q, k, v = tensors(90, 75)
+    expected = flex_attention.flex_attention(q, k, v, block_mask=mask)
+    # Queries without a key give zeros in both.
+    torch.testing.assert_close(make(mask, solver="greedy")(q, k, v), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_a_block_mask_of_blocks_alone_is_a_pattern():
+    blocks = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1]], dtype=torch.bool)
+    order = blocks.int().argsort(dim=1, descending=True, stable=True).int()
+    mask = flex_attention.BlockMask.from_kv_blocks(
+        blocks.sum(1).int()[None, None], order[None, None], BLOCK_SIZE=(8, 16), seq_lengths=(20, 40)
+    )
+    expected = blocks.repeat_interleave(8, 0).repeat_interleave(16, 1)[:20, :40]
+    np.testing.assert_array_equal(api._as_graph(mask, None, H, "cpu").to_dense(), expected)
+
+
+@pytest.mark.parametrize(
+    "batch, heads, found", [(None, H, "batch entry 0, head 1"), (2, None, "batch entry 1, head 0")]
+)
+def test_a_block_mask_that_depends_on_the_head_or_the_batch_is_refused(batch, heads, found):
+    mask = flex_attention.create_block_mask(
+        lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() < 7 + b + h, batch, heads, 90, 90, device="cpu"
+    )
+    with pytest.raises(tw.errors.PatternError, match=f"expected one pattern for every head and batch entry.*{found}"):
+        make(mask)
+
+
+def test_another_shape_than_that_of_a_block_mask_is_refused():
+    mask = flex_attention.create_block_mask(near, None, None, 90, 75, device="cpu")
+    with pytest.raises(tw.errors.PatternError, match=r"expected that of the BlockMask, \(90, 75\), found \(90, 90\)"):
+        make(mask, shape=(90, 90))
+    assert api._as_graph(mask, (90, 75), H, "cpu").shape == (90, 75)
+
+
+@pytest.mark.parametrize("form", [np.asarray, torch.tensor], ids=["array", "tensor"])
+def test_equal_slices_of_a_mask_are_one_pattern(dense, form):
+    assert (
+        api._as_graph(form(np.broadcast_to(dense, (2, 3, *dense.shape))), None, H, "cpu").id
+        == graph.from_pattern(dense).id
+    )
+    other = np.array(np.broadcast_to(dense, (2, 3, *dense.shape)))
+    other[1, 2, 0, 0] ^= True
+    with pytest.raises(tw.errors.PatternError, match=r"shape \(2, 3, 150, 130\) whose slice at \(1, 2\) differs"):
+        make(form(other))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_a_sparse_tensor_is_a_pattern(dense, layout):
+    for dtype in (torch.float32, torch.bool):
+        mask = torch.tensor(dense, dtype=dtype).to_sparse(layout=layout)
+        assert api._as_graph(mask, None, H, "cpu").id == graph.from_pattern(dense).id
+
+
+def test_a_mask_of_bfloat16_is_a_pattern(dense):
+    mask = torch.tensor(dense, dtype=torch.bfloat16)
+    assert api._as_graph(mask, None, H, "cpu").id == graph.from_pattern(dense).id
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_masks_may_lie_on_a_gpu(dense):
+    wanted, on_gpu = graph.from_pattern(dense).id, torch.tensor(dense, device="cuda")
+    mask = flex_attention.create_block_mask(
+        lambda b, h, q_idx, kv_idx: on_gpu[q_idx, kv_idx], None, None, *dense.shape, device="cuda"
+    )
+    forms = (
+        on_gpu,
+        on_gpu.to_sparse(),
+        mask,
+        lambda b, h, q_idx, kv_idx: on_gpu[q_idx, kv_idx] & (q_idx >= on_gpu[0, 0]),
+    )
+    assert {api._as_graph(form, dense.shape, H, "cuda").id for form in forms} == {wanted}
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf")])
@@ -334,8 +446,11 @@ def quick(cover, *, device, seed, heads, head_dim, dtype, split_keys):
     return replace(made, heads=heads, head_dim=head_dim, dtype=dtype, classes=classes)
 
 
+SIDES = st.integers(1, 40) | st.integers(100, 200)
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 99), st.sampled_from(["auto", "none"]))
+@given(SIDES, SIDES, st.integers(0, 99), st.sampled_from(["auto", "none"]))
 def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
     dense = np.random.default_rng(seed).random((n_q, n_k)) < 0.4
     dense[-1, 0] = True
@@ -346,6 +461,11 @@ def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
         fitting = tiles.fitting((*targets.facts("cpu").TILES, "16x1", "16x16"), dense.shape, 1)
         for each in (planned, *(make(dense, reorder=order, solver="greedy", tiles=[name]) for name in fitting)):
             torch.testing.assert_close(each(q, k, v).double(), expected, atol=2e-5, rtol=2e-5)
+        for name in {"16x1", "64x64", "128x1", "1x128"} - set(
+            tiles.fitting(("16x1", "64x64", "128x1", "1x128"), dense.shape, 1)
+        ):
+            with pytest.raises(tw.errors.TileError, match=f"tile {name} is larger than the graph"):
+                make(dense, reorder=order, solver="greedy", tiles=[name])
 
 
 @pytest.mark.parametrize("n_q, n_k", [(1, 1), (1, 40), (8, 8), (9, 3), (15, 20), (16, 31), (17, 64), (40, 1)])
@@ -367,6 +487,17 @@ def test_patterns_of_any_size_are_planned_on_a_gpu(monkeypatch, n_q, n_k):
 
 def test_the_device_says_the_fewest_rows_that_its_executor_has():
     assert targets.facts("cuda").FEWEST_ROWS == cuda_config.FEWEST_ROWS == tiles.SMALL_ROWS
+
+
+def test_many_queries_of_one_key_are_planned():
+    q, k, v = (torch.randn(1, 1, n, 32) for n in (193, 1, 1))
+    planned = tw.plan(np.ones((193, 1), bool), heads=1, head_dim=32)
+    torch.testing.assert_close(planned(q, k, v), v.expand_as(q))
+
+
+def test_a_tile_that_was_asked_for_and_does_not_fit_is_refused():
+    with pytest.raises(tw.errors.TileError, match="tile 64x64 is larger than the graph: expected at most 1 keys for 1"):
+        make(np.ones((193, 1), bool), tiles=("64x1", "64x64"))
 
 
 def test_one_token():

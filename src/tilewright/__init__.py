@@ -3,10 +3,11 @@
 Importing the package stays light: torch, the solvers and the plotting libraries load with the function that needs them.
 """
 
+from tilewright.core import errors
 from tilewright.core.errors import TilewrightError
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "TilewrightError", "__version__", "load", "models", "plan"]
+__all__ = ["Plan", "TilewrightError", "__version__", "errors", "load", "models", "plan"]
 
 # Every module that imports the package would otherwise count the API among its imports.
 APART = ("tilewright.api", "tilewright.models")

@@ -8,6 +8,7 @@ others straight to the executor.
 import logging
 import math
 import os
+import sys
 import tempfile
 import threading
 import zipfile
@@ -19,6 +20,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 import torch
+from scipy.sparse import coo_array
 
 from tilewright import blocks, graph, profile, reorder, schedule, targets
 from tilewright.blocks.tiles import fitting
@@ -73,9 +75,14 @@ def plan(
 ):
     """Order, tile, profile and schedule an attention pattern; return a callable `Plan`.
 
-    pattern: scipy sparse matrix, boolean array or tensor [N_q, N_k], `Graph`, path of a graph or mask file, or a
-        FlexAttention ``mask_mod(b, h, q_idx, kv_idx)`` with ``shape=(N_q, N_k)``, the same for every head and batch
-        entry: evaluated for each head, and for a second entry, to see that it is.
+    pattern: which query may attend to which key, one of:
+        - a scipy sparse matrix, or a boolean (or 0/1) array or tensor [N_q, N_k], on any device;
+        - a `Graph`, or the path of a graph or mask file;
+        - a FlexAttention ``BlockMask``;
+        - a FlexAttention ``mask_mod(b, h, q_idx, kv_idx)`` with ``shape=(N_q, N_k)``, which is evaluated for each head
+          and for two batch entries.
+        One plan has one pattern: masks with leading dimensions [..., N_q, N_k] (batch entries, heads) are taken where
+        all their slices are equal. Masks that differ by head or batch entry are not supported; make a plan for each.
     heads, head_dim, dtype, device: of the tensors that the plan will be called with; a GPU is the current one.
     reorder: an order's name, or ``auto``: the model's own windows where the graph declares them, else the better of
         ``none`` and ``ic`` by gathered work. `Plan.summary` names what was chosen.
@@ -94,7 +101,7 @@ def plan(
         raise PatternError(f"scale: expected a finite number, found {scale}")
     kind = _kind(device)
     description, defaults = targets.describe(kind), targets.facts(kind)
-    natural = _as_graph(pattern, shape, heads)
+    natural = _as_graph(pattern, shape, heads, kind)
     ordered, order_info = _reorder(natural, reorder)
     if tiles is None:
         names = fitting(defaults.TILES, natural.shape, defaults.FEWEST_ROWS)
@@ -290,35 +297,105 @@ def _dtype_name(dtype):
     return str(dtype).removeprefix("torch.")
 
 
-def _as_graph(pattern, shape, heads):
+def _as_graph(pattern, shape, heads, kind):
+    """The `Graph` of a pattern of any form that `plan` takes. kind: where a mask_mod may keep its tensors."""
     if isinstance(pattern, Graph):
         return pattern
     if isinstance(pattern, (str, Path)):
         return graph.read_mask(pattern)
+    if _is_block_mask(pattern):
+        return _from_block_mask(pattern, shape)
     if isinstance(pattern, torch.Tensor):
-        return graph.from_pattern(pattern.detach().cpu().numpy())
+        return graph.from_pattern(_host_array(pattern))
     if callable(pattern):
         if shape is None:
             raise PatternError("a mask_mod needs its shape: plan(mask_mod, shape=(N_q, N_k), …)")
-        return _from_mask_mod(pattern, *shape, heads)
+        return _from_mask_mod(pattern, *shape, heads, kind)
     return graph.from_pattern(pattern)
 
 
-def _from_mask_mod(mask_mod, n_q, n_k, heads):
-    """Evaluate ``mask_mod(b, h, q, k)`` over all pairs, some rows at a time. Raises `PatternError` where it depends on
-    the batch entry or the head."""
-    keys = torch.arange(n_k)
+def _is_block_mask(pattern):
+    # Who has one has loaded its module, which takes long to load.
+    flex = sys.modules.get("torch.nn.attention.flex_attention")
+    return flex is not None and isinstance(pattern, flex.BlockMask)
+
+
+def _host_array(mask):
+    """A mask tensor as an array that `graph.from_pattern` takes: dense, or COO where the tensor is sparse."""
+    mask = mask.detach().cpu()
+    if mask.dtype == torch.bfloat16:
+        mask = mask.float()
+    if mask.layout == torch.strided:
+        return mask.numpy()
+    if mask.ndim != 2:
+        raise PatternError(f"expected a sparse mask of two dimensions, found shape {tuple(mask.shape)}")
+    coo = mask.to_sparse_coo().coalesce()
+    return coo_array((coo.values().numpy(), tuple(coo.indices().numpy())), shape=tuple(mask.shape))
+
+
+def _from_mask_mod(mask_mod, n_q, n_k, heads, kind):
+    """Evaluate ``mask_mod(b, h, q, k)`` for each head, and for a second batch entry.
+
+    On the CPU, or, where that raises since its tensors lie on the GPU, on the GPU that the plan is for.
+    """
+    entries = [(0, 0), (1, 0), *((0, h) for h in range(1, heads))]
+    try:
+        return _evaluate(mask_mod, n_q, n_k, entries, "cpu")
+    except PatternError as error:
+        if kind == "cpu" or not isinstance(error.__cause__, RuntimeError):
+            raise
+        return _evaluate(mask_mod, n_q, n_k, entries, kind)
+
+
+def _from_block_mask(mask, shape):
+    """The pattern of a FlexAttention ``BlockMask``: its full blocks, and its mask_mod in its other blocks."""
+    n_q, n_k = mask.seq_lengths
+    if shape is not None and tuple(shape) != (n_q, n_k):
+        raise PatternError(f"shape: expected that of the BlockMask, {(n_q, n_k)}, found {tuple(shape)}")
+    partial = _listed(mask.kv_num_blocks, mask.kv_indices)
+    full = torch.zeros_like(partial)
+    if mask.full_kv_num_blocks is not None:
+        full = _listed(mask.full_kv_num_blocks, mask.full_kv_indices)
+    rows, keys = mask.BLOCK_SIZE
+    # One of 4 dimensions names the batch entries and heads that it is for; those of fewer are for all.
+    partial, full = (x.reshape((1,) * (4 - x.ndim) + tuple(x.shape)) for x in (partial, full))
+
+    def allowed(b, h, q_idx, kv_idx):
+        at = b, h, q_idx // rows, kv_idx // keys
+        return full[at] | (partial[at] & mask.mask_mod(b, h, q_idx, kv_idx))
+
+    entries = [(b, h) for b in range(partial.shape[0]) for h in range(partial.shape[1])]
+    return _evaluate(allowed, n_q, n_k, entries, partial.device)
+
+
+def _listed(counts, indices):
+    """bool [..., rows, columns] of blocks: the first `counts` [..., rows] of `indices` [..., rows, columns]."""
+    n = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+    return torch.zeros_like(n, dtype=torch.int32).scatter_add_(-1, indices.long(), n.int()) > 0
+
+
+def _evaluate(mask_mod, n_q, n_k, entries, device):
+    """The pattern of ``mask_mod(b, h, q, k)``, evaluated over all pairs, some rows at a time, for each of `entries`.
+
+    entries: ``(batch entry, head)``. Raises `PatternError` where two of them differ, or mask_mod raises an error.
+    """
+    keys = torch.arange(n_k, device=device)
     step = max(1, _MASK_MOD_PAIRS // n_k)
     counts, indices = [], []
     for lo in range(0, n_q, step):
-        queries = torch.arange(lo, min(lo + step, n_q))[:, None]
+        queries = torch.arange(lo, min(lo + step, n_q), device=device)[:, None]
 
         def at(b, h, queries=queries):
-            found = mask_mod(torch.tensor(b), torch.tensor(h), queries, keys)
-            return torch.as_tensor(found).expand(len(queries), n_k)
+            b_and_h = torch.tensor((b, h), device=device)
+            try:
+                found = torch.as_tensor(mask_mod(*b_and_h, queries, keys))
+            # A user's function may raise anything.
+            except Exception as error:
+                raise PatternError(f"mask_mod: evaluated on {device} for batch entry {b}, head {h}: {error}") from error
+            return found.cpu().expand(len(queries), n_k)
 
-        allowed = at(0, 0)
-        for b, h in ((1, 0), *((0, h) for h in range(1, heads))):
+        allowed = at(*entries[0])
+        for b, h in entries[1:]:
             if not torch.equal(at(b, h), allowed):
                 raise PatternError(
                     "mask_mod: expected one pattern for every head and batch entry, found others at batch entry 0, "
@@ -364,10 +441,10 @@ def _reorder(natural, name):
 def _bias_arrays(bias, ordered):
     """A bias as arrays: dense as it is, a table with its index spelt out for every allowed pair of the pattern."""
     if not isinstance(bias, Bias):
-        return {"dense": torch.as_tensor(bias, dtype=torch.float32).numpy()}
+        return {"dense": bias.numpy()}
     pair = _pairs(ordered)
     index = np.asarray(bias.index(*np.divmod(pair, ordered.n_cols)), np.int32)
-    return {"table": torch.as_tensor(bias.table, dtype=torch.float32).numpy(), "pair": pair, "index": index}
+    return {"table": bias.table.numpy(), "pair": pair, "index": index}
 
 
 def _pairs(ordered):

@@ -8,6 +8,7 @@ A reordered graph holds the pattern in its new order together with `row_order` a
 ``order[new] = old`` of `scipy.sparse.csgraph`.
 """
 
+import math
 import zipfile
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -223,9 +224,10 @@ def _collapse(indptr, indices):
 
 
 def from_pattern(pattern, **keywords):
-    """Build a `Graph` from a scipy sparse matrix or a boolean (or 0/1) array. Raises `PatternError`.
+    """Build a `Graph` from a scipy sparse matrix or a boolean (or 0/1) array [N_q, N_k]. Raises `PatternError`.
 
-    Stored zeros of a sparse matrix do not count as entries. NaN and values other than 0 and 1 are refused.
+    Stored zeros of a sparse matrix do not count as entries. NaN and values other than 0 and 1 are refused. An array may
+    have leading dimensions, such as batch entries and heads, when all its slices [N_q, N_k] are equal.
     """
     import scipy.sparse as sp
 
@@ -239,13 +241,28 @@ def from_pattern(pattern, **keywords):
             indices = csr.indices[data != 0]
             indptr = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=csr.shape[0]))))
         return from_csr(indptr, indices, csr.shape, **keywords)
-    dense = np.asarray(pattern)
-    if dense.ndim != 2:
-        raise PatternError(f"expected a pattern of two dimensions, found shape {dense.shape}")
+    dense = _one_slice(np.asarray(pattern))
     _check_binary(dense)
     rows, cols = np.nonzero(dense)
     indptr = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=dense.shape[0]))))
     return from_csr(indptr, cols, dense.shape, **keywords)
+
+
+def _one_slice(dense):
+    """The slice [N_q, N_k] that all leading dimensions of `dense` have in common. Raises `PatternError`."""
+    if dense.ndim < 2:
+        raise PatternError(f"expected a pattern of two dimensions, found shape {dense.shape}")
+    slices = dense.reshape(math.prod(dense.shape[:-2]), *dense.shape[-2:])
+    for i in range(1, len(slices)):
+        if not np.array_equal(slices[i], slices[0]):
+            where = tuple(map(int, np.unravel_index(i, dense.shape[:-2])))
+            raise PatternError(
+                f"expected one pattern for every head and batch entry, found a mask of shape {dense.shape} whose slice "
+                f"at {where} differs from the first; make a plan for each"
+            )
+    if not len(slices):
+        raise PatternError(f"expected a pattern of two dimensions, found shape {dense.shape}")
+    return slices[0]
 
 
 def _check_binary(values):
