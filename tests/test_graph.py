@@ -42,7 +42,7 @@ def header_of(path):
 def test_a_pattern_comes_back_whole_with_each_distinct_row_held_once(dense):
     pattern = graph.from_pattern(dense)
     assert pattern.shape == dense.shape
-    assert pattern.n_classes == len(np.unique(dense, axis=0))
+    assert pattern.n_distinct == len(np.unique(dense, axis=0))
     assert pattern.entries == dense.sum()
     assert pattern.density == dense.mean()
     np.testing.assert_array_equal(pattern.row_degree, dense.sum(1))
@@ -72,8 +72,8 @@ def test_a_new_order_moves_rows_and_columns(dense, seed):
 
 def test_rows_of_classes_that_are_equal_are_merged():
     rows = np.array([0, 1, 0, 1, 2], np.int32)
-    pattern = graph.from_classes(np.array([0, 2, 4, 5]), rows, np.array([0, 1, 2, 1], np.int32), 3)
-    assert pattern.n_classes == 2
+    pattern = graph.from_distinct_rows(np.array([0, 2, 4, 5]), rows, np.array([0, 1, 2, 1], np.int32), 3)
+    assert pattern.n_distinct == 2
     np.testing.assert_array_equal(pattern.to_dense(), [[1, 1, 0], [1, 1, 0], [0, 0, 1], [1, 1, 0]])
 
 
@@ -181,7 +181,7 @@ def test_a_file_brings_back_the_graph(tmp_path_factory, dense, classes, moved):
         np.testing.assert_array_equal(getattr(back, name), getattr(pattern, name))
     assert header_of(path)["storage"] == ("classes" if classes else "full")
     opened = sp.load_npz(path).toarray()
-    np.testing.assert_array_equal(opened[pattern.row_class] if classes else opened, pattern.to_dense())
+    np.testing.assert_array_equal(opened[pattern.row_id] if classes else opened, pattern.to_dense())
 
 
 def test_an_altered_file_is_found_out(tmp_path):

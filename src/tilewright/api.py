@@ -423,7 +423,7 @@ def _bias_content(bias, ordered):
     content, step = [bias.table.numpy()], max(1, _INDEX_PAIRS // ordered.n_cols)
     for lo in range(0, ordered.n_rows, step):
         queries = slice(lo, lo + step)
-        indptr, cols = graph.take_rows(ordered.indptr, ordered.indices, ordered.row_class[queries])
+        indptr, cols = graph.take_rows(ordered.indptr, ordered.indices, ordered.row_id[queries])
         rows = np.repeat(ordered.row_order[queries], np.diff(indptr))
         content.append(sha256_arrays(np.asarray(bias.index(rows, ordered.col_order[cols]), np.int32)))
     return content
@@ -453,9 +453,9 @@ def _pairs(ordered):
     Raises `PatternError` above `graph.FULL_ENTRIES` of them.
     """
     keys = ordered.col_order[ordered.indices]
-    keys = keys[np.lexsort((keys, ordered.entry_class))]
-    row_class = ordered.row_class[np.argsort(ordered.row_order)]
-    indptr, keys = graph.Graph(ordered.indptr, keys, row_class, ordered.n_cols).expand(limit=graph.FULL_ENTRIES)
+    keys = keys[np.lexsort((keys, ordered.entry_row_id))]
+    row_id = ordered.row_id[np.argsort(ordered.row_order)]
+    indptr, keys = graph.Graph(ordered.indptr, keys, row_id, ordered.n_cols).expand(limit=graph.FULL_ENTRIES)
     return np.repeat(np.arange(ordered.n_rows) * ordered.n_cols, np.diff(indptr)) + keys
 
 

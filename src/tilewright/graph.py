@@ -1,7 +1,7 @@
 """The attention pattern of one layer as a sparse graph (written by T1, reordered by T2).
 
 A `Graph` says which query (row) may see which key (column). Rows that are equal are held once: `indptr`/`indices` list
-the keys of each *distinct* row and `row_class` names the distinct row of every query. Patterns of windowed models have
+the keys of each *distinct* row and `row_id` names the distinct row of every query. Patterns of windowed models have
 few distinct rows, which is what makes images of thousands of pixels a side possible.
 
 A reordered graph holds the pattern in its new order together with `row_order` and `col_order`, both with the convention
@@ -25,8 +25,8 @@ from tilewright.core.provenance import sha256_arrays
 KIND = "graph"
 VERSION = 1
 
-# Above this many entries a file holds distinct rows and row classes instead of the full pattern, and says so
-# (``storage: classes``). 40 M entries are 160 MB of int32 column ids.
+# Above this many entries a file holds distinct rows instead of the full pattern, and says so (``storage: classes``).
+# 40 M entries are 160 MB of int32 column ids.
 FULL_ENTRIES = 40_000_000
 
 
@@ -34,9 +34,9 @@ FULL_ENTRIES = 40_000_000
 class Graph:
     """A rectangular attention pattern with its distinct rows held once.
 
-    Fields (N_q queries, N_k keys, C distinct rows):
-        indptr: int64 [C+1]; indices: int32, the sorted keys of each distinct row.
-        row_class: int32 [N_q], the distinct row of each query.
+    Fields (N_q queries, N_k keys, R distinct rows):
+        indptr: int64 [R+1]; indices: int32, the sorted keys of each distinct row.
+        row_id: int32 [N_q], the distinct row of each query.
         n_cols: N_k.
         meta: JSON-able facts: ``model``, ``heads``, ``head_dim``, ``grid`` and whatever the model adds.
         row_hint, col_hint: int64 [N_q], [N_k] or None: the model's own window (or spatial tile) of each token; tokens
@@ -46,7 +46,7 @@ class Graph:
 
     indptr: np.ndarray
     indices: np.ndarray
-    row_class: np.ndarray
+    row_id: np.ndarray
     n_cols: int
     meta: dict = field(default_factory=dict)
     row_hint: np.ndarray | None = None
@@ -57,7 +57,7 @@ class Graph:
     @property
     def n_rows(self):
         """Number of queries."""
-        return len(self.row_class)
+        return len(self.row_id)
 
     @property
     def shape(self):
@@ -65,19 +65,19 @@ class Graph:
         return self.n_rows, self.n_cols
 
     @property
-    def n_classes(self):
+    def n_distinct(self):
         """Number of distinct rows."""
         return len(self.indptr) - 1
 
     @property
-    def entry_class(self):
+    def entry_row_id(self):
         """int64 [entries of the distinct rows]: the distinct row that each of `indices` belongs to."""
-        return np.repeat(np.arange(self.n_classes), np.diff(self.indptr))
+        return np.repeat(np.arange(self.n_distinct), np.diff(self.indptr))
 
     @cached_property
     def row_degree(self):
         """int64 [N_q]: keys that each query sees."""
-        return np.diff(self.indptr)[self.row_class]
+        return np.diff(self.indptr)[self.row_id]
 
     @cached_property
     def entries(self):
@@ -93,12 +93,12 @@ class Graph:
     def id(self):
         """Digest of the pattern and, for a reordered graph, of its orders."""
         orders = [o for o in (self.row_order, self.col_order) if o is not None]
-        return sha256_arrays(np.asarray(self.shape, np.int64), self.indptr, self.indices, self.row_class, *orders)[:16]
+        return sha256_arrays(np.asarray(self.shape, np.int64), self.indptr, self.indices, self.row_id, *orders)[:16]
 
     def row(self, query):
         """Sorted keys of one query."""
-        c = self.row_class[query]
-        return self.indices[self.indptr[c] : self.indptr[c + 1]]
+        r = self.row_id[query]
+        return self.indices[self.indptr[r] : self.indptr[r + 1]]
 
     def expand(self, limit=None):
         """The full pattern as canonical CSR ``(indptr int64 [N_q+1], indices int32)``.
@@ -107,7 +107,7 @@ class Graph:
         """
         if limit is not None and self.entries > limit:
             raise PatternError(f"the full pattern has {self.entries:,} entries; expected at most {limit:,} here")
-        return take_rows(self.indptr, self.indices, self.row_class)
+        return take_rows(self.indptr, self.indices, self.row_id)
 
     def to_csr(self):
         """The full pattern as a `scipy.sparse.csr_array` of booleans."""
@@ -118,9 +118,9 @@ class Graph:
 
     def to_dense(self):
         """The full pattern as a bool array [N_q, N_k]; for small graphs."""
-        dense = np.zeros((self.n_classes, self.n_cols), bool)
-        dense[self.entry_class, self.indices] = True
-        return dense[self.row_class]
+        dense = np.zeros((self.n_distinct, self.n_cols), bool)
+        dense[self.entry_row_id, self.indices] = True
+        return dense[self.row_id]
 
     def reordered(self, row_order, col_order):
         """This pattern with queries and keys put in a new order (``order[new] = old``); distinct rows stay shared.
@@ -136,14 +136,14 @@ class Graph:
         new_col = np.empty(self.n_cols, np.int32)
         new_col[col_order] = np.arange(self.n_cols, dtype=np.int32)
         pattern = csr_array(
-            (np.ones(len(self.indices), bool), new_col[self.indices], self.indptr), shape=(self.n_classes, self.n_cols)
+            (np.ones(len(self.indices), bool), new_col[self.indices], self.indptr), shape=(self.n_distinct, self.n_cols)
         )
         # Transposing sorts, in linear time; twice gives the rows, their keys ascending.
         indices = pattern.tocsc().tocsr().indices.astype(np.int32)
         return replace(
             self,
             indices=indices,
-            row_class=self.row_class[row_order],
+            row_id=self.row_id[row_order],
             row_hint=None if self.row_hint is None else self.row_hint[row_order],
             col_hint=None if self.col_hint is None else self.col_hint[col_order],
             row_order=row_order,
@@ -193,25 +193,24 @@ def from_csr(indptr, indices, shape, *, meta=None, row_hint=None, col_hint=None)
     if (step[same] == 0).any():
         raise PatternError(f"row {owner[1:][same & (step == 0)][0]} names a key twice")
     del owner, step, same
-    first, row_class = _collapse(indptr, indices)
-    return Graph(*take_rows(indptr, indices, first), row_class, n_cols, dict(meta or {}), row_hint, col_hint)
+    first, row_id = _collapse(indptr, indices)
+    return Graph(*take_rows(indptr, indices, first), row_id, n_cols, dict(meta or {}), row_hint, col_hint)
 
 
-def from_classes(indptr, indices, row_class, n_cols, *, meta=None, row_hint=None, col_hint=None):
+def from_distinct_rows(indptr, indices, row_id, n_cols, *, meta=None, row_hint=None, col_hint=None):
     """Build a `Graph` from rows that a model already shares, collapsing those that are equal all the same.
 
-    indptr: int64 [C+1]; indices: int32, sorted in each row; row_class: int32 [N_q], the row of each query, numbered by
+    indptr: int64 [R+1]; indices: int32, sorted in each row; row_id: int32 [N_q], the row of each query, numbered by
     first appearance. The caller vouches for these.
     """
     first, merged = _collapse(indptr, indices)
-    return Graph(*take_rows(indptr, indices, first), merged[row_class], n_cols, dict(meta or {}), row_hint, col_hint)
+    return Graph(*take_rows(indptr, indices, first), merged[row_id], n_cols, dict(meta or {}), row_hint, col_hint)
 
 
 def _collapse(indptr, indices):
-    """First row of each distinct row (in order of appearance) and the class of every row. Exact: equal digests are
-    compared entry by entry."""
+    """``(first, row_id)``: where each distinct row appears first, in that order, and the distinct row of every row."""
     seen, first = {}, []
-    row_class = np.empty(len(indptr) - 1, np.int32)
+    row_id = np.empty(len(indptr) - 1, np.int32)
     view = memoryview(np.ascontiguousarray(indices)).cast("B")
     for row, (lo, hi) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
         # bytes compare by content, so that equal keys of the dict are equal rows.
@@ -219,8 +218,8 @@ def _collapse(indptr, indices):
         known = seen.setdefault(key, len(first))
         if known == len(first):
             first.append(row)
-        row_class[row] = known
-    return np.asarray(first, np.int64), row_class
+        row_id[row] = known
+    return np.asarray(first, np.int64), row_id
 
 
 def from_pattern(pattern, **keywords):
@@ -287,11 +286,12 @@ def save(path, graph, made_by=None):
     indptr, indices = graph.expand() if full else (graph.indptr, graph.indices)
     arrays = {
         "format": np.array(b"csr"),
-        "shape": np.array([graph.n_rows if full else graph.n_classes, graph.n_cols]),
+        "shape": np.array([graph.n_rows if full else graph.n_distinct, graph.n_cols]),
         "indptr": indptr,
         "indices": indices,
         "data": np.ones(len(indices), bool),
-        "row_class": graph.row_class,
+        # The name that version 1 of the file has for it.
+        "row_class": graph.row_id,
     }
     for name in ("row_hint", "col_hint", "row_order", "col_order"):
         if (value := getattr(graph, name)) is not None:
@@ -328,15 +328,15 @@ def load(path):
     arrays = {name: array for name, array in arrays.items() if name not in ("format", "shape", "data")}
     stored = {"indptr": (np.int64, n_rows + 1 if full else None), "indices": (np.int32, None)}
     contents.arrays(path, arrays, **stored, row_class=(np.int32, n_rows), **optional)
-    indptr, indices, row_class = (arrays.pop(name) for name in ("indptr", "indices", "row_class"))
+    indptr, indices, row_id = (arrays.pop(name) for name in ("indptr", "indices", "row_class"))
     contents.bounds(path, "indptr", indptr, len(indices))
     contents.within(path, "indices", indices, 0, n_cols - 1)
     if full:
-        # Classes are numbered by first appearance in some order: take one row of each.
-        classes, first = np.unique(row_class, return_index=True)
-        contents.within(path, "row_class", classes, 0, len(classes) - 1)
+        # Distinct rows are numbered by first appearance in some order: take one query of each.
+        distinct, first = np.unique(row_id, return_index=True)
+        contents.within(path, "row_class", distinct, 0, len(distinct) - 1)
         indptr, indices = take_rows(indptr, indices, first)
-    contents.within(path, "row_class", row_class, 0, len(indptr) - 2)
+    contents.within(path, "row_class", row_id, 0, len(indptr) - 2)
     starts = np.zeros(len(indices), bool)
     starts[indptr[:-1][np.diff(indptr) > 0]] = True
     contents.expect(path, (starts[1:] | (np.diff(indices) > 0)).all(), "the keys of a row in order", "others")
@@ -345,7 +345,7 @@ def load(path):
             contents.expect(path, arrays[name].dtype.kind in "iu", f"{name}: integers", arrays[name].dtype)
         else:
             contents.permutation(path, name, arrays[name])
-    graph = Graph(indptr, indices, row_class, n_cols, header.meta, **arrays)
+    graph = Graph(indptr, indices, row_id, n_cols, header.meta, **arrays)
     contents.expect(path, graph.entries == header.entries > 0, f"{header.entries} entries", graph.entries)
     if graph.id != header.id:
         raise ArtifactError(f"{path}: expected content {header.id}, found {graph.id}: the file was altered")

@@ -201,7 +201,7 @@ class Packing:
         self.check()
         starts = self.starts.cpu().numpy().astype(np.int64)
         owner = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
-        return graph.from_classes(starts, np.arange(len(owner), dtype=np.int32), owner, len(owner))
+        return graph.from_distinct_rows(starts, np.arange(len(owner), dtype=np.int32), owner, len(owner))
 
 
 # Offsets differ from batch to batch without a capacity. An executor holds no tensors: a few kilobytes.

@@ -90,11 +90,11 @@ def attention_rows(graph, rows, q, k, v, *, bias=None, scale=None):
     """
     out = torch.empty(*q.shape[:2], len(rows), v.shape[-1], dtype=torch.float64, device=q.device)
     # Queries that share a distinct row meet, and so do neighbours, whose keys are mostly the same.
-    _, first, row_class = np.unique(graph.row_class[rows], return_index=True, return_inverse=True)
-    by_class = np.argsort(first[row_class], kind="stable")
+    _, first, row_id = np.unique(graph.row_id[rows], return_index=True, return_inverse=True)
+    by_class = np.argsort(first[row_id], kind="stable")
     for lo in range(0, len(rows), _SLAB_ROWS):
         places = by_class[lo : lo + _SLAB_ROWS]
-        indptr, indices = take_rows(graph.indptr, graph.indices, graph.row_class[rows[places]])
+        indptr, indices = take_rows(graph.indptr, graph.indices, graph.row_id[rows[places]])
         seen = np.zeros(graph.n_cols, bool)
         seen[indices] = True
         keys = np.flatnonzero(seen)

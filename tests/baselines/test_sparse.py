@@ -72,7 +72,7 @@ def test_blocks_are_full_partial_or_absent():
 def test_windows_are_told_from_other_patterns():
     found = shuffled(windows())
     owner = patterns.windows(found)
-    assert (found.to_dense() == (found.row_class[:, None] == owner)).all()
+    assert (found.to_dense() == (found.row_id[:, None] == owner)).all()
     lone, uneven, shared = windows().to_dense(), windows().to_dense(), windows().to_dense()
     lone[:, 3], uneven[0], shared[:6, 6] = False, uneven[7], True
     for other in (lone, uneven, shared, np.ones((4, 4), bool)):
@@ -132,7 +132,7 @@ def test_intervals_of_keys_hold_the_pattern():
     seen = keys < bounds[:, :1]
     for low, high in zip(bounds[:, 1::2].T, bounds[:, 2::2].T, strict=True):
         seen |= (keys >= low[:, None]) & (keys < high[:, None])
-    assert np.array_equal(seen[pattern.row_class], pattern.to_dense())
+    assert np.array_equal(seen[pattern.row_id], pattern.to_dense())
 
 
 def test_tiles_that_hold_a_pair_are_counted():
@@ -154,10 +154,10 @@ def test_gathered_keys_hold_the_pattern():
 
 def test_bits_for_flash_attention_are_words():
     pattern = graph.from_pattern(plans.pattern(30, 41))
-    row_class, words = fa4._tables(pattern, 1000)
-    assert row_class.shape == (256,) and words.shape == (pattern.n_classes, 8)
+    row_id, words = fa4._tables(pattern, 1000)
+    assert row_id.shape == (256,) and words.shape == (pattern.n_distinct, 8)
     keys = np.arange(41)
-    seen = words[row_class[:30, None], keys // 32] >> keys % 32 & 1
+    seen = words[row_id[:30, None], keys // 32] >> keys % 32 & 1
     assert np.array_equal(seen.astype(bool), pattern.to_dense())
 
 
@@ -449,11 +449,11 @@ def sixteen_bit(name, pattern, **options):
 def test_flash_attention_4_gets_the_pattern(monkeypatch):
     def attend(q, k, v, *, mask_mod, block_sparse_tensors, aux_tensors):
         assert mask_mod == "mask_mod"
-        row_class, words = aux_tensors
-        assert row_class.dtype == words.dtype == torch.int32
+        row_id, words = aux_tensors
+        assert row_id.dtype == words.dtype == torch.int32
         n_q, n_k = q.shape[1], k.shape[1]
         keys = torch.arange(n_k)
-        pairs = (words[row_class[:n_q].long()][:, keys // 32] >> (keys % 32) & 1).bool()
+        pairs = (words[row_id[:n_q].long()][:, keys // 32] >> (keys % 32) & 1).bool()
         partial, full = (blocks(*block_sparse_tensors.lists[at : at + 2], n_q, n_k) for at in (0, 2))
         return spelt_out(q, k, v, full | (partial & pairs)), None
 

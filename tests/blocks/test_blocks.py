@@ -114,9 +114,9 @@ def test_blocks_do_not_depend_on_how_much_is_counted_at_a_time(dense, name, chun
 
 def test_extract_leaves_its_graph_as_it_was():
     pattern = windowed()
-    before = pattern.id, pattern.row_class.copy()
+    before = pattern.id, pattern.row_id.copy()
     blocks.extract(pattern, tiles.parse("16x1"))
-    assert pattern.id == before[0] and np.array_equal(pattern.row_class, before[1])
+    assert pattern.id == before[0] and np.array_equal(pattern.row_id, before[1])
     assert graph.from_pattern(pattern.to_dense()).id == before[0]
 
 

@@ -152,7 +152,7 @@ def test_entries_of_a_15x15_window_with_one_global_token(resolution, entries):
 def test_a_2048_pixel_image_has_few_distinct_rows():
     graph = models.build("vil-tiny-2048-s1")
     assert graph.n_rows == 512 * 512 + 1
-    assert graph.n_classes == 74 * 74 + 1
+    assert graph.n_distinct == 74 * 74 + 1
     # Along one axis 72 inner chunks of 7 see 21 tokens, the outer ones 14 and the last, of 512 - 73 * 7 = 1 token, 8.
     seen = 7 * 14 + 71 * 7 * 21 + 7 * 15 + 1 * 8
     assert graph.entries == seen**2 + 2 * 512 * 512 + 1
@@ -284,7 +284,7 @@ def test_vil_hints_gather_the_chunks_behind_the_global_token():
     order = np.argsort(graph.row_hint, kind="stable")
     assert order[0] == 0
     for lo, size in ((1, 9), (10, 9), (19, 3)):
-        assert len(np.unique(graph.row_class[order[lo : lo + size]])) == 1
+        assert len(np.unique(graph.row_id[order[lo : lo + size]])) == 1
     np.testing.assert_array_equal(graph.row_hint, graph.col_hint)
 
 
@@ -385,9 +385,7 @@ def test_regionvit_hints_gather_the_windows_behind_the_regional_tokens():
     graph = regionvit.graph(regionvit.Params("tiny", 5, 1, patch=1, window=3))
     order = np.argsort(graph.row_hint, kind="stable")
     np.testing.assert_array_equal(order[:4], np.arange(4))
-    assert [len(np.unique(graph.row_class[order[lo:hi]])) for lo, hi in ((4, 13), (13, 19), (19, 25), (25, 29))] == [
-        1
-    ] * 4
+    assert [len(np.unique(graph.row_id[order[lo:hi]])) for lo, hi in ((4, 13), (13, 19), (19, 25), (25, 29))] == [1] * 4
 
 
 @pytest.mark.parametrize("name", ["vil-tiny-64-s1", "regionvit-tiny-64-s1"])
@@ -449,7 +447,7 @@ def test_dynamicvit_hints_compact_the_kept_tokens():
     graph = models.build("dynamicvit-s-64")
     order = np.argsort(graph.row_hint, kind="stable")
     kept = graph.meta["kept"]
-    assert len(np.unique(graph.row_class[order[:kept]])) == 1
+    assert len(np.unique(graph.row_id[order[:kept]])) == 1
     np.testing.assert_array_equal(np.sort(order[:kept]), graph.row(0))
 
 

@@ -110,7 +110,7 @@ def test_equal_rows_stay_side_by_side(name):
     dense = np.kron(np.eye(6, dtype=bool) | np.eye(6, k=1, dtype=bool), np.ones((5, 5), bool))
     shuffle = np.random.default_rng(0).permutation(30)
     ordered, _ = reorder.apply(from_pattern(dense[shuffle][:, shuffle]), name)
-    assert (np.diff(ordered.row_class) != 0).sum() == 5
+    assert (np.diff(ordered.row_id) != 0).sum() == 5
 
 
 @pytest.mark.parametrize("name", ["ic", "hc"])
@@ -184,7 +184,7 @@ TRUE_MASKS = {
 def test_clustering_reaches_the_windows_of_the_model_without_its_hints(workload, name):
     graph = models.build(*workload)
     window = reorder.apply(graph, "window")[1]["work_fraction"]
-    blind = graph_file.Graph(graph.indptr, graph.indices, graph.row_class, graph.n_cols)
+    blind = graph_file.Graph(graph.indptr, graph.indices, graph.row_id, graph.n_cols)
     assert reorder.apply(blind, name)[1]["work_fraction"] <= 1.1 * window
 
 
@@ -219,11 +219,11 @@ def test_clustering_finds_windows_in_a_shuffled_pattern(name):
 @given(dense=patterns(), block=st.sampled_from([1, 3]))
 def test_quotient_keeps_sizes_of_rows_and_unions(dense, block):
     graph = from_pattern(dense)
-    q = _quotient.quotient(graph, np.arange(graph.n_classes), block)
-    assert sorted([*q.rows, *q.bare]) == list(range(graph.n_classes))
-    assert np.array_equal(q.size, np.bincount(graph.row_class, minlength=graph.n_classes)[q.rows])
+    q = _quotient.quotient(graph, np.arange(graph.n_distinct), block)
+    assert sorted([*q.rows, *q.bare]) == list(range(graph.n_distinct))
+    assert np.array_equal(q.size, np.bincount(graph.row_id, minlength=graph.n_distinct)[q.rows])
     touched = np.add.reduceat(dense, np.arange(0, dense.shape[1], block), axis=1) > 0
-    classes = np.array([touched[np.flatnonzero(graph.row_class == c)[0]] for c in range(graph.n_classes)])
+    classes = np.array([touched[np.flatnonzero(graph.row_id == c)[0]] for c in range(graph.n_distinct)])
     told = classes[:, classes.sum(0) <= max(1, _quotient.UBIQUITOUS * len(classes))]
     for i, j in np.ndindex(min(len(q.rows), 5), min(len(q.rows), 5)):
         units = np.union1d(*(q.indices[q.indptr[k] : q.indptr[k + 1]] for k in (i, j)))
@@ -392,7 +392,7 @@ def slow_growth(q, cap, tau):
 @given(dense=patterns(), cap=st.sampled_from([1, 3, 64]), tau=st.sampled_from([0.2, 0.5, 1.0]))
 def test_growth_is_what_it_says(dense, cap, tau):
     graph = from_pattern(dense)
-    q = _quotient.quotient(graph, np.arange(graph.n_classes))
+    q = _quotient.quotient(graph, np.arange(graph.n_distinct))
     assert _growth.grow(q, cap=cap, tau=tau).tolist() == slow_growth(q, cap, tau)
 
 

@@ -242,10 +242,10 @@ def verify(covers, graph):
     """
     # The last one stands for a padded key, -1, which no row may see.
     number = np.random.default_rng(0).integers(1 << 46, size=graph.n_cols + 1)
-    sums, some = np.zeros(graph.n_classes, np.int64), np.diff(graph.indptr) > 0
+    sums, some = np.zeros(graph.n_distinct, np.int64), np.diff(graph.indptr) > 0
     sums[some] = np.add.reduceat(number[graph.indices], graph.indptr[:-1][some])
     for cover in covers:
-        wrong = np.flatnonzero(_key_sums(cover, number) != sums[graph.row_class])
+        wrong = np.flatnonzero(_key_sums(cover, number) != sums[graph.row_id])
         if len(wrong):
             raise ArtifactError(
                 f"tile {cover.tile.name}: expected each pair of graph {graph.id} covered once, found others in "

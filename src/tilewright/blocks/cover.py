@@ -19,7 +19,7 @@ def cover(graph: Graph, row_ptr: NDArray[np.int32], tile: Tile) -> tuple[NDArray
     known: dict[bytes, int] = {}
     parts = [
         _cover(graph, row_ptr[lo : hi + 1], tile, seen, known)
-        for lo, hi, seen in seen_units(graph.indptr, units, graph.row_class, n_units, row_ptr)
+        for lo, hi, seen in seen_units(graph.indptr, units, graph.row_id, n_units, row_ptr)
     ]
     n_runs, keys, run_mask, run_entries = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     if not tile.gathered:
@@ -47,7 +47,7 @@ def _cover(graph, row_ptr, tile, seen, known):
     for b in np.unique(np.repeat(np.arange(len(rows)), np.diff(run_ptr))[partial]).tolist():
         units, runs = slice(*seen.indptr[b : b + 2]), slice(*run_ptr[b : b + 2])
         places = seen.indices[units], place[units] * unit_keys
-        masks = _masks(graph, graph.row_class[row_ptr[b] : row_ptr[b + 1]], tile, places, partial[runs])
+        masks = _masks(graph, graph.row_id[row_ptr[b] : row_ptr[b + 1]], tile, places, partial[runs])
         # Equal masks are held once, numbered as they are met.
         run_mask[runs][partial[runs]] = [known.setdefault(mask.tobytes(), len(known)) for mask in masks]
     return np.diff(run_ptr), keys, run_mask, run_entries
@@ -61,13 +61,13 @@ def _full_first(full, indptr, block):
     return np.where(full, nth_full, n_full[block] + nth - nth_full)
 
 
-def _masks(graph, row_class, tile, places, partial):
+def _masks(graph, row_id, tile, places, partial):
     """uint8 [n, M, ceil(W/8)]: the bit masks of those runs of one block that are `partial` (bool [its runs]).
 
-    row_class: distinct row of each of its rows; places: its units, and where the keys of each begin among its runs.
+    row_id: distinct row of each of its rows; places: its units, and where the keys of each begin among its runs.
     """
     unit_keys = 1 if tile.gathered else tile.keys
-    distinct, row = np.unique(row_class, return_inverse=True)
+    distinct, row = np.unique(row_id, return_inverse=True)
     ptr, keys = take_rows(graph.indptr, graph.indices, distinct)
     column = places[1][np.searchsorted(places[0], keys // unit_keys)] + keys % unit_keys
     allowed = np.zeros((len(distinct), len(partial), tile.run), bool)

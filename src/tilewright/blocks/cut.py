@@ -71,7 +71,7 @@ def cut(
     height = np.arange(1, most + 1)[:, None] + GROUP_ROWS
     # Cost of the best partition of the rows before j, and where its last group begins.
     best, back = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
-    for begin, union in _window_unions(indptr, units, graph.row_class, n_units, most):
+    for begin, union in _window_unions(indptr, units, graph.row_id, n_units, most):
         keys = -(-union // step) * (step * unit_keys)
         cost = np.where(keys > 0, height * (keys + overhead), 0)
         # By the first row of the window: of equal costs, `argmin` finds the longest window.
@@ -96,7 +96,7 @@ def _fill_best(best, back, first, begin, cost):
 def unions(graph: Graph, ptr: ArrayLike, width: int, gathered: bool) -> NDArray[np.int64]:
     """int64 [G]: keys that each group of rows ``ptr[g]..ptr[g+1]`` sees, or aligned blocks of `width` keys."""
     indptr, units, n_units = unit_rows(graph, width, gathered)
-    seen = seen_units(indptr, units, graph.row_class, n_units, ptr)
+    seen = seen_units(indptr, units, graph.row_id, n_units, ptr)
     return np.concatenate([np.diff(part.indptr) for _, _, part in seen]).astype(np.int64)
 
 
@@ -112,19 +112,19 @@ def unit_rows(graph: Graph, width: int, gathered: bool) -> tuple[NDArray[np.int6
     return indptr, blocks[new], -(-graph.n_cols // width)
 
 
-def seen_units(indptr, units, row_class, n_units, ptr) -> Iterator[tuple[int, int, csr_array]]:
+def seen_units(indptr, units, row_id, n_units, ptr) -> Iterator[tuple[int, int, csr_array]]:
     """Yield, for stretches of groups, ``(lo, hi, seen)``: csr int32 [hi-lo, n_units], how often the rows
     ``ptr[g]..ptr[g+1]`` of each group have each unit, the units of a group ascending.
 
-    indptr, units: those of each distinct row, repeated units counting as often; row_class: int [N_q].
+    indptr, units: those of each distinct row, repeated units counting as often; row_id: int [N_q].
     """
-    ptr, degree = np.asarray(ptr), np.diff(indptr)[row_class]
+    ptr, degree = np.asarray(ptr), np.diff(indptr)[row_id]
     pattern = csr_array((np.ones(len(units), np.int32), units, indptr), shape=(len(indptr) - 1, n_units))
-    changes = np.append(True, row_class[1:] != row_class[:-1])
+    changes = np.append(True, row_id[1:] != row_id[:-1])
     changes[ptr[:-1]] = True
     for lo, hi in _stretches(np.add.reduceat(degree * changes, ptr[:-1])):
         group, shape = ptr[lo : hi + 1], (hi - lo, len(indptr) - 1)
-        rows = row_class[group[0] : group[-1]]
+        rows = row_id[group[0] : group[-1]]
         # A copy, for duplicates are summed in place.
         members = csr_array((np.ones(len(rows), np.int32), rows, group - group[0]), shape=shape, copy=True)
         members.sum_duplicates()
@@ -133,16 +133,16 @@ def seen_units(indptr, units, row_class, n_units, ptr) -> Iterator[tuple[int, in
         yield lo, hi, seen
 
 
-def _window_unions(indptr, units, row_class, n_units, most) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def _window_unions(indptr, units, row_id, n_units, most) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Yield, for stretches of rows, the first row and [most, rows]: the units of the rows j-w..j at ``[w, j - first]``.
 
     Windows that begin before row 0 are counted as if they began there.
     """
-    n = len(row_class)
+    n = len(row_id)
     # Rows equal to their predecessor form a sequence, of which the first row is read.
-    start = np.concatenate(([0], np.flatnonzero(np.diff(row_class)) + 1))
+    start = np.concatenate(([0], np.flatnonzero(np.diff(row_id)) + 1))
     end = np.append(start[1:], n) - 1
-    degree = np.diff(indptr)[row_class]
+    degree = np.diff(indptr)[row_id]
     # Last row that had each unit.
     last = np.full(n_units, -most - 1, np.int64)
     before = np.zeros(most, np.int64)
@@ -150,7 +150,7 @@ def _window_unions(indptr, units, row_class, n_units, most) -> Iterator[tuple[in
     work[start] += degree[start]
     for lo, hi in _stretches(work):
         span = slice(*np.searchsorted(start, (lo, hi)))
-        ages = _ages(indptr, units, row_class[start[span]], start[span], end[span], last, most)
+        ages = _ages(indptr, units, row_id[start[span]], start[span], end[span], last, most)
         counts = np.bincount(ages[0] * (hi - lo) + ages[1] - lo, minlength=(most + 1) * (hi - lo))
         counts = counts.reshape(most + 1, hi - lo)
         repeated = np.ones(hi - lo, bool)

@@ -123,15 +123,15 @@ def graph(params):
         )
     kept = keep(params)
     pruned = np.setdiff1d(np.arange(n_tokens, dtype=np.int32), kept)
-    row_class = np.zeros(n_tokens, np.int32)
-    row_class[pruned] = np.arange(1, len(pruned) + 1)
+    row_id = np.zeros(n_tokens, np.int32)
+    row_id[pruned] = np.arange(1, len(pruned) + 1)
     indices = np.empty(entries, np.int32)
     indices[:n_kept] = kept
     own = indices[n_kept:].reshape(len(pruned), n_kept + 1)
     for row, token, place in zip(own, pruned, np.searchsorted(kept, pruned), strict=True):
         row[:place], row[place], row[place + 1 :] = kept[:place], token, kept[place:]
     # Compaction: the kept tokens come first, for queries and for keys.
-    hint = (row_class > 0).astype(np.int64)
+    hint = (row_id > 0).astype(np.int64)
     meta = {
         "family": "dynamicvit",
         "paper_family": "DynamicViT",
@@ -150,7 +150,7 @@ def graph(params):
         "bias": None,
     }
     indptr = np.concatenate(([0, n_kept], n_kept + (n_kept + 1) * np.arange(1, len(pruned) + 1)))
-    return Graph(indptr, indices, row_class, n_tokens, meta, hint, hint)
+    return Graph(indptr, indices, row_id, n_tokens, meta, hint, hint)
 
 
 def sources(params):

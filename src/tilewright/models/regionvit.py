@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.graph import from_classes
+from tilewright.graph import from_distinct_rows
 
 NAMING = "regionvit-<variant>-<resolution>[-w14][-p<patch>]-s<stage>[-windows], e.g. regionvit-tiny-224-s1"
 NETWORK_NAMING = "regionvit-<variant>-<size>[-w14][-peg], e.g. regionvit-tiny-224"
@@ -113,7 +113,7 @@ def graph(params):
     rows = [np.concatenate((regionals, window)) for window in members]
     rows += [np.concatenate((regionals[i : i + 1], window)) for i, window in enumerate(members)]
     hint = np.concatenate((np.full(r * r, -1), region))
-    return from_classes(
+    return from_distinct_rows(
         np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
         np.concatenate(rows, dtype=np.int32),
         np.concatenate((regionals, r * r + region), dtype=np.int32),
@@ -141,7 +141,7 @@ def windows(side, regions, window):
         rows[-1:] = [np.concatenate((last, seen)) for seen in (padding, right, below)]
     hint = np.concatenate((np.arange(r * r), region, np.full(len(padding), r * r - 1)))
     behind = np.repeat((r * r, r * r + 1), len(right))
-    return from_classes(
+    return from_distinct_rows(
         np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
         np.concatenate(rows, dtype=np.int32),
         np.concatenate((hint[: r * r + n * n], behind), dtype=np.int32),

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.graph import from_classes
+from tilewright.graph import from_distinct_rows
 
 NAMING = "vil-<variant>-<resolution>[-p<patch>]-s<stage>[-exact|-cyclic], e.g. vil-tiny-224-s1"
 NETWORK_NAMING = "vil-<variant>-<size>[-relative][-exact|-cyclic], e.g. vil-tiny-224"
@@ -135,7 +135,7 @@ def pattern(side, n_global, radius, mode, *, padding=0, meta=None):
     rows += [np.concatenate((seen_globals, g + np.add.outer(width * y, x).ravel())) for y in sight for x in sight]
     local_class = (group[:, None] * len(sight) + group).ravel()
     hint = np.concatenate((np.full(g, -1), _squares(side) if mode == "exact" else local_class))
-    return from_classes(
+    return from_distinct_rows(
         np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
         np.concatenate(rows, dtype=np.int32),
         np.concatenate((np.zeros(g, np.int32), (g > 0) + local_class), dtype=np.int32),

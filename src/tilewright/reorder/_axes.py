@@ -29,8 +29,8 @@ def key_order(graph, row_order, symmetric):
 
 def _first_seen(graph, row_order):
     degree = np.diff(graph.indptr)
-    place = np.full(graph.n_classes, graph.n_rows)
-    np.minimum.at(place, graph.row_class[row_order], np.arange(graph.n_rows))
+    place = np.full(graph.n_distinct, graph.n_rows)
+    np.minimum.at(place, graph.row_id[row_order], np.arange(graph.n_rows))
     place[degree > WIDE * np.median(graph.row_degree)] = graph.n_rows
     first = np.full(graph.n_cols, graph.n_rows)
     np.minimum.at(first, graph.indices, np.repeat(place, degree))

@@ -21,12 +21,12 @@ def iterative(graph, col_block, tau, cap, rounds):
     A group ends at `cap` rows, when given.
     """
     indptr, units, n_units = unit_rows(graph, col_block, False)
-    return _iterative(indptr, units, graph.row_class, n_units, tau, np.inf if cap is None else cap, rounds)
+    return _iterative(indptr, units, graph.row_id, n_units, tau, np.inf if cap is None else cap, rounds)
 
 
 @njit(cache=True)
-def _iterative(indptr, units, row_class, n_units, tau, cap, rounds):
-    n = len(row_class)
+def _iterative(indptr, units, row_id, n_units, tau, cap, rounds):
+    n = len(row_id)
     order, filled = np.empty(n, np.int32), 0
     assigned = np.zeros(n, np.bool_)
     # Scan since which each unit is in the group's union; a scan only looks at rows that met an older one.
@@ -39,7 +39,7 @@ def _iterative(indptr, units, row_class, n_units, tau, cap, rounds):
         assigned[seed] = True
         order[filled] = seed
         filled += 1
-        for e in range(indptr[row_class[seed]], indptr[row_class[seed] + 1]):
+        for e in range(indptr[row_id[seed]], indptr[row_id[seed] + 1]):
             since[units[e]] = scan
             union += 1
         for _ in range(rounds):
@@ -49,7 +49,7 @@ def _iterative(indptr, units, row_class, n_units, tau, cap, rounds):
                     break
                 if assigned[row]:
                     continue
-                begin, end = indptr[row_class[row]], indptr[row_class[row] + 1]
+                begin, end = indptr[row_id[row]], indptr[row_id[row] + 1]
                 common, candidate = 0, False
                 for e in range(begin, end):
                     if since[units[e]] >= oldest:
@@ -76,7 +76,7 @@ def hierarchical(graph, col_block, neighbors, mean_size):
     first row, members in the order of merging.
     """
     indptr, units, n_units = unit_rows(graph, col_block, False)
-    left, right = _hierarchical(indptr, units, graph.row_class, n_units, neighbors, mean_size)
+    left, right = _hierarchical(indptr, units, graph.row_id, n_units, neighbors, mean_size)
     members = {row: [row] for row in range(graph.n_rows)}
     for merged, (i, j) in enumerate(zip(left.tolist(), right.tolist(), strict=True), graph.n_rows):
         members[merged] = members.pop(i) + members.pop(j)
@@ -84,11 +84,11 @@ def hierarchical(graph, col_block, neighbors, mean_size):
 
 
 @njit(cache=True)
-def _hierarchical(indptr, units, row_class, n_units, neighbors, mean_size):
+def _hierarchical(indptr, units, row_id, n_units, neighbors, mean_size):
     """Clusters that each merge joins, int64 [merges] each: rows are clusters 0..N-1, merge m makes cluster N+m."""
-    n = len(row_class)
+    n = len(row_id)
     alive, length = np.zeros(2 * n, np.bool_), np.zeros(2 * n, np.int64)
-    pattern = [units[indptr[c] : indptr[c + 1]] for c in row_class]
+    pattern = [units[indptr[c] : indptr[c + 1]] for c in row_id]
     # Clusters that touch each unit, dead ones among them, as linked lists.
     head, link, name = np.full(n_units, -1, np.int64), [0], [0]
     link.pop()

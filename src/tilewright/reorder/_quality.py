@@ -16,7 +16,7 @@ def work_fraction(graph, row_order=None, rows=64, best_cut=False):
     its own rows.
     """
     if row_order is not None:
-        graph = replace(graph, row_class=graph.row_class[row_order])
+        graph = replace(graph, row_id=graph.row_id[row_order])
     if best_cut:
         ptr = cut(graph, rows, SLICE_RUN, True)
         height = np.diff(ptr)

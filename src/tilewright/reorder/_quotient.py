@@ -42,7 +42,7 @@ class Quotient:
 def parts(graph, col_block, wide):
     """Quotients of the ordinary rows, of those that see more than `wide` times the median number of keys, and of the
     rows without keys: what is ordered one after the other. Absent ones are left out."""
-    degree, present = np.diff(graph.indptr), np.bincount(graph.row_class, minlength=graph.n_classes) > 0
+    degree, present = np.diff(graph.indptr), np.bincount(graph.row_id, minlength=graph.n_distinct) > 0
     aside = degree > max(wide * np.median(graph.row_degree), 1)
     chosen = (~aside & (degree > 0), aside, degree == 0)
     return [quotient(graph, rows, col_block) for c in chosen if len(rows := np.flatnonzero(c & present))]
@@ -51,9 +51,9 @@ def parts(graph, col_block, wide):
 def join(graph, orders):
     """Row order int32 [N_q] from ``(quotient, order of its rows)`` pairs; equal rows stay together, bare ones last."""
     class_order = np.concatenate([ids for q, order in orders for ids in (q.rows[order], q.bare)])
-    rank = np.zeros(graph.n_classes, np.int64)
+    rank = np.zeros(graph.n_distinct, np.int64)
     rank[class_order] = np.arange(len(class_order))
-    return np.argsort(rank[graph.row_class], kind="stable").astype(np.int32)
+    return np.argsort(rank[graph.row_id], kind="stable").astype(np.int32)
 
 
 def quotient(graph, rows, col_block=1):
@@ -72,7 +72,7 @@ def quotient(graph, rows, col_block=1):
     name[kept] = np.arange(len(kept))
     indptr, indices = _rename(indptr, units, name)
     full = np.diff(indptr) > 0
-    size = np.bincount(graph.row_class, minlength=graph.n_classes)[rows].astype(np.float64)
+    size = np.bincount(graph.row_id, minlength=graph.n_distinct)[rows].astype(np.float64)
     indptr = np.append(indptr[:-1][full], indptr[-1])
     return Quotient(
         rows[full],

@@ -86,9 +86,9 @@ def _sample(graph):
 
     degree = np.diff(graph.indptr)
     rows = np.flatnonzero((degree > 0) & (degree <= WIDE * np.median(graph.row_degree)))
-    if graph.n_classes <= TUNE_ROWS or len(rows) <= TUNE_ROWS:
+    if graph.n_distinct <= TUNE_ROWS or len(rows) <= TUNE_ROWS:
         return graph
     q = quotient(graph, rows)
-    chosen = np.zeros(graph.n_classes, bool)
+    chosen = np.zeros(graph.n_distinct, bool)
     chosen[q.rows[grow(q, cap=64, tau=1.0, limit=TUNE_ROWS)]] = True
-    return replace(graph, row_class=graph.row_class[chosen[graph.row_class]], row_hint=None, col_hint=None)
+    return replace(graph, row_id=graph.row_id[chosen[graph.row_id]], row_hint=None, col_hint=None)

@@ -45,9 +45,9 @@ def _tokens(graph):
 
     col_class = leaders(*transpose(graph.indptr, graph.indices, graph.n_cols), np.ones(graph.n_cols, bool))
     _, first, token = np.unique(
-        graph.row_class.astype(np.int64) * graph.n_cols + col_class, return_index=True, return_inverse=True
+        graph.row_id.astype(np.int64) * graph.n_cols + col_class, return_index=True, return_inverse=True
     )
     distinct = csr_array(
-        (np.ones(len(graph.indices), bool), graph.indices, graph.indptr), shape=(graph.n_classes, graph.n_cols)
+        (np.ones(len(graph.indices), bool), graph.indices, graph.indptr), shape=(graph.n_distinct, graph.n_cols)
     )
-    return token, distinct[graph.row_class[first]][:, first].tocsr()
+    return token, distinct[graph.row_id[first]][:, first].tocsr()

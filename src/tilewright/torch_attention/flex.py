@@ -170,18 +170,18 @@ def _split(graph):
         indptr=np.concatenate(([0], np.cumsum(np.where(wide, 0, degree)))),
         indices=graph.indices[np.repeat(~wide, degree)],
     )
-    return narrow, np.flatnonzero(wide[graph.row_class])
+    return narrow, np.flatnonzero(wide[graph.row_id])
 
 
 def _apart(graph, rows, bias, dtype, device):
     """``run(out, q, k, v) -> out``: `rows` of `out` written by dense attention."""
     places = torch.from_numpy(rows).to(device)
     mask = None
-    if bias is not None or np.diff(graph.indptr)[graph.row_class[rows]].min() < graph.n_cols:
+    if bias is not None or np.diff(graph.indptr)[graph.row_id[rows]].min() < graph.n_cols:
         heads = 1 if bias is None else len(bias.table)
         # A GPU's kernels copy, in each call, what is not aligned.
         width = -(-graph.n_cols // ALIGNED) * ALIGNED if targets.facts(device).CUDA else graph.n_cols
-        indptr, keys = take_rows(graph.indptr, graph.indices, graph.row_class[rows])
+        indptr, keys = take_rows(graph.indptr, graph.indices, graph.row_id[rows])
         at = torch.from_numpy(np.repeat(np.arange(len(rows)), np.diff(indptr))).to(device)
         keys = torch.from_numpy(keys.astype(np.int64)).to(device)
         mask = torch.full((heads, len(rows), width), -torch.inf, dtype=dtype, device=device)
@@ -204,10 +204,10 @@ def pairs(graph, max_bytes, device):
         of_query, of_key = (torch.from_numpy(np.ascontiguousarray(places)).to(device) for places in rule[:2])
         return _arithmetic(of_query, of_key, rule[2]), 4 * (len(of_query) + len(of_key))
     table = torch.from_numpy(patterns.bits(graph, max_bytes)).to(device)
-    row_class = torch.from_numpy(graph.row_class).to(device)
+    row_id = torch.from_numpy(graph.row_id).to(device)
 
     def mask_mod(b, h, q, kv):
-        return (table[row_class[q], kv >> 3] >> (kv & 7)) & 1 == 1
+        return (table[row_id[q], kv >> 3] >> (kv & 7)) & 1 == 1
 
     return mask_mod, table.numel()
 

@@ -9,9 +9,9 @@ from tilewright.core.errors import Unavailable
 def kinds(graph, size):
     """bool [Q, K] twice: blocks that hold some pair but not all, and full ones. Blocks over the edge are never full."""
     n_q, n_k = (-(-n // size) for n in graph.shape)
-    place = graph.entry_class * n_k + graph.indices // size
-    of_class = np.bincount(place, minlength=graph.n_classes * n_k).reshape(-1, n_k)
-    entries = np.stack([of_class[graph.row_class[lo : lo + size]].sum(0) for lo in range(0, n_q * size, size)])
+    place = graph.entry_row_id * n_k + graph.indices // size
+    of_class = np.bincount(place, minlength=graph.n_distinct * n_k).reshape(-1, n_k)
+    entries = np.stack([of_class[graph.row_id[lo : lo + size]].sum(0) for lo in range(0, n_q * size, size)])
     full = entries == size * size
     return (entries > 0) & ~full, full
 
@@ -24,11 +24,11 @@ def listed(kind, device):
 
 def bits(graph, max_bytes):
     """uint8 [C, ceil(N_k / 8)]: the distinct rows, lowest bit first. Raises `Unavailable` above `max_bytes`."""
-    size = graph.n_classes * -(-graph.n_cols // 8)
+    size = graph.n_distinct * -(-graph.n_cols // 8)
     if size > max_bytes:
         raise Unavailable(f"the pattern's bits take {size:,} bytes; at most {max_bytes:,} are allowed")
-    table = np.zeros((graph.n_classes, -(-graph.n_cols // 8)), np.uint8)
-    np.bitwise_or.at(table, (graph.entry_class, graph.indices >> 3), (1 << (graph.indices & 7)).astype(np.uint8))
+    table = np.zeros((graph.n_distinct, -(-graph.n_cols // 8)), np.uint8)
+    np.bitwise_or.at(table, (graph.entry_row_id, graph.indices >> 3), (1 << (graph.indices & 7)).astype(np.uint8))
     return table
 
 
@@ -40,7 +40,7 @@ def rule(graph):
     Longformer, disjoint windows, and kept tokens.
     """
     if (owner := windows(graph)) is not None:
-        return graph.row_class, owner.astype(np.int32), 0
+        return graph.row_id, owner.astype(np.int32), 0
     if (common := kept(graph)) is not None:
         own = np.arange(graph.n_rows, dtype=np.int32)
         return own, np.where(np.isin(own, common), -1, own).astype(np.int32), 0
@@ -57,25 +57,25 @@ def rule(graph):
 
 def windows(graph):
     """int [N_k], the distinct row that sees each key, of a pattern of disjoint windows of equal size; else None."""
-    degree, queries = np.diff(graph.indptr), np.bincount(graph.row_class, minlength=graph.n_classes)
+    degree, queries = np.diff(graph.indptr), np.bincount(graph.row_id, minlength=graph.n_distinct)
     whole = len(graph.indices) == graph.n_cols and (np.bincount(graph.indices, minlength=graph.n_cols) == 1).all()
-    if graph.n_classes < 2 or not whole or len(set(degree)) > 1 or len(set(queries)) > 1:
+    if graph.n_distinct < 2 or not whole or len(set(degree)) > 1 or len(set(queries)) > 1:
         return None
     owner = np.empty(graph.n_cols, np.int64)
-    owner[graph.indices] = graph.entry_class
+    owner[graph.indices] = graph.entry_row_id
     return owner
 
 
 def kept(graph):
     """int, ascending: the keys that all queries see, where each other query sees itself beside these; else None."""
     degree = np.diff(graph.indptr)
-    common = np.bincount(graph.indices, minlength=graph.n_cols) == graph.n_classes
+    common = np.bincount(graph.indices, minlength=graph.n_cols) == graph.n_distinct
     more = degree - common.sum()
-    if graph.n_rows != graph.n_cols or common.all() or not np.array_equal(more[graph.row_class], ~common):
+    if graph.n_rows != graph.n_cols or common.all() or not np.array_equal(more[graph.row_id], ~common):
         return None
     # Each other query has a row of its own, with one key more: itself.
-    query = np.empty(graph.n_classes, np.int64)
-    query[graph.row_class] = np.arange(graph.n_rows)
+    query = np.empty(graph.n_distinct, np.int64)
+    query[graph.row_id] = np.arange(graph.n_rows)
     own = graph.indices[~common[graph.indices]]
     if not common.any() or len(own) < (~common).sum() or not np.array_equal(query[more > 0], own):
         return None

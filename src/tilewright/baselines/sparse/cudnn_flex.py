@@ -32,7 +32,7 @@ def prepare(graph, *, batch, heads, head_dim, dtype, device, max_bytes, **_):
     size = 4 * batch * graph.n_rows * bounds.shape[1]
     if size > max_bytes:
         raise Unavailable(f"the pattern's intervals take {size:,} bytes; at most {max_bytes:,} are allowed")
-    per_query = torch.from_numpy(np.tile(bounds[graph.row_class].T, batch)[None].copy()).to(device)
+    per_query = torch.from_numpy(np.tile(bounds[graph.row_id].T, batch)[None].copy()).to(device)
     q, k, v = (
         torch.empty(batch, heads, n, head_dim, dtype=dtype, device=device).transpose(1, 2)
         for n in (graph.n_rows, graph.n_cols, graph.n_cols)
@@ -55,14 +55,14 @@ def prepare(graph, *, batch, heads, head_dim, dtype, device, max_bytes, **_):
 
 def endpoints(graph):
     """int32 [C, odd]: the keys of each distinct row as [0, a) and [b, c) and [d, e) ..., empty intervals at the end."""
-    owner = graph.entry_class
+    owner = graph.entry_row_id
     follows = (np.diff(owner, prepend=-1) == 0) & (np.diff(graph.indices, prepend=-2) == 1)
     first = np.flatnonzero(~follows)
     last = np.concatenate((first[1:], [len(owner)])) - 1
     low, high, row = graph.indices[first], graph.indices[last] + 1, owner[first]
     # The first interval begins at 0, empty unless the row's does.
     number = np.arange(len(row)) - np.searchsorted(row, row) + (low[np.searchsorted(row, row)] > 0)
-    bounds = np.full((graph.n_classes, 2 * number.max(initial=0) + 2), -1, np.int32)
+    bounds = np.full((graph.n_distinct, 2 * number.max(initial=0) + 2), -1, np.int32)
     bounds[row, 2 * number], bounds[row, 2 * number + 1] = low, high
     bounds[:, :2] = np.maximum(bounds[:, :2], 0)
     # Endpoints do not decrease.
@@ -72,7 +72,7 @@ def endpoints(graph):
 def _visited(graph, rows, keys):
     """Tiles of so many rows and keys that hold some pair."""
     n_tiles = -(-graph.n_cols // keys)
-    holds = np.zeros((graph.n_classes, n_tiles), bool)
-    holds[graph.entry_class, graph.indices // keys] = True
+    holds = np.zeros((graph.n_distinct, n_tiles), bool)
+    holds[graph.entry_row_id, graph.indices // keys] = True
     starts = range(0, graph.n_rows, rows)
-    return sum(int(holds[graph.row_class[lo : lo + rows]].any(0).sum()) for lo in starts)
+    return sum(int(holds[graph.row_id[lo : lo + rows]].any(0).sum()) for lo in starts)

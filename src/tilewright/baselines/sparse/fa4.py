@@ -45,7 +45,7 @@ def _tables(graph, max_bytes):
     """int32 [N_q, padded], the distinct row of each query, and [C, words], the bits of the distinct rows."""
     bits = patterns.bits(graph, max_bytes)
     bits = np.pad(bits, ((0, 0), (0, -bits.shape[1] % (_PADDED // 8))))
-    return np.pad(graph.row_class, (0, -graph.n_rows % _PADDED)).astype(np.int32), bits.view("<i4")
+    return np.pad(graph.row_id, (0, -graph.n_rows % _PADDED)).astype(np.int32), bits.view("<i4")
 
 
 def _mask_mod():
@@ -56,8 +56,8 @@ def _mask_mod():
 
     @cute.jit
     def mask_mod(batch, head, m_idx, n_idx, seqlen_info, aux_tensors):
-        row_class, bits = aux_tensors
-        word = bits[row_class[m_idx[0]], n_idx[0] // 32]
+        row_id, bits = aux_tensors
+        word = bits[row_id[m_idx[0]], n_idx[0] // 32]
         bit = utils.scalar_to_ssa((word >> (n_idx[0] % 32)) & 1, cutlass.Int32)
         return bit != utils.scalar_to_ssa(0, cutlass.Int32)
 

@@ -49,7 +49,7 @@ def gathered(graph, rows, max_bytes):
     """``(indptr int32 [groups + 1], keys int32 [n], mask bool [n, rows, 1])``: the union of the keys of each group of
     `rows` queries, and which of the queries sees which. Raises `Unavailable` above `max_bytes`.
     """
-    groups = [graph.row_class[lo : lo + rows] for lo in range(0, graph.n_rows, rows)]
+    groups = [graph.row_id[lo : lo + rows] for lo in range(0, graph.n_rows, rows)]
     lists = [[graph.indices[graph.indptr[c] : graph.indptr[c + 1]] for c in group] for group in groups]
     unions = [np.unique(np.concatenate(own)) for own in lists]
     indptr = np.concatenate(([0], np.cumsum([len(union) for union in unions])))

@@ -32,7 +32,7 @@ def prepare(graph, *, device, **_):
     if graph.row_order is not None:
         raise Unavailable("takes the tokens of a grid row by row, in their natural order")
     grid, n_global, kernel = tuple(meta["grid"]), meta["n_global"], 2 * (meta["window"] // 2) + 1
-    seen = np.diff(graph.indptr)[graph.row_class[n_global:]]
+    seen = np.diff(graph.indptr)[graph.row_id[n_global:]]
     if (cut := (seen < n_global + kernel**2)).any():
         raise Unavailable(
             f"computes another pattern: its windows are shifted at the borders of the grid, where those of "

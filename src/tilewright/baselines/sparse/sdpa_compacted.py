@@ -21,7 +21,7 @@ def part(graph):
     if common is None:
         raise Unavailable("the pattern is not one of kept tokens and each query itself")
     n = len(common)
-    return graphs.from_classes(
+    return graphs.from_distinct_rows(
         np.array([0, n]), np.arange(n, dtype=np.int32), np.zeros(n, np.int32), n, meta=graph.meta
     )
 

@@ -22,9 +22,9 @@ def prepare(graph, *, dtype, max_bytes, device, variant="torch", **_):
     size = graph.n_rows * width * dtype.itemsize
     if size > max_bytes:
         raise Unavailable(f"the dense mask takes {size:,} bytes; at most {max_bytes:,} are allowed")
-    distinct = torch.full((graph.n_classes, width), -torch.inf, dtype=dtype, device=device)
-    distinct[tuple(torch.from_numpy(x.astype(np.int64)).to(device) for x in (graph.entry_class, graph.indices))] = 0
-    mask = distinct.index_select(0, torch.from_numpy(graph.row_class).to(device))[:, : graph.n_cols]
+    distinct = torch.full((graph.n_distinct, width), -torch.inf, dtype=dtype, device=device)
+    distinct[tuple(torch.from_numpy(x.astype(np.int64)).to(device) for x in (graph.entry_row_id, graph.indices))] = 0
+    mask = distinct.index_select(0, torch.from_numpy(graph.row_id).to(device))[:, : graph.n_cols]
 
     def run(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)

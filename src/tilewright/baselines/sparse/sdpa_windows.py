@@ -17,8 +17,8 @@ def prepare(graph, *, batch, heads, head_dim, dtype, device, variant, **_):
     owner = patterns.windows(graph)
     if owner is None:
         raise Unavailable("the pattern is not one of disjoint windows of equal size")
-    count = graph.n_classes
-    rows, keys = (np.argsort(window, kind="stable") for window in (graph.row_class, owner))
+    count = graph.n_distinct
+    rows, keys = (np.argsort(window, kind="stable") for window in (graph.row_id, owner))
     taken, read, back = (_moved(order, device) for order in (rows, keys, np.argsort(rows)))
     sizes = graph.n_rows // count, graph.n_cols // count, graph.n_cols // count
     tokens = (torch.empty(batch * count, heads, n, head_dim, dtype=dtype, device=device) for n in sizes)

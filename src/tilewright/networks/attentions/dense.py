@@ -52,7 +52,7 @@ def prepare(site, bias, dtype, device):
 def _mask(site, bias, lo, hi, dtype, device):
     """Additive mask [H or 1, hi - lo, N_k] of some rows: the bias (or 0) where the pattern is, else minus infinity."""
     graph = site.graph
-    of_row = graph.row_class[lo:hi]
+    of_row = graph.row_id[lo:hi]
     counts = np.diff(graph.indptr)[of_row]
     starts = graph.indptr[of_row]
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -97,7 +97,7 @@ def run(case, settings, how):
                 "model": name,
                 "tokens": pattern.n_rows,
                 "entries": pattern.entries,
-                "distinct_rows": pattern.n_classes,
+                "distinct_rows": pattern.n_distinct,
                 "reorder": order,
                 "seconds": info["seconds"],
                 "work_fraction": info["work_fraction"],

@@ -81,11 +81,11 @@ def shares(pattern):
     from scipy.sparse import csr_array
 
     by_row, by_col = cell_keys(pattern.n_rows), cell_keys(pattern.n_cols)
-    rows, owner = np.arange(pattern.n_rows), pattern.entry_class
-    shape = -(-pattern.n_rows // by_row), pattern.n_classes, -(-pattern.n_cols // by_col)
+    rows, owner = np.arange(pattern.n_rows), pattern.entry_row_id
+    shape = -(-pattern.n_rows // by_row), pattern.n_distinct, -(-pattern.n_cols // by_col)
     # Distinct rows in cells of keys, summed over the rows of each cell.
     reads = csr_array((np.ones(len(owner)), (owner, pattern.indices // by_col)), shape=shape[1:])
-    holds = csr_array((np.ones(len(rows)), (rows // by_row, pattern.row_class)), shape=shape[:2])
+    holds = csr_array((np.ones(len(rows)), (rows // by_row, pattern.row_id)), shape=shape[:2])
     high, wide = (np.bincount(np.arange(n) // by) for n, by in zip(pattern.shape, (by_row, by_col), strict=True))
     return (holds @ reads).toarray() / np.outer(high, wide)
 

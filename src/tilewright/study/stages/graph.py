@@ -33,7 +33,7 @@ def run(model, output, stated, known=False):
     rows, cols = graph.shape
     print(
         f"{model}: {rows} x {cols} tokens, {graph.entries:,} entries, density {graph.density:.4g}, "
-        f"{graph.n_classes} distinct rows"
+        f"{graph.n_distinct} distinct rows"
     )
 
 
