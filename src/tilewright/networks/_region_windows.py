@@ -19,6 +19,7 @@ class Windows:
     def __init__(self, side, regions, window, heads, attention):
         """side, regions: tokens along a side of the local and of the regional grid."""
         self.side, self.regions, self.window = side, regions, window
+        self.copies = {}
         # The one behind all tokens of the grids: padding.
         self.zero = regions**2 + side**2
         # By device: copied there once. A plain variable, since torch cannot compile the way to an attribute's copies.

@@ -89,13 +89,15 @@ class _Forward(torch.autograd.Function):
 
 
 def resident(owner, name, device):
-    """The tensor ``owner.name`` on `device`, copied there once: a copy in every call would wait for the device."""
-    copies = owner.__dict__.setdefault("_copies", {})
-    if (name, device) not in copies:
+    """The tensor ``owner.name`` on `device`, copied there once: a copy in every call would wait for the device.
+
+    owner: keeps its copies in a dict, ``copies``.
+    """
+    if (name, device) not in owner.copies:
         # Layers that are trained later may read it, too.
         with torch.inference_mode(False):
-            copies[name, device] = getattr(owner, name).to(device)
-    return copies[name, device]
+            owner.copies[name, device] = getattr(owner, name).to(device)
+    return owner.copies[name, device]
 
 
 def full(q, k, v, bias=None):
@@ -122,6 +124,7 @@ class Site:
     bias_index: Callable | None = None
     native_layout: bool = False
     plans: dict = field(default_factory=dict)
+    copies: dict = field(default_factory=dict)
 
     def __post_init__(self):
         # A plain variable: ``torch.compile`` cannot follow the import of a member.

@@ -111,7 +111,8 @@ def modules(row, device):
     solver = [] if row["solver"] in HEURISTICS else [f"tilewright.schedule.solvers.{row['solver']}"]
     return [
         f"{__package__}._attention",
-        "tilewright.models.dynamicvit",
+        # Of any size: the gate is among them.
+        *models.modules("dynamicvit-s-224"),
         f"tilewright.reorder.{row['reorder']}",
         *solver,
         *(f"tilewright.baselines.sparse.{name}" for name in sparse_baselines.DENSE),

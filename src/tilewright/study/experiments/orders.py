@@ -114,8 +114,8 @@ def remark(row):
 
 
 def _family(model):
-    """The module of a workload's family; none for a name of the user's own."""
+    """The modules that make a workload's graph; none for a name of the user's own."""
     try:
-        return [models.parse(model)[0].__name__]
+        return models.modules(model)
     except (UnknownNameError, ConfigError):
         return []
