@@ -128,12 +128,12 @@ def pattern(side, n_global, radius, mode, *, padding=0, meta=None):
     public code pads to whole chunks, and in ``cyclic`` mode its first chunks attend to those zeros.
     """
     g, width = n_global, side + padding
-    group, sight = _axis(side, radius, mode, padding)
+    group, spans = _axis(side, radius, mode, padding)
     own = np.arange(side, dtype=np.int32)
     seen_globals = np.arange(g, dtype=np.int32)
     rows = [np.concatenate((seen_globals, g + np.add.outer(width * own, own).ravel()))] * (g > 0)
-    rows += [np.concatenate((seen_globals, g + np.add.outer(width * y, x).ravel())) for y in sight for x in sight]
-    local_class = (group[:, None] * len(sight) + group).ravel()
+    rows += [np.concatenate((seen_globals, g + np.add.outer(width * y, x).ravel())) for y in spans for x in spans]
+    local_class = (group[:, None] * len(spans) + group).ravel()
     hint = np.concatenate((np.full(g, -1), _squares(side) if mode == "exact" else local_class))
     return from_distinct_rows(
         np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
@@ -156,7 +156,7 @@ def _axis(n, f, mode, padding):
     chunk, count = at // f, -(-n // f)
     if mode == "chunk":
         return chunk, [at[abs(chunk - c) <= 1] for c in range(count)]
-    # ASSUME: in T1's graphs, which have no `padding`, padded keys are always out of sight. The public code masks them
+    # ASSUME: in T1's graphs, which have no `padding`, no query sees padded keys. The public code masks them
     # where the last chunk is reached directly; the first chunk, which reaches it by wrapping around, attends to them.
     return chunk, [at[((chunk - c + 1) % count <= 2) & ((at < n) | (c == 0))] for c in range(count)]
 
@@ -216,10 +216,10 @@ def sources(params):
 
 
 def size(params):
-    """Tokens and entries of the distinct rows: one for each pair of coordinates' sights, and one of the globals where
+    """Tokens and entries of the distinct rows: one for each pair of spans of coordinates, and one of the globals where
     the others do not see everything anyway."""
     mode = params.mode if params.stage in SPARSE_STAGES else "full"
-    _, sight = _axis(params.side, params.radius, mode, 0)
-    n_tokens, seen = params.n_global + params.side**2, sum(len(coordinates) for coordinates in sight)
+    _, spans = _axis(params.side, params.radius, mode, 0)
+    n_tokens, seen = params.n_global + params.side**2, sum(len(coordinates) for coordinates in spans)
     of_globals = n_tokens if params.n_global and mode != "full" else 0
-    return n_tokens + of_globals + seen**2 + params.n_global * len(sight) ** 2
+    return n_tokens + of_globals + seen**2 + params.n_global * len(spans) ** 2

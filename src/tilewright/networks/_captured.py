@@ -33,7 +33,7 @@ class Captured:
         """Logits [B, num_classes] of images [B, 3, R, R], in memory that the next such call overwrites on a GPU.
 
         capacity: most tokens that the images keep, as `deit.Network.forward` counts them; None: the largest there is.
-        Nothing waits for the device: `check` tells whether the capacity was enough; where it was not logits are NaN.
+        Nothing waits for the device: `check` raises where the capacity was too small; logits are NaN then.
         Raises `PatternError` for a capacity above all.
         """
         bucket = self.capacities[-1] if capacity is None else self._bucket(capacity)

@@ -51,7 +51,7 @@ def flexed(seen, dtype):
 
 
 def block_mask(seen):
-    """FlexAttention's mask of tokens that see themselves and those in seen [B, N], without a look at single pairs."""
+    """FlexAttention's mask of tokens that see themselves and those in seen [B, N], which reads no single pairs."""
     n = seen.shape[1]
     n_blocks = -(-n // flex.BLOCK)
     entries = F.pad(seen, (0, n_blocks * flex.BLOCK - n)).unflatten(1, (n_blocks, flex.BLOCK)).sum(2)
@@ -74,9 +74,9 @@ def block_mask(seen):
 def compiled_flex(device):
     """FlexAttention compiled for `device`, a kind. Raises `Unavailable` without a compiler."""
     flex.need_compiler(device)
-    # fullgraph: beyond its limit of recompilations torch would otherwise go on uncompiled, without a word.
+    # fullgraph: beyond its limit of recompilations torch would otherwise run uncompiled, without a warning.
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
-# Attention that goes on with all tokens and hides the pruned ones; the others drop them.
+# Attention that keeps all tokens and hides the pruned ones; the others drop them.
 HIDING = {"dense": masked, "flex": flexed}

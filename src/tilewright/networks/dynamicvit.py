@@ -1,11 +1,11 @@
-"""DynamicViT: vision transformers (DeiT and LV-ViT) that score their patches three times and go on with the best ones.
+"""DynamicViT: vision transformers (DeiT and LV-ViT) that score their patches three times and keep the best.
 
 Which patches stay is known only once the image has been seen, so there is no plan on disk here. Inference drops the
 others, and those that an image keeps attend to each other: a batch is block diagonal, a block for each image.
 
     ``native``: as published, kept tokens are gathered, best first, and attend by torch's dense attention.
     ``tilewright``: kept tokens are packed in their own order, once per pruning, and attend by `tilewright.ragged`.
-    ``dense``: all tokens go on to the end, as in training; pruned ones are hidden from the others by a mask.
+    ``dense``: all tokens stay to the end, as in training; pruned ones are hidden from the others by a mask.
     ``flex``: the same through compiled FlexAttention, which reads who is kept; compiled once per shape.
 
 Before the first pruning there is nothing to leave out: all of them attend by torch's dense attention there.
@@ -54,7 +54,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"patch: expected at most the image size {self.image_size}, found {self.patch}")
         if self.lvvit and self.patch != 16:
             raise ConfigError(f"patch: expected 16 for {self.variant}, found {self.patch}")
-        # The published DeiTs go on with the class token alone; the published LV-ViTs have no maximum to take.
+        # The published DeiTs can continue with the class token alone; the published LV-ViTs have no maximum to take.
         if self.lvvit and not self.kept[-1]:
             raise ConfigError(
                 f"keep_ratio: expected one that keeps a patch, for {self.variant} needs one to classify; found "
@@ -110,10 +110,10 @@ class Network(nn.Module):
         _vit.initialise(self, self.cls_token, self.pos_embed)
 
     @_precision.checked
-    def forward(self, images, tell_kept=False):
-        """Images [B, 3, R, R] to logits, or to what `kept` tells. Raises `PatternError` for images of another shape."""
+    def forward(self, images, only_kept=False):
+        """Images [B, 3, R, R] to logits, or to what `kept` returns. Raises `PatternError` for another shape."""
         x, kept = self._run(images)
-        if tell_kept:
+        if only_kept:
             return kept
         x = self.norm(x)
         logits = _precision.logits(self.head, x[:, 0])
@@ -126,7 +126,7 @@ class Network(nn.Module):
         return self(images, True)
 
     def _run(self, images):
-        """Tokens [B, 1 + K, C] of the class and of the patches kept last, and what `kept` tells."""
+        """Tokens [B, 1 + K, C] of the class and of the patches kept last, and what `kept` returns."""
         side = self.options.side
         # LV-ViT's stem rounds up: an image one pixel short of a further patch yields that patch.
         x = self.patch_embed(images)[:, :, :side, :side].flatten(2).mT

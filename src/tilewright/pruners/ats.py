@@ -3,8 +3,8 @@
 Source: Fayyaz et al., "Adaptive Token Sampling for Efficient Vision Transformers" (ECCV 2022) and its code, which takes
 DeiT's own weights. The significance of a token is the attention of the class token to it, summed over the heads, times
 the norm of its value, over the sum of these; the cumulative distribution of the sorted scores is inverted at a fixed
-grid; what is hit, once or more, goes on, so that each image keeps its own number. Only queries are sampled: tokens that
-go are keys and values of that block's attention yet, which is why they may go after it.
+grid. Tokens that are hit, once or more, stay, so that each image keeps its own number. Only queries are sampled: tokens
+that are dropped are still keys and values of that block's attention, which is why they may be dropped after it.
 """
 
 from typing import Annotated
@@ -21,7 +21,7 @@ FEWEST = 8
 
 
 class Params(Settings, frozen=True, forbid_unknown_fields=True):
-    """keep_ratio: points of the grid over the network's tokens; 1 as published, and the most that go on."""
+    """keep_ratio: points of the grid over the network's tokens; 1 as published, and the most that stay."""
 
     keep_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
 

@@ -1,4 +1,4 @@
-"""DynamicViT: before the blocks 3, 6 and 9 a learned predictor scores the patches, and a fixed share goes on.
+"""DynamicViT: before the blocks 3, 6 and 9 a learned predictor scores the patches, and a fixed share stays.
 
 Source: Rao et al., "DynamicViT" (2021), evaluation mode.
 """

@@ -1,4 +1,4 @@
-"""EViT: in the blocks 3, 6 and 9, after the attention, the tokens that the class token attends to most go on; the
+"""EViT: in the blocks 3, 6 and 9, after the attention, the tokens that the class token attends to most stay; the
 others are fused into one.
 
 Source: Liang et al., "Not All Patches are What You Need" (ICLR 2022) and its code, with the fused token: the sum of the

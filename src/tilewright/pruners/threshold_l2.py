@@ -18,7 +18,7 @@ from tilewright.pruners import Choice, Settings
 AFTER = 4
 # The published rho of most tables.
 RATIO = 0.5
-# Drawn ratios are those of this seed, image by image, so that all ways of running a batch prune it alike.
+# Drawn ratios are those of this seed, image by image, so that all batchings prune the same tokens.
 SEED = 0
 
 Ratio = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -55,8 +55,8 @@ class Pruner(nn.Module):
         norm = layout.padded(x).float().norm(dim=-1)
         n = self.n_tokens
         if self.params.threshold is not None:
-            # ASSUME: the published name promises a threshold, the published code has none. An absolute norm would mean
-            # another thing in each network; of the image's mean, 1 keeps about half in all of them.
+            # ASSUME: the published name promises a threshold, the published code has none. The scale of a norm differs
+            # from network to network; of the image's mean, 1 keeps about half in all of them.
             keep = norm >= self.params.threshold * norm.mean(1, keepdim=True)
             least, most = 1, n
         else:

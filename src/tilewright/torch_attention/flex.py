@@ -23,7 +23,7 @@ from tilewright.graph import take_rows
 from tilewright.torch_attention import ALIGNED, Ready, patterns
 
 _LOG = logging.getLogger(__name__)
-# Block size of a mask unless told otherwise.
+# Block size of a mask by default.
 BLOCK = 128
 # By variant: block size, whether wide rows are computed apart, whether torch tunes the kernel.
 _FORMS = {
@@ -142,10 +142,10 @@ def _blocks(graph, block, tuned, mask_mod, bias, device):
     found = patterns.kinds(graph, block)
     tables = [table for kind in found for table in patterns.listed(kind, device)]
     mask = BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=graph.shape)
-    # On a GPU a tile may be larger than a block of less than the default size, unless told.
+    # On a GPU a tile may be larger than a block of less than the default size, unless stated.
     options = {"BLOCK_M": block, "BLOCK_N": block} if targets.facts(device).CUDA and block < BLOCK else None
     # Made once: that takes the host as long as a small pattern takes a GPU. fullgraph: past the limit an error, where
-    # otherwise torch would go on without compiling. ASSUME: torch tunes for a mask of its own, of full blocks.
+    # otherwise torch would run without compiling. ASSUME: torch tunes for a mask of its own, of full blocks.
     limit = _internals.recompile_limit(COMPILATIONS)
     mode = "max-autotune-no-cudagraphs" if tuned else None
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True, mode=mode)
