@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tilewright import targets
 from tilewright.core.errors import DeviceError
 from tilewright.study.experiments import _lock
 
@@ -122,7 +123,7 @@ def test_a_link_in_place_of_a_lock_is_refused(gpus, target):
 
 
 def test_a_cpu_needs_no_lock(monkeypatch):
-    monkeypatch.setattr(_lock, "_gpus", lambda: pytest.fail("asked for GPUs"))
+    monkeypatch.setattr(targets.facts("cuda"), "available", lambda: pytest.fail("asked for GPUs"))
     with _lock.exclusive("cpu"), _lock.exclusive("cpu"):
         pass
 

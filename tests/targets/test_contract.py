@@ -194,6 +194,7 @@ def test_facts_say_what_plans_need(kind):
     # CUDA's events and graphs need its tensors.
     assert facts.CUDA or not (facts.GPU_TIMER or facts.GRAPHS)
     assert facts.current() is None or facts.current() >= 0
+    assert not facts.EXCLUSIVE or (callable(facts.available) and callable(facts.claim))
 
 
 def test_a_description_holds_what_others_read(kind, device):

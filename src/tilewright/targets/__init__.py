@@ -24,6 +24,9 @@ folder:
     ``GRAPHS``: bool, a call may be captured in a CUDA graph, after a first call with such tensors.
     ``EXCLUSIVE``: bool, timed jobs start side by side and each holds a device through a lock while it runs on it. Where
         it is False the workflow runs one timed job at a time, on all cores.
+    ``available() -> list``, ``claim(name)``, where ``EXCLUSIVE``: names of the devices that this process may use, the
+        same in every process of the machine, and a function that makes one of them the only one that this process sees.
+        Claim before torch uses a device. ``available`` raises `DeviceError` without any.
 
 ``probe.py``.
     ``measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s)``: times the shape classes of

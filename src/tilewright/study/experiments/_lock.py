@@ -6,7 +6,6 @@ on cores enough for all, and each waits for the lock. On a CPU the workflow itse
 
 import fcntl
 import os
-import subprocess
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,19 +23,20 @@ FOLDER = Path("/tmp")
 def exclusive(kind):
     """Hold a device of `kind` that nobody else holds by this function; wait for one.
 
-    Of several GPUs the first free one becomes the only one that this process sees: enter before CUDA is used.
-    ASSUME: all who time on the machine see the same `FOLDER`. Raises `DeviceError` where there is no GPU, or its lock
-    cannot be opened.
+    Of several, the first free one becomes the only one that this process sees: enter before torch uses any.
+    ASSUME: all who time on the machine see the same `FOLDER`. Raises `DeviceError` where there is no such device, or
+    its lock cannot be opened.
     """
     if kind not in targets.NAMES or not targets.facts(kind).EXCLUSIVE:
         yield
         return
-    names = _gpus()
+    facts = targets.facts(kind)
+    names = facts.available()
     while (held := next(filter(None, map(_hold, names)), None)) is None:
         time.sleep(PAUSE)
     name, lock = held
     with lock:
-        os.environ["CUDA_VISIBLE_DEVICES"] = name
+        facts.claim(name)
         yield
 
 
@@ -72,14 +72,3 @@ def _opened(path):
         raise DeviceError(
             f"expected a lock file {path} that every user can read, found: {error.strerror}; it has to be removed"
         ) from error
-
-
-def _gpus():
-    """The GPUs that this process may use, by the names that hold for every process of the machine."""
-    query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise DeviceError(f"expected an NVIDIA GPU that nvidia-smi lists, found {error}; known: cpu") from error
-    stated = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [found[int(name)] if name.isdigit() else name for name in stated.split(",")] if stated else found

@@ -1,5 +1,6 @@
 """The NVIDIA GPU that torch computes on: its multiprocessors, their memories and what a launch costs."""
 
+import os
 import subprocess
 
 from tilewright.core.errors import DeviceError
@@ -19,6 +20,7 @@ SPLIT_KEYS = 512
 TOOL = "nvidia-smi"
 # Launches in the graph that the cost of one is measured with.
 _LAUNCHES = 256
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def describe():
@@ -58,6 +60,22 @@ def current():
     import torch
 
     return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+def available():
+    """Identifiers of the GPUs that this process may use, a list. Raises `DeviceError` where the driver lists none."""
+    query = [TOOL, "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise DeviceError(f"expected an NVIDIA GPU that {TOOL} lists, found {error}; known: cpu") from error
+    stated = os.environ.get(_VISIBLE)
+    return [found[int(name)] if name.isdigit() else name for name in stated.split(",")] if stated else found
+
+
+def claim(name):
+    """Make the GPU `name` the only one that this process sees."""
+    os.environ[_VISIBLE] = name
 
 
 def limits(device):
