@@ -152,6 +152,16 @@ def test_changed_code_of_an_order_reruns_its_order_alone(study, checkout):
         assert_only_order(plan(study, *TARGETS, source=checkout), "ic")
 
 
+def test_changed_facts_of_a_device_rerun_what_was_made_for_it(study, checkout):
+    facts = checkout / "src/tilewright/targets"
+    with appended(facts / "cuda/facts.py", "\nCHANGED = True\n"):
+        assert plan(study, *TARGETS, source=checkout) == []
+    with appended(facts / "cpu/facts.py", "\nCHANGED = True\n"):
+        names = {name for name, _ in plan(study, *TARGETS, source=checkout)}
+    assert names >= {"profile", "schedule", "bench", "baselines"}
+    assert not names & {"graph", "reorder", "blocks"}
+
+
 def test_a_changed_script_reruns_its_stage_and_what_follows(study, checkout):
     with appended(checkout / "workflow/scripts/solve_ilp.py", "\n# changed\n"):
         names = {name for name, _ in plan(study, *TARGETS, source=checkout)}
