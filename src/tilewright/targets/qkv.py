@@ -41,7 +41,7 @@ def same_layout(*tensors):
 def empty(q, n_queries):
     """Memory for a result [B, H, n_queries, D], the heads of a token side by side, as a network's next layer reads it.
 
-    Executors return their results so, and the registered operator tells compilers so.
+    Executors return their results like this, and compilers expect it of the registered operator.
     """
     batch, heads, _, head_dim = q.shape
     width = heads * head_dim

@@ -25,10 +25,10 @@ MOST_THREADS = 2048
 def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
     """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; arguments as in `targets.measure`.
 
-    An item is one program a head. A class is timed with as many items as all blocks have, since the time of a GPU that
-    is not full is not proportional to its items, and with twice as many: an item's share of a multiprocessor is what
-    these take longer, and the rest, over all classes, is `tile_us`. A class with fewer items of its own runs them
-    several times, with the same results. A launch is a cost of the round, see `targets.cuda.facts`.
+    An item is one program for each head. A class is timed with as many items as all blocks have, since the time of a
+    GPU that is not full is not proportional to its items, and with twice as many. The difference is the items' share of
+    the multiprocessors; the rest, averaged over all classes, is `tile_us`. A class with fewer items runs them several
+    times, with the same results. A launch is a cost of the round, see `targets.cuda.facts`.
     """
     config.check_head_dim(head_dim)
     device, items = targets.describe("cuda"), work.items(blocks, split_keys)
