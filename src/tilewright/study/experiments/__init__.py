@@ -11,8 +11,8 @@ whose import stays light (no torch):
     ``planned(case, settings) -> list``: dicts of the columns that decide which code makes the rows of a case.
     ``modules(row, device) -> list``: dotted names of the modules that such a row depends on, besides the member's own
         imports and the facts of the device: what measures it, and what that enters by name. row: of ``planned``, or one
-        that was recorded; device:
-        a kind of `targets`. The digest of these is the row's ``code``, and a case runs again when one of them changes.
+        that was recorded; device: a kind of `targets`. The digest of these is the row's ``code``, and a case runs again
+        when one of them changes.
     ``size(case, settings) -> int``: how many numbers a case holds at once, for a cluster's memory and time.
     ``run(case, settings, how)``: yields the rows, a dict of columns each, as they are measured; how: a `_effort.Run`.
         Rows of what failed its check, or could not run, have no time and say why in ``reason``.

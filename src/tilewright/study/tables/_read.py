@@ -127,7 +127,7 @@ def _by_hand(path):
 
 
 def _parsed(path, kind, rows, numbers):
-    """`rows` with their `numbers` as such. Only an empty field is missing: "none" is an order, and NA may be a name."""
+    """`rows` with `numbers` parsed. Only an empty field is missing: "none" is an order, and NA could be a name."""
     try:
         for row in rows:
             row.update({name: float(row[name] or "nan") for name in numbers})
