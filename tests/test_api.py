@@ -456,7 +456,7 @@ def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
     dense[-1, 0] = True
     q, k, v = tensors(n_q, n_k)
     expected = dense_attention(q, k, v, dense)
-    with mock.patch.object(api.profile, "measure", quick):
+    with mock.patch.object(api, "measure", quick):
         planned = make(dense, reorder=order, solver="greedy")
         fitting = tiles.fitting((*targets.facts("cpu").TILES, "16x1", "16x16"), dense.shape, 1)
         for each in (planned, *(make(dense, reorder=order, solver="greedy", tiles=[name]) for name in fitting)):
@@ -475,7 +475,7 @@ def test_patterns_of_any_size_are_planned_on_a_gpu(monkeypatch, n_q, n_k):
         monkeypatch.setattr(targets, "describe", lambda kind: GPU | limits)
         prepare = partial(cuda_executor.prepare, device="cpu")
         monkeypatch.setattr(targets, "executor", lambda kind: SimpleNamespace(prepare=prepare))
-    monkeypatch.setattr(api.profile, "measure", quick)
+    monkeypatch.setattr(api, "measure", quick)
     dense = np.random.default_rng(0).random((n_q, n_k)) < 0.4
     dense[-1, 0] = True
     planned = make(dense, device="cuda", solver="greedy")
