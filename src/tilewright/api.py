@@ -342,9 +342,10 @@ def _from_mask_mod(mask_mod, n_q, n_k, heads, kind):
     try:
         return _evaluate(mask_mod, n_q, n_k, entries, "cpu")
     except PatternError as error:
-        if kind == "cpu" or not isinstance(error.__cause__, RuntimeError):
+        facts = targets.facts(kind)
+        if not facts.CUDA or not isinstance(error.__cause__, RuntimeError):
             raise
-        return _evaluate(mask_mod, n_q, n_k, entries, kind)
+        return _evaluate(mask_mod, n_q, n_k, entries, facts.TORCH_DEVICE)
 
 
 def _from_block_mask(mask, shape):
