@@ -8,9 +8,8 @@ from pathlib import Path
 
 import gurobipy
 import numpy as np
+import pandas as pd
 import pytest
-from tilewright.study.bench import Effort, run_schedule
-from tilewright.study.bench.rows import Tokens
 
 import tilewright
 from helpers import plans
@@ -19,6 +18,7 @@ from tilewright import blocks, graph, profile, schedule, targets
 from tilewright.core.errors import SolverError, SolverUnavailableError
 from tilewright.study.figures import _style, gantt
 from tilewright.study.report import explorer
+from tilewright.study.stages import bench
 from tilewright.study.stages import schedule as stage
 from tilewright.study.tables import solvers
 
@@ -148,12 +148,18 @@ def test_the_command_ends_well_and_says_why(study):
 
 
 def test_its_rows_have_a_reason_and_no_time(skipped):
-    tokens = Tokens(graph.load("results/graphs/toy/ic.npz"))
-    found = run_schedule(schedule.read(skipped[1]), {}, tokens, Effort(1.0, 3, 0.01), tiles="mixed")
-    assert [row["ordered"] for row in found] == [True, False]
-    for row in found:
-        assert (row["status"], row["solver"], row["tiles"]) == ("skipped", "gurobi", "mixed")
-        assert EXPIRED in row["reason"] and row["p50_us"] == row["predicted_us"] == row["gap"] == ""
+    inputs = {"blocks": files("blocks", "npz"), "profile": files("profiling", "json")}
+    inputs["graph"] = "results/graphs/toy/ic.npz"
+    numbers = {"heads": None, "head_dim": None, "dtype": None, "batch": 1, "seed": 0}
+    effort = {"rse": 1.0, "min_repetitions": 3, "max_seconds": 0.01}
+    outputs = ["greedy.csv", "gurobi.csv"]
+    bench.run(skipped, outputs, **inputs, **numbers, **effort, device="cpu")
+    timed, rows = map(pd.read_csv, outputs)
+    assert set(timed["status"]) == {"ok"} and (timed["p50_us"] > 0).all()
+    assert rows["ordered"].tolist() == [True, False] and set(rows["tiles"]) == {"mixed"}
+    assert set(rows["status"]) == {"skipped"} and set(rows["solver"]) == {"gurobi"}
+    assert rows["reason"].str.contains(EXPIRED).all()
+    assert rows[["p50_us", "predicted_us", "objective_us", "gap", "max_abs_error"]].isna().all(axis=None)
 
 
 def test_the_table_of_solvers_shows_a_reason_and_no_numbers(skipped):

@@ -42,8 +42,8 @@ COMMANDS = {
     "greedy": (f"{SOLVE} greedy", set()),
     "highs": (f"{SOLVE} highs", {"highspy"}),
     "gurobi": (f"{SOLVE} gurobi", {"gurobipy"}),
-    "blocks": ("extract_blocks.py --input graph.npz --tile 16x1 --output out.npz", {"numba", "scipy", "yaml"}),
-    "order": ("reorder.py --method none --input natural.npz --output out.npz", {"numba", "scipy", "yaml"}),
+    "blocks": ("extract_blocks.py --input graph.npz --tile 16x1 --output out.npz", {"scipy"}),
+    "order": ("reorder.py --method none --input natural.npz --output out.npz", {"scipy"}),
 }
 
 
