@@ -22,9 +22,9 @@ class ShapeClass:
     """One measured shape (see `work.WorkItems`).
 
     rows, runs, masked, split: the padded shape. items: how many work items of the blocks have it.
-    latency_us: time one item of this class occupies one slot, all heads, amortised over a full batch (p50); p20_us,
+    latency_us: time one item of this class occupies one lane, all heads, amortised over a full batch (p50); p20_us,
         p80_us likewise. repetitions, rse: how often it was timed and the relative standard error reached.
-    alone_us: time one item takes when no other runs, which is the least that a round with it takes. A slot that takes
+    alone_us: time one item takes when no other runs, which is the least that a round with it takes. A lane that takes
         items one after another has it equal to `latency_us`; a multiprocessor works on several at a time.
     resources: named needs of one item, e.g. ``working_set_bytes``. occupancy: units of `Limits.occupancy` that one item
         takes.
@@ -50,8 +50,8 @@ class Profile:
     """What T3 measured for one blocks file on one device.
 
     launch_us: fixed cost of one batched launch of this tile (one per shape class present in a round).
-    tile_us: what a round that fills the slots with this tile takes beside its load, whatever its classes: until all
-        slots are busy, and from when the first has run out of items.
+    tile_us: what a round that fills the lanes with this tile takes beside its load, whatever its classes: until all
+        lanes are busy, and from when the first has run out of items.
     classes: in the order of `blocks.work.items(blocks, split_keys)`.
     device: `hardware` description; device_id: digest of what makes two devices differ for timing.
     """
