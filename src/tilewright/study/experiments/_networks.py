@@ -58,12 +58,6 @@ def photographs(count, size):
     return torch.from_numpy(np.stack([pixels[i][:, :, ::-1] if mirrored else pixels[i] for i, mirrored in chosen]))
 
 
-def attentions(name):
-    """What a network can attend by, its oracle first. Raises `UnknownNameError`."""
-    family, _ = networks.parse(name)
-    return networks.exchanged(family)[1]
-
-
 @torch.inference_mode()
 def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0):
     """Yield a row for each attention and batch of `batches`, ``{attention: [batch, …]}``.
@@ -80,15 +74,18 @@ def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0)
     registry.check("dtype", dtype, DTYPES)
     family, options = networks.parse(name)
     kind, facts = getattr(torch, dtype), targets.describe(device)
+    # What a family exchanges, its attention or its batching, is a column of its rows under the first name.
+    what, members = networks.exchanged(family)
+    place = targets.facts(device).TORCH_DEVICE
 
     def create(attention):
         # As a user makes them: layers go by the versions of parameters, which inference tensors do not have.
         with torch.inference_mode(False):
-            return peaked(networks.create(family, **options, seed=seed, attention=attention)).to(device, kind)
+            return peaked(networks.create(family, **options, seed=seed, **{what: attention})).to(place, kind)
 
     inputs = photographs(max(batch for sizes in batches.values() for batch in sizes), options["image_size"])
-    inputs = inputs.to(device, kind)
-    dense = create(attentions(name)[0])
+    inputs = inputs.to(place, kind)
+    dense = create(members[0])
     parameters = sum(weights.numel() for weights in dense.parameters())
     oracle = _oracle(dense, inputs)
     del dense

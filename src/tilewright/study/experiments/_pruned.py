@@ -125,7 +125,8 @@ def run_pruned(name, settings, batchings, modes, effort, *, device="cpu", dtype=
     for mode in modes:
         registry.check("mode", mode, MODES)
     facts, sizes = targets.describe(device), sorted({batch for chosen in modes.values() for batch in chosen})
-    inputs = crops(max(*sizes, JUDGED), options["image_size"], seed).to(device, getattr(torch, dtype))
+    place = targets.facts(device).TORCH_DEVICE
+    inputs = crops(max(*sizes, JUDGED), options["image_size"], seed).to(place, getattr(torch, dtype))
     training = crops(FITTED, options["image_size"], seed + 1).to(inputs)
     for place, setting in enumerate(settings):
         made = networks.create(family, **{**options, **setting}, seed=seed, batching=ORACLE).to(inputs)

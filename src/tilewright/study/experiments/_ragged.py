@@ -47,7 +47,7 @@ class _Batch:
     def __init__(self, heads, head_dim, lengths, images, dtype, facts, seed):
         generator = torch.Generator().manual_seed(seed)
         counts = torch.randint(lengths[0], lengths[1] + 1, (images,), generator=generator)
-        device = facts["kind"]
+        device = targets.facts(facts["kind"]).TORCH_DEVICE
         self.counts, self.facts, self.dtype = counts.tolist(), facts, dtype
         self.packing = ragged.pack_lengths(counts.to(device))
         kept = sum(self.counts)
