@@ -851,7 +851,7 @@ def test_a_contender_that_says_nothing_of_itself_is_drawn_under_its_name(study, 
     assert len(set(shown.values())) == len(shown)
     assert "newcomer" in texts(drawn("dispatch", study, [tmp_path / "r.csv"]))
     rows = [synthetic.pruned_row("deit-tiny-224-evit", "", name, "eager", 1) for name in ("padded", "ragged")]
-    rows += [synthetic.pruned_row("deit-tiny-224-evit", "", "padded", "eager", 1) | {"strategy": "newcomer"}]
+    rows += [synthetic.pruned_row("deit-tiny-224-evit", "", "padded", "eager", 1) | {"batching": "newcomer"}]
     synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, rows)
     for name in ("pruned", "pruned_ratio"):
         assert "newcomer" in texts(drawn(name, study, [tmp_path / "p.csv"]))
