@@ -442,8 +442,8 @@ def test_another_gpu_than_the_current_one_is_refused(dense, monkeypatch):
 def quick(cover, *, device, seed, heads, head_dim, dtype, split_keys):
     """A profile of invented timings."""
     made = make_profile(cover, split_keys=split_keys, device=targets.describe(device))
-    classes = tuple(replace(shape, resources={"working_set_bytes": 1.0, "shared_bytes": 1.0}) for shape in made.classes)
-    return replace(made, heads=heads, head_dim=head_dim, dtype=dtype, classes=classes)
+    shapes = tuple(replace(shape, resources={"working_set_bytes": 1.0, "shared_bytes": 1.0}) for shape in made.shapes)
+    return replace(made, heads=heads, head_dim=head_dim, dtype=dtype, shapes=shapes)
 
 
 SIDES = st.integers(1, 40) | st.integers(100, 200)

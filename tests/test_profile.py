@@ -27,8 +27,8 @@ def measured(cover):
 
 def test_a_profile_has_the_classes_of_the_work_items(cover, measured):
     items = work.items(cover, 64)
-    assert [(c.rows, c.runs, c.masked, c.split, c.items) for c in measured.classes] == list(
-        zip(items.class_rows, items.class_runs, items.class_masked, items.class_split, items.counts, strict=True)
+    assert [(c.rows, c.runs, c.masked, c.split, c.items) for c in measured.shapes] == list(
+        zip(items.shape_rows, items.shape_runs, items.shape_masked, items.shape_split, items.counts, strict=True)
     )
     assert (measured.blocks_id, measured.graph_id, measured.tile) == (cover.id, cover.graph_id, "16x1")
     assert (measured.heads, measured.head_dim, measured.dtype, measured.split_keys) == (2, 16, "float32", 64)
@@ -37,7 +37,7 @@ def test_a_profile_has_the_classes_of_the_work_items(cover, measured):
 
 def test_times_are_positive_and_ordered(measured):
     assert measured.launch_us >= 0
-    for shape in measured.classes:
+    for shape in measured.shapes:
         assert 0 < shape.p20_us <= shape.latency_us <= shape.p80_us
         assert shape.repetitions >= FEWEST and np.isfinite(shape.rse)
         assert shape.resources["working_set_bytes"] > 0 and shape.occupancy > 0
@@ -45,34 +45,34 @@ def test_times_are_positive_and_ordered(measured):
 
 def test_resources_count_the_tokens_of_an_item(cover):
     probe = Probe(cover, **SIZES, dtype="float16", split_keys=None, seed=0)
-    cls = int(np.flatnonzero(probe.items.class_masked)[0])
-    rows, keys = int(probe.items.class_rows[cls]), int(probe.items.class_runs[cls]) * 16
-    resources, occupancy = probe.resources(cls)
+    shape = int(np.flatnonzero(probe.items.shape_masked)[0])
+    rows, keys = int(probe.items.shape_rows[shape]), int(probe.items.shape_runs[shape]) * 16
+    resources, occupancy = probe.resources(shape)
     assert resources == {"working_set_bytes": (2 * rows + 2 * keys) * 2 * 16 * 2 + 4 * rows * keys}
     assert occupancy == rows * 2 * 16 * 2 + 4 * (rows + keys)
 
 
 def test_a_larger_part_of_a_batch_is_more_work(cover):
     probe = Probe(cover, **SIZES, dtype="float32", split_keys=None, seed=0)
-    cls = int(probe.items.counts.argmax())
-    launch = probe.launch(cls)
-    assert probe.call(launch)[1] == probe.items.counts[cls]
+    shape = int(probe.items.counts.argmax())
+    launch = probe.launch(shape)
+    assert probe.call(launch)[1] == probe.items.counts[shape]
     assert probe.call(head(launch, 1))[1] == launch.chunks[0].items
-    assert probe.call(probe.launch(cls, 1))[1] == 1
+    assert probe.call(probe.launch(shape, 1))[1] == 1
 
 
 def test_every_class_runs_the_code_of_the_executor(cover):
     probe = Probe(cover, **SIZES, dtype="float32", split_keys=64, seed=0)
-    assert probe.items.class_split.any()
-    for cls in range(probe.items.n_classes):
-        launch = probe.launch(cls)
+    assert probe.items.shape_split.any()
+    for shape in range(probe.items.n_shapes):
+        launch = probe.launch(shape)
         call, _ = probe.call(launch)
         call()
         if launch.split:
             probe.merging(launch)()
     probe.handing()()
     assert probe.passage()().shape == (1, 2, 150, 16)
-    rows = sum(probe.passing_rows(cls) * probe.items.counts[cls] for cls in range(probe.items.n_classes))
+    rows = sum(probe.passing_rows(shape) * probe.items.counts[shape] for shape in range(probe.items.n_shapes))
     assert rows == pytest.approx(cover.rows[cover.runs > 0].sum())
 
 
@@ -81,7 +81,7 @@ def test_save_and_load(tmp_path, measured):
     assert profile.load(tmp_path / "p.json") == measured
 
 
-@pytest.mark.parametrize("lost", ["launch_us", "classes", "device"])
+@pytest.mark.parametrize("lost", ["launch_us", "shapes", "device"])
 def test_an_incomplete_file_is_refused(tmp_path, measured, lost):
     profile.save(tmp_path / "p.json", measured)
     document = json.loads((tmp_path / "p.json").read_text())

@@ -1,4 +1,4 @@
-"""Latency and resources of a tile on one device, per shape class of its work items (stage T3)."""
+"""Latency and resources of a tile on one device, per shape of its work items (stage T3)."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,17 +12,17 @@ from tilewright.core.contents import Amount, Count, Size
 from tilewright.core.errors import ArtifactError
 
 KIND = "profile"
-VERSION = 3
+VERSION = 4
 Dtype = Literal["float32", "float16", "bfloat16"]
 DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 @dataclass(frozen=True)
-class ShapeClass:
+class ItemShape:
     """One measured shape (see `work.WorkItems`).
 
     rows, runs, masked, split: the padded shape. items: how many work items of the blocks have it.
-    latency_us: time one item of this class occupies one lane, all heads, amortised over a full batch (p50); p20_us,
+    latency_us: time one item of this shape occupies one lane, all heads, amortised over a full batch (p50); p20_us,
         p80_us likewise. repetitions, rse: how often it was timed and the relative standard error reached.
     alone_us: time one item takes when no other runs, which is the least that a round with it takes. A lane that takes
         items one after another has it equal to `latency_us`; a multiprocessor works on several at a time.
@@ -49,11 +49,11 @@ class ShapeClass:
 class Profile:
     """What T3 measured for one blocks file on one device.
 
-    launch_us: fixed cost of one batched launch of this tile (one per shape class present in a round).
-    tile_us: what a round that fills the lanes with this tile takes beside its load, whatever its classes: until all
+    launch_us: fixed cost of one batched launch of this tile (one per shape present in a round).
+    tile_us: what a round that fills the lanes with this tile takes beside its load, whatever its shapes: until all
         lanes are busy, and from when the first has run out of items.
-    classes: in the order of `blocks.work.items(blocks, split_keys)`.
-    device: `hardware` description; device_id: digest of what makes two devices differ for timing.
+    shapes: in the order of `blocks.work.items(blocks, split_keys)`.
+    device: description by `targets`; device_id: digest of what makes two devices differ for timing.
     """
 
     tile: str
@@ -65,19 +65,19 @@ class Profile:
     split_keys: Size | None
     launch_us: Amount
     tile_us: Amount
-    classes: tuple[ShapeClass, ...]
+    shapes: tuple[ItemShape, ...]
     device: dict
     device_id: str
 
 
-def shape_class(items, cls, timing, **measured):
-    """The `ShapeClass` of class `cls` of `items` (`work.WorkItems`) with what was `measured` of it."""
-    return ShapeClass(
-        rows=int(items.class_rows[cls]),
-        runs=int(items.class_runs[cls]),
-        masked=bool(items.class_masked[cls]),
-        split=bool(items.class_split[cls]),
-        items=int(items.counts[cls]),
+def item_shape(items, shape, timing, **measured):
+    """The `ItemShape` of shape `shape` of `items` (`work.WorkItems`) with what was `measured` of it."""
+    return ItemShape(
+        rows=int(items.shape_rows[shape]),
+        runs=int(items.shape_runs[shape]),
+        masked=bool(items.shape_masked[shape]),
+        split=bool(items.shape_split[shape]),
+        items=int(items.counts[shape]),
         repetitions=timing.repetitions,
         rse=timing.rse,
         **measured,

@@ -67,16 +67,16 @@ def test_items_hold_every_run_once_and_fit_their_class(seed, split_keys):
     assert np.array_equal(items.split, np.bincount(items.block)[items.block] > 1)
     for part in np.split(length, np.flatnonzero(np.diff(items.block)) + 1):
         assert part.max() - part.min() <= 1
-    assert (cover.rows[items.block] <= items.class_rows[items.cls]).all()
-    assert (length <= items.class_runs[items.cls]).all()
+    assert (cover.rows[items.block] <= items.shape_rows[items.shape]).all()
+    assert (length <= items.shape_runs[items.shape]).all()
     partial = [(cover.run_mask[lo:hi] >= 0).any() for lo, hi in zip(items.run_lo, items.run_hi, strict=True)]
-    padded = length < items.class_runs[items.cls]
-    assert np.array_equal(items.class_masked[items.cls], partial | padded)
-    assert np.array_equal(items.class_split[items.cls], items.split)
+    padded = length < items.shape_runs[items.shape]
+    assert np.array_equal(items.shape_masked[items.shape], partial | padded)
+    assert np.array_equal(items.shape_split[items.shape], items.split)
     assert (items.counts > 0).all() and items.counts.sum() == len(items.block)
-    assert len(np.unique(items.class_rows)) <= work.ROW_STEPS
-    shapes = np.stack([items.class_rows, items.class_runs, items.class_masked, items.class_split])
-    assert len(np.unique(shapes, axis=1).T) == items.n_classes
+    assert len(np.unique(items.shape_rows)) <= work.ROW_STEPS
+    shapes = np.stack([items.shape_rows, items.shape_runs, items.shape_masked, items.shape_split])
+    assert len(np.unique(shapes, axis=1).T) == items.n_shapes
 
 
 def test_only_blocks_with_many_more_keys_than_the_rest_are_split():
@@ -107,12 +107,12 @@ def full_blocks(rows, runs):
 
 def test_an_item_of_full_runs_is_masked_where_it_is_padded():
     items = work.items(full_blocks([16] * 8, [1, 2, 3, 4, 10, 20, 40, 40]), None)
-    padded = (items.run_hi - items.run_lo) < items.class_runs[items.cls]
-    assert padded.any() and np.array_equal(items.class_masked[items.cls], padded)
+    padded = (items.run_hi - items.run_lo) < items.shape_runs[items.shape]
+    assert padded.any() and np.array_equal(items.shape_masked[items.shape], padded)
 
 
 def test_a_long_block_is_split_into_near_equal_parts():
     items = work.items(full_blocks([1, 16], [10, 3]), 4 * 16)
     assert items.run_hi.tolist() == [3, 6, 10, 13]
     assert items.split.tolist() == [True, True, True, False]
-    assert list(zip(items.class_rows, items.class_runs, strict=True)) == [(1, 3), (1, 4), (16, 3)]
+    assert list(zip(items.shape_rows, items.shape_runs, strict=True)) == [(1, 3), (1, 4), (16, 3)]

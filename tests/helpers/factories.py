@@ -7,7 +7,7 @@ import numpy as np
 from tilewright import targets
 from tilewright.blocks import Blocks, work
 from tilewright.blocks.tiles import parse
-from tilewright.profile import Profile, ShapeClass
+from tilewright.profile import ItemShape, Profile
 from tilewright.targets import Limits
 
 
@@ -52,14 +52,14 @@ def make_profile(
     rate, jittered by `rng` where one is given."""
     tile = cover.tile
     items = work.items(cover, split_keys)
-    classes = []
-    for k in range(items.n_classes):
-        rows, runs = int(items.class_rows[k]), int(items.class_runs[k])
-        masked, split = bool(items.class_masked[k]), bool(items.class_split[k])
+    shapes = []
+    for k in range(items.n_shapes):
+        rows, runs = int(items.shape_rows[k]), int(items.shape_runs[k])
+        masked, split = bool(items.shape_masked[k]), bool(items.shape_split[k])
         area = rows * runs * tile.run
         cost = latency(rows, runs, masked) if latency else (1.0 + area / 500) * (rng.uniform(0.7, 1.4) if rng else 1.0)
-        classes.append(
-            ShapeClass(
+        shapes.append(
+            ItemShape(
                 rows=rows,
                 runs=runs,
                 masked=masked,
@@ -85,7 +85,7 @@ def make_profile(
         split_keys=split_keys,
         launch_us=launch_us,
         tile_us=tile_us,
-        classes=tuple(classes),
+        shapes=tuple(shapes),
         device=device or {},
         device_id=targets.device_id(device) if device else "device",
     )

@@ -40,7 +40,7 @@ def scheduled(covers, split_keys=None, seed=0, rounds=2, device_id="device"):
         items = work.items(cover, split_keys)
         region = cover.region[items.block]
         keep = tile[region] == t
-        columns = {name: getattr(items, name)[keep] for name in ("block", "run_lo", "run_hi", "cls", "split")}
+        columns = {name: getattr(items, name)[keep] for name in ("block", "run_lo", "run_hi", "shape", "split")}
         parts.append({"tile": np.full(keep.sum(), t, np.int16), "round": turn[region[keep]], **columns})
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     order = np.argsort(columns["round"], kind="stable")

@@ -74,13 +74,13 @@ BROKEN = {
     "rounds-descend": (lambda s, b: keep(s, np.arange(s.n_items)[::-1]), "rounds are not ascending"),
     "round-outside": (lambda s, b: edit(s, round={-1: 7}), "lie outside 0..2"),
     "shape-class": (
-        lambda s, b: edit(s, cls={i: 0 for i in range(s.n_items)}),
-        "does not fit shape class",
+        lambda s, b: edit(s, shape={i: 0 for i in range(s.n_items)}),
+        "does not fit shape",
     ),
-    "split-flag": (lambda s, b: edit(s, split={0: not s.split[0]}), "does not fit shape class"),
+    "split-flag": (lambda s, b: edit(s, split={0: not s.split[0]}), "does not fit shape"),
     "tile-unknown": (lambda s, b: edit(s, tile={0: 9}), "names tile 9 of 3"),
     "block-unknown": (lambda s, b: edit(s, block={0: 999}), "names block 999 of"),
-    "class-unknown": (lambda s, b: edit(s, cls={0: 99}), "names shape class 99 of"),
+    "class-unknown": (lambda s, b: edit(s, shape={0: 99}), "names shape 99 of"),
     "columns-differ": (lambda s, b: dataclasses.replace(s, lane=s.lane[1:]), "columns differ in length"),
     "tile-without-blocks": (lambda s, b: dataclasses.replace(s, tiles=("4x1", "2x1", "8x8")), "no blocks or profile"),
 }

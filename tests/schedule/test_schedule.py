@@ -52,10 +52,10 @@ def brute_force(blocks, profiles, limits):
     for name, cover in blocks.items():
         items = work.items(cover, profiles[name].split_keys)
         for b in regions:
-            shapes[b, name] = items.cls[cover.region[items.block] == b].tolist()
+            shapes[b, name] = items.shape[cover.region[items.block] == b].tolist()
     fits = {
         (b, name): all(
-            profiles[name].classes[k].resources[what] <= most
+            profiles[name].shapes[k].resources[what] <= most
             for k in shapes[b, name]
             for what, most in limits.per_block.items()
         )
@@ -63,7 +63,7 @@ def brute_force(blocks, profiles, limits):
         for name in names
     }
     usable = {
-        name: [c for c in profiles[name].classes if all(c.resources[w] <= m for w, m in limits.per_block.items())]
+        name: [c for c in profiles[name].shapes if all(c.resources[w] <= m for w, m in limits.per_block.items())]
         for name in names
     }
     places = list(itertools.product(names, range(limits.rounds)))
@@ -76,7 +76,7 @@ def brute_force(blocks, profiles, limits):
             here = [(b, name) for b, (name, q) in enumerate(choice) if q == r]
             kinds = {name for _, name in here}
             work_of = [(name, k) for b, name in here for k in shapes[b, name]]
-            classes = [profiles[name].classes[k] for name, k in work_of]
+            classes = [profiles[name].shapes[k] for name, k in work_of]
             longest, load = max((c.alone_us for c in classes), default=0), sum(c.latency_us for c in classes)
             units = sum(c.occupancy for c in classes)
             envelope_kept = all(
@@ -312,7 +312,7 @@ def test_the_work_list_is_ordered_and_places_every_item():
     blocks, profiles = random_inputs(5, 24, TILES, most_runs=9, split_keys=128)
     limits = make_limits(rounds=3, max_tile_kinds=1, lanes=3, round_us=0.7)
     found = solve(blocks, profiles, limits, "highs", "paper")
-    keys = np.stack([found.cls, found.tile, found.round])
+    keys = np.stack([found.shape, found.tile, found.round])
     assert (np.lexsort(keys) == np.arange(found.n_items)).all()
     size = (found.run_hi - found.run_lo) * [
         blocks[found.tiles[t]].rows[b] for t, b in zip(found.tile, found.block, strict=True)
@@ -321,7 +321,7 @@ def test_the_work_list_is_ordered_and_places_every_item():
     assert (np.diff(size)[same_launch] <= 0).all() and (np.diff(size)[same_launch] < 0).any()
     assert set(found.lane.tolist()) == {0, 1, 2}
     latency = np.array(
-        [profiles[found.tiles[t]].classes[k].latency_us for t, k in zip(found.tile, found.cls, strict=True)]
+        [profiles[found.tiles[t]].shapes[k].latency_us for t, k in zip(found.tile, found.shape, strict=True)]
     )
     # List scheduling ends at the prediction when the lanes end together, and never later than one item after
     # it a round.
@@ -416,15 +416,15 @@ MISMATCHES = {
         lambda b, p: (b, {**p, "2x1": dataclasses.replace(p["2x1"], device_id="x")}),
         "expected a profile with device_id 'device', found 'x'",
     ),
-    "other-classes": (
-        lambda b, p: (b, {**p, "2x1": dataclasses.replace(p["2x1"], classes=p["2x1"].classes[:1])}),
+    "other-shapes": (
+        lambda b, p: (b, {**p, "2x1": dataclasses.replace(p["2x1"], shapes=p["2x1"].shapes[:1])}),
         "expected a profile of the",
     ),
     "no-latency": (
         lambda b, p: (
             b,
             {**p, "2x1": dataclasses.replace(
-                p["2x1"], classes=tuple(dataclasses.replace(c, latency_us=0.0) for c in p["2x1"].classes)
+                p["2x1"], shapes=tuple(dataclasses.replace(c, latency_us=0.0) for c in p["2x1"].shapes)
             )},
         ),
         "expected positive, finite latencies",

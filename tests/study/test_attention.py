@@ -75,8 +75,8 @@ def test_executors_count_the_pairs_that_they_work_through(cover, tokens):
     plan = plans.scheduled(cover, split_keys=32)
     area = 0
     for t, blocks_of_tile in enumerate(cover.values()):
-        items, cls = work.items(blocks_of_tile, plan.split_keys), plan.cls[plan.tile == t]
-        area += int((items.class_rows[cls] * items.class_runs[cls]).sum()) * blocks_of_tile.tile.run
+        items, shape = work.items(blocks_of_tile, plan.split_keys), plan.shape[plan.tile == t]
+        area += int((items.shape_rows[shape] * items.shape_runs[shape]).sum()) * blocks_of_tile.tile.run
     assert cpu_executor.prepare(plan, cover, **options).executed == area
     slices = {"16x1": cover["16x1"]}
     plan = plans.scheduled(slices)

@@ -156,7 +156,7 @@ def test_items_are_those_of_the_schedule(study, scene):
         spans = np.reshape(items["cells"][i], (-1, 2))
         assert np.concatenate([np.arange(*span) for span in spans]).tolist() == np.unique(keys[keys >= 0]).tolist()
         assert items["pairs"][i] == keys.size * cover.tile.rows
-        assert items["latency_us"][i] == round(timed[plan.tiles[t]].classes[plan.cls[i]].latency_us, 3)
+        assert items["latency_us"][i] == round(timed[plan.tiles[t]].shapes[plan.shape[i]].latency_us, 3)
 
 
 def test_each_order_has_its_own_profile(study, tmp_path):
@@ -169,7 +169,7 @@ def test_each_order_has_its_own_profile(study, tmp_path):
         copy.write_bytes(Path(path).read_bytes())
     slow = next(copy for copy in copies.values() if "profiling" in str(copy))
     timed = json.loads(slow.read_text())
-    for shape in timed["classes"]:
+    for shape in timed["shapes"]:
         shape["latency_us"] *= 10
     slow.write_text(json.dumps(timed))
     first, second = explorer.scene([*files, *copies.values()])["plans"]

@@ -14,11 +14,8 @@ import pytest
 import tilewright
 from helpers import plans
 from helpers.factories import make_profile
-from helpers.rows import run_schedule
 from tilewright import blocks, graph, profile, schedule, targets
 from tilewright.core.errors import SolverError, SolverUnavailableError
-from tilewright.study.experiments._attention import Tokens
-from tilewright.study.experiments._effort import Effort
 from tilewright.study.figures import _style, gantt
 from tilewright.study.report import explorer
 from tilewright.study.stages import bench

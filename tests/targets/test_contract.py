@@ -208,9 +208,9 @@ def test_a_probe_times_every_shape_that_the_limits_judge(kind, device, dense):
     cover = plans.covers(plans.reordered(dense, **SIZES), ["16x1"])["16x1"]
     measured, items = measure(cover, device=kind, split_keys=32, budget_s=0.05), work.items(cover, 32)
     assert measured.device == device and measured.launch_us >= 0 and measured.tile_us >= 0
-    assert [c.items for c in measured.classes] == items.counts.tolist()
+    assert [c.items for c in measured.shapes] == items.counts.tolist()
     limits = targets.limits(device)
-    for shape in measured.classes:
+    for shape in measured.shapes:
         assert 0 < shape.p20_us <= shape.latency_us <= shape.p80_us and shape.alone_us > 0 and shape.occupancy >= 0
         assert {*limits.per_block, *limits.envelope} <= set(shape.resources)
 

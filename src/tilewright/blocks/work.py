@@ -1,8 +1,8 @@
 """Work items: what an executor runs, and the few shapes they come in (stages T3 to T5).
 
 A block becomes one work item, or several when it has more key runs than one part may hold: the parts of a split block
-are merged by their log-sum-exp. Items are then gathered into *shape classes*: items of one class are padded to the same
-number of rows and runs, so that an executor can batch them and a profile can measure each class once, exactly.
+are merged by their log-sum-exp. Items come in few *shapes*: those of one shape are padded to the same number of rows
+and runs, so that an executor can batch them and a profile can measure each shape once, exactly.
 
 Everything here is a pure function of the blocks and of `split_keys`; profile, schedule and executor call it alike.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Distinct padded row counts, and padded run counts for each of those. More classes pad less and launch more.
+# Distinct padded row counts, and padded run counts for each of those. More of them pad less and launch more.
 ROW_STEPS = 3
 RUN_STEPS = 4
 # A block of up to the first share of all keys stays whole, and the parts of others hold at least the second: what is no
@@ -24,11 +24,11 @@ CANDIDATES = 512
 
 @dataclass(frozen=True, eq=False)
 class WorkItems:
-    """Work items of one `Blocks`, in block order (I items, K shape classes).
+    """Work items of one `Blocks`, in block order (I items, K shapes).
 
     block: int32 [I]. run_lo, run_hi: int64 [I], absolute indices into the block file's runs.
-    split: bool [I], the item is one part of a split block. cls: int32 [I], the shape class.
-    class_rows, class_runs: int32 [K], padded shape. class_masked, class_split: bool [K]: some run is partial or padded;
+    split: bool [I], the item is one part of a split block. shape: int32 [I], the shape.
+    shape_rows, shape_runs: int32 [K], padded shape. shape_masked, shape_split: bool [K]: some run is partial or padded;
         the item yields log-sum-exps.
     Blocks without keys have no item: their rows are zeros.
     """
@@ -37,21 +37,21 @@ class WorkItems:
     run_lo: np.ndarray
     run_hi: np.ndarray
     split: np.ndarray
-    cls: np.ndarray
-    class_rows: np.ndarray
-    class_runs: np.ndarray
-    class_masked: np.ndarray
-    class_split: np.ndarray
+    shape: np.ndarray
+    shape_rows: np.ndarray
+    shape_runs: np.ndarray
+    shape_masked: np.ndarray
+    shape_split: np.ndarray
 
     @property
-    def n_classes(self):
-        """Number of shape classes."""
-        return len(self.class_rows)
+    def n_shapes(self):
+        """Number of shapes."""
+        return len(self.shape_rows)
 
     @property
     def counts(self):
-        """int64 [K]: items in each class."""
-        return np.bincount(self.cls, minlength=self.n_classes)
+        """int64 [K]: items of each shape."""
+        return np.bincount(self.shape, minlength=self.n_shapes)
 
 
 def ladder(values, weights, steps):
@@ -103,7 +103,7 @@ def items(blocks, split_keys):
     block = np.repeat(live, parts)
     index = np.arange(len(block)) - np.repeat(np.cumsum(parts) - parts, parts)
     n_parts, n_runs = np.repeat(parts, parts), np.repeat(runs, parts)
-    # Parts of near-equal length, so that they fall into one class.
+    # Parts of near-equal length, so that they have one shape.
     start = blocks.run_ptr[block]
     run_lo, run_hi = start + index * n_runs // n_parts, start + (index + 1) * n_runs // n_parts
     split = n_parts > 1
@@ -121,16 +121,16 @@ def items(blocks, split_keys):
     masked = masked | (run_pad > length)
     # One number for each shape, ordered by rows, runs, masked, split.
     radix = run_pad.max(initial=0) + 1
-    shapes, cls = np.unique(((row_pad * radix + run_pad) * 2 + masked) * 2 + split, return_inverse=True)
-    class_rows, class_runs = np.divmod(shapes // 4, radix)
+    shapes, shape = np.unique(((row_pad * radix + run_pad) * 2 + masked) * 2 + split, return_inverse=True)
+    shape_rows, shape_runs = np.divmod(shapes // 4, radix)
     return WorkItems(
         block,
         run_lo,
         run_hi,
         split,
-        cls.astype(np.int32),
-        class_rows.astype(np.int32),
-        class_runs.astype(np.int32),
+        shape.astype(np.int32),
+        shape_rows.astype(np.int32),
+        shape_runs.astype(np.int32),
         shapes // 2 % 2 == 1,
         shapes % 2 == 1,
     )

@@ -13,7 +13,7 @@ from tilewright.schedule.problem import Problem
 def assign(problem: Problem, rounds: np.ndarray, launched: np.ndarray, held: np.ndarray, objective: str) -> np.ndarray:
     """Tile of each region, int [B].
 
-    rounds: int [B], round of each region. launched: bool [K, R], shape classes that the model launches. held:
+    rounds: int [B], round of each region. launched: bool [K, R], shapes that the model launches. held:
     bool [S, R], tile kinds that a round may hold; each region must be allowed on a tile of its round.
     """
     load = np.where(problem.allowed & held[:, rounds].T, problem.load_us, np.inf)

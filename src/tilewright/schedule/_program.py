@@ -1,8 +1,8 @@
 """The integer program of a scheduling problem, and the way back from its answer (stage T4).
 
-Variables, for class c, tile s, shape class k and round r:
+Variables, for class c, tile s, shape k and round r:
     n[c,s,r]: regions of class c that run on tile s in round r; integer, and binary where a class is one region.
-    w[k,r]: round r launches shape class k. y[s,r]: round r holds tile s. u[r]: round r is used. All binary.
+    w[k,r]: round r launches shape k. y[s,r]: round r holds tile s. u[r]: round r is used. All binary.
     T[r]: duration of round r in microseconds; top: the longest of them (objective ``paper`` only).
 """
 
@@ -228,7 +228,7 @@ def _width(columns):
 
 
 def _links(problem, classes):
-    """Pairs (choice, shape class): the choices are the allowed (class, tile) in order."""
+    """Pairs (choice, shape): the choices are the allowed (class, tile) in order."""
     c, tile = np.nonzero(classes.allowed)
     return np.nonzero(classes.needs[c] & (problem.tile_of == tile[:, None]))
 

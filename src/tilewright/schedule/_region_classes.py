@@ -24,7 +24,7 @@ class RegionClasses:
 
     member: int [B], class of each region. size: int [C]. load_us, regret_us, units: float [C, S], least over
         the members.
-    base_us: float [C], sum over the members of their least load. needs: bool [C, K], shape classes that every
+    base_us: float [C], sum over the members of their least load. needs: bool [C, K], shapes that every
         member needs.
     allowed: bool [C, S], tiles that some member may take. form: ``regions``, ``classes`` or ``merged``.
     """
@@ -91,7 +91,7 @@ def _envelope(problem, member, form):
         return np.minimum.reduceat(values[order], start, axis=0)
 
     allowed = np.logical_or.reduceat(problem.allowed[order], start, axis=0)
-    # A class needs a shape class only where every member that may take the tile does.
+    # A class needs a shape only where every member that may take the tile does.
     optional = (problem.counts > 0) | ~problem.allowed[:, problem.tile_of]
     needs = np.logical_and.reduceat(optional[order], start, axis=0) & allowed[:, problem.tile_of]
     return RegionClasses(

@@ -44,7 +44,7 @@ def violations(
     ]
 
 
-_COLUMNS = ("tile", "block", "run_lo", "run_hi", "cls", "split", "round", "lane", "start_us")
+_COLUMNS = ("tile", "block", "run_lo", "run_hi", "shape", "split", "round", "lane", "start_us")
 
 
 def _references(schedule, blocks, profiles):
@@ -56,13 +56,13 @@ def _references(schedule, blocks, profiles):
     if missing:
         return [f"no blocks or profile for the tiles {missing}"]
     wrong = []
-    for i, (t, b, k) in enumerate(zip(schedule.tile, schedule.block, schedule.cls, strict=True)):
+    for i, (t, b, k) in enumerate(zip(schedule.tile, schedule.block, schedule.shape, strict=True)):
         if not 0 <= t < len(schedule.tiles):
             wrong.append(f"item {i} names tile {t} of {len(schedule.tiles)}")
         elif not 0 <= b < blocks[schedule.tiles[t]].n_blocks:
             wrong.append(f"item {i} names block {b} of {blocks[schedule.tiles[t]].n_blocks}")
-        elif not 0 <= k < len(profiles[schedule.tiles[t]].classes):
-            wrong.append(f"item {i} names shape class {k} of {len(profiles[schedule.tiles[t]].classes)}")
+        elif not 0 <= k < len(profiles[schedule.tiles[t]].shapes):
+            wrong.append(f"item {i} names shape {k} of {len(profiles[schedule.tiles[t]].shapes)}")
     return wrong
 
 
@@ -99,17 +99,17 @@ def _runs(region, tile, b, parts, first, last):
 
 
 def _shapes(items, blocks, profiles):
-    """Every item fits the shape class whose latency it is counted with."""
+    """Every item fits the shape whose latency it is counted with."""
     wrong = []
     for i, (tile, b, lo, hi, k, split, *_) in enumerate(items):
-        cover, shape = blocks[tile], profiles[tile].classes[k]
+        cover, shape = blocks[tile], profiles[tile].shapes[k]
         rows = int(cover.row_ptr[b + 1] - cover.row_ptr[b])
         masked = bool((cover.run_mask[lo:hi] >= 0).any()) or hi - lo < shape.runs
         whole = (lo, hi) == (cover.run_ptr[b], cover.run_ptr[b + 1])
         if rows > shape.rows or hi - lo > shape.runs or masked > shape.masked or split != shape.split or split == whole:
             wrong.append(
                 f"item {i} ({tile}, block {b}: {rows} rows, {hi - lo} runs, masked {masked}, split {split}) "
-                f"does not fit shape class {k} ({shape.rows} rows, {shape.runs} runs, masked {shape.masked}, "
+                f"does not fit shape {k} ({shape.rows} rows, {shape.runs} runs, masked {shape.masked}, "
                 f"split {shape.split})"
             )
     return wrong
@@ -120,7 +120,7 @@ def _per_block(items, profiles, limits):
     wrong = []
     for i, (tile, b, _, _, k, *_) in enumerate(items):
         for name, most in limits.per_block.items():
-            need = profiles[tile].classes[k].resources[name]
+            need = profiles[tile].shapes[k].resources[name]
             if need > most:
                 wrong.append(f"C2: item {i} ({tile}, block {b}) needs {name} {need:g}, at most {most:g}")
     return wrong
@@ -133,7 +133,7 @@ def _rounds(items, profiles, limits):
     units: defaultdict[int, float] = defaultdict(float)
     for tile, _, _, _, k, _, r, _, _ in items:
         kinds[r].add(tile)
-        units[r] += profiles[tile].classes[k].occupancy
+        units[r] += profiles[tile].shapes[k].occupancy
     order = [item[6] for item in items]
     if order != sorted(order):
         wrong.append("rounds are not ascending in the work list")
@@ -157,7 +157,7 @@ def _rounds(items, profiles, limits):
 def _largest(profile, name, limits):
     usable = [
         shape.resources[name]
-        for shape in profile.classes
+        for shape in profile.shapes
         if all(shape.resources[other] <= most for other, most in limits.per_block.items())
     ]
     return max(usable, default=0.0)
@@ -171,7 +171,7 @@ def _placement(items, profiles, limits):
     for i, (tile, _, _, _, k, _, r, lane, start) in enumerate(items):
         if not 0 <= lane < limits.lanes:
             wrong.append(f"item {i} runs in lane {lane} of {limits.lanes}")
-        end = start + profiles[tile].classes[k].latency_us
+        end = start + profiles[tile].shapes[k].latency_us
         timeline[lane].append((start, end, i))
         first, last = spans.get(r, (np.inf, 0.0))
         spans[r] = min(first, start), max(last, end)
@@ -196,7 +196,7 @@ def _prediction(schedule, items, profiles, limits):
     load: defaultdict[int, float] = defaultdict(float)
     launches = set()
     for tile, _, _, _, k, _, r, _, _ in items:
-        shape = profiles[tile].classes[k]
+        shape = profiles[tile].shapes[k]
         longest[r] = max(longest[r], shape.alone_us)
         load[r] += shape.latency_us
         launches.add((r, tile, k))

@@ -1,6 +1,6 @@
 """The scheduling problem: what each region needs on each tile, and what a choice costs (stage T4).
 
-The cost of a schedule follows from one table: how many work items of each shape class every round runs.
+The cost of a schedule follows from one table: how many work items of each shape every round runs.
 `Problem.round_us` and `Problem.costs_us` alone define that cost. Heuristics, solvers and predictions call them.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.blocks import Blocks, work
 from tilewright.core.errors import ArtifactError, InfeasibleError
-from tilewright.profile import Profile, ShapeClass
+from tilewright.profile import ItemShape, Profile
 from tilewright.targets import Limits
 
 OBJECTIVES = ("sum", "paper")
@@ -21,16 +21,16 @@ SLACK = 1 + 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Regions, tiles and shape classes (B regions with work, S tiles, K shape classes of all tiles in tile
+    """Regions, tiles and shapes (B regions with work, S tiles, K shapes of all tiles in tile
     order).
 
     tiles: tile names [S]. region: int [B], ids of the regions that have work. tile_of: int [K], tile of each
-        shape class.
+        shape.
     latency_us, alone_us, launch_us, occupancy: float [K], per item in a full batch and alone, per launch, and units
         per item.
     tile_us: float [S], until a tile's items fill the lanes of a round, and as they run out.
     envelope: ``{resource: float [S]}``, the largest need of an item of each tile (C5).
-    counts: int [B, K], items of shape class k that region b needs when it runs on tile ``tile_of[k]``.
+    counts: int [B, K], items of shape k that region b needs when it runs on tile ``tile_of[k]``.
     allowed: bool [B, S], tiles whose items all fit the per-block limits (C2).
     """
 
@@ -49,7 +49,7 @@ class Problem:
 
     @cached_property
     def of_tile(self) -> np.ndarray:
-        """bool [K, S]: which tile each shape class belongs to."""
+        """bool [K, S]: which tile each shape belongs to."""
         return self.tile_of[:, None] == np.arange(len(self.tiles))
 
     @cached_property
@@ -74,7 +74,7 @@ class Problem:
         return len(self.region)
 
     def table(self, tile: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-        """int [R, K]: work items of each shape class and round when region b runs on ``tile[b]`` in
+        """int [R, K]: work items of each shape and round when region b runs on ``tile[b]`` in
         ``rounds[b]``."""
         chosen = np.where(self.tile_of == np.asarray(tile)[:, None], self.counts, 0)
         table = np.zeros((self.limits.rounds, len(self.tile_of)), np.int64)
@@ -84,7 +84,7 @@ class Problem:
     def makespan_us(self, tile: np.ndarray, rounds: np.ndarray) -> float:
         """Predicted makespan of an assignment, in microseconds.
 
-        It is the sum, over the rounds used, of the duration T_r, one launch for each shape class present, and the cost
+        It is the sum, over the rounds used, of the duration T_r, one launch for each shape present, and the cost
         of the round.
         """
         return self.value(tile, rounds, "sum")
@@ -103,7 +103,7 @@ class Problem:
         return self.round_us(counts)
 
     def round_us(self, counts: np.ndarray) -> np.ndarray:
-        """Durations T_r, float [R], of rounds that run `counts` [R, K] work items of each shape class (C4).
+        """Durations T_r, float [R], of rounds that run `counts` [R, K] work items of each shape (C4).
 
         A round lasts as long as its longest item takes alone on the device, or as its load over the lanes plus the time
         that filling and emptying the lanes takes, whichever is larger.
@@ -146,25 +146,25 @@ def build(blocks: dict[str, Blocks], profiles: dict[str, Profile], limits: Limit
     check_inputs(blocks, profiles)
     parts: list[np.ndarray] = []
     tiles: list[int] = []
-    classes: list[ShapeClass] = []
+    shapes: list[ItemShape] = []
     launch: list[float] = []
     for s, (name, cover) in enumerate(blocks.items()):
         profile = profiles[name]
         items = work.items(cover, profile.split_keys)
-        _check_classes(name, items, profile)
-        counts = np.zeros((cover.n_regions, items.n_classes), np.int64)
-        np.add.at(counts, (cover.region[items.block], items.cls), 1)
+        _check_shapes(name, items, profile)
+        counts = np.zeros((cover.n_regions, items.n_shapes), np.int64)
+        np.add.at(counts, (cover.region[items.block], items.shape), 1)
         parts.append(counts)
-        tiles += [s] * items.n_classes
-        classes += profile.classes
-        launch += [profile.launch_us] * items.n_classes
+        tiles += [s] * items.n_shapes
+        shapes += profile.shapes
+        launch += [profile.launch_us] * items.n_shapes
     counts, tile_of = np.concatenate(parts, axis=1), np.array(tiles, np.int64)
     region = np.flatnonzero(counts.any(axis=1))
     counts = counts[region]
 
     names = sorted({*limits.per_block, *limits.envelope})
-    needs = {name: np.array([_need(shape, name) for shape in classes], float) for name in names}
-    fits = np.ones(len(classes), bool)
+    needs = {name: np.array([_need(shape, name) for shape in shapes], float) for name in names}
+    fits = np.ones(len(shapes), bool)
     for name, most in limits.per_block.items():
         fits &= needs[name] <= most
     excluded = np.zeros((len(region), len(blocks)), bool)
@@ -181,10 +181,10 @@ def build(blocks: dict[str, Blocks], profiles: dict[str, Profile], limits: Limit
         tiles=tuple(blocks),
         region=region,
         tile_of=tile_of,
-        latency_us=np.array([shape.latency_us for shape in classes], float),
-        alone_us=np.array([shape.alone_us for shape in classes], float),
+        latency_us=np.array([shape.latency_us for shape in shapes], float),
+        alone_us=np.array([shape.alone_us for shape in shapes], float),
         launch_us=np.array(launch, float),
-        occupancy=np.array([shape.occupancy for shape in classes], float),
+        occupancy=np.array([shape.occupancy for shape in shapes], float),
         tile_us=np.array([profiles[name].tile_us for name in blocks], float),
         envelope=envelope,
         counts=counts,
@@ -215,16 +215,16 @@ def check_inputs(blocks: dict[str, Blocks], profiles: dict[str, Profile]) -> Non
                 raise ArtifactError(f"tile {name}: expected a profile with {what} {expected!r}, found {found!r}")
 
 
-def _check_classes(name, items, profile):
-    shapes = zip(items.class_rows, items.class_runs, items.class_masked, items.class_split, strict=True)
+def _check_shapes(name, items, profile):
+    shapes = zip(items.shape_rows, items.shape_runs, items.shape_masked, items.shape_split, strict=True)
     expected = [(int(r), int(u), bool(m), bool(p)) for r, u, m, p in shapes]
-    found = [(shape.rows, shape.runs, shape.masked, shape.split) for shape in profile.classes]
-    latencies = [time for shape in profile.classes for time in (shape.latency_us, shape.alone_us)]
+    found = [(shape.rows, shape.runs, shape.masked, shape.split) for shape in profile.shapes]
+    latencies = [time for shape in profile.shapes for time in (shape.latency_us, shape.alone_us)]
     if not all(0 < latency < np.inf for latency in latencies):
         raise ArtifactError(f"tile {name}: expected positive, finite latencies, found {latencies}")
     if expected != found:
         raise ArtifactError(
-            f"tile {name}: expected a profile of the {len(expected)} shape classes (rows, runs, masked, split) "
+            f"tile {name}: expected a profile of the {len(expected)} shapes (rows, runs, masked, split) "
             f"{expected}, found {found}"
         )
 

@@ -25,7 +25,7 @@ class Schedule:
     Work, one entry per work item in execution order (I items):
         tile: int16 [I], index into `tiles`. block: int32 [I]. run_lo, run_hi: int64 [I], runs of the tile's
             blocks file.
-        cls: int32 [I], shape class of the tile's `blocks.work.items`. split: bool [I]. round: int16 [I], ascending.
+        shape: int32 [I], that of the tile's `blocks.work.items`. split: bool [I]. round: int16 [I], ascending.
         lane: int16 [I] and start_us: float64 [I], the predicted placement (list scheduling, longest first).
     tiles: tile names; blocks_ids, blocks_paths, profile_paths: one per tile. A schedule need not use all of
         them.
@@ -67,7 +67,7 @@ class Schedule:
     block: np.ndarray
     run_lo: np.ndarray
     run_hi: np.ndarray
-    cls: np.ndarray
+    shape: np.ndarray
     split: np.ndarray
     round: np.ndarray
     lane: np.ndarray
@@ -82,15 +82,15 @@ class Schedule:
 
     @property
     def launches(self) -> int:
-        """Batched launches: distinct (round, tile, shape class)."""
-        return len(np.unique(np.stack([self.round, self.tile, self.cls]), axis=1).T)
+        """Batched launches: distinct (round, tile, shape)."""
+        return len(np.unique(np.stack([self.round, self.tile, self.shape]), axis=1).T)
 
     def latencies_us(self, profiles: Sequence[Profile]) -> np.ndarray:
         """float64 [I]: predicted latency of each item, from the `profiles` of the tiles, in the order of `tiles`."""
         latency = np.zeros(self.n_items)
         for t, profile in enumerate(profiles):
             here = self.tile == t
-            latency[here] = np.array([shape.latency_us for shape in profile.classes])[self.cls[here]]
+            latency[here] = np.array([shape.latency_us for shape in profile.shapes])[self.shape[here]]
         return latency
 
     def summary(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ COLUMNS: dict[str, Any] = {
     "block": np.int32,
     "run_lo": np.int64,
     "run_hi": np.int64,
-    "cls": np.int32,
+    "shape": np.int32,
     "split": bool,
     "round": np.int16,
     "lane": np.int16,
@@ -238,16 +238,16 @@ def verify_inputs(
 def verify_work(schedule: Schedule, blocks: Mapping[str, Blocks], profiles: Mapping[str, Profile]) -> None:
     """Raise `ArtifactError` unless the work list holds the `work.items` of `blocks`.
 
-    Their shape classes must be those of `profiles`. Each region that has keys must stand on one tile and in one round.
+    Their shapes must be those of `profiles`. Each region that has keys must stand on one tile and in one round.
     """
     first = next(iter(blocks.values()))
     placed = np.full(first.n_regions, -1)
     for t, name in enumerate(schedule.tiles):
-        cover, classes, mine = blocks[name], profiles[name].classes, np.flatnonzero(schedule.tile == t)
+        cover, measured, mine = blocks[name], profiles[name].shapes, np.flatnonzero(schedule.tile == t)
         items = work.items(cover, schedule.split_keys)
-        shapes = [(shape.rows, shape.runs, shape.masked, shape.split) for shape in classes]
-        known = zip(items.class_rows, items.class_runs, items.class_masked, items.class_split, strict=True)
-        _expect(shapes == list(known), name, "a profile of the shape classes of its blocks")
+        shapes = [(shape.rows, shape.runs, shape.masked, shape.split) for shape in measured]
+        known = zip(items.shape_rows, items.shape_runs, items.shape_masked, items.shape_split, strict=True)
+        _expect(shapes == list(known), name, "a profile of the shapes of its blocks")
         _expect(np.array_equal(cover.region_ptr, first.region_ptr), name, "the regions of the other tiles")
         contents.within(f"tile {name}", "block", schedule.block[mine], 0, cover.n_blocks - 1)
         region, rounds = cover.region[schedule.block[mine]], schedule.round[mine]
@@ -256,7 +256,7 @@ def verify_work(schedule: Schedule, blocks: Mapping[str, Blocks], profiles: Mapp
         _expect((placed[region] == rounds).all(), name, "each region in one round")
         mine = mine[np.lexsort((schedule.run_lo[mine], schedule.block[mine]))]
         theirs = np.isin(cover.region[items.block], region)
-        for column in ("block", "run_lo", "run_hi", "cls", "split"):
+        for column in ("block", "run_lo", "run_hi", "shape", "split"):
             same = np.array_equal(getattr(schedule, column)[mine], getattr(items, column)[theirs])
             _expect(same, name, f"{column} of the work items of its regions")
     _expect((placed[first.region[first.runs > 0]] >= 0).all(), schedule.tiles, "every region that has keys")

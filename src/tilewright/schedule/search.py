@@ -165,7 +165,7 @@ def _infeasible(problem):
 
 
 def _work_list(problem, blocks, split_keys, tile, rounds):
-    """The columns of `Schedule`: rounds ascending, then tile, then shape class, then the most work first."""
+    """The columns of `Schedule`: rounds ascending, then tile, then shape, then the most work first."""
     parts = []
     for s, cover in enumerate(blocks.values()):
         items = work.items(cover, split_keys)
@@ -179,17 +179,17 @@ def _work_list(problem, blocks, split_keys, tile, rounds):
             "block": items.block[keep],
             "run_lo": items.run_lo[keep],
             "run_hi": items.run_hi[keep],
-            "cls": items.cls[keep],
+            "shape": items.shape[keep],
             "split": items.split[keep],
             "round": item_round[keep],
             "size": length * cover.rows[items.block[keep]],
         }
         parts.append(part)
     merged = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    order = np.lexsort([-merged.pop("size"), merged["cls"], merged["tile"], merged["round"]])
+    order = np.lexsort([-merged.pop("size"), merged["shape"], merged["tile"], merged["round"]])
     columns = {name: column[order] for name, column in merged.items()}
     first = np.searchsorted(problem.tile_of, np.arange(len(problem.tiles)))
-    columns["lane"], columns["start_us"] = _place(problem, columns["round"], first[columns["tile"]] + columns["cls"])
+    columns["lane"], columns["start_us"] = _place(problem, columns["round"], first[columns["tile"]] + columns["shape"])
     return {name: columns[name].astype(dtype) for name, dtype in COLUMNS.items()}
 
 

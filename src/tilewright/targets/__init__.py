@@ -29,9 +29,9 @@ folder:
         Claim before torch uses a device. ``available`` raises `DeviceError` without any.
 
 ``probe.py``.
-    ``measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s)``: times the shape classes of
+    ``measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s)``: times the shapes of
         ``blocks.work.items(blocks, split_keys)`` in about `budget_s` seconds. Returns ``(launch_us, tile_us,
-        classes)``: two costs of `profile.Profile` and a `profile.ShapeClass` each, in the order of the classes.
+        shapes)``: two costs of `profile.Profile` and a `profile.ItemShape` each, in the order of the shapes.
 
 ``executor.py``.
     ``prepare(schedule, blocks, *, heads, head_dim, dtype, **options)``: an `Executor` of the schedule. blocks: ``{tile:
@@ -146,7 +146,7 @@ def executor(kind: str) -> ModuleType:
 
 
 def probe(kind: str) -> ModuleType:
-    """The module whose `measure` times shape classes on `kind`. Raises `DeviceError` for a kind that is not known."""
+    """The module whose `measure` times shapes on `kind`. Raises `DeviceError` for a kind that is not known."""
     return _module(kind, "probe")
 
 

@@ -18,7 +18,7 @@ def measure(
     seed: int = 0,
     budget_s: float = 0.5,
 ) -> Profile:
-    """Time every shape class of the work items of `blocks` with the executor of `device`; return the `Profile`.
+    """Time every shape of the work items of `blocks` with the executor of `device`; return the `Profile`.
 
     heads, head_dim: default those of the blocks' model. budget_s: about how many seconds the timed calls take together.
     How a class is timed is explained in the probe of the device, see `targets.probe`.
@@ -31,7 +31,7 @@ def measure(
     registry.check("dtype", dtype, DTYPES)
     sizes = {name: _size(blocks, name, value) for name, value in (("heads", heads), ("head_dim", head_dim))}
     options = {**sizes, "dtype": dtype, "split_keys": split_keys}
-    launch_us, tile_us, classes = targets.probe(device).measure(blocks, **options, seed=seed, budget_s=budget_s)
+    launch_us, tile_us, shapes = targets.probe(device).measure(blocks, **options, seed=seed, budget_s=budget_s)
     return Profile(
         tile=blocks.tile.name,
         blocks_id=blocks.id,
@@ -39,7 +39,7 @@ def measure(
         **options,
         launch_us=launch_us,
         tile_us=tile_us,
-        classes=tuple(classes),
+        shapes=tuple(shapes),
         device=description,
         device_id=targets.device_id(description),
     )

@@ -60,7 +60,7 @@ def test_a_gpu_tells_times_and_resources(ordered, tile):
     limits = targets.limits(measured.device)
     assert limits.max_tile_kinds == 1 and limits.lanes == measured.device["multiprocessors"]
     assert measured.device["launch_us"] > 0
-    for shape in measured.classes:
+    for shape in measured.shapes:
         assert shape.latency_us > 0 and shape.alone_us > 0
         assert 0 < shape.resources["shared_bytes"] <= limits.per_block["shared_bytes"]
         assert 0 < shape.resources["registers"] <= 255 and shape.resources["spills"] == 0

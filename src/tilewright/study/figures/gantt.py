@@ -98,7 +98,7 @@ def _panel(axes, plan, profiles):
 
 def _held(plan, launch_us):
     """float [I]: what the launches of an item's round have cost until it starts, its own included."""
-    shape = np.stack([plan.round, plan.tile, plan.cls])
+    shape = np.stack([plan.round, plan.tile, plan.shape])
     first = np.r_[True, (shape[:, 1:] != shape[:, :-1]).any(axis=0)]
     total = np.cumsum(np.where(first, launch_us[plan.tile], 0.0))
     begin = np.searchsorted(plan.round, plan.round)

@@ -1,6 +1,6 @@
 """Executor of schedules on a CPU: batched attention calls on gathered tokens (stages T3 and T5).
 
-Work items of one round, tile and shape class form one launch, whose chunks the workers take one at a time. A chunk
+Work items of one round, tile and shape form one launch, whose chunks the workers take one at a time. A chunk
 gathers its queries and keys from token-major copies of q, k and v, by indices that include the order of the tokens. It
 attends with an additive mask where it needs one and writes its results side by side. The parts of a split block are
 merged by their log-sum-exp. A last gather puts the result of every query at its position.
@@ -36,13 +36,13 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
     shape = next(iter(blocks.values())).shape
     common = setting(shape, heads, head_dim, dtype, **options)
     launches, spare = [], MASK_BYTES
-    batches = np.stack([schedule.round, schedule.tile, schedule.cls])
+    batches = np.stack([schedule.round, schedule.tile, schedule.shape])
     distinct, batch_of = np.unique(batches, axis=1, return_inverse=True)
     shapes = {t: work.items(blocks[schedule.tiles[t]], schedule.split_keys) for t in np.unique(schedule.tile).tolist()}
-    for i, (_, tile, cls) in enumerate(distinct.T.tolist()):
+    for i, (_, tile, item_shape) in enumerate(distinct.T.tolist()):
         member = batch_of.ravel() == i
         columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
-        launches.append(build(common, blocks[schedule.tiles[tile]], shapes[tile], cls, *columns, spare))
+        launches.append(build(common, blocks[schedule.tiles[tile]], shapes[tile], item_shape, *columns, spare))
         spare -= 0 if launches[-1].masks is None else launches[-1].masks.held_bytes
     jobs = _jobs(launches, distinct[0].tolist())
     place, merges, n_results, n_parts = _places(launches, shape[0])

@@ -1,4 +1,4 @@
-"""One launch: work items of one shape class on gathered tokens. The executor runs it and T3 times it."""
+"""One launch: work items of one shape on gathered tokens. The executor runs it and T3 times it."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,7 +18,7 @@ _CACHE_SHARE = 2
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """Work items of one shape class, in chunks that fit a cache.
+    """Work items of one shape, in chunks that fit a cache.
 
     chunks: items that are gathered and attended in one call. n_rows: rows that are written, padded ones included.
     row_of, position_of: int64, the query (in the graph's order) and the written row of each result; padding has none.
@@ -89,16 +89,16 @@ class _Chunk:
     mask_ids: torch.Tensor | None
 
 
-def build(setting, blocks, shapes, cls, block, run_lo, run_hi, spare_bytes):
-    """The `Launch` of work items (int columns `block`, `run_lo`, `run_hi`) of shape class `cls`.
+def build(setting, blocks, shapes, shape, block, run_lo, run_hi, spare_bytes):
+    """The `Launch` of work items (int columns `block`, `run_lo`, `run_hi`) of shape `shape`.
 
     shapes: ``blocks.work.items(blocks, ...)``. spare_bytes: memory for masks that are expanded before the first call.
     """
-    height, n_runs = int(shapes.class_rows[cls]), int(shapes.class_runs[cls])
+    height, n_runs = int(shapes.shape_rows[shape]), int(shapes.shape_runs[shape])
     rows, real = _padded_rows(blocks, block, height)
     keys, run_ids = _padded_keys(blocks, run_lo, run_hi, n_runs)
     masks = None
-    if shapes.class_masked[cls] or setting.bias is not None:
+    if shapes.shape_masked[shape] or setting.bias is not None:
         tokens = setting.natural[0][rows], setting.natural[1][keys]
         masks = ItemMasks(blocks.masks[:, :height], run_ids, *tokens, setting.bias)
         if masks.float_bytes * masks.size <= spare_bytes:
@@ -123,7 +123,7 @@ def build(setting, blocks, shapes, cls, block, run_lo, run_hi, spare_bytes):
         )
     held = 4 * sum(len(c.rows) + len(c.keys) for c in chunks) + (0 if masks is None else masks.held_bytes)
     results = rows[real].astype(np.int64), np.flatnonzero(real)
-    split = bool(shapes.class_split[cls])
+    split = bool(shapes.shape_split[shape])
     return Launch(tuple(chunks), setting.heads, setting.scale, split, rows.size, *results, masks, held)
 
 

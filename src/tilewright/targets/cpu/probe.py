@@ -1,4 +1,4 @@
-"""Times of the shape classes of one blocks file, each run alone by the code of the executor (stage T3)."""
+"""Times of the shapes of one blocks file, each run alone by the code of the executor (stage T3)."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -10,7 +10,7 @@ from tilewright import targets
 from tilewright.blocks import work
 from tilewright.core import progress
 from tilewright.core.timing import time_call
-from tilewright.profile import shape_class
+from tilewright.profile import item_shape
 from tilewright.targets.cpu.executor import MASK_BYTES, Executor, merge
 from tilewright.targets.cpu.launch import build, index, item_bytes, token_major
 from tilewright.targets.cpu.workers import in_forks, workers
@@ -19,13 +19,13 @@ from tilewright.targets.setting import setting
 # A timing stops at this relative standard error of its mean.
 RSE = 0.03
 MIN_REPS = 10
-# The cost of a launch is the median over this many classes.
-LAUNCH_CLASSES = 4
+# The cost of a launch is the median over this many shapes.
+LAUNCH_SHAPES = 4
 
 
 @in_forks
 def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
-    """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; see the contract in `targets`.
+    """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; see the contract in `targets`.
 
     All workers run the launch of a class at the same time: all of it, or the part that the class's share of the budget
     has time for. The cost of a launch is the cost of its first chunk: what an item that runs alone takes beyond an
@@ -35,23 +35,23 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
     """
     probe = Probe(blocks, heads=heads, head_dim=head_dim, dtype=dtype, split_keys=split_keys, seed=seed)
     n_workers, items = probe.n_workers, probe.items
-    share_s = budget_s / (items.n_classes + LAUNCH_CLASSES + 2)
+    share_s = budget_s / (items.n_shapes + LAUNCH_SHAPES + 2)
     handing_us = _time(probe.handing(), share_s).p50_us
     passage_us = (_time(probe.passage(), share_s).p50_us + handing_us) / blocks.shape[0]
     chunk_us = _chunk_us(probe, handing_us, share_s)
-    classes = []
-    for cls in progress.with_progress(range(items.n_classes), f"profile {blocks.tile.name}"):
-        timing, n_items, merging_us = _time_class(probe, cls, share_s)
-        common_us = n_workers * (passage_us * probe.passing_rows(cls) + merging_us / n_items)
+    shapes = []
+    for shape in progress.with_progress(range(items.n_shapes), f"profile {blocks.tile.name}"):
+        timing, n_items, merging_us = _time_shape(probe, shape, share_s)
+        common_us = n_workers * (passage_us * probe.passing_rows(shape) + merging_us / n_items)
         p20, p50, p80 = (
-            # A short launch may take less than a chunk cost in other classes. Its items must not be free.
+            # A short launch may take less than a chunk cost in other shapes. Its items must not be free.
             max(us - handing_us - chunk_us, us / 10) / n_items + common_us
             for us in (timing.p20_us, timing.p50_us, timing.p80_us)
         )
         times = {"p20_us": p20, "latency_us": p50, "alone_us": p50, "p80_us": p80}
-        resources, occupancy = probe.resources(cls)
-        classes.append(shape_class(items, cls, timing, **times, resources=resources, occupancy=occupancy))
-    return chunk_us / n_workers, 0.0, classes
+        resources, occupancy = probe.resources(shape)
+        shapes.append(item_shape(items, shape, timing, **times, resources=resources, occupancy=occupancy))
+    return chunk_us / n_workers, 0.0, shapes
 
 
 class Probe:
@@ -69,11 +69,11 @@ class Probe:
             torch.randn(1, heads, n, head_dim, generator=generator).to(self._setting.dtype) for n in (n_q, n_k, n_k)
         )
 
-    def launch(self, cls, most=None):
-        """The launch of all items of class `cls`, or of its first `most`."""
-        member = np.flatnonzero(self.items.cls == cls)[:most]
+    def launch(self, shape, most=None):
+        """The launch of all items of shape `shape`, or of its first `most`."""
+        member = np.flatnonzero(self.items.shape == shape)[:most]
         columns = (getattr(self.items, name)[member] for name in ("block", "run_lo", "run_hi"))
-        return build(self._setting, self.blocks, self.items, cls, *columns, MASK_BYTES)
+        return build(self._setting, self.blocks, self.items, shape, *columns, MASK_BYTES)
 
     def call(self, launch):
         """``(callable, n)``: runs `launch`, which has n items, on all workers at the same time, once on each."""
@@ -113,18 +113,18 @@ class Probe:
         nothing = Executor((), (), (), index(np.arange(n)), *sizes, self.n_workers)
         return lambda: nothing(self._q, self._k, self._v)
 
-    def passing_rows(self, cls):
-        """Rows that one item of class `cls` adds to the passage; the parts of a split block share its rows."""
-        member = self.items.cls == cls
+    def passing_rows(self, shape):
+        """Rows that one item of shape `shape` adds to the passage; the parts of a split block share its rows."""
+        member = self.items.shape == shape
         block = self.items.block[member]
         parts = np.bincount(self.items.block, minlength=self.blocks.n_blocks)[block]
         return float((self.blocks.rows[block] / parts).mean())
 
-    def resources(self, cls):
+    def resources(self, shape):
         """``(resources, occupancy)`` of one item, in bytes: what it reads and writes; its result and its indices."""
         items = self.items
-        rows, keys = int(items.class_rows[cls]), int(items.class_runs[cls]) * self.blocks.tile.run
-        touched = sum(item_bytes(self._setting, rows, keys, int(items.class_masked[cls])))
+        rows, keys = int(items.shape_rows[shape]), int(items.shape_runs[shape]) * self.blocks.tile.run
+        touched = sum(item_bytes(self._setting, rows, keys, int(items.shape_masked[shape])))
         token = self._setting.heads * self._setting.head_dim * self._setting.dtype.itemsize
         return {"working_set_bytes": float(touched)}, float(rows * token + 4 * (rows + keys))
 
@@ -143,9 +143,9 @@ def _time(call, seconds):
     return time_call(call, min_reps=MIN_REPS, max_seconds=seconds, rse_target=RSE, warmups=1)
 
 
-def _time_class(probe, cls, seconds):
-    """``(timing, items, merging_us)`` of the launch of class `cls`, or of as many chunks as `seconds` allow."""
-    launch = probe.launch(cls)
+def _time_shape(probe, shape, seconds):
+    """``(timing, items, merging_us)`` of the launch of shape `shape`, or of as many chunks as `seconds` allow."""
+    launch = probe.launch(shape)
     first, _ = probe.call(head(launch, 1))
     chunk_s = _time(first, 0).p20_us / 1e6
     n_chunks = max(1, min(len(launch.chunks), int(seconds / (MIN_REPS + 1) / chunk_s)))
@@ -156,10 +156,10 @@ def _time_class(probe, cls, seconds):
 
 
 def _chunk_us(probe, handing_us, seconds):
-    """Cost of a chunk beyond its items: what an item alone costs more than one in a chunk, median of some classes."""
+    """Cost of a chunk beyond its items: what an item alone costs more than one in a chunk, median of some shapes."""
     costs = []
-    for cls in np.argsort(-probe.items.counts, kind="stable")[:LAUNCH_CLASSES].tolist():
-        (alone, _), (several, n) = probe.call(probe.launch(cls, 1)), probe.call(head(probe.launch(cls), 1))
+    for shape in np.argsort(-probe.items.counts, kind="stable")[:LAUNCH_SHAPES].tolist():
+        (alone, _), (several, n) = probe.call(probe.launch(shape, 1)), probe.call(head(probe.launch(shape), 1))
         if n > 1:
             alone_us, several_us = (_time(call, seconds / 2).p50_us - handing_us for call in (alone, several))
             costs.append(alone_us - (several_us - alone_us) / (n - 1))

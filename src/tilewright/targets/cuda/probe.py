@@ -1,4 +1,4 @@
-"""Shape classes of one blocks file, each run alone by the kernel of `executor` (stage T3 on a GPU)."""
+"""Shapes of one blocks file, each run alone by the kernel of `executor` (stage T3 on a GPU)."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,7 @@ from tilewright import targets
 from tilewright.blocks import work
 from tilewright.core import progress
 from tilewright.core.timing import time_gpu
-from tilewright.profile import shape_class
+from tilewright.profile import item_shape
 from tilewright.targets.cuda import config, executor, tile_lists
 from tilewright.targets.cuda.tile_lists import Item, Part
 from tilewright.targets.setting import setting
@@ -23,11 +23,11 @@ MOST_THREADS = 2048
 
 
 def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
-    """``(launch_us, tile_us, [ShapeClass, …])`` of the work items of `blocks`; arguments as in `targets.measure`.
+    """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; arguments as in `targets.measure`.
 
-    An item is one program for each head. A class is timed with as many items as all blocks have, since the time of a
+    An item is one program for each head. A shape is timed with as many items as all blocks have, since the time of a
     GPU that is not full is not proportional to its items, and with twice as many. The difference is the items' share of
-    the multiprocessors; the rest, averaged over all classes, is `tile_us`. A class with fewer items runs them several
+    the multiprocessors; the rest, averaged over all shapes, is `tile_us`. A shape with fewer items runs them several
     times, with the same results. A launch is a cost of the round, see `targets.cuda.facts`.
     """
     config.check_head_dim(head_dim)
@@ -41,7 +41,7 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
         torch.randn(1, heads, n, head_dim, generator=generator, device="cuda").to(common.dtype) for n in (n_q, n_k, n_k)
     )
     tokens = q, k, v, torch.empty_like(q)
-    share_s = budget_s / (3 * max(1, items.n_classes))
+    share_s = budget_s / (3 * max(1, items.n_shapes))
 
     def timed(lists):
         launch = executor.Launch(lists, blocks.tile, common, "cuda")
@@ -49,9 +49,9 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
         timing = time_gpu(lambda: launch(*tokens), min_reps=MIN_REPS, max_seconds=share_s, rse_target=RSE)
         return timing, compiled
 
-    classes, fixed_us = [], []
-    for cls in progress.with_progress(range(items.n_classes), f"profile {blocks.tile.name}"):
-        member = np.flatnonzero(items.cls == cls)
+    shapes, fixed_us = [], []
+    for shape in progress.with_progress(range(items.n_shapes), f"profile {blocks.tile.name}"):
+        member = np.flatnonzero(items.shape == shape)
         columns = (getattr(items, name)[member] for name in ("block", "run_lo", "run_hi"))
         lists = tile_lists.build(blocks, *columns, step_keys)
         times = math.ceil(n_items / len(member))
@@ -62,10 +62,10 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
         grown_us = max(twice.p50_us - once.p50_us, once.p50_us / 10)
         latency_us = grown_us * multiprocessors / (times * len(member))
         fixed_us.append(max(once.p50_us - launch_us - grown_us, 0.0))
-        classes.append(
-            shape_class(
+        shapes.append(
+            item_shape(
                 items,
-                cls,
+                shape,
                 once,
                 latency_us=latency_us,
                 p20_us=latency_us * once.p20_us / once.p50_us,
@@ -75,7 +75,7 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
                 occupancy=_scratch_bytes(lists, common) / len(member),
             )
         )
-    return 0.0, float(np.average(fixed_us, weights=items.counts)) if classes else 0.0, classes
+    return 0.0, float(np.average(fixed_us, weights=items.counts)) if shapes else 0.0, shapes
 
 
 def repeated(lists, times):
