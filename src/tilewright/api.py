@@ -12,14 +12,16 @@ import sys
 import tempfile
 import threading
 import zipfile
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.sparse import coo_array
 
 from tilewright import blocks, graph, profile, reorder, schedule, targets
@@ -32,6 +34,13 @@ from tilewright.graph import Graph
 from tilewright.targets import qkv
 from tilewright.targets.masks import Bias
 from tilewright.targets.measure import elsewhere, measure
+
+if TYPE_CHECKING:
+    from scipy.sparse import sparray, spmatrix
+    from torch.nn.attention.flex_attention import BlockMask
+
+    MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    Pattern: TypeAlias = Graph | sparray | spmatrix | NDArray | torch.Tensor | BlockMask | MaskMod | str | Path
 
 KIND = "plan"
 VERSION = 1
@@ -56,23 +65,23 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def plan(
-    pattern,
+    pattern: "Pattern",
     *,
-    heads,
-    head_dim,
-    dtype=torch.float32,
-    device="cpu",
-    reorder="auto",
-    tiles=None,
-    solver="highs",
-    bias=None,
-    scale=None,
-    shape=None,
-    split_keys="auto",
-    region_rows=128,
-    time_limit_s=10.0,
-    seed=0,
-):
+    heads: int,
+    head_dim: int,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    reorder: str = "auto",
+    tiles: Sequence[str] | None = None,
+    solver: str = "highs",
+    bias: Bias | torch.Tensor | None = None,
+    scale: float | None = None,
+    shape: tuple[int, int] | None = None,
+    split_keys: int | Literal["auto"] | None = "auto",
+    region_rows: int = 128,
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+) -> "Plan":
     """Order, tile, profile and schedule an attention pattern; return a callable `Plan`.
 
     pattern: which query may attend to which key, one of:
@@ -101,22 +110,21 @@ def plan(
         raise PatternError(f"scale: expected a finite number, found {scale}")
     kind = _kind(device)
     description, defaults = targets.describe(kind), targets.facts(kind)
-    natural = _as_graph(pattern, shape, heads, kind)
-    ordered, order_info = _reorder(natural, reorder)
+    ordered_graph, order_info = _reorder(_as_graph(pattern, shape, heads, kind), reorder)
     if tiles is None:
-        names = fitting(defaults.TILES, natural.shape, defaults.FEWEST_ROWS)
+        names = fitting(defaults.TILES, ordered_graph.shape, defaults.FEWEST_ROWS)
     else:
         names = tuple(dict.fromkeys(tiles))
-    covers = blocks.extract_all(ordered, [parse_tile(name) for name in names], region_rows)
-    split_keys = defaults.SPLIT_KEYS if split_keys == "auto" else split_keys
-    options = dict(heads=heads, head_dim=head_dim, dtype=_dtype_name(dtype), split_keys=split_keys)
-    profiles = {name: measure(cover, device=kind, seed=seed, **options) for name, cover in covers.items()}
+    blocks_by_tile = blocks.extract_all(ordered_graph, [parse_tile(name) for name in names], region_rows)
+    options: dict[str, Any] = dict(heads=heads, head_dim=head_dim, dtype=_dtype_name(dtype))
+    options["split_keys"] = defaults.SPLIT_KEYS if split_keys == "auto" else split_keys
+    profiles = {name: measure(each, device=kind, seed=seed, **options) for name, each in blocks_by_tile.items()}
     limits = targets.limits(description)
-    found = schedule.solve(covers, profiles, limits, solver=solver, time_limit_s=time_limit_s, seed=seed)
-    return Plan(ordered, covers, profiles, found, bias=bias, scale=scale, reorder=order_info)
+    found = schedule.solve(blocks_by_tile, profiles, limits, solver=solver, time_limit_s=time_limit_s, seed=seed)
+    return Plan(ordered_graph, blocks_by_tile, profiles, found, bias=bias, scale=scale, reorder=order_info)
 
 
-def load(path):
+def load(path: str | Path) -> "Plan":
     """Read a plan that `Plan.save` wrote. Its contents are checked: what they count and point to is there, and the
     blocks cover the pattern.
 
@@ -141,19 +149,32 @@ class Plan:
     `graph` (in plan order), `heads`, `head_dim`, `dtype`, `device` (its kind, ``cpu`` or ``cuda``).
     """
 
-    def __init__(self, ordered, covers, profiles, found, *, bias=None, scale=None, reorder):
+    def __init__(
+        self,
+        ordered_graph: Graph,
+        blocks_by_tile: dict[str, blocks.Blocks],
+        profiles: dict[str, profile.Profile],
+        work_list: schedule.Schedule,
+        *,
+        bias: Bias | torch.Tensor | None = None,
+        scale: float | None = None,
+        reorder: dict[str, Any],
+    ) -> None:
         """Assemble a plan from the stages' results; `plan` and `load` are the usual ways to get one."""
-        self.graph, self.blocks, self.profiles, self.schedule = ordered, covers, profiles, found
+        if ordered_graph.row_order is None or ordered_graph.col_order is None:
+            raise PatternError("expected a graph in an order of `reorder.apply`, found one without")
+        self.graph, self.blocks, self.profiles, self.schedule = ordered_graph, blocks_by_tile, profiles, work_list
         self.bias, self.scale, self.reorder = _by_value(bias), scale, reorder
         any_profile = next(iter(profiles.values()))
         self.heads, self.head_dim = any_profile.heads, any_profile.head_dim
         self.dtype, self.device = getattr(torch, any_profile.dtype), any_profile.device["kind"]
-        self.row_order = torch.from_numpy(ordered.row_order.astype(np.int64))
-        self.col_order = torch.from_numpy(ordered.col_order.astype(np.int64))
-        self._prepared, self._digest = {}, None
+        self.row_order = torch.from_numpy(ordered_graph.row_order.astype(np.int64))
+        self.col_order = torch.from_numpy(ordered_graph.col_order.astype(np.int64))
+        self._prepared: dict[tuple[bool, int], Callable] = {}
+        self._digest: str | None = None
         self._name = operators.register(self)
 
-    def __call__(self, q, k, v, *, ordered=False):
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, ordered: bool = False) -> torch.Tensor:
         """Attention over the pattern: q [B, H, N_q, D], k and v [B, H, N_k, D] → [B, H, N_q, D].
 
         ordered: the tokens stand in plan order already (``q[:, :, plan.row_order]``) and so will the result.
@@ -164,16 +185,16 @@ class Plan:
             return torch.ops.tilewright.attend(q, k, v, self._name and self.digest(), ordered)
         return self.run(q, k, v, ordered)
 
-    def with_bias(self, bias):
+    def with_bias(self, bias: Bias | torch.Tensor | None) -> "Plan":
         """This plan with another bias (a `Bias`, or a tensor [H, N_q, N_k]): same order, blocks and schedule.
 
-        The values are taken as of `plan`. ASSUME: the layers of a network stage share one schedule, profiled without
-        their biases.
+        Its values are copied now, as `plan` does. ASSUME: the layers of a network stage share one schedule, profiled
+        without their biases.
         """
         return self._maker(bias)()
 
     def _maker(self, bias):
-        settings = {"bias": bias, "scale": self.scale, "reorder": self.reorder}
+        settings: dict[str, Any] = {"bias": bias, "scale": self.scale, "reorder": self.reorder}
         return partial(Plan, self.graph, self.blocks, self.profiles, self.schedule, **settings)
 
     def __reduce__(self):
@@ -185,7 +206,7 @@ class Plan:
         return self
 
     @torch.compiler.assume_constant_result
-    def digest(self):
+    def digest(self) -> str:
         """The name by which exported programs call this plan, the same in every process and for a plan that was loaded.
 
         It depends on all that the result does, to the last bit: the pattern and its order, heads, head dim, dtype,
@@ -207,9 +228,8 @@ class Plan:
         ]
         return sha256_arrays(repr(facts), self.graph.id, *work, *_bias_content(self.bias, self.graph))[:32]
 
-    def run(self, q, k, v, ordered):
-        """The call behind the registered operator: the executor of the form and of q's device, prepared once, checks
-        and executes."""
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ordered: bool) -> torch.Tensor:
+        """The call behind the registered operator. The executor, prepared once for each device, checks and executes."""
         key = ordered, q.get_device()
         executor = self._prepared.get(key)
         if executor is None:
@@ -233,14 +253,14 @@ class Plan:
             ordered=ordered,
         )
 
-    def like_result(self, q, k, v):
+    def like_result(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Memory as `run` would return it, for compilers that only want its form; refuses what `run` would refuse."""
         expected = {"heads": self.heads, "head_dim": self.head_dim, "dtype": self.dtype}
         device = torch.device(targets.facts(self.device).TORCH_DEVICE)
         qkv.check(q, k, v, shape=self.graph.shape, device=device, **expected)
         return qkv.empty(q, self.graph.n_rows)
 
-    def summary(self):
+    def summary(self) -> str:
         """A few lines for people: the pattern, the order, the tiles, the schedule and its proof."""
         s, g = self.schedule, self.graph
         used = np.bincount(s.tile, minlength=len(s.tiles))
@@ -257,14 +277,14 @@ class Plan:
             ]
         )
 
-    def save(self, path):
+    def save(self, path: str | Path) -> None:
         """Write the plan as one file: the stages' own files in a zip archive, renamed into place when complete."""
-        with tempfile.TemporaryDirectory() as folder:
-            folder = Path(folder)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
             graph.save(folder / "graph.npz", self.graph)
-            for name in self.blocks:
-                blocks.save(folder / f"blocks-{name}.npz", self.blocks[name])
-                profile.save(folder / f"profile-{name}.json", self.profiles[name])
+            for tile in self.blocks:
+                blocks.save(folder / f"blocks-{tile}.npz", self.blocks[tile])
+                profile.save(folder / f"profile-{tile}.json", self.profiles[tile])
             schedule.save(folder / "schedule.json", self.schedule)
             if self.bias is not None:
                 artifacts.write_npz(folder / "bias.npz", "bias", VERSION, _bias_arrays(self.bias, self.graph), {})
@@ -310,7 +330,8 @@ def _as_graph(pattern, shape, heads, kind):
     if callable(pattern):
         if shape is None:
             raise PatternError("a mask_mod needs its shape: plan(mask_mod, shape=(N_q, N_k), …)")
-        return _from_mask_mod(pattern, *shape, heads, kind)
+        n_q, n_k = shape
+        return _from_mask_mod(pattern, n_q, n_k, heads, kind)
     return graph.from_pattern(pattern)
 
 
@@ -418,7 +439,7 @@ def _by_value(bias):
 
 
 def _bias_content(bias, ordered):
-    """What tells a bias from others, for `sha256_arrays`: its values, and which of them the allowed pairs take."""
+    """What a bias consists of, for `sha256_arrays`: its values, and which of them the allowed pairs take."""
     if not isinstance(bias, Bias):
         return [] if bias is None else [bias.numpy()]
     content, step = [bias.table.numpy()], max(1, _INDEX_PAIRS // ordered.n_cols)
@@ -430,17 +451,17 @@ def _bias_content(bias, ordered):
     return content
 
 
-def _reorder(natural, name):
+def _reorder(pattern, name):
     if name != "auto":
-        return reorder.apply(natural, name)
-    if natural.row_hint is not None:
-        return reorder.apply(natural, "window")
-    tried = [reorder.apply(natural, candidate) for candidate in ("none", "ic")]
+        return reorder.apply(pattern, name)
+    if pattern.row_hint is not None:
+        return reorder.apply(pattern, "window")
+    tried = [reorder.apply(pattern, candidate) for candidate in ("none", "ic")]
     return min(tried, key=lambda result: result[1]["work_fraction"])
 
 
 def _bias_arrays(bias, ordered):
-    """A bias as arrays: dense as it is, a table with its index spelt out for every allowed pair of the pattern."""
+    """A bias as arrays: dense as it is, a table with its index for every allowed pair of the pattern."""
     if not isinstance(bias, Bias):
         return {"dense": bias.numpy()}
     pair = _pairs(ordered)
@@ -506,28 +527,31 @@ def _load(folder, path):
     # Before they become names of files.
     for name in body.tiles:
         contents.expect(folder / "plan.json", _is_tile(name), "tiles such as 64x64 or 64x1", repr(name))
-    ordered = graph.load(folder / "graph.npz")
-    contents.expect(path, ordered.row_order is not None and ordered.col_order is not None, "an ordered graph", "none")
-    covers = {name: blocks.load(folder / f"blocks-{name}.npz") for name in body.tiles}
+    ordered_graph = graph.load(folder / "graph.npz")
+    is_ordered = ordered_graph.row_order is not None and ordered_graph.col_order is not None
+    contents.expect(path, is_ordered, "an ordered graph", "none")
+    blocks_by_tile = {name: blocks.load(folder / f"blocks-{name}.npz") for name in body.tiles}
     profiles = {name: profile.load(folder / f"profile-{name}.json") for name in body.tiles}
     found = schedule.load(folder / "schedule.json")
     one = next(iter(profiles.values()))
-    for name, cover in covers.items():
+    for name, each in blocks_by_tile.items():
         whose = profiles[name]
-        contents.expect(path, cover.tile.name == whose.tile == name, f"blocks and profile of tile {name}", "others")
-        contents.expect(path, cover.shape == ordered.shape, f"blocks of shape {ordered.shape}", cover.shape)
+        contents.expect(path, each.tile.name == whose.tile == name, f"blocks and profile of tile {name}", "others")
+        contents.expect(path, each.shape == ordered_graph.shape, f"blocks of shape {ordered_graph.shape}", each.shape)
         for what in ("heads", "head_dim", "dtype", "device_id"):
             wanted, have = getattr(one, what), getattr(whose, what)
             contents.expect(path, have == wanted, f"profiles of {what} {wanted}", have)
         contents.expect(path, whose.split_keys == found.split_keys, f"split_keys {found.split_keys}", whose.split_keys)
     contents.expect(path, found.tiles == body.tiles, f"a schedule of the tiles {body.tiles}", found.tiles)
-    contents.expect(path, found.graph_id == ordered.id, f"a schedule for graph {ordered.id}", found.graph_id)
-    schedule.verify_inputs(found, covers, profiles)
+    wanted = f"a schedule for graph {ordered_graph.id}"
+    contents.expect(path, found.graph_id == ordered_graph.id, wanted, found.graph_id)
+    schedule.verify_inputs(found, blocks_by_tile, profiles)
     _check_device(one, path)
-    blocks.verify(covers.values(), ordered)
-    schedule.verify_work(found, covers, profiles)
-    bias = _bias_from(folder / "bias.npz", one.heads, ordered) if body.bias else None
-    return Plan(ordered, covers, profiles, found, bias=bias, scale=body.scale, reorder=document["reorder"])
+    blocks.verify(blocks_by_tile.values(), ordered_graph)
+    schedule.verify_work(found, blocks_by_tile, profiles)
+    bias = _bias_from(folder / "bias.npz", one.heads, ordered_graph) if body.bias else None
+    facts = {"bias": bias, "scale": body.scale, "reorder": document["reorder"]}
+    return Plan(ordered_graph, blocks_by_tile, profiles, found, **facts)
 
 
 def _is_tile(name):

@@ -13,14 +13,18 @@ import zipfile
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from tilewright.core import artifacts, contents
 from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.core.provenance import sha256_arrays
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 KIND = "graph"
 VERSION = 1
@@ -44,63 +48,63 @@ class Graph:
         row_order, col_order: int32 or None: for a reordered graph, ``order[new] = old`` against the graph it came from.
     """
 
-    indptr: np.ndarray
-    indices: np.ndarray
-    row_id: np.ndarray
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    row_id: NDArray[np.int32]
     n_cols: int
-    meta: dict = field(default_factory=dict)
-    row_hint: np.ndarray | None = None
-    col_hint: np.ndarray | None = None
-    row_order: np.ndarray | None = None
-    col_order: np.ndarray | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+    row_hint: NDArray[np.integer] | None = None
+    col_hint: NDArray[np.integer] | None = None
+    row_order: NDArray[np.int32] | None = None
+    col_order: NDArray[np.int32] | None = None
 
     @property
-    def n_rows(self):
+    def n_rows(self) -> int:
         """Number of queries."""
         return len(self.row_id)
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, int]:
         """``(N_q, N_k)``."""
         return self.n_rows, self.n_cols
 
     @property
-    def n_distinct(self):
+    def n_distinct(self) -> int:
         """Number of distinct rows."""
         return len(self.indptr) - 1
 
     @property
-    def entry_row_id(self):
+    def entry_row_id(self) -> NDArray[np.int64]:
         """int64 [entries of the distinct rows]: the distinct row that each of `indices` belongs to."""
         return np.repeat(np.arange(self.n_distinct), np.diff(self.indptr))
 
     @cached_property
-    def row_degree(self):
+    def row_degree(self) -> NDArray[np.int64]:
         """int64 [N_q]: keys that each query sees."""
         return np.diff(self.indptr)[self.row_id]
 
     @cached_property
-    def entries(self):
+    def entries(self) -> int:
         """Allowed (query, key) pairs."""
         return int(self.row_degree.sum())
 
     @property
-    def density(self):
+    def density(self) -> float:
         """Allowed pairs over all pairs."""
         return self.entries / (self.n_rows * self.n_cols)
 
     @cached_property
-    def id(self):
+    def id(self) -> str:
         """Digest of the pattern and, for a reordered graph, of its orders."""
         orders = [o for o in (self.row_order, self.col_order) if o is not None]
         return sha256_arrays(np.asarray(self.shape, np.int64), self.indptr, self.indices, self.row_id, *orders)[:16]
 
-    def row(self, query):
+    def row(self, query: int) -> NDArray[np.int32]:
         """Sorted keys of one query."""
         r = self.row_id[query]
         return self.indices[self.indptr[r] : self.indptr[r + 1]]
 
-    def expand(self, limit=None):
+    def expand(self, limit: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """The full pattern as canonical CSR ``(indptr int64 [N_q+1], indices int32)``.
 
         Raises `PatternError` above `limit` entries, when given.
@@ -109,20 +113,20 @@ class Graph:
             raise PatternError(f"the full pattern has {self.entries:,} entries; expected at most {limit:,} here")
         return take_rows(self.indptr, self.indices, self.row_id)
 
-    def to_csr(self):
+    def to_csr(self) -> "csr_array":
         """The full pattern as a `scipy.sparse.csr_array` of booleans."""
         from scipy.sparse import csr_array
 
         indptr, indices = self.expand()
         return csr_array((np.ones(len(indices), bool), indices, indptr), shape=self.shape)
 
-    def to_dense(self):
+    def to_dense(self) -> NDArray[np.bool_]:
         """The full pattern as a bool array [N_q, N_k]; for small graphs."""
         dense = np.zeros((self.n_distinct, self.n_cols), bool)
         dense[self.entry_row_id, self.indices] = True
         return dense[self.row_id]
 
-    def reordered(self, row_order, col_order):
+    def reordered(self, row_order: ArrayLike, col_order: ArrayLike) -> "Graph":
         """This pattern with queries and keys put in a new order (``order[new] = old``); distinct rows stay shared.
 
         Raises `PatternError` when an order is no permutation, or this graph is reordered already.
@@ -131,10 +135,10 @@ class Graph:
             raise PatternError("expected a graph in its natural order, found one that is reordered already")
         from scipy.sparse import csr_array
 
-        row_order = _permutation("row_order", row_order, self.n_rows)
-        col_order = _permutation("col_order", col_order, self.n_cols)
+        rows = _permutation("row_order", row_order, self.n_rows)
+        cols = _permutation("col_order", col_order, self.n_cols)
         new_col = np.empty(self.n_cols, np.int32)
-        new_col[col_order] = np.arange(self.n_cols, dtype=np.int32)
+        new_col[cols] = np.arange(self.n_cols, dtype=np.int32)
         pattern = csr_array(
             (np.ones(len(self.indices), bool), new_col[self.indices], self.indptr), shape=(self.n_distinct, self.n_cols)
         )
@@ -143,11 +147,11 @@ class Graph:
         return replace(
             self,
             indices=indices,
-            row_id=self.row_id[row_order],
-            row_hint=None if self.row_hint is None else self.row_hint[row_order],
-            col_hint=None if self.col_hint is None else self.col_hint[col_order],
-            row_order=row_order,
-            col_order=col_order,
+            row_id=self.row_id[rows],
+            row_hint=None if self.row_hint is None else self.row_hint[rows],
+            col_hint=None if self.col_hint is None else self.col_hint[cols],
+            row_order=rows,
+            col_order=cols,
         )
 
 
@@ -158,7 +162,9 @@ def _permutation(name, order, size):
     return order.astype(np.int32)
 
 
-def take_rows(indptr, indices, rows):
+def take_rows(
+    indptr: NDArray[np.int64], indices: NDArray[np.int32], rows: NDArray[np.integer]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """CSR arrays ``(indptr int64 [R+1], indices)`` of the chosen `rows` (int [R]; a row may be named often)."""
     degrees = np.diff(indptr)[rows]
     taken = np.concatenate(([0], np.cumsum(degrees)))
@@ -166,7 +172,15 @@ def take_rows(indptr, indices, rows):
     return taken, indices[offset]
 
 
-def from_csr(indptr, indices, shape, *, meta=None, row_hint=None, col_hint=None):
+def from_csr(
+    indptr: ArrayLike,
+    indices: ArrayLike,
+    shape: tuple[int, int],
+    *,
+    meta: dict[str, Any] | None = None,
+    row_hint: NDArray[np.integer] | None = None,
+    col_hint: NDArray[np.integer] | None = None,
+) -> Graph:
     """Build a `Graph` from full CSR arrays, collapsing equal rows exactly.
 
     The indices of a row may come unsorted; they are sorted. Raises `PatternError` for indices out of range, repeated
@@ -194,24 +208,36 @@ def from_csr(indptr, indices, shape, *, meta=None, row_hint=None, col_hint=None)
         raise PatternError(f"row {owner[1:][same & (step == 0)][0]} names a key twice")
     del owner, step, same
     first, row_id = _collapse(indptr, indices)
-    return Graph(*take_rows(indptr, indices, first), row_id, n_cols, dict(meta or {}), row_hint, col_hint)
+    distinct, keys = take_rows(indptr, indices, first)
+    return Graph(distinct, keys, row_id, n_cols, dict(meta or {}), row_hint, col_hint)
 
 
-def from_distinct_rows(indptr, indices, row_id, n_cols, *, meta=None, row_hint=None, col_hint=None):
-    """Build a `Graph` from rows that a model already shares, collapsing those that are equal all the same.
+def from_distinct_rows(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    row_id: NDArray[np.int32],
+    n_cols: int,
+    *,
+    meta: dict[str, Any] | None = None,
+    row_hint: NDArray[np.integer] | None = None,
+    col_hint: NDArray[np.integer] | None = None,
+) -> Graph:
+    """Build a `Graph` from the rows that the queries of a model share. Rows that are equal are merged.
 
-    indptr: int64 [R+1]; indices: int32, sorted in each row; row_id: int32 [N_q], the row of each query, numbered by
-    first appearance. The caller vouches for these.
+    indptr: int64 [R+1]; indices: int32, ascending in each row; row_id: int32 [N_q], the row of each query. Rows are
+    numbered by first appearance. These are not checked.
     """
     first, merged = _collapse(indptr, indices)
-    return Graph(*take_rows(indptr, indices, first), merged[row_id], n_cols, dict(meta or {}), row_hint, col_hint)
+    distinct, keys = take_rows(indptr, indices, first)
+    return Graph(distinct, keys, merged[row_id], n_cols, dict(meta or {}), row_hint, col_hint)
 
 
 def _collapse(indptr, indices):
     """``(first, row_id)``: where each distinct row appears first, in that order, and the distinct row of every row."""
-    seen, first = {}, []
+    seen: dict[bytes, int] = {}
+    first: list[int] = []
     row_id = np.empty(len(indptr) - 1, np.int32)
-    view = memoryview(np.ascontiguousarray(indices)).cast("B")
+    view = np.ascontiguousarray(indices).data.cast("B")
     for row, (lo, hi) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
         # bytes compare by content, so that equal keys of the dict are equal rows.
         key = bytes(view[4 * lo : 4 * hi])
@@ -222,11 +248,12 @@ def _collapse(indptr, indices):
     return np.asarray(first, np.int64), row_id
 
 
-def from_pattern(pattern, **keywords):
+def from_pattern(pattern: Any, **keywords: Any) -> Graph:
     """Build a `Graph` from a scipy sparse matrix or a boolean (or 0/1) array [N_q, N_k]. Raises `PatternError`.
 
-    Stored zeros of a sparse matrix do not count as entries. NaN and values other than 0 and 1 are refused. An array may
-    have leading dimensions, such as batch entries and heads, when all its slices [N_q, N_k] are equal.
+    keywords: those of `from_csr`. Stored zeros of a sparse matrix do not count as entries. NaN and values other than 0
+    and 1 are refused. An array may have leading dimensions, such as batch entries and heads, when all its slices
+    [N_q, N_k] are equal.
     """
     import scipy.sparse as sp
 
@@ -276,7 +303,7 @@ def _check_binary(values):
         raise PatternError(f"expected a boolean or 0/1 pattern, found the value {wrong.flat[0]}")
 
 
-def save(path, graph, made_by=None):
+def save(path: str | Path, graph: Graph, made_by: dict[str, Any] | None = None) -> None:
     """Write a graph.
 
     Up to `FULL_ENTRIES` entries `scipy.sparse.load_npz` opens the file as the full pattern; above, as the distinct
@@ -314,8 +341,8 @@ class _Header(msgspec.Struct):
     meta: dict
 
 
-def load(path):
-    """Read a graph that `save` wrote, checking its contents, and them against their digest. Raises `ArtifactError`."""
+def load(path: str | Path) -> Graph:
+    """Read a graph that `save` wrote. Its contents and their digest are checked. Raises `ArtifactError`."""
     arrays, header = artifacts.read_npz(path, KIND, VERSION)
     header = contents.fields(path, KIND, header, _Header)
     (n_rows, n_cols), full = header.shape, header.storage == "full"
@@ -352,8 +379,8 @@ def load(path):
     return graph
 
 
-def read_mask(path, **keywords):
-    """Read a user's pattern: a graph file, a scipy ``.npz`` or a dense ``.npy``.
+def read_mask(path: str | Path, **keywords: Any) -> Graph:
+    """Read a user's pattern: a graph file, a scipy ``.npz`` or a dense ``.npy``. keywords: those of `from_csr`.
 
     Raises `PatternError` and `ArtifactError`.
     """

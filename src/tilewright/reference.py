@@ -1,9 +1,13 @@
 """The oracle: what every executor and baseline must compute, in the fewest lines that are right (stages T3 to T5)."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from tilewright.graph import take_rows
+from tilewright.graph import Graph, take_rows
 
 # Largest `relative_error` of an executor, for standard normal q, k and v and head dims from 16 to 128. A row of the
 # result is sum_j w_j v_j, about as long as v is times the length of its weights, whatever the number of keys; so is
@@ -23,12 +27,12 @@ _SLAB_SCORES = {"cpu": 1 << 25, "cuda": 1 << 27}
 # Rows whose keys it brings together.
 _SLAB_ROWS = 128
 
-# All rows of so many are checked; of more, one of every `STRIDE` neighbours, or of more than these, so that it is at
-# least as many and at most `MOST_ROWS`.
+# Up to `ALL_ROWS` rows are all checked. Of more, one of every `STRIDE` neighbours is, or one of a longer stretch where
+# these were more than `MOST_ROWS`.
 ALL_ROWS, STRIDE, MOST_ROWS = 1 << 10, 8, 1 << 13
 
 
-def relative_error(found, expected, middle=0):
+def relative_error(found: Tensor, expected: Tensor, middle: Tensor | float = 0) -> float:
     """Largest error of a row [..., D] of `found` relative to the length of the row expected, counted from `middle`.
 
     A row that is to be zero, as that of a query without keys, has the error 0 or infinity. NaN gives NaN.
@@ -38,12 +42,14 @@ def relative_error(found, expected, middle=0):
     return float((error / torch.linalg.vector_norm(expected - middle, dim=-1)).masked_fill(error == 0, 0).max())
 
 
-def logits_error(found, expected):
+def logits_error(found: Tensor, expected: Tensor) -> float:
     """`relative_error` of an image's logits [B, classes], by how far those expected spread around their mean."""
     return relative_error(found, expected, expected.double().mean(1, keepdim=True))
 
 
-def attention(q, k, v, allowed, *, bias=None, scale=None):
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     """Dense masked attention in float64: q [B, H, N_q, D], k and v [B, H, N_k, D] → float64 [B, H, N_q, D].
 
     allowed: bool [N_q, N_k]; bias: [H, N_q, N_k] or None. Queries without an allowed key give zeros.
@@ -56,13 +62,13 @@ def attention(q, k, v, allowed, *, bias=None, scale=None):
     return torch.nan_to_num(weights) @ v.double()
 
 
-def stride(n_rows):
-    """Of how many neighbouring rows of `n_rows` one is checked where not all are."""
+def stride(n_rows: int) -> int:
+    """Length of the stretches of which one row is checked, in a result of `n_rows` rows."""
     return max(1, min(n_rows // ALL_ROWS, STRIDE), n_rows // MOST_ROWS)
 
 
-def sample_rows(graph, every, seed):
-    """int64, ascending: of every so many neighbouring rows one at random, and those with the most and the fewest keys.
+def sample_rows(graph: Graph, every: int, seed: int) -> NDArray[np.int64]:
+    """int64, ascending: one random row of each stretch of `every`, and the rows with the most and the fewest keys.
 
     See `chance_of_a_miss` for what that may overlook.
     """
@@ -71,7 +77,7 @@ def sample_rows(graph, every, seed):
     return np.unique(np.r_[some, graph.row_degree.argmax(), graph.row_degree.argmin()])
 
 
-def chance_of_a_miss(every, wrong):
+def chance_of_a_miss(every: int, wrong: int) -> float:
     """Chance that `sample_rows` holds none of `wrong` neighbouring rows, which begin anywhere.
 
     One of 8: 7/8 for a single row, 16 % for 8 rows, and none for 15 rows or more, such as a block of 16 or 64.
@@ -82,7 +88,16 @@ def chance_of_a_miss(every, wrong):
     return float((1 - inside.clip(0) / every).prod(1).mean())
 
 
-def attention_rows(graph, rows, q, k, v, *, bias=None, scale=None):
+def attention_rows(
+    graph: Graph,
+    rows: NDArray[np.integer],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Callable[[NDArray, NDArray], Tensor] | None = None,
+    scale: float | None = None,
+) -> Tensor:
     """`attention` of the queries `rows` (int [R]) of a large graph → float64 [B, H, R, D].
 
     q, k, v: tokens in the order of `graph`; their device computes. bias: ``bias(rows, keys) -> [H, R, K]`` or None.
@@ -91,16 +106,16 @@ def attention_rows(graph, rows, q, k, v, *, bias=None, scale=None):
     out = torch.empty(*q.shape[:2], len(rows), v.shape[-1], dtype=torch.float64, device=q.device)
     # Queries that share a distinct row meet, and so do neighbours, whose keys are mostly the same.
     _, first, row_id = np.unique(graph.row_id[rows], return_index=True, return_inverse=True)
-    by_class = np.argsort(first[row_id], kind="stable")
+    by_row_id = np.argsort(first[row_id], kind="stable")
     for lo in range(0, len(rows), _SLAB_ROWS):
-        places = by_class[lo : lo + _SLAB_ROWS]
+        places = by_row_id[lo : lo + _SLAB_ROWS]
         indptr, indices = take_rows(graph.indptr, graph.indices, graph.row_id[rows[places]])
         seen = np.zeros(graph.n_cols, bool)
         seen[indices] = True
         keys = np.flatnonzero(seen)
-        allowed = np.zeros((len(places), len(keys)), bool)
-        allowed[np.repeat(np.arange(len(places)), np.diff(indptr)), np.cumsum(seen)[indices] - 1] = True
-        allowed, taken = torch.from_numpy(allowed).to(q.device), (k[:, :, keys].double(), v[:, :, keys].double())
+        seen_by = np.zeros((len(places), len(keys)), bool)
+        seen_by[np.repeat(np.arange(len(places)), np.diff(indptr)), np.cumsum(seen)[indices] - 1] = True
+        allowed, taken = torch.from_numpy(seen_by).to(q.device), (k[:, :, keys].double(), v[:, :, keys].double())
         step = max(1, _SLAB_SCORES[q.device.type] // (q.shape[0] * q.shape[1] * max(1, len(keys))))
         for part in range(0, len(places), step):
             here = places[part : part + step]
@@ -111,7 +126,7 @@ def attention_rows(graph, rows, q, k, v, *, bias=None, scale=None):
     return out
 
 
-def dense_rows(rows, q, k, v):
+def dense_rows(rows: NDArray[np.integer], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Dense attention of the queries `rows` (int [R]) over all keys → float64 [B, H, R, D], some of them at a time."""
     everything = torch.ones(1, 1, dtype=torch.bool, device=q.device)
     step = max(1, _SLAB_SCORES[q.device.type] // (q.shape[0] * q.shape[1] * k.shape[2]))

@@ -3,17 +3,22 @@
 `Blocks` is the contract between the cover (this module), the schedule and the executors.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from tilewright.blocks import tiles
 from tilewright.blocks.tiles import Tile
 from tilewright.core import artifacts, contents
 from tilewright.core.errors import ArtifactError, TileError
 from tilewright.core.provenance import sha256_arrays
+from tilewright.graph import Graph
 
 KIND = "blocks"
 VERSION = 1
@@ -38,49 +43,49 @@ class Blocks:
     tile: Tile
     shape: tuple[int, int]
     graph_id: str
-    meta: dict
+    meta: dict[str, Any]
     region_rows: int
-    region_ptr: np.ndarray
-    row_ptr: np.ndarray
-    run_ptr: np.ndarray
-    run_keys: np.ndarray
-    run_mask: np.ndarray
-    masks: np.ndarray
-    run_entries: np.ndarray
+    region_ptr: NDArray[np.int32]
+    row_ptr: NDArray[np.int32]
+    run_ptr: NDArray[np.int64]
+    run_keys: NDArray[np.int32]
+    run_mask: NDArray[np.int32]
+    masks: NDArray[np.uint8]
+    run_entries: NDArray[np.int32]
 
     @property
-    def n_blocks(self):
+    def n_blocks(self) -> int:
         """Number of blocks."""
         return len(self.row_ptr) - 1
 
     @property
-    def n_regions(self):
+    def n_regions(self) -> int:
         """Number of regions."""
         return len(self.region_ptr) - 1
 
     @cached_property
-    def rows(self):
+    def rows(self) -> NDArray[np.int32]:
         """int32 [B]: rows of each block."""
         return np.diff(self.row_ptr)
 
     @cached_property
-    def runs(self):
+    def runs(self) -> NDArray[np.int64]:
         """int64 [B]: key runs of each block."""
         return np.diff(self.run_ptr)
 
     @cached_property
-    def region(self):
+    def region(self) -> NDArray[np.int32]:
         """int32 [B]: region of each block."""
         return (np.searchsorted(self.region_ptr, self.row_ptr[:-1], side="right") - 1).astype(np.int32)
 
     @cached_property
-    def entries(self):
+    def entries(self) -> NDArray[np.int64]:
         """int64 [B]: allowed pairs of each block."""
         total = np.concatenate(([0], np.cumsum(self.run_entries, dtype=np.int64)))
         return total[self.run_ptr[1:]] - total[self.run_ptr[:-1]]
 
     @cached_property
-    def id(self):
+    def id(self) -> str:
         """Digest of the tile, the graph and every array of the cover."""
         ptr = self.region_ptr, self.row_ptr, self.run_ptr
         return sha256_arrays(
@@ -88,25 +93,25 @@ class Blocks:
         )[:16]
 
     @property
-    def area(self):
+    def area(self) -> NDArray[np.int64]:
         """int64 [B]: pairs that a full tile executes for each block, padding included: ``M * runs * W``."""
         return self.runs * (self.tile.rows * self.tile.run)
 
     @property
-    def density(self):
+    def density(self) -> NDArray[np.float64]:
         """float64 [B]: entries over `area`; NaN for a block without keys."""
         return np.divide(self.entries, self.area, out=np.full(self.n_blocks, np.nan), where=self.area > 0)
 
-    def allowed(self, lo, hi):
+    def allowed(self, lo: int, hi: int) -> NDArray[np.bool_]:
         """bool [hi-lo, M, W]: the pairs that runs ``lo..hi`` allow. A full run allows padded rows, too."""
         return self.allowed_by(self.run_mask[lo:hi])
 
-    def allowed_by(self, masks):
+    def allowed_by(self, masks: NDArray[np.integer]) -> NDArray[np.bool_]:
         """bool [..., M, W]: the pairs that runs with the mask numbers `masks` [...] allow, -1 being a full run."""
         bits = np.concatenate([self.masks, np.full((1, *self.masks.shape[1:]), 255, np.uint8)])[masks]
         return np.unpackbits(bits, axis=-1, count=self.tile.run, bitorder="little").astype(bool)
 
-    def to_dense(self):
+    def to_dense(self) -> NDArray[np.bool_]:
         """The covered pattern as a bool array [N_q, N_k]; for small graphs."""
         dense = np.zeros(self.shape, bool)
         for b in range(self.n_blocks):
@@ -115,7 +120,7 @@ class Blocks:
             dense[self.row_ptr[b] + row, self.run_keys[lo + run, key]] = True
         return dense
 
-    def summary(self):
+    def summary(self) -> dict[str, Any]:
         """JSON-able totals. `fill`: entries over padded area; `work`: padded area over the dense pairs."""
         area, entries = int(self.area.sum()), int(self.run_entries.sum(dtype=np.int64))
         return {
@@ -132,7 +137,7 @@ class Blocks:
         }
 
 
-def extract(graph, tile, region_rows=128):
+def extract(graph: Graph, tile: Tile, region_rows: int = 128) -> Blocks:
     """Cover `graph` (in its new order) by blocks of `tile`, inside regions of at most `region_rows` rows.
 
     Regions depend on the graph and `region_rows` only; each is cut again, exactly, into blocks that suit the tile.
@@ -141,24 +146,25 @@ def extract(graph, tile, region_rows=128):
     return extract_all(graph, (tile,), region_rows)[tile.name]
 
 
-def extract_all(graph, chosen, region_rows=128):
+def extract_all(graph: Graph, chosen: Iterable[Tile], region_rows: int = 128) -> dict[str, Blocks]:
     """`extract` for each of the tiles `chosen`: a dict of `Blocks` by the tile's name. The regions are found once."""
     # Here, so that those who only read blocks need not load SciPy.
     from tilewright.blocks.cover import cover
     from tilewright.blocks.cut import cut, regions
 
+    chosen = list(chosen)
     for tile in chosen:
         tiles.check_fits(tile, graph.shape)
     region_ptr, found = regions(graph, region_rows), {}
     for tile in chosen:
         row_ptr = cut(graph, tile.rows, tile.run, tile.gathered, region_ptr)
-        arrays = region_ptr, row_ptr, *cover(graph, row_ptr, tile)
-        found[tile.name] = Blocks(tile, graph.shape, graph.id, graph.meta, region_rows, *arrays)
+        runs = cover(graph, row_ptr, tile)
+        found[tile.name] = Blocks(tile, graph.shape, graph.id, graph.meta, region_rows, region_ptr, row_ptr, *runs)
     return found
 
 
-def save(path, blocks, made_by=None):
-    """Write `blocks`. The keys of a block tile are told by the first of each run."""
+def save(path: str | Path, blocks: Blocks, made_by: dict[str, Any] | None = None) -> None:
+    """Write `blocks`. Of a block tile, the file holds the first key of each run: the others follow it."""
     arrays = {
         "region_ptr": blocks.region_ptr,
         "row_ptr": blocks.row_ptr,
@@ -188,8 +194,8 @@ class _Header(msgspec.Struct):
     meta: dict
 
 
-def load(path):
-    """Read blocks that `save` wrote, checking their contents, and them against their digest. Raises `ArtifactError`."""
+def load(path: str | Path) -> Blocks:
+    """Read blocks that `save` wrote. Their contents and their digest are checked. Raises `ArtifactError`."""
     arrays, header = artifacts.read_npz(path, KIND, VERSION)
     header = contents.fields(path, KIND, header, _Header)
     try:
@@ -235,8 +241,8 @@ def _check(path, arrays, tile, shape):
     contents.within(path, "run_entries", arrays["run_entries"], 1, tile.rows * tile.run)
 
 
-def verify(covers, graph):
-    """Raise `ArtifactError` unless each `Blocks` of `covers` holds each allowed pair of `graph` once, and no other.
+def verify(several: Iterable[Blocks], graph: Graph) -> None:
+    """Raise `ArtifactError` unless each of `several` `Blocks` holds each allowed pair of `graph` once, and no other.
 
     The keys of a row are compared by their sum, each key being a random number of 46 bits.
     """
@@ -244,11 +250,11 @@ def verify(covers, graph):
     number = np.random.default_rng(0).integers(1 << 46, size=graph.n_cols + 1)
     sums, some = np.zeros(graph.n_distinct, np.int64), np.diff(graph.indptr) > 0
     sums[some] = np.add.reduceat(number[graph.indices], graph.indptr[:-1][some])
-    for cover in covers:
-        wrong = np.flatnonzero(_key_sums(cover, number) != sums[graph.row_id])
+    for blocks in several:
+        wrong = np.flatnonzero(_key_sums(blocks, number) != sums[graph.row_id])
         if len(wrong):
             raise ArtifactError(
-                f"tile {cover.tile.name}: expected each pair of graph {graph.id} covered once, found others in "
+                f"tile {blocks.tile.name}: expected each pair of graph {graph.id} covered once, found others in "
                 f"{len(wrong)} rows, the first {wrong[0]}"
             )
 

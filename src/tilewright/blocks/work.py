@@ -4,12 +4,15 @@ A block becomes one work item, or several when it has more key runs than one par
 are merged by their log-sum-exp. Items come in few *shapes*: those of one shape are padded to the same number of rows
 and runs, so that an executor can batch them and a profile can measure each shape once, exactly.
 
-Everything here is a pure function of the blocks and of `split_keys`; profile, schedule and executor call it alike.
+Everything here is a pure function of the blocks and of `split_keys`; profile, schedule and executor all call it.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+
+from tilewright.blocks import Blocks
 
 # Distinct padded row counts, and padded run counts for each of those. More of them pad less and launch more.
 ROW_STEPS = 3
@@ -33,28 +36,28 @@ class WorkItems:
     Blocks without keys have no item: their rows are zeros.
     """
 
-    block: np.ndarray
-    run_lo: np.ndarray
-    run_hi: np.ndarray
-    split: np.ndarray
-    shape: np.ndarray
-    shape_rows: np.ndarray
-    shape_runs: np.ndarray
-    shape_masked: np.ndarray
-    shape_split: np.ndarray
+    block: NDArray[np.int32]
+    run_lo: NDArray[np.int64]
+    run_hi: NDArray[np.int64]
+    split: NDArray[np.bool_]
+    shape: NDArray[np.int32]
+    shape_rows: NDArray[np.int32]
+    shape_runs: NDArray[np.int32]
+    shape_masked: NDArray[np.bool_]
+    shape_split: NDArray[np.bool_]
 
     @property
-    def n_shapes(self):
+    def n_shapes(self) -> int:
         """Number of shapes."""
         return len(self.shape_rows)
 
     @property
-    def counts(self):
+    def counts(self) -> NDArray[np.int64]:
         """int64 [K]: items of each shape."""
         return np.bincount(self.shape, minlength=self.n_shapes)
 
 
-def ladder(values, weights, steps):
+def ladder(values: NDArray[np.integer], weights: NDArray, steps: int) -> NDArray[np.integer]:
     """At most `steps` of `values`, ascending, the maximum among them, that cost the least padding.
 
     Each value is raised to the next one chosen; the padding is weighted. Exact up to `CANDIDATES` distinct values.
@@ -86,7 +89,7 @@ def ladder(values, weights, steps):
     return np.array(chosen[::-1])
 
 
-def items(blocks, split_keys):
+def items(blocks: Blocks, split_keys: int | None) -> WorkItems:
     """Cut `blocks` into `WorkItems`. split_keys: None never splits a block.
 
     A block with more than `split_keys` keys, and more than `WHOLE` of all keys, is split into parts of at most

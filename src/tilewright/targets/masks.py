@@ -5,7 +5,9 @@ floats once where they fit a memory limit, else for a few items at a time. A pai
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +34,7 @@ class Bias:
     """
 
     table: torch.Tensor
-    index: object
+    index: Callable[[Any, Any], Any]
 
 
 def as_bias(bias, heads, shape):
