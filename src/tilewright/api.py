@@ -213,7 +213,7 @@ class Plan:
         scale, the values of the bias, the blocks and the schedule. Computed when it is first asked for.
         """
         if self._digest is None:
-            # In a thread of its own, where nothing traces what a bias computes.
+            # In a separate thread, where nothing traces what a bias computes.
             with ThreadPoolExecutor(1) as apart:
                 self._digest = apart.submit(self._content).result()
         return self._digest

@@ -11,7 +11,7 @@ from tilewright.graph import Graph, take_rows
 
 # Largest `relative_error` of an executor, for standard normal q, k and v and head dims from 16 to 128. A row of the
 # result is sum_j w_j v_j, about as long as v is times the length of its weights, whatever the number of keys; so is
-# what follows from rounding each weight by a share of itself, with a sign of its own. In units of the roundoff u:
+# what follows from rounding each weight by a share of itself, with any sign. In units of the roundoff u:
 #   - 16 bits, u = 2^-11 (float16), 2^-8 (bfloat16): weights and result are rounded, a result of parts once more: 0.7u
 #     of a row's length on average. Of a million rows of 16 values, the shortest has a third of the length that its
 #     weights let expect: 2u. Twice that: 4u. Measured on a CPU: 1.1u.

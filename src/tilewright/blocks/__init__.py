@@ -1,6 +1,6 @@
 """Blocks: the ordered pattern cut into nearly dense pieces for one tile (stage T2).
 
-`Blocks` is the contract between the cover (this module), the schedule and the executors.
+`extract` makes `Blocks`. The profile, the schedule and the executors read them.
 """
 
 from collections.abc import Iterable
@@ -140,7 +140,7 @@ class Blocks:
 def extract(graph: Graph, tile: Tile, region_rows: int = 128) -> Blocks:
     """Cover `graph` (in its new order) by blocks of `tile`, inside regions of at most `region_rows` rows.
 
-    Regions depend on the graph and `region_rows` only; each is cut again, exactly, into blocks that suit the tile.
+    Regions depend on the graph and `region_rows` only; each is cut further, exactly, into blocks that suit the tile.
     Raises `TileError` for a tile of at least twice the size of the graph, or when `region_rows` is below 1.
     """
     return extract_all(graph, (tile,), region_rows)[tile.name]

@@ -28,7 +28,7 @@ from tilewright.graph import Graph, take_rows
 GROUP_ROWS = 64
 # ASSUME: a group costs as much as this many more keys: its queries are read and its result is written.
 GROUP_KEYS = 16
-# ASSUME: regions are cut as if a group cost more, hence coarser; each tile cuts them again by its own cost.
+# ASSUME: regions are cut as if a group cost more, hence coarser; each tile cuts them further by its cost.
 REGION_KEYS = 128
 
 # Windows and entries that are counted at a time, which bounds the memory that this takes: some 100 MB.

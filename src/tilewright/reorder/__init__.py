@@ -1,4 +1,4 @@
-"""Orders of queries and keys that bring equal-looking rows together (stage T2).
+"""Orders of queries and keys that bring similar rows together (stage T2).
 
 Contract of a member module:
     ``Params``: a frozen `msgspec.Struct` (``forbid_unknown_fields``); None means "tuned on the graph".
@@ -11,16 +11,19 @@ queries.
 """
 
 import time
+from types import ModuleType
+from typing import Any
 
 import msgspec
 
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError
+from tilewright.graph import Graph
 
 NAMES = ("none", "rcm", "hc", "ic", "window")
 
 
-def parse(name, params=None):
+def parse(name: str, params: dict[str, Any] | None = None) -> tuple[ModuleType, msgspec.Struct]:
     """``(module, Params)`` of the order `name` with the settings `params` (dict or None), read strictly.
 
     Raises `UnknownNameError` for the name and `ConfigError` for a setting that is unknown, of a wrong type or out of
@@ -34,7 +37,7 @@ def parse(name, params=None):
         raise ConfigError(f"order {name}: {error}; known settings: {known}") from None
 
 
-def apply(graph, name, params=None):
+def apply(graph: Graph, name: str, params: dict[str, Any] | None = None) -> tuple[Graph, dict[str, Any]]:
     """``(reordered graph, info)``: `graph` in the order `name`.
 
     info: ``order``, ``params`` (as used), ``seconds`` (of the ordering alone) and ``work_fraction``, the gathered

@@ -189,28 +189,28 @@ def _increase(pool, begin, end, keys, queries, weight, i, j):
 def _leaves(indptr, indices, weight, left, right):
     """Leaves of all trees, int64 [R], and where each tree begins, int64 [trees+1].
 
-    Each merge is turned so that the two rows that meet share most; trees come by their first row.
+    Each merge is flipped so that the two rows that meet share most; trees come by their first row.
     """
     n_rows, n_nodes = len(indptr) - 1, len(indptr) - 1 + len(left)
     first, last = np.arange(n_nodes), np.arange(n_nodes)
-    turned, is_root = np.zeros((n_nodes, 2), np.bool_), np.ones(n_nodes, np.bool_)
+    flipped, is_root = np.zeros((n_nodes, 2), np.bool_), np.ones(n_nodes, np.bool_)
     lowest = np.arange(n_nodes)
     for m in range(len(left)):
         i, j, node = left[m], right[m], n_rows + m
         is_root[i] = is_root[j] = False
         lowest[node] = min(lowest[i], lowest[j])
         best = -1.0
-        for turn in range(4):
-            inner = first[i] if turn & 1 else last[i]
-            outer = last[j] if turn & 2 else first[j]
+        for sides in range(4):
+            inner = first[i] if sides & 1 else last[i]
+            outer = last[j] if sides & 2 else first[j]
             score = _common(
                 indices[indptr[inner] : indptr[inner + 1]], indices[indptr[outer] : indptr[outer + 1]], weight
             )
             if score > best:
                 best = score
-                turned[node, 0], turned[node, 1] = turn & 1 > 0, turn & 2 > 0
-        first[node] = last[i] if turned[node, 0] else first[i]
-        last[node] = first[j] if turned[node, 1] else last[j]
+                flipped[node, 0], flipped[node, 1] = sides & 1 > 0, sides & 2 > 0
+        first[node] = last[i] if flipped[node, 0] else first[i]
+        last[node] = first[j] if flipped[node, 1] else last[j]
     order, n = np.empty(n_rows, np.int64), 0
     roots = np.flatnonzero(is_root)
     stack = [(0, False)]
@@ -226,7 +226,7 @@ def _leaves(indptr, indices, weight, left, right):
                 n += 1
                 continue
             m = node - n_rows
-            here, there = (left[m], turned[node, 0] != reverse), (right[m], turned[node, 1] != reverse)
+            here, there = (left[m], flipped[node, 0] != reverse), (right[m], flipped[node, 1] != reverse)
             stack.append(here if reverse else there)
             stack.append(there if reverse else here)
         ptr[t + 1] = n

@@ -29,7 +29,7 @@ def _iterative(indptr, units, row_id, n_units, tau, cap, rounds):
     n = len(row_id)
     order, filled = np.empty(n, np.int32), 0
     assigned = np.zeros(n, np.bool_)
-    # Scan since which each unit is in the group's union; a scan only looks at rows that met an older one.
+    # Scan since which each unit is in the group's union; a scan reads only rows that met an older one.
     since = np.full(n_units, -1, np.int64)
     scan = 0
     for seed in range(n):

@@ -2,8 +2,8 @@
 
 Both collapses are exact: equal rows keep their number as a size, equal columns as a weight. ViL in chunk mode shrinks
 from 3,137 x 3,137 to 64 x 64 this way. Rows that see far more keys than most (global tokens) are ordered apart and
-put last, so that they neither attract everything nor widen a group; columns that nearly every row sees tell no rows
-apart and are left out.
+put last, so that they neither attract everything nor widen a group; columns that nearly every row sees do not
+distinguish rows and are left out.
 """
 
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ def _sample(weight, count, budget):
     """Weights after sampling: 0 for units that are left out.
 
     A unit of `count` rows stays with probability ``min(1, limit/count)`` and its weight is divided by that, so that
-    sizes of unions stay right on average while the units that cost most, and tell least, go first.
+    sizes of unions stay right on average while the units that cost most, and say least about locality, go first.
     """
     limit = count.max(initial=1)
     while (np.minimum(count, limit) * count.astype(np.float64)).sum() > budget:
