@@ -32,4 +32,4 @@ def run(blocks, output, heads, head_dim, dtype, device, split_keys, seed):
             "versions": provenance.versions("torch", "triton", "numpy"),
         }
         profile_file.save(path, profile, made_by)
-        print(f"{profile.tile}: {len(profile.classes)} shape classes, {profile.launch_us:.1f} us a launch")
+        print(f"{profile.tile}: {len(profile.shapes)} shapes, {profile.launch_us:.1f} us a launch")
