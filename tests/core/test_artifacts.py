@@ -210,7 +210,7 @@ def child(code, **keywords):
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **keywords)
 
 
-LARGE = "core.artifacts.write_npz({path!r}, 'blocks', 1, {{'a': np.ones(1_000_000)}}, {{}})"
+LARGE = "artifacts.write_npz({path!r}, 'blocks', 1, {{'a': np.ones(1_000_000)}}, {{}})"
 
 
 def test_a_file_size_limit_leaves_the_earlier_file(tmp_path):

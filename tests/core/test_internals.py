@@ -149,6 +149,9 @@ def test_a_launcher_without_what_it_is_known_for_is_not_called(monkeypatch, capl
 RENAMED = """
 import torch
 import torch._C._dynamo.guards as guards
+# What torch needs itself.
+import torch._dynamo
+import torch._inductor
 
 hidden = [
     (guards, "TensorGuards"),
