@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,9 +10,24 @@ import pytest
 importlib.import_module("helpers.gpu")
 
 
+# Files whose tests take longest, from the longest on; those on SLURM mostly wait.
+LONGEST = (
+    *(
+        "study/test_slurm",
+        "study/test_workflow",
+        "study/test_workflow_plans",
+        "test_plan_files",
+        "networks/test_precision",
+    ),
+    *("study/test_experiments", "test_contributing", "test_stress", "reorder/test_reorder", "networks/test_batching"),
+)
+
+
 def pytest_collection_modifyitems(items):
-    """The tests on SLURM, which take longest and mostly wait, go first: files are shared out to processes in order."""
-    items.sort(key=lambda item: item.path.name != "test_slurm.py")
+    """Files are shared out to processes in order: the longest go first, so that none of them is the last."""
+    order = {f"{name}.py": place for place, name in enumerate(LONGEST)}
+    tests = Path(__file__).parent
+    items.sort(key=lambda item: order.get(item.path.relative_to(tests).as_posix(), len(order)))
 
 
 @pytest.fixture(autouse=True, scope="session")

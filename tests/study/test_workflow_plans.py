@@ -1,0 +1,224 @@
+"""What Snakemake plans and refuses, without running a job."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import yaml
+
+from helpers.checkout import JOB, ROOT, RUN, TINY, copied, overlay, plan, snakemake
+from tilewright import models, pruners
+from tilewright.study import config, experiments, figures, tables
+
+# Parts of the study, as docs/running.md has them.
+DOCUMENTED = re.findall(r"^snakemake (.+?)(?:  +#.*)?$", (ROOT / "docs/running.md").read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of what runs the workflow, free to be edited."""
+    return copied(tmp_path_factory.mktemp("source") / "checkout")
+
+
+def test_default_study_plans_every_job_once(tmp_path):
+    study = config.load(yaml.safe_load((ROOT / "config.yaml").read_text()))
+    jobs = plan(tmp_path, configs=[ROOT / "config.yaml"])
+    counts = Counter(name for name, _ in jobs)
+    graphs = len(study.workloads) * len(study.orders)
+    assert counts["all"] == counts["report"] == 1
+    assert counts["profile"] == counts["bench"] == graphs
+    assert counts["figure"] == len(figures.NAMES)
+    assert counts["table"] == len(tables.NAMES)
+    assert {w["m"] for name, w in jobs if name == "baselines"} == set(study.workloads)
+    ran = {(w["experiment"], w["case"]) for name, w in jobs if name in ("experiment", "experiment_on_host")}
+    general = [name for name in experiments.NAMES if name != "attention"]
+    assert ran == {(name, case) for name in general for case in experiments.cases(name, study)}
+    assert {w["solver"] for name, w in jobs if name == "schedule"} == set(study.solvers)
+    assert len(jobs) == len({(name, *sorted(w.items())) for name, w in jobs})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"orders": ["hcc"]}, "orders: unknown order 'hcc'; known: none, rcm, hc, ic, window"),
+        ({"sed": 1}, "unknown field `sed`"),
+        ({"schedule": {"gap": "1%"}}, "schedule.gap"),
+    ],
+    ids=["name", "key", "type"],
+)
+def test_a_wrong_configuration_stops_before_any_job(tmp_path, change, message):
+    wrong = overlay(tmp_path / "wrong.yaml", change)
+    done = snakemake(tmp_path, *RUN, wrong, capture_output=True)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_an_unknown_target_is_refused(tmp_path):
+    done = snakemake(tmp_path, "results/graphs/vil-tiny-64-s1/hcc.npz", *RUN, capture_output=True)
+    assert done.returncode != 0
+    assert "MissingRuleException" in done.stderr
+
+
+def test_the_high_resolution_overlay_runs_networks_alone(tmp_path):
+    wanted = ("results/tables/end_to_end.csv", "figures/end_to_end.svg")
+    jobs = plan(tmp_path, *wanted, configs=[ROOT / "config/high_resolution.yaml"])
+    assert sorted(name for name, _ in jobs) == ["experiment", "experiment", "figure", "table"]
+
+
+def test_the_gpu_study_has_the_same_rules_on_another_device(tmp_path):
+    given = ("--configfile", ROOT / "config/h200.yaml", "--workflow-profile", ROOT / "profiles/h200")
+    done = snakemake(tmp_path, "--dry-run", "--printshellcmds", *given, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    bodies = {name: body for name, body in JOB.findall(done.stdout + done.stderr)}
+    commands = dict(re.findall(r"python \S*/(run_\w+).py (.*)", done.stdout + done.stderr))
+    assert all("--device cuda" in command for command in commands.values())
+    for rule in ("profile", "bench", "baselines", "experiment"):
+        assert "gpu=1" in bodies[rule] and "threads: " in bodies[rule]
+    assert "gpu" not in bodies["blocks"] + bodies["schedule"]
+
+
+def test_the_peers_overlay_follows_the_gpu_study(tmp_path):
+    given = [ROOT / "config/h200.yaml", ROOT / "config/h200_peers.yaml"]
+    counts = Counter(name for name, _ in plan(tmp_path, configs=given))
+    assert counts["profile"] == counts["bench"] == counts["baselines"] == 12
+    assert not {"experiment", "experiment_on_host"} & set(counts)
+
+
+def test_the_ragged_overlay_runs_packed_attention_and_pruned_networks_alone(tmp_path):
+    given = [ROOT / "config/h200.yaml", ROOT / "config/h200_ragged.yaml"]
+    jobs = plan(tmp_path, configs=given)
+    counts = Counter(name for name, _ in jobs)
+    assert counts == {"experiment": 16, "figure": 4, "table": 3, "report": 1, "all": 1}
+    pruned = [w["case"] for name, w in jobs if w.get("experiment") == "pruned"]
+    assert len(pruned) == 13 and {case.rpartition("-")[2] for case in pruned} == {*pruners.NAMES} - {"none"}
+
+
+def test_orders_are_timed_on_the_host_of_a_gpu(tmp_path):
+    given = ("--configfile", ROOT / "config/h200.yaml", ROOT / "config/full_scale.yaml")
+    done = snakemake(tmp_path, "results/logs/orders/times.csv", "--dry-run", *given, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    (body,) = [body for name, body in JOB.findall(done.stdout + done.stderr) if name == "experiment_on_host"]
+    assert "timing=1" in body and "gpu" not in body
+
+
+def test_a_cluster_gives_a_gpu_to_the_rules_that_ask_for_one():
+    profile = yaml.safe_load((ROOT / "profiles/slurm-a100/profile.yaml").read_text())
+    rules = "".join(path.read_text() for path in (ROOT / "rules").glob("*.smk"))
+    asking = [body.partition(":")[0] for body in rules.split("\nrule ") if "**asked(" in body]
+    chosen = {rule: what for rule, what in profile["set-resources"].items() if "gpu_model" in what}
+    assert sorted(chosen) == sorted(asking)
+    assert all(what["gpu_model"] == "a100" and what["slurm_extra"] == "--exclusive" for what in chosen.values())
+    assert all("CHANGE-ME" in what["slurm_partition"] for what in (profile["default-resources"], *chosen.values()))
+    assert "CHANGE-ME" in profile["default-resources"]["slurm_account"]
+
+
+def test_a_cluster_is_asked_for_memory_and_time_by_the_size_of_the_graph(tmp_path):
+    wanted = [f"results/graphs/{name}.npz" for name in ("vil-tiny-224-s1", "vil-tiny-8192-s1", "dynamicvit-s-4096")]
+    given = ("--configfile", ROOT / "config/h200.yaml", ROOT / "config/full_scale.yaml")
+    done = snakemake(tmp_path, *wanted, "--dry-run", *given, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    asked = {}
+    for _, body in JOB.findall(done.stdout + done.stderr):
+        stated = dict(re.findall(r"\b(m|mem_mb|runtime)=([\w-]+)", body))
+        asked[stated.get("m")] = (int(stated["mem_mb"]), int(stated["runtime"])) if "m" in stated else None
+    small, large, largest = (asked[name] for name in ("vil-tiny-224-s1", "vil-tiny-8192-s1", "dynamicvit-s-4096"))
+    assert small == (1500 + int(40 * models.size("vil-tiny-224-s1") / 1e6), 10)
+    assert small < large < largest == (1500 + int(40 * models.size("dynamicvit-s-4096") / 1e6), 74)
+
+
+@pytest.mark.parametrize("line", DOCUMENTED)
+def test_a_documented_command_is_planned(line, checkout):
+    small = [] if "--configfile" in line or "--lint" in line else ["--configfile", TINY]
+    # Nothing but the command decides: it runs in the checkout, whose default profile Snakemake finds by itself.
+    command = [sys.executable, "-m", "snakemake", "--dry-run", *shlex.split(line), *small]
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_figure_and_table_is_a_target(tmp_path):
+    shown = config.load(yaml.safe_load((ROOT / "config.yaml").read_text()))
+    files = {
+        "figure": [f"figures/{name}.{kind}" for name in figures.selected(shown)[0] for kind in ("svg", "png", "pdf")],
+        "table": [f"results/tables/{name}.{kind}" for name in figures.selected(shown)[1] for kind in ("csv", "md")],
+    }
+    counts = Counter(name for name, _ in plan(tmp_path, *files["figure"], *files["table"]))
+    assert (counts["figure"], counts["table"]) == (len(files["figure"]) / 3, len(files["table"]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("stage", "rules"),
+    [("graph", {"graph"}), ("blocks", {"graph", "reorder", "blocks"})],
+)
+def test_until_stops_after_a_stage(tmp_path, stage, rules):
+    assert {name for name, _ in plan(tmp_path, "--until", stage)} == rules
+
+
+def test_values_on_the_command_line_win(tmp_path):
+    jobs = plan(tmp_path, "--config", "solvers=[greedy,descent,highs]")
+    assert {w["solver"] for name, w in jobs if name == "schedule"} == {"greedy", "descent", "highs"}
+
+
+def test_the_graph_of_jobs_is_drawn(tmp_path):
+    done = snakemake(tmp_path, "figures/fill.svg", "--dag", *RUN, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    graphviz = done.stdout[done.stdout.index("digraph") :]
+    labels = set(re.findall(r'label = "(\w+)', graphviz))
+    assert labels == {"figure", "blocks", "reorder", "graph"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("figures/spedup.svg",), "No rule to produce figures/spedup.svg"),
+        (("--until", "block"), "No rule to produce block"),
+        (("--config", "heatmap={resolutions: [96]}"), "Expected `int`, got `str` - at `$.heatmap.resolutions[0]`"),
+        (("--config", "seed"), "Unparsable value: 'seed'"),
+        (("--report", "study.report.html"), "marked for report but does not exist"),
+    ],
+    ids=["target", "stage", "value", "pair", "report"],
+)
+def test_a_wrong_command_names_what_is_wrong(tmp_path, arguments, message):
+    done = snakemake(tmp_path, *arguments, *RUN, capture_output=True)
+    assert done.returncode != 0
+    assert message in done.stdout + done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_missing_overlay_is_named(tmp_path):
+    done = snakemake(tmp_path, "--cores", "2", "--configfile", "my.yaml", capture_output=True)
+    assert done.returncode != 0 and "No such file or directory: 'my.yaml'" in done.stderr + done.stdout
+
+
+@pytest.mark.skipif(shutil.which("conda") is not None, reason="conda is installed: it would deploy the environments")
+def test_conda_environments_need_conda(tmp_path):
+    done = snakemake(tmp_path, "results/graphs/vil-tiny-64-s1.npz", "--sdm", "conda", *RUN, capture_output=True)
+    assert done.returncode != 0 and "Is conda installed and accessible?" in done.stderr + done.stdout
+
+
+def test_the_catalogs_snakefile_is_the_study(checkout, tmp_path):
+    mine = tmp_path / "Snakefile"
+    mine.write_text(
+        f'configfile: "{checkout}/config.yaml"\nmodule tw:\n    snakefile: "{checkout}/Snakefile"\n    config: config\n'
+        "use rule * from tw\nrule mine:\n    default_target: True\n    input: rules.all.input\n"
+    )
+    counts = []
+    for snakefile in (checkout / "Snakefile", checkout / "workflow/Snakefile", mine):
+        # The last --snakefile counts.
+        jobs = Counter(name for name, _ in plan(tmp_path, "--snakefile", snakefile, source=checkout))
+        counts.append({name: count for name, count in jobs.items() if name not in ("all", "study", "mine")})
+    assert counts[0] and counts[0] == counts[1] == counts[2]
+
+
+def test_what_the_catalog_looks_for_is_there():
+    usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+    assert usage == {"software-stack-deployment": {"conda": True}, "report": True}
+    readme = (ROOT / "README.md").read_text().lower()
+    assert "snakemake" in readme and "workflow" in readme
+    assert (ROOT / "config/README.md").is_file() and (ROOT / "workflow/Snakefile").is_file()
