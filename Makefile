@@ -1,5 +1,6 @@
 # make setup      create .venv with the pinned packages and this checkout
 # make reproduce  the whole study at the default scale, to figures/ and results/report.html
+# make smoke      one figure from its pattern to its picture, in build/smoke
 # make test       the test-suite
 # make lint       check style and workflow; changes nothing
 # make fix        let the formatters edit
@@ -14,7 +15,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup reproduce test lint fix lock schema clean
+.PHONY: setup reproduce smoke test lint fix lock schema clean
 
 setup: $(VENV)/.installed
 
@@ -29,6 +30,9 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 
 reproduce: setup
 	$(BIN)/snakemake --cores all
+
+smoke: setup
+	$(BIN)/snakemake --cores all --directory build/smoke --configfile config/smoke.yaml -- figures/speedup.svg
 
 test: setup
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
