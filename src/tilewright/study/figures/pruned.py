@@ -1,4 +1,4 @@
-"""Pruned networks: speed-up of each strategy for the kept tokens over padding to the full length, in the same mode."""
+"""Pruned networks: speed-up of each batching for the kept tokens over padding to the full length, in the same mode."""
 
 from tilewright.study.figures import _contenders, _style
 from tilewright.study.tables import _read, pruned
@@ -22,7 +22,7 @@ def needs(config):
 
 
 def draw(inputs):
-    """A panel per network, with the first setting of its pruner, a line over the batch per strategy and mode."""
+    """A panel per network, with the first setting of its pruner, a line over the batch per batching and mode."""
     from matplotlib.lines import Line2D
 
     frame = pruned.table(inputs)
@@ -32,12 +32,12 @@ def draw(inputs):
     names = _contenders.in_order(frame["batching"])
     drawn, panels, width = _contenders.grid(len(cases), 2.8, "batch")
     for axes, ((network, setting), rows) in zip(panels, cases, strict=True):
-        for (strategy, mode), own in rows[rows["status"] == "ok"].groupby(["batching", "mode"], sort=False):
+        for (batching, mode), own in rows[rows["status"] == "ok"].groupby(["batching", "mode"], sort=False):
             own = own.sort_values("batch")
             axes.plot(
-                own["batch"], own["over_padded"], linestyle=LINES[mode], **_contenders.line_style(strategy, names)
+                own["batch"], own["over_padded"], linestyle=LINES[mode], **_contenders.line_style(batching, names)
             )
-            tied = own[own["ties"].str.contains("fair") & (strategy == pruned.OURS)]
+            tied = own[own["ties"].str.contains("fair") & (batching == pruned.OURS)]
             if len(tied):
                 axes.plot(tied["batch"], tied["over_padded"], **_TIE)
         ours = rows[(rows["batching"] == pruned.OURS) & (rows["status"] == "ok")]

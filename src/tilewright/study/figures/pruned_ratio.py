@@ -1,4 +1,4 @@
-"""Pruned networks by how much they keep: speed-up of each strategy over padding to the full length, at the largest
+"""Pruned networks by how much they keep: speed-up of each batching over padding to the full length, at the largest
 batch."""
 
 from tilewright.study import experiments
@@ -17,7 +17,7 @@ def needs(config):
 
 
 def draw(inputs):
-    """A panel per network, a line over the tokens that are kept per strategy; as CUDA graphs where there are some."""
+    """A panel per network, a line over the tokens that are kept per batching; as CUDA graphs where there are some."""
     from matplotlib.lines import Line2D
 
     frame = pruned.table(inputs)
@@ -31,9 +31,9 @@ def draw(inputs):
     drawn, panels, width = _contenders.grid(len(cases), 2.6, "tokens kept (%)", sharey=True)
     for axes, (network, _) in zip(panels, cases, strict=True):
         rows = timed[timed["network"] == network].sort_values("kept")
-        for strategy in _contenders.in_order(rows["batching"]):
-            own = rows[rows["batching"] == strategy]
-            line = _contenders.line_style(strategy, names)
+        for batching in _contenders.in_order(rows["batching"]):
+            own = rows[rows["batching"] == batching]
+            line = _contenders.line_style(batching, names)
             for apart, points in own.groupby(own["spread"] > UNEQUAL * own["tokens"]):
                 alone = {"linestyle": "", "marker": "D", "markerfacecolor": "none"} if apart else {}
                 axes.plot(100 * points["kept"], points["over_padded"], **line | alone)

@@ -192,7 +192,7 @@ def _networks(root, device):
 
 
 def _pruned(root, device):
-    """Images a second of each strategy as a CUDA graph, and ours over the best fair one."""
+    """Images a second of each batching as a CUDA graph, and ours over the best fair one."""
     rows = _table(root, device, "pruned", pruned.table)
     groups = dict(list(rows[rows["mode"] == "graph"].groupby(["network", "setting", "batch"])))
     lines = []

@@ -1,4 +1,4 @@
-"""Pruned networks, from images to logits: each strategy for the kept tokens in each mode, and its speed-up in the same
+"""Pruned networks, from images to logits: each batching for the kept tokens in each mode, and its speed-up in the same
 mode over padding to the full length, with fused attention and as published, and over the best of the fair baselines,
 those in dense batches and those with FlashAttention for packed ones."""
 
@@ -7,7 +7,7 @@ from tilewright.study.tables import _read, _select
 OURS, PADDED, PUBLISHED = "ragged", "padded", "padded_unfused"
 DENSE = ("padded_kept", "gathered")
 FAIR = (*DENSE, "varlen")
-# A column of speed-ups is over the fastest of these strategies.
+# A column of speed-ups is over the fastest of these batchings.
 PEERS = {"padded": (PADDED,), "published": (PUBLISHED,), "dense": DENSE, "fair": FAIR}
 _KEY = ["network", "setting", "batch", "mode"]
 
@@ -45,7 +45,7 @@ def needs(config):
 
 
 def table(inputs):
-    """One row per network, setting, batch, mode and strategy; a row that failed has no time. ``fair``: the best of
+    """One row per network, setting, batch, mode and batching; a row that failed has no time. ``fair``: the best of
     `FAIR` there, which ``over_fair`` is over, as ``over_dense`` is over the best of `DENSE`. ``noise_<peer>``: two
     standard errors of ``over_<peer>``; ``ties``: the peers that are within it."""
     (rows,) = _read.frames(inputs, "pruned")
