@@ -254,7 +254,7 @@ def test_a_killed_writer_leaves_the_earlier_file(tmp_path):
     code = f"""
 import sys, time
 import numpy as np
-from tilewright import artifacts
+from tilewright.core import artifacts
 real = np.lib.format.write_array
 def half(stream, array, **keywords):
     if array.size < 1_000_000:
