@@ -18,9 +18,10 @@ whose import stays light (no torch):
         Rows of what failed its check, or could not run, have no time and say why in ``reason``.
     ``NAMED``, ``remark(row)``: how the log calls a row, a format of its columns, and what it says of one that passed.
     ``ON_HOST = True``, of a member that times the host's processors whatever device the study is for.
-    ``RULE = None``, of a member whose cases need other files of the study: it has rules of its own in place of
-        ``Settings``, ``settings``, ``planned``, ``size``, ``run``, ``NAMED`` and ``remark``. ``FOLDER``: where its
-        files are below results/logs.
+    ``FOLDER``: where its files are below results/logs; by default a folder of its name.
+
+A member whose cases need other files of the study has rules of its own, and none of ``Settings``, ``settings``,
+``planned``, ``size``, ``run``, ``NAMED`` and ``remark``: the rule `experiment` serves those that have ``run``.
 """
 
 import json

@@ -15,8 +15,6 @@ from tilewright.study.experiments._rows import Count, Flag, Number, Status
 
 # Its files lie beside those of the stages before, at results/logs/<graph>/…
 FOLDER = ""
-# Cases have rules of their own.
-RULE = None
 OURS = "tilewright"
 # Solvers without a module: they are part of the search.
 HEURISTICS = ("greedy", "descent")
