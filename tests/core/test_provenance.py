@@ -52,12 +52,20 @@ def package(tmp_path, monkeypatch):
         (root / name).parent.mkdir(exist_ok=True, parents=True)
         (root / name).write_text(text)
     monkeypatch.setattr(provenance, "_ROOT", root)
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    forget()
     yield root
     forget()
 
 
 def forget():
-    for function in (provenance._imports, provenance.closure, provenance._code, provenance.code_digest):
+    for function in (
+        provenance._path_of,
+        provenance._source,
+        provenance._imports,
+        provenance.closure,
+        provenance.code_digest,
+    ):
         function.cache_clear()
 
 
@@ -171,11 +179,39 @@ def test_graphs_change_with_the_network_whose_gate_makes_them(
     root = tmp_path / "tilewright"
     shutil.copytree(Path(tilewright.__file__).parent, root, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(provenance, "_ROOT", root)
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     modules = [name.removeprefix("tilewright.") for name in models.modules(workload, overrides)]
     before = digest(*modules)
     (root / edited).write_text((root / edited).read_text() + "\nADDED = 1\n")
     assert (digest(*modules) != before) == changes
     forget()
+
+
+def test_a_source_that_was_read_before_is_not_parsed(package, monkeypatch):
+    first = digest("leaf", "alone")
+    monkeypatch.setattr(provenance.ast, "parse", lambda text: pytest.fail("parsed again"))
+    assert digest("leaf", "alone") == first
+
+
+def test_what_was_kept_of_an_older_text_does_not_count(package):
+    first = digest("leaf")
+    (package / "leaf.py").write_text("VALUE = 1234\n")
+    assert digest("leaf") != first
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff", b'{"digest": 1}'])
+def test_what_was_kept_and_is_damaged_is_made_again(package, tmp_path, damage):
+    first, kept = digest("leaf"), tmp_path / "cache" / "code" / "tilewright.leaf.json"
+    whole = kept.read_bytes()
+    kept.write_bytes(damage)
+    assert digest("leaf") == first and kept.read_bytes() == whole
+
+
+def test_where_nothing_can_be_kept_digests_are_the_same(package, tmp_path, monkeypatch):
+    first = digest("leaf")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "file" / "cache"))
+    assert digest("leaf") == first
 
 
 def test_modules_that_are_entered_by_a_string_are_declared():

@@ -431,10 +431,3 @@ def test_two_orders_are_refused(monkeypatch):
     monkeypatch.setattr(tilewright.reorder, "apply", lambda *a: (orders, {}))
     with pytest.raises(PatternError, match="expected one order for queries and keys of a self-attention, found two"):
         assert site("tilewright").order
-
-
-def test_plans_are_kept_at_home_unless_told_otherwise(cache, monkeypatch):
-    assert tilewright.folder() == cache
-    monkeypatch.delenv("TILEWRIGHT_CACHE")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert str(tilewright.folder()) == "/home/someone/.cache/tilewright"

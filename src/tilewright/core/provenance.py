@@ -7,9 +7,13 @@ of a family's members (``NAMES``) do not count: neither a better explanation nor
 What its imports do not show, a module declares, as a tuple of dotted names:
     ``ENTERED``: modules that its code enters by a string; they count as imported.
     ``APART``: modules that it imports for its callers, and that its own results do not depend on; they do not count.
+
+What a source file says to this is kept in `caches.folder`: to read the package anew takes each job of a workflow as
+long as a small stage.
 """
 
 import ast
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -17,9 +21,11 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from tilewright.core.errors import UnknownNameError
+from tilewright.core import artifacts, caches
+from tilewright.core.errors import ArtifactError, UnknownNameError
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT.name
@@ -76,6 +82,7 @@ def commit():
         return os.environ.get("TILEWRIGHT_COMMIT", "")
 
 
+@cache
 def _path_of(module):
     """Source file of a dotted module of this package, or None when there is no such module."""
     parts = module.split(".")
@@ -88,31 +95,73 @@ def _path_of(module):
     return None
 
 
+class _Source(msgspec.Struct, frozen=True):
+    """What a module's source text says.
+
+    digest: of the text, and of the text that read it; named: what it may import, modules and names in them, as
+    ``_declared`` and import statements spell it; code: `canonical`.
+    """
+
+    digest: str
+    named: tuple[str, ...]
+    entered: tuple[str, ...]
+    apart: tuple[str, ...]
+    code: str
+
+
+@cache
+def _source(module):
+    """The `_Source` of a module of this package."""
+    path = _path_of(module)
+    text = path.read_bytes()
+    digest = hashlib.sha256(_own_text() + text).hexdigest()
+    kept = caches.folder() / "code" / f"{module}.json"
+    try:
+        found = msgspec.json.decode(kept.read_bytes(), type=_Source)
+        if found.digest == digest:
+            return found
+    except (OSError, msgspec.MsgspecError, ValueError):
+        # Nothing was kept, or it is damaged.
+        pass
+    tree = ast.parse(text)
+    named = _named(tree, module if path.name == "__init__.py" else module.rpartition(".")[0])
+    found = _Source(digest, named, _declared(tree, "ENTERED"), _declared(tree, "APART"), _canonical(tree))
+    with contextlib.suppress(ArtifactError):
+        artifacts.write_text(kept, msgspec.json.encode(found).decode())
+    return found
+
+
+@cache
+def _own_text():
+    return Path(__file__).read_bytes()
+
+
+def _named(tree, parent):
+    """Dotted names that the import statements of a tree may mean, in a module that stands in the package `parent`."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                anchor = parent.split(".")[: len(parent.split(".")) - node.level + 1]
+                base = ".".join([*anchor, base] if base else anchor)
+            found.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
+    return tuple(sorted(name for name in found if name.split(".")[0] == _PACKAGE))
+
+
 @cache
 def _imports(module):
     """Modules of this package that `module` imports, anywhere in its text, or declares in ``ENTERED``.
 
     Raises `UnknownNameError` for a declared module that is not there.
     """
-    path = _path_of(module)
-    parent = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    tree = ast.parse(path.read_bytes())
-    found = set()
-    for node in ast.walk(tree):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                anchor = parent.split(".")[: len(parent.split(".")) - node.level + 1]
-                base = ".".join([*anchor, base] if base else anchor)
-            names = [base] + [f"{base}.{alias.name}" for alias in node.names]
-        found.update(name for name in names if _path_of(name))
-    entered, apart = _declared(tree, "ENTERED"), _declared(tree, "APART")
-    for name in entered + apart:
+    source = _source(module)
+    for name in source.entered + source.apart:
         _check_known(name)
-    return frozenset((found | set(entered)) - {module, *apart})
+    found = {name for name in source.named if _path_of(name)}
+    return frozenset((found | set(source.entered)) - {module, *source.apart})
 
 
 def _declared(tree, name):
@@ -147,15 +196,13 @@ def closure(*modules):
     return tuple(sorted(seen))
 
 
-@cache
-def _code(module):
-    """What `module` does, as text: its syntax tree without docstrings and without ``NAMES``."""
-    return canonical(_path_of(module).read_bytes())
-
-
 def canonical(source):
     """What Python `source` does, as text that is the same under every release of Python that reads it."""
-    tree = ast.parse(source)
+    return _canonical(ast.parse(source))
+
+
+def _canonical(tree):
+    """`canonical` of a tree, which loses its docstrings and ``NAMES``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             del node.body[0]
@@ -200,5 +247,5 @@ def code_digest(*modules):
     digest = hashlib.sha256()
     for module in closure(*modules):
         digest.update(module.encode())
-        digest.update(_code(module).encode())
+        digest.update(_source(module).code.encode())
     return digest.hexdigest()[:16]

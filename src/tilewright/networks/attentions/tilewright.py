@@ -2,13 +2,11 @@
 
 import hashlib
 import logging
-import os
-from pathlib import Path
 
 import torch
 
 from tilewright import api, reorder, targets
-from tilewright.core import provenance
+from tilewright.core import caches, provenance
 from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.networks import _sites
 from tilewright.targets.masks import Bias
@@ -48,11 +46,6 @@ def _tensor(array):
     return torch.as_tensor(array, dtype=torch.int64)
 
 
-def folder():
-    """Where plans are kept: ``$TILEWRIGHT_CACHE``, else ``~/.cache/tilewright``."""
-    return Path(os.environ.get("TILEWRIGHT_CACHE") or Path.home() / ".cache" / "tilewright")
-
-
 def _plan(site, dtype, device):
     """The site's plan for `dtype` on a ``torch.device``, from memory, from disk, or made and written there."""
     # Kept by the site: its layers share one plan.
@@ -71,7 +64,7 @@ def _read_or_made(site, dtype, device):
     # Equal patterns may have other windows, and then their tokens stand in another order.
     pattern = site.graph.id, provenance.sha256_arrays(site.order.numpy())
     made_of = (*pattern, *map(str, shape.values()), targets.device_id(facts), provenance.code_digest(*makers))
-    path = folder() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.plan"
+    path = caches.folder() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.plan"
     if path.exists():
         try:
             return api.load(path)
