@@ -10,6 +10,7 @@ import sys
 from functools import cache
 
 from tilewright import models, targets
+from tilewright.baselines import sparse
 from tilewright.core import provenance
 from tilewright.schedule.search import HEURISTICS
 from tilewright.study import config as study
@@ -34,6 +35,8 @@ DEVICE_CODE = [name.removeprefix("tilewright.") for name in targets.modules(CONF
 EXCLUSIVE = targets.facts(CONFIG.device).EXCLUSIVE
 THREADS = 4 if EXCLUSIVE else workflow.cores
 TIMED = {"timing": 1, "gpu": 1} if EXCLUSIVE else {"timing": 1}
+# Where torch keeps what it compiled, for the jobs that compile ahead and those that are timed.
+COMPILED = "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor"
 # Experiments that the rule `experiment` runs on this device, and those that time the host's processors.
 ON_HOST, ON_DEVICE = experiments.by_place()
 
@@ -196,6 +199,18 @@ def runtime(size, least=LEAST_MINUTES):
 def asked(size):
     """Resources of a timed job, by the size of what it works on."""
     return {**TIMED, "mem_mb": mem_mb(size, LEAST_TIMED_MB), "runtime": runtime(size, LEAST_TIMED_MINUTES)}
+
+
+def compiled_baselines(wildcards):
+    """Input of a timed job: what was compiled ahead. On a device with a lock, jobs side by side compile for themselves."""
+    ahead = not EXCLUSIVE and any(name in sparse.COMPILED for name in CONFIG.attention.baselines)
+    return [f"results/compiled/{wildcards.m}.txt"] if ahead else []
+
+
+def compiled_case(wildcards):
+    """Input of a timed job: as `compiled_baselines`, for a case of an experiment."""
+    ahead = not EXCLUSIVE and experiments.compiles(wildcards.experiment, CONFIG, wildcards.case)
+    return [f"results/compiled/{wildcards.experiment}/{wildcards.case}.txt"] if ahead else []
 
 
 def in_orders(orders):

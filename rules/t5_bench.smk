@@ -1,5 +1,8 @@
 """T5: schedules and baselines are checked and timed, results/logs/<m>/<r>/<set>.<solver>.csv and results/logs/<m>/baselines.csv;
 so are the cases of all other experiments, results/logs/<experiment>/<case>.csv.
+
+On a CPU, timed jobs run alone. What torch compiles for them is compiled before, in jobs side by side that list it in
+results/compiled/; a timed job finds it in torch's cache, and compiles by itself what is not there.
 """
 
 
@@ -32,8 +35,34 @@ rule bench:
         " --output {output.csv} 2>&1 | tee {log}"
 
 
+rule compile_baselines:
+    input:
+        graph=in_orders(CONFIG.attention.baseline_orders),
+    output:
+        names="results/compiled/{m}.txt",
+    log:
+        "logs/compile/{m}.log",
+    benchmark:
+        "logs/compile/{m}.tsv"
+    conda:
+        TIMED_ENV
+    resources:
+        mem_mb=mem_mb(of_graph, LEAST_TIMED_MB),
+        runtime=runtime(of_graph),
+    params:
+        script=script("run_baselines"),
+        code=attention_code("run_baselines", "study.stages.baselines", experiments.member("attention").compared),
+        names=CONFIG.attention.baselines,
+        device=DEVICE,
+        seed=CONFIG.seed,
+    shell:
+        "{COMPILED} python {params.script} --compile-only --baselines {params.names}"
+        " --graph {input.graph} {params.device} --seed {params.seed} --output {output.names} 2>&1 | tee {log}"
+
+
 rule baselines:
     input:
+        compiled_baselines,
         graph=in_orders(CONFIG.attention.baseline_orders),
     output:
         csv="results/logs/{m}/baselines.csv",
@@ -55,12 +84,35 @@ rule baselines:
         effort=EFFORT,
         seed=CONFIG.seed,
     shell:
-        "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor python {params.script} --baselines {params.names}"
+        "{COMPILED} python {params.script} --baselines {params.names}"
         " --graph {input.graph} {params.device} --max-dense-tokens {params.dense} {params.effort}"
         " --seed {params.seed} --output {output.csv} 2>&1 | tee {log}"
 
 
+rule compile_experiment:
+    output:
+        names="results/compiled/{experiment}/{case}.txt",
+    log:
+        "logs/compile/{experiment}/{case}.log",
+    benchmark:
+        "logs/compile/{experiment}/{case}.tsv"
+    conda:
+        TIMED_ENV
+    resources:
+        mem_mb=mem_mb(of_case, LEAST_TIMED_MB),
+        runtime=runtime(of_case),
+    params:
+        script=script("run_experiment"),
+        code=experiment_code,
+        arguments=experiment_arguments,
+    shell:
+        "{COMPILED} python {params.script} --compile-only --experiment {wildcards.experiment} --case {wildcards.case}"
+        " {params.arguments} --output {output.names} 2>&1 | tee {log}"
+
+
 rule experiment:
+    input:
+        compiled_case,
     output:
         csv="results/logs/{experiment}/{case}.csv",
     log:
@@ -77,7 +129,7 @@ rule experiment:
         code=experiment_code,
         arguments=experiment_arguments,
     shell:
-        "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor TILEWRIGHT_CACHE=.snakemake/plans python {params.script}"
+        "{COMPILED} TILEWRIGHT_CACHE=.snakemake/plans python {params.script}"
         " --experiment {wildcards.experiment} --case {wildcards.case} {params.arguments}"
         " --output {output.csv} 2>&1 | tee {log}"
 

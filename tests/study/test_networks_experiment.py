@@ -25,6 +25,7 @@ from tilewright.study.experiments import _networks as bench
 from tilewright.study.experiments._effort import Effort
 from tilewright.study.experiments.networks import Row
 from tilewright.study.tables import _read
+from tilewright.torch_attention import flex
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "workflow/scripts/run_experiment.py"
@@ -290,6 +291,22 @@ def test_a_file_of_rows_is_written(tmp_path, capsys):
     (frame,) = _read.frames([path], "networks")
     assert frame["status"].tolist() == ["ok"] * 3 and (frame["p50_us"] > 0).all()
     assert f"{SMALL} native, batch 2: " in capsys.readouterr().out
+
+
+def test_first_calls_are_made_of_what_compiles_alone(tmp_path, monkeypatch):
+    seen, fastest = [], flex.fastest
+
+    def recorded(form, variants, q, k, v):
+        seen.append(len(q))
+        return fastest(form, variants[:1], q, k, v)
+
+    monkeypatch.setattr(flex, "fastest", recorded)
+    monkeypatch.setattr(bench.timing, "time_call", lambda *a, **k: pytest.fail("timed"))
+    path = tmp_path / "compiled.txt"
+    chosen = ["--set", "attention={native: [1], flex: [1, 2]}", "max_seconds=0.01"]
+    command("--compile-only", "--case", "vil-tiny-32", *chosen, "--output", str(path))
+    assert path.read_text() == "flex, batch 1\nflex, batch 2\n"
+    assert set(seen) == {1, 2}
 
 
 NATIVE = "attention={native: [1]}"

@@ -38,6 +38,10 @@ def test_default_study_plans_every_job_once(tmp_path):
     ran = {(w["experiment"], w["case"]) for name, w in jobs if name in ("experiment", "experiment_on_host")}
     general = [name for name in experiments.NAMES if name != "attention"]
     assert ran == {(name, case) for name in general for case in experiments.cases(name, study)}
+    # FlexAttention is compiled ahead wherever it is timed.
+    assert {w["m"] for name, w in jobs if name == "compile_baselines"} == set(study.workloads)
+    compiled = {(w["experiment"], w["case"]) for name, w in jobs if name == "compile_experiment"}
+    assert compiled == {("networks", case) for case in study.networks.workloads}
     assert {w["solver"] for name, w in jobs if name == "schedule"} == set(study.solvers)
     assert len(jobs) == len({(name, *sorted(w.items())) for name, w in jobs})
 
@@ -81,6 +85,8 @@ def test_the_gpu_study_has_the_same_rules_on_another_device(tmp_path):
     for rule in ("profile", "bench", "baselines", "experiment"):
         assert "gpu=1" in bodies[rule] and "threads: " in bodies[rule]
     assert "gpu" not in bodies["blocks"] + bodies["schedule"]
+    # Jobs that share a GPU compile for themselves.
+    assert not any(rule.startswith("compile_") for rule in bodies)
 
 
 def test_the_peers_overlay_follows_the_gpu_study(tmp_path):
@@ -97,6 +103,13 @@ def test_the_ragged_overlay_runs_packed_attention_and_pruned_networks_alone(tmp_
     assert counts == {"experiment": 16, "figure": 4, "table": 3, "report": 1, "all": 1}
     pruned = [w["case"] for name, w in jobs if w.get("experiment") == "pruned"]
     assert len(pruned) == 13 and {case.rpartition("-")[2] for case in pruned} == {*pruners.NAMES} - {"none"}
+
+
+@pytest.mark.parametrize("setting", ["attention={'baselines': [sdpa_dense]}", "networks={'attention': {'flex': []}}"])
+def test_what_does_not_compile_is_not_compiled_ahead(tmp_path, setting):
+    counts = Counter(name for name, _ in plan(tmp_path, "--config", setting, configs=[ROOT / "config.yaml"]))
+    rule, left = ("baselines", "experiment") if setting.startswith("attention") else ("experiment", "baselines")
+    assert counts[f"compile_{rule}"] == 0 and counts[rule] > 0 and counts[f"compile_{left}"] > 0
 
 
 def test_orders_are_timed_on_the_host_of_a_gpu(tmp_path):

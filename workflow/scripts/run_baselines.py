@@ -3,7 +3,7 @@
 import argparse
 
 from tilewright.baselines import sparse as sparse_baselines
-from tilewright.study.cli import attention_options, script, timing_options
+from tilewright.study.cli import attention_options, compile_option, script, timing_options
 from tilewright.study.stages.baselines import run
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -14,6 +14,7 @@ add("--output", required=True, metavar="CSV", help="the rows to write")
 add("--batch", type=int, default=1, help="sequences in a call (default: 1)")
 add("--max-dense-tokens", type=int, default=20000, help="skip dense attention above (default: 20000)")
 add("--max-seconds", type=float, default=1.0, help="a timing stops after this time in any case (default: 1)")
+compile_option(add)
 attention_options(add, "float32")
 timing_options(add, "the tokens")
 

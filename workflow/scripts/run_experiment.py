@@ -3,7 +3,7 @@
 import argparse
 
 from tilewright.study import experiments
-from tilewright.study.cli import script, timing_options
+from tilewright.study.cli import compile_option, script, timing_options
 from tilewright.study.stages.experiment import run
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -25,6 +25,7 @@ add(
 )
 add("--output", required=True, metavar="CSV", help="the rows to write")
 add("--dtype", default="float32", help="float32, float16 or bfloat16 (default: float32)")
+compile_option(add)
 timing_options(add, "weights, tokens and crops")
 
 if __name__ == "__main__":

@@ -49,6 +49,18 @@ def attention_options(add, dtype):
     add("--dtype", help=f"float32, float16 or bfloat16 (default: {dtype})")
 
 
+def compile_option(add):
+    """The option of the commands that run what torch compiles.
+
+    add: a parser's ``add_argument``.
+    """
+    add(
+        "--compile-only",
+        action="store_true",
+        help="time nothing; compile, and list what torch keeps",
+    )
+
+
 def settings(texts):
     """What ``--set`` states, ``KEY=VALUE`` with values in JSON or YAML, as a dict. Raises `ConfigError`."""
     found = {}

@@ -15,7 +15,7 @@ Contract of a member module:
 from tilewright.core.errors import Unavailable
 from tilewright.torch_attention import Ready, need_gpu
 
-__all__ = ("DENSE", "NAMES", "Ready", "Unavailable", "need_gpu")
+__all__ = ("COMPILED", "DENSE", "NAMES", "Ready", "Unavailable", "need_gpu")
 
 NAMES = (
     "sdpa_dense", "sdpa_mask", "flex", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_windows", "sdpa_kept",
@@ -24,3 +24,5 @@ NAMES = (
 
 # Those that attend over all pairs, whatever the pattern: the fastest of them is what "dense" means.
 DENSE = ("sdpa_dense", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
+# Those that torch compiles in their first call, and keeps on disk.
+COMPILED = ("flex",)

@@ -10,3 +10,5 @@ Contract of a member module:
 
 WHAT = "attention"
 NAMES = ("dense", "tilewright", "flex", "native")
+# Those that torch compiles in their first call, and keeps on disk.
+COMPILED = ("flex",)

@@ -16,6 +16,9 @@ whose import stays light (no torch):
     ``size(case, settings) -> int``: how many numbers a case holds at once, for a cluster's memory and time.
     ``run(case, settings, how)``: yields the rows, a dict of columns each, as they are measured; how: a `_effort.Run`.
         Rows of what failed its check, or could not run, have no time and say why in ``reason``.
+    ``compiles(settings) -> bool``, ``first_calls(case, settings, how)``, of a member that runs what torch compiles and
+        keeps on disk: whether a case has such calls, and those calls, which yield the names of what was compiled. On a
+        CPU the workflow compiles cases side by side before it times them alone.
     ``NAMED``, ``remark(row)``: how the log calls a row, a format of its columns, and what it says of one that passed.
     ``ON_HOST = True``, of a member that times the host's processors whatever device the study is for.
     ``FOLDER``: where its files are below results/logs; by default a folder of its name.
@@ -84,6 +87,12 @@ def arguments(name, config, case):
     timing = f"--rse {config.timing.rse} --min-repetitions {config.timing.min_repetitions}"
     flags = f"--device {config.device} --dtype {config.dtype} --seed {config.seed} {timing}"
     return ["--set", *pairs, *flags.split()]
+
+
+def compiles(name, config, case):
+    """Whether a case has first calls that compile under `config`."""
+    module = member(name)
+    return hasattr(module, "compiles") and module.compiles(module.settings(config, case))
 
 
 def parse(name, stated):

@@ -4,6 +4,7 @@ A row that did not pass has the status ``failed`` and no time; one that could no
 """
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -215,6 +216,21 @@ def run_baselines(names, tokens, effort, *, max_dense_tokens):
         if found[0]["status"] == "ok" and asked.graph.row_order is not None and not module.DENSE:
             rows.append(run_variant(module, found[0]["variant"], asked, effort, facts | {"ordered": False}))
     return rows
+
+
+def compile_baselines(names, tokens):
+    """Make the first call of every form of those baselines that torch compiles: calls of another process, over the
+    same pattern with tokens of the same sizes, find them on disk. Yields the names of the forms."""
+    for name in names:
+        if name not in sparse_baselines.COMPILED:
+            continue
+        module = registry.member("tilewright.baselines.sparse", "baseline", name, sparse_baselines.NAMES)
+        for variant in module.VARIANTS:
+            # What cannot run says so where it is timed.
+            with suppress(sparse_baselines.Unavailable, RuntimeError):
+                ready = module.prepare(tokens.graph, variant=variant, **tokens.setting, max_bytes=BASELINE_BYTES)
+                ready.call(*tokens.ordered)
+                yield f"{name} {variant}"
 
 
 def run_variant(module, variant, tokens, effort, facts):

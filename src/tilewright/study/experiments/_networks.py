@@ -6,6 +6,7 @@ A row that did not pass has the status ``failed`` and no time; one that could no
 
 import gc
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,19 +74,9 @@ def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0)
     """
     registry.check("dtype", dtype, DTYPES)
     family, options = networks.parse(name)
-    kind, facts = getattr(torch, dtype), targets.describe(device)
-    # What a family exchanges, its attention or its batching, is a column of its rows under the first name.
-    what, members = networks.exchanged(family)
-    place = targets.facts(device).TORCH_DEVICE
-
-    def create(attention):
-        # As a user makes them: layers go by the versions of parameters, which inference tensors do not have.
-        with torch.inference_mode(False):
-            return peaked(networks.create(family, **options, seed=seed, **{what: attention})).to(place, kind)
-
-    inputs = photographs(max(batch for sizes in batches.values() for batch in sizes), options["image_size"])
-    inputs = inputs.to(place, kind)
-    dense = create(members[0])
+    facts = targets.describe(device)
+    create, inputs = _prepared(name, batches, device, dtype, seed)
+    dense = create(networks.exchanged(family)[1][0])
     parameters = sum(weights.numel() for weights in dense.parameters())
     oracle = _oracle(dense, inputs)
     del dense
@@ -111,6 +102,37 @@ def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0)
             measured = _measured(network, inputs[:batch], oracle, effort)
             yield known | {"attention": attention, "batch": batch} | measured
         del network
+
+
+@torch.inference_mode()
+def compile_network(name, batches, *, device="cpu", dtype="float32", seed=0):
+    """Make the first calls of a network with each attention and batch of `batches`, as `run_network`: those of another
+    process find on disk what torch compiled. Yields ``"<attention>, batch <n>"`` of what can run."""
+    create, inputs = _prepared(name, batches, device, dtype, seed)
+    for attention, sizes in batches.items():
+        network = create(attention)
+        for batch in sizes:
+            # What cannot run says so where it is timed.
+            with suppress(sparse_baselines.Unavailable):
+                network(inputs[:batch])
+                yield f"{attention}, batch {batch}"
+
+
+def _prepared(name, batches, device, dtype, seed):
+    """``(create, inputs)``: the network `name` with an attention or a batching, and as many images as `batches` ask
+    for, on the device."""
+    family, options = networks.parse(name)
+    # What a family exchanges, its attention or its batching, is a column of its rows under the first name.
+    what, _ = networks.exchanged(family)
+    place, kind = targets.facts(device).TORCH_DEVICE, getattr(torch, dtype)
+
+    def create(exchanged):
+        # As a user makes them: layers go by the versions of parameters, which inference tensors do not have.
+        with torch.inference_mode(False):
+            return peaked(networks.create(family, **options, seed=seed, **{what: exchanged})).to(place, kind)
+
+    inputs = photographs(max(batch for sizes in batches.values() for batch in sizes), options["image_size"])
+    return create, inputs.to(place, kind)
 
 
 @torch.no_grad()

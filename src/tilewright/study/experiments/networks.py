@@ -130,6 +130,19 @@ def run(case, settings, how):
     yield from _networks.run_network(case, settings.attention, how.effort(settings.max_seconds), **options)
 
 
+def compiles(settings):
+    """Whether one of the attentions is compiled."""
+    return any(name in attentions.COMPILED for name in settings.attention)
+
+
+def first_calls(case, settings, how):
+    """Yield the attentions and batches of the network `case` that were compiled. Raises `TilewrightError`."""
+    from tilewright.study.experiments import _networks
+
+    sizes = {name: batches for name, batches in settings.attention.items() if name in attentions.COMPILED}
+    yield from _networks.compile_network(case, sizes, device=how.device, dtype=how.dtype, seed=how.seed)
+
+
 def remark(row):
     """What the log says of a row that passed."""
     share = f"{row['attention_us'] / row['p50_us']:.0%} of it attention"

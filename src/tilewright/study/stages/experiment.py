@@ -2,6 +2,7 @@
 
 import sys
 
+from tilewright.core import artifacts
 from tilewright.core.errors import ConfigError
 from tilewright.study import experiments, recorded
 from tilewright.study.cli import settings
@@ -9,11 +10,12 @@ from tilewright.study.experiments import _lock, _rows
 from tilewright.study.experiments._effort import Run
 
 
-def run(experiment, case, output, device, dtype, rse, min_repetitions, seed, stated):
+def run(experiment, case, output, device, dtype, rse, min_repetitions, seed, stated, compile_only=False):
     """Run the `case` of an `experiment` and write its rows to `output`.
 
     stated: its settings, ``key=value`` in JSON or YAML. Each row is printed as it is measured, which may take minutes.
-    Raises `TilewrightError`; nothing is written then.
+    compile_only: nothing is timed, `output` lists what was compiled instead. Raises `TilewrightError`; nothing is
+    written then.
     """
     chosen = experiments.parse(experiment, settings(stated))
     how = checked(Run(device, dtype, seed, rse, min_repetitions))
@@ -21,6 +23,9 @@ def run(experiment, case, output, device, dtype, rse, min_repetitions, seed, sta
     place = "cpu" if getattr(module, "ON_HOST", False) else device
     rows = []
     with _lock.exclusive(place):
+        if compile_only:
+            write_names(output, module.first_calls(case, chosen, how) if hasattr(module, "first_calls") else ())
+            return
         for row in module.run(case, chosen, how):
             rows.append(row)
             show(module, row)
@@ -48,6 +53,11 @@ class _Blank(dict):
 
     def __missing__(self, column):
         return ""
+
+
+def write_names(path, names):
+    """Write a text file with a line for each of `names`, as they come."""
+    artifacts.write_text(path, "".join(f"{name}\n" for name in names))
 
 
 def write(path, experiment, rows, device):
