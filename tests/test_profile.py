@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from helpers import plans
+from helpers.gpu import hide_gpu
 from tilewright import profile, targets
 from tilewright.blocks import work
 from tilewright.core.errors import ArtifactError, DeviceError, UnknownNameError
@@ -112,7 +113,8 @@ def test_a_profile_of_another_device_is_refused(cover, measured):
         check(replace(measured, device=other, device_id=targets.device_id(other)), cover)
 
 
-def test_bad_arguments_are_refused(cover):
+def test_bad_arguments_are_refused(cover, monkeypatch):
+    hide_gpu(monkeypatch)
     with pytest.raises(DeviceError, match="known: cpu"):
         measure(cover, device="cuda")
     with pytest.raises(UnknownNameError, match="float32, float16, bfloat16"):

@@ -6,3 +6,14 @@ from pathlib import Path
 TRITON_DEVICE = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
 if TRITON_DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def hide_gpu(monkeypatch):
+    """Have torch find no GPU, also where there is one."""
+    import torch
+
+    from tilewright import targets
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    # Without what was found earlier.
+    monkeypatch.setattr(targets, "_described", targets._described.__wrapped__)

@@ -6,6 +6,7 @@ import torch
 
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
+from helpers.gpu import hide_gpu
 from tilewright import reference, targets
 from tilewright.blocks import work
 from tilewright.core.errors import DeviceError
@@ -46,8 +47,8 @@ def test_items_that_run_several_times_give_the_same(ordered, split_keys):
     assert reference.relative_error(found, right) <= reference.TOLERANCE[torch.float32]
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="this machine has a GPU")
-def test_without_a_gpu_nothing_is_profiled(ordered):
+def test_without_a_gpu_nothing_is_profiled(ordered, monkeypatch):
+    hide_gpu(monkeypatch)
     with pytest.raises(DeviceError, match="expected an NVIDIA GPU"):
         measure(plans.covers(ordered, ["16x1"])["16x1"], device="cuda")
 
