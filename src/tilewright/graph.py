@@ -9,6 +9,7 @@ A reordered graph holds the pattern in its new order together with `row_order` a
 """
 
 import math
+import pickle
 import zipfile
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -380,7 +381,8 @@ def load(path: str | Path) -> Graph:
 
 
 def read_mask(path: str | Path, **keywords: Any) -> Graph:
-    """Read a user's pattern: a graph file, a scipy ``.npz`` or a dense ``.npy``. keywords: those of `from_csr`.
+    """Read a user's pattern: a graph file, a scipy ``.npz``, a dense ``.npy``, or a tensor in a ``.pt`` file, dense or
+    sparse. keywords: those of `from_csr`. Nothing but tensors is read of a ``.pt`` file.
 
     Raises `PatternError` and `ArtifactError`.
     """
@@ -388,7 +390,7 @@ def read_mask(path: str | Path, **keywords: Any) -> Graph:
 
     path = Path(path)
     if not path.is_file():
-        raise ArtifactError(f"{path}: no such file; expected a mask in .npz (scipy CSR) or .npy (dense) form")
+        raise ArtifactError(f"{path}: no such file; expected a mask in .npz (scipy CSR), .npy (dense) or .pt form")
     try:
         if path.suffix == ".npy":
             return from_pattern(np.load(path, allow_pickle=False), **keywords)
@@ -396,6 +398,28 @@ def read_mask(path: str | Path, **keywords: Any) -> Graph:
             with np.load(path, allow_pickle=False) as archive:
                 ours = "tilewright" in archive.files
             return load(path) if ours else from_pattern(sp.load_npz(path), **keywords)
+        if path.suffix == ".pt":
+            return from_pattern(_tensor(path), **keywords)
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise ArtifactError(f"{path}: expected a mask in .npz or .npy form, found: {error}") from error
-    raise ArtifactError(f"{path}: expected a file ending in .npz or .npy, found {path.suffix!r}")
+        raise ArtifactError(f"{path}: expected a mask in .npz, .npy or .pt form, found: {error}") from error
+    raise ArtifactError(f"{path}: expected a file ending in .npz, .npy or .pt, found {path.suffix!r}")
+
+
+def _tensor(path):
+    """The pattern in a ``.pt`` file: a dense array, or a scipy matrix of a sparse tensor. Raises `ArtifactError`."""
+    import torch
+    from scipy.sparse import coo_array
+
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(f"{path}: expected a file of one tensor, found others, or damage: {reason}") from error
+    if not isinstance(found, torch.Tensor):
+        raise ArtifactError(f"{path}: expected a file of one tensor, found {type(found).__name__}")
+    if found.layout == torch.strided:
+        return found.detach().numpy()
+    found = found.to_sparse_coo().coalesce()
+    if found.ndim != 2:
+        raise PatternError(f"{path}: expected a sparse tensor of two dimensions, found shape {tuple(found.shape)}")
+    return coo_array((found.values().numpy(), tuple(found.indices().numpy())), tuple(found.shape))

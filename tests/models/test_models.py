@@ -672,6 +672,41 @@ def test_a_mask_of_the_users(tmp_path):
     assert {"model": "file-mine", "family": "file", "heads": 3, "head_dim": 64}.items() <= graph.meta.items()
 
 
+@pytest.mark.parametrize("form", ["to_dense", "to_sparse_coo", "to_sparse_csr"])
+def test_a_mask_in_a_tensor(tmp_path, form):
+    mask = torch.from_numpy(np.random.default_rng(0).random((5, 7)) < 0.5)
+    tensor = mask if form == "to_dense" else getattr(mask.float(), form)()
+    torch.save(tensor, tmp_path / "m.pt")
+    graph = models.build("file-mine", {"path": str(tmp_path / "m.pt")})
+    np.testing.assert_array_equal(graph.to_dense(), mask)
+
+
+class Foreign:
+    """What a file of tensors may not hold."""
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        ({"mask": torch.zeros(2, 2)}, ArtifactError, r"m\.pt: expected a file of one tensor, found dict"),
+        (Foreign(), ArtifactError, r"m\.pt: expected a file of one tensor, found others, or damage: Weights only load"),
+        (
+            torch.zeros(2, 2, 2).to_sparse_coo(),
+            PatternError,
+            r"tensor of two dimensions, found shape \(2, 2, 2\)",
+        ),
+        (None, ArtifactError, r"m\.pt: expected a "),
+    ],
+)
+def test_a_wrong_file_of_a_tensor_is_named(tmp_path, content, error, message):
+    path = tmp_path / "m.pt"
+    torch.save(content, path)
+    if content is None:
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(error, match=message):
+        models.build("file-mine", {"path": str(path)})
+
+
 def test_a_graph_file_brings_its_hints(tmp_path):
     graph_file.save(tmp_path / "g.npz", models.build("vil-tiny-32-s1"))
     graph = models.build("file-again", {"path": str(tmp_path / "g.npz")})

@@ -1,4 +1,4 @@
-"""Any pattern of the user's: a graph file, a scipy ``.npz`` or a dense ``.npy`` mask."""
+"""Any pattern of the user's: a graph file, a scipy ``.npz``, a dense ``.npy`` or a tensor in a ``.pt`` file."""
 
 from dataclasses import replace
 from pathlib import Path
