@@ -27,7 +27,10 @@ import msgspec
 
 from tilewright.core.errors import ConfigError, UnknownNameError
 
-NAMES = ("vision_longformer", "regionvit", "dynamicvit", "file")
+NAMES = (
+    *("vision_longformer", "regionvit", "dynamicvit"),
+    *("band", "dilated", "axial", "bigbird", "swin", "window3d", "file"),
+)
 
 # Graphs do not change with the networks.
 APART = ("tilewright.networks",)

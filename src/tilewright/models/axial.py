@@ -1,0 +1,43 @@
+"""Axial attention: each token of a grid sees the row and the column that it lies in.
+
+Ho et al., "Axial Attention in Multidimensional Transformers", 2019 (arXiv 1912.12180), both axes in one layer.
+"""
+
+import re
+
+import numpy as np
+
+from tilewright.models import _ready
+
+NAMING = "axial-<height>x<width>, e.g. axial-64x64"
+
+
+class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """height, width: of the grid, in tokens."""
+
+    height: _ready.Positive
+    width: _ready.Positive
+
+
+def fields(name):
+    """Parameters stated by a workload name, or None."""
+    match = re.fullmatch(r"axial-(\d+)x(\d+)", name)
+    return {"height": int(match[1]), "width": int(match[2])} if match else None
+
+
+def graph(params):
+    """The pattern, row by row; a row of the grid is a window."""
+    h, w = params.height, params.width
+    at = np.arange(h * w).reshape(h, w)
+    rows = [np.unique(np.concatenate((at[y], at[:, x]))) for y in range(h) for x in range(w)]
+    return _ready.build("axial", params, rows, at.ravel(), grid=(h, w), hint=at.ravel() // w)
+
+
+def sources(params):
+    """No file of the user's."""
+    return []
+
+
+def size(params):
+    """Tokens, and a row and a column of keys for each."""
+    return params.height * params.width * (params.height + params.width)
