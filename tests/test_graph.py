@@ -235,7 +235,7 @@ def _truncated(path):
     ("name", "write", "message"),
     [
         pytest.param("m.npy", lambda path: None, "no such file", id="missing"),
-        pytest.param("m.pt", _text, r"ending in .npz or .npy, found '.pt'", id="suffix"),
+        pytest.param("m.png", _text, r"ending in .npz, .npy or .pt, found '.png'", id="suffix"),
         pytest.param("m.npy", _text, "expected a mask", id="npy-of-text"),
         pytest.param("m.npz", _text, "expected a mask", id="npz-of-text"),
         pytest.param("m.npz", _archive_of_text, "expected a mask", id="foreign-archive"),

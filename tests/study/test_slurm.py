@@ -152,7 +152,7 @@ def test_a_job_that_keeps_failing_ends_the_run_and_shows_its_log(node, tmp_path)
     status, output = run(directory, chosen, "results/graphs/file-mine.npz")
     assert status != 0
     assert output.count("Trying to restart job") == 1
-    assert "mask.npy: expected a mask in .npz or .npy form" in output
+    assert "mask.npy: expected a mask in .npz, .npy or .pt form" in output
     assert not (directory / "results/graphs/file-mine.npz").exists()
 
 

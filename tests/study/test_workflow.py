@@ -136,7 +136,7 @@ def test_a_failed_rule_prints_the_end_of_its_log(tmp_path):
     done = snakemake(tmp_path, "results/graphs/file-mine.npz", *run, capture_output=True)
     assert done.returncode != 0
     found = done.stderr.partition("Logfile logs/graph/file-mine.log:")[2]
-    assert "error: mine.npy: expected a mask in .npz or .npy form" in found
+    assert "error: mine.npy: expected a mask in .npz, .npy or .pt form" in found
 
 
 def test_a_changed_page_makes_the_report_again_alone(study, checkout):
