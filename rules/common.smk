@@ -37,6 +37,8 @@ THREADS = 4 if EXCLUSIVE else workflow.cores
 TIMED = {"timing": 1, "gpu": 1} if EXCLUSIVE else {"timing": 1}
 # Where torch keeps what it compiled, for the jobs that compile ahead and those that are timed.
 COMPILED = "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor"
+# It is for as many threads as torch has. Snakemake sets those of a job to its own, which for one that compiles ahead is one.
+TIMED_THREADS = f"OMP_NUM_THREADS={THREADS} MKL_NUM_THREADS={THREADS}"
 # Experiments that the rule `experiment` runs on this device, and those that time the host's processors.
 ON_HOST, ON_DEVICE = experiments.by_place()
 

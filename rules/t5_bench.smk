@@ -56,7 +56,7 @@ rule compile_baselines:
         device=DEVICE,
         seed=CONFIG.seed,
     shell:
-        "{COMPILED} python {params.script} --compile-only --baselines {params.names}"
+        "{COMPILED} {TIMED_THREADS} python {params.script} --compile-only --baselines {params.names}"
         " --graph {input.graph} {params.device} --seed {params.seed} --output {output.names} 2>&1 | tee {log}"
 
 
@@ -106,7 +106,7 @@ rule compile_experiment:
         code=experiment_code,
         arguments=experiment_arguments,
     shell:
-        "{COMPILED} python {params.script} --compile-only --experiment {wildcards.experiment} --case {wildcards.case}"
+        "{COMPILED} {TIMED_THREADS} python {params.script} --compile-only --experiment {wildcards.experiment} --case {wildcards.case}"
         " {params.arguments} --output {output.names} 2>&1 | tee {log}"
 
 

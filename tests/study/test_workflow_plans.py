@@ -112,6 +112,23 @@ def test_what_does_not_compile_is_not_compiled_ahead(tmp_path, setting):
     assert counts[f"compile_{rule}"] == 0 and counts[rule] > 0 and counts[f"compile_{left}"] > 0
 
 
+def test_what_is_compiled_ahead_is_for_the_threads_of_the_timed_job(tmp_path):
+    done = snakemake(
+        tmp_path,
+        "results/logs/vil-tiny-128-s1/baselines.csv",
+        "--dry-run",
+        "--printshellcmds",
+        "--cores",
+        "3",
+        capture_output=True,
+    )
+    commands = [line for line in (done.stdout + done.stderr).splitlines() if "run_baselines.py" in line]
+    ahead, timed = (next(line for line in commands if ("--compile-only" in line) == only) for only in (True, False))
+    assert "OMP_NUM_THREADS=3 MKL_NUM_THREADS=3" in ahead and "OMP_NUM_THREADS" not in timed
+    kept = "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor"
+    assert kept in ahead and kept in timed
+
+
 def test_orders_are_timed_on_the_host_of_a_gpu(tmp_path):
     given = ("--configfile", ROOT / "config/h200.yaml", ROOT / "config/full_scale.yaml")
     done = snakemake(tmp_path, "results/logs/orders/times.csv", "--dry-run", *given, capture_output=True)
