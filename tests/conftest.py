@@ -1,11 +1,15 @@
 """What every test runs under: memory that torch hands out uninitialised holds NaN, so that an unwritten row is seen."""
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+# Read by GNU OpenMP when torch is loaded: its threads do not wait actively for the next operator. They would keep the
+# cores from the tests of the other process, and take three times the processor time.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 # Before any kernel is imported.
 importlib.import_module("helpers.gpu")
 
