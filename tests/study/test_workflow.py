@@ -1,6 +1,7 @@
 """The workflow itself, by Snakemake, on part of the small study of tests/config/tiny.yaml. `.ci/run` runs all of it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -14,14 +15,16 @@ from tilewright.study import config, figures
 
 # Reach every stage with few jobs.
 TARGETS = ("figures/fill.svg", "figures/latency_vil.svg", "results/tables/fill.csv", "results/tables/end_to_end.csv")
+PACKED = ("results/logs/pruned/deit-tiny-64-threshold_l2.csv", "results/logs/ragged/1x32.csv")
 
 
-def tiny():
-    """The configuration of the small study, as Snakemake merges it."""
-    merged = yaml.safe_load((ROOT / "config.yaml").read_text())
-    for key, value in yaml.safe_load(TINY.read_text()).items():
-        merged[key] = {**merged[key], **value} if isinstance(value, dict) else value
-    return merged
+def merged(*paths):
+    """The configuration of the study under overlays, as Snakemake merges it."""
+    found = yaml.safe_load((ROOT / "config.yaml").read_text())
+    for path in paths:
+        for key, value in yaml.safe_load(path.read_text()).items():
+            found[key] = {**found[key], **value} if isinstance(value, dict) else value
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +35,9 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def study(checkout, tmp_path_factory):
-    """A finished run of `TARGETS`."""
+    """A finished run of `TARGETS` and `PACKED`."""
     directory = tmp_path_factory.mktemp("study")
-    done = snakemake(directory, *TARGETS, *RUN, source=checkout, capture_output=True)
+    done = snakemake(directory, *TARGETS, *PACKED, *RUN, source=checkout, capture_output=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return directory
 
@@ -101,14 +104,11 @@ def test_networks_follow_their_code_and_keep_plans_in_the_folder(study, checkout
     assert {name for name, _ in jobs} == {"experiment", "table"}
 
 
-def test_a_changed_batching_reruns_pruned_networks_alone(tmp_path, checkout):
-    wanted, run = ("results/logs/pruned/deit-tiny-64-threshold_l2.csv", "results/logs/ragged/1x32.csv"), [*RUN]
-    done = snakemake(tmp_path, *wanted, *run, source=checkout, capture_output=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-
+def test_a_changed_batching_reruns_pruned_networks_alone(study, checkout):
     def rerun():
-        return [(name, w["experiment"]) for name, w in plan(tmp_path, *wanted, source=checkout)]
+        return [(name, w["experiment"]) for name, w in plan(study, *PACKED, source=checkout)]
 
+    assert rerun() == []
     with appended(checkout / "src/tilewright/networks/batching/gathered.py", "\nCHANGED = True\n"):
         assert rerun() == [("experiment", "pruned")]
     with appended(checkout / "src/tilewright/baselines/packed/nested.py", "\nCHANGED = True\n"):
@@ -139,12 +139,23 @@ def test_a_failed_rule_prints_the_end_of_its_log(tmp_path):
     assert "error: mine.npy: expected a mask in .npz, .npy or .pt form" in found
 
 
-def test_a_changed_page_makes_the_report_again_alone(study, checkout):
-    assert snakemake(study, "results/report.html", *RUN, source=checkout, capture_output=True).returncode == 0
-    text = (study / "results/report.html").read_text()
-    assert all(f'id="figure-{name}"' in text for name in figures.selected(config.load(tiny()))[0])
+def test_a_changed_page_makes_the_report_again_alone(study, checkout, tmp_path, tmp_path_factory):
+    # One order takes half the jobs and selects the same figures.
+    configs = (TINY, overlay(tmp_path / "order.yaml", {"orders": ["ic"]}))
+    shown = figures.selected(config.load(merged(*configs)))
+    assert shown == figures.selected(config.load(merged(TINY)))
+    # As deep as the study: commands name the checkout by its relative path, and others would run again.
+    directory = shutil.copytree(study, tmp_path_factory.mktemp("page"), dirs_exist_ok=True)
+    jobs = plan(directory, "results/report.html", configs=configs, source=checkout)
+    assert not {"profile", "bench", "baselines"} & {name for name, w in jobs if w.get("m") == "vil-tiny-64-s1"}
+    run = ("--cores", "2", "--configfile", *configs)
+    done = snakemake(directory, "results/report.html", *run, source=checkout, capture_output=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    text = (directory / "results/report.html").read_text()
+    assert all(f'id="figure-{name}"' in text for name in shown[0])
     with appended(checkout / "src/tilewright/study/report/style.css", "\nbody { color: red; }\n"):
-        assert [name for name, _ in plan(study, "results/report.html", source=checkout)] == ["report"]
+        jobs = plan(directory, "results/report.html", configs=configs, source=checkout)
+    assert [name for name, _ in jobs] == ["report"]
 
 
 def test_a_killed_run_resumes_and_leaves_no_broken_file(tmp_path):
