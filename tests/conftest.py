@@ -16,14 +16,9 @@ importlib.import_module("helpers.gpu")
 
 # Files whose tests take longest, from the longest on; those on SLURM mostly wait.
 LONGEST = (
-    *(
-        "study/test_slurm",
-        "study/test_workflow",
-        "study/test_workflow_plans",
-        "test_plan_files",
-        "networks/test_precision",
-    ),
-    *("study/test_experiments", "test_contributing", "test_stress", "reorder/test_reorder", "networks/test_batching"),
+    *("study/test_slurm", "study/test_workflow", "study/test_workflow_plans", "targets/cuda/test_tile_kernel"),
+    *("study/test_mutations", "test_plan_files", "test_contributing", "test_stress", "study/test_pruned_experiment"),
+    *("baselines/test_sparse", "test_ragged", "study/test_figures", "test_api", "networks/test_batching"),
 )
 
 
