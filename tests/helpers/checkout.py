@@ -1,11 +1,13 @@
 """Copies of this checkout that may be edited, and Snakemake run on one."""
 
 import contextlib
+import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import yaml
@@ -30,17 +32,46 @@ def copied(source):
 def snakemake(directory, *arguments, source=ROOT, start=subprocess.run, **keywords):
     """Run the workflow of the checkout `source`, and its package, in `directory`."""
     environment = {**os.environ, "PYTHONPATH": str(source / "src")}
-    command = [sys.executable, "-m", "snakemake", "--snakefile", source / "Snakefile", "--directory", directory]
-    profile = ["--workflow-profile", source / "profiles/default"]
-    return start([*command, *profile, *arguments], env=environment, text=True, **keywords)
+    command = [sys.executable, "-m", "snakemake", *_stated(directory, source), *arguments]
+    return start(command, env=environment, text=True, **keywords)
 
 
-def plan(directory, *targets, configs=(TINY,), **keywords):
+def _stated(directory, source):
+    """What a command line of Snakemake begins with."""
+    where = ["--snakefile", source / "Snakefile", "--directory", directory]
+    return [*where, "--workflow-profile", source / "profiles/default"]
+
+
+# Loading Snakemake takes as long as planning: processes that plan begin as forks of one that has loaded it, and nothing
+# of this package.
+_LOADED = multiprocessing.get_context("forkserver")
+_LOADED.set_forkserver_preload(["snakemake.cli"])
+
+
+def _run_loaded(arguments, source, output):
+    """In a process of its own: Snakemake with `arguments`, which prints to the file `output`."""
+    from snakemake.cli import main
+
+    with open(output, "wb") as stream:
+        for printed in (1, 2):
+            os.dup2(stream.fileno(), printed)
+    os.environ["PYTHONPATH"] = str(source / "src")
+    sys.path.insert(0, os.environ["PYTHONPATH"])
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    main(arguments)
+
+
+def plan(directory, *targets, configs=(TINY,), source=ROOT):
     """Jobs that Snakemake would run for `targets`: a list of (rule, wildcards)."""
-    done = snakemake(directory, *targets, "--dry-run", "--configfile", *configs, capture_output=True, **keywords)
-    assert done.returncode == 0, done.stderr + done.stdout
+    arguments = [*_stated(directory, source), *targets, "--dry-run", "--configfile", *configs]
+    with tempfile.NamedTemporaryFile() as output:
+        process = _LOADED.Process(target=_run_loaded, args=([*map(str, arguments)], source, output.name))
+        process.start()
+        process.join()
+        printed = Path(output.name).read_text()
+    assert process.exitcode == 0, printed
     found = []
-    for name, body in JOB.findall(done.stdout + done.stderr):
+    for name, body in JOB.findall(printed):
         stated = re.search(r"wildcards: (.*)", body)
         pairs = stated.group(1).split(", ") if stated else []
         found.append((name, dict(pair.split("=") for pair in pairs)))
