@@ -42,10 +42,15 @@ class Quotient:
 def parts(graph, col_block, wide):
     """Quotients of the ordinary rows, of those that see more than `wide` times the median number of keys, and of the
     rows without keys: what is ordered one after the other. Absent ones are left out."""
+    return [quotient(graph, rows, col_block) for rows in split(graph, wide) if len(rows)]
+
+
+def split(graph, wide):
+    """Distinct rows that queries have, int64 arrays: the ordinary ones, the wide ones, those without keys."""
     degree, present = np.diff(graph.indptr), np.bincount(graph.row_id, minlength=graph.n_distinct) > 0
     aside = degree > max(wide * np.median(graph.row_degree), 1)
     chosen = (~aside & (degree > 0), aside, degree == 0)
-    return [quotient(graph, rows, col_block) for c in chosen if len(rows := np.flatnonzero(c & present))]
+    return [np.flatnonzero(c & present) for c in chosen]
 
 
 def join(graph, orders):
@@ -56,21 +61,26 @@ def join(graph, orders):
     return np.argsort(rank[graph.row_id], kind="stable").astype(np.int32)
 
 
-def quotient(graph, rows, col_block=1):
-    """The `Quotient` of some distinct `rows` of `graph`; columns in natural blocks of `col_block` (1: exact)."""
+def quotient(graph, rows, col_block=1, exact=False):
+    """The `Quotient` of some distinct `rows` of `graph`; columns in natural blocks of `col_block`.
+
+    exact: no units are sampled, and those that all rows see are left out alone, not those that nearly all do.
+    """
     indptr, units, n_units = unit_rows(graph, col_block, col_block == 1)
     indptr, units = _take(indptr, units, rows)
     col_ptr, col_rows = transpose(indptr, units, n_units)
     count = np.diff(col_ptr)
-    useful = (count > 0) & (count <= max(1, UBIQUITOUS * len(rows)))
+    useful = (count > 0) & (count < len(rows) if exact else count <= max(1, UBIQUITOUS * len(rows)))
     leader = leaders(col_ptr, col_rows, useful)
     weight = np.bincount(leader[useful], minlength=n_units) * float(col_block)
-    weight = _sample(weight, np.where(weight > 0, count, 0), max(STEPS, STEPS_PER_ROW * len(rows)))
+    if not exact:
+        budget = max(STEPS, STEPS_PER_ROW * len(rows))
+        weight = _sample(weight, np.where(weight > 0, count, 0), budget)
 
     kept = np.flatnonzero(weight > 0)
     name = np.full(n_units, -1, np.int32)
     name[kept] = np.arange(len(kept))
-    indptr, indices = _rename(indptr, units, name)
+    indptr, indices = rename(indptr, units, name)
     full = np.diff(indptr) > 0
     size = np.bincount(graph.row_id, minlength=graph.n_distinct)[rows].astype(np.float64)
     indptr = np.append(indptr[:-1][full], indptr[-1])
@@ -145,7 +155,7 @@ def leaders(col_ptr, col_rows, useful):
 
 
 @njit(cache=True)
-def _rename(indptr, units, name):
+def rename(indptr, units, name):
     """The CSR with units renamed, those named -1 left out."""
     ptr = np.zeros(len(indptr), np.int64)
     out = np.empty(len(units), np.int32)

@@ -15,8 +15,8 @@ TUNE_ROWS = 100_000
 
 def check(params, published, grid):
     """Raise ValueError (which `msgspec.convert` reports) for a setting of the other variant of `params`."""
-    known = published if params.variant == "paper" else grid
-    if foreign := _given(params).keys() - known.keys():
+    known = [*published] if params.variant == "paper" else [*grid, "grid"]
+    if foreign := _given(params).keys() - set(known):
         raise ValueError(
             f"variant {params.variant} has no setting {', '.join(sorted(foreign))}, it has {', '.join(known)}"
         )
@@ -28,11 +28,23 @@ def settle(params, published, grid):
     ``variant: paper`` takes what is left open from `published` and tunes nothing; the default variant takes the first
     value of `grid`, a dict of tuples.
     """
-    given = _given(params)
+    given = {key: value for key, value in _given(params).items() if key != "grid"}
     if params.variant == "paper":
         return {**published, **given}, {}
     free = {key: values for key, values in grid.items() if key not in given and len(values) > 1}
     return {key: values[0] for key, values in grid.items()} | given, free
+
+
+def on_grid(graph, params):
+    """``(row_order, settings)`` by the grid of a pattern (see `_grid.order`), or None.
+
+    None where the pattern has no grid, and where `params` asks for the procedure by its settings.
+    """
+    from tilewright.reorder import _grid
+
+    wanted = params.variant == "default" and (not _given(params) if params.grid is None else params.grid)
+    found = _grid.order(graph) if wanted else None
+    return found and (found[0], {"grid": True, **found[1]})
 
 
 def _given(params):

@@ -1,7 +1,8 @@
 """Hierarchical clustering: the closest clusters merge until none fits (stage T2).
 
-The procedure of the IPDPS'26 artifact is ``variant: paper``. The default merges similar rows by the least increase of
-work under a cap and then puts the clusters in an order: see `tilewright.reorder._linkage`.
+The procedure of the IPDPS'26 artifact is ``variant: paper``. The default takes the boxes of a grid where tokens turn
+out to lie on one (see `tilewright.reorder._grid`). Else it merges similar rows by the least increase of work under a
+cap and then puts the clusters in an order (see `tilewright.reorder._linkage`).
 """
 
 from functools import cache
@@ -28,7 +29,8 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     col_block: columns of a quotient block. neighbors: candidates of each row. cap: most queries in a cluster (default
     only). wide: rows that see more than this multiple of the median number of keys are ordered apart (default only).
     chain: what orders the clusters, the tree of further merges or growth into groups of 64 (default only). mean_size:
-    mean rows of a cluster at which merging stops (paper only).
+    mean rows of a cluster at which merging stops (paper only). grid: whether clusters are boxes where tokens turn out
+    to lie on a grid (default only); None where no setting of the clustering is given.
     """
 
     variant: Literal["default", "paper"] = "default"
@@ -39,6 +41,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wide: Annotated[float, msgspec.Meta(ge=1)] | None = None
     chain: Literal["tree", "growth"] | None = None
     mean_size: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    grid: bool | None = None
 
     def __post_init__(self):
         _tuning.check(self, PUBLISHED, GRID)
@@ -57,7 +60,9 @@ def order(graph, params):
         return _quotient.join(graph, list(zip(found, chained, strict=True)))
 
     used, free = _tuning.settle(params, PUBLISHED, GRID)
-    if params.variant == "paper":
+    if found := _tuning.on_grid(graph, params):
+        rows, used = found
+    elif params.variant == "paper":
         rows = _published.hierarchical(graph, **used)
     else:
         rows, used = _tuning.tuned("hc", graph, used, free, arrange)

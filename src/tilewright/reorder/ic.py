@@ -1,8 +1,9 @@
 """Iterative clustering: groups grown from a seed by rows that fit the union of their keys (stage T2).
 
 After Labini et al., "Blocking sparse matrices to leverage dense-specific multiplication" (arXiv 2202.05868), and the
-IPDPS'26 artifact, whose procedure is ``variant: paper``. The default grows groups by the least added work: see
-`tilewright.reorder._growth`.
+IPDPS'26 artifact, whose procedure is ``variant: paper``. The default takes the boxes of a grid where tokens turn
+out to lie on one (see `tilewright.reorder._grid`), and else grows groups by the least added work (see
+`tilewright.reorder._growth`).
 """
 
 from functools import cache
@@ -23,7 +24,8 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     col_block: columns of a quotient block. tau: largest share of a group's rows x keys area that is empty (default),
     or largest Jaccard distance of a row to the group (paper). cap: most queries in a group. wide: rows that see more
     than this multiple of the median number of keys are ordered apart (default only). rounds: scans for candidates of
-    each group (paper only).
+    each group (paper only). grid: whether groups are boxes where tokens turn out to lie on a grid (default only); None
+    where no setting of the growth is given.
     """
 
     variant: Literal["default", "paper"] = "default"
@@ -33,6 +35,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cap: Annotated[int, msgspec.Meta(ge=1)] | None = None
     wide: Annotated[float, msgspec.Meta(ge=1)] | None = None
     rounds: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    grid: bool | None = None
 
     def __post_init__(self):
         _tuning.check(self, PUBLISHED, GRID)
@@ -49,7 +52,9 @@ def order(graph, params):
         return _quotient.join(graph, [(q, _growth.grow(q, cap=used["cap"], tau=used["tau"])) for q in found])
 
     used, free = _tuning.settle(params, PUBLISHED, GRID)
-    if params.variant == "paper":
+    if found := _tuning.on_grid(graph, params):
+        rows, used = found
+    elif params.variant == "paper":
         rows = _published.iterative(graph, **used)
     else:
         rows, used = _tuning.tuned("ic", graph, used, free, arrange)
