@@ -299,6 +299,35 @@ def test_too_many_factors_are_none():
     assert mask_factors.factors(~np.eye(40, dtype=bool), 8) is None
 
 
+def slow_pieces(forbidden):
+    """The left factors as sets of rows, from the definition: groups of sets, merged one pair after the other."""
+
+    def cut(group):
+        rows = [frozenset(i for i, member in enumerate(group) if row in member) for row in range(len(forbidden))]
+        return {frozenset(r for r, other in enumerate(rows) if other == mine) for mine in rows if mine}
+
+    sets = [frozenset(np.flatnonzero(row).tolist()) for row in np.unique(forbidden.T, axis=0) if row.any()]
+    groups = [[s] for s in sets if frozenset().union(*(t for t in sets if t < s)) != s]
+    while True:
+        pairs = [(i, j) for i in range(len(groups)) for j in range(i + 1, len(groups))]
+        saved = [len(cut(groups[i])) + len(cut(groups[j])) - len(cut(groups[i] + groups[j])) for i, j in pairs]
+        good = [pair for least in (1, 0) for pair, s in zip(pairs, saved, strict=True) if s >= least]
+        if not good:
+            return set().union(*map(cut, groups)) if groups else set()
+        i, j = good[0]
+        groups[i] += groups.pop(j)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_factors_are_those_of_the_definition(data):
+    rows, keys = data.draw(st.tuples(st.integers(1, 12), st.integers(1, 14)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    forbidden = rng.random((rows, keys)) < data.draw(st.sampled_from([0.1, 0.3, 0.5, 0.8]))
+    a, _ = mask_factors.factors(forbidden, 1000)
+    assert {frozenset(np.flatnonzero(column).tolist()) for column in a.T} == slow_pieces(forbidden)
+
+
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 1000), name=st.sampled_from(["16x1", "16x16", "8x1"]), split=st.sampled_from([None, 16, 64]))
 def test_lists_hold_every_pair_once(seed, name, split):
