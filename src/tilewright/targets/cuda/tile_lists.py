@@ -74,12 +74,12 @@ class TileLists:
     partial: bool
 
 
-def build(blocks, block, run_lo, run_hi, step_keys, index=None):
+def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True):
     """`TileLists` of work items (int columns `block`, `run_lo`, `run_hi`) of `blocks`.
 
     step_keys: a multiple of a run. index: with a bias, ``callable(rows, keys) -> int array``, its index for rows and
     keys in the graph's order; all steps are then partial. Masks become factors where they can and there is no bias,
-    else tiles.
+    else tiles. masks: False leaves them out, for who does not run the lists.
     """
     longest_first = np.argsort(run_lo - run_hi, kind="stable")
     block, run_lo, run_hi = (column[longest_first].astype(np.int64) for column in (block, run_lo, run_hi))
@@ -91,19 +91,19 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None):
     run = run_lo[owner][:, None] + number[:, None] * per_step + np.arange(per_step)
     there = run < run_hi[owner][:, None]
     run = np.where(there, run, run_lo[owner][:, None])
-    masks = np.where(there, blocks.run_mask[run], _ABSENT)
+    of_run = np.where(there, blocks.run_mask[run], _ABSENT)
     keys = blocks.run_keys[run].reshape(len(run), step_keys)
     keys = np.where(keys < 0, keys[:, :1], keys)
 
     n_full = steps.copy()
-    partial = (masks != _FULL).any(1) | (index is not None)
+    partial = (of_run != _FULL).any(1) | (index is not None)
     np.minimum.at(n_full, owner[partial], number[partial])
     late = number >= n_full[owner]
-    packed = None
-    if index is None:
-        packed = _as_factors(blocks, block, owner[late], (number - n_full[owner])[late], masks[late], step_keys)
+    packed = None if masks else _no_masks(len(block))
+    if packed is None and index is None:
+        packed = _as_factors(blocks, block, owner[late], (number - n_full[owner])[late], of_run[late], step_keys)
     if packed is None:
-        packed = _as_tiles(blocks, block, owner[late], masks[late], keys[late], index)
+        packed = _as_tiles(blocks, block, owner[late], of_run[late], keys[late], index)
     rank, left, right, bias_index, family, mask_step, kind = packed
 
     parts, part, groups, part_rows = _parts(block, run_lo, blocks.rows)
@@ -152,6 +152,12 @@ def _parts(block, run_lo, rows):
     return np.array(parts, np.int32).reshape(-1, len(Part)), part, groups, part_rows
 
 
+def _no_masks(n_items):
+    """As `_as_tiles`, of items without masks."""
+    none = np.zeros(n_items, np.int64)
+    return 0, np.zeros((0, 0, 0), bool), np.zeros((0, 0, 0), bool), np.zeros((0, 0, 0), np.int32), none[:0], none, none
+
+
 def _as_factors(blocks, block, owner, number, masks, step_keys):
     """``(rank, left, right, no bias index, no family, first mask step and kind of each item)`` of partial steps; None
     where there are no factors.
@@ -190,14 +196,21 @@ def _as_tiles(blocks, block, owner, masks, keys, index):
     owning = block.tolist() if index is not None else [0] * len(block)
     digests, distinct, parts = [], {}, {}
     bounds = np.searchsorted(owner, np.arange(len(block) + 1))
+    # Without a bias, equal masks are equal tiles.
+    known = {}
     for item in range(len(block)):
         at = slice(bounds[item], bounds[item + 1])
+        same = masks[at].tobytes() if index is None else item
+        if same in known:
+            digests.append(known[same])
+            continue
         rows = np.minimum(blocks.row_ptr[block[item]] + np.arange(height), blocks.row_ptr[block[item] + 1] - 1)
         allowed = _allowed(blocks, masks[at])
         tiles = 0 if index is None else index(rows[None, :, None], keys[at][:, None, :])
         tiles = np.where(allowed, tiles, MASKED).astype(np.int32)
         digest = hashlib.blake2b(tiles.tobytes(), digest_size=16).digest()
         digests.append(digest)
+        known[same] = digest
         distinct[digest] = tiles
         parts.setdefault(owning[item], set()).add(digest)
     families = {}
