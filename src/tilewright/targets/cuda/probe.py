@@ -18,8 +18,8 @@ from tilewright.targets.setting import setting
 # A timing stops at this relative standard error of its mean.
 RSE = 0.02
 MIN_REPS = 10
-# Of a multiprocessor, whatever its kind.
-MOST_THREADS = 2048
+# Of a multiprocessor, whatever its kind: threads, programs, and the parts that have its registers and run its warps.
+MOST_THREADS, MOST_PROGRAMS, PARTS = 2048, 32, 4
 
 
 def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
@@ -71,7 +71,7 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
                 p20_us=latency_us * once.p20_us / once.p50_us,
                 p80_us=latency_us * once.p80_us / once.p50_us,
                 alone_us=max(alone.p50_us - launch_us, alone.p50_us / 10),
-                resources=_resources(compiled, device),
+                resources=resources(compiled, device),
                 occupancy=_scratch_bytes(lists, common) / len(member),
             )
         )
@@ -99,13 +99,14 @@ def _whole(items):
     return items
 
 
-def _resources(compiled, device):
+def resources(compiled, device):
     """What one program takes of a multiprocessor, and how many are resident there for that."""
     threads, shared = 32 * compiled.metadata.num_warps, compiled.metadata.shared
     # Registers are handed out to warps in units of 256, shared memory with a kilobyte of the system's own.
     per_warp = -(-32 * compiled.n_regs // 256) * 256
-    by_registers = device["registers"] // (per_warp * threads // 32)
-    resident = min(by_registers, device["shared_bytes_each"] // (shared + 1024), MOST_THREADS // threads)
+    warps = PARTS * (device["registers"] // PARTS // per_warp)
+    by_shared = device["shared_bytes_each"] // (shared + 1024)
+    resident = max(1, min(warps // (threads // 32), by_shared, MOST_THREADS // threads, MOST_PROGRAMS))
     return {
         "shared_bytes": float(shared),
         "registers": float(compiled.n_regs),
