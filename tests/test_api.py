@@ -442,11 +442,16 @@ def test_another_gpu_than_the_current_one_is_refused(dense, monkeypatch):
         make(dense, device=torch.device("cuda", 1))
 
 
-def quick(cover, *, device, seed, heads, head_dim, dtype, split_keys):
-    """A profile of invented timings."""
-    made = make_profile(cover, split_keys=split_keys, device=targets.describe(device))
-    shapes = tuple(replace(shape, resources={"working_set_bytes": 1.0, "shared_bytes": 1.0}) for shape in made.shapes)
-    return replace(made, heads=heads, head_dim=head_dim, dtype=dtype, shapes=shapes)
+def quick(covers, *, device, seed, bias_heads, heads, head_dim, dtype, split_keys):
+    """Profiles of invented timings."""
+
+    def one(cover):
+        made = make_profile(cover, split_keys=split_keys, device=targets.describe(device))
+        needs = {"working_set_bytes": 1.0, "shared_bytes": 1.0}
+        shapes = tuple(replace(shape, resources=needs) for shape in made.shapes)
+        return replace(made, heads=heads, head_dim=head_dim, dtype=dtype, shapes=shapes)
+
+    return {name: one(cover) for name, cover in covers.items()}
 
 
 SIDES = st.integers(1, 40) | st.integers(100, 200)
@@ -459,7 +464,7 @@ def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
     dense[-1, 0] = True
     q, k, v = tensors(n_q, n_k)
     expected = dense_attention(q, k, v, dense)
-    with mock.patch.object(api, "measure", quick):
+    with mock.patch.object(api, "expected", quick):
         planned = make(dense, reorder=order, solver="greedy")
         fitting = tiles.fitting((*targets.facts("cpu").TILES, "16x1", "16x16"), dense.shape, 1)
         for each in (planned, *(make(dense, reorder=order, solver="greedy", tiles=[name]) for name in fitting)):
@@ -478,7 +483,7 @@ def test_patterns_of_any_size_are_planned_on_a_gpu(monkeypatch, n_q, n_k):
         monkeypatch.setattr(targets, "describe", lambda kind: GPU | limits)
         prepare = partial(cuda_executor.prepare, device="cpu")
         monkeypatch.setattr(targets, "executor", lambda kind: SimpleNamespace(prepare=prepare))
-    monkeypatch.setattr(api, "measure", quick)
+    monkeypatch.setattr(api, "expected", quick)
     dense = np.random.default_rng(0).random((n_q, n_k)) < 0.4
     dense[-1, 0] = True
     planned = make(dense, device="cuda", solver="greedy")

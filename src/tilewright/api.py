@@ -33,7 +33,7 @@ from tilewright.core.provenance import sha256_arrays
 from tilewright.graph import Graph
 from tilewright.targets import qkv
 from tilewright.targets.masks import Bias
-from tilewright.targets.measure import elsewhere, measure
+from tilewright.targets.measure import elsewhere, expected
 
 if TYPE_CHECKING:
     from scipy.sparse import sparray, spmatrix
@@ -118,7 +118,8 @@ def plan(
     blocks_by_tile = blocks.extract_all(ordered_graph, [parse_tile(name) for name in names], region_rows)
     options: dict[str, Any] = dict(heads=heads, head_dim=head_dim, dtype=_dtype_name(dtype))
     options["split_keys"] = defaults.SPLIT_KEYS if split_keys == "auto" else split_keys
-    profiles = {name: measure(each, device=kind, seed=seed, **options) for name, each in blocks_by_tile.items()}
+    bias_heads = None if bias is None else heads
+    profiles = expected(blocks_by_tile, device=kind, seed=seed, bias_heads=bias_heads, **options)
     limits = targets.limits(description)
     found = schedule.solve(blocks_by_tile, profiles, limits, solver=solver, time_limit_s=time_limit_s, seed=seed)
     return Plan(ordered_graph, blocks_by_tile, profiles, found, bias=bias, scale=scale, reorder=order_info)

@@ -12,18 +12,19 @@ from tilewright.core.contents import Amount, Count, Size
 from tilewright.core.errors import ArtifactError
 
 KIND = "profile"
-VERSION = 4
+VERSION = 5
 Dtype = Literal["float32", "float16", "bfloat16"]
 DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 @dataclass(frozen=True)
 class ItemShape:
-    """One measured shape (see `work.WorkItems`).
+    """One shape (see `work.WorkItems`) and its costs.
 
     rows, runs, masked, split: the padded shape. items: how many work items of the blocks have it.
     latency_us: time one item of this shape occupies one lane, all heads, amortised over a full batch (p50); p20_us,
-        p80_us likewise. repetitions, rse: how often it was timed and the relative standard error reached.
+        p80_us likewise. repetitions, rse: how often it was timed and the relative standard error reached; where it is
+        predicted, 0 and the median relative error of the predictions.
     alone_us: time one item takes when no other runs, which is the least that a round with it takes. A lane that takes
         items one after another has it equal to `latency_us`; a multiprocessor works on several at a time.
     resources: named needs of one item, e.g. ``working_set_bytes``. occupancy: units of `Limits.occupancy` that one item
@@ -47,8 +48,9 @@ class ItemShape:
 
 @dataclass(frozen=True)
 class Profile:
-    """What T3 measured for one blocks file on one device.
+    """What T3 measured, or a calibration predicts, for one blocks file on one device.
 
+    source: which of the two.
     launch_us: fixed cost of one batched launch of this tile (one per shape present in a round).
     tile_us: what a round that fills the lanes with this tile takes beside its load, whatever its shapes: until all
         lanes are busy, and from when the first has run out of items.
@@ -57,6 +59,7 @@ class Profile:
     """
 
     tile: str
+    source: Literal["measured", "predicted"]
     blocks_id: str
     graph_id: str
     heads: Size

@@ -77,6 +77,7 @@ def make_profile(
         )
     return Profile(
         tile=tile.name,
+        source="measured",
         blocks_id=cover.id,
         graph_id=cover.graph_id,
         heads=2,

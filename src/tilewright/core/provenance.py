@@ -249,3 +249,14 @@ def code_digest(*modules):
         digest.update(module.encode())
         digest.update(_source(module).code.encode())
     return digest.hexdigest()[:16]
+
+
+@cache
+def text_digest(*modules):
+    """Short hex digest of the code of `modules` (dotted names) themselves, without what they import."""
+    digest = hashlib.sha256()
+    for module in modules:
+        _check_known(module)
+        digest.update(module.encode())
+        digest.update(_source(module).code.encode())
+    return digest.hexdigest()[:16]

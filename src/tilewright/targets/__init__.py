@@ -41,6 +41,13 @@ folder:
         schedule, `PatternError` for an order, bias, head dim or scale that does not fit.
 
 ``packed.py``, optional: see `targets.packed_lists`. A target without it runs no packed batches.
+
+``cost_model.py``, optional: plans are made of its predictions; without it they are made of what the probe measures.
+    ``calibrated(tiles, head_dim, dtype, anew=False)``: ``{tile name: calibration}``, read from a file of this device or
+        measured; anew: measured.
+    ``predict(blocks, *, heads, head_dim, dtype, split_keys, calibration, bias_heads)``: returns what ``probe.measure``
+        does. bias_heads: heads with a bias of their own, None without a bias.
+    ``summary(calibration)``: what a person wants to know of one, ``{name: text}``.
 """
 
 import hashlib
@@ -162,18 +169,32 @@ def runs_packed(kind: str) -> bool:
     return find_spec(_name(kind, "packed")) is not None
 
 
+def cost_model(kind: str) -> ModuleType:
+    """The module whose `predict` tells what blocks cost on `kind`. Raises `DeviceError` where there is none."""
+    if not predicts(kind):
+        known = ", ".join(filter(predicts, NAMES))
+        raise DeviceError(f"a device of kind {kind!r} has no cost model to calibrate; known: {known}")
+    return _module(kind, "cost_model")
+
+
+def predicts(kind: str) -> bool:
+    """Whether `kind` has a cost model. Raises `DeviceError` for a kind that is not known."""
+    return find_spec(_name(kind, "cost_model")) is not None
+
+
 def packing() -> tuple[str, ...]:
     """Names of the targets that run packed batches."""
     return tuple(filter(runs_packed, NAMES))
 
 
 def modules(kind: str, *roles: str) -> tuple[str, ...]:
-    """Dotted names of a target's facts and of its modules in `roles` (``executor``, ``probe``, ``packed``), a tuple.
+    """Dotted names of a target's facts and of its modules in `roles` (``executor``, ``probe``, ``packed``,
+    ``cost_model``), a tuple.
 
-    They are entered by name, which imports do not show: digests of code list them. ``packed`` is left out where a
+    They are entered by name, which imports do not show: digests of code list them. The last two are left out where a
     target has none. Raises `DeviceError` for a kind that is not known.
     """
-    there = (role for role in roles if role != "packed" or runs_packed(kind))
+    there = (role for role in roles if role not in ("packed", "cost_model") or find_spec(_name(kind, role)) is not None)
     return tuple(_name(kind, role) for role in ("facts", *there))
 
 

@@ -1,4 +1,4 @@
-"""Profiles of blocks, measured on this device (stage T3), and whether one still holds here."""
+"""Profiles of blocks, measured on this device (stage T3) or predicted for it, and whether one still holds here."""
 
 from tilewright import targets
 from tilewright.blocks import Blocks
@@ -26,14 +26,55 @@ def measure(
     Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks
     whose model does not state heads or head_dim where they are not given.
     """
-    description = targets.describe(device)
+    options = _options(blocks, heads, head_dim, dtype, split_keys)
+    costs = targets.probe(device).measure(blocks, **options, seed=seed, budget_s=budget_s)
+    return _profile("measured", blocks, device, options, costs)
+
+
+def expected(
+    blocks_by_tile: dict[str, Blocks],
+    *,
+    device: str = "cpu",
+    heads: int | None = None,
+    head_dim: int | None = None,
+    dtype: str | None = None,
+    split_keys: int | None = None,
+    seed: int = 0,
+    bias_heads: int | None = None,
+) -> dict[str, Profile]:
+    """The `Profile` of each of the blocks, by tile: predicted on a `device` that has a cost model, else measured.
+
+    A cost model that is not calibrated for this device is so first. bias_heads: heads with a bias of their own, None
+    without a bias; what is measured leaves it out. Other arguments and errors as in `measure`.
+    """
+    stated = {"heads": heads, "head_dim": head_dim, "dtype": dtype, "split_keys": split_keys}
+    if not targets.predicts(device):
+        return {name: measure(each, device=device, seed=seed, **stated) for name, each in blocks_by_tile.items()}
+    options = {name: _options(each, **stated) for name, each in blocks_by_tile.items()}
+    any_one = next(iter(options.values()))
+    model, chosen = targets.cost_model(device), [each.tile for each in blocks_by_tile.values()]
+    calibrations = model.calibrated(chosen, any_one["head_dim"], any_one["dtype"])
+
+    def one(name, each):
+        more = {"calibration": calibrations[name], "bias_heads": bias_heads}
+        return _profile("predicted", each, device, options[name], model.predict(each, **options[name], **more))
+
+    return {name: one(name, each) for name, each in blocks_by_tile.items()}
+
+
+def _options(blocks, heads, head_dim, dtype, split_keys):
+    """Arguments of a probe, with those of the blocks' model for what is None."""
     dtype = dtype or DTYPES[0]
     registry.check("dtype", dtype, DTYPES)
     sizes = {name: _size(blocks, name, value) for name, value in (("heads", heads), ("head_dim", head_dim))}
-    options = {**sizes, "dtype": dtype, "split_keys": split_keys}
-    launch_us, tile_us, shapes = targets.probe(device).measure(blocks, **options, seed=seed, budget_s=budget_s)
+    return {**sizes, "dtype": dtype, "split_keys": split_keys}
+
+
+def _profile(source, blocks, device, options, costs):
+    description, (launch_us, tile_us, shapes) = targets.describe(device), costs
     return Profile(
         tile=blocks.tile.name,
+        source=source,
         blocks_id=blocks.id,
         graph_id=blocks.graph_id,
         **options,

@@ -60,7 +60,7 @@ def _read_or_made(site, dtype, device):
     """The plan for `dtype` on the current device of a kind."""
     facts = targets.describe(device)
     shape = {"heads": site.heads, "head_dim": site.head_dim, "dtype": dtype}
-    makers = (api.__name__, *ENTERED, *targets.modules(device, "executor", "probe"))
+    makers = (api.__name__, *ENTERED, *targets.modules(device, "executor", "probe", "cost_model"))
     # Equal patterns may have other windows, and then their tokens stand in another order.
     pattern = site.graph.id, provenance.sha256_arrays(site.order.numpy())
     made_of = (*pattern, *map(str, shape.values()), targets.device_id(facts), provenance.code_digest(*makers))

@@ -1,0 +1,52 @@
+"""The command ``tilewright``: what a machine needs once, before plans are made on it.
+
+tilewright calibrate --head-dim 64 --dtype bfloat16
+"""
+
+import argparse
+import logging
+import sys
+
+from tilewright import targets
+from tilewright.blocks.tiles import parse
+from tilewright.core.errors import TilewrightError
+from tilewright.profile import DTYPES
+
+
+def main(arguments=None):
+    """Run the command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="tilewright", description="Scheduled sparse attention")
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("calibrate", help="measure once what plans on this GPU are made of")
+    one.add_argument("--head-dim", type=int, nargs="+", default=[64], help="values of a head")
+    one.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bfloat16"], help="of the tensors")
+    one.add_argument("--tiles", nargs="+", help="such as 64x1; by default those that plans choose from")
+    one.add_argument("--device", default="cuda", help="kind of the device")
+    one.add_argument("--anew", action="store_true", help="measure what is already there, too")
+    chosen = parser.parse_args(arguments)
+    logging.basicConfig(format="%(message)s")
+    try:
+        calibrate(chosen)
+    except TilewrightError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def calibrate(chosen):
+    """Calibrate for each type and head dim that was `chosen`, and print a table."""
+    model = targets.cost_model(chosen.device)
+    tiles = [parse(name) for name in chosen.tiles or targets.facts(chosen.device).TILES]
+    rows = [
+        {"type": dtype, "head dim": str(head_dim), "tile": name, **model.summary(found)}
+        for dtype in chosen.dtype
+        for head_dim in chosen.head_dim
+        for name, found in model.calibrated(tiles, head_dim, dtype, chosen.anew).items()
+    ]
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    for line in ({name: name for name in widths}, *rows):
+        print("  ".join(line[name].rjust(width) for name, width in widths.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
