@@ -57,12 +57,12 @@ def windows(sides, reach, *, edge="clipped", n_global=0, seed=None):
 
 
 def _axis(n, f, edge):
-    at = np.arange(n)
-    if edge == "wrapped":
-        distance = abs(at[:, None] - at)
-        return csr_array(np.minimum(distance, n - distance) <= f)
-    centre = np.clip(at, f, n - 1 - f) if edge == "shifted" else at
-    return csr_array(abs(centre[:, None] - at) <= f)
+    at, around = np.arange(n), np.arange(-f, f + 1)
+    row, col = np.repeat(at, 2 * f + 1), (at[:, None] + around).ravel()
+    if edge == "shifted":
+        col = (np.clip(at, f, n - 1 - f)[:, None] + around).ravel()
+    inside = (col >= 0) & (col < n) | (edge == "wrapped")
+    return csr_array((np.ones(inside.sum(), bool), (row[inside], col[inside] % n)), shape=(n, n))
 
 
 GRIDS = {

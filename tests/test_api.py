@@ -25,7 +25,7 @@ import tilewright as tw
 from helpers.factories import make_profile
 from helpers.gpu import hide_gpu
 from helpers.solvers import need
-from tilewright import api, graph, models, targets
+from tilewright import api, graph, models, reorder, targets
 from tilewright.blocks import tiles
 from tilewright.targets.cuda import config as cuda_config
 from tilewright.targets.cuda import executor as cuda_executor
@@ -266,10 +266,38 @@ def test_tokens_in_plan_order(dense, planned):
     torch.testing.assert_close(out, planned(q, k, v)[:, :, rows], atol=2e-5, rtol=2e-5)
 
 
-def test_auto_takes_the_windows_a_model_declares():
-    natural = models.build("vil-tiny-128-s1")
-    planned = tw.plan(natural, heads=1, head_dim=48)
-    assert planned.reorder["order"] == "window"
+def test_auto_takes_the_windows_a_model_declares_where_no_order_is_cheaper():
+    _, info = api._reorder(models.build("vil-tiny-224-s1"), "auto", "cpu", 48)
+    assert info["order"] == "window"
+    assert list(info["among"]) == ["window", "none", "ic"]
+    assert info["among"]["window"] == pytest.approx(info["among"]["ic"])
+
+
+def test_auto_finds_the_grid_of_a_shuffled_mask_and_says_so():
+    y, x = np.divmod(np.random.default_rng(0).permutation(576), 24)
+    mask = np.maximum(abs(y[:, None] - y), abs(x[:, None] - x)) <= 3
+    planned = tw.plan(mask, heads=1, head_dim=16)
+    assert planned.reorder["order"] == "ic"
+    assert list(planned.reorder["among"]) == ["none", "ic"]
+    assert "order      ic, " in planned.summary()
+    assert ", grid 24 × 24, chosen over none" in planned.summary()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_auto_takes_the_cheapest_order(kind, monkeypatch):
+    pattern = models.build("regionvit-tiny-128-s1")
+    costs = {"window": 0.3, "none": 0.4, "ic": 0.2, "hc": 0.2}
+    asked = iter(costs.values())
+    monkeypatch.setattr(api, "_order_cost", lambda ordered, where, head_dim: next(asked) if where == kind else None)
+    _, info = api._reorder(pattern, "auto", kind, 64)
+    assert info["order"] == "ic"
+    assert info["among"] == costs
+
+
+def test_masks_count_when_auto_compares_orders_for_a_gpu():
+    mask = np.random.default_rng(0).random((128, 128)) < 0.2
+    ordered = reorder.apply(graph.from_pattern(mask), "none")[0]
+    assert api._order_cost(ordered, "cuda", 64) == pytest.approx(1.5 * api._order_cost(ordered, "cpu", 64))
 
 
 def test_bias_dense_and_by_table_agree(dense):

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 
 from tilewright import blocks, graph, profile, reorder, schedule, targets
-from tilewright.blocks.tiles import fitting
+from tilewright.blocks.cut import cut, unions
+from tilewright.blocks.tiles import SLICE_RUN, fitting
 from tilewright.blocks.tiles import parse as parse_tile
 from tilewright.core import artifacts, contents, operators
 from tilewright.core.errors import ArtifactError, DeviceError, PatternError, TileError, UnknownNameError
@@ -46,6 +47,8 @@ KIND = "plan"
 VERSION = 1
 
 _LOG = logging.getLogger(__name__)
+# Rows of the groups that orders are compared by.
+_GROUP_ROWS = 64
 # A mask_mod is evaluated for this many (query, key) pairs at a time.
 _MASK_MOD_PAIRS = 1 << 24
 # The index of a bias likewise.
@@ -93,8 +96,9 @@ def plan(
         One plan has one pattern: masks with leading dimensions [..., N_q, N_k] (batch entries, heads) are taken where
         all their slices are equal. Masks that differ by head or batch entry are not supported; make a plan for each.
     heads, head_dim, dtype, device: of the tensors that the plan will be called with; a GPU is the current one.
-    reorder: an order's name, or ``auto``: the model's own windows where the graph declares them, else the better of
-        ``none`` and ``ic`` by gathered work. `Plan.summary` names what was chosen.
+    reorder: an order's name, or ``auto``: of the model's own windows, where the graph declares them, ``none``, ``ic``
+        and ``hc`` the one with the least gathered work, times what its masks add on a GPU. `Plan.summary` names what
+        was chosen, and among which orders.
     tiles: names such as ``("64x1", "64x64")``; None for the device's own, less those too large for the pattern, and the
         smallest that holds a pattern smaller than all of them.
     solver: ``highs``, ``gurobi``, ``descent`` or ``greedy``.
@@ -110,7 +114,7 @@ def plan(
         raise PatternError(f"scale: expected a finite number, found {scale}")
     kind = _kind(device)
     description, defaults = targets.describe(kind), targets.facts(kind)
-    ordered_graph, order_info = _reorder(_as_graph(pattern, shape, heads, kind), reorder)
+    ordered_graph, order_info = _reorder(_as_graph(pattern, shape, heads, kind), reorder, kind, head_dim)
     if tiles is None:
         names = fitting(defaults.TILES, ordered_graph.shape, defaults.FEWEST_ROWS)
     else:
@@ -271,7 +275,8 @@ class Plan:
                 f"pattern    {g.n_rows} × {g.n_cols}, {g.entries:,} pairs, density {g.density:.4f}",
                 f"attention  {self.heads} heads × {self.head_dim}, {str(self.dtype).removeprefix('torch.')}"
                 + (", with bias" if self.bias is not None else ""),
-                f"order      {self.reorder['order']}, gathered work {self.reorder['work_fraction']:.4f} of dense",
+                f"order      {self.reorder['order']}, gathered work {self.reorder['work_fraction']:.4f} of dense"
+                + _reasons(self.reorder),
                 f"work       {len(s.tile)} items: {tiles}",
                 f"schedule   {s.solver}, {s.status}, bound {s.bound_us:.1f} µs, gap {100 * s.gap:.2f} %",
                 f"predicted  {s.predicted_us:.1f} µs on {s.lanes} lanes",
@@ -452,13 +457,38 @@ def _bias_content(bias, ordered):
     return content
 
 
-def _reorder(pattern, name):
+def _reorder(pattern, name, kind, head_dim):
+    """``(graph in the order `name`, info)``; ``auto`` takes the cheapest of the orders, see `_order_cost`."""
     if name != "auto":
         return reorder.apply(pattern, name)
-    if pattern.row_hint is not None:
-        return reorder.apply(pattern, "window")
-    tried = [reorder.apply(pattern, candidate) for candidate in ("none", "ic")]
-    return min(tried, key=lambda result: result[1]["work_fraction"])
+    tried: list[tuple[Graph, dict[str, Any]]] = []
+    for candidate in ("window", "none", "ic", "hc"):
+        # On a grid, the two clusterings are one.
+        on_grid = any("grid" in info["params"] for _, info in tried)
+        if (candidate == "window" and pattern.row_hint is None) or (candidate == "hc" and on_grid):
+            continue
+        tried.append(reorder.apply(pattern, candidate))
+    costs = [_order_cost(ordered, kind, head_dim) for ordered, _ in tried]
+    # Of equally cheap orders the first is taken.
+    ordered, info = tried[costs.index(min(costs))]
+    among = {other["order"]: cost for (_, other), cost in zip(tried, costs, strict=True)}
+    return ordered, info | {"among": among}
+
+
+def _reasons(info):
+    """What to add to the name of an order: the grid that it found, and the orders that it was chosen among."""
+    sides = info.get("params", {}).get("sides", [])
+    others = [name for name in info.get("among", {}) if name != info["order"]]
+    return (f", grid {' × '.join(map(str, sides))}" if sides else "") + (
+        f", chosen over {', '.join(others)}" if others else ""
+    )
+
+
+def _order_cost(ordered, kind, head_dim):
+    """Gathered work of the best cut of an ordered graph over dense attention, times what its masks cost."""
+    row_ptr = cut(ordered, _GROUP_ROWS, SLICE_RUN, True)
+    gathered = (np.diff(row_ptr) * unions(ordered, row_ptr, 1, True)).sum() / math.prod(ordered.shape)
+    return float(gathered * targets.mask_cost(kind, ordered, row_ptr, head_dim))
 
 
 def _bias_arrays(bias, ordered):

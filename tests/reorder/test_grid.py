@@ -137,6 +137,22 @@ def test_large_grids_are_found_by_a_sample_of_keys():
     assert _grid.find(q).sides == (60, 60)
 
 
+@pytest.mark.parametrize("change", ["holes", "further-keys"])
+def test_a_few_rows_of_a_large_pattern_tell_that_it_is_no_grid(change, monkeypatch):
+    dense = shuffled(windows((60, 60), (4, 4)), 0)
+    chance = np.random.default_rng(0).random(dense.shape)
+    dense = dense & (chance < 0.9) if change == "holes" else dense | (chance < 0.01)
+    compared, nearest = [], _grid._nearest
+
+    def counted(csr, sample, rows):
+        compared.append(len(rows))
+        return nearest(csr, sample, rows)
+
+    monkeypatch.setattr(_grid, "_nearest", counted)
+    assert found_in(dense) is None
+    assert sum(compared) < 1000
+
+
 def not_grids():
     generator, line = np.random.default_rng(0), windows((300,), (6,))
     image = windows((20, 20), (3, 3))
@@ -218,6 +234,22 @@ def test_boxes_execute_no_more_than_the_windows_of_the_model(model, mode, order)
     found_steps, found_rank = executed(blind, order)
     assert found_rank == rank == 16
     assert found_steps <= 1.01 * steps
+
+
+def test_quarters_of_boxes_are_squares():
+    graph = from_pattern(windows((24, 24), (3, 3)))
+    y, x = np.divmod(np.arange(576), 24)
+    by_lines = np.lexsort((x, y, x // 8, y // 8))
+    ordered = reorder.apply(graph, "ic")[0]
+    assert work_fraction(ordered) == work_fraction(graph, by_lines)
+    assert work_fraction(ordered, rows=16) < 0.95 * work_fraction(graph, by_lines, rows=16)
+
+
+def test_flat_boxes_that_gather_less_pay_for_their_masks(monkeypatch):
+    # Boxes of 4 x 16 queries gather 12 x 46 keys, those of 8 x 8 gather 16 x 38. Their masks have 20 factors and 16.
+    assert _grid._best_counts([64.0, 64.0], (9, 31), 64) == (8,)
+    monkeypatch.setattr(_grid, "DEPTH", 1e9)
+    assert _grid._best_counts([64.0, 64.0], (9, 31), 64) == (16,)
 
 
 @settings(max_examples=8, deadline=None)

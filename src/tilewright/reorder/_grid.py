@@ -30,7 +30,7 @@ GROUP = 64
 NEAR = 32
 # Of the keys that tell two neighbours apart, about so many are counted to find near rows, all to find the nearest.
 TELLING = 16
-# Rows that are looked at first: where they have more neighbours than rows of a grid, the others are not.
+# Rows that are looked at first: where their neighbours are not those of a grid, the others are not.
 PROBES = 24
 # Keys in a step of a GPU, and depth of its two products with a head dim of 64: a mask of rank R costs R / DEPTH more.
 STEP_KEYS, DEPTH = 64, 128
@@ -191,7 +191,9 @@ def _by_neighbours(q):
         around = np.unique(np.append(around[around >= 0], probes))
         near, apart = np.full((n_rows, NEAR), -1, np.int32), np.zeros((n_rows, NEAR), np.int32)
         near[around], apart[around] = _nearest(csr, sample, around)
-        if (_neighbours(near, apart, probes)[:, -1] >= 0).any():
+        common = np.bincount(csr[1]) > 1
+        pairs = zip(probes, _neighbours(near, apart, probes), strict=True)
+        if not all(_amid(*csr, row, beside, common) for row, beside in pairs):
             return None
     every = np.arange(n_rows)
     adjacent = _neighbours(*_nearest(csr, sample, every), every)
@@ -200,6 +202,19 @@ def _by_neighbours(q):
         return None
     place = np.argsort(order)
     return checked(q, *(each[place] for each in found))
+
+
+def _amid(indptr, indices, row, beside, common):
+    """Whether `row` may lie amid the neighbours `beside` on a grid.
+
+    They are few, it sees whatever two of them see, and one of them sees whatever it sees. common: bool, the units that
+    several rows see.
+    """
+    if beside[-1] >= 0:
+        return False
+    own, *others = (indices[indptr[r] : indptr[r + 1]] for r in (row, *beside[beside >= 0]))
+    seen = np.bincount(np.concatenate((own[:0], *others)), minlength=len(common))
+    return bool((seen[own[common[own]]] > 0).all() and np.isin(np.flatnonzero(seen > 1), own).all())
 
 
 @njit(cache=True)

@@ -25,7 +25,7 @@ def grow(q, *, cap, tau, limit=None):
     return _grow(*common, float(cap), tau, len(q.rows) if limit is None else min(limit, len(q.rows)))
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _grow(indptr, indices, col_ptr, col_rows, weight, size, cap, tau, limit):
     n_rows, n_units = len(size), len(weight)
     degree, whole = np.zeros(n_rows), np.zeros(n_rows)

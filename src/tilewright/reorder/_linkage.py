@@ -41,7 +41,7 @@ def similar(q, neighbors):
     return _similar(q.indptr, q.indices, q.col_ptr, q.col_rows, q.weight, neighbors)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _similar(indptr, indices, col_ptr, col_rows, weight, k):
     """The at most `k` rows of largest Jaccard similarity to each row, int64 [R, k], -1 where there are fewer."""
     n_rows = len(indptr) - 1
@@ -74,7 +74,7 @@ def _similar(indptr, indices, col_ptr, col_rows, weight, k):
     return out
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _common(a, b, weight):
     """Weight of the units in both of two ascending lists."""
     i, j, total = 0, 0, 0.0
@@ -90,7 +90,7 @@ def _common(a, b, weight):
     return total
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _merge(indptr, indices, weight, size, near, caps):
     """Children of every merge, int64 [merges] each: rows are nodes 0..R-1, merge m is node R+m."""
     n_rows, k = near.shape
@@ -169,7 +169,7 @@ def _merge(indptr, indices, weight, size, near, caps):
     return left[: n - n_rows], right[: n - n_rows]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _root(parent, node):
     """The cluster that a node has become part of; paths are halved on the way."""
     while parent[node] != node:
@@ -178,14 +178,14 @@ def _root(parent, node):
     return node
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _increase(pool, begin, end, keys, queries, weight, i, j):
     """Increase of the area, queries x keys, if clusters i and j were one."""
     union = keys[i] + keys[j] - _common(pool[begin[i] : end[i]], pool[begin[j] : end[j]], weight)
     return union * (queries[i] + queries[j]) - keys[i] * queries[i] - keys[j] * queries[j]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _leaves(indptr, indices, weight, left, right):
     """Leaves of all trees, int64 [R], and where each tree begins, int64 [trees+1].
 
@@ -233,7 +233,7 @@ def _leaves(indptr, indices, weight, left, right):
     return order, ptr
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _unions(indptr, indices, order, ptr, n_units):
     """CSR of the ascending units of each cluster ``order[ptr[c]:ptr[c+1]]``."""
     seen, out = np.full(n_units, -1, np.int64), np.empty(len(indices), np.int32)

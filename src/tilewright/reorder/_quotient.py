@@ -16,8 +16,9 @@ from tilewright.blocks.cut import unit_rows
 # Units seen by more than this share of the rows are in the union of nearly every group, whatever the order.
 UBIQUITOUS = 0.9
 # Most steps (sum over units of rows²) that a clustering may take, in all or for each row; above, units are sampled.
-# 1e9 steps are some 1.2 s of one core; a 15x15 window takes 50,625 a row.
-STEPS, STEPS_PER_ROW = 1e9, 6e4
+# 2e8 steps are some 0.3 s of one core. A 15x15 window with holes takes 41,000 a row; sampled to a third of that, its
+# groups gather no more (docs/decisions/0018).
+STEPS, STEPS_PER_ROW = 2e8, 1.2e4
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +110,7 @@ def _sample(weight, count, budget):
     return np.where(np.random.default_rng(0).random(len(weight)) < share, weight / share, 0)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _take(indptr, indices, rows):
     """The CSR of some rows."""
     ptr = np.zeros(len(rows) + 1, np.int64)
@@ -121,7 +122,7 @@ def _take(indptr, indices, rows):
     return ptr, out
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def transpose(indptr, indices, n_cols):
     """The CSR of the transpose; rows ascend in each column."""
     ptr = np.zeros(n_cols + 1, np.int64)
@@ -137,7 +138,7 @@ def transpose(indptr, indices, n_cols):
     return ptr, rows
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def leaders(col_ptr, col_rows, useful):
     """First column equal to each useful one. A digest proposes, the comparison of all rows decides."""
     leader = np.arange(len(useful))
@@ -154,7 +155,7 @@ def leaders(col_ptr, col_rows, useful):
     return leader
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def rename(indptr, units, name):
     """The CSR with units renamed, those named -1 left out."""
     ptr = np.zeros(len(indptr), np.int64)

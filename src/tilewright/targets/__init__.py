@@ -40,6 +40,10 @@ folder:
         `targets.masks.as_bias`), ``scale`` (default ``head_dim ** -0.5``). Raises `ArtifactError` for blocks of another
         schedule, `PatternError` for an order, bias, head dim or scale that does not fit.
 
+``mask_cost.py``, optional.
+    ``mask_cost(graph, row_ptr, head_dim)``: how many times as much work costs with the masks of these groups of rows as
+        without. A target without it applies masks at no cost.
+
 ``packed.py``, optional: see `targets.packed_lists`. A target without it runs no packed batches.
 
 ``cost_model.py``, optional: plans are made of its predictions; without it they are made of what the probe measures.
@@ -63,7 +67,11 @@ from typing import TYPE_CHECKING, Protocol
 from tilewright.core.errors import ArtifactError, DeviceError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
+
+    from tilewright.graph import Graph
 
 NAMES = ("cpu", "cuda")
 
@@ -162,6 +170,16 @@ def packed(kind: str) -> ModuleType:
     if not runs_packed(kind):
         raise DeviceError(f"no packed batches run on a device of kind {kind!r}; known: {', '.join(packing())}")
     return _module(kind, "packed")
+
+
+def mask_cost(kind: str, graph: "Graph", row_ptr: "NDArray[np.int32]", head_dim: int) -> float:
+    """How many times as much the work of `graph` in groups of rows `row_ptr` [G+1] costs on `kind` with its masks.
+
+    Raises `DeviceError` for a kind that is not known.
+    """
+    if find_spec(_name(kind, "mask_cost")) is None:
+        return 1.0
+    return _module(kind, "mask_cost").mask_cost(graph, row_ptr, head_dim)
 
 
 def runs_packed(kind: str) -> bool:
