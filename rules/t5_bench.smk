@@ -50,13 +50,14 @@ rule compile_baselines:
         mem_mb=mem_mb(of_graph, LEAST_TIMED_MB),
         runtime=runtime(of_graph),
     params:
+        kept=f"{COMPILED} {TIMED_THREADS}",
         script=script("run_baselines"),
         code=attention_code("run_baselines", "study.stages.baselines", experiments.member("attention").compared),
         names=CONFIG.attention.baselines,
         device=DEVICE,
         seed=CONFIG.seed,
     shell:
-        "{COMPILED} {TIMED_THREADS} python {params.script} --compile-only --baselines {params.names}"
+        "{params.kept} python {params.script} --compile-only --baselines {params.names}"
         " --graph {input.graph} {params.device} --seed {params.seed} --output {output.names} 2>&1 | tee {log}"
 
 
@@ -76,6 +77,7 @@ rule baselines:
     resources:
         **asked(of_graph),
     params:
+        kept=COMPILED,
         script=script("run_baselines"),
         code=attention_code("run_baselines", "study.stages.baselines", experiments.member("attention").compared),
         names=CONFIG.attention.baselines,
@@ -84,7 +86,7 @@ rule baselines:
         effort=EFFORT,
         seed=CONFIG.seed,
     shell:
-        "{COMPILED} python {params.script} --baselines {params.names}"
+        "{params.kept} python {params.script} --baselines {params.names}"
         " --graph {input.graph} {params.device} --max-dense-tokens {params.dense} {params.effort}"
         " --seed {params.seed} --output {output.csv} 2>&1 | tee {log}"
 
@@ -102,11 +104,12 @@ rule compile_experiment:
         mem_mb=mem_mb(of_case, LEAST_TIMED_MB),
         runtime=runtime(of_case),
     params:
+        kept=f"{COMPILED} {TIMED_THREADS}",
         script=script("run_experiment"),
         code=experiment_code,
         arguments=experiment_arguments,
     shell:
-        "{COMPILED} {TIMED_THREADS} python {params.script} --compile-only --experiment {wildcards.experiment} --case {wildcards.case}"
+        "{params.kept} python {params.script} --compile-only --experiment {wildcards.experiment} --case {wildcards.case}"
         " {params.arguments} --output {output.names} 2>&1 | tee {log}"
 
 
@@ -125,11 +128,12 @@ rule experiment:
     resources:
         **asked(of_case),
     params:
+        kept=COMPILED,
         script=script("run_experiment"),
         code=experiment_code,
         arguments=experiment_arguments,
     shell:
-        "{COMPILED} TILEWRIGHT_CACHE=.snakemake/plans python {params.script}"
+        "{params.kept} TILEWRIGHT_CACHE=.snakemake/plans python {params.script}"
         " --experiment {wildcards.experiment} --case {wildcards.case} {params.arguments}"
         " --output {output.csv} 2>&1 | tee {log}"
 

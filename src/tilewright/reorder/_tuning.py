@@ -9,8 +9,8 @@ from tilewright.core import progress
 from tilewright.reorder._axes import WIDE
 
 # Distinct rows on which settings are tried; a larger graph is tuned on as many that lie together. On patterns of 16,384
-# rows without a grid, the best cut gathers between 7 % less and 5 % more than with settings tuned on the whole, which
-# takes six times as long (docs/decisions/0018).
+# rows without a grid, the best cut gathers between 8 % less and 5 % more than with settings tuned on the whole, which
+# takes three to eight times as long (docs/decisions/0018).
 TUNE_ROWS = 2048
 
 
