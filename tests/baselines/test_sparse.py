@@ -579,11 +579,11 @@ def test_what_is_too_large_is_skipped_with_the_reason(monkeypatch):
 def no_compiler(monkeypatch, tmp_path):
     from torch._inductor import config, cpp_builder
 
-    # CXX may hold the whole path of one; torch read it when it was imported.
-    monkeypatch.setattr(config.cpp, "cxx", (None, "g++"))
     monkeypatch.setenv("PATH", str(tmp_path))
     cpp_builder.cpp_compiler_search.cache_clear()
-    yield
+    # CXX may hold the whole path of one; torch read it when it was imported.
+    with config.patch({"cpp.cxx": (None, "g++")}):
+        yield
     cpp_builder.cpp_compiler_search.cache_clear()
 
 
