@@ -65,6 +65,7 @@ def forget():
         provenance._imports,
         provenance.closure,
         provenance.code_digest,
+        provenance.text_digest,
     ):
         function.cache_clear()
 
@@ -199,6 +200,19 @@ def test_what_was_kept_of_an_older_text_does_not_count(package):
     assert digest("leaf") != first
 
 
+def test_a_module_that_became_a_package_is_read_again(package):
+    text = "from . import leaf\n"
+    (package / "moved.py").write_text(text)
+    digest("moved")
+    assert "tilewright.leaf" in provenance.closure("tilewright.moved")
+    (package / "moved.py").unlink()
+    (package / "moved").mkdir()
+    (package / "moved/__init__.py").write_text(text)
+    (package / "moved/leaf.py").write_text("")
+    digest("moved")
+    assert "tilewright.moved.leaf" in provenance.closure("tilewright.moved")
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff", b'{"digest": 1}'])
 def test_what_was_kept_and_is_damaged_is_made_again(package, tmp_path, damage):
     first, kept = digest("leaf"), tmp_path / "cache" / "code" / "tilewright.leaf.json"
@@ -224,7 +238,7 @@ def test_modules_that_are_entered_by_a_string_are_declared():
 def test_few_imports_do_not_count():
     root = Path(tilewright.__file__).parent
     apart = {str(path.relative_to(root)) for path in root.rglob("*.py") if "\nAPART = " in path.read_text()}
-    assert apart == {"__init__.py", "models/__init__.py"}
+    assert apart == {"__init__.py", "models/__init__.py", "networks/_plans.py"}
 
 
 def test_digest_of_a_file_is_that_of_its_bytes(tmp_path):

@@ -100,6 +100,13 @@ def unions(graph: Graph, ptr: ArrayLike, width: int, gathered: bool) -> NDArray[
     return np.concatenate([np.diff(part.indptr) for _, _, part in seen]).astype(np.int64)
 
 
+def gathered(graph: Graph, ptr: ArrayLike, height: ArrayLike) -> float:
+    """Gathered work as a fraction of dense attention: sum over groups of rows ``ptr[g]..ptr[g+1]`` of
+    ``height * |union of keys| / (N_q * N_k)``. height: rows of each group, padding included."""
+    # What an ArrayLike times an array is, type checkers cannot tell.
+    return float((height * unions(graph, ptr, 1, True)).sum() / (graph.n_rows * graph.n_cols))  # type: ignore
+
+
 def unit_rows(graph: Graph, width: int, gathered: bool) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
     """``(indptr, units, n_units)``: what each distinct row touches, its keys or aligned blocks of `width` keys."""
     if gathered:

@@ -98,8 +98,8 @@ def _path_of(module):
 class _Source(msgspec.Struct, frozen=True):
     """What a module's source text says.
 
-    digest: of the text, and of the text that read it; named: what it may import, modules and names in them, as
-    ``_declared`` and import statements spell it; code: `canonical`.
+    digest: of the text, where it stands, and the text that read it; named: what its import statements name, modules and
+    names in them; entered, apart: what it declares; code: `canonical`.
     """
 
     digest: str
@@ -114,7 +114,8 @@ def _source(module):
     """The `_Source` of a module of this package."""
     path = _path_of(module)
     text = path.read_bytes()
-    digest = hashlib.sha256(_own_text() + text).hexdigest()
+    # A package's imports are relative to itself, a module's to its package.
+    digest = hashlib.sha256(path.name.encode() + _own_text() + text).hexdigest()
     kept = caches.folder() / "code" / f"{module}.json"
     try:
         found = msgspec.json.decode(kept.read_bytes(), type=_Source)
@@ -244,11 +245,7 @@ def _assigned(node):
 @cache
 def code_digest(*modules):
     """Short hex digest of the code in the import closure of `modules` (dotted names)."""
-    digest = hashlib.sha256()
-    for module in closure(*modules):
-        digest.update(module.encode())
-        digest.update(_source(module).code.encode())
-    return digest.hexdigest()[:16]
+    return text_digest(*closure(*modules))
 
 
 @cache

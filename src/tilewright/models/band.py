@@ -4,6 +4,7 @@ Beltagy et al., "Longformer", 2020 (arXiv 2004.05150), section 3.1. Of a window 
 """
 
 import re
+from functools import partial
 
 import numpy as np
 
@@ -33,13 +34,17 @@ def fields(name):
 
 def graph(params):
     """The pattern in the order of the sequence."""
-    n, reach = params.tokens, params.window // 2
+    return pattern("band", params)
 
-    def seen(token):
-        return np.arange(max(0, token - reach), min(n, token + reach + 1))
 
-    rows, row_id = _ready.with_globals(n, params.n_global, seen)
-    return _ready.build("band", params, rows, row_id)
+def pattern(family, params, gap=1, hint=None):
+    """The graph of a band, with gaps in its windows where `gap` is above 1. hint: see `_ready.build`."""
+    seen = partial(_seen, params.tokens, params.window // 2, gap)
+    return _ready.build(family, params, *_ready.with_globals(params.tokens, params.n_global, seen), hint=hint)
+
+
+def _seen(n, reach, gap, token):
+    return np.arange(token - gap * min(reach, token // gap), min(n, token + gap * reach + 1), gap)
 
 
 def sources(params):

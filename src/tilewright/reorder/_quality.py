@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright.blocks.cut import cut, unions
+from tilewright.blocks.cut import cut, gathered
 from tilewright.blocks.tiles import SLICE_RUN
 
 
 def work_fraction(graph, row_order=None, rows=64, best_cut=False):
-    """Gathered work as a fraction of dense attention: sum over groups of ``rows * |union of keys| / (N_q * N_k)``.
+    """Gathered work as a fraction of dense attention, see `blocks.cut.gathered`.
 
     `row_order` int [N_q] (``order[new] = old``; None: as the graph stands). Groups are `rows` consecutive queries,
     the last one padded to as many; with `best_cut`, those of the best 1-D cut into at most `rows`, each counted with
@@ -23,4 +23,4 @@ def work_fraction(graph, row_order=None, rows=64, best_cut=False):
     else:
         ptr = np.append(np.arange(0, graph.n_rows, rows), graph.n_rows)
         height = rows
-    return float((height * unions(graph, ptr, 1, True)).sum() / (graph.n_rows * graph.n_cols))
+    return gathered(graph, ptr, height)

@@ -74,6 +74,8 @@ if TYPE_CHECKING:
     from tilewright.graph import Graph
 
 NAMES = ("cpu", "cuda")
+# Modules that a target may be without.
+OPTIONAL = ("packed", "cost_model", "mask_cost")
 
 
 @dataclass(frozen=True)
@@ -177,14 +179,12 @@ def mask_cost(kind: str, graph: "Graph", row_ptr: "NDArray[np.int32]", head_dim:
 
     Raises `DeviceError` for a kind that is not known.
     """
-    if find_spec(_name(kind, "mask_cost")) is None:
-        return 1.0
-    return _module(kind, "mask_cost").mask_cost(graph, row_ptr, head_dim)
+    return _module(kind, "mask_cost").mask_cost(graph, row_ptr, head_dim) if _has(kind, "mask_cost") else 1.0
 
 
 def runs_packed(kind: str) -> bool:
     """Whether packed batches run on `kind`. Raises `DeviceError` for a kind that is not known."""
-    return find_spec(_name(kind, "packed")) is not None
+    return _has(kind, "packed")
 
 
 def cost_model(kind: str) -> ModuleType:
@@ -197,7 +197,7 @@ def cost_model(kind: str) -> ModuleType:
 
 def predicts(kind: str) -> bool:
     """Whether `kind` has a cost model. Raises `DeviceError` for a kind that is not known."""
-    return find_spec(_name(kind, "cost_model")) is not None
+    return _has(kind, "cost_model")
 
 
 def packing() -> tuple[str, ...]:
@@ -206,13 +206,12 @@ def packing() -> tuple[str, ...]:
 
 
 def modules(kind: str, *roles: str) -> tuple[str, ...]:
-    """Dotted names of a target's facts and of its modules in `roles` (``executor``, ``probe``, ``packed``,
-    ``cost_model``), a tuple.
+    """Dotted names of a target's facts and of its modules in `roles` (``executor``, ``probe`` and `OPTIONAL`), a tuple.
 
-    They are entered by name, which imports do not show: digests of code list them. The last two are left out where a
+    They are entered by name, which imports do not show: digests of code list them. Optional ones are left out where a
     target has none. Raises `DeviceError` for a kind that is not known.
     """
-    there = (role for role in roles if role not in ("packed", "cost_model") or find_spec(_name(kind, role)) is not None)
+    there = (role for role in roles if role not in OPTIONAL or _has(kind, role))
     return tuple(_name(kind, role) for role in ("facts", *there))
 
 
@@ -242,6 +241,10 @@ def _known(kind):
     if kind not in NAMES:
         raise DeviceError(f"no device of kind {kind!r} can be profiled or run on here; known: {', '.join(NAMES)}")
     return kind
+
+
+def _has(kind, role):
+    return find_spec(_name(kind, role)) is not None
 
 
 def _name(kind, role):

@@ -1,5 +1,7 @@
 """Profiles of blocks, measured on this device (stage T3) or predicted for it, and whether one still holds here."""
 
+from typing import Any
+
 from tilewright import targets
 from tilewright.blocks import Blocks
 from tilewright.core import registry
@@ -35,34 +37,30 @@ def expected(
     blocks_by_tile: dict[str, Blocks],
     *,
     device: str = "cpu",
-    heads: int | None = None,
-    head_dim: int | None = None,
-    dtype: str | None = None,
-    split_keys: int | None = None,
     seed: int = 0,
     bias_heads: int | None = None,
+    **sizes: Any,
 ) -> dict[str, Profile]:
     """The `Profile` of each of the blocks, by tile: predicted on a `device` that has a cost model, else measured.
 
     A cost model that is not calibrated for this device is so first. bias_heads: heads with a bias of their own, None
-    without a bias; what is measured leaves it out. Other arguments and errors as in `measure`.
+    without a bias; what is measured leaves it out. sizes: heads, head_dim, dtype and split_keys as `measure` takes
+    them. Raises as `measure` does.
     """
-    stated = {"heads": heads, "head_dim": head_dim, "dtype": dtype, "split_keys": split_keys}
     if not targets.predicts(device):
-        return {name: measure(each, device=device, seed=seed, **stated) for name, each in blocks_by_tile.items()}
-    options = {name: _options(each, **stated) for name, each in blocks_by_tile.items()}
-    any_one = next(iter(options.values()))
+        return {name: measure(each, device=device, seed=seed, **sizes) for name, each in blocks_by_tile.items()}
+    # All tiles are of one pattern.
+    options = _options(next(iter(blocks_by_tile.values())), **sizes)
     model, chosen = targets.cost_model(device), [each.tile for each in blocks_by_tile.values()]
-    calibrations = model.calibrated(chosen, any_one["head_dim"], any_one["dtype"])
+    calibrations = model.calibrated(chosen, options["head_dim"], options["dtype"])
+    found = {}
+    for name, each in blocks_by_tile.items():
+        costs = model.predict(each, **options, calibration=calibrations[name], bias_heads=bias_heads)
+        found[name] = _profile("predicted", each, device, options, costs)
+    return found
 
-    def one(name, each):
-        more = {"calibration": calibrations[name], "bias_heads": bias_heads}
-        return _profile("predicted", each, device, options[name], model.predict(each, **options[name], **more))
 
-    return {name: one(name, each) for name, each in blocks_by_tile.items()}
-
-
-def _options(blocks, heads, head_dim, dtype, split_keys):
+def _options(blocks, heads=None, head_dim=None, dtype=None, split_keys=None):
     """Arguments of a probe, with those of the blocks' model for what is None."""
     dtype = dtype or DTYPES[0]
     registry.check("dtype", dtype, DTYPES)
