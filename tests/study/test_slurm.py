@@ -156,16 +156,23 @@ def test_a_job_that_keeps_failing_ends_the_run_and_shows_its_log(node, tmp_path)
     assert not (directory / "results/graphs/file-mine.npz").exists()
 
 
+def processes(number):
+    """Processes of a job; none before it has some."""
+    told = subprocess.run(["scontrol", "listpids", number], capture_output=True, text=True)
+    return [int(line.split()[0]) for line in told.stdout.splitlines()[1:]] if told.returncode == 0 else []
+
+
 def test_a_job_over_its_time_is_killed_by_name(node, tmp_path):
     directory = tmp_path / "run"
     chosen = profile(tmp_path / "profile", retries=0, resources={"graph": {"runtime": 1}})
     started = begin(directory, chosen, GRAPH)
     until(lambda: "RUNNING" in states(directory))
     ((_, number),) = jobs(directory, "jobid")
+    # A job may be said to run before it has processes.
+    until(lambda: processes(number))
     # A stopped job lasts for ever.
-    told = subprocess.run(["scontrol", "listpids", number], capture_output=True, text=True, check=True)
-    for line in told.stdout.splitlines()[1:]:
-        os.kill(int(line.split()[0]), signal.SIGSTOP)
+    for process in processes(number):
+        os.kill(process, signal.SIGSTOP)
     output, _ = started.communicate(timeout=PATIENCE)
     assert started.returncode != 0
     assert f"SLURM-job '{number}' failed, SLURM status is: 'TIMEOUT'" in output, output[-4000:]
