@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 
 from tilewright import blocks, graph, profile, reorder, schedule, targets
-from tilewright.blocks.cut import cut, unions
+from tilewright.blocks.cut import cut, gathered
 from tilewright.blocks.tiles import SLICE_RUN, fitting
 from tilewright.blocks.tiles import parse as parse_tile
 from tilewright.core import artifacts, contents, operators
@@ -101,7 +101,8 @@ def plan(
         was chosen, and among which orders.
     tiles: names such as ``("64x1", "64x64")``; None for the device's own, less those too large for the pattern, and the
         smallest that holds a pattern smaller than all of them.
-    solver: ``highs``, ``gurobi``, ``descent`` or ``greedy``.
+    solver: ``highs``, ``gurobi``, ``descent`` or ``greedy``; ``highs-paper`` and ``gurobi-paper`` have the published
+        objective, the longest round.
     bias: a `Bias`, or a tensor [H, N_q, N_k]; minus infinity forbids a pair, and a query without an allowed key gives
         zeros. Its values are copied now: those that a parameter takes later are seen by `Plan.with_bias` only.
     scale: of the scores, finite; default ``head_dim ** -0.5``.
@@ -487,8 +488,7 @@ def _reasons(info):
 def _order_cost(ordered, kind, head_dim):
     """Gathered work of the best cut of an ordered graph over dense attention, times what its masks cost."""
     row_ptr = cut(ordered, _GROUP_ROWS, SLICE_RUN, True)
-    gathered = (np.diff(row_ptr) * unions(ordered, row_ptr, 1, True)).sum() / math.prod(ordered.shape)
-    return float(gathered * targets.mask_cost(kind, ordered, row_ptr, head_dim))
+    return gathered(ordered, row_ptr, np.diff(row_ptr)) * targets.mask_cost(kind, ordered, row_ptr, head_dim)
 
 
 def _bias_arrays(bias, ordered):

@@ -11,9 +11,9 @@ from helpers.factories import make_blocks, make_limits, make_profile, random_inp
 from helpers.solvers import need
 from tilewright.blocks.tiles import parse
 from tilewright.core.errors import SolverError
-from tilewright.schedule import _program, check, solvers
+from tilewright.schedule import _program, check, search, solvers
 from tilewright.schedule import problem as problems
-from tilewright.schedule.search import SIZE_BUDGET, solve
+from tilewright.schedule.search import solve
 
 OPTIONS = {"time_limit_s": 20.0, "gap": 1e-4, "seed": 0, "threads": 1}
 
@@ -55,9 +55,58 @@ def test_realistic_sizes_are_proven_within_one_percent(solver):
     limits = make_limits(max_tile_kinds=4)
     found = solve(blocks, profiles, limits, solver, time_limit_s=60)
     assert found.gap <= 0.01 and found.solve_s <= 60
-    assert found.model_size["variables"] <= SIZE_BUDGET[0] and found.model_size["constraints"] <= SIZE_BUDGET[1]
+    most = member(solver).size_budget()
+    assert most is None or (found.model_size["variables"] <= most[0] and found.model_size["constraints"] <= most[1])
     assert found.predicted_us < solve(blocks, profiles, limits, "greedy").predicted_us
     assert check.violations(found, blocks, profiles, limits) == []
+
+
+@pytest.mark.parametrize("name", solvers.NAMES)
+def test_the_published_programs_are_those_of_the_published_objective(name):
+    need(name)
+    blocks, profiles = random_inputs(0, 3)
+    limits = make_limits(rounds=2)
+    found = solve(blocks, profiles, limits, f"{name}-paper")
+    other = solve(blocks, profiles, limits, name, "paper")
+    assert (found.solver, found.objective) == (f"{name}-paper", "paper")
+    assert found.objective_us == other.objective_us and other.solver == name
+    assert search.entered(found.solver) == search.entered(name) == [f"tilewright.schedule.solvers.{name}"]
+    assert search.entered("greedy") == []
+
+
+def test_the_budget_follows_the_licence(monkeypatch):
+    blocks, profiles = irregular(3, 900)
+    limits = make_limits(rounds=2)
+    # HiGHS has none: every class of regions stays what it is.
+    assert member("highs").size_budget() is None
+    free = solve(blocks, profiles, limits, "highs")
+    assert free.form == "classes" and free.model_size["variables"] > 2000
+    monkeypatch.setattr(member("highs"), "size_budget", lambda: (1500, 2000))
+    small = solve(blocks, profiles, limits, "highs")
+    assert small.form == "merged" and small.model_size["variables"] <= 1500 and small.model_size["constraints"] <= 2000
+
+
+def test_gurobis_budget_is_what_its_licence_takes(monkeypatch):
+    import gurobipy
+
+    gurobi = member("gurobi")
+    need("gurobi")
+    limits = {"licence of the package": gurobi.TOO_LARGE, "no licence": gurobi.NO_LICENCE}
+    for error in limits.values():
+        gurobi.size_budget.cache_clear()
+
+        def refuse(program, number=error):
+            raise gurobipy.GurobiError(number, "refused")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gurobipy.Model, "optimize", refuse)
+            assert gurobi.size_budget() == (2000, 2000)
+    gurobi.size_budget.cache_clear()
+    with monkeypatch.context() as patch:
+        # A full licence.
+        patch.setattr(gurobipy.Model, "optimize", lambda program: None)
+        assert gurobi.size_budget() is None
+    gurobi.size_budget.cache_clear()
 
 
 def test_merging_keeps_a_realistic_gap():
@@ -151,7 +200,7 @@ def test_no_time_gives_a_start_back_or_no_point(name):
     need(name)
     blocks, profiles = irregular(4, 300)
     problem = problems.build(blocks, profiles, make_limits(rounds=3, max_tile_kinds=1))
-    program = _program.fit(problem, "paper", None if name == "highs" else SIZE_BUDGET)[1]
+    program = _program.fit(problem, "paper", member(name).size_budget())[1]
     answer = member(name).solve(program, **{**OPTIONS, "time_limit_s": 0.0})
     assert answer.status in ("unsolved", "feasible") and (answer.x is None) == (answer.status == "unsolved")
 

@@ -1,5 +1,6 @@
 """Stage T4 on files, and its command line."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,14 @@ def test_the_stage_writes_a_right_schedule(files):
     assert check.violations(found, covers, profiles, limits) == []
     assert found.blocks_paths == tuple(str(folder / f"{name}.npz") for name in TILES)
     assert found.profile_paths == tuple(str(folder / f"{name}.json") for name in TILES)
+
+
+def test_a_file_says_which_objective_the_solver_had(files):
+    folder, *_ = files
+    schedule_stage.run(**arguments(folder, solver="highs-paper"))
+    assert schedule.load(folder / "out.json").objective == "paper"
+    stated = json.loads((folder / "out.json").read_text())["made_by"]["parameters"]
+    assert (stated["solver"], stated["objective"]) == ("highs-paper", "paper")
 
 
 BAD = {

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,10 +24,10 @@ HEURISTICS: dict[str, Callable] = {
     "greedy": lambda problem, objective: greedy.assign(problem),
     "descent": descent.assign,
 }
-NAMES = (*HEURISTICS, *solvers.NAMES)
+# The integer programs under the published objective, the longest round, by the solver of each.
+PUBLISHED = {f"{name}-paper": name for name in solvers.NAMES}
+NAMES = (*HEURISTICS, *solvers.NAMES, *PUBLISHED)
 
-# Most variables and constraints of a model. Gurobi solves as many without a full licence, so every solver can be asked.
-SIZE_BUDGET = (2000, 2000)
 GAP = 1e-4
 # By this much a bound may exceed its objective, relative and in microseconds: the feasibility tolerance of the solvers.
 TOLERANCE = 1e-6
@@ -44,7 +44,7 @@ def solve(
     gap: float = GAP,
     seed: int = 0,
     threads: int = 1,
-    budget: tuple[int, int] | None = SIZE_BUDGET,
+    budget: tuple[int, int] | Literal["licence"] | None = "licence",
     paths: dict[str, tuple[Any, Any]] | None = None,
     log: Callable[[str], None] | None = None,
 ) -> Schedule:
@@ -54,9 +54,10 @@ def solve(
     solver: of `NAMES`. An integer program starts from the answer of ``descent``; ``descent`` starts from greedy's
         answers. None is worse than its starts under the `objective`. Where an integer program does not beat descent,
         the schedule of descent is kept and its `note` says so.
-    objective: ``sum`` (makespan) or ``paper`` (longest round).
+    objective: ``sum`` (makespan) or ``paper`` (longest round), which is that of the solvers `PUBLISHED`.
     time_limit_s, gap, seed, threads: of the solver; gap is the relative gap at which the search stops.
-    budget: most ``(variables, constraints)`` of the model, or None.
+    budget: most ``(variables, constraints)`` of the model, None for no limit; ``licence`` is what the solver's licence
+        allows here. Regions are merged until the model is as small.
     paths: ``{tile: (blocks path, profile path)}`` to record.
     log: called with each line of the solver's progress.
 
@@ -66,12 +67,13 @@ def solve(
     """
     registry.check("solver", solver, NAMES)
     registry.check("objective", objective, OBJECTIVES)
+    objective = objective_of(solver, objective)
     problem = build(blocks, profiles, limits)
     if solver in HEURISTICS:
         choice, facts = _heuristic(problem, solver, objective)
     else:
         options = {"time_limit_s": time_limit_s, "gap": gap, "seed": seed, "threads": threads, "log": log}
-        choice, facts = _integer_program(problem, solver, objective, budget, options)
+        choice, facts = _integer_program(problem, PUBLISHED.get(solver, solver), objective, budget, options)
     bounds = lower_bounds(problem, blocks, profiles)
     value = problem.value(*choice, objective)
     facts.setdefault("bound_us", max(bounds["longest"], bounds["work"] / (1 if objective == "sum" else limits.rounds)))
@@ -104,6 +106,16 @@ def solve(
     )
 
 
+def objective_of(solver: str, stated: str) -> str:
+    """The objective that a solver of `NAMES` has: its own, else the one that is `stated`."""
+    return "paper" if solver in PUBLISHED else stated
+
+
+def entered(solver: str) -> list[str]:
+    """Dotted names of the modules that a solver of `NAMES` enters by name: none for a heuristic."""
+    return [] if solver in HEURISTICS else [f"{solvers.__name__}.{PUBLISHED.get(solver, solver)}"]
+
+
 def _heuristic(problem: Problem, name: str, objective: str) -> tuple[Choice, dict[str, Any]]:
     begin = perf_counter()
     choice = HEURISTICS[name](problem, objective)
@@ -113,9 +125,15 @@ def _heuristic(problem: Problem, name: str, objective: str) -> tuple[Choice, dic
 
 
 def _integer_program(
-    problem: Problem, solver: str, objective: str, budget: tuple[int, int] | None, options: dict[str, Any]
+    problem: Problem,
+    solver: str,
+    objective: str,
+    budget: tuple[int, int] | Literal["licence"] | None,
+    options: dict[str, Any],
 ) -> tuple[Choice, dict[str, Any]]:
-    classes, program, columns = _program.fit(problem, objective, budget)
+    member = registry.member("tilewright.schedule.solvers", "solver", solver, solvers.NAMES)
+    most = member.size_budget() if budget == "licence" else budget
+    classes, program, columns = _program.fit(problem, objective, most)
     begin = perf_counter()
     try:
         start = descent.assign(problem, objective)
@@ -123,7 +141,6 @@ def _integer_program(
         start = None
     start_s = perf_counter() - begin
     point = None if start is None else _program.encode(problem, classes, columns, *start)
-    member = registry.member("tilewright.schedule.solvers", "solver", solver, solvers.NAMES)
     answer = member.solve(program, start=point, **options)
     if answer.status == "infeasible":
         raise InfeasibleError(_infeasible(problem))

@@ -1,6 +1,7 @@
 """Gurobi. The package from PyPI carries a licence for small models; a full licence lifts the limit."""
 
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from time import perf_counter
 
@@ -27,6 +28,22 @@ _REMEDY = "use --solver highs, merge more regions (a smaller size budget), or in
 def available() -> bool:
     """True when the package is installed."""
     return find_spec("gurobipy") is not None
+
+
+@cache
+def size_budget() -> tuple[int, int] | None:
+    """`FREE_SIZE` of both where the licence says that a model of one more is too large, or where there is none."""
+    if not available():
+        return FREE_SIZE, FREE_SIZE
+    import gurobipy as gp
+
+    try:
+        with gp.Env(params={"OutputFlag": 0}) as env, gp.Model(env=env) as program:
+            program.addMVar(FREE_SIZE + 1)
+            program.optimize()
+    except gp.GurobiError:
+        return FREE_SIZE, FREE_SIZE
+    return None
 
 
 def solve(

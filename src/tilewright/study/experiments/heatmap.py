@@ -6,8 +6,8 @@ from tilewright import models, reorder, targets
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core import progress
 from tilewright.core.errors import ConfigError
-from tilewright.schedule.search import HEURISTICS
 from tilewright.schedule.search import NAMES as SOLVERS
+from tilewright.schedule.search import entered
 from tilewright.study import sections
 from tilewright.study.experiments import _rows
 from tilewright.study.experiments._rows import Count, Number, Status
@@ -108,15 +108,14 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
-    solver = [] if row["solver"] in HEURISTICS else [f"tilewright.schedule.solvers.{row['solver']}"]
     return [
         f"{__package__}._attention",
         # Of any size: the gate is among them.
         *models.modules("dynamicvit-s-224"),
         f"tilewright.reorder.{row['reorder']}",
-        *solver,
+        *entered(row["solver"]),
         *(f"tilewright.baselines.sparse.{name}" for name in sparse_baselines.DENSE),
-        *targets.modules(device, "executor", "probe"),
+        *targets.modules(device, "executor", "probe", "cost_model"),
     ]
 
 

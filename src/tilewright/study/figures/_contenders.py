@@ -3,6 +3,7 @@
 import math
 
 from tilewright.baselines.packed import _labels as packed
+from tilewright.networks.batching import UNPRUNED
 from tilewright.networks.batching import _labels as batching
 
 # Panels side by side.
@@ -10,8 +11,8 @@ ACROSS = 4
 BLUE = "#0072B2"
 # By provider and by batching: what each family says of its members. Ours come first, in legends as well.
 OURS = {"tilewright": "Tilewright", "ragged": batching.LABELS["ragged"]}
-LABELS = {**OURS, **batching.LABELS, **packed.LABELS}
-COLOURS = {**dict.fromkeys(OURS, BLUE), **batching.COLOURS, **packed.COLOURS}
+LABELS = {**OURS, UNPRUNED: "not pruned", **batching.LABELS, **packed.LABELS}
+COLOURS = {**dict.fromkeys(OURS, BLUE), UNPRUNED: "#882255", **batching.COLOURS, **packed.COLOURS}
 # A member that says nothing of itself bears its name, in one of these.
 _FURTHER = ("#44AA99", "#999933", "#117733", "#AA4499")
 

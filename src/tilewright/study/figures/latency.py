@@ -9,8 +9,9 @@ from tilewright.baselines.sparse import DENSE
 from tilewright.study.figures import _style
 from tilewright.study.tables import _read, _select
 
-_POLICY = {"greedy": "greedy", "ilp": "ILP"}
-_WIDTH = 0.38
+# From the left, where they were run.
+_POLICY = {"greedy": "greedy", "published": "ILP, published objective", "ilp": "ILP"}
+_WIDTH = 0.76
 
 
 def needs(config, family):
@@ -28,6 +29,7 @@ def draw(inputs, family):
     paper = paper[(paper["family"] == family) & paper["resolution"].isin(rows["resolution"])]
     columns = _read.labels(rows)
     orders = _style.sorted_orders(_read.plans(rows)["reorder"])
+    policies = [name for name in _POLICY if name in set(rows["policy"]) | set(paper["policy"])]
     drawn = _style.figure(max(7.6, 3.4 * len(columns)), 6.4)
     panels = drawn.subplots(2, len(columns), squeeze=False, height_ratios=[1.15, 1], sharex=True)
     top = 1.15 * max(1.0, rows["speedup"].max(), paper["speedup"].max())
@@ -37,8 +39,8 @@ def draw(inputs, family):
         theirs = paper[paper["resolution"] == here["resolution"].iloc[0]]
         # Inference's form is of a part of the pattern.
         whole = here[here["provider"] != _select.INFERENCE]
-        _latencies(above, here, orders, why)
-        _speedups(below, here, theirs, orders, top)
+        _latencies(above, here, orders, policies, why)
+        _speedups(below, here, theirs, orders, policies, top)
         above.set_title(f"{label}\n{whole['tokens'].max():,.0f} tokens, density {whole['density'].max():.3f}")
         below.set_xticks(range(-1, len(orders)), ["dense", *map(_style.order_name, orders)])
     panels[0, 0].set_ylabel("latency, p50 (ms)")
@@ -60,23 +62,24 @@ def draw(inputs, family):
     return drawn
 
 
-def bar_at(orders, order, policy):
-    """Where the bar of a plan stands: greedy to the left of its order's tick, ILP to the right."""
-    return orders.index(order) + (-0.5 if policy == "greedy" else 0.5) * _WIDTH
+def bar_at(orders, order, policy, policies=("greedy", "ilp")):
+    """Where the bar of a plan stands: about its order's tick, greedy to the left, ILP to the right."""
+    return orders.index(order) + ((policies.index(policy) + 0.5) / len(policies) - 0.5) * _WIDTH
 
 
-def _latencies(axes, rows, orders, why):
+def _latencies(axes, rows, orders, policies, why):
     """Bars of p50 with whiskers; collects in `why` which bars are missing under each reason."""
+    width = _WIDTH / len(policies)
     for row in _shown(rows).itertuples():
         dense = row.provider in DENSE
-        x = -1 if dense else bar_at(orders, row.reorder, row.policy)
+        x = -1 if dense else bar_at(orders, row.reorder, row.policy, policies)
         name = "dense" if dense else f"{_style.order_name(row.reorder)} + {_POLICY[row.policy]}"
         if row.status != "ok":
             axes.text(x, 0, "×", ha="center", va="bottom", color=_style.PAPER, fontsize=11)
             why.setdefault(f"{row.status}, {row.reason}", []).append(f"{row.model} {name}")
             continue
         p20, p50, p80 = row.p20_us / 1e3, row.p50_us / 1e3, row.p80_us / 1e3
-        axes.bar(x, p50, _WIDTH, **_bar_style(row, orders))
+        axes.bar(x, p50, width, **_bar_style(row, orders))
         axes.errorbar(x, p50, [[max(0, p50 - p20)], [max(0, p80 - p50)]], color=_style.INK, linewidth=0.8, capsize=1.5)
     for row in rows[rows["provider"] == _select.INFERENCE].dropna(subset="p50_us").itertuples():
         axes.axhline(row.p50_us / 1e3, **_INFERENCE_LINE)
@@ -85,15 +88,15 @@ def _latencies(axes, rows, orders, why):
     axes.tick_params(axis="x", length=0)
 
 
-def _speedups(axes, rows, paper, orders, top):
+def _speedups(axes, rows, paper, orders, policies, top):
     """Bars of our speed-ups with their numbers above them, clear of the paper's diamonds."""
     bars = paper[(paper["provider"] == "pipeline") & paper["reorder"].isin(orders)]
     theirs = {(row.reorder, row.policy): row.speedup for row in bars.itertuples()}
     for row in _shown(rows).itertuples():
         if row.provider in DENSE or not row.speedup > 0:
             continue
-        x = bar_at(orders, row.reorder, row.policy)
-        axes.bar(x, row.speedup, _WIDTH, **_bar_style(row, orders))
+        x = bar_at(orders, row.reorder, row.policy, policies)
+        axes.bar(x, row.speedup, _WIDTH / len(policies), **_bar_style(row, orders))
         if row.policy == "ilp":
             diamond = theirs.get((row.reorder, row.policy), 0)
             near = -0.04 * top < diamond - row.speedup < 0.1 * top
@@ -108,7 +111,7 @@ def _speedups(axes, rows, paper, orders, top):
                 weight="bold",
             )
     axes.plot(
-        [bar_at(orders, row.reorder, row.policy) for row in bars.itertuples()],
+        [bar_at(orders, row.reorder, row.policy, policies) for row in bars.itertuples()],
         bars["speedup"],
         linestyle="none",
         **_PAPER_MARK,
@@ -140,8 +143,10 @@ def _bar_style(row, orders):
     if row.provider in DENSE:
         return {"color": _style.DENSE}
     colour = _style.order_colour(row.reorder, orders)
-    if row.policy == "greedy":
-        return {"color": _style.tint(colour), "edgecolor": colour, "linewidth": 0.7}
+    if row.policy != "ilp":
+        tint = _style.tint(colour, 0.4 if row.policy == "greedy" else 0.7)
+        hatch = {} if row.policy == "greedy" else {"hatch": "////"}
+        return {"color": tint, "edgecolor": colour, "linewidth": 0.7, **hatch}
     return {"color": colour, "edgecolor": colour, "linewidth": 0.7}
 
 
@@ -156,6 +161,9 @@ def _handles(rows, has_paper):
         Patch(facecolor=_style.tint(_style.INK), edgecolor=_style.INK, label="pale: greedy"),
         Patch(color=_style.INK, label=f"full: ILP ({names})"),
     ]
+    if "published" in set(rows["policy"]):
+        hatched = {"facecolor": _style.tint(_style.INK, 0.7), "edgecolor": _style.INK, "hatch": "////"}
+        handles.insert(2, Patch(label="hatched: ILP, published objective", **hatched))
     if has_paper:
         handles.append(Line2D([], [], linestyle="none", label="paper, A100 (speed-up)", **_PAPER_MARK))
     if rows.loc[rows["provider"] == _select.INFERENCE, "p50_us"].notna().any():

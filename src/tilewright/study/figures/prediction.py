@@ -9,7 +9,7 @@ from tilewright.study.tables import prediction
 
 _MARKERS = ("o", "s", "^", "v", "P", "X")
 _BAND = 0.3
-_POLICIES = {"greedy": "greedy", "descent": "local search", "ilp": "ILP"}
+_POLICIES = {"greedy": "greedy", "descent": "local search", "published": "ILP, published", "ilp": "ILP"}
 
 
 def needs(config):
@@ -70,7 +70,7 @@ def _errors(axes, frame, families):
         hue="policy",
         order=list(names.values()),
         hue_order=[_POLICIES[kind] for kind in kinds],
-        palette=dict(zip(_POLICIES.values(), ("#FFFFFF", "#A9C7DE", "#0072B2"), strict=True)),
+        palette=dict(zip(_POLICIES.values(), ("#FFFFFF", "#A9C7DE", "#5A9BCB", "#0072B2"), strict=True)),
         width=0.7,
     )
     error = frame["error"].abs()

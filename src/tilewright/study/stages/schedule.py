@@ -19,6 +19,7 @@ def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, roun
     """
     _check(time_limit=time_limit, gap=gap)
     _check(least=1, rounds=rounds, max_tile_kinds=max_tile_kinds)
+    objective = search.objective_of(solver, objective)
     covers, profiles = _load(blocks, profile)
     device = next(iter(profiles.values())).device
     limits = targets.limits(device, rounds=rounds, max_tile_kinds=max_tile_kinds)
@@ -76,5 +77,4 @@ def _skipped(covers, profiles, solver, objective, paths, reason):
 
 def _modules(solver):
     """What the answer depends on. A solver is loaded by its name, so that no import shows it."""
-    member = [] if solver in search.HEURISTICS else [f"tilewright.schedule.solvers.{solver}"]
-    return ["tilewright.study.stages.schedule", *member]
+    return ["tilewright.study.stages.schedule", *search.entered(solver)]

@@ -15,7 +15,10 @@ from tilewright.study.experiments import _rows
 from tilewright.study.tables import _select
 
 _TIMES = ["p20_us", "p50_us", "p80_us", "rse", "cold_us", "useful_gflops", "executed_gflops", "tokens_per_s"]
-NETWORK_TIMES = ["p20_us", "p50_us", "p80_us", "rse", "images_per_s", "attention_us", "rest_us", "gpu_us"]
+NETWORK_TIMES = [
+    *("p20_us", "p50_us", "p80_us", "rse", "images_per_s", "attention_us", "rest_us", "gpu_us"),
+    "peak_bytes",
+]
 RAGGED_TIMES = [
     *("p20_us", "p50_us", "p80_us", "rse", "latency_us", "host_us", "useful_gflops"),
     *("byte_floor_us", "floor_fraction"),
@@ -25,12 +28,15 @@ PRUNED_TIMES = ["p20_us", "p50_us", "p80_us", "rse", "images_per_s", "pack_us", 
 _BY_HAND = {
     "paper_latency": (["family", "provider", "reorder", "policy"], ["resolution", "latency_ms"]),
     "paper_heatmap": ([], ["resolution", "patch", "paper_speedup"]),
+    "paper_ragged": (["network", "device", "version"], ["unpruned", "padded", "varlen", "packed"]),
     "claims": (["id", "experiments", "claim", "relation", "unit"], ["expected"]),
 }
 # Those that a run leaves in its logs.
 ROWS = experiments.NAMES
 # Solvers that solve no integer program.
 HEURISTICS = ("greedy", "descent")
+# What ends the name of one that solves it under the published objective.
+PUBLISHED = "-paper"
 # The policy of the headline, chosen before measuring: what `tilewright.plan` makes of these patterns by itself.
 HEADLINE = {"reorder": "window", "tiles": "mixed", "solver": "highs"}
 
@@ -147,13 +153,13 @@ def known(path, what, values, names):
 def bench(frame):
     """Bench rows with what tables and figures ask of them; a row that did not run has no measured number.
 
-    Rows come `in_order`. Adds ``family`` (of the workload's name), ``policy`` (greedy, descent, ilp or empty),
+    Rows come `in_order`. Adds ``family`` (of the workload's name), ``policy`` (see `policy`, or empty),
     ``dense`` (the fastest of `DENSE` of the same workload, type, batch and device), ``dense_us`` (its p50) and
     ``speedup`` over it; ``ordered`` becomes a bool, false where a call permutes its tokens.
     """
     frame = frame.copy()
     frame["family"] = frame["model"].map(_select.family)
-    frame["policy"] = frame["solver"].map(lambda solver: solver if solver in ("", *HEURISTICS) else "ilp")
+    frame["policy"] = frame["solver"].map(policy)
     frame["ordered"] = frame["ordered"].str.lower() != "false"
     frame.loc[frame["status"] != "ok", _TIMES] = np.nan
     key = ["model", "dtype", "batch", "device"]
@@ -161,6 +167,14 @@ def bench(frame):
     frame = frame.join(fastest.set_axis(["dense", "dense_us"], axis=1), on=key).fillna({"dense": ""})
     frame["speedup"] = frame["dense_us"] / frame["p50_us"]
     return in_order(frame)
+
+
+def policy(solver):
+    """What a solver is called in comparisons: itself if it is none or a heuristic, ``published`` for the published
+    objective, else ``ilp``."""
+    if solver in ("", *HEURISTICS):
+        return solver
+    return "published" if solver.endswith(PUBLISHED) else "ilp"
 
 
 def best(frame, key, column="p50_us"):

@@ -21,15 +21,20 @@ def needs(config):
 
 
 def table(inputs):
-    """One row per rival. A gain is ``1 - ILP / rival`` of measured p50; noise is two standard errors of the two."""
+    """One row per rival that was run.
+
+    A gain is ``1 - ILP / rival`` of measured p50; noise is two standard errors of the two.
+    """
     import pandas as pd
 
     frame = policy.table(inputs)
     rows = []
     for rival, name in policy.RIVALS.items():
         cases = frame.dropna(subset=f"over_{rival}")
+        if cases.empty:
+            continue
         gain = 1 - 1 / cases[f"over_{rival}"]
         shares = {verdict: (cases[f"verdict_{rival}"] == verdict).mean() for verdict in ("faster", "tie", "slower")}
         extremes = {"median": gain.median(), "worst": gain.min(), "best": gain.max()}
         rows.append({"rival": name, "cases": len(cases), **extremes, **shares})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=list(SHOWN))
