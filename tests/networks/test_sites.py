@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tilewright import api, networks, reference
-from tilewright.core.errors import PatternError, UnknownNameError
-from tilewright.networks import _sites
+from tilewright.core.errors import ConfigError, PatternError, TileError, UnknownNameError
+from tilewright.networks import Plans, _sites
 from tilewright.networks._sliding_chunks import Windows
 from tilewright.networks.attentions import dense, tilewright
 from tilewright.torch_attention import flex
@@ -406,6 +406,60 @@ def test_the_order_needs_no_plan_and_is_that_of_every_plan(cache):
     for dtype in (torch.float32, torch.bfloat16):
         tilewright.prepare(at, None, dtype, torch.device("cpu"))
         assert torch.equal(at.plans[dtype, torch.device("cpu")].row_order, at.order)
+
+
+# ------------------------------------------------------------------------------------------- plans as asked for
+
+
+@pytest.mark.parametrize("reorder", ["none", "rcm", "hc", "ic", "window"])
+@pytest.mark.parametrize("bias", [None, drawn_bias()], ids=["plain", "bias"])
+def test_a_site_attends_in_every_order(reorder, bias):
+    at = site("tilewright")
+    at.planned = Plans(reorder=reorder, solver="highs-paper", tiles=("4x1", "8x8"))
+    found = attended(at.layer(), at, *tensors(), bias)
+    torch.testing.assert_close(found.double(), oracle(*tensors(), bias), atol=2e-5, rtol=0)
+    (plan,) = at.plans.values()
+    assert plan.reorder["order"] == reorder and set(plan.blocks) == {"4x1", "8x8"}
+    assert (plan.schedule.solver, plan.schedule.objective) == ("highs-paper", "paper")
+
+
+def test_other_plans_are_other_files(cache):
+    asked = [{}, {"reorder": "none"}, {"solver": "greedy"}, {"tiles": ("4x1",)}]
+    for fields in asked:
+        at = site("tilewright")
+        at.planned = Plans(**fields)
+        tilewright.prepare(at, None, torch.float32, torch.device("cpu"))
+    assert len(list(cache.glob("*.plan"))) == len(asked)
+
+
+@pytest.mark.parametrize("plans", [Plans(reorder="none", solver="greedy"), {"reorder": "none", "solver": "greedy"}])
+@torch.inference_mode()
+def test_a_network_plans_as_it_is_told(plans):
+    family, options = networks.parse("vil-tiny-64")
+    images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    told, own = (networks.create(family, **options, attention="tilewright", plans=each) for each in (plans, None))
+    torch.testing.assert_close(told(images), own(images), atol=1e-4, rtol=1e-4)
+    sites = {m.site for m in told.modules() if isinstance(m, _sites.Attend)}
+    assert sites and all(at.planned == Plans("none", "greedy") for at in sites)
+    made = [plan for at in sites for plan in at.plans.values()]
+    assert made and all((p.reorder["order"], p.schedule.solver) == ("none", "greedy") for p in made)
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "plans", "error", "message"),
+    [
+        ("vil-tiny-64", "native", Plans(), ConfigError, "expected attention 'tilewright' over .*, found .*'native'"),
+        ("dynamicvit-s-64", "tilewright", Plans(), ConfigError, "found patterns that depend on the image"),
+        ("vil-tiny-64", "tilewright", {"order": "ic"}, ConfigError, "unknown field `order`; settings: reorder, solver"),
+        ("vil-tiny-64", "tilewright", Plans(reorder="best"), UnknownNameError, "unknown order 'best'; known: none"),
+        ("vil-tiny-64", "tilewright", Plans(solver="cplex"), UnknownNameError, "unknown solver 'cplex'; known: greedy"),
+        ("vil-tiny-64", "tilewright", Plans(tiles=("64",)), TileError, "tile '64': expected MxN"),
+    ],
+)
+def test_plans_that_cannot_be_are_refused(name, attention, plans, error, message):
+    family, options = networks.parse(name)
+    with pytest.raises(error, match=message):
+        networks.create(family, **options, attention=attention, plans=plans)
 
 
 def test_what_is_looked_up_is_copied_to_a_device_once():

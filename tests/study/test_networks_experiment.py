@@ -20,7 +20,7 @@ from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core import images
 from tilewright.core.errors import TilewrightError, UnknownNameError
 from tilewright.models import _gates, dynamicvit
-from tilewright.networks import _sites
+from tilewright.networks import Plans, _sites
 from tilewright.study.experiments import _networks as bench
 from tilewright.study.experiments._effort import Effort
 from tilewright.study.experiments.networks import Row
@@ -34,6 +34,8 @@ MEMBERS = {name: importlib.import_module(f"tilewright.networks.{name}") for name
 
 
 SMALL = "dynamicvit-256-64"
+# Settings beside the attentions.
+REST = ["compiled={}", "plans=[]", "max_seconds=0.01"]
 
 
 @pytest.fixture(autouse=True)
@@ -240,6 +242,47 @@ def test_with_peaked_weights_attention_prefers_some_keys_and_adds_to_the_tokens(
     assert all(0.9 <= table.std() <= 1.1 for table in tables) and bool(tables) == (name != SMALL)
 
 
+def _refuse(images):
+    raise RuntimeError("no kernel")
+
+
+def test_other_plans_have_rows_of_their_own():
+    plans = (Plans(reorder="none", solver="greedy"), Plans(solver="highs-paper", tiles=("16x1",)))
+    own, plain, paper = run("vil-tiny-32", {"tilewright": [1]}, QUICK, plans=plans)
+    stated = [(row["status"], row["reorder"], row["solver"], row["tiles"]) for row in (own, plain, paper)]
+    assert stated == [("ok", "", "", ""), ("ok", "none", "greedy", ""), ("ok", "window", "highs-paper", "16x1")]
+    assert plain["attention_error"] <= plain["attention_tolerance"] and plain["p50_us"] > 0
+
+
+def test_plans_of_a_network_without_fixed_patterns_are_skipped_with_the_reason():
+    own, other = run(SMALL, {"tilewright": [1]}, QUICK, plans=(Plans(reorder="none"),))
+    assert own["status"] == "ok"
+    assert (other["status"], other["p50_us"]) == ("skipped", "") and "depend on the image" in other["reason"]
+
+
+def test_compiled_networks_have_rows_of_their_own(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda network, dynamic: partial(network))
+    eager, compiled = run(SMALL, {"native": [1]}, QUICK, compiled={"native": [1]})
+    assert (eager["compiled"], compiled["compiled"]) == (False, True)
+    assert compiled["status"] == "ok" and compiled["relative_error"] <= compiled["tolerance"]
+    assert compiled["p50_us"] > 0 and compiled["attention_us"] == ""
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (lambda network: lambda images: 1.001 * network(images), "logits differ by"),
+        (lambda network: _refuse, "RuntimeError: no kernel"),
+    ],
+    ids=["off", "refused"],
+)
+def test_a_compiled_network_with_other_logits_is_never_timed(monkeypatch, broken, reason):
+    monkeypatch.setattr(torch, "compile", lambda network, dynamic: broken(network))
+    eager, compiled = run(SMALL, {"native": [1]}, QUICK, compiled={"native": [1]})
+    assert eager["status"] == "ok"
+    assert (compiled["status"], compiled["p50_us"]) == ("failed", "") and reason in compiled["reason"]
+
+
 def test_networks_of_one_pattern_and_other_windows_have_plans_of_their_own():
     """Both attend to everything in their second stage, where one orders the tokens by chunks."""
     for name in ("vil-tiny-64", "vil-tiny-64-relative-exact"):
@@ -285,7 +328,7 @@ def command(*arguments):
 
 def test_a_file_of_rows_is_written(tmp_path, capsys):
     path = tmp_path / "out.csv"
-    chosen = ["--set", "attention={native: [1, 2], dense: [1]}", "max_seconds=0.01"]
+    chosen = ["--set", "attention={native: [1, 2], dense: [1]}", *REST]
     command("--case", SMALL, *chosen, "--output", str(path))
     assert tuple(pd.read_csv(path).columns) == Row.columns()
     (frame,) = _read.frames([path], "networks")
@@ -303,7 +346,7 @@ def test_first_calls_are_made_of_what_compiles_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(flex, "fastest", recorded)
     monkeypatch.setattr(bench.timing, "time_call", lambda *a, **k: pytest.fail("timed"))
     path = tmp_path / "compiled.txt"
-    chosen = ["--set", "attention={native: [1], flex: [1, 2]}", "max_seconds=0.01"]
+    chosen = ["--set", "attention={native: [1], flex: [1, 2]}", *REST]
     command("--compile-only", "--case", "vil-tiny-32", *chosen, "--output", str(path))
     assert path.read_text() == "flex, batch 1\nflex, batch 2\n"
     assert set(seen) == {1, 2}
@@ -321,7 +364,7 @@ NATIVE = "attention={native: [1]}"
             SMALL,
             "attention=native",
             "",
-            r"experiment networks: Expected `object`, got `str`.*; settings: attention, max",
+            r"experiment networks: Expected `object`, got `str`.*; settings: attention, compiled, plans, max",
         ),
         (SMALL, "attention={native: [0]}", "", r"attention.native: expected at least 1, found 0"),
         (SMALL, "atention={native: [1]}", "", "unknown field `atention`"),
@@ -332,7 +375,7 @@ NATIVE = "attention={native: [1]}"
     ],
 )
 def test_wrong_arguments_are_refused_and_write_nothing(tmp_path, case, chosen, more, message):
-    arguments = ["--case", case, "--set", chosen, "max_seconds=0.01", *more.split()]
+    arguments = ["--case", case, "--set", chosen, *REST, *more.split()]
     with pytest.raises(TilewrightError, match=message):
         command(*arguments, "--output", str(tmp_path / "x.csv"))
     assert not (tmp_path / "x.csv").exists()

@@ -25,6 +25,7 @@ import msgspec
 
 from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.core.registry import member
+from tilewright.networks._plans import Plans
 
 NAMES = ("vision_longformer", "regionvit", "dynamicvit", "deit")
 
@@ -53,15 +54,18 @@ def _exchanged(module):
     return module.EXCHANGED.WHAT, module.EXCHANGED.NAMES
 
 
-def create(family, *, variant, image_size=224, checkpoint=None, attention=None, batching=None, seed=0, **options):
+def create(
+    family, *, variant, image_size=224, checkpoint=None, attention=None, plans=None, batching=None, seed=0, **options
+):
     """Build a network in evaluation mode; ``network.weights`` is the file of its weights, None for random ones.
 
     family: of `NAMES`. checkpoint: an official file (``.pth`` or ``.safetensors``); ``cached``, the one that timm or
     the official code has downloaded under this network's name, and random weights with a warning where there is none;
     None draws random weights from `seed`. attention: of `attentions.NAMES`, such as ``dense`` (masked SDPA: the
-    oracle), ``tilewright``, ``flex`` or ``native`` (the published formulation); None: the first. batching: for a DeiT,
-    which attends densely, how images of different length share a batch: of `batching.NAMES`. options: the family's
-    own, see its ``Options``; of a DeiT also the settings of its pruner.
+    oracle), ``tilewright``, ``flex`` or ``native`` (the published formulation); None: the first. plans: of attention
+    ``tilewright``, a `Plans` or a dict of its fields: order, solver and tiles; None for its own. batching: for a DeiT,
+    which attends densely, how images of different length share a batch: of `batching.NAMES`. options: the family's own,
+    see its ``Options``; of a DeiT also the settings of its pruner.
 
     Raises `UnknownNameError`, `ConfigError` for options that are unknown or out of range or need a checkpoint, and
     `ArtifactError` for a checkpoint that does not fit; then nothing has been loaded.
@@ -90,7 +94,28 @@ def create(family, *, variant, image_size=224, checkpoint=None, attention=None, 
     if checkpoint is not None:
         checkpoints.load(network, checkpoint, module.adapt)
     network.weights = None if checkpoint is None else str(checkpoint)
+    if plans is not None:
+        _plan_as(network, name, plans)
     return network
+
+
+def _plan_as(network, attention, plans):
+    """Let a new network make its plans as `plans` says. Raises `ConfigError` for one that makes none."""
+    from tilewright.networks import _sites
+
+    try:
+        plans = plans if isinstance(plans, Plans) else msgspec.convert(plans, Plans)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"plans: {error}; settings: {', '.join(Plans.__struct_fields__)}") from None
+    plans.check()
+    sites = {module.site for module in network.modules() if isinstance(module, _sites.Attend)}
+    if attention != "tilewright" or not sites:
+        raise ConfigError(
+            "plans: expected attention 'tilewright' over fixed patterns, found "
+            + (f"attention {attention!r}" if attention != "tilewright" else "patterns that depend on the image")
+        )
+    for site in sites:
+        site.planned = plans
 
 
 def _chosen(module, family, stated):

@@ -15,6 +15,7 @@ from tilewright.core.errors import PatternError
 from tilewright.core.registry import member
 from tilewright.graph import Graph
 from tilewright.networks import _operator, attentions
+from tilewright.networks._plans import Plans
 
 _CLOCK = ContextVar("clock", default=None)
 
@@ -114,6 +115,7 @@ class Site:
     bias_index: for patterns with a relative-position bias, ``bias_index(rows, cols)`` of each (query, key) pair in a
         head's bias vector, for int64 tensors that broadcast and of operations that torch can compile.
     native_layout: whether the tokens of ``native`` stand in an order of its own, other than that of the graph.
+    planned: how plans are made; not to be changed after the first call.
     """
 
     attention: str
@@ -123,6 +125,7 @@ class Site:
     native: Callable
     bias_index: Callable | None = None
     native_layout: bool = False
+    planned: Plans = field(default_factory=Plans)
     plans: dict = field(default_factory=dict)
     copies: dict = field(default_factory=dict)
 

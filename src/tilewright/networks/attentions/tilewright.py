@@ -14,15 +14,13 @@ from tilewright.targets.masks import Bias
 TRACED = "operator"
 
 _LOG = logging.getLogger(__name__)
-# The networks' patterns declare their windows: the order is the same for plans of every device and type.
-ORDER = "window"
-# Plans are made with this order, and with the solver that is `tilewright.plan`'s default.
+# What plans enter by name where a network does not choose others, see `networks._plans`.
 ENTERED = ("tilewright.reorder.window", "tilewright.schedule.solvers.highs")
 
 
 def order(site):
-    """The plans' order of the tokens, the same for queries and keys."""
-    ordered, _ = reorder.apply(site.graph, ORDER)
+    """The plans' order of the tokens, the same for queries and keys, on every device and in every type."""
+    ordered, _ = reorder.apply(site.graph, site.planned.reorder)
     if not (ordered.row_order == ordered.col_order).all():
         raise PatternError("expected one order for queries and keys of a self-attention, found two")
     return torch.from_numpy(ordered.row_order.astype("int64"))
@@ -60,17 +58,20 @@ def _read_or_made(site, dtype, device):
     """The plan for `dtype` on the current device of a kind."""
     facts = targets.describe(device)
     shape = {"heads": site.heads, "head_dim": site.head_dim, "dtype": dtype}
-    makers = (api.__name__, *ENTERED, *targets.modules(device, "executor", "probe", "cost_model"))
+    planned = site.planned
+    makers = (api.__name__, *planned.entered, *targets.modules(device, "executor", "probe", "cost_model"))
     # Equal patterns may have other windows, and then their tokens stand in another order.
     pattern = site.graph.id, provenance.sha256_arrays(site.order.numpy())
-    made_of = (*pattern, *map(str, shape.values()), targets.device_id(facts), provenance.code_digest(*makers))
+    asked = (*map(str, shape.values()), repr(planned))
+    made_of = (*pattern, *asked, targets.device_id(facts), provenance.code_digest(*makers))
     path = caches.folder() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.plan"
     if path.exists():
         try:
             return api.load(path)
         except ArtifactError as error:
             _LOG.warning("a cached plan cannot be read and is made anew: %s", error)
-    found = api.plan(site.graph, **shape, device=device, reorder=ORDER)
+    chosen = {"reorder": planned.reorder, "tiles": planned.tiles or None, "solver": planned.solver}
+    found = api.plan(site.graph, **shape, device=device, **chosen)
     path.parent.mkdir(parents=True, exist_ok=True)
     found.save(path)
     return found

@@ -10,6 +10,8 @@ Contract of a member module:
 
 WHAT = "batching"
 NAMES = ("padded", "padded_unfused", "padded_kept", "gathered", "ragged", "varlen")
+# A contender of theirs: the network that drops no token has nothing to batch.
+UNPRUNED = "unpruned"
 # How a network is run with any of them. eager: kernel by kernel; graph: one CUDA graph, replayed; compile:
 # ``torch.compile``, which is slow to begin with; compile_graph: what it made as a CUDA graph.
 MODES = ("eager", "graph", "compile", "compile_graph")

@@ -15,11 +15,13 @@ import torch
 from tilewright import networks, reference, targets
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core import images, registry, timing
+from tilewright.core.errors import ConfigError
 from tilewright.models import _gates
 from tilewright.networks import _sites
 from tilewright.profile import DTYPES
-from tilewright.study.experiments._checks import refuted
+from tilewright.study.experiments._checks import refusal, refuted
 from tilewright.study.experiments._rows import machine, now
+from tilewright.study.experiments.networks import columns
 
 # Of logits in float32: 12 layers of rounding, measured 1e-6.
 TOLERANCE = 1e-4
@@ -36,6 +38,9 @@ SITE = 4
 # hardly tell attention from a mean of all values.
 SCORES, BIASES, ADDED = 2.0, 1.0, 0.5
 
+
+# What torch's compiler raises for what it cannot compile: also where it finds itself wrong.
+_REFUSALS = (RuntimeError, AssertionError)
 
 CHECKS = (
     ("relative_error", "tolerance", "logits differ by {:.2g} of their spread from those of the oracle"),
@@ -60,8 +65,9 @@ def photographs(count, size):
 
 
 @torch.inference_mode()
-def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0):
-    """Yield a row for each attention and batch of `batches`, ``{attention: [batch, …]}``.
+def run_network(name, batches, effort, *, compiled=None, plans=(), device="cpu", dtype="float32", seed=0):
+    """Yield a row for each attention and batch of `batches`, ``{attention: [batch, …]}``, for each of `plans` with
+    attention tilewright, and for those of `compiled`, like `batches`.
 
     All attentions have the weights that `seed` draws, `peaked` and rounded to `dtype`. The logits of the family's
     oracle (dense attention) in float32, one image at a time, are what others are compared with, itself in batches
@@ -75,7 +81,8 @@ def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0)
     registry.check("dtype", dtype, DTYPES)
     family, options = networks.parse(name)
     facts = targets.describe(device)
-    create, inputs = _prepared(name, batches, device, dtype, seed)
+    compiled = compiled or {}
+    create, inputs = _prepared(name, [batches, compiled], device, dtype, seed)
     dense = create(networks.exchanged(family)[1][0])
     parameters = sum(weights.numel() for weights in dense.parameters())
     oracle = _oracle(dense, inputs)
@@ -92,46 +99,68 @@ def run_network(name, batches, effort, *, device="cpu", dtype="float32", seed=0)
         "largest_logit": float(oracle.logits.abs().max()),
         **machine(facts),
     }
-    for attention, sizes in batches.items():
+    cases = [(attention, sizes, None, False) for attention, sizes in batches.items()]
+    cases += [("tilewright", batches["tilewright"], each, False) for each in plans]
+    cases += [(attention, sizes, None, True) for attention, sizes in compiled.items()]
+    for attention, sizes, chosen, is_compiled in cases:
+        case = known | {"attention": attention, "compiled": is_compiled} | (columns(chosen) if chosen else {})
         # One network at a time: masks of several would not fit the memory at high resolution.
         gc.collect()
         if inputs.is_cuda:
             torch.cuda.empty_cache()
-        network = create(attention)
+        try:
+            network = create(attention, chosen)
+        except ConfigError as reason:
+            if chosen is None:
+                raise
+            # A network whose patterns depend on the image has no plans to choose.
+            yield from (case | {"batch": n, "status": "skipped", "reason": str(reason), "time": now()} for n in sizes)
+            continue
         for batch in sizes:
-            measured = _measured(network, inputs[:batch], oracle, effort)
-            yield known | {"attention": attention, "batch": batch} | measured
+            yield case | {"batch": batch} | _measured(network, inputs[:batch], oracle, effort, is_compiled)
         del network
 
 
 @torch.inference_mode()
-def compile_network(name, batches, *, device="cpu", dtype="float32", seed=0):
-    """Make the first calls of a network with each attention and batch of `batches`, as `run_network`: those of another
-    process find on disk what torch compiled. Yields ``"<attention>, batch <n>"`` of what can run."""
-    create, inputs = _prepared(name, batches, device, dtype, seed)
-    for attention, sizes in batches.items():
-        network = create(attention)
-        for batch in sizes:
-            # What cannot run says so where it is timed.
-            with suppress(sparse_baselines.Unavailable):
-                network(inputs[:batch])
-                yield f"{attention}, batch {batch}"
+def compile_network(name, batches, *, compiled=None, device="cpu", dtype="float32", seed=0):
+    """Make the first calls of a network with each attention and batch of `batches` and of `compiled`, as `run_network`:
+    those of another process find on disk what torch compiled. Yields ``"<attention>, batch <n>"`` of what can run.
+    """
+    compiled = compiled or {}
+    create, inputs = _prepared(name, [batches, compiled], device, dtype, seed)
+    for cases, whole in ((batches, False), (compiled, True)):
+        for attention, sizes in cases.items():
+            network = create(attention)
+            for batch in sizes:
+                # What cannot run says so where it is timed.
+                with suppress(sparse_baselines.Unavailable, *(_REFUSALS if whole else ())):
+                    (_compiled(network) if whole else network)(inputs[:batch])
+                    yield f"{attention}, batch {batch}" + (", compiled" if whole else "")
+
+
+def _compiled(network):
+    """A network as torch.compile makes it. What was compiled before counts against the limit of torch's cache, and is
+    forgotten."""
+    torch.compiler.reset()
+    return torch.compile(network, dynamic=False)
 
 
 def _prepared(name, batches, device, dtype, seed):
-    """``(create, inputs)``: the network `name` with an attention or a batching, and as many images as `batches` ask
-    for, on the device."""
+    """``(create, inputs)``: the network `name` with an attention or a batching, and with plans; and as many images as
+    the dicts `batches` ask for, on the device."""
     family, options = networks.parse(name)
     # What a family exchanges, its attention or its batching, is a column of its rows under the first name.
     what, _ = networks.exchanged(family)
     place, kind = targets.facts(device).TORCH_DEVICE, getattr(torch, dtype)
 
-    def create(exchanged):
+    def create(exchanged, plans=None):
         # As a user makes them: layers go by the versions of parameters, which inference tensors do not have.
         with torch.inference_mode(False):
-            return peaked(networks.create(family, **options, seed=seed, **{what: exchanged})).to(place, kind)
+            chosen = {what: exchanged} if plans is None else {what: exchanged, "plans": plans}
+            return peaked(networks.create(family, **options, seed=seed, **chosen)).to(place, kind)
 
-    inputs = photographs(max(batch for sizes in batches.values() for batch in sizes), options["image_size"])
+    most = max(batch for each in batches for sizes in each.values() for batch in sizes)
+    inputs = photographs(most, options["image_size"])
     return create, inputs.to(place, kind)
 
 
@@ -213,22 +242,29 @@ def _attention_errors(network, inputs):
     return {"attention_error": error, "attention_tolerance": tolerance}
 
 
-def _measured(network, inputs, oracle, effort):
-    """Check of one network on one batch, and only if it passes, its time."""
+def _measured(network, inputs, oracle, effort, compiled=False):
+    """Check of one network on one batch, and only if it passes, its time. compiled: by torch.compile, anew for every
+    batch."""
     facts, expected = {"time": now()}, oracle.logits[: len(inputs)]
     begin = time.perf_counter()
     try:
+        network = _compiled(network) if compiled else network
         found = network(inputs)
         timing.wait(inputs)
     except sparse_baselines.Unavailable as reason:
         return facts | {"status": "skipped", "reason": str(reason)}
+    except _REFUSALS as error:
+        if not compiled:
+            raise
+        return facts | {"status": "failed", "reason": refusal(error)}
     facts |= {
         "first_call_s": time.perf_counter() - begin,
         "max_abs_error": float((found - expected).abs().max()),
         "relative_error": reference.logits_error(found, expected),
         "tolerance": oracle.tolerance,
         "same_top1": float((found.argmax(1) == expected.argmax(1)).double().mean()),
-        **_attention_errors(network, inputs),
+        **({} if compiled else _attention_errors(network, inputs)),
+        **_peak_bytes(network, inputs),
     }
     if reason := refuted(facts, CHECKS):
         return facts | {"status": "failed", "reason": reason}
@@ -241,10 +277,20 @@ def _measured(network, inputs, oracle, effort):
         in_attention.append(clock.seconds)
 
     taken = timing.time_call(call, **effort.limits)
-    # Warm-up calls come first.
+    # A compiled network has no clocks. Warm-up calls come first.
     attention_us = 1e6 * float(np.median(in_attention[-taken.repetitions :]))
     if inputs.is_cuda:
         captured = timing.time_gpu(lambda: network(inputs), **effort.limits)
         facts |= {"gpu_us": captured.p50_us} if captured.method == "graph" else {}
-    rates = {"images_per_s": len(inputs) / taken.p50_us * 1e6, "attention_us": attention_us}
-    return facts | taken.columns | rates | {"rest_us": taken.p50_us - attention_us}
+    facts |= {**taken.columns, "images_per_s": len(inputs) / taken.p50_us * 1e6}
+    return facts | ({} if compiled else {"attention_us": attention_us, "rest_us": taken.p50_us - attention_us})
+
+
+def _peak_bytes(network, inputs):
+    """The column of that name, of a call; none on a CPU."""
+    if not inputs.is_cuda:
+        return {}
+    torch.cuda.reset_peak_memory_stats(inputs.device)
+    network(inputs)
+    timing.wait(inputs)
+    return {"peak_bytes": torch.cuda.max_memory_allocated(inputs.device)}

@@ -4,7 +4,7 @@ from typing import Literal
 
 from tilewright import networks, targets
 from tilewright.core.errors import ConfigError
-from tilewright.networks import attentions, batching
+from tilewright.networks import Plans, attentions, batching
 from tilewright.study import sections
 from tilewright.study.experiments import _rows
 from tilewright.study.experiments._rows import Count, Number, Status
@@ -15,11 +15,15 @@ class Section(sections.Section, frozen=True):
 
     workloads: networks by name
     attention: batches that each kind of attention is timed with; one without batches is left out
+    compiled: the same for networks that torch.compile has compiled
+    plans: attention tilewright with other plans than its own; each is timed with the batches of tilewright
     max_seconds: a timing stops after this time, in seconds
     """
 
     workloads: tuple[str, ...]
     attention: dict[str, tuple[int, ...]]
+    compiled: dict[str, tuple[int, ...]]
+    plans: tuple[Plans, ...]
     max_seconds: float
 
     def check(self, config):
@@ -27,7 +31,14 @@ class Section(sections.Section, frozen=True):
         sections.distinct("networks.workloads", self.workloads)
         for name in self.workloads:
             sections.at("networks.workloads", networks.parse, name)
-        sections.batches("networks.attention", "attention", self.attention, (*attentions.NAMES, *batching.NAMES))
+        known = (*attentions.NAMES, *batching.NAMES)
+        sections.batches("networks.attention", "attention", self.attention, known)
+        sections.batches("networks.compiled", "attention", self.compiled, known)
+        sections.distinct("networks.plans", self.plans)
+        for plans in self.plans:
+            sections.at("networks.plans", plans.check)
+        if Plans() in self.plans:
+            raise ConfigError("networks.plans: expected other plans than those of attention tilewright, found its own")
         sections.above_zero("networks.max_seconds", self.max_seconds)
         if self.workloads and not any(self.attention.values()):
             raise ConfigError("networks.attention: expected a batch for at least one attention, found none")
@@ -37,24 +48,32 @@ class Settings(sections.Section, frozen=True):
     """What one network is run with; values as in `Section`."""
 
     attention: dict[str, tuple[int, ...]]
+    compiled: dict[str, tuple[int, ...]]
+    plans: tuple[Plans, ...]
     max_seconds: float
 
 
 class Row(_rows.Row, frozen=True, kw_only=True):
     """A network with one attention and batch.
 
+    reorder, solver, tiles: of its plans, blank where they are not chosen; compiled: by torch.compile;
+    peak_bytes: the most that torch held of a GPU's memory in a call, weights and images included.
     relative_error: of an image's logits, over the spread of the oracle's; attention_error: `reference.relative_error`
     of the worst attention over a pattern, on its own queries, keys and values. Each has its tolerance. p50_us: until
     the logits are there; attention_us, rest_us: of it; gpu_us: as a CUDA graph.
     """
 
     kind: Literal["networks"] = "networks"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     network: str = ""
     family: str = ""
     variant: str = ""
     resolution: Count = None
     attention: str = ""
+    reorder: str = ""
+    solver: str = ""
+    tiles: str = ""
+    compiled: bool = False
     batch: Count = None
     status: Status = "ok"
     reason: str = ""
@@ -77,6 +96,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     attention_us: Number = None
     rest_us: Number = None
     gpu_us: Number = None
+    peak_bytes: Count = None
 
 
 NAMED = "{network} {attention}, batch {batch}"
@@ -89,13 +109,21 @@ def cases(config):
 
 def settings(config, case):
     """`Settings` of one network."""
-    sizes = {name: batches for name, batches in config.networks.attention.items() if batches}
-    return Settings(sizes, config.networks.max_seconds)
+    section = config.networks
+    sizes, compiled = ({n: b for n, b in each.items() if b} for each in (section.attention, section.compiled))
+    return Settings(sizes, compiled, section.plans if "tilewright" in sizes else (), section.max_seconds)
 
 
 def planned(case, settings):
     """What decides the rows of a case, as `modules` asks for it."""
-    return [{"network": case, "attention": name} for name in settings.attention]
+    names = dict.fromkeys((*settings.attention, *settings.compiled))
+    rows = [{"network": case, "attention": name} for name in names]
+    return rows + [{"network": case, "attention": "tilewright", **columns(plans)} for plans in settings.plans]
+
+
+def columns(plans):
+    """What a row says of a network's `Plans`."""
+    return {"reorder": plans.reorder, "solver": plans.solver, "tiles": " ".join(plans.tiles)}
 
 
 def modules(row, device):
@@ -109,9 +137,9 @@ def modules(row, device):
     if package is batching:
         entered += targets.modules(device, "packed")
     if row["attention"] == "tilewright":
-        # What plans of whole networks are made with.
-        entered += ["tilewright.reorder.window", "tilewright.schedule.solvers.highs"]
-        entered += targets.modules(device, "executor", "probe")
+        stated = {name: row[name] for name in ("reorder", "solver") if row.get(name)}
+        entered += Plans(**stated).entered
+        entered += targets.modules(device, "executor", "probe", "cost_model")
     return [f"{__package__}._networks", f"tilewright.models.{family}", f"tilewright.networks.{family}", *entered]
 
 
@@ -125,25 +153,34 @@ def run(case, settings, how):
     """Yield the rows of the network `case`. Raises `TilewrightError`."""
     from tilewright.study.experiments import _networks
 
-    sections.batches("attention", "attention", settings.attention, (*attentions.NAMES, *batching.NAMES))
+    for place in ("attention", "compiled"):
+        sections.batches(place, "attention", getattr(settings, place), (*attentions.NAMES, *batching.NAMES))
+    for plans in settings.plans:
+        plans.check()
     options = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
+    options |= {"compiled": settings.compiled, "plans": settings.plans}
     yield from _networks.run_network(case, settings.attention, how.effort(settings.max_seconds), **options)
 
 
 def compiles(settings):
-    """Whether one of the attentions is compiled."""
-    return any(name in attentions.COMPILED for name in settings.attention)
+    """Whether an attention, or a whole network, is compiled."""
+    return bool(settings.compiled) or any(name in attentions.COMPILED for name in settings.attention)
 
 
 def first_calls(case, settings, how):
-    """Yield the attentions and batches of the network `case` that were compiled. Raises `TilewrightError`."""
+    """Yield the attentions and batches of the network `case` that were compiled, alone or with all of it. Raises
+    `TilewrightError`."""
     from tilewright.study.experiments import _networks
 
     sizes = {name: batches for name, batches in settings.attention.items() if name in attentions.COMPILED}
-    yield from _networks.compile_network(case, sizes, device=how.device, dtype=how.dtype, seed=how.seed)
+    options = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
+    yield from _networks.compile_network(case, sizes, compiled=settings.compiled, **options)
 
 
 def remark(row):
     """What the log says of a row that passed."""
-    share = f"{row['attention_us'] / row['p50_us']:.0%} of it attention"
-    return f"{row['p50_us'] / 1e3:.1f} ms, {share}, error {row['max_abs_error']:.1e}"
+    share = f"{row['attention_us'] / row['p50_us']:.0%} of it attention, " if row.get("attention_us") else "compiled, "
+    plans = [row[name] for name in ("reorder", "solver", "tiles") if row.get(name)]
+    return f"{row['p50_us'] / 1e3:.1f} ms, {share}error {row['max_abs_error']:.1e}" + (
+        f" (plans: {', '.join(plans)})" if plans else ""
+    )

@@ -21,6 +21,7 @@ _NAMES = (
     "latency",
     "speedup",
     "end_to_end",
+    "network_plans",
     "ragged_kernel",
     "dispatch",
     "pruned",

@@ -16,6 +16,7 @@ NAMES = (
     "latency",
     "speedup",
     "end_to_end",
+    "network_plans",
     "ragged",
     "pruned",
     "heatmap",

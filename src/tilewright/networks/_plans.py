@@ -1,0 +1,39 @@
+"""How the plans of a network's attention ``tilewright`` are made."""
+
+import msgspec
+
+from tilewright.core import registry
+
+# What checks and lists names does not run: who makes plans lists what they enter, see `Plans.entered`.
+APART = ("tilewright.blocks", "tilewright.blocks.tiles", "tilewright.reorder", "tilewright.schedule.search")
+
+
+class Plans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How attention tilewright plans all patterns of a network; values as `tilewright.plan` takes them.
+
+    reorder: the order that tokens enter once a stage
+    solver: what finds schedules
+    tiles: tiles that they choose from; none stands for the device's own
+    """
+
+    reorder: str = "window"
+    solver: str = "highs"
+    tiles: tuple[str, ...] = ()
+
+    def check(self):
+        """Raise `UnknownNameError` or `TileError` for a name that is none."""
+        from tilewright import reorder
+        from tilewright.blocks.tiles import parse
+        from tilewright.schedule.search import NAMES as SOLVERS
+
+        registry.check("order", self.reorder, reorder.NAMES)
+        registry.check("solver", self.solver, SOLVERS)
+        for name in self.tiles:
+            parse(name)
+
+    @property
+    def entered(self):
+        """Dotted names of the modules that are entered by these names."""
+        from tilewright.schedule.search import entered
+
+        return [f"tilewright.reorder.{self.reorder}", *entered(self.solver)]

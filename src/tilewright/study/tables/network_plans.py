@@ -1,0 +1,53 @@
+"""Whole networks with other plans than their own: latency by order, solver and tiles, and how it compares with the
+plans that attention tilewright makes by itself."""
+
+from tilewright.networks import Plans
+from tilewright.study.tables import _read, end_to_end
+
+_KEY = ["network", "batch"]
+
+SHOWN = {
+    "network": ("network", ""),
+    "batch": ("batch", ".0f"),
+    "reorder": ("order", ""),
+    "solver": ("solver", ""),
+    "tiles": ("tiles", ""),
+    "status": ("status", ""),
+    "p50_us": ("p50 (µs)", ",.0f"),
+    "attention_us": ("attention (µs)", ",.0f"),
+    "gpu_us": ("as a CUDA graph (µs)", ",.0f"),
+    "over_own": ("× its own plans", ".3f"),
+    "over_native": ("× native", ".3f"),
+    "over_dense": ("× dense", ".3f"),
+    "over_flex": ("× flex", ".3f"),
+    "peak_bytes": ("peak memory (bytes)", ",.0f"),
+    "relative_error": ("relative error of logits", ".1e"),
+    "reason": ("why blank", ""),
+}
+
+
+def needs(config):
+    """What `end_to_end` needs, where the study has other plans."""
+    return end_to_end.needs(config) if config.networks.plans else []
+
+
+def table(inputs):
+    """One row per network, batch and plans, its own first.
+
+    ``us`` is the time as a CUDA graph, else p50; ``over_<rival>`` the rival's over it, above 1 where these plans are
+    faster: of the network's own plans, and of the peers.
+    """
+    rows = end_to_end.networks(inputs)
+    rows = rows[~rows["compiled"]]
+    rows = rows.assign(us=rows["gpu_us"].fillna(rows["p50_us"]))
+    mine, own = rows[rows["attention"] == end_to_end.OURS], Plans()
+    rivals = {"own": mine[mine["reorder"] == ""]} | {n: rows[rows["attention"] == n] for n in end_to_end.PEERS}
+    # What has no other plans is not compared.
+    mine = mine[mine["network"].isin(mine.loc[mine["reorder"] != "", "network"])].copy()
+    for rival, theirs in rivals.items():
+        times = mine[_KEY].join(theirs.drop_duplicates(_KEY).set_index(_KEY)["us"], on=_KEY)["us"]
+        mine[f"over_{rival}"] = times / mine["us"]
+    blank = mine["reorder"] == ""
+    mine.loc[blank, ["reorder", "solver"]] = own.reorder, own.solver
+    mine = mine.rename(columns={"network": "model"}).sort_values("batch", kind="stable")
+    return _read.in_order(mine).rename(columns={"model": "network"})
