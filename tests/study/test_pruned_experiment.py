@@ -352,9 +352,86 @@ def test_settings_are_maps(tmp_path):
         command("pruned", NAME, tmp_path / "x.csv", "settings=[3]", "batching=[padded]", "modes={eager: [1]}")
 
 
+def test_the_unpruned_network_is_one_of_the_contenders():
+    rows = run([{"keep_ratio": 0.5}], ("unpruned", "padded", "ragged"), modes={"eager": [1, 2]})
+    assert [(row["batch"], row["batching"]) for row in rows] == [
+        (batch, name) for batch in (1, 2) for name in ("unpruned", "padded", "ragged")
+    ]
+    assert {row["status"] for row in rows} == {"ok"}
+    for row in rows:
+        # It drops nothing, so that its logits are others than those of the pruned.
+        if row["batching"] == "unpruned":
+            assert row["same_tokens"] == row["inputs"] and row["max_abs_error_all"] == 0
+
+
+def test_an_unpruned_network_has_the_weights_of_the_pruned():
+    made = networks.create("deit", variant="tiny", image_size=64, pruner="evit", keep_ratio=0.5)
+    plain = pruned._unpruned(made)
+    images = pruned.crops(2, 64)
+    wanted = networks.create("deit", variant="tiny", image_size=64)
+    with torch.inference_mode():
+        torch.testing.assert_close(plain(images), wanted(images))
+        assert not torch.allclose(plain(images), made(images))
+
+
+def test_an_unpruned_network_with_other_logits_is_never_timed(monkeypatch):
+    unpruned = pruned._unpruned
+
+    def wrong(made):
+        network, calls = unpruned(made), []
+
+        def other(module, images, result):
+            # Others than in the first calls, which are what it is compared with.
+            calls.append(images)
+            by = 1 + 0.1 * (len(calls) > pruned.JUDGED)
+            return (by * result[0], result[1]) if isinstance(result, tuple) else by * result
+
+        network.register_forward_hook(other)
+        return network
+
+    monkeypatch.setattr(pruned, "_unpruned", wrong)
+    (row, *_) = run([{"keep_ratio": 0.5}], ("unpruned", "padded"), modes={"eager": [1]})
+    assert (row["batching"], row["status"], row["p50_us"]) == ("unpruned", "failed", "")
+    assert "logits differ by" in row["reason"]
+
+
+def test_a_learned_predictor_comes_from_a_checkpoint(tmp_path):
+    path = tmp_path / "folder" / "learned.pth"
+    path.parent.mkdir()
+    network = networks.create("deit", variant="tiny", image_size=64, seed=3, pruner="dynamicvit", predictor="random")
+    torch.save(network.state_dict(), path)
+    (row,) = run([{"keep_ratio": 0.5, "checkpoint": str(path)}], ("ragged",), name="deit-tiny-64-dynamicvit")
+    assert (row["status"], row["setting"]) == ("ok", "keep_ratio=0.5 checkpoint=learned.pth")
+    # Its head, too, is the file's: none is fitted.
+    options = {"variant": "tiny", "image_size": 64, "pruner": "dynamicvit", "keep_ratio": 0.5}
+    network = networks.create("deit", **options, checkpoint=str(path))
+    with torch.inference_mode():
+        logits = network(pruned.crops(pruned.JUDGED, 64))
+    assert row["largest_logit"] == pytest.approx(float(logits.abs().max()), rel=1e-4)
+
+
+def test_a_learned_predictor_without_a_checkpoint_is_refused(tmp_path):
+    stated = ["settings=[{keep_ratio: 0.5}]", "batching=[padded]", "modes={eager: [1]}"]
+    with pytest.raises(ConfigError, match="checkpoint: expected one with"):
+        command("pruned", "deit-tiny-64-dynamicvit", tmp_path / "x.csv", *stated)
+
+
+def test_a_case_reads_its_checkpoints():
+    chosen = experiments.parse(
+        "pruned",
+        {
+            "settings": [{"checkpoint": "b.pth"}, {}, {"checkpoint": "a.pth"}, {"checkpoint": "cached"}],
+            "batching": ["padded"],
+            "modes": {"eager": [1]},
+            "max_seconds": 1.0,
+        },
+    )
+    assert experiments.member("pruned").sources(chosen) == ["a.pth", "b.pth"]
+
+
 def test_a_deit_is_a_network_like_the_others(tmp_path):
     attention = f"attention={json.dumps({name: [1] for name in batching.NAMES})}"
-    command("networks", "deit-tiny-64-evit", tmp_path / "n.csv", attention)
+    command("networks", "deit-tiny-64-evit", tmp_path / "n.csv", attention, "compiled={}", "plans=[]")
     frame = pd.read_csv(tmp_path / "n.csv").set_index("attention")
     assert list(frame.index) == list(batching.NAMES)
     assert frame.loc["padded", "status"] == frame.loc["ragged", "status"] == "ok"

@@ -13,7 +13,10 @@ import math
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -25,7 +28,7 @@ from tilewright.core.errors import ConfigError
 from tilewright.models import _gates
 from tilewright.networks import batching
 from tilewright.networks._captured import Captured
-from tilewright.networks.batching import MODES, ragged
+from tilewright.networks.batching import MODES, UNPRUNED, ragged
 from tilewright.profile import DTYPES
 from tilewright.study.experiments._checks import refusal, refuted
 from tilewright.study.experiments._rows import machine, now
@@ -75,6 +78,15 @@ class Seen:
         return same
 
 
+class _Way(NamedTuple):
+    """A network to be timed: the name of its rows, its capacity, and what its logits are compared with."""
+
+    name: str
+    network: Any
+    capacity: int | None
+    oracle: Seen
+
+
 def crops(count, size, seed=0):
     """`count` normalised squares cut at random places out of `images.PHOTOGRAPHS`, float32 [count, 3, size, size]."""
     wholes = [_gates.pixels(name, 2 * size) for name in images.PHOTOGRAPHS]
@@ -108,10 +120,12 @@ def fit_head(network, shown):
 
 @torch.inference_mode()
 def run_pruned(name, settings, batchings, modes, effort, *, device="cpu", dtype="float32", seed=0):
-    """Yield a row for each of `settings`, of the `batchings` and of the batches of `modes`.
+    """Yield a row for each of `settings`, of the `batchings` and of the batches of `modes`. `UNPRUNED` among the
+    batchings is the network without its pruner; its logits are compared with its own, kernel by kernel.
 
-    settings: options of the network's pruner, a dict each. modes: ``{mode: [batch, …]}``. All have the weights that
-    `seed` draws, rounded to `dtype`, and see the same crops of photographs.
+    settings: options of the network's pruner, a dict each; ``checkpoint`` is a file of official weights, without which
+    `seed` draws them and the head is fitted. modes: ``{mode: [batch, …]}``. Weights are rounded to `dtype`, and all see
+    the same crops of photographs.
 
     Raises `UnknownNameError`, `ConfigError` for a network of another family, `DeviceError` and what `networks.create`
     raises.
@@ -121,7 +135,7 @@ def run_pruned(name, settings, batchings, modes, effort, *, device="cpu", dtype=
         raise ConfigError(f"network: expected one of the family {FAMILY}, found {name}")
     registry.check("dtype", dtype, DTYPES)
     for chosen in batchings:
-        registry.check("batching", chosen, batching.NAMES)
+        registry.check("batching", chosen, (*batching.NAMES, UNPRUNED))
     for mode in modes:
         registry.check("mode", mode, MODES)
     facts, sizes = targets.describe(device), sorted({batch for chosen in modes.values() for batch in chosen})
@@ -130,13 +144,14 @@ def run_pruned(name, settings, batchings, modes, effort, *, device="cpu", dtype=
     training = crops(FITTED, options["image_size"], seed + 1).to(inputs)
     for place, setting in enumerate(settings):
         made = networks.create(family, **{**options, **setting}, seed=seed, batching=ORACLE).to(inputs)
-        fit_head(made, training)
+        if made.weights is None:
+            fit_head(made, training)
         known = {
             "network": name,
             "variant": options["variant"],
             "resolution": options["image_size"],
             "pruner": made.options.pruner,
-            "setting": " ".join(f"{key}={json.dumps(value)}" for key, value in setting.items()),
+            "setting": " ".join(f"{key}={_stated(key, value)}" for key, value in setting.items()),
             "dtype": dtype,
             "parameters": sum(weights.numel() for weights in made.parameters()),
             "tokens": made.options.n_tokens,
@@ -151,6 +166,11 @@ def run_pruned(name, settings, batchings, modes, effort, *, device="cpu", dtype=
             gc.collect()
             for row in _batch(made, inputs, batch, batchings, chosen, effort) if chosen else ():
                 yield known | {"batch": batch} | row
+
+
+def _stated(key, value):
+    """A setting in words: of a checkpoint the file's name, which is the same wherever it lies."""
+    return Path(value).name if key == "checkpoint" else json.dumps(value)
 
 
 def _batch(made, inputs, batch, batchings, modes, effort):
@@ -174,15 +194,17 @@ def _batch(made, inputs, batch, batchings, modes, effort):
     asking = any(choice.most - choice.least > 1 for choice in oracle.choices)
     packed = "ragged" in batchings and oracle.choices
     pack_us = _pack_us(made.with_batching("ragged"), inputs[:batch], room["shared"], effort) if packed else None
+    plain = _unpruned(made) if UNPRUNED in batchings else None
+    whole = _seen(_with_layouts(plain, None), inputs, batch) if plain else None
     for mode in modes:
-        ways = []
-        for network in map(made.with_batching, batchings):
+        ways = [_Way(UNPRUNED, plain, None, whole)] if plain else []
+        for network in (made.with_batching(name) for name in batchings if name != UNPRUNED):
             capacity = room[network.batcher.ROOM]
             both = (None, capacity) if asking and mode == "eager" else (capacity,)
-            ways += [(network, most) for most in dict.fromkeys(both)]
+            ways += [_Way(network.batching, network, most, oracle) for most in dict.fromkeys(both)]
         # What is compiled counts against the limit of torch's cache: one at a time.
         groups = [[way] for way in ways] if mode.startswith("compile") else [ways]
-        rows = [row for group in groups for row in _measured(group, mode, inputs, batch, oracle, effort)]
+        rows = [row for group in groups for row in _measured(group, mode, inputs, batch, effort)]
         for name in batchings:
             own = [row for row in rows if row["batching"] == name]
             # The faster way; but one that fails is not hidden by the other.
@@ -192,6 +214,15 @@ def _batch(made, inputs, batch, batchings, modes, effort):
             yield facts | {"mode": mode} | row
 
 
+def _unpruned(made):
+    """The network without its pruner: all tokens go on, and the weights are the same."""
+    options = msgspec.structs.replace(made.options, pruner="none", pruner_settings={})
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        plain = type(made)(options, ORACLE).eval().to(made.cls_token)
+    plain.load_state_dict(made.state_dict(), strict=False)
+    return plain
+
+
 def _room(needed, most):
     """A capacity for `needed` tokens of at most `most`. One to spare at least: by rounding, a network in 16 bits may
     keep another token than the padded one."""
@@ -199,12 +230,12 @@ def _room(needed, most):
     return min(most, (needed // step + 1) * step)
 
 
-def _measured(ways, mode, inputs, batch, oracle, effort):
-    """Rows of networks, each with its capacity, in one mode: first all are checked, then those that passed timed."""
+def _measured(ways, mode, inputs, batch, effort):
+    """Rows of `_Way`s in one mode: first all are checked, then those that passed timed."""
     rows, runs = [], {}
-    for at, (network, capacity) in enumerate(ways):
-        row, call = _checked(network, mode, capacity, inputs, batch, oracle)
-        rows.append({"batching": network.batching, **row})
+    for at, way in enumerate(ways):
+        row, call = _checked(way.network, mode, way.capacity, inputs, batch, way.oracle)
+        rows.append({"batching": way.name, **row})
         if call is not None:
             runs[at] = partial(_waited, call, inputs[:batch])
     for at, taken in zip(runs, timing.time_together(list(runs.values()), **effort.limits), strict=True):

@@ -5,7 +5,7 @@ from typing import Literal
 from tilewright import networks, pruners, targets
 from tilewright.core.errors import ConfigError
 from tilewright.networks import batching
-from tilewright.networks.batching import MODES
+from tilewright.networks.batching import MODES, UNPRUNED
 from tilewright.study import sections
 from tilewright.study.experiments import _rows
 from tilewright.study.experiments._rows import Count, Number, Status
@@ -17,8 +17,9 @@ class Section(sections.Section, frozen=True):
     """Pruned networks, run end to end.
 
     workloads: pruned networks by name
-    settings: by network, the settings of its pruner that are run; its own where none are stated
-    batching: how a network continues with images that keep different numbers of tokens
+    settings: by network, the settings of its pruner that are run, a checkpoint of official weights among them; its own
+        where none are stated
+    batching: how a network continues with images that keep different numbers of tokens; unpruned drops none
     modes: the batches of each mode, that is eager, graph (a CUDA graph), compile, compile_graph (both)
     network_modes: modes of networks that have their own
     max_seconds: a timing stops after this time, in seconds
@@ -34,7 +35,7 @@ class Section(sections.Section, frozen=True):
     def check(self, config):
         """Raise `ConfigError` for unknown names, for networks without a pruner, and for numbers out of range."""
         sections.distinct("pruned.workloads", self.workloads)
-        sections.known("pruned.batching", "batching", self.batching, batching.NAMES)
+        sections.known("pruned.batching", "batching", self.batching, (*batching.NAMES, UNPRUNED))
         sections.distinct("pruned.batching", self.batching)
         if self.workloads and not self.batching:
             raise ConfigError("pruned.batching: expected at least one name, found none")
@@ -139,6 +140,11 @@ def settings(config, case):
     return Settings(section.settings.get(case, ({},)), section.batching, modes, section.max_seconds)
 
 
+def sources(settings):
+    """The checkpoints that a case reads; ``cached`` is one that was downloaded before."""
+    return sorted({each["checkpoint"] for each in settings.settings if each.get("checkpoint", "cached") != "cached"})
+
+
 def planned(case, settings):
     """What decides the rows of a case, as `modules` asks for it."""
     _, options = networks.parse(case)
@@ -152,8 +158,9 @@ def modules(row, device):
     return [
         f"{__package__}._pruned",
         *(f"tilewright.{where}.{family}" for where in ("models", "networks")),
-        *(f"tilewright.networks.batching.{name}" for name in ("padded", row["batching"])),
+        *(f"tilewright.networks.batching.{name}" for name in ("padded", row["batching"]) if name != UNPRUNED),
         f"tilewright.pruners.{row['pruner']}",
+        *(["tilewright.pruners.none"] if row["batching"] == UNPRUNED else []),
         *targets.modules(device, "packed"),
     ]
 

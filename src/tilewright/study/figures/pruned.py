@@ -48,7 +48,7 @@ def draw(inputs):
     modes = [mode for mode in LINES if mode in set(frame["mode"])]
     handles += [Line2D([], [], color=_style.INK, linestyle=LINES[mode], label=MODES[mode]) for mode in modes]
     _style.head(drawn, "Pruned networks, from images to logits: speed-up in the same mode", handles, columns=4)
-    judged = frame[frame["batching"] != pruned.PADDED]
+    judged = frame[~frame["batching"].isin([pruned.PADDED, pruned.UNPRUNED])]
     same = f"{judged['same_tokens'].sum():,.0f} of {judged['inputs'].sum():,.0f}"
     _style.notes(
         drawn,

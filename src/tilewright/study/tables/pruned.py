@@ -1,14 +1,15 @@
 """Pruned networks, from images to logits: each batching for the kept tokens in each mode, and its speed-up in the same
-mode over padding to the full length, with fused attention and as published, and over the best of the fair baselines,
-those in dense batches and those with FlashAttention for packed ones."""
+mode over the network without its pruner, over padding to the full length, with fused attention and as published, and
+over the best of the fair baselines, those in dense batches and those with FlashAttention for packed ones."""
 
+from tilewright.networks.batching import UNPRUNED
 from tilewright.study.tables import _read, _select
 
 OURS, PADDED, PUBLISHED = "ragged", "padded", "padded_unfused"
 DENSE = ("padded_kept", "gathered")
 FAIR = (*DENSE, "varlen")
 # A column of speed-ups is over the fastest of these batchings.
-PEERS = {"padded": (PADDED,), "published": (PUBLISHED,), "dense": DENSE, "fair": FAIR}
+PEERS = {"unpruned": (UNPRUNED,), "padded": (PADDED,), "published": (PUBLISHED,), "dense": DENSE, "fair": FAIR}
 _KEY = ["network", "setting", "batch", "mode"]
 
 SHOWN = {
@@ -20,6 +21,7 @@ SHOWN = {
     "status": ("status", ""),
     "images_per_s": ("images/s", ",.0f"),
     "p50_us": ("p50 (µs)", ",.0f"),
+    "over_unpruned": ("× unpruned", ".2f"),
     "over_padded": ("× padded", ".2f"),
     "over_published": ("× published padded", ".2f"),
     "over_dense": ("× best dense", ".2f"),
