@@ -12,7 +12,7 @@ from functools import cache
 from tilewright import models, targets
 from tilewright.baselines import sparse
 from tilewright.core import provenance
-from tilewright.schedule.search import HEURISTICS
+from tilewright.schedule.search import entered
 from tilewright.study import config as study
 from tilewright.study import experiments, figures, tables
 from tilewright.study import report as page
@@ -96,11 +96,6 @@ def family(workload):
     return models.parse(workload, CONFIG.models.get(workload))
 
 
-def solvers(*names):
-    """The solver modules, as `code` takes them; heuristics are part of the search."""
-    return [f"schedule.solvers.{name}" for name in names if name not in HEURISTICS]
-
-
 def graph_code(wildcards):
     """Parameter: as `code`, for all that makes the graph of a workload."""
     modules = models.modules(wildcards.m, CONFIG.models.get(wildcards.m))
@@ -136,7 +131,8 @@ def figure_code(wildcards):
 
 def schedule_code(wildcards):
     """Parameter: as `code`, for the solver of a schedule."""
-    return code("solve_ilp", "study.stages.schedule", DEVICE_CODE[0], *solvers(wildcards.solver))(wildcards)
+    found = (name.removeprefix("tilewright.") for name in entered(wildcards.solver))
+    return code("solve_ilp", "study.stages.schedule", DEVICE_CODE[0], *found)(wildcards)
 
 
 def sources(wildcards):
@@ -173,6 +169,11 @@ def of_largest(workloads):
         return max(map(numbers, workloads), default=0)
 
     return size
+
+
+def case_sources(wildcards):
+    """Input: the user's own files that a case of an experiment reads."""
+    return experiments.sources(wildcards.experiment, CONFIG, wildcards.case)
 
 
 def of_case(wildcards):

@@ -92,6 +92,8 @@ rule baselines:
 
 
 rule compile_experiment:
+    input:
+        case_sources,
     output:
         names="results/compiled/{experiment}/{case}.txt",
     log:
@@ -116,6 +118,7 @@ rule compile_experiment:
 rule experiment:
     input:
         compiled_case,
+        case_sources,
     output:
         csv="results/logs/{experiment}/{case}.csv",
     log:

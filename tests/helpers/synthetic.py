@@ -10,7 +10,7 @@ from helpers.factories import make_limits, make_profile
 from tilewright import blocks, graph, profile, schedule, targets
 from tilewright.blocks.tiles import parse
 from tilewright.study import experiments
-from tilewright.study.experiments import _rows
+from tilewright.study.experiments import _rows, networks
 
 DEVICE = {
     "kind": "cpu",
@@ -157,6 +157,9 @@ def write_networks(root, config):
     for network in config.networks.workloads:
         batches = config.networks.attention.items()
         rows = [network_row(network, attention, batch) for attention, sizes in batches for batch in sizes]
+        for plans in config.networks.plans:
+            sizes, columns = config.networks.attention["tilewright"], networks.columns(plans)
+            rows += [network_row(network, "tilewright", batch, **columns) for batch in sizes]
         write_csv(root / f"results/logs/networks/{network}.csv", "networks", rows)
 
 

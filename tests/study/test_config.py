@@ -173,7 +173,7 @@ def test_what_may_be_left_to_the_device_is_null(path):
 
 def test_an_attention_without_batches_is_left_out():
     assert config.load(changed("networks/attention/flex", [])).networks.attention["flex"] == ()
-    none = {"workloads": [], "attention": {}, "max_seconds": 1.0}
+    none = {"workloads": [], "attention": {}, "compiled": {}, "plans": [], "max_seconds": 1.0}
     assert config.load(changed("networks", none)).networks.workloads == ()
 
 

@@ -171,7 +171,7 @@ def test_recorded_files_are_converted_and_read(tmp_path):
     found = {path: path.read_text() for path in tmp_path.rglob("*.csv")}
     assert len(found) == len(BEFORE) and tmp_path / "orders/times.csv" in found
     for kind, _, _ in BEFORE.values():
-        (path,) = [path for path, text in found.items() if f"\n{kind},1," in text]
+        (path,) = [path for path, text in found.items() if f"\n{kind}," in text]
         (frame,) = _read.frames([path], kind)
         assert frame["code"].tolist() == ["c"] and set(frame["kind"]) == {kind}
     (pruned,) = _read.frames([tmp_path / "pruned/deit-tiny-64-evit.csv"], "pruned")
@@ -180,6 +180,19 @@ def test_recorded_files_are_converted_and_read(tmp_path):
     assert (heat["reorder"][0], heat["solver"][0]) == ("window", "highs")
     convert.run([tmp_path])
     assert {path: path.read_text() for path in tmp_path.rglob("*.csv")} == found
+
+
+def test_rows_of_networks_are_converted_from_the_first_version(tmp_path):
+    path = tmp_path / "networks" / "vil-tiny-64.csv"
+    path.parent.mkdir()
+    path.write_text("kind,version,network,attention,p50_us,code\nnetworks,1,vil-tiny-64,tilewright,2.5,c\n")
+    with pytest.raises(ArtifactError, match="expected version 2 of networks rows, found 1"):
+        _read.frames([path], "networks")
+    convert.run([tmp_path])
+    (frame,) = _read.frames([path], "networks")
+    assert frame[["p50_us", "code", "compiled", "reorder", "solver", "tiles"]].values.tolist() == [
+        [2.5, "c", "False", "", "", ""]
+    ]
 
 
 def test_a_file_of_no_kind_is_not_converted(tmp_path):

@@ -19,7 +19,8 @@ from tilewright.core import provenance
 from tilewright.core.errors import ConfigError, UnknownNameError
 from tilewright.schedule import search
 from tilewright.study import cli, config, experiments, sections
-from tilewright.study.experiments import _rows, attention
+from tilewright.study.experiments import _rows
+from tilewright.study.tables import _read
 
 ROOT = Path(__file__).parents[2]
 STUDY = config.load(yaml.safe_load((ROOT / "config.yaml").read_text()))
@@ -37,7 +38,7 @@ def test_a_row_is_declared_once_with_types(name):
     assert issubclass(row, _rows.Row) and _rows.kind_of(row) == name and _rows.version_of(row) >= 1
     assert row.columns()[:2] == ("kind", "version") and row.columns()[-3:] == ("commit", "code", "time")
     assert sorted(row.columns()) == sorted(row.__struct_fields__)
-    known = (str, _rows.Number, _rows.Count, _rows.Flag, _rows.Status)
+    known = (str, bool, _rows.Number, _rows.Count, _rows.Flag, _rows.Status)
     hints = typing.get_type_hints(row)
     assert all(hints[column] in known for column in row.columns()[2:])
     assert inspect.getdoc(row)
@@ -101,7 +102,8 @@ def test_what_has_rules_of_its_own_is_not_run_by_the_general_one():
 
 
 def test_solvers_without_a_module_are_those_of_the_search():
-    assert tuple(search.HEURISTICS) == attention.HEURISTICS
+    assert tuple(search.HEURISTICS) == _read.HEURISTICS
+    assert {name for name in search.NAMES if name.endswith(_read.PUBLISHED)} == {*search.PUBLISHED}
 
 
 def test_importing_the_experiments_stays_light():
@@ -286,3 +288,27 @@ def test_its_mistakes_are_named(source, tmp_path):
         given = ("--cores", "2", "--configfile", tmp_path / "own.yaml")
         done = snakemake(tmp_path, "--dry-run", *given, source=source, capture_output=True)
         assert done.returncode != 0 and message in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("networks", {"network": "vil-tiny-224", "attention": "tilewright"}),
+        ("heatmap", {"reorder": "window", "solver": "highs"}),
+    ],
+)
+def test_rows_of_whole_plans_depend_on_what_predicts_them(name, row):
+    assert "tilewright.targets.cuda.cost_model" in experiments.modules(name, [row], "cuda")
+    assert not any("cost_model" in module for module in experiments.modules(name, [row], "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("networks", {"network": "vil-tiny-224", "attention": "native"}),
+        ("pruned", {"network": "deit-tiny-64-evit", "pruner": "evit", "batching": "padded"}),
+    ],
+)
+def test_rows_without_plans_do_not_depend_on_the_scheduler(name, row):
+    found = provenance.closure(*experiments.modules(name, [row], "cpu"))
+    assert not [module for module in found if module.startswith(("tilewright.schedule", "tilewright.reorder."))]

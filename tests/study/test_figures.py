@@ -35,6 +35,7 @@ SMALL = {
     "networks": {
         "workloads": ["vil-tiny-224", "dynamicvit-s-224"],
         "attention": {"native": [1, 8], "dense": [1, 8], "tilewright": [1, 8], "flex": [1]},
+        "plans": [{"reorder": "ic", "solver": "greedy"}],
     },
     "ragged": {
         "shapes": [[6, 64], [3, 64]],
@@ -366,6 +367,54 @@ def test_bars_of_networks_stack_attention_and_rest(study):
     assert "× FlexAttention (vil-tiny-224, batch 1, dynamicvit-s-224, batch 1): skipped, no C++ compiler." in words
     # The study runs no batch of 8 with it.
     assert "not selected" in words
+
+
+def network_plans(tmp_path):
+    """A network with its own plans, four others, one of which failed, a compiled row, and a peer; and one without."""
+    changes = [
+        {},
+        *({"reorder": order, "solver": solver} for order, solver in (("ic", "greedy"), ("ic", "highs-paper"))),
+        {"reorder": "none", "solver": "highs"},
+        {"reorder": "hc", "solver": "highs", "status": "failed", "reason": "logits differ"},
+        {"compiled": True, "p50_us": 5.0, "gpu_us": 1.0},
+    ]
+    rows = [
+        {**synthetic.network_row("vil-tiny-224", "tilewright", 1), "gpu_us": 10 + at, **change}
+        for at, change in enumerate(changes)
+    ]
+    rows += [{**synthetic.network_row("vil-tiny-224", "native", 1), "gpu_us": 20}]
+    synthetic.write_csv(tmp_path / "vil.csv", synthetic.NETWORK, rows)
+    lone = [synthetic.network_row("dynamicvit-s-224", "tilewright", 1)]
+    synthetic.write_csv(tmp_path / "dynamicvit.csv", synthetic.NETWORK, lone)
+    return [tmp_path / "vil.csv", tmp_path / "dynamicvit.csv"]
+
+
+def test_plans_of_networks_are_compared_with_their_own(study, tmp_path):
+    inputs = network_plans(tmp_path)
+    frame = table("network_plans", study, inputs)
+    shown = frame[["network", "reorder", "solver", "us"]].values.tolist()
+    assert shown[:4] == [
+        ["vil-tiny-224", "window", "highs", 10],
+        ["vil-tiny-224", "ic", "greedy", 11],
+        ["vil-tiny-224", "ic", "highs-paper", 12],
+        ["vil-tiny-224", "none", "highs", 13],
+    ]
+    assert len(shown) == 5 and np.isnan(shown[4][-1]) and frame["reason"].iloc[-1] == "logits differ"
+    assert frame["over_own"].iloc[1] == pytest.approx(10 / 11)
+    assert frame["over_native"].iloc[1] == pytest.approx(20 / 11)
+    ends = table("end_to_end", study, inputs).set_index(["network", "attention"])
+    assert len(ends) == 3
+    assert ends.loc[("vil-tiny-224", "tilewright"), ["compiled_us", "compiled_gpu_us"]].tolist() == [5, 1]
+    figure = drawn("network_plans", study, inputs)
+    (axes,) = figure.axes
+    marks = [line for line in axes.lines if line.get_marker() in ("o", "D")]
+    assert sorted(float(line.get_ydata()[0]) for line in marks) == pytest.approx([10 / 13, 10 / 12, 10 / 11, 1])
+    assert "logits differ" in texts(figure)
+
+
+def test_a_study_without_other_plans_has_no_figure_of_them():
+    without = configured(networks={**SMALL["networks"], "plans": []})
+    assert figures.needs("network_plans", without) == tables.needs("network_plans", without) == []
 
 
 def test_a_network_that_failed_its_check_is_a_claim_not_met(study, tmp_path):

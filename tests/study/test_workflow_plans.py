@@ -32,8 +32,10 @@ def test_default_study_plans_every_job_once(tmp_path):
     graphs = len(study.workloads) * len(study.orders)
     assert counts["all"] == counts["report"] == 1
     assert counts["profile"] == counts["bench"] == graphs
-    assert counts["figure"] == len(figures.NAMES)
-    assert counts["table"] == len(tables.NAMES)
+    assert (counts["figure"], counts["table"]) == tuple(map(len, figures.selected(study)))
+    # The default study has no plans of networks but their own.
+    for names, shown in zip((figures.NAMES, tables.NAMES), figures.selected(study), strict=True):
+        assert {*names} - {*shown} == {"network_plans"}
     assert {w["m"] for name, w in jobs if name == "baselines"} == set(study.workloads)
     ran = {(w["experiment"], w["case"]) for name, w in jobs if name in ("experiment", "experiment_on_host")}
     general = [name for name in experiments.NAMES if name != "attention"]
@@ -95,6 +97,15 @@ def test_the_peers_overlay_follows_the_gpu_study(tmp_path):
     counts = Counter(name for name, _ in plan(tmp_path, configs=given))
     assert counts["profile"] == counts["bench"] == counts["baselines"] == 12
     assert not {"experiment", "experiment_on_host"} & set(counts)
+
+
+@pytest.mark.parametrize("more", [(), ("h200_peers",), ("h200_ragged",)])
+def test_recorded_gpu_rows_suffice_for_every_overlay(tmp_path, more):
+    recorded = overlay(tmp_path / "recorded.yaml", {"recorded": str(ROOT / "expected/h200")})
+    given = [ROOT / f"config/{name}.yaml" for name in ("h200", *more)]
+    names = {name for name, _ in plan(tmp_path, configs=[*given, recorded])}
+    # Patterns are drawn from graphs and blocks; nothing is timed.
+    assert {"figure", "table"} <= names <= {"all", "report", "figure", "table", "graph", "reorder", "blocks"}
 
 
 def test_the_ragged_overlay_runs_packed_attention_and_pruned_networks_alone(tmp_path):

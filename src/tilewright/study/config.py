@@ -16,6 +16,7 @@ from tilewright import models, reorder, targets
 from tilewright.blocks import tiles
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError
+from tilewright.networks import Plans
 from tilewright.schedule.search import NAMES as SOLVERS
 from tilewright.study import experiments, sections
 from tilewright.study.sections import Section
@@ -185,7 +186,7 @@ def schema():
         # Sections of several experiments have the same class name, which msgspec tells apart by their modules.
         found = found.replace(f"{module.__name__}.Section", name)
     found = json.loads(found)
-    types = {"Config": Config, "Schedule": Schedule, "Timing": Timing, "Figures": Figures}
+    types = {"Config": Config, "Schedule": Schedule, "Timing": Timing, "Figures": Figures, "Plans": Plans}
     types |= {name: module.Section for name, module in own.items()}
     for name, section in types.items():
         text, values = sections.descriptions(section)

@@ -12,10 +12,11 @@ Contract of a member module:
         place in all that is measured and reported. Raises `Unavailable`.
 """
 
+from tilewright.core import registry
 from tilewright.core.errors import Unavailable
 from tilewright.torch_attention import Ready, need_gpu
 
-__all__ = ("COMPILED", "DENSE", "NAMES", "Ready", "Unavailable", "need_gpu")
+__all__ = ("COMPILED", "DENSE", "NAMES", "Ready", "Unavailable", "member", "need_gpu")
 
 NAMES = (
     "sdpa_dense", "sdpa_mask", "flex", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_windows", "sdpa_kept",
@@ -26,3 +27,8 @@ NAMES = (
 DENSE = ("sdpa_dense", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
 # Those that torch compiles in their first call, and keeps on disk.
 COMPILED = ("flex",)
+
+
+def member(name):
+    """The module of a baseline. Raises `UnknownNameError`."""
+    return registry.member(__name__, "baseline", name, NAMES)

@@ -19,6 +19,7 @@ whose import stays light (no torch):
     ``compiles(settings) -> bool``, ``first_calls(case, settings, how)``, of a member that runs what torch compiles and
         keeps on disk: whether a case has such calls, and those calls, which yield the names of what was compiled. On a
         CPU the workflow compiles cases side by side before it times them alone.
+    ``sources(settings) -> paths``, of a member whose cases may read files of the user's own: those files.
     ``NAMED``, ``remark(row)``: how the log calls a row, a format of its columns, and what it says of one that passed.
     ``ON_HOST = True``, of a member that times the host's processors whatever device the study is for.
     ``FOLDER``: where its files are below results/logs; by default a folder of its name.
@@ -93,6 +94,12 @@ def compiles(name, config, case):
     """Whether a case has first calls that compile under `config`."""
     module = member(name)
     return hasattr(module, "compiles") and module.compiles(module.settings(config, case))
+
+
+def sources(name, config, case):
+    """Paths of the user's own files that a case reads under `config`."""
+    module = member(name)
+    return list(module.sources(module.settings(config, case))) if hasattr(module, "sources") else []
 
 
 def parse(name, stated):

@@ -198,7 +198,7 @@ def run_baselines(names, tokens, effort, *, max_dense_tokens):
     """
     rows = []
     for name in names:
-        module = registry.member("tilewright.baselines.sparse", "baseline", name, sparse_baselines.NAMES)
+        module = sparse_baselines.member(name)
         facts = {"provider": name, "ordered": True}
         if module.DENSE and tokens.graph.n_cols > max_dense_tokens:
             reason = f"{tokens.graph.n_cols:,} tokens; dense attention is run up to {max_dense_tokens:,}"
@@ -221,16 +221,18 @@ def run_baselines(names, tokens, effort, *, max_dense_tokens):
 def compile_baselines(names, tokens):
     """Make the first call of every form of those baselines that torch compiles: calls of another process, over the
     same pattern with tokens of the same sizes, find them on disk. Yields the names of the forms."""
-    for name in names:
-        if name not in sparse_baselines.COMPILED:
-            continue
-        module = registry.member("tilewright.baselines.sparse", "baseline", name, sparse_baselines.NAMES)
+    for name in [name for name in names if name in sparse_baselines.COMPILED]:
+        module = sparse_baselines.member(name)
         for variant in module.VARIANTS:
             # What cannot run says so where it is timed.
             with suppress(sparse_baselines.Unavailable, RuntimeError):
-                ready = module.prepare(tokens.graph, variant=variant, **tokens.setting, max_bytes=BASELINE_BYTES)
-                ready.call(*tokens.ordered)
+                _prepared(module, variant, tokens).call(*tokens.ordered)
                 yield f"{name} {variant}"
+
+
+def _prepared(module, variant, tokens):
+    """One form of the baseline `module`, ready for `tokens`."""
+    return module.prepare(tokens.graph, variant=variant, **tokens.setting, max_bytes=BASELINE_BYTES)
 
 
 def run_variant(module, variant, tokens, effort, facts):
@@ -241,7 +243,7 @@ def run_variant(module, variant, tokens, effort, facts):
     facts = facts | {"variant": variant}
     inputs, places = tokens.ordered, tokens.rows
     try:
-        ready = module.prepare(tokens.graph, variant=variant, **tokens.setting, max_bytes=BASELINE_BYTES)
+        ready = _prepared(module, variant, tokens)
         if not facts["ordered"]:
             ready = replace(ready, call=_permuting(ready.call, tokens.graph, tokens.device["kind"]))
             inputs, places = tokens.natural, tokens.graph.row_order[tokens.rows]

@@ -9,6 +9,7 @@ from typing import Literal
 from tilewright import models, reorder, targets
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core.errors import ConfigError, UnknownNameError
+from tilewright.schedule.search import entered
 from tilewright.study import sections
 from tilewright.study.experiments import _rows
 from tilewright.study.experiments._rows import Count, Flag, Number, Status
@@ -16,8 +17,6 @@ from tilewright.study.experiments._rows import Count, Flag, Number, Status
 # Its files lie beside those of the stages before, at results/logs/<graph>/…
 FOLDER = ""
 OURS = "tilewright"
-# Solvers without a module: they are part of the search.
-HEURISTICS = ("greedy", "descent")
 
 
 class Section(sections.Section, frozen=True):
@@ -139,9 +138,8 @@ def modules(row, device):
     made = [f"{__package__}._attention", *_family(row["model"]), *order]
     if row["provider"] != OURS:
         return [*made, f"tilewright.baselines.sparse.{row['provider']}"]
-    solver = [f"tilewright.schedule.solvers.{row['solver']}"] if row["solver"] not in HEURISTICS else []
     found = targets.modules(device, "executor", "probe")
-    return [*made, "tilewright.blocks", "tilewright.schedule", *solver, *found]
+    return [*made, "tilewright.blocks", "tilewright.schedule", *entered(row["solver"]), *found]
 
 
 def _family(model):

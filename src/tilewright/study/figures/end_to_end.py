@@ -5,6 +5,8 @@ from tilewright.study.figures import _style
 from tilewright.study.tables import _read, end_to_end
 
 _OURS, _OTHERS = "#0072B2", _style.DENSE
+# More networks than these do not stand side by side.
+_ABREAST = 5
 
 
 def needs(config):
@@ -13,15 +15,18 @@ def needs(config):
 
 
 def draw(inputs):
-    """A column of panels per network, a row per batch; a bar per attention, from the top as the peers are listed."""
+    """A column of panels per network, a row per batch, or the reverse where there are many networks; a bar per
+    attention, from the top as the peers are listed."""
     frame = end_to_end.table(inputs)
     networks, batches = list(dict.fromkeys(frame["network"])), sorted(set(frame["batch"]))
     found = dict.fromkeys(frame["attention"])
     peers = [name for name in dict.fromkeys((*end_to_end.PEERS, *found)) if name in found and name != end_to_end.OURS]
     shown = [*peers, *(name for name in found if name == end_to_end.OURS)]
-    drawn = _style.figure(max(7.6, 3.5 * len(networks)), 1.3 + len(batches) * (0.75 + 0.36 * len(shown)))
-    panels = drawn.subplots(len(batches), len(networks), squeeze=False)
-    for row, batch in zip(panels, batches, strict=True):
+    many = len(networks) > _ABREAST
+    rows, columns = (len(networks), len(batches)) if many else (len(batches), len(networks))
+    drawn = _style.figure(max(7.6, 3.5 * columns), 1.3 + rows * (0.75 + 0.36 * len(shown)))
+    panels = drawn.subplots(rows, columns, squeeze=False)
+    for row, batch in zip(panels.T if many else panels, batches, strict=True):
         for axes, network in zip(row, networks, strict=True):
             here = frame[(frame["network"] == network) & (frame["batch"] == batch)].set_index("attention")
             _bars(axes, here, shown)
@@ -49,7 +54,7 @@ def draw(inputs):
                 for (attention, status, reason), rows in blank.groupby(["attention", "status", "reason"], sort=False)
             ),
         ],
-        width=max(110, 52 * len(networks)),
+        width=max(110, 52 * columns),
     )
     return drawn
 

@@ -1,8 +1,10 @@
 """Stage T5 on files: graphs in, a CSV file with the rows of baselines out."""
 
+import itertools
+
 from tilewright import graph as graph_file
 from tilewright.baselines import sparse as sparse_baselines
-from tilewright.core import progress, registry
+from tilewright.core import progress
 from tilewright.study.experiments import _lock
 from tilewright.study.experiments._effort import Effort
 from tilewright.study.stages import bench, experiment
@@ -34,21 +36,16 @@ def run(
 
     effort = experiment.checked(Effort(rse, min_repetitions, max_seconds))
     facts = {"heads": heads, "head_dim": head_dim, "dtype": dtype, "batch": batch, "seed": seed, "device": device}
-    rows, names, compiled = [], baselines, []
+    rows, names = [], baselines
     with _lock.exclusive(device):
-        for path in progress.with_progress(graph, "baselines"):
-            tokens = _attention.Tokens(graph_file.load(path), **facts)
-            if compile_only:
-                compiled += _attention.compile_baselines(names, tokens)
-                continue
+        loaded = map(graph_file.load, progress.with_progress(graph, "baselines"))
+        orders = (_attention.Tokens(found, **facts) for found in loaded)
+        if compile_only:
+            compiled = (_attention.compile_baselines(names, tokens) for tokens in orders)
+            experiment.write_names(output, itertools.chain.from_iterable(compiled))
+            return
+        for tokens in orders:
             rows += _attention.run_baselines(names, tokens, effort, max_dense_tokens=max_dense_tokens)
-            names = [name for name in names if not _baseline(name).DENSE]
-    if compile_only:
-        experiment.write_names(output, compiled)
-        return
+            names = [name for name in names if not sparse_baselines.member(name).DENSE]
     bench.show(rows)
     experiment.write(output, "attention", rows, device)
-
-
-def _baseline(name):
-    return registry.member(sparse_baselines.__name__, "baseline", name, sparse_baselines.NAMES)

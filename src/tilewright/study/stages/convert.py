@@ -2,7 +2,8 @@
 
 Before, rows had no ``kind`` and ``version``; pruned networks named their ``batching`` a ``strategy``; rows of the heat
 map did not name the order and the solver of their plans, which were the same in every recorded study; and the time of
-orders stood in a file of its own. What was measured, and the commit and code that measured it, stay what they are.
+orders stood in a file of its own. Rows of networks of version 1 were of none that was compiled or had plans that were
+chosen. What was measured, and the commit and code that measured it, stay what they are.
 """
 
 import csv
@@ -23,6 +24,8 @@ _OWN = {
 }
 _RENAMED = {"strategy": "batching"}
 _ADDED = {"heatmap": {"reorder": "window", "solver": "highs"}}
+# Columns that later versions have, where they are not blank.
+_LATER = {("networks", "1"): {"compiled": False}}
 _MOVED = {"reorder_time.csv": "orders/times.csv"}
 
 
@@ -41,6 +44,11 @@ def _convert(path, folder):
         reader = csv.DictReader(stream)
         columns, rows = tuple(reader.fieldnames or ()), list(reader)
     if columns[:2] == ("kind", "version"):
+        found = (rows[0]["kind"], rows[0]["version"]) if rows else None
+        if found in _LATER:
+            row_type = experiments.member(found[0]).Row
+            now = {"version": _rows.version_of(row_type)} | _LATER[found]
+            _rows.write(path, row_type, [row | now for row in rows])
         return
     kind = next((kind for kind, column in _OWN.items() if column in columns), None)
     if kind is None:

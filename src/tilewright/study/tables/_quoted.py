@@ -9,9 +9,20 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import cache, partial
 from pathlib import Path
 
+from tilewright import reorder
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
-from tilewright.study.tables import _read, _select, claims, end_to_end, markdown, policy_summary, pruned, speedup
+from tilewright.study.tables import (
+    _read,
+    _select,
+    claims,
+    end_to_end,
+    markdown,
+    network_plans,
+    policy_summary,
+    pruned,
+    speedup,
+)
 
 # Recorded runs, `results/logs` of which lies in ``logs``.
 FOLDERS = {"cpu": "expected/cpu-2-cores", "h200": "expected/h200"}
@@ -73,6 +84,7 @@ _ATTENTIONS = {
     "dense": "masked SDPA",
     "tilewright": "Tilewright",
 }
+_POLICIES = {"greedy": "greedy", "published": "ILP, published objective", "ilp": "ILP"}
 _MODES = {
     "graph": "CUDA graph",
     "compile_graph": "compiled, CUDA graph",
@@ -191,6 +203,20 @@ def _networks(root, device):
     return _lines(["network", "batch", *header, "fastest peer", "× it", "Tilewright is"], lines, left=1)
 
 
+def _network_plans(root, device):
+    """Whole networks by order and policy: how many times faster than with their own plans."""
+    rows = _table(root, device, "networks", network_plans.table)
+    rows = rows[(rows["tiles"] == "") & (rows["over_own"] > 0)]
+    rows = rows.assign(policy=rows["solver"].map(_read.policy))
+    cells = rows.groupby(["reorder", "policy"])["over_own"].agg(["median", "min", "max"])
+    lines = []
+    for order in [name for name in reorder.NAMES if name in set(rows["reorder"])]:
+        found = [cells.loc[order, policy] if (order, policy) in cells.index else None for policy in _POLICIES]
+        texts = ["" if x is None else f"{x['median']:.3f} ({x['min']:.2f}–{x['max']:.2f})" for x in found]
+        lines.append([order, *texts])
+    return _lines(["order", *_POLICIES.values()], lines, left=1)
+
+
 def _pruned(root, device):
     """Images a second of each batching as a CUDA graph, and ours over the best fair one."""
     rows = _table(root, device, "pruned", pruned.table)
@@ -235,6 +261,35 @@ def _pruned_summary(root, device):
             lines.append([words, name, f"{len(cases)}", *spread, *counts])
     header = ["mode", "over", "cases", "least", "median", "greatest", "faster beyond noise", "ties", "slower"]
     return _lines(header, lines, left=2)
+
+
+def _published_ragged(root, device):
+    """Most images a second with half of the tokens kept: as published, and of ours beside the same forms."""
+    (paper,) = _read.frames([root / _select.PAPER_RAGGED], "paper_ragged")
+    lines = [
+        [
+            row.network,
+            f"{row.device}, published ({row.version})",
+            *_rates(row.unpruned, row.padded, row.varlen, row.packed),
+        ]
+        for row in paper.itertuples()
+    ]
+    rows = _table(root, device, "pruned", pruned.table)
+    for network in dict.fromkeys(paper["network"]):
+        half = rows[(rows["network"] == f"{network}-threshold_l2") & (rows["setting"] == _HALF)]
+        most = half.groupby("batching")["images_per_s"].max()
+        shown = most.reindex([pruned.UNPRUNED, pruned.PUBLISHED, "varlen", pruned.OURS])
+        lines.append([network, _DEVICES[device], *_rates(*shown)])
+    header = ["not pruned", "full length, unfused", "packed, FlashAttention", "packed, its own kernel", "over unfused"]
+    return _lines(
+        ["network", "device", *header, "over FlashAttention"], sorted(lines, key=lambda line: line[0]), left=2
+    )
+
+
+def _rates(unpruned, padded, varlen, packed):
+    """Cells of images a second, and of the last over the two before; blank where there is none."""
+    rates = [f"{rate:,.0f}" if rate > 0 else "" for rate in (unpruned, padded, varlen, packed)]
+    return [*rates, _ratio(packed / padded), _ratio(packed / varlen)]
 
 
 def _headline(root, _):
@@ -360,6 +415,7 @@ _TABLES = {
     "claims": _claims,
 }
 NAMES = {f"{device}-{name}": (make, device) for device in FOLDERS for name, make in _TABLES.items()}
+NAMES |= {"h200-network-plans": (_network_plans, "h200"), "h200-published-ragged": (_published_ragged, "h200")}
 NAMES |= {"h200-patterns": (_patterns, "h200"), "h200-pruned": (_pruned, "h200"), "claims": (_verdicts, tuple(FOLDERS))}
 NAMES |= {"not-met": (partial(_verdicts, shown=("not met",)), tuple(FOLDERS))}
 NAMES |= {"headline": (_headline, None), "verdicts": (_counts, tuple(FOLDERS))}

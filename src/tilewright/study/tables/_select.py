@@ -4,6 +4,7 @@ from tilewright.study import experiments
 
 PAPER_LATENCY = "expected/paper/latency.csv"
 PAPER_HEATMAP = "expected/paper/heatmap.csv"
+PAPER_RAGGED = "expected/paper/ragged.csv"
 # The families of the paper, in the order in which tables and figures show them.
 FAMILIES = ("vil", "regionvit", "dynamicvit")
 CLAIMS = "expected/claims.csv"
