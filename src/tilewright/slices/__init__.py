@@ -1,0 +1,1 @@
+"""Slices: attention of groups of queries to lists of single keys, chosen on the device."""
