@@ -77,6 +77,28 @@ def test_every_class_runs_the_code_of_the_executor(cover):
     assert rows == pytest.approx(cover.rows[cover.runs > 0].sum())
 
 
+def test_split_lengths_share_what_was_timed(tmp_path):
+    # One row sees all, the others the keys around them.
+    dense = abs(np.arange(120)[:, None] - np.arange(500)) < 9
+    dense[0] = True
+    cover = plans.covers(plans.reordered(dense, **SIZES), ["16x1"])["16x1"]
+    measured = measure(cover, split_keys=(256, 128, None, 10**6), budget_s=0.1)
+    assert list(measured.options) == [256, 128, None] and measured.split_keys == 256
+    timed = [{(c.rows, c.runs, c.masked, c.split): c.latency_us for c in o.shapes} for o in measured.options.values()]
+    assert all(one[form] == two[form] for one in timed for two in timed for form in set(one) & set(two))
+    assert set(timed[0]) & set(timed[1]) & set(timed[2]) and set(timed[1]) - set(timed[0])
+    profile.save(tmp_path / "p.json", measured)
+    assert profile.load(tmp_path / "p.json") == measured
+
+
+def test_files_of_the_version_before_are_read(tmp_path, measured):
+    profile.save(tmp_path / "p.json", measured)
+    document = json.loads((tmp_path / "p.json").read_text())
+    del document["further"]
+    (tmp_path / "p.json").write_text(json.dumps(document | {"version": 5}))
+    assert profile.load(tmp_path / "p.json") == measured
+
+
 def test_save_and_load(tmp_path, measured):
     profile.save(tmp_path / "p.json", measured, {"stage": "profile"})
     assert profile.load(tmp_path / "p.json") == measured

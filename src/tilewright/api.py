@@ -80,7 +80,7 @@ def plan(
     bias: Bias | torch.Tensor | None = None,
     scale: float | None = None,
     shape: tuple[int, int] | None = None,
-    split_keys: int | Literal["auto"] | None = "auto",
+    split_keys: int | Sequence[int | None] | Literal["auto"] | None = "auto",
     region_rows: int = 128,
     time_limit_s: float = 10.0,
     seed: int = 0,
@@ -106,7 +106,8 @@ def plan(
     bias: a `Bias`, or a tensor [H, N_q, N_k]; minus infinity forbids a pair, and a query without an allowed key gives
         zeros. Its values are copied now: those that a parameter takes later are seen by `Plan.with_bias` only.
     scale: of the scores, finite; default ``head_dim ** -0.5``.
-    split_keys: longest key range of one work item; None for no limit, ``auto`` for the device's own.
+    split_keys: longest key range of one work item, None for no limit; of several, each region gets the one that the
+        solver chooses, and none is slower in prediction than with the first alone. ``auto``: those of the device.
 
     Raises `TilewrightError` subclasses naming what was expected, what was found and what is known.
     """
@@ -122,7 +123,8 @@ def plan(
         names = tuple(dict.fromkeys(tiles))
     blocks_by_tile = blocks.extract_all(ordered_graph, [parse_tile(name) for name in names], region_rows)
     options: dict[str, Any] = dict(heads=heads, head_dim=head_dim, dtype=_dtype_name(dtype))
-    options["split_keys"] = defaults.SPLIT_KEYS if split_keys == "auto" else split_keys
+    own = defaults.SPLIT_KEYS, *defaults.FURTHER_SPLIT_KEYS
+    options["split_keys"] = own if split_keys == "auto" else split_keys
     bias_heads = None if bias is None else heads
     profiles = expected(blocks_by_tile, device=kind, seed=seed, bias_heads=bias_heads, **options)
     limits = targets.limits(description)
@@ -227,7 +229,7 @@ class Plan:
     def _content(self):
         """Digest of what the results depend on."""
         s, scale = self.schedule, None if self.scale is None else float(self.scale)
-        facts = self.device, self.heads, self.head_dim, self.dtype, scale, s.tiles, s.blocks_ids, s.split_keys
+        facts = self.device, self.heads, self.head_dim, self.dtype, scale, s.tiles, s.blocks_ids, s.lengths
         # As a file holds them. Where an item was predicted to run does not matter.
         work = [
             np.asarray(getattr(s, n), dtype) for n, dtype in schedule.COLUMNS.items() if n not in ("lane", "start_us")
@@ -280,6 +282,7 @@ class Plan:
                 + _reasons(self.reorder),
                 f"work       {len(s.tile)} items: {tiles}",
                 f"schedule   {s.solver}, {s.status}, bound {s.bound_us:.1f} µs, gap {100 * s.gap:.2f} %",
+                f"left       at most {100 * s.left:.2f} % to gain by other tiles, or splits at {_lengths(s)} keys",
                 f"predicted  {s.predicted_us:.1f} µs on {s.lanes} lanes",
             ]
         )
@@ -305,6 +308,10 @@ class Plan:
             with artifacts.atomic(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
                 for member in sorted(folder.iterdir()):
                     archive.write(member, member.name)
+
+
+def _lengths(found):
+    return ", ".join("no number of" if length is None else str(length) for length in found.lengths)
 
 
 def _kind(device):

@@ -12,7 +12,9 @@ from tilewright.core.contents import Amount, Count, Size
 from tilewright.core.errors import ArtifactError
 
 KIND = "profile"
-VERSION = 5
+VERSION = 6
+# Without further split lengths.
+OLDER = (5,)
 Dtype = Literal["float32", "float16", "bfloat16"]
 DTYPES: tuple[str, ...] = get_args(Dtype)
 
@@ -47,6 +49,15 @@ class ItemShape:
 
 
 @dataclass(frozen=True)
+class SplitCosts:
+    """What a tile costs where its blocks are split at `split_keys`; see `Profile`."""
+
+    split_keys: Size | None
+    tile_us: Amount
+    shapes: tuple[ItemShape, ...]
+
+
+@dataclass(frozen=True)
 class Profile:
     """What T3 measured, or a calibration predicts, for one blocks file on one device.
 
@@ -55,6 +66,8 @@ class Profile:
     tile_us: what a round that fills the lanes with this tile takes beside its load, whatever its shapes: until all
         lanes are busy, and from when the first has run out of items.
     shapes: in the order of `blocks.work.items(blocks, split_keys)`.
+    further: costs at other lengths than `split_keys`, of which a schedule may choose one for each region. Only those
+        whose work items differ are there. Shapes of one form have one measurement.
     device: description by `targets`; device_id: digest of what makes two devices differ for timing.
     """
 
@@ -71,6 +84,13 @@ class Profile:
     shapes: tuple[ItemShape, ...]
     device: dict
     device_id: str
+    further: tuple[SplitCosts, ...] = ()
+
+    @property
+    def options(self) -> dict[int | None, SplitCosts]:
+        """Costs by split length, those of `split_keys` first."""
+        own = SplitCosts(self.split_keys, self.tile_us, self.shapes)
+        return {costs.split_keys: costs for costs in (own, *self.further)}
 
 
 def item_shape(items, shape, timing, **measured):
@@ -100,7 +120,7 @@ class _Device(msgspec.Struct):
 
 def load(path: str | Path) -> Profile:
     """Read a profile that `save` wrote, checking its contents. Raises `ArtifactError`."""
-    profile = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Profile)
+    profile = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION, OLDER), Profile)
     kind = contents.fields(path, KIND, profile.device, _Device).kind
     contents.expect(path, kind in targets.NAMES, f"a device of one of the kinds {', '.join(targets.NAMES)}", kind)
     if profile.device_id != targets.device_id(profile.device):

@@ -7,7 +7,7 @@ import numpy as np
 from tilewright import targets
 from tilewright.blocks import Blocks, work
 from tilewright.blocks.tiles import parse
-from tilewright.profile import ItemShape, Profile
+from tilewright.profile import ItemShape, Profile, SplitCosts
 from tilewright.targets import Limits
 
 
@@ -46,35 +46,49 @@ def make_blocks(tile, runs, *, graph_id="graph", partial=None, n_cols=4096):
 
 
 def make_profile(
-    cover, *, latency=None, launch_us=5.0, tile_us=0.0, occupancy=1.0, split_keys=None, device=None, rng=None
+    cover,
+    *,
+    latency=None,
+    launch_us=5.0,
+    tile_us=0.0,
+    occupancy=1.0,
+    split_keys=None,
+    further=(),
+    device=None,
+    rng=None,
 ):
-    """A profile of `cover`. latency: ``f(rows, runs, masked) -> us``; by default the padded area at a fixed
+    """A profile of `cover`, with costs at the split lengths
+    `further`. latency: ``f(rows, runs, masked) -> us``; by default the padded area at a fixed
     rate, jittered by `rng` where one is given."""
-    tile = cover.tile
-    items = work.items(cover, split_keys)
-    shapes = []
-    for k in range(items.n_shapes):
-        rows, runs = int(items.shape_rows[k]), int(items.shape_runs[k])
-        masked, split = bool(items.shape_masked[k]), bool(items.shape_split[k])
+    tile, known = cover.tile, {}
+
+    def shape(items, k):
+        rows, runs, masked, split = form = items.forms[k]
         area = rows * runs * tile.run
-        cost = latency(rows, runs, masked) if latency else (1.0 + area / 500) * (rng.uniform(0.7, 1.4) if rng else 1.0)
-        shapes.append(
-            ItemShape(
-                rows=rows,
-                runs=runs,
-                masked=masked,
-                split=split,
-                items=int(items.counts[k]),
-                latency_us=float(cost),
-                alone_us=1.25 * float(cost),
-                p20_us=float(cost) * 0.9,
-                p80_us=float(cost) * 1.1,
-                repetitions=10,
-                rse=0.01,
-                resources={"working_set_bytes": 4.0 * area, "registers": float(rows)},
-                occupancy=occupancy,
-            )
+        if form not in known:
+            jitter = rng.uniform(0.7, 1.4) if rng else 1.0
+            known[form] = latency(rows, runs, masked) if latency else (1.0 + area / 500) * jitter
+        cost = known[form]
+        return ItemShape(
+            rows=rows,
+            runs=runs,
+            masked=masked,
+            split=split,
+            items=int(items.counts[k]),
+            latency_us=float(cost),
+            alone_us=1.25 * float(cost),
+            p20_us=float(cost) * 0.9,
+            p80_us=float(cost) * 1.1,
+            repetitions=10,
+            rse=0.01,
+            resources={"working_set_bytes": 4.0 * area, "registers": float(rows)},
+            occupancy=occupancy,
         )
+
+    def shapes(length):
+        items = work.items(cover, length)
+        return tuple(shape(items, k) for k in range(items.n_shapes))
+
     return Profile(
         tile=tile.name,
         source="measured",
@@ -86,9 +100,10 @@ def make_profile(
         split_keys=split_keys,
         launch_us=launch_us,
         tile_us=tile_us,
-        shapes=tuple(shapes),
+        shapes=shapes(split_keys),
         device=device or {},
         device_id=targets.device_id(device) if device else "device",
+        further=tuple(SplitCosts(length, tile_us, shapes(length)) for length in further),
     )
 
 

@@ -82,9 +82,59 @@ def test_bigbird_draws_no_more_blocks_than_there_are():
     assert models.build("bigbird-16-b4-w3-r9-g1").to_dense().all()
 
 
+def test_a_mix_has_three_parts_and_global_tokens():
+    name = "mix-62-w5-k7-r4-g2"
+    graph = models.build(name)
+    dense, own = graph.to_dense(), np.arange(62)
+    assert dense[:2].all() and dense[:, :2].all() and dense[own, own].all()
+    windows, kept, random = dense[2:22], dense[22:42], dense[42:]
+    np.testing.assert_array_equal(windows[:, 2:], (abs(own[2:] - own[2:22, None]) <= 2))
+    # The second part sees the same tokens, and each its own.
+    alike = kept & ~np.eye(62, dtype=bool)[22:42]
+    common = kept.sum(axis=0) > 1
+    assert 7 <= common.sum() <= 9 and not (alike & ~common).any()
+    assert (random[:, 2:].sum(axis=1) <= 5).all() and len(np.unique(random, axis=0)) == 20
+    assert graph.id == graph_file.from_pattern(graph.to_csr()).id
+    assert models.size(name) >= graph.n_rows + len(graph.indices)
+
+
+def test_a_power_law_has_the_degrees_of_its_exponent():
+    name = "powerlaw-4000-d16-e2.5"
+    graph = models.build(name)
+    csr = graph.to_csr()
+    assert (csr != csr.T).nnz == 0 and csr.diagonal().all()
+    degree = np.sort(np.asarray(csr.sum(axis=1)).ravel() - 1)[::-1]
+    assert 0.85 * 16 <= degree.mean() <= 16
+    # A share k^-1.5 of the tokens has more than k keys: the degree falls with the rank to the power of -1/1.5.
+    ranks = np.arange(40, 1000)
+    slope = np.polyfit(np.log(ranks), np.log(degree[ranks]), 1)[0]
+    assert slope == pytest.approx(-1 / 1.5, abs=0.07)
+    assert graph.id == graph_file.from_pattern(csr).id
+    assert models.size(name) >= graph.n_rows + len(graph.indices)
+
+
+@pytest.mark.parametrize("name", ["mix-62-w5-k7-r4-g2", "powerlaw-60-d4-e3"])
+def test_what_is_drawn_is_that_of_the_seed(name):
+    first, again = (models.build(name) for _ in range(2))
+    assert first.id == again.id != models.build(name, {"seed": 1}).id
+
+
+@pytest.mark.parametrize("name", ["mix-1-w1-k1-r1-g0", "mix-3-w1-k3-r3-g3", "powerlaw-1-d1-e3", "powerlaw-2-d2-e2.1"])
+def test_the_smallest_patterns_are_whole(name):
+    graph = models.build(name)
+    assert graph.to_dense().diagonal().all()
+    assert graph.id == graph_file.from_pattern(graph.to_csr()).id
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("mix-8-w2-k9-r1-g1", "kept: expected at most the 8 tokens, found 9"),
+        ("mix-8-w2-k1-r9-g1", "n_random: expected at most the 8 tokens, found 9"),
+        ("mix-8-w2-k1-r1-g9", "n_global: expected at most the 8 tokens, found 9"),
+        ("mix-8-w0-k1-r1-g1", ">= 1"),
+        ("powerlaw-8-d9-e2.5", "degree: expected at most the 8 tokens, found 9"),
+        ("powerlaw-8-d2-e2", "> 2"),
         ("band-4-w2-g5", "n_global: expected at most the 4 tokens, found 5"),
         ("dilated-4-w2-d2-g5", "n_global: expected at most the 4 tokens, found 5"),
         ("dilated-4-w2-d0-g1", ">= 1"),

@@ -223,7 +223,7 @@ def test_polish_adds_and_drops_launches(objective):
     problem = problems.build(blocks, profiles, make_limits(rounds=2, max_tile_kinds=2))
     rounds, held = np.arange(12) % 2, np.array([[True, False], [True, True], [False, True]])
     optimum = solve(blocks, profiles, problem.limits, objective=objective).objective_us
-    for launched in (np.zeros((len(problem.tile_of), 2), bool), np.ones((len(problem.tile_of), 2), bool)):
+    for launched in (np.zeros((problem.n_launches, 2), bool), np.ones((problem.n_launches, 2), bool)):
         tile = _polish.assign(problem, rounds, launched, held, objective)
         assert held[tile, rounds].all() and problem.feasible(tile, rounds)
         best = problem.value(tile, rounds, objective)
@@ -233,7 +233,7 @@ def test_polish_adds_and_drops_launches(objective):
                 other = tile.copy()
                 other[b] = s
                 used = set(np.flatnonzero(problem.table(tile, rounds)[rounds[b]]))
-                if set(np.flatnonzero((problem.counts[b] > 0) & (problem.tile_of == s))) <= used:
+                if set(np.flatnonzero((problem.counts[b] > 0) & (problem.option_of == s))) <= used:
                     assert problem.value(other, rounds, objective) >= best * (1 - 1e-9)
 
 
@@ -480,7 +480,7 @@ DAMAGE = {
     "short-column": (lambda d: d["work"]["lane"].pop(), "columns of one length"),
     "text-column": (lambda d: d["work"].update(lane=["a"]), "complete schedule"),
     "other-kind": (lambda d: d.update(kind="profile"), "expected kind 'schedule', found 'profile'"),
-    "older-version": (lambda d: d.update(version=1), "expected schedule version 2, found version 1"),
+    "older-version": (lambda d: d.update(version=1), "expected schedule version 3, found version 1"),
 }
 
 
@@ -533,11 +533,15 @@ def test_bounds_use_the_device_rates():
     device = {"kind": "cpu", "copy_gb_per_s": 2.0, "peak_gflops": 4.0}
     profile = make_profile(cover, device=device)
     bounds = solve({"4x1": cover}, {"4x1": profile}, make_limits()).lower_bounds
-    assert set(bounds) == {"work", "longest", "bytes", "flops"}
+    assert set(bounds) == {"work", "longest", "launched", "bytes", "flops"}
     # 8 queries; of the first 16 keys both regions mask every other one.
     assert bounds["bytes"] == pytest.approx(2 * (8 + 24) * 16 * 4 / 2e3)
     assert bounds["flops"] == pytest.approx(4 * (32 + 64 + 32) * 16 / 4e3)
-    assert set(solve({"4x1": cover}, {"4x1": make_profile(cover)}, make_limits()).lower_bounds) == {"work", "longest"}
+    assert set(solve({"4x1": cover}, {"4x1": make_profile(cover)}, make_limits()).lower_bounds) == {
+        "work",
+        "longest",
+        "launched",
+    }
 
 
 def test_importing_the_schedule_is_light():

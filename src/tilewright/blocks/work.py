@@ -7,6 +7,7 @@ and runs, so that an executor can batch them and a profile can measure each shap
 Everything here is a pure function of the blocks and of `split_keys`; profile, schedule and executor all call it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,12 @@ class WorkItems:
         return len(self.shape_rows)
 
     @property
+    def forms(self) -> list[tuple[int, int, bool, bool]]:
+        """``(rows, runs, masked, split)`` of each shape. Items of equal form run together, whatever their split."""
+        columns = self.shape_rows, self.shape_runs, self.shape_masked, self.shape_split
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    @property
     def counts(self) -> NDArray[np.int64]:
         """int64 [K]: items of each shape."""
         return np.bincount(self.shape, minlength=self.n_shapes)
@@ -87,6 +94,18 @@ def ladder(values: NDArray[np.integer], weights: NDArray, steps: int) -> NDArray
         chosen.append(values[j - 1])
         k, j = k - 1, back[k, j]
     return np.array(chosen[::-1])
+
+
+def distinct(blocks: Blocks, lengths: Sequence[int | None]) -> list[int | None]:
+    """Those of `lengths` (values of ``split_keys``) that cut `blocks` into other items than the ones before them do."""
+    found: list[int | None] = []
+    known: list[WorkItems] = []
+    for length in lengths:
+        own = items(blocks, length)
+        if not any(np.array_equal(own.run_hi, other.run_hi) for other in known):
+            found.append(length)
+            known.append(own)
+    return found
 
 
 def items(blocks: Blocks, split_keys: int | None) -> WorkItems:

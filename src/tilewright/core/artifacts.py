@@ -82,14 +82,14 @@ def write_json(path, kind, version, body, made_by=None):
     write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
-def read_json(path, kind, version):
-    """Read a document that `write_json` wrote, as a dict. Raises `ArtifactError`."""
+def read_json(path, kind, version, older=()):
+    """Read a document that `write_json` wrote, of `version` or an `older` one. Raises `ArtifactError`."""
     with _opened(path, kind) as stream:
         try:
             document = json.loads(stream.read())
         except (ValueError, RecursionError) as error:
             raise ArtifactError(f"{path}: expected a {kind} file, found damaged JSON: {error}") from error
-    _check(path, document, kind, version)
+    _check(path, document, kind, version, older)
     return document
 
 
@@ -151,11 +151,11 @@ def _opened(path, kind):
         ) from error
 
 
-def _check(path, header, kind, version):
+def _check(path, header, kind, version, older=()):
     if not isinstance(header, dict):
         raise ArtifactError(f"{path}: expected a {kind} file, found a JSON {type(header).__name__}")
     found = header.get("kind"), header.get("version")
     if found[0] != kind:
         raise ArtifactError(f"{path}: expected kind {kind!r}, found {found[0]!r}")
-    if found[1] != version:
+    if found[1] != version and found[1] not in older:
         raise ArtifactError(f"{path}: expected {kind} version {version}, found version {found[1]}")

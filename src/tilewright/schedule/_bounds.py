@@ -11,16 +11,18 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def lower_bounds(problem: Problem, blocks: dict[str, Blocks], profiles: dict[str, Profile]) -> dict[str, float]:
-    """Lower bounds in microseconds: ``work`` and ``longest``; ``bytes`` and ``flops`` if the device states its rates.
+    """Lower bounds in microseconds: ``work``, ``longest``, ``launched``; of a device with rates ``bytes``, ``flops``.
 
-    work: the least load of each region, shared by the lanes. longest: the longest item, each region on the tile that
-        keeps its longest item shortest.
+    work: the least load of each region, shared by the lanes. longest: the longest item, each region with the option
+        that keeps its longest item shortest. launched: `work`, and what the region that needs most beside it needs.
     bytes: queries, keys, values and outputs, each moved once at the device's copy rate (``copy_gb_per_s``).
     flops: the two products of each allowed pair at the device's peak rate (``peak_gflops``).
     """
     least = np.where(problem.allowed, problem.load_us, np.inf).min(axis=1)
     longest = np.where(problem.allowed, problem.longest_us, np.inf).min(axis=1)
+    fixed = np.where(problem.allowed, problem.fixed_us, np.inf).min(axis=1)
     bounds = {"work": float(least.sum() / problem.limits.lanes), "longest": float(longest.max())}
+    bounds["launched"] = bounds["work"] + float(fixed.max())
     cover, profile = next(iter(blocks.values())), next(iter(profiles.values()))
     width = profile.heads * profile.head_dim
     if rate := profile.device.get("copy_gb_per_s"):

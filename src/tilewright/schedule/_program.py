@@ -1,8 +1,9 @@
 """The integer program of a scheduling problem, and the way back from its answer (stage T4).
 
-Variables, for class c, tile s, shape k and round r:
-    n[c,s,r]: regions of class c that run on tile s in round r; integer, and binary where a class is one region.
-    w[k,r]: round r launches shape k. y[s,r]: round r holds tile s. u[r]: round r is used. All binary.
+Variables, for class c, option o (a tile and a split length), tile s, launch l and round r:
+    n[c,o,r]: regions of class c that run with option o in round r; integer, and binary where a class is one region.
+    w[l,r]: round r holds launch l. y[o,r]: it holds option o. z[s,r]: it holds tile s. u[r]: it is used. All binary.
+        Where every tile has one option, z is y.
     T[r]: duration of round r in microseconds; top: the longest of them (objective ``paper`` only).
 """
 
@@ -20,12 +21,13 @@ from tilewright.schedule.solvers import Model
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Columns of each variable: n [C, S, R] (-1 where C2 excludes the tile), w [K, R], y [S, R], u [R], T
+    """Columns of each variable: n [C, O, R] (-1 where C2 excludes the option), w [L, R], y [O, R], z [S, R], u [R], T
     [R]; top: T or -1."""
 
     n: np.ndarray
     w: np.ndarray
     y: np.ndarray
+    z: np.ndarray
     u: np.ndarray
     t: np.ndarray
     top: int
@@ -104,23 +106,27 @@ def build(problem: Problem, classes: RegionClasses, objective: str) -> tuple[Mod
     """Return ``(Model, Columns)`` of `problem` over `classes` for the objective ``sum`` or ``paper``."""
     limits, rounds = problem.limits, problem.limits.rounds
     columns = _columns(problem, classes, objective)
-    n, w, y, u, t = columns.n, columns.w, columns.y, columns.u, columns.t
+    n, w, y, z, u, t = columns.n, columns.w, columns.y, columns.z, columns.u, columns.t
     width, every = _width(columns), np.arange(rounds)
-    c, tile = np.nonzero(classes.allowed)
-    chosen = n[c, tile]  # [choices, R]
+    c, option = np.nonzero(classes.allowed)
+    chosen = n[c, option]  # [choices, R]
     rows = _Rows()
     # C1: each region once. Its choices excluded by C2 have no column.
     rows.add(c[:, None], chosen, 1.0, classes.size, classes.size)
     # C3: a choice launches what it needs, a launch belongs to a tile kind, a kind to a used round.
     choice, shape = _links(problem, classes)
-    rows.pairs(chosen[choice], 1.0, w[shape], -classes.size[c[choice], None].astype(float))
-    rows.pairs(w, 1.0, y[problem.tile_of], -1.0)
-    rows.pairs(y, 1.0, u[None, :], -1.0)
+    rows.pairs(chosen[choice], 1.0, w[problem.launch_of[shape]], -classes.size[c[choice], None].astype(float))
+    rows.pairs(w, 1.0, z[problem.launch_tile], -1.0)
+    if z is not y:
+        # Options of one tile may share all of their launches: what one costs beside them needs a row of its own.
+        paid = problem.tile_us[option] > 0
+        rows.pairs(chosen[paid], 1.0, y[option[paid]], -classes.size[c[paid], None].astype(float))
+    rows.pairs(z, 1.0, u[None, :], -1.0)
     if limits.max_tile_kinds < len(problem.tiles):
-        rows.add(every, y, 1.0, -np.inf, limits.max_tile_kinds)
+        rows.add(every, z, 1.0, -np.inf, limits.max_tile_kinds)
     # C4: a round lasts as long as its longest item, and as its load over the lanes, filled and emptied.
-    rows.pairs(w, problem.alone_us[:, None], t[None, :], -1.0)
-    share = classes.load_us[c, tile, None] / limits.lanes
+    rows.pairs(w, _launched_alone_us(problem)[:, None], t[None, :], -1.0)
+    share = classes.load_us[c, option, None] / limits.lanes
     uneven = np.repeat(problem.tile_us, rounds)
     rows.add(
         np.r_[np.tile(every, len(chosen)), np.tile(every, len(y)), every],
@@ -132,21 +138,21 @@ def build(problem: Problem, classes: RegionClasses, objective: str) -> tuple[Mod
     if classes.form == "merged":
         # The envelopes of C4 undercount; the least loads, added up exactly, and the regrets must be paid all
         # the same.
-        regret = np.broadcast_to(classes.regret_us[c, tile, None] / limits.lanes, chosen.shape)
+        regret = np.broadcast_to(classes.regret_us[c, option, None] / limits.lanes, chosen.shape)
         work = -classes.base_us.sum() / limits.lanes
         costs = np.r_[regret.ravel(), uneven, -np.ones(rounds)]
         rows.add(0, np.r_[chosen.ravel(), y.ravel(), t], costs, -np.inf, work)
     # C5: envelopes of the tile kinds of a round.
     for name, need in problem.envelope.items():
         if need.sum() > limits.envelope[name]:
-            rows.add(every, y, need[:, None], -np.inf, limits.envelope[name])
+            rows.add(every, z, need[:, None], -np.inf, limits.envelope[name])
     # C6: occupancy of the items of a round.
-    units = np.broadcast_to(classes.units[c, tile, None], chosen.shape)
+    units = np.broadcast_to(classes.units[c, option, None], chosen.shape)
     if (classes.size @ np.where(classes.allowed, classes.units, 0.0).max(axis=1)) > limits.occupancy:
         rows.add(every, chosen, units, -np.inf, limits.occupancy)
     # C7: conflicting tiles share no round.
     for a, b in problem.conflicts:
-        rows.add(np.tile(every, 2), np.r_[y[a], y[b]], 1.0, -np.inf, 1.0)
+        rows.add(np.tile(every, 2), np.r_[z[a], z[b]], 1.0, -np.inf, 1.0)
     # Rounds are interchangeable: the longest comes first, unused ones last.
     rows.pairs(t[1:], 1.0, t[:-1], -1.0)
     rows.pairs(u[1:], 1.0, u[:-1], -1.0)
@@ -155,7 +161,7 @@ def build(problem: Problem, classes: RegionClasses, objective: str) -> tuple[Mod
 
     cost, upper = np.zeros(width), np.ones(width)
     if objective == "sum":
-        cost[w], cost[u], cost[t] = problem.launch_us[:, None], limits.round_us, 1.0
+        cost[w], cost[u], cost[t] = problem.each_launch_us[:, None], limits.round_us, 1.0
     else:
         cost[columns.top] = 1.0
     upper[chosen] = classes.size[c, None]
@@ -168,18 +174,22 @@ def build(problem: Problem, classes: RegionClasses, objective: str) -> tuple[Mod
 
 
 def encode(
-    problem: Problem, classes: RegionClasses, columns: Columns, tile: np.ndarray, rounds: np.ndarray
+    problem: Problem, classes: RegionClasses, columns: Columns, option: np.ndarray, rounds: np.ndarray
 ) -> np.ndarray:
-    """The point x of an assignment (tile and round of each region), its rounds renumbered longest first."""
-    counts = problem.table(tile, rounds)
+    """The point x of an assignment (option and round of each region), its rounds renumbered longest first."""
+    counts = problem.table(option, rounds)
     duration = problem.round_us(counts)
     rank = np.argsort(-duration, kind="stable")
     x = np.zeros(_width(columns))
     new = np.argsort(rank)
-    np.add.at(x, columns.n[classes.member, tile, new[rounds]], 1.0)
+    np.add.at(x, columns.n[classes.member, option, new[rounds]], 1.0)
     present = (counts[rank] > 0).T
-    x[columns.w] = present
-    np.maximum.at(x, columns.y[problem.tile_of], present)
+    for columns_of, group in (
+        (columns.w, problem.launch_of),
+        (columns.y, problem.option_of),
+        (columns.z, problem.tile_of[problem.option_of]),
+    ):
+        np.maximum.at(x, columns_of[group], present)
     x[columns.u] = present.any(axis=0)
     x[columns.t] = duration[rank]
     if columns.top >= 0:
@@ -190,25 +200,25 @@ def encode(
 def decode(
     problem: Problem, classes: RegionClasses, columns: Columns, x: np.ndarray, objective: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tile and round of each region, ``(int [B], int [B])``, from an answer `x`.
+    """Option and round of each region, ``(int [B], int [B])``, from an answer `x`.
 
     Members of an exact class are interchangeable: any of them may take any place of the class. Members of a *merged*
     class differ. The answer then says how many of them run in each round and what the round launches;
-    `_polish.assign` chooses their tiles.
+    `_polish.assign` chooses their options.
     """
-    rounds_n, tiles_n = problem.limits.rounds, len(problem.tiles)
+    rounds_n, options_n = problem.limits.rounds, problem.n_options
     number = np.where(columns.n >= 0, np.rint(x[columns.n]), 0).astype(np.int64)
-    place = np.tile(np.arange(tiles_n * rounds_n), len(classes.size))
+    place = np.tile(np.arange(options_n * rounds_n), len(classes.size))
     chosen = np.empty(problem.n_regions, np.int64)
     chosen[np.argsort(classes.member, kind="stable")] = np.repeat(place, number.ravel())
-    tile, rounds = chosen // rounds_n, chosen % rounds_n
+    option, rounds = chosen // rounds_n, chosen % rounds_n
     if classes.form == "merged":
-        tile = _polish.assign(problem, rounds, x[columns.w] > 0.5, x[columns.y] > 0.5, objective)
-    return tile, rounds
+        option = _polish.assign(problem, rounds, x[columns.w] > 0.5, x[columns.z] > 0.5, objective)
+    return option, rounds
 
 
 def _columns(problem, classes, objective):
-    rounds, tiles = problem.limits.rounds, len(problem.tiles)
+    rounds, tiles, options = problem.limits.rounds, len(problem.tiles), problem.n_options
     start = 0
 
     def take(*shape):
@@ -219,8 +229,10 @@ def _columns(problem, classes, objective):
 
     n = np.full((*classes.allowed.shape, rounds), -1)
     n[classes.allowed] = take(int(classes.allowed.sum()), rounds)
-    w, y, u, t = take(len(problem.tile_of), rounds), take(tiles, rounds), take(rounds), take(rounds)
-    return Columns(n, w, y, u, t, start if objective == "paper" else -1)
+    w, z = take(problem.n_launches, rounds), take(tiles, rounds)
+    y = z if options == tiles else take(options, rounds)
+    u, t = take(rounds), take(rounds)
+    return Columns(n, w, y, z, u, t, start if objective == "paper" else -1)
 
 
 def _width(columns):
@@ -228,14 +240,21 @@ def _width(columns):
 
 
 def _links(problem, classes):
-    """Pairs (choice, shape): the choices are the allowed (class, tile) in order."""
-    c, tile = np.nonzero(classes.allowed)
-    return np.nonzero(classes.needs[c] & (problem.tile_of == tile[:, None]))
+    """Pairs (choice, shape): the choices are the allowed (class, option) in order."""
+    c, option = np.nonzero(classes.allowed)
+    return np.nonzero(classes.needs[c] & (problem.option_of == option[:, None]))
+
+
+def _launched_alone_us(problem):
+    """float [L]: the longest item of each launch, alone; of several options, the shortest of theirs."""
+    alone_us = np.full(problem.n_launches, np.inf)
+    np.minimum.at(alone_us, problem.launch_of, problem.alone_us)
+    return alone_us
 
 
 def _names(columns):
     names = np.empty(_width(columns), object)
-    for name in ("n", "w", "y", "u", "t"):
+    for name in ("n", "w", "z", "y", "u", "t"):
         place = getattr(columns, name)
         for index in zip(*np.nonzero(place >= 0), strict=True):
             names[place[index]] = f"{name}[{','.join(map(str, index))}]"

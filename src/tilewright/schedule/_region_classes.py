@@ -1,11 +1,11 @@
 """Classes of regions: regions with equal costs are one class, so that the integer program stays small (stage T4).
 
-Regions with the same work on every tile are interchangeable. A class with a multiplicity models them exactly. Where the
-program is still too large, similar classes are merged and modelled by their lower envelope, so that a bound of the
-program stays a bound of the schedule.
+Regions with the same work with every option are interchangeable. A class with a multiplicity models them exactly.
+Where the program is still too large, similar classes are merged and modelled by their lower envelope, so that a bound
+of the program stays a bound of the schedule.
 
-Each region pays at least its least load, whatever tile it takes. This part is summed exactly. Only the *regret* of a
-tile, its load beyond the least, is subject to the envelope. It is zero for a region that gets its best tile.
+Each region pays at least its least load, whatever option it takes. This part is summed exactly. Only the *regret* of
+an option, its load beyond the least, is subject to the envelope. It is zero for a region that gets its best one.
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ LINKAGE_LIMIT = 8192
 class RegionClasses:
     """Classes of regions (C classes): exact, or lower envelopes over their members.
 
-    member: int [B], class of each region. size: int [C]. load_us, regret_us, units: float [C, S], least over
+    member: int [B], class of each region. size: int [C]. load_us, regret_us, units: float [C, O], least over
         the members.
     base_us: float [C], sum over the members of their least load. needs: bool [C, K], shapes that every
         member needs.
-    allowed: bool [C, S], tiles that some member may take. form: ``regions``, ``classes`` or ``merged``.
+    allowed: bool [C, O], options that some member may take. form: ``regions``, ``classes`` or ``merged``.
     """
 
     member: np.ndarray
@@ -56,7 +56,7 @@ class Merges:
         from scipy.cluster.hierarchy import linkage
 
         self.problem, self.member = problem, classes.member
-        # ASSUME: what matters of a tile is whether a launch can pay for its regret: regrets near that count
+        # ASSUME: what matters of an option is whether a launch can pay for its regret: regrets near that count
         # in full, larger ones by their logarithm. The weights were chosen by the bound on irregular problems
         # of 600 and 2,048 regions.
         launch = problem.launch_us.mean() or 1.0
@@ -91,9 +91,9 @@ def _envelope(problem, member, form):
         return np.minimum.reduceat(values[order], start, axis=0)
 
     allowed = np.logical_or.reduceat(problem.allowed[order], start, axis=0)
-    # A class needs a shape only where every member that may take the tile does.
-    optional = (problem.counts > 0) | ~problem.allowed[:, problem.tile_of]
-    needs = np.logical_and.reduceat(optional[order], start, axis=0) & allowed[:, problem.tile_of]
+    # A class needs a shape only where every member that may take its option does.
+    optional = (problem.counts > 0) | ~problem.allowed[:, problem.option_of]
+    needs = np.logical_and.reduceat(optional[order], start, axis=0) & allowed[:, problem.option_of]
     return RegionClasses(
         member=member,
         size=size,

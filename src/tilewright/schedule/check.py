@@ -29,8 +29,8 @@ def violations(
     if wrong := _references(schedule, blocks, profiles):
         return wrong
     items = [
-        (schedule.tiles[t], b, lo, hi, k, split, r, lane, start)
-        for t, b, lo, hi, k, split, r, lane, start in zip(
+        (schedule.tiles[t], b, lo, hi, (schedule.lengths[n], k), split, r, lane, start)
+        for t, b, lo, hi, k, split, r, lane, start, n in zip(
             *(getattr(schedule, name).tolist() for name in _COLUMNS), strict=True
         )
     ]
@@ -44,7 +44,7 @@ def violations(
     ]
 
 
-_COLUMNS = ("tile", "block", "run_lo", "run_hi", "shape", "split", "round", "lane", "start_us")
+_COLUMNS = ("tile", "block", "run_lo", "run_hi", "shape", "split", "round", "lane", "start_us", "length")
 
 
 def _references(schedule, blocks, profiles):
@@ -56,14 +56,22 @@ def _references(schedule, blocks, profiles):
     if missing:
         return [f"no blocks or profile for the tiles {missing}"]
     wrong = []
-    for i, (t, b, k) in enumerate(zip(schedule.tile, schedule.block, schedule.shape, strict=True)):
+    for i, (t, b, k, n) in enumerate(zip(schedule.tile, schedule.block, schedule.shape, schedule.length, strict=True)):
         if not 0 <= t < len(schedule.tiles):
             wrong.append(f"item {i} names tile {t} of {len(schedule.tiles)}")
         elif not 0 <= b < blocks[schedule.tiles[t]].n_blocks:
             wrong.append(f"item {i} names block {b} of {blocks[schedule.tiles[t]].n_blocks}")
-        elif not 0 <= k < len(profiles[schedule.tiles[t]].shapes):
-            wrong.append(f"item {i} names shape {k} of {len(profiles[schedule.tiles[t]].shapes)}")
+        elif not 0 <= n < len(schedule.lengths) or schedule.lengths[n] not in profiles[schedule.tiles[t]].options:
+            wrong.append(f"item {i} names split length {n} of {schedule.lengths}, or one that was not profiled")
+        elif not 0 <= k < len(shapes := profiles[schedule.tiles[t]].options[schedule.lengths[n]].shapes):
+            wrong.append(f"item {i} names shape {k} of {len(shapes)}")
     return wrong
+
+
+def _shape(profile, k):
+    """The shape of an item: `k` is its split length and its number at this length."""
+    length, number = k
+    return profile.options[length].shapes[number]
 
 
 def _coverage(items, blocks):
@@ -102,14 +110,14 @@ def _shapes(items, blocks, profiles):
     """Every item fits the shape whose latency it is counted with."""
     wrong = []
     for i, (tile, b, lo, hi, k, split, *_) in enumerate(items):
-        cover, shape = blocks[tile], profiles[tile].shapes[k]
+        cover, shape = blocks[tile], _shape(profiles[tile], k)
         rows = int(cover.row_ptr[b + 1] - cover.row_ptr[b])
         masked = bool((cover.run_mask[lo:hi] >= 0).any()) or hi - lo < shape.runs
         whole = (lo, hi) == (cover.run_ptr[b], cover.run_ptr[b + 1])
         if rows > shape.rows or hi - lo > shape.runs or masked > shape.masked or split != shape.split or split == whole:
             wrong.append(
                 f"item {i} ({tile}, block {b}: {rows} rows, {hi - lo} runs, masked {masked}, split {split}) "
-                f"does not fit shape {k} ({shape.rows} rows, {shape.runs} runs, masked {shape.masked}, "
+                f"does not fit shape {k[1]} ({shape.rows} rows, {shape.runs} runs, masked {shape.masked}, "
                 f"split {shape.split})"
             )
     return wrong
@@ -120,7 +128,7 @@ def _per_block(items, profiles, limits):
     wrong = []
     for i, (tile, b, _, _, k, *_) in enumerate(items):
         for name, most in limits.per_block.items():
-            need = profiles[tile].shapes[k].resources[name]
+            need = _shape(profiles[tile], k).resources[name]
             if need > most:
                 wrong.append(f"C2: item {i} ({tile}, block {b}) needs {name} {need:g}, at most {most:g}")
     return wrong
@@ -133,7 +141,7 @@ def _rounds(items, profiles, limits):
     units: defaultdict[int, float] = defaultdict(float)
     for tile, _, _, _, k, _, r, _, _ in items:
         kinds[r].add(tile)
-        units[r] += profiles[tile].shapes[k].occupancy
+        units[r] += _shape(profiles[tile], k).occupancy
     order = [item[6] for item in items]
     if order != sorted(order):
         wrong.append("rounds are not ascending in the work list")
@@ -157,7 +165,8 @@ def _rounds(items, profiles, limits):
 def _largest(profile, name, limits):
     usable = [
         shape.resources[name]
-        for shape in profile.shapes
+        for costs in profile.options.values()
+        for shape in costs.shapes
         if all(shape.resources[other] <= most for other, most in limits.per_block.items())
     ]
     return max(usable, default=0.0)
@@ -171,7 +180,7 @@ def _placement(items, profiles, limits):
     for i, (tile, _, _, _, k, _, r, lane, start) in enumerate(items):
         if not 0 <= lane < limits.lanes:
             wrong.append(f"item {i} runs in lane {lane} of {limits.lanes}")
-        end = start + profiles[tile].shapes[k].latency_us
+        end = start + _shape(profiles[tile], k).latency_us
         timeline[lane].append((start, end, i))
         first, last = spans.get(r, (np.inf, 0.0))
         spans[r] = min(first, start), max(last, end)
@@ -194,18 +203,19 @@ def _prediction(schedule, items, profiles, limits):
     """
     longest: defaultdict[int, float] = defaultdict(float)
     load: defaultdict[int, float] = defaultdict(float)
-    launches = set()
+    launches, options = set(), set()
     for tile, _, _, _, k, _, r, _, _ in items:
-        shape = profiles[tile].shapes[k]
+        shape = _shape(profiles[tile], k)
         longest[r] = max(longest[r], shape.alone_us)
         load[r] += shape.latency_us
-        launches.add((r, tile, k))
+        launches.add((r, tile, shape.rows, shape.runs, shape.masked, shape.split))
+        options.add((r, tile, k[0]))
     uneven: defaultdict[int, float] = defaultdict(float)
-    for r, tile in {launch[:2] for launch in launches}:
-        uneven[r] += profiles[tile].tile_us
+    for r, tile, length in options:
+        uneven[r] += profiles[tile].options[length].tile_us
     rounds = {r: max(longest[r], load[r] / limits.lanes + uneven[r]) for r in load}
     total = sum(rounds.values()) + limits.round_us * len(rounds)
-    total += sum(profiles[tile].launch_us for _, tile, _ in launches)
+    total += sum(profiles[tile].launch_us for _, tile, *_ in launches)
     wrong = []
     if not np.isclose(total, schedule.predicted_us, rtol=TOLERANCE, atol=0):
         wrong.append(f"C4: the work list takes {total:g} us, the record predicts {schedule.predicted_us:g} us")

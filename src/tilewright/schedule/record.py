@@ -15,7 +15,9 @@ from tilewright.core.errors import ArtifactError, SolverUnavailableError
 from tilewright.profile import Profile
 
 KIND = "schedule"
-VERSION = 2
+VERSION = 3
+# With one split length for all regions.
+OLDER = (2,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,10 +27,13 @@ class Schedule:
     Work, one entry per work item in execution order (I items):
         tile: int16 [I], index into `tiles`. block: int32 [I]. run_lo, run_hi: int64 [I], runs of the tile's
             blocks file.
-        shape: int32 [I], that of the tile's `blocks.work.items`. split: bool [I]. round: int16 [I], ascending.
+        length: int16 [I], index into `lengths`, at which long blocks of the item's region are split.
+        shape: int32 [I], that of the tile's `blocks.work.items` at that length. split: bool [I].
+        round: int16 [I], ascending.
         lane: int16 [I] and start_us: float64 [I], the predicted placement (list scheduling, longest first).
     tiles: tile names; blocks_ids, blocks_paths, profile_paths: one per tile. A schedule need not use all of
         them.
+    split_keys, further: the lengths that regions chose from, the first one and the others.
     solver: greedy, descent, highs or gurobi. status: optimal (proven within the gap asked for), feasible (not proven)
         or heuristic.
     form: how regions were modelled: ``regions``, ``classes`` (regions with equal costs together) or ``merged``
@@ -38,7 +43,7 @@ class Schedule:
     predicted_us: makespan recomputed from the work list. objective_us: the objective of this work list.
         bound_us: lower bound that the solver proved; for a heuristic the greatest of `lower_bounds`. gap: objective
         less bound, relative to the objective.
-    lower_bounds: named bounds on any schedule, in microseconds (work, longest, ...).
+    lower_bounds: named bounds on any schedule of these tiles and lengths, in microseconds (work, longest, ...).
     model_size: ``{"variables", "integers", "constraints", "nonzeros"}``, zeros for heuristics. solve_s: seconds of
         the search and of the heuristic that it starts from.
     note: a remark on how the schedule was found, or empty.
@@ -72,7 +77,9 @@ class Schedule:
     round: np.ndarray
     lane: np.ndarray
     start_us: np.ndarray
+    length: np.ndarray
     merge_error: Finite = 0.0
+    further: tuple[Size | None, ...] = ()
     note: str = ""
 
     @property
@@ -81,16 +88,28 @@ class Schedule:
         return len(self.tile)
 
     @property
+    def lengths(self) -> tuple[int | None, ...]:
+        """Split lengths that regions chose from."""
+        return (self.split_keys, *self.further)
+
+    @property
     def launches(self) -> int:
-        """Batched launches: distinct (round, tile, shape)."""
-        return len(np.unique(np.stack([self.round, self.tile, self.shape]), axis=1).T)
+        """Batched launches: distinct (round, tile, length, shape). Equal shapes of several lengths run as one."""
+        return len(np.unique(np.stack([self.round, self.tile, self.length, self.shape]), axis=1).T)
+
+    @property
+    def left(self) -> float:
+        """At most this share of the objective is left to gain by any choice of these tiles, lengths and rounds, as the
+        profiles predict them."""
+        return max(0.0, self.gap)
 
     def latencies_us(self, profiles: Sequence[Profile]) -> np.ndarray:
         """float64 [I]: predicted latency of each item, from the `profiles` of the tiles, in the order of `tiles`."""
         latency = np.zeros(self.n_items)
-        for t, profile in enumerate(profiles):
-            here = self.tile == t
-            latency[here] = np.array([shape.latency_us for shape in profile.shapes])[self.shape[here]]
+        for t, n in np.unique(np.stack([self.tile, self.length]), axis=1).T.tolist():
+            here = (self.tile == t) & (self.length == n)
+            shapes = profiles[t].options[self.lengths[n]].shapes
+            latency[here] = np.array([shape.latency_us for shape in shapes])[self.shape[here]]
         return latency
 
     def summary(self) -> dict[str, Any]:
@@ -103,6 +122,8 @@ class Schedule:
             "items": self.n_items,
             "launches": self.launches,
             "tiles": " ".join(self.tiles[t] for t in np.unique(self.tile)),
+            "lengths": " ".join(str(self.lengths[n]) for n in np.unique(self.length)),
+            "left": self.left,
             "rounds": len(np.unique(self.round)),
             "merge_error": self.merge_error,
             "note": self.note,
@@ -142,6 +163,7 @@ COLUMNS: dict[str, Any] = {
     "round": np.int16,
     "lane": np.int16,
     "start_us": np.float64,
+    "length": np.int16,
 }
 _PER_TILE = ("blocks_ids", "blocks_paths", "profile_paths")
 
@@ -182,7 +204,9 @@ def load(path: str | PathLike) -> Schedule:
 
 def read(path: str | PathLike) -> Schedule | Skipped:
     """Read a `Schedule` or a `Skipped` that `save` wrote, checking its contents. Raises `ArtifactError`."""
-    document = artifacts.read_json(path, KIND, VERSION)
+    document = artifacts.read_json(path, KIND, VERSION, OLDER)
+    if document["version"] in OLDER and isinstance(columns := document.get("work"), dict):
+        columns["length"] = [0] * len(columns.get("tile", ()))
     if document.get("status") == "skipped":
         return contents.fields(path, KIND, document, Skipped)
     facts = contents.fields(path, KIND, document, _Facts)
@@ -198,6 +222,8 @@ def read(path: str | PathLike) -> Schedule | Skipped:
     each = {len(set(found.tiles)), len(found.tiles), *(len(getattr(found, name)) for name in _PER_TILE)}
     contents.expect(path, len(each) == 1, f"different tiles, and as many of {', '.join(_PER_TILE)}", found.tiles)
     contents.within(path, "tile", found.tile, 0, len(found.tiles) - 1)
+    contents.expect(path, len(set(found.lengths)) == len(found.lengths), "different split lengths", found.lengths)
+    contents.within(path, "length", found.length, 0, len(found.lengths) - 1)
     contents.within(path, "lane", found.lane, 0, found.lanes - 1)
     contents.within(path, "start_us", found.start_us, 0, np.inf)
     contents.within(path, "round", found.round, 0, np.iinfo(np.int16).max)
@@ -238,20 +264,26 @@ def verify_inputs(
 def verify_work(schedule: Schedule, blocks: Mapping[str, Blocks], profiles: Mapping[str, Profile]) -> None:
     """Raise `ArtifactError` unless the work list holds the `work.items` of `blocks`.
 
-    Their shapes must be those of `profiles`. Each region that has keys must stand on one tile and in one round.
+    Their shapes must be those of `profiles`. Each region that has keys must stand on one tile, at one split length and
+    in one round.
     """
     first = next(iter(blocks.values()))
     placed = np.full(first.n_regions, -1)
+    chosen = np.unique(np.stack([schedule.tile, schedule.length]), axis=1).T.tolist()
     for t, name in enumerate(schedule.tiles):
-        cover, measured, mine = blocks[name], profiles[name].shapes, np.flatnonzero(schedule.tile == t)
-        items = work.items(cover, schedule.split_keys)
-        shapes = [(shape.rows, shape.runs, shape.masked, shape.split) for shape in measured]
-        known = zip(items.shape_rows, items.shape_runs, items.shape_masked, items.shape_split, strict=True)
-        _expect(shapes == list(known), name, "a profile of the shapes of its blocks")
-        _expect(np.array_equal(cover.region_ptr, first.region_ptr), name, "the regions of the other tiles")
+        _expect(np.array_equal(blocks[name].region_ptr, first.region_ptr), name, "the regions of the other tiles")
+        for length in {schedule.split_keys, *(schedule.lengths[n] for s, n in chosen if s == t)}:
+            _expect(length in profiles[name].options, name, f"a profile at the split length {length}")
+            measured = profiles[name].options[length].shapes
+            shapes = [(shape.rows, shape.runs, shape.masked, shape.split) for shape in measured]
+            _expect(shapes == work.items(blocks[name], length).forms, name, "a profile of the shapes of its blocks")
+    for t, n in chosen:
+        name = schedule.tiles[t]
+        cover, mine = blocks[name], np.flatnonzero((schedule.tile == t) & (schedule.length == n))
+        items = work.items(cover, schedule.lengths[n])
         contents.within(f"tile {name}", "block", schedule.block[mine], 0, cover.n_blocks - 1)
         region, rounds = cover.region[schedule.block[mine]], schedule.round[mine]
-        _expect((placed[region] < 0).all(), name, "each region on one tile")
+        _expect((placed[region] < 0).all(), name, "each region on one tile, at one length")
         placed[region] = rounds
         _expect((placed[region] == rounds).all(), name, "each region in one round")
         mine = mine[np.lexsort((schedule.run_lo[mine], schedule.block[mine]))]

@@ -1,7 +1,8 @@
-"""The search for a schedule: build the problem, choose tiles and rounds, write the work list (stage T4)."""
+"""The search for a schedule: build the problem, choose options and rounds, write the work list (stage T4)."""
 
 import heapq
 from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter
 from typing import Any, Literal
 
@@ -17,11 +18,11 @@ from tilewright.schedule.problem import OBJECTIVES, Problem, build
 from tilewright.schedule.record import COLUMNS, Schedule
 from tilewright.targets import Limits
 
-# Tile and round of each region, ``(int [B], int [B])``.
+# Option and round of each region, ``(int [B], int [B])``.
 Choice = tuple[np.ndarray, np.ndarray]
 # They need no integer program: ``call(problem, objective) -> Choice``.
 HEURISTICS: dict[str, Callable] = {
-    "greedy": lambda problem, objective: greedy.assign(problem),
+    "greedy": greedy.best,
     "descent": descent.assign,
 }
 # The integer programs under the published objective, the longest round, by the solver of each.
@@ -48,9 +49,10 @@ def solve(
     paths: dict[str, tuple[Any, Any]] | None = None,
     log: Callable[[str], None] | None = None,
 ) -> Schedule:
-    """Choose tile and round of each region and return the `Schedule`.
+    """Choose tile, split length and round of each region and return the `Schedule`.
 
-    blocks, profiles: by tile, of one graph and its regions.
+    blocks, profiles: by tile, of one graph and its regions. A profile with several split lengths lets each region
+        choose among them. No answer is worse than the solver's own with the first length of each tile alone.
     solver: of `NAMES`. An integer program starts from the answer of ``descent``; ``descent`` starts from greedy's
         answers. None is worse than its starts under the `objective`. Where an integer program does not beat descent,
         the schedule of descent is kept and its `note` says so.
@@ -76,8 +78,8 @@ def solve(
         choice, facts = _integer_program(problem, PUBLISHED.get(solver, solver), objective, budget, options)
     bounds = lower_bounds(problem, blocks, profiles)
     value = problem.value(*choice, objective)
-    facts.setdefault("bound_us", max(bounds["longest"], bounds["work"] / (1 if objective == "sum" else limits.rounds)))
-    bound = facts.pop("bound_us")
+    shared = bounds["launched"] if objective == "sum" else bounds["work"] / limits.rounds
+    bound = max(bounds["longest"], shared, facts.pop("bound_us", 0.0))
     if bound > value * (1 + TOLERANCE) + TOLERANCE:
         raise SolverError(f"{solver} claims a bound of {bound:g} us, above the {value:g} us of a schedule that exists")
     bound = min(bound, value)
@@ -92,6 +94,7 @@ def solve(
         blocks_paths=tuple(str(paths.get(name, ("", ""))[0]) for name in blocks),
         profile_paths=tuple(str(paths.get(name, ("", ""))[1]) for name in blocks),
         split_keys=profile.split_keys,
+        further=tuple(dict.fromkeys(length for length in problem.split_keys if length != profile.split_keys)),
         lanes=limits.lanes,
         solver=solver,
         objective=objective,
@@ -102,7 +105,7 @@ def solve(
         lower_bounds=bounds,
         device_id=profile.device_id,
         **facts,
-        **_work_list(problem, blocks, profile.split_keys, *choice),
+        **_work_list(problem, blocks, *choice),
     )
 
 
@@ -135,11 +138,9 @@ def _integer_program(
     most = member.size_budget() if budget == "licence" else budget
     classes, program, columns = _program.fit(problem, objective, most)
     begin = perf_counter()
-    try:
-        start = descent.assign(problem, objective)
-    except InfeasibleError:
-        start = None
+    start = _start(problem, solver, objective, budget, options)
     start_s = perf_counter() - begin
+    options = options | {"time_limit_s": max(0.0, options["time_limit_s"] - start_s)}
     point = None if start is None else _program.encode(problem, classes, columns, *start)
     answer = member.solve(program, start=point, **options)
     if answer.status == "infeasible":
@@ -167,6 +168,18 @@ def _integer_program(
     return choice, facts
 
 
+def _start(problem, solver, objective, budget, options):
+    """The answer of descent; where tiles have several options, that of the program with their first ones if it is
+    better. None where neither finds one."""
+    found: list[Choice] = []
+    with suppress(InfeasibleError):
+        found.append(descent.assign(problem, objective))
+    if problem.has_splits:
+        with suppress(InfeasibleError, SolverError):
+            found.append(_integer_program(problem.first_options(), solver, objective, budget, options)[0])
+    return min(found, key=lambda choice: problem.value(choice[0], choice[1], objective), default=None)
+
+
 def _infeasible(problem):
     limits = problem.limits
     least = np.where(problem.allowed, problem.units, np.inf).min(axis=1).sum()
@@ -181,18 +194,21 @@ def _infeasible(problem):
     )
 
 
-def _work_list(problem, blocks, split_keys, tile, rounds):
-    """The columns of `Schedule`: rounds ascending, then tile, then shape, then the most work first."""
-    parts = []
-    for s, cover in enumerate(blocks.values()):
+def _work_list(problem, blocks, option, rounds):
+    """The columns of `Schedule`: rounds ascending, then launch, then the most work first."""
+    covers, parts = list(blocks.values()), []
+    lengths = list(dict.fromkeys((problem.split_keys[0], *problem.split_keys)))
+    for o, (s, split_keys) in enumerate(zip(problem.tile_of.tolist(), problem.split_keys, strict=True)):
+        cover = covers[s]
         items = work.items(cover, split_keys)
         round_of = np.full(cover.n_regions, -1)
-        round_of[problem.region[tile == s]] = rounds[tile == s]
+        round_of[problem.region[option == o]] = rounds[option == o]
         item_round = round_of[cover.region[items.block]]
         keep = np.flatnonzero(item_round >= 0)
         length = items.run_hi[keep] - items.run_lo[keep]
         part = {
             "tile": np.full(len(keep), s),
+            "length": np.full(len(keep), lengths.index(split_keys)),
             "block": items.block[keep],
             "run_lo": items.run_lo[keep],
             "run_hi": items.run_hi[keep],
@@ -200,13 +216,13 @@ def _work_list(problem, blocks, split_keys, tile, rounds):
             "split": items.split[keep],
             "round": item_round[keep],
             "size": length * cover.rows[items.block[keep]],
+            "column": np.searchsorted(problem.option_of, o) + items.shape[keep],
         }
         parts.append(part)
     merged = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    order = np.lexsort([-merged.pop("size"), merged["shape"], merged["tile"], merged["round"]])
+    order = np.lexsort([-merged.pop("size"), problem.launch_of[merged["column"]], merged["round"]])
     columns = {name: column[order] for name, column in merged.items()}
-    first = np.searchsorted(problem.tile_of, np.arange(len(problem.tiles)))
-    columns["lane"], columns["start_us"] = _place(problem, columns["round"], first[columns["tile"]] + columns["shape"])
+    columns["lane"], columns["start_us"] = _place(problem, columns["round"], columns.pop("column"))
     return {name: columns[name].astype(dtype) for name, dtype in COLUMNS.items()}
 
 
@@ -218,16 +234,17 @@ def _place(problem, rounds, shape):
     lane, start = np.empty(len(shape), np.int64), np.empty(len(shape))
     held, clock, launch = 0.0, 0.0, None
     free: list[tuple[float, int]] = []
-    for i, key in enumerate(zip(rounds.tolist(), shape.tolist(), strict=True)):
+    launches = problem.launch_of[shape].tolist()
+    for i, (k, *key) in enumerate(zip(shape.tolist(), rounds.tolist(), launches, strict=True)):
         if launch is None or key[0] != launch[0]:
             clock = max((end for end, _ in free), default=0.0) + held + problem.limits.round_us
             free, held = [(clock, s) for s in range(problem.limits.lanes)], 0.0
         if key != launch:
-            held += problem.launch_us[key[1]]
+            held += problem.launch_us[k]
         launch = key
         begin, lane[i] = free[0]
         # Lanes keep their order while all of them wait for a launch: the wait is added when an item is
         # placed.
         start[i] = begin + held
-        heapq.heapreplace(free, (begin + problem.latency_us[key[1]], int(lane[i])))
+        heapq.heapreplace(free, (begin + problem.latency_us[k], int(lane[i])))
     return lane, start

@@ -13,6 +13,7 @@ folder:
     ``limits(device) -> dict``: lanes, per_block, envelope, occupancy, max_tile_kinds, rounds and round_us of `Limits`,
         from a description alone.
     ``TILES``, ``SPLIT_KEYS``: the tiles that a plan chooses from and the longest key range of a work item, by default.
+    ``FURTHER_SPLIT_KEYS``: other ranges that a plan chooses from as well, region by region; maybe none.
     ``FEWEST_ROWS``: of a tile that the executor runs.
     ``current() -> int | None``: the number of the device that torch computes on now; None where devices have no
         numbers.
@@ -29,9 +30,10 @@ folder:
         Claim before torch uses a device. ``available`` raises `DeviceError` without any.
 
 ``probe.py``.
-    ``measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s)``: times the shapes of
+    ``measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None)``: times the shapes of
         ``blocks.work.items(blocks, split_keys)`` in about `budget_s` seconds. Returns ``(launch_us, tile_us,
-        shapes)``: two costs of `profile.Profile` and a `profile.ItemShape` each, in the order of the shapes.
+        shapes)``: two costs of `profile.Profile` and a `profile.ItemShape` each, in the order of the shapes. known:
+        ``{form: ItemShape}`` of the same blocks, timed before at another split length; a probe may take them.
 
 ``executor.py``.
     ``prepare(schedule, blocks, *, heads, head_dim, dtype, **options)``: an `Executor` of the schedule. blocks: ``{tile:

@@ -1,12 +1,15 @@
 """Profiles of blocks, measured on this device (stage T3) or predicted for it, and whether one still holds here."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from tilewright import targets
-from tilewright.blocks import Blocks
+from tilewright.blocks import Blocks, work
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, DeviceError
-from tilewright.profile import DTYPES, Profile
+from tilewright.profile import DTYPES, ItemShape, Profile, SplitCosts
+
+Lengths: TypeAlias = int | Sequence[int | None] | None
 
 
 def measure(
@@ -16,21 +19,33 @@ def measure(
     heads: int | None = None,
     head_dim: int | None = None,
     dtype: str | None = None,
-    split_keys: int | None = None,
+    split_keys: Lengths = None,
     seed: int = 0,
     budget_s: float = 0.5,
 ) -> Profile:
     """Time every shape of the work items of `blocks` with the executor of `device`; return the `Profile`.
 
-    heads, head_dim: default those of the blocks' model. budget_s: about how many seconds the timed calls take together.
+    heads, head_dim: default those of the blocks' model. split_keys: a length or several, the first of which is the
+    profile's own; of the others, those that cut the blocks otherwise are timed as well. budget_s: about how many
+    seconds the timed calls take together, and half as many for each further length: what it shares is not timed again.
     How a class is timed is explained in the probe of the device, see `targets.probe`.
 
     Raises `DeviceError` for a device that is not there, `UnknownNameError` for the dtype and `ArtifactError` for blocks
     whose model does not state heads or head_dim where they are not given.
     """
-    options = _options(blocks, heads, head_dim, dtype, split_keys)
-    costs = targets.probe(device).measure(blocks, **options, seed=seed, budget_s=budget_s)
-    return _profile("measured", blocks, device, options, costs)
+    options = _options(blocks, heads, head_dim, dtype)
+    probe = targets.probe(device)
+    # By form: of each, the first timing is everybody's.
+    known: dict[tuple, ItemShape] = {}
+
+    def cost(length, begun):
+        more: dict[str, Any] = {"known": known} if begun else {}
+        seconds = budget_s / 2 if begun else budget_s
+        costs = probe.measure(blocks, **options, split_keys=length, seed=seed, budget_s=seconds, **more)
+        known.update({(s.rows, s.runs, s.masked, s.split): s for s in costs[2]})
+        return costs
+
+    return _profile("measured", blocks, device, options, split_keys, cost)
 
 
 def expected(
@@ -45,42 +60,58 @@ def expected(
 
     A cost model that is not calibrated for this device is so first. bias_heads: heads with a bias of their own, None
     without a bias; what is measured leaves it out. sizes: heads, head_dim, dtype and split_keys as `measure` takes
-    them. Raises as `measure` does.
+    them, each further length of which is predicted as well. Raises as `measure` does.
     """
     if not targets.predicts(device):
         return {name: measure(each, device=device, seed=seed, **sizes) for name, each in blocks_by_tile.items()}
     # All tiles are of one pattern.
+    split_keys = sizes.pop("split_keys", None)
     options = _options(next(iter(blocks_by_tile.values())), **sizes)
     model, chosen = targets.cost_model(device), [each.tile for each in blocks_by_tile.values()]
     calibrations = model.calibrated(chosen, options["head_dim"], options["dtype"])
     found = {}
     for name, each in blocks_by_tile.items():
-        costs = model.predict(each, **options, calibration=calibrations[name], bias_heads=bias_heads)
-        found[name] = _profile("predicted", each, device, options, costs)
+        more = {"calibration": calibrations[name], "bias_heads": bias_heads}
+
+        def cost(length, begun, each=each, more=more):
+            return model.predict(each, **options, split_keys=length, **more)
+
+        found[name] = _profile("predicted", each, device, options, split_keys, cost)
     return found
 
 
-def _options(blocks, heads=None, head_dim=None, dtype=None, split_keys=None):
+def _options(blocks, heads=None, head_dim=None, dtype=None):
     """Arguments of a probe, with those of the blocks' model for what is None."""
     dtype = dtype or DTYPES[0]
     registry.check("dtype", dtype, DTYPES)
     sizes = {name: _size(blocks, name, value) for name, value in (("heads", heads), ("head_dim", head_dim))}
-    return {**sizes, "dtype": dtype, "split_keys": split_keys}
+    return {**sizes, "dtype": dtype}
 
 
-def _profile(source, blocks, device, options, costs):
-    description, (launch_us, tile_us, shapes) = targets.describe(device), costs
+def lengths(split_keys: Lengths) -> tuple[int | None, ...]:
+    """Split lengths that an argument ``split_keys`` states, each once."""
+    stated = split_keys if isinstance(split_keys, Sequence) else (split_keys,)
+    return tuple(dict.fromkeys(stated))
+
+
+def _profile(source, blocks, device, options, split_keys, cost):
+    """A `Profile`. cost: ``call(split length, whether others came before) -> (launch_us, tile_us, shapes)``."""
+    first, *further = work.distinct(blocks, lengths(split_keys))
+    description, (launch_us, tile_us, shapes) = targets.describe(device), cost(first, False)
+    more = [(length, cost(length, True)) for length in further]
     return Profile(
         tile=blocks.tile.name,
         source=source,
         blocks_id=blocks.id,
         graph_id=blocks.graph_id,
         **options,
+        split_keys=first,
         launch_us=launch_us,
         tile_us=tile_us,
         shapes=tuple(shapes),
         device=description,
         device_id=targets.device_id(description),
+        further=tuple(SplitCosts(length, costs[1], tuple(costs[2])) for length, costs in more),
     )
 
 

@@ -36,20 +36,30 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
     shape = next(iter(blocks.values())).shape
     common = setting(shape, heads, head_dim, dtype, **options)
     launches, spare = [], MASK_BYTES
-    batches = np.stack([schedule.round, schedule.tile, schedule.shape])
-    distinct, batch_of = np.unique(batches, axis=1, return_inverse=True)
-    shapes = {t: work.items(blocks[schedule.tiles[t]], schedule.split_keys) for t in np.unique(schedule.tile).tolist()}
-    for i, (_, tile, item_shape) in enumerate(distinct.T.tolist()):
+    batches = np.column_stack([schedule.round, schedule.tile, _forms(schedule, blocks)])
+    distinct, batch_of = np.unique(batches, axis=0, return_inverse=True)
+    for i, (_, tile, *form) in enumerate(distinct.tolist()):
         member = batch_of.ravel() == i
         columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
-        launches.append(build(common, blocks[schedule.tiles[tile]], shapes[tile], item_shape, *columns, spare))
+        launches.append(build(common, blocks[schedule.tiles[tile]], form, *columns, spare))
         spare -= 0 if launches[-1].masks is None else launches[-1].masks.held_bytes
-    jobs = _jobs(launches, distinct[0].tolist())
+    jobs = _jobs(launches, distinct[:, 0].tolist())
     place, merges, n_results, n_parts = _places(launches, shape[0])
     back = np.empty_like(place)
     back[common.taken[0]] = place
     sizes = n_results, n_parts, shape, heads, head_dim, dtype
     return Executor(tuple(launches), jobs, merges, index(back), *sizes, targets.describe("cpu")["threads"])
+
+
+def _forms(schedule, blocks):
+    """int [I, 4]: rows, runs, masked and split of each item's shape. Those of one tile run together, however their
+    regions are split."""
+    forms = np.zeros((schedule.n_items, 4), np.int64)
+    for tile, length in np.unique(np.stack([schedule.tile, schedule.length]), axis=1).T.tolist():
+        here = (schedule.tile == tile) & (schedule.length == length)
+        items = work.items(blocks[schedule.tiles[tile]], schedule.lengths[length])
+        forms[here] = np.array(items.forms)[schedule.shape[here]]
+    return forms
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,16 +89,17 @@ class _Chunk:
     mask_ids: torch.Tensor | None
 
 
-def build(setting, blocks, shapes, shape, block, run_lo, run_hi, spare_bytes):
-    """The `Launch` of work items (int columns `block`, `run_lo`, `run_hi`) of shape `shape`.
+def build(setting, blocks, form, block, run_lo, run_hi, spare_bytes):
+    """The `Launch` of work items (int columns `block`, `run_lo`, `run_hi`) of one form.
 
-    shapes: ``blocks.work.items(blocks, ...)``. spare_bytes: memory for masks that are expanded before the first call.
+    form: rows, runs, masked and split, see `work.WorkItems.forms`. spare_bytes: memory for masks that are expanded
+    before the first call.
     """
-    height, n_runs = int(shapes.shape_rows[shape]), int(shapes.shape_runs[shape])
+    height, n_runs, masked, split = form
     rows, real = _padded_rows(blocks, block, height)
     keys, run_ids = _padded_keys(blocks, run_lo, run_hi, n_runs)
     masks = None
-    if shapes.shape_masked[shape] or setting.bias is not None:
+    if masked or setting.bias is not None:
         tokens = setting.natural[0][rows], setting.natural[1][keys]
         masks = ItemMasks(blocks.masks[:, :height], run_ids, *tokens, setting.bias)
         if masks.float_bytes * masks.size <= spare_bytes:
@@ -123,7 +124,6 @@ def build(setting, blocks, shapes, shape, block, run_lo, run_hi, spare_bytes):
         )
     held = 4 * sum(len(c.rows) + len(c.keys) for c in chunks) + (0 if masks is None else masks.held_bytes)
     results = rows[real].astype(np.int64), np.flatnonzero(real)
-    split = bool(shapes.shape_split[shape])
     return Launch(tuple(chunks), setting.heads, setting.scale, split, rows.size, *results, masks, held)
 
 

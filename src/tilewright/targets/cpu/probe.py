@@ -24,7 +24,7 @@ LAUNCH_SHAPES = 4
 
 
 @in_forks
-def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
+def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None):
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; see the contract in `targets`.
 
     All workers run the launch of a class at the same time: all of it, or the part that the class's share of the budget
@@ -35,12 +35,16 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
     """
     probe = Probe(blocks, heads=heads, head_dim=head_dim, dtype=dtype, split_keys=split_keys, seed=seed)
     n_workers, items = probe.n_workers, probe.items
-    share_s = budget_s / (items.n_shapes + LAUNCH_SHAPES + 2)
+    known = known or {}
+    share_s = budget_s / (len(set(items.forms) - set(known)) + LAUNCH_SHAPES + 2)
     handing_us = _time(probe.handing(), share_s).p50_us
     passage_us = (_time(probe.passage(), share_s).p50_us + handing_us) / blocks.shape[0]
     chunk_us = _chunk_us(probe, handing_us, share_s)
     shapes = []
     for shape in progress.with_progress(range(items.n_shapes), f"profile {blocks.tile.name}"):
+        if items.forms[shape] in known:
+            shapes.append(replace(known[items.forms[shape]], items=int(items.counts[shape])))
+            continue
         timing, n_items, merging_us = _time_shape(probe, shape, share_s)
         common_us = n_workers * (passage_us * probe.passing_rows(shape) + merging_us / n_items)
         p20, p50, p80 = (
@@ -73,7 +77,7 @@ class Probe:
         """The launch of all items of shape `shape`, or of its first `most`."""
         member = np.flatnonzero(self.items.shape == shape)[:most]
         columns = (getattr(self.items, name)[member] for name in ("block", "run_lo", "run_hi"))
-        return build(self._setting, self.blocks, self.items, shape, *columns, MASK_BYTES)
+        return build(self._setting, self.blocks, self.items.forms[shape], *columns, MASK_BYTES)
 
     def call(self, launch):
         """``(callable, n)``: runs `launch`, which has n items, on all workers at the same time, once on each."""

@@ -22,13 +22,14 @@ MIN_REPS = 10
 MOST_THREADS, MOST_PROGRAMS, PARTS = 2048, 32, 4
 
 
-def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
+def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None):
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; arguments as in `targets.measure`.
 
     An item is one program for each head. A shape is timed with as many items as all blocks have, since the time of a
     GPU that is not full is not proportional to its items, and with twice as many. The difference is the items' share of
     the multiprocessors; the rest, averaged over all shapes, is `tile_us`. A shape with fewer items runs them several
-    times, with the same results. A launch is a cost of the round, see `targets.cuda.facts`.
+    times, with the same results. A launch is a cost of the round, see `targets.cuda.facts`. known: not used, for split
+    items beside it change what an item takes.
     """
     config.check_head_dim(head_dim)
     device, items = targets.describe("cuda"), work.items(blocks, split_keys)

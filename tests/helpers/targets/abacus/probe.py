@@ -5,7 +5,7 @@ from tilewright.core.timing import Timing
 from tilewright.profile import item_shape
 
 
-def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s):
+def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None):
     """``(launch_us, tile_us, [ItemShape, ...])`` of the work items of `blocks`."""
     items = work.items(blocks, split_keys)
     shapes = []
