@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 
 from tilewright import blocks, graph, profile, reorder, schedule, targets
-from tilewright.blocks.cut import cut, gathered
-from tilewright.blocks.tiles import SLICE_RUN, fitting
+from tilewright.blocks.cut import best_gathered
+from tilewright.blocks.tiles import fitting
 from tilewright.blocks.tiles import parse as parse_tile
 from tilewright.core import artifacts, contents, operators
 from tilewright.core.errors import ArtifactError, DeviceError, PatternError, TileError, UnknownNameError
@@ -494,8 +494,8 @@ def _reasons(info):
 
 def _order_cost(ordered, kind, head_dim):
     """Gathered work of the best cut of an ordered graph over dense attention, times what its masks cost."""
-    row_ptr = cut(ordered, _GROUP_ROWS, SLICE_RUN, True)
-    return gathered(ordered, row_ptr, np.diff(row_ptr)) * targets.mask_cost(kind, ordered, row_ptr, head_dim)
+    row_ptr, work = best_gathered(ordered, _GROUP_ROWS)
+    return work * targets.mask_cost(kind, ordered, row_ptr, head_dim)
 
 
 def _bias_arrays(bias, ordered):

@@ -3,7 +3,9 @@
 `extract` makes `Blocks`. The profile, the schedule and the executors read them.
 """
 
+import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -150,17 +152,24 @@ def extract_all(graph: Graph, chosen: Iterable[Tile], region_rows: int = 128) ->
     """`extract` for each of the tiles `chosen`: a dict of `Blocks` by the tile's name. The regions are found once."""
     # Here, so that those who only read blocks need not load SciPy.
     from tilewright.blocks.cover import cover
-    from tilewright.blocks.cut import cut, regions
+    from tilewright.blocks.cut import Windows, cut, functions, regions
 
     chosen = list(chosen)
     for tile in chosen:
         tiles.check_fits(tile, graph.shape)
-    region_ptr, found = regions(graph, region_rows), {}
-    for tile in chosen:
-        row_ptr = cut(graph, tile.rows, tile.run, tile.gathered, region_ptr)
+    most = max([region_rows, *(tile.rows for tile in chosen if tile.gathered)])
+    windows = Windows(graph, tiles.SLICE_RUN, True, most)
+    region_ptr = regions(graph, region_rows, windows)
+
+    def made(tile):
+        row_ptr = cut(graph, tile.rows, tile.run, tile.gathered, region_ptr, windows=windows if tile.gathered else None)
         runs = cover(graph, row_ptr, tile)
-        found[tile.name] = Blocks(tile, graph.shape, graph.id, graph.meta, region_rows, region_ptr, row_ptr, *runs)
-    return found
+        return Blocks(tile, graph.shape, graph.id, graph.meta, region_rows, region_ptr, row_ptr, *runs)
+
+    # Compiled functions run side by side, array operations hardly do.
+    workers = len(os.sched_getaffinity(0)) if functions(graph) else 1
+    with ThreadPoolExecutor(workers) as pool:
+        return {tile.name: found for tile, found in zip(chosen, pool.map(made, chosen), strict=True)}
 
 
 def save(path: str | Path, blocks: Blocks, made_by: dict[str, Any] | None = None) -> None:

@@ -7,13 +7,15 @@ block of keys in a block tile.
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.blocks.cut import seen_units
+from tilewright.blocks.cut import functions, plain, seen_units
 from tilewright.blocks.tiles import Tile, aligned_keys
 from tilewright.graph import Graph, take_rows
 
 
 def cover(graph: Graph, row_ptr: NDArray[np.int32], tile: Tile) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
     """``(run_ptr, run_keys, run_mask, masks, run_entries)`` of `blocks.Blocks` for blocks of rows `row_ptr`."""
+    if fast := functions(graph):
+        return _compiled_cover(fast, graph, row_ptr, tile)
     unit_keys = 1 if tile.gathered else tile.keys
     n_units, units = -(-graph.n_cols // unit_keys), graph.indices // np.int32(unit_keys)
     known: dict[bytes, int] = {}
@@ -26,6 +28,23 @@ def cover(graph: Graph, row_ptr: NDArray[np.int32], tile: Tile) -> tuple[NDArray
         keys = aligned_keys(keys, tile.run, graph.n_cols)
     masks = np.frombuffer(b"".join(known), np.uint8).reshape(-1, tile.rows, -(-tile.run // 8)).copy()
     return np.concatenate(([0], np.cumsum(n_runs))), keys, run_mask, masks, run_entries
+
+
+def _compiled_cover(fast, graph, row_ptr, tile):
+    """As `cover`, by the compiled functions `fast`."""
+    unit_keys = 1 if tile.gathered else tile.keys
+    n_units, width = -(-graph.n_cols // unit_keys), tile.run
+    arrays = plain(graph.indptr, np.int64), plain(graph.indices, np.int32), plain(graph.row_id, np.int32)
+    row_ptr = plain(row_ptr, np.int64)
+    units = fast.unions(arrays[0], arrays[1] // np.int32(unit_keys), arrays[2], n_units, row_ptr)
+    run_ptr = np.concatenate(([0], np.cumsum(-(-units // (width // unit_keys)))))
+    keys = np.full((run_ptr[-1], width // unit_keys), -1, np.int32)
+    run_mask, run_entries = np.full(run_ptr[-1], -1, np.int32), np.zeros(run_ptr[-1], np.int32)
+    sizes = n_units, unit_keys, tile.rows, width
+    masks = fast.fill_runs(*arrays, row_ptr, run_ptr, *sizes, keys, run_mask, run_entries)
+    if not tile.gathered:
+        keys = aligned_keys(keys, width, graph.n_cols)
+    return run_ptr, keys, run_mask, masks.reshape(-1, tile.rows, -(-width // 8)), run_entries
 
 
 def _cover(graph, row_ptr, tile, seen, known):

@@ -7,17 +7,20 @@ these w rows has. So it is enough to count the keys of each row by their age: th
 last. Rows equal to their predecessor have keys of age 1 only and are not read, so that windowed patterns cost no more
 than their distinct rows.
 
-NumPy and SciPy alone: a compiler would take longer to load than most patterns take to cut.
+NumPy and SciPy alone where patterns are small: a compiler would take longer to load than they take to cut. Large ones
+are cut by the functions of `_compiled`, where these are compiled already.
 """
 
 import itertools
 from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
 from tilewright.blocks.tiles import SLICE_RUN
+from tilewright.core import compiled
 from tilewright.core.errors import PatternError, TileError
 from tilewright.graph import Graph, take_rows
 
@@ -33,11 +36,67 @@ REGION_KEYS = 128
 
 # Windows and entries that are counted at a time, which bounds the memory that this takes: some 100 MB.
 _CHUNK = 1 << 21
+# Windows that are kept for another cut: 64 MB.
+_KEPT = 1 << 24
+# Entries from which on compiled functions are worth loading: 10^6 take NumPy 0.2 s, loading takes 0.4 to 0.8 s.
+LARGE = 1 << 21
+ENTERED = ("tilewright.blocks._compiled",)
 
 
-def regions(graph: Graph, region_rows: int = 128) -> NDArray[np.int32]:
+class Windows:
+    """Units that the rows of each window of at most `most` consecutive rows touch together, for any cut of a graph.
+
+    Counted when they are first asked for, and kept where they are at most `_KEPT`. width, gathered: of the units, see
+    `unit_rows`.
+    """
+
+    def __init__(self, graph: Graph, width: int, gathered: bool, most: int) -> None:
+        """Nothing is counted yet."""
+        self.graph, self.width, self.gathered = graph, width, gathered
+        self.most = min(most, graph.n_rows)
+        self._kept: list[tuple[int, NDArray[np.int32]]] | None = None
+
+    def stretches(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
+        """Yield, for stretches of rows, the first row and [rows, most]: the units of rows j-w..j at ``[j - first, w]``.
+
+        Windows that begin before row 0 are counted as if they began there.
+        """
+        if self._kept is not None:
+            yield from self._kept
+            return
+        graph, kept, keep = self.graph, [], self.graph.n_rows * self.most <= _KEPT
+        arguments = *unit_rows(graph, self.width, self.gathered), graph.row_id, self.most
+        fast = functions(graph)
+        for begin, union in _compiled_unions(fast, *arguments) if fast else _window_unions(*arguments):
+            if keep:
+                kept.append((begin, union))
+            yield begin, union
+        self._kept = kept if keep else None
+
+    def sizes(self, ptr: ArrayLike) -> NDArray[np.int64]:
+        """int64 [G]: units of each group of rows ``ptr[g]..ptr[g+1]``, of at most `most` rows each."""
+        ptr, found = np.asarray(ptr, np.int64), np.zeros(len(np.asarray(ptr)) - 1, np.int64)
+        last, height = ptr[1:] - 1, np.diff(ptr)
+        for begin, union in self.stretches():
+            groups = slice(*np.searchsorted(last, (begin, begin + len(union))))
+            found[groups] = union[last[groups] - begin, height[groups] - 1]
+        return found
+
+
+def functions(graph: Graph) -> ModuleType | None:
+    """The module `_compiled` where `graph` is large and it is compiled already, else None."""
+    read = np.append(True, graph.row_id[1:] != graph.row_id[:-1])
+    return compiled.load(*ENTERED) if graph.row_degree[read].sum() >= LARGE else None
+
+
+def plain(array: ArrayLike, dtype: type) -> NDArray:
+    """`array` as compiled functions take it: contiguous, writable and of `dtype`."""
+    return np.require(array, dtype, ["C", "W"])
+
+
+def regions(graph: Graph, region_rows: int = 128, windows: Windows | None = None) -> NDArray[np.int32]:
     """Row boundaries int32 [R+1] of the regions: the best cut into at most `region_rows` rows, keys gathered."""
-    return cut(graph, region_rows, SLICE_RUN, True, overhead=REGION_KEYS)
+    return cut(graph, region_rows, SLICE_RUN, True, overhead=REGION_KEYS, windows=windows)
 
 
 def cut(
@@ -47,14 +106,15 @@ def cut(
     gathered: bool,
     bounds: ArrayLike | None = None,
     overhead: int = GROUP_KEYS,
+    windows: Windows | None = None,
 ) -> NDArray[np.int32]:
     """Row boundaries int32 [G+1] of the cheapest partition into consecutive groups of at most `rows` rows.
 
     A group costs ``(rows + GROUP_ROWS) * (keys + overhead)``, a group without keys nothing. With `gathered`, the
     keys are the union of those of its rows, padded to a multiple of `width`; else the aligned blocks of `width`
     keys that it touches. `bounds` (ascending row numbers from 0 to N_q) are boundaries that no group may cross.
-    Of equal partitions, the one with the longest last groups. Raises `PatternError` for other `bounds` and
-    `TileError` for `rows` below 1.
+    Of equal partitions, the one with the longest last groups. windows: of these units and as many rows, where several
+    cuts of one graph share them. Raises `PatternError` for other `bounds` and `TileError` for `rows` below 1.
     """
     if rows < 1:
         raise TileError(f"rows of a group: expected at least 1, found {rows}")
@@ -65,17 +125,18 @@ def cut(
         if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != n or (np.diff(bounds) <= 0).any():
             raise PatternError(f"bounds: expected ascending row numbers from 0 to {n}, found {bounds}")
         first = np.repeat(bounds[:-1], np.diff(bounds))
-    indptr, units, n_units = unit_rows(graph, width, gathered)
-    unit_keys, step = (1, width) if gathered else (width, 1)
-    most = min(rows, n)
-    height = np.arange(1, most + 1)[:, None] + GROUP_ROWS
+    step, unit_keys = (width, 1) if gathered else (1, width)
+    most, fast = min(rows, n), functions(graph)
     # Cost of the best partition of the rows before j, and where its last group begins.
     best, back = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
-    for begin, union in _window_unions(indptr, units, graph.row_id, n_units, most):
-        keys = -(-union // step) * (step * unit_keys)
-        cost = np.where(keys > 0, height * (keys + overhead), 0)
+    for begin, union in (windows or Windows(graph, width, gathered, most)).stretches():
+        if fast:
+            fast.fill_best(union, begin, most, first, step, unit_keys, GROUP_ROWS, overhead, best, back)
+            continue
+        keys = -(-union[:, :most].astype(np.int64) // step) * (step * unit_keys)
+        cost = np.where(keys > 0, (np.arange(1, most + 1) + GROUP_ROWS) * (keys + overhead), 0)
         # By the first row of the window: of equal costs, `argmin` finds the longest window.
-        _fill_best(best, back, first, begin, np.ascontiguousarray(cost[::-1].T))
+        _fill_best(best, back, first, begin, np.ascontiguousarray(cost[:, ::-1]))
     ptr = [n]
     while ptr[-1]:
         ptr.append(int(back[ptr[-1]]))
@@ -96,15 +157,26 @@ def _fill_best(best, back, first, begin, cost):
 def unions(graph: Graph, ptr: ArrayLike, width: int, gathered: bool) -> NDArray[np.int64]:
     """int64 [G]: keys that each group of rows ``ptr[g]..ptr[g+1]`` sees, or aligned blocks of `width` keys."""
     indptr, units, n_units = unit_rows(graph, width, gathered)
+    if fast := functions(graph):
+        return fast.unions(*_plain_rows(indptr, units, graph.row_id), n_units, plain(ptr, np.int64))
     seen = seen_units(indptr, units, graph.row_id, n_units, ptr)
     return np.concatenate([np.diff(part.indptr) for _, _, part in seen]).astype(np.int64)
 
 
-def gathered(graph: Graph, ptr: ArrayLike, height: ArrayLike) -> float:
+def gathered(graph: Graph, ptr: ArrayLike, height: ArrayLike, windows: Windows | None = None) -> float:
     """Gathered work as a fraction of dense attention: sum over groups of rows ``ptr[g]..ptr[g+1]`` of
-    ``height * |union of keys| / (N_q * N_k)``. height: rows of each group, padding included."""
+    ``height * |union of keys| / (N_q * N_k)``. height: rows of each group, padding included. windows: of keys, where
+    they are counted already."""
+    keys = windows.sizes(ptr) if windows else unions(graph, ptr, 1, True)
     # What an ArrayLike times an array is, type checkers cannot tell.
-    return float((height * unions(graph, ptr, 1, True)).sum() / (graph.n_rows * graph.n_cols))  # type: ignore
+    return float((height * keys).sum() / (graph.n_rows * graph.n_cols))  # type: ignore
+
+
+def best_gathered(graph: Graph, rows: int) -> tuple[NDArray[np.int32], float]:
+    """``(row_ptr, work)``: the best cut into groups of at most `rows` rows, keys gathered, and its `gathered` work."""
+    windows = Windows(graph, SLICE_RUN, True, rows)
+    row_ptr = cut(graph, rows, SLICE_RUN, True, windows=windows)
+    return row_ptr, gathered(graph, row_ptr, np.diff(row_ptr), windows)
 
 
 def unit_rows(graph: Graph, width: int, gathered: bool) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
@@ -140,11 +212,23 @@ def seen_units(indptr, units, row_id, n_units, ptr) -> Iterator[tuple[int, int, 
         yield lo, hi, seen
 
 
-def _window_unions(indptr, units, row_id, n_units, most) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield, for stretches of rows, the first row and [most, rows]: the units of the rows j-w..j at ``[w, j - first]``.
+def _plain_rows(indptr, units, row_id):
+    return plain(indptr, np.int64), plain(units, np.int32), plain(row_id, np.int32)
 
-    Windows that begin before row 0 are counted as if they began there.
-    """
+
+def _compiled_unions(fast, indptr, units, n_units, row_id, most) -> Iterator[tuple[int, NDArray[np.int32]]]:
+    """As `_window_unions`, by the compiled functions `fast`."""
+    arrays, n = _plain_rows(indptr, units, row_id), len(row_id)
+    last, before = np.full(n_units, -most - 1, np.int64), np.zeros(most, np.int64)
+    step = max(1, _CHUNK // most)
+    for lo in range(0, n, step):
+        union = np.empty((min(step, n - lo), most), np.int32)
+        fast.count_windows(*arrays, lo, last, before, union)
+        yield lo, union
+
+
+def _window_unions(indptr, units, n_units, row_id, most) -> Iterator[tuple[int, NDArray[np.int32]]]:
+    """What `Windows.stretches` yields."""
     n = len(row_id)
     # Rows equal to their predecessor form a sequence, of which the first row is read.
     start = np.concatenate(([0], np.flatnonzero(np.diff(row_id)) + 1))
@@ -169,7 +253,7 @@ def _window_unions(indptr, units, row_id, n_units, most) -> Iterator[tuple[int, 
             union[w, 1:] += union[w - 1, :-1]
             union[w, 0] += before[w - 1]
         before = union[:, -1].copy()
-        yield lo, union
+        yield lo, np.ascontiguousarray(union.T, np.int32)
 
 
 def _stretches(work):

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright.blocks.cut import cut, gathered
-from tilewright.blocks.tiles import SLICE_RUN
+from tilewright.blocks.cut import best_gathered, gathered
 
 
 def work_fraction(graph, row_order=None, rows=64, best_cut=False):
@@ -18,9 +17,5 @@ def work_fraction(graph, row_order=None, rows=64, best_cut=False):
     if row_order is not None:
         graph = replace(graph, row_id=graph.row_id[row_order])
     if best_cut:
-        ptr = cut(graph, rows, SLICE_RUN, True)
-        height = np.diff(ptr)
-    else:
-        ptr = np.append(np.arange(0, graph.n_rows, rows), graph.n_rows)
-        height = rows
-    return gathered(graph, ptr, height)
+        return best_gathered(graph, rows)[1]
+    return gathered(graph, np.append(np.arange(0, graph.n_rows, rows), graph.n_rows), rows)
