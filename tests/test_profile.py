@@ -3,6 +3,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers import plans
 from helpers.gpu import hide_gpu
@@ -75,6 +77,25 @@ def test_every_class_runs_the_code_of_the_executor(cover):
     assert probe.passage()().shape == (1, 2, 150, 16)
     rows = sum(probe.passing_rows(shape) * probe.items.counts[shape] for shape in range(probe.items.n_shapes))
     assert rows == pytest.approx(cover.rows[cover.runs > 0].sum())
+
+
+TIMES = st.floats(1e-3, 1e6)
+
+
+@given(
+    st.lists(st.tuples(TIMES, TIMES, st.integers(1, 1000)), min_size=1, max_size=6), TIMES, TIMES, st.integers(1, 132)
+)
+def test_fitted_costs_add_up_to_the_whole(costs, whole_us, load_us, lanes):
+    shapes = [
+        profile.ItemShape(16, 1, False, False, items, us, alone_us, us, us, 10, 0.01, {}, 0.0)
+        for us, alone_us, items in costs
+    ]
+    tile_us, found = profile.fitted(shapes, whole_us=whole_us, load_us=load_us, lanes=lanes)
+    load = sum(shape.items * shape.latency_us for shape in found) / lanes
+    assert max(load + tile_us, *(shape.alone_us for shape in found)) == pytest.approx(whole_us)
+    assert tile_us >= 0 and load == pytest.approx(min(load_us, whole_us))
+    ratios = [after.latency_us / before.latency_us for after, before in zip(found, shapes, strict=True)]
+    assert ratios == pytest.approx([ratios[0]] * len(ratios))
 
 
 def test_save_and_load(tmp_path, measured):
