@@ -11,7 +11,9 @@ from helpers.gpu import hide_gpu
 from tilewright import profile, targets
 from tilewright.blocks import work
 from tilewright.core.errors import ArtifactError, DeviceError, UnknownNameError
-from tilewright.core.timing import FEWEST
+from tilewright.core.timing import FEWEST, Timing
+from tilewright.schedule import problem
+from tilewright.targets.cpu import probe as cpu_probe
 from tilewright.targets.cpu.probe import Probe, head
 from tilewright.targets.measure import check, measure
 
@@ -77,6 +79,68 @@ def test_every_class_runs_the_code_of_the_executor(cover):
     assert probe.passage()().shape == (1, 2, 150, 16)
     rows = sum(probe.passing_rows(shape) * probe.items.counts[shape] for shape in range(probe.items.n_shapes))
     assert rows == pytest.approx(cover.rows[cover.runs > 0].sum())
+
+
+def alone(cover, measured):
+    """Predicted makespan of the schedule with this tile alone."""
+    found = problem.build({"16x1": cover}, {"16x1": measured}, targets.limits(measured.device))
+    none = np.zeros(found.n_regions, np.int64)
+    return found.makespan_us(none, none)
+
+
+@pytest.mark.parametrize("split_keys", [None, 64])
+@pytest.mark.parametrize("whole_us", [20.0, 987.0, 1e6])
+def test_a_tile_alone_is_predicted_as_its_whole_call_was_timed(cover, monkeypatch, whole_us, split_keys):
+    """Whatever its shapes take one by one."""
+    rng = np.random.default_rng(0)
+
+    def timed(call, seconds):
+        us = whole_us if getattr(call, "__name__", "") == "whole" else 50 + 100 * rng.random()
+        return Timing(us, us, us, 10, 0.0)
+
+    whole = Probe.whole
+
+    def named(self, every):
+        assert every == 1, "there is time for all items"
+        call, left_out = whole(self, every)
+        assert not left_out.any() and call().shape == (1, 2, 150, 16)
+        call.__name__ = "whole"
+        return call, left_out
+
+    monkeypatch.setattr(cpu_probe, "_time", timed)
+    monkeypatch.setattr(Probe, "whole", named)
+    measured = measure(cover, split_keys=split_keys, budget_s=1.0)
+    assert alone(cover, measured) == pytest.approx(whole_us) and measured.tile_us == 0
+
+
+def test_a_call_of_some_chunks_scales_the_times_of_all(cover, monkeypatch):
+    """No more chunks run than there is time for, and the work for all rows is in any call."""
+    left = []
+
+    def timed(call, seconds):
+        us = 777.0 if getattr(call, "__name__", "") == "some" else 2e3
+        return Timing(us, us, us, 10, 0.0)
+
+    whole = Probe.whole
+
+    def named(self, every):
+        assert every > 1, "all items take longer"
+        call, left_out = whole(self, every)
+        left.append(left_out)
+        call.__name__ = "some"
+        return call, left_out
+
+    monkeypatch.setattr(cpu_probe, "_time", timed)
+    monkeypatch.setattr(Probe, "whole", named)
+    scaled = measure(cover, split_keys=None, budget_s=0.01)
+    monkeypatch.setattr(cpu_probe, "_scale", lambda *of: 1.0)
+    raw = measure(cover, split_keys=None, budget_s=0.01)
+    scale = alone(cover, scaled) / alone(cover, raw)
+    assert left[0].any() and (left[0] <= [shape.items for shape in raw.shapes]).all()
+    for one, other in zip(scaled.shapes, raw.shapes, strict=True):
+        assert one.latency_us == pytest.approx(scale * other.latency_us)
+    # What was left out is less than all: without it the same time means slower items.
+    assert scale > 777.0 / alone(cover, raw)
 
 
 TIMES = st.floats(1e-3, 1e6)
