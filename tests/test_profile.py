@@ -1,15 +1,20 @@
+import itertools
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers import plans
 from helpers.gpu import hide_gpu
 from tilewright import profile, targets
 from tilewright.blocks import work
 from tilewright.core.errors import ArtifactError, DeviceError, UnknownNameError
-from tilewright.core.timing import FEWEST
+from tilewright.core.timing import FEWEST, Timing
+from tilewright.schedule import problem
+from tilewright.targets.cpu import probe as cpu_probe
 from tilewright.targets.cpu.probe import Probe, head
 from tilewright.targets.measure import check, measure
 
@@ -85,7 +90,10 @@ def test_split_lengths_share_what_was_timed(tmp_path):
     measured = measure(cover, split_keys=(256, 128, None, 10**6), budget_s=0.1)
     assert list(measured.options) == [256, 128, None] and measured.split_keys == 256
     timed = [{(c.rows, c.runs, c.masked, c.split): c.latency_us for c in o.shapes} for o in measured.options.values()]
-    assert all(one[form] == two[form] for one in timed for two in timed for form in set(one) & set(two))
+    for one, two in itertools.product(timed, timed):
+        # Each length is scaled to its own call of all items.
+        ratios = [one[form] / two[form] for form in set(one) & set(two)]
+        assert ratios == pytest.approx([ratios[0]] * len(ratios))
     assert set(timed[0]) & set(timed[1]) & set(timed[2]) and set(timed[1]) - set(timed[0])
     profile.save(tmp_path / "p.json", measured)
     assert profile.load(tmp_path / "p.json") == measured
@@ -97,6 +105,87 @@ def test_files_of_the_version_before_are_read(tmp_path, measured):
     del document["further"]
     (tmp_path / "p.json").write_text(json.dumps(document | {"version": 5}))
     assert profile.load(tmp_path / "p.json") == measured
+
+
+def alone(cover, measured):
+    """Predicted makespan of the schedule with this tile alone."""
+    found = problem.build({"16x1": cover}, {"16x1": measured}, targets.limits(measured.device))
+    none = np.zeros(found.n_regions, np.int64)
+    return found.makespan_us(none, none)
+
+
+@pytest.mark.parametrize("split_keys", [None, 64])
+@pytest.mark.parametrize("whole_us", [20.0, 987.0, 1e6])
+def test_a_tile_alone_is_predicted_as_its_whole_call_was_timed(cover, monkeypatch, whole_us, split_keys):
+    """Whatever its shapes take one by one."""
+    rng = np.random.default_rng(0)
+
+    def timed(call, seconds):
+        us = whole_us if getattr(call, "__name__", "") == "whole" else 50 + 100 * rng.random()
+        return Timing(us, us, us, 10, 0.0)
+
+    whole = Probe.whole
+
+    def named(self, every):
+        assert every == 1, "there is time for all items"
+        call, left_out = whole(self, every)
+        assert not left_out.any() and call().shape == (1, 2, 150, 16)
+        call.__name__ = "whole"
+        return call, left_out
+
+    monkeypatch.setattr(cpu_probe, "_time", timed)
+    monkeypatch.setattr(Probe, "whole", named)
+    measured = measure(cover, split_keys=split_keys, budget_s=1.0)
+    assert alone(cover, measured) == pytest.approx(whole_us) and measured.tile_us == 0
+
+
+def test_a_call_of_some_chunks_scales_the_times_of_all(cover, monkeypatch):
+    """No more chunks run than there is time for, and the work for all rows is in any call."""
+    left = []
+
+    def timed(call, seconds):
+        us = 777.0 if getattr(call, "__name__", "") == "some" else 2e3
+        return Timing(us, us, us, 10, 0.0)
+
+    whole = Probe.whole
+
+    def named(self, every):
+        assert every > 1, "all items take longer"
+        call, left_out = whole(self, every)
+        left.append(left_out)
+        call.__name__ = "some"
+        return call, left_out
+
+    monkeypatch.setattr(cpu_probe, "_time", timed)
+    monkeypatch.setattr(Probe, "whole", named)
+    scaled = measure(cover, split_keys=None, budget_s=0.01)
+    monkeypatch.setattr(cpu_probe, "_scale", lambda *of: 1.0)
+    raw = measure(cover, split_keys=None, budget_s=0.01)
+    scale = alone(cover, scaled) / alone(cover, raw)
+    assert left[0].any() and (left[0] <= [shape.items for shape in raw.shapes]).all()
+    for one, other in zip(scaled.shapes, raw.shapes, strict=True):
+        assert one.latency_us == pytest.approx(scale * other.latency_us)
+    # What was left out is less than all: without it the same time means slower items.
+    assert scale > 777.0 / alone(cover, raw)
+
+
+TIMES = st.floats(1e-3, 1e6)
+
+
+@given(
+    st.lists(st.tuples(TIMES, TIMES, st.integers(1, 1000)), min_size=1, max_size=6), TIMES, TIMES, st.integers(1, 132)
+)
+def test_fitted_costs_add_up_to_the_whole(costs, whole_us, load_us, lanes):
+    shapes = [
+        profile.ItemShape(16, 1, False, False, items, us, alone_us, us, us, 10, 0.01, {}, 0.0)
+        for us, alone_us, items in costs
+    ]
+    tile_us, found = profile.fitted(shapes, whole_us=whole_us, load_us=load_us, lanes=lanes)
+    load = sum(shape.items * shape.latency_us for shape in found) / lanes
+    assert max(load + tile_us, *(shape.alone_us for shape in found)) == pytest.approx(whole_us)
+    assert tile_us >= 0 and load == pytest.approx(min(load_us, whole_us))
+    ratios = [after.latency_us / before.latency_us for after, before in zip(found, shapes, strict=True)]
+    assert ratios == pytest.approx([ratios[0]] * len(ratios))
 
 
 def test_save_and_load(tmp_path, measured):

@@ -1,6 +1,7 @@
 """Latency and resources of a tile on one device, per shape of its work items (stage T3)."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -105,6 +106,25 @@ def item_shape(items, shape, timing, **measured):
         rse=timing.rse,
         **measured,
     )
+
+
+def fitted(
+    shapes: Sequence[ItemShape], *, whole_us: float, load_us: float, lanes: int
+) -> tuple[float, list[ItemShape]]:
+    """``(tile_us, shapes)``: the costs of `shapes` changed such that a round of all items takes `whole_us`.
+
+    Shapes that were timed one by one add up to something else than a launch of all: items of different shapes run side
+    by side. whole_us: of all items, less the costs of launch and round. load_us: the part of it that grows with the
+    items; the latencies are scaled to it and keep their ratios. The rest is `tile_us`. Where the load is more than the
+    whole, the latencies are scaled down to that and `tile_us` is zero. No item takes longer alone than all do.
+    """
+    load_us = min(load_us, whole_us)
+    scale = float(load_us * lanes) / sum(shape.items * shape.latency_us for shape in shapes)
+    found = []
+    for shape in shapes:
+        times = {name: scale * getattr(shape, name) for name in ("latency_us", "p20_us", "p80_us")}
+        found.append(replace(shape, alone_us=float(min(shape.alone_us, whole_us)), **times))
+    return float(whole_us - load_us), found
 
 
 def save(path: str | Path, profile: Profile, made_by: dict | None = None) -> None:

@@ -33,7 +33,7 @@ folder:
     ``measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None)``: times the shapes of
         ``blocks.work.items(blocks, split_keys)`` in about `budget_s` seconds. Returns ``(launch_us, tile_us,
         shapes)``: two costs of `profile.Profile` and a `profile.ItemShape` each, in the order of the shapes. known:
-        ``{form: ItemShape}`` of the same blocks, timed before at another split length; a probe may take them.
+        what a probe may keep, by form of its items, from one split length of the same blocks to the next.
 
 ``executor.py``.
     ``prepare(schedule, blocks, *, heads, head_dim, dtype, **options)``: an `Executor` of the schedule. blocks: ``{tile:

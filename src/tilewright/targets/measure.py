@@ -7,7 +7,7 @@ from tilewright import targets
 from tilewright.blocks import Blocks, work
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, DeviceError
-from tilewright.profile import DTYPES, ItemShape, Profile, SplitCosts
+from tilewright.profile import DTYPES, Profile, SplitCosts
 
 Lengths: TypeAlias = int | Sequence[int | None] | None
 
@@ -35,15 +35,11 @@ def measure(
     """
     options = _options(blocks, heads, head_dim, dtype)
     probe = targets.probe(device)
-    # By form: of each, the first timing is everybody's.
-    known: dict[tuple, ItemShape] = {}
+    known: dict[tuple, Any] = {}
 
     def cost(length, begun):
-        more: dict[str, Any] = {"known": known} if begun else {}
         seconds = budget_s / 2 if begun else budget_s
-        costs = probe.measure(blocks, **options, split_keys=length, seed=seed, budget_s=seconds, **more)
-        known.update({(s.rows, s.runs, s.masked, s.split): s for s in costs[2]})
-        return costs
+        return probe.measure(blocks, **options, split_keys=length, seed=seed, budget_s=seconds, known=known)
 
     return _profile("measured", blocks, device, options, split_keys, cost)
 

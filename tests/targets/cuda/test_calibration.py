@@ -215,6 +215,16 @@ def test_a_prediction_is_the_launch_of_all_items(monkeypatch, windows):
     assert sum(shape.latency_us * shape.items for shape in biased) / 8 > 1.2 * load_us
 
 
+def test_a_launch_that_takes_less_than_its_load_is_predicted_so(monkeypatch, windows):
+    monkeypatch.setattr(targets, "describe", lambda kind: DEVICE)
+    monkeypatch.setattr(cost_model, "makespan", lambda *arguments: 11.0)
+    options = {"heads": 6, "head_dim": 64, "dtype": "bfloat16", "split_keys": 512, "calibration": truth()}
+    _, tile_us, shapes = cost_model.predict(windows, **options)
+    load_us = sum(shape.latency_us * shape.items for shape in shapes) / 8
+    assert tile_us == 0 and DEVICE["launch_us"] + load_us == pytest.approx(truth().launch_us + 11.0)
+    assert max(shape.alone_us for shape in shapes) <= load_us
+
+
 def test_masks_apart_and_keys_out_of_reach_are_seen(windows):
     items = work.items(windows, None)
     lists = tile_lists.build(windows, items.block, items.run_lo, items.run_hi, 64)

@@ -43,11 +43,16 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
         columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
         launches.append(build(common, blocks[schedule.tiles[tile]], form, *columns, spare))
         spare -= 0 if launches[-1].masks is None else launches[-1].masks.held_bytes
-    jobs = _jobs(launches, distinct[:, 0].tolist())
+    return assembled(launches, distinct[:, 0].tolist(), common, shape)
+
+
+def assembled(launches, rounds, common, shape):
+    """The `Executor` of `launches`, each in its round, over a pattern of `shape`; common: the `Setting` of them."""
+    jobs = _jobs(launches, rounds)
     place, merges, n_results, n_parts = _places(launches, shape[0])
     back = np.empty_like(place)
     back[common.taken[0]] = place
-    sizes = n_results, n_parts, shape, heads, head_dim, dtype
+    sizes = n_results, n_parts, shape, common.heads, common.head_dim, common.dtype
     return Executor(tuple(launches), jobs, merges, index(back), *sizes, targets.describe("cpu")["threads"])
 
 

@@ -1,4 +1,4 @@
-"""Times of the shapes of one blocks file, each run alone by the code of the executor (stage T3)."""
+"""Times of the work items of one blocks file, shape by shape and all together, by the executor's code (stage T3)."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -9,9 +9,9 @@ import torch
 from tilewright import targets
 from tilewright.blocks import work
 from tilewright.core import progress
-from tilewright.core.timing import time_call
+from tilewright.core.timing import FEWEST, time_call
 from tilewright.profile import item_shape
-from tilewright.targets.cpu.executor import MASK_BYTES, Executor, merge
+from tilewright.targets.cpu.executor import MASK_BYTES, Executor, assembled, merge
 from tilewright.targets.cpu.launch import build, index, item_bytes, token_major
 from tilewright.targets.cpu.workers import in_forks, workers
 from tilewright.targets.setting import setting
@@ -21,6 +21,8 @@ RSE = 0.03
 MIN_REPS = 10
 # The cost of a launch is the median over this many shapes.
 LAUNCH_SHAPES = 4
+# Of the budget, what the call of all items takes in place of one shape.
+WHOLE_SHARES = 2
 
 
 @in_forks
@@ -32,18 +34,22 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known
     item's share of a larger chunk. It is taken off the workers' time and returned as `launch_us`, divided by their
     number. Work that every call does for all rows (handing out jobs, gathering tokens, returning results) is charged to
     the items by their rows. The merging of split rows is charged to their parts.
+
+    Shapes run side by side in a schedule, and otherwise than one by one. So a call of all items is timed, too, or of as
+    many chunks of all shapes as there is time for, and all times are scaled to it. The schedule with this tile alone is
+    then predicted as it was timed. Nothing of it is `tile_us`: what all workers do beside items, they do once a call.
     """
     probe = Probe(blocks, heads=heads, head_dim=head_dim, dtype=dtype, split_keys=split_keys, seed=seed)
     n_workers, items = probe.n_workers, probe.items
-    known = known or {}
-    share_s = budget_s / (len(set(items.forms) - set(known)) + LAUNCH_SHAPES + 2)
+    if not items.n_shapes:
+        return 0.0, 0.0, []
+    known = {} if known is None else known
+    share_s = budget_s / (len(set(items.forms) - set(known)) + LAUNCH_SHAPES + 2 + WHOLE_SHARES)
     handing_us = _time(probe.handing(), share_s).p50_us
     passage_us = (_time(probe.passage(), share_s).p50_us + handing_us) / blocks.shape[0]
     chunk_us = _chunk_us(probe, handing_us, share_s)
-    shapes = []
     for shape in progress.with_progress(range(items.n_shapes), f"profile {blocks.tile.name}"):
         if items.forms[shape] in known:
-            shapes.append(replace(known[items.forms[shape]], items=int(items.counts[shape])))
             continue
         timing, n_items, merging_us = _time_shape(probe, shape, share_s)
         common_us = n_workers * (passage_us * probe.passing_rows(shape) + merging_us / n_items)
@@ -54,8 +60,13 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known
         )
         times = {"p20_us": p20, "latency_us": p50, "alone_us": p50, "p80_us": p80}
         resources, occupancy = probe.resources(shape)
-        shapes.append(item_shape(items, shape, timing, **times, resources=resources, occupancy=occupancy))
-    return chunk_us / n_workers, 0.0, shapes
+        found = item_shape(items, shape, timing, **times, resources=resources, occupancy=occupancy)
+        known[items.forms[shape]] = found, common_us
+    shapes = [replace(known[form][0], items=int(n)) for form, n in zip(items.forms, items.counts, strict=True)]
+    commons_us = np.array([known[form][1] for form in items.forms])
+    launch_us = chunk_us / n_workers
+    scale = _scale(probe, shapes, commons_us, launch_us, WHOLE_SHARES * share_s)
+    return scale * launch_us, 0.0, [_scaled(shape, scale) for shape in shapes]
 
 
 class Probe:
@@ -75,9 +86,32 @@ class Probe:
 
     def launch(self, shape, most=None):
         """The launch of all items of shape `shape`, or of its first `most`."""
+        return self._launches[shape] if most is None else self._build(shape, most, MASK_BYTES)
+
+    @cached_property
+    def _launches(self):
+        # Memory for masks is shared out as the executor does.
+        launches, spare = [], MASK_BYTES
+        for shape in range(self.items.n_shapes):
+            launches.append(self._build(shape, None, spare))
+            spare -= 0 if launches[-1].masks is None else launches[-1].masks.held_bytes
+        return launches
+
+    def _build(self, shape, most, spare_bytes):
         member = np.flatnonzero(self.items.shape == shape)[:most]
         columns = (getattr(self.items, name)[member] for name in ("block", "run_lo", "run_hi"))
-        return build(self._setting, self.blocks, self.items.forms[shape], *columns, MASK_BYTES)
+        return build(self._setting, self.blocks, self.items.forms[shape], *columns, spare_bytes)
+
+    def whole(self, every):
+        """``(callable, left out)``: the executor's call with each `every`-th chunk of all items; left out: int [K], the
+        items of each shape that do not run."""
+        executor = assembled(self._launches, [0] * self.items.n_shapes, self._setting, self.blocks.shape)
+        some = replace(executor, jobs=executor.jobs[::every])
+        left_out = self.items.counts.copy()
+        number = {id(launch): shape for shape, launch in enumerate(self._launches)}
+        for launch, chunk, _ in some.jobs:
+            left_out[number[id(launch)]] -= chunk.items
+        return lambda: some(self._q, self._k, self._v), left_out
 
     def call(self, launch):
         """``(callable, n)``: runs `launch`, which has n items, on all workers at the same time, once on each."""
@@ -157,6 +191,25 @@ def _time_shape(probe, shape, seconds):
     call, n_items = probe.call(launch)
     merging_us = _time(probe.merging(launch), seconds / 10).p50_us if launch.split else 0.0
     return _time(call, seconds), n_items, merging_us
+
+
+def _scale(probe, shapes, commons_us, launch_us, seconds):
+    """How many times what `shapes` add up to their items take, all or as many chunks as `seconds` allow.
+
+    commons_us: what an item takes of the work for all rows, which every call does.
+    """
+    latency_us = np.array([shape.latency_us for shape in shapes])
+    load_us = probe.items.counts @ latency_us / probe.n_workers
+    longest_us = max(shape.alone_us for shape in shapes)
+    added_us = max(longest_us, load_us) + launch_us * len(shapes)
+    call, left_out = probe.whole(max(1, round((FEWEST + 1) * added_us / 1e6 / seconds)))
+    absent_us = left_out @ (latency_us - commons_us) / probe.n_workers
+    return _time(call, seconds).p50_us / (max(longest_us, load_us - absent_us) + launch_us * len(shapes))
+
+
+def _scaled(shape, scale):
+    times = ("latency_us", "alone_us", "p20_us", "p80_us")
+    return replace(shape, **{name: scale * getattr(shape, name) for name in times})
 
 
 def _chunk_us(probe, handing_us, seconds):

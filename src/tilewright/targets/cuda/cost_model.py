@@ -15,7 +15,7 @@ from tilewright import targets
 from tilewright.blocks import work
 from tilewright.core.contents import Amount, Count, Size
 from tilewright.core.errors import DeviceError
-from tilewright.profile import ItemShape
+from tilewright.profile import ItemShape, fitted
 from tilewright.targets.cuda import config, tile_lists
 from tilewright.targets.cuda.tile_lists import Item, Part
 
@@ -167,7 +167,7 @@ def predict(blocks, *, heads, head_dim, dtype, split_keys, calibration, bias_hea
     # A multiprocessor's share of an item's programs.
     load_us = heads * steady_us / resident
     fixed_us = max(calibration.launch_us - targets.describe("cuda")["launch_us"], 0.0)
-    tile_us = makespan(together_us, steady_us, heads, calibration) - load_us.sum() / multiprocessors
+    whole_us = fixed_us + makespan(together_us, steady_us, heads, calibration)
     alone_us = fixed_us + together_us[:, 0] * -(-heads // multiprocessors)
     width = sum(config.HEAD_DIMS[head_dim]) + 2
     scratch = np.where(launch.part, 4.0 * heads * width * lists.items[:, Item.ROWS], 0.0)
@@ -197,7 +197,8 @@ def predict(blocks, *, heads, head_dim, dtype, split_keys, calibration, bias_hea
         )
         for s in range(items.n_shapes)
     ]
-    return 0.0, max(0.0, fixed_us + tile_us), shapes
+    all_us = float(load_us.sum() / multiprocessors)
+    return 0.0, *fitted(shapes, whole_us=whole_us, load_us=all_us, lanes=multiprocessors)
 
 
 def describe(lists, calibration, hb, head_dim, dtype, bias_heads=None):

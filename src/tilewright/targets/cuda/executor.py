@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from copy import copy
 from threading import Lock
 
 import numpy as np
@@ -79,11 +80,9 @@ class Launch:
         self._d0, self._d1 = config.HEAD_DIMS[common.head_dim]
         rows, keys = common.taken
         left, right, mask_heads = _masks(lists, common, scale, device)
-        # A pointer needs memory even where nothing is split.
-        parts = lists.parts if len(lists.parts) else np.zeros((1, len(Part)), np.int32)
         positions = (_to(device, x.astype(np.int32)) for x in (rows, keys[lists.keys]))
         # In the kernel's order.
-        self._held = (_to(device, lists.items), *positions, left, right, _to(device, parts))
+        self._held = (_to(device, lists.items), *positions, left, right, _parts(device, lists))
         # In the kernel's order, but for WIDE.
         self._constants = {
             "BLOCK_M": lists.rows, "BLOCK_N": lists.step_keys, "HEAD_DIM": common.head_dim, "D0": self._d0,
@@ -93,6 +92,17 @@ class Launch:
         }  # fmt: skip
         # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
         self._stream, self._scratch = launcher.current_stream(left.device), {}
+
+    def with_items(self, lists):
+        """A launch of other work items over the same keys and masks, which both hold, with the same compiled kernel.
+
+        lists: those of this launch, with other items and parts; it has parts only where this launch has.
+        """
+        other, held = copy(self), self._held[1:-1]
+        device = held[0].device
+        other.lists, other._scratch = lists, {}
+        other._held = (_to(device, lists.items), *held, _parts(device, lists))
+        return other
 
     @property
     def memory_bytes(self):
@@ -165,6 +175,11 @@ class Launch:
         )
         made.append((hb, parts))
         return parts
+
+
+def _parts(device, lists):
+    # A pointer needs memory even where nothing is split.
+    return _to(device, lists.parts if len(lists.parts) else np.zeros((1, len(Part)), np.int32))
 
 
 def _to(device, array):

@@ -1,4 +1,4 @@
-"""Shapes of one blocks file, each run alone by the kernel of `executor` (stage T3 on a GPU)."""
+"""Work items of one blocks file, timed shape by shape and all together with the kernel of `executor` (T3 on a GPU)."""
 
 import math
 from dataclasses import replace
@@ -10,11 +10,13 @@ from tilewright import targets
 from tilewright.blocks import work
 from tilewright.core import progress
 from tilewright.core.timing import time_gpu
-from tilewright.profile import item_shape
+from tilewright.profile import fitted, item_shape
 from tilewright.targets.cuda import config, executor, tile_lists
 from tilewright.targets.cuda.tile_lists import Item, Part
 from tilewright.targets.setting import setting
 
+# Where q, k, v and the lists lie.
+DEVICE = "cuda"
 # A timing stops at this relative standard error of its mean.
 RSE = 0.02
 MIN_REPS = 10
@@ -26,43 +28,31 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; arguments as in `targets.measure`.
 
     An item is one program for each head. A shape is timed with as many items as all blocks have, since the time of a
-    GPU that is not full is not proportional to its items, and with twice as many. The difference is the items' share of
-    the multiprocessors; the rest, averaged over all shapes, is `tile_us`. A shape with fewer items runs them several
-    times, with the same results. A launch is a cost of the round, see `targets.cuda.facts`. known: not used, for split
-    items beside it change what an item takes.
+    GPU that is not full is not proportional to its items, and with twice as many: what it takes more is the items'
+    share of the multiprocessors. A shape with fewer items runs them several times, with the same results.
+
+    Shapes run side by side in a schedule, and otherwise than one by one. So all items are timed in one launch, and
+    every other one. The difference tells the load of all, which the latencies are scaled to, and the rest is `tile_us`
+    (`profile.fitted`). The schedule with this tile alone is then predicted as it was timed, and a part of the
+    regions takes its share of the load. All launches are of one compiled kernel, that of all items. A launch is a cost
+    of the round, see `targets.cuda.facts`. known: not used, for split items beside it change what an item takes.
     """
     config.check_head_dim(head_dim)
     device, items = targets.describe("cuda"), work.items(blocks, split_keys)
+    if not items.n_shapes:
+        return 0.0, 0.0, []
     multiprocessors, launch_us, n_items = device["multiprocessors"], device["launch_us"], len(items.block)
-    common = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
-    step_keys = config.for_tile(blocks.tile, head_dim, common.dtype).step_keys
-    generator = torch.Generator("cuda").manual_seed(seed)
-    n_q, n_k = blocks.shape
-    q, k, v = (
-        torch.randn(1, heads, n, head_dim, generator=generator, device="cuda").to(common.dtype) for n in (n_q, n_k, n_k)
-    )
-    tokens = q, k, v, torch.empty_like(q)
-    share_s = budget_s / (3 * max(1, items.n_shapes))
-
-    def timed(lists):
-        launch = executor.Launch(lists, blocks.tile, common, "cuda")
-        compiled = launch(*tokens)
-        timing = time_gpu(lambda: launch(*tokens), min_reps=MIN_REPS, max_seconds=share_s, rse_target=RSE)
-        return timing, compiled
-
-    shapes, fixed_us = [], []
+    probe = Probe(blocks, items, heads=heads, head_dim=head_dim, dtype=dtype, seed=seed)
+    share_s, lists = budget_s / (3 * items.n_shapes + 2), probe.lists
+    needs, shapes = resources(probe.compiled(), device), []
     for shape in progress.with_progress(range(items.n_shapes), f"profile {blocks.tile.name}"):
-        member = np.flatnonzero(items.shape == shape)
-        columns = (getattr(items, name)[member] for name in ("block", "run_lo", "run_hi"))
-        lists = tile_lists.build(blocks, *columns, step_keys)
-        times = math.ceil(n_items / len(member))
-        once, compiled = timed(repeated(lists, times))
-        twice, _ = timed(repeated(lists, 2 * times))
-        alone, _ = timed(replace(lists, items=_whole(lists.items[:1]), parts=lists.parts[:0], groups=0, part_rows=0))
+        alike = tile_lists.subset(lists, probe.shape == shape)
+        count = len(alike.items)
+        times = math.ceil(n_items / count)
+        once, twice = (probe.timed(repeated(alike, n * times), share_s) for n in (1, 2))
+        alone = probe.timed(tile_lists.subset(alike, [0]), share_s)
         # Noise must not make an item free.
-        grown_us = max(twice.p50_us - once.p50_us, once.p50_us / 10)
-        latency_us = grown_us * multiprocessors / (times * len(member))
-        fixed_us.append(max(once.p50_us - launch_us - grown_us, 0.0))
+        latency_us = max(twice.p50_us - once.p50_us, once.p50_us / 10) * multiprocessors / (times * count)
         shapes.append(
             item_shape(
                 items,
@@ -71,12 +61,55 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known
                 latency_us=latency_us,
                 p20_us=latency_us * once.p20_us / once.p50_us,
                 p80_us=latency_us * once.p80_us / once.p50_us,
-                alone_us=max(alone.p50_us - launch_us, alone.p50_us / 10),
-                resources=resources(compiled, device),
-                occupancy=_scratch_bytes(lists, common) / len(member),
+                alone_us=_beside(alone, launch_us),
+                resources=needs,
+                occupancy=_scratch_bytes(alike, probe.setting) / count,
             )
         )
-    return 0.0, float(np.average(fixed_us, weights=items.counts)) if shapes else 0.0, shapes
+    latency_us = np.array([shape.latency_us for shape in shapes])[probe.shape]
+    whole, half = (probe.timed(each, share_s) for each in (lists, tile_lists.subset(lists, slice(None, None, 2))))
+    load_us = _load_us(whole, half, latency_us[1::2].sum() / latency_us.sum())
+    return 0.0, *fitted(shapes, whole_us=_beside(whole, launch_us), load_us=load_us, lanes=multiprocessors)
+
+
+def _load_us(whole, half, left_out):
+    """The part of `whole` that grows with the items. half: without items that have the share `left_out` of the load."""
+    grown_us = max(whole.p50_us - half.p50_us, left_out * whole.p50_us / 10)
+    return grown_us / left_out if left_out else whole.p50_us
+
+
+def _beside(timing, launch_us):
+    """What a launch takes beside the cost of any launch. Noise must not make it nothing."""
+    return max(timing.p50_us - launch_us, timing.p50_us / 10)
+
+
+class Probe:
+    """Launches of work items of `blocks` on random tokens, by the kernel that a launch of all of them has.
+
+    lists: `TileLists` of all `items`. shape: int [I], the shape of each item of the lists. setting: of the kernel.
+    """
+
+    def __init__(self, blocks, items, *, heads, head_dim, dtype, seed):
+        """Make lists and tokens; items: ``work.items(blocks, …)``; dtype: a name such as ``bfloat16``."""
+        self.setting = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
+        step_keys = config.for_tile(blocks.tile, head_dim, self.setting.dtype).step_keys
+        self.lists = tile_lists.build(blocks, items.block, items.run_lo, items.run_hi, step_keys)
+        # The lists have the longest first.
+        self.shape = items.shape[np.argsort(items.run_lo - items.run_hi, kind="stable")]
+        self._launch = executor.Launch(self.lists, blocks.tile, self.setting, DEVICE)
+        generator, (n_q, n_k) = torch.Generator(DEVICE).manual_seed(seed), blocks.shape
+        shapes = ((1, heads, n, head_dim) for n in (n_q, n_k, n_k))
+        q, k, v = (torch.randn(each, generator=generator, device=DEVICE).to(self.setting.dtype) for each in shapes)
+        self._tokens = q, k, v, torch.empty_like(q)
+
+    def compiled(self):
+        """The compiled kernel, after a launch of all items."""
+        return self._launch(*self._tokens)
+
+    def timed(self, lists, seconds):
+        """The `Timing` of a launch of `lists`, some of the items, in about so many seconds."""
+        launch = self._launch.with_items(lists)
+        return time_gpu(lambda: launch(*self._tokens), min_reps=MIN_REPS, max_seconds=seconds, rse_target=RSE)
 
 
 def repeated(lists, times):
@@ -91,13 +124,6 @@ def repeated(lists, times):
     items = items.transpose(1, 0, 2).reshape(-1, items.shape[2])
     totals = {"groups": times * lists.groups, "part_rows": times * lists.part_rows}
     return replace(lists, items=items, parts=parts.reshape(-1, len(Part)), **totals)
-
-
-def _whole(items):
-    """Items that are no parts of others."""
-    items = items.copy()
-    items[:, Item.PART] = -1
-    return items
 
 
 def resources(compiled, device):

@@ -1,7 +1,7 @@
 """What `tile_kernel` reads: the records, keys and masks of a work list, packed (stages T3 and T5)."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -135,6 +135,19 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True):
         full=bool((n_full > 0).any()),
         partial=bool((n_full < steps).any()),
     )
+
+
+def subset(lists, here):
+    """The items `here` (an index of items) of `TileLists`; of split blocks, only the parts there are merged."""
+    items = lists.items[here]
+    part = items[:, Item.PART]
+    # Items that are no parts are blocks of their own.
+    block, number = lists.groups + np.arange(len(items)), np.zeros(len(items), np.int64)
+    block[part >= 0], number[part >= 0] = lists.parts[part[part >= 0]][:, [Part.GROUP, Part.NUMBER]].T
+    rows = np.zeros(lists.groups + len(items), np.int64)
+    rows[block] = items[:, Item.ROWS]
+    parts, items[:, Item.PART], groups, part_rows = _parts(block, number, rows)
+    return replace(lists, items=items, parts=parts, groups=groups, part_rows=part_rows)
 
 
 def _parts(block, run_lo, rows):
