@@ -11,6 +11,7 @@ from functools import cache
 
 from tilewright import models, targets
 from tilewright.baselines import sparse
+from tilewright.blocks import work
 from tilewright.core import provenance
 from tilewright.schedule.search import entered
 from tilewright.study import config as study
@@ -26,7 +27,7 @@ RUNS = [f"{tile_set}.{solver}" for tile_set, solver in CONFIG.attention.runs]
 EFFORT = f"--rse {CONFIG.timing.rse} --min-repetitions {CONFIG.timing.min_repetitions} --max-seconds {CONFIG.attention.max_seconds}"
 # Workloads whose graphs figures show in detail.
 DRAWN = CONFIG.figures.pattern_workloads + CONFIG.figures.fill_workloads
-SPLIT = "" if CONFIG.split_keys is None else f"--split-keys {CONFIG.split_keys}"
+SPLIT = f"--split-keys {' '.join(str(length).lower() for length in work.lengths(CONFIG.split_keys))}"
 
 # What timed jobs run on. Jobs for a device with a lock start side by side and wait for it; otherwise a timed job has all cores.
 DEVICE = f"--device {CONFIG.device} --dtype {CONFIG.dtype}"

@@ -26,7 +26,7 @@ from helpers.factories import make_profile
 from helpers.gpu import hide_gpu
 from helpers.solvers import need
 from tilewright import api, graph, models, reorder, targets
-from tilewright.blocks import tiles
+from tilewright.blocks import tiles, work
 from tilewright.targets.cuda import config as cuda_config
 from tilewright.targets.cuda import executor as cuda_executor
 
@@ -396,6 +396,26 @@ def test_the_device_says_what_is_chosen_from(dense, planned, monkeypatch):
     assert make(dense, solver="greedy", tiles=["16x1"], split_keys=None).schedule.split_keys is None
 
 
+def test_regions_choose_among_split_lengths(tmp_path):
+    dense = abs(np.arange(300)[:, None] - np.arange(900)) < 9
+    dense[0] = True
+    q, k, v = tensors(300, 900)
+    planned = make(dense, tiles=["16x1"], split_keys=(512, 256, None), reorder="none")
+    assert planned.schedule.lengths == (512, 256, None) and "left       at most" in planned.summary()
+    torch.testing.assert_close(planned(q, k, v).double(), dense_attention(q, k, v, dense), atol=2e-5, rtol=2e-5)
+    # As if the solver had chosen each of them.
+    for n, length in enumerate((512, 256, None)):
+        one = make(dense, tiles=["16x1"], split_keys=length, reorder="none", solver="greedy").schedule
+        columns = {name: getattr(one, name) for name in ("tile", "block", "run_lo", "run_hi", "shape", "split")}
+        columns |= {name: getattr(one, name) for name in ("round", "lane", "start_us")}
+        chosen = replace(planned.schedule, **columns, length=np.full(one.n_items, n, np.int16))
+        again = api.Plan(planned.graph, planned.blocks, planned.profiles, chosen, reorder=planned.reorder)
+        again.save(tmp_path / "p.plan")
+        loaded = tw.load(tmp_path / "p.plan")
+        assert loaded.schedule.length.tolist() == [n] * one.n_items and loaded.digest() == again.digest()
+        torch.testing.assert_close(loaded(q, k, v).double(), dense_attention(q, k, v, dense), atol=2e-5, rtol=2e-5)
+
+
 GPU = {"kind": "cuda", "name": "NVIDIA H200", "multiprocessors": 132, "threads": 132, "versions": {}}
 
 
@@ -474,10 +494,15 @@ def quick(covers, *, device, seed, bias_heads, heads, head_dim, dtype, split_key
     """Profiles of invented timings."""
 
     def one(cover):
-        made = make_profile(cover, split_keys=split_keys, device=targets.describe(device))
+        first, *further = work.distinct(cover, work.lengths(split_keys))
+        made = make_profile(cover, split_keys=first, further=further, device=targets.describe(device))
         needs = {"working_set_bytes": 1.0, "shared_bytes": 1.0}
-        shapes = tuple(replace(shape, resources=needs) for shape in made.shapes)
-        return replace(made, heads=heads, head_dim=head_dim, dtype=dtype, shapes=shapes)
+
+        def fitting(costs):
+            return replace(costs, shapes=tuple(replace(shape, resources=needs) for shape in costs.shapes))
+
+        sizes = {"heads": heads, "head_dim": head_dim, "dtype": dtype}
+        return replace(fitting(made), **sizes, further=tuple(map(fitting, made.further)))
 
     return {name: one(cover) for name, cover in covers.items()}
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 
 from tilewright import blocks, graph, profile, reorder, schedule, targets
+from tilewright.blocks import work
 from tilewright.blocks.cut import best_gathered
 from tilewright.blocks.tiles import fitting
 from tilewright.blocks.tiles import parse as parse_tile
@@ -80,7 +81,7 @@ def plan(
     bias: Bias | torch.Tensor | None = None,
     scale: float | None = None,
     shape: tuple[int, int] | None = None,
-    split_keys: int | Sequence[int | None] | Literal["auto"] | None = "auto",
+    split_keys: work.Lengths | Literal["auto"] = "auto",
     region_rows: int = 128,
     time_limit_s: float = 10.0,
     seed: int = 0,

@@ -18,6 +18,11 @@ def run(profile_only, schedule, blocks, output, device, seed, split_keys, heads,
         bench.run(schedule, blocks=blocks, **shared, **timed)
 
 
+def length(text):
+    """A split length, or None."""
+    return None if text == "none" else int(text)
+
+
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--profile_only", "--profile-only", action="store_true", help="time the shapes of the work items of --blocks (T3)")
@@ -27,7 +32,13 @@ add("--blocks", nargs="+", metavar="NPZ", help="blocks to profile, or of the sch
 add("--profile", nargs="+", metavar="JSON", help="profiles of these blocks (default: those that a schedule names)")
 add("--output", nargs="+", required=True, help="a JSON for each blocks file, a CSV for each schedule")
 add("--batch", type=int, default=1, help="sequences in a call (default: 1)")
-add("--split-keys", type=int, help="most keys of a work item; longer blocks are split (default: never)")
+add(
+    "--split-keys",
+    nargs="+",
+    type=length,
+    metavar="KEYS",
+    help="most keys of a work item; longer blocks are split; of several, a schedule chooses (default: none, never)",
+)
 add("--max-seconds", type=float, default=1.0, help="a timing stops after this time in any case (default: 1)")
 attention_options(add, "of a schedule's profile, else float32")
 timing_options(add, "the tokens")

@@ -9,6 +9,7 @@ Everything here is a pure function of the blocks and of `split_keys`; profile, s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,10 @@ WHOLE = 1 / 48
 PART = 1 / 256
 # ASSUME: beyond this many distinct values, as many of them evenly spaced are good enough candidates for a step.
 CANDIDATES = 512
+
+
+# A split length, or several to choose from; None never splits.
+Lengths: TypeAlias = int | Sequence[int | None] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +99,12 @@ def ladder(values: NDArray[np.integer], weights: NDArray, steps: int) -> NDArray
         chosen.append(values[j - 1])
         k, j = k - 1, back[k, j]
     return np.array(chosen[::-1])
+
+
+def lengths(split_keys: Lengths) -> tuple[int | None, ...]:
+    """Split lengths that an argument ``split_keys`` states, each once."""
+    stated = split_keys if isinstance(split_keys, Sequence) else (split_keys,)
+    return tuple(dict.fromkeys(stated))
 
 
 def distinct(blocks: Blocks, lengths: Sequence[int | None]) -> list[int | None]:

@@ -168,7 +168,9 @@ def _integer_program(
     return choice, facts
 
 
-def _start(problem, solver, objective, budget, options):
+def _start(
+    problem: Problem, solver: str, objective: str, budget: tuple[int, int] | Literal["licence"] | None, options: dict
+) -> Choice | None:
     """The answer of descent; where tiles have several options, that of the program with their first ones if it is
     better. None where neither finds one."""
     found: list[Choice] = []
@@ -177,7 +179,7 @@ def _start(problem, solver, objective, budget, options):
     if problem.has_splits:
         with suppress(InfeasibleError, SolverError):
             found.append(_integer_program(problem.first_options(), solver, objective, budget, options)[0])
-    return min(found, key=lambda choice: problem.value(choice[0], choice[1], objective), default=None)
+    return min(found, key=lambda choice: problem.value(choice[0], choice[1], objective)) if found else None
 
 
 def _infeasible(problem):

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from tilewright import models, reorder, targets
-from tilewright.blocks import tiles
+from tilewright.blocks import tiles, work
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError
 from tilewright.networks import Plans
@@ -119,7 +119,8 @@ class Shared(Section, frozen=True, kw_only=True):
     tile_sets: what a schedule may choose from, by name
     solvers: what finds schedules, that is greedy, descent, or an integer program's solver
     region_rows: rows of the coarsest groups
-    split_keys: a block with more keys, and many more than the rest, is split and merged; null never splits
+    split_keys: a block with more keys, and many more than the rest, is split and merged; null never splits; of a list,
+        each region gets the length that the solver chooses
     seed: of everything random
     schedule: what the solvers optimise and when they may stop
     timing: when a timing is good enough
@@ -138,7 +139,7 @@ class Shared(Section, frozen=True, kw_only=True):
     tile_sets: dict[str, tuple[str, ...]]
     solvers: tuple[str, ...]
     region_rows: int
-    split_keys: int | None
+    split_keys: int | tuple[int | None, ...] | None
     seed: int
     schedule: Schedule
     timing: Timing
@@ -160,7 +161,7 @@ class Shared(Section, frozen=True, kw_only=True):
         _tile_sets(self)
         sections.known("solvers", "solver", self.solvers, SOLVERS)
         sections.at_least("region_rows", max(tiles.parse(name).rows for name in self.tiles), [self.region_rows])
-        sections.at_least("split_keys", 1, [self.split_keys])
+        sections.at_least("split_keys", 1, work.lengths(self.split_keys))
 
 
 Config = msgspec.defstruct(

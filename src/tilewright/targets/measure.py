@@ -1,15 +1,12 @@
 """Profiles of blocks, measured on this device (stage T3) or predicted for it, and whether one still holds here."""
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from tilewright import targets
 from tilewright.blocks import Blocks, work
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, DeviceError
 from tilewright.profile import DTYPES, Profile, SplitCosts
-
-Lengths: TypeAlias = int | Sequence[int | None] | None
 
 
 def measure(
@@ -19,7 +16,7 @@ def measure(
     heads: int | None = None,
     head_dim: int | None = None,
     dtype: str | None = None,
-    split_keys: Lengths = None,
+    split_keys: work.Lengths = None,
     seed: int = 0,
     budget_s: float = 0.5,
 ) -> Profile:
@@ -84,15 +81,9 @@ def _options(blocks, heads=None, head_dim=None, dtype=None):
     return {**sizes, "dtype": dtype}
 
 
-def lengths(split_keys: Lengths) -> tuple[int | None, ...]:
-    """Split lengths that an argument ``split_keys`` states, each once."""
-    stated = split_keys if isinstance(split_keys, Sequence) else (split_keys,)
-    return tuple(dict.fromkeys(stated))
-
-
 def _profile(source, blocks, device, options, split_keys, cost):
     """A `Profile`. cost: ``call(split length, whether others came before) -> (launch_us, tile_us, shapes)``."""
-    first, *further = work.distinct(blocks, lengths(split_keys))
+    first, *further = work.distinct(blocks, work.lengths(split_keys))
     description, (launch_us, tile_us, shapes) = targets.describe(device), cost(first, False)
     more = [(length, cost(length, True)) for length in further]
     return Profile(

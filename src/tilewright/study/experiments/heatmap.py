@@ -53,7 +53,7 @@ class Settings(sections.Section, frozen=True):
     order: str
     solver: str
     tiles: tuple[str, ...]
-    split_keys: int | None
+    split_keys: int | tuple[int | None, ...] | None
     max_seconds: float
 
 
