@@ -25,8 +25,12 @@ import tilewright as tw
 from helpers.factories import make_profile
 from helpers.gpu import hide_gpu
 from helpers.solvers import need
-from tilewright import api, graph, models, reorder, targets
+from tilewright import api, blocks, graph, models, reorder, targets
 from tilewright.blocks import tiles, work
+from tilewright.core.errors import InfeasibleError
+from tilewright.core.timing import Timing
+from tilewright.profile import item_shape
+from tilewright.targets.cpu import facts as cpu_facts
 from tilewright.targets.cuda import config as cuda_config
 from tilewright.targets.cuda import executor as cuda_executor
 
@@ -292,6 +296,125 @@ def test_auto_takes_the_cheapest_order(kind, monkeypatch):
     _, info = api._reorder(pattern, "auto", kind, 64)
     assert info["order"] == "ic"
     assert info["among"] == costs
+
+
+class FakeCostModel:
+    """A cost model of the CPU: what a run of keys costs depends on the tile, and on the order by its digest."""
+
+    def __init__(self, costs):
+        self.costs, self.asked = costs, []
+
+    def calibrated(self, tiles, head_dim, dtype, anew=False):
+        return {tile.name: 1.0 + tile.rows / 100 for tile in tiles}
+
+    def predict(self, cover, *, heads, head_dim, dtype, split_keys, calibration, bias_heads):
+        self.asked.append((cover.graph_id, cover.tile.name))
+        items = work.items(cover, split_keys)
+        us = 10.0 * calibration * self.costs(cover)
+        times = {"latency_us": us, "alone_us": us, "p20_us": us, "p80_us": us}
+        resources = {"working_set_bytes": 1.0, "shared_bytes": 1.0}
+        timing = Timing(us, us, us, 0, 0.0)
+        shapes = [
+            item_shape(items, shape, timing, **times, resources=resources, occupancy=1.0)
+            for shape in range(items.n_shapes)
+        ]
+        return 0.0, 0.0, shapes
+
+
+def with_cost_model(monkeypatch, costs):
+    model = FakeCostModel(costs)
+    monkeypatch.setattr(targets, "predicts", lambda kind: True)
+    monkeypatch.setattr(targets, "cost_model", lambda kind: model)
+    return model
+
+
+def best_tile_us(ordered, tile_names, costs):
+    """Predicted microseconds of the best of some tiles, as `FakeCostModel` has it."""
+    lanes, found = targets.describe("cpu")["threads"], []
+    for tile in map(tiles.parse, tile_names):
+        cover = blocks.extract(ordered, tile)
+        us = 10.0 * (1.0 + tile.rows / 100) * costs(cover)
+        found.append(max(us, us * len(work.items(cover, cpu_facts.SPLIT_KEYS).block) / lanes))
+    return min(found)
+
+
+@pytest.mark.parametrize("winner", ["window", "none", "ic"])
+def test_auto_takes_the_order_that_is_predicted_to_be_fastest(monkeypatch, winner):
+    pattern = models.build("vil-tiny-128-s1")
+    ordered = {name: reorder.apply(pattern, name)[0] for name in ("window", "none", "ic")}
+    ids = {graph.id: name for name, graph in ordered.items()}
+    assert len(ids) == 3
+
+    def costs(cover):
+        return 1.0 if ids[cover.graph_id] == winner else 50.0
+
+    model = with_cost_model(monkeypatch, costs)
+    chosen = "16x1", "32x1"
+    planned = make(pattern, tiles=chosen, solver="greedy")
+    assert planned.reorder["order"] == winner and planned.graph.id == ordered[winner].id
+    assert planned.profiles["16x1"].source == "predicted"
+    # Each order is tiled and predicted once.
+    assert sorted(model.asked) == sorted((graph.id, tile) for graph in ordered.values() for tile in chosen)
+    expected = {name: best_tile_us(graph, chosen, costs) for name, graph in ordered.items()}
+    assert planned.reorder["among"] == pytest.approx(expected)
+    text = planned.summary()
+    others = ", ".join(name for name in ("window", "none", "ic") if name != winner)
+    assert f", chosen over {others} by predicted time: window " in text
+    for name, us in planned.reorder["among"].items():
+        assert f"{name} {us:.1f} µs" in text
+    q, k, v = tensors(*pattern.shape, batch=1)
+    expected = dense_attention(q, k, v, pattern.to_dense())
+    torch.testing.assert_close(planned(q, k, v).double(), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_auto_does_not_predict_an_order_without_locality(monkeypatch, tmp_path):
+    y, x = np.divmod(np.random.default_rng(0).permutation(576), 24)
+    mask = np.maximum(abs(y[:, None] - y), abs(x[:, None] - x)) <= 2
+    model = with_cost_model(monkeypatch, lambda cover: 1.0)
+    planned = make(mask, tiles=("16x1",), solver="greedy")
+    assert planned.reorder["order"] == "ic" and list(planned.reorder["among"]) == ["ic"]
+    assert list(planned.reorder["left_out"]) == ["none"] and len(model.asked) == 1
+    far = planned.reorder["left_out"]["none"]
+    assert f"chosen over none by predicted time: ic {planned.reorder['among']['ic']:.1f} µs" in planned.summary()
+    assert f"far from none {far:.4f} of dense" in planned.summary()
+    planned.save(tmp_path / "p.plan")
+    assert tw.load(tmp_path / "p.plan").summary() == planned.summary()
+
+
+def test_auto_predicts_an_order_of_two_names_once(monkeypatch):
+    n = 64
+    mask = graph.from_pattern(abs(np.arange(n)[:, None] - np.arange(n)) <= 3, row_hint=np.arange(n))
+    model = with_cost_model(monkeypatch, lambda cover: 1.0)
+    planned = make(mask, tiles=("16x1",), solver="greedy")
+    among = planned.reorder["among"]
+    assert planned.reorder["order"] == "window" and among["window"] == among["none"]
+    assert len(model.asked) == len({id for id, _ in model.asked}) < len(among)
+
+
+def test_auto_leaves_out_a_tile_that_does_not_fit(monkeypatch):
+    class Refusing(FakeCostModel):
+        def predict(self, cover, **options):
+            launch_us, tile_us, shapes = super().predict(cover, **options)
+            if cover.tile.rows == 32:
+                shapes = [replace(shape, resources={"working_set_bytes": 1e18}) for shape in shapes]
+            return launch_us, tile_us, shapes
+
+    model = Refusing(lambda cover: 1.0)
+    monkeypatch.setattr(targets, "predicts", lambda kind: True)
+    monkeypatch.setattr(targets, "cost_model", lambda kind: model)
+    mask = abs(np.arange(96)[:, None] - np.arange(96)) <= 9
+    planned = make(mask, tiles=("16x1", "32x1"), solver="greedy")
+    assert set(planned.schedule.tile) == {0}
+    with pytest.raises(InfeasibleError, match="fits no tile"):
+        make(mask, tiles=("32x1",), solver="greedy")
+
+
+def test_without_a_cost_model_auto_says_that_it_compared_work():
+    mask = abs(np.arange(64)[:, None] - np.arange(64)) <= 3
+    planned = make(mask, tiles=("16x1",), solver="greedy")
+    among = planned.reorder["among"]
+    assert planned.reorder["by"] == "work" and "by gathered work and masks: none " in planned.summary()
+    assert all(f"{name} {cost:.4f} of dense" in planned.summary() for name, cost in among.items())
 
 
 def test_masks_count_when_auto_compares_orders_for_a_gpu():

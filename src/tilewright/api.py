@@ -5,6 +5,7 @@ schedule to the device's executor. Calls that are compiled or traced go through 
 others straight to the executor.
 """
 
+import contextlib
 import logging
 import math
 import os
@@ -30,7 +31,14 @@ from tilewright.blocks.cut import best_gathered
 from tilewright.blocks.tiles import fitting
 from tilewright.blocks.tiles import parse as parse_tile
 from tilewright.core import artifacts, contents, operators
-from tilewright.core.errors import ArtifactError, DeviceError, PatternError, TileError, UnknownNameError
+from tilewright.core.errors import (
+    ArtifactError,
+    DeviceError,
+    InfeasibleError,
+    PatternError,
+    TileError,
+    UnknownNameError,
+)
 from tilewright.core.provenance import sha256_arrays
 from tilewright.graph import Graph
 from tilewright.targets import qkv
@@ -50,6 +58,9 @@ VERSION = 1
 _LOG = logging.getLogger(__name__)
 # Rows of the groups that orders are compared by.
 _GROUP_ROWS = 64
+# ASSUME: an order whose groups, padded to the smallest tile, cost so many times as much as another's is not faster. The
+# cost counts masks already, and to tile an order without any locality takes longer than all else.
+_HOPELESS = 1.5
 # A mask_mod is evaluated for this many (query, key) pairs at a time.
 _MASK_MOD_PAIRS = 1 << 24
 # The index of a bias likewise.
@@ -98,8 +109,8 @@ def plan(
         all their slices are equal. Masks that differ by head or batch entry are not supported; make a plan for each.
     heads, head_dim, dtype, device: of the tensors that the plan will be called with; a GPU is the current one.
     reorder: an order's name, or ``auto``: of the model's own windows, where the graph declares them, ``none``, ``ic``
-        and ``hc`` the one with the least gathered work, times what its masks add on a GPU. `Plan.summary` names what
-        was chosen, and among which orders.
+        and ``hc`` the one whose best tile is predicted to be fastest, on a device with a cost model, else the one with
+        the least gathered work. `Plan.summary` says what was compared, and how.
     tiles: names such as ``("64x1", "64x64")``; None for the device's own, less those too large for the pattern, and the
         smallest that holds a pattern smaller than all of them.
     solver: ``highs``, ``gurobi``, ``descent`` or ``greedy``; ``highs-paper`` and ``gurobi-paper`` have the published
@@ -117,18 +128,28 @@ def plan(
         raise PatternError(f"scale: expected a finite number, found {scale}")
     kind = _kind(device)
     description, defaults = targets.describe(kind), targets.facts(kind)
-    ordered_graph, order_info = _reorder(_as_graph(pattern, shape, heads, kind), reorder, kind, head_dim)
+    unordered, limits = _as_graph(pattern, shape, heads, kind), targets.limits(description)
     if tiles is None:
-        names = fitting(defaults.TILES, ordered_graph.shape, defaults.FEWEST_ROWS)
+        names = fitting(defaults.TILES, unordered.shape, defaults.FEWEST_ROWS)
     else:
         names = tuple(dict.fromkeys(tiles))
-    blocks_by_tile = blocks.extract_all(ordered_graph, [parse_tile(name) for name in names], region_rows)
     options: dict[str, Any] = dict(heads=heads, head_dim=head_dim, dtype=_dtype_name(dtype))
     own = defaults.SPLIT_KEYS, *defaults.FURTHER_SPLIT_KEYS
     options["split_keys"] = own if split_keys == "auto" else split_keys
     bias_heads = None if bias is None else heads
-    profiles = expected(blocks_by_tile, device=kind, seed=seed, bias_heads=bias_heads, **options)
-    limits = targets.limits(description)
+    fewest_rows = min((parse_tile(name).rows for name in names), default=1)
+
+    def tiled(ordered):
+        made = blocks.extract_all(ordered, [parse_tile(name) for name in names], region_rows)
+        return made, expected(made, device=kind, seed=seed, bias_heads=bias_heads, **options)
+
+    if reorder == "auto" and targets.predicts(kind):
+        ordered_graph, order_info, blocks_by_tile, profiles = _fastest(
+            unordered, lambda ordered: _order_cost(ordered, kind, head_dim, fewest_rows), tiled, limits
+        )
+    else:
+        ordered_graph, order_info = _reorder(unordered, reorder, kind, head_dim)
+        blocks_by_tile, profiles = tiled(ordered_graph)
     found = schedule.solve(blocks_by_tile, profiles, limits, solver=solver, time_limit_s=time_limit_s, seed=seed)
     return Plan(ordered_graph, blocks_by_tile, profiles, found, bias=bias, scale=scale, reorder=order_info)
 
@@ -470,6 +491,16 @@ def _reorder(pattern, name, kind, head_dim):
     """``(graph in the order `name`, info)``; ``auto`` takes the cheapest of the orders, see `_order_cost`."""
     if name != "auto":
         return reorder.apply(pattern, name)
+    tried = _tried(pattern)
+    costs = [_order_cost(ordered, kind, head_dim) for ordered, _ in tried]
+    # Of equally cheap orders the first is taken.
+    ordered, info = tried[costs.index(min(costs))]
+    among = {other["order"]: cost for (_, other), cost in zip(tried, costs, strict=True)}
+    return ordered, info | {"by": "work", "among": among}
+
+
+def _tried(pattern):
+    """``[(graph in an order, info), …]``: the orders that ``auto`` compares."""
     tried: list[tuple[Graph, dict[str, Any]]] = []
     for candidate in ("window", "none", "ic", "hc"):
         # On a grid, the two clusterings are one.
@@ -477,25 +508,70 @@ def _reorder(pattern, name, kind, head_dim):
         if (candidate == "window" and pattern.row_hint is None) or (candidate == "hc" and on_grid):
             continue
         tried.append(reorder.apply(pattern, candidate))
-    costs = [_order_cost(ordered, kind, head_dim) for ordered, _ in tried]
-    # Of equally cheap orders the first is taken.
-    ordered, info = tried[costs.index(min(costs))]
-    among = {other["order"]: cost for (_, other), cost in zip(tried, costs, strict=True)}
-    return ordered, info | {"among": among}
+    return tried
+
+
+def _fastest(pattern, cost_of, tiled, limits):
+    """``(graph, info, blocks by tile, profiles)`` in the order whose best tile alone is predicted to be fastest.
+
+    tiled: ``callable(graph) -> (blocks by tile, profiles)``. cost_of: ``callable(graph) -> cost``; an order that costs
+    more than `_HOPELESS` times as much as another is not tiled.
+    """
+    tried = _tried(pattern)
+    costs = [cost_of(ordered) for ordered, _ in tried]
+    least = math.inf
+    best: tuple[Any, ...] = ()
+    among: dict[str, float] = {}
+    first: dict[str, str] = {}
+    for ordered, info in (each for each, cost in zip(tried, costs, strict=True) if cost <= _HOPELESS * min(costs)):
+        name = info["order"]
+        # The same order by another name is as fast.
+        if first.setdefault(ordered.id, name) != name:
+            among[name] = among[first[ordered.id]]
+            continue
+        blocks_by_tile, profiles = tiled(ordered)
+        among[name] = _best_tile_us(blocks_by_tile, profiles, limits)
+        # Of equally fast orders the first is taken.
+        if among[name] < least:
+            least, best = among[name], (ordered, info, blocks_by_tile, profiles)
+    left_out = {info["order"]: cost for (_, info), cost in zip(tried, costs, strict=True) if info["order"] not in among}
+    ordered, info, blocks_by_tile, profiles = best
+    return ordered, info | {"by": "predicted_us", "among": among, "left_out": left_out}, blocks_by_tile, profiles
+
+
+def _best_tile_us(blocks_by_tile, profiles, limits):
+    """Predicted microseconds of the best schedule that has one tile for all regions."""
+    times = []
+    for name in blocks_by_tile:
+        one = {name: blocks_by_tile[name]}, {name: profiles[name]}
+        # A tile may not fit some region.
+        with contextlib.suppress(InfeasibleError):
+            times.append(schedule.solve(*one, limits, solver="greedy").predicted_us)
+    return min(times) if times else schedule.solve(blocks_by_tile, profiles, limits, solver="greedy").predicted_us
 
 
 def _reasons(info):
     """What to add to the name of an order: the grid that it found, and the orders that it was chosen among."""
     sides = info.get("params", {}).get("sides", [])
-    others = [name for name in info.get("among", {}) if name != info["order"]]
-    return (f", grid {' × '.join(map(str, sides))}" if sides else "") + (
-        f", chosen over {', '.join(others)}" if others else ""
-    )
+    among, left_out = info.get("among", {}), info.get("left_out", {})
+    grid = f", grid {' × '.join(map(str, sides))}" if sides else ""
+    others = [name for name in (*among, *left_out) if name != info["order"]]
+    if not others:
+        return grid
+    # Plans of earlier versions do not say what was compared.
+    unit = {"work": "{:.4f} of dense", "predicted_us": "{:.1f} µs"}.get(info.get("by"))
+    numbers = ", ".join(f"{name} {unit.format(value)}" for name, value in among.items()) if unit else ""
+    by = {"work": " by gathered work and masks: ", "predicted_us": " by predicted time: "}.get(info.get("by"), "")
+    far = ", ".join(f"{name} {value:.4f} of dense" for name, value in left_out.items())
+    return f"{grid}, chosen over {', '.join(others)}{by}{numbers}" + (f", far from {far}" if far else "")
 
 
-def _order_cost(ordered, kind, head_dim):
-    """Gathered work of the best cut of an ordered graph over dense attention, times what its masks cost."""
-    row_ptr, work = best_gathered(ordered, _GROUP_ROWS)
+def _order_cost(ordered, kind, head_dim, multiple=1):
+    """Gathered work of the best cut of an ordered graph over dense attention, times what its masks cost.
+
+    multiple: of rows that a group is padded to.
+    """
+    row_ptr, work = best_gathered(ordered, _GROUP_ROWS, multiple)
     return work * targets.mask_cost(kind, ordered, row_ptr, head_dim)
 
 

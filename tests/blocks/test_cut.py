@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.blocks.cut import GROUP_KEYS, GROUP_ROWS, cut, regions, unions
+from tilewright.blocks.cut import GROUP_KEYS, GROUP_ROWS, best_gathered, cut, regions, unions
 from tilewright.core.errors import PatternError, TileError
 from tilewright.graph import from_pattern
 
@@ -73,6 +73,15 @@ def test_unions_count_the_keys_or_blocks_of_each_group(seed, density, width, gat
     groups = [np.flatnonzero(dense[lo:hi].any(0)) for lo, hi in itertools.pairwise(ptr)]
     expected = [len(set(keys // (1 if gathered else width))) for keys in groups]
     assert unions(from_pattern(dense), ptr, width, gathered).tolist() == expected
+
+
+@pytest.mark.parametrize("multiple", [1, 8, 32])
+def test_gathered_work_counts_the_rows_that_a_group_is_padded_to(multiple):
+    dense = random_dense(3, 90, 120, 0.05, 2)
+    ptr, work = best_gathered(from_pattern(dense), 64, multiple)
+    padded = [-(-(hi - lo) // multiple) * multiple * dense[lo:hi].any(0).sum() for lo, hi in itertools.pairwise(ptr)]
+    assert ptr.tolist() == cut(from_pattern(dense), 64, 16, True).tolist()
+    assert work == pytest.approx(sum(padded) / dense.size)
 
 
 def test_a_global_row_is_cut_out_of_its_neighbours():

@@ -172,11 +172,14 @@ def gathered(graph: Graph, ptr: ArrayLike, height: ArrayLike, windows: Windows |
     return float((height * keys).sum() / (graph.n_rows * graph.n_cols))  # type: ignore
 
 
-def best_gathered(graph: Graph, rows: int) -> tuple[NDArray[np.int32], float]:
-    """``(row_ptr, work)``: the best cut into groups of at most `rows` rows, keys gathered, and its `gathered` work."""
+def best_gathered(graph: Graph, rows: int, multiple: int = 1) -> tuple[NDArray[np.int32], float]:
+    """``(row_ptr, work)``: the best cut into groups of at most `rows` rows, keys gathered, and its `gathered` work.
+
+    The rows of a group are padded to a `multiple`.
+    """
     windows = Windows(graph, SLICE_RUN, True, rows)
     row_ptr = cut(graph, rows, SLICE_RUN, True, windows=windows)
-    return row_ptr, gathered(graph, row_ptr, np.diff(row_ptr), windows)
+    return row_ptr, gathered(graph, row_ptr, -(-np.diff(row_ptr) // multiple) * multiple, windows)
 
 
 def unit_rows(graph: Graph, width: int, gathered: bool) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:

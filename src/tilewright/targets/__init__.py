@@ -48,7 +48,8 @@ folder:
 
 ``packed.py``, optional: see `targets.packed_lists`. A target without it runs no packed batches.
 
-``cost_model.py``, optional: plans are made of its predictions; without it they are made of what the probe measures.
+``cost_model.py``, optional: plans are made, and orders compared, by its predictions; without it plans are made of what
+    the probe measures.
     ``calibrated(tiles, head_dim, dtype, anew=False)``: ``{tile name: calibration}``, read from a file of this device or
         measured; anew: measured.
     ``predict(blocks, *, heads, head_dim, dtype, split_keys, calibration, bias_heads)``: returns what ``probe.measure``

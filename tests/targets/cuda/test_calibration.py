@@ -434,6 +434,26 @@ def test_profiles_are_predicted_where_there_is_a_cost_model(gpu, monkeypatch, wi
     assert gpu.calls > 0
 
 
+@pytest.mark.parametrize("apart_us", [0.0, 500.0])
+def test_auto_takes_the_order_that_a_calibration_predicts_to_be_fastest(gpu, monkeypatch, apart_us):
+    """Also where masks that differ between programs, which some orders have more of, cost what nothing else does."""
+    facts = {"threads": 8, "shared_bytes": 1 << 18, "memory_bytes": 1 << 34}
+    monkeypatch.setattr(targets, "describe", lambda kind: DEVICE | facts)
+    known = truth(apart_factors_us=apart_us, apart_tiles_us=apart_us)
+    monkeypatch.setattr(calibration, "of", lambda tiles, *form: {tile.name: known for tile in tiles})
+    pattern = models.build("vil-tiny-224-s1-exact")
+    options = {"heads": 6, "head_dim": 64, "dtype": torch.bfloat16, "device": "cuda", "tiles": ("64x1",)}
+    found = tw.plan(pattern, **options, solver="greedy")
+    alone = {
+        name: tw.plan(pattern, **options, solver="greedy", reorder=name).schedule.predicted_us
+        for name in ("window", "none", "ic")
+    }
+    among = found.reorder["among"]
+    assert among == pytest.approx({name: alone[name] for name in among}) and len(among) > 1
+    assert found.reorder["order"] == min(among, key=among.get)
+    assert found.schedule.predicted_us == pytest.approx(min(among.values()))
+
+
 def test_a_device_without_a_cost_model_is_measured():
     cover = plans.covers(plans.reordered(plans.pattern(40, 40)), ["16x1"])
     (profile,) = expected(cover, device="cpu", heads=1, head_dim=8).values()
