@@ -57,6 +57,7 @@ class Profile:
         lanes are busy, and from when the first has run out of items.
     shapes: in the order of `blocks.work.items(blocks, split_keys)`.
     device: description by `targets`; device_id: digest of what makes two devices differ for timing.
+    form: how the tile's kernel is compiled, see `targets.form`; None where a device has one form, or a file tells none.
     """
 
     tile: str
@@ -72,6 +73,7 @@ class Profile:
     shapes: tuple[ItemShape, ...]
     device: dict
     device_id: str
+    form: dict[str, int | None] | None = None
 
 
 def item_shape(items, shape, timing, **measured):
