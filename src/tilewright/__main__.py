@@ -1,7 +1,7 @@
 """The command ``tilewright``: what a machine needs once, before plans are made on it.
 
 tilewright compile
-tilewright calibrate --head-dim 64 --dtype bfloat16
+tilewright calibrate --head-dim 64 --dtype bfloat16 --forms
 """
 
 import argparse
@@ -30,6 +30,9 @@ def main(arguments=None):
     one.add_argument("--tiles", nargs="+", help="such as 64x1; by default those that plans choose from")
     one.add_argument("--device", default="cuda", help="kind of the device")
     one.add_argument("--anew", action="store_true", help="measure what is already there, too")
+    one.add_argument(
+        "--forms", action="store_true", help="choose the form of each tile's kernel among candidates first"
+    )
     chosen = parser.parse_args(arguments)
     logging.basicConfig(format="%(message)s")
     try:
@@ -67,7 +70,7 @@ def calibrate(chosen):
         {"type": dtype, "head dim": str(head_dim), "tile": name, **model.summary(found)}
         for dtype in chosen.dtype
         for head_dim in chosen.head_dim
-        for name, found in model.calibrated(tiles, head_dim, dtype, chosen.anew).items()
+        for name, found in model.calibrated(tiles, head_dim, dtype, chosen.anew, chosen.forms).items()
     ]
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
     for line in ({name: name for name in widths}, *rows):

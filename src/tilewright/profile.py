@@ -68,8 +68,9 @@ class Profile:
         lanes are busy, and from when the first has run out of items.
     shapes: in the order of `blocks.work.items(blocks, split_keys)`.
     further: costs at other lengths than `split_keys`, of which a schedule may choose one for each region. Only those
-        whose work items differ are there. Shapes of one form have one measurement.
+        whose work items differ are there.
     device: description by `targets`; device_id: digest of what makes two devices differ for timing.
+    form: how the tile's kernel is compiled, see `targets.form`; None where a device has one form, or a file tells none.
     """
 
     tile: str
@@ -86,6 +87,7 @@ class Profile:
     device: dict
     device_id: str
     further: tuple[SplitCosts, ...] = ()
+    form: dict[str, int | None] | None = None
 
     @property
     def options(self) -> dict[int | None, SplitCosts]:

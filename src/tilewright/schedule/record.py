@@ -47,6 +47,8 @@ class Schedule:
     model_size: ``{"variables", "integers", "constraints", "nonzeros"}``, zeros for heuristics. solve_s: seconds of
         the search and of the heuristic that it starts from.
     note: a remark on how the schedule was found, or empty.
+    forms: how the kernel of each of the tiles is compiled, as its profile states it; empty where the device that runs
+        the schedule decides.
     """
 
     graph_id: str
@@ -81,6 +83,7 @@ class Schedule:
     merge_error: Finite = 0.0
     further: tuple[Size | None, ...] = ()
     note: str = ""
+    forms: tuple[dict[str, int | None], ...] = ()
 
     @property
     def n_items(self) -> int:
@@ -221,6 +224,7 @@ def read(path: str | PathLike) -> Schedule | Skipped:
     found = Schedule(**values)
     each = {len(set(found.tiles)), len(found.tiles), *(len(getattr(found, name)) for name in _PER_TILE)}
     contents.expect(path, len(each) == 1, f"different tiles, and as many of {', '.join(_PER_TILE)}", found.tiles)
+    contents.expect(path, len(found.forms) in (0, len(found.tiles)), "a form for each of the tiles", found.forms)
     contents.within(path, "tile", found.tile, 0, len(found.tiles) - 1)
     contents.expect(path, len(set(found.lengths)) == len(found.lengths), "different split lengths", found.lengths)
     contents.within(path, "length", found.length, 0, len(found.lengths) - 1)

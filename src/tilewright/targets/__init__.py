@@ -46,12 +46,16 @@ folder:
     ``mask_cost(graph, row_ptr, head_dim)``: how many times as much work costs with the masks of these groups of rows as
         without. A target without it applies masks at no cost.
 
+``forms.py``, optional: kernels that may be compiled in several forms. A target without it has one.
+    ``stated(tile, head_dim, dtype)``: the form of a tile on this device, a JSON-able dict; the executor takes it from
+        ``Schedule.forms``, where a schedule states it.
+
 ``packed.py``, optional: see `targets.packed_lists`. A target without it runs no packed batches.
 
 ``cost_model.py``, optional: plans are made, and orders compared, by its predictions; without it plans are made of what
     the probe measures.
-    ``calibrated(tiles, head_dim, dtype, anew=False)``: ``{tile name: calibration}``, read from a file of this device or
-        measured; anew: measured.
+    ``calibrated(tiles, head_dim, dtype, anew=False, choose=False)``: ``{tile name: calibration}``, read from a file of
+        this device or measured; anew: measured; choose: of the fastest form of each tile, which is found first.
     ``predict(blocks, *, heads, head_dim, dtype, split_keys, calibration, bias_heads)``: returns what ``probe.measure``
         does. bias_heads: heads with a bias of their own, None without a bias.
     ``summary(calibration)``: what a person wants to know of one, ``{name: text}``.
@@ -74,11 +78,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from tilewright.blocks.tiles import Tile
     from tilewright.graph import Graph
 
 NAMES = ("cpu", "cuda")
 # Modules that a target may be without.
-OPTIONAL = ("packed", "cost_model", "mask_cost")
+OPTIONAL = ("packed", "cost_model", "mask_cost", "forms")
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,14 @@ def mask_cost(kind: str, graph: "Graph", row_ptr: "NDArray[np.int32]", head_dim:
     Raises `DeviceError` for a kind that is not known.
     """
     return _module(kind, "mask_cost").mask_cost(graph, row_ptr, head_dim) if _has(kind, "mask_cost") else 1.0
+
+
+def form(kind: str, tile: "Tile", head_dim: int, dtype: str) -> dict[str, int | None] | None:
+    """The form in which `kind` runs `tile`; None where there is one alone.
+
+    Raises `DeviceError` for a kind that is not known and `TileError` for a tile that it does not run.
+    """
+    return _module(kind, "forms").stated(tile, head_dim, dtype) if _has(kind, "forms") else None
 
 
 def runs_packed(kind: str) -> bool:

@@ -89,6 +89,7 @@ def _profile(source, blocks, device, options, split_keys, cost):
     return Profile(
         tile=blocks.tile.name,
         source=source,
+        form=targets.form(device, blocks.tile, options["head_dim"], options["dtype"]),
         blocks_id=blocks.id,
         graph_id=blocks.graph_id,
         **options,

@@ -34,6 +34,8 @@ DEVICE = {
     "driver": "1.2",
     "l2_bytes": 1 << 23,
     "launch_us": 1.0,
+    "registers": 1 << 16,
+    "shared_bytes": 227 << 10,
     "versions": {"torch": "2.11.0", "triton": "3.6.0", "numpy": "2.0"},
 }
 NEEDS = {"registers": 126.0, "spills": 0.0, "shared_bytes": 47360.0, "resident": 4.0}
@@ -514,7 +516,7 @@ class Interpreted(calibration.Gpu):
         return self.run(lists, n_tokens, batch), 0.0
 
     def run(self, lists, n_tokens, batch):
-        launch, tokens = self._prepared(lists, n_tokens, batch)
+        launch, tokens = self.prepared(lists, n_tokens, batch)
         tokens[3].fill_(torch.nan)
         launch(*tokens)
         rows = [slice(first, first + n) for first, n in lists.items[:, [Item.FIRST_ROW, Item.ROWS]].tolist()]

@@ -15,6 +15,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -24,10 +25,10 @@ import torch
 
 from tilewright import targets
 from tilewright.blocks import tiles
-from tilewright.core import artifacts, caches, contents, progress, provenance
+from tilewright.core import artifacts, caches, contents, progress
 from tilewright.core.errors import ArtifactError, DeviceError
 from tilewright.core.timing import time_gpu
-from tilewright.targets.cuda import config, executor, probe
+from tilewright.targets.cuda import config, executor, forms, probe
 from tilewright.targets.cuda.calibration_fit import fitted
 from tilewright.targets.cuda.calibration_points import FEW_TOKENS, VARIANTS, Setup
 from tilewright.targets.cuda.cost_model import Calibration
@@ -45,8 +46,6 @@ CODE = tuple(
         *(f"targets.cuda.{name}" for name in ("cost_model", "executor", "online_softmax", "tile_kernel", "tile_lists")),
     )
 )
-# The facts of a device that a calibration holds for.
-FACTS = ("name", "capability", "multiprocessors", "driver")
 # Seconds for one timing, and the relative standard error at which it stops.
 SHARE_S, RSE, MIN_REPS = 0.04, 0.01, 10
 # Where timings spread more than this about their median, someone else uses the GPU.
@@ -61,16 +60,7 @@ _HELD: dict = {}
 
 def made_for(tile, head_dim, dtype):
     """What a calibration of `tile` made here and now holds for, a JSON-able dict."""
-    device = targets.describe("cuda")
-    return {
-        **{name: device[name] for name in FACTS},
-        **{name: device["versions"][name] for name in ("torch", "triton")},
-        "code": provenance.text_digest(*CODE),
-        "dtype": dtype,
-        "head_dim": head_dim,
-        "rows": tile.rows,
-        **asdict(config.for_tile(tile, head_dim, getattr(torch, dtype))),
-    }
+    return forms.here(CODE, tile, head_dim, dtype) | forms.stated(tile, head_dim, dtype)
 
 
 def path_of(stated):
@@ -134,10 +124,12 @@ class Gpu:
     """The GPU that torch computes on, running launches of one tile."""
 
     device = "cuda"
+    form = None
 
-    def __init__(self, tile, head_dim, dtype):
-        """Launch items of `tile` in programs of `head_dim` and `dtype` (a name)."""
+    def __init__(self, tile, head_dim, dtype, form=None):
+        """Launch items of `tile` in programs of `head_dim` and `dtype` (a name); form: None for this GPU's."""
         self.tile, self.head_dim, self.dtype = tile, head_dim, getattr(torch, dtype)
+        self.form = form or forms.of(tile, head_dim, self.dtype)
         self.facts = targets.describe("cuda")
         self._size, self._tokens = None, ()
 
@@ -145,23 +137,24 @@ class Gpu:
     def setup(self):
         """What the points of this tile share."""
         sizes = {name: self.facts[name] for name in ("multiprocessors", "l2_bytes")}
-        step_keys = config.for_tile(self.tile, self.head_dim, self.dtype).step_keys
+        form = self.form or forms.of(self.tile, self.head_dim, self.dtype)
         dtype = str(self.dtype).removeprefix("torch.")
-        return Setup(self.tile.rows, step_keys, self.head_dim, dtype, **sizes)
+        return Setup(self.tile.rows, form.step_keys, self.head_dim, dtype, **sizes)
 
     def resources(self, lists):
         """What a program takes of a multiprocessor, see `probe.resources`. The kernel is compiled for it."""
-        launch, tokens = self._prepared(lists, FEW_TOKENS, 1)
+        launch, tokens = self.prepared(lists, FEW_TOKENS, 1)
         return probe.resources(launch(*tokens), self.facts)
 
     def timed(self, lists, n_tokens, batch):
         """``(microseconds, spread)`` of a launch of `lists` over `batch` entries of `n_tokens` tokens."""
-        launch, tokens = self._prepared(lists, n_tokens, batch)
+        launch, tokens = self.prepared(lists, n_tokens, batch)
         launch(*tokens)
         found = time_gpu(lambda: launch(*tokens), min_reps=MIN_REPS, max_seconds=SHARE_S, rse_target=RSE)
         return found.p50_us, (found.p80_us - found.p20_us) / found.p50_us
 
-    def _prepared(self, lists, n_tokens, batch):
+    def prepared(self, lists, n_tokens, batch):
+        """``(launch, tokens)`` of `lists`: q, k, v and memory for the result, a head of `batch` entries."""
         if self._size != (n_tokens, batch):
             # One set at a time: those beyond the second-level cache are large.
             self._size, self._tokens = (n_tokens, batch), ()
@@ -170,7 +163,7 @@ class Gpu:
             qkv = [torch.randn(shape, generator=generator, device=self.device).to(self.dtype) for _ in range(3)]
             self._tokens = *qkv, torch.empty_like(qkv[0])
         common = setting((n_tokens, n_tokens), 1, self.head_dim, self.dtype)
-        return executor.Launch(lists, self.tile, common, self._tokens[0].device), self._tokens
+        return executor.Launch(lists, self.tile, common, self._tokens[0].device, self.form), self._tokens
 
 
 def measure(gpu, stated):
@@ -211,17 +204,25 @@ def compile_ahead(chosen, head_dim, dtype):
     What they do not compile is compiled later, one after the other.
     """
     jobs = [f"{tile.name},{rank},{split:d}" for tile in chosen for rank in VARIANTS for split in (False, True)]
+    side_by_side("calibration", head_dim, dtype, jobs)
+
+
+def side_by_side(module, head_dim, dtype, jobs):
+    """Have processes of a `module` beside this one do `jobs`, words each; returns the jobs that they say are done."""
     n = min(len(jobs), len(os.sched_getaffinity(0)))
     source = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    command = [sys.executable, "-m", "tilewright.targets.cuda.calibration", str(head_dim), dtype]
-    running = [subprocess.Popen([*command, *jobs[i::n]], env=environment, **quiet) for i in range(n)]
-    for process in progress.with_progress(running, "compile"):
-        try:
-            process.wait(COMPILE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    command = [sys.executable, "-m", f"tilewright.targets.cuda.{module}", str(head_dim), dtype]
+    with tempfile.TemporaryFile("w+") as said:
+        where = {"stdout": said, "stderr": subprocess.DEVNULL}
+        running = [subprocess.Popen([*command, *jobs[i::n]], env=environment, **where) for i in range(n)]
+        for process in progress.with_progress(running, "compile"):
+            try:
+                process.wait(COMPILE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        said.seek(0)
+        return set(said.read().split())
 
 
 def _compile(head_dim, dtype, *jobs):

@@ -124,11 +124,17 @@ class Launch:
     missed_tiles: float = 0.0
 
 
-def calibrated(tiles, head_dim, dtype, anew=False):
-    """``{tile name: Calibration}``, see `calibration.of`."""
-    from tilewright.targets.cuda import calibration
+def calibrated(tiles, head_dim, dtype, anew=False, choose=False):
+    """``{tile name: Calibration}``, see `calibration.of`; choose: of the fastest forms, see `form_search.search`."""
+    from tilewright.targets.cuda import calibration, form_search
 
+    if choose:
+        form_search.search(tiles, head_dim, dtype, anew)
     return calibration.of(tiles, head_dim, dtype, anew)
+
+
+# What a calibration may leave out.
+_FORM = dict.fromkeys(("step_keys", "num_stages", "num_warps", "maxnreg"))
 
 
 def summary(calibration):
@@ -137,6 +143,7 @@ def summary(calibration):
     steps = {each.rank: f"{each.steady_us[2]:.2f}" for each in calibration.kernels}
     return {
         "rows": str(calibration.rows),
+        "form": "{step_keys}-{num_stages}-{num_warps}-{maxnreg}".format_map(_FORM | calibration.made_for),
         "registers": f"{kernel.registers:.0f}",
         "resident": str(kernel.resident),
         "full step (us)": f"{kernel.steady_us[1]:.2f}",

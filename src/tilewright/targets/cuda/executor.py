@@ -12,7 +12,7 @@ from triton import OutOfResources
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
-from tilewright.targets.cuda import config, launcher, tile_kernel, tile_lists
+from tilewright.targets.cuda import config, forms, launcher, tile_kernel, tile_lists
 from tilewright.targets.cuda.tile_lists import Item, Part
 from tilewright.targets.setting import setting
 
@@ -25,7 +25,8 @@ _MOST_ACROSS = 65535
 def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", **options):
     """Return an `Executor` of `schedule`: ``callable(q [B, H, N_q, D], k, v [B, H, N_k, D]) -> [B, H, N_q, D]``.
 
-    blocks: ``{tile: Blocks}``. device: of the lists. options: row_order, col_order, ordered, bias and scale, see
+    blocks: ``{tile: Blocks}``. Kernels have the forms that the schedule states, else this GPU's (`forms`). device: of
+    the lists. options: row_order, col_order, ordered, bias and scale, see
     `targets`. Pairs with a bias of -inf are not allowed; queries without an allowed pair get zeros.
 
     Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order, a bias, a head dim or a scale
@@ -43,9 +44,9 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", **option
         member = (schedule.round == number) & (schedule.tile == t)
         cover = blocks[schedule.tiles[t]]
         columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
-        step_keys = config.for_tile(cover.tile, head_dim, dtype).step_keys
-        lists = tile_lists.build(cover, *columns, step_keys, _index(common))
-        launches.append(Launch(lists, cover.tile, common, device))
+        form = config.read(schedule.forms[t]) if schedule.forms else forms.of(cover.tile, head_dim, dtype)
+        lists = tile_lists.build(cover, *columns, form.step_keys, _index(common))
+        launches.append(Launch(lists, cover.tile, common, device, form))
     if device.type == "cuda":
         # Calls may come on any stream.
         torch.cuda.current_stream(device).synchronize()
@@ -70,13 +71,16 @@ def _expect_no_capture():
 
 
 class Launch:
-    """Work items of one tile: their lists on the device, scratch memory for what split items leave, and the call."""
+    """Work items of one tile: their lists on the device, scratch memory for what split items leave, and the call.
 
-    def __init__(self, lists, tile, common, device):
+    form: `KernelConfig` that the lists were built for; None for this GPU's.
+    """
+
+    def __init__(self, lists, tile, common, device, form=None):
         self.lists, self._tile, self._heads = lists, tile, common.heads
         sign, scale = _scale(common)
         self._scale_log2 = scale * math.log2(math.e)
-        self._config = config.for_tile(tile, common.head_dim, common.dtype)
+        self._config = form or forms.of(tile, common.head_dim, common.dtype)
         self._d0, self._d1 = config.HEAD_DIMS[common.head_dim]
         rows, keys = common.taken
         left, right, mask_heads = _masks(lists, common, scale, device)

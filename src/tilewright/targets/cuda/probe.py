@@ -11,7 +11,7 @@ from tilewright.blocks import work
 from tilewright.core import progress
 from tilewright.core.timing import time_gpu
 from tilewright.profile import fitted, item_shape
-from tilewright.targets.cuda import config, executor, tile_lists
+from tilewright.targets.cuda import config, executor, forms, tile_lists
 from tilewright.targets.cuda.tile_lists import Item, Part
 from tilewright.targets.setting import setting
 
@@ -92,11 +92,11 @@ class Probe:
     def __init__(self, blocks, items, *, heads, head_dim, dtype, seed):
         """Make lists and tokens; items: ``work.items(blocks, …)``; dtype: a name such as ``bfloat16``."""
         self.setting = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
-        step_keys = config.for_tile(blocks.tile, head_dim, self.setting.dtype).step_keys
-        self.lists = tile_lists.build(blocks, items.block, items.run_lo, items.run_hi, step_keys)
+        form = forms.of(blocks.tile, head_dim, self.setting.dtype)
+        self.lists = tile_lists.build(blocks, items.block, items.run_lo, items.run_hi, form.step_keys)
         # The lists have the longest first.
         self.shape = items.shape[np.argsort(items.run_lo - items.run_hi, kind="stable")]
-        self._launch = executor.Launch(self.lists, blocks.tile, self.setting, DEVICE)
+        self._launch = executor.Launch(self.lists, blocks.tile, self.setting, DEVICE, form)
         generator, (n_q, n_k) = torch.Generator(DEVICE).manual_seed(seed), blocks.shape
         shapes = ((1, heads, n, head_dim) for n in (n_q, n_k, n_k))
         q, k, v = (torch.randn(each, generator=generator, device=DEVICE).to(self.setting.dtype) for each in shapes)

@@ -1,0 +1,138 @@
+"""The fastest form of a tile's kernel on this GPU, found by timing the candidates once (stage T3).
+
+Processes side by side compile the candidates of `config`. One that does not compile, does not fit the GPU or attends
+wrongly is dropped. The others run two launches of made-up items: short ones with masks, as windows have them, and long
+ones without, as kept tokens do.
+"""
+
+import math
+import os
+import sys
+from dataclasses import asdict
+
+import numpy as np
+import torch
+from triton.errors import TritonError
+
+from tilewright import blocks, graph, reference, targets
+from tilewright.blocks import tiles, work
+from tilewright.core import caches, progress
+from tilewright.core.errors import DeviceError
+from tilewright.targets.cuda import calibration, config, forms, tile_lists
+from tilewright.targets.cuda.calibration_points import Point
+from tilewright.targets.cuda.forms import Choice, Trial
+
+# Keys of an item with masks: those of 8 x 8 queries, each of which sees a 15 x 15 window; and of one without.
+WINDOW_KEYS, KEPT_KEYS = 22 * 22, 4096
+# Programs of each multiprocessor in a launch, one after another or at a time.
+PROGRAMS = 12
+# Candidates that a core compiles, at most: the last ones are left out. Each takes it one to two seconds.
+TURNS = 8
+# A candidate has to be faster than the default by this share, which two timings of one launch may differ by.
+MARGIN = 0.02
+# Tokens of the pattern that candidates are checked with, groups of queries that see the same keys, and how far.
+TOKENS, GROUP, REACH = 512, 16, 64
+# What a candidate that does not compile or run ends with.
+FAILURES = (DeviceError, RuntimeError, TritonError)
+
+
+def search(chosen, head_dim, dtype, anew=False):
+    """Find the fastest form of each of the tiles `chosen` that has no file yet, and write it; anew: of each.
+
+    Two processes that need the same find it once. Raises `DeviceError` without a GPU, and where no form of a tile runs.
+    """
+    config.check_head_dim(head_dim)
+    stated = {tile: forms.made_for(tile, head_dim, dtype) for tile in chosen}
+    paths = {tile: forms.path_of(each) for tile, each in stated.items()}
+    with caches.locked(caches.folder() / forms.KIND / "lock"):
+        left = [tile for tile in chosen if anew or forms.held(paths[tile], stated[tile], say=True) is None]
+        trials = {tile: _candidates(tile, head_dim, dtype, len(left)) for tile in left}
+        jobs = [_job(tile, form) for tile, each in trials.items() for form in each]
+        done = calibration.side_by_side("form_search", head_dim, dtype, jobs) if jobs else ()
+        for tile, each in trials.items():
+            forms.keep(paths[tile], choose(tile, head_dim, dtype, each, done, stated[tile]))
+
+
+def choose(tile, head_dim, dtype, candidates, done, stated):
+    """The `Choice` among `candidates`, of which the jobs `done` were compiled, made for what is `stated`."""
+    found = []
+    for form in progress.with_progress(candidates, f"forms of {tile.name}"):
+        # One whose compiler broke off in a process of its own is not tried here. The default is.
+        if form == candidates[0] or _job(tile, form) in done:
+            found.append(_tried(tile, head_dim, dtype, form))
+        else:
+            found.append(Trial(asdict(form), "not compiled"))
+    timed = [trial for trial in found if trial.us]
+    if not timed:
+        raise DeviceError(f"tile {tile.name}: expected a form that runs on this GPU, found {found[0].status}")
+    best = min(timed, key=_score)
+    if found[0].us and _score(best) > _score(found[0]) + len(best.us) * math.log(1 - MARGIN):
+        best = found[0]
+    return Choice(stated, best.form, tuple(found))
+
+
+def _score(trial):
+    """The ratios of times to those of another trial, multiplied: each launch counts alike."""
+    return sum(math.log(us) for us in trial.us)
+
+
+def _tried(tile, head_dim, dtype, form):
+    """The `Trial` of a form: checked, and timed if it is right."""
+    try:
+        gpu = calibration.Gpu(tile, head_dim, dtype, form)
+        error = checked(gpu)
+        # A NaN is wrong, too.
+        if not error <= reference.TOLERANCE[gpu.dtype]:
+            return Trial(asdict(form), f"wrong: relative error {error:.1e}")
+        return Trial(asdict(form), "ok", tuple(gpu.timed(*gpu.setup.work(point))[0] for point in points(gpu.setup)))
+    except FAILURES as error:
+        return Trial(asdict(form), f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def points(setup):
+    """The launches that are timed, whatever the keys a step: as many items, of as many keys."""
+    window, kept = (-(-keys // setup.step_keys) for keys in (WINDOW_KEYS, KEPT_KEYS))
+    rank = tile_lists.RANKS[0]
+    return Point(rank, PROGRAMS, partial=window), Point(rank, PROGRAMS, full=kept)
+
+
+def checked(gpu):
+    """Relative error of attention over a small pattern with full and partial steps, in the form of `gpu`."""
+    group = np.arange(TOKENS) // GROUP * GROUP
+    dense = np.abs(group[:, None] - np.arange(TOKENS)) < REACH
+    cover = blocks.extract(graph.from_pattern(dense), gpu.tile)
+    items = work.items(cover, None)
+    lists = tile_lists.build(cover, items.block, items.run_lo, items.run_hi, gpu.setup.step_keys)
+    launch, tokens = gpu.prepared(lists, TOKENS, 1)
+    tokens[3].fill_(torch.nan)
+    launch(*tokens)
+    *qkv, found = (x.cpu() for x in tokens)
+    return float(reference.relative_error(found, reference.attention(*qkv, torch.from_numpy(dense))))
+
+
+def _candidates(tile, head_dim, dtype, n_tiles):
+    """The first candidates, as many as the cores compile in a few turns; two at least."""
+    most = max(2, TURNS * len(os.sched_getaffinity(0)) // n_tiles)
+    room = forms.room(targets.describe("cuda"))
+    return config.candidates(tile, head_dim, getattr(torch, dtype), room)[:most]
+
+
+def _job(tile, form):
+    return ",".join(map(str, (tile.name, *asdict(form).values())))
+
+
+def _compile(head_dim, dtype, *jobs):
+    """Compile the candidates that `jobs` name, and say which are done."""
+    for job in jobs:
+        name, *values = job.split(",")
+        form = config.KernelConfig(*(None if value == "None" else int(value) for value in values))
+        gpu = calibration.Gpu(tiles.parse(name), int(head_dim), dtype, form)
+        try:
+            gpu.resources(gpu.setup.compiled(tile_lists.RANKS[0], False))
+        except FAILURES:
+            continue
+        print(job, flush=True)
+
+
+if __name__ == "__main__":
+    _compile(*sys.argv[1:])

@@ -1,0 +1,142 @@
+"""The form in which a GPU runs a tile's kernel: what a calibration found fastest, else the default (stage T3).
+
+`form_search` times the candidates of `config` and writes a file for each tile, type and head dim, on a GPU with a
+driver, a torch, a triton and this code. A profile states the form that it holds for, and a schedule those of its tiles:
+it runs with them wherever it is loaded. A schedule that states none runs with those of the GPU that it is on.
+"""
+
+import hashlib
+import json
+import logging
+from dataclasses import asdict, dataclass
+
+import torch
+
+from tilewright import targets
+from tilewright.core import artifacts, caches, contents, provenance
+from tilewright.core.contents import Amount
+from tilewright.core.errors import ArtifactError, DeviceError
+from tilewright.targets.cuda import config
+
+KIND = "form"
+VERSION = 1
+# What the fastest form depends on beside the device.
+CODE = tuple(
+    f"tilewright.targets.cuda.{name}"
+    for name in ("config", "form_search", "online_softmax", "tile_kernel", "tile_lists")
+)
+# The facts of a device that a calibration holds for.
+FACTS = ("name", "capability", "multiprocessors", "driver")
+
+_LOG = logging.getLogger(__name__)
+# By path, what this process has read or found. One process uses one form of a tile.
+_HELD: dict = {}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate: its form, what became of it (``ok`` or why it was dropped), and what its launches took, if timed."""
+
+    form: dict[str, int | None]
+    status: str
+    us: tuple[Amount, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The form of one tile that was found fastest among `trials`, the first of which is the default.
+
+    made_for: what it holds for, see `made_for`.
+    """
+
+    made_for: dict[str, str | int | float | None]
+    form: dict[str, int | None]
+    trials: tuple[Trial, ...]
+
+
+def of(tile, head_dim, dtype):
+    """The `KernelConfig` of `tile` for programs of `head_dim` and torch's `dtype` on this GPU.
+
+    Raises `TileError` for a tile with too few rows.
+    """
+    device = _device()
+    if device is None:
+        return config.for_tile(tile, head_dim, dtype)
+    stated = made_for(tile, head_dim, str(dtype).removeprefix("torch."))
+    found = held(path_of(stated), stated)
+    return config.for_tile(tile, head_dim, dtype, room(device)) if found is None else config.read(found.form)
+
+
+def stated(tile, head_dim, dtype):
+    """The form of `tile` on this GPU as profiles state it, a JSON-able dict; dtype: a name."""
+    return asdict(of(tile, head_dim, getattr(torch, dtype)))
+
+
+def room(device):
+    """What a described `device` has room for."""
+    return config.Room(device["shared_bytes"], device["registers"])
+
+
+def made_for(tile, head_dim, dtype):
+    """What a choice holds for that is made now, a JSON-able dict; dtype: a name. Raises `DeviceError` without a GPU."""
+    return here(CODE, tile, head_dim, dtype) | {"run": tile.run}
+
+
+def here(code, tile, head_dim, dtype):
+    """What times of `tile` hold for that are taken on this GPU now, by the modules `code`; a JSON-able dict."""
+    device = targets.describe("cuda")
+    return {
+        **{name: device[name] for name in FACTS},
+        **{name: device["versions"][name] for name in ("torch", "triton")},
+        "code": provenance.text_digest(*code),
+        "dtype": dtype,
+        "head_dim": head_dim,
+        "rows": tile.rows,
+    }
+
+
+def path_of(stated):
+    """The file of a choice that is `made_for` what is stated."""
+    digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
+    name = "-".join(str(stated[each]) for each in ("dtype", "head_dim", "rows", "run"))
+    return caches.folder() / KIND / f"{name}-{digest}.json"
+
+
+def held(path, stated, say=False):
+    """The `Choice` of a file; None where there is none that is `stated` so.
+
+    say: look again where there was none, and log one line about a bad one.
+    """
+    if path not in _HELD or (say and _HELD[path] is None):
+        _HELD[path] = _read(path, stated, say) if path.exists() else None
+    return _HELD[path]
+
+
+def keep(path, choice):
+    """Use a `Choice` in this process, and write its file."""
+    _HELD[path] = choice
+    try:
+        artifacts.write_json(path, KIND, VERSION, asdict(choice))
+    except ArtifactError as error:
+        _LOG.warning("the form serves this process alone: %s", error)
+
+
+def _read(path, stated, say):
+    try:
+        found = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Choice)
+        others = [name for name in stated if found.made_for.get(name) != stated[name]]
+        contents.expect(path, not others, "a choice for this device and code", f"another {', '.join(others)}")
+        config.read(found.form)
+        return found
+    except ArtifactError as error:
+        if say:
+            _LOG.warning("%s: the form of a kernel is chosen anew: %s", path, error)
+        return None
+
+
+def _device():
+    """Facts of the GPU; None without one, as under Triton's interpreter."""
+    try:
+        return targets.describe("cuda")
+    except DeviceError:
+        return None
