@@ -134,26 +134,30 @@ class Graph:
         """
         if self.row_order is not None:
             raise PatternError("expected a graph in its natural order, found one that is reordered already")
-        from scipy.sparse import csr_array
-
         rows = _permutation("row_order", row_order, self.n_rows)
         cols = _permutation("col_order", col_order, self.n_cols)
-        new_col = np.empty(self.n_cols, np.int32)
-        new_col[cols] = np.arange(self.n_cols, dtype=np.int32)
-        pattern = csr_array(
-            (np.ones(len(self.indices), bool), new_col[self.indices], self.indptr), shape=(self.n_distinct, self.n_cols)
-        )
-        # Transposing sorts, in linear time; twice gives the rows, their keys ascending.
-        indices = pattern.tocsc().tocsr().indices.astype(np.int32)
+        natural = np.array_equal(cols, np.arange(self.n_cols))
         return replace(
             self,
-            indices=indices,
+            indices=self.indices.astype(np.int32) if natural else self._renamed(cols),
             row_id=self.row_id[rows],
             row_hint=None if self.row_hint is None else self.row_hint[rows],
             col_hint=None if self.col_hint is None else self.col_hint[cols],
             row_order=rows,
             col_order=cols,
         )
+
+    def _renamed(self, cols):
+        """`indices` where the keys come in the order `cols`, ascending in each row."""
+        from scipy.sparse import csr_array
+
+        new_col = np.empty(self.n_cols, np.int32)
+        new_col[cols] = np.arange(self.n_cols, dtype=np.int32)
+        pattern = csr_array(
+            (np.ones(len(self.indices), bool), new_col[self.indices], self.indptr), shape=(self.n_distinct, self.n_cols)
+        )
+        # Transposing sorts, in linear time; twice gives the rows, their keys ascending.
+        return pattern.tocsc().tocsr().indices.astype(np.int32)
 
 
 def _permutation(name, order, size):

@@ -190,8 +190,8 @@ def unit_rows(graph: Graph, width: int, gathered: bool) -> tuple[NDArray[np.int6
     new = np.ones(len(blocks), bool)
     new[1:] = blocks[1:] != blocks[:-1]
     new[graph.indptr[:-1][graph.indptr[:-1] < len(blocks)]] = True
-    indptr = np.concatenate(([0], np.cumsum(new)))[graph.indptr]
-    return indptr, blocks[new], -(-graph.n_cols // width)
+    at = np.flatnonzero(new)
+    return np.searchsorted(at, graph.indptr).astype(np.int64), blocks[at], -(-graph.n_cols // width)
 
 
 def seen_units(indptr, units, row_id, n_units, ptr) -> Iterator[tuple[int, int, csr_array]]:
