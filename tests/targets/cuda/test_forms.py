@@ -22,6 +22,7 @@ from tilewright.targets.cuda import calibration, config, form_search, forms
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.cuda.calibration_points import Setup
 from tilewright.targets.cuda.tile_lists import Item
+from tilewright.targets.measure import measure
 
 TILE = tiles.parse("64x1")
 DEVICE = {
@@ -386,6 +387,18 @@ def test_a_schedule_states_the_forms_of_its_profiles(gpu, tmp_path):
     (tmp_path / "s.json").write_text(json.dumps(document | {"forms": stated[:1]}))
     with pytest.raises(ArtifactError, match="a form for each of the tiles"):
         schedule.load(tmp_path / "s.json")
+
+
+def test_a_solved_schedule_states_the_forms_of_its_profiles():
+    cover = plans.covers(plans.reordered(plans.pattern(100, 90), heads=2, head_dim=16), ["16x1", "32x1"])
+    profiles = {name: measure(each, budget_s=0.05) for name, each in cover.items()}
+    limits = targets.limits(profiles["16x1"].device)
+    assert schedule.solve(cover, profiles, limits, solver="greedy").forms == ()
+    stated = {name: asdict(config.KernelConfig(num_warps=n)) for n, name in enumerate(cover, start=1)}
+    known = {name: replace(each, form=stated[name]) for name, each in profiles.items()}
+    assert schedule.solve(cover, known, limits, solver="greedy").forms == tuple(stated.values())
+    # Profiles of before state none: the device decides for all tiles.
+    assert schedule.solve(cover, known | {"32x1": profiles["32x1"]}, limits, solver="greedy").forms == ()
 
 
 def test_a_tile_of_too_few_rows_has_no_form():
