@@ -3,6 +3,7 @@
 import json
 import types
 from dataclasses import asdict, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from tilewright.core.errors import ArtifactError, DeviceError, TileError
 from tilewright.targets.cuda import calibration, config, form_search, forms
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.cuda.calibration_points import Setup
+from tilewright.targets.cuda.tile_lists import Item
+from tilewright.targets.measure import measure
 
 TILE = tiles.parse("64x1")
 DEVICE = {
@@ -276,12 +279,55 @@ class Interpreted(calibration.Gpu):
 
 @pytest.mark.parametrize("tile", ["32x1", "64x64"])
 def test_every_candidate_attends_rightly(monkeypatch, tile):
-    for name, value in {"TOKENS": 256, "REACH": 64}.items():
+    for name, value in {"TOKENS": 384, "REACH": 128}.items():
         monkeypatch.setattr(form_search, name, value)
     for form in config.candidates(tiles.parse(tile), 16, torch.float16, config.ANY_ROOM):
         gpu = Interpreted(tiles.parse(tile), 16, "float16", form)
         assert form_search.checked(gpu) <= reference.TOLERANCE[torch.float16], form
         assert gpu.setup.step_keys == form.step_keys
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+@pytest.mark.parametrize("keys", [1, 64])
+def test_the_kernel_that_is_checked_is_the_one_that_is_timed(rows, keys):
+    tile = tiles.Tile(rows, keys)
+    for form in config.candidates(tile, 64, torch.bfloat16, config.ANY_ROOM):
+        _, checked = form_search._small(tile, form.step_keys)
+        setup = Setup(rows, form.step_keys, 64, "bfloat16", 8, 1 << 23)
+        timed = [setup.work(point)[0] for point in form_search.points(setup)]
+        for lists in (checked, setup.compiled(16, False), *timed):
+            assert (lists.full, lists.partial, lists.rank, len(lists.parts)) == (True, True, 16, 0)
+            assert (lists.rows, lists.step_keys) == (rows, form.step_keys)
+        steps, full = checked.items[:, [Item.STEPS, Item.FULL_STEPS]].T
+        assert (full > 0).any() and (steps > full).any()
+
+
+def test_processes_say_what_they_have_done(monkeypatch):
+    class Process:
+        def __init__(self, command, env, stdout, stderr):
+            for job in command[5::2]:
+                print(job, file=stdout, flush=True)
+
+        def wait(self, seconds):
+            pass
+
+    monkeypatch.setattr(calibration.subprocess, "Popen", Process)
+    monkeypatch.setattr(calibration.os, "sched_getaffinity", lambda pid: {0})
+    jobs = [form_search._job(TILE, form) for form in among()]
+    assert calibration.side_by_side("form_search", 64, "bfloat16", jobs) == set(jobs[::2])
+
+
+def test_a_process_compiles_all_candidates_that_it_can(monkeypatch, capsys):
+    class Own(MadeUp):
+        fails: ClassVar = {among()[1]: DeviceError("too large"), among()[2]: RuntimeError("PassManager")}
+
+        def resources(self, lists):
+            assert self.setup.step_keys == self.form.step_keys == lists.step_keys
+
+    monkeypatch.setattr(calibration, "Gpu", Own)
+    jobs = [form_search._job(TILE, form) for form in among()]
+    form_search._compile("64", "bfloat16", *jobs)
+    assert capsys.readouterr().out.split() == [jobs[0], *jobs[3:]]
 
 
 def test_a_wrong_kernel_is_seen(monkeypatch):
@@ -291,7 +337,7 @@ def test_a_wrong_kernel_is_seen(monkeypatch):
 
     def shorter(lists, n_tokens, batch):
         items = lists.items.copy()
-        items[:, 4] -= 1
+        items[:, Item.STEPS] -= 1
         return prepared(replace(lists, items=items), n_tokens, batch)
 
     gpu.prepared = shorter
@@ -341,6 +387,18 @@ def test_a_schedule_states_the_forms_of_its_profiles(gpu, tmp_path):
     (tmp_path / "s.json").write_text(json.dumps(document | {"forms": stated[:1]}))
     with pytest.raises(ArtifactError, match="a form for each of the tiles"):
         schedule.load(tmp_path / "s.json")
+
+
+def test_a_solved_schedule_states_the_forms_of_its_profiles():
+    cover = plans.covers(plans.reordered(plans.pattern(100, 90), heads=2, head_dim=16), ["16x1", "32x1"])
+    profiles = {name: measure(each, budget_s=0.05) for name, each in cover.items()}
+    limits = targets.limits(profiles["16x1"].device)
+    assert schedule.solve(cover, profiles, limits, solver="greedy").forms == ()
+    stated = {name: asdict(config.KernelConfig(num_warps=n)) for n, name in enumerate(cover, start=1)}
+    known = {name: replace(each, form=stated[name]) for name, each in profiles.items()}
+    assert schedule.solve(cover, known, limits, solver="greedy").forms == tuple(stated.values())
+    # Profiles of before state none: the device decides for all tiles.
+    assert schedule.solve(cover, known | {"32x1": profiles["32x1"]}, limits, solver="greedy").forms == ()
 
 
 def test_a_tile_of_too_few_rows_has_no_form():

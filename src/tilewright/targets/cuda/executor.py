@@ -86,7 +86,7 @@ class Launch:
         left, right, mask_heads = _masks(lists, common, scale, device)
         positions = (_to(device, x.astype(np.int32)) for x in (rows, keys[lists.keys]))
         # In the kernel's order.
-        self._held = (_to(device, lists.items), *positions, left, right, _parts(device, lists))
+        self._held = (_to(device, lists.items), *positions, left, right, _part_records(device, lists))
         # In the kernel's order, but for WIDE.
         self._constants = {
             "BLOCK_M": lists.rows, "BLOCK_N": lists.step_keys, "HEAD_DIM": common.head_dim, "D0": self._d0,
@@ -105,7 +105,7 @@ class Launch:
         other, held = copy(self), self._held[1:-1]
         device = held[0].device
         other.lists, other._scratch = lists, {}
-        other._held = (_to(device, lists.items), *held, _parts(device, lists))
+        other._held = (_to(device, lists.items), *held, _part_records(device, lists))
         return other
 
     @property
@@ -181,7 +181,7 @@ class Launch:
         return parts
 
 
-def _parts(device, lists):
+def _part_records(device, lists):
     # A pointer needs memory even where nothing is split.
     return _to(device, lists.parts if len(lists.parts) else np.zeros((1, len(Part)), np.int32))
 

@@ -30,8 +30,9 @@ PROGRAMS = 12
 TURNS = 8
 # A candidate has to be faster than the default by this share, which two timings of one launch may differ by.
 MARGIN = 0.02
-# Tokens of the pattern that candidates are checked with, groups of queries that see the same keys, and how far.
-TOKENS, GROUP, REACH = 512, 16, 64
+# Tokens of the pattern that candidates are checked with, how far queries see, and groups of a tile's queries that see
+# the same keys: so many that all masks have the least rank.
+TOKENS, REACH, GROUPS = 1024, 256, 8
 # What a candidate that does not compile or run ends with.
 FAILURES = (DeviceError, RuntimeError, TritonError)
 
@@ -97,17 +98,23 @@ def points(setup):
 
 
 def checked(gpu):
-    """Relative error of attention over a small pattern with full and partial steps, in the form of `gpu`."""
-    group = np.arange(TOKENS) // GROUP * GROUP
-    dense = np.abs(group[:, None] - np.arange(TOKENS)) < REACH
-    cover = blocks.extract(graph.from_pattern(dense), gpu.tile)
-    items = work.items(cover, None)
-    lists = tile_lists.build(cover, items.block, items.run_lo, items.run_hi, gpu.setup.step_keys)
+    """Relative error of attention over a small pattern in the form of `gpu`, by the kernel that `points` run."""
+    dense, lists = _small(gpu.tile, gpu.setup.step_keys)
     launch, tokens = gpu.prepared(lists, TOKENS, 1)
     tokens[3].fill_(torch.nan)
     launch(*tokens)
     *qkv, found = (x.cpu() for x in tokens)
     return float(reference.relative_error(found, reference.attention(*qkv, torch.from_numpy(dense))))
+
+
+def _small(tile, step_keys):
+    """``(bool [TOKENS, TOKENS], TileLists)``: a pattern with steps with and without masks."""
+    group = max(1, tile.rows // GROUPS)
+    seen_from = np.arange(TOKENS) // group * group
+    dense = np.abs(seen_from[:, None] - np.arange(TOKENS)) < REACH
+    cover = blocks.extract(graph.from_pattern(dense), tile)
+    items = work.items(cover, None)
+    return dense, tile_lists.build(cover, items.block, items.run_lo, items.run_hi, step_keys)
 
 
 def _candidates(tile, head_dim, dtype, n_tiles):
@@ -126,8 +133,8 @@ def _compile(head_dim, dtype, *jobs):
     for job in jobs:
         name, *values = job.split(",")
         form = config.KernelConfig(*(None if value == "None" else int(value) for value in values))
-        gpu = calibration.Gpu(tiles.parse(name), int(head_dim), dtype, form)
         try:
+            gpu = calibration.Gpu(tiles.parse(name), int(head_dim), dtype, form)
             gpu.resources(gpu.setup.compiled(tile_lists.RANKS[0], False))
         except FAILURES:
             continue
