@@ -119,7 +119,7 @@ def plan(
         zeros. Its values are copied now: those that a parameter takes later are seen by `Plan.with_bias` only.
     scale: of the scores, finite; default ``head_dim ** -0.5``.
     split_keys: longest key range of one work item, None for no limit; of several, each region gets the one that the
-        solver chooses, and none is slower in prediction than with the first alone. ``auto``: those of the device.
+        solver chooses, which is never slower in prediction than with the first alone. ``auto``: that of the device.
 
     Raises `TilewrightError` subclasses naming what was expected, what was found and what is known.
     """
@@ -134,8 +134,7 @@ def plan(
     else:
         names = tuple(dict.fromkeys(tiles))
     options: dict[str, Any] = dict(heads=heads, head_dim=head_dim, dtype=_dtype_name(dtype))
-    own = defaults.SPLIT_KEYS, *defaults.FURTHER_SPLIT_KEYS
-    options["split_keys"] = own if split_keys == "auto" else split_keys
+    options["split_keys"] = defaults.SPLIT_KEYS if split_keys == "auto" else split_keys
     bias_heads = None if bias is None else heads
     fewest_rows = min((parse_tile(name).rows for name in names), default=1)
 

@@ -252,7 +252,7 @@ def write_logs(root, config, blank=()):
             for name, solver in config.attention.runs:
                 p50 = None if (model, order) in blank else plan_us(model, order, solver)
                 plan = {"reorder": order, "tiles": name, "solver": solver}
-                predicted = {"predicted_us": 1.1 * plan_us(model, order, solver)}
+                predicted = {"predicted_us": 1.1 * plan_us(model, order, solver), "gap": 0.0}
                 rows = [row(model, "tilewright", p50, ordered="True", **plan, **predicted)]
                 rows += [row(model, "tilewright", p50 and 1.5 * p50, ordered="False", **plan)]
                 write_csv(root / f"results/logs/{model}/{order}/{name}.{solver}.csv", "attention", rows)

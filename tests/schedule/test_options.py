@@ -16,7 +16,7 @@ from tilewright import profile as profile_file
 from tilewright import schedule as schedules
 from tilewright.blocks import work
 from tilewright.core.errors import ArtifactError, InfeasibleError, SolverError
-from tilewright.schedule import _program, _region_classes, check, greedy, problem, solve, solvers
+from tilewright.schedule import _program, _region_classes, check, problem, search, solve, solvers
 
 TILES = ("4x1", "2x1")
 LENGTHS = {"split_keys": 64, "further": (16, None)}
@@ -144,7 +144,7 @@ def test_it_is_never_worse_than_with_the_first_length(seed, n_regions, kappa, ro
             assert found.objective_us <= other.objective_us * (1 + 1e-9)
 
 
-def test_equal_shapes_of_two_lengths_are_one_launch():
+def test_equal_shapes_of_two_lengths_are_one_launch(monkeypatch):
     blocks = {"4x1": make_blocks("4x1", [[40], [4], [4]], n_cols=65536)}
     profiles = {"4x1": make_profile(blocks["4x1"], launch_us=5.0, split_keys=None, further=(320,))}
     built = problem.build(blocks, profiles, make_limits())
@@ -153,6 +153,11 @@ def test_equal_shapes_of_two_lengths_are_one_launch():
     rounds = np.zeros(3, int)
     # The short blocks are the same at both lengths, so that it does not matter which one they have.
     assert built.makespan_us(whole, rounds) == pytest.approx(built.makespan_us(mixed, rounds))
+    monkeypatch.setitem(search.HEURISTICS, "greedy", lambda *_: (mixed, rounds))
+    found = solve(blocks, profiles, make_limits(), "greedy")
+    assert sorted(found.length) == [0, 0, 1]
+    assert found.predicted_us == pytest.approx(built.makespan_us(mixed, rounds))
+    assert check.violations(found, blocks, profiles, make_limits()) == []
 
 
 def test_the_start_is_a_point_of_the_model():
@@ -216,7 +221,7 @@ def test_a_broken_length_is_seen(case):
     blocks, profiles = inputs(5, 6)
     choice = np.array([1, 4, 1, 4, 1, 4]), np.zeros(6, int)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(greedy, "assign", lambda _: choice)
+        patch.setitem(search.HEURISTICS, "greedy", lambda *_: choice)
         found = solve(blocks, profiles, make_limits(), "greedy")
     assert check.violations(found, blocks, profiles, make_limits()) == []
     change, message = BROKEN[case]

@@ -111,6 +111,8 @@ def test_default_study_loads():
         ("figures/gantt_order", "hilbert", "figures.gantt_order: unknown order 'hilbert'"),
         ("region_rows", 32, "region_rows: expected at least 64, found 32"),
         ("split_keys", 0, "split_keys: expected at least 1"),
+        ("split_keys", [64, 0], "split_keys: expected at least 1, found 0"),
+        ("split_keys", [], "split_keys: expected at least one length, found none"),
         ("schedule/rounds", 0, "schedule.rounds: expected at least 1"),
         ("schedule/max_tile_kinds", 0, "schedule.max_tile_kinds: expected at least 1"),
         ("schedule/time_limit_s", 0, "schedule.time_limit_s: expected a number above 0"),
@@ -169,6 +171,10 @@ def test_an_experiment_that_is_not_selected_needs_no_section():
 @pytest.mark.parametrize("path", ["split_keys", "schedule/rounds", "schedule/max_tile_kinds"])
 def test_what_may_be_left_to_the_device_is_null(path):
     assert config.load(changed(path, None))
+
+
+def test_several_split_lengths_are_a_list():
+    assert config.load(changed("split_keys", [1024, 256, None])).split_keys == (1024, 256, None)
 
 
 def test_an_attention_without_batches_is_left_out():

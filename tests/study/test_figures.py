@@ -537,6 +537,7 @@ def test_policy_compares_the_ilp_with_fixed_tiles_and_with_greedy(study):
         assert measured[f"over_{rival}"].to_numpy() == pytest.approx(1.2)
         assert set(measured[f"verdict_{rival}"]) == {"faster"}
     assert set(measured["fixed"]) == {"8x1"} and frame["over_descent"].isna().all()
+    assert set(measured["left"]) == {0.0}
     row = frame[(frame["model"] == "vil-tiny-128-s1") & (frame["reorder"] == "ic")].iloc[0]
     assert row["paper_gain"] == pytest.approx(1 - 2.05 / 4.00)
     figure = drawn("policy", study)

@@ -198,7 +198,6 @@ def test_facts_say_what_plans_need(kind):
     assert all(isinstance(getattr(facts, name), bool) for name in ("CUDA", "GPU_TIMER", "GRAPHS", "EXCLUSIVE"))
     # CUDA's events and graphs need its tensors.
     assert facts.CUDA or not (facts.GPU_TIMER or facts.GRAPHS)
-    assert facts.SPLIT_KEYS not in facts.FURTHER_SPLIT_KEYS
     assert facts.current() is None or facts.current() >= 0
     assert not facts.EXCLUSIVE or (callable(facts.available) and callable(facts.claim))
 

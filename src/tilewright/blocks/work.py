@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.blocks import Blocks
+from tilewright.core.errors import ConfigError
 
 # Distinct padded row counts, and padded run counts for each of those. More of them pad less and launch more.
 ROW_STEPS = 3
@@ -102,8 +103,13 @@ def ladder(values: NDArray[np.integer], weights: NDArray, steps: int) -> NDArray
 
 
 def lengths(split_keys: Lengths) -> tuple[int | None, ...]:
-    """Split lengths that an argument ``split_keys`` states, each once."""
+    """Split lengths that an argument ``split_keys`` states, each once. Raises `ConfigError` for none or one below 1."""
     stated = split_keys if isinstance(split_keys, Sequence) else (split_keys,)
+    if not stated:
+        raise ConfigError("split_keys: expected at least one length, found none")
+    for length in stated:
+        if length is not None and length < 1:
+            raise ConfigError(f"split_keys: expected at least 1, found {length}")
     return tuple(dict.fromkeys(stated))
 
 

@@ -53,7 +53,9 @@ def starts(problem: Problem, objective: str) -> list[tuple[np.ndarray, np.ndarra
             refused.append(error)
     if problem.has_splits:
         with suppress(InfeasibleError):
-            found.append(assign(problem.first_options(), objective))
+            only, first = problem.first_options()
+            option, rounds = assign(only, objective)
+            found.append((first[option], rounds))
     if not found:
         raise refused[0]
     return found

@@ -42,10 +42,17 @@ def assign(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
 
 def best(problem: Problem, objective: str) -> tuple[np.ndarray, np.ndarray]:
     """`assign`; where tiles have several options, that with their first ones alone if its `objective` is less."""
-    found = [assign(problem)]
+    found = []
     if problem.has_splits:
         with suppress(InfeasibleError):
-            found.append(assign(problem.first_options()))
+            only, first = problem.first_options()
+            option, rounds = assign(only)
+            found.append((first[option], rounds))
+    try:
+        found.append(assign(problem))
+    except InfeasibleError:
+        if not found:
+            raise
     return min(found, key=lambda choice: problem.value(choice[0], choice[1], objective))
 
 

@@ -117,18 +117,32 @@ class Problem:
 
     @property
     def has_splits(self) -> bool:
-        """Whether some region may choose between several options of a tile."""
-        return bool((np.bincount(self.tile_of[self.allowed.any(axis=0)]) > 1).any())
+        """Whether some tile has several options."""
+        return self.n_options > len(self.tiles)
 
-    def first_options(self) -> "Problem":
-        """This problem where only the first option of each tile is allowed.
+    def first_options(self) -> "tuple[Problem, np.ndarray]":
+        """The problem with the first option of each tile alone, and int [S], those options.
 
         Raises `InfeasibleError` where a region fits none of them.
         """
-        allowed = self.allowed & (np.diff(self.tile_of, prepend=-1) > 0)
-        if not allowed.any(axis=1).all():
+        first = np.flatnonzero(np.diff(self.tile_of, prepend=-1))
+        if not self.allowed[:, first].any(axis=1).all():
             raise InfeasibleError("some region fits no tile at its first split length")
-        return replace(self, allowed=allowed)
+        keep = np.isin(self.option_of, first)
+        _, launch_of = np.unique(self.launch_of[keep], return_inverse=True)
+        of_shapes = {name: getattr(self, name)[keep] for name in ("latency_us", "alone_us", "launch_us", "occupancy")}
+        only = replace(
+            self,
+            tile_of=self.tile_of[first],
+            split_keys=tuple(self.split_keys[o] for o in first),
+            option_of=np.searchsorted(first, self.option_of[keep]),
+            launch_of=launch_of,
+            tile_us=self.tile_us[first],
+            counts=self.counts[:, keep],
+            allowed=self.allowed[:, first],
+            **of_shapes,
+        )
+        return only, first
 
     def table(self, option: np.ndarray, rounds: np.ndarray) -> np.ndarray:
         """int [R, K]: work items of each shape and round when region b runs with ``option[b]`` in

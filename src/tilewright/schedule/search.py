@@ -184,8 +184,10 @@ def _start(
     with suppress(InfeasibleError):
         found.append(descent.assign(problem, objective))
     if problem.has_splits:
-        with suppress(InfeasibleError, SolverError):
-            found.append(_integer_program(problem.first_options(), solver, objective, budget, options)[0])
+        with suppress(SolverError):
+            only, first = problem.first_options()
+            (option, rounds), _ = _integer_program(only, solver, objective, budget, options)
+            found.append((first[option], rounds))
     return min(found, key=lambda choice: problem.value(choice[0], choice[1], objective)) if found else None
 
 

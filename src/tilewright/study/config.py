@@ -161,7 +161,7 @@ class Shared(Section, frozen=True, kw_only=True):
         _tile_sets(self)
         sections.known("solvers", "solver", self.solvers, SOLVERS)
         sections.at_least("region_rows", max(tiles.parse(name).rows for name in self.tiles), [self.region_rows])
-        sections.at_least("split_keys", 1, work.lengths(self.split_keys))
+        work.lengths(self.split_keys)
 
 
 Config = msgspec.defstruct(

@@ -13,7 +13,6 @@ folder:
     ``limits(device) -> dict``: lanes, per_block, envelope, occupancy, max_tile_kinds, rounds and round_us of `Limits`,
         from a description alone.
     ``TILES``, ``SPLIT_KEYS``: the tiles that a plan chooses from and the longest key range of a work item, by default.
-    ``FURTHER_SPLIT_KEYS``: other ranges that a plan chooses from as well, region by region; maybe none.
     ``FEWEST_ROWS``: of a tile that the executor runs.
     ``current() -> int | None``: the number of the device that torch computes on now; None where devices have no
         numbers.

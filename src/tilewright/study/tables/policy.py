@@ -18,6 +18,7 @@ SHOWN = {
     "tiles": ("tiles", ""),
     "solver": ("solver", ""),
     "ilp_us": ("ILP p50 (µs)", ",.1f"),
+    "left": ("left to gain, predicted, at most", ".2%"),
     "fixed": ("best fixed tile", ""),
     "fixed_us": ("its p50 (µs)", ",.1f"),
     "over_fixed": ("fixed / ILP", ".3f"),
@@ -48,6 +49,7 @@ def needs(config):
 def table(inputs):
     """One row per workload, order, set of tiles and ILP solver, tokens being in plan order.
 
+    ``left`` is the share of the prediction that no choice of the program's options can gain more than.
     ``over_<rival>`` is above 1 where the ILP's schedule is faster, ``noise_<rival>`` two standard errors of it, and
     ``verdict_<rival>`` what follows, see `read.verdict`. The best of several fixed tiles is the least of as many
     measurements, noise included: a comparison in its favour.
@@ -57,8 +59,9 @@ def table(inputs):
     # ASSUME: a set of one tile bears the tile's name, as in all configurations of this project.
     one = rows["tiles"].str.fullmatch(r"\d+x\d+")
     values = ["p50_us", "rse", "predicted_us"]
-    frame = rows.loc[~one & (rows["policy"] == "ilp"), [*_KEY, "tiles", "solver", *values]]
-    frame = frame.rename(columns={"p50_us": "ilp_us", "predicted_us": "predicted_us_ilp"}).reset_index(drop=True)
+    frame = rows.loc[~one & (rows["policy"] == "ilp"), [*_KEY, "tiles", "solver", *values, "gap"]]
+    renamed = {"p50_us": "ilp_us", "predicted_us": "predicted_us_ilp", "gap": "left"}
+    frame = frame.rename(columns=renamed).reset_index(drop=True)
     for rival in RIVALS:
         key = _KEY if rival == "fixed" else [*_KEY, "tiles"]
         others = rows[one if rival == "fixed" else ~one & (rows["policy"] == rival)]

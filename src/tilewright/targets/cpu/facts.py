@@ -15,8 +15,6 @@ TILES = ("32x1", "64x1", "64x64")
 FEWEST_ROWS = 1
 # At head dim 64, keys and values of an item take half a megabyte in float32, a share of a core's second-level cache.
 SPLIT_KEYS = 1024
-# Parts of a quarter of that leave a core's cache to the queries; whole blocks need no merging.
-FURTHER_SPLIT_KEYS = (256, None)
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # ASSUME: caches of a machine that does not state them: the least that x86 and Arm servers of the last decade have.

@@ -16,8 +16,6 @@ TILES = ("32x1", "64x1", "64x64")
 FEWEST_ROWS = 16
 # Longest key range of an item: parts of a global row run side by side. Measured on an H200, docs/decisions/0008.
 SPLIT_KEYS = 512
-# ASSUME: one length for all. Several share a launch, whose tail a cost of each option does not add up to.
-FURTHER_SPLIT_KEYS = ()
 # The driver's own command, for facts that torch does not have.
 TOOL = "nvidia-smi"
 # Launches in the graph that the cost of one is measured with.

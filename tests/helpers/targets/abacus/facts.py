@@ -9,7 +9,6 @@ CUDA = GPU_TIMER = GRAPHS = EXCLUSIVE = False
 TILES = ("8x1", "16x16")
 FEWEST_ROWS = 1
 SPLIT_KEYS = 64
-FURTHER_SPLIT_KEYS = (32,)
 
 
 def describe():
