@@ -36,11 +36,13 @@ class SliceConfig(KernelConfig):
     """How attention to slice lists is compiled.
 
     ahead: the numbers of a step's keys are loaded in the step before it. k_columns: keys are loaded as columns, else as
-    rows, which are transposed in shared memory.
+    rows, which are transposed in shared memory. slack: octaves that the maximum of a row may grow by before sums are
+    rescaled, 0 for none: weights are up to 2**slack, which 16 bits hold up to 15.
     """
 
     ahead: bool = False
     k_columns: bool = False
+    slack: int = 0
 
 
 def for_tile(tile, head_dim, dtype):

@@ -120,7 +120,7 @@ class Executor:
         is_wide = any(wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
         constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
         sizes = layout.queries, layout.groups, layout.capacity, scale * math.log2(math.e)
-        arguments = (*strides, *sizes, *constants, chosen.ahead, chosen.k_columns, is_wide)
+        arguments = (*strides, *sizes, *constants, chosen.ahead, chosen.k_columns, chosen.slack, is_wide)
         grid = math.prod(self._groups)
         arguments = arguments if lse else (None, *arguments)
         compiled = slice_kernels.tilewright_slice_attention[(grid,)](
