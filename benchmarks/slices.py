@@ -24,8 +24,8 @@ from tilewright import reference, slices
 from tilewright.core.errors import Unavailable
 from tilewright.core.timing import time_call, time_gpu, time_host
 from tilewright.slices import operators
-from tilewright.targets.cuda import config
-from tilewright.targets.cuda.config import SliceConfig
+from tilewright.targets.cuda import slice_config
+from tilewright.targets.cuda.slice_config import SliceConfig
 from tilewright.targets.cuda.slices import Executor, device_facts
 from tilewright.torch_attention import kernels
 
@@ -73,7 +73,7 @@ def forms(case):
         and not ((columns or slack) and keys != 64)
     ]
     most = device_facts(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))[1]
-    return [form for form in every if config.shared_bytes(form, case.rows, case.head_dim, 2) <= most]
+    return [form for form in every if slice_config.shared_bytes(form, case.rows, case.head_dim, 2) <= most]
 
 
 def tokens(case, device, dtype):
@@ -228,7 +228,7 @@ def compared(table, which, tensors):
     """The fastest form on even lists."""
     case = table.case
     lists = even_lists(case, COMPARED, table.device)
-    chosen = config.for_slices(case.rows, case.head_dim, tensors[0].dtype, *device_facts(table.device))
+    chosen = slice_config.for_slices(case.rows, case.head_dim, tensors[0].dtype, *device_facts(table.device))
     candidates = [chosen] if which == "chosen" else [chosen, *(form for form in forms(case) if form != chosen)]
     candidates = candidates[:4] if case is TINY else candidates
     # With log-sum-exps, as they are checked: each form is compiled once.

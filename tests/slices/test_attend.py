@@ -9,7 +9,7 @@ from helpers.gpu import TRITON_DEVICE
 from helpers.slices import DTYPES, LSE_TOLERANCE, check_attention, expected, mask_of, qkv, tokens
 from tilewright import reference, slices
 from tilewright.slices.layout import STEP
-from tilewright.targets.cuda.config import SliceConfig
+from tilewright.targets.cuda.slice_config import SliceConfig
 from tilewright.targets.cuda.slices import Executor
 
 # Counts on both sides of a step, none, one, and all that the lists below have room for.
