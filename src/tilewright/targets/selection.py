@@ -13,11 +13,10 @@ k [B, H, N_k, D], strided, the values of a head side by side. scale: of the scor
         consecutive keys; code 0 for blocks and groups whose mean cosine to their mean is below `similarity`;
     ``given(mask)``: 0 where bool mask [B or 1, H or 1, G, N_k] is True, else 255;
     ``random(seed)``: every code as likely as any other.
-Others choose by codes:
+One chooses by codes:
     ``select(codes, rule, keys, counts)``: the lists of all groups, written to keys and counts of `SliceLists`. Where a
         group's keys must not be cut and do not fit, its count is larger than the capacity; where it has no shares, its
-        count is `UNKNOWN`;
-    ``finish(counts) -> (order, state)``: those of `SliceLists`.
+        count is `UNKNOWN`.
 ``memory(device) -> bytes``: of the device.
 """
 
@@ -83,17 +82,21 @@ class Part(NamedTuple):
     groups: slice
 
 
+# All groups.
+WHOLE = Part(slice(None), slice(None), slice(None))
+
+
 def parts(layout: Layout, group_bytes: int) -> tuple[Part, ...]:
     """Parts of `layout` whose groups take `group_bytes` of `WORKSPACE` each; at least one group each."""
     heads, groups = layout.heads, layout.groups
     most = max(1, WORKSPACE // group_bytes)
-    whole = slice(0, None)
+    if most >= layout.batch * heads * groups:
+        return (WHOLE,)
     if most >= heads * groups:
-        step = min(layout.batch, most // (heads * groups))
-        return tuple(Part(b, whole, whole) for b in _ranges(layout.batch, step))
+        return tuple(Part(b, slice(None), slice(None)) for b in _ranges(layout.batch, most // (heads * groups)))
     entries = _ranges(layout.batch, 1)
     if most >= groups:
-        return tuple(Part(b, h, whole) for b in entries for h in _ranges(heads, most // groups))
+        return tuple(Part(b, h, slice(None)) for b in entries for h in _ranges(heads, most // groups))
     return tuple(Part(b, h, g) for b in entries for h in _ranges(heads, 1) for g in _ranges(groups, most))
 
 

@@ -11,7 +11,7 @@ import psutil
 import torch
 import torch.nn.functional as F
 
-from tilewright.slices.layout import EMPTY, LISTED, LISTED_HIGH, OVERFLOW, STATE, STEP
+from tilewright.slices.layout import STEP
 from tilewright.targets.cpu.workers import in_forks
 from tilewright.targets.selection import CODES, MASS_UNIT, OCTAVE, UNKNOWN, WEIGHTS
 
@@ -107,18 +107,6 @@ class Selection:
         for lo in range(0, len(rows), at_once):
             taken = slice(lo, lo + at_once)
             counts[taken] = _select(rows[taken], rule, keys[taken])
-
-    @in_forks
-    def finish(self, counts):
-        """See `selection`."""
-        capacity, flat = self.layout.capacity, counts.flatten()
-        order = counts.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
-        number = torch.arange(1, len(flat) + 1, device=counts.device)
-        state = torch.zeros(STATE, dtype=torch.int32, device=counts.device)
-        state[OVERFLOW], state[EMPTY] = (number * (flat > capacity)).max(), (number * (flat == 0)).max()
-        listed = flat.clamp(max=capacity).sum()
-        state[LISTED], state[LISTED_HIGH] = listed & (2**31 - 1), listed >> 31
-        return order, state
 
 
 def means(x, n):

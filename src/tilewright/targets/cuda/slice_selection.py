@@ -11,8 +11,7 @@ import torch
 import triton
 
 from tilewright.core.errors import PatternError
-from tilewright.slices.layout import STATE
-from tilewright.targets.cuda import slice_selection_kernels as kernels
+from tilewright.targets.cuda import slice_selection_kernels
 from tilewright.targets.cuda.launcher import KEYS, CachedLaunch
 from tilewright.targets.selection import padded
 
@@ -24,8 +23,8 @@ BLOCK_M, BLOCK_N, KEY_BYTES, AVERAGED = 128, 128, 256, 64
 PROGRAMS = 528
 # Most ranges of keys that log-sum-exps are computed in, and keys of such a range at least.
 MOST_SPLITS, LEAST_SPLIT = 16, 512
-# Codes that a program moves at once; groups and lists that it counts at once.
-MOVED, RANKED, COUNTED = 2048, 64, 2048
+# Codes that a program moves, or counts, at once.
+MOVED = 2048
 
 
 def memory(device):
@@ -93,11 +92,6 @@ class Selection:
             codes = self._launch("_start_runs", rule.width)(codes)
         self._launch("_start_select", rule)(keys, counts, codes, self._always(rule.always))
 
-    def finish(self, counts):
-        """See `selection`."""
-        state = counts.new_empty(STATE)
-        return self._launch("_start_finish")(state, counts), state
-
     def _lse(self, rows, k, scale):
         return self._launch("_start_lse", 1, 0.0, scale)(rows, k)
 
@@ -124,7 +118,7 @@ class Selection:
         block_r = AVERAGED // block_t
         arguments = (*x.stride()[:3], tokens, rows, heads, n, head_dim, block_r, block_t)
         grid = batch * heads * math.ceil(rows / block_r)
-        compiled = kernels.tilewright_slice_means[(grid,)](mean, x, cosine, *arguments)
+        compiled = slice_selection_kernels.tilewright_slice_means[(grid,)](mean, x, cosine, *arguments)
         return mean, compiled, grid, arguments if cosine is not None else (None, *arguments)
 
     def _start_lse(self, size, similarity, scale, rows, k, alike=None):
@@ -140,7 +134,7 @@ class Selection:
         sizes = (n_rows, n_keys, self.layout.keys, heads, scale * LOG2_E, similarity)
         arguments = (*strides, *sizes, size, head_dim, BLOCK_M, block_n, splits, split, stages)
         grid = batch * heads * splits * tiles
-        compiled = kernels.tilewright_slice_lse[(grid,)](lse, rows, k, alike, *arguments, num_warps=8)
+        compiled = slice_selection_kernels.tilewright_slice_lse[(grid,)](lse, rows, k, alike, *arguments, num_warps=8)
         return lse, compiled, grid, arguments if alike is not None else (None, *arguments)
 
     def _start_block_codes(self, similarity, scale, rows, k, lse, q_alike, k_alike):
@@ -166,7 +160,7 @@ class Selection:
         arguments = (*strides, *sizes, of_group, step, largest, head_dim, *blocks)
         grid = batch * heads * math.ceil(n_keys / chunk) * tiles
         given = codes, rows, k, lse, q_alike, k_alike
-        compiled = kernels.tilewright_slice_codes[(grid,)](*given, *arguments, num_warps=8)
+        compiled = slice_selection_kernels.tilewright_slice_codes[(grid,)](*given, *arguments, num_warps=8)
         return codes, compiled, grid, arguments if k_alike is not None else (None, None, *arguments)
 
     def _start_spread(self, block, coded):
@@ -174,7 +168,7 @@ class Selection:
         codes = self._empty_codes(n)
         arguments = (n, codes.stride(2), coded.stride(2), block, MOVED)
         grid = self._lists * math.ceil(n / MOVED)
-        return codes, kernels.tilewright_slice_spread[(grid,)](codes, coded, *arguments), grid, arguments
+        return codes, slice_selection_kernels.tilewright_slice_spread[(grid,)](codes, coded, *arguments), grid, arguments
 
     def _start_given(self, mask):
         layout = self.layout
@@ -186,12 +180,12 @@ class Selection:
         )  # fmt: skip
         arguments = (*strides, layout.keys, layout.groups, layout.heads, codes.stride(2), MOVED)
         grid = self._lists * math.ceil(layout.keys / MOVED)
-        return codes, kernels.tilewright_slice_given[(grid,)](codes, mask, *arguments), grid, arguments
+        return codes, slice_selection_kernels.tilewright_slice_given[(grid,)](codes, mask, *arguments), grid, arguments
 
     def _start_random(self, seed, codes):
         arguments = (self.layout.keys, seed, codes.stride(2), MOVED)
         grid = self._lists * math.ceil(self.layout.keys / MOVED)
-        return codes, kernels.tilewright_slice_random[(grid,)](codes, *arguments), grid, arguments
+        return codes, slice_selection_kernels.tilewright_slice_random[(grid,)](codes, *arguments), grid, arguments
 
     def _start_runs(self, width, codes):
         units = math.ceil(self.layout.keys / width)
@@ -199,7 +193,7 @@ class Selection:
         block = max(1, MOVED // width)
         arguments = (self.layout.keys, units, runs.stride(2), codes.stride(2), width, block)
         grid = self._lists * math.ceil(units / block)
-        return runs, kernels.tilewright_slice_runs[(grid,)](runs, codes, *arguments), grid, arguments
+        return runs, slice_selection_kernels.tilewright_slice_runs[(grid,)](runs, codes, *arguments), grid, arguments
 
     def _start_select(self, rule, keys, counts, codes, always):
         histogram = rule.code is None if self._histogram is None else self._histogram
@@ -213,15 +207,8 @@ class Selection:
         forms = (rule.mass is not None, rule.code is not None, rule.free, rule.whole, rule.width)
         block = min(max(64, MOVED // rule.width), max(64, triton.next_power_of_2(units)))
         arguments = (*sizes, keys.shape[-1], codes.stride(2), *forms, histogram, block)
-        compiled = kernels.tilewright_slice_select[(self._lists,)](keys, counts, codes, always, *arguments)
+        compiled = slice_selection_kernels.tilewright_slice_select[(self._lists,)](keys, counts, codes, always, *arguments)
         return keys, compiled, self._lists, arguments
-
-    def _start_finish(self, state, counts):
-        groups = self.layout.groups
-        order = torch.empty_like(counts)
-        arguments = (self._lists, groups, self.layout.capacity, RANKED, COUNTED)
-        grid = self.layout.batch * self.layout.heads * math.ceil(groups / RANKED)
-        return order, kernels.tilewright_slice_finish[(grid,)](order, state, counts, *arguments), grid, arguments
 
 
 def _step(k):

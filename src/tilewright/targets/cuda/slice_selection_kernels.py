@@ -12,9 +12,6 @@ from tilewright.targets import selection
 
 CODES, OCTAVE, UNKNOWN = (tl.constexpr(n) for n in (selection.CODES, selection.OCTAVE, selection.UNKNOWN))
 STEP = tl.constexpr(layout.STEP)
-OVERFLOW, EMPTY, LISTED, LISTED_HIGH = (
-    tl.constexpr(n) for n in (layout.OVERFLOW, layout.EMPTY, layout.LISTED, layout.LISTED_HIGH)
-)
 W0, W1, W2, W3, W4, W5, W6, W7 = (tl.constexpr(weight) for weight in selection.WEIGHTS)
 MASS_UNIT = tl.constexpr(selection.MASS_UNIT)
 # Below all scores, and finite: a row may have no score at all.
@@ -456,40 +453,3 @@ def _in_ranges(always_ptr, n_always, n):
     for a in range(0, n_always):
         found = found | ((n >= tl.load(always_ptr + 2 * a)) & (n < tl.load(always_ptr + 2 * a + 1)))
     return found
-
-
-@triton.jit(do_not_specialize=["n_lists", "n_groups"])
-def tilewright_slice_finish(
-    order_ptr, state_ptr, count_ptr, n_lists, n_groups, capacity, BLOCK_G: tl.constexpr, BLOCK_L: tl.constexpr
-):
-    """The order of each head's groups, and the state of all lists. Grid: (heads in all * (groups / BLOCK_G rounded up),).
-
-    A group's place is the number of groups with more keys, or as many and a smaller number. The first program writes the
-    state.
-    """
-    tiles = tl.cdiv(n_groups, BLOCK_G)
-    head = (tl.program_id(0) // tiles).to(tl.int64) * n_groups
-    g = tl.program_id(0) % tiles * BLOCK_G + tl.arange(0, BLOCK_G)
-    own = tl.load(count_ptr + head + g, mask=g < n_groups, other=0)
-    place = tl.zeros((BLOCK_G,), tl.int32)
-    for lo in range(0, n_groups, BLOCK_G):
-        i = lo + tl.arange(0, BLOCK_G)
-        other = tl.load(count_ptr + head + i, mask=i < n_groups, other=-1)[None, :]
-        ahead = (other > own[:, None]) | ((other == own[:, None]) & (i[None, :] < g[:, None]))
-        place += tl.sum(ahead.to(tl.int32), 1)
-    tl.store(order_ptr + head + place, g, mask=g < n_groups)
-    if tl.program_id(0) == 0:
-        total = tl.zeros((BLOCK_L,), tl.int64)
-        over = tl.zeros((BLOCK_L,), tl.int32)
-        empty = tl.zeros((BLOCK_L,), tl.int32)
-        for lo in range(0, n_lists, BLOCK_L):
-            i = lo + tl.arange(0, BLOCK_L)
-            b_n = tl.load(count_ptr + i, mask=i < n_lists, other=1)
-            over = tl.where(b_n > capacity, i + 1, over)
-            empty = tl.where(b_n == 0, i + 1, empty)
-            total += tl.where(i < n_lists, tl.minimum(b_n, capacity), 0).to(tl.int64)
-        listed = tl.sum(total, 0)
-        tl.store(state_ptr + OVERFLOW, tl.max(over, 0))
-        tl.store(state_ptr + EMPTY, tl.max(empty, 0))
-        tl.store(state_ptr + LISTED, (listed & 0x7FFFFFFF).to(tl.int32))
-        tl.store(state_ptr + LISTED_HIGH, (listed >> 31).to(tl.int32))
