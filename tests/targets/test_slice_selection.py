@@ -35,9 +35,9 @@ def layout_of(q, k, rows):
     return Layout(*q.shape[:3], k.shape[2], rows, -(-k.shape[2] // STEP) * STEP)
 
 
-def made(target, q, k, rows):
+def made(target, q, k, rows, **options):
     make, device = target
-    return make(layout_of(q, k, rows), torch.device(device))
+    return make(layout_of(q, k, rows), torch.device(device), **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -56,10 +56,9 @@ def test_one_query_to_a_pool_gives_exact_shares(target):
     oracle.check_codes(made(target, q, k, 16).pooled(q, k, 1, SCALE), mean, oracle.CODE_ERROR[torch.float32])
 
 
-def test_pools_of_more_rows_than_one_product_has(monkeypatch):
-    monkeypatch.setattr(on_cuda, "BLOCK_M", 16)
+def test_pools_of_more_rows_than_one_product_has():
     q, k = inputs(75, 70, TRITON_DEVICE)
-    selection = made(TARGETS["cuda"], q, k, 64)
+    selection = made(TARGETS["cuda"], q, k, 64, config=on_cuda.Config(block_m=16, block_n=32))
     error = oracle.CODE_ERROR[torch.float32]
     oracle.check_codes(selection.pooled(q, k, 2, SCALE), oracle.pooled(q, k, 64, 2, SCALE), error)
     for largest in (True, False):
@@ -69,7 +68,6 @@ def test_pools_of_more_rows_than_one_product_has(monkeypatch):
 
 def test_log_sum_exps_of_several_ranges_of_keys(monkeypatch):
     monkeypatch.setattr(on_cuda, "LEAST_SPLIT", 32)
-    monkeypatch.setattr(on_cuda, "BLOCK_N", 32)
     q, k = inputs(40, 150, TRITON_DEVICE)
     codes = made(TARGETS["cuda"], q, k, 32).pooled(q, k, 16, SCALE)
     oracle.check_codes(codes, oracle.pooled(q, k, 32, 16, SCALE), oracle.CODE_ERROR[torch.float32])
@@ -159,7 +157,7 @@ def listed(target, codes, rule, capacity, histogram=None):
     """Keys and counts of codes uint8 [B, H, G, N]; memory that is not to be written stays -7."""
     make, device = target
     layout = Layout(*codes.shape[:2], codes.shape[2] * 16, codes.shape[3], 16, capacity)
-    options = {"histogram": histogram} if make is on_cuda.Selection else {}
+    options = {"config": on_cuda.Config(histogram=histogram)} if make is on_cuda.Selection else {}
     counts = torch.full(codes.shape[:3], -7, dtype=torch.int32, device=device)
     keys = torch.full((*codes.shape[:3], capacity), -7, dtype=torch.int32, device=device)
     make(layout, torch.device(device), **options).select(codes.to(device), rule, keys, counts)
