@@ -24,8 +24,8 @@ from tilewright import reference, slices
 from tilewright.core.errors import Unavailable
 from tilewright.core.timing import time_call, time_gpu, time_host
 from tilewright.slices import operators
-from tilewright.targets.cuda import config
-from tilewright.targets.cuda.config import SliceConfig
+from tilewright.targets.cuda import slice_config
+from tilewright.targets.cuda.slice_config import SliceConfig
 from tilewright.targets.cuda.slices import Executor, device_facts
 from tilewright.torch_attention import kernels
 
@@ -35,6 +35,8 @@ WIDTHS = (16, 64, 128)
 # Shares of keys that groups of uneven lists draw from, and factors of heads.
 GROUP_SHARES, HEAD_FACTORS = (0.05, 0.6), (0.2, 1.6)
 CHECKED_GROUPS = 4
+# Octaves that maxima may grow by before sums are rescaled, in the forms that have this.
+SLACK = 8
 SHOWN = ["case", "what", "sparsity", "form", "p50_us", "tflops", "over_dense", "error", "status"]
 
 
@@ -61,17 +63,17 @@ TINY = Case(300, 2, 64)
 def forms(case):
     """Every `SliceConfig` that is compared."""
     every = [
-        SliceConfig(keys, stages, warps, ahead=ahead, k_columns=columns)
-        for keys, stages, warps, ahead, columns in itertools.product(
-            (32, 64, 128), (2, 3, 4), (4, 8), (False, True), (False, True)
+        SliceConfig(keys, stages, warps, ahead=ahead, k_columns=columns, slack=slack)
+        for keys, stages, warps, ahead, (columns, slack) in itertools.product(
+            (32, 64, 128), (2, 3, 4), (4, 8), (False, True), ((False, 0), (True, 0), (False, SLACK))
         )
-        # Four stages of few keys, two of many; columns were only ever of use with 64 keys.
+        # Four stages of few keys, two of many; columns and rare rescales with 64 keys alone.
         if stages <= {32: 4, 64: 3, 128: 2 if case.head_dim == 128 else 3}[keys]
         and (keys, stages) != (32, 2)
-        and not (columns and keys != 64)
+        and not ((columns or slack) and keys != 64)
     ]
     most = device_facts(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))[1]
-    return [form for form in every if config.shared_bytes(form, case.rows, case.head_dim, 2) <= most]
+    return [form for form in every if slice_config.shared_bytes(form, case.rows, case.head_dim, 2) <= most]
 
 
 def tokens(case, device, dtype):
@@ -194,8 +196,9 @@ class Table:
 
 
 def short(form):
-    """A form in a word: keys a step, stages, warps, levers."""
-    return f"{form.step_keys}k{form.num_stages}s{form.num_warps}w{'a' * form.ahead}{'c' * form.k_columns}"
+    """A form in a word: keys a step, stages, warps; keys' numbers ahead, K as columns, rare rescales."""
+    levers = "a" * form.ahead + "c" * form.k_columns + "r" * (form.slack > 0)
+    return f"{form.step_keys}k{form.num_stages}s{form.num_warps}w{levers}"
 
 
 def measure(table, which, dtype, fastest):
@@ -225,7 +228,7 @@ def compared(table, which, tensors):
     """The fastest form on even lists."""
     case = table.case
     lists = even_lists(case, COMPARED, table.device)
-    chosen = config.for_slices(case.rows, case.head_dim, tensors[0].dtype, *device_facts(table.device))
+    chosen = slice_config.for_slices(case.rows, case.head_dim, tensors[0].dtype, *device_facts(table.device))
     candidates = [chosen] if which == "chosen" else [chosen, *(form for form in forms(case) if form != chosen)]
     candidates = candidates[:4] if case is TINY else candidates
     # With log-sum-exps, as they are checked: each form is compiled once.

@@ -9,7 +9,7 @@ from helpers.gpu import TRITON_DEVICE
 from helpers.slices import DTYPES, LSE_TOLERANCE, check_attention, expected, mask_of, qkv, tokens
 from tilewright import reference, slices
 from tilewright.slices.layout import STEP
-from tilewright.targets.cuda.config import SliceConfig
+from tilewright.targets.cuda.slice_config import SliceConfig
 from tilewright.targets.cuda.slices import Executor
 
 # Counts on both sides of a step, none, one, and all that the lists below have room for.
@@ -141,6 +141,7 @@ def test_lists_of_whole_runs(width, device):
         SliceConfig(64, 2, 8, k_columns=True),
         SliceConfig(128, 2, 8, ahead=True, k_columns=True),
         SliceConfig(32, 1, 4),
+        SliceConfig(64, 2, 4, slack=2),
     ],
     ids=str,
 )
@@ -149,6 +150,8 @@ def test_every_form_of_the_kernel(config, width, triton_device):
     runs = mask_of([[[2, -(-n_k // width), 1], [0, 1, 1 + n_k // 3 // width]]], -(-n_k // width))
     lists = slices.from_mask(runs.repeat_interleave(width, -1)[..., :n_k].to(triton_device), 300, width=width)
     q, k, v = qkv(1, 2, 300, n_k, 64, dtype=torch.float16, device=triton_device)
+    # Maxima that grow along the lists, a little and much, but for their end, which comes first.
+    k *= torch.linspace(0.2, 3, n_k, device=k.device).roll(-n_k // 3)[:, None].to(k.dtype)
     executor = Executor(lists.layout, q.device, config)
     out, lse = executor.attend(lists.tensors, q, k, v, scale=64**-0.5, with_lse=True)
     right, sums = expected(lists, q, k, v)

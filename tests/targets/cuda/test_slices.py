@@ -9,7 +9,7 @@ from helpers.gpu import TRITON_DEVICE
 from helpers.slices import check_attention, mask_of, qkv, tokens
 from tilewright import slices
 from tilewright.slices import operators
-from tilewright.targets.cuda import config
+from tilewright.targets.cuda import slice_config
 from tilewright.targets.cuda.slices import Executor
 
 needs_gpu = pytest.mark.skipif(TRITON_DEVICE == "cpu", reason="captures CUDA graphs, and this machine has no GPU")
@@ -49,14 +49,14 @@ def test_programs_fit_the_shared_memory_of_the_device(dtype, capability):
     for rows in (16, 32, 64, 128):
         for head_dim in (64, 128):
             most = SHARED[capability]
-            chosen = config.for_slices(rows, head_dim, dtype, capability, most)
-            assert config.shared_bytes(chosen, rows, head_dim, dtype.itemsize) <= most
+            chosen = slice_config.for_slices(rows, head_dim, dtype, capability, most)
+            assert slice_config.shared_bytes(chosen, rows, head_dim, dtype.itemsize) <= most
             assert chosen.num_warps >= 1 and chosen.num_stages >= 1
 
 
 def test_forms_are_those_that_were_measured_on_hopper():
     most = SHARED[9, 0]
-    chosen = [config.for_slices(128, head_dim, torch.bfloat16, (9, 0), most) for head_dim in (128, 64)]
+    chosen = [slice_config.for_slices(128, head_dim, torch.bfloat16, (9, 0), most) for head_dim in (128, 64)]
     assert [(c.step_keys, c.num_warps, c.num_stages) for c in chosen] == [(64, 4, 3), (64, 8, 2)]
 
 

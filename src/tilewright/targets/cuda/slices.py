@@ -11,7 +11,7 @@ import triton
 
 from tilewright.slices import layout as layouts
 from tilewright.targets import qkv
-from tilewright.targets.cuda import config, slice_kernels
+from tilewright.targets.cuda import slice_config, slice_kernels
 from tilewright.targets.cuda.launcher import KEYS, CachedLaunch, wide
 
 # Keys that a program flags or packs at once; groups that it ranks at once, and others that it compares them with.
@@ -21,7 +21,7 @@ FLAGGED, RANKED, COMPARED = 1024, 32, 64
 class Executor:
     """The kernels for a `slices.layout.Layout` on a device: methods as in `targets`.
 
-    attention_config: the `config.SliceConfig` of attention; None: `config.for_slices`. The first call with tensors of
+    attention_config: the `SliceConfig` of attention; None: `slice_config.for_slices`. The first call with tensors of
     some shapes and strides, on each stream, goes through Triton, which compiles.
     """
 
@@ -113,14 +113,14 @@ class Executor:
         if out is None:
             out = qkv.empty(q, layout.queries)
         head_dim = q.shape[-1]
-        chosen = self._attention_config or config.for_slices(
+        chosen = self._attention_config or slice_config.for_slices(
             layout.rows, head_dim, q.dtype, *device_facts(self._device)
         )
         strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
         is_wide = any(wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
         constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
         sizes = layout.queries, layout.groups, layout.capacity, scale * math.log2(math.e)
-        arguments = (*strides, *sizes, *constants, chosen.ahead, chosen.k_columns, is_wide)
+        arguments = (*strides, *sizes, *constants, chosen.ahead, chosen.k_columns, chosen.slack, is_wide)
         grid = math.prod(self._groups)
         arguments = arguments if lse else (None, *arguments)
         compiled = slice_kernels.tilewright_slice_attention[(grid,)](
