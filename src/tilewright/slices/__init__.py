@@ -9,6 +9,7 @@ NaN, and `SliceLists.check` says which one. Source: `FG-Attn`, arXiv 2509.16518.
 from tilewright.slices.attention import attend, dense, merge, recall
 from tilewright.slices.layout import Layout, SliceLists, make_layout
 from tilewright.slices.making import from_indices, from_mask, from_mask_mod, unpack
+from tilewright.slices.prediction import predict
 
 __all__ = [
     "Layout",
@@ -20,6 +21,7 @@ __all__ = [
     "from_mask_mod",
     "make_layout",
     "merge",
+    "predict",
     "recall",
     "unpack",
 ]

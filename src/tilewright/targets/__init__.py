@@ -58,6 +58,8 @@ folder:
         Groups without keys give zeros and -inf. All is NaN where ``state`` says that a list did not fit. Raises
         `PatternError` or `DeviceError` for tensors other than the layout's, or that need a gradient.
 
+``slice_selection.py``, beside ``slices.py``: which keys such lists hold, see `targets.selection`.
+
 ``cost_model.py``, optional: plans are made of its predictions; without it they are made of what the probe measures.
     ``calibrated(tiles, head_dim, dtype, anew=False)``: ``{tile name: calibration}``, read from a file of this device or
         measured; anew: measured.
