@@ -106,8 +106,8 @@ def tokens(
     for head in heads:
         signal = _signal(head.kind, angles, objects, generator)
         q_noise, k_noise, v = (torch.randn(len(objects), head_dim, generator=generator) for _ in range(3))
-        drawn = (x.to(device) for x in (signal, noise * q_noise, noise * k_noise, v))
-        found.append(_planted(head, grid, *drawn, order.to(device), rows))
+        drawn = [x.to(device) for x in (signal, noise * q_noise, noise * k_noise, v)]
+        found.append(_planted(head, grid, drawn, order.to(device), rows))
     q, k, v = (torch.stack([made[at] for made in found])[None] for at in range(3))
     return Planted(q, k, v, tuple(heads), tuple(made[3] for made in found), objects)
 
@@ -132,8 +132,9 @@ def window_mass(q: Tensor, k: Tensor, queries: Tensor, grid: tuple[int, int, int
     return (shares * inside).sum(-1)
 
 
-def _planted(head, grid, signal, q_noise, k_noise, v, order, rows):
-    """``(q, k, v, strength)`` of one head, tokens in raster order."""
+def _planted(head, grid, drawn, order, rows):
+    """``(q, k, v, strength)`` of one head, tokens in raster order. drawn: the signal, two noises and the values."""
+    signal, q_noise, k_noise, v = drawn
 
     def at(strength: float) -> tuple[Tensor, Tensor]:
         return strength * signal + q_noise, strength * signal + k_noise
