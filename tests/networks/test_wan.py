@@ -243,6 +243,27 @@ def test_windows_are_a_plan_over_the_clip(network):
     assert not torch.allclose(found, network(*arguments), atol=1e-2)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["slices", "blocks"])
+@pytest.mark.parametrize("order", [None, "hilbert"])
+def test_lists_of_all_keys_are_dense_attention(network, name, order):
+    arguments = inputs()
+    found = network.with_attention(name, {"keep": 1.0, "budget": 1.0}, order)(*arguments)
+    # ASSUME: as logits of other networks (decision 0010), float32 against the oracle.
+    assert (found - network(*arguments)).abs().max() < 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["slices", "blocks"])
+def test_fewer_keys_change_the_answer_a_little(name):
+    large = networks.create_video(NAME, height=128, width=208, seed=3)
+    latents = torch.randn(1, *large.options.latents, generator=torch.Generator().manual_seed(0))
+    expected = large(latents, 500.0)
+    found = large.with_attention(name, {"keep": 0.5, "budget": 0.5}, "hilbert")(latents, 500.0)
+    error = float((found - expected).norm() / expected.norm())
+    assert 1e-4 < error < 0.2
+
+
 def test_only_the_oracle_is_trained(network):
     latents, time, text = inputs()
     network(latents, time, text).square().mean().backward()
@@ -250,6 +271,11 @@ def test_only_the_oracle_is_trained(network):
     sparse = network.with_attention("window", {"window": (5, 5, 9)})
     with pytest.raises(PatternError, match="no backward"):
         sparse(latents, time, text).square().mean().backward()
+
+
+def test_lists_refuse_gradients(network):
+    with pytest.raises(PatternError, match="slices have no backward"):
+        network.with_attention("slices", {"budget": 1.0})(*inputs())
 
 
 def test_checkpoints_of_both_dialects_load(network, tmp_path):
@@ -285,6 +311,10 @@ def test_a_checkpoint_of_another_size_is_refused(network, tmp_path, monkeypatch)
         ({"layers": 99}, "layers: expected at most 2, found 99"),
         ({"depth": 2}, "unknown field `depth`"),
         ({"attention": "window", "settings": {"window": (2, 3, 3)}}, "window: expected odd numbers"),
+        (
+            {"attention": "slices", "settings": {"budget": 1.5}},
+            "attention slices: .*<= 1.0.*budget.*; settings: by, budget",
+        ),
         ({"attention": "dense", "settings": {"keep": 1}}, "attention dense: .*`keep`.*; settings: none"),
     ],
 )

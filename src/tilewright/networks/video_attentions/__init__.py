@@ -13,7 +13,7 @@ What is not over all pairs, or has no backward, is not for training.
 from typing import NamedTuple
 
 WHAT = "attention"
-NAMES = ("dense", "window")
+NAMES = ("dense", "slices", "blocks", "window")
 
 
 class Video(NamedTuple):
