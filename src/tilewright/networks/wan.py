@@ -20,7 +20,7 @@ from tilewright.core import registry
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.precision import in_float32
 from tilewright.models import wan as pattern
-from tilewright.networks import _sites, video_attentions
+from tilewright.networks import _flow, _sites, video_attentions
 from tilewright.networks.video_attentions import Call, Video
 from tilewright.slices import orders
 
@@ -265,6 +265,13 @@ class _Clip(NamedTuple):
     angles: list
 
 
+class Sample(NamedTuple):
+    """A clip's latents float32 [B, 16, T, H, W], and how many passes of the network made it."""
+
+    latents: torch.Tensor
+    passes: int
+
+
 class Network(nn.Module):
     """Latents [B, 16, T, H, W] to the velocity of the same shape; parameters under the official names."""
 
@@ -381,6 +388,37 @@ class Network(nn.Module):
         if clip.back is not None:
             x = x.index_select(1, clip.back)
         return _unpatched(x, grid).to(latents.dtype)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        text=None,
+        *,
+        steps=50,
+        guidance=None,
+        negative=None,
+        seed=0,
+        batch=None,
+        shape=None,
+        shift=None,
+        noise=None,
+    ):
+        """A `Sample`: clips made of noise by rectified flow in Euler's steps, the same for the same seed on any device.
+
+        text, negative: prompts [B, L, 4096], or None for empty ones. guidance: of classifier-free guidance, which takes
+        two passes a step, first that with `text`, as branch 0; None: none. batch: clips, where no text tells it. shape:
+        of the latents [16, T, H, W], by default those that the network was named for; shift: of the times, likewise.
+        noise: float32 [B, 16, T, H, W], instead of that drawn from `seed`.
+
+        Raises `ConfigError` for steps or a shift that are none, and `PatternError` as `forward`.
+        """
+        if noise is None:
+            size = (batch or (1 if text is None else len(text)), *(shape or self.options.latents))
+            noise = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+        noise = noise.to(self.patch_embedding.weight.device, torch.float32)
+        velocity, passes = _flow.guided(self, text, negative, guidance)
+        sigmas = _flow.sigmas(steps, self.options.shift if shift is None else shift)
+        return Sample(_flow.euler(velocity, noise, sigmas), passes * steps)
 
 
 def _attended(attention, call, q, k, v):
