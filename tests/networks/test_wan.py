@@ -223,6 +223,17 @@ def test_matrices_in_bfloat16_stay_close(network):
     assert (found - expected).norm() < 0.03 * expected.norm()
 
 
+def test_products_may_be_of_16_bits_in_training(network):
+    latents, time, text = inputs()
+    expected = network(latents, time, text)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = network(latents, time, text)
+    assert found.dtype == torch.float32
+    assert 1e-4 < (found - expected).norm() / expected.norm() < 0.03
+    found.square().mean().backward()
+    assert all(x.grad.dtype == torch.float32 and x.grad.isfinite().all() for x in network.parameters())
+
+
 @torch.no_grad()
 def test_windows_are_a_plan_over_the_clip(network):
     arguments = inputs()

@@ -193,7 +193,7 @@ class _Attention(nn.Module):
     def split(self, x, others):
         """Queries of x, keys and values of others [B, N, C], as [B, N, H, D]."""
         x, others = x.to(self.q.weight.dtype), others.to(self.k.weight.dtype)
-        heads = self.norm_q(self.q(x)), self.norm_k(self.k(others)), self.v(others)
+        heads = _through(self.norm_q, self.q(x)), _through(self.norm_k, self.k(others)), self.v(others)
         return (y.unflatten(2, (self.heads, -1)) for y in heads)
 
     def join(self, out):
@@ -334,8 +334,12 @@ class Network(nn.Module):
                 module.to(dtype)
         return self
 
+    def prepare(self, latents):
+        """Make what clips of the size and on the device of `latents` need, before a network is compiled or captured."""
+        self.clip(pattern.grid(latents.shape), latents.device)
+
     def clip(self, grid, device):
-        """What clips of `grid` need on `device`, made once; call it before the network is compiled or captured.
+        """What clips of `grid` need on `device`, made once.
 
         Raises `ConfigError` for an attention that has an order of its own and was given another.
         """
