@@ -1,7 +1,7 @@
 """Slices as an attention backend of diffusers, by name.
 
-`register` enters it with the dispatcher. ``transformer.set_attention_backend("tilewright")`` then chooses it, and
-so does the context ``attention_backend("tilewright")``. Classes that do not go through the dispatcher, such as HunyuanVideo's
+`register` enters it with the dispatcher; ``transformer.set_attention_backend("tilewright")`` then chooses it, as the
+context ``attention_backend("tilewright")`` does. Classes that do not go through the dispatcher, such as HunyuanVideo's
 of diffusers 0.35, take `tilewright.adapters.sdpa.Slices.attach`.
 """
 
