@@ -275,6 +275,29 @@ def test_fewer_keys_change_the_answer_a_little(name):
     assert 1e-4 < error < 0.2
 
 
+@torch.no_grad()
+def test_lists_are_kept_from_step_to_step(network):
+    latents, time, text = inputs()
+    settings = {"keep": 1.0, "budget": 1.0, "steps": {"refresh": [1], "first_dense": 1}}
+    kept = network.with_attention("slices", settings)
+    expected = network(latents, time, text)
+    # Dense, refreshed, kept: with all keys all are the same.
+    for step in range(3):
+        assert torch.allclose(kept(latents, time, text, step=step), expected, atol=1e-4)
+    assert kept.clip(GRID, "cpu").attention.steps.memory_bytes > 0
+    with pytest.raises(PatternError, match="step 2: expected lists of layer 0, branch 1, made at one of the steps 1"):
+        kept(latents, time, text, step=2, branch=1)
+    # A sampler tells its steps and branches; the second branch takes the lists of the first.
+    settings = {
+        "keep": 0.5,
+        "budget": 1.0,
+        "rows": 32,
+        "steps": {"refresh": [0, 2], "first_dense": 0, "shared": {1: 0}},
+    }
+    sampled = network.with_attention("slices", settings).sample(text, steps=4, guidance=2.0)
+    assert sampled.passes == 8 and sampled.latents.isfinite().all()
+
+
 def test_only_the_oracle_is_trained(network):
     latents, time, text = inputs()
     network(latents, time, text).square().mean().backward()
@@ -326,6 +349,7 @@ def test_a_checkpoint_of_another_size_is_refused(network, tmp_path, monkeypatch)
             {"attention": "slices", "settings": {"budget": 1.5}},
             "attention slices: .*<= 1.0.*budget.*; settings: by, budget",
         ),
+        ({"attention": "slices", "settings": {"steps": {"refresh": [-1]}}}, "attention slices: .*>= 0"),
         ({"attention": "dense", "settings": {"keep": 1}}, "attention dense: .*`keep`.*; settings: none"),
     ],
 )
