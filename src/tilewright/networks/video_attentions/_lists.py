@@ -72,6 +72,11 @@ class Attention:
         steps = settings.steps
         self.steps = None if steps is None else slices.Steps(**msgspec.structs.asdict(steps), **self._stated)
 
+    @property
+    def stateful(self):
+        """Whether lists are kept."""
+        return self.steps is not None
+
     def __call__(self, q, k, v, call):
         """Attend by lists that are predicted now, or were at an earlier step."""
         if self.steps is not None:

@@ -1,4 +1,4 @@
-"""Attention by lists of single keys for groups of 128 queries, predicted on the device in each call or in some steps."""
+"""Attention by lists of single keys for groups of 128 queries, predicted on the device in each call or some steps."""
 
 from tilewright.networks.video_attentions import _lists
 
