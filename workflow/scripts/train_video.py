@@ -15,7 +15,7 @@ add("--recipe", metavar="JSON", help="stages and rates, see tilewright.training.
 add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
 add("--seed", type=int, help="seed of weights, clips and noise (default: of the recipe)")
 add("--limit-s", type=float, metavar="S", help="stop after so many seconds; the same command goes on (default: never)")
-add("--compiled", action="store_true", help="by torch.compile")
+add("--compiled", action="store_true", help="compile the layers by torch.compile")
 add(
     "--set",
     nargs="+",

@@ -188,29 +188,18 @@ class _Attention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
         self.norm_q, self.norm_k = nn.RMSNorm(width, EPS), nn.RMSNorm(width, EPS)
 
-    def split(self, x, others):
-        """Queries of x, keys and values of others [B, N, C], as [B, N, H, D]."""
+    def split(self, x, others, angles=None):
+        """Queries of x, keys and values of others, from [B, N, C] to [B, H, N, D]. angles: of `rotary`, or None."""
         x, others = x.to(self.q.weight.dtype), others.to(self.k.weight.dtype)
-        heads = _through(self.norm_q, self.q(x)), _through(self.norm_k, self.k(others)), self.v(others)
-        return (y.unflatten(2, (self.heads, -1)) for y in heads)
+        q, k, v = _through(self.norm_q, self.q(x)), _through(self.norm_k, self.k(others)), self.v(others)
+        q, k, v = (y.unflatten(2, (self.heads, -1)) for y in (q, k, v))
+        if angles is not None:
+            q, k = turned(q, *angles), turned(k, *angles)
+        return (y.to(v.dtype).transpose(1, 2) for y in (q, k, v))
 
     def join(self, out):
         """Heads [B, H, N, D] to tokens [B, N, C]."""
         return self.o(out.transpose(1, 2).flatten(2))
-
-
-class _SelfAttention(_Attention):
-    def forward(self, x, attend, angles):
-        q, k, v = self.split(x, x)
-        q, k = (turned(y, *angles).to(v.dtype) for y in (q, k))
-        return self.join(attend(*(y.transpose(1, 2) for y in (q, k, v))))
-
-
-class _CrossAttention(_Attention):
-    def forward(self, x, text):
-        q, k, v = self.split(x, text)
-        q, k, v = (y.to(v.dtype).transpose(1, 2) for y in (q, k, v))
-        return self.join(F.scaled_dot_product_attention(q, k, v))
 
 
 class Block(nn.Module):
@@ -219,7 +208,7 @@ class Block(nn.Module):
     def __init__(self, width, hidden, heads):
         """As published; norms 1 and 2 have no parameters."""
         super().__init__()
-        self.self_attn, self.cross_attn = _SelfAttention(width, heads), _CrossAttention(width, heads)
+        self.self_attn, self.cross_attn = _Attention(width, heads), _Attention(width, heads)
         self.norm3 = nn.LayerNorm(width, EPS)
         self.ffn = nn.Sequential(nn.Linear(width, hidden), nn.GELU("tanh"), nn.Linear(hidden, width))
         self.modulation = nn.Parameter(torch.randn(1, 6, width) / width**0.5)
@@ -228,10 +217,14 @@ class Block(nn.Module):
         """Tokens [B, N, C] to tokens. time: float32 [B, 6, C]; text: [B, L, C]; ``attend(q, k, v)``; angles: of
         `rotary`."""
         shift, scale, gate, shift_2, scale_2, gate_2 = (self.modulation.float() + time).split(1, 1)
-        y = self.self_attn(_norm(x) * (1 + scale) + shift, attend, angles)
-        x = (x.float() + y.float() * gate).to(x.dtype)
+        y = _norm(x) * (1 + scale) + shift
+        q, k, v = self.self_attn.split(y, y, angles)
+        # Called from here, the one place where compiled code may be interrupted.
+        out = attend(q, k, v)
+        x = (x.float() + self.self_attn.join(out).float() * gate).to(x.dtype)
         y = F.layer_norm(x.float(), x.shape[-1:], self.norm3.weight.float(), self.norm3.bias.float(), EPS)
-        x = x + self.cross_attn(y, text).to(x.dtype)
+        out = F.scaled_dot_product_attention(*self.cross_attn.split(y, text))
+        x = x + self.cross_attn.join(out).to(x.dtype)
         y = _through(self.ffn, _norm(x) * (1 + scale_2) + shift_2)
         return (x.float() + y.float() * gate_2).to(x.dtype)
 
@@ -254,7 +247,8 @@ class Head(nn.Module):
 class _Layer:
     """The attention of one layer in clips of one grid: ``layer(q, k, v)``.
 
-    The step and branch are read from `now` where compiled code does not look: it would be compiled for each of them.
+    Which call it is, a stateful attention is told where compiled code does not look: that would be compiled for each
+    layer, step and branch by itself.
     """
 
     def __init__(self, attention, layer, now):
@@ -262,14 +256,14 @@ class _Layer:
 
     def __call__(self, q, k, v):
         """Attend."""
-        return self._now(q, k, v) if self.attention.stateful else self._run(Call(self.layer), q, k, v)
+        if self.attention.stateful:
+            return _told(self, q, k, v)
+        return _sites.timed(self.attention, q, k, v, None)
 
-    @torch.compiler.disable
-    def _now(self, q, k, v):
-        return self._run(Call(self.layer, **self.now), q, k, v)
 
-    def _run(self, call, q, k, v):
-        return _sites.timed(self.attention, q, k, v, call)
+@torch.compiler.disable
+def _told(layer, q, k, v):
+    return _sites.timed(layer.attention, q, k, v, Call(layer.layer, **layer.now))
 
 
 class _Clip(NamedTuple):

@@ -111,9 +111,9 @@ def train(network, latents: Callable, recipe: Recipe, path, *, limit_s=None, eve
 
     latents: ``latents(indices, frames, height, width, seed) -> float32 [n, 16, frames, height, width]``, the clips of
     these numbers. limit_s: stop after so many seconds; the next call with the same arguments goes on. every_s: how
-    often the state is written, which is beside `path` until the end, ``<stem>.state.safetensors``. compiled: by
-    ``torch.compile``. On a GPU products are in bfloat16. The network is left with the averaged weights, or where it was
-    stopped with those of the last step.
+    often the state is written, which is beside `path` until the end, ``<stem>.state.safetensors``. compiled: its
+    layers, by ``torch.compile``. On a GPU products are in bfloat16. The network is left with the averaged weights, or
+    where it was stopped with those of the last step.
 
     Raises `ConfigError` for a network that cannot be trained, `ArtifactError` for a state of another recipe.
     """
@@ -122,7 +122,8 @@ def train(network, latents: Callable, recipe: Recipe, path, *, limit_s=None, eve
     state = _State(network, recipe, Path(path).with_suffix(".state.safetensors"))
     state.resume()
     begin = saved = perf_counter()
-    forward = torch.compile(network, dynamic=False) if compiled else network
+    if compiled:
+        network.compile_layers(dynamic=False)
     first = 0
     for stage in recipe.stages:
         clips = None
@@ -136,8 +137,7 @@ def train(network, latents: Callable, recipe: Recipe, path, *, limit_s=None, eve
                 saved = perf_counter()
             if clips is None:
                 clips = _made(latents, stage, recipe.seed, state.device)
-                network.prepare(clips)
-            state.take(*_loss(forward, clips, stage.batch, recipe, step))
+            state.take(*_loss(network, clips, stage.batch, recipe, step))
         first += stage.steps
     state.finish(path)
     return Trained(Path(path), *state.curves())

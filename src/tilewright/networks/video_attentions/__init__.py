@@ -5,8 +5,8 @@ Contract of a member module:
     ``Attention(settings, video)``: attention for clips of one `Video`, made once for each grid and device, for all
         layers. ``.order``: int64 tensor [N], the order in which the tokens have to stand (``order[new] = old``), or
         None for any. ``.stateful``: whether a call depends on the step and branch, and on calls before it; compiled
-        code is interrupted there. Called with q, k, v [B, H, N, D], which may be strided, and a `Call`, it returns
-        [B, H, N, D]. Raises `tilewright.core.errors.Unavailable` where it cannot run.
+        code is interrupted there. Called with q, k, v [B, H, N, D], which may be strided, and a `Call`, or None where
+        it is not stateful, it returns [B, H, N, D]. Raises `tilewright.core.errors.Unavailable` where it cannot run.
 
 What is not over all pairs, or has no backward, is not for training.
 """
@@ -27,10 +27,7 @@ class Video(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Which call it is: the layer; the step of the sampler; the branch of guidance, 0 with the prompt, 1 without.
-
-    An attention that is not stateful is told the layer alone.
-    """
+    """Which call it is: the layer; the step of the sampler; the branch of guidance, 0 with the prompt, 1 without."""
 
     layer: int
     step: int = 0
