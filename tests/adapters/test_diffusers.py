@@ -6,7 +6,7 @@ Skipped where diffusers is not installed.
 import pytest
 import torch
 
-from tilewright.core.errors import ConfigError
+from tilewright.core.errors import ConfigError, Unavailable
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 adapter = pytest.importorskip("tilewright.adapters.diffusers")
@@ -122,9 +122,19 @@ def test_hunyuan_with_fewer_keys_answers_something_else(hunyuan, of_hunyuan):
     assert 1e-5 < float((found - expected).norm() / expected.norm()) < 0.2
 
 
-def test_a_backend_of_diffusers_is_not_replaced():
-    with pytest.raises(ConfigError, match="expected one that diffusers does not have, found 'native'"):
-        adapter.register("native")
+@pytest.mark.parametrize("name", ["native", "Slices", ""])
+def test_a_backend_has_a_name_of_its_own(name):
+    with pytest.raises(ConfigError, match=f"one that diffusers does not have, found '{name}'"):
+        adapter.register(name)
+
+
+def test_wrong_settings_enter_nothing():
     with pytest.raises(ConfigError, match="unknown field"):
         adapter.register("other", kept=0.3)
     assert "other" not in [backend.value for backend in dispatch.AttentionBackendName]
+
+
+def test_other_versions_are_refused(monkeypatch):
+    monkeypatch.setattr(diffusers, "__version__", "0.99.0")
+    with pytest.raises(Unavailable, match=r"expected version 0\.35, found 0\.99\.0"):
+        adapter.register("other")

@@ -1,13 +1,15 @@
 """Slices in place of torch's attention, in modules of others."""
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from tilewright import slices
-from tilewright.adapters import sdpa
-from tilewright.core.errors import ConfigError, PatternError
+from tilewright.adapters import diffusers, sdpa
+from tilewright.core.errors import ConfigError, PatternError, Unavailable
 
 ALL = {"tokens": 1, "keep": 1.0, "budget": 1.0}
 
@@ -119,3 +121,9 @@ def test_wrong_settings_are_refused():
         sdpa.Slices(kept=0.3)
     with pytest.raises(ConfigError, match="expected one of mass, keep and threshold"):
         sdpa.Slices(tokens=1, keep=0.3, mass=0.9)(*draw())
+
+
+def test_a_missing_diffusers_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    with pytest.raises(Unavailable, match="diffusers cannot be imported"):
+        diffusers.register()
