@@ -275,12 +275,22 @@ def test_lists_of_all_keys_are_dense_attention(network, name, order):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["slices", "blocks"])
-def test_fewer_keys_change_the_answer_a_little(name):
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("slices", {"keep": 0.5, "budget": 0.5}),
+        ("blocks", {"keep": 0.5, "budget": 0.5}),
+        ("slices", {}),
+        ("blocks", {"mass": 0.9}),
+        ("slices", {"by": "column", "threshold": 0.002, "predictor": {"criterion": "mean"}}),
+    ],
+    ids=str,
+)
+def test_fewer_keys_change_the_answer_a_little(name, settings):
     large = networks.create_video(NAME, height=128, width=208, seed=3)
     latents = torch.randn(1, *large.options.latents, generator=torch.Generator().manual_seed(0))
     expected = large(latents, 500.0)
-    found = large.with_attention(name, {"keep": 0.5, "budget": 0.5}, "hilbert")(latents, 500.0)
+    found = large.with_attention(name, settings, "hilbert")(latents, 500.0)
     error = float((found - expected).norm() / expected.norm())
     assert 1e-4 < error < 0.2
 
@@ -392,6 +402,7 @@ def test_a_checkpoint_of_another_size_is_refused(network, tmp_path, monkeypatch)
             {"attention": "slices", "settings": {"budget": 1.5}},
             "attention slices: .*<= 1.0.*budget.*; settings: by, budget",
         ),
+        ({"attention": "slices", "settings": {"predictor": {"pools": 8}}}, "predictor pooled: .*`pools`"),
         ({"attention": "slices", "settings": {"steps": {"refresh": [-1]}}}, "attention slices: .*>= 0"),
         ({"attention": "dense", "settings": {"keep": 1}}, "attention dense: .*`keep`.*; settings: none"),
     ],
@@ -406,6 +417,8 @@ def test_unknown_names_are_refused():
         networks.create_video("wan-2b-480p-81f")
     with pytest.raises(UnknownNameError, match="unknown attention 'flash'; known: dense, "):
         create(attention="flash")
+    with pytest.raises(UnknownNameError, match="unknown predictor 'best'; known: pooled"):
+        create(attention="slices", settings={"by": "best"})
     with pytest.raises(UnknownNameError, match="unknown order of tokens 'z'; known: raster"):
         create(order="z")
     with pytest.raises(UnknownNameError, match="unknown network"):

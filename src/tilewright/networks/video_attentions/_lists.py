@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tilewright import slices
+from tilewright import predictors, slices
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Number = Annotated[int, msgspec.Meta(ge=0)]
@@ -28,6 +28,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     width: int = 1
     least: int | None = None
     predictor: dict[str, Any] = {}
+
+    def __post_init__(self):
+        predictors.parse(self.by, self.predictor)
 
     @property
     def stated(self):
