@@ -1,6 +1,5 @@
 """Wan: the network against the published formulas, written out here, and against diffusers' own class."""
 
-import copy
 import importlib.util
 import math
 import os
@@ -316,39 +315,6 @@ def test_lists_are_kept_from_step_to_step(network):
     }
     sampled = network.with_attention("slices", settings).sample(text, steps=4, guidance=2.0)
     assert sampled.passes == 8 and sampled.latents.isfinite().all()
-
-
-@torch.no_grad()
-def test_layers_are_compiled_once_whatever_the_step(network):
-    arguments = inputs()
-    steps = {"keep": 1.0, "budget": 1.0, "steps": {"refresh": [0, 2], "first_dense": 1}}
-    expected = network(*arguments)
-    for name, settings, whole in (("slices", {"keep": 1.0, "budget": 1.0}, True), ("slices", steps, False)):
-        torch.compiler.reset()
-        other = copy.deepcopy(network).with_attention(name, settings)
-        # A graph for each part of a layer.
-        graphs = []
-
-        def backend(module, examples, graphs=graphs):
-            graphs.append(module)
-            return module
-
-        compiled = other.compile_layers(backend=backend, fullgraph=whole, dynamic=False)
-        for step in range(4):
-            assert torch.allclose(compiled(*arguments, step=step, branch=step % 2 * whole), expected, atol=1e-4)
-            # All layers share them: before and after a stateful attention, else one.
-            assert len(graphs) == 2 - whole
-
-
-@torch.no_grad()
-def test_a_whole_network_is_compiled_without_a_break(network):
-    arguments = inputs()
-    other = network.with_attention("slices", {"keep": 1.0, "budget": 1.0}, "hilbert")
-    other.prepare(arguments[0])
-    compiled = torch.compile(other, backend="eager", fullgraph=True, dynamic=False)
-    assert torch.allclose(compiled(*arguments), network(*arguments), atol=1e-4)
-    with torch.compiler.set_stance("fail_on_recompile"):
-        compiled(*arguments, step=1, branch=1)
 
 
 def test_only_the_oracle_is_trained(network):
