@@ -1,6 +1,7 @@
 """Checkpoint files: as published they load; anything else is named, and nothing has been loaded then."""
 
 import argparse
+import json
 import os
 import re
 
@@ -146,6 +147,20 @@ def test_a_truncated_file_is_named(tmp_path, suffix, share):
 def test_a_folder_is_no_checkpoint(tmp_path):
     with pytest.raises(ArtifactError, match="expected a checkpoint of tensors"):
         checkpoints.read(tmp_path)
+
+
+def test_a_model_in_several_files_is_read_by_its_index(tmp_path):
+    for name, tensor in STATE.items():
+        write(tmp_path / f"net-{name}.safetensors", {name: tensor})
+    index = tmp_path / "net.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: f"net-{name}.safetensors" for name in STATE}}))
+    assert same(checkpoints.read(index))
+    (tmp_path / "net-bias.safetensors").unlink()
+    with pytest.raises(ArtifactError, match=r"expected its parts beside it, found none of net-bias\.safetensors"):
+        checkpoints.read(index)
+    index.write_text("{}")
+    with pytest.raises(ArtifactError, match="found a damaged file"):
+        checkpoints.read(index)
 
 
 def as_it_is(state, network):

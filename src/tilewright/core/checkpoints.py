@@ -5,6 +5,7 @@ before each name where it was trained on several devices. Pickles are opened wit
 """
 
 import argparse
+import json
 import logging
 import os
 import pickle
@@ -26,13 +27,17 @@ _LISTED = 5
 def read(path):
     """Tensors by name of a ``.pth`` or ``.safetensors`` file, on the CPU, names without ``module.``.
 
+    Of a model in several ``.safetensors`` files, `path` is the ``.index.json`` beside them.
+
     Raises `ArtifactError` for a file that is missing, damaged, holds other content than tensors, or NaN.
     """
     try:
-        if str(path).endswith(".safetensors"):
+        if str(path).endswith((".safetensors", ".index.json")):
             from safetensors.torch import load_file
 
-            state = load_file(path)
+            state = {}
+            for part in _parts(path):
+                state |= load_file(part)
         else:
             # The published training scripts keep their arguments beside the weights: values in a namespace, no code.
             with torch.serialization.safe_globals([argparse.Namespace]):
@@ -52,6 +57,18 @@ def read(path):
     if unsound:
         raise ArtifactError(f"{path}: expected finite weights, found NaN or infinity in {_list(unsound)}")
     return state
+
+
+def _parts(path):
+    """The files that hold a model: one, or those that an index names, which stand beside it."""
+    path = Path(path)
+    if path.suffix != ".json":
+        return [path]
+    named = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    parts = [path.with_name(name) for name in sorted(set(named.values()))]
+    if missing := [part.name for part in parts if not part.exists()]:
+        raise ArtifactError(f"{path}: expected its parts beside it, found none of {_list(missing)}")
+    return parts
 
 
 def cached(name):

@@ -15,6 +15,10 @@ Contract of a member module (a family of networks, named as its family of graphs
         of ``Options``.
     ``Options.needs``: for families that may need more than random weights, what of a checkpoint, or None.
 
+Members of `VIDEO` take latents of a video, a time and a prompt instead of images, and are made by `create_video`: their
+``EXCHANGED`` is `video_attentions`, ``Network(options, name, settings, order)`` is as `create_video` says, and the rest
+of the contract is the same.
+
 How names are read stands with the graphs of the family (``network_fields``, see `tilewright.models`). Importing this
 package does not import torch.
 """
@@ -28,6 +32,7 @@ from tilewright.core.registry import member
 from tilewright.networks._plans import Plans
 
 NAMES = ("vision_longformer", "regionvit", "dynamicvit", "deit")
+VIDEO = ("wan",)
 
 
 def parse(name, overrides=None):
@@ -35,11 +40,20 @@ def parse(name, overrides=None):
 
     Raises `UnknownNameError` for a name of no family; options are checked by `create`.
     """
-    members = {family: import_module(f"tilewright.models.{family}") for family in NAMES}
+    return _parsed("network", name, overrides, NAMES)
+
+
+def parse_video(name, overrides=None):
+    """As `parse`, for the names of `VIDEO` networks, such as ``wan-1.3b-480p-81f``."""
+    return _parsed("video network", name, overrides, VIDEO)
+
+
+def _parsed(what, name, overrides, families):
+    members = {family: import_module(f"tilewright.models.{family}") for family in families}
     for family, module in members.items():
         if (fields := module.network_fields(name)) is not None:
             return family, {**fields, **(overrides or {})}
-    raise UnknownNameError("network", name, [module.NETWORK_NAMING for module in members.values()])
+    raise UnknownNameError(what, name, [module.NETWORK_NAMING for module in members.values()])
 
 
 def exchanged(family):
@@ -70,32 +84,60 @@ def create(
     Raises `UnknownNameError`, `ConfigError` for options that are unknown or out of range or need a checkpoint, and
     `ArtifactError` for a checkpoint that does not fit; then nothing has been loaded.
     """
-    import torch
-
-    from tilewright.core import checkpoints
-
     module = member(__name__, "network", family, NAMES)
     name = _chosen(module, family, {"attention": attention, "batching": batching})
     stated = {"variant": variant, "image_size": image_size, **options}
     stated = module.stated(stated) if hasattr(module, "stated") else stated
-    try:
-        chosen = msgspec.convert(stated, module.Options)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{family}: {error}; options: {', '.join(module.Options.__struct_fields__)}") from None
+    chosen = _options(module, family, stated)
     if checkpoint == "cached":
+        from tilewright.core import checkpoints
+
         if not hasattr(module, "timm_name"):
             raise ConfigError(f"checkpoint: expected a file for {family}, whose weights timm does not publish")
         checkpoint = checkpoints.cached(module.timm_name(chosen))
     if checkpoint is None and getattr(chosen, "needs", None):
         raise ConfigError(f"checkpoint: expected one with {chosen.needs}, found none")
+    network = _built(module, checkpoint, seed, chosen, name)
+    if plans is not None:
+        _plan_as(network, name, plans)
+    return network
+
+
+def create_video(name, *, checkpoint=None, attention="dense", settings=None, order=None, seed=0, **options):
+    """Build a network of `VIDEO` in evaluation mode; ``network.weights`` is the file of its weights, None for random.
+
+    name: such as ``wan-1.3b-480p-81f``. checkpoint: an official or a diffusers file (``.safetensors``, ``.pth``, or the
+    ``.index.json`` of several); None draws random weights from `seed`. attention: of `video_attentions.NAMES`, first
+    the oracle, with its `settings`, a dict. order: of `slices.orders.NAMES`, in which tokens stand; None for the
+    attention's own. options: replace or join what the name states, see the family's ``Options``.
+
+    Raises as `create` does.
+    """
+    family, stated = parse_video(name, options)
+    module = member(__name__, "video network", family, VIDEO)
+    return _built(module, checkpoint, seed, _options(module, family, stated), attention, settings, order)
+
+
+def _options(module, family, stated):
+    """The ``Options`` of a family. Raises `ConfigError`."""
+    try:
+        return msgspec.convert(stated, module.Options)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{family}: {error}; options: {', '.join(module.Options.__struct_fields__)}") from None
+
+
+def _built(module, checkpoint, seed, *arguments):
+    """``module.Network(*arguments)`` with the weights of a file, or those that `seed` draws."""
+    import torch
+
+    from tilewright.core import checkpoints
+
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.manual_seed(seed)
-        network = module.Network(chosen, name).eval()
+        network = module.Network(*arguments).eval()
     if checkpoint is not None:
         checkpoints.load(network, checkpoint, module.adapt)
     network.weights = None if checkpoint is None else str(checkpoint)
-    if plans is not None:
-        _plan_as(network, name, plans)
     return network
 
 

@@ -1,0 +1,87 @@
+"""Attention by lists of keys that are predicted on the device: what its forms share."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from tilewright import predictors, slices
+
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Number = Annotated[int, msgspec.Meta(ge=0)]
+# Attention that lists are to hold where nothing is stated.
+MASS = 0.95
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `slices.predict` takes, by its names. budget: the share of keys that a list has room for.
+
+    mass, keep, threshold: which keys are listed, one of them; mass 0.95 where none is stated. predictor: settings of
+    the predictor `by`, such as ``{"pool": 32}``.
+    """
+
+    by: str = "pooled"
+    budget: Share = 0.4
+    mass: Share | None = None
+    keep: Share | None = None
+    threshold: Share | None = None
+    rows: int = 128
+    width: int = 1
+    least: int | None = None
+    predictor: dict[str, Any] = {}
+
+    def __post_init__(self):
+        predictors.parse(self.by, self.predictor)
+
+    @property
+    def stated(self):
+        """Keywords of `slices.predict`."""
+        known = msgspec.structs.asdict(self)
+        settings = known.pop("predictor")
+        if self.mass is self.keep is self.threshold is None and self.by != "given":
+            known["mass"] = MASS
+        return {name: value for name, value in known.items() if value is not None} | settings
+
+
+class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `slices.Steps` takes, by its names. shared: branches that take the lists of another, such as ``{1: 0}``."""
+
+    refresh: tuple[Number, ...] = (0, 15, 30, 45)
+    first_dense: Number = 2
+    dense_layers: Number = 0
+    shared: dict[int, int] = {}
+    packed: bool = True
+    delta: bool = False
+
+
+class StepSettings(Settings, frozen=True, forbid_unknown_fields=True):
+    """See `Settings`. steps: keep lists across the steps of a sampler; None: predict them in each call."""
+
+    steps: Steps | None = None
+
+    @property
+    def stated(self):
+        """Keywords of `slices.predict`."""
+        return {name: value for name, value in super().stated.items() if name != "steps"}
+
+
+class Attention:
+    """See the contract of the package."""
+
+    order = None
+
+    def __init__(self, settings, video):
+        """Nothing is prepared: layouts follow from the tensors."""
+        self._stated = settings.stated
+        steps = settings.steps
+        self.steps = None if steps is None else slices.Steps(**msgspec.structs.asdict(steps), **self._stated)
+
+    @property
+    def stateful(self):
+        """Whether lists are kept."""
+        return self.steps is not None
+
+    def __call__(self, q, k, v, call):
+        """Attend by lists that are predicted now, or were at an earlier step."""
+        if self.steps is not None:
+            return self.steps(call.layer, call.step, call.branch, q, k, v)
+        return slices.attend(q, k, v, slices.predict(q, k, **self._stated))

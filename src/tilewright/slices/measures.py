@@ -1,0 +1,95 @@
+"""What lists keep and what they lose: shares of attention, recall, density at a recall, errors of a result.
+
+The *share* of a key in a query's attention is its softmax weight, the share of a key in a group's the mean over the
+group's queries. The *recall* of a query is the sum of the shares that its list keeps.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tilewright.core.errors import PatternError
+
+# Scores that `group_shares` computes at a time: half a gigabyte of float32.
+_SLAB_SCORES = 1 << 27
+
+
+def group_shares(q: Tensor, k: Tensor, groups: Tensor, *, rows: int, scale: float | None = None) -> Tensor:
+    """Exact shares of all keys in the attention of some groups of one head: float32 [len(groups), N_k].
+
+    q: [N_q, D], k: [N_k, D]. groups: int64, numbers of groups of `rows` consecutive queries; the last one may be short.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    keys = k.float().mT
+    shares = torch.empty(len(groups), len(k), device=q.device)
+    step = max(1, _SLAB_SCORES // (rows * len(k)))
+    for lo in range(0, len(groups), step):
+        queries = groups[lo : lo + step, None] * rows + torch.arange(rows, device=q.device)
+        inside = queries < len(q)
+        scores = q[queries.clamp_max(len(q) - 1)].float() @ keys * scale
+        each = torch.softmax(scores, -1) * (inside / inside.sum(1, keepdim=True))[:, :, None]
+        shares[lo : lo + step] = each.sum(1)
+    return shares
+
+
+def run_shares(shares: Tensor, width: int) -> Tensor:
+    """Shares of aligned runs of `width` keys, the last one maybe short: [..., N_k] → [..., ceil(N_k / width)]."""
+    padded = torch.nn.functional.pad(shares, (0, -shares.shape[-1] % width))
+    return padded.unflatten(-1, (-1, width)).sum(-1)
+
+
+def kept_for(shares: Tensor, recall: float) -> Tensor:
+    """int64 [...]: the fewest keys, or runs, of each group whose shares [..., N] come to `recall` of their sum."""
+    ranked = shares.double().sort(-1, descending=True).values.cumsum(-1)
+    # What rounding leaves of the sum is not asked for.
+    missing = ranked < recall * ranked[..., -1:] * (1 - 1e-12)
+    return (missing.sum(-1) + 1).clamp_max(shares.shape[-1])
+
+
+def chosen(shares: Tensor, recall: float) -> Tensor:
+    """bool [..., N]: the keys, or runs, that `kept_for` counts; equal shares in the order of the keys."""
+    places = shares.sort(dim=-1, descending=True, stable=True).indices
+    kept = torch.arange(shares.shape[-1], device=shares.device) < kept_for(shares, recall)[..., None]
+    return torch.zeros_like(kept).scatter_(-1, places, kept)
+
+
+def row_recall(lse: Tensor, dense_lse: Tensor) -> Tensor:
+    """Recall of each query from the log-sum-exps, natural, over its listed keys and over all keys; float32, any shape.
+
+    It is 0 where no key is listed. Values above 1, which rounding makes, are left as they are.
+    """
+    return torch.exp(lse.float() - dense_lse.float())
+
+
+def errors(found: Tensor, expected: Tensor) -> dict[str, float]:
+    """``l1``, sum of absolute errors over that of absolute values; ``cosine``, of the whole results as vectors;
+    ``largest``, the largest absolute error. Computed in float64."""
+    found, expected = found.double().flatten(), expected.double().flatten()
+    apart = (found - expected).abs()
+    return {
+        "l1": float(apart.sum() / expected.abs().sum()),
+        "cosine": float(torch.nn.functional.cosine_similarity(found, expected, 0)),
+        "largest": float(apart.max()),
+    }
+
+
+def error_bound(recall: Tensor, v: Tensor) -> Tensor:
+    """Largest absolute error that queries with such `recall` [B, H, N_q] may have: 2 (1 - recall) max |v| of v
+    [B, H, N_k, D].
+
+    Lists keep the weights w_j of recall r as w_j / r and lose the others: the weights change by 1 - r in what is kept
+    and by 1 - r in what is lost.
+    """
+    return 2 * (1 - recall).clamp_min(0) * v.abs().amax((-2, -1))[..., None]
+
+
+def psnr(found: Tensor, expected: Tensor, peak: float) -> float:
+    """Peak signal-to-noise ratio in dB, for signals whose range is `peak`; infinite for equal ones.
+
+    Raises `PatternError` for tensors of different shapes.
+    """
+    if found.shape != expected.shape:
+        raise PatternError(f"psnr: expected equal shapes, found {tuple(found.shape)} and {tuple(expected.shape)}")
+    mean = float((found.double() - expected.double()).square().mean())
+    return 10 * math.log10(peak**2 / mean) if mean else math.inf

@@ -1,0 +1,96 @@
+"""Shares, recall and errors against explicit probabilities."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewright.core.errors import PatternError
+from tilewright.slices import measures
+
+ROWS = 16
+
+
+def qkv(n_q, n_k, seed=0, head_dim=32):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(n, head_dim, generator=generator) for n in (n_q, n_k, n_k))
+
+
+@pytest.mark.parametrize("n_q", [1, 15, 16, 33, 64])
+def test_shares_of_a_group_are_the_mean_of_its_queries(n_q):
+    q, k, _ = qkv(n_q, 50)
+    groups = torch.arange(-(-n_q // ROWS))
+    weights = torch.softmax(q.double() @ k.double().T / 32**0.5, -1)
+    expected = torch.stack([part.mean(0) for part in weights.split(ROWS)])
+    found = measures.group_shares(q, k, groups, rows=ROWS)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_shares_do_not_depend_on_how_many_scores_are_computed_at_a_time(monkeypatch):
+    q, k, _ = qkv(100, 50)
+    whole = measures.group_shares(q, k, torch.arange(7), rows=ROWS)
+    monkeypatch.setattr(measures, "_SLAB_SCORES", 1)
+    torch.testing.assert_close(measures.group_shares(q, k, torch.arange(7), rows=ROWS), whole)
+
+
+@given(n=st.integers(1, 60), width=st.integers(1, 20), recall=st.floats(0.05, 1), seed=st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_the_fewest_runs_that_reach_a_recall_are_kept(n, width, recall, seed):
+    shares = torch.rand(3, n, generator=torch.Generator().manual_seed(seed))
+    runs = measures.run_shares(shares, width)
+    assert runs.shape == (3, -(-n // width))
+    assert torch.allclose(runs.sum(1), shares.sum(1))
+    kept, which = measures.kept_for(runs, recall), measures.chosen(runs, recall)
+    assert torch.equal(which.sum(1), kept)
+    for own, count, mask in zip(runs.double().numpy(), kept.tolist(), which.numpy(), strict=True):
+        ranked = np.sort(own)[::-1]
+        assert own[mask].sum() >= recall * own.sum() * (1 - 1e-9)
+        assert ranked[: count - 1].sum() < recall * own.sum() or count == 1
+        assert np.allclose(own[mask].sum(), ranked[:count].sum())
+
+
+def test_recall_of_a_row_is_the_share_of_its_listed_keys():
+    q, k, _ = qkv(20, 50)
+    scores = q.double() @ k.double().T / 32**0.5
+    listed = torch.rand(20, 50, generator=torch.Generator().manual_seed(1)) < 0.3
+    listed[3] = False
+    found = measures.row_recall(scores.masked_fill(~listed, -math.inf).logsumexp(1), scores.logsumexp(1))
+    expected = (torch.softmax(scores, 1) * listed).sum(1)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    assert found[3] == 0
+
+
+def test_errors_stay_below_their_bound():
+    q, k, v = (x.double() for x in qkv(64, 50))
+    scores = q @ k.T / 32**0.5
+    listed = torch.rand(64, 50, generator=torch.Generator().manual_seed(1)) < 0.5
+    listed[:, 0] = True
+    dense, kept = torch.softmax(scores, 1), torch.softmax(scores.masked_fill(~listed, -math.inf), 1)
+    recall = (dense * listed).sum(1)
+    apart = ((kept - dense) @ v).abs().amax(1)
+    bound = measures.error_bound(recall[None, None], v[None, None])[0, 0]
+    assert (apart <= bound).all()
+    # The bound is met where what is kept and what is lost have opposite values of largest size.
+    v = torch.where(listed[0], 1.0, -1.0).double()
+    assert ((kept[0] - dense[0]) @ v).abs() == pytest.approx(float(2 * (1 - recall[0])))
+
+
+def test_errors_of_a_result_are_those_of_the_formulas():
+    expected = torch.tensor([[3.0, -4.0], [0.0, 5.0]])
+    found = expected + torch.tensor([[0.0, 1.0], [-2.0, 0.0]])
+    errors = measures.errors(found, expected)
+    assert errors["l1"] == pytest.approx(3 / 12)
+    assert errors["largest"] == 2
+    assert errors["cosine"] == pytest.approx(float(np.dot([3, -3, -2, 5], [3, -4, 0, 5]) / (47 * 50) ** 0.5))
+    assert measures.errors(expected, expected) == {"l1": 0, "cosine": pytest.approx(1), "largest": 0}
+
+
+def test_psnr_is_that_of_the_formula():
+    clean = torch.zeros(10)
+    assert measures.psnr(clean + 0.1, clean, 1.0) == pytest.approx(20, abs=1e-4)
+    assert measures.psnr(clean, clean, 1.0) == math.inf
+    with pytest.raises(PatternError, match=r"found \(10,\) and \(5,\)"):
+        measures.psnr(clean, clean[:5], 1.0)
