@@ -79,18 +79,15 @@ def gathered(lengths, x, dim):
     return sharding.gather(sharding.own(x, dim), dim)
 
 
-def listed(every, q, k, v):
-    """Attention to one of `every` keys, another one for each group, as chosen from q and k."""
-    scores = torch.stack([group.mean(2) for group in q.split(16, 2)], 2) @ k.mT
-    lists = slices.from_mask(
-        scores >= scores.quantile(1 - 1 / every, -1, keepdim=True), q.shape[2], rows=16, budget=0.5
-    )
+def chosen(q, k, v):
+    """Attention to an eighth of the keys, those that a group of 16 queries is expected to attend to most."""
+    lists = slices.predict(q, k, keep=1 / 8, budget=1.0, rows=16, pool=4, least=1)
     return slices.attend(q, k, v, lists)
 
 
-def by_own_keys(lengths, heads, tensors):
+def by_own_keys(lengths, tensors):
     """Attention of all queries to a rank's own keys, merged."""
-    sharding = parallel.shard(lengths, heads)
+    sharding = parallel.shard(lengths)
     q, k, v = own(sharding, tensors)
     return sharding.merge(*slices.dense(sharding.gather(q, 2), k, v))
 
@@ -125,8 +122,8 @@ def test_ranks_attend_as_one_process(ranks, dtype):
 def test_lists_that_ranks_make_are_those_of_one_process(ranks, lengths):
     lengths = LENGTHS[ranks.number][lengths]
     q, k, v = tokens(2, 4, lengths if isinstance(lengths, int) else sum(lengths))
-    found = joined(ranks.results(attended, functools.partial(listed, 4), lengths, 4, (q, k, v)))
-    expected = listed(4, q, k, v)
+    found = joined(ranks.results(attended, chosen, lengths, 4, (q, k, v)))
+    expected = chosen(q, k, v)
     assert reference.relative_error(found, expected) < reference.TOLERANCE[torch.float32]
     assert reference.relative_error(expected, dense(q, k, v)) > 0.1
 
@@ -134,7 +131,7 @@ def test_lists_that_ranks_make_are_those_of_one_process(ranks, lengths):
 @pytest.mark.parametrize("heads", [1, 3])
 def test_parts_over_the_keys_of_each_rank_merge_to_attention_over_all(ranks, heads):
     q, k, v = tokens(2, heads, 131)
-    found, lse = zip(*ranks.results(by_own_keys, 131, heads, (q, k, v)), strict=True)
+    found, lse = zip(*ranks.results(by_own_keys, 131, (q, k, v)), strict=True)
     expected, expected_lse = slices.dense(q, k, v)
     assert reference.relative_error(joined(found), expected) < reference.TOLERANCE[torch.float32]
     assert torch.allclose(joined(lse), expected_lse, atol=1e-5)
@@ -202,6 +199,11 @@ def test_an_attention_that_returns_another_shape_is_refused(ranks):
         assert isinstance(error, PatternError) and "attention: expected a result (1," in str(error)
 
 
+def test_without_heads_nothing_is_exchanged_for_them(ranks):
+    for error in ranks.run(attended, values, 20, None, tokens(1, 3, 20)):
+        assert isinstance(error, PatternError) and "made with a number of them" in str(error)
+
+
 def bad_replicated(lengths, heads, tensors, text):
     return attended(values, lengths, heads, tensors, text)
 
@@ -220,8 +222,7 @@ def refused(*args):
 
 def test_fewer_heads_or_tokens_than_ranks_are_refused(ranks):
     few = ranks.number - 1
-    for error in ranks.run(attended, values, 20, few, tokens(1, few, 20)):
-        assert isinstance(error, PatternError) and "heads: expected at least one for each of" in str(error)
+    assert all("heads: expected at least one for each" in text for text in ranks.results(refused, 20, few))
     assert all("tokens: expected a number" in text for text in ranks.results(refused, few, 20))
     assert all("tokens: expected a number" in text for text in ranks.results(refused, (3,) * few, 20))
     zero = (0,) * ranks.number

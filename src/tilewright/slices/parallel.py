@@ -114,8 +114,8 @@ class Sharding:
         """Attention of this rank's tokens over all keys, from that of all tokens over each rank's keys.
 
         out [B, H, N, D], lse float32 [B, H, N]: of all queries over this rank's own keys, as `slices.attend` and
-        `slices.dense` return them. The result is [B, H, n, D] and [B, H, n], as `slices.merge` joins the parts. This
-        also serves fewer heads than ranks. With the queries that are to be gathered before, a rank sends about
+        `slices.dense` return them. The result is [B, H, n, D] and [B, H, n], as `slices.merge` joins the parts. For
+        fewer heads than ranks, see `shard`: with the queries, which have to be gathered before, a rank sends about
         2 B N H D (P - 1) / P values, P / 2 times as many as for `attend`. Raises `PatternError`.
         """
         self._check_length("out", out, 2, sum(self.tokens))
@@ -177,7 +177,7 @@ class Sharding:
     def _check(self, q, k, v):
         """Raise `PatternError` unless q, k and v are this rank's tokens, with all of their heads."""
         if min(self.heads) < 1:
-            raise PatternError(f"heads: expected at least one for each of {self.ranks} ranks, found {sum(self.heads)}")
+            raise PatternError("heads: expected a sharding that was made with a number of them, found none")
         expected = (*q.shape[:1], sum(self.heads), self.tokens[self.rank], *q.shape[3:])
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.ndim != 4 or tuple(x.shape) != expected:
@@ -205,14 +205,15 @@ class Sharding:
             )
 
 
-def shard(tokens: int | Sequence[int], heads: int, group: "dist.ProcessGroup | None" = None) -> Sharding:
+def shard(tokens: int | Sequence[int], heads: int | None = None, group: "dist.ProcessGroup | None" = None) -> Sharding:
     """Share out the tokens and the heads of a sequence among the ranks of a process group.
 
-    tokens: of the sequence, or how many each rank has; the same on every rank. heads: of a token, H. group: None for
-    the default one. Numbers that P does not divide give the first ranks one token, or head, more than the others.
+    tokens: of the sequence, or how many each rank has; the same on every rank. heads: of a token, H; None, for those
+    who do not call `Sharding.attend`. group: None for the default one. Numbers that P does not divide give the first
+    ranks one token, or head, more than the others.
 
     Nothing is exchanged: each rank computes the same. Raises `DeviceError` without a process group, and `PatternError`
-    for fewer tokens than ranks; fewer heads are refused by `Sharding.attend` alone.
+    for fewer tokens or heads than ranks.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise DeviceError("expected a process group, found none; call torch.distributed.init_process_group first")
@@ -223,7 +224,9 @@ def shard(tokens: int | Sequence[int], heads: int, group: "dist.ProcessGroup | N
         tokens = _shares(tokens, ranks)
     if len(tokens) != ranks or min(tokens) < 1:
         raise PatternError(f"tokens: expected a number from 1 for each of {ranks} ranks, found {tuple(tokens)}")
-    return Sharding(tuple(tokens), _shares(heads, ranks), rank, group)
+    if heads is not None and heads < ranks:
+        raise PatternError(f"heads: expected at least one for each of {ranks} ranks, found {heads}")
+    return Sharding(tuple(tokens), _shares(heads or 0, ranks), rank, group)
 
 
 def _shares(total, ranks):

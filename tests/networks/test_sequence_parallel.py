@@ -1,0 +1,119 @@
+"""Wan with its tokens shared out among processes, against the network in one process."""
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.ranks import Ranks
+from tilewright import networks
+from tilewright.core.errors import ConfigError, PatternError
+from tilewright.models import wan as pattern
+
+# Three frames of 3 x 5 tokens, which 2 does not divide; 3 does not divide the heads.
+SMALL = {"height": 48, "width": 80, "layers": 2}
+HEADS = 4
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=lambda ranks: f"P{ranks}")
+def ranks(request, tmp_path_factory):
+    found = Ranks(request.param, tmp_path_factory.mktemp("ranks"))
+    yield found
+    found.close()
+
+
+def create(**chosen):
+    """As published, but for its width and depth; queries and keys large, so that attention is not even."""
+    pattern.VARIANTS["tiny"] = pattern.Size(HEADS * pattern.HEAD_DIM, 320, HEADS, 2)
+    network = networks.create_video("wan-tiny-480p-9f", **SMALL, **chosen)
+    with torch.no_grad():
+        for block in network.blocks:
+            for norm in (block.self_attn.norm_q, block.self_attn.norm_k):
+                norm.weight.mul_(2)
+    return network
+
+
+def inputs(network):
+    generator = torch.Generator().manual_seed(2)
+    latents = torch.randn(2, *network.options.latents, generator=generator)
+    return latents, torch.tensor([900.0, 12.5]), torch.randn(2, 7, pattern.TEXT_WIDTH, generator=generator)
+
+
+@torch.inference_mode()
+def velocity(make, chosen):
+    network = make(create(**chosen))
+    return network(*inputs(network))
+
+
+def in_one(network):
+    return network
+
+
+def with_another_attention(network):
+    return networks.sequence_parallel(network.with_attention("window")).with_attention("dense", order="voxel")
+
+
+@pytest.fixture
+def restored():
+    """The published sizes again."""
+    tiny = pattern.VARIANTS["tiny"]
+    yield
+    pattern.VARIANTS["tiny"] = tiny
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("order", [None, "hilbert"], ids=str)
+def test_every_rank_returns_the_velocity_of_one_process(ranks, order):
+    expected = velocity(in_one, {"order": order})
+    for found in ranks.results(velocity, networks.sequence_parallel, {"order": order}):
+        assert found.shape == expected.shape
+        assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.usefixtures("restored")
+def test_the_attention_of_a_shared_network_can_be_exchanged(ranks):
+    expected = velocity(in_one, {})
+    for found in ranks.results(velocity, with_another_attention, {}):
+        assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.usefixtures("restored")
+def test_the_weights_are_the_networks_own():
+    network = create()
+    shared = networks.sequence_parallel(network)
+    assert shared.state_dict().keys() == network.state_dict().keys()
+    assert all(a is b for a, b in zip(shared.parameters(), network.parameters(), strict=True))
+
+
+@torch.inference_mode()
+def tokens_in_layers():
+    network = networks.sequence_parallel(create())
+    seen = []
+    for block in network.blocks:
+        block.register_forward_pre_hook(lambda module, given: seen.append(given[0].shape[1]))
+    network(*inputs(network))
+    return seen
+
+
+@pytest.mark.usefixtures("restored")
+def test_layers_have_a_ranks_own_tokens(ranks):
+    found = ranks.results(tokens_in_layers)
+    assert sum(tokens[0] for tokens in found) == 45
+    assert all(len(tokens) == 2 and max(tokens) <= 23 for tokens in found)
+
+
+@torch.inference_mode()
+def too_many_ranks():
+    pattern.VARIANTS["tiny"] = pattern.Size(pattern.HEAD_DIM, 64, 1, 2)
+    network = networks.sequence_parallel(networks.create_video("wan-tiny-480p-9f", **SMALL))
+    with pytest.raises(PatternError) as refusal:
+        network(*inputs(network))
+    return str(refusal.value)
+
+
+def test_fewer_heads_than_ranks_are_refused_in_the_first_call(ranks):
+    assert all("heads: expected at least one for each" in text for text in ranks.results(too_many_ranks))
+
+
+def test_other_networks_are_refused():
+    with pytest.raises(ConfigError, match=r"expected a network of videos.*found Linear"):
+        networks.sequence_parallel(nn.Linear(2, 2))
