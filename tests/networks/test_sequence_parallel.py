@@ -12,6 +12,10 @@ from tilewright.models import wan as pattern
 # Three frames of 3 x 5 tokens, which 2 does not divide; 3 does not divide the heads.
 SMALL = {"height": 48, "width": 80, "layers": 2}
 HEADS = 4
+SETTINGS = {
+    "dense": {},
+    "slices": {"keep": 0.25, "budget": 1.0, "rows": 16, "least": 1, "predictor": {"pool": 4}},
+}
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=lambda ranks: f"P{ranks}")
@@ -62,11 +66,19 @@ def restored():
 
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("order", [None, "hilbert"], ids=str)
-def test_every_rank_returns_the_velocity_of_one_process(ranks, order):
-    expected = velocity(in_one, {"order": order})
-    for found in ranks.results(velocity, networks.sequence_parallel, {"order": order}):
+@pytest.mark.parametrize("attention", ["dense", "slices"])
+def test_every_rank_returns_the_velocity_of_one_process(ranks, attention, order):
+    chosen = {"attention": attention, "settings": SETTINGS[attention], "order": order}
+    expected = velocity(in_one, chosen)
+    for found in ranks.results(velocity, networks.sequence_parallel, chosen):
         assert found.shape == expected.shape
         assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_fourth_of_the_keys_makes_a_difference():
+    dense, listed = (velocity(in_one, {"attention": name, "settings": SETTINGS[name]}) for name in SETTINGS)
+    assert (dense - listed).abs().max() > 1e-3 * dense.abs().max()
 
 
 @pytest.mark.usefixtures("restored")

@@ -1,7 +1,9 @@
 """Attention with tokens shared out among processes, against that of one process."""
 
 import functools
+import re
 import time
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -300,3 +302,127 @@ def test_equal_shares_send_what_the_formula_says():
     ranks = 4
     sharding = parallel.Sharding((128,) * ranks, (3,) * ranks, 1)
     assert sharding.sent_bytes(2, 64, 2) == 4 * 2 * 512 * 12 * 64 * 2 * (ranks - 1) / ranks**2
+
+
+RECIPES = re.findall(
+    r"^```python\n(.+?)^```$",
+    (Path(__file__).parents[2] / "docs/parallel.md").read_text(),
+    re.MULTILINE | re.DOTALL,
+)
+HEADS, CHANNELS = 3, 192
+
+
+class Layer:
+    """What the first recipe calls a layer: x -> W_o attention(W_q x, W_k x, W_v x), a table added to q and k."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def project(self, x, cos, sin):
+        q, k, v = ((x @ w.T).unflatten(2, (HEADS, -1)).transpose(1, 2) for w in self.weights[:3])
+        return q + cos, k + sin, v
+
+    def output(self, out):
+        return out.transpose(1, 2).flatten(2) @ self.weights[3].T
+
+
+def drawn(*shapes):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(shape, generator=generator) / shape[-1] ** 0.5 for shape in shapes]
+
+
+def layers():
+    return [Layer(drawn(*4 * [(CHANNELS, CHANNELS)])) for _ in range(2)]
+
+
+def tables(n):
+    return drawn((n, 64), (n, 64))
+
+
+# What `predict` is called with: lists of few keys of short sequences.
+SETTINGS = {"rows": 16, "pool": 4, "least": 1}
+
+
+def recipe(number, given, wanted, **replaced):
+    """What a recipe of the document leaves under the names `wanted`, for small tensors."""
+    text = RECIPES[number]
+    for old, new in ({"budget=0.2": "budget=0.2, **settings"} | replaced).items():
+        text = text.replace(old, new)
+    names = {"settings": SETTINGS, **given}
+    with patch.object(dist, "init_process_group", lambda *_: None), torch.inference_mode():
+        exec(text, names)
+    return [names[name] for name in wanted]
+
+
+def first_recipe(n):
+    (cos, sin), (embedded,) = tables(n), drawn((2, n, CHANNELS))
+    given = {"layers": layers(), "embedded": embedded, "cos": cos, "sin": sin}
+    return recipe(0, given, ["x"], **{"tokens=32760, heads=12": f"tokens={n}, heads={HEADS}"})[0]
+
+
+def heads_recipe(n):
+    own = parallel.shard(n, HEADS).own_heads
+    rows = slice(64 * own.start, 64 * own.stop)
+    w_q, w_k, w_v, w_o = drawn(*4 * [(CHANNELS, CHANNELS)])
+    norm_q, norm_k = drawn((CHANNELS,), (CHANNELS,))
+    given = {"w_q": w_q[rows], "w_k": w_k[rows], "w_v": w_v[rows], "w_o": w_o[:, rows], "dist": dist}
+    given |= {"norm_q": norm_q[rows], "norm_k": norm_k[rows], "width": CHANNELS, "head_dim": 64, "attention": chosen}
+    (layer,) = recipe(2, given, ["layer"])
+    with torch.inference_mode():
+        return layer(*drawn((2, n, CHANNELS)))
+
+
+def keys_recipe(n, tensors):
+    sharding = parallel.shard(n)
+    q, k, v = own(sharding, tensors)
+    count = k.shape[2]
+    lists = slices.from_mask(torch.ones(1, 1, -(-n // 16), count, dtype=torch.bool), n, batch=1, heads=1, rows=16)
+    given = {"tokens": n, "q": q, "k": k, "v": v, "lists": lists, "parallel": parallel, "slices": slices}
+    return recipe(3, given, ["out"])[0]
+
+
+def test_the_first_recipe_of_the_document_is_the_network_of_one_process(ranks):
+    n = 131
+    (x,), (cos, sin) = drawn((2, n, CHANNELS)), tables(n)
+    for layer in layers():
+        q, k, v = layer.project(x, cos, sin)
+        lists = slices.predict(q, k, keep=0.2, budget=0.2, **SETTINGS)
+        x = x + layer.output(slices.attend(q, k, v, lists))
+    for found in ranks.results(first_recipe, n):
+        assert reference.relative_error(found, x) < 1e-5
+
+
+def test_the_recipe_for_heads_is_the_layer_of_one_process(ranks):
+    n = 131
+    (x,) = drawn((2, n, CHANNELS))
+    w_q, w_k, w_v, w_o = drawn(*4 * [(CHANNELS, CHANNELS)])
+    norm_q, norm_k = drawn((CHANNELS,), (CHANNELS,))
+    q, k = F.rms_norm(x @ w_q.T, (CHANNELS,), norm_q, 1e-6), F.rms_norm(x @ w_k.T, (CHANNELS,), norm_k, 1e-6)
+    q, k, v = (y.unflatten(2, (HEADS, -1)).transpose(1, 2) for y in (q, k, x @ w_v.T))
+    expected = chosen(q, k, v).transpose(1, 2).flatten(2) @ w_o.T
+    for found in ranks.results(heads_recipe, n):
+        assert reference.relative_error(found, expected) < 1e-5
+
+
+def test_the_recipe_for_keys_is_attention_over_all_keys(ranks):
+    q, k, v = tokens(1, 1, 131)
+    found = joined(ranks.results(keys_recipe, 131, (q, k, v)))
+    assert reference.relative_error(found, dense(q, k, v)) < reference.TOLERANCE[torch.float32]
+
+
+def compiled(lengths, heads, tensors):
+    sharding = parallel.shard(lengths, heads)
+
+    def layer(q, k, v):
+        return sharding.attend(2 * q, k, v, chosen) + 1
+
+    with torch.inference_mode():
+        given = own(sharding, tensors)
+        return torch.compile(layer, backend="aot_eager", fullgraph=True)(*given), layer(*given)
+
+
+def test_calls_compile_without_graph_breaks(ranks):
+    if ranks.number > 2:
+        pytest.skip("compiling takes long, and is the same for each number of ranks")
+    for found, expected in ranks.results(compiled, 131, 4, tokens(2, 4, 131)):
+        assert torch.equal(found, expected)
