@@ -17,6 +17,9 @@ from torch import Tensor
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.slices.attention import merge
 
+# Torch 2.13 has another name for it and deprecates this one.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 # Attention over whole sequences of some heads: three tensors [B, h, N, D] -> [B, h, N, D].
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -66,7 +69,7 @@ class Sharding:
         # All shares of one collective are of one length.
         sent = x.contiguous() if len(x) == most else torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])])
         shares = x.new_empty(self.ranks * most, *x.shape[1:])
-        dist.all_gather_into_tensor(shares, sent, group=self.group)
+        _all_gather(shares, sent, group=self.group)
         parts = [share[:n] for share, n in zip(shares.split(most), self.tokens, strict=True)]
         return torch.cat(parts).movedim(0, dim)
 
