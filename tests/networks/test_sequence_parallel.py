@@ -1,5 +1,7 @@
 """Wan with its tokens shared out among processes, against the network in one process."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from helpers.ranks import Ranks
 from tilewright import networks
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.models import wan as pattern
+from tilewright.networks.video_attentions import dense
 
 # Three frames of 3 x 5 tokens, which 2 does not divide; 3 does not divide the heads.
 SMALL = {"height": 48, "width": 80, "layers": 2}
@@ -77,8 +80,8 @@ def test_every_rank_returns_the_velocity_of_one_process(ranks, attention, order)
 
 @pytest.mark.usefixtures("restored")
 def test_a_fourth_of_the_keys_makes_a_difference():
-    dense, listed = (velocity(in_one, {"attention": name, "settings": SETTINGS[name]}) for name in SETTINGS)
-    assert (dense - listed).abs().max() > 1e-3 * dense.abs().max()
+    every, listed = (velocity(in_one, {"attention": name, "settings": SETTINGS[name]}) for name in SETTINGS)
+    assert (every - listed).abs().max() > 1e-3 * every.abs().max()
 
 
 @pytest.mark.usefixtures("restored")
@@ -111,6 +114,29 @@ def test_layers_have_a_ranks_own_tokens(ranks):
     found = ranks.results(tokens_in_layers)
     assert sum(tokens[0] for tokens in found) == 45
     assert all(len(tokens) == 2 and max(tokens) <= 23 for tokens in found)
+
+
+@torch.inference_mode()
+def heads_of_attentions():
+    made = []
+
+    class Attention(dense.Attention):
+        def __init__(self, settings, video):
+            made.append(video.heads)
+
+        def __call__(self, q, k, v, call):
+            assert q.shape[1] == made[-1]
+            return super().__call__(q, k, v, call)
+
+    with patch.object(dense, "Attention", Attention):
+        network = networks.sequence_parallel(create())
+        network(*inputs(network))
+    return made[-1]
+
+
+@pytest.mark.usefixtures("restored")
+def test_attention_is_made_for_a_ranks_own_heads(ranks):
+    assert sum(ranks.results(heads_of_attentions)) == HEADS
 
 
 @torch.inference_mode()
