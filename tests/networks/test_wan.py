@@ -1,5 +1,6 @@
 """Wan: the network against the published formulas, written out here, and against diffusers' own class."""
 
+import copy
 import importlib.util
 import math
 import os
@@ -52,6 +53,12 @@ def inputs(batch=2, tokens=7):
     latents = torch.randn(batch, *create().options.latents, generator=generator)
     text = torch.randn(batch, tokens, pattern.TEXT_WIDTH, generator=generator)
     return latents, torch.tensor([900.0, 12.5])[:batch], text
+
+
+def attend_by(network, attention):
+    """Let the clips of `GRID` attend by an object of a test."""
+    for layer in network.clip(GRID, "cpu").layers:
+        layer.attention = attention
 
 
 @torch.no_grad()
@@ -188,14 +195,15 @@ def test_tokens_attend_in_the_order(network):
     seen = []
 
     class Spy:
+        stateful = True
+
         def __call__(self, q, k, v, call):
             seen.append((call, k))
             return F.scaled_dot_product_attention(q, k, v)
 
     for name in ("raster", "hilbert"):
         other = network.with_attention("dense", order=name)
-        clip = other.clip(GRID, "cpu")
-        other._clips[GRID, torch.device("cpu")] = clip._replace(attention=Spy())
+        attend_by(other, Spy())
         other(*inputs(), step=3, branch=1)
     assert [tuple(call) for call, _ in seen] == [(0, 3, 1), (1, 3, 1)] * 2
     order = torch.from_numpy(orders.order("hilbert", GRID))
@@ -223,6 +231,17 @@ def test_matrices_in_bfloat16_stay_close(network):
     assert (found - expected).norm() < 0.03 * expected.norm()
 
 
+def test_products_may_be_of_16_bits_in_training(network):
+    latents, time, text = inputs()
+    expected = network(latents, time, text)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = network(latents, time, text)
+    assert found.dtype == torch.float32
+    assert 1e-4 < (found - expected).norm() / expected.norm() < 0.03
+    found.square().mean().backward()
+    assert all(x.grad.dtype == torch.float32 and x.grad.isfinite().all() for x in network.parameters())
+
+
 @torch.no_grad()
 def test_windows_are_a_plan_over_the_clip(network):
     arguments = inputs()
@@ -233,12 +252,14 @@ def test_windows_are_a_plan_over_the_clip(network):
     at = torch.stack(torch.meshgrid(*map(torch.arange, GRID), indexing="ij"), -1).flatten(0, 2)
     mask = ((at[:, None] - at).abs() <= torch.tensor([0, 1, 1])).all(-1)
     masked = network.with_attention("dense")
-    clip = masked.clip(GRID, "cpu")
 
-    def attend(q, k, v, call):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    class Masked:
+        stateful = False
 
-    masked._clips[GRID, torch.device("cpu")] = clip._replace(attention=attend)
+        def __call__(self, q, k, v, call):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    attend_by(masked, Masked())
     assert torch.allclose(found, masked(*arguments), atol=1e-4)
     assert not torch.allclose(found, network(*arguments), atol=1e-2)
 
@@ -262,6 +283,63 @@ def test_fewer_keys_change_the_answer_a_little(name):
     found = large.with_attention(name, {"keep": 0.5, "budget": 0.5}, "hilbert")(latents, 500.0)
     error = float((found - expected).norm() / expected.norm())
     assert 1e-4 < error < 0.2
+
+
+@torch.no_grad()
+def test_lists_are_kept_from_step_to_step(network):
+    latents, time, text = inputs()
+    settings = {"keep": 1.0, "budget": 1.0, "steps": {"refresh": [1], "first_dense": 1}}
+    kept = network.with_attention("slices", settings)
+    expected = network(latents, time, text)
+    # Dense, refreshed, kept: with all keys all are the same.
+    for step in range(3):
+        assert torch.allclose(kept(latents, time, text, step=step), expected, atol=1e-4)
+    assert kept.clip(GRID, "cpu").layers[0].attention.steps.memory_bytes > 0
+    with pytest.raises(PatternError, match="step 2: expected lists of layer 0, branch 1, made at one of the steps 1"):
+        kept(latents, time, text, step=2, branch=1)
+    # A sampler tells its steps and branches; the second branch takes the lists of the first.
+    settings = {
+        "keep": 0.5,
+        "budget": 1.0,
+        "rows": 32,
+        "steps": {"refresh": [0, 2], "first_dense": 0, "shared": {1: 0}},
+    }
+    sampled = network.with_attention("slices", settings).sample(text, steps=4, guidance=2.0)
+    assert sampled.passes == 8 and sampled.latents.isfinite().all()
+
+
+@torch.no_grad()
+def test_layers_are_compiled_once_whatever_the_step(network):
+    arguments = inputs()
+    steps = {"keep": 1.0, "budget": 1.0, "steps": {"refresh": [0, 2], "first_dense": 1}}
+    expected = network(*arguments)
+    for name, settings, whole in (("slices", {"keep": 1.0, "budget": 1.0}, True), ("slices", steps, False)):
+        torch.compiler.reset()
+        other = copy.deepcopy(network).with_attention(name, settings)
+        # A graph for each part of a layer.
+        graphs = []
+
+        def backend(module, examples, graphs=graphs):
+            graphs.append(module)
+            return module
+
+        compiled = other.compile_layers(backend=backend, fullgraph=whole, dynamic=False)
+        for step in range(4):
+            assert torch.allclose(compiled(*arguments, step=step, branch=step % 2 * whole), expected, atol=1e-4)
+            if step == 0:
+                first = len(graphs)
+        assert 0 < first == len(graphs)
+
+
+@torch.no_grad()
+def test_a_whole_network_is_compiled_without_a_break(network):
+    arguments = inputs()
+    other = network.with_attention("slices", {"keep": 1.0, "budget": 1.0}, "hilbert")
+    other.prepare(arguments[0])
+    compiled = torch.compile(other, backend="eager", fullgraph=True, dynamic=False)
+    assert torch.allclose(compiled(*arguments), network(*arguments), atol=1e-4)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        compiled(*arguments, step=1, branch=1)
 
 
 def test_only_the_oracle_is_trained(network):
@@ -315,6 +393,7 @@ def test_a_checkpoint_of_another_size_is_refused(network, tmp_path, monkeypatch)
             {"attention": "slices", "settings": {"budget": 1.5}},
             "attention slices: .*<= 1.0.*budget.*; settings: by, budget",
         ),
+        ({"attention": "slices", "settings": {"steps": {"refresh": [-1]}}}, "attention slices: .*>= 0"),
         ({"attention": "dense", "settings": {"keep": 1}}, "attention dense: .*`keep`.*; settings: none"),
     ],
 )

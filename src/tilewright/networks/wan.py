@@ -7,8 +7,6 @@ to each other can be exchanged (`tilewright.networks.video_attentions`), and the
 import copy
 import math
 import re
-from collections.abc import Callable
-from functools import partial
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -193,7 +191,7 @@ class _Attention(nn.Module):
     def split(self, x, others):
         """Queries of x, keys and values of others [B, N, C], as [B, N, H, D]."""
         x, others = x.to(self.q.weight.dtype), others.to(self.k.weight.dtype)
-        heads = self.norm_q(self.q(x)), self.norm_k(self.k(others)), self.v(others)
+        heads = _through(self.norm_q, self.q(x)), _through(self.norm_k, self.k(others)), self.v(others)
         return (y.unflatten(2, (self.heads, -1)) for y in heads)
 
     def join(self, out):
@@ -253,13 +251,36 @@ class Head(nn.Module):
         return _through(self.head, _norm(x) * (1 + scale) + shift)
 
 
+class _Layer:
+    """The attention of one layer in clips of one grid: ``layer(q, k, v)``.
+
+    The step and branch are read from `now` where compiled code does not look: it would be compiled for each of them.
+    """
+
+    def __init__(self, attention, layer, now):
+        self.attention, self.layer, self.now = attention, layer, now
+
+    def __call__(self, q, k, v):
+        """Attend."""
+        return self._now(q, k, v) if self.attention.stateful else self._run(Call(self.layer), q, k, v)
+
+    @torch.compiler.disable
+    def _now(self, q, k, v):
+        return self._run(Call(self.layer, **self.now), q, k, v)
+
+    def _run(self, call, q, k, v):
+        return _sites.timed(self.attention, q, k, v, call)
+
+
 class _Clip(NamedTuple):
     """What depends on the grid of a clip, on one device.
 
-    order, back: int64 [N], how tokens stand and how that is undone, or None for raster. angles: of `rotary`, in order.
+    layers: a `_Layer` each. now: step and branch, of which stateful attention is told. order, back: int64 [N], how
+    tokens stand and how that is undone, or None for raster. angles: of `rotary`, in order.
     """
 
-    attention: Callable
+    layers: list
+    now: dict
     order: torch.Tensor | None
     back: torch.Tensor | None
     angles: list
@@ -327,7 +348,7 @@ class Network(nn.Module):
         if order is not None:
             registry.check("order of tokens", order, orders.NAMES)
         self.attention, self.settings, self.order = attention, chosen, order
-        self._member, self._clips = member, {}
+        self._makes, self._clips = member.Attention, {}
 
     def with_attention(self, attention, settings=None, order=None):
         """This very network, its weights shared, with another attention or order; arguments as of the class."""
@@ -342,8 +363,12 @@ class Network(nn.Module):
                 module.to(dtype)
         return self
 
+    def prepare(self, latents):
+        """Make what clips of the size and on the device of `latents` need, before a network is compiled or captured."""
+        self.clip(pattern.grid(latents.shape), latents.device)
+
     def clip(self, grid, device):
-        """What clips of `grid` need on `device`, made once; call it before the network is compiled or captured.
+        """What clips of `grid` need on `device`, made once.
 
         Raises `ConfigError` for an attention that has an order of its own and was given another.
         """
@@ -356,7 +381,7 @@ class Network(nn.Module):
 
     def _made(self, grid, device):
         size = self.options.published
-        attention = self._member.Attention(self.settings, Video(grid, size.heads, pattern.HEAD_DIM, self.options.depth))
+        attention = self._makes(self.settings, Video(grid, size.heads, pattern.HEAD_DIM, self.options.depth))
         order = attention.order
         if order is not None and self.order is not None:
             raise ConfigError(
@@ -364,12 +389,22 @@ class Network(nn.Module):
             )
         if self.order not in (None, "raster"):
             order = torch.from_numpy(orders.order(self.order, grid))
+        now = {"step": 0, "branch": 0}
+        layers = [_Layer(attention, layer, now) for layer in range(self.options.depth)]
         angles = rotary(grid)
         if order is None:
-            return _Clip(attention, None, None, [x.to(device) for x in angles])
-        return _Clip(
-            attention, order.to(device), torch.argsort(order).to(device), [x[order].to(device) for x in angles]
-        )
+            return _Clip(layers, now, None, None, [x.to(device) for x in angles])
+        back = torch.argsort(order)
+        return _Clip(layers, now, order.to(device), back.to(device), [x[order].to(device) for x in angles])
+
+    def compile_layers(self, **options):
+        """Compile each layer by ``torch.compile(**options)``, in place, as a whole but for a stateful attention.
+
+        Unlike the whole network compiled, it is not compiled again for each step of such an attention. Returns itself.
+        """
+        for block in self.blocks:
+            block.compile(**options)
+        return self
 
     def forward(self, latents, time, text=None, *, step=0, branch=0):
         """The velocity, of the shape and type of latents [B, 16, T, H, W].
@@ -387,8 +422,9 @@ class Network(nn.Module):
         embedded = in_float32(self.time_embedding, frequencies(time))
         parts = in_float32(self.time_projection, embedded).unflatten(1, (6, -1))
         text = _through(self.text_embedding, _padded(text, x))
-        for layer, block in enumerate(self.blocks):
-            attend = partial(_attended, clip.attention, Call(layer, step, branch))
+        if clip.layers[0].attention.stateful:
+            clip.now.update(step=step, branch=branch)
+        for block, attend in zip(self.blocks, clip.layers, strict=True):
             x = block(x, parts, text, attend, clip.angles)
         with torch.autocast(x.device.type, enabled=False):
             x = self.head(x, embedded)
@@ -424,10 +460,6 @@ class Network(nn.Module):
         velocity, passes = _flow.guided(self, text, negative, guidance)
         sigmas = _flow.sigmas(steps, self.options.shift if shift is None else shift)
         return Sample(_flow.euler(velocity, noise, sigmas), passes * steps)
-
-
-def _attended(attention, call, q, k, v):
-    return _sites.timed(attention, q, k, v, call)
 
 
 def _check(latents, text):

@@ -4,8 +4,9 @@ Contract of a member module:
     ``Settings``: a frozen `msgspec.Struct` (``forbid_unknown_fields``) of what a user states.
     ``Attention(settings, video)``: attention for clips of one `Video`, made once for each grid and device, for all
         layers. ``.order``: int64 tensor [N], the order in which the tokens have to stand (``order[new] = old``), or
-        None for any. Called with q, k, v [B, H, N, D], which may be strided, and a `Call`, it returns [B, H, N, D].
-        Raises `tilewright.core.errors.Unavailable` where it cannot run.
+        None for any. ``.stateful``: whether a call depends on the step and branch, and on calls before it; compiled
+        code is interrupted there. Called with q, k, v [B, H, N, D], which may be strided, and a `Call`, it returns
+        [B, H, N, D]. Raises `tilewright.core.errors.Unavailable` where it cannot run.
 
 What is not over all pairs, or has no backward, is not for training.
 """
@@ -26,7 +27,10 @@ class Video(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Which call it is: the layer; the step of the sampler; the branch of guidance, 0 with the prompt, 1 without."""
+    """Which call it is: the layer; the step of the sampler; the branch of guidance, 0 with the prompt, 1 without.
+
+    An attention that is not stateful is told the layer alone.
+    """
 
     layer: int
     step: int = 0

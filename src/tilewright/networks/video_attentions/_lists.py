@@ -1,4 +1,4 @@
-"""Attention by lists of keys that are predicted on the device in each call: what its forms share."""
+"""Attention by lists of keys that are predicted on the device: what its forms share."""
 
 from typing import Annotated, Any
 
@@ -7,6 +7,7 @@ import msgspec
 from tilewright import slices
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Number = Annotated[int, msgspec.Meta(ge=0)]
 # Attention that lists are to hold where nothing is stated.
 MASS = 0.95
 
@@ -38,6 +39,28 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {name: value for name, value in known.items() if value is not None} | settings
 
 
+class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `slices.Steps` takes, by its names. shared: branches that take the lists of another, such as ``{1: 0}``."""
+
+    refresh: tuple[Number, ...] = (0, 15, 30, 45)
+    first_dense: Number = 2
+    dense_layers: Number = 0
+    shared: dict[int, int] = {}
+    packed: bool = True
+    delta: bool = False
+
+
+class StepSettings(Settings, frozen=True, forbid_unknown_fields=True):
+    """See `Settings`. steps: keep lists across the steps of a sampler; None: predict them in each call."""
+
+    steps: Steps | None = None
+
+    @property
+    def stated(self):
+        """Keywords of `slices.predict`."""
+        return {name: value for name, value in super().stated.items() if name != "steps"}
+
+
 class Attention:
     """See the contract of the package."""
 
@@ -46,7 +69,16 @@ class Attention:
     def __init__(self, settings, video):
         """Nothing is prepared: layouts follow from the tensors."""
         self._stated = settings.stated
+        steps = settings.steps
+        self.steps = None if steps is None else slices.Steps(**msgspec.structs.asdict(steps), **self._stated)
+
+    @property
+    def stateful(self):
+        """Whether lists are kept."""
+        return self.steps is not None
 
     def __call__(self, q, k, v, call):
-        """Predict lists and attend by them."""
+        """Attend by lists that are predicted now, or were at an earlier step."""
+        if self.steps is not None:
+            return self.steps(call.layer, call.step, call.branch, q, k, v)
         return slices.attend(q, k, v, slices.predict(q, k, **self._stated))

@@ -6,8 +6,8 @@ Blocks are chosen as block-sparse attention does it, by means of queries and key
 from tilewright.networks.video_attentions import _lists
 
 
-class Settings(_lists.Settings, frozen=True, forbid_unknown_fields=True):
-    """See `_lists.Settings`; width: keys of a block."""
+class Settings(_lists.StepSettings, frozen=True, forbid_unknown_fields=True):
+    """See `_lists.StepSettings`; width: keys of a block."""
 
     by: str = "blocks"
     width: int = 64

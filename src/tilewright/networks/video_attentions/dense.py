@@ -14,7 +14,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Attention:
     """See the contract of the package."""
 
-    order = None
+    order, stateful = None, False
 
     def __init__(self, settings, video):
         """Nothing is prepared."""

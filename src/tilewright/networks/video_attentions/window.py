@@ -27,6 +27,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Attention:
     """See the contract of the package."""
 
+    stateful = False
+
     def __init__(self, settings, video):
         """The pattern, and its order; planning waits for the first call, which tells type and device."""
         params = window3d.Params(grid=video.grid, window=settings.window, heads=video.heads, head_dim=video.head_dim)

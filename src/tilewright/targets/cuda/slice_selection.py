@@ -168,7 +168,12 @@ class Selection:
         codes = self._empty_codes(n)
         arguments = (n, codes.stride(2), coded.stride(2), block, MOVED)
         grid = self._lists * math.ceil(n / MOVED)
-        return codes, slice_selection_kernels.tilewright_slice_spread[(grid,)](codes, coded, *arguments), grid, arguments
+        return (
+            codes,
+            slice_selection_kernels.tilewright_slice_spread[(grid,)](codes, coded, *arguments),
+            grid,
+            arguments,
+        )
 
     def _start_given(self, mask):
         layout = self.layout
@@ -207,7 +212,9 @@ class Selection:
         forms = (rule.mass is not None, rule.code is not None, rule.free, rule.whole, rule.width)
         block = min(max(64, MOVED // rule.width), max(64, triton.next_power_of_2(units)))
         arguments = (*sizes, keys.shape[-1], codes.stride(2), *forms, histogram, block)
-        compiled = slice_selection_kernels.tilewright_slice_select[(self._lists,)](keys, counts, codes, always, *arguments)
+        compiled = slice_selection_kernels.tilewright_slice_select[(self._lists,)](
+            keys, counts, codes, always, *arguments
+        )
         return keys, compiled, self._lists, arguments
 
 

@@ -25,8 +25,8 @@ def tilewright_slice_means(
 ):  # fmt: skip
     """Means of SIZE consecutive tokens. Grid: (batch * heads * n_rows / BLOCK_R,), rounded up.
 
-    mean_ptr: [batch, heads, n_rows, HEAD_DIM]. cosine_ptr: float32 [batch, heads, n_rows], the mean cosine of the tokens
-    to their mean, or None. BLOCK_T: tokens of a mean that are read at once.
+    mean_ptr: [batch, heads, n_rows, HEAD_DIM]. cosine_ptr: float32 [batch, heads, n_rows], the mean cosine of the
+    tokens to their mean, or None. BLOCK_T: tokens of a mean that are read at once.
     """
     n_programs = tl.cdiv(n_rows, BLOCK_R)
     bh = tl.program_id(0) // n_programs
@@ -55,7 +55,7 @@ def tilewright_slice_means(
 
 @triton.jit
 def _tokens(x_ptr, r, lo, stride_n, n_tokens, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_T: tl.constexpr):
-    """Tokens lo to lo + BLOCK_T of each of the rows r of SIZE tokens, float32 [R, BLOCK_T, HEAD_DIM]; zeros for none."""
+    """Tokens lo to lo + BLOCK_T of each row r of SIZE tokens, float32 [R, BLOCK_T, HEAD_DIM]; zeros for none."""
     token = r[:, None] * SIZE + lo + tl.arange(0, BLOCK_T)[None, :]
     p_x = x_ptr + token.to(tl.int64)[:, :, None] * stride_n + tl.arange(0, HEAD_DIM)[None, None, :]
     return tl.load(p_x, mask=(token < n_tokens)[:, :, None], other=0.0).to(tl.float32)
@@ -79,7 +79,9 @@ def tilewright_slice_lse(
     split = tl.program_id(0) // tiles % SPLITS
     bh = tl.program_id(0) // (tiles * SPLITS)
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    b_q, k_ptr = _head(q_ptr, k_ptr, bh, rows, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM)
+    b_q, k_ptr = _head(
+        q_ptr, k_ptr, bh, rows, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM
+    )
     m_i = tl.full((BLOCK_M,), LOWEST, tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     for lo in tl.range(split * SPLIT, tl.minimum(split * SPLIT + SPLIT, n_keys), BLOCK_N, num_stages=NUM_STAGES):
@@ -146,8 +148,23 @@ def tilewright_slice_codes(
     lse_ptr += (bh // heads).to(tl.int64) * stride_lb + (bh % heads).to(tl.int64) * stride_lh
     code_ptr += (bh * n_groups).to(tl.int64) * stride_c
     if OF_GROUP == BLOCK_R:
-        b_q, k_ptr = _head(q_ptr, k_ptr, bh, first, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM)
-        b_l = _row_lse(lse_ptr, first, n_rows, n_queries, stride_ls, stride_ln, lse_log2, OF_GROUP, SIZE, LARGEST, SPLITS, MOST_SPLITS)
+        b_q, k_ptr = _head(
+            q_ptr, k_ptr, bh, first, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM
+        )
+        b_l = _row_lse(
+            lse_ptr,
+            first,
+            n_rows,
+            n_queries,
+            stride_ls,
+            stride_ln,
+            lse_log2,
+            OF_GROUP,
+            SIZE,
+            LARGEST,
+            SPLITS,
+            MOST_SPLITS,
+        )
     for lo in tl.range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, n_keys), BLOCK_N, num_stages=NUM_STAGES):
         n = lo + tl.arange(0, BLOCK_N)
         if OF_GROUP == BLOCK_R:
@@ -159,8 +176,34 @@ def tilewright_slice_codes(
             b_m = tl.full((BLOCK_G, BLOCK_N), -float("inf") if LARGEST else 0.0, tl.float32)
             for start in range(0, OF_GROUP, BLOCK_R):
                 rows = first + start
-                b_q, k_head = _head(q_ptr, k_ptr, bh, rows, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM)
-                b_l = _row_lse(lse_ptr, rows, n_rows, n_queries, stride_ls, stride_ln, lse_log2, OF_GROUP, SIZE, LARGEST, SPLITS, MOST_SPLITS)
+                b_q, k_head = _head(
+                    q_ptr,
+                    k_ptr,
+                    bh,
+                    rows,
+                    n_rows,
+                    stride_qb,
+                    stride_qh,
+                    stride_qn,
+                    stride_kb,
+                    stride_kh,
+                    heads,
+                    HEAD_DIM,
+                )
+                b_l = _row_lse(
+                    lse_ptr,
+                    rows,
+                    n_rows,
+                    n_queries,
+                    stride_ls,
+                    stride_ln,
+                    lse_log2,
+                    OF_GROUP,
+                    SIZE,
+                    LARGEST,
+                    SPLITS,
+                    MOST_SPLITS,
+                )
                 b_x = _scores(b_q, k_head, n, n_keys, stride_kn, HEAD_DIM) * scale_log2 - b_l[:, None]
                 b_part = _over_rows(b_x, LARGEST, BLOCK_G, BLOCK_R, BLOCK_N)
                 b_m = tl.maximum(b_m, b_part) if LARGEST else b_m + b_part
@@ -221,7 +264,9 @@ def _over_rows(b_x, LARGEST: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_R: tl.co
 
 
 @triton.jit(do_not_specialize=["n_keys"])
-def tilewright_slice_spread(code_ptr, of_block_ptr, n_keys, stride_c, stride_b, SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+def tilewright_slice_spread(
+    code_ptr, of_block_ptr, n_keys, stride_c, stride_b, SIZE: tl.constexpr, BLOCK_N: tl.constexpr
+):
     """Codes of keys from those of their blocks of SIZE keys. Grid: (groups in all, keys / BLOCK_N rounded up)."""
     chunks = tl.cdiv(n_keys, BLOCK_N)
     row = (tl.program_id(0) // chunks).to(tl.int64)
@@ -244,7 +289,9 @@ def tilewright_slice_given(
     mask_ptr += (bh // heads).to(tl.int64) * stride_mb + (bh % heads).to(tl.int64) * stride_mh
     p_mask = mask_ptr + (row % n_groups).to(tl.int64) * stride_mg + n.to(tl.int64) * stride_mn
     b_mask = tl.load(p_mask, mask=n < n_keys, other=0)
-    tl.store(code_ptr + row.to(tl.int64) * stride_c + n, tl.where(b_mask != 0, 0, CODES - 1).to(tl.uint8), mask=n < n_keys)
+    tl.store(
+        code_ptr + row.to(tl.int64) * stride_c + n, tl.where(b_mask != 0, 0, CODES - 1).to(tl.uint8), mask=n < n_keys
+    )
 
 
 @triton.jit(do_not_specialize=["n_keys", "seed"])
@@ -376,11 +423,8 @@ def tilewright_slice_select(
     behind = listed + tl.arange(0, STEP)
     end = (listed + STEP - 1) // STEP * STEP
     tl.store(key_ptr + behind, tl.zeros((STEP,), tl.int32) + final, mask=behind < end)
-    if WHOLE:
-        # A list that does not fit says so.
-        listed = tl.where(asked > most, asked * WIDTH, listed)
-    else:
-        listed = tl.where(unknown, UNKNOWN, listed)
+    # A list that does not fit, or of a group without shares, says so.
+    listed = tl.where(asked > most, asked * WIDTH, listed) if WHOLE else tl.where(unknown, UNKNOWN, listed)
     tl.store(count_ptr + row, listed)
 
 

@@ -1,0 +1,165 @@
+"""Slices in place of `scaled_dot_product_attention`, in modules that nobody has to change.
+
+Calls that slices are for go by lists of keys; all others go to torch as they are, and `Slices.calls` counts both.
+Slices are for self-attention of many tokens: as many queries as keys, head dims that the kernels have, no dropout, no
+causal mask, and no mask but one that leaves out the last keys of a clip, as those of padded prompts.
+"""
+
+from collections import Counter
+from contextlib import contextmanager
+from typing import Annotated
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from tilewright import slices
+from tilewright.core.errors import ConfigError
+from tilewright.networks.video_attentions import _lists
+from tilewright.slices.layout import HEAD_DIMS, INVALID
+
+Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Settings(_lists.Settings, frozen=True, forbid_unknown_fields=True):
+    """Which keys are listed, as `slices.predict` takes it, and which calls slices are for.
+
+    tokens: calls of fewer go to torch. first, last: so many tokens at the beginning and at the end are listed by all
+    queries, such as text.
+    """
+
+    tokens: Number = 1024
+    first: Number = 0
+    last: Number = 0
+
+    @property
+    def stated(self):
+        """Keywords of `slices.predict`."""
+        own = ("tokens", "first", "last")
+        return {name: value for name, value in super().stated.items() if name not in own}
+
+    def always(self, n):
+        """Ranges of keys that all queries list, of `n`."""
+        return [(lo, hi) for lo, hi in ((0, min(self.first, n)), (max(0, n - self.last), n)) if lo < hi]
+
+
+class Slices:
+    """Attention by slices with the signature of `scaled_dot_product_attention`.
+
+    calls: how many calls went by ``"slices"``, and how many to torch for which reason.
+    """
+
+    def __init__(self, **settings):
+        """settings: of `Settings`. Raises `ConfigError`."""
+        try:
+            self.settings = msgspec.convert(settings, Settings)
+        except msgspec.ValidationError as error:
+            known = ", ".join(Settings.__struct_fields__)
+            raise ConfigError(f"slices: {error}; settings: {known}") from None
+        self._stated = self.settings.stated
+        self.calls: Counter[str] = Counter()
+        self._entered: list[TorchFunctionMode] = []
+
+    def __call__(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        """Attention of query [B, H, N, D] to key and value."""
+        reason = self._unfit(query, key, value, attn_mask, dropout_p, is_causal)
+        self.calls[reason or "slices"] += 1
+        if reason:
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        always = self.settings.always(query.shape[2])
+        lists = slices.predict(query, key, scale=scale, always=always, **self._stated)
+        if attn_mask is not None:
+            lists = shortened(lists, attn_mask[:, 0, 0])
+        return slices.attend(query, key, value, lists, scale=scale)
+
+    def _unfit(self, q, k, v, mask, dropout_p, is_causal):
+        """Why slices are not for a call, or None."""
+        if q.ndim != 4 or not q.shape == k.shape == v.shape:
+            return "queries and keys differ"
+        if q.shape[2] < self.settings.tokens:
+            return "few tokens"
+        if q.shape[3] not in HEAD_DIMS:
+            return "head dim"
+        if dropout_p or is_causal:
+            return "dropout or causal mask"
+        if mask is not None and not _of_keys(mask, q):
+            return "mask"
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+            return "gradient"
+        return None
+
+    @contextmanager
+    def replacing(self):
+        """Context in which this takes the place of torch's function, wherever it is called from."""
+        with _Replacing(self):
+            yield self
+
+    def attach(self, module):
+        """Take the place of torch's function in calls of `module`. Returns a handle, whose ``remove()`` ends it."""
+        before = module.register_forward_pre_hook(self._enter)
+        # After an error, too.
+        after = module.register_forward_hook(self._leave, always_call=True)
+        return _Handle(before, after)
+
+    def _enter(self, *_):
+        mode = _Replacing(self)
+        mode.__enter__()
+        self._entered.append(mode)
+
+    def _leave(self, *_):
+        self._entered.pop().__exit__(None, None, None)
+
+
+class _Handle:
+    def __init__(self, *hooks):
+        self._hooks = hooks
+
+    def remove(self):
+        """End it."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+class _Replacing(TorchFunctionMode):
+    """Where torch's function is called, `attention` is."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self._attention = attention
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _of_keys(mask, q):
+    """Whether a mask has the shape of one of keys alone."""
+    shape = (1, 1, q.shape[2])
+    return mask.dtype == torch.bool and mask.ndim == 4 and len(mask) in (1, len(q)) and tuple(mask.shape[1:]) == shape
+
+
+def shortened(lists, allowed):
+    """`SliceLists` without the keys that a mask leaves out; the host does not wait.
+
+    allowed: bool [B or 1, N_k], which flags the first keys of each clip, however many. Where it flags others every
+    result is NaN, and `SliceLists.check` says for which group.
+    """
+    layout, counts = lists.layout, lists.counts
+    lengths = allowed.sum(-1, dtype=torch.int32)
+    prefix = (allowed == (torch.arange(layout.keys, device=allowed.device) < lengths[:, None])).all(-1)
+    lengths, prefix = (x[:, None, None].expand_as(counts) for x in (lengths, prefix))
+    # Lists ascend: those that are left out come last. How many stay is found by bisection.
+    low, high = torch.zeros_like(counts), counts.clamp(max=layout.capacity)
+    for _ in range(layout.capacity.bit_length()):
+        middle = (low + high) // 2
+        key = lists.keys.gather(-1, middle.clamp(max=layout.capacity - 1).long()[..., None])[..., 0]
+        stays = (middle < high) & (key < lengths)
+        low, high = torch.where(stays, middle + 1, low), torch.where(stays, high, middle)
+    # What did not fit stays so.
+    counts = torch.where(counts > layout.capacity, counts, torch.where(prefix, low, INVALID)).contiguous()
+    ranked = torch.ops.tilewright.slices_rank(counts, layout)
+    return slices.SliceLists(layout, lists.keys, counts, *ranked)

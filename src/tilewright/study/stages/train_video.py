@@ -1,0 +1,41 @@
+"""Training of a video network on clips of moving photographs."""
+
+import msgspec
+import numpy as np
+
+from tilewright import targets
+from tilewright.study.cli import settings
+
+
+def run(network, output, losses, device, recipe, seed, limit_s, compiled, set):
+    """Train the video network of a name; see ``train_video.py --help``.
+
+    output: weights to write. losses: CSV of the loss of each step, or None. recipe: JSON file of a
+    `training.video.Recipe`, or None for that of ``wan-tiny``. seed: instead of the recipe's, or None. set: options of
+    the network, ``KEY=VALUE``. limit_s, compiled: as `training.video.train` takes them. Raises `TilewrightError`.
+    """
+    # Here, so that the settings of `cli` come before torch.
+    from tilewright import networks
+    from tilewright.scenes import clips
+    from tilewright.training import video
+
+    chosen = video.TINY if recipe is None else video.read_recipe(recipe)
+    if seed is not None:
+        chosen = msgspec.structs.replace(chosen, seed=seed)
+    targets.describe(device)
+    place = targets.facts(device).TORCH_DEVICE
+    made = networks.create_video(network, seed=chosen.seed, **settings(set)).to(place)
+
+    def latents(*arguments):
+        return clips.latents(*arguments, device=place)
+
+    trained = video.train(made, latents, chosen, output, limit_s=limit_s, compiled=compiled)
+    if losses is not None:
+        video.write_losses(losses, trained)
+    if done := len(trained.losses):
+        last = slice(-min(done, 50), None)
+        print(
+            f"{network}: step {done} of {chosen.steps}, loss {np.mean(trained.losses[last]):.4f} in the last steps, "
+            f"{np.mean(trained.constant[last]):.4f} of the best constant answer"
+        )
+    print(f"{output}: written" if trained.path else "stopped before the end; the same command goes on")

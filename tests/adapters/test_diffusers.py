@@ -1,0 +1,130 @@
+"""Slices as an attention backend of diffusers: its own networks, with random weights, answer the same.
+
+Skipped where diffusers is not installed.
+"""
+
+import pytest
+import torch
+
+from tilewright.core.errors import ConfigError
+
+diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+adapter = pytest.importorskip("tilewright.adapters.diffusers")
+dispatch = pytest.importorskip("diffusers.models.attention_dispatch", reason="this diffusers has no dispatcher")
+
+from tilewright.adapters import sdpa  # noqa: E402
+
+ALL = {"tokens": 100, "keep": 1.0, "budget": 1.0}
+FEW = {"tokens": 100, "keep": 0.3, "budget": 0.4, "rows": 32}
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def wan():
+    torch.manual_seed(0)
+    return diffusers.WanTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=64, ffn_dim=128, num_layers=2, text_dim=32, freq_dim=32
+    ).eval()
+
+
+@pytest.fixture
+def of_wan():
+    # 3 frames of 6 x 8 tokens.
+    return {
+        "hidden_states": random(2, 16, 3, 12, 16),
+        "timestep": torch.tensor([900.0, 10.0]),
+        "encoder_hidden_states": random(2, 512, 32),
+        "return_dict": False,
+    }
+
+
+@pytest.fixture
+def hunyuan():
+    torch.manual_seed(0)
+    return diffusers.HunyuanVideoTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=64,
+        num_layers=1,
+        num_single_layers=1,
+        num_refiner_layers=1,
+        text_embed_dim=24,
+        pooled_projection_dim=16,
+        rope_axes_dim=(16, 24, 24),
+    ).eval()
+
+
+@pytest.fixture
+def of_hunyuan():
+    # 3 frames of 6 x 8 tokens and 20 of text, of which one prompt has 20 and the other 7.
+    return {
+        "hidden_states": random(2, 16, 3, 12, 16),
+        "timestep": torch.tensor([900.0, 10.0]),
+        "encoder_hidden_states": random(2, 20, 24),
+        "encoder_attention_mask": (torch.arange(20) < torch.tensor([[20], [7]])).long(),
+        "pooled_projections": random(2, 16),
+        "guidance": torch.tensor([6000.0, 6000.0]),
+        "return_dict": False,
+    }
+
+
+@torch.no_grad()
+def test_wan_answers_the_same_with_all_keys_by_the_backend_of_a_name(wan, of_wan):
+    expected = wan(**of_wan)[0]
+    attention = adapter.register("slices-of-all", **ALL)
+    wan.set_attention_backend("slices-of-all")
+    found = wan(**of_wan)[0]
+    assert attention.calls == {"slices": 2, "queries and keys differ": 2}
+    assert torch.allclose(found, expected, atol=1e-5) and not found.isnan().any()
+    wan.reset_attention_backend()
+    assert torch.equal(wan(**of_wan)[0], expected) and attention.calls["slices"] == 2
+
+
+@torch.no_grad()
+def test_wan_with_fewer_keys_answers_something_else(wan, of_wan):
+    expected = wan(**of_wan)[0]
+    attention = adapter.register("tilewright", **FEW)
+    with dispatch.attention_backend("tilewright"):
+        found = wan(**of_wan)[0]
+    assert attention.calls["slices"] == 2
+    assert 1e-5 < float((found - expected).norm() / expected.norm()) < 0.1
+    # Again, with other settings.
+    adapter.register("tilewright", **ALL)
+    with dispatch.attention_backend("tilewright"):
+        assert torch.allclose(wan(**of_wan)[0], expected, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("text", [None, [7, 7], [20, 7]], ids=["full", "equal", "of-two-lengths"])
+def test_hunyuan_answers_the_same_with_all_keys(hunyuan, of_hunyuan, text):
+    if text is None:
+        text = [20, 20]
+    of_hunyuan["encoder_attention_mask"] = (torch.arange(20) < torch.tensor(text)[:, None]).long()
+    expected = hunyuan(**of_hunyuan)[0]
+    attention = sdpa.Slices(last=20, **ALL)
+    handle = attention.attach(hunyuan)
+    found = hunyuan(**of_hunyuan)[0]
+    assert attention.calls["slices"] == 2 and attention.calls.keys() <= {"slices", "few tokens"}
+    assert torch.allclose(found, expected, atol=1e-5) and not found.isnan().any()
+    handle.remove()
+    assert torch.equal(hunyuan(**of_hunyuan)[0], expected) and attention.calls["slices"] == 2
+
+
+@torch.no_grad()
+def test_hunyuan_with_fewer_keys_answers_something_else(hunyuan, of_hunyuan):
+    expected = hunyuan(**of_hunyuan)[0]
+    attention = sdpa.Slices(last=20, **FEW)
+    with attention.replacing():
+        found = hunyuan(**of_hunyuan)[0]
+    assert attention.calls["slices"] == 2
+    assert 1e-5 < float((found - expected).norm() / expected.norm()) < 0.2
+
+
+def test_a_backend_of_diffusers_is_not_replaced():
+    with pytest.raises(ConfigError, match="expected one that diffusers does not have, found 'native'"):
+        adapter.register("native")
+    with pytest.raises(ConfigError, match="unknown field"):
+        adapter.register("other", kept=0.3)
+    assert "other" not in [backend.value for backend in dispatch.AttentionBackendName]

@@ -1,0 +1,28 @@
+"""Train a video network by rectified flow on clips of moving photographs, and write its weights."""
+
+import argparse
+
+from tilewright import targets
+from tilewright.study.cli import script
+from tilewright.study.stages.train_video import run
+
+parser = argparse.ArgumentParser(description=__doc__)
+add = parser.add_argument
+add("--network", required=True, help="network, e.g. wan-tiny-480p-81f")
+add("--output", required=True, metavar="SAFETENSORS", help="weights to write; what is there of a training goes on")
+add("--losses", metavar="CSV", help="the loss of each step")
+add("--recipe", metavar="JSON", help="stages and rates, see tilewright.training.video (default: that of wan-tiny)")
+add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
+add("--seed", type=int, help="seed of weights, clips and noise (default: of the recipe)")
+add("--limit-s", type=float, metavar="S", help="stop after so many seconds; the same command goes on (default: never)")
+add("--compiled", action="store_true", help="by torch.compile")
+add(
+    "--set",
+    nargs="+",
+    default=[],
+    metavar="KEY=VALUE",
+    help="options of the network, e.g. layers=2",
+)
+
+if __name__ == "__main__":
+    script(parser, run)
