@@ -84,6 +84,19 @@ def test_a_fourth_of_the_keys_makes_a_difference():
     assert (every - listed).abs().max() > 1e-3 * every.abs().max()
 
 
+def sampled(make):
+    settings = SETTINGS["slices"] | {"steps": {"refresh": (1,), "first_dense": 1}}
+    network = make(create(attention="slices", settings=settings))
+    return network.sample(inputs(network)[2], steps=3, guidance=2.0).latents
+
+
+@pytest.mark.usefixtures("restored")
+def test_every_rank_samples_the_clip_of_one_process_with_lists_kept_from_step_to_step(ranks):
+    expected = sampled(in_one)
+    for found in ranks.results(sampled, networks.sequence_parallel):
+        assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
 @pytest.mark.usefixtures("restored")
 def test_the_attention_of_a_shared_network_can_be_exchanged(ranks):
     expected = velocity(in_one, {})
@@ -122,6 +135,7 @@ def heads_of_attentions():
 
     class Attention(dense.Attention):
         def __init__(self, settings, video):
+            super().__init__(settings, video)
             made.append(video.heads)
 
         def __call__(self, q, k, v, call):

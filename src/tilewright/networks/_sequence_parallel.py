@@ -18,6 +18,10 @@ class _OwnAttention(NamedTuple):
     attention: object
     sharding: parallel.Sharding
 
+    @property
+    def stateful(self):
+        return self.attention.stateful
+
     def __call__(self, q, k, v, call):
         return self.sharding.attend(q, k, v, lambda *whole: self.attention(*whole, call))
 
@@ -25,15 +29,17 @@ class _OwnAttention(NamedTuple):
 class _OwnClip(NamedTuple):
     """Of a clip what a rank's tokens need, with the fields and methods that the network uses. whole: of all tokens."""
 
-    attention: _OwnAttention
+    layers: list
+    now: dict
     angles: list[Tensor]
+    sharding: parallel.Sharding
     whole: "wan._Clip"
 
     def ordered(self, x):
-        return self.attention.sharding.own(self.whole.ordered(x))
+        return self.sharding.own(self.whole.ordered(x))
 
     def raster(self, x):
-        return self.whole.raster(self.attention.sharding.gather(x))
+        return self.whole.raster(self.sharding.gather(x))
 
 
 class _Shared(wan.Network):
@@ -44,9 +50,11 @@ class _Shared(wan.Network):
         size = self.options.published
         sharding = parallel.shard(math.prod(grid), size.heads, self.group)
         video = Video(grid, sharding.heads[sharding.rank], pattern.HEAD_DIM, self.options.depth)
-        attention = _OwnAttention(self._member.Attention(self.settings, video), sharding)
+        attention = _OwnAttention(self._makes(self.settings, video), sharding)
+        layers = [wan._Layer(attention, layer, whole.now) for layer in range(self.options.depth)]
         # The attention of all heads only told the order.
-        return _OwnClip(attention, [sharding.own(x, 0) for x in whole.angles], whole._replace(attention=None))
+        whole = whole._replace(layers=None)
+        return _OwnClip(layers, whole.now, [sharding.own(x, 0) for x in whole.angles], sharding, whole)
 
 
 def shared(network, group):
