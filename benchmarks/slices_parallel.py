@@ -18,7 +18,7 @@ import argparse
 import os
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -73,6 +73,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tiny", action="store_true", help="small sizes, float32, on a CPU")
     parser.add_argument("--ranks", default=None, help="numbers of ranks, e.g. 1,2; one and all by default")
+    parser.add_argument("--network", default=None, help=f"another one, e.g. wan-1.3b-720p-81f; default {FULL.network}")
     parser.add_argument("--graph", action="store_true", help="attention calls as CUDA graphs")
     parser.add_argument("--output", type=Path, default=None)
     given = parser.parse_args()
@@ -83,7 +84,7 @@ def main():
     world = dist.get_world_size()
     numbers = sorted({1, *map(int, given.ranks.split(","))} if given.ranks else {1, world})
     groups = {ranks: dist.new_group(range(ranks)) for ranks in numbers}
-    size = TINY if given.tiny else FULL
+    size = TINY if given.tiny else replace(FULL, network=given.network or FULL.network)
     with torch.inference_mode():
         rows = measured(size, groups, device, given.graph)
     if dist.get_rank() == 0:
@@ -133,7 +134,15 @@ def of_case(case, groups, columns, graph):
         # One rank exchanges nothing.
         exchange = median_ms(prepared(case.exchange(group), group), group, case.repetitions) if ranks > 1 else 0.0
         if dist.get_rank() == 0:
-            row = {"case": case.name, "tokens": case.tokens, "heads": case.heads, **columns, "ranks": ranks, **facts}
+            row = {
+                "case": case.name,
+                "network": case.size.network,
+                "tokens": case.tokens,
+                "heads": case.heads,
+                **columns,
+                "ranks": ranks,
+                **facts,
+            }
             row |= {"latency_ms": latency, "exchange_ms": exchange, "exchange_share": exchange / latency}
             row |= {"times_as_fast": rows[0]["latency_ms"] / latency if rows else 1.0}
             row |= {"sent_mb": case.sent_bytes(group) / 1e6, "repetitions": case.repetitions, "graph": graph}

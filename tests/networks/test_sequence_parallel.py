@@ -1,5 +1,7 @@
 """Wan with its tokens shared out among processes, against the network in one process."""
 
+import re
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -51,6 +53,18 @@ def velocity(make, chosen):
     return network(*inputs(network))
 
 
+@torch.inference_mode()
+def of_the_document():
+    """What the document's lines for networks give, for a small one."""
+    text = (Path(__file__).parents[2] / "docs/parallel.md").read_text()
+    (lines,) = re.findall(r"^```python\n([^`]*create_video.+?)^```$", text, re.MULTILINE | re.DOTALL)
+    small = lines.replace('networks.create_video("wan-1.3b-480p-81f")', "create()")
+    assert small != lines
+    names = {"create": create} | dict(zip(("latents", "time", "text"), inputs(create()), strict=True))
+    exec(small, names)
+    return names["velocity"]
+
+
 def in_one(network):
     return network
 
@@ -82,6 +96,13 @@ def test_every_rank_returns_the_velocity_of_one_process(ranks, attention, order)
 def test_a_fourth_of_the_keys_makes_a_difference():
     every, listed = (velocity(in_one, {"attention": name, "settings": SETTINGS[name]}) for name in SETTINGS)
     assert (every - listed).abs().max() > 1e-3 * every.abs().max()
+
+
+@pytest.mark.usefixtures("restored")
+def test_the_lines_of_the_document_give_the_velocity_of_one_process(ranks):
+    expected = velocity(in_one, {})
+    for found in ranks.results(of_the_document):
+        assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def sampled(make):

@@ -12,10 +12,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers.gpu import TRITON_DEVICE
 from helpers.ranks import Ranks
 from tilewright import reference, slices
 from tilewright.core.errors import DeviceError, PatternError
-from tilewright.slices import parallel
+from tilewright.slices import parallel, prediction
 from tilewright.targets import qkv
 
 
@@ -426,3 +427,31 @@ def test_calls_compile_without_graph_breaks(ranks):
         pytest.skip("compiling takes long, and is the same for each number of ranks")
     for found, expected in ranks.results(compiled, 131, 4, tokens(2, 4, 131)):
         assert torch.equal(found, expected)
+
+
+@pytest.fixture
+def alone(triton_device, monkeypatch):
+    """The device of the kernels, which is all that a process group of this process alone computes on."""
+    monkeypatch.setitem(prediction.SELECTIONS, TRITON_DEVICE, "tilewright.targets.cuda.slice_selection")
+    prediction._selection.cache_clear()
+    backend = "nccl" if TRITON_DEVICE == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    yield triton_device
+    dist.destroy_process_group()
+    prediction._selection.cache_clear()
+
+
+def test_the_kernels_of_a_gpu_take_tokens_as_they_arrive(alone):
+    q, k, v = (x.to(alone) for x in tokens(2, 2, 50))
+    text = [x.to(alone) for x in tokens(2, 2, 7, seed=1)]
+    seen = []
+
+    def attention(*whole):
+        seen.extend(whole)
+        return chosen(*whole)
+
+    # With replicated tokens, what a process has goes through the exchange even if it is alone.
+    out, rest = parallel.shard(50, 2).attend(q, k, v, attention, replicated=text)
+    assert not any(x.is_contiguous() or x.transpose(1, 2).is_contiguous() for x in seen)
+    expected = chosen(*(torch.cat(pair, 2) for pair in zip((q, k, v), text, strict=True)))
+    assert torch.equal(torch.cat((out, rest), 2), expected)

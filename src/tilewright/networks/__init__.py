@@ -128,9 +128,8 @@ def sequence_parallel(network, group=None):
     whole on every rank. Raises `ConfigError` for other networks; in the first call with a clip `PatternError` for fewer
     tokens or heads than ranks, and `DeviceError` without a process group.
     """
-    from tilewright.networks._sequence_parallel import shared
-
-    return shared(network, group)
+    # By its name: experiments on images do not depend on it.
+    return import_module(f"{__name__}._sequence_parallel").shared(network, group)
 
 
 def _options(module, family, stated):
