@@ -134,15 +134,8 @@ def of_case(case, groups, columns, graph):
         # One rank exchanges nothing.
         exchange = median_ms(prepared(case.exchange(group), group), group, case.repetitions) if ranks > 1 else 0.0
         if dist.get_rank() == 0:
-            row = {
-                "case": case.name,
-                "network": case.size.network,
-                "tokens": case.tokens,
-                "heads": case.heads,
-                **columns,
-                "ranks": ranks,
-                **facts,
-            }
+            row = {"case": case.name, "network": case.size.network, "tokens": case.tokens, "heads": case.heads}
+            row |= {**columns, "ranks": ranks, **facts}
             row |= {"latency_ms": latency, "exchange_ms": exchange, "exchange_share": exchange / latency}
             row |= {"times_as_fast": rows[0]["latency_ms"] / latency if rows else 1.0}
             row |= {"sent_mb": case.sent_bytes(group) / 1e6, "repetitions": case.repetitions, "graph": graph}
@@ -231,7 +224,8 @@ class Pass(Case):
 
     def call(self, group):
         """``callable()``: what is timed."""
-        network = networks.sequence_parallel(self.network, group)
+        # One rank runs the network itself.
+        network = networks.sequence_parallel(self.network, group) if dist.get_world_size(group) > 1 else self.network
         return lambda: network(*self.given)
 
     def result(self, group):
