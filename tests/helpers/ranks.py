@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-# A collective that some rank does not join ends after so long.
-TIMEOUT_S = 10
+# A collective that some rank does not join ends after so long; ranks of a busy machine load their modules at different
+# speeds.
+TIMEOUT_S = 60
 
 
 class Ranks:
@@ -18,12 +19,12 @@ class Ranks:
     folder: an empty one, where they meet. Ends with `close`.
     """
 
-    def __init__(self, ranks, folder, timeout_s=TIMEOUT_S):
+    def __init__(self, ranks, folder):
         context = mp.get_context("spawn")
         self._pipes, theirs = zip(*(context.Pipe() for _ in range(ranks)), strict=True)
         store = f"file://{Path(folder) / 'store'}"
         self._processes = [
-            context.Process(target=_serve, args=(pipe, rank, ranks, store, timeout_s), daemon=True)
+            context.Process(target=_serve, args=(pipe, rank, ranks, store), daemon=True)
             for rank, pipe in enumerate(theirs)
         ]
         for process in self._processes:
@@ -53,10 +54,10 @@ class Ranks:
             process.kill()
 
 
-def _serve(pipe, rank, ranks, store, timeout_s):
+def _serve(pipe, rank, ranks, store):
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout_s)
+        "gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT_S)
     )
     while (work := pipe.recv()) is not None:
         function, args = work

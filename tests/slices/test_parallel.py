@@ -1,8 +1,8 @@
 """Attention with tokens shared out among processes, against that of one process."""
 
-import functools
 import re
 import time
+from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.gpu import TRITON_DEVICE
-from helpers.ranks import Ranks
+from helpers.ranks import TIMEOUT_S, Ranks
 from tilewright import reference, slices
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.slices import parallel, prediction
@@ -237,19 +237,27 @@ def test_without_a_process_group_there_is_an_error():
         parallel.shard(20, 4)
 
 
-def raising_on(rank, q, k, v):
-    if parallel.shard(20, 4).rank == rank:
-        raise ValueError("out of memory, say")
-    return v + 0
+def attended_by_one():
+    """Rank 1 raises an error in its attention; the timeout is short."""
+    dist.barrier()
+    group = dist.new_group(timeout=timedelta(seconds=5))
+    sharding = parallel.shard(20, 4, group)
+
+    def attention(q, k, v):
+        if sharding.rank == 1:
+            raise ValueError("out of memory, say")
+        return v + 0
+
+    sharding.attend(*own(sharding, tokens(1, 4, 20)), attention)
 
 
 def test_a_rank_with_an_error_does_not_hang_the_others(tmp_path):
-    ranks = Ranks(2, tmp_path, timeout_s=2)
+    ranks = Ranks(2, tmp_path)
     begin = time.perf_counter()
-    other, failed = ranks.run(attended, functools.partial(raising_on, 1), 20, 4, tokens(1, 4, 20))
+    other, failed = ranks.run(attended_by_one)
     assert isinstance(failed, ValueError)
     assert isinstance(other, RuntimeError) and "imed out" in str(other)
-    assert time.perf_counter() - begin < 20
+    assert time.perf_counter() - begin < TIMEOUT_S
     ranks.close()
 
 

@@ -93,8 +93,7 @@ class Sharding:
 
         Sent by a rank of P with equal shares: 4 B N H D (P - 1) / P**2 values, see `sent_bytes`. Memory beside the
         result: twice this rank's q, k and v, once its output for what is received, and another copy of that where B > 1
-        or tokens are replicated. The host waits for nothing but what the process group itself waits for; with NCCL the
-        call may be captured in a CUDA graph.
+        or tokens are replicated. The host waits for nothing but what the process group itself waits for.
 
         Raises `PatternError` for tensors of other shapes, for an attention that returns another shape, and for tensors
         that need a gradient. A rank that raises leaves the others waiting until the timeout of the process group.
