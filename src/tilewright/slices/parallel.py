@@ -86,7 +86,7 @@ class Sharding:
 
         q, k, v: [B, H, n, D] of one type, strided views with the values of a head side by side.
         attention: ``attention(q, k, v) -> out`` on [B, h, N, D], this rank's h heads and all N tokens in their order;
-            rows of a token are 3 h D values apart. Its output may lie in any order; what `slices.attend` returns at B =
+            tokens are 3 B h D values apart. Its output may lie in any order; what `slices.attend` returns at B =
             1 is sent without a copy.
         replicated: q, k and v [B, H, t, D] of tokens that every rank holds alike, such as those of text. `attention`
             sees them behind the N tokens, and the result is ``(out, out of these tokens)``, the same on every rank.
