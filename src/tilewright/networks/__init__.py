@@ -118,6 +118,20 @@ def create_video(name, *, checkpoint=None, attention="dense", settings=None, ord
     return _built(module, checkpoint, seed, _options(module, family, stated), attention, settings, order)
 
 
+def sequence_parallel(network, group=None):
+    """This very video network, its weights shared, with the tokens of a clip shared out among processes.
+
+    group: a process group of torch.distributed, None for the default one. Each rank is given the same latents, time and
+    text and returns the whole velocity, as one process would. In between it has N / P of the tokens, at their places in
+    the order and with their rotary angles; before and after self-attention it changes tokens for heads, and attention
+    is chosen and made for its own heads (`slices.parallel`). The weights, the prompt, and the embedding of patches are
+    whole on every rank. Raises `ConfigError` for other networks; in the first call with a clip `PatternError` for fewer
+    tokens or heads than ranks, and `DeviceError` without a process group.
+    """
+    # By its name: experiments on images do not depend on it.
+    return import_module(f"{__name__}._sequence_parallel").shared(network, group)
+
+
 def _options(module, family, stated):
     """The ``Options`` of a family. Raises `ConfigError`."""
     try:

@@ -279,6 +279,14 @@ class _Clip(NamedTuple):
     back: torch.Tensor | None
     angles: list
 
+    def ordered(self, x):
+        """Tokens [B, N, C] in raster order, as they stand in the layers."""
+        return x if self.order is None else x.index_select(1, self.order)
+
+    def raster(self, x):
+        """What the layers made of the tokens, in raster order."""
+        return x if self.back is None else x.index_select(1, self.back)
+
 
 class Sample(NamedTuple):
     """A clip's latents float32 [B, 16, T, H, W], and how many passes of the network made it."""
@@ -403,8 +411,7 @@ class Network(nn.Module):
         grid = pattern.grid(latents.shape)
         clip = self.clip(grid, latents.device)
         x = _through(self.patch_embedding, latents).flatten(2).mT.to(self.patch_embedding.weight.dtype)
-        if clip.order is not None:
-            x = x.index_select(1, clip.order)
+        x = clip.ordered(x)
         time = torch.as_tensor(time, device=x.device).expand(len(x))
         embedded = in_float32(self.time_embedding, frequencies(time))
         parts = in_float32(self.time_projection, embedded).unflatten(1, (6, -1))
@@ -415,9 +422,7 @@ class Network(nn.Module):
             x = block(x, parts, text, attend, clip.angles)
         with torch.autocast(x.device.type, enabled=False):
             x = self.head(x, embedded)
-        if clip.back is not None:
-            x = x.index_select(1, clip.back)
-        return _unpatched(x, grid).to(latents.dtype)
+        return _unpatched(clip.raster(x), grid).to(latents.dtype)
 
     @torch.no_grad()
     def sample(
