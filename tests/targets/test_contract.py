@@ -248,6 +248,15 @@ def test_packed_batches_are_optional(kind):
     assert callable(targets.packed(kind).Executor)
 
 
+def test_slices_are_optional(kind):
+    if not targets.runs_slices(kind):
+        with pytest.raises(DeviceError, match=r"^no slices run on .*'abacus'; known: cpu, cuda$"):
+            targets.slices(kind)
+        return
+    # What it does stands in the tests of slices, which run every such executor.
+    assert callable(targets.slices(kind).Executor)
+
+
 def test_a_new_target_plans_and_runs(abacus, dense, tmp_path):
     q, k, v = tokens("cpu")
     plan = tw.plan(dense, **SIZES, device=abacus, bias=TABLE)

@@ -5,22 +5,37 @@ lists is fixed: no prefix sum over groups, no shapes that depend on data. Source
 layout is ours.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from tilewright import graph
+from tilewright.core.errors import DeviceError, PatternError
 
 # Keys that a kernel takes in a step. Lists end at a multiple of it.
 STEP = 64
 # Fields of `SliceLists.state`: a list that did not fit, a group without keys, the keys listed in low and high 31 bits.
 OVERFLOW, EMPTY, LISTED, LISTED_HIGH, STATE = range(5)
+# Queries of a group: those of one tensor-core product at least.
+FEWEST_ROWS, MOST_ROWS = 16, 128
+# Head dims that the kernels are made and measured for.
+HEAD_DIMS = (64, 128)
+# Keys to a word of `SliceLists.pack`.
+WORD = 32
+# The count of a list of keys that are not there or not ascending: it exceeds every capacity.
+INVALID = 2**31 - 1
 
 
 class Layout(NamedTuple):
     """Shapes of the lists of one attention call.
 
     batch, heads: B and H. queries, keys: N_q and N_k. rows: queries of a group, M, a power of two. capacity: keys that
-    a group's list has room for, a multiple of `STEP`, at most N_k rounded up to one.
+    a group's list has room for, a multiple of `STEP`, at most N_k rounded up to one. width: lists hold whole aligned
+    runs of so many keys, a power of two; the last run of N_k may be short. 1: single keys.
     """
 
     batch: int
@@ -29,20 +44,57 @@ class Layout(NamedTuple):
     keys: int
     rows: int
     capacity: int
+    width: int = 1
 
     @property
     def groups(self) -> int:
         """Groups of a head, G; the last one may be short."""
         return -(-self.queries // self.rows)
 
+    @property
+    def words(self) -> int:
+        """Words that hold a bit for each key."""
+        return -(-self.keys // WORD)
+
+
+def make_layout(
+    batch: int, heads: int, queries: int, keys: int, *, rows: int = 128, budget: float = 1.0, width: int = 1
+) -> Layout:
+    """The `Layout` whose lists have room for the share `budget` of the keys, in (0, 1].
+
+    The other arguments are as in `Layout`. Raises `PatternError` for sizes that are no layout.
+    """
+    for name, value in (("batch", batch), ("heads", heads), ("queries", queries), ("keys", keys)):
+        if value < 1:
+            raise PatternError(f"{name}: expected at least 1, found {value}")
+    if not FEWEST_ROWS <= rows <= MOST_ROWS or rows & (rows - 1):
+        raise PatternError(f"rows: expected a power of two from {FEWEST_ROWS} to {MOST_ROWS}, found {rows}")
+    if not 1 <= width <= MOST_ROWS or width & (width - 1):
+        raise PatternError(f"width: expected a power of two from 1 to {MOST_ROWS}, found {width}")
+    if not 0 < budget <= 1:
+        raise PatternError(f"budget: expected a share of the keys in (0, 1], found {budget}")
+    return Layout(batch, heads, queries, keys, rows, rounded(math.ceil(budget * keys)), width)
+
+
+def rounded(keys: int) -> int:
+    """So many keys, rounded up to a multiple of `STEP`."""
+    return -(-keys // STEP) * STEP
+
+
+def with_tails(keys: Tensor, counts: Tensor) -> Tensor:
+    """Lists [.., capacity] whose places from `counts` [..] on repeat the last key; any key in lists without one."""
+    last = keys.gather(-1, (counts - 1).clamp(0, keys.shape[-1] - 1).long()[..., None])
+    return torch.where(torch.arange(keys.shape[-1], device=keys.device) < counts[..., None], keys, last)
+
 
 @dataclass(frozen=True)
 class SliceLists:
-    """Which keys each group of queries attends to. All tensors lie on one device.
+    """Which keys each group of queries attends to. All tensors lie on one device and are contiguous.
 
     keys: int32 [B, H, G, capacity], ascending in each group; the tail up to the next multiple of `STEP` repeats the
         last key, so that loads need no mask. What follows is not defined.
-    counts: int32 [B, H, G], keys of each group.
+    counts: int32 [B, H, G], keys of each group. More than the capacity: the list did not fit, holds the first of them,
+        and every result is NaN.
     order: int32 [B, H, G], the groups of each head, most keys first; equal ones by number.
     state: int32 [STATE]: group number + 1 (flat over B, H, G) of a list that did not fit, 0 for none; the same of a
         group without keys; the keys listed in all, in units of 1 and of 2**31.
@@ -53,3 +105,113 @@ class SliceLists:
     counts: Tensor
     order: Tensor
     state: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """keys, counts, order and state, as executors and operators take them."""
+        return self.keys, self.counts, self.order, self.state
+
+    def density(self) -> Tensor:
+        """float32 [B, H] on the device: pairs listed, as a share of all pairs of a query and a key."""
+        layout = self.layout
+        rows = torch.full((layout.groups,), layout.rows, dtype=torch.float32, device=self.counts.device)
+        rows[-1] = layout.queries - (layout.groups - 1) * layout.rows
+        listed = self.counts.clamp(max=layout.capacity)
+        return (listed * rows).sum(-1) / (layout.queries * layout.keys)
+
+    def pack(self) -> Tensor:
+        """A bit for each group and key: int32 [B, H, G, words + 1], to be kept; see `unpack`.
+
+        Key j is the bit ``j % 32`` of the word ``j // 32``. The last word of a group is its count.
+        """
+        return torch.ops.tilewright.slices_pack(self.keys, self.counts, self.layout)
+
+    def check(self, allow_empty: bool = False) -> None:
+        """Raise `PatternError` where a list did not fit or, unless `allow_empty`, has no keys. Waits for the device."""
+        state = self.state.tolist()
+        if state[OVERFLOW]:
+            b, h, g = self._place(state[OVERFLOW])
+            asked = int(self.counts[b, h, g])
+            if asked == INVALID:
+                raise PatternError(
+                    f"keys: expected keys from 0 to {self.layout.keys - 1}, ascending, and as many as counted, found "
+                    f"others in group {g} of head {h}, batch entry {b}"
+                )
+            raise PatternError(
+                f"budget: expected at most {self.layout.capacity} keys a group, found {asked} in group {g} of head {h},"
+                f" batch entry {b}; a budget of {asked / self.layout.keys:.3f} holds them"
+            )
+        if state[EMPTY] and not allow_empty:
+            b, h, g = self._place(state[EMPTY])
+            raise PatternError(f"expected every group to have a key, found none in group {g} of head {h}, entry {b}")
+
+    def graph(self, b: int, h: int) -> "graph.Graph":
+        """The pattern of a head as a `graph.Graph`, on the host. Checks the lists, of which some may be empty."""
+        self.check(allow_empty=True)
+        counts = self.counts[b, h].cpu().numpy()
+        keys = self.keys[b, h].cpu().numpy()
+        listed = np.arange(keys.shape[1]) < counts[:, None]
+        indptr = np.concatenate([[0], counts.cumsum(dtype=np.int64)])
+        row_id = np.arange(self.layout.queries, dtype=np.int32) // self.layout.rows
+        return graph.from_distinct_rows(indptr, keys[listed], row_id, self.layout.keys)
+
+    def _place(self, number):
+        """``(b, h, g)`` of a group number + 1."""
+        return tuple(map(int, np.unravel_index(number - 1, self.counts.shape)))
+
+
+def check_inputs(layout: Layout, keys: Tensor, counts: Tensor, order: Tensor, state: Tensor, **inputs: Tensor) -> None:
+    """Raise `PatternError` or `DeviceError` unless lists are of `layout` and q, k, v are tensors that they are for.
+
+    inputs: q [B, H, N_q, D], k and v [B, H, N_k, D], and ``out``, where a result is to be written.
+    """
+    check_lists(layout, keys=keys, counts=counts, order=order, state=state)
+    q = inputs["q"]
+    for name, x in inputs.items():
+        n = layout.queries if name in ("q", "out") else layout.keys
+        expected = (layout.batch, layout.heads, n, q.shape[-1])
+        if x.ndim != 4 or tuple(x.shape) != expected:
+            shape = ", ".join(map(str, (*expected[:3], "D" if x is q else expected[3])))
+            raise PatternError(f"{name}: expected shape ({shape}) as the lists are laid out, found {tuple(x.shape)}")
+    check_qkv(keys.device, **inputs)
+
+
+def check_qkv(device: torch.device, **inputs: Tensor) -> None:
+    """Raise `PatternError` or `DeviceError` for q, k, v or ``out`` of types or head dims that no kernel takes."""
+    q = inputs["q"]
+    for name, x in inputs.items():
+        if x.dtype != q.dtype or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise PatternError(
+                f"{name}: expected float32, float16 or bfloat16, the same for q, k and v, found {x.dtype}"
+            )
+        if x.device != device:
+            raise _elsewhere(name, device, x)
+        if x.stride(-1) != 1:
+            raise PatternError(f"{name}: expected the values of a head side by side, found stride {x.stride(-1)}")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise PatternError(f"{name}: slices have no backward; call this under torch.no_grad()")
+    if q.shape[-1] not in HEAD_DIMS:
+        raise PatternError(f"q: expected a head dim of {' or '.join(map(str, HEAD_DIMS))}, found {q.shape[-1]}")
+    if (out := inputs.get("out")) is not None:
+        for name, x in inputs.items():
+            if name != "out" and out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+                raise PatternError(f"out: expected memory that no input uses, found that of {name}")
+
+
+def check_lists(layout: Layout, **lists: Tensor) -> None:
+    """Raise `PatternError` or `DeviceError` for tensors of `SliceLists`, by their names, that are not of `layout`."""
+    groups = (layout.batch, layout.heads, layout.groups)
+    shapes = {"keys": (*groups, layout.capacity), "counts": groups, "order": groups, "state": (STATE,)}
+    device = next(iter(lists.values())).device
+    for name, x in lists.items():
+        if tuple(x.shape) != shapes[name] or x.dtype != torch.int32 or not x.is_contiguous():
+            raise PatternError(
+                f"{name} of the lists: expected int32 of shape {shapes[name]} in one piece, found {x.dtype} of "
+                f"{tuple(x.shape)}, strides {x.stride()}"
+            )
+        if x.device != device:
+            raise _elsewhere(name, device, x)
+
+
+def _elsewhere(name, device, x):
+    return DeviceError(f"{name}: expected a tensor on {device}, as the lists are, found {x.device}")

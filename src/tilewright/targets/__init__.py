@@ -46,6 +46,20 @@ folder:
 
 ``packed.py``, optional: see `targets.packed_lists`. A target without it runs no packed batches.
 
+``slices.py``, optional: attention of groups of queries to lists of keys. A target without it runs no slices.
+    ``Executor(layout, device)``, for a `slices.layout.Layout`. Tensors are those of `slices.layout.SliceLists`; nothing
+    waits for the device. Its methods:
+    ``from_mask(mask) -> (keys, counts, order, state)``: lists of the keys that bool [B or 1, H or 1, G, N_k] flags, the
+        flags of a group side by side.
+    ``pack(keys, counts) -> bits``, ``unpack(bits) -> (keys, counts, order, state)``: see `SliceLists.pack`.
+    ``rank(counts) -> (order, state)``, what follows from the counts of lists made elsewhere.
+    ``attend(lists, q, k, v, *, scale, out=None, with_lse=False) -> (out, lse or None)``: attention [B, H, N_q, D] and
+        natural log-sum-exps, float32 [B, H, N_q]. lists: the four tensors. out: memory for the result, None for new.
+        Groups without keys give zeros and -inf. All is NaN where ``state`` says that a list did not fit. Raises
+        `PatternError` or `DeviceError` for tensors other than the layout's, or that need a gradient.
+
+``slice_selection.py``, beside ``slices.py``: which keys such lists hold, see `targets.selection`.
+
 ``cost_model.py``, optional: plans are made of its predictions; without it they are made of what the probe measures.
     ``calibrated(tiles, head_dim, dtype, anew=False)``: ``{tile name: calibration}``, read from a file of this device or
         measured; anew: measured.
@@ -75,7 +89,7 @@ if TYPE_CHECKING:
 
 NAMES = ("cpu", "cuda")
 # Modules that a target may be without.
-OPTIONAL = ("packed", "cost_model", "mask_cost")
+OPTIONAL = ("packed", "slices", "cost_model", "mask_cost")
 
 
 @dataclass(frozen=True)
@@ -174,6 +188,13 @@ def packed(kind: str) -> ModuleType:
     return _module(kind, "packed")
 
 
+def slices(kind: str) -> ModuleType:
+    """The module whose `Executor` runs slices on `kind`. Raises `DeviceError` where there is none."""
+    if not runs_slices(kind):
+        raise DeviceError(f"no slices run on a device of kind {kind!r}; known: {', '.join(slicing())}")
+    return _module(kind, "slices")
+
+
 def mask_cost(kind: str, graph: "Graph", row_ptr: "NDArray[np.int32]", head_dim: int) -> float:
     """How many times as much the work of `graph` in groups of rows `row_ptr` [G+1] costs on `kind` with its masks.
 
@@ -185,6 +206,16 @@ def mask_cost(kind: str, graph: "Graph", row_ptr: "NDArray[np.int32]", head_dim:
 def runs_packed(kind: str) -> bool:
     """Whether packed batches run on `kind`. Raises `DeviceError` for a kind that is not known."""
     return _has(kind, "packed")
+
+
+def runs_slices(kind: str) -> bool:
+    """Whether slices run on `kind`. Raises `DeviceError` for a kind that is not known."""
+    return _has(kind, "slices")
+
+
+def slicing() -> tuple[str, ...]:
+    """Names of the targets that run slices."""
+    return tuple(filter(runs_slices, NAMES))
 
 
 def cost_model(kind: str) -> ModuleType:

@@ -31,6 +31,18 @@ class KernelConfig:
     trim: int = 32
 
 
+@dataclass(frozen=True)
+class SliceConfig(KernelConfig):
+    """How attention to slice lists is compiled.
+
+    ahead: the numbers of a step's keys are loaded in the step before it. k_columns: keys are loaded as columns, else as
+    rows, which are transposed in shared memory.
+    """
+
+    ahead: bool = False
+    k_columns: bool = False
+
+
 def for_tile(tile, head_dim, dtype):
     """The `KernelConfig` of a tile, measured on an H200 (docs/decisions/0008).
 
@@ -61,6 +73,28 @@ def for_packed(rows, head_dim, dtype):
         step_keys = 16 if head_dim > 64 else 32
         return KernelConfig(step_keys, num_stages=1, num_warps=min(8, rows // 8), trim=step_keys)
     return KernelConfig(num_warps=min(8, rows // FEWEST_ROWS), maxnreg=_maxnreg(rows, sum(HEAD_DIMS[head_dim])))
+
+
+def for_slices(rows, head_dim, dtype, capability, shared_bytes):
+    """The `SliceConfig` of groups of `rows` queries on a GPU of `capability` (major, minor).
+
+    shared_bytes: most that a program may ask for. In 16 bits, measured on an H200 by a kernel that gathers lists alike
+    (docs/decisions/0023): 64 keys a step and three stages, 4 warps at head dim 128 and 8 at 64, where groups of 64
+    queries have 128 keys a step. ASSUME: GPUs before Hopper, which were not measured, need 8 warps for 128 queries at
+    head dim 128: their products keep twice the registers a thread. float32 does not use the tensor cores: it has few
+    keys a step and as many warps as keep a thread's share small.
+    """
+    if dtype.itemsize > 2:
+        return SliceConfig(16 if head_dim > 64 else 32, num_stages=1, num_warps=min(8, rows // 8))
+    if rows < 128:
+        step_keys, num_warps = 128 if head_dim == 64 else 64, min(4, rows // FEWEST_ROWS)
+        num_stages = 3
+    else:
+        step_keys, num_warps = 64, 4 if head_dim == 128 and capability >= (9, 0) else 8
+        num_stages = 3 if head_dim == 128 else 2
+    while num_stages > 1 and (2 * num_stages * step_keys + rows) * head_dim * dtype.itemsize > shared_bytes:
+        num_stages -= 1
+    return SliceConfig(step_keys, num_stages, num_warps)
 
 
 def _maxnreg(rows, width):

@@ -1,0 +1,28 @@
+"""Means of a few neighbouring queries each, against all keys: exact shares of these means, averaged over the group.
+
+With sub-pools r of `pool` queries, their means q_r, shares w_r of the group, and L_r the log-sum-exp of the scores of
+q_r: m_gj = sum_r w_r exp(scale q_r k_j - L_r). The shares of a group sum to 1. Keys are not pooled: single keys are what
+is chosen. Two passes over pooled queries times keys, each 1 / (2 pool) of the products of dense attention.
+"""
+
+from tilewright.predictors import Settings, check_part
+
+
+class Params(Settings, frozen=True, forbid_unknown_fields=True):
+    """pool: queries of a mean, a power of two, at most those of a group."""
+
+    pool: int = 32
+
+    def check(self, layout):
+        """See `Settings`."""
+        check_part("pool", self.pool, layout.rows)
+
+
+def group_bytes(params, layout, head_dim):
+    """See the contract: means in the type of q, at most 16 log-sum-exps of each."""
+    return layout.keys + layout.rows // params.pool * (4 * head_dim + 64)
+
+
+def codes(selection, q, k, params, *, scale):
+    """See the contract."""
+    return selection.pooled(q, k, params.pool, scale)

@@ -1,0 +1,110 @@
+"""What runs slices on the device of a tensor, and the same as operators for ``torch.compile`` and tracing.
+
+``torch.ops.tilewright.slices_*`` take the layout as a list of int, their last argument. Other modules define further
+operators by `define`.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import import_module
+
+import torch
+from torch import Tensor, library
+
+from tilewright import targets
+from tilewright.core import operators as _first  # noqa: F401  defines the library that a fragment is added to
+from tilewright.core.errors import DeviceError
+from tilewright.slices.layout import STATE, Layout
+from tilewright.targets import qkv
+
+# Modules of the targets that run slices, by torch's name of their device.
+EXECUTORS = {kind: targets.modules(kind, "slices")[-1] for kind in targets.slicing()}
+
+_LIBRARY = library.Library("tilewright", "FRAGMENT")
+
+
+# An executor holds no tensors: a few kilobytes.
+@lru_cache(256)
+def executor(layout: Layout, device: torch.device):
+    """The executor of a target for lists of `layout` on `device`. Raises `DeviceError` where there is none."""
+    if device.type not in EXECUTORS:
+        raise DeviceError(f"expected tensors on one of {', '.join(EXECUTORS)}, found {device}")
+    return import_module(EXECUTORS[device.type]).Executor(layout, device)
+
+
+def define(name: str, arguments: str, result: str, call: Callable, fake: Callable) -> None:
+    """Define ``tilewright::slices_<name>``. call, fake: ``callable(layout, *arguments)``, None for an empty layout."""
+
+    def taking_list(function):
+        return lambda *given: function(Layout(*given[-1]) if given[-1] else None, *given[:-1])
+
+    _LIBRARY.define(f"slices_{name}({arguments}, int[] layout) -> {result}", tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(f"slices_{name}", taking_list(call), "CompositeExplicitAutograd")
+    library.register_fake(f"tilewright::slices_{name}", taking_list(fake), lib=_LIBRARY)
+
+
+def fake_lists(layout: Layout, like: Tensor, *_) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The fake of an operator that makes lists on the device of `like`."""
+    counts = like.new_empty(layout.batch, layout.heads, layout.groups, dtype=torch.int32)
+    keys = counts.new_empty(*counts.shape, layout.capacity)
+    return keys, counts, *_fake_rank(layout, counts)
+
+
+def _from_mask(layout, mask):
+    return executor(layout, mask.device).from_mask(mask)
+
+
+def _unpack(layout, bits):
+    return executor(layout, bits.device).unpack(bits)
+
+
+def _rank(layout, counts):
+    return executor(layout, counts.device).rank(counts)
+
+
+def _fake_rank(layout, counts):
+    return torch.empty_like(counts), counts.new_empty(STATE)
+
+
+def _pack(layout, keys, counts):
+    return executor(layout, keys.device).pack(keys, counts)
+
+
+def _fake_pack(layout, keys, counts):
+    return keys.new_empty(*keys.shape[:3], layout.words + 1)
+
+
+def _attend(layout, keys, counts, order, state, q, k, v, scale):
+    lists = keys, counts, order, state
+    return executor(layout, q.device).attend(lists, q, k, v, scale=scale)[0]
+
+
+def _attend_lse(layout, keys, counts, order, state, q, k, v, scale):
+    lists = keys, counts, order, state
+    return executor(layout, q.device).attend(lists, q, k, v, scale=scale, with_lse=True)
+
+
+def _fake_attend(layout, keys, counts, order, state, q, k, v, scale):
+    return qkv.empty(q, layout.queries)
+
+
+def _fake_attend_lse(layout, keys, counts, order, state, q, k, v, scale):
+    lse = q.new_empty(layout.batch, layout.heads, layout.queries, dtype=torch.float32)
+    return qkv.empty(q, layout.queries), lse
+
+
+_MADE = "(Tensor, Tensor, Tensor, Tensor)"
+_LISTS = "Tensor keys, Tensor counts, Tensor order, Tensor state"
+
+define("from_mask", "Tensor mask", _MADE, _from_mask, fake_lists)
+define("unpack", "Tensor bits", _MADE, _unpack, fake_lists)
+define("rank", "Tensor counts", "(Tensor, Tensor)", _rank, _fake_rank)
+define("pack", "Tensor keys, Tensor counts", "Tensor", _pack, _fake_pack)
+define("attend", f"{_LISTS}, Tensor q, Tensor k, Tensor v, float scale", "Tensor", _attend, _fake_attend)
+define(
+    "attend_lse",
+    f"{_LISTS}, Tensor q, Tensor k, Tensor v, float scale",
+    "(Tensor, Tensor)",
+    _attend_lse,
+    _fake_attend_lse,
+)

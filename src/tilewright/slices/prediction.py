@@ -1,0 +1,270 @@
+"""Slice lists of the keys that will matter, predicted from q and k on their device; the host never waits."""
+
+import ast
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tilewright import predictors, targets
+from tilewright.core.errors import ConfigError, DeviceError, PatternError
+from tilewright.core.operators import watched
+from tilewright.slices import operators
+from tilewright.slices.layout import STEP, Layout, SliceLists, check_qkv, make_layout
+from tilewright.targets import selection
+
+# Modules of the targets that choose keys, by torch's name of their device.
+SELECTIONS = {kind: targets.modules(kind, "slice_selection")[-1] for kind in targets.slicing()}
+# Keys of a list at least, unless fewer are asked for.
+LEAST = 64
+
+
+def predict(
+    q: Tensor,
+    k: Tensor,
+    *,
+    budget: float,
+    by: str = "pooled",
+    rows: int = 128,
+    width: int = 1,
+    mass: float | None = None,
+    keep: float | None = None,
+    threshold: float | None = None,
+    always: Iterable[tuple[int, int]] = (),
+    least: int | None = None,
+    lse: Tensor | None = None,
+    mask: Any = None,
+    scale: float | None = None,
+    **settings: Any,
+) -> SliceLists:
+    """Lists of the keys that each group of queries is expected to attend to most.
+
+    q [B, H, N_q, D], k [B, H, N_k, D]: as `attend` takes them. budget: room, the share of keys in (0, 1] that no list
+    exceeds. by: a predictor, see `tilewright.predictors`; settings: what that lets a user choose, such as ``pool=32``.
+    rows: queries of a group. width: shares are summed over aligned runs of so many keys, which are listed whole.
+
+    One of these says which keys a group lists, up to an eighth of an octave of their share of its attention:
+    mass: those with the largest shares that make up this much of it. keep: this share of all keys, those with the
+    largest shares. threshold: those whose share is at least this much.
+
+    always: ranges ``(first, end)`` of keys that all groups list, such as text tokens. They count towards the budget,
+    and their shares towards the mass. least: keys of a list at least, `LEAST` by default. lse: log-sum-exps of dense
+    attention, float32 [B, H, N_q], for ``by="column"``; None: computed. mask: bool [B or 1, H or 1, G, N_k], or a mask
+    function as FlexAttention takes it, for ``by="given"``: such lists follow from the mask alone, and one that exceeds
+    the budget makes every result NaN. scale: of the scores, default ``D ** -0.5``.
+
+    Equal keys are listed in their order where not all fit. Groups whose shares are NaN, since q or k holds NaN or
+    infinity, make every result NaN; `SliceLists.check` says which group. On a GPU nothing waits, and calls may be
+    captured in a CUDA graph after a first one. Raises `UnknownNameError`, `ConfigError`, `PatternError` and
+    `DeviceError`, the last also for lists that do not fit the device.
+    """
+    _check_shapes(q, k)
+    check_qkv(q.device, q=q, k=k)
+    layout = make_layout(*q.shape[:3], k.shape[2], rows=rows, budget=budget, width=width)
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    elif not scale > 0:
+        raise PatternError(f"scale: expected a number greater than 0, found {scale}")
+    if callable(mask) and not isinstance(mask, Tensor):
+        mask = import_module("tilewright.predictors.given").of_function(mask, layout, q.device)
+    ranges = [number for first, end in always for number in (first, end)]
+    # As text, since operators take no dict.
+    stated = ";".join([f"{name}={value!r}" for name, value in settings.items()])
+    given = q, k, lse, mask, by, stated, mass, keep, threshold, ranges, least, scale
+    if watched(q):
+        return SliceLists(layout, *torch.ops.tilewright.slices_predict(*given, layout))
+    return SliceLists(layout, *_predict(layout, *given))
+
+
+class _Plan(NamedTuple):
+    """What follows from the arguments but q and k: see `_planned`."""
+
+    module: Any
+    params: Any
+    rule: selection.Rule
+    parts: tuple[selection.Part, ...]
+
+
+def _predict(layout, q, k, lse, mask, by, stated, mass, keep, threshold, ranges, least, scale):
+    plan = _planned(layout, q.shape[-1], by, stated, mass, keep, threshold, tuple(ranges), least)
+    tensors = _tensors(layout, q, plan, by, lse=lse, mask=mask)
+    keys, counts = _allocated(layout, q.device)
+    for part in plan.parts:
+        cut = {name: _cut(layout, part, name, x) for name, x in tensors.items()}
+        chosen = _selection(selection.part_layout(layout, part), q.device)
+        inputs = _cut(layout, part, "q", q), _cut(layout, part, "k", k)
+        codes = plan.module.codes(chosen, *inputs, plan.params, scale=scale, **cut)
+        chosen.select(codes, plan.rule, *(_cut(layout, part, "lists", x) for x in (keys, counts)))
+    return keys, counts, *operators.executor(layout, q.device).rank(counts)
+
+
+@lru_cache(256)
+def _planned(layout, head_dim, by, stated, mass, keep, threshold, ranges, least):
+    """The `_Plan` of arguments. Raises `UnknownNameError` or `ConfigError`."""
+    settings = {}
+    for entry in filter(None, stated.split(";")):
+        name, _, value = entry.partition("=")
+        try:
+            settings[name] = ast.literal_eval(value)
+        except (SyntaxError, ValueError):
+            raise ConfigError(f"{name}: expected a number, a text or a tuple of such, found {value}") from None
+    module, params = predictors.parse(by, settings)
+    params.check(layout)
+    rule = _rule(layout, by, params, mass, keep, threshold, ranges, least)
+    group_bytes = module.group_bytes(params, layout, head_dim) + (layout.keys // layout.width if layout.width > 1 else 0)
+    return _Plan(module, params, rule, selection.parts(layout, group_bytes))
+
+
+def _rule(layout, by, params, mass, keep, threshold, ranges, least):
+    """The `selection.Rule` of arguments."""
+    stated = {"mass": mass, "keep": keep, "threshold": threshold}
+    stated = {name: value for name, value in stated.items() if value is not None}
+    if params.whole:
+        if stated or least is not None:
+            found = ", ".join([*stated, *(() if least is None else ("least",))])
+            raise ConfigError(f"predictor {by}: expected none of mass, keep, threshold and least, found {found}")
+        threshold, least = 1.0, 0
+    elif len(stated) != 1:
+        raise ConfigError(f"expected one of mass, keep and threshold, found {', '.join(stated) or 'none'}")
+    for name, value in stated.items():
+        if not 0 < value <= 1:
+            raise ConfigError(f"{name}: expected a number in (0, 1], found {value}")
+    least = LEAST if least is None else least
+    if least < 0:
+        raise ConfigError(f"least: expected a number of keys, found {least}")
+    units = -(-layout.keys // layout.width)
+    most = units if layout.capacity >= layout.keys else layout.capacity // layout.width
+    least = -(-min(least, layout.keys) // layout.width)
+    if least > most:
+        raise ConfigError(_too_small(layout, "least", least))
+    rule = selection.Rule(layout.width, mass, least=least, most=most, free=params.free, whole=params.whole)
+    rule = rule._replace(always=_units(layout, ranges))
+    if rule.n_always > most:
+        raise ConfigError(_too_small(layout, "always", rule.n_always))
+    if threshold is not None:
+        # Shares of at least the threshold have this code or a smaller one.
+        deepest = selection.CODES - 1
+        return rule._replace(code=min(deepest, math.floor(-selection.OCTAVE * math.log2(threshold))))
+    return rule if keep is None else rule._replace(count=math.ceil(keep * units))
+
+
+def _too_small(layout, name, units):
+    keys = min(units * layout.width, layout.keys)
+    return (
+        f"budget: expected room for the {keys} keys of {name}, found {layout.capacity}; a budget of "
+        f"{math.ceil(1000 * keys / layout.keys) / 1000:.3f} holds them"
+    )
+
+
+def _units(layout, ranges):
+    """Ranges of keys, flat, as ranges of units in order that do not touch."""
+    found: list[tuple[int, int]] = []
+    for first, end in sorted(zip(ranges[::2], ranges[1::2], strict=True)):
+        if not 0 <= first < end <= layout.keys:
+            raise ConfigError(f"always: expected ranges within 0 to {layout.keys}, found {first} to {end}")
+        first, end = first // layout.width, -(-end // layout.width)
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((first, end))
+    return tuple(found)
+
+
+def _check_shapes(q, k):
+    for name, x in (("q", q), ("k", k)):
+        if x.ndim != 4 or not x.numel() or (*x.shape[:2], x.shape[3]) != (*q.shape[:2], q.shape[3]):
+            raise PatternError(f"{name}: expected shape (B, H, N, D), B, H and D as of q, found {tuple(x.shape)}")
+
+
+def _tensors(layout, q, plan, by, **given):
+    """The tensors that the predictor takes, those of `given` or its own. Raises for others."""
+    for name, x in given.items():
+        if x is not None and name not in plan.params.takes:
+            raise ConfigError(f"{name}: expected none, predictor {by} takes no such tensor")
+    if "mask" in plan.params.takes:
+        if given["mask"] is None:
+            given["mask"] = plan.module.mask(plan.params, layout, q.device)
+        elif plan.params != type(plan.params)():
+            raise ConfigError(f"predictor {by}: expected a mask or a pattern, found both")
+    shapes = {
+        "lse": (torch.float32, [(layout.batch,), (layout.heads,), (layout.queries,)]),
+        "mask": (torch.bool, [(1, layout.batch), (1, layout.heads), (layout.groups,), (layout.keys,)]),
+    }
+    taken = {name: given[name] for name in plan.params.takes}
+    for name, x in taken.items():
+        if x is None:
+            continue
+        dtype, sizes = shapes[name]
+        fits = x.ndim == len(sizes) and all(n in known for n, known in zip(x.shape, sizes, strict=True))
+        if x.dtype != dtype or not fits:
+            shape = ", ".join(" or ".join(map(str, sorted(set(known)))) for known in sizes)
+            raise PatternError(f"{name}: expected {dtype} of shape ({shape}), found {x.dtype} of {tuple(x.shape)}")
+        if x.device != q.device:
+            raise DeviceError(f"{name}: expected a tensor on {q.device}, as q, found {x.device}")
+    return taken
+
+
+# What a part takes of a tensor: along batch and heads, and for each tensor along its third dimension.
+def _cut(layout, part, name, x):
+    if x is None or part == selection.WHOLE:
+        return x
+    rows = slice(*(None if g is None else g * layout.rows for g in (part.groups.start, part.groups.stop)))
+    third = {"q": rows, "lse": rows, "k": slice(None)}.get(name, part.groups)
+    return x[part.batch if len(x) > 1 else slice(None), part.heads if x.shape[1] > 1 else slice(None), third]
+
+
+@lru_cache(256)
+def _selection(layout, device):
+    """The `Selection` of a target for (a part of) a layout."""
+    return import_module(SELECTIONS[device.type]).Selection(layout, device)
+
+
+def _allocated(layout, device):
+    """Memory for keys and counts. Raises `DeviceError` where the device has not as much."""
+    if device.type not in SELECTIONS:
+        raise DeviceError(f"expected tensors on one of {', '.join(SELECTIONS)}, found {device}")
+    total = _memory(device)
+    if _bytes(layout) + selection.WORKSPACE > total:
+        raise DeviceError(_too_large(layout, f"the device has {total / 1e9:.1f} GB", total))
+    counts = torch.empty(layout.batch, layout.heads, layout.groups, dtype=torch.int32, device=device)
+    try:
+        return counts.new_empty(*counts.shape, layout.capacity), counts
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(_too_large(layout, "that much is not free", _bytes(layout) // 2)) from error
+
+
+def _bytes(layout):
+    return 4 * layout.batch * layout.heads * layout.groups * layout.capacity
+
+
+def _too_large(layout, why, room):
+    per_key = 4 * layout.batch * layout.heads * layout.groups
+    capacity = max(0, room - selection.WORKSPACE) // per_key // STEP * STEP
+    would = f"a budget of {math.floor(1000 * capacity / layout.keys) / 1000:.3f} would fit" if capacity else "none fits"
+    return (
+        f"budget: expected lists that fit, found {_bytes(layout) / 1e9:.1f} GB of {layout.capacity} keys a group, and "
+        f"{why}; {would}"
+    )
+
+
+@lru_cache(64)
+def _memory(device):
+    return import_module(SELECTIONS[device.type]).memory(device)
+
+
+def _fake_predict(layout: Layout, q, *_):
+    return operators.fake_lists(layout, q)
+
+
+operators.define(
+    "predict",
+    "Tensor q, Tensor k, Tensor? lse, Tensor? mask, str by, str settings, float? mass, float? keep, float? threshold, "
+    "int[] always, int? least, float scale",
+    "(Tensor, Tensor, Tensor, Tensor)",
+    _predict,
+    _fake_predict,
+)

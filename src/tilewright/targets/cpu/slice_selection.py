@@ -1,0 +1,229 @@
+"""Codes and lists of slices on any device that torch has, a few groups at a time (stage T5).
+
+The contract is that of `tilewright.targets.selection`.
+"""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import psutil
+import torch
+import torch.nn.functional as F
+
+from tilewright.slices.layout import STEP
+from tilewright.targets.cpu.workers import in_forks
+from tilewright.targets.selection import CODES, MASS_UNIT, OCTAVE, UNKNOWN, WEIGHTS
+
+# Scores, and codes, that are worked on at a time: 16 MB of the former stay in a large cache.
+SCORES, COUNTED = 1 << 22, 1 << 21
+
+
+def memory(device):
+    """See `selection`."""
+    return psutil.virtual_memory().total
+
+
+class Selection:
+    """Methods as in `selection`."""
+
+    def __init__(self, layout, device):
+        """`device` holds the tensors of each call."""
+        self.layout, self._device = layout, device
+
+    @in_forks
+    def pooled(self, q, k, pool, scale):
+        """See `selection`."""
+        return self._codes(means(q, pool), k, None, pool, False, scale)
+
+    @in_forks
+    def column(self, q, k, lse, step, largest, scale):
+        """See `selection`."""
+        return self._codes(q[:, :, ::step], k, None if lse is None else lse[..., ::step], step, largest, scale)
+
+    @in_forks
+    def blocks(self, q, k, block, similarity, scale):
+        """See `selection`."""
+        layout = self.layout
+        q_mean, k_mean = means(q, layout.rows), means(k, block)
+        # NaN is alike, so that it reaches the shares.
+        q_unlike, k_unlike = cosines(q, q_mean, layout.rows) < similarity, cosines(k, k_mean, block) < similarity
+        scores = (q_mean.float() @ k_mean.float().mT).mul_(scale)
+        size = torch.full((k_mean.shape[2],), float(block), device=k.device)
+        size[-1] = layout.keys - block * (len(size) - 1)
+        lse = torch.where(k_unlike[:, :, None], -math.inf, scores + size.log()).logsumexp(-1, keepdim=True)
+        codes = _coded((scores - lse).mul_(math.log2(math.e)))
+        codes.masked_fill_((q_unlike[..., None] | k_unlike[:, :, None]) & ~lse.isnan(), 0)
+        return codes.repeat_interleave(block, -1)[..., : layout.keys]
+
+    @in_forks
+    def given(self, mask):
+        """See `selection`."""
+        layout = self.layout
+        codes = torch.where(mask, 0, 255).to(torch.uint8)
+        return codes.expand(layout.batch, layout.heads, layout.groups, layout.keys)
+
+    @in_forks
+    def random(self, seed):
+        """See `selection`."""
+        layout = self.layout
+        rows = torch.arange(layout.batch * layout.heads * layout.groups, device=self._device)
+        keys = torch.arange(layout.keys, device=self._device)
+        codes = mixed(mixed(rows + seed)[:, None] + keys) & 255
+        return codes.to(torch.uint8).view(layout.batch, layout.heads, layout.groups, layout.keys)
+
+    def _codes(self, rows, k, lse, step, largest, scale):
+        """Codes of rows [B, H, P, D] that stand for `step` queries each; `largest`: not their mean, but the maximum."""
+        layout = self.layout
+        codes = torch.empty(layout.batch, layout.heads, layout.groups, layout.keys, dtype=torch.uint8, device=k.device)
+        of_group = layout.rows // step
+        at_once = max(1, SCORES // (of_group * layout.keys))
+        for b, h in np.ndindex(layout.batch, layout.heads):
+            # Scores in octaves: the factor is part of the rows.
+            scaled, keys = rows[b, h].float() * (scale * math.log2(math.e)), k[b, h].float()
+            for g in range(0, layout.groups, at_once):
+                taken = slice(g * of_group, (g + at_once) * of_group)
+                shares = scaled[taken] @ keys.mT
+                if lse is None:
+                    logs = torch.logsumexp(shares * math.log(2), 1) * math.log2(math.e)
+                else:
+                    logs = lse[b, h, taken].float() * math.log2(math.e)
+                shares -= logs[:, None]
+                counts = self._queries(taken, len(shares), step)
+                codes[b, h, g : g + at_once] = _coded(_of_groups(shares, counts, of_group, largest))
+        return codes
+
+    def _queries(self, taken, n, step):
+        """How many queries each of n rows stands for, float32 [n]."""
+        first = torch.arange(taken.start, taken.start + n, device=self._device) * step
+        return (self.layout.queries - first).clamp(0, step).float()
+
+    @in_forks
+    def select(self, codes, rule, keys, counts):
+        """See `selection`."""
+        n = self.layout.keys
+        rows, keys, counts = codes.reshape(-1, n), keys.view(-1, keys.shape[-1]), counts.view(-1)
+        at_once = max(1, COUNTED // n)
+        for lo in range(0, len(rows), at_once):
+            taken = slice(lo, lo + at_once)
+            counts[taken] = _select(rows[taken], rule, keys[taken])
+
+
+def means(x, n):
+    """Means of n consecutive rows of x [B, H, N, D], in its type; the last of fewer."""
+    if n == 1:
+        return x
+    whole = x.shape[2] // n * n
+    found = x[:, :, :whole].unflatten(2, (-1, n)).mean(3, dtype=torch.float32)
+    if whole < x.shape[2]:
+        found = torch.cat([found, x[:, :, whole:].mean(2, keepdim=True, dtype=torch.float32)], 2)
+    return found.to(x.dtype)
+
+
+def cosines(x, mean, n):
+    """Mean cosine of n consecutive rows of x [B, H, N, D] to their mean, float32 [B, H, ceil(N / n)]."""
+    mean = mean.float()
+    spread = mean.repeat_interleave(n, 2)[:, :, : x.shape[2]]
+    cosine = F.cosine_similarity(x.float(), spread, dim=-1, eps=1e-12)
+    return means(cosine[..., None], n)[..., 0]
+
+
+def mixed(x):
+    """Integers int64 below 2**32, as good as random for consecutive x."""
+    # The finaliser of MurmurHash3.
+    x = x & 0xFFFFFFFF
+    x = (x ^ (x >> 16)) * 0x85EBCA6B & 0xFFFFFFFF
+    x = (x ^ (x >> 13)) * 0xC2B2AE35 & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def _of_groups(shares, counts, of_group, largest):
+    """log2 of the shares of groups [G, N], of those of their rows [P, N] that stand for `counts` [P] queries each."""
+    missing = -len(shares) % of_group
+    shares, counts = F.pad(shares, (0, 0, 0, missing)), F.pad(counts, (0, missing)).view(-1, of_group)
+    shares = shares.view(-1, of_group, shares.shape[-1])
+    if largest:
+        # `amax` hands on NaN.
+        return shares.masked_fill_((counts == 0)[..., None], -math.inf).amax(1)
+    if of_group == 1:
+        return shares[:, 0]
+    weight = counts / counts.sum(1, keepdim=True)
+    return torch.bmm(weight[:, None], shares.exp2_())[:, 0].log2_()
+
+
+def _coded(logs):
+    """Codes uint8 of shares given by their log2, float32; overwrites them."""
+    return logs.mul_(-OCTAVE).nan_to_num_(nan=CODES - 1.0, posinf=CODES - 1.0).clamp_(0, CODES - 1).to(torch.uint8)
+
+
+@lru_cache
+def _weights(free, device):
+    """int64 [256]: the weights of codes."""
+    weights = [WEIGHTS[code % OCTAVE] >> code // OCTAVE for code in range(CODES)]
+    if free:
+        weights[0] = 0
+    return torch.tensor(weights, device=device)
+
+
+def _select(codes, rule, keys):
+    """Write the lists of rows of codes [R, N] to keys [R, capacity]; their counts int32 [R]."""
+    n_keys = codes.shape[1]
+    if rule.width > 1:
+        codes = _runs(codes, rule.width)
+    n = codes.shape[1]
+    always = torch.zeros(n, dtype=torch.bool, device=codes.device)
+    for first, end in rule.always:
+        always[first:end] = True
+    unknown = (codes == CODES - 1).all(1)
+    taken, asked = _taken(codes, rule, always)
+    if rule.width > 1:
+        taken = taken.repeat_interleave(rule.width, 1)[:, :n_keys]
+        asked = torch.where(asked > rule.most, asked * rule.width, taken.sum(1))
+    at = taken.cumsum(1, dtype=torch.int32)
+    row, key = taken.nonzero(as_tuple=True)
+    keys[row, at[row, key] - 1 if len(row) else row] = key.to(torch.int32)
+    listed = at[:, -1]
+    _fill(keys, listed)
+    return asked if rule.whole else torch.where(unknown, UNKNOWN, asked)
+
+
+def _taken(codes, rule, always):
+    """``(bool [R, N], the units that the rule asks for [R])``."""
+    rows = torch.arange(len(codes), device=codes.device)
+    counts = torch.bincount((codes + CODES * rows[:, None]).flatten(), minlength=CODES * len(codes)).view(-1, CODES)
+    of_always = torch.bincount((codes[:, always] + CODES * rows[:, None]).flatten(), minlength=CODES * len(codes))
+    of_always = of_always.view(-1, CODES)
+    upto = (counts - of_always).cumsum(1)
+    if rule.mass is not None:
+        weights = _weights(rule.free, codes.device)
+        total, base = (counts * weights).sum(1), (of_always * weights).sum(1)
+        target = rule.mass_units * MASS_UNIT * total.double()
+        enough = base[:, None] + ((counts - of_always) * weights).cumsum(1) >= target[:, None]
+        asked = rule.n_always + upto.gather(1, enough.int().argmax(1, keepdim=True))[:, 0]
+    elif rule.code is not None:
+        asked = rule.n_always + upto[:, rule.code]
+    else:
+        asked = torch.full_like(upto[:, 0], rule.count)
+    asked = asked.clamp(min=max(min(rule.least, codes.shape[1]), rule.n_always))
+    fit = asked.clamp(max=rule.most)
+    # The last code of which units are taken, and how many of them.
+    wanted = fit - rule.n_always
+    last = (upto >= wanted[:, None]).int().argmax(1, keepdim=True)
+    before = (upto - (counts - of_always)).gather(1, last)
+    same = (codes == last) & ~always
+    ties = same & (same.cumsum(1, dtype=torch.int32) <= wanted[:, None] - before)
+    return always | (codes < last) | ties, asked if rule.whole else fit
+
+
+def _runs(codes, width):
+    """Codes of the sums of shares of aligned runs of `width` keys; a run of code 255 alone has it, too."""
+    shares = torch.exp2((codes.float() + 0.5) / -OCTAVE).masked_fill_(codes == CODES - 1, 0)
+    shares = F.pad(shares, (0, -codes.shape[1] % width)).unflatten(1, (-1, width)).sum(2)
+    return _coded(shares.log2_())
+
+
+def _fill(keys, listed):
+    """Repeat the last key of each list up to the next multiple of `STEP`."""
+    behind = listed[:, None] + torch.arange(STEP - 1, device=keys.device)
+    row, column = (behind < -(-listed // STEP)[:, None] * STEP).nonzero(as_tuple=True)
+    keys[row, behind[row, column]] = keys[row, listed[row] - 1]

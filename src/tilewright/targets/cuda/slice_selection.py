@@ -1,0 +1,222 @@
+"""Codes and lists of slices on an NVIDIA GPU (stage T5): launches of `slice_selection_kernels`.
+
+The contract is that of `tilewright.targets.selection`. No launch waits for the device or asks it for a number, so that
+all of them can be captured in a CUDA graph after a first call with such tensors.
+"""
+
+import math
+from functools import lru_cache, partial
+
+import torch
+import triton
+
+from tilewright.core.errors import PatternError
+from tilewright.targets.cuda import slice_selection_kernels
+from tilewright.targets.cuda.launcher import KEYS, CachedLaunch
+from tilewright.targets.selection import padded
+
+LOG2_E = math.log2(math.e)
+# Rows of q of a product, and keys of one where a key has at most so many bytes. Tokens that are averaged at once.
+# ASSUME: these, and the sizes below, are those of attention kernels of this shape; none was measured yet.
+BLOCK_M, BLOCK_N, KEY_BYTES, AVERAGED = 128, 128, 256, 64
+# Programs that fill a large GPU: four for each multiprocessor.
+PROGRAMS = 528
+# Most ranges of keys that log-sum-exps are computed in, and keys of such a range at least.
+MOST_SPLITS, LEAST_SPLIT = 16, 512
+# Codes that a program moves, or counts, at once.
+MOVED = 2048
+
+
+def memory(device):
+    """See `selection`."""
+    if device.type != "cuda":
+        # Under Triton's interpreter.
+        return 1 << 40
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+class Selection:
+    """Methods as in `selection`.
+
+    histogram: whether codes are counted in one sweep, or bisected; None: bisected where a rule states the code.
+    """
+
+    def __init__(self, layout, device, histogram=None):
+        """Compile nothing yet."""
+        self.layout, self._device, self._histogram = layout, device, histogram
+        # By name and settings.
+        self._launch = lru_cache(KEYS)(lambda name, *s: CachedLaunch(partial(getattr(self, name), *s), device))
+
+    @property
+    def _lists(self):
+        """Groups of all heads."""
+        return self.layout.batch * self.layout.heads * self.layout.groups
+
+    def pooled(self, q, k, pool, scale):
+        """See `selection`."""
+        rows = q if pool == 1 else self._launch("_start_means", pool)(q)
+        return self._codes(rows, k, self._lse(rows, k, scale), pool, False, scale)
+
+    def column(self, q, k, lse, step, largest, scale):
+        """See `selection`."""
+        rows = q[:, :, ::step]
+        if lse is None:
+            return self._codes(rows, k, self._lse(rows, k, scale), step, largest, scale)
+        return self._launch("_start_codes", step, largest, scale, LOG2_E)(rows, k, lse[:, :, None, ::step])
+
+    def blocks(self, q, k, block, similarity, scale):
+        """See `selection`."""
+        layout = self.layout
+        groups = layout.groups, math.ceil(layout.keys / block)
+        alike = [q.new_empty(layout.batch, layout.heads, n, dtype=torch.float32) for n in groups]
+        means = [
+            self._launch("_start_means", n)(x, cosine)
+            for x, n, cosine in zip((q, k), (layout.rows, block), alike, strict=True)
+        ]
+        lse = self._launch("_start_lse", block, similarity, scale)(*means, alike[1])
+        coded = self._launch("_start_block_codes", similarity, scale)(*means, lse, *alike)
+        return self._launch("_start_spread", block)(coded)
+
+    def given(self, mask):
+        """See `selection`."""
+        return self._launch("_start_given")(mask.view(torch.uint8))
+
+    def random(self, seed):
+        """See `selection`."""
+        codes = self._empty_codes(self.layout.keys)
+        return self._launch("_start_random", seed)(codes)
+
+    def select(self, codes, rule, keys, counts):
+        """See `selection`."""
+        if rule.width > 1:
+            codes = self._launch("_start_runs", rule.width)(codes)
+        self._launch("_start_select", rule)(keys, counts, codes, self._always(rule.always))
+
+    def _lse(self, rows, k, scale):
+        return self._launch("_start_lse", 1, 0.0, scale)(rows, k)
+
+    def _codes(self, rows, k, lse, step, largest, scale):
+        return self._launch("_start_codes", step, largest, scale, 1.0)(rows, k, lse)
+
+    def _empty_codes(self, n):
+        layout = self.layout
+        shape = layout.batch, layout.heads, layout.groups, padded(n)
+        return torch.empty(shape, dtype=torch.uint8, device=self._device)[..., :n]
+
+    @lru_cache(KEYS)  # noqa: B019
+    def _always(self, ranges):
+        return torch.tensor(ranges or [(0, 0)], dtype=torch.int32, device=self._device)
+
+    # What a `CachedLaunch` starts: each returns the result, the compiled kernel, its grid and what follows the tensors.
+
+    def _start_means(self, n, x, cosine=None):
+        batch, heads, tokens, head_dim = x.shape
+        _check_head_dim(head_dim)
+        rows = math.ceil(tokens / n)
+        mean = x.new_empty(batch, heads, rows, head_dim)
+        block_t = min(n, AVERAGED)
+        block_r = AVERAGED // block_t
+        arguments = (*x.stride()[:3], tokens, rows, heads, n, head_dim, block_r, block_t)
+        grid = batch * heads * math.ceil(rows / block_r)
+        compiled = slice_selection_kernels.tilewright_slice_means[(grid,)](mean, x, cosine, *arguments)
+        return mean, compiled, grid, arguments if cosine is not None else (None, *arguments)
+
+    def _start_lse(self, size, similarity, scale, rows, k, alike=None):
+        batch, heads, n_rows, head_dim = rows.shape
+        _check_head_dim(head_dim)
+        n_keys, (block_n, stages) = k.shape[2], _step(k)
+        tiles = math.ceil(n_rows / BLOCK_M)
+        splits = max(1, min(MOST_SPLITS, n_keys // LEAST_SPLIT, math.ceil(PROGRAMS / (batch * heads * tiles))))
+        split = math.ceil(n_keys / splits / block_n) * block_n
+        splits = math.ceil(n_keys / split)
+        lse = rows.new_empty(batch, heads, splits, n_rows, dtype=torch.float32)
+        strides = (*rows.stride()[:3], *k.stride()[:3])
+        sizes = (n_rows, n_keys, self.layout.keys, heads, scale * LOG2_E, similarity)
+        arguments = (*strides, *sizes, size, head_dim, BLOCK_M, block_n, splits, split, stages)
+        grid = batch * heads * splits * tiles
+        compiled = slice_selection_kernels.tilewright_slice_lse[(grid,)](lse, rows, k, alike, *arguments, num_warps=8)
+        return lse, compiled, grid, arguments if alike is not None else (None, *arguments)
+
+    def _start_block_codes(self, similarity, scale, rows, k, lse, q_alike, k_alike):
+        return self._start_codes(self.layout.rows, False, scale, 1.0, rows, k, lse, q_alike, k_alike, similarity)
+
+    def _start_codes(
+        self, step, largest, scale, lse_log2, rows, k, lse, q_alike=None, k_alike=None, similarity=0.0
+    ):  # fmt: skip
+        layout, (block_n, stages) = self.layout, _step(k)
+        batch, heads, n_rows, head_dim = rows.shape
+        _check_head_dim(head_dim)
+        n_keys, of_group = k.shape[2], layout.rows // step
+        codes = self._empty_codes(n_keys)
+        block_r = min(of_group, BLOCK_M)
+        block_g = BLOCK_M // block_r
+        tiles, splits = math.ceil(layout.groups / block_g), lse.shape[2]
+        # Few keys to a program where there are few programs.
+        chunk = max(1, min(16, batch * heads * tiles * n_keys // (block_n * 4 * PROGRAMS))) * block_n
+        # [B, H, splits, P]; a stride of one split is never used.
+        strides = (*rows.stride()[:3], *k.stride()[:3], *lse.stride(), codes.stride(2))
+        sizes = (n_rows, n_keys, layout.queries, layout.groups, heads, scale * LOG2_E, lse_log2, similarity)
+        blocks = (block_g, block_r, block_n, splits, triton.next_power_of_2(splits), chunk, stages)
+        arguments = (*strides, *sizes, of_group, step, largest, head_dim, *blocks)
+        grid = batch * heads * math.ceil(n_keys / chunk) * tiles
+        given = codes, rows, k, lse, q_alike, k_alike
+        compiled = slice_selection_kernels.tilewright_slice_codes[(grid,)](*given, *arguments, num_warps=8)
+        return codes, compiled, grid, arguments if k_alike is not None else (None, None, *arguments)
+
+    def _start_spread(self, block, coded):
+        n = self.layout.keys
+        codes = self._empty_codes(n)
+        arguments = (n, codes.stride(2), coded.stride(2), block, MOVED)
+        grid = self._lists * math.ceil(n / MOVED)
+        return codes, slice_selection_kernels.tilewright_slice_spread[(grid,)](codes, coded, *arguments), grid, arguments
+
+    def _start_given(self, mask):
+        layout = self.layout
+        codes = self._empty_codes(layout.keys)
+        # A dimension of one entry stands for all.
+        strides = (
+            0 if n == 1 else stride
+            for n, stride in zip(mask.shape, mask.stride(), strict=True)
+        )  # fmt: skip
+        arguments = (*strides, layout.keys, layout.groups, layout.heads, codes.stride(2), MOVED)
+        grid = self._lists * math.ceil(layout.keys / MOVED)
+        return codes, slice_selection_kernels.tilewright_slice_given[(grid,)](codes, mask, *arguments), grid, arguments
+
+    def _start_random(self, seed, codes):
+        arguments = (self.layout.keys, seed, codes.stride(2), MOVED)
+        grid = self._lists * math.ceil(self.layout.keys / MOVED)
+        return codes, slice_selection_kernels.tilewright_slice_random[(grid,)](codes, *arguments), grid, arguments
+
+    def _start_runs(self, width, codes):
+        units = math.ceil(self.layout.keys / width)
+        runs = self._empty_codes(units)
+        block = max(1, MOVED // width)
+        arguments = (self.layout.keys, units, runs.stride(2), codes.stride(2), width, block)
+        grid = self._lists * math.ceil(units / block)
+        return runs, slice_selection_kernels.tilewright_slice_runs[(grid,)](runs, codes, *arguments), grid, arguments
+
+    def _start_select(self, rule, keys, counts, codes, always):
+        histogram = rule.code is None if self._histogram is None else self._histogram
+        units = codes.shape[3]
+        stated = (
+            0 if rule.mass is None else rule.mass_units,
+            -1 if rule.code is None else rule.code,
+            0 if rule.count is None else rule.count,
+        )
+        sizes = (units, self.layout.keys, len(rule.always), rule.n_always, *stated, rule.least, rule.most)
+        forms = (rule.mass is not None, rule.code is not None, rule.free, rule.whole, rule.width)
+        block = min(max(64, MOVED // rule.width), max(64, triton.next_power_of_2(units)))
+        arguments = (*sizes, keys.shape[-1], codes.stride(2), *forms, histogram, block)
+        compiled = slice_selection_kernels.tilewright_slice_select[(self._lists,)](keys, counts, codes, always, *arguments)
+        return keys, compiled, self._lists, arguments
+
+
+def _step(k):
+    """``(keys of a product, stages of its pipeline)``, so that they fit the shared memory of a multiprocessor."""
+    key_bytes = k.shape[3] * k.element_size()
+    return (BLOCK_N, 3) if key_bytes <= KEY_BYTES else (BLOCK_N // 2, 2 if key_bytes <= 2 * KEY_BYTES else 1)
+
+
+def _check_head_dim(head_dim):
+    if not 16 <= head_dim <= 256 or head_dim & (head_dim - 1):
+        raise PatternError(f"q: expected a head dim that is a power of two from 16 to 256, found {head_dim}")

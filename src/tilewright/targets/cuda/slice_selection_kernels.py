@@ -1,0 +1,455 @@
+"""Slices on an NVIDIA GPU (stage T5): kernels that write codes of keys, and those that choose keys by codes.
+
+Heads come one after the other, so that programs that run at a time share a head's keys in L2. Nothing but codes has a
+value for each group and key. What codes are: `tilewright.targets.selection`.
+"""
+
+import triton
+import triton.language as tl
+
+from tilewright.slices import layout
+from tilewright.targets import selection
+
+CODES, OCTAVE, UNKNOWN = (tl.constexpr(n) for n in (selection.CODES, selection.OCTAVE, selection.UNKNOWN))
+STEP = tl.constexpr(layout.STEP)
+W0, W1, W2, W3, W4, W5, W6, W7 = (tl.constexpr(weight) for weight in selection.WEIGHTS)
+MASS_UNIT = tl.constexpr(selection.MASS_UNIT)
+# Below all scores, and finite: a row may have no score at all.
+LOWEST = tl.constexpr(-1e30)
+
+
+@triton.jit(do_not_specialize=["n_tokens", "n_rows"])
+def tilewright_slice_means(
+    mean_ptr, x_ptr, cosine_ptr, stride_b, stride_h, stride_n, n_tokens, n_rows, heads,
+    SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Means of SIZE consecutive tokens. Grid: (batch * heads * n_rows / BLOCK_R,), rounded up.
+
+    mean_ptr: [batch, heads, n_rows, HEAD_DIM]. cosine_ptr: float32 [batch, heads, n_rows], the mean cosine of the tokens
+    to their mean, or None. BLOCK_T: tokens of a mean that are read at once.
+    """
+    n_programs = tl.cdiv(n_rows, BLOCK_R)
+    bh = tl.program_id(0) // n_programs
+    r = tl.program_id(0) % n_programs * BLOCK_R + tl.arange(0, BLOCK_R)
+    d = tl.arange(0, HEAD_DIM)
+    x_ptr += (bh // heads).to(tl.int64) * stride_b + (bh % heads).to(tl.int64) * stride_h
+    acc = tl.zeros((BLOCK_R, HEAD_DIM), tl.float32)
+    for lo in range(0, SIZE, BLOCK_T):
+        acc += tl.sum(_tokens(x_ptr, r, lo, stride_n, n_tokens, SIZE, HEAD_DIM, BLOCK_T), 1)
+    count = tl.maximum(tl.minimum(n_tokens - r * SIZE, SIZE), 1)
+    b_mean = (acc / count[:, None]).to(mean_ptr.dtype.element_ty)  # [BLOCK_R, HEAD_DIM]
+    m_rows = r < n_rows
+    row = bh.to(tl.int64) * n_rows + r
+    tl.store(mean_ptr + row[:, None] * HEAD_DIM + d[None, :], b_mean, mask=m_rows[:, None])
+    if cosine_ptr is not None:
+        b_mean = b_mean.to(tl.float32)
+        length = tl.sum(b_mean * b_mean, 1)
+        total = tl.zeros((BLOCK_R,), tl.float32)
+        for lo in range(0, SIZE, BLOCK_T):
+            b_x = _tokens(x_ptr, r, lo, stride_n, n_tokens, SIZE, HEAD_DIM, BLOCK_T)
+            norms = tl.sqrt(tl.maximum(tl.sum(b_x * b_x, 2) * length[:, None], 1e-24))
+            # Tokens that are not there are zeros and add nothing.
+            total += tl.sum(tl.sum(b_x * b_mean[:, None, :], 2) / norms, 1)
+        tl.store(cosine_ptr + row, total / count, mask=m_rows)
+
+
+@triton.jit
+def _tokens(x_ptr, r, lo, stride_n, n_tokens, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_T: tl.constexpr):
+    """Tokens lo to lo + BLOCK_T of each of the rows r of SIZE tokens, float32 [R, BLOCK_T, HEAD_DIM]; zeros for none."""
+    token = r[:, None] * SIZE + lo + tl.arange(0, BLOCK_T)[None, :]
+    p_x = x_ptr + token.to(tl.int64)[:, :, None] * stride_n + tl.arange(0, HEAD_DIM)[None, None, :]
+    return tl.load(p_x, mask=(token < n_tokens)[:, :, None], other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_keys", "n_tokens"])
+def tilewright_slice_lse(
+    lse_ptr, q_ptr, k_ptr, alike_ptr, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    n_rows, n_keys, n_tokens, heads, scale_log2, least_alike,
+    SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr, SPLIT: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """Log2-sum-exp2 of the scores of rows of q in SPLITS ranges of SPLIT keys. Grid: (batch * heads * SPLITS * tiles of
+    rows,).
+
+    lse_ptr: float32 [batch, heads, SPLITS, n_rows]. SIZE: tokens that a key is the mean of; it counts as many times.
+    alike_ptr: float32 [batch, heads, n_keys], or None: keys with less than least_alike are left out.
+    """
+    tiles = tl.cdiv(n_rows, BLOCK_M)
+    tile = tl.program_id(0) % tiles
+    split = tl.program_id(0) // tiles % SPLITS
+    bh = tl.program_id(0) // (tiles * SPLITS)
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    b_q, k_ptr = _head(q_ptr, k_ptr, bh, rows, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM)
+    m_i = tl.full((BLOCK_M,), LOWEST, tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    for lo in tl.range(split * SPLIT, tl.minimum(split * SPLIT + SPLIT, n_keys), BLOCK_N, num_stages=NUM_STAGES):
+        n = lo + tl.arange(0, BLOCK_N)
+        b_s = _scores(b_q, k_ptr, n, n_keys, stride_kn, HEAD_DIM) * scale_log2  # [BLOCK_M, BLOCK_N]
+        m_n = n < n_keys
+        if SIZE > 1:
+            b_s += tl.log2(tl.minimum(n_tokens - n * SIZE, SIZE).to(tl.float32))[None, :]
+        if alike_ptr is not None:
+            unlike = tl.load(alike_ptr + bh * n_keys + n, mask=m_n, other=1.0) < least_alike
+            m_n = m_n & (unlike == 0)
+        b_s = tl.where(m_n[None, :], b_s, -float("inf"))
+        m_new = tl.maximum(m_i, tl.max(b_s, 1))
+        l_i = l_i * tl.exp2(m_i - m_new) + tl.sum(tl.exp2(b_s - m_new[:, None]), 1)
+        m_i = m_new
+    p_lse = lse_ptr + (bh * SPLITS + split).to(tl.int64) * n_rows + rows
+    tl.store(p_lse, m_i + tl.log2(l_i), mask=rows < n_rows)
+
+
+@triton.jit
+def _head(
+    q_ptr, k_ptr, bh, rows, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads,
+    HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """Rows of q of a head, [BLOCK_M, HEAD_DIM], and the pointer of its k."""
+    b, h = (bh // heads).to(tl.int64), (bh % heads).to(tl.int64)
+    p_q = q_ptr + b * stride_qb + h * stride_qh + rows.to(tl.int64)[:, None] * stride_qn
+    b_q = tl.load(p_q + tl.arange(0, HEAD_DIM)[None, :], mask=(rows < n_rows)[:, None], other=0.0)
+    return b_q, k_ptr + b * stride_kb + h * stride_kh
+
+
+@triton.jit
+def _scores(b_q, k_ptr, n, n_keys, stride_kn, HEAD_DIM: tl.constexpr):
+    """Products [BLOCK_M, BLOCK_N] of rows with keys n; any value where a key is not there."""
+    p_k = k_ptr + tl.minimum(n, n_keys - 1).to(tl.int64)[:, None] * stride_kn + tl.arange(0, HEAD_DIM)[None, :]
+    return tl.dot(b_q, tl.trans(tl.load(p_k)), input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_keys", "n_queries", "n_groups"])
+def tilewright_slice_codes(
+    code_ptr, q_ptr, k_ptr, lse_ptr, q_alike_ptr, k_alike_ptr, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh,
+    stride_kn, stride_lb, stride_lh, stride_ls, stride_ln, stride_c, n_rows, n_keys, n_queries, n_groups, heads,
+    scale_log2, lse_log2, least_alike,
+    OF_GROUP: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """Codes of all keys for groups of OF_GROUP rows of q. Grid: (batch * heads * chunks of keys * tiles of groups,).
+
+    code_ptr: uint8 [batch, heads, n_groups, stride_c]. lse_ptr: log-sum-exps of the rows in SPLITS parts, those in base
+    2 after multiplication with lse_log2. SIZE: queries that a row stands for. LARGEST: the largest share of the rows
+    counts, else their mean. BLOCK_G, BLOCK_R: groups, and rows of each, of one product. CHUNK: keys of a program.
+    q_alike_ptr, k_alike_ptr: float32 [batch, heads, n_groups] and [.., n_keys], or None: code 0 below least_alike.
+    """
+    tiles = tl.cdiv(n_groups, BLOCK_G)
+    chunks = tl.cdiv(n_keys, CHUNK)
+    tile = tl.program_id(0) % tiles
+    chunk = tl.program_id(0) // tiles % chunks
+    bh = tl.program_id(0) // (tiles * chunks)
+    i = tl.arange(0, BLOCK_G * BLOCK_R)
+    groups = tile * BLOCK_G + tl.arange(0, BLOCK_G)
+    # Of each group the rows that come first; all of them where one product holds them.
+    first = (tile * BLOCK_G + i // BLOCK_R) * OF_GROUP + i % BLOCK_R
+    lse_ptr += (bh // heads).to(tl.int64) * stride_lb + (bh % heads).to(tl.int64) * stride_lh
+    code_ptr += (bh * n_groups).to(tl.int64) * stride_c
+    if OF_GROUP == BLOCK_R:
+        b_q, k_ptr = _head(q_ptr, k_ptr, bh, first, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM)
+        b_l = _row_lse(lse_ptr, first, n_rows, n_queries, stride_ls, stride_ln, lse_log2, OF_GROUP, SIZE, LARGEST, SPLITS, MOST_SPLITS)
+    for lo in tl.range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, n_keys), BLOCK_N, num_stages=NUM_STAGES):
+        n = lo + tl.arange(0, BLOCK_N)
+        if OF_GROUP == BLOCK_R:
+            b_x = _scores(b_q, k_ptr, n, n_keys, stride_kn, HEAD_DIM) * scale_log2 - b_l[:, None]
+            b_m = _over_rows(b_x, LARGEST, BLOCK_G, BLOCK_R, BLOCK_N)  # [BLOCK_G, BLOCK_N]
+            if BLOCK_R > 1 and not LARGEST:
+                b_m = tl.log2(b_m)
+        else:
+            b_m = tl.full((BLOCK_G, BLOCK_N), -float("inf") if LARGEST else 0.0, tl.float32)
+            for start in range(0, OF_GROUP, BLOCK_R):
+                rows = first + start
+                b_q, k_head = _head(q_ptr, k_ptr, bh, rows, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM)
+                b_l = _row_lse(lse_ptr, rows, n_rows, n_queries, stride_ls, stride_ln, lse_log2, OF_GROUP, SIZE, LARGEST, SPLITS, MOST_SPLITS)
+                b_x = _scores(b_q, k_head, n, n_keys, stride_kn, HEAD_DIM) * scale_log2 - b_l[:, None]
+                b_part = _over_rows(b_x, LARGEST, BLOCK_G, BLOCK_R, BLOCK_N)
+                b_m = tl.maximum(b_m, b_part) if LARGEST else b_m + b_part
+            if not LARGEST:
+                b_m = tl.log2(b_m)
+        b_c = b_m * -OCTAVE
+        # NaN, and what stands for it among maxima, is no share.
+        b_c = tl.where((b_c == b_c) & (b_c > -float("inf")), b_c, CODES - 1.0)
+        b_c = tl.minimum(tl.maximum(b_c, 0.0), CODES - 1.0).to(tl.int32)  # [BLOCK_G, BLOCK_N]
+        m_n = n < n_keys
+        m_groups = groups < n_groups
+        if k_alike_ptr is not None:
+            unlike = tl.load(k_alike_ptr + bh * n_keys + n, mask=m_n, other=1.0) < least_alike
+            q_unlike = tl.load(q_alike_ptr + bh * n_groups + groups, mask=m_groups, other=1.0) < least_alike
+            b_c = tl.where((unlike[None, :] | q_unlike[:, None]) & (b_l == b_l)[:, None], 0, b_c)
+        p_code = code_ptr + groups.to(tl.int64)[:, None] * stride_c + n[None, :]
+        tl.store(p_code, b_c.to(tl.uint8), mask=m_groups[:, None] & m_n[None, :])
+
+
+@triton.jit
+def _row_lse(
+    lse_ptr, rows, n_rows, n_queries, stride_ls, stride_ln, lse_log2,
+    OF_GROUP: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr, SPLITS: tl.constexpr, MOST_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """What is taken from a row's scores, in base 2: its log-sum-exp, less the log of its share of the group's queries.
+
+    Infinite for rows of no query.
+    """
+    s = tl.arange(0, MOST_SPLITS)
+    m_rows = rows < n_rows
+    p_lse = lse_ptr + rows.to(tl.int64)[:, None] * stride_ln + s[None, :] * stride_ls
+    m_parts = m_rows[:, None] & (s < SPLITS)[None, :]
+    b_l = tl.load(p_lse, mask=m_parts, other=-float("inf")) * lse_log2  # [BLOCK_M, MOST_SPLITS]
+    if SPLITS > 1:
+        m_i = tl.maximum(tl.max(b_l, 1), LOWEST)
+        b_l = m_i + tl.log2(tl.sum(tl.exp2(b_l - m_i[:, None]), 1))
+    else:
+        b_l = tl.sum(tl.where(m_parts, b_l, 0.0), 1)
+    if OF_GROUP > 1 and not LARGEST:
+        queries = tl.minimum(n_queries - rows * SIZE, SIZE).to(tl.float32)
+        of_group = tl.minimum(n_queries - rows // OF_GROUP * (OF_GROUP * SIZE), OF_GROUP * SIZE).to(tl.float32)
+        b_l -= tl.log2(tl.where(m_rows, queries / of_group, 1.0))
+    return tl.where(m_rows, b_l, float("inf"))
+
+
+@triton.jit
+def _over_rows(b_x, LARGEST: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The log2 of the largest share of a group's rows, or the sum of their shares; of one row, the log2 of its share.
+
+    b_x: log2 of shares, [BLOCK_G * BLOCK_R, BLOCK_N]. Where one is NaN, the largest is infinite.
+    """
+    if LARGEST:
+        b_x = tl.where(b_x == b_x, b_x, float("inf"))
+        return tl.max(tl.reshape(b_x, (BLOCK_G, BLOCK_R, BLOCK_N)), 1)
+    if BLOCK_R == 1:
+        return b_x
+    return tl.sum(tl.reshape(tl.exp2(b_x), (BLOCK_G, BLOCK_R, BLOCK_N)), 1)
+
+
+@triton.jit(do_not_specialize=["n_keys"])
+def tilewright_slice_spread(code_ptr, of_block_ptr, n_keys, stride_c, stride_b, SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Codes of keys from those of their blocks of SIZE keys. Grid: (groups in all, keys / BLOCK_N rounded up)."""
+    chunks = tl.cdiv(n_keys, BLOCK_N)
+    row = (tl.program_id(0) // chunks).to(tl.int64)
+    n = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_n = n < n_keys
+    b_c = tl.load(of_block_ptr + row * stride_b + n // SIZE, mask=m_n)
+    tl.store(code_ptr + row * stride_c + n, b_c, mask=m_n)
+
+
+@triton.jit(do_not_specialize=["n_keys", "n_groups"])
+def tilewright_slice_given(
+    code_ptr, mask_ptr, stride_mb, stride_mh, stride_mg, stride_mn, n_keys, n_groups, heads, stride_c,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Codes 0 where a mask, uint8, is not 0, else 255. Grid: (groups in all * (keys / BLOCK_N rounded up),)."""
+    chunks = tl.cdiv(n_keys, BLOCK_N)
+    row = tl.program_id(0) // chunks
+    n = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
+    bh = row // n_groups
+    mask_ptr += (bh // heads).to(tl.int64) * stride_mb + (bh % heads).to(tl.int64) * stride_mh
+    p_mask = mask_ptr + (row % n_groups).to(tl.int64) * stride_mg + n.to(tl.int64) * stride_mn
+    b_mask = tl.load(p_mask, mask=n < n_keys, other=0)
+    tl.store(code_ptr + row.to(tl.int64) * stride_c + n, tl.where(b_mask != 0, 0, CODES - 1).to(tl.uint8), mask=n < n_keys)
+
+
+@triton.jit(do_not_specialize=["n_keys", "seed"])
+def tilewright_slice_random(code_ptr, n_keys, seed, stride_c, BLOCK_N: tl.constexpr):
+    """Codes as good as random. Grid: (groups in all * (keys / BLOCK_N rounded up),)."""
+    chunks = tl.cdiv(n_keys, BLOCK_N)
+    row = tl.program_id(0) // chunks
+    n = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
+    b_c = _mixed(_mixed((row + seed).to(tl.uint32)) + n.to(tl.uint32)) & (CODES - 1)
+    tl.store(code_ptr + row.to(tl.int64) * stride_c + n, b_c.to(tl.uint8), mask=n < n_keys)
+
+
+@triton.jit
+def _mixed(x):
+    """The finaliser of MurmurHash3, of uint32."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit(do_not_specialize=["n_keys", "n_units"])
+def tilewright_slice_runs(
+    run_ptr, code_ptr, n_keys, n_units, stride_r, stride_c, WIDTH: tl.constexpr, BLOCK_U: tl.constexpr
+):
+    """Codes of the sums of shares of runs of WIDTH keys. Grid: (groups in all * (runs / BLOCK_U rounded up),).
+
+    Keys of code 255 have no share: a run of such alone has that code, too.
+    """
+    chunks = tl.cdiv(n_units, BLOCK_U)
+    row = (tl.program_id(0) // chunks).to(tl.int64)
+    unit = tl.program_id(0) % chunks * BLOCK_U + tl.arange(0, BLOCK_U)
+    n = unit[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    b_c = tl.load(code_ptr + row * stride_c + n, mask=n < n_keys, other=CODES - 1)
+    b_p = tl.where(b_c < CODES - 1, tl.exp2((b_c.to(tl.float32) + 0.5) * (-1 / OCTAVE)), 0.0)
+    b_r = tl.log2(tl.sum(b_p, 1)) * -OCTAVE
+    b_r = tl.minimum(tl.maximum(b_r, 0.0), CODES - 1.0)
+    tl.store(run_ptr + row * stride_r + unit, b_r.to(tl.int32).to(tl.uint8), mask=unit < n_units)
+
+
+@triton.jit(do_not_specialize=["n_units", "n_keys", "n_always", "in_always", "mass", "code", "count", "least", "most"])
+def tilewright_slice_select(
+    key_ptr, count_ptr, code_ptr, always_ptr, n_units, n_keys, n_always, in_always, mass, code, count, least, most,
+    capacity, stride_c,
+    BY_MASS: tl.constexpr, BY_CODE: tl.constexpr, FREE: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr,
+    HISTOGRAM: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The list of a group. Grid: (groups in all,). Arguments are the fields of `selection.Rule`, mass
+    in units of MASS_UNIT.
+
+    key_ptr: int32 [groups in all, capacity]. count_ptr: int32 [groups in all]. code_ptr: uint8, rows of n_units,
+    stride_c apart. always_ptr: int32 [n_always, 2], ranges of units, with in_always units in all. HISTOGRAM: units of
+    each code are counted in one sweep; else the codes in question are bisected, in eight sweeps.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    code_ptr += row * stride_c
+    key_ptr += row * capacity
+    c = tl.arange(0, CODES)
+    if HISTOGRAM:
+        # What is counted beyond the end of a range has the code 255.
+        b_all = _histogram(code_ptr, 0, n_units, BLOCK_N)
+        b_always = tl.zeros((CODES,), tl.int32)
+        for a in range(0, n_always):
+            b_always += _histogram(code_ptr, tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1), BLOCK_N)
+        b_rest = b_all - b_always
+        b_upto = tl.cumsum(b_rest, 0)
+        unknown = tl.sum(tl.where(c == CODES - 1, b_all, 0), 0) == n_units
+        if BY_MASS:
+            b_w = _weight(c, FREE)
+            target = _target(mass, tl.sum(b_all.to(tl.int64) * b_w, 0))
+            b_mass = tl.cumsum(b_rest.to(tl.int64) * b_w, 0) + tl.sum(b_always.to(tl.int64) * b_w, 0)
+            code = tl.min(tl.where(b_mass.to(tl.float64) >= target, c, CODES - 1), 0)
+        if BY_MASS or BY_CODE:
+            count = in_always + tl.sum(tl.where(c == code, b_upto, 0), 0)
+        asked = tl.maximum(count, tl.maximum(tl.minimum(least, n_units), in_always))
+        wanted = tl.minimum(asked, most) - in_always
+        last = tl.min(tl.where(b_upto >= wanted, c, CODES - 1), 0)
+        ties = wanted - tl.sum(tl.where(c == last - 1, b_upto, 0), 0)
+    else:
+        unknown = _count(code_ptr, always_ptr, n_units, 0, CODES - 2, BLOCK_N) == 0
+        if BY_MASS:
+            total = _mass(code_ptr, always_ptr, n_units, 0, CODES - 1, FREE, BLOCK_N)
+            base = total - _mass(code_ptr, always_ptr, n_units, n_always, CODES - 1, FREE, BLOCK_N)
+            target = _target(mass, total)
+            code = CODES - 1
+            lo = 0
+            for _ in range(8):
+                mid = (lo + code) // 2
+                found = base + _mass(code_ptr, always_ptr, n_units, n_always, mid, FREE, BLOCK_N)
+                enough = found.to(tl.float64) >= target
+                code = tl.where(enough, mid, code)
+                lo = tl.where(enough, lo, tl.minimum(mid + 1, code))
+        if BY_MASS or BY_CODE:
+            count = in_always + _count(code_ptr, always_ptr, n_units, n_always, code, BLOCK_N)
+        asked = tl.maximum(count, tl.maximum(tl.minimum(least, n_units), in_always))
+        wanted = tl.minimum(asked, most) - in_always
+        last = wanted * 0 + code
+        ties = wanted * 0 + n_units
+        # The code that the rule ends at needs no search where nothing else limits the list.
+        if (code < 0) | (wanted + in_always != count):
+            last = CODES - 1
+            lo = 0
+            for _ in range(8):
+                mid = (lo + last) // 2
+                enough = _count(code_ptr, always_ptr, n_units, n_always, mid, BLOCK_N) >= wanted
+                last = tl.where(enough, mid, last)
+                lo = tl.where(enough, lo, tl.minimum(mid + 1, last))
+            ties = wanted - _count(code_ptr, always_ptr, n_units, n_always, last - 1, BLOCK_N)
+
+    listed, n_ties, final = 0, 0, -1
+    for lo in range(0, n_units, BLOCK_N):
+        n = lo + tl.arange(0, BLOCK_N)
+        b_c = tl.load(code_ptr + n, mask=n < n_units, other=CODES - 1).to(tl.int32)  # [BLOCK_N]
+        m_always = _in_ranges(always_ptr, n_always, n)
+        m_sure = (n < n_units) & (m_always | (b_c < last))
+        m_tie = (n < n_units) & (b_c == last) & (m_always == 0)
+        # One scan counts both: fewer than 2**16 units are read at once.
+        b_at = tl.cumsum(m_sure.to(tl.int32) + (m_tie.to(tl.int32) << 16), 0)
+        b_tied = n_ties + (b_at >> 16)
+        m_taken = m_sure | (m_tie & (b_tied <= ties))
+        b_to = listed + (b_at & 0xFFFF) + tl.minimum(b_tied, ties) - tl.minimum(n_ties, ties) - 1
+        _store_units(key_ptr, b_to, n, m_taken, n_keys, WIDTH)
+        listed += tl.sum(m_taken.to(tl.int32), 0)
+        n_ties += tl.sum(m_tie.to(tl.int32), 0)
+        final = tl.maximum(final, tl.max(tl.where(m_taken, n, -1), 0))
+    if WIDTH > 1:
+        # The last run of all may be short.
+        listed = listed * WIDTH - tl.where(final * WIDTH + WIDTH > n_keys, final * WIDTH + WIDTH - n_keys, 0)
+        final = tl.minimum(final * WIDTH + WIDTH, n_keys) - 1
+    behind = listed + tl.arange(0, STEP)
+    end = (listed + STEP - 1) // STEP * STEP
+    tl.store(key_ptr + behind, tl.zeros((STEP,), tl.int32) + final, mask=behind < end)
+    if WHOLE:
+        # A list that does not fit says so.
+        listed = tl.where(asked > most, asked * WIDTH, listed)
+    else:
+        listed = tl.where(unknown, UNKNOWN, listed)
+    tl.store(count_ptr + row, listed)
+
+
+@triton.jit
+def _store_units(key_ptr, b_to, n, m_taken, n_keys, WIDTH: tl.constexpr):
+    """Write the keys of units n to their places among the list's units."""
+    if WIDTH == 1:
+        tl.store(key_ptr + b_to, n, mask=m_taken)
+    else:
+        w = tl.arange(0, WIDTH)
+        keys = n[:, None] * WIDTH + w[None, :]
+        tl.store(key_ptr + b_to[:, None] * WIDTH + w[None, :], keys, mask=m_taken[:, None] & (keys < n_keys))
+
+
+@triton.jit
+def _weight(c, FREE: tl.constexpr):
+    """The masses int64 of codes c, those of `selection.WEIGHTS`; FREE: code 0 has none."""
+    i = c % OCTAVE
+    low = tl.where(i == 0, W0, tl.where(i == 1, W1, tl.where(i == 2, W2, W3)))
+    high = tl.where(i == 4, W4, tl.where(i == 5, W5, tl.where(i == 6, W6, W7)))
+    weight = tl.where(i < 4, low, high).to(tl.int64) >> (c // OCTAVE).to(tl.int64)
+    return tl.where(c > 0, weight, 0) if FREE else weight
+
+
+@triton.jit
+def _target(mass, total):
+    """The mass to be reached, of `total` in all: float64, as exact as on other devices."""
+    return tl.cast(mass, tl.float64) * MASS_UNIT * total.to(tl.float64)
+
+
+@triton.jit
+def _histogram(code_ptr, lo, hi, BLOCK_N: tl.constexpr):
+    """How many units from lo to hi have each code, int32 [256]."""
+    found = tl.zeros((CODES,), tl.int32)
+    for start in range(lo, hi, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        found += tl.histogram(tl.load(code_ptr + n, mask=n < hi, other=CODES - 1).to(tl.int32), CODES)
+    # Those that were read beyond the end count as the last code.
+    n_beyond = tl.cdiv(tl.maximum(hi - lo, 0), BLOCK_N) * BLOCK_N - tl.maximum(hi - lo, 0)
+    return found - tl.where(tl.arange(0, CODES) == CODES - 1, n_beyond, 0)
+
+
+@triton.jit
+def _count(code_ptr, always_ptr, n_units, n_always, code, BLOCK_N: tl.constexpr):
+    """How many units outside of `n_always` ranges have at most this code."""
+    found = tl.zeros((BLOCK_N,), tl.int32)
+    for lo in range(0, n_units, BLOCK_N):
+        n = lo + tl.arange(0, BLOCK_N)
+        b_c = tl.load(code_ptr + n, mask=n < n_units, other=CODES - 1).to(tl.int32)
+        found += ((b_c <= code) & (n < n_units) & (_in_ranges(always_ptr, n_always, n) == 0)).to(tl.int32)
+    return tl.sum(found, 0)
+
+
+@triton.jit
+def _mass(code_ptr, always_ptr, n_units, n_always, code, FREE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The mass int64 of the units that `_count` counts."""
+    found = tl.zeros((BLOCK_N,), tl.int64)
+    for lo in range(0, n_units, BLOCK_N):
+        n = lo + tl.arange(0, BLOCK_N)
+        b_c = tl.load(code_ptr + n, mask=n < n_units, other=CODES - 1).to(tl.int32)
+        m_n = (b_c <= code) & (n < n_units) & (_in_ranges(always_ptr, n_always, n) == 0)
+        found += tl.where(m_n, _weight(b_c, FREE), 0)
+    return tl.sum(found, 0)
+
+
+@triton.jit
+def _in_ranges(always_ptr, n_always, n):
+    """Whether units n lie in one of the ranges."""
+    found = n < 0
+    for a in range(0, n_always):
+        found = found | ((n >= tl.load(always_ptr + 2 * a)) & (n < tl.load(always_ptr + 2 * a + 1)))
+    return found

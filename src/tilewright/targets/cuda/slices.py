@@ -1,0 +1,135 @@
+"""Executor of slice lists on an NVIDIA GPU (stage T5): launches of `slice_kernels`.
+
+The contract is that of `targets`.
+"""
+
+import math
+from functools import lru_cache, partial
+
+import torch
+import triton
+
+from tilewright.slices import layout as layouts
+from tilewright.targets import qkv
+from tilewright.targets.cuda import config, slice_kernels
+from tilewright.targets.cuda.launcher import KEYS, CachedLaunch, wide
+
+# Keys that a program flags or packs at once; groups that it ranks at once, and others that it compares them with.
+FLAGGED, RANKED, COMPARED = 1024, 32, 64
+
+
+class Executor:
+    """The kernels for a `slices.layout.Layout` on a device: methods as in `targets`.
+
+    attention_config: the `config.SliceConfig` of attention; None: `config.for_slices`. The first call with tensors of
+    some shapes and strides, on each stream, goes through Triton, which compiles.
+    """
+
+    def __init__(self, layout, device, attention_config=None):
+        """Compile nothing yet."""
+        self.layout, self._device, self._attention_config = layout, device, attention_config
+        self._from_mask = CachedLaunch(partial(self._launch_list, False), device)
+        self._unpack = CachedLaunch(partial(self._launch_list, True), device)
+        self._rank = CachedLaunch(self._launch_rank, device)
+        self._pack = CachedLaunch(self._launch_pack, device)
+        # By scale and whether memory for the result is given.
+        self._attend = lru_cache(KEYS)(
+            lambda scale, given: CachedLaunch(partial(self._launch_attend, scale, given), device)
+        )
+
+    def from_mask(self, mask):
+        """See `targets`."""
+        counts = mask.new_empty(self._groups, dtype=torch.int32)
+        keys = self._from_mask(counts, mask)
+        return keys, counts, *self.rank(counts)
+
+    def unpack(self, bits):
+        """See `targets`."""
+        counts = bits.new_empty(self._groups)
+        keys = self._unpack(counts, bits)
+        return keys, counts, *self.rank(counts)
+
+    def rank(self, counts):
+        """See `targets`."""
+        state = counts.new_empty(layouts.STATE)
+        return self._rank(state, counts), state
+
+    def pack(self, keys, counts):
+        """See `targets`."""
+        bits = keys.new_zeros(*self._groups, self.layout.words + 1)
+        return self._pack(bits, keys, counts)
+
+    def attend(self, lists, q, k, v, *, scale, out=None, with_lse=False):
+        """See `targets`."""
+        run = self._attend(scale, out is not None)
+        given = () if out is None else (out,)
+        if not with_lse:
+            return run(*given, *lists, q, k, v), None
+        lse = q.new_empty(*self._groups[:2], self.layout.queries, dtype=torch.float32)
+        return run(*given, *lists, q, k, v, lse), lse
+
+    @property
+    def _groups(self):
+        return self.layout.batch, self.layout.heads, self.layout.groups
+
+    # What a `CachedLaunch` starts: each returns the result, the compiled kernel, its grid and what follows the tensors.
+
+    def _launch_list(self, bits, counts, flags):
+        layout = self.layout
+        keys = counts.new_empty(*self._groups, layout.capacity)
+        # A batch entry or head of one stands for all.
+        strides = [0 if n == 1 else stride for n, stride in zip(flags.shape[:3], flags.stride()[:3], strict=True)]
+        sizes = layout.heads, layout.groups, layout.keys, layout.words, layout.capacity
+        arguments = (*strides, *sizes, bits, FLAGGED)
+        grid = math.prod(self._groups)
+        # As bytes: tensors of bool are flags of 0 and 1.
+        given = flags if bits else flags.view(torch.uint8)
+        compiled = slice_kernels.tilewright_list_keys[(grid,)](keys, counts, given, *arguments)
+        return keys, compiled, grid, arguments
+
+    def _launch_rank(self, state, counts):
+        layout = self.layout
+        heads = layout.batch * layout.heads
+        order = torch.empty_like(counts)
+        arguments = (heads, layout.groups, layout.capacity, RANKED, COMPARED)
+        grid = heads * triton.cdiv(layout.groups, RANKED) + 1
+        compiled = slice_kernels.tilewright_rank_groups[(grid,)](order, state, counts, *arguments)
+        return order, compiled, grid, arguments
+
+    def _launch_pack(self, bits, keys, counts):
+        arguments = (self.layout.words, self.layout.capacity, FLAGGED)
+        grid = math.prod(self._groups)
+        compiled = slice_kernels.tilewright_pack_keys[(grid,)](bits, keys, counts, *arguments)
+        return bits, compiled, grid, arguments
+
+    def _launch_attend(self, scale, given, *tensors):
+        layout = self.layout
+        out, tensors = (tensors[0], tensors[1:]) if given else (None, tensors)
+        *lists, q, k, v = tensors[:7]
+        # Memory for the log-sum-exps, where they are asked for, is the executor's own.
+        lse = tensors[7:]
+        inputs = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
+        layouts.check_inputs(layout, *lists, **inputs)
+        if out is None:
+            out = qkv.empty(q, layout.queries)
+        head_dim = q.shape[-1]
+        chosen = self._attention_config or config.for_slices(layout.rows, head_dim, q.dtype, *_facts(self._device))
+        strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
+        is_wide = any(wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
+        constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
+        sizes = layout.queries, layout.groups, layout.capacity, scale * math.log2(math.e)
+        arguments = (*strides, *sizes, *constants, chosen.ahead, chosen.k_columns, is_wide)
+        grid = math.prod(self._groups)
+        arguments = arguments if lse else (None, *arguments)
+        compiled = slice_kernels.tilewright_slice_attention[(grid,)](
+            out, *lists, q, k, v, *lse, *arguments, num_warps=chosen.num_warps, maxnreg=chosen.maxnreg
+        )
+        return out, compiled, grid, arguments
+
+
+def _facts(device):
+    """``((major, minor), most bytes of shared memory of a program)``; those of an H200 under the interpreter."""
+    if device.type != "cuda":
+        return (9, 0), 227 << 10
+    facts = torch.cuda.get_device_properties(device)
+    return (facts.major, facts.minor), facts.shared_memory_per_block_optin

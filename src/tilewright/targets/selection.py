@@ -1,0 +1,120 @@
+"""How the keys of slices are chosen: a predictor writes a code for each group and key, and one selection reads them.
+
+The code of a key is ``min(255, floor(-8 log2 m))`` of the share m of the group's attention that the key is expected to
+get: an eighth of an octave, 32 octaves deep. A group whose codes are all 255 has no shares: q or k holds NaN.
+
+Contract of a target's ``slice_selection.py``. ``Selection(layout, device)``, for a `slices.layout.Layout` or a part of
+one (see `parts`), has methods that return codes uint8 [B, H, G, N_k], whose rows may be padded. q is [B, H, N_q, D] and
+k [B, H, N_k, D], strided, the values of a head side by side. scale: of the scores, as in attention.
+    ``pooled(q, k, pool, scale)``: shares of the means of `pool` consecutive queries each, averaged over the group;
+    ``column(q, k, lse, step, largest, scale)``: the largest share, or the mean one, that every `step`-th query of the
+        group gives to a key. lse: float32 [B, H, N_q], log-sum-exps of all scores of a query, or None: computed here;
+    ``blocks(q, k, block, similarity, scale)``: shares that the mean query of a group gives to the means of `block`
+        consecutive keys; code 0 for blocks and groups whose mean cosine to their mean is below `similarity`;
+    ``given(mask)``: 0 where bool mask [B or 1, H or 1, G, N_k] is True, else 255;
+    ``random(seed)``: every code as likely as any other.
+One chooses by codes:
+    ``select(codes, rule, keys, counts)``: the lists of all groups, written to keys and counts of `SliceLists`. Where a
+        group's keys must not be cut and do not fit, its count is larger than the capacity; where it has no shares, its
+        count is `UNKNOWN`.
+``memory(device) -> bytes``: of the device.
+"""
+
+import math
+from typing import NamedTuple
+
+from tilewright.slices.layout import Layout
+
+# Codes, and the weights of eight neighbouring ones at full scale: `weight` of any other is one of them, halved for each
+# octave. Integers, so that sums do not depend on their order and are the same on every device.
+CODES, OCTAVE = 256, 8
+WEIGHTS = tuple(round(2 ** (31 - (i + 0.5) / OCTAVE)) for i in range(OCTAVE))
+# The count of a group whose shares are NaN: larger than any capacity.
+UNKNOWN = 2**30
+# What masses are rounded to.
+MASS_UNIT = 2.0**-24
+# Bytes that codes and what they are made of may take at a time.
+WORKSPACE = 256 << 20
+# Rows of codes begin at multiples of so many bytes.
+ALIGNED = 16
+
+
+class Rule(NamedTuple):
+    """Which keys of a group are listed: those with the smallest codes, equal codes by key.
+
+    Units are aligned runs of `width` keys, which are listed whole; the code of a run is that of the sum of its shares.
+    mass: as many units as make up this share of the group's attention, or None.
+    code: units of this code or a smaller one, or None.
+    count: so many units, or None. One of mass, code and count is stated.
+    least, most: units of a group whatever the rule says.
+    always: ranges ``(first, end)`` of units that are listed whatever their codes, in order, apart from each other. They
+        count, and so does their mass.
+    free: units of code 0 are listed and have no mass.
+    whole: lists are not cut at `most` units; one that exceeds them does not fit.
+    """
+
+    width: int = 1
+    mass: float | None = None
+    code: int | None = None
+    count: int | None = None
+    least: int = 0
+    most: int = 0
+    always: tuple[tuple[int, int], ...] = ()
+    free: bool = False
+    whole: bool = False
+
+    @property
+    def mass_units(self) -> int:
+        """`mass` in units of `MASS_UNIT`."""
+        return round((self.mass or 0) / MASS_UNIT)
+
+    @property
+    def n_always(self) -> int:
+        """Units in the ranges of `always`."""
+        return sum(end - first for first, end in self.always)
+
+
+class Part(NamedTuple):
+    """Consecutive groups, in the order of [B, H, G], that are predicted at a time: a range of each dimension."""
+
+    batch: slice
+    heads: slice
+    groups: slice
+
+
+# All groups.
+WHOLE = Part(slice(None), slice(None), slice(None))
+
+
+def parts(layout: Layout, group_bytes: int) -> tuple[Part, ...]:
+    """Parts of `layout` whose groups take `group_bytes` of `WORKSPACE` each; at least one group each."""
+    heads, groups = layout.heads, layout.groups
+    most = max(1, WORKSPACE // group_bytes)
+    if most >= layout.batch * heads * groups:
+        return (WHOLE,)
+    if most >= heads * groups:
+        return tuple(Part(b, slice(None), slice(None)) for b in _ranges(layout.batch, most // (heads * groups)))
+    entries = _ranges(layout.batch, 1)
+    if most >= groups:
+        return tuple(Part(b, h, slice(None)) for b in entries for h in _ranges(heads, most // groups))
+    return tuple(Part(b, h, g) for b in entries for h in _ranges(heads, 1) for g in _ranges(groups, most))
+
+
+def _ranges(n, most):
+    """Slices of 0..n of at most `most` elements each, as equal as can be."""
+    step = math.ceil(n / math.ceil(n / most))
+    return [slice(lo, min(lo + step, n)) for lo in range(0, n, step)]
+
+
+def part_layout(layout: Layout, part: Part) -> Layout:
+    """The `Layout` of a part by itself."""
+    batch, heads, groups = (
+        len(range(n)[taken]) for n, taken in zip((layout.batch, layout.heads, layout.groups), part, strict=True)
+    )
+    first = (part.groups.start or 0) * layout.rows
+    return layout._replace(batch=batch, heads=heads, queries=min(groups * layout.rows, layout.queries - first))
+
+
+def padded(n: int) -> int:
+    """Bytes from a row of n codes to the next."""
+    return -(-n // ALIGNED) * ALIGNED
