@@ -1,8 +1,8 @@
 """Shares of the queries themselves, by the published criteria; half of the products of dense attention.
 
 `max` is FG-Attn's (arXiv 2509.16518): the largest share that a query of the group gives to the key, to be used with
-``threshold``, 0.5 over the number of keys there. `mean` is Chipmunk's (arXiv 2506.03275): the mean share, with ``keep``.
-Log-sum-exps hardly change between denoising steps: those of an earlier one can be given.
+``threshold``, 0.5 over the number of keys there. `mean` is Chipmunk's (arXiv 2506.03275): the mean share, with
+``keep``. Log-sum-exps hardly change between denoising steps: those of an earlier one can be given.
 """
 
 from typing import Literal

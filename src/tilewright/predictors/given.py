@@ -53,11 +53,12 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
         """See `Settings`."""
         if self.pattern is None:
             return
-        for name in ("grid", "reach", "tile", "window"):
-            needed = name == "grid" or name in STATED[self.pattern]
-            if needed != (getattr(self, name) is not None):
-                known = ", ".join(("grid", *STATED[self.pattern]))
-                raise ConfigError(f"pattern {self.pattern}: expected {known}, and {name} is {'not' * needed} among them")
+        needed = ("grid", *STATED[self.pattern])
+        found = [name for name in ("grid", "reach", "tile", "window") if getattr(self, name) is not None]
+        if set(found) != set(needed):
+            raise ConfigError(
+                f"pattern {self.pattern}: expected {', '.join(needed)}, found {', '.join(found) or 'none of these'}"
+            )
         frames, height, width = self.grid
         tokens = frames * height * width + self.text
         if (layout.queries, layout.keys) != (tokens, tokens):
@@ -91,8 +92,9 @@ def mask(params, layout, device):
     sees, text = _PATTERNS[params.pattern](params, t, y, x), tokens >= len(t)
 
     def allowed(b, h, query, key):
-        of_video = sees(query.clamp(max=len(t) - 1), key.clamp(max=len(t) - 1)) | (t[key.clamp(max=len(t) - 1)] < params.sink)
-        return of_video | text[query] | text[key]
+        # Tokens of text stand for the last one of the grid where they are looked up.
+        at, other = query.clamp(max=len(t) - 1), key.clamp(max=len(t) - 1)
+        return sees(at, other) | (t[other] < params.sink) | text[query] | text[key]
 
     return of_function(allowed, layout, device)
 

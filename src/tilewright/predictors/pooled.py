@@ -1,8 +1,8 @@
 """Means of a few neighbouring queries each, against all keys: exact shares of these means, averaged over the group.
 
 With sub-pools r of `pool` queries, their means q_r, shares w_r of the group, and L_r the log-sum-exp of the scores of
-q_r: m_gj = sum_r w_r exp(scale q_r k_j - L_r). The shares of a group sum to 1. Keys are not pooled: single keys are what
-is chosen. Two passes over pooled queries times keys, each 1 / (2 pool) of the products of dense attention.
+q_r: m_gj = sum_r w_r exp(scale q_r k_j - L_r). The shares of a group sum to 1. Keys are not pooled: single keys are
+what is chosen. Two passes over pooled queries times keys, each 1 / (2 pool) of the products of dense attention.
 """
 
 from tilewright.predictors import Settings, check_part

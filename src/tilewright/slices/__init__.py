@@ -10,10 +10,12 @@ from tilewright.slices.attention import attend, dense, merge, recall
 from tilewright.slices.layout import Layout, SliceLists, make_layout
 from tilewright.slices.making import from_indices, from_mask, from_mask_mod, unpack
 from tilewright.slices.prediction import predict
+from tilewright.slices.steps import Steps
 
 __all__ = [
     "Layout",
     "SliceLists",
+    "Steps",
     "attend",
     "dense",
     "from_indices",

@@ -119,7 +119,7 @@ def from_mask_mod(
     step = max(1, _PAIRS // (rows * n_keys))
     for b in range(batch):
         for h in range(heads):
-            entry, head = (torch.tensor(number, device=device) for number in (b, h))
+            entry, head = (torch.full((), number, device=device) for number in (b, h))
             for lo in range(0, layout.groups, step):
                 groups = slice(lo, min(lo + step, layout.groups))
                 query = torch.arange(lo * rows, groups.stop * rows, device=device).clamp_(max=queries - 1)

@@ -64,7 +64,8 @@ def predict(
     """
     _check_shapes(q, k)
     check_qkv(q.device, q=q, k=k)
-    layout = make_layout(*q.shape[:3], k.shape[2], rows=rows, budget=budget, width=width)
+    batch, heads, queries, _ = q.shape
+    layout = make_layout(batch, heads, queries, k.shape[2], rows=rows, budget=budget, width=width)
     if scale is None:
         scale = q.shape[-1] ** -0.5
     elif not scale > 0:
@@ -115,7 +116,9 @@ def _planned(layout, head_dim, by, stated, mass, keep, threshold, ranges, least)
     module, params = predictors.parse(by, settings)
     params.check(layout)
     rule = _rule(layout, by, params, mass, keep, threshold, ranges, least)
-    group_bytes = module.group_bytes(params, layout, head_dim) + (layout.keys // layout.width if layout.width > 1 else 0)
+    group_bytes = module.group_bytes(params, layout, head_dim) + (
+        layout.keys // layout.width if layout.width > 1 else 0
+    )
     return _Plan(module, params, rule, selection.parts(layout, group_bytes))
 
 

@@ -21,9 +21,10 @@ One chooses by codes:
 """
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tilewright.slices.layout import Layout
+if TYPE_CHECKING:
+    from tilewright.slices.layout import Layout
 
 # Codes, and the weights of eight neighbouring ones at full scale: `weight` of any other is one of them, halved for each
 # octave. Integers, so that sums do not depend on their order and are the same on every device.
@@ -86,7 +87,7 @@ class Part(NamedTuple):
 WHOLE = Part(slice(None), slice(None), slice(None))
 
 
-def parts(layout: Layout, group_bytes: int) -> tuple[Part, ...]:
+def parts(layout: "Layout", group_bytes: int) -> tuple[Part, ...]:
     """Parts of `layout` whose groups take `group_bytes` of `WORKSPACE` each; at least one group each."""
     heads, groups = layout.heads, layout.groups
     most = max(1, WORKSPACE // group_bytes)
@@ -106,7 +107,7 @@ def _ranges(n, most):
     return [slice(lo, min(lo + step, n)) for lo in range(0, n, step)]
 
 
-def part_layout(layout: Layout, part: Part) -> Layout:
+def part_layout(layout: "Layout", part: Part) -> "Layout":
     """The `Layout` of a part by itself."""
     batch, heads, groups = (
         len(range(n)[taken]) for n, taken in zip((layout.batch, layout.heads, layout.groups), part, strict=True)

@@ -1,4 +1,4 @@
-"""Codes and lists of slices on any device that torch has, a few groups at a time (stage T5).
+"""Codes and lists of slices on a CPU, a few groups at a time (stage T5).
 
 The contract is that of `tilewright.targets.selection`.
 """
@@ -83,14 +83,10 @@ class Selection:
             scaled, keys = rows[b, h].float() * (scale * math.log2(math.e)), k[b, h].float()
             for g in range(0, layout.groups, at_once):
                 taken = slice(g * of_group, (g + at_once) * of_group)
-                shares = scaled[taken] @ keys.mT
-                if lse is None:
-                    logs = torch.logsumexp(shares * math.log(2), 1) * math.log2(math.e)
-                else:
-                    logs = lse[b, h, taken].float() * math.log2(math.e)
-                shares -= logs[:, None]
-                counts = self._queries(taken, len(shares), step)
-                codes[b, h, g : g + at_once] = _coded(_of_groups(shares, counts, of_group, largest))
+                logs = None if lse is None else lse[b, h, taken].float() * math.log2(math.e)
+                counts = self._queries(taken, min(at_once * of_group, rows.shape[2] - taken.start), step)
+                shares = _of_groups(scaled[taken] @ keys.mT, logs, counts, of_group, largest)
+                codes[b, h, g : g + at_once] = _coded(shares)
         return codes
 
     def _queries(self, taken, n, step):
@@ -137,18 +133,25 @@ def mixed(x):
     return x ^ (x >> 16)
 
 
-def _of_groups(shares, counts, of_group, largest):
-    """log2 of the shares of groups [G, N], of those of their rows [P, N] that stand for `counts` [P] queries each."""
-    missing = -len(shares) % of_group
-    shares, counts = F.pad(shares, (0, 0, 0, missing)), F.pad(counts, (0, missing)).view(-1, of_group)
-    shares = shares.view(-1, of_group, shares.shape[-1])
+def _of_groups(scores, logs, counts, of_group, largest):
+    """log2 of the shares [G, N] of groups of rows, which stand for `counts` [P] queries each; overwrites the scores.
+
+    scores: [P, N], in octaves. logs: their log-sum-exps in base 2 [P], or None.
+    """
+    missing = -len(scores) % of_group
     if largest:
+        logs = torch.logsumexp(scores * math.log(2), 1) * math.log2(math.e) if logs is None else logs
+        shares = F.pad(scores.sub_(logs[:, None]), (0, 0, 0, missing), value=-math.inf)
         # `amax` hands on NaN.
-        return shares.masked_fill_((counts == 0)[..., None], -math.inf).amax(1)
-    if of_group == 1:
-        return shares[:, 0]
-    weight = counts / counts.sum(1, keepdim=True)
-    return torch.bmm(weight[:, None], shares.exp2_())[:, 0].log2_()
+        return shares.view(-1, of_group, shares.shape[1]).amax(1)
+    weight = F.pad(counts, (0, missing)).view(-1, of_group)
+    weight = weight / weight.sum(1, keepdim=True)
+    # Without log-sum-exps, what the shares of a row add up to is divided by in the end.
+    shares = scores.sub_((scores.amax(1) if logs is None else logs)[:, None]).exp2_()
+    if logs is None:
+        weight = weight / F.pad(shares.sum(1), (0, missing), value=1).view(-1, of_group)
+    shares = F.pad(shares, (0, 0, 0, missing)).view(-1, of_group, shares.shape[1])
+    return torch.bmm(weight[:, None], shares)[:, 0].log2_()
 
 
 def _coded(logs):
@@ -179,11 +182,10 @@ def _select(codes, rule, keys):
     if rule.width > 1:
         taken = taken.repeat_interleave(rule.width, 1)[:, :n_keys]
         asked = torch.where(asked > rule.most, asked * rule.width, taken.sum(1))
-    at = taken.cumsum(1, dtype=torch.int32)
-    row, key = taken.nonzero(as_tuple=True)
-    keys[row, at[row, key] - 1 if len(row) else row] = key.to(torch.int32)
-    listed = at[:, -1]
-    _fill(keys, listed)
+    for flags, listed in zip(taken.numpy(), keys.numpy(), strict=True):
+        found = np.flatnonzero(flags)
+        listed[: len(found)] = found
+        listed[len(found) : -(-len(found) // STEP) * STEP] = found[-1:]
     return asked if rule.whole else torch.where(unknown, UNKNOWN, asked)
 
 
@@ -220,10 +222,3 @@ def _runs(codes, width):
     shares = torch.exp2((codes.float() + 0.5) / -OCTAVE).masked_fill_(codes == CODES - 1, 0)
     shares = F.pad(shares, (0, -codes.shape[1] % width)).unflatten(1, (-1, width)).sum(2)
     return _coded(shares.log2_())
-
-
-def _fill(keys, listed):
-    """Repeat the last key of each list up to the next multiple of `STEP`."""
-    behind = listed[:, None] + torch.arange(STEP - 1, device=keys.device)
-    row, column = (behind < -(-listed // STEP)[:, None] * STEP).nonzero(as_tuple=True)
-    keys[row, behind[row, column]] = keys[row, listed[row] - 1]

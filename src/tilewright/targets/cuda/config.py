@@ -1,6 +1,6 @@
 """How the attention kernels are compiled: how a head dim is loaded, and what suits a tile or a packed batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.core.errors import PatternError, TileError
 from tilewright.targets.cuda.facts import FEWEST_ROWS
@@ -75,26 +75,32 @@ def for_packed(rows, head_dim, dtype):
     return KernelConfig(num_warps=min(8, rows // FEWEST_ROWS), maxnreg=_maxnreg(rows, sum(HEAD_DIMS[head_dim])))
 
 
-def for_slices(rows, head_dim, dtype, capability, shared_bytes):
+def for_slices(rows, head_dim, dtype, capability, most_shared_bytes):
     """The `SliceConfig` of groups of `rows` queries on a GPU of `capability` (major, minor).
 
-    shared_bytes: most that a program may ask for. In 16 bits, measured on an H200 by a kernel that gathers lists alike
+    most_shared_bytes: of a program. In 16 bits, measured on an H200 by a kernel that gathers lists alike
     (docs/decisions/0023): 64 keys a step and three stages, 4 warps at head dim 128 and 8 at 64, where groups of 64
     queries have 128 keys a step. ASSUME: GPUs before Hopper, which were not measured, need 8 warps for 128 queries at
-    head dim 128: their products keep twice the registers a thread. float32 does not use the tensor cores: it has few
-    keys a step and as many warps as keep a thread's share small.
+    head dim 128: their products keep twice the registers a thread. float32 was not measured either. It does not use the
+    tensor cores: it has few keys a step and as many warps as keep a thread's share small.
     """
     if dtype.itemsize > 2:
-        return SliceConfig(16 if head_dim > 64 else 32, num_stages=1, num_warps=min(8, rows // 8))
+        return SliceConfig(16, num_stages=1, num_warps=min(16, rows // 8))
     if rows < 128:
         step_keys, num_warps = 128 if head_dim == 64 else 64, min(4, rows // FEWEST_ROWS)
         num_stages = 3
     else:
         step_keys, num_warps = 64, 4 if head_dim == 128 and capability >= (9, 0) else 8
         num_stages = 3 if head_dim == 128 else 2
-    while num_stages > 1 and (2 * num_stages * step_keys + rows) * head_dim * dtype.itemsize > shared_bytes:
-        num_stages -= 1
-    return SliceConfig(step_keys, num_stages, num_warps)
+    chosen = SliceConfig(step_keys, num_stages, num_warps)
+    while chosen.num_stages > 1 and shared_bytes(chosen, rows, head_dim, dtype.itemsize) > most_shared_bytes:
+        chosen = replace(chosen, num_stages=chosen.num_stages - 1)
+    return chosen
+
+
+def shared_bytes(chosen, rows, head_dim, itemsize):
+    """Shared memory of a program, about: its stages of keys and values, and its queries."""
+    return (2 * chosen.num_stages * chosen.step_keys + rows) * head_dim * itemsize
 
 
 def _maxnreg(rows, width):

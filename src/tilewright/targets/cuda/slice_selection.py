@@ -6,6 +6,7 @@ all of them can be captured in a CUDA graph after a first call with such tensors
 
 import math
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,15 +17,37 @@ from tilewright.targets.cuda.launcher import KEYS, CachedLaunch
 from tilewright.targets.selection import padded
 
 LOG2_E = math.log2(math.e)
-# Rows of q of a product, and keys of one where a key has at most so many bytes. Tokens that are averaged at once.
-# ASSUME: these, and the sizes below, are those of attention kernels of this shape; none was measured yet.
-BLOCK_M, BLOCK_N, KEY_BYTES, AVERAGED = 128, 128, 256, 64
+# Tokens that are averaged at once, and codes that a program moves at once.
+AVERAGED, MOVED = 64, 2048
 # Programs that fill a large GPU: four for each multiprocessor.
 PROGRAMS = 528
 # Most ranges of keys that log-sum-exps are computed in, and keys of such a range at least.
 MOST_SPLITS, LEAST_SPLIT = 16, 512
-# Codes that a program moves, or counts, at once.
-MOVED = 2048
+
+
+class Config(NamedTuple):
+    """How the kernels are compiled.
+
+    block_m, block_n: rows and keys of a product; num_warps, num_stages: of the kernels that compute some. counted:
+    codes that a program selects from at once; count_warps: of that kernel. histogram: whether it counts codes in one
+    sweep, or bisects; None: bisects where a rule states the code.
+    """
+
+    # ASSUME: not measured. Two programs of this size fit a multiprocessor: the one computes while the other waits.
+    block_m: int = 128
+    block_n: int = 64
+    num_warps: int = 8
+    num_stages: int = 3
+    counted: int = 2048
+    count_warps: int = 4
+    histogram: bool | None = None
+
+
+def config_for(head_dim, dtype):
+    """The `Config` for keys of a type: pipelines fit the shared memory, products without tensor cores the registers."""
+    if dtype == torch.float32:
+        return Config(block_m=32, block_n=32, num_warps=4, num_stages=1)
+    return Config(num_stages=3 if head_dim <= 128 else 2)
 
 
 def memory(device):
@@ -36,14 +59,11 @@ def memory(device):
 
 
 class Selection:
-    """Methods as in `selection`.
+    """Methods as in `selection`. config: a `Config`, None: `config_for`."""
 
-    histogram: whether codes are counted in one sweep, or bisected; None: bisected where a rule states the code.
-    """
-
-    def __init__(self, layout, device, histogram=None):
+    def __init__(self, layout, device, config=None):
         """Compile nothing yet."""
-        self.layout, self._device, self._histogram = layout, device, histogram
+        self.layout, self._device, self._config = layout, device, config
         # By name and settings.
         self._launch = lru_cache(KEYS)(lambda name, *s: CachedLaunch(partial(getattr(self, name), *s), device))
 
@@ -124,17 +144,20 @@ class Selection:
     def _start_lse(self, size, similarity, scale, rows, k, alike=None):
         batch, heads, n_rows, head_dim = rows.shape
         _check_head_dim(head_dim)
-        n_keys, (block_n, stages) = k.shape[2], _step(k)
-        tiles = math.ceil(n_rows / BLOCK_M)
+        n_keys, config = k.shape[2], self._config or config_for(head_dim, k.dtype)
+        tiles = math.ceil(n_rows / config.block_m)
         splits = max(1, min(MOST_SPLITS, n_keys // LEAST_SPLIT, math.ceil(PROGRAMS / (batch * heads * tiles))))
-        split = math.ceil(n_keys / splits / block_n) * block_n
+        split = math.ceil(n_keys / splits / config.block_n) * config.block_n
         splits = math.ceil(n_keys / split)
         lse = rows.new_empty(batch, heads, splits, n_rows, dtype=torch.float32)
         strides = (*rows.stride()[:3], *k.stride()[:3])
         sizes = (n_rows, n_keys, self.layout.keys, heads, scale * LOG2_E, similarity)
-        arguments = (*strides, *sizes, size, head_dim, BLOCK_M, block_n, splits, split, stages)
+        blocks = (config.block_m, config.block_n, splits, split, config.num_stages)
+        arguments = (*strides, *sizes, size, head_dim, *blocks)
         grid = batch * heads * splits * tiles
-        compiled = slice_selection_kernels.tilewright_slice_lse[(grid,)](lse, rows, k, alike, *arguments, num_warps=8)
+        compiled = slice_selection_kernels.tilewright_slice_lse[(grid,)](
+            lse, rows, k, alike, *arguments, num_warps=config.num_warps
+        )
         return lse, compiled, grid, arguments if alike is not None else (None, *arguments)
 
     def _start_block_codes(self, similarity, scale, rows, k, lse, q_alike, k_alike):
@@ -143,24 +166,28 @@ class Selection:
     def _start_codes(
         self, step, largest, scale, lse_log2, rows, k, lse, q_alike=None, k_alike=None, similarity=0.0
     ):  # fmt: skip
-        layout, (block_n, stages) = self.layout, _step(k)
+        layout = self.layout
         batch, heads, n_rows, head_dim = rows.shape
+        config = self._config or config_for(head_dim, k.dtype)
         _check_head_dim(head_dim)
         n_keys, of_group = k.shape[2], layout.rows // step
         codes = self._empty_codes(n_keys)
-        block_r = min(of_group, BLOCK_M)
-        block_g = BLOCK_M // block_r
+        block_r = min(of_group, config.block_m)
+        block_g = config.block_m // block_r
         tiles, splits = math.ceil(layout.groups / block_g), lse.shape[2]
         # Few keys to a program where there are few programs.
-        chunk = max(1, min(16, batch * heads * tiles * n_keys // (block_n * 4 * PROGRAMS))) * block_n
+        steps = batch * heads * tiles * math.ceil(n_keys / config.block_n)
+        chunk = max(1, min(32, steps // (4 * PROGRAMS))) * config.block_n
         # [B, H, splits, P]; a stride of one split is never used.
         strides = (*rows.stride()[:3], *k.stride()[:3], *lse.stride(), codes.stride(2))
         sizes = (n_rows, n_keys, layout.queries, layout.groups, heads, scale * LOG2_E, lse_log2, similarity)
-        blocks = (block_g, block_r, block_n, splits, triton.next_power_of_2(splits), chunk, stages)
-        arguments = (*strides, *sizes, of_group, step, largest, head_dim, *blocks)
+        splitting = (splits, triton.next_power_of_2(splits), chunk, config.num_stages)
+        arguments = (*strides, *sizes, of_group, step, largest, head_dim, block_g, block_r, config.block_n, *splitting)
         grid = batch * heads * math.ceil(n_keys / chunk) * tiles
         given = codes, rows, k, lse, q_alike, k_alike
-        compiled = slice_selection_kernels.tilewright_slice_codes[(grid,)](*given, *arguments, num_warps=8)
+        compiled = slice_selection_kernels.tilewright_slice_codes[(grid,)](
+            *given, *arguments, num_warps=config.num_warps
+        )
         return codes, compiled, grid, arguments if k_alike is not None else (None, None, *arguments)
 
     def _start_spread(self, block, coded):
@@ -168,7 +195,12 @@ class Selection:
         codes = self._empty_codes(n)
         arguments = (n, codes.stride(2), coded.stride(2), block, MOVED)
         grid = self._lists * math.ceil(n / MOVED)
-        return codes, slice_selection_kernels.tilewright_slice_spread[(grid,)](codes, coded, *arguments), grid, arguments
+        return (
+            codes,
+            slice_selection_kernels.tilewright_slice_spread[(grid,)](codes, coded, *arguments),
+            grid,
+            arguments,
+        )
 
     def _start_given(self, mask):
         layout = self.layout
@@ -196,7 +228,8 @@ class Selection:
         return runs, slice_selection_kernels.tilewright_slice_runs[(grid,)](runs, codes, *arguments), grid, arguments
 
     def _start_select(self, rule, keys, counts, codes, always):
-        histogram = rule.code is None if self._histogram is None else self._histogram
+        config = self._config or Config()
+        histogram = rule.code is None if config.histogram is None else config.histogram
         units = codes.shape[3]
         stated = (
             0 if rule.mass is None else rule.mass_units,
@@ -204,17 +237,13 @@ class Selection:
             0 if rule.count is None else rule.count,
         )
         sizes = (units, self.layout.keys, len(rule.always), rule.n_always, *stated, rule.least, rule.most)
-        forms = (rule.mass is not None, rule.code is not None, rule.free, rule.whole, rule.width)
-        block = min(max(64, MOVED // rule.width), max(64, triton.next_power_of_2(units)))
+        forms = (rule.mass is not None, rule.code is not None, bool(rule.always), rule.free, rule.whole, rule.width)
+        block = min(max(64, config.counted // rule.width), max(64, triton.next_power_of_2(units)))
         arguments = (*sizes, keys.shape[-1], codes.stride(2), *forms, histogram, block)
-        compiled = slice_selection_kernels.tilewright_slice_select[(self._lists,)](keys, counts, codes, always, *arguments)
+        compiled = slice_selection_kernels.tilewright_slice_select[(self._lists,)](
+            keys, counts, codes, always, *arguments, num_warps=config.count_warps
+        )
         return keys, compiled, self._lists, arguments
-
-
-def _step(k):
-    """``(keys of a product, stages of its pipeline)``, so that they fit the shared memory of a multiprocessor."""
-    key_bytes = k.shape[3] * k.element_size()
-    return (BLOCK_N, 3) if key_bytes <= KEY_BYTES else (BLOCK_N // 2, 2 if key_bytes <= 2 * KEY_BYTES else 1)
 
 
 def _check_head_dim(head_dim):

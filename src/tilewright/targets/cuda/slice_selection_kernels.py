@@ -25,8 +25,8 @@ def tilewright_slice_means(
 ):  # fmt: skip
     """Means of SIZE consecutive tokens. Grid: (batch * heads * n_rows / BLOCK_R,), rounded up.
 
-    mean_ptr: [batch, heads, n_rows, HEAD_DIM]. cosine_ptr: float32 [batch, heads, n_rows], the mean cosine of the tokens
-    to their mean, or None. BLOCK_T: tokens of a mean that are read at once.
+    mean_ptr: [batch, heads, n_rows, HEAD_DIM]. cosine_ptr: float32 [batch, heads, n_rows], the mean cosine of the
+    tokens to their mean, or None. BLOCK_T: tokens of a mean that are read at once.
     """
     n_programs = tl.cdiv(n_rows, BLOCK_R)
     bh = tl.program_id(0) // n_programs
@@ -55,7 +55,7 @@ def tilewright_slice_means(
 
 @triton.jit
 def _tokens(x_ptr, r, lo, stride_n, n_tokens, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_T: tl.constexpr):
-    """Tokens lo to lo + BLOCK_T of each of the rows r of SIZE tokens, float32 [R, BLOCK_T, HEAD_DIM]; zeros for none."""
+    """Tokens lo to lo + BLOCK_T of each row r of SIZE tokens, float32 [R, BLOCK_T, HEAD_DIM]; zeros for none."""
     token = r[:, None] * SIZE + lo + tl.arange(0, BLOCK_T)[None, :]
     p_x = x_ptr + token.to(tl.int64)[:, :, None] * stride_n + tl.arange(0, HEAD_DIM)[None, None, :]
     return tl.load(p_x, mask=(token < n_tokens)[:, :, None], other=0.0).to(tl.float32)
@@ -79,7 +79,9 @@ def tilewright_slice_lse(
     split = tl.program_id(0) // tiles % SPLITS
     bh = tl.program_id(0) // (tiles * SPLITS)
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    b_q, k_ptr = _head(q_ptr, k_ptr, bh, rows, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM)
+    b_q, k_ptr = _head(
+        q_ptr, k_ptr, bh, rows, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM
+    )
     m_i = tl.full((BLOCK_M,), LOWEST, tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     for lo in tl.range(split * SPLIT, tl.minimum(split * SPLIT + SPLIT, n_keys), BLOCK_N, num_stages=NUM_STAGES):
@@ -146,8 +148,23 @@ def tilewright_slice_codes(
     lse_ptr += (bh // heads).to(tl.int64) * stride_lb + (bh % heads).to(tl.int64) * stride_lh
     code_ptr += (bh * n_groups).to(tl.int64) * stride_c
     if OF_GROUP == BLOCK_R:
-        b_q, k_ptr = _head(q_ptr, k_ptr, bh, first, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM)
-        b_l = _row_lse(lse_ptr, first, n_rows, n_queries, stride_ls, stride_ln, lse_log2, OF_GROUP, SIZE, LARGEST, SPLITS, MOST_SPLITS)
+        b_q, k_ptr = _head(
+            q_ptr, k_ptr, bh, first, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM
+        )
+        b_l = _row_lse(
+            lse_ptr,
+            first,
+            n_rows,
+            n_queries,
+            stride_ls,
+            stride_ln,
+            lse_log2,
+            OF_GROUP,
+            SIZE,
+            LARGEST,
+            SPLITS,
+            MOST_SPLITS,
+        )
     for lo in tl.range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, n_keys), BLOCK_N, num_stages=NUM_STAGES):
         n = lo + tl.arange(0, BLOCK_N)
         if OF_GROUP == BLOCK_R:
@@ -159,8 +176,34 @@ def tilewright_slice_codes(
             b_m = tl.full((BLOCK_G, BLOCK_N), -float("inf") if LARGEST else 0.0, tl.float32)
             for start in range(0, OF_GROUP, BLOCK_R):
                 rows = first + start
-                b_q, k_head = _head(q_ptr, k_ptr, bh, rows, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM)
-                b_l = _row_lse(lse_ptr, rows, n_rows, n_queries, stride_ls, stride_ln, lse_log2, OF_GROUP, SIZE, LARGEST, SPLITS, MOST_SPLITS)
+                b_q, k_head = _head(
+                    q_ptr,
+                    k_ptr,
+                    bh,
+                    rows,
+                    n_rows,
+                    stride_qb,
+                    stride_qh,
+                    stride_qn,
+                    stride_kb,
+                    stride_kh,
+                    heads,
+                    HEAD_DIM,
+                )
+                b_l = _row_lse(
+                    lse_ptr,
+                    rows,
+                    n_rows,
+                    n_queries,
+                    stride_ls,
+                    stride_ln,
+                    lse_log2,
+                    OF_GROUP,
+                    SIZE,
+                    LARGEST,
+                    SPLITS,
+                    MOST_SPLITS,
+                )
                 b_x = _scores(b_q, k_head, n, n_keys, stride_kn, HEAD_DIM) * scale_log2 - b_l[:, None]
                 b_part = _over_rows(b_x, LARGEST, BLOCK_G, BLOCK_R, BLOCK_N)
                 b_m = tl.maximum(b_m, b_part) if LARGEST else b_m + b_part
@@ -221,7 +264,9 @@ def _over_rows(b_x, LARGEST: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_R: tl.co
 
 
 @triton.jit(do_not_specialize=["n_keys"])
-def tilewright_slice_spread(code_ptr, of_block_ptr, n_keys, stride_c, stride_b, SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+def tilewright_slice_spread(
+    code_ptr, of_block_ptr, n_keys, stride_c, stride_b, SIZE: tl.constexpr, BLOCK_N: tl.constexpr
+):
     """Codes of keys from those of their blocks of SIZE keys. Grid: (groups in all, keys / BLOCK_N rounded up)."""
     chunks = tl.cdiv(n_keys, BLOCK_N)
     row = (tl.program_id(0) // chunks).to(tl.int64)
@@ -244,7 +289,9 @@ def tilewright_slice_given(
     mask_ptr += (bh // heads).to(tl.int64) * stride_mb + (bh % heads).to(tl.int64) * stride_mh
     p_mask = mask_ptr + (row % n_groups).to(tl.int64) * stride_mg + n.to(tl.int64) * stride_mn
     b_mask = tl.load(p_mask, mask=n < n_keys, other=0)
-    tl.store(code_ptr + row.to(tl.int64) * stride_c + n, tl.where(b_mask != 0, 0, CODES - 1).to(tl.uint8), mask=n < n_keys)
+    tl.store(
+        code_ptr + row.to(tl.int64) * stride_c + n, tl.where(b_mask != 0, 0, CODES - 1).to(tl.uint8), mask=n < n_keys
+    )
 
 
 @triton.jit(do_not_specialize=["n_keys", "seed"])
@@ -288,26 +335,27 @@ def tilewright_slice_runs(
 def tilewright_slice_select(
     key_ptr, count_ptr, code_ptr, always_ptr, n_units, n_keys, n_always, in_always, mass, code, count, least, most,
     capacity, stride_c,
-    BY_MASS: tl.constexpr, BY_CODE: tl.constexpr, FREE: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr,
-    HISTOGRAM: tl.constexpr, BLOCK_N: tl.constexpr,
+    BY_MASS: tl.constexpr, BY_CODE: tl.constexpr, ALWAYS: tl.constexpr, FREE: tl.constexpr, WHOLE: tl.constexpr,
+    WIDTH: tl.constexpr, HISTOGRAM: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The list of a group. Grid: (groups in all,). Arguments are the fields of `selection.Rule`, mass
-    in units of MASS_UNIT.
+    """The list of a group. Grid: (groups in all,). Arguments are the fields of `selection.Rule`, mass in `MASS_UNIT`.
 
     key_ptr: int32 [groups in all, capacity]. count_ptr: int32 [groups in all]. code_ptr: uint8, rows of n_units,
-    stride_c apart. always_ptr: int32 [n_always, 2], ranges of units, with in_always units in all. HISTOGRAM: units of
-    each code are counted in one sweep; else the codes in question are bisected, in eight sweeps.
+    stride_c apart. always_ptr: int32 [n_always, 2], ranges of units, with in_always units in all; ALWAYS: there are
+    some. HISTOGRAM: units of each code are counted in one sweep; else codes are bisected, in eight sweeps.
     """
     row = tl.program_id(0).to(tl.int64)
     code_ptr += row * stride_c
     key_ptr += row * capacity
-    c = tl.arange(0, CODES)
+    # The last code of which units are listed, how many of them, and how many there are.
     if HISTOGRAM:
-        # What is counted beyond the end of a range has the code 255.
+        c = tl.arange(0, CODES)
         b_all = _histogram(code_ptr, 0, n_units, BLOCK_N)
         b_always = tl.zeros((CODES,), tl.int32)
-        for a in range(0, n_always):
-            b_always += _histogram(code_ptr, tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1), BLOCK_N)
+        if ALWAYS:
+            for a in range(0, n_always):
+                first, end = tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1)
+                b_always += _histogram(code_ptr, first, end, BLOCK_N)
         b_rest = b_all - b_always
         b_upto = tl.cumsum(b_rest, 0)
         unknown = tl.sum(tl.where(c == CODES - 1, b_all, 0), 0) == n_units
@@ -321,54 +369,44 @@ def tilewright_slice_select(
         asked = tl.maximum(count, tl.maximum(tl.minimum(least, n_units), in_always))
         wanted = tl.minimum(asked, most) - in_always
         last = tl.min(tl.where(b_upto >= wanted, c, CODES - 1), 0)
-        ties = wanted - tl.sum(tl.where(c == last - 1, b_upto, 0), 0)
+        n_same = tl.sum(tl.where(c == last, b_rest, 0), 0)
+        ties = wanted - tl.sum(tl.where(c == last, b_upto, 0), 0) + n_same
     else:
-        unknown = _count(code_ptr, always_ptr, n_units, 0, CODES - 2, BLOCK_N) == 0
+        unknown = _count(code_ptr, 0, n_units, CODES - 2, BLOCK_N) == 0
         if BY_MASS:
-            total = _mass(code_ptr, always_ptr, n_units, 0, CODES - 1, FREE, BLOCK_N)
-            base = total - _mass(code_ptr, always_ptr, n_units, n_always, CODES - 1, FREE, BLOCK_N)
-            target = _target(mass, total)
-            code = CODES - 1
-            lo = 0
-            for _ in range(8):
-                mid = (lo + code) // 2
-                found = base + _mass(code_ptr, always_ptr, n_units, n_always, mid, FREE, BLOCK_N)
-                enough = found.to(tl.float64) >= target
-                code = tl.where(enough, mid, code)
-                lo = tl.where(enough, lo, tl.minimum(mid + 1, code))
+            code = _code_of_mass(code_ptr, always_ptr, n_units, n_always, mass, ALWAYS, FREE, BLOCK_N)
         if BY_MASS or BY_CODE:
-            count = in_always + _count(code_ptr, always_ptr, n_units, n_always, code, BLOCK_N)
+            count = in_always + _count_others(code_ptr, always_ptr, n_units, n_always, code, ALWAYS, BLOCK_N)
         asked = tl.maximum(count, tl.maximum(tl.minimum(least, n_units), in_always))
         wanted = tl.minimum(asked, most) - in_always
         last = wanted * 0 + code
-        ties = wanted * 0 + n_units
+        ties = wanted * 0
+        n_same = wanted * 0
         # The code that the rule ends at needs no search where nothing else limits the list.
         if (code < 0) | (wanted + in_always != count):
-            last = CODES - 1
-            lo = 0
-            for _ in range(8):
-                mid = (lo + last) // 2
-                enough = _count(code_ptr, always_ptr, n_units, n_always, mid, BLOCK_N) >= wanted
-                last = tl.where(enough, mid, last)
-                lo = tl.where(enough, lo, tl.minimum(mid + 1, last))
-            ties = wanted - _count(code_ptr, always_ptr, n_units, n_always, last - 1, BLOCK_N)
+            last = _code_of_count(code_ptr, always_ptr, n_units, n_always, wanted, ALWAYS, BLOCK_N)
+            below = _count_others(code_ptr, always_ptr, n_units, n_always, last - 1, ALWAYS, BLOCK_N)
+            ties = wanted - below
+            n_same = _count_others(code_ptr, always_ptr, n_units, n_always, last, ALWAYS, BLOCK_N) - below
 
-    listed, n_ties, final = 0, 0, -1
-    for lo in range(0, n_units, BLOCK_N):
-        n = lo + tl.arange(0, BLOCK_N)
-        b_c = tl.load(code_ptr + n, mask=n < n_units, other=CODES - 1).to(tl.int32)  # [BLOCK_N]
-        m_always = _in_ranges(always_ptr, n_always, n)
-        m_sure = (n < n_units) & (m_always | (b_c < last))
-        m_tie = (n < n_units) & (b_c == last) & (m_always == 0)
-        # One scan counts both: fewer than 2**16 units are read at once.
-        b_at = tl.cumsum(m_sure.to(tl.int32) + (m_tie.to(tl.int32) << 16), 0)
-        b_tied = n_ties + (b_at >> 16)
-        m_taken = m_sure | (m_tie & (b_tied <= ties))
-        b_to = listed + (b_at & 0xFFFF) + tl.minimum(b_tied, ties) - tl.minimum(n_ties, ties) - 1
-        _store_units(key_ptr, b_to, n, m_taken, n_keys, WIDTH)
-        listed += tl.sum(m_taken.to(tl.int32), 0)
-        n_ties += tl.sum(m_tie.to(tl.int32), 0)
-        final = tl.maximum(final, tl.max(tl.where(m_taken, n, -1), 0))
+    # From here on units of the last code are left out.
+    cut = n_units
+    if ties < n_same:
+        cut = _cut(code_ptr, always_ptr, n_units, n_always, last, ties, ALWAYS, BLOCK_N)
+    listed = tl.zeros((), tl.int32)
+    b_final = tl.full((BLOCK_N,), -1, tl.int32)
+    n_full = n_units // BLOCK_N * BLOCK_N
+    for lo in range(0, n_full, BLOCK_N):
+        listed, b_final = _list_block(
+            key_ptr, code_ptr, always_ptr, lo, n_units, n_keys, n_always, last, cut, listed, b_final, False, ALWAYS,
+            WIDTH, BLOCK_N,
+        )  # fmt: skip
+    if n_full < n_units:
+        listed, b_final = _list_block(
+            key_ptr, code_ptr, always_ptr, n_full, n_units, n_keys, n_always, last, cut, listed, b_final, True, ALWAYS,
+            WIDTH, BLOCK_N,
+        )  # fmt: skip
+    final = tl.max(b_final, 0)
     if WIDTH > 1:
         # The last run of all may be short.
         listed = listed * WIDTH - tl.where(final * WIDTH + WIDTH > n_keys, final * WIDTH + WIDTH - n_keys, 0)
@@ -376,12 +414,55 @@ def tilewright_slice_select(
     behind = listed + tl.arange(0, STEP)
     end = (listed + STEP - 1) // STEP * STEP
     tl.store(key_ptr + behind, tl.zeros((STEP,), tl.int32) + final, mask=behind < end)
-    if WHOLE:
-        # A list that does not fit says so.
-        listed = tl.where(asked > most, asked * WIDTH, listed)
-    else:
-        listed = tl.where(unknown, UNKNOWN, listed)
+    # A list that does not fit, or of a group without shares, says so.
+    listed = tl.where(asked > most, asked * WIDTH, listed) if WHOLE else tl.where(unknown, UNKNOWN, listed)
     tl.store(count_ptr + row, listed)
+
+
+@triton.jit
+def _list_block(
+    key_ptr, code_ptr, always_ptr, lo, n_units, n_keys, n_always, last, cut, listed, b_final,
+    TAIL: tl.constexpr, ALWAYS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """List those of BLOCK_N units from `lo` that are chosen: ``(units listed so far, the last one in each place)``."""
+    n, b_c = _load_codes(code_ptr, lo, n_units, TAIL, BLOCK_N)
+    m_taken = b_c <= tl.where(n < cut, last, last - 1)
+    if ALWAYS:
+        m_taken = m_taken | _in_ranges(always_ptr, n_always, n)
+    if TAIL:
+        m_taken = m_taken & (n < n_units)
+    b_one = m_taken.to(tl.int32)
+    _store_units(key_ptr, listed + tl.cumsum(b_one, 0) - 1, n, m_taken, n_keys, WIDTH)
+    return listed + tl.sum(b_one, 0), tl.where(m_taken, n, b_final)
+
+
+@triton.jit
+def _load_codes(code_ptr, lo, end, TAIL: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Numbers and codes, int32, of BLOCK_N units from `lo`; the last code for those from `end` on."""
+    n = lo + tl.arange(0, BLOCK_N)
+    # Without a mask threads load 16 codes at once.
+    b_c = tl.load(code_ptr + n, mask=n < end, other=CODES - 1) if TAIL else tl.load(code_ptr + n)
+    return n, b_c.to(tl.int32)
+
+
+@triton.jit
+def _cut(
+    code_ptr, always_ptr, n_units, n_always, code, ties,
+    ALWAYS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The unit of `code`, outside of the ranges, that `ties` such units stand before."""
+    seen = tl.zeros((), tl.int32)
+    cut = n_units
+    for lo in range(0, n_units, BLOCK_N):
+        n, b_c = _load_codes(code_ptr, lo, n_units, True, BLOCK_N)
+        m_same = (b_c == code) & (n < n_units)
+        if ALWAYS:
+            m_same = m_same & (_in_ranges(always_ptr, n_always, n) == 0)
+        b_one = m_same.to(tl.int32)
+        b_at = seen + tl.cumsum(b_one, 0)
+        cut = tl.minimum(cut, tl.min(tl.where(m_same & (b_at > ties), n, n_units), 0))
+        seen += tl.sum(b_one, 0)
+    return cut
 
 
 @triton.jit
@@ -412,38 +493,92 @@ def _target(mass, total):
 
 
 @triton.jit
-def _histogram(code_ptr, lo, hi, BLOCK_N: tl.constexpr):
-    """How many units from lo to hi have each code, int32 [256]."""
+def _histogram(code_ptr, lo, end, BLOCK_N: tl.constexpr):
+    """How many units from `lo` to `end` have each code, int32 [256]."""
     found = tl.zeros((CODES,), tl.int32)
-    for start in range(lo, hi, BLOCK_N):
-        n = start + tl.arange(0, BLOCK_N)
-        found += tl.histogram(tl.load(code_ptr + n, mask=n < hi, other=CODES - 1).to(tl.int32), CODES)
-    # Those that were read beyond the end count as the last code.
-    n_beyond = tl.cdiv(tl.maximum(hi - lo, 0), BLOCK_N) * BLOCK_N - tl.maximum(hi - lo, 0)
-    return found - tl.where(tl.arange(0, CODES) == CODES - 1, n_beyond, 0)
+    full = lo + (end - lo) // BLOCK_N * BLOCK_N
+    for start in range(lo, full, BLOCK_N):
+        _, b_c = _load_codes(code_ptr, start, end, False, BLOCK_N)
+        found += tl.histogram(b_c, CODES)
+    if full < end:
+        _, b_c = _load_codes(code_ptr, full, end, True, BLOCK_N)
+        # Those that are not there are counted with the last code.
+        beyond = tl.where(tl.arange(0, CODES) == CODES - 1, full + BLOCK_N - end, 0)
+        found += tl.histogram(b_c, CODES) - beyond
+    return found
 
 
 @triton.jit
-def _count(code_ptr, always_ptr, n_units, n_always, code, BLOCK_N: tl.constexpr):
-    """How many units outside of `n_always` ranges have at most this code."""
+def _count(code_ptr, lo, end, code, BLOCK_N: tl.constexpr):
+    """How many units from `lo` to `end` have at most this code."""
     found = tl.zeros((BLOCK_N,), tl.int32)
-    for lo in range(0, n_units, BLOCK_N):
-        n = lo + tl.arange(0, BLOCK_N)
-        b_c = tl.load(code_ptr + n, mask=n < n_units, other=CODES - 1).to(tl.int32)
-        found += ((b_c <= code) & (n < n_units) & (_in_ranges(always_ptr, n_always, n) == 0)).to(tl.int32)
+    full = lo + (end - lo) // BLOCK_N * BLOCK_N
+    for start in range(lo, full, BLOCK_N):
+        _, b_c = _load_codes(code_ptr, start, end, False, BLOCK_N)
+        found += (b_c <= code).to(tl.int32)
+    if full < end:
+        n, b_c = _load_codes(code_ptr, full, end, True, BLOCK_N)
+        found += ((b_c <= code) & (n < end)).to(tl.int32)
     return tl.sum(found, 0)
 
 
 @triton.jit
-def _mass(code_ptr, always_ptr, n_units, n_always, code, FREE: tl.constexpr, BLOCK_N: tl.constexpr):
+def _count_others(
+    code_ptr, always_ptr, n_units, n_always, code, ALWAYS: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """How many units outside of the ranges have at most this code."""
+    found = _count(code_ptr, 0, n_units, code, BLOCK_N)
+    if ALWAYS:
+        for a in range(0, n_always):
+            found -= _count(code_ptr, tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1), code, BLOCK_N)
+    return found
+
+
+@triton.jit
+def _mass(code_ptr, lo, end, code, FREE: tl.constexpr, BLOCK_N: tl.constexpr):
     """The mass int64 of the units that `_count` counts."""
     found = tl.zeros((BLOCK_N,), tl.int64)
-    for lo in range(0, n_units, BLOCK_N):
-        n = lo + tl.arange(0, BLOCK_N)
-        b_c = tl.load(code_ptr + n, mask=n < n_units, other=CODES - 1).to(tl.int32)
-        m_n = (b_c <= code) & (n < n_units) & (_in_ranges(always_ptr, n_always, n) == 0)
-        found += tl.where(m_n, _weight(b_c, FREE), 0)
+    for start in range(lo, end, BLOCK_N):
+        n, b_c = _load_codes(code_ptr, start, end, True, BLOCK_N)
+        found += tl.where((b_c <= code) & (n < end), _weight(b_c, FREE), 0)
     return tl.sum(found, 0)
+
+
+@triton.jit
+def _code_of_mass(
+    code_ptr, always_ptr, n_units, n_always, mass, ALWAYS: tl.constexpr, FREE: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """The smallest code up to which units, with the ranges, have the mass asked for."""
+    target = _target(mass, _mass(code_ptr, 0, n_units, CODES - 1, FREE, BLOCK_N))
+    lo = tl.zeros((), tl.int32)
+    hi = lo + (CODES - 1)
+    for _ in range(8):
+        mid = (lo + hi) // 2
+        found = _mass(code_ptr, 0, n_units, mid, FREE, BLOCK_N)
+        if ALWAYS:
+            for a in range(0, n_always):
+                first, end = tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1)
+                found += _mass(code_ptr, first, end, CODES - 1, FREE, BLOCK_N)
+                found -= _mass(code_ptr, first, end, mid, FREE, BLOCK_N)
+        enough = found.to(tl.float64) >= target
+        lo = tl.where(enough, lo, tl.minimum(mid + 1, hi))
+        hi = tl.where(enough, mid, hi)
+    return hi
+
+
+@triton.jit
+def _code_of_count(
+    code_ptr, always_ptr, n_units, n_always, wanted, ALWAYS: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """The smallest code up to which so many units outside of the ranges have a code."""
+    lo = tl.zeros((), tl.int32)
+    hi = lo + (CODES - 1)
+    for _ in range(8):
+        mid = (lo + hi) // 2
+        enough = _count_others(code_ptr, always_ptr, n_units, n_always, mid, ALWAYS, BLOCK_N) >= wanted
+        lo = tl.where(enough, lo, tl.minimum(mid + 1, hi))
+        hi = tl.where(enough, mid, hi)
+    return hi
 
 
 @triton.jit

@@ -113,7 +113,9 @@ class Executor:
         if out is None:
             out = qkv.empty(q, layout.queries)
         head_dim = q.shape[-1]
-        chosen = self._attention_config or config.for_slices(layout.rows, head_dim, q.dtype, *_facts(self._device))
+        chosen = self._attention_config or config.for_slices(
+            layout.rows, head_dim, q.dtype, *device_facts(self._device)
+        )
         strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
         is_wide = any(wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
         constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
@@ -127,7 +129,7 @@ class Executor:
         return out, compiled, grid, arguments
 
 
-def _facts(device):
+def device_facts(device):
     """``((major, minor), most bytes of shared memory of a program)``; those of an H200 under the interpreter."""
     if device.type != "cuda":
         return (9, 0), 227 << 10

@@ -1,0 +1,293 @@
+"""Attention by slice lists on this GPU: every form of the kernel, checked and timed against torch's dense kernels.
+
+For each case: the dense kernels, every form of the kernel on lists of random keys at one sparsity (once for a head dim
+and group size), then the fastest form at the other sparsities, on uneven lists, on lists of whole runs of keys, on
+tokens in one piece, and what making, packing and unpacking lists takes. Every result is compared with float64 before it
+is timed. Times are medians of CUDA graph replays, all of one run. Speed-ups are over the fastest dense kernel of the
+case. Random keys are right for times and say nothing about recall.
+
+    python benchmarks/slices.py --output results/logs/slices_forms.csv
+    python benchmarks/slices.py --cases 24x64 --forms chosen
+    TRITON_INTERPRET=1 python benchmarks/slices.py --tiny        no GPU: whether it runs at all
+"""
+
+import argparse
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+from triton.runtime.errors import OutOfResources
+
+from tilewright import reference, slices
+from tilewright.core.errors import Unavailable
+from tilewright.core.timing import time_call, time_gpu, time_host
+from tilewright.slices import operators
+from tilewright.targets.cuda import config
+from tilewright.targets.cuda.config import SliceConfig
+from tilewright.targets.cuda.slices import Executor, device_facts
+from tilewright.torch_attention import kernels
+
+# Sparsity at which forms are compared; those that the fastest one is timed at.
+COMPARED, SPARSITIES = 0.8, (0.5, 0.7, 0.8, 0.9)
+WIDTHS = (16, 64, 128)
+# Shares of keys that groups of uneven lists draw from, and factors of heads.
+GROUP_SHARES, HEAD_FACTORS = (0.05, 0.6), (0.2, 1.6)
+CHECKED_GROUPS = 4
+SHOWN = ["case", "what", "sparsity", "form", "p50_us", "tflops", "over_dense", "error", "status"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention call: tokens, heads, head dim and queries of a group."""
+
+    tokens: int
+    heads: int
+    head_dim: int
+    rows: int = 128
+
+
+CASES = {
+    "32k-128": Case(32_760, 12, 128),
+    "75k-128": Case(75_600, 12, 128),
+    "32k-64": Case(32_768, 24, 64),
+    "32k-128-rows64": Case(32_760, 12, 128, 64),
+    "32k-64-rows64": Case(32_768, 24, 64, 64),
+}
+TINY = Case(300, 2, 64)
+
+
+def forms(case):
+    """Every `SliceConfig` that is compared."""
+    every = [
+        SliceConfig(keys, stages, warps, ahead=ahead, k_columns=columns)
+        for keys, stages, warps, ahead, columns in itertools.product(
+            (32, 64, 128), (2, 3, 4), (4, 8), (False, True), (False, True)
+        )
+        # Four stages of few keys, two of many; columns were only ever of use with 64 keys.
+        if stages <= {32: 4, 64: 3, 128: 2 if case.head_dim == 128 else 3}[keys]
+        and (keys, stages) != (32, 2)
+        and not (columns and keys != 64)
+    ]
+    most = device_facts(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))[1]
+    return [form for form in every if config.shared_bytes(form, case.rows, case.head_dim, 2) <= most]
+
+
+def tokens(case, device, dtype):
+    """Random q, k, v [1, H, N, D] as projections leave them, the heads of a token side by side."""
+    made = [torch.randn(1, case.tokens, case.heads, case.head_dim, device=device, dtype=dtype) for _ in range(3)]
+    return [x.transpose(1, 2) for x in made]
+
+
+def even_lists(case, sparsity, device):
+    """As many random keys for every group, the share ``1 - sparsity``."""
+    groups, count = -(-case.tokens // case.rows), round((1 - sparsity) * case.tokens)
+    heads = []
+    for _ in range(case.heads):
+        score = torch.rand(groups, case.tokens, device=device)
+        heads.append(score.topk(count, sorted=False).indices.int().sort().values)
+        del score
+    keys = torch.stack(heads)[None]
+    counts = torch.full(keys.shape[:3], count, dtype=torch.int32, device=device)
+    return slices.from_indices(keys, counts, (case.tokens, case.tokens), rows=case.rows)
+
+
+def random_lists(case, shares, device, width=1):
+    """Runs of `width` keys at random, by the share of each group: shares [H, G]."""
+    runs = -(-case.tokens // width)
+    mask = torch.empty(1, *shares.shape, case.tokens, dtype=torch.bool, device=device)
+    for h, share in enumerate(shares.to(device)):
+        kept = torch.rand(len(share), runs, device=device) < share[:, None]
+        mask[0, h] = kept.repeat_interleave(width, -1)[:, : case.tokens]
+    return slices.from_mask(mask, case.tokens, rows=case.rows, width=width)
+
+
+def uneven_shares(case):
+    """Shares of keys [H, G], those of groups and of heads both uneven."""
+    groups = -(-case.tokens // case.rows)
+    low, high = GROUP_SHARES
+    factor = torch.linspace(*HEAD_FACTORS, case.heads)[:, None]
+    return ((low + (high - low) * torch.rand(case.heads, groups)) * factor).clamp(0.03, 1)
+
+
+def error_of(lists, tensors, out, lse):
+    """Largest `reference.relative_error` and error of the log-sum-exps, over `CHECKED_GROUPS` random groups."""
+    q, k, v = tensors
+    layout, worst = lists.layout, 0.0
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(CHECKED_GROUPS):
+        h, g = (int(torch.randint(n, (), generator=generator)) for n in (layout.heads, layout.groups))
+        listed = lists.keys[0, h, g, : int(lists.counts[0, h, g])].long()
+        if not len(listed):
+            continue
+        rows = slice(g * layout.rows, (g + 1) * layout.rows)
+        scores = q[0, h, rows].double() @ k[0, h, listed].double().mT * q.shape[-1] ** -0.5
+        right = scores.softmax(-1) @ v[0, h, listed].double()
+        worst = max(worst, reference.relative_error(out[0, h, rows], right))
+        sums = (lse[0, h, rows].double() - scores.logsumexp(-1)).abs().max()
+        worst = max(worst, float(sums) if sums > 1e-3 else 0.0)
+    return worst
+
+
+class Table:
+    """The rows of a case; `dense_us`: of the fastest dense kernel."""
+
+    def __init__(self, name, case, device, seconds):
+        """Measure nothing yet."""
+        self.name, self.case, self.device, self.seconds = name, case, device, seconds
+        self.rows, self.dense_us = [], None
+
+    def time(self, call):
+        """Median microseconds."""
+        timed = time_gpu if self.device.type == "cuda" else time_call
+        return timed(call, min_reps=5, max_seconds=self.seconds, rse_target=0.002).p50_us
+
+    def add(self, what, p50_us, flops=None, **columns):
+        """Add and print a row."""
+        row = {"case": self.name, "what": what, "p50_us": round(p50_us, 1), "status": "ok"}
+        if flops:
+            row["tflops"] = round(flops / p50_us / 1e6, 1)
+        if self.dense_us and flops:
+            row["over_dense"] = round(self.dense_us / p50_us, 3)
+        self.rows.append(row | columns)
+        print(" ".join(f"{self.rows[-1].get(column, ''):>10}" for column in SHOWN), flush=True)
+
+    def dense(self, tensors):
+        """Time torch's dense kernels."""
+        case = self.case
+        flops = 4 * case.heads * case.tokens**2 * case.head_dim
+        times = []
+        for backend in kernels.NAMES if tensors[0].is_cuda else ():
+            try:
+                kernels.need(backend, *tensors)
+            except Unavailable as refusal:
+                print(self.name, backend, refusal)
+                continue
+            times.append(self.time(lambda backend=backend: kernels.attend(backend, *tensors)))
+            self.add(f"dense {backend}", times[-1], flops)
+        times.append(self.time(lambda: slices.dense(*tensors)))
+        self.add("slices.dense", times[-1], flops)
+        self.dense_us = min(times)
+
+    def attend(self, what, form, lists, tensors, with_lse=False, **columns):
+        """Check and time a form of the kernel; return its time in microseconds, infinity where there is none."""
+        executor = Executor(lists.layout, self.device, form)
+
+        def call(with_lse=with_lse):
+            return executor.attend(lists.tensors, *tensors, scale=self.case.head_dim**-0.5, with_lse=with_lse)
+
+        try:
+            out, lse = call(with_lse=True)
+        except OutOfResources as refusal:
+            print(self.name, short(form), refusal)
+            return float("inf")
+        error = error_of(lists, tensors, out, lse)
+        flops = 4 * self.case.head_dim * self.case.tokens**2 * float(lists.density().double().sum())
+        found = {"form": short(form), "error": f"{error:.1e}", **columns}
+        if not error <= reference.TOLERANCE[out.dtype]:
+            self.add(what, float("inf"), **found, status="wrong")
+            return float("inf")
+        p50_us = self.time(call)
+        self.add(what, p50_us, flops, **found)
+        return p50_us
+
+
+def short(form):
+    """A form in a word: keys a step, stages, warps, levers."""
+    return f"{form.step_keys}k{form.num_stages}s{form.num_warps}w{'a' * form.ahead}{'c' * form.k_columns}"
+
+
+def measure(table, which, dtype, fastest):
+    """All rows of a case. fastest: forms by head dim and rows, of earlier cases, to which this one is added."""
+    case, device = table.case, table.device
+    tensors = tokens(case, device, dtype)
+    table.dense(tensors)
+    alike = case.head_dim, case.rows
+    if alike not in fastest:
+        fastest[alike] = compared(table, which, tensors)
+    best = fastest[alike]
+    around(table, best, tensors)
+    for sparsity in SPARSITIES:
+        table.attend("even", best, even_lists(case, sparsity, device), tensors, sparsity=sparsity)
+    shares = uneven_shares(case)
+    mean = float(shares.mean())
+    for what, each in (("uneven", shares), ("even, alike", torch.full_like(shares, mean))):
+        table.attend(what, best, random_lists(case, each, device), tensors, sparsity=round(1 - mean, 3))
+    for width in WIDTHS:
+        lists = random_lists(case, torch.full_like(shares, 1 - COMPARED), device, width)
+        table.attend(f"{case.rows}x{width}", best, lists, tensors, sparsity=COMPARED)
+    # Whether the clock is what it was at the beginning.
+    table.add("slices.dense again", table.time(lambda: slices.dense(*tensors)))
+
+
+def compared(table, which, tensors):
+    """The fastest form on even lists."""
+    case = table.case
+    lists = even_lists(case, COMPARED, table.device)
+    chosen = config.for_slices(case.rows, case.head_dim, tensors[0].dtype, *device_facts(table.device))
+    candidates = [chosen] if which == "chosen" else [chosen, *(form for form in forms(case) if form != chosen)]
+    candidates = candidates[:4] if case is TINY else candidates
+    # With log-sum-exps, as they are checked: each form is compiled once.
+    times = {form: table.attend("forms", form, lists, tensors, with_lse=True, sparsity=COMPARED) for form in candidates}
+    best = min(times, key=times.get)
+    in_one_piece = [x.contiguous() for x in tensors]
+    table.attend("contiguous", best, lists, in_one_piece, sparsity=COMPARED)
+    return best
+
+
+def around(table, form, tensors):
+    """What comes with attention: log-sum-exps, the host's time, and lists made, packed and unpacked."""
+    case, device = table.case, table.device
+    lists = even_lists(case, COMPARED, device)
+    executor = Executor(lists.layout, device, form)
+    scale = case.head_dim**-0.5
+    with_lse = table.time(lambda: executor.attend(lists.tensors, *tensors, scale=scale, with_lse=True))
+    table.add("with lse", with_lse, form=short(form), sparsity=COMPARED)
+    if device.type == "cuda":
+        effort = {"min_reps": 20, "max_seconds": table.seconds, "rse_target": 0.01}
+        table.add("host of attend", time_host(lambda: slices.attend(*tensors, lists), **effort)[1])
+    bits = lists.pack()
+    table.add("pack", table.time(lists.pack))
+    table.add("unpack", table.time(lambda: slices.unpack(bits, lists.layout)))
+    mask = torch.rand(1, case.heads, lists.layout.groups, case.tokens, device=device) < 1 - COMPARED
+    table.add("from_mask", table.time(lambda: slices.from_mask(mask, case.tokens, rows=case.rows)))
+
+
+def main():
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description="Forms of the slice kernel on this GPU")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES)[:3])
+    parser.add_argument(
+        "--forms", choices=("all", "chosen"), default="all", help="compared, or the configured one alone"
+    )
+    parser.add_argument("--seconds", type=float, default=0.3, help="most that one timing takes")
+    parser.add_argument("--tiny", action="store_true", help="300 tokens, to see whether it runs")
+    parser.add_argument("--output", type=Path, help="CSV of all rows")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type != "cuda":
+        if not given.tiny:
+            parser.error("expected a GPU, found none; --tiny runs without one")
+        # The interpreter stands in for the GPU.
+        operators.EXECUTORS["cpu"] = Executor.__module__
+    # The interpreter's bfloat16 is not right in every release.
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+    cases = {"tiny": TINY} if given.tiny else {name: CASES[name] for name in given.cases}
+    rows, fastest = [], {}
+    for name, case in cases.items():
+        table = Table(name, case, device, given.seconds)
+        with torch.inference_mode():
+            measure(table, given.forms, dtype, fastest)
+        rows += table.rows
+    frame = pd.DataFrame(rows).reindex(columns=SHOWN)
+    if given.output:
+        given.output.parent.mkdir(parents=True, exist_ok=True)
+        frame.to_csv(given.output, index=False)
+    best = frame[frame.what == "forms"].sort_values("p50_us").groupby("case").head(5)
+    print(pd.concat([best, frame[frame.what != "forms"]]).to_string(index=False, na_rep=""))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Slice lists that are kept across the denoising steps of a diffusion model: they change slowly from step to step."""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+from tilewright.core.errors import PatternError
+from tilewright.slices.attention import attend, dense
+from tilewright.slices.layout import Layout, SliceLists
+from tilewright.slices.making import unpack
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Lists of a layer and branch, or what they miss, from the step at which they were made.
+
+    lists: `SliceLists`, or their packed bits with their layout. delta: dense attention less that by the lists.
+    """
+
+    step: int
+    layout: Layout | None = None
+    lists: Tensor | SliceLists | None = None
+    delta: Tensor | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the tensors."""
+        lists = self.lists.tensors if isinstance(self.lists, SliceLists) else (self.lists,)
+        return sum(x.nbytes for x in (*lists, self.delta) if x is not None)
+
+
+class Steps:
+    """Attention of a diffusion model's layers, by lists that are predicted at some steps and kept in between.
+
+    ``steps(layer, step, branch, q, k, v) -> [B, H, N_q, D]``, where branch names a pass of a step, such as the one with
+    the prompt and the one without. Nothing waits for the device.
+
+    refresh: steps at which lists are predicted, from that step's q and k. first_dense: so many first steps attend
+    densely; lists are predicted in them all the same where `refresh` says so. dense_layers: so many first layers attend
+    densely in every step, and keep nothing. shared: branches that take the lists of another one, which comes first in a
+    step, ``{branch: the other}``. packed: keep a bit a pair, unpacked in each call; else whole lists, 32 bits a listed
+    pair. delta: at a refresh attend densely, keep what the lists miss, and add it in later steps: a tensor of q's size
+    for each layer and branch. predict: ``predict(q, k, **options) -> SliceLists``, default `slices.predict`.
+
+    Sources: lists that are kept, FG-Attn (arXiv 2509.16518) and DFSAttn; first steps and layers that stay dense, Sparse
+    VideoGen; the delta, Chipmunk (arXiv 2506.03275). Raises `PatternError` for steps that are no numbers from 0 up.
+    """
+
+    def __init__(
+        self,
+        refresh: Iterable[int] = (0, 15, 30, 45),
+        first_dense: int = 2,
+        *,
+        dense_layers: int = 0,
+        shared: Mapping[Hashable, Hashable] | None = None,
+        packed: bool = True,
+        delta: bool = False,
+        predict: Callable[..., SliceLists] | None = None,
+        **options: Any,
+    ) -> None:
+        """Keep nothing yet."""
+        self.refresh = tuple(refresh)
+        for name, found in (
+            ("refresh", self.refresh),
+            ("first_dense", (first_dense,)),
+            ("dense_layers", (dense_layers,)),
+        ):
+            if not all(isinstance(n, int) and n >= 0 for n in found):
+                raise PatternError(f"{name}: expected whole numbers from 0 up, found {found}")
+        if not self.refresh:
+            raise PatternError("refresh: expected at least one step at which lists are predicted, found none")
+        self.first_dense, self.dense_layers = first_dense, dense_layers
+        self.shared, self.packed, self.delta = dict(shared or {}), packed, delta
+        if chained := [branch for branch, other in self.shared.items() if other in self.shared]:
+            raise PatternError(
+                f"shared: expected branches that share another one's own lists, found {chained[0]!r}, which shares "
+                f"those of {self.shared[chained[0]]!r}"
+            )
+        self._predict, self._options = predict, options
+        self._kept: dict[tuple[str, int, Hashable], _Kept] = {}
+
+    def __call__(self, layer: int, step: int, branch: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention [B, H, N_q, D] of q [B, H, N_q, D] over k, v [B, H, N_k, D].
+
+        layer, step: from 0 up. Raises `PatternError` where lists are needed that no refresh has made in this run of
+        steps, and what `attend`, `dense` and the predictor raise.
+        """
+        if layer < self.dense_layers:
+            return dense(q, k, v)[0]
+        refreshed = step in self.refresh
+        if refreshed and branch not in self.shared:
+            self._store(layer, step, branch, q, k)
+        if refreshed and self.delta:
+            whole = dense(q, k, v)[0]
+            missed = whole - attend(q, k, v, self.lists(layer, step, branch))
+            self._kept["delta", layer, branch] = _Kept(step, delta=missed)
+            return whole
+        if step < self.first_dense:
+            return dense(q, k, v)[0]
+        out = attend(q, k, v, self.lists(layer, step, branch))
+        return out + self._of("delta", layer, step, branch).delta if self.delta else out
+
+    def lists(self, layer: int, step: int, branch: Hashable) -> SliceLists:
+        """The lists by which a layer attends at a step. Raises `PatternError` where none are kept."""
+        return _unpacked(self._of("lists", layer, step, self.shared.get(branch, branch)))
+
+    def _store(self, layer, step, branch, q, k):
+        """Predict lists and keep them."""
+        predict = self._predict or import_module("tilewright.slices").predict
+        lists = predict(q, k, **self._options)
+        kept = lists.pack() if self.packed else lists
+        self._kept["lists", layer, branch] = _Kept(step, lists.layout, kept)
+
+    def _of(self, what, layer, step, branch):
+        """What is kept, of this run of steps: an earlier run ended with a later step."""
+        kept = self._kept.get((what, layer, branch))
+        if kept is None or kept.step > step:
+            raise PatternError(
+                f"step {step}: expected lists of layer {layer}, branch {branch!r}, made at one of the steps "
+                f"{', '.join(map(str, self.refresh))} before it, found none"
+            )
+        return kept
+
+    def check(self) -> None:
+        """Raise `PatternError` where kept lists did not fit, see `SliceLists.check`. Waits for the device."""
+        for kept in self._kept.values():
+            if kept.lists is not None:
+                _unpacked(kept).check(allow_empty=True)
+
+    def clear(self) -> None:
+        """Forget what is kept."""
+        self._kept.clear()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of what is kept."""
+        return sum(kept.memory_bytes for kept in self._kept.values())
+
+
+def _unpacked(kept):
+    """Kept lists as `SliceLists`."""
+    return kept.lists if isinstance(kept.lists, SliceLists) else unpack(kept.lists, kept.layout)

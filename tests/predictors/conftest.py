@@ -1,0 +1,25 @@
+"""Predictions run on every target: the GPU's on a GPU where there is one, else under Triton's interpreter."""
+
+import pytest
+import torch
+
+from helpers.gpu import TRITON_DEVICE
+from tilewright.slices import operators, prediction
+
+PLACES = {"cpu": "cpu", "cuda": TRITON_DEVICE}
+
+
+def forget():
+    for cache in (operators.executor, prediction._selection, prediction._memory):
+        cache.cache_clear()
+
+
+@pytest.fixture(params=PLACES)
+def device(request, monkeypatch):
+    """Where the target of a test runs; its lists are all that `slices` makes there."""
+    place = PLACES[request.param]
+    monkeypatch.setitem(operators.EXECUTORS, place, f"tilewright.targets.{request.param}.slices")
+    monkeypatch.setitem(prediction.SELECTIONS, place, f"tilewright.targets.{request.param}.slice_selection")
+    forget()
+    yield torch.device(place)
+    forget()

@@ -1,0 +1,125 @@
+"""Lists that are kept across denoising steps."""
+
+import pytest
+import torch
+
+from helpers.slices import mask_of, qkv
+from tilewright import slices
+from tilewright.core.errors import PatternError
+
+ROWS, KEYS = 150, 90
+
+
+class Predictor:
+    """Stands in for `slices.predict`: other random lists in each call."""
+
+    def __init__(self):
+        """No call yet."""
+        self.made = []
+
+    def __call__(self, q, k, *, count):
+        """Lists of `count` keys for each group."""
+        mask = mask_of([[[count, 2 * count]] * q.shape[1]], KEYS, seed=len(self.made)).to(q.device)
+        self.made.append(slices.from_mask(mask, ROWS))
+        return self.made[-1]
+
+
+def tokens(device, step=0):
+    return qkv(1, 2, ROWS, KEYS, 64, seed=10 * step, device=device)
+
+
+@pytest.fixture(params=[True, False], ids=["packed", "whole"])
+def packed(request):
+    return request.param
+
+
+def test_lists_are_predicted_at_a_refresh_and_kept_until_the_next(packed, device):
+    predict = Predictor()
+    steps = slices.Steps(refresh=(0, 3), first_dense=2, packed=packed, predict=predict, count=20)
+    for step in range(5):
+        for layer in range(2):
+            q, k, v = tokens(device, step)
+            out = steps(layer, step, "cond", q, k, v)
+            if step < 2:
+                assert torch.equal(out, slices.dense(q, k, v)[0])
+            else:
+                lists = predict.made[layer + (2 if step >= 3 else 0)]
+                assert torch.equal(out, slices.attend(q, k, v, lists))
+                assert torch.equal(steps.lists(layer, step, "cond").counts, lists.counts)
+    assert len(predict.made) == 4
+    steps.check()
+    held = [x.nbytes for lists in predict.made[2:] for x in ((lists.pack(),) if packed else lists.tensors)]
+    assert steps.memory_bytes == sum(held)
+    steps.clear()
+    assert not steps.memory_bytes
+
+
+def test_first_layers_stay_dense_and_keep_nothing(device):
+    predict = Predictor()
+    steps = slices.Steps(refresh=(0,), first_dense=0, dense_layers=1, predict=predict, count=20)
+    q, k, v = tokens(device)
+    assert torch.equal(steps(0, 5, "cond", q, k, v), slices.dense(q, k, v)[0]) and not predict.made
+
+
+def test_branches_have_lists_of_their_own_or_those_of_another(device):
+    q, k, v = tokens(device)
+    for shared in ({}, {"without": "with"}):
+        predict = Predictor()
+        steps = slices.Steps(refresh=(0,), first_dense=0, shared=shared, predict=predict, count=20)
+        one, other = (steps(0, 0, branch, q, k, v) for branch in ("with", "without"))
+        assert len(predict.made) == 2 - len(shared)
+        assert torch.equal(other, slices.attend(q, k, v, predict.made[-1]))
+        assert torch.equal(one, other) == bool(shared)
+
+
+def test_what_lists_missed_at_a_refresh_is_added_later(device):
+    predict = Predictor()
+    steps = slices.Steps(refresh=(0, 2), first_dense=0, delta=True, predict=predict, count=20)
+    q, k, v = tokens(device)
+    dense = slices.dense(q, k, v)[0]
+    assert torch.equal(steps(0, 0, "cond", q, k, v), dense)
+    assert torch.allclose(steps(0, 1, "cond", q, k, v), dense, atol=1e-6)
+    later = tokens(device, 1)
+    missed = dense - slices.attend(q, k, v, predict.made[0])
+    assert torch.equal(steps(0, 1, "cond", *later), slices.attend(*later, predict.made[0]) + missed)
+
+
+def test_a_step_before_any_refresh_is_refused(device):
+    q, k, v = tokens(device)
+    steps = slices.Steps(refresh=(3,), first_dense=1, predict=Predictor(), count=20)
+    steps(0, 0, "cond", q, k, v)
+    message = r"^step 2: expected lists of layer 0, branch 'cond', made at one of the steps 3 before it, found none$"
+    with pytest.raises(PatternError, match=message):
+        steps(0, 2, "cond", q, k, v)
+    steps(0, 3, "cond", q, k, v)
+    # Those of an earlier run are of another clip.
+    with pytest.raises(PatternError, match=message):
+        steps(0, 2, "cond", q, k, v)
+
+
+def test_kept_lists_that_did_not_fit_are_told(device):
+    def predict(q, k):
+        return slices.from_mask(mask_of([[[80, 1]] * 2], KEYS).to(device), ROWS, budget=0.5)
+
+    steps = slices.Steps(refresh=(0,), first_dense=0, predict=predict)
+    assert steps(0, 0, "cond", *tokens(device)).isnan().all()
+    with pytest.raises(PatternError, match=r"^budget: expected at most 64 keys a group, found 80 in group 0 of head 1"):
+        steps.check()
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"refresh": ()}, "refresh: expected at least one step at which lists are predicted, found none"),
+        ({"refresh": (0, -1)}, r"refresh: expected whole numbers from 0 up, found \(0, -1\)"),
+        ({"first_dense": 0.1}, r"first_dense: expected whole numbers from 0 up, found \(0.1,\)"),
+        ({"dense_layers": -1}, r"dense_layers: expected whole numbers from 0 up, found \(-1,\)"),
+        (
+            {"shared": {"b": "a", "c": "b"}},
+            "shared: expected branches that share another one's own lists, found 'c', which shares those of 'b'",
+        ),
+    ],
+)
+def test_settings_are_sensible(options, message):
+    with pytest.raises(PatternError, match=f"^{message}$"):
+        slices.Steps(**options)

@@ -1,0 +1,113 @@
+"""Prediction of slices on a GPU: captured, without waiting, in little memory, and far apart."""
+
+import mmap
+
+import pytest
+import torch
+
+from helpers import selection as oracle
+from helpers.gpu import TRITON_DEVICE
+from helpers.slices import qkv, tokens
+from tilewright import slices
+from tilewright.core.errors import PatternError
+from tilewright.slices.layout import Layout
+from tilewright.targets.cuda.slice_selection import Selection, config_for
+from tilewright.targets.selection import WORKSPACE
+
+needs_gpu = pytest.mark.skipif(TRITON_DEVICE == "cpu", reason="captures CUDA graphs, and this machine has no GPU")
+STATED = {
+    "pooled": {"mass": 0.8},
+    "column": {"keep": 0.2, "sample": 32},
+    "blocks": {"mass": 0.8, "always": [(0, 7)]},
+    "random": {"threshold": 0.01, "width": 16},
+}
+
+
+def layout_of(q, k, rows):
+    return Layout(*q.shape[:3], k.shape[2], rows, -(-k.shape[2] // 64) * 64)
+
+
+@needs_gpu
+@pytest.mark.parametrize("by", STATED)
+def test_captured_predictions_follow_their_inputs(by):
+    q, k, _ = qkv(2, 2, 300, 500, 64, dtype=torch.bfloat16, device=TRITON_DEVICE)
+
+    def call():
+        return slices.predict(q, k, by=by, budget=0.5, **STATED[by])
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        lists = call()
+    for seed in (5, 6):
+        for x, y in zip((q, k), qkv(2, 2, 300, 500, 64, seed=seed, dtype=torch.bfloat16), strict=False):
+            x.copy_(y)
+        graph.replay()
+        right = call()
+        lists.check()
+        for one, other in zip(lists.tensors[1:], right.tensors[1:], strict=True):
+            assert torch.equal(one, other)
+
+
+@needs_gpu
+@pytest.mark.parametrize("by", STATED)
+def test_the_host_never_waits(by):
+    q, k, v = qkv(1, 2, 300, 500, 64, dtype=torch.bfloat16, device=TRITON_DEVICE)
+
+    def call():
+        return slices.attend(q, k, v, slices.predict(q, k, by=by, budget=0.5, **STATED[by]))
+
+    call()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+def test_memory_beyond_the_lists_is_bounded():
+    # Codes of all heads: 420 MB.
+    q, k, _ = qkv(1, 16, 58_000, 58_000, 64, dtype=torch.bfloat16, device=TRITON_DEVICE)
+    slices.predict(q, k, mass=0.8, budget=0.1)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    lists = slices.predict(q, k, mass=0.8, budget=0.1)
+    made = sum(4 * x.numel() for x in lists.tensors)
+    assert torch.cuda.max_memory_allocated() - before <= made + WORKSPACE + (1 << 20)
+
+
+def test_offsets_beyond_32_bits(monkeypatch):
+    n = 2_500_000_000
+    if TRITON_DEVICE == "cuda":
+        far_apart = torch.empty(n, dtype=torch.float16, device=TRITON_DEVICE)
+    else:
+        # The interpreter copies whole storages back.
+        monkeypatch.setattr("triton.runtime.interpreter.GridExecutor._restore_args_dev", lambda *_: None)
+        far_apart = torch.frombuffer(mmap.mmap(-1, 2 * n, flags=mmap.MAP_PRIVATE), dtype=torch.float16)
+    near = tokens(1, 2, 20, 64, device=TRITON_DEVICE, dtype=torch.float16)
+    other = tokens(1, 2, 20, 64, seed=3, device=TRITON_DEVICE, dtype=torch.float16)
+    # Tokens, then heads.
+    for strides in ((0, 64, 120_000_000, 1), (0, 1_200_000_000, 64, 1)):
+        far = far_apart.as_strided((1, 2, 20, 64), strides)
+        far.copy_(near)
+        for q, k in ((far, other), (other, far)):
+            codes = Selection(layout_of(q, k, 16), q.device).pooled(q, k, 4, 0.1)
+            oracle.check_codes(codes, oracle.pooled(q, k, 16, 4, 0.1), oracle.CODE_ERROR[torch.float16])
+
+
+def test_head_dims_that_no_product_takes_are_refused():
+    q, k, _ = qkv(1, 1, 20, 20, 48, device=TRITON_DEVICE)
+    for call in (lambda s: s.pooled(q, k, 1, 0.1), lambda s: s.pooled(q, k, 4, 0.1)):
+        with pytest.raises(
+            PatternError, match=r"^q: expected a head dim that is a power of two from 16 to 256, found 48"
+        ):
+            call(Selection(layout_of(q, k, 16), q.device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_pipelines_fit_the_shared_memory_of_an_a100(head_dim, dtype):
+    config = config_for(head_dim, dtype)
+    rows = config.block_m + config.num_stages * config.block_n
+    assert rows * head_dim * dtype.itemsize <= 160 << 10

@@ -1,0 +1,291 @@
+"""Codes and selection of slices on every target: the GPU's kernels on a GPU, else under Triton's interpreter."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import selection as oracle
+from helpers.gpu import TRITON_DEVICE
+from helpers.slices import DTYPES, tokens
+from tilewright.slices.layout import STEP, Layout
+from tilewright.targets.cpu import slice_selection as on_cpu
+from tilewright.targets.cuda import slice_selection as on_cuda
+from tilewright.targets.selection import UNKNOWN, WORKSPACE, Rule, part_layout, parts
+
+TARGETS = {"cpu": (on_cpu.Selection, "cpu"), "cuda": (on_cuda.Selection, TRITON_DEVICE)}
+SCALE = 0.3
+
+
+@pytest.fixture(params=TARGETS)
+def target(request):
+    return TARGETS[request.param]
+
+
+def inputs(n_q, n_k, device, batch=1, heads=2, head_dim=16, dtype=torch.float32, strided=True):
+    q, k = (
+        tokens(batch, n, heads, head_dim, seed=seed, device=device, dtype=dtype).transpose(1, 2)
+        for n, seed in ((n_q, 1), (n_k, 2))
+    )
+    return (q, k) if strided else (q.contiguous(), k.contiguous())
+
+
+def layout_of(q, k, rows):
+    return Layout(*q.shape[:3], k.shape[2], rows, -(-k.shape[2] // STEP) * STEP)
+
+
+def made(target, q, k, rows, **options):
+    make, device = target
+    return make(layout_of(q, k, rows), torch.device(device), **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("pool", [1, 4, 32])
+def test_pooled_codes(pool, dtype, target):
+    q, k = inputs(75, 140, target[1], dtype=dtype)
+    codes = made(target, q, k, 32).pooled(q, k, pool, SCALE)
+    shares = oracle.pooled(q, k, 32, pool, SCALE)
+    np.testing.assert_allclose(shares.sum(-1), 1)
+    oracle.check_codes(codes, shares, oracle.CODE_ERROR[dtype])
+
+
+def test_one_query_to_a_pool_gives_exact_shares(target):
+    q, k = inputs(40, 70, target[1])
+    mean = oracle.column(q, k, 16, 1, False, SCALE)
+    oracle.check_codes(made(target, q, k, 16).pooled(q, k, 1, SCALE), mean, oracle.CODE_ERROR[torch.float32])
+
+
+def test_pools_of_more_rows_than_one_product_has():
+    q, k = inputs(75, 70, TRITON_DEVICE)
+    selection = made(TARGETS["cuda"], q, k, 64, config=on_cuda.Config(block_m=16, block_n=32))
+    error = oracle.CODE_ERROR[torch.float32]
+    oracle.check_codes(selection.pooled(q, k, 2, SCALE), oracle.pooled(q, k, 64, 2, SCALE), error)
+    for largest in (True, False):
+        shares = oracle.column(q, k, 64, 1, largest, SCALE)
+        oracle.check_codes(selection.column(q, k, None, 1, largest, SCALE), shares, error)
+
+
+def test_log_sum_exps_of_several_ranges_of_keys(monkeypatch):
+    monkeypatch.setattr(on_cuda, "LEAST_SPLIT", 32)
+    q, k = inputs(40, 150, TRITON_DEVICE)
+    codes = made(TARGETS["cuda"], q, k, 32).pooled(q, k, 16, SCALE)
+    oracle.check_codes(codes, oracle.pooled(q, k, 32, 16, SCALE), oracle.CODE_ERROR[torch.float32])
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("step", [1, 4])
+def test_column_codes(step, largest, known, target):
+    q, k = inputs(75, 130, target[1])
+    lse = (q @ k.mT * SCALE).logsumexp(-1) if known else None
+    codes = made(target, q, k, 32).column(q, k, lse, step, largest, SCALE)
+    oracle.check_codes(codes, oracle.column(q, k, 32, step, largest, SCALE), oracle.CODE_ERROR[torch.float32])
+
+
+@pytest.mark.parametrize("similarity", [-1, 0.22, 0.25, 1])
+def test_block_codes(similarity, target):
+    q, k = inputs(75, 150, target[1])
+    shares = oracle.blocks(q, k, 32, 16, similarity, SCALE)
+    kept = np.isinf(shares)
+    assert kept.any() == (similarity > -1) and kept.all() == (similarity == 1)
+    codes = made(target, q, k, 32).blocks(q, k, 16, similarity, SCALE)
+    oracle.check_codes(codes, shares, oracle.CODE_ERROR[torch.float32])
+    np.testing.assert_array_equal(codes.cpu().numpy() == 0, kept)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (1, 2), (2, 1), (1, 1)])
+def test_codes_of_a_mask(shape, target):
+    q, k = inputs(40, 70, target[1], batch=2)
+    mask = (tokens(*shape, 3, 70) > 0).to(target[1])
+    codes = made(target, q, k, 16).given(mask)
+    assert torch.equal(codes.long(), torch.where(mask, 0, 255).expand(2, 2, 3, 70))
+
+
+def test_random_codes_are_the_same_on_all_targets():
+    q, k = inputs(40, 2500, "cpu", batch=2)
+    one, other = (made(target, q, k, 16).random(5).cpu() for target in TARGETS.values())
+    assert torch.equal(one, other)
+    assert not torch.equal(one[0, 0, 0], one[0, 0, 1])
+    # 30,000 codes: 117 of each on average, with a standard deviation of 11.
+    counts = one.flatten().bincount(minlength=256)
+    assert counts.min() > 60 and counts.max() < 180
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_targets_agree(data):
+    rows = data.draw(st.sampled_from([16, 32, 64]), "M")
+    pool = data.draw(st.sampled_from([1, 2, 8, 16]), "pool")
+    n_q, n_k = data.draw(st.integers(1, 2 * rows + 3), "N_q"), data.draw(st.integers(1, 150), "N_k")
+    dtype = data.draw(st.sampled_from(DTYPES), "dtype")
+    sizes = {"batch": data.draw(st.integers(1, 2), "B"), "strided": data.draw(st.booleans(), "strided")}
+    q, k = inputs(n_q, n_k, "cpu", dtype=dtype, **sizes)
+    one, other = (
+        made(target, q, k, rows).pooled(q.to(target[1]), k.to(target[1]), pool, SCALE).cpu().int()
+        for target in TARGETS.values()
+    )
+    assert (one - other).abs().max() <= 1 and (one != other).float().mean() < 0.02
+
+
+@pytest.mark.parametrize("where", ["q", "k"])
+@pytest.mark.parametrize("method", ["pooled", "pooled_exact", "largest", "mean", "blocks"])
+def test_nan_gives_the_last_code(method, where, target):
+    q, k = inputs(40, 70, target[1], heads=2)
+    (q if where == "q" else k)[0, 1, 17, 3] = torch.nan
+    selection = made(target, q, k, 16)
+    calls = {
+        "pooled": lambda: selection.pooled(q, k, 8, SCALE),
+        "pooled_exact": lambda: selection.pooled(q, k, 16, SCALE),
+        "largest": lambda: selection.column(q, k, None, 1, True, SCALE),
+        "mean": lambda: selection.column(q, k, None, 2, False, SCALE),
+        "blocks": lambda: selection.blocks(q, k, 16, -1.0, SCALE),
+    }
+    codes = calls[method]().cpu()
+    hit = torch.zeros(1, 2, 3, dtype=torch.bool)
+    hit[0, 1, 1 if where == "q" and method != "mean" else slice(None)] = True
+    if method == "mean" and where == "q":
+        # The query is not among those asked.
+        hit[:] = False
+    assert torch.equal((codes == 255).all(-1), hit)
+
+
+# Selection.
+
+
+def listed(target, codes, rule, capacity, histogram=None):
+    """Keys and counts of codes uint8 [B, H, G, N]; memory that is not to be written stays -7."""
+    make, device = target
+    layout = Layout(*codes.shape[:2], codes.shape[2] * 16, codes.shape[3], 16, capacity)
+    options = {"config": on_cuda.Config(histogram=histogram)} if make is on_cuda.Selection else {}
+    counts = torch.full(codes.shape[:3], -7, dtype=torch.int32, device=device)
+    keys = torch.full((*codes.shape[:3], capacity), -7, dtype=torch.int32, device=device)
+    make(layout, torch.device(device), **options).select(codes.to(device), rule, keys, counts)
+    return keys.cpu().numpy(), counts.cpu().numpy()
+
+
+def check_selection(target, codes, rule, capacity, histogram=None):
+    keys, counts = listed(target, codes, rule, capacity, histogram)
+    for place in np.ndindex(codes.shape[:3]):
+        right, count = oracle.select(codes[place].numpy(), rule)
+        assert counts[place] == count
+        np.testing.assert_array_equal(keys[place][: len(right)], right)
+        end = -(-len(right) // STEP) * STEP
+        assert (keys[place][len(right) : end] == (right[-1] if len(right) else None)).all()
+        assert (keys[place][end:] == -7).all()
+    return keys, counts
+
+
+def codes_of(*shape, spread=40, seed=0):
+    """Codes of a bell, so that many are equal."""
+    score = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * spread + 100
+    return score.clamp(0, 255).to(torch.uint8)
+
+
+RULES = {
+    "mass": Rule(mass=0.9, least=5, most=128),
+    "mass that exceeds the capacity": Rule(mass=0.999, most=64),
+    "all the mass": Rule(mass=1.0, most=150),
+    "mass of ranges": Rule(mass=0.7, most=64, always=((3, 7), (100, 101))),
+    "ranges that have the mass": Rule(mass=0.01, most=64, always=((0, 60),)),
+    "free": Rule(mass=0.9, most=150, free=True),
+    "threshold": Rule(code=90, least=4, most=128),
+    "threshold that exceeds the capacity": Rule(code=200, most=50, always=((0, 5),)),
+    "threshold that nothing reaches": Rule(code=0, least=7, most=64),
+    "share": Rule(count=37, most=128, always=((149, 150),)),
+    "one key": Rule(count=1, least=0, most=64),
+    "runs": Rule(mass=0.8, width=4, most=16, least=2),
+    "runs, the last one short": Rule(count=7, width=4, most=16, always=((37, 38),)),
+    "whole": Rule(code=90, whole=True, most=140),
+    "whole, too many": Rule(code=150, whole=True, most=64),
+    "whole, none": Rule(code=0, whole=True, most=64),
+}
+
+
+@pytest.mark.parametrize("histogram", [True, False], ids=["histogram", "bisection"])
+@pytest.mark.parametrize("name", RULES)
+def test_kernels_select_what_a_sort_selects(name, histogram):
+    codes = codes_of(1, 2, 2, 150)
+    if name == "free":
+        codes[..., :20] = 0
+    capacity = -(-RULES[name].most * RULES[name].width // STEP) * STEP
+    check_selection(TARGETS["cuda"], codes, RULES[name], capacity, histogram)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_cpu_selects_what_a_sort_selects(name):
+    codes = codes_of(2, 2, 3, 150)
+    if name == "free":
+        codes[..., :20] = 0
+    check_selection(TARGETS["cpu"], codes, RULES[name], -(-RULES[name].most * RULES[name].width // STEP) * STEP)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_selection(data):
+    n = data.draw(st.integers(1, 200), "N")
+    codes = codes_of(
+        1, 1, 2, n, spread=data.draw(st.sampled_from([0, 3, 80]), "spread"), seed=data.draw(st.integers(0, 99))
+    )
+    width = data.draw(st.sampled_from([1, 1, 4, 16]), "width")
+    units = -(-n // width)
+    most = data.draw(st.integers(1, units), "most")
+    kind = data.draw(st.sampled_from(["mass", "code", "count"]), "kind")
+    stated = {"mass": st.floats(0.01, 1), "code": st.integers(0, 255), "count": st.integers(1, units)}
+    always = ()
+    if data.draw(st.booleans(), "always"):
+        first = data.draw(st.integers(0, units - 1), "first")
+        always = ((first, min(units, first + data.draw(st.integers(1, most), "length"))),)
+    rule = Rule(
+        width, **{kind: data.draw(stated[kind], kind)}, least=data.draw(st.integers(0, most), "least"), most=most,
+        always=always,
+    )  # fmt: skip
+    keys, counts = check_selection(TARGETS["cpu"], codes, rule, -(-most * width // STEP) * STEP)
+    if data.draw(st.integers(0, 5)) == 0:
+        for other in (True, False):
+            found = listed(TARGETS["cuda"], codes, rule, -(-most * width // STEP) * STEP, other)
+            np.testing.assert_array_equal(found[0], keys)
+            np.testing.assert_array_equal(found[1], counts)
+
+
+def test_the_mass_listed_is_that_asked_for(target):
+    codes = codes_of(1, 1, 3, 300, spread=30)
+    keys, counts = listed(target, codes, Rule(mass=0.9, most=300), 320)
+    for g in range(3):
+        # The middle of a code's octave stands for it: true shares are within half a code.
+        mass = 2.0 ** -((codes[0, 0, g].numpy() + 0.5) / 8)
+        assert mass[keys[0, 0, g][: counts[0, 0, g]]].sum() >= 0.9 * mass.sum() * (1 - 1e-6)
+
+
+def test_a_group_without_shares_is_marked(target):
+    codes = codes_of(1, 1, 3, 100)
+    codes[0, 0, 1] = 255
+    for rule in (Rule(mass=0.9, most=64), Rule(code=40, most=64), Rule(mass=0.9, width=4, most=16)):
+        _, counts = check_selection(target, codes, rule, 64)
+        assert (counts[0, 0] == UNKNOWN).tolist() == [False, True, False]
+
+
+def test_rows_of_codes_may_be_padded(target):
+    codes = codes_of(1, 2, 2, 150)
+    apart = torch.full((1, 2, 2, 160), 0, dtype=torch.uint8)[..., :150].copy_(codes)
+    check_selection(target, apart, RULES["mass"], 128)
+
+
+# Parts.
+
+
+@pytest.mark.parametrize("group_bytes", [1, 1 << 20, 20 << 20, 60 << 20, 200 << 20])
+def test_parts_cover_each_group_once_in_order(group_bytes):
+    layout = Layout(2, 3, 16 * 7 - 5, 100, 16, 64)
+    found = np.arange(2 * 3 * 7).reshape(2, 3, 7)
+    taken = [found[part] for part in parts(layout, group_bytes)]
+    np.testing.assert_array_equal(np.concatenate([x.ravel() for x in taken]), found.ravel())
+    assert all(x.size * group_bytes <= WORKSPACE for x in taken)
+    sizes = [part_layout(layout, part) for part in parts(layout, group_bytes)]
+    assert [s.batch * s.heads * s.groups for s in sizes] == [x.size for x in taken]
+
+
+def test_a_large_call_needs_little_memory():
+    # 75,600 tokens, 12 x 128: codes of six heads fit.
+    layout = Layout(1, 12, 75600, 75600, 128, 22720)
+    assert len(parts(layout, 75600)) == 2
