@@ -235,12 +235,92 @@ def write_pruned(root, config):
         write_csv(root / f"results/logs/pruned/{network}.csv", "pruned", rows)
 
 
+def slices_row(case, order, provider, us, **changes):
+    """One row of attention by slice lists in `case`; `us` None: no time was taken."""
+    shape, grid = case.split("-")
+    heads, head_dim = shape.split("x")
+    sizes = [int(size) for size in grid.split("x")]
+    facts = {
+        **{"maps": "planted", "heads": heads, "head_dim": head_dim, "grid": grid, "tokens": np.prod(sizes)},
+        **{"token_order": order, "provider": provider, "call": "attend" if provider else "", "status": "ok"},
+        **{"dtype": "float32", "density": 1.0, "recall": 1.0, "device": DEVICE["name"]},
+    }
+    times = {} if us is None else {"p20_us": 0.9 * us, "p50_us": us, "p80_us": 1.1 * us, "rse": 0.01}
+    judged = {} if us is None else {"relative_error": 1e-6, "tolerance": 1e-5, "useful_gflops": 1e6 / us}
+    return {**facts, **times, **judged, **changes}
+
+
+def slices_skipped(case, order, provider):
+    """One row of a baseline that cannot run."""
+    return slices_row(case, order, provider, None, status="skipped", reason="runs on an NVIDIA GPU only, found cpu")
+
+
+def slices_lists(group, chosen_by, density, recall, **how):
+    """Columns of lists."""
+    errors = {"l1_error": 1 - recall, "cosine": recall, "largest_error": 1, "error_bound": 2}
+    kept = {"least_density": density, "most_density": density, "least_recall": recall}
+    return {"group": group, "chosen_by": chosen_by, "density": density, "recall": recall, **errors, **kept, **how}
+
+
+# What groups keep of attention beside slices, and the time that their kernel takes beside that of slices.
+GROUP_RECALL, GROUP_TIME = {"128x1": 1.0, "128x64": 0.9, "128x128": 0.8}, {"128x1": 1.0, "128x64": 0.9, "128x128": 0.8}
+DENSE_US = 1000.0
+
+
+def write_slices(root, config):
+    """A file for each case: slices take 1.2 times the time that is in proportion to the keys kept, choosing a tenth of
+    dense attention."""
+    for case in experiments.cases("slices", config):
+        rows = [row for sparsity in config.slices.sparsities for row in _at_sparsity(config.slices, case, sparsity)]
+        write_csv(root / f"results/logs/slices/{case}.csv", "slices", rows)
+
+
+def _at_sparsity(settings, case, sparsity):
+    keep, place = 1 - sparsity, (case, settings.order)
+    ours_us = 1.2 * keep * DENSE_US
+    rows = [slices_row(*place, "sdpa_dense", DENSE_US), slices_skipped(*place, "flex")]
+    for group in settings.groups:
+        lists = slices_lists(group, "oracle", keep, GROUP_RECALL[group] * (1 - sparsity / 10), keep=keep)
+        rows.append(slices_row(*place, "tilewright", GROUP_TIME[group] * ours_us, **lists))
+    uneven = slices_lists("128x1", "oracle", keep, 0.99, mass=0.98)
+    rows.append(slices_row(*place, "tilewright", 1.25 * keep * DENSE_US, **uneven))
+    for name in settings.predictors:
+        lists = slices_lists("128x1", name, keep, 0.95, keep=keep)
+        times = {"attend": ours_us, "predict": 0.1 * DENSE_US, "predict_attend": ours_us + 0.1 * DENSE_US}
+        rows += [slices_row(*place, "tilewright", us, **{**lists, "call": call}) for call, us in times.items()]
+    return [{**row, "sparsity": sparsity} for row in rows]
+
+
+def write_recall(root, config):
+    """A file for each case: blocks keep twice the keys of slices, predictors a half more, later orders more."""
+    settings = config.recall
+    for case in experiments.cases("recall", config):
+        rows = []
+        for place, order in enumerate(settings.orders):
+            for target in settings.recalls:
+                timed = place == 0 and target == settings.timed
+                if timed:
+                    rows.append(slices_row(case, order, "sdpa_dense", DENSE_US, target=target))
+                least = 0.3 * target * (1 + place / 2)
+                kept = {name: least if name.endswith("x1") else 2 * least for name in settings.groups}
+                lists = [slices_lists(name, "oracle", density, target, mass=target) for name, density in kept.items()]
+                if place == 0:
+                    lists += [slices_lists("128x1", name, 1.5 * least, target) for name in settings.predictors]
+                for facts in lists:
+                    us = 1.2 * facts["density"] * DENSE_US if timed else None
+                    provider = "tilewright" if timed else ""
+                    rows.append(slices_row(case, order, provider, us, **facts, target=target))
+        write_csv(root / f"results/logs/recall/{case}.csv", "recall", rows)
+
+
 def write_logs(root, config, blank=()):
     """Bench, networks, packed attention, heat map and reorder times; `blank`: (model, order) whose plans were
     skipped."""
     write_networks(root, config)
     write_ragged(root, config)
     write_pruned(root, config)
+    write_slices(root, config)
+    write_recall(root, config)
     for model in config.workloads:
         baselines = [
             row(model, "sdpa_dense", dense_us(model), reorder="none"),

@@ -43,24 +43,16 @@ def test_the_fewest_runs_that_reach_a_recall_are_kept(n, width, recall, seed):
     runs = measures.run_shares(shares, width)
     assert runs.shape == (3, -(-n // width))
     assert torch.allclose(runs.sum(1), shares.sum(1))
-    kept, which = measures.kept_for(runs, recall), measures.chosen(runs, recall)
+    ranking = measures.Ranked(runs)
+    kept = ranking.counts(recall)
+    which = ranking.mask(kept)
+    assert torch.allclose(ranking.kept(kept), (runs * which).sum(1).double())
     assert torch.equal(which.sum(1), kept)
     for own, count, mask in zip(runs.double().numpy(), kept.tolist(), which.numpy(), strict=True):
         ranked = np.sort(own)[::-1]
         assert own[mask].sum() >= recall * own.sum() * (1 - 1e-9)
         assert ranked[: count - 1].sum() < recall * own.sum() or count == 1
         assert np.allclose(own[mask].sum(), ranked[:count].sum())
-
-
-def test_recall_of_a_row_is_the_share_of_its_listed_keys():
-    q, k, _ = qkv(20, 50)
-    scores = q.double() @ k.double().T / 32**0.5
-    listed = torch.rand(20, 50, generator=torch.Generator().manual_seed(1)) < 0.3
-    listed[3] = False
-    found = measures.row_recall(scores.masked_fill(~listed, -math.inf).logsumexp(1), scores.logsumexp(1))
-    expected = (torch.softmax(scores, 1) * listed).sum(1)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
-    assert found[3] == 0
 
 
 def test_errors_stay_below_their_bound():

@@ -21,6 +21,8 @@ ROWS = {
     "networks": {"network": "vil-tiny-224", "attention": "tilewright"},
     "ragged": {"provider": "sdpa_flash"},
     "pruned": {"network": "deit-small-224-evit", "batching": "ragged", "pruner": "evit"},
+    "slices": {"provider": "tilewright", "chosen_by": "pooled32"},
+    "recall": {"provider": "flex", "chosen_by": "oracle"},
     "heatmap": {"reorder": "window", "solver": "highs"},
     "orders": {"model": "vil-tiny-64-s1", "reorder": "ic"},
 }

@@ -43,7 +43,9 @@ def test_default_study_plans_every_job_once(tmp_path):
     # FlexAttention is compiled ahead wherever it is timed.
     assert {w["m"] for name, w in jobs if name == "compile_baselines"} == set(study.workloads)
     compiled = {(w["experiment"], w["case"]) for name, w in jobs if name == "compile_experiment"}
-    assert compiled == {("networks", case) for case in study.networks.workloads}
+    flexible = {"networks": study.networks.workloads}
+    flexible |= {name: experiments.cases(name, study) for name in ("slices", "recall")}
+    assert compiled == {(name, case) for name, cases in flexible.items() for case in cases}
     assert {w["solver"] for name, w in jobs if name == "schedule"} == set(study.solvers)
     assert len(jobs) == len({(name, *sorted(w.items())) for name, w in jobs})
 
@@ -119,7 +121,9 @@ def test_the_ragged_overlay_runs_packed_attention_and_pruned_networks_alone(tmp_
 
 @pytest.mark.parametrize("setting", ["attention={'baselines': [sdpa_dense]}", "networks={'attention': {'flex': []}}"])
 def test_what_does_not_compile_is_not_compiled_ahead(tmp_path, setting):
-    counts = Counter(name for name, _ in plan(tmp_path, "--config", setting, configs=[ROOT / "config.yaml"]))
+    # Slices are measured against FlexAttention too.
+    without = [f"{name}={{'baselines': [sdpa_dense]}}" for name in ("slices", "recall")]
+    counts = Counter(name for name, _ in plan(tmp_path, "--config", setting, *without, configs=[ROOT / "config.yaml"]))
     rule, left = ("baselines", "experiment") if setting.startswith("attention") else ("experiment", "baselines")
     assert counts[f"compile_{rule}"] == 0 and counts[rule] > 0 and counts[f"compile_{left}"] > 0
 

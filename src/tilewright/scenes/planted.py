@@ -152,7 +152,7 @@ def _planted(head, grid, drawn, order, rows):
         def short(strength):
             q, k = at(strength)
             shares = measures.group_shares(q[order], k[order], groups, rows=rows)
-            return float(measures.kept_for(shares, head.recall).double().mean()) > head.density * len(signal)
+            return float(measures.Ranked(shares).counts(head.recall).double().mean()) > head.density * len(signal)
 
     strength = _least(short, head)
     return *at(strength), v, strength

@@ -39,27 +39,28 @@ def run_shares(shares: Tensor, width: int) -> Tensor:
     return padded.unflatten(-1, (-1, width)).sum(-1)
 
 
-def kept_for(shares: Tensor, recall: float) -> Tensor:
-    """int64 [...]: the fewest keys, or runs, of each group whose shares [..., N] come to `recall` of their sum."""
-    ranked = shares.double().sort(-1, descending=True).values.cumsum(-1)
-    # What rounding leaves of the sum is not asked for.
-    missing = ranked < recall * ranked[..., -1:] * (1 - 1e-12)
-    return (missing.sum(-1) + 1).clamp_max(shares.shape[-1])
+class Ranked:
+    """Keys, or runs, of groups by their shares, the largest first; equal ones in the order of the keys."""
 
+    def __init__(self, shares: Tensor):
+        """Rank `shares` [..., N], which sum to the attention of a group, 1 for exact ones."""
+        values, self.places = shares.sort(dim=-1, descending=True, stable=True)
+        self.cumulative = values.double().cumsum(-1)
 
-def chosen(shares: Tensor, recall: float) -> Tensor:
-    """bool [..., N]: the keys, or runs, that `kept_for` counts; equal shares in the order of the keys."""
-    places = shares.sort(dim=-1, descending=True, stable=True).indices
-    kept = torch.arange(shares.shape[-1], device=shares.device) < kept_for(shares, recall)[..., None]
-    return torch.zeros_like(kept).scatter_(-1, places, kept)
+    def counts(self, mass: float) -> Tensor:
+        """int64 [...]: the fewest of each group whose shares come to `mass` of their sum."""
+        # What rounding leaves of the sum is not asked for.
+        missing = self.cumulative < mass * self.cumulative[..., -1:] * (1 - 1e-12)
+        return (missing.sum(-1) + 1).clamp_max(self.cumulative.shape[-1])
 
+    def kept(self, counts: Tensor) -> Tensor:
+        """float64 [...]: what the first `counts` [...] of each group, at least one, come to."""
+        return self.cumulative.gather(-1, counts[..., None] - 1)[..., 0]
 
-def row_recall(lse: Tensor, dense_lse: Tensor) -> Tensor:
-    """Recall of each query from the log-sum-exps, natural, over its listed keys and over all keys; float32, any shape.
-
-    It is 0 where no key is listed. Values above 1, which rounding makes, are left as they are.
-    """
-    return torch.exp(lse.float() - dense_lse.float())
+    def mask(self, counts: Tensor) -> Tensor:
+        """bool [..., N]: which these are."""
+        first = torch.arange(self.places.shape[-1], device=counts.device) < counts[..., None]
+        return torch.zeros_like(first).scatter_(-1, self.places, first)
 
 
 def errors(found: Tensor, expected: Tensor) -> dict[str, float]:

@@ -26,6 +26,8 @@ _NAMES = (
     "dispatch",
     "pruned",
     "pruned_ratio",
+    "slices_speedup",
+    "slices_recall",
     "heatmap",
     "pattern",
     "fill",

@@ -19,6 +19,8 @@ NAMES = (
     "network_plans",
     "ragged",
     "pruned",
+    "slices",
+    "recall",
     "heatmap",
     "fill",
     "prediction",

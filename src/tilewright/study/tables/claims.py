@@ -19,7 +19,9 @@ from tilewright.study.tables import (
     prediction,
     pruned,
     ragged,
+    recall,
     reorder_time,
+    slices,
     speedup,
 )
 
@@ -41,7 +43,7 @@ SHOWN = {
 VERDICTS = ("not met", "met", "not measured")
 PARTS = ("verdict", VERDICTS)
 # Experiments that claims are about.
-EXPERIMENTS = ("attention", "networks", "ragged", "pruned", "orders")
+EXPERIMENTS = ("attention", "networks", "ragged", "pruned", "slices", "recall", "orders")
 _JUDGED = ["measured", "verdict", "margin", "where", "cases", "not_met", "ties", "device"]
 # ASSUME: who is slower by more than this share is slower, however noisy the measurement.
 MOST_NOISE = 0.05
@@ -294,6 +296,63 @@ def _at_batch(rows, column, noise=None):
     return _by_name(_with_batch(rows), column, "network", "setting", "batching", "mode", "batch", noise=noise)
 
 
+def _at_sparsity(frame, case):
+    """The rows of ``<sparsity>/<case>``."""
+    sparsity, name = case.split("/")
+    return frame[np.isclose(frame["sparsity"], float(sparsity)) & (frame["case"] == name)]
+
+
+def _slices_over(frame, case):
+    """Attention by lists of equal length over the fastest dense one: ``dense/<sparsity>/<case>``."""
+    rows = slices.attending(_at_sparsity(frame, case.partition("/")[2]))
+    return _of_case(rows[rows["lengths"] == "equal"], "speedup")
+
+
+def _slices_made(frame, case):
+    """Attention by lists that are made in each call, over the fastest dense one: ``<predictor>/<sparsity>/<case>``."""
+    name, _, case = case.partition("/")
+    rows = _at_sparsity(frame, case)
+    return _of_case(rows[(rows["chosen_by"] == name) & (rows["call"] == "predict_attend")], "speedup")
+
+
+def _slices_uneven(frame, _):
+    """Pairs a second by uneven lists over those by lists of equal length that keep as many."""
+    mine = slices.attending(frame)
+    key = ["case", "sparsity"]
+    equal = mine[mine["lengths"] == "equal"].set_index(key)["useful_gflops"].rename("equal_gflops")
+    rows = mine[mine["lengths"] == "uneven"].join(equal, on=key)
+    return _of_case(rows.assign(rate=rows["useful_gflops"] / rows["equal_gflops"]), "rate")
+
+
+def _predict_share(frame, case):
+    """Choosing the keys over the fastest dense attention, in percent: ``<predictor>/<case>``."""
+    name, case = case.split("/")
+    rows = frame[(frame["case"] == case) & (frame["chosen_by"] == name) & (frame["call"] == "predict")]
+    return _of_case(rows.assign(percent=100 / rows["speedup"]), "percent")
+
+
+def _of_case(rows, column):
+    where = [f"{case} at {sparsity:.0%}" for case, sparsity in zip(rows["case"], rows["sparsity"], strict=True)]
+    return _cases(rows[column], where, rows["noise"] if column == "speedup" else np.nan)
+
+
+def _recall_ratio(frame, case):
+    """Keys that lists of blocks keep over those of slices, both by the exact shares: ``<group>/<recall>``."""
+    group, target = case.split("/")
+    rows = frame[(frame["group"] == group) & (frame["chosen_by"] == slices.ORACLE) & (frame["provider"] != slices.FLEX)]
+    return _by_name(rows[np.isclose(rows["target"], float(target))], "over_slices", "case", "token_order")
+
+
+def _recall_over(frame, _):
+    """Time of the fastest lists of blocks over that of slices, where all keep the same share of attention and are
+    chosen by the exact shares."""
+    rows = recall.timed(frame)
+    rows = rows[rows["chosen_by"] == slices.ORACLE]
+    blocks = _read.best(rows[~rows["group"].str.endswith("x1")], ["case"])["p50_us"].rename("blocks_us")
+    mine = rows[rows["group"] == slices.SLICE].join(blocks, on="case")
+    return _by_name(mine.assign(over=mine["blocks_us"] / mine["p50_us"]), "over", "case")
+
+
 def _workload(column):
     def values(frame, case):
         return _by_name(frame[frame["model"] == case].head(1), column, "model")
@@ -355,6 +414,15 @@ _MEASURES = {
     "pruned_logits": (("pruned",), pruned.table, _pruned_logits),
     "pruned_top1": (("pruned",), pruned.table, _pruned_top1("same_top1")),
     "pruned_top1_all": (("pruned",), pruned.table, _pruned_top1("same_top1_all")),
+    "slices_error": (("slices",), slices.table, _error("case", "provider", "call", "group")),
+    "slices_passed": (("slices",), slices.table, _passed("provider", slices.OURS)),
+    "slices_over": (("slices",), slices.table, _slices_over),
+    "slices_made": (("slices",), slices.table, _slices_made),
+    "slices_uneven": (("slices",), slices.table, _slices_uneven),
+    "predict_share": (("slices",), slices.table, _predict_share),
+    "recall_error": (("recall",), recall.table, _error("case", "provider", "group")),
+    "recall_ratio": (("recall",), recall.table, _recall_ratio),
+    "recall_over": (("recall",), recall.table, _recall_over),
     "prediction_error": (("attention",), prediction.table, _prediction_error),
     "policy_over": (("attention", "paper_latency"), policy.table, _policy_over),
     "gathered": (("orders",), reorder_time.table, _gathered),

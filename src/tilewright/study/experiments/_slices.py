@@ -1,0 +1,346 @@
+"""Attention by slice lists on planted maps: how lists are chosen, what they lose, and contenders (stage T5).
+
+A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from tilewright import graph, reference, slices, targets
+from tilewright.baselines import sparse as sparse_baselines
+from tilewright.baselines.sparse import Unavailable
+from tilewright.blocks import tiles
+from tilewright.core import registry
+from tilewright.core.timing import time_gpu, time_host, time_together
+from tilewright.profile import DTYPES
+from tilewright.scenes import planted
+from tilewright.slices import measures, orders
+from tilewright.study.experiments._checks import poison, refusal, refuted
+from tilewright.study.experiments._rows import machine, now
+from tilewright.study.experiments.slices import ORACLE
+from tilewright.torch_attention import flex_blocks
+from tilewright.torch_attention.flex import BLOCK
+
+OURS = "tilewright"
+FLEX = "flex"
+# The largest score that `reference.TOLERANCE` is derived for.
+DERIVED_SCORE = 16
+# Halvings of an interval in which a mass is looked for.
+HALVINGS = 12
+# By how much more than asked for the lists of a predictor may keep of attention.
+PRECISION = 0.004
+# Room of lists whose length is looked for: all keys.
+WHOLE = 1.0
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Lists, who chose them by which mass or share of keys, for groups of which shape, and what they keep.
+
+    facts: columns of rows. flags: bool [1, H, G, runs] of lists of whole runs that the host knows, else None.
+    """
+
+    found: slices.SliceLists
+    facts: dict
+    flags: torch.Tensor | None = None
+
+
+def group(name):
+    """``(rows, width)`` of a shape of groups, such as ``128x1``: queries, and keys that are listed together."""
+    tile = tiles.parse(name)
+    return tile.rows, tile.keys
+
+
+class Maps:
+    """Planted queries, keys and values of one case in one order, and what attention over all keys makes of them."""
+
+    def __init__(self, heads, head_dim, grid, order, *, device="cpu", dtype="float32", seed=0):
+        """Plant `heads` heads (`planted.mixed`). Raises `UnknownNameError`, `PatternError` and `DeviceError`."""
+        registry.check("dtype", dtype, DTYPES)
+        self.facts, self.dtype, self.seed = targets.describe(device), getattr(torch, dtype), seed
+        self.place = targets.facts(device).TORCH_DEVICE
+        self.grid, self.heads, self.head_dim = grid, heads, head_dim
+        self.made = planted.tokens(grid, head_dim, planted.mixed(heads), seed=seed, device=self.place)
+        self.arrange(order)
+
+    def arrange(self, order):
+        """Put the tokens in `order`."""
+        at = torch.from_numpy(orders.order(order, self.grid)).to(self.place)
+        self.order, self.cached = order, {}
+        self.qkv = tuple(x[:, :, at].to(self.dtype).contiguous() for x in (self.made.q, self.made.k, self.made.v))
+        self.exact = tuple(x.float() for x in self.qkv)
+        self.dense, self.dense_lse = slices.dense(*self.exact)
+        # Beyond the scores that the tolerance is derived for, their rounding grows with them.
+        longest = [float(torch.linalg.vector_norm(x, dim=-1).max()) for x in self.exact[:2]]
+        scores = longest[0] * longest[1] * self.head_dim**-0.5
+        float32 = reference.TOLERANCE[torch.float32]
+        self.tolerance = reference.TOLERANCE[self.dtype] + float32 * scores / DERIVED_SCORE
+        self.rows = reference.sample_rows(self.pairs, 1 if self.gpu else reference.stride(self.tokens), self.seed)
+
+    @property
+    def tokens(self):
+        """Their number."""
+        return self.qkv[0].shape[2]
+
+    @property
+    def gpu(self):
+        """Whether calls are timed by a GPU's own clock."""
+        return targets.facts(self.facts["kind"]).GPU_TIMER
+
+    @cached_property
+    def pairs(self):
+        """All pairs as a graph."""
+        return graph.from_distinct_rows(
+            np.array([0, self.tokens]), np.arange(self.tokens), np.zeros(self.tokens, np.int32), self.tokens
+        )
+
+    @property
+    def known(self):
+        """Columns that all rows share."""
+        return {
+            **{"maps": "planted", "heads": self.heads, "head_dim": self.head_dim, "tokens": self.tokens},
+            **{"grid": "x".join(map(str, self.grid)), "token_order": self.order, "status": "ok"},
+            **{"dtype": str(self.dtype).removeprefix("torch."), **machine(self.facts), "time": now()},
+        }
+
+    def ranked(self, shape):
+        """`measures.Ranked` of the exact shares [H, G, runs] of groups of `shape`."""
+        if shape not in self.cached:
+            rows, width = group(shape)
+            groups = torch.arange(-(-self.tokens // rows), device=self.place)
+            q, k, _ = self.exact
+            each = [measures.group_shares(q[0, h], k[0, h], groups, rows=rows) for h in range(self.heads)]
+            self.cached[shape] = measures.Ranked(measures.run_shares(torch.stack(each), width))
+        return self.cached[shape]
+
+    def oracle(self, shape, *, keep=None, mass=None):
+        """`Lists` by the exact shares: the share `keep` of the keys of every group, or the fewest that hold `mass`."""
+        ranked, (_, width) = self.ranked(shape), group(shape)
+        runs = ranked.places.shape[-1]
+        counts = (
+            ranked.counts(mass) if keep is None else torch.full_like(ranked.places[..., 0], max(1, round(keep * runs)))
+        )
+        flags = ranked.mask(counts)[None]
+        mask = flags.repeat_interleave(width, -1)[..., : self.tokens]
+        found = slices.from_mask(mask, self.tokens, rows=group(shape)[0], width=width)
+        return self.judged(Lists(found, self.facts_of(ORACLE, shape, keep=keep, mass=mass), flags))
+
+    def uneven(self, shape, density):
+        """`oracle` with the mass by which the lists hold the share `density` of all keys."""
+        ranked = self.ranked(shape)
+        runs = ranked.places.shape[-1]
+        return self.oracle(
+            shape, mass=_least(lambda mass: float(ranked.counts(mass).double().mean()) / runs >= density)
+        )
+
+    def oracle_for(self, shape, recall):
+        """`oracle` with the mass by which the lists hold the share `recall` of all attention."""
+        ranked = self.ranked(shape)
+        return self.oracle(shape, mass=_least(lambda mass: float(ranked.kept(ranked.counts(mass)).mean()) >= recall))
+
+    def predicted(self, name, setting, **how):
+        """`Lists` by a predictor. setting: arguments of `slices.predict`; how: ``keep`` or ``mass``."""
+        found = slices.predict(*self.qkv[:2], **setting, **how)
+        shape = f"{found.layout.rows}x{found.layout.width}"
+        return self.judged(Lists(found, self.facts_of(name, shape, **how)))
+
+    def predicted_for(self, name, setting, recall):
+        """`predicted` with the mass by which the lists hold the share `recall` of all attention, to `PRECISION`."""
+        known = self.cached.setdefault(name, {0.0: 0.0, 1.0: 1.0})
+        while True:
+            low, high = max(m for m, r in known.items() if r < recall), min(m for m, r in known.items() if r >= recall)
+            if known[high] - recall <= PRECISION or high - low < 2**-HALVINGS:
+                return self.predicted(name, setting, budget=WHOLE, mass=high)
+            # Between the neighbours, but not beside one of them: that would find the other one slowly.
+            part = (recall + PRECISION / 2 - known[low]) / (known[high] - known[low])
+            mass = low + (high - low) * min(0.9, max(0.1, part))
+            lists = slices.predict(*self.qkv[:2], **setting, budget=WHOLE, mass=mass)
+            known[mass] = float(self.recall(lists).mean())
+
+    def facts_of(self, chosen_by, shape, keep=None, mass=None, budget=None):
+        """Columns that say how lists were chosen."""
+        return {"chosen_by": chosen_by, "group": shape, "keep": keep, "mass": mass}
+
+    def recall(self, lists):
+        """float32 [1, H, N]: share of each query's attention that its list keeps."""
+        return slices.recall(*self.exact[:2], lists, lse=self.dense_lse)
+
+    def judged(self, lists):
+        """`lists` with what they keep among their facts, and what they lose in float32."""
+        lists.found.check(allow_empty=True)
+        recall = self.recall(lists.found)
+        density = lists.found.density()
+        out = slices.attend(*self.exact, lists.found)
+        errors = measures.errors(out, self.dense)
+        return Lists(
+            lists.found,
+            lists.facts
+            | {"density": float(density.mean()), "recall": float(recall.mean())}
+            | {"least_density": float(density.min()), "most_density": float(density.max())}
+            | {"least_recall": float(recall.mean(-1).min()), "l1_error": errors["l1"], "cosine": errors["cosine"]}
+            | {
+                "largest_error": errors["largest"],
+                "error_bound": float(measures.error_bound(recall, self.exact[2]).max()),
+            },
+            lists.flags,
+        )
+
+    def expected(self, lists):
+        """float64 [1, H, R, D]: what attention by `lists`, None for all keys, makes of the rows that are checked."""
+        if lists is None:
+            return reference.dense_rows(self.rows, *self.qkv)
+        q, k, v = self.qkv
+        heads = (slice(h, h + 1) for h in range(self.heads))
+        made = [
+            reference.attention_rows(lists.found.graph(0, h.start), self.rows, q[:, h], k[:, h], v[:, h]) for h in heads
+        ]
+        return torch.cat(made, 1)
+
+
+def _least(enough):
+    """The least mass in (0, 1] that is `enough`, of a sequence of halved intervals; 1 where none is."""
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+# Contenders
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A call that is to be timed. facts: its columns. call: without arguments. lists: what it attends by, None for all
+    keys. pairs: of a query and a key that its result needs, for all heads. checked: whether its result is attention."""
+
+    facts: dict
+    call: object
+    lists: Lists | None
+    pairs: float
+    checked: bool = True
+
+
+def dense(maps, name):
+    """The `Contender` of one of `sparse_baselines.DENSE`. Raises `Unavailable`."""
+    setting = {"batch": 1, "heads": maps.heads, "head_dim": maps.head_dim, "dtype": maps.dtype}
+    member = sparse_baselines.member(name)
+    ready = member.prepare(maps.pairs, variant=member.VARIANTS[0], device=maps.facts["kind"], max_bytes=0, **setting)
+    facts = {"provider": name, "call": "attend", "density": 1.0, "recall": 1.0}
+    return Contender(facts, lambda: ready.call(*maps.qkv), None, maps.heads * maps.tokens**2)
+
+
+def ours(maps, lists):
+    """The `Contender` of attention by given lists."""
+    facts = {"provider": OURS, "call": "attend", **lists.facts}
+    return Contender(facts, lambda: slices.attend(*maps.qkv, lists.found), lists, _pairs(maps, lists))
+
+
+def predicting(maps, setting, lists, budget):
+    """`Contender` of making `lists` by a predictor, and of doing so before each attention."""
+    q, k, v = maps.qkv
+    how = {"keep": lists.facts["keep"], "budget": budget}
+    known = {"provider": OURS, **lists.facts}
+
+    def both():
+        return slices.attend(q, k, v, slices.predict(q, k, **setting, **how))
+
+    yield Contender(
+        known | {"call": "predict"}, lambda: slices.predict(q, k, **setting, **how), lists, 0, checked=False
+    )
+    yield Contender(known | {"call": "predict_attend"}, both, lists, _pairs(maps, lists))
+
+
+def flex(maps, lists):
+    """The `Contender` of FlexAttention by lists of whole blocks of 128 queries and keys. Raises `Unavailable`."""
+    attend = flex_blocks.prepare(lists.flags, (maps.tokens, maps.tokens))
+    facts = {"provider": FLEX, "call": "attend", **lists.facts}
+    return Contender(facts, lambda: attend(*maps.qkv), lists, _pairs(maps, lists))
+
+
+def compile_flex(heads, head_dim, grid, *, device, dtype):
+    """Make torch compile `flex` for tokens of a shape; yields its name, nothing where it cannot run."""
+    tokens = grid[0] * grid[1] * grid[2]
+    blocks = -(-tokens // BLOCK)
+    place = targets.facts(device).TORCH_DEVICE
+    try:
+        attend = flex_blocks.prepare(
+            torch.ones(1, heads, blocks, blocks, dtype=torch.bool, device=place), (tokens, tokens)
+        )
+    except Unavailable:
+        return
+    attend(*torch.zeros(3, 1, heads, tokens, head_dim, dtype=getattr(torch, dtype), device=place))
+    yield FLEX
+
+
+def _pairs(maps, lists):
+    return lists.facts["density"] * maps.heads * maps.tokens**2
+
+
+def rows_of(maps, offers, effort):
+    """Yield the rows of contenders that take turns, each checked first.
+
+    offers: ``(facts, make)`` each; ``make()`` gives contenders or raises `Unavailable`, and then facts are the row's.
+    """
+    passed, rows = [], []
+    for facts, make in offers:
+        try:
+            for contender in make():
+                row = _checked(maps, contender)
+                rows.append(row)
+                if row["status"] == "ok":
+                    passed.append((row, contender))
+        except Unavailable as reason:
+            rows.append(maps.known | facts | {"status": "skipped", "reason": str(reason)})
+        except RuntimeError as error:
+            rows.append(maps.known | facts | {"status": "failed", "reason": refusal(error)})
+    for (row, contender), taken in zip(passed, _timed(maps, [c.call for _, c in passed], effort), strict=True):
+        row |= taken
+        if contender.pairs:
+            row["useful_gflops"] = 4 * maps.head_dim * contender.pairs / taken["p50_us"] / 1e3
+    yield from rows
+
+
+def _checked(maps, contender):
+    """The row of a contender whose result was compared with the oracle; one that makes lists is judged by these."""
+    row = maps.known | contender.facts
+    if not contender.checked:
+        return row
+    poison(maps.qkv[0])
+    found = contender.call()[:, :, maps.rows].cpu()
+    expected = _expected(maps, contender.lists)
+    row |= {
+        "max_abs_error": float((found.double() - expected).abs().max()),
+        "relative_error": reference.relative_error(found, expected),
+        "tolerance": maps.tolerance,
+        "checked_rows": len(maps.rows),
+    }
+    reason = refuted(row)
+    return row | {"status": "failed", "reason": reason} if reason else row
+
+
+def _expected(maps, lists):
+    """`Maps.expected` on the host, computed once for contenders that attend by the same lists."""
+    key = None if lists is None else id(lists.found)
+    known = maps.cached.setdefault("expected", {})
+    if key not in known:
+        # The lists are kept beside: their number is not another's then.
+        known[key] = maps.expected(lists).cpu(), lists
+    return known[key][0]
+
+
+def _timed(maps, calls, effort):
+    """Columns of the times of `calls`: on a CPU they take turns, so that a change of its clock meets all of them."""
+    if not maps.gpu:
+        for call in calls:
+            call()
+        return [taken.columns for taken in time_together(calls, **effort.limits)]
+    found = []
+    for call in calls:
+        taken = time_gpu(call, **effort.limits)
+        latency_us, host_us = time_host(call, **effort.limits)
+        found.append(taken.columns | {"timing": taken.method, "latency_us": latency_us, "host_us": host_us})
+    return found

@@ -1,0 +1,254 @@
+"""Attention by slice lists at set sparsities, beside dense attention and lists of blocks, and the time that choosing
+takes (stage T5)."""
+
+from itertools import product
+from typing import Literal
+
+from tilewright import predictors, targets
+from tilewright.blocks import tiles
+from tilewright.core.errors import ConfigError
+from tilewright.study import sections
+from tilewright.study.experiments import _rows
+from tilewright.study.experiments._rows import Count, Number, Status
+
+# Dense attention, and FlexAttention over lists of whole blocks (`_slices.BASELINES`).
+BASELINES = ("sdpa_dense", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
+# Orders of the tokens (`slices.orders`).
+ORDERS = ("raster", "voxel", "hilbert")
+# Who chooses by the exact shares of attention.
+ORACLE = "oracle"
+# Single keys for groups of 128 queries, what the lists of predictors are.
+SLICE = "128x1"
+# The shape of groups that FlexAttention takes.
+FLEX_BLOCK = "128x128"
+# By predictor: settings of `slices.predict`, the predictor's name among them as ``by``.
+Predictors = dict[str, dict[str, int | float | str]]
+
+
+class Section(sections.Section, frozen=True):
+    """Attention by slice lists at set sparsities.
+
+    shapes: pairs of heads and the dimension of a head
+    grids: frames, rows and columns of a video's tokens
+    order: the order of the tokens
+    sparsities: shares of the keys that lists leave out
+    groups: shapes of groups, queries x keys listed together, whose lists the oracle chooses, 128x1 among them
+    predictors: by a name of one's own, arguments of `slices.predict`, such as by and pool
+    baselines: dense attention, and flex over the lists of 128x128
+    max_seconds: a timing stops after this time, in seconds
+    """
+
+    shapes: tuple[tuple[int, int], ...]
+    grids: tuple[tuple[int, int, int], ...]
+    order: str
+    sparsities: tuple[float, ...]
+    groups: tuple[str, ...]
+    predictors: Predictors
+    baselines: tuple[str, ...]
+    max_seconds: float
+
+    def check(self, config):
+        """Raise `ConfigError` for unknown names and for numbers out of range."""
+        check_maps("slices", self)
+        sections.known("slices.order", "order of tokens", (self.order,), ORDERS)
+        sections.selection("slices.sparsities", self.sparsities)
+        for sparsity in self.sparsities:
+            if not 0 < sparsity < 1:
+                raise ConfigError(f"slices.sparsities: expected shares between 0 and 1, found {sparsity}")
+        if "flex" in self.baselines and FLEX_BLOCK not in self.groups:
+            raise ConfigError(f"slices.groups: expected {FLEX_BLOCK}, which the baseline flex attends by")
+
+
+class Settings(sections.Section, frozen=True):
+    """What one case is run with; values as in `Section`."""
+
+    order: str
+    sparsities: tuple[float, ...]
+    groups: tuple[str, ...]
+    predictors: Predictors
+    baselines: tuple[str, ...]
+    max_seconds: float
+
+
+class Row(_rows.Row, frozen=True, kw_only=True):
+    """A call on one planted video.
+
+    maps: where queries and keys come from. token_order: of the tokens. sparsity: asked for. call: ``attend`` (lists
+    given), ``predict`` (lists made) or ``predict_attend``. group: queries x keys of a list, as tiles are called; keep,
+    mass: what the lists were chosen by, ``oracle`` by the exact shares of attention. What follows is of the lists:
+    density, the share of keys kept, least_density and most_density of a head; recall, the mean share of attention kept,
+    least_recall of a head; in float32, against dense attention: l1_error, sum of errors over that of absolute values,
+    cosine, largest_error, and error_bound, which no error can exceed. max_abs_error, relative_error, checked_rows: of
+    the timed call, against attention in float64 over the same lists. p20_us, p50_us, p80_us: on a GPU its own time,
+    else wall time, contenders taking turns; timing, latency_us, host_us: as in ``ragged``. useful_gflops: of the pairs
+    that the lists keep.
+    """
+
+    kind: Literal["slices"] = "slices"
+    version: Literal[1] = 1
+    maps: str = ""
+    heads: Count = None
+    head_dim: Count = None
+    grid: str = ""
+    tokens: Count = None
+    token_order: str = ""
+    sparsity: Number = None
+    provider: str = ""
+    call: str = ""
+    group: str = ""
+    chosen_by: str = ""
+    keep: Number = None
+    mass: Number = None
+    status: Status = "ok"
+    reason: str = ""
+    dtype: str = ""
+    density: Number = None
+    least_density: Number = None
+    most_density: Number = None
+    recall: Number = None
+    least_recall: Number = None
+    l1_error: Number = None
+    cosine: Number = None
+    largest_error: Number = None
+    error_bound: Number = None
+    max_abs_error: Number = None
+    relative_error: Number = None
+    checked_rows: Count = None
+    tolerance: Number = None
+    p20_us: Number = None
+    p50_us: Number = None
+    p80_us: Number = None
+    repetitions: Count = None
+    rse: Number = None
+    timing: str = ""
+    latency_us: Number = None
+    host_us: Number = None
+    useful_gflops: Number = None
+
+
+NAMED = "{provider} {call}, {chosen_by} {group}, sparsity {sparsity}"
+
+
+def check_maps(place, section):
+    """Raise `ConfigError` for what the sections `slices` and `recall` have in common."""
+    sections.distinct(f"{place}.shapes", section.shapes)
+    sections.at_least(f"{place}.shapes", 1, [number for shape in section.shapes for number in shape])
+    sections.distinct(f"{place}.grids", section.grids)
+    sections.at_least(f"{place}.grids", 1, [number for grid in section.grids for number in grid])
+    sections.distinct(f"{place}.groups", section.groups)
+    for name in section.groups:
+        sections.at(f"{place}.groups", tiles.parse, name)
+    if SLICE not in section.groups:
+        raise ConfigError(f"{place}.groups: expected {SLICE} among them, found {', '.join(section.groups) or 'none'}")
+    for name, setting in section.predictors.items():
+        _, by = sections.at(f"{place}.predictors.{name}", split, setting)
+        sections.at(f"{place}.predictors.{name}", predictors.parse, *by)
+    sections.distinct(f"{place}.baselines", section.baselines)
+    sections.known(f"{place}.baselines", "baseline", section.baselines, BASELINES)
+    sections.above_zero(f"{place}.max_seconds", section.max_seconds)
+
+
+def split(setting):
+    """``(shape, (by, settings))`` of the arguments of `slices.predict`: those of all predictors, and its own."""
+    shape = {name: setting[name] for name in ("rows", "width") if name in setting}
+    own = {name: value for name, value in setting.items() if name not in ("by", "rows", "width")}
+    return shape, (setting.get("by", "pooled"), own)
+
+
+def case_names(section):
+    """``<heads>x<head_dim>-<frames>x<rows>x<columns>`` for each shape and grid."""
+    return ["-".join("x".join(map(str, sizes)) for sizes in pair) for pair in product(section.shapes, section.grids)]
+
+
+def sizes(case):
+    """``(heads, head_dim, grid)`` of a case. Raises `ConfigError`."""
+    parts = [part.split("x") for part in case.split("-")]
+    if [len(part) for part in parts] != [2, 3] or not all(n.isdecimal() and int(n) for part in parts for n in part):
+        raise ConfigError(f"case {case!r}: expected <heads>x<head_dim>-<frames>x<rows>x<columns>, such as 2x64-9x20x26")
+    (heads, head_dim), grid = ([int(n) for n in part] for part in parts)
+    return heads, head_dim, tuple(grid)
+
+
+def cases(config):
+    """Every shape on every grid."""
+    return case_names(config.slices)
+
+
+def settings(config, case):
+    """`Settings` of one case."""
+    section = config.slices
+    return Settings(**{name: getattr(section, name) for name in Settings.__struct_fields__})
+
+
+def planned(case, settings):
+    """What decides the rows of a case, as `modules` asks for it."""
+    chosen = [{"provider": "tilewright", "chosen_by": name} for name in settings.predictors]
+    return [{"provider": name, "chosen_by": ""} for name in ("tilewright", *settings.baselines)] + chosen
+
+
+def modules(row, device):
+    """Modules that a row's time depends on, see `experiments`. Those of all predictors: a row has a name of the
+    user's."""
+    provider = row.get("provider", "")
+    peer = [f"tilewright.baselines.sparse.{provider}"] if provider not in ("", "tilewright", "flex") else []
+    chosen = row.get("chosen_by", "") not in ("", ORACLE)
+    by = [f"tilewright.predictors.{name}" for name in predictors.NAMES] if chosen else []
+    return [f"{__package__}._slices", *targets.modules(device, "slices", "slice_selection"), *peer, *by]
+
+
+def size(case, settings):
+    """Numbers that a case holds: the exact shares of groups, ranked and as flags."""
+    heads, _, grid = sizes(case)
+    tokens = grid[0] * grid[1] * grid[2]
+    return 4 * heads * tokens * -(-tokens // 128)
+
+
+def run(case, settings, how):
+    """Yield the rows of `case`. Raises `TilewrightError`."""
+    from tilewright.study.experiments import _slices
+
+    heads, head_dim, grid = sizes(case)
+    maps = _slices.Maps(heads, head_dim, grid, settings.order, device=how.device, dtype=how.dtype, seed=how.seed)
+    effort = how.effort(settings.max_seconds)
+    for sparsity in settings.sparsities:
+        for row in _slices.rows_of(maps, _offers(_slices, maps, sparsity, settings), effort):
+            yield row | {"sparsity": sparsity}
+
+
+def compiles(settings):
+    """Whether torch compiles something."""
+    return "flex" in settings.baselines
+
+
+def first_calls(case, settings, how):
+    """Compile FlexAttention for the shape of a case."""
+    from tilewright.study.experiments import _slices
+
+    heads, head_dim, grid = sizes(case)
+    yield from _slices.compile_flex(heads, head_dim, grid, device=how.device, dtype=how.dtype)
+
+
+def remark(row):
+    """What the log says of a row that passed."""
+    return f"{row['p50_us']:,.1f} us, {row['density']:.1%} of the keys, recall {row['recall']:.3f}"
+
+
+def _offers(_slices, maps, sparsity, settings):
+    """The contenders at one sparsity, for `_slices.rows_of`: dense attention, lists of equal and of different lengths,
+    blocks, and lists that are made in each call."""
+    keep = 1 - sparsity
+    by_group = {name: maps.oracle(name, keep=keep) for name in settings.groups}
+    for name in settings.baselines:
+        if name != "flex":
+            yield {"provider": name, "call": "attend"}, lambda name=name: [_slices.dense(maps, name)]
+    yield {"provider": _slices.OURS}, lambda: [_slices.ours(maps, lists) for lists in by_group.values()]
+    yield {"provider": _slices.OURS}, lambda: [_slices.ours(maps, maps.uneven(SLICE, keep))]
+    for name, setting in settings.predictors.items():
+
+        def predicted(name=name, setting=setting):
+            lists = maps.predicted(name, setting, keep=keep, budget=keep)
+            return [_slices.ours(maps, lists), *_slices.predicting(maps, setting, lists, keep)]
+
+        yield {"provider": _slices.OURS, "chosen_by": name}, predicted
+    if "flex" in settings.baselines:
+        yield {"provider": "flex", "call": "attend"}, lambda: [_slices.flex(maps, by_group[FLEX_BLOCK])]

@@ -1,0 +1,88 @@
+"""Attention by slice lists: speed-up over the fastest dense attention by the keys left out and the attention kept."""
+
+import numpy as np
+
+from tilewright.study.experiments.slices import ORACLE, SLICE
+from tilewright.study.figures import _contenders, _style
+from tilewright.study.tables import _read, slices
+
+# By shape of groups, and of further ones in turn.
+COLOURS = {SLICE: _contenders.BLUE, "64x1": "#56B4E9", "128x64": "#D55E00", "128x128": "#882255"}
+FURTHER = ("#009E73", "#CC79A7", "#999933", "#44AA99")
+FLEX_COLOUR = "#5A5A5A"
+
+
+def needs(config):
+    """What the table needs."""
+    return slices.needs(config)
+
+
+def draw(inputs):
+    """Two panels per case: over the share of keys that lists leave out, and over the share of attention that they
+    keep."""
+    from matplotlib.lines import Line2D
+
+    frame = slices.table(inputs)
+    cases = list(frame.groupby("case", sort=False))
+    drawn = _style.figure(9.6, 1.9 + 3.1 * len(cases))
+    styles = {}
+    for (left, right), (case, rows) in zip(
+        drawn.subplots(len(cases), 2, squeeze=False, sharey="row"), cases, strict=True
+    ):
+        sparsities = np.linspace(100 * rows["sparsity"].min(), 100 * rows["sparsity"].max())
+        left.plot(sparsities, 100 / (100 - sparsities), ":", color=_style.INK)
+        for name, own in _lines(rows):
+            styles.setdefault(name, _look(name, len(styles)))
+            own = own.dropna(subset="speedup").sort_values("sparsity")
+            left.plot(100 * (1 - own["density"]), own["speedup"], markersize=4, **styles[name])
+            right.plot(100 * own["recall"], own["speedup"], markersize=4, **styles[name])
+        left.set(xlabel="keys left out (%)", ylabel="× fastest dense attention", yscale="log")
+        right.set(xlabel="attention kept, mean over queries (%)")
+        for axes in (left, right):
+            axes.axhline(1, color=_style.INK, linewidth=0.8)
+            axes.set_title(f"{case}, {rows['tokens'].iloc[0]:,.0f} tokens")
+            _style.plain_ticks(axes.yaxis)
+    handles = [Line2D([], [], label=name, markersize=4, **style) for name, style in styles.items()]
+    handles.append(Line2D([], [], linestyle=":", color=_style.INK, label="time in proportion to the keys kept"))
+    _style.head(drawn, "Attention by slice lists", handles, columns=3)
+    maps = ", ".join(sorted(set(frame["maps"])))
+    _style.notes(
+        drawn,
+        [
+            f"{_read.devices(frame)}, {', '.join(sorted(set(frame['dtype'])))}; {maps} maps, tokens in the order "
+            f"{', '.join(sorted(set(frame['token_order'])))}. Lists are chosen by the exact shares of attention, "
+            "dashed by a predictor in each call. Every result was compared with attention in float64 over the same "
+            "lists first. Lists that leave out as many keys do not keep as much attention: right.",
+            *_contenders.blanks(frame, "provider", ["case"]),
+        ],
+    )
+    return drawn
+
+
+def _lines(rows):
+    """``(name, rows)`` of each line of a panel, ours first."""
+    attend = rows[rows["call"] == "attend"]
+    for group in dict.fromkeys(attend.loc[attend["chosen_by"] == ORACLE, "group"]):
+        own = slices.attending(rows, group)
+        yield f"Tilewright {group.replace('x', '×')}", own[own["lengths"] == "equal"]
+        if (own["lengths"] == "uneven").any():
+            yield f"Tilewright {group.replace('x', '×')}, uneven lists", own[own["lengths"] == "uneven"]
+    for name in dict.fromkeys(rows.loc[rows["call"] == "predict_attend", "chosen_by"]):
+        yield f"with {name} in each call", rows[(rows["call"] == "predict_attend") & (rows["chosen_by"] == name)]
+    if len(own := attend[attend["provider"] == slices.FLEX]) and own["speedup"].notna().any():
+        yield "FlexAttention 128×128", own
+
+
+def _look(name, place):
+    """Colour and form of a line."""
+    if name.startswith("with "):
+        return {"color": _contenders.BLUE, "linestyle": "--", "marker": "sDv^"[place % 4], "linewidth": 1.4}
+    if name.startswith("FlexAttention"):
+        return {"color": FLEX_COLOUR, "marker": "o", "linewidth": 1.2}
+    group = name.removeprefix("Tilewright ").partition(",")[0].replace("×", "x")
+    known = COLOURS.get(group, FURTHER[place % len(FURTHER)])
+    uneven = {"marker": "D", "markerfacecolor": "none", "linewidth": 1, "linestyle": "-."}
+    return {
+        "color": known,
+        **(uneven if "uneven" in name else {"marker": "o", "linewidth": 2 if group == SLICE else 1.2}),
+    }

@@ -1,0 +1,284 @@
+"""Attention by slice lists in T5: what lists keep, checked before it is timed, what tables and claims make of it."""
+
+import pytest
+import torch
+from test_claims import verdicts
+from test_figures import ROOT, configured
+
+from helpers import synthetic
+from helpers.rows import whole
+from tilewright import reference, slices
+from tilewright.core.errors import ConfigError
+from tilewright.study import config, experiments
+from tilewright.study.experiments import _slices
+from tilewright.study.experiments import recall as recall_experiment
+from tilewright.study.experiments import slices as slices_experiment
+from tilewright.study.experiments._effort import Run
+from tilewright.study.tables import recall as recall_table
+from tilewright.study.tables import slices as slices_table
+
+CASE = "1x64-6x16x16"
+QUICK = Run(rse=1.0, min_repetitions=3)
+POOLED = {"pooled": {"by": "pooled", "pool": 64}}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def maps():
+    """One planted head; no test changes it."""
+    return _slices.Maps(1, 64, (6, 16, 16), "hilbert")
+
+
+def settings(**changes):
+    stated = {
+        **{"order": "hilbert", "sparsities": (0.6,), "groups": ("128x1", "128x64"), "predictors": POOLED},
+        **{"baselines": ("sdpa_dense", "sdpa_cudnn"), "max_seconds": 0.01},
+    }
+    return slices_experiment.Settings(**stated | changes)
+
+
+def run(**changes):
+    return whole("slices", slices_experiment.run(CASE, settings(**changes), QUICK))
+
+
+def weights(maps):
+    """float64 [N, N]: softmax weights of the head."""
+    q, k, _ = (x[0, 0].double() for x in maps.qkv)
+    return torch.softmax(q @ k.T / 8, -1)
+
+
+# What lists keep
+
+
+@pytest.mark.parametrize("shape", ["128x1", "64x1", "128x64"])
+def test_lists_of_the_oracle_keep_the_share_of_attention_that_they_say(maps, shape):
+    lists = maps.oracle_for(shape, 0.9)
+    kept = (weights(maps) * torch.from_numpy(lists.found.graph(0, 0).to_dense())).sum(-1)
+    assert lists.facts["recall"] == pytest.approx(float(kept.mean()), abs=1e-5)
+    assert lists.facts["recall"] >= 0.9
+    assert lists.facts["density"] == pytest.approx(lists.found.graph(0, 0).density, abs=1e-6)
+    out = slices.attend(*maps.qkv, lists.found)
+    dense = (weights(maps) @ maps.qkv[2][0, 0].double()).float()
+    assert lists.facts["l1_error"] == pytest.approx(float((out - dense).abs().sum() / dense.abs().sum()), rel=1e-3)
+    assert lists.facts["largest_error"] <= lists.facts["error_bound"]
+
+
+def test_no_lists_of_as_many_keys_keep_more_than_those_of_the_oracle(maps):
+    exact = maps.oracle("128x1", keep=0.3)
+    for chosen in (maps.predicted("pooled", POOLED["pooled"], keep=0.3, budget=0.3), maps.oracle("128x64", keep=0.3)):
+        assert chosen.facts["density"] == pytest.approx(exact.facts["density"], abs=0.03)
+        assert chosen.facts["recall"] < exact.facts["recall"]
+
+
+def test_lists_of_a_predictor_keep_the_share_of_attention_that_was_asked_for(maps):
+    lists = maps.predicted_for("pooled", POOLED["pooled"], 0.9)
+    assert 0.9 <= lists.facts["recall"] <= 0.9 + 3 * _slices.PRECISION
+    assert lists.facts["mass"] > 0.9
+
+
+def test_uneven_lists_keep_as_many_keys_as_equal_ones(maps):
+    equal, uneven = maps.oracle("128x1", keep=0.3), maps.uneven("128x1", 0.3)
+    assert equal.found.counts.unique().numel() == 1 < uneven.found.counts.unique().numel()
+    assert uneven.facts["density"] == pytest.approx(0.3, abs=0.01)
+    assert uneven.facts["recall"] > 0.99 * equal.facts["recall"]
+
+
+def test_an_order_moves_the_tokens_and_nothing_else(maps):
+    other = _slices.Maps(1, 64, (6, 16, 16), "raster")
+    assert torch.equal(other.made.q, maps.made.q)
+    assert not torch.equal(other.qkv[0], maps.qkv[0])
+    assert other.dense.sum() == pytest.approx(float(maps.dense.sum()), rel=1e-3, abs=1e-2)
+
+
+# Rows
+
+
+def test_every_contender_has_a_row_that_was_checked():
+    rows = run()
+    told = [(row["provider"], row["call"], row["group"], row["chosen_by"], row["keep"] != "") for row in rows]
+    assert told == [
+        ("sdpa_dense", "attend", "", "", False),
+        ("sdpa_cudnn", "attend", "", "", False),
+        ("tilewright", "attend", "128x1", "oracle", True),
+        ("tilewright", "attend", "128x64", "oracle", True),
+        ("tilewright", "attend", "128x1", "oracle", False),
+        ("tilewright", "attend", "128x1", "pooled", True),
+        ("tilewright", "predict", "128x1", "pooled", True),
+        ("tilewright", "predict_attend", "128x1", "pooled", True),
+    ]
+    assert (rows[1]["status"], rows[1]["reason"]) == ("skipped", "runs on an NVIDIA GPU only, found cpu")
+    for row in rows[:1] + rows[2:]:
+        assert row["status"] == "ok" and 0 < row["p20_us"] <= row["p50_us"] and row["host_us"] == ""
+        assert row["maps"] == "planted" and row["sparsity"] == 0.6
+        if row["call"] != "predict":
+            assert 0 < row["relative_error"] <= row["tolerance"] and row["checked_rows"] > 100
+        if row["provider"] == "tilewright":
+            assert row["density"] == pytest.approx(0.4, abs=0.03)
+
+
+@pytest.mark.parametrize("by", [1e-3, torch.nan], ids=["off", "nan"])
+def test_wrong_attention_is_never_timed(monkeypatch, by):
+    right = slices.attend
+
+    def wrong(*arguments, **options):
+        out = right(*arguments, **options)
+        return (out[0] + by, out[1]) if options.get("lse") else out + by
+
+    monkeypatch.setattr(slices, "attend", wrong)
+    for row in run():
+        expected = "failed" if row["provider"] == "tilewright" and row["call"] != "predict" else row["status"]
+        assert row["status"] == expected
+        assert (row["p50_us"] == "") == (row["status"] != "ok")
+
+
+def test_a_key_that_is_missing_from_the_lists_is_seen(maps):
+    """The oracle follows the lists, hence recall must say what they lack."""
+    lists = maps.oracle("128x1", keep=0.4)
+    less = maps.oracle("128x1", keep=0.4 - 64 / maps.tokens)
+    assert less.facts["recall"] < lists.facts["recall"] and less.facts["l1_error"] > lists.facts["l1_error"]
+    contender = _slices.Contender(lists.facts, lambda: slices.attend(*maps.qkv, less.found), lists, 1)
+    (row,) = _slices.rows_of(maps, [({}, lambda: [contender])], QUICK.effort(0.01))
+    assert row["status"] == "failed" and "relative error" in row["reason"]
+
+
+def test_the_tolerance_grows_with_the_scores(maps):
+    assert maps.tolerance > reference.TOLERANCE[torch.float32]
+    assert maps.tolerance < 10 * reference.TOLERANCE[torch.float32]
+
+
+def test_recall_has_a_row_for_each_order_target_and_chooser():
+    stated = recall_experiment.Settings(
+        ("hilbert", "raster"), ("128x1", "128x64"), (0.8, 0.9), 0.9, POOLED, ("sdpa_dense",), 0.01
+    )
+    rows = whole("recall", recall_experiment.run(CASE, stated, QUICK))
+    lists = [row for row in rows if row["chosen_by"]]
+    assert [(row["token_order"], row["target"], row["group"], row["chosen_by"]) for row in lists] == [
+        (order, target, *by)
+        for order in stated.orders
+        for target in stated.recalls
+        for by in [("128x1", "oracle"), ("128x64", "oracle")] + [("128x1", "pooled")] * (order == "hilbert")
+    ]
+    assert all(row["target"] <= row["recall"] < row["target"] + 0.02 for row in lists)
+    timed = [row for row in rows if row["p50_us"] != ""]
+    assert {(row["token_order"], row["target"]) for row in timed} == {("hilbert", 0.9)}
+    assert [row["provider"] for row in timed] == ["sdpa_dense", *["tilewright"] * 3]
+
+
+# Configuration
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "message"),
+    [
+        (
+            "slices",
+            {"order": "morton"},
+            "slices.order: unknown order of tokens 'morton'; known: raster, voxel, hilbert",
+        ),
+        ("slices", {"sparsities": [1.0]}, "slices.sparsities: expected shares between 0 and 1, found 1.0"),
+        ("slices", {"groups": ["128x64"]}, "slices.groups: expected 128x1 among them, found 128x64"),
+        ("slices", {"groups": ["128x1"]}, "slices.groups: expected 128x128, which the baseline flex attends by"),
+        ("slices", {"groups": ["128x1", "wide"]}, "slices.groups: "),
+        ("slices", {"predictors": {"x": {"by": "guess"}}}, "slices.predictors.x: unknown predictor 'guess'"),
+        ("slices", {"predictors": {"x": {"pools": 3}}}, "slices.predictors.x: predictor pooled: "),
+        ("slices", {"baselines": ["fa5"]}, "slices.baselines: unknown baseline 'fa5'"),
+        ("slices", {"grids": [[0, 2, 3]]}, "slices.grids: expected at least 1, found 0"),
+        ("slices", {"max_seconds": 0}, "slices.max_seconds: expected a number above 0"),
+        ("recall", {"orders": ["hilbert", "hilbert"]}, "recall.orders: 'hilbert' stands twice"),
+        ("recall", {"recalls": [0.9, 0.0]}, "recall.recalls: expected shares between 0 and 1, found 0.0"),
+        ("recall", {"timed": 0.5}, "recall.timed: expected one of 0.8, 0.9, 0.95, 0.99, found 0.5"),
+    ],
+)
+def test_mistakes_in_the_configuration_are_named(section, changes, message):
+    with pytest.raises(ConfigError) as caught:
+        configured(**{section: changes})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["2x64", "2x64-9x20", "2xa-9x20x26", "0x64-9x20x26"])
+def test_a_case_is_a_shape_and_a_grid(case):
+    with pytest.raises(ConfigError, match="such as 2x64-9x20x26"):
+        slices_experiment.sizes(case)
+
+
+def test_the_lists_of_names_are_those_of_the_modules():
+    """They stand apart so that a configuration is read without torch."""
+    from tilewright.baselines import sparse
+    from tilewright.slices import orders
+
+    assert slices_experiment.ORDERS == orders.NAMES
+    assert (*sparse.DENSE, _slices.FLEX) == slices_experiment.BASELINES
+
+
+def test_the_overlay_for_a_gpu_is_a_study():
+    import yaml
+
+    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    for name in ("h200", "h200_video"):
+        for key, value in yaml.safe_load((ROOT / f"config/{name}.yaml").read_text()).items():
+            merge = isinstance(value, dict) and isinstance(mapping.get(key), dict)
+            mapping[key] = {**mapping[key], **value} if merge else value
+    study = config.load(mapping)
+    assert experiments.cases("slices", study)[0] == "12x128-21x30x52"
+
+
+# Tables and claims
+
+
+@pytest.fixture
+def files(tmp_path):
+    study = configured(slices={"predictors": {"pooled32": {}}, "baselines": ["sdpa_dense", "flex"]})
+    synthetic.write_slices(tmp_path, study)
+    synthetic.write_recall(tmp_path, study)
+    return {name: sorted((tmp_path / f"results/logs/{name}").glob("*.csv")) for name in ("slices", "recall")}
+
+
+def test_speed_ups_are_over_the_dense_attention_of_the_same_turns(files):
+    frame = slices_table.table(files["slices"])
+    exact = slices_table.attending(frame)
+    assert set(exact["lengths"]) == {"equal", "uneven"}
+    equal = exact[exact["lengths"] == "equal"]
+    assert (equal["speedup"] * 1.2 * (1 - equal["sparsity"])).tolist() == pytest.approx([1] * len(equal))
+    assert frame.loc[frame["provider"] == "sdpa_dense", "speedup"].tolist() == [1] * 3
+    assert frame.loc[frame["provider"] == "flex", "speedup"].isna().all()
+
+
+def test_keys_are_counted_over_those_of_slices_in_the_same_order(files):
+    frame = recall_table.table(files["recall"])
+    lists = frame[frame["chosen_by"] != ""]
+    ratio = lists.groupby("group")["over_slices"].agg(["min", "max"])
+    assert ratio.loc["128x64"].tolist() == pytest.approx([2, 2])
+    assert ratio.loc["128x1"].tolist() == pytest.approx([1, 1.5])
+    assert frame.loc[frame["provider"] == "sdpa_dense", "over_slices"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("claim", "measured"),
+    [
+        ("slices_over:dense/0.8/2x64-9x20x26", 1 / (1.2 * 0.2)),
+        ("slices_made:pooled32/0.8/2x64-9x20x26", 1 / (1.2 * 0.2 + 0.1)),
+        ("predict_share:pooled32/2x64-9x20x26", 10),
+        ("slices_uneven:", 1.2 / 1.25),
+        ("slices_error:", 0.1),
+        ("slices_passed:", 100),
+        ("recall_error:", 0.1),
+        ("recall_ratio:128x64/0.95", 2),
+        ("recall_over:", 2),
+    ],
+)
+def test_a_claim_is_judged_by_its_rows(claim, measured, files, tmp_path):
+    name = "recall" if claim.startswith("recall") else "slices"
+    row = verdicts(tmp_path, files[name], id=claim, experiments=name).iloc[0]
+    assert row.measured == pytest.approx(measured, rel=1e-4)
+
+
+@pytest.mark.parametrize("claim", ["slices_over:dense/0.8/12x128-21x30x52", "predict_share:pooled128/2x64-9x20x26"])
+def test_a_claim_about_a_case_that_was_not_run_is_left_out(claim, files, tmp_path):
+    assert verdicts(tmp_path, files["slices"], id=claim, experiments="slices").empty
