@@ -197,7 +197,9 @@ def test_nan_makes_results_nan_and_is_told(where, device):
     # Groups are numbered over [2, 2, 3] from 1; the last one is told: of q the second group, of k all of the head.
     assert lists.state.tolist()[OVERFLOW] == (8 if where == "q" else 9)
     assert (lists.counts == UNKNOWN).sum() == (1 if where == "q" else 3)
-    with pytest.raises(PatternError, match="head 0, batch entry 1"):
+    with pytest.raises(
+        PatternError, match=r"^q, k: expected finite values, found others for group \d of head 0, batch entry 1$"
+    ):
         lists.check()
     assert slices.attend(q, k, k, lists).isnan().all()
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tilewright import graph
 from tilewright.core.errors import DeviceError, PatternError
+from tilewright.targets.selection import UNKNOWN
 
 # Keys that a kernel takes in a step. Lists end at a multiple of it.
 STEP = 64
@@ -136,6 +137,10 @@ class SliceLists:
                 raise PatternError(
                     f"keys: expected keys from 0 to {self.layout.keys - 1}, ascending, and as many as counted, found "
                     f"others in group {g} of head {h}, batch entry {b}"
+                )
+            if asked == UNKNOWN:
+                raise PatternError(
+                    f"q, k: expected finite values, found others for group {g} of head {h}, batch entry {b}"
                 )
             raise PatternError(
                 f"budget: expected at most {self.layout.capacity} keys a group, found {asked} in group {g} of head {h},"
