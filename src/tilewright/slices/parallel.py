@@ -222,13 +222,12 @@ def shard(tokens: int | Sequence[int], heads: int | None = None, group: "dist.Pr
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     if rank < 0:
         raise DeviceError(f"expected a process group of this process, rank {dist.get_rank()}, found one of others")
-    if isinstance(tokens, int):
-        tokens = _shares(tokens, ranks)
-    if len(tokens) != ranks or min(tokens) < 1:
-        raise PatternError(f"tokens: expected a number from 1 for each of {ranks} ranks, found {tuple(tokens)}")
+    shares = _shares(tokens, ranks) if isinstance(tokens, int) else tuple(tokens)
+    if len(shares) != ranks or min(shares) < 1:
+        raise PatternError(f"tokens: expected a number from 1 for each of {ranks} ranks, found {shares}")
     if heads is not None and heads < ranks:
         raise PatternError(f"heads: expected at least one for each of {ranks} ranks, found {heads}")
-    return Sharding(tuple(tokens), _shares(heads or 0, ranks), rank, group)
+    return Sharding(shares, _shares(heads or 0, ranks), rank, group)
 
 
 def _shares(total, ranks):
