@@ -97,6 +97,14 @@ def test_the_optimum_is_that_of_brute_force(case, seed):
         assert check.violations(found, blocks, profiles, limits) == []
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_what_an_option_costs_beside_its_launches_is_paid(seed):
+    blocks, profiles = inputs(seed, tile_us=4.0)
+    best = brute_force(blocks, profiles, make_limits())["sum"]
+    found = solve(blocks, profiles, make_limits(), "highs", gap=0.0)
+    assert found.objective_us == pytest.approx(best, rel=1e-6) and found.bound_us == pytest.approx(best, rel=1e-6)
+
+
 def test_several_lengths_gain_on_each_of_them():
     """A region of one long block gains by a split, one of short blocks by none: parts cost more, unless alone."""
     blocks = {"4x1": make_blocks("4x1", [[48], *([[8]] * 12)], n_cols=65536)}
