@@ -125,7 +125,9 @@ class Maps:
         )
         flags = ranked.mask(counts)[None]
         mask = flags.repeat_interleave(width, -1)[..., : self.tokens]
-        found = slices.from_mask(mask, self.tokens, rows=group(shape)[0], width=width)
+        # Room for the longest list, and a key more than rounding may take.
+        budget = min(1.0, (int(counts.max()) * width + 1) / self.tokens)
+        found = slices.from_mask(mask, self.tokens, rows=group(shape)[0], width=width, budget=budget)
         return self.judged(Lists(found, self.facts_of(ORACLE, shape, keep=keep, mass=mass), flags))
 
     def uneven(self, shape, density):
