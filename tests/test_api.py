@@ -655,6 +655,12 @@ def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
 @pytest.mark.parametrize("n_q, n_k", [(1, 1), (1, 40), (8, 8), (9, 3), (15, 20), (16, 31), (17, 64), (40, 1)])
 def test_patterns_of_any_size_are_planned_on_a_gpu(monkeypatch, n_q, n_k):
     limits = {"shared_bytes": 1 << 17, "memory_bytes": 1 << 37, "launch_us": 1.0}
+    limits |= {
+        "registers": 1 << 16,
+        "capability": "9.0",
+        "driver": "580",
+        "versions": {"torch": "2.13.0", "triton": "3.7.1"},
+    }
     if not torch.cuda.is_available():
         monkeypatch.setattr(targets, "describe", lambda kind: GPU | limits)
         prepare = partial(cuda_executor.prepare, device="cpu")

@@ -13,6 +13,7 @@ from torch import Tensor
 from tilewright import predictors, targets
 from tilewright.core.errors import ConfigError, DeviceError, PatternError
 from tilewright.core.operators import watched
+from tilewright.predictors.given import of_function
 from tilewright.slices import operators
 from tilewright.slices.layout import STEP, Layout, SliceLists, check_qkv, make_layout
 from tilewright.targets import selection
@@ -71,7 +72,7 @@ def predict(
     elif not scale > 0:
         raise PatternError(f"scale: expected a number greater than 0, found {scale}")
     if callable(mask) and not isinstance(mask, Tensor):
-        mask = import_module("tilewright.predictors.given").of_function(mask, layout, q.device)
+        mask = of_function(mask, layout, q.device)
     ranges = [number for first, end in always for number in (first, end)]
     # As text, since operators take no dict.
     stated = ";".join([f"{name}={value!r}" for name, value in settings.items()])

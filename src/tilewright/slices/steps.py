@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
 from tilewright.core.errors import PatternError
+from tilewright.slices import prediction
 from tilewright.slices.attention import attend, dense
 from tilewright.slices.layout import Layout, SliceLists
 from tilewright.slices.making import unpack
@@ -109,7 +109,7 @@ class Steps:
 
     def _store(self, layer, step, branch, q, k):
         """Predict lists and keep them."""
-        predict = self._predict or import_module("tilewright.slices").predict
+        predict = self._predict or prediction.predict
         lists = predict(q, k, **self._options)
         kept = lists.pack() if self.packed else lists
         self._kept["lists", layer, branch] = _Kept(step, lists.layout, kept)

@@ -179,7 +179,7 @@ class _State:
         matrices = [x for x in self.weights if x.ndim > 1 and x.shape[0] > 1]
         others = [x for x in self.weights if not any(x is y for y in matrices)]
         groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=self.device.type == "cuda")
+        self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=self.weights[0].is_cuda)
         self.averages = [x.detach().clone() for x in self.weights]
         self.step, self.losses = 0, []
 
@@ -236,7 +236,7 @@ class _State:
         for key, value in tensors.items():
             moment, _, name = key.partition(".")
             # Where AdamW keeps it: the count of its steps on the host, unless it is fused.
-            place = self.device if value.ndim or self.device.type == "cuda" else "cpu"
+            place = self.device if value.ndim or self.weights[0].is_cuda else "cpu"
             self.optimiser.state[owners[name]][moment] = value.to(place)
 
     def finish(self, path):
