@@ -10,17 +10,23 @@ from tilewright import slices
 TEXT = (Path(__file__).parents[2] / "docs/slices.md").read_text()
 
 
-def test_the_example_attends_to_what_it_lists(tmp_path):
-    first, *_ = re.findall(r"^```python\n(.+?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+def test_the_examples_attend_to_what_they_list(tmp_path):
+    predicted, masked, *_ = re.findall(r"^```python\n(.+?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     check = """
-assert out.shape == q.shape and 0 < share.min() and share.max() < 1
+import numpy as np
+
+def right(rows, keys):
+    return torch.nn.functional.scaled_dot_product_attention(q[:, :, rows], k[:, :, keys], v[:, :, keys])
+
+assert out.shape == q.shape and lse.shape == q.shape[:3] and 0 < share.min() and share.max() < 1
 rows = torch.arange(128, 256)
-keys = torch.arange(0, 655)
-right = torch.nn.functional.scaled_dot_product_attention(q[:, :, rows], k[:, :, keys], v[:, :, keys])
-assert torch.allclose(out[:, :, rows], right, atol=1e-4)
+keys = torch.from_numpy(lists.graph(0, 1).row(128).astype(np.int64))
+assert 0.3 * 2000 < len(keys) <= 0.4 * 2000 + 64
+assert torch.allclose(out[:, 1:, rows], right(rows, keys)[:, 1:], atol=1e-4)
+assert torch.allclose(slices.attend(q, k, v, near)[:, :, rows], right(rows, torch.arange(0, 655)), atol=1e-4)
 """
-    (tmp_path / "example.py").write_text(first.replace("4680", "2000").replace("0.3)", "0.6)") + check)
-    subprocess.run([sys.executable, "example.py"], cwd=tmp_path, check=True)
+    (tmp_path / "examples.py").write_text((predicted + masked).replace("4680", "2000").replace("0.3)", "0.6)") + check)
+    subprocess.run([sys.executable, "examples.py"], cwd=tmp_path, check=True)
 
 
 def test_every_call_that_is_named_is_there():
