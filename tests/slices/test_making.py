@@ -71,7 +71,7 @@ def test_groups_are_ranked_within_their_head_only(device):
 def test_more_keys_than_31_bits_count(device):
     layout = slices.make_layout(2, 1, 3 * 16, 2**30, rows=16)
     counts = torch.full((2, 1, 3), 2**30, dtype=torch.int32, device=device)
-    _, state = slices.operators.executor(layout, device).rank(counts)
+    _, state = slices.operators.executor(layout, counts.device).rank(counts)
     assert int(state[LISTED]) + (int(state[LISTED_HIGH]) << 31) == 6 * 2**30
 
 

@@ -47,7 +47,7 @@ def attend(
     scale = _scale(q, scale)
     if watched(q):
         name = "slices_attend_lse" if lse else "slices_attend"
-        made = getattr(torch.ops.tilewright, name)(*lists.tensors, q, k, v, scale, lists.layout)
+        made = getattr(torch.ops.tilewright, name)(*lists.tensors, q, k, v, scale, [*lists.layout])
         made, sums = made if lse else (made, None)
         made = made if out is None else out.copy_(made)
     else:

@@ -125,7 +125,7 @@ class SliceLists:
 
         Key j is the bit ``j % 32`` of the word ``j // 32``. The last word of a group is its count.
         """
-        return torch.ops.tilewright.slices_pack(self.keys, self.counts, self.layout)
+        return torch.ops.tilewright.slices_pack(self.keys, self.counts, [*self.layout])
 
     def check(self, allow_empty: bool = False) -> None:
         """Raise `PatternError` where a list did not fit or, unless `allow_empty`, has no keys. Waits for the device."""

@@ -139,7 +139,7 @@ def unpack(bits: Tensor, layout: Layout) -> SliceLists:
 def _made(name, layout, x):
     """What the executor, or its operator, makes of a tensor."""
     if watched(x):
-        return getattr(torch.ops.tilewright, f"slices_{name}")(x, layout)
+        return getattr(torch.ops.tilewright, f"slices_{name}")(x, [*layout])
     return getattr(operators.executor(layout, x.device), name)(x)
 
 

@@ -78,7 +78,7 @@ def predict(
     stated = ";".join([f"{name}={value!r}" for name, value in settings.items()])
     given = q, k, lse, mask, by, stated, mass, keep, threshold, ranges, least, scale
     if watched(q):
-        return SliceLists(layout, *torch.ops.tilewright.slices_predict(*given, layout))
+        return SliceLists(layout, *torch.ops.tilewright.slices_predict(*given, [*layout]))
     return SliceLists(layout, *_predict(layout, *given))
 
 
@@ -101,6 +101,8 @@ def _predict(layout, q, k, lse, mask, by, stated, mass, keep, threshold, ranges,
         inputs = _cut(layout, part, "q", q), _cut(layout, part, "k", k)
         codes = plan.module.codes(chosen, *inputs, plan.params, scale=scale, **cut)
         chosen.select(codes, plan.rule, *(_cut(layout, part, "lists", x) for x in (keys, counts)))
+        # Before those of the next part are made.
+        del codes
     return keys, counts, *operators.executor(layout, q.device).rank(counts)
 
 

@@ -90,7 +90,7 @@ def test_a_captured_call_is_right_with_other_lists():
 def test_nothing_waits_for_the_device():
     q, k, v = qkv(1, 2, 300, 400, 64, dtype=torch.float16, device=TRITON_DEVICE)
     mask = mask_of([[[5, 70, 0], [300, 400, 1]]], 400).to(TRITON_DEVICE)
-    keys, counts = mask.int().sort(-1, descending=True, stable=True).indices, mask.sum(-1)
+    keys, counts = mask.int().sort(dim=-1, descending=True, stable=True).indices, mask.sum(-1)
 
     def call():
         slices.from_indices(keys, counts, (300, 400))
