@@ -152,10 +152,12 @@ def alone(table, q, k, layout, pools, tiny):
         "keep": Rule(count=n // 5, least=64, most=layout.capacity),
     }
     chosen, heads = config_for(q.shape[-1], q.dtype), f"of {layout.heads} heads"
-    products = [(128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 128, 4, 2)]
-    for pool, (m, width, warps, stages) in itertools.product(pools, products[:1] if tiny else products):
-        config = chosen._replace(block_m=m, block_n=width, num_warps=warps, num_stages=stages)
-        selection, setting = Selection(layout, table.device, config), f"{m}x{width} {warps}w{stages}s"
+    products = [(128, 64, 8, 3), (128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3), (64, 128, 4, 2), (64, 128, 4, 3)]
+    programs = (264, 528, 1056, 2112)
+    each = itertools.product(pools, products[:1] if tiny else products, programs[:1] if tiny else programs)
+    for pool, (m, width, warps, stages), n_programs in each:
+        config = chosen._replace(block_m=m, block_n=width, num_warps=warps, num_stages=stages, programs=n_programs)
+        selection, setting = Selection(layout, table.device, config), f"{m}x{width} {warps}w{stages}s {n_programs}p"
         try:
             check(q, k, layout, pool, rules["mass"], config)
             table.add(
@@ -163,19 +165,24 @@ def alone(table, q, k, layout, pools, tiny):
                 table.time(lambda s=selection, p=pool: s.pooled(q, k, p, scale)),
                 setting,
             )
+            means = selection.means(q, pool)
+            table.add(f"means, pool {pool}", table.time(lambda s=selection, p=pool: s.means(q, p)), setting)
+            table.add(
+                f"log-sum-exps, pool {pool}",
+                table.time(lambda s=selection, r=means: s.log_sum_exps(r, k, scale)),
+                setting,
+            )
         except OutOfResources as refusal:
             print(table.name, setting, refusal)
     codes = Selection(layout, table.device).pooled(q, k, pools[0], scale)
     keys = torch.empty(*codes.shape[:3], layout.capacity, dtype=torch.int32, device=table.device)
     counts = torch.empty(codes.shape[:3], dtype=torch.int32, device=table.device)
-    counted = [(2048, 4), (1024, 4), (1024, 2), (512, 4), (512, 1), (256, 1)]
-    for (name, rule), histogram, (block, warps) in itertools.product(
-        rules.items(), (True, False), counted[:1] if tiny else counted
-    ):
-        config = Config(histogram=histogram, counted=block, count_warps=warps)
-        check(q, k, layout, pools[0], rule, chosen._replace(histogram=histogram, counted=block, count_warps=warps))
+    counted = [(2048, 4), (4096, 4), (4096, 8), (1024, 4), (1024, 2), (2048, 1), (1024, 1), (512, 1)]
+    for (name, rule), (block, warps) in itertools.product(rules.items(), counted[:1] if tiny else counted):
+        config = Config(counted=block, count_warps=warps)
+        check(q, k, layout, pools[0], rule, chosen._replace(counted=block, count_warps=warps))
         selection = Selection(layout, table.device, config)
-        setting = f"{name} {'histogram' if histogram else 'bisection'} {block} {warps}w"
+        setting = f"{name} {block} {warps}w"
         table.add(f"select, {heads}", table.time(lambda s=selection, r=rule: s.select(codes, r, keys, counts)), setting)
     executor = operators.executor(layout, table.device)
     table.add(f"rank, {heads}", table.time(lambda: executor.rank(counts)))

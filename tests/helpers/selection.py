@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from tilewright.targets.selection import CODES, MASS_UNIT, OCTAVE, UNKNOWN, WEIGHTS
+from tilewright.targets.selection import BIN, CODES, MASS_UNIT, OCTAVE, UNKNOWN, WEIGHTS
 
 # Eighths of an octave that float32 scores, and queries averaged in 16 bits, may be off: scores below 20 octaves, whose
 # rounding is 2**-20 and 2**-10 of them.
@@ -94,7 +94,7 @@ def run_codes(codes, width):
 def mass_of(codes, free=False):
     """The masses of codes, integers of at most 31 bits."""
     codes = codes.astype(int)
-    return np.where(free & (codes == 0), 0, np.array(WEIGHTS)[codes % OCTAVE] >> codes // OCTAVE)
+    return np.where(free & (codes == 0), 0, np.array(WEIGHTS)[codes % OCTAVE // BIN] >> codes // OCTAVE)
 
 
 def select(codes, rule):

@@ -4,8 +4,9 @@ The code of a key is ``min(255, floor(-8 log2 m))`` of the share m of the group'
 get: an eighth of an octave, 32 octaves deep. A group whose codes are all 255 has no shares: q or k holds NaN.
 
 Contract of a target's ``slice_selection.py``. ``Selection(layout, device)``, for a `slices.layout.Layout` or a part of
-one (see `parts`), has methods that return codes uint8 [B, H, G, N_k], whose rows may be padded. q is [B, H, N_q, D] and
-k [B, H, N_k, D], strided, the values of a head side by side. scale: of the scores, as in attention.
+one (see `parts`), has methods that return codes uint8 [B, H, G, N_k], whose rows begin at multiples of `ALIGNED` bytes.
+q is [B, H, N_q, D] and k [B, H, N_k, D], strided, the values of a head side by side. scale: of the scores, as in
+attention.
     ``pooled(q, k, pool, scale)``: shares of the means of `pool` consecutive queries each, averaged over the group;
     ``column(q, k, lse, step, largest, scale)``: the largest share, or the mean one, that every `step`-th query of the
         group gives to a key. lse: float32 [B, H, N_q], log-sum-exps of all scores of a query, or None: computed here;
@@ -26,10 +27,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from tilewright.slices.layout import Layout
 
-# Codes, and the weights of eight neighbouring ones at full scale: `weight` of any other is one of them, halved for each
-# octave. Integers, so that sums do not depend on their order and are the same on every device.
-CODES, OCTAVE = 256, 8
-WEIGHTS = tuple(round(2 ** (31 - (i + 0.5) / OCTAVE)) for i in range(OCTAVE))
+# Codes, and codes of a bin, which have one weight: that of the middle of half an octave.
+CODES, OCTAVE, BIN = 256, 8, 4
+# The weights of the bins of the first octave; that of any other is one of them, halved for each octave. Integers, so
+# that sums do not depend on their order and are the same on every device.
+WEIGHTS = tuple(round(2 ** (31 - (i + 0.5) * BIN / OCTAVE)) for i in range(OCTAVE // BIN))
 # The count of a group whose shares are NaN: larger than any capacity.
 UNKNOWN = 2**30
 # What masses are rounded to.

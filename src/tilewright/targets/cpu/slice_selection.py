@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from tilewright.slices.layout import STEP
 from tilewright.targets.cpu.workers import in_forks
-from tilewright.targets.selection import CODES, MASS_UNIT, OCTAVE, UNKNOWN, WEIGHTS
+from tilewright.targets.selection import BIN, CODES, MASS_UNIT, OCTAVE, UNKNOWN, WEIGHTS
 
 # Scores, and codes, that are worked on at a time: 16 MB of the former stay in a large cache.
 SCORES, COUNTED = 1 << 22, 1 << 21
@@ -162,7 +162,7 @@ def _coded(logs):
 @lru_cache
 def _weights(free, device):
     """int64 [256]: the weights of codes."""
-    weights = [WEIGHTS[code % OCTAVE] >> code // OCTAVE for code in range(CODES)]
+    weights = [WEIGHTS[code % OCTAVE // BIN] >> code // OCTAVE for code in range(CODES)]
     if free:
         weights[0] = 0
     return torch.tensor(weights, device=device)

@@ -19,7 +19,7 @@ from tilewright.targets.selection import padded
 LOG2_E = math.log2(math.e)
 # Tokens that are averaged at once, and codes that a program moves at once.
 AVERAGED, MOVED = 64, 2048
-# Programs that fill a large GPU: four for each multiprocessor.
+# ASSUME: of a large GPU, four for each multiprocessor.
 PROGRAMS = 528
 # Most ranges of keys that log-sum-exps are computed in, and keys of such a range at least.
 MOST_SPLITS, LEAST_SPLIT = 16, 512
@@ -29,8 +29,8 @@ class Config(NamedTuple):
     """How the kernels are compiled.
 
     block_m, block_n: rows and keys of a product; num_warps, num_stages: of the kernels that compute some. counted:
-    codes that a program selects from at once; count_warps: of that kernel. histogram: whether it counts codes in one
-    sweep, or bisects; None: bisects where a rule states the code.
+    codes that a program selects from at once; count_warps: of that kernel. programs: about as many as keys are shared
+    out to.
     """
 
     # ASSUME: not measured. Two programs of this size fit a multiprocessor: the one computes while the other waits.
@@ -40,7 +40,7 @@ class Config(NamedTuple):
     num_stages: int = 3
     counted: int = 2048
     count_warps: int = 4
-    histogram: bool | None = None
+    programs: int = PROGRAMS
 
 
 def config_for(head_dim, dtype):
@@ -74,14 +74,22 @@ class Selection:
 
     def pooled(self, q, k, pool, scale):
         """See `selection`."""
-        rows = q if pool == 1 else self._launch("_start_means", pool)(q)
-        return self._codes(rows, k, self._lse(rows, k, scale), pool, False, scale)
+        rows = self.means(q, pool)
+        return self._codes(rows, k, self.log_sum_exps(rows, k, scale), pool, False, scale)
+
+    def means(self, q, pool):
+        """Means of `pool` consecutive queries each, [B, H, P, D]."""
+        return q if pool == 1 else self._launch("_start_means", pool)(q)
+
+    def log_sum_exps(self, rows, k, scale):
+        """Log2-sum-exp2 of the scores of rows [B, H, P, D], float32 [B, H, ranges of keys, P]."""
+        return self._launch("_start_lse", 1, 0.0, scale)(rows, k)
 
     def column(self, q, k, lse, step, largest, scale):
         """See `selection`."""
         rows = q[:, :, ::step]
         if lse is None:
-            return self._codes(rows, k, self._lse(rows, k, scale), step, largest, scale)
+            return self._codes(rows, k, self.log_sum_exps(rows, k, scale), step, largest, scale)
         return self._launch("_start_codes", step, largest, scale, LOG2_E)(rows, k, lse[:, :, None, ::step])
 
     def blocks(self, q, k, block, similarity, scale):
@@ -111,9 +119,6 @@ class Selection:
         if rule.width > 1:
             codes = self._launch("_start_runs", rule.width)(codes)
         self._launch("_start_select", rule)(keys, counts, codes, self._always(rule.always))
-
-    def _lse(self, rows, k, scale):
-        return self._launch("_start_lse", 1, 0.0, scale)(rows, k)
 
     def _codes(self, rows, k, lse, step, largest, scale):
         return self._launch("_start_codes", step, largest, scale, 1.0)(rows, k, lse)
@@ -146,7 +151,7 @@ class Selection:
         _check_head_dim(head_dim)
         n_keys, config = k.shape[2], self._config or config_for(head_dim, k.dtype)
         tiles = math.ceil(n_rows / config.block_m)
-        splits = max(1, min(MOST_SPLITS, n_keys // LEAST_SPLIT, math.ceil(PROGRAMS / (batch * heads * tiles))))
+        splits = max(1, min(MOST_SPLITS, n_keys // LEAST_SPLIT, math.ceil(config.programs / (batch * heads * tiles))))
         split = math.ceil(n_keys / splits / config.block_n) * config.block_n
         splits = math.ceil(n_keys / split)
         lse = rows.new_empty(batch, heads, splits, n_rows, dtype=torch.float32)
@@ -175,9 +180,8 @@ class Selection:
         block_r = min(of_group, config.block_m)
         block_g = config.block_m // block_r
         tiles, splits = math.ceil(layout.groups / block_g), lse.shape[2]
-        # Few keys to a program where there are few programs.
         steps = batch * heads * tiles * math.ceil(n_keys / config.block_n)
-        chunk = max(1, min(32, steps // (4 * PROGRAMS))) * config.block_n
+        chunk = math.ceil(steps / config.programs) * config.block_n
         # [B, H, splits, P]; a stride of one split is never used.
         strides = (*rows.stride()[:3], *k.stride()[:3], *lse.stride(), codes.stride(2))
         sizes = (n_rows, n_keys, layout.queries, layout.groups, heads, scale * LOG2_E, lse_log2, similarity)
@@ -229,7 +233,6 @@ class Selection:
 
     def _start_select(self, rule, keys, counts, codes, always):
         config = self._config or Config()
-        histogram = rule.code is None if config.histogram is None else config.histogram
         units = codes.shape[3]
         stated = (
             0 if rule.mass is None else rule.mass_units,
@@ -239,7 +242,7 @@ class Selection:
         sizes = (units, self.layout.keys, len(rule.always), rule.n_always, *stated, rule.least, rule.most)
         forms = (rule.mass is not None, rule.code is not None, bool(rule.always), rule.free, rule.whole, rule.width)
         block = min(max(64, config.counted // rule.width), max(64, triton.next_power_of_2(units)))
-        arguments = (*sizes, keys.shape[-1], codes.stride(2), *forms, histogram, block)
+        arguments = (*sizes, keys.shape[-1], codes.stride(2), *forms, block)
         compiled = slice_selection_kernels.tilewright_slice_select[(self._lists,)](
             keys, counts, codes, always, *arguments, num_warps=config.count_warps
         )

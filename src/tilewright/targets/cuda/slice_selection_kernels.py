@@ -12,7 +12,9 @@ from tilewright.targets import selection
 
 CODES, OCTAVE, UNKNOWN = (tl.constexpr(n) for n in (selection.CODES, selection.OCTAVE, selection.UNKNOWN))
 STEP = tl.constexpr(layout.STEP)
-W0, W1, W2, W3, W4, W5, W6, W7 = (tl.constexpr(weight) for weight in selection.WEIGHTS)
+# Codes of a bin have one weight: that of the first half of an octave, or of the second.
+BIN, BINS = tl.constexpr(selection.BIN), tl.constexpr(selection.CODES // selection.BIN)
+W0, W1 = (tl.constexpr(weight) for weight in selection.WEIGHTS)
 MASS_UNIT = tl.constexpr(selection.MASS_UNIT)
 # Below all scores, and finite: a row may have no score at all.
 LOWEST = tl.constexpr(-1e30)
@@ -336,81 +338,48 @@ def tilewright_slice_select(
     key_ptr, count_ptr, code_ptr, always_ptr, n_units, n_keys, n_always, in_always, mass, code, count, least, most,
     capacity, stride_c,
     BY_MASS: tl.constexpr, BY_CODE: tl.constexpr, ALWAYS: tl.constexpr, FREE: tl.constexpr, WHOLE: tl.constexpr,
-    WIDTH: tl.constexpr, HISTOGRAM: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The list of a group. Grid: (groups in all,). Arguments are the fields of `selection.Rule`, mass in `MASS_UNIT`.
 
     key_ptr: int32 [groups in all, capacity]. count_ptr: int32 [groups in all]. code_ptr: uint8, rows of n_units,
-    stride_c apart. always_ptr: int32 [n_always, 2], ranges of units, with in_always units in all; ALWAYS: there are
-    some. HISTOGRAM: units of each code are counted in one sweep; else codes are bisected, in eight sweeps.
+    stride_c apart, a multiple of 4. always_ptr: int32 [n_always, 2], ranges of units, with in_always units in all;
+    ALWAYS: there are some. BLOCK_N: units at a time, a multiple of 4. Codes are read four to a word.
     """
     row = tl.program_id(0).to(tl.int64)
     code_ptr += row * stride_c
     key_ptr += row * capacity
-    # The last code of which units are listed, how many of them, and how many there are.
-    if HISTOGRAM:
-        c = tl.arange(0, CODES)
-        b_all = _histogram(code_ptr, 0, n_units, BLOCK_N)
-        b_always = tl.zeros((CODES,), tl.int32)
-        if ALWAYS:
-            for a in range(0, n_always):
-                first, end = tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1)
-                b_always += _histogram(code_ptr, first, end, BLOCK_N)
-        b_rest = b_all - b_always
-        b_upto = tl.cumsum(b_rest, 0)
-        unknown = tl.sum(tl.where(c == CODES - 1, b_all, 0), 0) == n_units
-        if BY_MASS:
-            b_w = _weight(c, FREE)
-            target = _target(mass, tl.sum(b_all.to(tl.int64) * b_w, 0))
-            b_mass = tl.cumsum(b_rest.to(tl.int64) * b_w, 0) + tl.sum(b_always.to(tl.int64) * b_w, 0)
-            code = tl.min(tl.where(b_mass.to(tl.float64) >= target, c, CODES - 1), 0)
-        if BY_MASS or BY_CODE:
-            count = in_always + tl.sum(tl.where(c == code, b_upto, 0), 0)
-        asked = tl.maximum(count, tl.maximum(tl.minimum(least, n_units), in_always))
-        wanted = tl.minimum(asked, most) - in_always
-        last = tl.min(tl.where(b_upto >= wanted, c, CODES - 1), 0)
-        n_same = tl.sum(tl.where(c == last, b_rest, 0), 0)
-        ties = wanted - tl.sum(tl.where(c == last, b_upto, 0), 0) + n_same
-    else:
-        unknown = _count(code_ptr, 0, n_units, CODES - 2, BLOCK_N) == 0
-        if BY_MASS:
-            code = _code_of_mass(code_ptr, always_ptr, n_units, n_always, mass, ALWAYS, FREE, BLOCK_N)
-        if BY_MASS or BY_CODE:
-            count = in_always + _count_others(code_ptr, always_ptr, n_units, n_always, code, ALWAYS, BLOCK_N)
-        asked = tl.maximum(count, tl.maximum(tl.minimum(least, n_units), in_always))
-        wanted = tl.minimum(asked, most) - in_always
-        last = wanted * 0 + code
-        ties = wanted * 0
-        n_same = wanted * 0
-        # The code that the rule ends at needs no search where nothing else limits the list.
-        if (code < 0) | (wanted + in_always != count):
-            last = _code_of_count(code_ptr, always_ptr, n_units, n_always, wanted, ALWAYS, BLOCK_N)
-            below = _count_others(code_ptr, always_ptr, n_units, n_always, last - 1, ALWAYS, BLOCK_N)
-            ties = wanted - below
-            n_same = _count_others(code_ptr, always_ptr, n_units, n_always, last, ALWAYS, BLOCK_N) - below
-
-    # From here on units of the last code are left out.
+    unknown = _count(code_ptr, 0, n_units, CODES - 2, BLOCK_N) == 0
+    if BY_MASS:
+        code = _code_of_mass(code_ptr, always_ptr, n_units, n_always, mass, ALWAYS, FREE, BLOCK_N)
+    if BY_MASS or BY_CODE:
+        count = in_always + _count_others(code_ptr, always_ptr, n_units, n_always, code, ALWAYS, BLOCK_N)
+    asked = tl.maximum(count, tl.maximum(tl.minimum(least, n_units), in_always))
+    wanted = tl.minimum(asked, most) - in_always
+    # The last code of which units are listed, but for those from `cut` on. The code that the rule ends at needs no
+    # search where nothing else limits the list.
+    last = wanted * 0 + code
     cut = n_units
-    if ties < n_same:
-        cut = _cut(code_ptr, always_ptr, n_units, n_always, last, ties, ALWAYS, BLOCK_N)
+    if (code < 0) | (wanted + in_always != count):
+        last = _code_of_count(code_ptr, always_ptr, n_units, n_always, wanted, ALWAYS, BLOCK_N)
+        below = _count_others(code_ptr, always_ptr, n_units, n_always, last - 1, ALWAYS, BLOCK_N)
+        upto = _count_others(code_ptr, always_ptr, n_units, n_always, last, ALWAYS, BLOCK_N)
+        if wanted < upto:
+            cut = _cut(code_ptr, always_ptr, n_units, n_always, last, wanted - below, ALWAYS, BLOCK_N)
     listed = tl.zeros((), tl.int32)
-    b_final = tl.full((BLOCK_N,), -1, tl.int32)
-    n_full = n_units // BLOCK_N * BLOCK_N
-    for lo in range(0, n_full, BLOCK_N):
-        listed, b_final = _list_block(
-            key_ptr, code_ptr, always_ptr, lo, n_units, n_keys, n_always, last, cut, listed, b_final, False, ALWAYS,
-            WIDTH, BLOCK_N,
-        )  # fmt: skip
-    if n_full < n_units:
-        listed, b_final = _list_block(
-            key_ptr, code_ptr, always_ptr, n_full, n_units, n_keys, n_always, last, cut, listed, b_final, True, ALWAYS,
-            WIDTH, BLOCK_N,
-        )  # fmt: skip
-    final = tl.max(b_final, 0)
+    for lo in range(0, n_units, BLOCK_N):
+        listed = _list_block(
+            key_ptr, code_ptr, always_ptr, lo, n_units, n_keys, n_always, last, cut, listed, ALWAYS, WIDTH, BLOCK_N
+        )
+    # The last unit, for the end of the list, was written by another thread.
+    tl.debug_barrier()
     if WIDTH > 1:
+        final = tl.load(key_ptr + tl.maximum(listed - 1, 0) * WIDTH, mask=listed > 0, other=-1) // WIDTH
         # The last run of all may be short.
         listed = listed * WIDTH - tl.where(final * WIDTH + WIDTH > n_keys, final * WIDTH + WIDTH - n_keys, 0)
         final = tl.minimum(final * WIDTH + WIDTH, n_keys) - 1
+    else:
+        final = tl.load(key_ptr + tl.maximum(listed - 1, 0), mask=listed > 0, other=-1)
     behind = listed + tl.arange(0, STEP)
     end = (listed + STEP - 1) // STEP * STEP
     tl.store(key_ptr + behind, tl.zeros((STEP,), tl.int32) + final, mask=behind < end)
@@ -421,28 +390,61 @@ def tilewright_slice_select(
 
 @triton.jit
 def _list_block(
-    key_ptr, code_ptr, always_ptr, lo, n_units, n_keys, n_always, last, cut, listed, b_final,
-    TAIL: tl.constexpr, ALWAYS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
+    key_ptr, code_ptr, always_ptr, lo, n_units, n_keys, n_always, last, cut, listed,
+    ALWAYS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """List those of BLOCK_N units from `lo` that are chosen: ``(units listed so far, the last one in each place)``."""
-    n, b_c = _load_codes(code_ptr, lo, n_units, TAIL, BLOCK_N)
-    m_taken = b_c <= tl.where(n < cut, last, last - 1)
-    if ALWAYS:
-        m_taken = m_taken | _in_ranges(always_ptr, n_always, n)
-    if TAIL:
-        m_taken = m_taken & (n < n_units)
-    b_one = m_taken.to(tl.int32)
-    _store_units(key_ptr, listed + tl.cumsum(b_one, 0) - 1, n, m_taken, n_keys, WIDTH)
-    return listed + tl.sum(b_one, 0), tl.where(m_taken, n, b_final)
+    """List those of BLOCK_N units from `lo` that are chosen; returns how many units are listed so far."""
+    n = lo + 4 * tl.arange(0, BLOCK_N // 4)
+    b_w = _words(code_ptr, lo, n_units, BLOCK_N)
+    mixed = (lo < cut) & (cut < lo + BLOCK_N)
+    limit = tl.where(lo < cut, last, last - 1)
+    b_of_word = tl.zeros((BLOCK_N // 4,), tl.int32)
+    b_taken = tl.zeros((BLOCK_N // 4,), tl.int32)
+    for i in tl.static_range(4):
+        b_c = ((b_w >> 8 * i) & 0xFF).to(tl.int32)
+        m_taken = b_c <= limit
+        if mixed:
+            m_taken = b_c <= tl.where(n + i < cut, last, last - 1)
+        if ALWAYS:
+            m_taken = m_taken | _in_ranges(always_ptr, n_always, n + i)
+        if lo + BLOCK_N > n_units:
+            m_taken = m_taken & (n + i < n_units)
+        b_of_word += m_taken.to(tl.int32)
+        b_taken |= m_taken.to(tl.int32) << i
+    b_to = listed + tl.cumsum(b_of_word, 0) - b_of_word
+    for i in tl.static_range(4):
+        m_taken = ((b_taken >> i) & 1) != 0
+        for w in tl.static_range(WIDTH):
+            key = (n + i) * WIDTH + w
+            tl.store(key_ptr + b_to * WIDTH + w, key, mask=m_taken & (key < n_keys) if WIDTH > 1 else m_taken)
+        b_to += m_taken.to(tl.int32)
+    return listed + tl.sum(b_of_word, 0)
 
 
 @triton.jit
-def _load_codes(code_ptr, lo, end, TAIL: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Numbers and codes, int32, of BLOCK_N units from `lo`; the last code for those from `end` on."""
-    n = lo + tl.arange(0, BLOCK_N)
-    # Without a mask threads load 16 codes at once.
-    b_c = tl.load(code_ptr + n, mask=n < end, other=CODES - 1) if TAIL else tl.load(code_ptr + n)
-    return n, b_c.to(tl.int32)
+def _words(code_ptr, lo, end, BLOCK_N: tl.constexpr):
+    """The codes of BLOCK_N units from `lo`, a multiple of 4, as uint32 [BLOCK_N / 4]; the last code from `end` on."""
+    word = tl.arange(0, BLOCK_N // 4)
+    p_word = code_ptr.to(tl.pointer_type(tl.uint32)) + lo // 4 + word
+    if lo + BLOCK_N <= end:
+        # Without a mask threads load 16 codes at once.
+        b_w = tl.load(p_word)
+    else:
+        n = lo + 4 * word
+        b_w = tl.load(p_word, mask=n < end, other=0xFFFFFFFF)
+        beyond = tl.minimum(tl.maximum(n + 4 - end, 0), 4)
+        b_none = tl.full((BLOCK_N // 4,), 0xFFFFFFFF, tl.uint32)
+        b_w |= tl.where(beyond > 0, b_none << (8 * (4 - beyond)).to(tl.uint32), 0)
+    return b_w
+
+
+@triton.jit
+def _same(always_ptr, b_w, n, i: tl.constexpr, code, n_units, n_always, ALWAYS: tl.constexpr):
+    """Whether the units n + i, in place i of words, have this code and lie outside of the ranges."""
+    m_same = (((b_w >> 8 * i) & 0xFF).to(tl.int32) == code) & (n + i < n_units)
+    if ALWAYS:
+        m_same = m_same & (_in_ranges(always_ptr, n_always, n + i) == 0)
+    return m_same
 
 
 @triton.jit
@@ -454,70 +456,117 @@ def _cut(
     seen = tl.zeros((), tl.int32)
     cut = n_units
     for lo in range(0, n_units, BLOCK_N):
-        n, b_c = _load_codes(code_ptr, lo, n_units, True, BLOCK_N)
-        m_same = (b_c == code) & (n < n_units)
-        if ALWAYS:
-            m_same = m_same & (_in_ranges(always_ptr, n_always, n) == 0)
-        b_one = m_same.to(tl.int32)
-        b_at = seen + tl.cumsum(b_one, 0)
-        cut = tl.minimum(cut, tl.min(tl.where(m_same & (b_at > ties), n, n_units), 0))
-        seen += tl.sum(b_one, 0)
+        n = lo + 4 * tl.arange(0, BLOCK_N // 4)
+        b_w = _words(code_ptr, lo, n_units, BLOCK_N)
+        b_of_word = tl.zeros((BLOCK_N // 4,), tl.int32)
+        for i in tl.static_range(4):
+            b_of_word += _same(always_ptr, b_w, n, i, code, n_units, n_always, ALWAYS).to(tl.int32)
+        b_at = seen + tl.cumsum(b_of_word, 0) - b_of_word
+        b_cut = tl.zeros((BLOCK_N // 4,), tl.int32) + n_units
+        for i in tl.static_range(4):
+            m_same = _same(always_ptr, b_w, n, i, code, n_units, n_always, ALWAYS)
+            b_at += m_same.to(tl.int32)
+            b_cut = tl.where(m_same & (b_at > ties), tl.minimum(b_cut, n + i), b_cut)
+        cut = tl.minimum(cut, tl.min(b_cut, 0))
+        seen += tl.sum(b_of_word, 0)
     return cut
 
 
 @triton.jit
-def _store_units(key_ptr, b_to, n, m_taken, n_keys, WIDTH: tl.constexpr):
-    """Write the keys of units n to their places among the list's units."""
-    if WIDTH == 1:
-        tl.store(key_ptr + b_to, n, mask=m_taken)
-    else:
-        w = tl.arange(0, WIDTH)
-        keys = n[:, None] * WIDTH + w[None, :]
-        tl.store(key_ptr + b_to[:, None] * WIDTH + w[None, :], keys, mask=m_taken[:, None] & (keys < n_keys))
+def _code_of_mass(
+    code_ptr, always_ptr, n_units, n_always, mass, ALWAYS: tl.constexpr, FREE: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """The smallest code up to which units, with the ranges, have the mass asked for. FREE: code 0 has none."""
+    c = tl.arange(0, BINS)
+    # The codes of a bin have one weight: the bin is found by masses, and the code in it by counts.
+    b_w = _weight(c)
+    b_all = _histogram(code_ptr, n_units, BLOCK_N)
+    b_always = tl.zeros((BINS,), tl.int32)
+    n_free = tl.zeros((), tl.int32)
+    always_free = tl.zeros((), tl.int32)
+    if ALWAYS:
+        for a in range(0, n_always):
+            first, end = tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1)
+            b_always += _range_histogram(code_ptr, first, end, BLOCK_N)
+            if FREE:
+                always_free += _range_count(code_ptr, first, end, 0, BLOCK_N)
+    if FREE:
+        n_free = _count(code_ptr, 0, n_units, 0, BLOCK_N)
+    b_rest = b_all - b_always
+    b_has = b_all - tl.where(c == 0, n_free, 0)
+    b_adds = b_rest - tl.where(c == 0, n_free - always_free, 0)
+    base = tl.sum((b_has - b_adds).to(tl.int64) * b_w, 0)
+    target = tl.cast(mass, tl.float64) * MASS_UNIT * tl.sum(b_has.to(tl.int64) * b_w, 0).to(tl.float64)
+    b_mass = base + tl.cumsum(b_adds.to(tl.int64) * b_w, 0)
+    bin = tl.min(tl.where(b_mass.to(tl.float64) >= target, c, BINS - 1), 0)
+    before = base + tl.sum(tl.where(c < bin, b_adds.to(tl.int64) * b_w, 0), 0)
+    # Of the units of the bin: those up to its first code, its second, and so on.
+    lower = tl.sum(tl.where(c < bin, b_rest, 0), 0) + tl.where(bin == 0, n_free - always_free, 0)
+    weight = tl.sum(tl.where(c == bin, b_w, 0), 0)
+    code = bin * BIN + (BIN - 1)
+    for i in tl.static_range(BIN - 1):
+        found = bin * BIN + (BIN - 2 - i)
+        n = _count_others(code_ptr, always_ptr, n_units, n_always, found, ALWAYS, BLOCK_N) - lower
+        code = tl.where((before + n.to(tl.int64) * weight).to(tl.float64) >= target, found, code)
+    return code
 
 
 @triton.jit
-def _weight(c, FREE: tl.constexpr):
-    """The masses int64 of codes c, those of `selection.WEIGHTS`; FREE: code 0 has none."""
-    i = c % OCTAVE
-    low = tl.where(i == 0, W0, tl.where(i == 1, W1, tl.where(i == 2, W2, W3)))
-    high = tl.where(i == 4, W4, tl.where(i == 5, W5, tl.where(i == 6, W6, W7)))
-    weight = tl.where(i < 4, low, high).to(tl.int64) >> (c // OCTAVE).to(tl.int64)
-    return tl.where(c > 0, weight, 0) if FREE else weight
+def _weight(c):
+    """The mass int64 of a unit of bin c."""
+    return tl.where(c % 2 == 0, W0, W1).to(tl.int64) >> (c // 2).to(tl.int64)
 
 
 @triton.jit
-def _target(mass, total):
-    """The mass to be reached, of `total` in all: float64, as exact as on other devices."""
-    return tl.cast(mass, tl.float64) * MASS_UNIT * total.to(tl.float64)
+def _histogram(code_ptr, n_units, BLOCK_N: tl.constexpr):
+    """How many units each bin has, int32 [BINS]."""
+    found = tl.zeros((BINS,), tl.int32)
+    for lo in range(0, n_units, BLOCK_N):
+        b_w = _words(code_ptr, lo, n_units, BLOCK_N)
+        # Bins of the four places of a word, in any order.
+        b_02, b_13 = tl.join(b_w & 0xFF, (b_w >> 16) & 0xFF), tl.join((b_w >> 8) & 0xFF, b_w >> 24)
+        b_c = tl.reshape(tl.join(b_02, b_13), (BLOCK_N,), can_reorder=True).to(tl.int32)
+        found += tl.histogram(b_c // BIN, BINS)
+    # Those that are not there are counted with the last code.
+    beyond = (n_units + BLOCK_N - 1) // BLOCK_N * BLOCK_N - n_units
+    return found - tl.where(tl.arange(0, BINS) == BINS - 1, beyond, 0)
 
 
 @triton.jit
-def _histogram(code_ptr, lo, end, BLOCK_N: tl.constexpr):
-    """How many units from `lo` to `end` have each code, int32 [256]."""
-    found = tl.zeros((CODES,), tl.int32)
-    full = lo + (end - lo) // BLOCK_N * BLOCK_N
-    for start in range(lo, full, BLOCK_N):
-        _, b_c = _load_codes(code_ptr, start, end, False, BLOCK_N)
-        found += tl.histogram(b_c, CODES)
-    if full < end:
-        _, b_c = _load_codes(code_ptr, full, end, True, BLOCK_N)
-        # Those that are not there are counted with the last code.
-        beyond = tl.where(tl.arange(0, CODES) == CODES - 1, full + BLOCK_N - end, 0)
-        found += tl.histogram(b_c, CODES) - beyond
-    return found
+def _range_histogram(code_ptr, first, end, BLOCK_N: tl.constexpr):
+    """As `_histogram`, of the units from `first` to `end`."""
+    found = tl.zeros((BINS,), tl.int32)
+    for lo in range(first, end, BLOCK_N):
+        n = lo + tl.arange(0, BLOCK_N)
+        b_c = tl.load(code_ptr + n, mask=n < end, other=CODES - 1).to(tl.int32)
+        found += tl.histogram(b_c // BIN, BINS)
+    beyond = (end - first + BLOCK_N - 1) // BLOCK_N * BLOCK_N - (end - first)
+    return found - tl.where(tl.arange(0, BINS) == BINS - 1, beyond, 0)
 
 
 @triton.jit
 def _count(code_ptr, lo, end, code, BLOCK_N: tl.constexpr):
-    """How many units from `lo` to `end` have at most this code."""
+    """How many units from `lo`, a multiple of 4, to `end` have at most this code, which may be -1."""
+    found = tl.zeros((BLOCK_N // 4,), tl.uint32)
+    # Two codes of a word at a time, each in 16 bits: bit 8 of 256 + code - c tells whether c is at most the code.
+    least = ((tl.zeros((), tl.int32) + code + 256) * 0x10001).to(tl.uint32)
+    for start in range(lo, end, BLOCK_N):
+        b_w = _words(code_ptr, start, end, BLOCK_N)
+        b_one = (least - (b_w & 0xFF00FF)) & 0x1000100
+        found += (b_one + ((least - ((b_w >> 8) & 0xFF00FF)) & 0x1000100)) >> 8
+    total = tl.sum(((found & 0xFFFF) + (found >> 16)).to(tl.int32), 0)
+    # Those that are not there have the last code.
+    beyond = (end - lo + BLOCK_N - 1) // BLOCK_N * BLOCK_N - (end - lo)
+    return total - tl.where(code == CODES - 1, beyond, 0)
+
+
+@triton.jit
+def _range_count(code_ptr, first, end, code, BLOCK_N: tl.constexpr):
+    """As `_count`, of the units from any `first` on."""
     found = tl.zeros((BLOCK_N,), tl.int32)
-    full = lo + (end - lo) // BLOCK_N * BLOCK_N
-    for start in range(lo, full, BLOCK_N):
-        _, b_c = _load_codes(code_ptr, start, end, False, BLOCK_N)
-        found += (b_c <= code).to(tl.int32)
-    if full < end:
-        n, b_c = _load_codes(code_ptr, full, end, True, BLOCK_N)
+    for lo in range(first, end, BLOCK_N):
+        n = lo + tl.arange(0, BLOCK_N)
+        b_c = tl.load(code_ptr + n, mask=n < end, other=CODES - 1).to(tl.int32)
         found += ((b_c <= code) & (n < end)).to(tl.int32)
     return tl.sum(found, 0)
 
@@ -530,40 +579,9 @@ def _count_others(
     found = _count(code_ptr, 0, n_units, code, BLOCK_N)
     if ALWAYS:
         for a in range(0, n_always):
-            found -= _count(code_ptr, tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1), code, BLOCK_N)
+            first, end = tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1)
+            found -= _range_count(code_ptr, first, end, code, BLOCK_N)
     return found
-
-
-@triton.jit
-def _mass(code_ptr, lo, end, code, FREE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The mass int64 of the units that `_count` counts."""
-    found = tl.zeros((BLOCK_N,), tl.int64)
-    for start in range(lo, end, BLOCK_N):
-        n, b_c = _load_codes(code_ptr, start, end, True, BLOCK_N)
-        found += tl.where((b_c <= code) & (n < end), _weight(b_c, FREE), 0)
-    return tl.sum(found, 0)
-
-
-@triton.jit
-def _code_of_mass(
-    code_ptr, always_ptr, n_units, n_always, mass, ALWAYS: tl.constexpr, FREE: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
-    """The smallest code up to which units, with the ranges, have the mass asked for."""
-    target = _target(mass, _mass(code_ptr, 0, n_units, CODES - 1, FREE, BLOCK_N))
-    lo = tl.zeros((), tl.int32)
-    hi = lo + (CODES - 1)
-    for _ in range(8):
-        mid = (lo + hi) // 2
-        found = _mass(code_ptr, 0, n_units, mid, FREE, BLOCK_N)
-        if ALWAYS:
-            for a in range(0, n_always):
-                first, end = tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1)
-                found += _mass(code_ptr, first, end, CODES - 1, FREE, BLOCK_N)
-                found -= _mass(code_ptr, first, end, mid, FREE, BLOCK_N)
-        enough = found.to(tl.float64) >= target
-        lo = tl.where(enough, lo, tl.minimum(mid + 1, hi))
-        hi = tl.where(enough, mid, hi)
-    return hi
 
 
 @triton.jit
