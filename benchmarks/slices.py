@@ -7,13 +7,18 @@ is timed. Times are medians of CUDA graph replays, all of one run. Speed-ups are
 case. Random keys are right for times and say nothing about recall.
 
     python benchmarks/slices.py --output results/logs/slices_forms.csv
-    python benchmarks/slices.py --cases 24x64 --forms chosen
+    python benchmarks/slices.py --cases 32k-64 --forms chosen
+    python benchmarks/slices.py --kernels        the few forms that may win, each tried in a process of its own first
     TRITON_INTERPRET=1 python benchmarks/slices.py --tiny        no GPU: whether it runs at all
 """
 
 import argparse
 import itertools
-from dataclasses import dataclass
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -37,6 +42,8 @@ GROUP_SHARES, HEAD_FACTORS = (0.05, 0.6), (0.2, 1.6)
 CHECKED_GROUPS = 4
 # Octaves that maxima may grow by before sums are rescaled, in the forms that have this.
 SLACK = 8
+# Seconds in which forms of `contenders` have to be compiled and checked.
+TRIAL_S = 60
 SHOWN = ["case", "what", "sparsity", "form", "p50_us", "tflops", "over_dense", "error", "status"]
 
 
@@ -76,6 +83,81 @@ def forms(case):
     return [form for form in every if slice_config.shared_bytes(form, case.rows, case.head_dim, 2) <= most]
 
 
+def contenders(case):
+    """Forms of every kernel that may win, for groups of 128 queries, the fastest of the plain kernel first."""
+    plain = [SliceConfig(64, 3, 8, ahead=True), SliceConfig(32, 3, 8, ahead=True)]
+    stages = {64: (4, 6), 128: (3,)} if case.head_dim == 128 else {64: (4,), 128: (3, 5)}
+    by_warps = [
+        SliceConfig(keys, each, 4, ahead=ahead, by_warps=True, persistent=persistent)
+        for keys, most in stages.items()
+        for each in most
+        for ahead in (0, 1, 2)
+        for persistent in (False, True)
+        # Scores of two steps do not fit the registers.
+        if not (ahead == 1 and keys == 128 and case.head_dim == 128)
+    ]
+    return plain + by_warps
+
+
+def tried(name, case, chosen):
+    """``{form: what became of it}`` of each form in a process of its own, side by side; those that hang are ended."""
+    command = [sys.executable, __file__, "--cases", name, "--try"]
+    running = {}
+    for i, form in enumerate(chosen):
+        given = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        running[form] = subprocess.Popen([*command, str(i)], **given)
+    found, end = {}, time.monotonic() + TRIAL_S
+    for form, process in running.items():
+        try:
+            said = process.communicate(timeout=max(1, end - time.monotonic()))[0].strip()
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said = "did not end"
+        found[form] = said.splitlines()[-1] if said else f"status {process.returncode}"
+    return found
+
+
+def trial(case, form, device, dtype):
+    """Print ``ok`` if a form is right: on few tokens, with lists that are empty, short, not whole steps, and long."""
+    few = replace(case, tokens=1000)
+    tensors = tokens(few, device, dtype)
+    shares = torch.tensor([0.0, 0.001, 0.064, 0.3, 0.5, 0.77, 1.0, 0.1]).repeat(case.heads, 1)
+    worst = 0.0
+    for lists in (random_lists(few, shares, device), random_lists(few, shares, device, 16)):
+        executor = Executor(lists.layout, device, form)
+        for _ in range(3):
+            out, lse = executor.attend(lists.tensors, *tensors, scale=case.head_dim**-0.5, with_lse=True)
+            worst = max(worst, error_of(lists, tensors, out, lse, lists.layout.groups * case.heads))
+    print("ok" if worst <= reference.TOLERANCE[dtype] else f"wrong by {worst:.1e}")
+
+
+def compared_kernels(table, known):
+    """Rows of `contenders` at every sparsity, in turns, those alone that are right; known: by what kernels depend on,
+    what became of those of earlier cases."""
+    name, case, device = table.name, table.case, table.device
+    chosen = contenders(case)
+    alike = replace(case, tokens=0)
+    if alike not in known:
+        begin = time.monotonic()
+        known[alike] = tried(name, case, chosen)
+        print(f"{name}: {len(chosen)} forms tried in {time.monotonic() - begin:.0f} s")
+        for form, each in known[alike].items():
+            if each != "ok":
+                print(f"{name}: {short(form)}: {each}", flush=True)
+    said = known[alike]
+    tensors = tokens(case, device, torch.bfloat16)
+    table.dense(tensors)
+    lists = {("even", sparsity): even_lists(case, sparsity, device) for sparsity in SPARSITIES}
+    shares = uneven_shares(case)
+    lists["uneven", round(1 - float(shares.mean()), 3)] = random_lists(case, shares, device)
+    for (what, sparsity), each in lists.items():
+        for form in chosen:
+            if said[form] == "ok":
+                table.attend(what, form, each, tensors, with_lse=True, sparsity=sparsity)
+    table.add("slices.dense again", table.time(lambda: slices.dense(*tensors)))
+    return table.rows
+
+
 def tokens(case, device, dtype):
     """Random q, k, v [1, H, N, D] as projections leave them, the heads of a token side by side."""
     made = [torch.randn(1, case.tokens, case.heads, case.head_dim, device=device, dtype=dtype) for _ in range(3)]
@@ -113,12 +195,12 @@ def uneven_shares(case):
     return ((low + (high - low) * torch.rand(case.heads, groups)) * factor).clamp(0.03, 1)
 
 
-def error_of(lists, tensors, out, lse):
-    """Largest `reference.relative_error` and error of the log-sum-exps, over `CHECKED_GROUPS` random groups."""
+def error_of(lists, tensors, out, lse, groups=CHECKED_GROUPS):
+    """Largest `reference.relative_error` and error of the log-sum-exps, over so many random groups."""
     q, k, v = tensors
     layout, worst = lists.layout, 0.0
     generator = torch.Generator().manual_seed(0)
-    for _ in range(CHECKED_GROUPS):
+    for _ in range(groups):
         h, g = (int(torch.randint(n, (), generator=generator)) for n in (layout.heads, layout.groups))
         listed = lists.keys[0, h, g, : int(lists.counts[0, h, g])].long()
         if not len(listed):
@@ -126,10 +208,15 @@ def error_of(lists, tensors, out, lse):
         rows = slice(g * layout.rows, (g + 1) * layout.rows)
         scores = q[0, h, rows].double() @ k[0, h, listed].double().mT * q.shape[-1] ** -0.5
         right = scores.softmax(-1) @ v[0, h, listed].double()
-        worst = max(worst, reference.relative_error(out[0, h, rows], right))
+        worst = max(worst, nan_to_inf(reference.relative_error(out[0, h, rows], right)))
         sums = (lse[0, h, rows].double() - scores.logsumexp(-1)).abs().max()
-        worst = max(worst, float(sums) if sums > 1e-3 else 0.0)
+        worst = max(worst, nan_to_inf(float(sums)) if not sums <= 1e-3 else 0.0)
     return worst
+
+
+def nan_to_inf(error):
+    """A NaN is wrong, and `max` would lose it."""
+    return float("inf") if error != error else float(error)
 
 
 class Table:
@@ -196,7 +283,12 @@ class Table:
 
 
 def short(form):
-    """A form in a word: keys a step, stages, warps; keys' numbers ahead, K as columns, rare rescales."""
+    """A form in a word: keys a step, stages, warps; keys' numbers ahead, K as columns, rare rescales.
+
+    Of the kernel by warps: keys a step, stages, what runs beside softmax, p if it is persistent.
+    """
+    if form.by_warps:
+        return f"{form.step_keys}k{form.num_stages}s-{('behind', 'ahead', 'turns')[form.ahead]}{'-p' * form.persistent}"
     levers = "a" * form.ahead + "c" * form.k_columns + "r" * (form.slack > 0)
     return f"{form.step_keys}k{form.num_stages}s{form.num_warps}w{levers}"
 
@@ -265,13 +357,17 @@ def main():
         "--forms", choices=("all", "chosen"), default="all", help="compared, or the configured one alone"
     )
     parser.add_argument("--seconds", type=float, default=0.3, help="most that one timing takes")
+    parser.add_argument("--kernels", action="store_true", help="the forms of every kernel that may win, alone")
+    parser.add_argument("--try", dest="trial", type=int, help="the number of one of those forms: try it, time nothing")
     parser.add_argument("--tiny", action="store_true", help="300 tokens, to see whether it runs")
-    parser.add_argument("--output", type=Path, help="CSV of all rows")
+    parser.add_argument("--output", type=Path, help="CSV of all rows; slices.csv in the folder that $OUT names")
     given = parser.parse_args()
+    if given.output is None and os.environ.get("OUT") and given.trial is None:
+        given.output = Path(os.environ["OUT"]) / "slices.csv"
     torch.manual_seed(0)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     if device.type != "cuda":
-        if not given.tiny:
+        if not given.tiny or given.kernels:
             parser.error("expected a GPU, found none; --tiny runs without one")
         # The interpreter stands in for the GPU.
         operators.EXECUTORS["cpu"] = Executor.__module__
@@ -280,6 +376,14 @@ def main():
     cases = {"tiny": TINY} if given.tiny else {name: CASES[name] for name in given.cases}
     rows, fastest = [], {}
     for name, case in cases.items():
+        if given.trial is not None:
+            with torch.inference_mode():
+                trial(case, contenders(case)[given.trial], device, dtype)
+            return
+        if given.kernels:
+            with torch.inference_mode():
+                rows += compared_kernels(Table(name, case, device, given.seconds), fastest)
+            continue
         table = Table(name, case, device, given.seconds)
         with torch.inference_mode():
             measure(table, given.forms, dtype, fastest)
@@ -288,6 +392,9 @@ def main():
     if given.output:
         given.output.parent.mkdir(parents=True, exist_ok=True)
         frame.to_csv(given.output, index=False)
+    if given.kernels:
+        print(frame[frame.form.notna()].pivot_table("over_dense", ["case", "form"], ["what", "sparsity"]).to_string())
+        return
     best = frame[frame.what == "forms"].sort_values("p50_us").groupby("case").head(5)
     print(pd.concat([best, frame[frame.what != "forms"]]).to_string(index=False, na_rep=""))
 

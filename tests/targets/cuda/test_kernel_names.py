@@ -13,7 +13,7 @@ SOURCES = {path.stem: ast.parse(path.read_text()) for path in FOLDER.glob("*.py"
 
 def launched(tree):
     """Names of the kernels that a module takes from those of kernels, to launch them."""
-    owners = {"tile_kernel", "packed_kernels", "slice_kernels", "slice_selection_kernels"}
+    owners = {"tile_kernel", "packed_kernels", "slice_kernels", "slice_selection_kernels", "slice_warp_kernel"}
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
     return {node.attr for node in found if node.value.id in owners and node.attr.islower()}
 
@@ -33,4 +33,5 @@ def test_a_profiler_shows_whose_kernels_they_are():
     kernels = set().union(*map(launched, SOURCES.values()))
     assert {"tilewright_tile_attention", "tilewright_packed_attention", "tilewright_gather_rows"} < kernels
     assert {"tilewright_slice_attention", "tilewright_list_keys", "tilewright_rank_groups"} < kernels
+    assert "tilewright_slice_attention_by_warps" in kernels
     assert all(name.startswith("tilewright_") for name in kernels), kernels

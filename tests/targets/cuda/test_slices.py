@@ -57,7 +57,7 @@ def test_programs_fit_the_shared_memory_of_the_device(dtype, capability):
 def test_forms_are_those_that_were_measured_on_hopper():
     most = SHARED[9, 0]
     chosen = [slice_config.for_slices(128, head_dim, torch.bfloat16, (9, 0), most) for head_dim in (128, 64)]
-    assert [(c.step_keys, c.num_warps, c.num_stages) for c in chosen] == [(64, 4, 3), (64, 8, 2)]
+    assert [(c.step_keys, c.num_warps, c.num_stages, c.ahead) for c in chosen] == [(64, 8, 3, True)] * 2
 
 
 @needs_gpu

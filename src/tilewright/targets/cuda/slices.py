@@ -12,7 +12,7 @@ import triton
 from tilewright.slices import layout as layouts
 from tilewright.targets import qkv
 from tilewright.targets.cuda import slice_config, slice_kernels
-from tilewright.targets.cuda.launcher import KEYS, CachedLaunch, wide
+from tilewright.targets.cuda.launcher import ALIGNED, KEYS, CachedLaunch, wide
 
 # Keys that a program flags or packs at once; groups that it ranks at once, and others that it compares them with.
 FLAGGED, RANKED, COMPARED = 1024, 32, 64
@@ -116,16 +116,29 @@ class Executor:
         chosen = self._attention_config or slice_config.for_slices(
             layout.rows, head_dim, q.dtype, *device_facts(self._device)
         )
-        strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
+        strides = tuple(stride for x in (q, k, v, out) for stride in x.stride()[:3])
         is_wide = any(wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
-        constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
         sizes = layout.queries, layout.groups, layout.capacity, scale * math.log2(math.e)
-        arguments = (*strides, *sizes, *constants, chosen.ahead, chosen.k_columns, chosen.slack, is_wide)
-        grid = math.prod(self._groups)
+        groups = math.prod(self._groups)
+        if chosen.by_warps and not all(
+            value % ALIGNED == 0 for x in (q, k, v) for value in (x.data_ptr(), *x.stride()[:3])
+        ):
+            chosen = slice_config.for_slices(layout.rows, head_dim, q.dtype, *device_facts(self._device))
+        if chosen.by_warps:
+            from tilewright.targets.cuda import slice_warp_kernel
+
+            kernel = slice_warp_kernel.tilewright_slice_attention_by_warps
+            constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
+            arguments = (*strides, *sizes, groups, *constants, chosen.ahead, is_wide)
+            grid = min(groups, multiprocessors(self._device)) if chosen.persistent else groups
+            options = {"num_warps": slice_warp_kernel.NUM_WARPS}
+        else:
+            kernel = slice_kernels.tilewright_slice_attention
+            constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
+            arguments = (*strides, *sizes, *constants, chosen.ahead, chosen.k_columns, chosen.slack, is_wide)
+            grid, options = groups, {"num_warps": chosen.num_warps, "maxnreg": chosen.maxnreg}
         arguments = arguments if lse else (None, *arguments)
-        compiled = slice_kernels.tilewright_slice_attention[(grid,)](
-            out, *lists, q, k, v, *lse, *arguments, num_warps=chosen.num_warps, maxnreg=chosen.maxnreg
-        )
+        compiled = kernel[(grid,)](out, *lists, q, k, v, *lse, *arguments, **options)
         return out, compiled, grid, arguments
 
 
@@ -135,3 +148,8 @@ def device_facts(device):
         return (9, 0), 227 << 10
     facts = torch.cuda.get_device_properties(device)
     return (facts.major, facts.minor), facts.shared_memory_per_block_optin
+
+
+def multiprocessors(device):
+    """Of a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count

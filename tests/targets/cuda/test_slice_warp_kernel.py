@@ -1,0 +1,98 @@
+"""The kernel whose warps gather and multiply beside each other: compiled anywhere, run on Hopper alone.
+
+Gluon has no interpreter, so that nothing here runs the kernel without a GPU.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from helpers.gpu import TRITON_DEVICE
+from helpers.slices import LSE_TOLERANCE, expected, mask_of, qkv
+from tilewright import reference, slices
+from tilewright.targets.cuda.slice_config import SliceConfig
+from tilewright.targets.cuda.slices import Executor
+
+HOPPER = TRITON_DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="Gluon has no interpreter, and this machine has no Hopper GPU")
+# Compiled in a process of its own, without the interpreter: prints registers, spilled bytes and shared memory.
+COMPILE = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from tilewright.targets.cuda import slice_warp_kernel as module
+
+kernel = module.tilewright_slice_attention_by_warps
+head_dim, step_keys, stages, ahead, run = map(int, sys.argv[1:])
+constants = {"HEADS": 3, "BLOCK_M": 128, "BLOCK_N": step_keys, "RUN": run, "HEAD_DIM": head_dim}
+constants |= {"NUM_STAGES": stages, "AHEAD": ahead, "WIDE": False}
+types = {"o_ptr": "*bf16", "q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "lse_ptr": "*fp32"}
+types |= dict.fromkeys(("key_ptr", "count_ptr", "order_ptr", "state_ptr"), "*i32") | {"scale_log2": "fp32"}
+signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+free = {"scale_log2", "n_queries", "groups", "n_items", *constants}
+aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name not in free}
+given = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+source = GluonASTSource(fn=kernel, signature=signature, constexprs=given, attrs=aligned)
+compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": module.NUM_WARPS})
+ptx = compiled.asm["ptx"]
+print(compiled.metadata.shared, ptx.count("cp.async.cg"), ptx.count("wgmma.mma_async"), ptx.count("setmaxnreg"))
+"""
+FORMS = [
+    SliceConfig(64, 4, 4, ahead=False, by_warps=True),
+    SliceConfig(64, 4, 4, ahead=True, by_warps=True, persistent=True),
+    SliceConfig(64, 4, 4, ahead=2, by_warps=True, persistent=True),
+    SliceConfig(128, 3, 4, ahead=2, by_warps=True),
+]
+
+
+@pytest.mark.parametrize("head_dim, step_keys, stages, ahead, run", [(128, 64, 4, 1, 1), (64, 128, 3, 2, 16)])
+def test_it_compiles_for_hopper(head_dim, step_keys, stages, ahead, run):
+    form = map(str, (head_dim, step_keys, stages, ahead, run))
+    given = {"env": {**os.environ, "TRITON_INTERPRET": "0"}, "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run([sys.executable, "-c", COMPILE, *form], **given)
+    assert done.returncode == 0, done.stderr[-2000:]
+    shared, copies, products, shares = map(int, done.stdout.split())
+    stages_and_queries = (2 * stages * step_keys + 128) * head_dim * 2
+    assert stages_and_queries <= shared <= stages_and_queries + 1024
+    # Copies of 16 bytes: of queries, keys and values by 128 threads.
+    assert copies == (128 + 2 * step_keys) * head_dim // 8 // 128
+    assert products >= 2 * 2 * (head_dim // 16 + step_keys // 16) and shares > 0
+
+
+@needs_hopper
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [1, 16, 128])
+@pytest.mark.parametrize("config", FORMS, ids=str)
+def test_every_form(config, width, dtype, head_dim):
+    n_k = 1333
+    runs = -(-n_k // width)
+    counts = [[[2, runs, 1, 0], [0, 1, 1 + runs // 3, runs // 2]], [[1, 1, 0, runs]] * 2]
+    mask = mask_of(counts, runs).repeat_interleave(width, -1)[..., :n_k]
+    lists = slices.from_mask(mask.to(TRITON_DEVICE), 500, width=width)
+    q, k, v = qkv(2, 2, 500, n_k, head_dim, dtype=dtype, device=TRITON_DEVICE)
+    # Maxima that grow along the lists, a little and much, but for their end, which comes first.
+    k *= torch.linspace(0.2, 3, n_k, device=k.device).roll(-n_k // 3)[:, None].to(k.dtype)
+    executor = Executor(lists.layout, q.device, config)
+    right, sums = expected(lists, q, k, v)
+    for _ in range(3):
+        out, lse = executor.attend(lists.tensors, q, k, v, scale=head_dim**-0.5, with_lse=True)
+        assert reference.relative_error(out.cpu(), right) <= reference.TOLERANCE[dtype]
+        torch.testing.assert_close(lse.cpu().double(), sums, rtol=0, atol=LSE_TOLERANCE)
+
+
+@needs_hopper
+def test_lists_that_did_not_fit_give_nan_and_tokens_off_16_bytes_are_right():
+    q, k, v = qkv(1, 1, 128, 256, 64, dtype=torch.bfloat16, device=TRITON_DEVICE)
+    mask = mask_of([[[200]]], 256).to(TRITON_DEVICE)
+    for lists, shift in ((slices.from_mask(mask, 128, budget=0.5), 0), (slices.from_mask(mask, 128), 1)):
+        near = torch.empty(256 * 64 + shift, dtype=k.dtype, device=k.device)[shift:].view(1, 1, 256, 64).copy_(k)
+        out, _ = Executor(lists.layout, q.device, FORMS[0]).attend(lists.tensors, q, near, v, scale=0.125)
+        if shift:
+            assert reference.relative_error(out.cpu(), expected(lists, q, k, v)[0]) <= reference.TOLERANCE[q.dtype]
+        else:
+            assert out.isnan().all()
