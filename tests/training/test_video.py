@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tilewright import networks
+from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import wan as pattern
 from tilewright.training import video
@@ -75,15 +76,19 @@ def test_the_loss_falls_far_below_that_of_a_constant_answer(tmp_path):
 
 def test_a_training_that_stopped_ends_as_one_that_did_not(tmp_path, monkeypatch):
     whole = video.train(create(), moving, SHORT, tmp_path / "whole.safetensors")
-    assert whole.path == tmp_path / "whole.safetensors" and len(whole.losses) == 7
+    assert whole.done and whole.path == tmp_path / "whole.safetensors" and len(whole.losses) == 7
     path, state = tmp_path / "parts.safetensors", tmp_path / "parts.state.safetensors"
     for stop in (2, 5):
         taken = []
         monkeypatch.setattr(video, "perf_counter", lambda stop=stop, taken=taken: stopping(state, stop, taken))
         # What goes on is what was written, whatever the network holds.
         stopped = video.train(create(seed=stop - 2), moving, SHORT, path, limit_s=1.0)
-        assert stopped.path is None and not path.exists() and state.exists()
+        assert not stopped.done and state.exists()
         assert len(stopped.losses) == stop
+        # The averages so far, which say of how many steps they are.
+        with safe_open(path, "pt") as file:
+            assert file.metadata()["step"] == str(stop)
+        assert not torch.equal(load_file(path)["head.head.weight"], load_file(whole.path)["head.head.weight"])
     monkeypatch.undo()
     monkeypatch.setitem(pattern.VARIANTS, "tiny", pattern.Size(128, 256, 1, 2))
     parts = video.train(create(seed=2), moving, SHORT, path)
@@ -115,9 +120,43 @@ def test_weights_are_averages_in_16_bits(tmp_path):
     assert not torch.equal(fresh["blocks.0.ffn.0.weight"], network.state_dict()["blocks.0.ffn.0.weight"])
 
 
+def test_weights_in_parts_are_those_in_one_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(video, "PART_BYTES", 400_000)
+    whole, index = tmp_path / "whole.safetensors", tmp_path / "tiny.index.json"
+    video.train(create(), moving, SHORT, whole)
+    trained = video.train(create(), moving, SHORT, index)
+    assert trained.done and trained.path == index
+    parts = sorted(tmp_path.glob("tiny-0*.safetensors"))
+    assert len(parts) > 2 and parts[1].name == f"tiny-00002-of-{len(parts):05}.safetensors"
+    # Only a tensor that is larger has a file above the limit, for itself.
+    assert all(
+        sum(x.nbytes for x in load_file(part).values()) <= 400_000 or len(load_file(part)) == 1 for part in parts
+    )
+    one, other = create(checkpoint=whole).state_dict(), create(checkpoint=index).state_dict()
+    assert all(torch.equal(x, other[name]) for name, x in one.items())
+    assert json.loads(index.read_text())["metadata"]["step"] == "7"
+    assert not list(tmp_path.glob("*.state.safetensors"))
+
+
+def test_progress_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(video, "SHOWN_S", -1.0)
+    lines = []
+    trained = video.train(create(), moving, SHORT, tmp_path / "tiny.safetensors", show=lines.append)
+    assert len(lines) == 7
+    assert lines[4].startswith(f"stage 2, step 5 of 7, loss {trained.losses[4]:.3f}, a constant's ")
+
+
+def test_trained_networks_sample_clips_of_a_stage(tmp_path):
+    network = create()
+    found = video.samples(network, SHORT.stages[1], 2, steps=2)
+    assert found.shape == (2, 16, 2, 4, 6) and found.isfinite().all()
+    assert torch.equal(found, video.samples(network, SHORT.stages[1], 2, steps=2))
+    assert not torch.equal(found, video.samples(network, SHORT.stages[1], 2, steps=2, seed=1))
+
+
 def test_a_state_of_another_training_is_refused(tmp_path):
     path = tmp_path / "tiny.safetensors"
-    assert video.train(create(), moving, SHORT, path, limit_s=-1.0).path is None
+    assert not video.train(create(), moving, SHORT, path, limit_s=-1.0).done
     with pytest.raises(ArtifactError, match=r'tiny\.state\.safetensors: expected a training by .*"seed":1.*remove'):
         video.train(create(), moving, msgspec.structs.replace(SHORT, seed=1), path)
     with pytest.raises(ArtifactError, match="expected a training of this network"):
@@ -165,9 +204,12 @@ def test_the_command_trains_on_photographs(tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps(recipe))
     command = [sys.executable, ROOT / "workflow/scripts/train_video.py", "--network", "wan-tiny-480p-1f"]
     command += ["--output", "w.safetensors", "--losses", "losses.csv", "--recipe", "recipe.json", "--set", "layers=1"]
+    command += ["--samples", "samples.png"]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "step 3 of 3, loss" in done.stdout and "w.safetensors: written" in done.stdout
     rows = list(csv.DictReader((tmp_path / "losses.csv").open()))
     assert [row["step"] for row in rows] == ["1", "2", "3"] and all(float(row["loss"]) > 0 for row in rows)
     assert "blocks.0.modulation" in load_file(tmp_path / "w.safetensors")
+    # A row for a clip that was drawn, and three for what was sampled, of 4 frames of 16 x 16 pixels.
+    assert images.load(str(tmp_path / "samples.png"), 480).shape == (3, 480, 480)

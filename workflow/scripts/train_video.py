@@ -9,8 +9,9 @@ from tilewright.study.stages.train_video import run
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--network", required=True, help="network, e.g. wan-tiny-480p-81f")
-add("--output", required=True, metavar="SAFETENSORS", help="weights to write; what is there of a training goes on")
+add("--output", required=True, metavar="FILE", help="weights, .safetensors or in parts .index.json; a training goes on")
 add("--losses", metavar="CSV", help="the loss of each step")
+add("--samples", metavar="PNG", help="frames of clips as they are drawn, and as the network samples them")
 add("--recipe", metavar="JSON", help="stages and rates, see tilewright.training.video (default: that of wan-tiny)")
 add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
 add("--seed", type=int, help="seed of weights, clips and noise (default: of the recipe)")

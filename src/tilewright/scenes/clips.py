@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tilewright.core import images, registry
+from tilewright.core import artifacts, images, registry
 from tilewright.core.errors import PatternError
 
 # Photographs of `core.images` by split.
@@ -147,6 +147,28 @@ def decode(latent: Tensor) -> Tensor:
     mean, deviation = _scales(latent.device)
     patches = torch.einsum("...nthw,ndabc->...dtahbwc", latent * deviation + mean, backward)
     return patches.flatten(-2, -1).flatten(-3, -2).flatten(-4, -3)
+
+
+def frames(latent: Tensor, count: int) -> np.ndarray:
+    """uint8 [count, 8H, 8W, 3]: frames of the clip that latents [16, T, H, W] stand for, evenly spread, or all."""
+    pixels = decode(latent.float().cpu())
+    chosen = torch.linspace(0, pixels.shape[1] - 1, min(count, pixels.shape[1])).round().long()
+    return (255 * pixels[:, chosen].clamp(0, 1)).round().byte().permute(1, 2, 3, 0).numpy()
+
+
+def write_sheet(path, clips: Iterable[Tensor], count: int, height: int) -> None:
+    """Write a picture with a row for each of `clips`, latents [16, T, H, W]: `count` frames, `height` pixels high."""
+    from PIL import Image
+
+    rows = []
+    for latent in clips:
+        shown = [Image.fromarray(frame) for frame in frames(latent, count)]
+        width = round(height * shown[0].width / shown[0].height)
+        rows.append(np.concatenate([np.asarray(frame.resize((width, height))) for frame in shown], 1))
+    widest = max(row.shape[1] for row in rows)
+    sheet = np.concatenate([np.pad(row, ((0, 0), (0, widest - row.shape[1]), (0, 0))) for row in rows])
+    with artifacts.atomic(path) as temporary:
+        Image.fromarray(sheet).save(temporary, format="PNG")
 
 
 def _positive(**sizes: int) -> None:

@@ -6,6 +6,7 @@ weights of one that was not. Gradients go through dense attention.
 
 import csv
 import io
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from tilewright import targets
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.models import wan as pattern
 from tilewright.networks import _flow
 
 KIND, VERSION = "video training", "1"
@@ -30,15 +32,20 @@ KIND, VERSION = "video training", "1"
 SAVED = torch.bfloat16
 # Clips that are made at once.
 CHUNK = 64
+# Bytes of a file, of weights that are written in several.
+PART_BYTES = 15 << 20
+# Seconds between two lines about the progress.
+SHOWN_S = 10.0
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Number = Annotated[float, msgspec.Meta(ge=0)]
+Positively = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Steps on clips of one size. batch: clips of a step, drawn from `clips` different ones; frames, height, width: of
-    their latents."""
+    their latents. shift: of the times, towards noise; they are drawn from a logistic normal distribution."""
 
     steps: Positive
     batch: Positive
@@ -46,6 +53,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frames: Positive
     height: Positive
     width: Positive
+    shift: Positively = 1.0
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +61,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     rate: of learning, from 0 in `warmup` steps, then to a tenth of it along a cosine. weight_decay: of matrices. norm:
     of the gradient, at most. average: of the weights of a step in what is kept, towards 1 from the first steps on.
-    shift: of the times, towards noise; they are drawn from a logistic normal distribution. seed: of all that is drawn.
+    seed: of all that is drawn.
     """
 
     stages: tuple[Stage, ...]
@@ -62,7 +70,6 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight_decay: Number = 0.01
     norm: Number = 1.0
     average: Share = 0.999
-    shift: Number = 1.0
     seed: int = 0
 
     def __post_init__(self):
@@ -82,65 +89,98 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.rate * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
-# ASSUME: `wan-tiny` on one H200 in about nine minutes, by the sizes of 128 x 224, 240 x 416 and 480 x 832 pixels. What
-# the steps take was estimated, not measured.
+# `wan-tiny`, on clips of 128 x 224, 240 x 416 and 480 x 832 pixels: 560, 3,510 and 32,760 tokens, where a step takes 7,
+# 21 and 74 TFLOP. Most steps are taken where they are cheap.
+# ASSUME: five minutes of one H200 at 150, 300 and 400 TFLOP/s, and one more for clips and the compiler. The rate of
+# learning is that of narrow networks, which take a larger one.
 TINY = Recipe(
     stages=(
-        Stage(steps=1300, batch=128, clips=4096, frames=5, height=16, width=28),
-        Stage(steps=1700, batch=32, clips=2048, frames=9, height=30, width=52),
-        Stage(steps=500, batch=1, clips=128, frames=21, height=60, width=104),
-    )
+        Stage(steps=3000, batch=64, clips=4096, frames=5, height=16, width=28),
+        Stage(steps=1400, batch=16, clips=2048, frames=9, height=30, width=52, shift=1.5),
+        Stage(steps=300, batch=1, clips=128, frames=21, height=60, width=104, shift=3.0),
+    ),
+    rate=1e-3,
+    warmup=200,
+    average=0.995,
 )
 
 
 @dataclass
 class Trained:
-    """What a training left. path: of the averaged weights, in `SAVED`, or None where it was stopped before the end.
+    """What a training left. path: of the averaged weights, in `SAVED`. done: whether it came to the recipe's end.
 
     losses: the loss of each step. constant: that of the best constant answer to the same batches, as a network that
     has learned nothing would have it.
     """
 
-    path: Path | None
+    path: Path
+    done: bool
     losses: list[float] = field(default_factory=list)
     constant: list[float] = field(default_factory=list)
 
 
-def train(network, latents: Callable, recipe: Recipe, path, *, limit_s=None, every_s=120.0, compiled=False) -> Trained:
-    """Train `network`, on its device, and write its averaged weights to `path`, a ``.safetensors`` file.
+def train(
+    network, latents: Callable, recipe: Recipe, path, *, limit_s=None, every_s=120.0, compiled=False, show=None
+) -> Trained:
+    """Train `network`, on its device, and write its averaged weights to `path`, a ``.safetensors`` file, or an
+    ``.index.json`` beside several of at most `PART_BYTES`.
 
     latents: ``latents(indices, frames, height, width, seed) -> float32 [n, 16, frames, height, width]``, the clips of
-    these numbers. limit_s: stop after so many seconds; the next call with the same arguments goes on. every_s: how
-    often the state is written, which is beside `path` until the end, ``<stem>.state.safetensors``. compiled: its
-    layers, by ``torch.compile``. On a GPU products are in bfloat16. The network is left with the averaged weights, or
-    where it was stopped with those of the last step.
+    these numbers. limit_s: stop after so many seconds, and write the averages so far; the next call with the same
+    arguments goes on. every_s: how often the state is written, which is beside `path` until the end,
+    ``<stem>.state.safetensors``. compiled: its layers, by ``torch.compile``. show: takes lines about the progress. On a
+    GPU products are in bfloat16. The network is left with the averaged weights.
 
     Raises `ConfigError` for a network that cannot be trained, `ArtifactError` for a state of another recipe.
     """
     if network.attention != "dense":
         raise ConfigError(f"attention: expected dense, through which gradients go, found {network.attention!r}")
-    state = _State(network, recipe, Path(path).with_suffix(".state.safetensors"))
+    path = Path(path)
+    state = _State(network, recipe, path.with_name(f"{_stem(path)}.state.safetensors"))
     state.resume()
     begin = saved = perf_counter()
+    shown = begin, state.step
     if compiled:
         network.compile_layers(dynamic=False)
     first = 0
-    for stage in recipe.stages:
+    for number, stage in enumerate(recipe.stages, 1):
         clips = None
         for step in range(max(first, state.step), first + stage.steps):
             now = perf_counter()
             if limit_s is not None and now - begin > limit_s:
                 state.write()
-                return Trained(None, *state.curves())
+                state.keep(path)
+                return Trained(path, False, *state.curves())
             if now - saved > every_s:
                 state.write()
                 saved = perf_counter()
             if clips is None:
                 clips = _made(latents, stage, recipe.seed, state.device)
-            state.take(*_loss(network, clips, stage.batch, recipe, step))
+            state.take(*_loss(network, clips, stage, recipe.seed, step))
+            if show is not None and now - shown[0] > SHOWN_S:
+                show(f"stage {number}, {state.told(*shown)}, {now - begin:.0f} s")
+                shown = perf_counter(), state.step
         first += stage.steps
-    state.finish(path)
-    return Trained(Path(path), *state.curves())
+    state.keep(path)
+    state.path.unlink(missing_ok=True)
+    return Trained(path, True, *state.curves())
+
+
+@torch.no_grad()
+def samples(network, stage, count, *, steps=50, seed=0):
+    """Latents float32 [count, 16, T, H, W] that a trained `network` makes of noise, in the size of clips of `stage`."""
+    device = next(network.parameters()).device.type
+    size = stage.frames, stage.height, stage.width
+    # What was compiled was compiled for batches, and for gradients.
+    eager = torch.compiler.set_stance("force_eager")
+    with torch.autocast(device, torch.bfloat16, enabled=targets.facts(device).CUDA), eager:
+        found = network.sample(batch=count, shape=(pattern.CHANNELS, *size), steps=steps, shift=stage.shift, seed=seed)
+    return found.latents
+
+
+def _stem(path):
+    """The name of a file of weights without its ending."""
+    return path.name.removesuffix(".index.json").removesuffix(".safetensors")
 
 
 def _made(latents, stage, seed, device):
@@ -150,16 +190,17 @@ def _made(latents, stage, seed, device):
     return torch.cat([latents(list(indices), *sizes, seed).to(device) for indices in chunks])
 
 
-def _loss(network, clips, batch, recipe, step):
+def _loss(network, clips, stage, seed, step):
     """``(loss, that of the best constant answer)`` of a step: mean squares of velocities."""
-    device = clips.device
-    drawn = np.random.default_rng([recipe.seed, step])
+    device, batch = clips.device, stage.batch
+    drawn = np.random.default_rng([seed, step])
     chosen = torch.from_numpy(drawn.integers(len(clips), size=batch))
     # One time of each part of the distribution: batches then differ less.
     shares = (np.arange(batch) + drawn.random(batch)) / batch
     sigma = torch.special.ndtri(torch.from_numpy(shares).clamp(1e-6, 1 - 1e-6)).sigmoid()
-    sigma = _flow.shifted(sigma, recipe.shift).float().to(device)
-    clean = clips[chosen.to(device)]
+    # The host does not wait for what the GPU still has to do.
+    sigma = _flow.shifted(sigma, stage.shift).float().to(device, non_blocking=True)
+    clean = clips[chosen.to(device, non_blocking=True)]
     generator = torch.Generator(device).manual_seed(int(drawn.integers(2**62)))
     noise = torch.randn(clean.shape, generator=generator, device=device)
     point, velocity = _flow.noised(clean, noise, sigma)
@@ -202,6 +243,13 @@ class _State:
         """Losses, and those of constant answers, as lists."""
         return torch.stack(self.losses).T.tolist() if self.losses else ([], [])
 
+    def told(self, when, before):
+        """A line about the steps since `before`, at the time `when`. Waits for them."""
+        loss, constant = torch.stack(self.losses[before - self.step :]).mean(0).tolist()
+        seconds = (perf_counter() - when) / (self.step - before)
+        losses = f"loss {loss:.3f}, a constant's {constant:.3f}"
+        return f"step {self.step} of {self.recipe.steps}, {losses}, {seconds:.3f} s each"
+
     def write(self):
         """Write all of it, whole, to its file."""
         tensors = {f"weights.{name}": x for name, x in zip(self.names, self.weights, strict=True)}
@@ -239,14 +287,34 @@ class _State:
             place = self.device if value.ndim or self.weights[0].is_cuda else "cpu"
             self.optimiser.state[owners[name]][moment] = value.to(place)
 
-    def finish(self, path):
-        """Leave the averages in the network and at `path`; the state is no longer needed."""
+    def keep(self, path):
+        """Leave the averages in the network and at `path`, which says of how many steps they are."""
         with torch.no_grad():
             for x, average in zip(self.weights, self.averages, strict=True):
                 x.copy_(average)
         state = {name: x.detach().to(SAVED) for name, x in self.network.state_dict().items()}
-        _save(state, path, {"step": str(self.step), "recipe": _text(self.recipe)})
-        self.path.unlink(missing_ok=True)
+        header = {"step": str(self.step), "recipe": _text(self.recipe)}
+        if path.suffix != ".json":
+            _save(state, path, header)
+            return
+        names, parts = {}, _parts(state)
+        for at, part in enumerate(parts, 1):
+            name = f"{_stem(path)}-{at:05}-of-{len(parts):05}.safetensors"
+            _save(part, path.with_name(name), header)
+            names |= dict.fromkeys(part, name)
+        artifacts.write_text(path, json.dumps({"metadata": header, "weight_map": names}, indent=1) + "\n")
+
+
+def _parts(state):
+    """`state` in dicts of at most `PART_BYTES`, each of one tensor at least."""
+    parts, held = [], PART_BYTES
+    for name, x in state.items():
+        if held + x.nbytes > PART_BYTES:
+            parts.append({})
+            held = 0
+        parts[-1][name] = x
+        held += x.nbytes
+    return parts
 
 
 def _text(recipe):
