@@ -22,6 +22,7 @@ from tilewright.baselines.sparse import sdpa_dense
 from tilewright.blocks import work
 from tilewright.core.errors import ArtifactError, TilewrightError, UnknownNameError
 from tilewright.core.timing import Timing
+from tilewright.models import dynamicvit
 from tilewright.study.experiments import _attention, _ceilings, _effort, heatmap, orders
 from tilewright.study.experiments._attention import Tokens
 from tilewright.study.experiments._effort import Effort
@@ -232,6 +233,37 @@ def test_heat_map_runs_what_fits_and_says_why_not():
     # Two tokens, which none of the tiles fits.
     assert found[2]["tokens"] == 2 and found[2]["plan_p50_us"] > 0
     assert "patch: expected at most the resolution" in found[3]["reason"]
+
+
+def test_a_cell_whose_graph_is_refused_says_why(monkeypatch):
+    monkeypatch.setattr(dynamicvit, "MAX_ENTRIES", 1000)
+    small, large = cells([16, 8])
+    assert (small["status"], large["status"]) == ("ok", "skipped")
+    assert large["reason"].startswith("65 tokens have 1,0") and "expected at most 1,000" in large["reason"]
+
+
+def test_plans_of_the_heat_map_are_made_while_others_time(monkeypatch):
+    doing = []
+
+    @contextlib.contextmanager
+    def untimed():
+        doing.append("lent")
+        yield
+        doing.append("back")
+
+    monkeypatch.setattr(heatmap._lock, "untimed", untimed)
+    for module, name in ((heatmap, "make_plan"), (_attention, "run_schedule"), (_attention, "run_baselines")):
+        monkeypatch.setattr(module, name, _noted(doing, name, getattr(module, name)))
+    cells([8])
+    assert doing == ["lent", "make_plan", "back", "run_schedule", "run_baselines"]
+
+
+def _noted(doing, name, function):
+    def run(*arguments, **options):
+        doing.append(name)
+        return function(*arguments, **options)
+
+    return run
 
 
 def test_heat_map_is_over_the_fastest_dense_attention(monkeypatch):

@@ -332,6 +332,20 @@ def test_a_table_that_disagrees_with_the_rows_is_set_anew(root):
     assert _quoted.updated(made, root) == made
 
 
+def test_published_kernels_stand_above_what_was_recorded_of_the_same_batch(root):
+    rows = [
+        synthetic.ragged_row(heads, 64, lengths, 64, name, us, latency_us=2 * us)
+        for heads, lengths in ((12, "98-98"), (12, "50-197"), (6, "98-98"))
+        for name, us in (("tilewright", 10.0 * heads / 12), ("flash_varlen", 15.0))
+    ]
+    synthetic.write_csv(root / _quoted.FOLDERS["h200"] / "logs/ragged/r.csv", synthetic.RAGGED, rows)
+    lines = _quoted.quoted("h200-published-kernel", root).splitlines()
+    at = lines.index("| 64 | 50 % | H200, its own time |  | 15.0 | 10.0 | 1.50 |")
+    assert lines[at - 1] == "| 64 | 50 % | RTX 4000 Ada, published (v2) | 3,839 | 72.0 | 80.0 | 0.90 |"
+    assert lines[at + 1] == "| 64 | 50 % | H200, until the result |  | 30.0 | 20.0 | 1.50 |"
+    assert sum("H200" in line for line in lines) == 2 and len(lines) == 2 + 16 + 2
+
+
 def test_all_verdicts_stand_side_by_side(root, monkeypatch):
     monkeypatch.setitem(_quoted.NAMES, "claims", (_quoted.NAMES["claims"][0], ("cpu",)))
     lines = _quoted.quoted("claims", root).splitlines()

@@ -52,6 +52,8 @@ def test_default_study_loads():
         ("ragged/attention", {"vaarlen": [1]}, "ragged.attention: unknown attention 'vaarlen'; known: tilewright"),
         ("ragged/shapes", [[3, 0]], "ragged.shapes: expected at least 1, found 0"),
         ("ragged/lengths", [[9, 3]], r"ragged.lengths: expected the least first, found \[9, 3\]"),
+        ("ragged/shape_lengths", {"9x64": [[3, 9]]}, "ragged.shape_lengths: unknown shape '9x64'; known: 3x64"),
+        ("ragged/shape_lengths", {"3x64": [[9, 3]]}, r"ragged.shape_lengths.3x64: expected the least first"),
         ("ragged/max_seconds", 0, "ragged.max_seconds: expected a number above 0"),
         (
             "pruned/workloads",

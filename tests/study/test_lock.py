@@ -65,6 +65,35 @@ def test_who_comes_second_waits(gpus, monkeypatch):
     assert came == ["first", "second"]
 
 
+def test_a_gpu_is_lent_while_nothing_is_timed(gpus, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    came, lent = [], threading.Event()
+
+    def borrower():
+        with _lock.exclusive("cuda"):
+            came.append("borrowed")
+            lent.set()
+            # Until the owner waits for it.
+            threading.Event().wait(3 * _lock.PAUSE)
+            came.append("returned")
+
+    other = threading.Thread(target=borrower)
+    with _lock.exclusive("cuda"):
+        other.start()
+        other.join(3 * _lock.PAUSE)
+        assert came == []
+        with _lock.untimed():
+            assert lent.wait(30)
+        came.append("held again")
+    other.join(30)
+    assert came == ["borrowed", "returned", "held again"]
+
+
+def test_without_a_lock_nothing_is_lent():
+    with _lock.exclusive("cpu"), _lock.untimed():
+        pass
+
+
 def test_a_process_that_dies_gives_its_lock_back(gpus):
     assert elsewhere(gpus, "os._exit(9)").returncode == 9
     with _lock.exclusive("cuda"):

@@ -268,6 +268,21 @@ def test_compiled_networks_have_rows_of_their_own(monkeypatch):
     assert compiled["p50_us"] > 0 and compiled["attention_us"] == ""
 
 
+@pytest.mark.parametrize("case", ["vil-tiny-64", "regionvit-tiny-64"])
+def test_a_network_is_compiled_whole_and_without_the_tables_that_its_first_call_makes(monkeypatch, case):
+    made, compiler = [], torch.compile
+
+    def counting(graph, inputs):
+        made.append({getattr(node.target, "__name__", node.target) for node in graph.graph.nodes})
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(compiler, backend=counting))
+    (row,) = run(case, {}, QUICK, compiled={"tilewright": [1]})
+    assert row["status"] == "ok", row["reason"]
+    (called,) = made
+    assert "layer_norm" in called and called.isdisjoint({"arange", "argsort", "empty", "setitem"})
+
+
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [

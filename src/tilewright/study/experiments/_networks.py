@@ -134,13 +134,15 @@ def compile_network(name, batches, *, compiled=None, device="cpu", dtype="float3
             for batch in sizes:
                 # What cannot run says so where it is timed.
                 with suppress(sparse_baselines.Unavailable, *(_REFUSALS if whole else ())):
-                    (_compiled(network) if whole else network)(inputs[:batch])
+                    (_compiled(network, inputs[:batch]) if whole else network)(inputs[:batch])
                     yield f"{attention}, batch {batch}" + (", compiled" if whole else "")
 
 
-def _compiled(network):
-    """A network as torch.compile makes it. What was compiled before counts against the limit of torch's cache, and is
-    forgotten."""
+def _compiled(network, inputs):
+    """A network as torch.compile makes it, once it was called: tables that a first call makes on the host would be
+    compiled for the host, too, and cut the network in many. What was compiled before counts against the limit of
+    torch's cache, and is forgotten."""
+    network(inputs)
     torch.compiler.reset()
     return torch.compile(network, dynamic=False)
 
@@ -248,7 +250,7 @@ def _measured(network, inputs, oracle, effort, compiled=False):
     facts, expected = {"time": now()}, oracle.logits[: len(inputs)]
     begin = time.perf_counter()
     try:
-        network = _compiled(network) if compiled else network
+        network = _compiled(network, inputs) if compiled else network
         found = network(inputs)
         timing.wait(inputs)
     except sparse_baselines.Unavailable as reason:

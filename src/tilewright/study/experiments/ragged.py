@@ -18,12 +18,14 @@ class Section(sections.Section, frozen=True):
 
     shapes: pairs of heads and the dimension of a head
     lengths: pairs (low, high); the tokens of an image are drawn uniformly from them
+    shape_lengths: those of a shape that has its own, by "<heads>x<head_dim>"
     attention: for each provider, ours and its baselines, the numbers of images it is timed with; none leaves it out
     max_seconds: a timing stops after this time, in seconds
     """
 
     shapes: tuple[tuple[int, int], ...]
     lengths: tuple[tuple[int, int], ...]
+    shape_lengths: dict[str, tuple[tuple[int, int], ...]]
     attention: dict[str, tuple[int, ...]]
     max_seconds: float
 
@@ -32,6 +34,9 @@ class Section(sections.Section, frozen=True):
         sections.distinct("ragged.shapes", self.shapes)
         sections.at_least("ragged.shapes", 1, [number for shape in self.shapes for number in shape])
         check_lengths("ragged.lengths", self.lengths)
+        for shape, lengths in self.shape_lengths.items():
+            sections.known("ragged.shape_lengths", "shape", (shape,), [_named(*each) for each in self.shapes])
+            check_lengths(f"ragged.shape_lengths.{shape}", lengths)
         sections.batches("ragged.attention", "attention", self.attention, PROVIDERS)
         sections.above_zero("ragged.max_seconds", self.max_seconds)
         if self.shapes and not any(self.attention.values()):
@@ -102,14 +107,14 @@ def check_lengths(place, lengths):
 
 def cases(config):
     """``<heads>x<head_dim>`` for each shape."""
-    return [f"{heads}x{head_dim}" for heads, head_dim in config.ragged.shapes]
+    return [_named(*shape) for shape in config.ragged.shapes]
 
 
 def settings(config, case):
     """`Settings` of one shape."""
     section = config.ragged
     sizes = {name: images for name, images in section.attention.items() if images}
-    return Settings(section.lengths, sizes, section.max_seconds)
+    return Settings(section.shape_lengths.get(case, section.lengths), sizes, section.max_seconds)
 
 
 def planned(case, settings):
@@ -144,6 +149,10 @@ def run(case, settings, how):
 def remark(row):
     """What the log says of a row that passed."""
     return _rows.microseconds(row)
+
+
+def _named(heads, head_dim):
+    return f"{heads}x{head_dim}"
 
 
 def _shape(case):

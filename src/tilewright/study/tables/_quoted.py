@@ -21,6 +21,7 @@ from tilewright.study.tables import (
     network_plans,
     policy_summary,
     pruned,
+    ragged,
     speedup,
 )
 
@@ -68,6 +69,8 @@ HEADLINE = [
     ("attention, ViL-tiny stage 1, 384 px, 9,217 tokens, 1 × 48", "cpu", "attention", "vil-tiny-384-s1"),
     ("attention, ViL-tiny stage 1, 128 px, 1,025 tokens, 1 × 48", "cpu", "attention", "vil-tiny-128-s1"),
 ]
+# Heads of the published table of packed kernels, those of DeiT-B.
+PUBLISHED_HEADS, PUBLISHED_DIM = 12, 64
 _PEERS = {"flex": "FlexAttention", "sdpa_kept": "kept keys gathered, SDPA", "sdpa_dense": "dense SDPA"}
 _DEVICES = {"cpu": "2 CPU cores", "h200": "H200"}
 _STRATEGIES = {
@@ -292,6 +295,31 @@ def _rates(unpruned, padded, varlen, packed):
     return [*rates, _ratio(packed / padded), _ratio(packed / varlen)]
 
 
+def _published_kernel(root, device):
+    """Attention of packed images of one length, as published and as recorded: a GPU's own time, and the host's until
+    the result is there. What was published is between events around a call, which the host may keep waiting."""
+    (paper,) = _read.frames([root / _select.PAPER_RAGGED_KERNEL], "paper_ragged_kernel")
+    rows = _table(root, device, "ragged", ragged.table)
+    rows = rows[(rows["heads"] == PUBLISHED_HEADS) & (rows["head_dim"] == PUBLISHED_DIM) & (rows["call"] == "attend")]
+    ours = rows.pivot_table(index=["images", "lengths"], columns="provider", values=["p50_us", "latency_us"])
+    lines = []
+    for (images, pruned_, kept), published in paper.groupby(["images", "pruned", "kept"]):
+        case, at = [f"{images:.0f}", f"{pruned_:.0f} %"], (images, f"{kept:.0f}-{kept:.0f}")
+        for row in published.itertuples():
+            times = row.padded_us, row.varlen_us, row.packed_us
+            lines.append([*case, f"{row.device}, published ({row.version})", *_kernel_times(*times)])
+        for column, words in (("p50_us", "its own time"), ("latency_us", "until the result")):
+            if at in ours.index:
+                times = ours.loc[at, column].reindex(["", "flash_varlen", ragged.OURS])
+                lines.append([*case, f"{_DEVICES[device]}, {words}", *_kernel_times(*times)])
+    header = ["images", "pruned", "device", "full length, unfused, µs", "packed, FlashAttention, µs"]
+    return _lines([*header, "packed, its own kernel, µs", "over FlashAttention"], lines, left=3)
+
+
+def _kernel_times(padded, varlen, packed):
+    return [*map(_us, (padded, varlen, packed)), _ratio(varlen / packed)]
+
+
 def _headline(root, _):
     """Ours and the fastest peer in the rows of `HEADLINE`."""
     lines = []
@@ -416,6 +444,7 @@ _TABLES = {
 }
 NAMES = {f"{device}-{name}": (make, device) for device in FOLDERS for name, make in _TABLES.items()}
 NAMES |= {"h200-network-plans": (_network_plans, "h200"), "h200-published-ragged": (_published_ragged, "h200")}
+NAMES |= {"h200-published-kernel": (_published_kernel, "h200")}
 NAMES |= {"h200-patterns": (_patterns, "h200"), "h200-pruned": (_pruned, "h200"), "claims": (_verdicts, tuple(FOLDERS))}
 NAMES |= {"not-met": (partial(_verdicts, shown=("not met",)), tuple(FOLDERS))}
 NAMES |= {"headline": (_headline, None), "verdicts": (_counts, tuple(FOLDERS))}

@@ -29,6 +29,10 @@ _BY_HAND = {
     "paper_latency": (["family", "provider", "reorder", "policy"], ["resolution", "latency_ms"]),
     "paper_heatmap": ([], ["resolution", "patch", "paper_speedup"]),
     "paper_ragged": (["network", "device", "version"], ["unpruned", "padded", "varlen", "packed"]),
+    "paper_ragged_kernel": (
+        ["device", "version"],
+        ["images", "pruned", "kept", "padded_us", "varlen_us", "packed_us"],
+    ),
     "claims": (["id", "experiments", "claim", "relation", "unit"], ["expected"]),
 }
 # Those that a run leaves in its logs.
