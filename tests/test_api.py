@@ -498,6 +498,17 @@ def test_other_tensors_than_planned_are_refused(dense, planned, change, message)
         torch.compile(planned, fullgraph=True, backend="eager")(*wrong)
 
 
+def test_tile_kinds_side_by_side_are_asked_for(dense, monkeypatch):
+    limits, asked = targets.limits, []
+    monkeypatch.setattr(targets, "limits", lambda *a, **b: asked.append(limits(*a, **b)) or asked[-1])
+    make(dense, tiles=["16x1", "32x1"], max_tile_kinds=2)
+    make(dense, tiles=["16x1", "32x1"])
+    own = targets.facts("cpu").limits(targets.describe("cpu"))["max_tile_kinds"]
+    assert [found.max_tile_kinds for found in asked] == [2, own] and own != 2
+    with pytest.raises(tw.errors.ConfigError, match="max_tile_kinds: expected at least 1, found 0"):
+        make(dense, max_tile_kinds=0)
+
+
 def test_an_unknown_dtype_is_refused(dense):
     with pytest.raises(tw.errors.UnknownNameError, match="unknown dtype"):
         make(dense, dtype=torch.float64)

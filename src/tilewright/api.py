@@ -33,6 +33,7 @@ from tilewright.blocks.tiles import parse as parse_tile
 from tilewright.core import artifacts, contents, operators
 from tilewright.core.errors import (
     ArtifactError,
+    ConfigError,
     DeviceError,
     InfeasibleError,
     PatternError,
@@ -94,6 +95,7 @@ def plan(
     shape: tuple[int, int] | None = None,
     split_keys: work.Lengths | Literal["auto"] = "auto",
     region_rows: int = 128,
+    max_tile_kinds: int | None = None,
     time_limit_s: float = 10.0,
     seed: int = 0,
 ) -> "Plan":
@@ -120,6 +122,7 @@ def plan(
     scale: of the scores, finite; default ``head_dim ** -0.5``.
     split_keys: longest key range of one work item, None for no limit; of several, each region gets the one that the
         solver chooses, which is never slower in prediction than with the first alone. ``auto``: that of the device.
+    max_tile_kinds: most kinds of tiles that run side by side, in one round; None for the device's own.
 
     Raises `TilewrightError` subclasses naming what was expected, what was found and what is known.
     """
@@ -127,8 +130,11 @@ def plan(
     if scale is not None and not math.isfinite(scale):
         raise PatternError(f"scale: expected a finite number, found {scale}")
     kind = _kind(device)
+    if max_tile_kinds is not None and max_tile_kinds < 1:
+        raise ConfigError(f"max_tile_kinds: expected at least 1, found {max_tile_kinds}")
     description, defaults = targets.describe(kind), targets.facts(kind)
-    unordered, limits = _as_graph(pattern, shape, heads, kind), targets.limits(description)
+    limits = targets.limits(description, max_tile_kinds=max_tile_kinds)
+    unordered = _as_graph(pattern, shape, heads, kind)
     if tiles is None:
         names = fitting(defaults.TILES, unordered.shape, defaults.FEWEST_ROWS)
     else:

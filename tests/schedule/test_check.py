@@ -99,6 +99,7 @@ TIGHTER = {
     "c5-envelope": (lambda s, p: {"envelope": {"registers": 5.0}}, "C5: round"),
     "c6-occupancy": (lambda s, p: {"occupancy": 1.0}, "C6: round"),
     "c7-conflict": (lambda s, p: {"conflicts": (tuple(tile_kinds(s)),)}, "C7: round"),
+    "c4-fork": (lambda s, p: {"fork_us": 0.1}, "C4: the work list takes"),
     "c4-lanes": (lambda s, p: {"lanes": 1}, "C4: the work list takes"),
 }
 

@@ -24,6 +24,7 @@ CASES = {
     "one-round": {},
     "two-rounds": {"rounds": 2, "round_us": 0.1},
     "kappa": {"max_tile_kinds": 1, "rounds": 2},
+    "fork": {"fork_us": 0.3},
     "working-set": {"per_block": {"working_set_bytes": 300.0}},
     "occupancy": {"occupancy": 9.0, "rounds": 2},
 }
@@ -73,11 +74,12 @@ def brute_force(blocks, profiles, limits):
                 break
             if here:
                 options = {(name, length) for _, name, length in here}
-                uneven = sum(profiles[name].options[length].tile_us for name, length in options)
+                uneven = max(profiles[name].options[length].tile_us for name, length in options)
                 load = sum(s.latency_us for _, s in shapes) / limits.lanes + uneven
                 durations.append(max(load, max(s.alone_us for _, s in shapes)))
                 forms = {(name, s.rows, s.runs, s.masked, s.split) for name, s in shapes}
                 total += durations[-1] + sum(profiles[name].launch_us for name, *_ in forms) + limits.round_us
+                total += limits.fork_us * (len({name for name, _ in options}) - 1)
         else:
             best = {"sum": min(best["sum"], total), "paper": min(best["paper"], max(durations))}
     return best

@@ -32,6 +32,7 @@ CASES = {
     "c3-kappa": {"max_tile_kinds": 1, "rounds": 2},
     "c5-envelope": {"envelope": {"registers": 5.0}, "rounds": 2},
     "c6-occupancy": {"occupancy": 3.0, "rounds": 2, "round_us": 0.2},
+    "fork": {"rounds": 2, "round_us": 0.1, "fork_us": 0.3},
     "c7-conflict": {"conflicts": (("4x1", "2x1"), ("4x8", "2x1"), ("4x1", "4x8"), ("elsewhere", "4x1"))},
     "all": {
         "max_tile_kinds": 2,
@@ -87,8 +88,9 @@ def brute_force(blocks, profiles, limits):
             if len(kinds) > limits.max_tile_kinds or units > limits.occupancy or not envelope_kept or not apart:
                 break
             if here:
-                durations.append(max(longest, load / limits.lanes + sum(profiles[n].tile_us for n in kinds)))
+                durations.append(max(longest, load / limits.lanes + max(profiles[n].tile_us for n in kinds)))
                 total += durations[-1] + sum(profiles[n].launch_us for n, _ in set(work_of)) + limits.round_us
+                total += limits.fork_us * (len(kinds) - 1)
         else:
             best = {"sum": min(best["sum"], total), "paper": min(best["paper"], max(durations))}
     return best
@@ -137,6 +139,21 @@ def test_each_case_binds(case, truth):
     assert min(gains) >= 0 and max(gains) > 1e-3
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tiles_of_a_round_fill_the_lanes_once(seed):
+    """As the tile does it that takes longest for it."""
+    blocks, profiles = random_inputs(seed, 4, TILES)
+    tile_us = dict(zip(profiles, (0.2, 0.5, 0.3), strict=True))
+    profiles = {name: dataclasses.replace(profile, tile_us=tile_us[name]) for name, profile in profiles.items()}
+    limits = make_limits(rounds=2, round_us=0.6, fork_us=0.1)
+    best = brute_force(blocks, profiles, limits)
+    for objective in problems.OBJECTIVES:
+        found = solve(blocks, profiles, limits, "highs", objective, gap=0.0)
+        assert [found.objective_us, found.bound_us] == pytest.approx([best[objective]] * 2, rel=1e-6)
+        assert check.violations(found, blocks, profiles, limits) == []
+    assert len(np.unique(found.tile)) > 1
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -149,7 +166,7 @@ def test_each_case_binds(case, truth):
 def test_no_solver_loses_to_what_it_starts_from(seed, n_regions, rounds, kappa, occupancy, objective):
     """An integer program to descent, and descent to greedy and to every fixed tile."""
     blocks, profiles = random_inputs(seed, n_regions, TILES)
-    limits = make_limits(rounds=rounds, max_tile_kinds=kappa, round_us=0.3, occupancy=occupancy)
+    limits = make_limits(rounds=rounds, max_tile_kinds=kappa, round_us=0.3, fork_us=0.1, occupancy=occupancy)
 
     def solved(solver, *tiles):
         taken = ({name: files[name] for name in tiles or TILES} for files in (blocks, profiles))

@@ -4,7 +4,8 @@ Variables, for class c, option o (a tile and a split length), tile s, launch l a
     n[c,o,r]: regions of class c that run with option o in round r; integer, and binary where a class is one region.
     w[l,r]: round r holds launch l. y[o,r]: it holds option o. z[s,r]: it holds tile s. u[r]: it is used. All binary.
         Where every tile has one option, z is y.
-    T[r]: duration of round r in microseconds; top: the longest of them (objective ``paper`` only).
+    T[r]: duration of round r in microseconds; top: the longest of them (objective ``paper`` only). e[r]: part of it for
+        which the lanes are filled and emptied; only where a round may hold several options, else it follows from y.
 """
 
 from dataclasses import dataclass
@@ -21,14 +22,15 @@ from tilewright.schedule.solvers import Model
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Columns of each variable: n [C, O, R] (-1 where C2 excludes the option), w [L, R], y [O, R], z [S, R], u [R], T
-    [R]; top: T or -1."""
+    """Columns of each variable: n [C, O, R] (-1 where C2 excludes the option), w [L, R], y [O, R], z [S, R], u [R], e
+    [R] or none, T [R]; top: T or -1."""
 
     n: np.ndarray
     w: np.ndarray
     y: np.ndarray
     z: np.ndarray
     u: np.ndarray
+    e: np.ndarray
     t: np.ndarray
     top: int
 
@@ -127,11 +129,19 @@ def build(problem: Problem, classes: RegionClasses, objective: str) -> tuple[Mod
     # C4: a round lasts as long as its longest item, and as its load over the lanes, filled and emptied.
     rows.pairs(w, _launched_alone_us(problem)[:, None], t[None, :], -1.0)
     share = classes.load_us[c, option, None] / limits.lanes
-    uneven = np.repeat(problem.tile_us, rounds)
+    uneven, uneven_us = y, np.repeat(problem.tile_us, rounds)
+    if len(columns.e):
+        # As the option does it that takes longest for it, which is no less than the mean of all that are there.
+        rows.pairs(y, problem.tile_us[:, None], columns.e, -1.0)
+        mean = uneven_us / _most_options(problem)
+        rows.add(
+            np.r_[np.tile(every, len(y)), every], np.r_[y.ravel(), columns.e], np.r_[mean, -np.ones(rounds)], -np.inf, 0
+        )
+        uneven, uneven_us = columns.e[None, :], np.ones(rounds)
     rows.add(
-        np.r_[np.tile(every, len(chosen)), np.tile(every, len(y)), every],
-        np.r_[chosen.ravel(), y.ravel(), t],
-        np.r_[np.broadcast_to(share, chosen.shape).ravel(), uneven, -np.ones(rounds)],
+        np.r_[np.tile(every, len(chosen)), np.tile(every, len(uneven)), every],
+        np.r_[chosen.ravel(), uneven.ravel(), t],
+        np.r_[np.broadcast_to(share, chosen.shape).ravel(), uneven_us, -np.ones(rounds)],
         -np.inf,
         0.0,
     )
@@ -140,8 +150,8 @@ def build(problem: Problem, classes: RegionClasses, objective: str) -> tuple[Mod
         # the same.
         regret = np.broadcast_to(classes.regret_us[c, option, None] / limits.lanes, chosen.shape)
         work = -classes.base_us.sum() / limits.lanes
-        costs = np.r_[regret.ravel(), uneven, -np.ones(rounds)]
-        rows.add(0, np.r_[chosen.ravel(), y.ravel(), t], costs, -np.inf, work)
+        costs = np.r_[regret.ravel(), uneven_us, -np.ones(rounds)]
+        rows.add(0, np.r_[chosen.ravel(), uneven.ravel(), t], costs, -np.inf, work)
     # C5: envelopes of the tile kinds of a round.
     for name, need in problem.envelope.items():
         if need.sum() > limits.envelope[name]:
@@ -154,6 +164,16 @@ def build(problem: Problem, classes: RegionClasses, objective: str) -> tuple[Mod
     for a, b in problem.conflicts:
         rows.add(np.tile(every, 2), np.r_[z[a], z[b]], 1.0, -np.inf, 1.0)
     # Rounds are interchangeable: the longest comes first, unused ones last.
+    if limits.fork_us:
+        # A round that is used holds a tile: the first of its tiles costs no fork.
+        tiles = len(problem.tiles)
+        rows.add(
+            np.r_[np.tile(every, tiles), every],
+            np.r_[z.ravel(), u],
+            np.r_[-np.ones(z.size), np.ones(rounds)],
+            -np.inf,
+            0,
+        )
     rows.pairs(t[1:], 1.0, t[:-1], -1.0)
     rows.pairs(u[1:], 1.0, u[:-1], -1.0)
     if columns.top >= 0:
@@ -161,13 +181,15 @@ def build(problem: Problem, classes: RegionClasses, objective: str) -> tuple[Mod
 
     cost, upper = np.zeros(width), np.ones(width)
     if objective == "sum":
-        cost[w], cost[u], cost[t] = problem.each_launch_us[:, None], limits.round_us, 1.0
+        cost[w], cost[t] = problem.each_launch_us[:, None], 1.0
+        cost[z], cost[u] = limits.fork_us, limits.round_us - limits.fork_us
     else:
         cost[columns.top] = 1.0
     upper[chosen] = classes.size[c, None]
-    upper[t.min() :] = np.inf
+    real = min(columns.e.min(initial=width), t.min())
+    upper[real:] = np.inf
     integrality = np.ones(width, bool)
-    integrality[t.min() :] = False
+    integrality[real:] = False
     row_lower, row_upper = map(np.concatenate, zip(*rows.bounds, strict=True))
     names = _names(columns)
     return Model(cost, *rows.compressed(), row_lower, row_upper, np.zeros(width), upper, integrality, names), columns
@@ -191,6 +213,8 @@ def encode(
     ):
         np.maximum.at(x, columns_of[group], present)
     x[columns.u] = present.any(axis=0)
+    if len(columns.e):
+        x[columns.e] = (x[columns.y] * problem.tile_us[:, None]).max(axis=0)
     x[columns.t] = duration[rank]
     if columns.top >= 0:
         x[columns.top] = duration.max()
@@ -231,8 +255,15 @@ def _columns(problem, classes, objective):
     n[classes.allowed] = take(int(classes.allowed.sum()), rounds)
     w, z = take(problem.n_launches, rounds), take(tiles, rounds)
     y = z if options == tiles else take(options, rounds)
-    u, t = take(rounds), take(rounds)
-    return Columns(n, w, y, z, u, t, start if objective == "paper" else -1)
+    u, e = take(rounds), take(rounds if problem.tile_us.any() and _most_options(problem) > 1 else 0)
+    t = take(rounds)
+    return Columns(n, w, y, z, u, e, t, start if objective == "paper" else -1)
+
+
+def _most_options(problem):
+    """Options that a round may hold."""
+    of_tiles = np.sort(np.bincount(problem.tile_of, minlength=len(problem.tiles)))[::-1]
+    return int(of_tiles[: problem.limits.max_tile_kinds].sum())
 
 
 def _width(columns):
@@ -254,7 +285,7 @@ def _launched_alone_us(problem):
 
 def _names(columns):
     names = np.empty(_width(columns), object)
-    for name in ("n", "w", "z", "y", "u", "t"):
+    for name in ("n", "w", "z", "y", "u", "e", "t"):
         place = getattr(columns, name)
         for index in zip(*np.nonzero(place >= 0), strict=True):
             names[place[index]] = f"{name}[{','.join(map(str, index))}]"

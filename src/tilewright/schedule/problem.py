@@ -72,6 +72,11 @@ class Problem:
         return tile
 
     @cached_property
+    def tile_of_launch(self) -> np.ndarray:
+        """float [L, S]: 1 where a launch is of a tile."""
+        return (self.launch_tile[:, None] == np.arange(len(self.tiles))).astype(float)
+
+    @cached_property
     def each_launch_us(self) -> np.ndarray:
         """float [L]: `launch_us` of each launch."""
         cost = np.zeros(self.n_launches)
@@ -155,8 +160,8 @@ class Problem:
     def makespan_us(self, option: np.ndarray, rounds: np.ndarray) -> float:
         """Predicted makespan of an assignment, in microseconds.
 
-        It is the sum, over the rounds used, of the duration T_r, one launch for each tile and form present, and the
-        cost of the round.
+        It is the sum, over the rounds used, of the duration T_r, one launch for each tile and form present, the cost of
+        the round, and that of each tile beside its first.
         """
         return self.value(option, rounds, "sum")
 
@@ -170,18 +175,20 @@ class Problem:
         present = counts > 0
         if objective == "sum":
             launched = present.astype(float) @ self.of_launch > 0
-            fixed = launched @ self.each_launch_us + self.limits.round_us * present.any(axis=1)
-            return self.round_us(counts) + fixed
+            kinds = (launched @ self.tile_of_launch > 0).sum(axis=1)
+            fixed = launched @ self.each_launch_us + self.limits.round_us * (kinds > 0)
+            return self.round_us(counts) + fixed + self.limits.fork_us * np.maximum(kinds - 1, 0)
         return self.round_us(counts)
 
     def round_us(self, counts: np.ndarray) -> np.ndarray:
         """Durations T_r, float [R], of rounds that run `counts` [R, K] work items of each shape (C4).
 
         A round lasts as long as its longest item takes alone on the device, or as its load over the lanes plus the time
-        that filling and emptying the lanes takes, whichever is larger.
+        that filling and emptying the lanes takes, whichever is larger. Options share the lanes, which are filled and
+        emptied once: as the option does that takes longest for it.
         """
         longest = np.where(counts > 0, self.alone_us, 0.0).max(axis=1, initial=0.0)
-        uneven_us = (counts @ self.of_option > 0) @ self.tile_us
+        uneven_us = np.where(counts @ self.of_option > 0, self.tile_us, 0.0).max(axis=1, initial=0.0)
         return np.maximum(longest, counts @ self.latency_us / self.limits.lanes + uneven_us)
 
     def feasible(self, option: np.ndarray, rounds: np.ndarray) -> bool:

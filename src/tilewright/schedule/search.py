@@ -240,18 +240,21 @@ def _work_list(problem, blocks, option, rounds):
 def _place(problem, rounds, shape):
     """Lane and start of each item by list scheduling: the next item goes to the lane that is free first.
 
-    A round starts when the one before is over. A launch holds every lane for its cost, as the makespan counts it.
+    A round starts when the one before is over. A launch holds every lane for its cost, as the makespan counts it, and
+    so does the fork of a further tile.
     """
     lane, start = np.empty(len(shape), np.int64), np.empty(len(shape))
     held, clock, launch = 0.0, 0.0, None
     free: list[tuple[float, int]] = []
-    launches = problem.launch_of[shape].tolist()
+    launches, tiles = problem.launch_of[shape].tolist(), problem.launch_tile.tolist()
     for i, (k, *key) in enumerate(zip(shape.tolist(), rounds.tolist(), launches, strict=True)):
         if launch is None or key[0] != launch[0]:
             clock = max((end for end, _ in free), default=0.0) + held + problem.limits.round_us
             free, held = [(clock, s) for s in range(problem.limits.lanes)], 0.0
         if key != launch:
             held += problem.launch_us[k]
+            if launch is not None and key[0] == launch[0] and tiles[key[1]] != tiles[launch[1]]:
+                held += problem.limits.fork_us
         launch = key
         begin, lane[i] = free[0]
         # Lanes keep their order while all of them wait for a launch: the wait is added when an item is

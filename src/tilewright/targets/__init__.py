@@ -10,8 +10,8 @@ folder:
     ``IDENTITY``: the facts that make two devices differ for timing, versions of packages by their names. ``MACHINE``:
         those of them that a saved plan is bound to. Where only others differ, the plan runs, maybe slower than
         predicted.
-    ``limits(device) -> dict``: lanes, per_block, envelope, occupancy, max_tile_kinds, rounds and round_us of `Limits`,
-        from a description alone.
+    ``limits(device) -> dict``: lanes, per_block, envelope, occupancy, max_tile_kinds, rounds, round_us and fork_us of
+        `Limits`, from a description alone.
     ``TILES``, ``SPLIT_KEYS``: the tiles that a plan chooses from and the longest key range of a work item, by default.
     ``FEWEST_ROWS``: of a tile that the executor runs.
     ``current() -> int | None``: the number of the device that torch computes on now; None where devices have no
@@ -112,6 +112,7 @@ class Limits:
     conflicts: pairs of tile names that may not share a round (C7).
     rounds: most rounds that a schedule may use.
     round_us: cost of one more round (a barrier), on top of its launches.
+    fork_us: cost of each tile kind of a round beyond the first, on top of its launches.
     """
 
     lanes: int
@@ -122,6 +123,7 @@ class Limits:
     conflicts: tuple[tuple[str, str], ...] = field(default=())
     rounds: int = 1
     round_us: float = 0.0
+    fork_us: float = 0.0
 
 
 class Executor(Protocol):

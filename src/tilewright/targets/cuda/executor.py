@@ -1,4 +1,8 @@
-"""Executor of schedules on an NVIDIA GPU: one launch of `tile_kernel` for each tile of a round (stage T5)."""
+"""Executor of schedules on an NVIDIA GPU: one launch of `tile_kernel` for each tile of a round (stage T5).
+
+The launches of a round run side by side, on streams of their own (`launcher.Beside`): each writes rows that no other
+reads. Rounds follow one another.
+"""
 
 import itertools
 import math
@@ -38,7 +42,7 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", **option
     shape = next(iter(blocks.values())).shape
     common = setting(shape, heads, head_dim, dtype, **options)
     device = torch.empty(0, device=device).device
-    launches = []
+    rounds = {}
     batches = np.unique(np.stack([schedule.round, schedule.tile]), axis=1).T.tolist()
     for number, t in batches:
         member = (schedule.round == number) & (schedule.tile == t)
@@ -46,13 +50,20 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", **option
         columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
         form = config.read(schedule.forms[t]) if schedule.forms else forms.of(cover.tile, head_dim, dtype)
         lists = tile_lists.build(cover, *columns, form.step_keys, _index(common))
-        launches.append(Launch(lists, cover.tile, common, device, form))
+        rounds.setdefault(number, []).append(Launch(lists, cover.tile, common, device, form))
     if device.type == "cuda":
         # Calls may come on any stream.
         torch.cuda.current_stream(device).synchronize()
     used = [(blocks[schedule.tiles[t]], schedule.tile == t) for t in np.unique(schedule.tile).tolist()]
     written = sum(int(cover.rows[np.unique(schedule.block[member])].sum()) for cover, member in used)
-    return Executor(tuple(launches), shape, heads, head_dim, dtype, device, written < shape[0])
+    # A GPU takes the programs of the first launch first: the longest are not to be the last ones.
+    rounds = tuple(tuple(sorted(each, key=_longest, reverse=True)) for each in rounds.values())
+    return Executor(rounds, shape, heads, head_dim, dtype, device, written < shape[0])
+
+
+def _longest(launch):
+    """Pairs of query and key of the longest item of a launch."""
+    return launch.lists.rows * launch.lists.step_keys * int(launch.lists.items[:, Item.STEPS].max(initial=0))
 
 
 def _index(common):
@@ -237,16 +248,21 @@ class Executor:
     streams at once are safe. So is capture in a CUDA graph, after a first call; graphs captured from one executor share
     scratch memory with each other and with its calls: keep it as long as they are replayed, and replay one at a time.
 
-    launches: `Launch` in order. incomplete: some query has no key.
+    rounds: the `Launch` of each round, in order. incomplete: some query has no key.
     """
 
-    def __init__(self, launches, shape, heads, head_dim, dtype, device, incomplete):
-        self.launches, self.shape, self.heads, self.head_dim = launches, shape, heads, head_dim
+    def __init__(self, rounds, shape, heads, head_dim, dtype, device, incomplete):
+        self._rounds, self.shape, self.heads, self.head_dim = rounds, shape, heads, head_dim
         self.dtype, self.device, self.incomplete = dtype, device, incomplete
         self._stream = launcher.current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
         # By stream, alignment and size: (whether tensors have its layout, memory for a result, launches).
         self._known, self._lock = {}, Lock()
+
+    @property
+    def launches(self):
+        """Each `Launch`, in order, those of a round together."""
+        return tuple(itertools.chain(*self._rounds))
 
     @property
     def memory_bytes(self):
@@ -299,11 +315,24 @@ class Executor:
             _expect_no_capture()
         if self.incomplete:
             out.zero_()
-        launches = tuple(launch.direct(launch(q, k, v, out), q, k, v, out) for launch in self.launches)
+        launches = tuple(itertools.chain(*(self._side_by_side(each, q, k, v, out) for each in self._rounds)))
         if not launcher.capturing() and not self._seen(q, k, v, lambda known: known == key):
             launches = () if None in launches else launches
             launcher.store(self._known, key, (qkv.same_layout(q, k, v), qkv.empty_like_result(out), launches))
         return out
+
+    def _side_by_side(self, together, *tensors):
+        """Run the launches of a round through Triton; returns what does so directly, see `Launch.direct`."""
+        beside, calls = launcher.beside(self.device, len(together) - 1), []
+        beside.fork()
+        try:
+            for launch, place in zip(together, beside.places, strict=True):
+                with place():
+                    calls.append(launch.direct(launch(*tensors), *tensors))
+        finally:
+            # Tensors may be freed once this returns, also where a launch was refused.
+            beside.join()
+        return beside.around(calls)
 
     def _seen(self, q, k, v, which):
         """Whether calls with tensors of this layout are stored, under keys that ``which(key)``."""

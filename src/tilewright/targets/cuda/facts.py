@@ -18,7 +18,7 @@ FEWEST_ROWS = 16
 SPLIT_KEYS = 512
 # The driver's own command, for facts that torch does not have.
 TOOL = "nvidia-smi"
-# Launches in the graph that the cost of one is measured with.
+# Calls in the graph that the cost of a launch is measured with.
 _LAUNCHES = 256
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -27,8 +27,8 @@ def describe():
     """Facts of the current GPU.
 
     multiprocessors: work items run side by side on them; also stated as threads. registers, shared_bytes_each: of one
-        multiprocessor. shared_bytes: most that one program may ask for. clock_mhz: the highest. launch_us: cost of one
-        more launch in a CUDA graph.
+        multiprocessor. shared_bytes: most that one program may ask for. clock_mhz: the highest. launch_us, fork_us:
+        cost of one more launch in a CUDA graph, after another and beside it.
     Raises `DeviceError` without a GPU, and where the driver does not state its version and clock.
     """
     import torch
@@ -37,6 +37,7 @@ def describe():
         raise DeviceError("expected an NVIDIA GPU that torch can use, found none; known: cpu")
     facts = torch.cuda.get_device_properties(torch.cuda.current_device())
     driver, clock = query_gpu("driver_version", "clocks.max.sm")
+    launch_us, fork_us = _launch_costs(torch)
     return {
         "kind": "cuda",
         "name": facts.name,
@@ -50,7 +51,8 @@ def describe():
         "memory_bytes": facts.total_memory,
         "clock_mhz": float(clock.split()[0]),
         "driver": driver,
-        "launch_us": _launch_us(torch),
+        "launch_us": launch_us,
+        "fork_us": fork_us,
         "versions": versions("torch", "triton", "numpy"),
     }
 
@@ -81,8 +83,10 @@ def claim(name):
 def limits(device):
     """Limits of the multiprocessors: shared memory, and memory for the results of split items.
 
-    A launch runs one tile, so that a round is one launch. A lane is a multiprocessor: it works on several items at a
-    time, which their latencies, measured with all of them busy, account for.
+    A launch runs one tile. The launches of a round run side by side and share the multiprocessors; by default a round
+    has one. A lane is a multiprocessor: it works on several items at a time, which their latencies, measured with all
+    of them busy, account for. ASSUME: a GPU whose description states no fork_us, as those of before do, takes two
+    launches for it, the fork and the join.
     """
     return {
         "lanes": device["multiprocessors"],
@@ -92,6 +96,7 @@ def limits(device):
         "max_tile_kinds": 1,
         "rounds": 2,
         "round_us": device["launch_us"],
+        "fork_us": device.get("fork_us", 2 * device["launch_us"]),
     }
 
 
@@ -108,16 +113,35 @@ def query_gpu(*facts):
         raise DeviceError(f"expected {TOOL} to state {', '.join(facts)} of GPU {own}, found {error!r}") from error
 
 
-def _launch_us(torch):
-    """Cost of one more launch in a CUDA graph of small ones, rounded to a tenth of a microsecond."""
-    x = torch.zeros(1, device="cuda")
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+def _launch_costs(torch):
+    """``(launch_us, fork_us)`` in CUDA graphs of small launches, rounded to a tenth of a microsecond: one more launch
+    after another, and one beside another, on a stream that is forked and joined for it."""
+    own, other = torch.cuda.Stream(), torch.cuda.Stream()
+    x, y = torch.zeros(2, 1, device="cuda")
+
+    def after():
+        x.add_(1)
+
+    def beside():
+        other.wait_stream(own)
+        x.add_(1)
+        with torch.cuda.stream(other):
+            y.add_(1)
+        own.wait_stream(other)
+
+    one_us, both_us = (_graph_us(torch, own, each) for each in (after, beside))
+    return round(one_us, 1), round(max(both_us - one_us, 0.0), 1)
+
+
+def _graph_us(torch, stream, call):
+    """Microseconds of a call in a graph of `_LAUNCHES`, captured on `stream`."""
+    graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        x.add_(1)
+        call()
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(_LAUNCHES):
-                x.add_(1)
+                call()
     torch.cuda.current_stream().wait_stream(stream)
     taken = []
     for _ in range(8):
@@ -127,4 +151,4 @@ def _launch_us(torch):
         end.record()
         end.synchronize()
         taken.append(begin.elapsed_time(end) * 1e3 / _LAUNCHES)
-    return round(sorted(taken)[len(taken) // 2], 1)
+    return sorted(taken)[len(taken) // 2]

@@ -4,7 +4,8 @@
 same in every call of a plan. Triton's own C launcher, given the address of each tensor, takes 4 µs.
 """
 
-from functools import partial, reduce
+from contextlib import nullcontext
+from functools import lru_cache, partial, reduce
 from operator import or_
 from threading import Lock
 
@@ -50,6 +51,72 @@ def store(known, key, call):
     known[key] = (*known.get(key, ()), call)[-CALLS:]
     while len(known) > KEYS:
         del known[next(iter(known))]
+
+
+def beside(device, n):
+    """The `Beside` of the stream that is current on `device`, with `n` more streams; `Nowhere` where there are none."""
+    if n == 0 or device.type != "cuda":
+        return Nowhere(n)
+    return _beside(device.index, _internals.raw_stream(device.index), n)
+
+
+@lru_cache(KEYS)
+def _beside(index, stream, n):
+    # By the current stream: one for all plans that are called on it, since torch has few streams to give.
+    return Beside(torch.cuda.current_stream(index), [torch.cuda.Stream(index) for _ in range(n)])
+
+
+class Beside:
+    """Streams beside the one that calls come on, for launches of one call side by side.
+
+    Between `fork` and `join` each works beside that stream: after all that it was given before, and before all that it
+    is given later. So whoever frees or reads a call's tensors on that stream needs to know nothing of the others, and a
+    capture of that stream captures them. Events are recorded anew by each call. Threads may do so on one stream in any
+    order: an event that is recorded later waits for more.
+    """
+
+    def __init__(self, own, streams):
+        """own, streams: of torch."""
+        self._own, self._streams = own, streams
+        self._begin, *self._ends = (torch.cuda.Event() for _ in range(1 + len(streams)))
+
+    @property
+    def places(self):
+        """Contexts in which launches go to the streams: the first to that of the calls."""
+        return [nullcontext, *(partial(torch.cuda.stream, stream) for stream in self._streams)]
+
+    def fork(self, *_):
+        """Have the other streams begin after what their own was given before."""
+        self._begin.record(self._own)
+        for stream in self._streams:
+            self._begin.wait(stream)
+
+    def join(self, *_):
+        """Have their own stream go on after what the others were given."""
+        for stream, end in zip(self._streams, self._ends, strict=True):
+            end.record(stream)
+            end.wait(self._own)
+
+    def around(self, calls):
+        """`calls` between fork and join, a list."""
+        return [self.fork, *calls, self.join]
+
+
+class Nowhere:
+    """In place of `Beside` where launches follow one another."""
+
+    def __init__(self, n):
+        """n: streams that were asked for."""
+        self.places = [nullcontext] * (1 + n)
+
+    def fork(self):
+        """Do nothing."""
+
+    join = fork
+
+    def around(self, calls):
+        """`calls` themselves."""
+        return calls
 
 
 def capturing():
