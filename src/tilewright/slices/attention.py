@@ -9,7 +9,7 @@ from tilewright.core import _internals
 from tilewright.core.errors import PatternError, Unavailable
 from tilewright.core.operators import watched
 from tilewright.slices import operators
-from tilewright.slices.layout import SliceLists, check_qkv
+from tilewright.slices.layout import SliceLists, check_tokens
 from tilewright.targets import qkv
 from tilewright.torch_attention import kernels
 
@@ -113,20 +113,11 @@ def _scale(q, scale):
 
 
 def _dense(q, k, v, scale):
-    _check_dense(q, k, v)
+    check_tokens(q=q, k=k, v=v)
     if not q.is_cuda:
         return _internals.attention_with_lse(q, k, v, attn_mask=None, scale=scale)
     out, lse = kernels.attend(_backend(q, k, v), q, k, v, with_lse=True, scale=scale)
     return out, lse[..., 0]
-
-
-def _check_dense(q, k, v):
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 4 or not x.numel() or (*x.shape[:2], x.shape[3]) != (*q.shape[:2], q.shape[3]):
-            raise PatternError(f"{name}: expected shape (B, H, N, D), B, H and D as of q, found {tuple(x.shape)}")
-    if k.shape != v.shape:
-        raise PatternError(f"v: expected shape {tuple(k.shape)}, as of k, found {tuple(v.shape)}")
-    check_qkv(q.device, q=q, k=k, v=v)
 
 
 def _backend(q, k, v):

@@ -181,6 +181,18 @@ def check_inputs(layout: Layout, keys: Tensor, counts: Tensor, order: Tensor, st
     check_qkv(keys.device, **inputs)
 
 
+def check_tokens(**inputs: Tensor) -> None:
+    """Raise `PatternError` or `DeviceError` unless q [B, H, N_q, D], k and, where it is given, v [B, H, N_k, D] are
+    tensors that lists can be made for, on the device of q."""
+    q, k = inputs["q"], inputs["k"]
+    for name, x in inputs.items():
+        if x.ndim != 4 or not x.numel() or (*x.shape[:2], x.shape[3]) != (*q.shape[:2], q.shape[3]):
+            raise PatternError(f"{name}: expected shape (B, H, N, D), B, H and D as of q, found {tuple(x.shape)}")
+    if (v := inputs.get("v")) is not None and v.shape != k.shape:
+        raise PatternError(f"v: expected shape {tuple(k.shape)}, as of k, found {tuple(v.shape)}")
+    check_qkv(q.device, **inputs)
+
+
 def check_qkv(device: torch.device, **inputs: Tensor) -> None:
     """Raise `PatternError` or `DeviceError` for q, k, v or ``out`` of types or head dims that no kernel takes."""
     q = inputs["q"]

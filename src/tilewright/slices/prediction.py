@@ -15,7 +15,7 @@ from tilewright.core.errors import ConfigError, DeviceError, PatternError
 from tilewright.core.operators import watched
 from tilewright.predictors.given import of_function
 from tilewright.slices import operators
-from tilewright.slices.layout import STEP, Layout, SliceLists, check_qkv, make_layout
+from tilewright.slices.layout import STEP, Layout, SliceLists, check_tokens, make_layout
 from tilewright.targets import selection
 
 # Modules of the targets that choose keys, by torch's name of their device.
@@ -63,8 +63,7 @@ def predict(
     captured in a CUDA graph after a first one. Raises `UnknownNameError`, `ConfigError`, `PatternError` and
     `DeviceError`, the last also for lists that do not fit the device.
     """
-    _check_shapes(q, k)
-    check_qkv(q.device, q=q, k=k)
+    check_tokens(q=q, k=k)
     batch, heads, queries, _ = q.shape
     layout = make_layout(batch, heads, queries, k.shape[2], rows=rows, budget=budget, width=width)
     if scale is None:
@@ -176,12 +175,6 @@ def _units(layout, ranges):
         else:
             found.append((first, end))
     return tuple(found)
-
-
-def _check_shapes(q, k):
-    for name, x in (("q", q), ("k", k)):
-        if x.ndim != 4 or not x.numel() or (*x.shape[:2], x.shape[3]) != (*q.shape[:2], q.shape[3]):
-            raise PatternError(f"{name}: expected shape (B, H, N, D), B, H and D as of q, found {tuple(x.shape)}")
 
 
 def _tensors(layout, q, plan, by, **given):
