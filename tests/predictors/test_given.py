@@ -91,6 +91,29 @@ def test_a_few_groups_at_a_time_have_the_same_mask(monkeypatch):
     assert torch.equal(mask_of(layout, stated), whole)
 
 
+@pytest.mark.parametrize("of", ["none", "entry", "head", "both"])
+def test_a_mask_function_is_asked_of_few_pairs_at_a_time(monkeypatch, of):
+    """As many of `PAIRS`, and the mask has the entries and heads that it depends on."""
+    monkeypatch.setattr(given, "PAIRS", 600)
+    asked = []
+
+    def mask(b, h, query, key):
+        near = (query - key).abs() <= 3 + (b if of in ("entry", "both") else 0) + (
+            2 * h if of in ("head", "both") else 0
+        )
+        asked.append(near.numel())
+        return near
+
+    layout = Layout(2, 3, 75, 50, 16, 64)
+    found = given.of_function(mask, layout, torch.device("cpu"))
+    assert found.shape == (2 if of in ("entry", "both") else 1, 3 if of in ("head", "both") else 1, 5, 50)
+    assert max(asked) <= 600 < sum(asked)
+    for b, h, g in np.ndindex(*found.shape[:3]):
+        at = [torch.tensor(n) for n in (b, h)]
+        queries = torch.arange(16 * g, min(16 * g + 16, 75))[:, None]
+        assert torch.equal(found[b, h, g], mask(*at, queries, torch.arange(50)).any(0))
+
+
 def test_mask_functions_are_asked_of_all_queries_of_a_group():
     q = tokens(2, 2, 75, 64)
 

@@ -100,23 +100,23 @@ def mask(params, layout, device):
 
 
 def of_function(allowed, layout, device):
-    """bool [B or 1, H or 1, G, N_k]: the keys that a query of each group sees.
+    """bool [B or 1, H or 1, G, N_k]: the keys that a query of each group sees; 1 where all are alike.
 
-    allowed: ``(b, h, query, key) -> bool``, of int64 tensors that broadcast, as FlexAttention's mask functions.
+    allowed: ``(b, h, query, key) -> bool``, of int64 tensors that broadcast, as FlexAttention's mask functions. It is
+    asked of `PAIRS` pairs at a time at most, or of the keys of one query of all heads where these are more.
     """
     b, h = (torch.arange(n, device=device) for n in (layout.batch, layout.heads))
-    key, step = torch.arange(layout.keys, device=device), max(1, PAIRS // layout.keys)
-    found = []
+    key, at = torch.arange(layout.keys, device=device), (b[:, None, None, None], h[:, None, None])
+    alike = torch.broadcast_shapes(allowed(*at, key[:1, None], key[:1]).shape, (1, 1, 1, 1))[:2]
+    found = torch.zeros(*alike, layout.groups, layout.keys, dtype=torch.bool, device=device)
+    step = max(1, PAIRS // (alike[0] * alike[1] * layout.keys))
     for first in range(0, layout.groups, step):
-        group = torch.arange(first, min(first + step, layout.groups), device=device)[:, None]
-        seen = False
+        seen = found[:, :, first : first + step]
+        groups = torch.arange(first, first + seen.shape[2], device=device)[:, None]
         for row in range(layout.rows):
             # The last group repeats its last query.
-            query = (group * layout.rows + row).clamp(max=layout.queries - 1)
-            seen = seen | allowed(b[:, None, None, None], h[:, None, None], query, key)
-        found.append(seen.expand(*seen.shape[:-2], len(group), layout.keys))
-    found = torch.cat(found, -2)
-    return found.view(*(1,) * (4 - found.ndim), *found.shape)
+            seen |= allowed(*at, (groups * layout.rows + row).clamp(max=layout.queries - 1), key)
+    return found
 
 
 def _tokens(params, device):

@@ -7,11 +7,9 @@ from torch import Tensor
 
 from tilewright.core.errors import PatternError
 from tilewright.core.operators import watched
+from tilewright.predictors.given import of_function
 from tilewright.slices import operators
 from tilewright.slices.layout import INVALID, STEP, Layout, SliceLists, make_layout, rounded, with_tails
-
-# Pairs of a query and a key that a mask function is asked for at once.
-_PAIRS = 1 << 24
 
 
 def from_indices(
@@ -109,23 +107,14 @@ def from_mask_mod(
 ) -> SliceLists:
     """Lists of the keys that any query of a group may see, by a mask function as FlexAttention takes it.
 
-    mask_mod: ``mask_mod(b, h, query, key) -> bool`` of int64 tensors that broadcast, evaluated on `device`. shape:
-    (N_q, N_k). The other arguments are as in `from_mask`. All queries of a group attend to the keys of its list.
+    mask_mod: ``mask_mod(b, h, query, key) -> bool`` of int64 tensors that broadcast, evaluated on `device`, see
+    `predictors.given.of_function`. shape: (N_q, N_k). The other arguments are as in `from_mask`. All queries of a group
+    attend to the keys of its list.
     """
     queries, n_keys = shape
     layout = make_layout(batch, heads, queries, n_keys, rows=rows, budget=budget, width=width)
-    mask = torch.empty(batch, heads, layout.groups, n_keys, dtype=torch.bool, device=device)
-    key = torch.arange(n_keys, device=device)
-    step = max(1, _PAIRS // (rows * n_keys))
-    for b in range(batch):
-        for h in range(heads):
-            entry, head = (torch.full((), number, device=device) for number in (b, h))
-            for lo in range(0, layout.groups, step):
-                groups = slice(lo, min(lo + step, layout.groups))
-                query = torch.arange(lo * rows, groups.stop * rows, device=device).clamp_(max=queries - 1)
-                seen = mask_mod(entry, head, query[:, None], key).expand(len(query), n_keys)
-                mask[b, h, groups] = seen.unflatten(0, (-1, rows)).any(1)
-    return from_mask(mask, queries, rows=rows, budget=budget, width=width)
+    mask = of_function(mask_mod, layout, torch.device(device))
+    return from_mask(mask, queries, batch=batch, heads=heads, rows=rows, budget=budget, width=width)
 
 
 def unpack(bits: Tensor, layout: Layout) -> SliceLists:
