@@ -50,27 +50,31 @@ SETTINGS = {
 
 
 def mask_of(layout, stated):
+    """bool [1, 1, G, N_k]; keys of text, which all groups list, flagged too."""
     module, params = parse("given", stated)
     params.check(layout)
-    return module.mask(params, layout, torch.device("cpu"))
+    mask = module.mask(params, layout, torch.device("cpu"))
+    mask[..., : layout.first] = mask[..., layout.keys - layout.last :] = True
+    return mask
 
 
-def layout_of(n, rows=ROWS):
+def layout_of(n, rows=ROWS, first=0, last=0):
     # Fewer rows than kernels take, for patterns that groups of many do not fill.
-    return Layout(1, 1, n, n, rows, -(-n // 64) * 64)
+    return Layout(1, 1, n - first - last, n, rows, -(-n // 64) * 64, 1, first, last)
 
 
-@pytest.mark.parametrize(("sink", "text"), [(0, 0), (1, 0), (0, 5), (2, 3)])
+@pytest.mark.parametrize(("sink", "text"), [(0, (0, 0)), (1, (0, 0)), (0, (0, 5)), (2, (7, 0)), (1, (2, 3))])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_patterns_are_what_their_authors_define(name, sink, text):
-    places = list(itertools.product(*map(range, GRID))) + [None] * text
+    first, last = text
+    places = [None] * first + list(itertools.product(*map(range, GRID))) + [None] * last
     n = len(places)
     sees = np.empty((n, n), bool)
     for (i, q), (j, k) in itertools.product(enumerate(places), enumerate(places)):
         sees[i, j] = q is None or k is None or k[0] < sink or globals()[name](q, k)
-    right = np.stack([sees[lo : lo + ROWS].any(0) for lo in range(0, n, ROWS)])
-    stated = {"pattern": name, "grid": GRID, "sink": sink, "text": text, **SETTINGS[name]}
-    mask = mask_of(layout_of(n), stated)
+    right = np.stack([sees[lo : min(lo + ROWS, n - last)].any(0) for lo in range(first, n - last, ROWS)])
+    stated = {"pattern": name, "grid": GRID, "sink": sink, **SETTINGS[name]}
+    mask = mask_of(layout_of(n, first=first, last=last), stated)
     assert mask.shape == (1, 1, *right.shape) and mask.dtype == torch.bool
     np.testing.assert_array_equal(mask[0, 0].numpy(), right)
     assert not right.all()
