@@ -50,27 +50,31 @@ SETTINGS = {
 
 
 def mask_of(layout, stated):
+    """bool [1, 1, G, N_k]; keys of text, which all groups list, flagged too."""
     module, params = parse("given", stated)
     params.check(layout)
-    return module.mask(params, layout, torch.device("cpu"))
+    mask = module.mask(params, layout, torch.device("cpu"))
+    mask[..., : layout.first] = mask[..., layout.keys - layout.last :] = True
+    return mask
 
 
-def layout_of(n, rows=ROWS):
+def layout_of(n, rows=ROWS, first=0, last=0):
     # Fewer rows than kernels take, for patterns that groups of many do not fill.
-    return Layout(1, 1, n, n, rows, -(-n // 64) * 64)
+    return Layout(1, 1, n - first - last, n, rows, -(-n // 64) * 64, 1, first, last)
 
 
-@pytest.mark.parametrize(("sink", "text"), [(0, 0), (1, 0), (0, 5), (2, 3)])
+@pytest.mark.parametrize(("sink", "text"), [(0, (0, 0)), (1, (0, 0)), (0, (0, 5)), (2, (7, 0)), (1, (2, 3))])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_patterns_are_what_their_authors_define(name, sink, text):
-    places = list(itertools.product(*map(range, GRID))) + [None] * text
+    first, last = text
+    places = [None] * first + list(itertools.product(*map(range, GRID))) + [None] * last
     n = len(places)
     sees = np.empty((n, n), bool)
     for (i, q), (j, k) in itertools.product(enumerate(places), enumerate(places)):
         sees[i, j] = q is None or k is None or k[0] < sink or globals()[name](q, k)
-    right = np.stack([sees[lo : lo + ROWS].any(0) for lo in range(0, n, ROWS)])
-    stated = {"pattern": name, "grid": GRID, "sink": sink, "text": text, **SETTINGS[name]}
-    mask = mask_of(layout_of(n), stated)
+    right = np.stack([sees[lo : min(lo + ROWS, n - last)].any(0) for lo in range(first, n - last, ROWS)])
+    stated = {"pattern": name, "grid": GRID, "sink": sink, **SETTINGS[name]}
+    mask = mask_of(layout_of(n, first=first, last=last), stated)
     assert mask.shape == (1, 1, *right.shape) and mask.dtype == torch.bool
     np.testing.assert_array_equal(mask[0, 0].numpy(), right)
     assert not right.all()
@@ -89,6 +93,29 @@ def test_a_few_groups_at_a_time_have_the_same_mask(monkeypatch):
     whole = mask_of(layout, stated)
     monkeypatch.setattr(given, "PAIRS", 200)
     assert torch.equal(mask_of(layout, stated), whole)
+
+
+@pytest.mark.parametrize("of", ["none", "entry", "head", "both"])
+def test_a_mask_function_is_asked_of_few_pairs_at_a_time(monkeypatch, of):
+    """As many of `PAIRS`, and the mask has the entries and heads that it depends on."""
+    monkeypatch.setattr(given, "PAIRS", 600)
+    asked = []
+
+    def mask(b, h, query, key):
+        near = (query - key).abs() <= 3 + (b if of in ("entry", "both") else 0) + (
+            2 * h if of in ("head", "both") else 0
+        )
+        asked.append(near.numel())
+        return near
+
+    layout = Layout(2, 3, 75, 50, 16, 64)
+    found = given.of_function(mask, layout, torch.device("cpu"))
+    assert found.shape == (2 if of in ("entry", "both") else 1, 3 if of in ("head", "both") else 1, 5, 50)
+    assert max(asked) <= 600 < sum(asked)
+    for b, h, g in np.ndindex(*found.shape[:3]):
+        at = [torch.tensor(n) for n in (b, h)]
+        queries = torch.arange(16 * g, min(16 * g + 16, 75))[:, None]
+        assert torch.equal(found[b, h, g], mask(*at, queries, torch.arange(50)).any(0))
 
 
 def test_mask_functions_are_asked_of_all_queries_of_a_group():

@@ -238,7 +238,7 @@ def test_compiled_as_one_graph(backend, device):
 def test_the_operator_is_well_formed(device):
     q, k = inputs(device)
     lists = slices.predict(q, k, mass=0.8, budget=0.5, rows=32, pool=4)
-    given = q, k, None, None, "pooled", "pool=4", 0.8, None, None, [0, 4], None, SCALE, list(lists.layout)
+    given = q, k, None, None, None, "pooled", "pool=4", 0.8, None, None, [0, 4], None, SCALE, list(lists.layout)
     checks = {"test_utils": ("test_schema", "test_faketensor")}
     library.opcheck(torch.ops.tilewright.slices_predict.default, given, **checks)
 

@@ -58,4 +58,4 @@ def test_operators_are_well_formed(lists, device):
     library.opcheck(ops.slices_rank.default, (lists.counts, layout), **checks)
     library.opcheck(ops.slices_attend.default, (*lists.tensors, q, k, v, 0.1, layout), **checks)
     library.opcheck(ops.slices_attend_lse.default, (*lists.tensors, q, k, v, 0.1, layout), **checks)
-    library.opcheck(ops.slices_dense.default, (q, k, v, 0.1, []), **checks)
+    library.opcheck(ops.slices_dense.default, (q, k, v, None, 0.1, []), **checks)

@@ -16,13 +16,13 @@ from torch.overrides import TorchFunctionMode
 
 from tilewright import slices
 from tilewright.core.errors import ConfigError
-from tilewright.networks.video_attentions import _lists
+from tilewright.slices import settings as slice_settings
 from tilewright.slices.layout import HEAD_DIMS, INVALID
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Settings(_lists.Settings, frozen=True, forbid_unknown_fields=True):
+class Settings(slice_settings.Settings, frozen=True, forbid_unknown_fields=True):
     """Which keys are listed, as `slices.predict` takes it, and which calls slices are for.
 
     tokens: calls of fewer go to torch. first, last: so many tokens at the beginning and at the end are listed by all

@@ -26,7 +26,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def takes(self):
-        """Names of tensors that the predictor takes beside q and k: ``lse``, ``mask``."""
+        """Names of tensors that the predictor takes beside q and k: ``lse``, ``mask``, ``lengths``."""
         return ()
 
     @property

@@ -20,7 +20,7 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     @property
     def takes(self):
         """See `Settings`."""
-        return ("lse",)
+        return ("lse", "lengths")
 
     def check(self, layout):
         """See `Settings`."""
@@ -36,7 +36,7 @@ def group_bytes(params, layout, head_dim):
     return layout.keys + 64 * params.asked(layout)
 
 
-def codes(selection, q, k, params, *, scale, lse):
+def codes(selection, q, k, params, *, scale, lse, lengths):
     """See the contract."""
     step = selection.layout.rows // params.asked(selection.layout)
-    return selection.column(q, k, lse, step, params.criterion == "max", scale)
+    return selection.column(q, k, lse, step, params.criterion == "max", scale, lengths)

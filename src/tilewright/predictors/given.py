@@ -29,7 +29,7 @@ PAIRS = 1 << 23
 class Params(Settings, frozen=True, forbid_unknown_fields=True):
     """pattern: None for a mask. grid: frames, height and width. reach: of a band, in frames or tokens. tile, window:
     tokens of a tile, and tiles of a window, odd numbers, in each dimension. sink: first frames that all queries see.
-    text: tokens behind the grid, which see all and are seen by all."""
+    The grid's tokens are those that are not text."""
 
     pattern: Literal["spatial", "temporal", "window", "radial"] | None = None
     grid: tuple[Positive, Positive, Positive] | None = None
@@ -37,7 +37,6 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
     tile: tuple[Positive, Positive, Positive] | None = None
     window: tuple[Positive, Positive, Positive] | None = None
     sink: Number = 0
-    text: Number = 0
 
     @property
     def takes(self):
@@ -60,11 +59,11 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
                 f"pattern {self.pattern}: expected {', '.join(needed)}, found {', '.join(found) or 'none of these'}"
             )
         frames, height, width = self.grid
-        tokens = frames * height * width + self.text
-        if (layout.queries, layout.keys) != (tokens, tokens):
+        tokens, of_text = frames * height * width, layout.first + layout.last
+        if (layout.queries, layout.keys) != (tokens, tokens + of_text):
             raise ConfigError(
-                f"grid: expected {layout.queries} queries and {layout.keys} keys, found {frames}x{height}x{width} and "
-                f"{self.text} of text, {tokens} tokens"
+                f"grid: expected {layout.tokens} queries and {layout.keys} keys, found {frames}x{height}x{width} and "
+                f"{of_text} of text, {tokens + of_text} tokens"
             )
         if self.window is None:
             return
@@ -88,43 +87,43 @@ def mask(params, layout, device):
     """See the contract."""
     if params.pattern is None:
         raise ConfigError(f"predictor given: expected a mask, or a pattern; known: {', '.join(STATED)}")
-    tokens, (t, y, x) = _tokens(params, device)
-    sees, text = _PATTERNS[params.pattern](params, t, y, x), tokens >= len(t)
+    t, y, x = _tokens(params, device)
+    sees = _PATTERNS[params.pattern](params, t, y, x)
 
     def allowed(b, h, query, key):
-        # Tokens of text stand for the last one of the grid where they are looked up.
-        at, other = query.clamp(max=len(t) - 1), key.clamp(max=len(t) - 1)
-        return sees(at, other) | (t[other] < params.sink) | text[query] | text[key]
+        # Keys of text stand for one of the grid where they are looked up; all groups list them.
+        at, other = query - layout.first, (key - layout.first).clamp(0, len(t) - 1)
+        return sees(at, other) | (t[other] < params.sink)
 
     return of_function(allowed, layout, device)
 
 
 def of_function(allowed, layout, device):
-    """bool [B or 1, H or 1, G, N_k]: the keys that a query of each group sees.
+    """bool [B or 1, H or 1, G, N_k]: the keys that a query of each group sees; 1 where all are alike.
 
-    allowed: ``(b, h, query, key) -> bool``, of int64 tensors that broadcast, as FlexAttention's mask functions.
+    allowed: ``(b, h, query, key) -> bool``, of int64 tensors that broadcast, as FlexAttention's mask functions. It is
+    asked of `PAIRS` pairs at a time at most, or of the keys of one query of all heads where these are more.
     """
     b, h = (torch.arange(n, device=device) for n in (layout.batch, layout.heads))
-    key, step = torch.arange(layout.keys, device=device), max(1, PAIRS // layout.keys)
-    found = []
+    key, at = torch.arange(layout.keys, device=device), (b[:, None, None, None], h[:, None, None])
+    alike = torch.broadcast_shapes(allowed(*at, key[:1, None], key[:1]).shape, (1, 1, 1, 1))[:2]
+    found = torch.zeros(*alike, layout.groups, layout.keys, dtype=torch.bool, device=device)
+    step = max(1, PAIRS // (alike[0] * alike[1] * layout.keys))
     for first in range(0, layout.groups, step):
-        group = torch.arange(first, min(first + step, layout.groups), device=device)[:, None]
-        seen = False
+        seen = found[:, :, first : first + step]
+        groups = torch.arange(first, first + seen.shape[2], device=device)[:, None]
         for row in range(layout.rows):
             # The last group repeats its last query.
-            query = (group * layout.rows + row).clamp(max=layout.queries - 1)
-            seen = seen | allowed(b[:, None, None, None], h[:, None, None], query, key)
-        found.append(seen.expand(*seen.shape[:-2], len(group), layout.keys))
-    found = torch.cat(found, -2)
-    return found.view(*(1,) * (4 - found.ndim), *found.shape)
+            query = layout.first + (groups * layout.rows + row).clamp(max=layout.queries - 1)
+            seen |= allowed(*at, query, key)
+    return found
 
 
 def _tokens(params, device):
-    """``(numbers of all tokens, (t, y, x) of those of the grid)``, int64."""
+    """``(t, y, x)`` of the tokens of the grid, int64."""
     frames, height, width = params.grid
-    tokens = torch.arange(frames * height * width + params.text, device=device)
-    number = tokens[: frames * height * width]
-    return tokens, (number // (height * width), number // width % height, number % width)
+    number = torch.arange(frames * height * width, device=device)
+    return number // (height * width), number // width % height, number % width
 
 
 def _spatial(params, t, y, x):

@@ -13,6 +13,11 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
 
     pool: int = 32
 
+    @property
+    def takes(self):
+        """See `Settings`."""
+        return ("lengths",)
+
     def check(self, layout):
         """See `Settings`."""
         check_part("pool", self.pool, layout.rows)
@@ -23,6 +28,6 @@ def group_bytes(params, layout, head_dim):
     return layout.keys + layout.rows // params.pool * (4 * head_dim + 64)
 
 
-def codes(selection, q, k, params, *, scale):
+def codes(selection, q, k, params, *, scale, lengths):
     """See the contract."""
-    return selection.pooled(q, k, params.pool, scale)
+    return selection.pooled(q, k, params.pool, scale, lengths)

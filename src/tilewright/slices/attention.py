@@ -9,7 +9,7 @@ from tilewright.core import _internals
 from tilewright.core.errors import PatternError, Unavailable
 from tilewright.core.operators import watched
 from tilewright.slices import operators
-from tilewright.slices.layout import SliceLists, check_qkv
+from tilewright.slices.layout import OVERFLOW, SliceLists, check_lengths, check_tokens
 from tilewright.targets import qkv
 from tilewright.torch_attention import kernels
 
@@ -35,7 +35,8 @@ def attend(
     """Softmax attention of each query over the listed keys of its group: a tensor [B, H, N_q, D].
 
     q [B, H, N_q, D], k and v [B, H, N_k, D]: float32, float16 or bfloat16, D of 64 or 128, strided views with the
-    values of a head side by side. scale: default ``D ** -0.5``. lse: return ``(out, lse)``, with the natural
+    values of a head side by side. Queries of text, see `Layout`, attend to all keys, or the `lengths` of the lists, by
+    `dense`. scale: default ``D ** -0.5``. lse: return ``(out, lse)``, with the natural
     log-sum-exps of each query's scores, float32 [B, H, N_q]. out: memory for the result that no input uses, strided
     likewise; None: new.
 
@@ -45,6 +46,13 @@ def attend(
     those that need a gradient.
     """
     scale = _scale(q, scale)
+    by = _joint if lists.layout.text else _grouped
+    made, sums = by(q, k, v, lists, scale, lse, out)
+    return (made, sums) if lse else made
+
+
+def _grouped(q, k, v, lists, scale, lse, out):
+    """`attend` where all queries are in groups; log-sum-exps are None unless `lse`."""
     if watched(q):
         name = "slices_attend_lse" if lse else "slices_attend"
         made = getattr(torch.ops.tilewright, name)(*lists.tensors, q, k, v, scale, [*lists.layout])
@@ -53,7 +61,29 @@ def attend(
     else:
         run = operators.executor(lists.layout, q.device).attend
         made, sums = run(lists.tensors, q, k, v, scale=scale, out=out, with_lse=lse)
-    return (made, sums) if lse else made
+    return made, sums
+
+
+def _joint(q, k, v, lists, scale, lse, out):
+    """`_grouped` where some queries are text."""
+    layout = lists.layout
+    for name, x in (("q", q), ("out", q if out is None else out)):
+        if x.ndim != 4 or x.shape[2] != layout.tokens:
+            shape = f"({layout.batch}, {layout.heads}, {layout.tokens}, D)"
+            raise PatternError(f"{name}: expected shape {shape} as the lists are laid out, found {tuple(x.shape)}")
+    made = qkv.empty(q, layout.tokens) if out is None else out
+    sums = q.new_empty(q.shape[:3], dtype=torch.float32) if lse else None
+    _, own = _grouped(q[:, :, layout.grouped], k, v, lists, scale, lse, made[:, :, layout.grouped])
+    if sums is not None:
+        sums[:, :, layout.grouped] = own
+    # Nothing is right where a list did not fit.
+    spoiled = lists.state[OVERFLOW] > 0
+    for text in layout.text:
+        found, own = dense(q[:, :, text], k, v, scale=scale, lengths=lists.lengths)
+        made[:, :, text] = found.masked_fill(spoiled, torch.nan)
+        if sums is not None:
+            sums[:, :, text] = own.masked_fill(spoiled, torch.nan)
+    return made, sums
 
 
 def merge(*parts: Part) -> Part:
@@ -80,17 +110,21 @@ def merge(*parts: Part) -> Part:
     return merged.to(first.dtype), total
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Part:
+def dense(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, lengths: Tensor | None = None) -> Part:
     """Attention over all keys and its natural log-sum-exps, by the fastest operator here that returns both.
 
     q [B, H, N_q, D], k and v [B, H, N_k, D] → ([B, H, N_q, D], float32 [B, H, N_q]). On a GPU of compute capability 9.0
     or later cuDNN's kernel, before that FlashAttention-2, and where these refuse the tensors the memory-efficient one;
-    on a CPU torch's flash operator. Raises `PatternError` or `DeviceError` for tensors that `attend` would refuse.
+    on a CPU torch's flash operator. lengths: int [B], from 1 to N_k; the queries of a batch entry attend to so many
+    first keys, on a GPU by the memory-efficient kernel. Raises `PatternError` or `DeviceError` for tensors that
+    `attend` would refuse.
     """
     scale = _scale(q, scale)
+    if lengths is not None:
+        lengths = check_lengths(lengths, q)
     if watched(q):
-        return torch.ops.tilewright.slices_dense(q, k, v, scale, [])
-    return _dense(q, k, v, scale)
+        return torch.ops.tilewright.slices_dense(q, k, v, lengths, scale, [])
+    return _dense(q, k, v, lengths, scale)
 
 
 def recall(q: Tensor, k: Tensor, lists: SliceLists, *, scale: float | None = None, lse: Tensor | None = None) -> Tensor:
@@ -100,7 +134,7 @@ def recall(q: Tensor, k: Tensor, lists: SliceLists, *, scale: float | None = Non
     """
     _, listed = attend(q, k, k, lists, scale=scale, lse=True)
     if lse is None:
-        _, lse = dense(q, k, k, scale=scale)
+        _, lse = dense(q, k, k, scale=scale, lengths=lists.lengths)
     return (listed - lse).exp().clamp(max=1)
 
 
@@ -112,21 +146,24 @@ def _scale(q, scale):
     return scale
 
 
-def _dense(q, k, v, scale):
-    _check_dense(q, k, v)
+def _dense(q, k, v, lengths, scale):
+    check_tokens(q=q, k=k, v=v)
+    bias = None if lengths is None else _bias(q, k, lengths)
     if not q.is_cuda:
-        return _internals.attention_with_lse(q, k, v, attn_mask=None, scale=scale)
-    out, lse = kernels.attend(_backend(q, k, v), q, k, v, with_lse=True, scale=scale)
+        return _internals.attention_with_lse(q, k, v, attn_mask=bias, scale=scale)
+    backend = _backend(q, k, v) if bias is None else "efficient"
+    out, lse = kernels.attend(backend, q, k, v, with_lse=True, scale=scale, bias=bias)
     return out, lse[..., 0]
 
 
-def _check_dense(q, k, v):
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 4 or not x.numel() or (*x.shape[:2], x.shape[3]) != (*q.shape[:2], q.shape[3]):
-            raise PatternError(f"{name}: expected shape (B, H, N, D), B, H and D as of q, found {tuple(x.shape)}")
-    if k.shape != v.shape:
-        raise PatternError(f"v: expected shape {tuple(k.shape)}, as of k, found {tuple(v.shape)}")
-    check_qkv(q.device, q=q, k=k, v=v)
+def _bias(q, k, lengths):
+    """What is added to the scores, [B, H, N_q, N_k] of q's type: -inf for keys from `lengths` [B] on. One row of
+    memory for each batch entry."""
+    (batch, heads, queries, _), keys = q.shape, k.shape[2]
+    # The memory-efficient kernel reads rows that begin at multiples of 16 values.
+    key = torch.arange(-(-keys // 16) * 16, device=q.device)
+    rows = q.new_zeros(batch, len(key)).masked_fill_(key >= lengths[:, None], -torch.inf)
+    return rows[:, None, None, :keys].expand(batch, heads, queries, keys)
 
 
 def _backend(q, k, v):
@@ -149,14 +186,15 @@ def _backend(q, k, v):
     return _known[key]
 
 
-def _dense_operator(layout, q, k, v, scale):
-    out, lse = _dense(q, k, v, scale)
+def _dense_operator(layout, q, k, v, lengths, scale):
+    out, lse = _dense(q, k, v, lengths, scale)
     # The memory that the fake promises.
     return qkv.empty(q, q.shape[2]).copy_(out), lse.contiguous()
 
 
-def _fake_dense(layout, q, k, v, scale):
+def _fake_dense(layout, q, k, v, lengths, scale):
     return qkv.empty(q, q.shape[2]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-operators.define("dense", "Tensor q, Tensor k, Tensor v, float scale", "(Tensor, Tensor)", _dense_operator, _fake_dense)
+_ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor? lengths, float scale"
+operators.define("dense", _ARGUMENTS, "(Tensor, Tensor)", _dense_operator, _fake_dense)

@@ -6,7 +6,7 @@ layout is ours.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tilewright import graph
 from tilewright.core.errors import DeviceError, PatternError
-from tilewright.targets.selection import UNKNOWN
+from tilewright.targets.selection import NO_LENGTH, UNKNOWN
 
 # Keys that a kernel takes in a step. Lists end at a multiple of it.
 STEP = 64
@@ -34,9 +34,11 @@ INVALID = 2**31 - 1
 class Layout(NamedTuple):
     """Shapes of the lists of one attention call.
 
-    batch, heads: B and H. queries, keys: N_q and N_k. rows: queries of a group, M, a power of two. capacity: keys that
-    a group's list has room for, a multiple of `STEP`, at most N_k rounded up to one. width: lists hold whole aligned
-    runs of so many keys, a power of two; the last run of N_k may be short. 1: single keys.
+    batch, heads: B and H. queries, keys: N_q and N_k, the queries without those of text. rows: queries of a group, M, a
+    power of two. capacity: keys that a group's list has room for, a multiple of `STEP`, at most N_k rounded up to one.
+    width: lists hold whole aligned runs of so many keys, a power of two; the last run of N_k may be short. 1: single
+    keys. first, last: tokens of text before and behind all others; as queries they are in no group and attend to all
+    keys.
     """
 
     batch: int
@@ -46,6 +48,24 @@ class Layout(NamedTuple):
     rows: int
     capacity: int
     width: int = 1
+    first: int = 0
+    last: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Queries in all, N_q."""
+        return self.first + self.queries + self.last
+
+    @property
+    def grouped(self) -> slice:
+        """Which of all queries are in groups."""
+        return slice(self.first, self.first + self.queries)
+
+    @property
+    def text(self) -> tuple[slice, ...]:
+        """Which of all queries are text: a range for each place that has some."""
+        ranges = (slice(0, self.first), slice(self.grouped.stop, self.tokens))
+        return tuple(taken for taken in ranges if taken.start < taken.stop)
 
     @property
     def groups(self) -> int:
@@ -59,11 +79,20 @@ class Layout(NamedTuple):
 
 
 def make_layout(
-    batch: int, heads: int, queries: int, keys: int, *, rows: int = 128, budget: float = 1.0, width: int = 1
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int,
+    *,
+    rows: int = 128,
+    budget: float = 1.0,
+    width: int = 1,
+    text: tuple[int, int] = (0, 0),
 ) -> Layout:
     """The `Layout` whose lists have room for the share `budget` of the keys, in (0, 1].
 
-    The other arguments are as in `Layout`. Raises `PatternError` for sizes that are no layout.
+    queries, keys: all of them. text: how many of these are text, at the beginning and at the end, which attend to all
+    keys. The other arguments are as in `Layout`. Raises `PatternError` for sizes that are no layout.
     """
     for name, value in (("batch", batch), ("heads", heads), ("queries", queries), ("keys", keys)):
         if value < 1:
@@ -74,7 +103,14 @@ def make_layout(
         raise PatternError(f"width: expected a power of two from 1 to {MOST_ROWS}, found {width}")
     if not 0 < budget <= 1:
         raise PatternError(f"budget: expected a share of the keys in (0, 1], found {budget}")
-    return Layout(batch, heads, queries, keys, rows, rounded(math.ceil(budget * keys)), width)
+    first, last = text
+    if min(text) < 0 or first + last >= min(queries, keys):
+        raise PatternError(
+            f"text: expected tokens at the beginning and at the end that leave some of {queries} queries and {keys} "
+            f"keys, found {first} and {last}"
+        )
+    capacity = rounded(math.ceil(budget * keys))
+    return Layout(batch, heads, queries - first - last, keys, rows, capacity, width, first, last)
 
 
 def rounded(keys: int) -> int:
@@ -99,6 +135,8 @@ class SliceLists:
     order: int32 [B, H, G], the groups of each head, most keys first; equal ones by number.
     state: int32 [STATE]: group number + 1 (flat over B, H, G) of a list that did not fit, 0 for none; the same of a
         group without keys; the keys listed in all, in units of 1 and of 2**31.
+    lengths: int32 [B], the first keys of each batch entry that its queries of text attend to and that its lists may
+        hold; None: all keys.
     """
 
     layout: Layout
@@ -106,6 +144,7 @@ class SliceLists:
     counts: Tensor
     order: Tensor
     state: Tensor
+    lengths: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -118,7 +157,9 @@ class SliceLists:
         rows = torch.full((layout.groups,), layout.rows, dtype=torch.float32, device=self.counts.device)
         rows[-1] = layout.queries - (layout.groups - 1) * layout.rows
         listed = self.counts.clamp(max=layout.capacity)
-        return (listed * rows).sum(-1) / (layout.queries * layout.keys)
+        of_text = layout.keys if self.lengths is None else self.lengths[:, None]
+        pairs = (listed * rows).sum(-1) + (layout.first + layout.last) * of_text
+        return pairs / (layout.tokens * layout.keys)
 
     def pack(self) -> Tensor:
         """A bit for each group and key: int32 [B, H, G, words + 1], to be kept; see `unpack`.
@@ -137,6 +178,10 @@ class SliceLists:
                 raise PatternError(
                     f"keys: expected keys from 0 to {self.layout.keys - 1}, ascending, and as many as counted, found "
                     f"others in group {g} of head {h}, batch entry {b}"
+                )
+            if asked == NO_LENGTH:
+                raise PatternError(
+                    f"lengths: expected 1 to {self.layout.keys} first keys, found another number for batch entry {b}"
                 )
             if asked == UNKNOWN:
                 raise PatternError(
@@ -158,7 +203,14 @@ class SliceLists:
         listed = np.arange(keys.shape[1]) < counts[:, None]
         indptr = np.concatenate([[0], counts.cumsum(dtype=np.int64)])
         row_id = np.arange(self.layout.queries, dtype=np.int32) // self.layout.rows
-        return graph.from_distinct_rows(indptr, keys[listed], row_id, self.layout.keys)
+        found = keys[listed]
+        if self.layout.text:
+            # One more distinct row: that of all keys.
+            row_id = np.pad(row_id, (self.layout.first, self.layout.last), constant_values=self.layout.groups)
+            length = self.layout.keys if self.lengths is None else int(self.lengths[b])
+            indptr = np.append(indptr, indptr[-1] + length)
+            found = np.concatenate([found, np.arange(length, dtype=found.dtype)])
+        return graph.from_distinct_rows(indptr, found, row_id, self.layout.keys)
 
     def _place(self, number):
         """``(b, h, g)`` of a group number + 1."""
@@ -179,6 +231,31 @@ def check_inputs(layout: Layout, keys: Tensor, counts: Tensor, order: Tensor, st
             shape = ", ".join(map(str, (*expected[:3], "D" if x is q else expected[3])))
             raise PatternError(f"{name}: expected shape ({shape}) as the lists are laid out, found {tuple(x.shape)}")
     check_qkv(keys.device, **inputs)
+
+
+def check_tokens(**inputs: Tensor) -> None:
+    """Raise `PatternError` or `DeviceError` unless q [B, H, N_q, D], k and, where it is given, v [B, H, N_k, D] are
+    tensors that lists can be made for, on the device of q."""
+    q, k = inputs["q"], inputs["k"]
+    for name, x in inputs.items():
+        if x.ndim != 4 or not x.numel() or (*x.shape[:2], x.shape[3]) != (*q.shape[:2], q.shape[3]):
+            raise PatternError(f"{name}: expected shape (B, H, N, D), B, H and D as of q, found {tuple(x.shape)}")
+    if (v := inputs.get("v")) is not None and v.shape != k.shape:
+        raise PatternError(f"v: expected shape {tuple(k.shape)}, as of k, found {tuple(v.shape)}")
+    check_qkv(q.device, **inputs)
+
+
+def check_lengths(lengths: Tensor, q: Tensor) -> Tensor:
+    """The numbers of keys of batch entries as executors take them, int32. Raises `PatternError` or `DeviceError` unless
+    `lengths` are int [B] on the device of q."""
+    if lengths.dtype not in (torch.int32, torch.int64) or lengths.shape != q.shape[:1]:
+        raise PatternError(
+            f"lengths: expected int32 or int64 of shape ({q.shape[0]},), found {lengths.dtype} of "
+            f"{tuple(lengths.shape)}"
+        )
+    if lengths.device != q.device:
+        raise DeviceError(f"lengths: expected a tensor on {q.device}, as q, found {lengths.device}")
+    return lengths.int().contiguous()
 
 
 def check_qkv(device: torch.device, **inputs: Tensor) -> None:

@@ -7,20 +7,26 @@ from torch import Tensor
 
 from tilewright.core.errors import PatternError
 from tilewright.core.operators import watched
+from tilewright.predictors.given import of_function
 from tilewright.slices import operators
 from tilewright.slices.layout import INVALID, STEP, Layout, SliceLists, make_layout, rounded, with_tails
 
-# Pairs of a query and a key that a mask function is asked for at once.
-_PAIRS = 1 << 24
-
 
 def from_indices(
-    keys: Tensor, counts: Tensor, shape: tuple[int, int], *, rows: int = 128, width: int = 1, check: bool = False
+    keys: Tensor,
+    counts: Tensor,
+    shape: tuple[int, int],
+    *,
+    rows: int = 128,
+    width: int = 1,
+    text: tuple[int, int] = (0, 0),
+    check: bool = False,
 ) -> SliceLists:
     """Lists of given keys, on their device.
 
     keys: int [B, H, G, C], the first ``counts[b, h, g]`` of each ascending; the rest is not read. counts: int
-    [B, H, G]. shape: (N_q, N_k). rows, width: as in `Layout`. check: wait for the device and check the lists at once.
+    [B, H, G]. shape: (N_q, N_k). rows, width: as in `Layout`. text: as in `make_layout`; the lists are of the other
+    queries. check: wait for the device and check the lists at once.
 
     Raises `PatternError` for tensors that are no such lists. Keys that are out of range or not ascending, and more keys
     than C, make every result NaN; `SliceLists.check` tells which group has them.
@@ -33,7 +39,7 @@ def from_indices(
             )
     queries, n_keys = shape
     batch, heads, _, room = keys.shape
-    layout = make_layout(batch, heads, queries, n_keys, rows=rows, width=width)
+    layout = make_layout(batch, heads, queries, n_keys, rows=rows, width=width, text=text)
     layout = layout._replace(capacity=max(STEP, min(rounded(room), layout.capacity)))
     _check_groups("keys", keys, layout)
     if counts.shape != keys.shape[:3] or counts.device != keys.device:
@@ -73,12 +79,14 @@ def from_mask(
     rows: int = 128,
     budget: float = 1.0,
     width: int = 1,
+    text: tuple[int, int] = (0, 0),
 ) -> SliceLists:
     """Lists of the keys that a mask flags for each group of queries.
 
     mask: bool [B or 1, H or 1, G, N_k]. queries: N_q. batch, heads: B and H, where the mask has 1. rows: as in
     `Layout`. budget: room, as a share of the keys; a group that has more makes every result NaN, see
-    `SliceLists.check`. width: runs of so many keys are listed whole where any of their keys is flagged.
+    `SliceLists.check`. width: runs of so many keys are listed whole where any of their keys is flagged. text: as in
+    `make_layout`; the mask is for the groups of the other queries, and says which keys of text they attend to.
 
     Raises `PatternError` for a mask that does not fit.
     """
@@ -88,7 +96,7 @@ def from_mask(
         if found not in (1, given or found):
             raise PatternError(f"mask: expected {name} of 1 or {given}, found {found}")
     sizes = batch or mask.shape[0], heads or mask.shape[1], queries, mask.shape[3]
-    layout = make_layout(*sizes, rows=rows, budget=budget, width=width)
+    layout = make_layout(*sizes, rows=rows, budget=budget, width=width, text=text)
     _check_groups("mask", mask, layout)
     if width > 1:
         runs = torch.nn.functional.pad(mask, (0, -mask.shape[3] % width)).unflatten(-1, (-1, width)).any(-1)
@@ -105,35 +113,30 @@ def from_mask_mod(
     rows: int = 128,
     budget: float = 1.0,
     width: int = 1,
+    text: tuple[int, int] = (0, 0),
     device: torch.device | str = "cpu",
 ) -> SliceLists:
     """Lists of the keys that any query of a group may see, by a mask function as FlexAttention takes it.
 
-    mask_mod: ``mask_mod(b, h, query, key) -> bool`` of int64 tensors that broadcast, evaluated on `device`. shape:
-    (N_q, N_k). The other arguments are as in `from_mask`. All queries of a group attend to the keys of its list.
+    mask_mod: ``mask_mod(b, h, query, key) -> bool`` of int64 tensors that broadcast, evaluated on `device`, see
+    `predictors.given.of_function`. shape: (N_q, N_k). The other arguments are as in `from_mask`. All queries of a group
+    attend to the keys of its list.
     """
     queries, n_keys = shape
-    layout = make_layout(batch, heads, queries, n_keys, rows=rows, budget=budget, width=width)
-    mask = torch.empty(batch, heads, layout.groups, n_keys, dtype=torch.bool, device=device)
-    key = torch.arange(n_keys, device=device)
-    step = max(1, _PAIRS // (rows * n_keys))
-    for b in range(batch):
-        for h in range(heads):
-            entry, head = (torch.full((), number, device=device) for number in (b, h))
-            for lo in range(0, layout.groups, step):
-                groups = slice(lo, min(lo + step, layout.groups))
-                query = torch.arange(lo * rows, groups.stop * rows, device=device).clamp_(max=queries - 1)
-                seen = mask_mod(entry, head, query[:, None], key).expand(len(query), n_keys)
-                mask[b, h, groups] = seen.unflatten(0, (-1, rows)).any(1)
-    return from_mask(mask, queries, rows=rows, budget=budget, width=width)
+    layout = make_layout(batch, heads, queries, n_keys, rows=rows, budget=budget, width=width, text=text)
+    mask = of_function(mask_mod, layout, torch.device(device))
+    return from_mask(mask, queries, batch=batch, heads=heads, rows=rows, budget=budget, width=width, text=text)
 
 
-def unpack(bits: Tensor, layout: Layout) -> SliceLists:
-    """The lists of `layout` that `SliceLists.pack` made `bits` of. Raises `PatternError` for bits of other lists."""
+def unpack(bits: Tensor, layout: Layout, lengths: Tensor | None = None) -> SliceLists:
+    """The lists of `layout` and `lengths` that `SliceLists.pack` made `bits` of.
+
+    Raises `PatternError` for bits of other lists.
+    """
     expected = (layout.batch, layout.heads, layout.groups, layout.words + 1)
     if tuple(bits.shape) != expected or bits.dtype != torch.int32:
         raise PatternError(f"bits: expected int32 of shape {expected}, found {bits.dtype} of {tuple(bits.shape)}")
-    return SliceLists(layout, *_made("unpack", layout, bits.contiguous()))
+    return SliceLists(layout, *_made("unpack", layout, bits.contiguous()), lengths=lengths)
 
 
 def _made(name, layout, x):

@@ -15,7 +15,7 @@ from tilewright.core.errors import ConfigError, DeviceError, PatternError
 from tilewright.core.operators import watched
 from tilewright.predictors.given import of_function
 from tilewright.slices import operators
-from tilewright.slices.layout import STEP, Layout, SliceLists, check_qkv, make_layout
+from tilewright.slices.layout import STEP, Layout, SliceLists, check_lengths, check_tokens, make_layout
 from tilewright.targets import selection
 
 # Modules of the targets that choose keys, by torch's name of their device.
@@ -36,6 +36,8 @@ def predict(
     keep: float | None = None,
     threshold: float | None = None,
     always: Iterable[tuple[int, int]] = (),
+    text: tuple[int, int] = (0, 0),
+    lengths: Tensor | None = None,
     least: int | None = None,
     lse: Tensor | None = None,
     mask: Any = None,
@@ -52,34 +54,41 @@ def predict(
     mass: those with the largest shares that make up this much of it. keep: this share of all keys, those with the
     largest shares. threshold: those whose share is at least this much.
 
-    always: ranges ``(first, end)`` of keys that all groups list, such as text tokens. They count towards the budget,
-    and their shares towards the mass. least: keys of a list at least, `LEAST` by default. lse: log-sum-exps of dense
-    attention, float32 [B, H, N_q], for ``by="column"``; None: computed. mask: bool [B or 1, H or 1, G, N_k], or a mask
-    function as FlexAttention takes it, for ``by="given"``: such lists follow from the mask alone, and one that exceeds
-    the budget makes every result NaN. scale: of the scores, default ``D ** -0.5``.
+    always: ranges ``(first, end)`` of keys that all groups list, such as a first frame. They count towards the budget,
+    and their shares towards the mass. text: how many tokens at the beginning and at the end are text: as queries they
+    are in no group and attend to all keys, as keys all groups list them, as those of `always`. lengths: int [B], from 1
+    to N_k: so many first keys of each batch entry are attended to, and no others, such as those that pad a prompt; the
+    device alone knows the numbers, and one that is out of range makes every result NaN. least: keys of a list at least,
+    `LEAST` by default. lse: log-sum-exps of dense attention, float32 [B, H, N_q], for ``by="column"``; None: computed.
+    mask: bool [B or 1, H or 1, G, N_k], or a mask function as FlexAttention takes it, for ``by="given"``: such lists
+    follow from the mask alone, and one that exceeds the budget makes every result NaN. scale: of the scores, default
+    ``D ** -0.5``.
 
     Equal keys are listed in their order where not all fit. Groups whose shares are NaN, since q or k holds NaN or
     infinity, make every result NaN; `SliceLists.check` says which group. On a GPU nothing waits, and calls may be
     captured in a CUDA graph after a first one. Raises `UnknownNameError`, `ConfigError`, `PatternError` and
     `DeviceError`, the last also for lists that do not fit the device.
     """
-    _check_shapes(q, k)
-    check_qkv(q.device, q=q, k=k)
+    check_tokens(q=q, k=k)
     batch, heads, queries, _ = q.shape
-    layout = make_layout(batch, heads, queries, k.shape[2], rows=rows, budget=budget, width=width)
+    layout = make_layout(batch, heads, queries, k.shape[2], rows=rows, budget=budget, width=width, text=text)
+    lengths = None if lengths is None else check_lengths(lengths, q)
     if scale is None:
         scale = q.shape[-1] ** -0.5
     elif not scale > 0:
         raise PatternError(f"scale: expected a number greater than 0, found {scale}")
     if callable(mask) and not isinstance(mask, Tensor):
         mask = of_function(mask, layout, q.device)
-    ranges = [number for first, end in always for number in (first, end)]
+    of_text = ((0, layout.first), (layout.keys - layout.last, layout.keys))
+    ranges = [
+        number for first, end in (*always, *(some for some in of_text if some[0] < some[1])) for number in (first, end)
+    ]
     # As text, since operators take no dict.
     stated = ";".join([f"{name}={value!r}" for name, value in settings.items()])
-    given = q, k, lse, mask, by, stated, mass, keep, threshold, ranges, least, scale
+    given = q, k, lse, mask, lengths, by, stated, mass, keep, threshold, ranges, least, scale
     if watched(q):
-        return SliceLists(layout, *torch.ops.tilewright.slices_predict(*given, [*layout]))
-    return SliceLists(layout, *_predict(layout, *given))
+        return SliceLists(layout, *torch.ops.tilewright.slices_predict(*given, [*layout]), lengths=lengths)
+    return SliceLists(layout, *_predict(layout, *given), lengths=lengths)
 
 
 class _Plan(NamedTuple):
@@ -91,16 +100,20 @@ class _Plan(NamedTuple):
     parts: tuple[selection.Part, ...]
 
 
-def _predict(layout, q, k, lse, mask, by, stated, mass, keep, threshold, ranges, least, scale):
+def _predict(layout, q, k, lse, mask, lengths, by, stated, mass, keep, threshold, ranges, least, scale):
     plan = _planned(layout, q.shape[-1], by, stated, mass, keep, threshold, tuple(ranges), least)
     tensors = _tensors(layout, q, plan, by, lse=lse, mask=mask)
+    if "lengths" in plan.params.takes:
+        tensors["lengths"] = lengths
+    q = q[:, :, layout.grouped]
     keys, counts = _allocated(layout, q.device)
     for part in plan.parts:
         cut = {name: _cut(layout, part, name, x) for name, x in tensors.items()}
         chosen = _selection(selection.part_layout(layout, part), q.device)
         inputs = _cut(layout, part, "q", q), _cut(layout, part, "k", k)
         codes = plan.module.codes(chosen, *inputs, plan.params, scale=scale, **cut)
-        chosen.select(codes, plan.rule, *(_cut(layout, part, "lists", x) for x in (keys, counts)))
+        lists = (_cut(layout, part, "lists", x) for x in (keys, counts))
+        chosen.select(codes, plan.rule, *lists, _cut(layout, part, "lengths", lengths))
         # Before those of the next part are made.
         del codes
     return keys, counts, *operators.executor(layout, q.device).rank(counts)
@@ -150,7 +163,7 @@ def _rule(layout, by, params, mass, keep, threshold, ranges, least):
     rule = selection.Rule(layout.width, mass, least=least, most=most, free=params.free, whole=params.whole)
     rule = rule._replace(always=_units(layout, ranges))
     if rule.n_always > most:
-        raise ConfigError(_too_small(layout, "always", rule.n_always))
+        raise ConfigError(_too_small(layout, "always and text" if layout.text else "always", rule.n_always))
     if threshold is not None:
         # Shares of at least the threshold have this code or a smaller one.
         deepest = selection.CODES - 1
@@ -180,12 +193,6 @@ def _units(layout, ranges):
     return tuple(found)
 
 
-def _check_shapes(q, k):
-    for name, x in (("q", q), ("k", k)):
-        if x.ndim != 4 or not x.numel() or (*x.shape[:2], x.shape[3]) != (*q.shape[:2], q.shape[3]):
-            raise PatternError(f"{name}: expected shape (B, H, N, D), B, H and D as of q, found {tuple(x.shape)}")
-
-
 def _tensors(layout, q, plan, by, **given):
     """The tensors that the predictor takes, those of `given` or its own. Raises for others."""
     for name, x in given.items():
@@ -197,10 +204,10 @@ def _tensors(layout, q, plan, by, **given):
         elif plan.params != type(plan.params)():
             raise ConfigError(f"predictor {by}: expected a mask or a pattern, found both")
     shapes = {
-        "lse": (torch.float32, [(layout.batch,), (layout.heads,), (layout.queries,)]),
+        "lse": (torch.float32, [(layout.batch,), (layout.heads,), (layout.tokens,)]),
         "mask": (torch.bool, [(1, layout.batch), (1, layout.heads), (layout.groups,), (layout.keys,)]),
     }
-    taken = {name: given[name] for name in plan.params.takes}
+    taken = {name: x for name, x in given.items() if name in plan.params.takes}
     for name, x in taken.items():
         if x is None:
             continue
@@ -211,6 +218,8 @@ def _tensors(layout, q, plan, by, **given):
             raise PatternError(f"{name}: expected {dtype} of shape ({shape}), found {x.dtype} of {tuple(x.shape)}")
         if x.device != q.device:
             raise DeviceError(f"{name}: expected a tensor on {q.device}, as q, found {x.device}")
+    if taken.get("lse") is not None:
+        taken["lse"] = taken["lse"][:, :, layout.grouped]
     return taken
 
 
@@ -218,6 +227,8 @@ def _tensors(layout, q, plan, by, **given):
 def _cut(layout, part, name, x):
     if x is None or part == selection.WHOLE:
         return x
+    if name == "lengths":
+        return x[part.batch]
     rows = slice(*(None if g is None else g * layout.rows for g in (part.groups.start, part.groups.stop)))
     third = {"q": rows, "lse": rows, "k": slice(None)}.get(name, part.groups)
     return x[part.batch if len(x) > 1 else slice(None), part.heads if x.shape[1] > 1 else slice(None), third]
@@ -268,7 +279,8 @@ def _fake_predict(layout: Layout, q, *_):
 
 operators.define(
     "predict",
-    "Tensor q, Tensor k, Tensor? lse, Tensor? mask, str by, str settings, float? mass, float? keep, float? threshold, "
+    "Tensor q, Tensor k, Tensor? lse, Tensor? mask, Tensor? lengths, str by, str settings, "
+    "float? mass, float? keep, float? threshold, "
     "int[] always, int? least, float scale",
     "(Tensor, Tensor, Tensor, Tensor)",
     _predict,

@@ -17,19 +17,21 @@ from tilewright.slices.making import unpack
 class _Kept:
     """Lists of a layer and branch, or what they miss, from the step at which they were made.
 
-    lists: `SliceLists`, or their packed bits with their layout. delta: dense attention less that by the lists.
+    lists: `SliceLists`, or their packed bits with their layout and lengths. delta: dense attention less that by the
+    lists.
     """
 
     step: int
     layout: Layout | None = None
     lists: Tensor | SliceLists | None = None
+    lengths: Tensor | None = None
     delta: Tensor | None = None
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of the tensors."""
         lists = self.lists.tensors if isinstance(self.lists, SliceLists) else (self.lists,)
-        return sum(x.nbytes for x in (*lists, self.delta) if x is not None)
+        return sum(x.nbytes for x in (*lists, self.lengths, self.delta) if x is not None)
 
 
 class Steps:
@@ -82,24 +84,27 @@ class Steps:
         self._predict, self._options = predict, options
         self._kept: dict[tuple[str, int, Hashable], _Kept] = {}
 
-    def __call__(self, layer: int, step: int, branch: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, step: int, branch: Hashable, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None
+    ) -> Tensor:
         """Attention [B, H, N_q, D] of q [B, H, N_q, D] over k, v [B, H, N_k, D].
 
-        layer, step: from 0 up. Raises `PatternError` where lists are needed that no refresh has made in this run of
-        steps, and what `attend`, `dense` and the predictor raise.
+        layer, step: from 0 up. lengths: int [B], the first keys of each batch entry that are attended to, as `predict`
+        takes them; lists that are kept have those that they were predicted with. Raises `PatternError` where lists are
+        needed that no refresh has made in this run of steps, and what `attend`, `dense` and the predictor raise.
         """
         if layer < self.dense_layers:
-            return dense(q, k, v)[0]
+            return dense(q, k, v, lengths=lengths)[0]
         refreshed = step in self.refresh
         if refreshed and branch not in self.shared:
-            self._store(layer, step, branch, q, k)
+            self._store(layer, step, branch, q, k, lengths)
         if refreshed and self.delta:
-            whole = dense(q, k, v)[0]
+            whole = dense(q, k, v, lengths=lengths)[0]
             missed = whole - attend(q, k, v, self.lists(layer, step, branch))
             self._kept["delta", layer, branch] = _Kept(step, delta=missed)
             return whole
         if step < self.first_dense:
-            return dense(q, k, v)[0]
+            return dense(q, k, v, lengths=lengths)[0]
         out = attend(q, k, v, self.lists(layer, step, branch))
         return out + self._of("delta", layer, step, branch).delta if self.delta else out
 
@@ -107,12 +112,13 @@ class Steps:
         """The lists by which a layer attends at a step. Raises `PatternError` where none are kept."""
         return _unpacked(self._of("lists", layer, step, self.shared.get(branch, branch)))
 
-    def _store(self, layer, step, branch, q, k):
+    def _store(self, layer, step, branch, q, k, lengths):
         """Predict lists and keep them."""
         predict = self._predict or prediction.predict
-        lists = predict(q, k, **self._options)
+        given = {} if lengths is None else {"lengths": lengths}
+        lists = predict(q, k, **given, **self._options)
         kept = lists.pack() if self.packed else lists
-        self._kept["lists", layer, branch] = _Kept(step, lists.layout, kept)
+        self._kept["lists", layer, branch] = _Kept(step, lists.layout, kept, lists.lengths)
 
     def _of(self, what, layer, step, branch):
         """What is kept, of this run of steps: an earlier run ended with a later step."""
@@ -142,4 +148,4 @@ class Steps:
 
 def _unpacked(kept):
     """Kept lists as `SliceLists`."""
-    return kept.lists if isinstance(kept.lists, SliceLists) else unpack(kept.lists, kept.layout)
+    return kept.lists if isinstance(kept.lists, SliceLists) else unpack(kept.lists, kept.layout, kept.lengths)

@@ -5,19 +5,23 @@ get: an eighth of an octave, 32 octaves deep. A group whose codes are all 255 ha
 
 Contract of a target's ``slice_selection.py``. ``Selection(layout, device)``, for a `slices.layout.Layout` or a part of
 one (see `parts`), has methods that return codes uint8 [B, H, G, N_k], whose rows begin at multiples of `ALIGNED` bytes.
-q is [B, H, N_q, D] and k [B, H, N_k, D], strided, the values of a head side by side. scale: of the scores, as in
-attention.
-    ``pooled(q, k, pool, scale)``: shares of the means of `pool` consecutive queries each, averaged over the group;
-    ``column(q, k, lse, step, largest, scale)``: the largest share, or the mean one, that every `step`-th query of the
-        group gives to a key. lse: float32 [B, H, N_q], log-sum-exps of all scores of a query, or None: computed here;
+q is [B, H, N_q, D], the queries of groups alone, and k [B, H, N_k, D], strided, the values of a head side by side.
+scale: of the scores, as in attention. lengths: int32 [B] from 1 to N_k, or None; the keys of a batch entry are so many
+first ones then, and what others get is not defined.
+    ``pooled(q, k, pool, scale, lengths)``: shares of the means of `pool` consecutive queries each, averaged over the
+        group;
+    ``column(q, k, lse, step, largest, scale, lengths)``: the largest share, or the mean one, that every `step`-th query
+        of the group gives to a key. lse: float32 [B, H, N_q], log-sum-exps of all scores of a query, or None: computed
+        here;
     ``blocks(q, k, block, similarity, scale)``: shares that the mean query of a group gives to the means of `block`
-        consecutive keys; code 0 for blocks and groups whose mean cosine to their mean is below `similarity`;
+        consecutive keys; code 0 for blocks and groups whose mean cosine to their mean is below `similarity`. Keys of
+        text are in no block and have the last code;
     ``given(mask)``: 0 where bool mask [B or 1, H or 1, G, N_k] is True, else 255;
     ``random(seed)``: every code as likely as any other.
 One chooses by codes:
-    ``select(codes, rule, keys, counts)``: the lists of all groups, written to keys and counts of `SliceLists`. Where a
-        group's keys must not be cut and do not fit, its count is larger than the capacity; where it has no shares, its
-        count is `UNKNOWN`.
+    ``select(codes, rule, keys, counts, lengths)``: the lists of all groups, written to keys and counts of `SliceLists`.
+        Where a group's keys must not be cut and do not fit, its count is larger than the capacity; where it has no
+        shares, its count is `UNKNOWN`; where its length is out of range, `NO_LENGTH`.
 ``memory(device) -> bytes``: of the device.
 """
 
@@ -34,6 +38,8 @@ CODES, OCTAVE, BIN = 256, 8, 4
 WEIGHTS = tuple(round(2 ** (31 - (i + 0.5) * BIN / OCTAVE)) for i in range(OCTAVE // BIN))
 # The count of a group whose shares are NaN: larger than any capacity.
 UNKNOWN = 2**30
+# The count of groups whose batch entry has a number of keys that is out of range, likewise.
+NO_LENGTH = UNKNOWN + 1
 # What masses are rounded to.
 MASS_UNIT = 2.0**-24
 # Bytes that codes and what they are made of may take at a time.

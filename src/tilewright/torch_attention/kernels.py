@@ -31,13 +31,13 @@ def need(backend, q, k, v):
             raise Unavailable(f"torch's {backend} attention refuses {q.dtype}, head dim {q.shape[-1]}: {why}")
 
 
-def attend(backend, q, k, v, with_lse=False, scale=None):
+def attend(backend, q, k, v, with_lse=False, scale=None, bias=None):
     """Attention over all pairs by `backend`: ``(out [B, H, N_q, D], lse [B, H, N_q, 1] float32)``.
 
     The operators are called as `scaled_dot_product_attention` calls them. lse: natural logarithms, undefined unless
-    `with_lse`. scale: default ``D ** -0.5``.
+    `with_lse`. scale: default ``D ** -0.5``. bias: added to the scores, [B, H, N_q, N_k] of q's type; not for flash.
     """
-    rest = () if backend == "flash" else (None, with_lse)
+    rest = () if backend == "flash" else (bias, with_lse)
     given = {} if scale is None else {"scale": scale}
     out, lse, *_ = _internals.SDPA_BACKENDS[backend](q, k, v, *rest, **given)
     # Rows are padded by one operator and followed by a dimension of one in another.

@@ -20,7 +20,14 @@ STATED = {
     "column": {"keep": 0.2, "sample": 32},
     "blocks": {"mass": 0.8, "always": [(0, 7)]},
     "random": {"threshold": 0.01, "width": 16},
+    "text": {"by": "pooled", "mass": 0.8, "text": (21, 100)},
 }
+
+
+def stated_for(name, q):
+    """Arguments of a prediction; with text, some of it padding."""
+    lengths = {"lengths": torch.tensor([450, 500][: len(q)], device=q.device)} if name == "text" else {}
+    return {"by": name, "budget": 0.5, **lengths, **STATED[name]}
 
 
 def layout_of(q, k, rows):
@@ -31,9 +38,10 @@ def layout_of(q, k, rows):
 @pytest.mark.parametrize("by", STATED)
 def test_captured_predictions_follow_their_inputs(by):
     q, k, _ = qkv(2, 2, 300, 500, 64, dtype=torch.bfloat16, device=TRITON_DEVICE)
+    given = stated_for(by, q)
 
     def call():
-        return slices.predict(q, k, by=by, budget=0.5, **STATED[by])
+        return slices.predict(q, k, **given)
 
     call()
     graph = torch.cuda.CUDAGraph()
@@ -53,9 +61,10 @@ def test_captured_predictions_follow_their_inputs(by):
 @pytest.mark.parametrize("by", STATED)
 def test_the_host_never_waits(by):
     q, k, v = qkv(1, 2, 300, 500, 64, dtype=torch.bfloat16, device=TRITON_DEVICE)
+    given = stated_for(by, q)
 
     def call():
-        return slices.attend(q, k, v, slices.predict(q, k, by=by, budget=0.5, **STATED[by]))
+        return slices.attend(q, k, v, slices.predict(q, k, **given))
 
     call()
     torch.cuda.set_sync_debug_mode("error")

@@ -1,45 +1,13 @@
 """Attention by lists of keys that are predicted on the device: what its forms share."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-from tilewright import predictors, slices
+from tilewright import slices
+from tilewright.slices.settings import Settings
 
-Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Number = Annotated[int, msgspec.Meta(ge=0)]
-# Attention that lists are to hold where nothing is stated.
-MASS = 0.95
-
-
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `slices.predict` takes, by its names. budget: the share of keys that a list has room for.
-
-    mass, keep, threshold: which keys are listed, one of them; mass 0.95 where none is stated. predictor: settings of
-    the predictor `by`, such as ``{"pool": 32}``.
-    """
-
-    by: str = "pooled"
-    budget: Share = 0.4
-    mass: Share | None = None
-    keep: Share | None = None
-    threshold: Share | None = None
-    rows: int = 128
-    width: int = 1
-    least: int | None = None
-    predictor: dict[str, Any] = {}
-
-    def __post_init__(self):
-        predictors.parse(self.by, self.predictor)
-
-    @property
-    def stated(self):
-        """Keywords of `slices.predict`."""
-        known = msgspec.structs.asdict(self)
-        settings = known.pop("predictor")
-        if self.mass is self.keep is self.threshold is None and self.by != "given":
-            known["mass"] = MASS
-        return {name: value for name, value in known.items() if value is not None} | settings
 
 
 class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,7 +22,7 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepSettings(Settings, frozen=True, forbid_unknown_fields=True):
-    """See `Settings`. steps: keep lists across the steps of a sampler; None: predict them in each call."""
+    """See `slices.settings.Settings`. steps: keep lists across the steps of a sampler; None: predict in each call."""
 
     steps: Steps | None = None
 

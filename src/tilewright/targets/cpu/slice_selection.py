@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from tilewright.slices.layout import STEP
 from tilewright.targets.cpu.workers import in_forks
-from tilewright.targets.selection import BIN, CODES, MASS_UNIT, OCTAVE, UNKNOWN, WEIGHTS
+from tilewright.targets.selection import BIN, CODES, MASS_UNIT, NO_LENGTH, OCTAVE, UNKNOWN, WEIGHTS
 
 # Scores, and codes, that are worked on at a time: 16 MB of the former stay in a large cache.
 SCORES, COUNTED = 1 << 22, 1 << 21
@@ -32,29 +32,32 @@ class Selection:
         self.layout, self._device = layout, device
 
     @in_forks
-    def pooled(self, q, k, pool, scale):
+    def pooled(self, q, k, pool, scale, lengths=None):
         """See `selection`."""
-        return self._codes(means(q, pool), k, None, pool, False, scale)
+        return self._codes(means(q, pool), k, None, pool, False, scale, lengths)
 
     @in_forks
-    def column(self, q, k, lse, step, largest, scale):
+    def column(self, q, k, lse, step, largest, scale, lengths=None):
         """See `selection`."""
-        return self._codes(q[:, :, ::step], k, None if lse is None else lse[..., ::step], step, largest, scale)
+        lse = None if lse is None else lse[..., ::step]
+        return self._codes(q[:, :, ::step], k, lse, step, largest, scale, lengths)
 
     @in_forks
     def blocks(self, q, k, block, similarity, scale):
         """See `selection`."""
         layout = self.layout
+        k = k[:, :, layout.first : layout.keys - layout.last]
         q_mean, k_mean = means(q, layout.rows), means(k, block)
         # NaN is alike, so that it reaches the shares.
         q_unlike, k_unlike = cosines(q, q_mean, layout.rows) < similarity, cosines(k, k_mean, block) < similarity
         scores = (q_mean.float() @ k_mean.float().mT).mul_(scale)
         size = torch.full((k_mean.shape[2],), float(block), device=k.device)
-        size[-1] = layout.keys - block * (len(size) - 1)
+        size[-1] = k.shape[2] - block * (len(size) - 1)
         lse = torch.where(k_unlike[:, :, None], -math.inf, scores + size.log()).logsumexp(-1, keepdim=True)
         codes = _coded((scores - lse).mul_(math.log2(math.e)))
         codes.masked_fill_((q_unlike[..., None] | k_unlike[:, :, None]) & ~lse.isnan(), 0)
-        return codes.repeat_interleave(block, -1)[..., : layout.keys]
+        codes = codes.repeat_interleave(block, -1)[..., : k.shape[2]]
+        return F.pad(codes, (layout.first, layout.last), value=CODES - 1)
 
     @in_forks
     def given(self, mask):
@@ -72,21 +75,22 @@ class Selection:
         codes = mixed(mixed(rows + seed)[:, None] + keys) & 255
         return codes.to(torch.uint8).view(layout.batch, layout.heads, layout.groups, layout.keys)
 
-    def _codes(self, rows, k, lse, step, largest, scale):
+    def _codes(self, rows, k, lse, step, largest, scale, lengths):
         """Codes of rows [B, H, P, D] that stand for `step` queries each; `largest`: not their mean, but the maximum."""
         layout = self.layout
         codes = torch.empty(layout.batch, layout.heads, layout.groups, layout.keys, dtype=torch.uint8, device=k.device)
         of_group = layout.rows // step
         at_once = max(1, SCORES // (of_group * layout.keys))
+        n_keys = self._lengths(lengths)
         for b, h in np.ndindex(layout.batch, layout.heads):
             # Scores in octaves: the factor is part of the rows.
-            scaled, keys = rows[b, h].float() * (scale * math.log2(math.e)), k[b, h].float()
+            scaled, keys = rows[b, h].float() * (scale * math.log2(math.e)), k[b, h, : n_keys[b]].float()
             for g in range(0, layout.groups, at_once):
                 taken = slice(g * of_group, (g + at_once) * of_group)
                 logs = None if lse is None else lse[b, h, taken].float() * math.log2(math.e)
                 counts = self._queries(taken, min(at_once * of_group, rows.shape[2] - taken.start), step)
                 shares = _of_groups(scaled[taken] @ keys.mT, logs, counts, of_group, largest)
-                codes[b, h, g : g + at_once] = _coded(shares)
+                codes[b, h, g : g + at_once, : len(keys)] = _coded(shares)
         return codes
 
     def _queries(self, taken, n, step):
@@ -94,15 +98,22 @@ class Selection:
         first = torch.arange(taken.start, taken.start + n, device=self._device) * step
         return (self.layout.queries - first).clamp(0, step).float()
 
-    @in_forks
-    def select(self, codes, rule, keys, counts):
-        """See `selection`."""
+    def _lengths(self, lengths):
+        """How many keys each batch entry has, a list; all of them where its number is out of range."""
         n = self.layout.keys
-        rows, keys, counts = codes.reshape(-1, n), keys.view(-1, keys.shape[-1]), counts.view(-1)
-        at_once = max(1, COUNTED // n)
-        for lo in range(0, len(rows), at_once):
-            taken = slice(lo, lo + at_once)
-            counts[taken] = _select(rows[taken], rule, keys[taken])
+        return [n] * self.layout.batch if lengths is None else [m if 0 < m <= n else n for m in lengths.tolist()]
+
+    @in_forks
+    def select(self, codes, rule, keys, counts, lengths=None):
+        """See `selection`."""
+        for b, n in enumerate(self._lengths(lengths)):
+            rows, lists, found = codes[b, ..., :n].flatten(0, 1), keys[b].view(-1, keys.shape[-1]), counts[b].view(-1)
+            at_once = max(1, COUNTED // n)
+            for lo in range(0, len(rows), at_once):
+                taken = slice(lo, lo + at_once)
+                found[taken] = _select(rows[taken], rule, lists[taken])
+        if lengths is not None:
+            counts[(lengths < 1) | (lengths > self.layout.keys)] = NO_LENGTH
 
 
 def means(x, n):
@@ -191,6 +202,8 @@ def _select(codes, rule, keys):
 
 def _taken(codes, rule, always):
     """``(bool [R, N], the units that the rule asks for [R])``."""
+    # Fewer than the rule says where a batch entry is shorter.
+    n_always = int(always.sum())
     rows = torch.arange(len(codes), device=codes.device)
     counts = torch.bincount((codes + CODES * rows[:, None]).flatten(), minlength=CODES * len(codes)).view(-1, CODES)
     of_always = torch.bincount((codes[:, always] + CODES * rows[:, None]).flatten(), minlength=CODES * len(codes))
@@ -201,15 +214,15 @@ def _taken(codes, rule, always):
         total, base = (counts * weights).sum(1), (of_always * weights).sum(1)
         target = rule.mass_units * MASS_UNIT * total.double()
         enough = base[:, None] + ((counts - of_always) * weights).cumsum(1) >= target[:, None]
-        asked = rule.n_always + upto.gather(1, enough.int().argmax(1, keepdim=True))[:, 0]
+        asked = n_always + upto.gather(1, enough.int().argmax(1, keepdim=True))[:, 0]
     elif rule.code is not None:
-        asked = rule.n_always + upto[:, rule.code]
+        asked = n_always + upto[:, rule.code]
     else:
-        asked = torch.full_like(upto[:, 0], rule.count)
-    asked = asked.clamp(min=max(min(rule.least, codes.shape[1]), rule.n_always))
+        asked = torch.full_like(upto[:, 0], min(rule.count, codes.shape[1]))
+    asked = asked.clamp(min=max(min(rule.least, codes.shape[1]), n_always))
     fit = asked.clamp(max=rule.most)
     # The last code of which units are taken, and how many of them.
-    wanted = fit - rule.n_always
+    wanted = fit - n_always
     last = (upto >= wanted[:, None]).int().argmax(1, keepdim=True)
     before = (upto - (counts - of_always)).gather(1, last)
     same = (codes == last) & ~always

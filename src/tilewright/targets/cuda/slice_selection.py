@@ -72,36 +72,37 @@ class Selection:
         """Groups of all heads."""
         return self.layout.batch * self.layout.heads * self.layout.groups
 
-    def pooled(self, q, k, pool, scale):
+    def pooled(self, q, k, pool, scale, lengths=None):
         """See `selection`."""
         rows = self.means(q, pool)
-        return self._codes(rows, k, self.log_sum_exps(rows, k, scale), pool, False, scale)
+        return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths), pool, False, scale)
 
     def means(self, q, pool):
         """Means of `pool` consecutive queries each, [B, H, P, D]."""
         return q if pool == 1 else self._launch("_start_means", pool)(q)
 
-    def log_sum_exps(self, rows, k, scale):
+    def log_sum_exps(self, rows, k, scale, lengths=None):
         """Log2-sum-exp2 of the scores of rows [B, H, P, D], float32 [B, H, ranges of keys, P]."""
-        return self._launch("_start_lse", 1, 0.0, scale)(rows, k)
+        return self._launch("_start_lse", 1, 0.0, scale)(rows, k, self._all(k.shape[2]) if lengths is None else lengths)
 
-    def column(self, q, k, lse, step, largest, scale):
+    def column(self, q, k, lse, step, largest, scale, lengths=None):
         """See `selection`."""
         rows = q[:, :, ::step]
         if lse is None:
-            return self._codes(rows, k, self.log_sum_exps(rows, k, scale), step, largest, scale)
+            return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths), step, largest, scale)
         return self._launch("_start_codes", step, largest, scale, LOG2_E)(rows, k, lse[:, :, None, ::step])
 
     def blocks(self, q, k, block, similarity, scale):
         """See `selection`."""
         layout = self.layout
-        groups = layout.groups, math.ceil(layout.keys / block)
+        k = k[:, :, layout.first : layout.keys - layout.last]
+        groups = layout.groups, math.ceil(k.shape[2] / block)
         alike = [q.new_empty(layout.batch, layout.heads, n, dtype=torch.float32) for n in groups]
         means = [
             self._launch("_start_means", n)(x, cosine)
             for x, n, cosine in zip((q, k), (layout.rows, block), alike, strict=True)
         ]
-        lse = self._launch("_start_lse", block, similarity, scale)(*means, alike[1])
+        lse = self._launch("_start_lse", block, similarity, scale)(*means, self._all(groups[1]), alike[1])
         coded = self._launch("_start_block_codes", similarity, scale)(*means, lse, *alike)
         return self._launch("_start_spread", block)(coded)
 
@@ -114,11 +115,14 @@ class Selection:
         codes = self._empty_codes(self.layout.keys)
         return self._launch("_start_random", seed)(codes)
 
-    def select(self, codes, rule, keys, counts):
+    def select(self, codes, rule, keys, counts, lengths=None):
         """See `selection`."""
         if rule.width > 1:
-            codes = self._launch("_start_runs", rule.width)(codes)
-        self._launch("_start_select", rule)(keys, counts, codes, self._always(rule.always))
+            known = self._all(self.layout.keys) if lengths is None else lengths
+            codes = self._launch("_start_runs", rule.width)(codes, known)
+        entries = self._entries(rule.always)
+        entries = entries if lengths is None else cut(entries, rule.width, lengths)
+        self._launch("_start_select", rule)(keys, counts, codes, entries)
 
     def _codes(self, rows, k, lse, step, largest, scale):
         return self._launch("_start_codes", step, largest, scale, 1.0)(rows, k, lse)
@@ -129,8 +133,16 @@ class Selection:
         return torch.empty(shape, dtype=torch.uint8, device=self._device)[..., :n]
 
     @lru_cache(KEYS)  # noqa: B019
-    def _always(self, ranges):
-        return torch.tensor(ranges or [(0, 0)], dtype=torch.int32, device=self._device)
+    def _entries(self, ranges):
+        """int32 [B, 2 + 2 * ranges]: the keys of each batch entry, the units in ranges, and these."""
+        inside = sum(end - first for first, end in ranges)
+        row = [self.layout.keys, inside, *(number for one in ranges for number in one)]
+        return torch.tensor([row] * self.layout.batch, dtype=torch.int32, device=self._device)
+
+    @lru_cache(KEYS)  # noqa: B019
+    def _all(self, n_keys):
+        """Lengths of batch entries that have all keys."""
+        return torch.full((self.layout.batch,), n_keys, dtype=torch.int32, device=self._device)
 
     # What a `CachedLaunch` starts: each returns the result, the compiled kernel, its grid and what follows the tensors.
 
@@ -146,7 +158,7 @@ class Selection:
         compiled = slice_selection_kernels.tilewright_slice_means[(grid,)](mean, x, cosine, *arguments)
         return mean, compiled, grid, arguments if cosine is not None else (None, *arguments)
 
-    def _start_lse(self, size, similarity, scale, rows, k, alike=None):
+    def _start_lse(self, size, similarity, scale, rows, k, lengths, alike=None):
         batch, heads, n_rows, head_dim = rows.shape
         _check_head_dim(head_dim)
         n_keys, config = k.shape[2], self._config or config_for(head_dim, k.dtype)
@@ -156,12 +168,13 @@ class Selection:
         splits = math.ceil(n_keys / split)
         lse = rows.new_empty(batch, heads, splits, n_rows, dtype=torch.float32)
         strides = (*rows.stride()[:3], *k.stride()[:3])
-        sizes = (n_rows, n_keys, self.layout.keys, heads, scale * LOG2_E, similarity)
+        n_tokens = self.layout.keys - self.layout.first - self.layout.last
+        sizes = (n_rows, n_keys, n_tokens, heads, scale * LOG2_E, similarity)
         blocks = (config.block_m, config.block_n, splits, split, config.num_stages)
         arguments = (*strides, *sizes, size, head_dim, *blocks)
         grid = batch * heads * splits * tiles
         compiled = slice_selection_kernels.tilewright_slice_lse[(grid,)](
-            lse, rows, k, alike, *arguments, num_warps=config.num_warps
+            lse, rows, k, lengths, alike, *arguments, num_warps=config.num_warps
         )
         return lse, compiled, grid, arguments if alike is not None else (None, *arguments)
 
@@ -197,7 +210,7 @@ class Selection:
     def _start_spread(self, block, coded):
         n = self.layout.keys
         codes = self._empty_codes(n)
-        arguments = (n, codes.stride(2), coded.stride(2), block, MOVED)
+        arguments = (n, self.layout.first, n - self.layout.last, codes.stride(2), coded.stride(2), block, MOVED)
         grid = self._lists * math.ceil(n / MOVED)
         return (
             codes,
@@ -223,15 +236,17 @@ class Selection:
         grid = self._lists * math.ceil(self.layout.keys / MOVED)
         return codes, slice_selection_kernels.tilewright_slice_random[(grid,)](codes, *arguments), grid, arguments
 
-    def _start_runs(self, width, codes):
+    def _start_runs(self, width, codes, lengths):
         units = math.ceil(self.layout.keys / width)
         runs = self._empty_codes(units)
         block = max(1, MOVED // width)
-        arguments = (self.layout.keys, units, runs.stride(2), codes.stride(2), width, block)
+        of_entry = self._lists // self.layout.batch
+        arguments = (self.layout.keys, units, of_entry, runs.stride(2), codes.stride(2), width, block)
         grid = self._lists * math.ceil(units / block)
-        return runs, slice_selection_kernels.tilewright_slice_runs[(grid,)](runs, codes, *arguments), grid, arguments
+        compiled = slice_selection_kernels.tilewright_slice_runs[(grid,)](runs, codes, lengths, *arguments)
+        return runs, compiled, grid, arguments
 
-    def _start_select(self, rule, keys, counts, codes, always):
+    def _start_select(self, rule, keys, counts, codes, entries):
         config = self._config or Config()
         units = codes.shape[3]
         stated = (
@@ -239,14 +254,23 @@ class Selection:
             -1 if rule.code is None else rule.code,
             0 if rule.count is None else rule.count,
         )
-        sizes = (units, self.layout.keys, len(rule.always), rule.n_always, *stated, rule.least, rule.most)
+        of_entry = self._lists // self.layout.batch
+        sizes = (of_entry, len(rule.always), *stated, rule.least, rule.most)
         forms = (rule.mass is not None, rule.code is not None, bool(rule.always), rule.free, rule.whole, rule.width)
         block = min(max(64, config.counted // rule.width), max(64, triton.next_power_of_2(units)))
         arguments = (*sizes, keys.shape[-1], codes.stride(2), *forms, block)
         compiled = slice_selection_kernels.tilewright_slice_select[(self._lists,)](
-            keys, counts, codes, always, *arguments, num_warps=config.count_warps
+            keys, counts, codes, entries, *arguments, num_warps=config.count_warps
         )
         return keys, compiled, self._lists, arguments
+
+
+def cut(entries, width, lengths):
+    """Entries, see `Selection._entries`, of which each has so many first keys alone; 0 where there are not as many."""
+    known = lengths.where((lengths > 0) & (lengths <= entries[:, 0]), 0)[:, None]
+    ranges = torch.minimum(entries[:, 2:], (known + width - 1) // width)
+    inside = (ranges[:, 1::2] - ranges[:, ::2]).sum(1, keepdim=True)
+    return torch.cat([known, inside, ranges], 1).int()
 
 
 def _check_head_dim(head_dim):

@@ -10,7 +10,8 @@ import triton.language as tl
 from tilewright.slices import layout
 from tilewright.targets import selection
 
-CODES, OCTAVE, UNKNOWN = (tl.constexpr(n) for n in (selection.CODES, selection.OCTAVE, selection.UNKNOWN))
+CODES, OCTAVE = tl.constexpr(selection.CODES), tl.constexpr(selection.OCTAVE)
+UNKNOWN, NO_LENGTH = tl.constexpr(selection.UNKNOWN), tl.constexpr(selection.NO_LENGTH)
 STEP = tl.constexpr(layout.STEP)
 # Codes of a bin have one weight: that of the first half of an octave, or of the second.
 BIN, BINS = tl.constexpr(selection.BIN), tl.constexpr(selection.CODES // selection.BIN)
@@ -65,7 +66,7 @@ def _tokens(x_ptr, r, lo, stride_n, n_tokens, SIZE: tl.constexpr, HEAD_DIM: tl.c
 
 @triton.jit(do_not_specialize=["n_rows", "n_keys", "n_tokens"])
 def tilewright_slice_lse(
-    lse_ptr, q_ptr, k_ptr, alike_ptr, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    lse_ptr, q_ptr, k_ptr, length_ptr, alike_ptr, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     n_rows, n_keys, n_tokens, heads, scale_log2, least_alike,
     SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr, SPLIT: tl.constexpr, NUM_STAGES: tl.constexpr,
@@ -73,23 +74,25 @@ def tilewright_slice_lse(
     """Log2-sum-exp2 of the scores of rows of q in SPLITS ranges of SPLIT keys. Grid: (batch * heads * SPLITS * tiles of
     rows,).
 
-    lse_ptr: float32 [batch, heads, SPLITS, n_rows]. SIZE: tokens that a key is the mean of; it counts as many times.
-    alike_ptr: float32 [batch, heads, n_keys], or None: keys with less than least_alike are left out.
+    lse_ptr: float32 [batch, heads, SPLITS, n_rows]. length_ptr: int32 [batch], keys that count. SIZE: tokens that a key
+    is the mean of; it counts as many times. alike_ptr: float32 [batch, heads, n_keys], or None: keys with less than
+    least_alike are left out.
     """
     tiles = tl.cdiv(n_rows, BLOCK_M)
     tile = tl.program_id(0) % tiles
     split = tl.program_id(0) // tiles % SPLITS
     bh = tl.program_id(0) // (tiles * SPLITS)
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    length = tl.minimum(tl.load(length_ptr + bh // heads), n_keys)
     b_q, k_ptr = _head(
         q_ptr, k_ptr, bh, rows, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM
     )
     m_i = tl.full((BLOCK_M,), LOWEST, tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
-    for lo in tl.range(split * SPLIT, tl.minimum(split * SPLIT + SPLIT, n_keys), BLOCK_N, num_stages=NUM_STAGES):
+    for lo in tl.range(split * SPLIT, tl.minimum(split * SPLIT + SPLIT, length), BLOCK_N, num_stages=NUM_STAGES):
         n = lo + tl.arange(0, BLOCK_N)
         b_s = _scores(b_q, k_ptr, n, n_keys, stride_kn, HEAD_DIM) * scale_log2  # [BLOCK_M, BLOCK_N]
-        m_n = n < n_keys
+        m_n = n < length
         if SIZE > 1:
             b_s += tl.log2(tl.minimum(n_tokens - n * SIZE, SIZE).to(tl.float32))[None, :]
         if alike_ptr is not None:
@@ -265,17 +268,18 @@ def _over_rows(b_x, LARGEST: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_R: tl.co
     return tl.sum(tl.reshape(tl.exp2(b_x), (BLOCK_G, BLOCK_R, BLOCK_N)), 1)
 
 
-@triton.jit(do_not_specialize=["n_keys"])
+@triton.jit(do_not_specialize=["n_keys", "first", "end"])
 def tilewright_slice_spread(
-    code_ptr, of_block_ptr, n_keys, stride_c, stride_b, SIZE: tl.constexpr, BLOCK_N: tl.constexpr
+    code_ptr, of_block_ptr, n_keys, first, end, stride_c, stride_b, SIZE: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Codes of keys from those of their blocks of SIZE keys. Grid: (groups in all, keys / BLOCK_N rounded up)."""
+    """Codes of keys from those of their blocks of SIZE keys, which begin at key `first` and end at `end`; the last code
+    for others. Grid: (groups in all, keys / BLOCK_N rounded up)."""
     chunks = tl.cdiv(n_keys, BLOCK_N)
     row = (tl.program_id(0) // chunks).to(tl.int64)
     n = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
-    m_n = n < n_keys
-    b_c = tl.load(of_block_ptr + row * stride_b + n // SIZE, mask=m_n)
-    tl.store(code_ptr + row * stride_c + n, b_c, mask=m_n)
+    m_block = (n >= first) & (n < end)
+    b_c = tl.load(of_block_ptr + row * stride_b + (n - first) // SIZE, mask=m_block, other=CODES - 1)
+    tl.store(code_ptr + row * stride_c + n, b_c, mask=n < n_keys)
 
 
 @triton.jit(do_not_specialize=["n_keys", "n_groups"])
@@ -314,16 +318,19 @@ def _mixed(x):
     return x ^ (x >> 16)
 
 
-@triton.jit(do_not_specialize=["n_keys", "n_units"])
+@triton.jit(do_not_specialize=["n_keys", "n_units", "of_entry"])
 def tilewright_slice_runs(
-    run_ptr, code_ptr, n_keys, n_units, stride_r, stride_c, WIDTH: tl.constexpr, BLOCK_U: tl.constexpr
-):
+    run_ptr, code_ptr, length_ptr, n_keys, n_units, of_entry, stride_r, stride_c,
+    WIDTH: tl.constexpr, BLOCK_U: tl.constexpr,
+):  # fmt: skip
     """Codes of the sums of shares of runs of WIDTH keys. Grid: (groups in all * (runs / BLOCK_U rounded up),).
 
-    Keys of code 255 have no share: a run of such alone has that code, too.
+    Keys of code 255 have no share: a run of such alone has that code, too. length_ptr: int32 [batch], keys that count.
+    of_entry: groups of a batch entry.
     """
     chunks = tl.cdiv(n_units, BLOCK_U)
     row = (tl.program_id(0) // chunks).to(tl.int64)
+    n_keys = tl.minimum(tl.load(length_ptr + row // of_entry), n_keys)
     unit = tl.program_id(0) % chunks * BLOCK_U + tl.arange(0, BLOCK_U)
     n = unit[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     b_c = tl.load(code_ptr + row * stride_c + n, mask=n < n_keys, other=CODES - 1)
@@ -333,22 +340,26 @@ def tilewright_slice_runs(
     tl.store(run_ptr + row * stride_r + unit, b_r.to(tl.int32).to(tl.uint8), mask=unit < n_units)
 
 
-@triton.jit(do_not_specialize=["n_units", "n_keys", "n_always", "in_always", "mass", "code", "count", "least", "most"])
+@triton.jit(do_not_specialize=["of_entry", "n_always", "mass", "code", "count", "least", "most"])
 def tilewright_slice_select(
-    key_ptr, count_ptr, code_ptr, always_ptr, n_units, n_keys, n_always, in_always, mass, code, count, least, most,
-    capacity, stride_c,
+    key_ptr, count_ptr, code_ptr, entry_ptr, of_entry, n_always, mass, code, count, least, most, capacity, stride_c,
     BY_MASS: tl.constexpr, BY_CODE: tl.constexpr, ALWAYS: tl.constexpr, FREE: tl.constexpr, WHOLE: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The list of a group. Grid: (groups in all,). Arguments are the fields of `selection.Rule`, mass in `MASS_UNIT`.
 
-    key_ptr: int32 [groups in all, capacity]. count_ptr: int32 [groups in all]. code_ptr: uint8, rows of n_units,
-    stride_c apart, a multiple of 4. always_ptr: int32 [n_always, 2], ranges of units, with in_always units in all;
-    ALWAYS: there are some. BLOCK_N: units at a time, a multiple of 4. Codes are read four to a word.
+    key_ptr: int32 [groups in all, capacity]. count_ptr: int32 [groups in all]. code_ptr: uint8, rows of codes stride_c
+    apart, a multiple of 4. entry_ptr: int32 [batch, 2 + 2 * n_always], of each entry its keys, 0 where their number is
+    out of range, the units in ranges that are always listed, and these; ALWAYS: there are some. of_entry: groups of an
+    entry. BLOCK_N: units at a time, a multiple of 4. Codes are read four to a word.
     """
     row = tl.program_id(0).to(tl.int64)
     code_ptr += row * stride_c
     key_ptr += row * capacity
+    entry_ptr += row // of_entry * (2 + 2 * n_always)
+    n_keys, in_always = tl.load(entry_ptr), tl.load(entry_ptr + 1)
+    always_ptr = entry_ptr + 2
+    n_units = tl.cdiv(n_keys, WIDTH)
     unknown = _count(code_ptr, 0, n_units, CODES - 2, BLOCK_N) == 0
     if BY_MASS:
         code = _code_of_mass(code_ptr, always_ptr, n_units, n_always, mass, ALWAYS, FREE, BLOCK_N)
@@ -385,7 +396,7 @@ def tilewright_slice_select(
     tl.store(key_ptr + behind, tl.zeros((STEP,), tl.int32) + final, mask=behind < end)
     # A list that does not fit, or of a group without shares, says so.
     listed = tl.where(asked > most, asked * WIDTH, listed) if WHOLE else tl.where(unknown, UNKNOWN, listed)
-    tl.store(count_ptr + row, listed)
+    tl.store(count_ptr + row, tl.where(n_keys < 1, NO_LENGTH, listed))
 
 
 @triton.jit
