@@ -38,7 +38,9 @@ def direct(compiled, grid, stream, arguments):
 
 def current_stream(device):
     """``callable() -> int``: the stream that is current on `device` when called; 0 where there are no streams."""
-    return (lambda: 0) if device.type != "cuda" else partial(_internals.raw_stream, device.index)
+    if device.type != "cuda":
+        return lambda: 0
+    return partial(_internals.raw_stream, torch.cuda.current_device() if device.index is None else device.index)
 
 
 def wide(n, stride):

@@ -1,7 +1,8 @@
 """Slices on an NVIDIA GPU (stage T5): kernels that write codes of keys, and those that choose keys by codes.
 
 Heads come one after the other, so that programs that run at a time share a head's keys in L2. Nothing but codes has a
-value for each group and key. What codes are: `tilewright.targets.selection`.
+value for each group and key. What codes are: `tilewright.targets.selection`. Rows of codes are written to their padded
+end, so that threads store 16 codes at once; what stands behind the last key is never read as a code.
 """
 
 import triton
@@ -225,7 +226,7 @@ def tilewright_slice_codes(
             q_unlike = tl.load(q_alike_ptr + bh * n_groups + groups, mask=m_groups, other=1.0) < least_alike
             b_c = tl.where((unlike[None, :] | q_unlike[:, None]) & (b_l == b_l)[:, None], 0, b_c)
         p_code = code_ptr + groups.to(tl.int64)[:, None] * stride_c + n[None, :]
-        tl.store(p_code, b_c.to(tl.uint8), mask=m_groups[:, None] & m_n[None, :])
+        tl.store(p_code, b_c.to(tl.uint8), mask=m_groups[:, None] & (n < stride_c)[None, :])
 
 
 @triton.jit
@@ -279,7 +280,7 @@ def tilewright_slice_spread(
     n = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
     m_block = (n >= first) & (n < end)
     b_c = tl.load(of_block_ptr + row * stride_b + (n - first) // SIZE, mask=m_block, other=CODES - 1)
-    tl.store(code_ptr + row * stride_c + n, b_c, mask=n < n_keys)
+    tl.store(code_ptr + row * stride_c + n, b_c, mask=n < stride_c)
 
 
 @triton.jit(do_not_specialize=["n_keys", "n_groups"])
@@ -295,9 +296,8 @@ def tilewright_slice_given(
     mask_ptr += (bh // heads).to(tl.int64) * stride_mb + (bh % heads).to(tl.int64) * stride_mh
     p_mask = mask_ptr + (row % n_groups).to(tl.int64) * stride_mg + n.to(tl.int64) * stride_mn
     b_mask = tl.load(p_mask, mask=n < n_keys, other=0)
-    tl.store(
-        code_ptr + row.to(tl.int64) * stride_c + n, tl.where(b_mask != 0, 0, CODES - 1).to(tl.uint8), mask=n < n_keys
-    )
+    b_c = tl.where(b_mask != 0, 0, CODES - 1).to(tl.uint8)
+    tl.store(code_ptr + row.to(tl.int64) * stride_c + n, b_c, mask=n < stride_c)
 
 
 @triton.jit(do_not_specialize=["n_keys", "seed"])
@@ -307,7 +307,7 @@ def tilewright_slice_random(code_ptr, n_keys, seed, stride_c, BLOCK_N: tl.conste
     row = tl.program_id(0) // chunks
     n = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
     b_c = _mixed(_mixed((row + seed).to(tl.uint32)) + n.to(tl.uint32)) & (CODES - 1)
-    tl.store(code_ptr + row.to(tl.int64) * stride_c + n, b_c.to(tl.uint8), mask=n < n_keys)
+    tl.store(code_ptr + row.to(tl.int64) * stride_c + n, b_c.to(tl.uint8), mask=n < stride_c)
 
 
 @triton.jit
@@ -337,7 +337,7 @@ def tilewright_slice_runs(
     b_p = tl.where(b_c < CODES - 1, tl.exp2((b_c.to(tl.float32) + 0.5) * (-1 / OCTAVE)), 0.0)
     b_r = tl.log2(tl.sum(b_p, 1)) * -OCTAVE
     b_r = tl.minimum(tl.maximum(b_r, 0.0), CODES - 1.0)
-    tl.store(run_ptr + row * stride_r + unit, b_r.to(tl.int32).to(tl.uint8), mask=unit < n_units)
+    tl.store(run_ptr + row * stride_r + unit, b_r.to(tl.int32).to(tl.uint8), mask=unit < stride_r)
 
 
 @triton.jit(do_not_specialize=["of_entry", "n_always", "mass", "code", "count", "least", "most"])
@@ -407,28 +407,23 @@ def _list_block(
     """List those of BLOCK_N units from `lo` that are chosen; returns how many units are listed so far."""
     n = lo + 4 * tl.arange(0, BLOCK_N // 4)
     b_w = _words(code_ptr, lo, n_units, BLOCK_N)
-    mixed = (lo < cut) & (cut < lo + BLOCK_N)
-    limit = tl.where(lo < cut, last, last - 1)
-    b_of_word = tl.zeros((BLOCK_N // 4,), tl.int32)
-    b_taken = tl.zeros((BLOCK_N // 4,), tl.int32)
-    for i in tl.static_range(4):
-        b_c = ((b_w >> 8 * i) & 0xFF).to(tl.int32)
-        m_taken = b_c <= limit
-        if mixed:
-            m_taken = b_c <= tl.where(n + i < cut, last, last - 1)
-        if ALWAYS:
-            m_taken = m_taken | _in_ranges(always_ptr, n_always, n + i)
-        if lo + BLOCK_N > n_units:
-            m_taken = m_taken & (n + i < n_units)
-        b_of_word += m_taken.to(tl.int32)
-        b_taken |= m_taken.to(tl.int32) << i
+    b_taken = _at_most(b_w, tl.where(lo < cut, last, last - 1))
+    if (lo < cut) & (cut < lo + BLOCK_N):
+        b_taken = _at_most(b_w, last - 1) | (_at_most(b_w, last) & _first(cut - n))
+    if ALWAYS:
+        for i in tl.static_range(4):
+            b_taken |= tl.where(_in_ranges(always_ptr, n_always, n + i), 1 << (i % 2 + i // 2 * 16), 0)
+    if lo + BLOCK_N > n_units:
+        b_taken &= _first(n_units - n)
+    b_of_word = _how_many(b_taken)
     b_to = listed + tl.cumsum(b_of_word, 0) - b_of_word
     for i in tl.static_range(4):
-        m_taken = ((b_taken >> i) & 1) != 0
+        b_one = (b_taken >> (i % 2 + i // 2 * 16)) & 1
         for w in tl.static_range(WIDTH):
             key = (n + i) * WIDTH + w
-            tl.store(key_ptr + b_to * WIDTH + w, key, mask=m_taken & (key < n_keys) if WIDTH > 1 else m_taken)
-        b_to += m_taken.to(tl.int32)
+            m_key = (b_one != 0) & (key < n_keys) if WIDTH > 1 else b_one != 0
+            tl.store(key_ptr + b_to * WIDTH + w, key, mask=m_key)
+        b_to += b_one
     return listed + tl.sum(b_of_word, 0)
 
 
@@ -450,12 +445,26 @@ def _words(code_ptr, lo, end, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _same(always_ptr, b_w, n, i: tl.constexpr, code, n_units, n_always, ALWAYS: tl.constexpr):
-    """Whether the units n + i, in place i of words, have this code and lie outside of the ranges."""
-    m_same = (((b_w >> 8 * i) & 0xFF).to(tl.int32) == code) & (n + i < n_units)
-    if ALWAYS:
-        m_same = m_same & (_in_ranges(always_ptr, n_always, n + i) == 0)
-    return m_same
+def _at_most(b_w, code):
+    """Which codes of words are at most this one, which may be -1: bits 0, 1, 16 and 17, int32, for the four of a word."""
+    # Two codes of a word at a time, each in 16 bits: bit 8 of 256 + code - c tells whether c is at most the code.
+    least = ((tl.zeros((), tl.int32) + code + 256) * 0x10001).to(tl.uint32)
+    b_even = (least - (b_w & 0xFF00FF)) >> 8
+    b_odd = (least - ((b_w >> 8) & 0xFF00FF)) >> 7
+    return ((b_even & 0x10001) | (b_odd & 0x20002)).to(tl.int32)
+
+
+@triton.jit
+def _first(m):
+    """The bits, as those of `_at_most`, of the first m of the four codes of a word; m is any number."""
+    return tl.where(m > 1, 3, tl.where(m > 0, 1, 0)) | tl.where(m > 3, 0x30000, tl.where(m > 2, 0x10000, 0))
+
+
+@triton.jit
+def _how_many(b_bits):
+    """How many bits, of those of `_at_most`, are set."""
+    b_pair = (b_bits & 0x10001) + ((b_bits >> 1) & 0x10001)
+    return (b_pair + (b_pair >> 16)) & 7
 
 
 @triton.jit
@@ -469,15 +478,19 @@ def _cut(
     for lo in range(0, n_units, BLOCK_N):
         n = lo + 4 * tl.arange(0, BLOCK_N // 4)
         b_w = _words(code_ptr, lo, n_units, BLOCK_N)
-        b_of_word = tl.zeros((BLOCK_N // 4,), tl.int32)
-        for i in tl.static_range(4):
-            b_of_word += _same(always_ptr, b_w, n, i, code, n_units, n_always, ALWAYS).to(tl.int32)
+        b_same = _at_most(b_w, code) & ~_at_most(b_w, code - 1)
+        if ALWAYS:
+            for i in tl.static_range(4):
+                b_same &= ~tl.where(_in_ranges(always_ptr, n_always, n + i), 1 << (i % 2 + i // 2 * 16), 0)
+        if lo + BLOCK_N > n_units:
+            b_same &= _first(n_units - n)
+        b_of_word = _how_many(b_same)
         b_at = seen + tl.cumsum(b_of_word, 0) - b_of_word
         b_cut = tl.zeros((BLOCK_N // 4,), tl.int32) + n_units
         for i in tl.static_range(4):
-            m_same = _same(always_ptr, b_w, n, i, code, n_units, n_always, ALWAYS)
-            b_at += m_same.to(tl.int32)
-            b_cut = tl.where(m_same & (b_at > ties), tl.minimum(b_cut, n + i), b_cut)
+            b_one = (b_same >> (i % 2 + i // 2 * 16)) & 1
+            b_at += b_one
+            b_cut = tl.where((b_one != 0) & (b_at > ties), tl.minimum(b_cut, n + i), b_cut)
         cut = tl.minimum(cut, tl.min(b_cut, 0))
         seen += tl.sum(b_of_word, 0)
     return cut
@@ -559,7 +572,7 @@ def _range_histogram(code_ptr, first, end, BLOCK_N: tl.constexpr):
 def _count(code_ptr, lo, end, code, BLOCK_N: tl.constexpr):
     """How many units from `lo`, a multiple of 4, to `end` have at most this code, which may be -1."""
     found = tl.zeros((BLOCK_N // 4,), tl.uint32)
-    # Two codes of a word at a time, each in 16 bits: bit 8 of 256 + code - c tells whether c is at most the code.
+    # As in `_at_most`; the sums of two codes of a word, in 16 bits each.
     least = ((tl.zeros((), tl.int32) + code + 256) * 0x10001).to(tl.uint32)
     for start in range(lo, end, BLOCK_N):
         b_w = _words(code_ptr, start, end, BLOCK_N)
