@@ -446,7 +446,7 @@ def _words(code_ptr, lo, end, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _at_most(b_w, code):
-    """Which codes of words are at most this one, which may be -1: bits 0, 1, 16 and 17, int32, for the four of a word."""
+    """Which codes of words are at most this one, or none for -1: bits 0, 1, 16 and 17, int32, for those of a word."""
     # Two codes of a word at a time, each in 16 bits: bit 8 of 256 + code - c tells whether c is at most the code.
     least = ((tl.zeros((), tl.int32) + code + 256) * 0x10001).to(tl.uint32)
     b_even = (least - (b_w & 0xFF00FF)) >> 8
