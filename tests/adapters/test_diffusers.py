@@ -70,6 +70,58 @@ def of_hunyuan():
     }
 
 
+@pytest.fixture(params=[False, True], ids=["2b", "5b"])
+def cogvideox(request):
+    """The smaller network has tables of places, the larger one turns queries and keys."""
+    torch.manual_seed(0)
+    return diffusers.CogVideoXTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=64,
+        num_layers=2,
+        time_embed_dim=32,
+        text_embed_dim=24,
+        max_text_seq_length=20,
+        sample_width=16,
+        sample_height=12,
+        sample_frames=9,
+        use_rotary_positional_embeddings=request.param,
+    ).eval()
+
+
+@pytest.fixture
+def of_cogvideox(cogvideox):
+    # 20 tokens of text and 3 frames of 6 x 8.
+    angle = random(3 * 6 * 8, 32, seed=5)
+    turns = tuple(table.repeat_interleave(2, 1) for table in (angle.cos(), angle.sin()))
+    return {
+        "hidden_states": random(2, 3, 16, 12, 16),
+        "timestep": torch.tensor([900, 10]),
+        "encoder_hidden_states": random(2, 20, 24),
+        "image_rotary_emb": turns if cogvideox.config.use_rotary_positional_embeddings else None,
+        "return_dict": False,
+    }
+
+
+@torch.no_grad()
+def test_cogvideox_answers_the_same_with_all_keys(cogvideox, of_cogvideox):
+    expected = cogvideox(**of_cogvideox)[0]
+    attention = sdpa.Slices(first=20, **ALL)
+    handle = attention.attach(cogvideox)
+    found = cogvideox(**of_cogvideox)[0]
+    assert attention.calls == {"slices": 2}
+    assert torch.allclose(found, expected, atol=1e-5) and not found.isnan().any()
+    handle.remove()
+    assert torch.equal(cogvideox(**of_cogvideox)[0], expected) and attention.calls["slices"] == 2
+
+
+@torch.no_grad()
+def test_cogvideox_with_fewer_keys_answers_something_else(cogvideox, of_cogvideox):
+    expected = cogvideox(**of_cogvideox)[0]
+    with sdpa.Slices(first=20, **FEW).replacing():
+        found = cogvideox(**of_cogvideox)[0]
+    assert 1e-5 < float((found - expected).norm() / expected.norm()) < 0.2
+
+
 @torch.no_grad()
 def test_wan_answers_the_same_with_all_keys_by_the_backend_of_a_name(wan, of_wan):
     expected = wan(**of_wan)[0]
@@ -120,6 +172,11 @@ def test_hunyuan_with_fewer_keys_answers_something_else(hunyuan, of_hunyuan):
         found = hunyuan(**of_hunyuan)[0]
     assert attention.calls["slices"] == 2
     assert 1e-5 < float((found - expected).norm() / expected.norm()) < 0.2
+    # What pads the shorter prompt is not seen, whatever it is.
+    of_hunyuan["encoder_hidden_states"][1, 7:] *= 30
+    with attention.replacing():
+        other = hunyuan(**of_hunyuan)[0]
+    assert torch.allclose(other[0], found[0], atol=1e-5) and torch.allclose(other[1], found[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["native", "Slices", ""])

@@ -43,44 +43,40 @@ def test_all_keys_are_dense_attention(mask, scale):
 
 def test_fewer_keys_are_softmax_over_the_lists_without_what_a_mask_leaves_out():
     q, k, v = draw()
-    stated = {"keep": 0.3, "budget": 0.5, "rows": 32, "always": [(290, 300)]}
-    allowed = masked([300, 171])
-    found = sdpa.Slices(tokens=1, last=10, keep=0.3, budget=0.5, rows=32)(q, k, v, allowed)
-    lists = slices.predict(q, k, **stated)
-    seen = torch.zeros(2, 2, 300, 300, dtype=torch.bool)
-    for b in range(2):
-        for h in range(2):
-            for g in range(lists.layout.groups):
-                keys = lists.keys[b, h, g, : lists.counts[b, h, g]].long()
-                seen[b, h, g * 32 : g * 32 + 32, keys] = True
-    assert seen[1, ..., 171:].any() and not seen.all()
-    assert torch.allclose(found, F.scaled_dot_product_attention(q, k, v, seen & allowed), atol=1e-5)
+    stated = {"keep": 0.3, "budget": 0.5, "rows": 32}
+    lengths = torch.tensor([300, 291])
+    found = sdpa.Slices(tokens=1, first=7, last=10, **stated)(q, k, v, masked(lengths))
+    lists = slices.predict(q, k, text=(7, 10), lengths=lengths, **stated)
+    seen = torch.stack([torch.from_numpy(lists.graph(b, h).to_dense()) for b in range(2) for h in range(2)])
+    assert not seen[2:, :, 291:].any() and seen[:, :, 290].all() and 0.3 < seen.float().mean() < 0.5
+    expected = F.scaled_dot_product_attention(q, k, v, seen.unflatten(0, (2, 2)))
+    assert torch.allclose(found, expected, atol=1e-5)
 
 
-def test_lists_are_shortened_whatever_they_hold():
-    counts = torch.tensor([[[0, 1, 64, 65, 128]]])
-    keys = torch.arange(128).mul(2).expand(1, 1, 5, 128).contiguous()
-    lists = slices.from_indices(keys, counts, (5 * 16, 256), rows=16)
-    for length in (0, 1, 2, 100, 129, 256):
-        found = sdpa.shortened(lists, torch.arange(256)[None] < length)
-        assert found.counts.tolist() == counts.clamp(max=-(-length // 2)).tolist()
-        assert found.order.sort(-1).values.tolist() == [[[0, 1, 2, 3, 4]]]
+@pytest.mark.parametrize("length", [1, 171, 299, 300])
+def test_lengths_are_those_of_a_mask(length):
+    assert sdpa.lengths_of(masked([300, length])).tolist() == [300, length]
 
 
-def test_a_mask_with_holes_is_nan_and_says_so():
+@pytest.mark.parametrize("wrong", ["hole", "first", "none"])
+def test_a_mask_that_leaves_out_others_is_nan_and_can_be_told(wrong):
     q, k, v = draw()
     allowed = masked([300, 171])
-    allowed[1, ..., 5] = False
+    allowed[1, ..., {"hole": 5, "first": slice(0, 9), "none": slice(None)}[wrong]] = False
     found = sdpa.Slices(**ALL)(q, k, v, allowed)
     assert found.isnan().all()
-    with pytest.raises(PatternError, match="batch entry 1"):
-        sdpa.shortened(slices.predict(q, k, keep=1.0, budget=1.0), allowed[:, 0, 0]).check()
+    with pytest.raises(
+        PatternError, match=r"^lengths: expected .* a mask that leaves them alone in, .* batch entry 1$"
+    ):
+        sdpa.Slices(check=True, **ALL)(q, k, v, allowed)
+    assert not sdpa.Slices(check=True, **ALL)(q, k, v, masked([300, 171])).isnan().any()
 
 
 @pytest.mark.parametrize(
     ("settings", "more", "reason"),
     [
         ({"tokens": 301}, {}, "few tokens"),
+        ({"first": 100, "last": 200}, {}, "text alone"),
         ({}, {"is_causal": True}, "dropout or causal mask"),
         ({}, {"attn_mask": torch.zeros(1, 1, 300, 300)}, "mask"),
         ({}, {"k": 200}, "queries and keys differ"),

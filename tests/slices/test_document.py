@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 from tilewright import slices
 
 TEXT = (Path(__file__).parents[2] / "docs/slices.md").read_text()
@@ -27,6 +29,17 @@ assert torch.allclose(slices.attend(q, k, v, near)[:, :, rows], right(rows, torc
 """
     (tmp_path / "examples.py").write_text((predicted + masked).replace("4680", "2000").replace("0.3)", "0.6)") + check)
     subprocess.run([sys.executable, "examples.py"], cwd=tmp_path, check=True)
+
+
+def test_the_example_of_text_keeps_it():
+    _, _, text, *_ = re.findall(r"^```python\n(.+?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    q, k, v = torch.randn(3, 1, 2, 700, 64).unbind(0)
+    names = {"slices": slices, "q": q, "k": k, "v": v, "lengths": torch.tensor([600])}
+    # Room for 256 tokens of few.
+    exec(text.replace("0.3", "0.5"), names)
+    assert names["out"].shape == q.shape
+    lists = slices.predict(q, k, **names["padded"])
+    assert lists.graph(0, 0).to_dense()[0, 444:600].all() and not lists.graph(0, 0).to_dense()[:, 600:].any()
 
 
 def test_every_call_that_is_named_is_there():

@@ -1,5 +1,6 @@
 """Attention by slice lists in T5: what lists keep, checked before it is timed, what tables and claims make of it."""
 
+import numpy as np
 import pytest
 import torch
 from test_claims import verdicts
@@ -97,6 +98,79 @@ def test_an_order_moves_the_tokens_and_nothing_else(maps):
     assert other.dense.sum() == pytest.approx(float(maps.dense.sum()), rel=1e-3, abs=1e-2)
 
 
+# Text
+
+
+@pytest.fixture(scope="module")
+def joint():
+    """As `maps`, with text before and behind the video; no test changes it."""
+    return _slices.Maps(1, 64, (6, 16, 16), "hilbert", text=(21, 30))
+
+
+TEXT = [*range(21), *range(21 + 1536, 1587)]
+
+
+def test_an_order_leaves_text_where_it_is(joint):
+    raster = _slices.Maps(1, 64, (6, 16, 16), "raster", text=(21, 30))
+    for one, other in zip(joint.qkv, raster.qkv, strict=True):
+        assert torch.equal(one[:, :, TEXT], other[:, :, TEXT]) and not torch.equal(one, other)
+        assert torch.equal(one[0, 0].sort(0).values, other[0, 0].sort(0).values)
+
+
+@pytest.mark.parametrize("how", [{"keep": 0.4}, {"mass": 0.5}], ids=str)
+@pytest.mark.parametrize("shape", ["128x1", "64x1", "128x16"])
+def test_lists_of_the_oracle_hold_the_text_and_the_largest_shares(joint, shape, how):
+    lists, shares = joint.oracle(shape, **how), weights(joint)
+    pattern = lists.found.graph(0, 0).to_dense()
+    assert pattern[TEXT].all() and pattern[:, TEXT].all() and not pattern.all()
+    kept = (shares * torch.from_numpy(pattern)).sum(-1)
+    assert lists.facts["recall"] == pytest.approx(float(kept.mean()), abs=1e-5)
+    assert lists.facts["density"] == pytest.approx(pattern.mean(), abs=1e-6)
+    rows, width = _slices.group(shape)
+    group = shares[21 : 21 + rows].mean(0)
+    if width == 1:
+        listed = pattern[21].nonzero()[0]
+        chosen, others = np.setdiff1d(listed, TEXT), np.setdiff1d(np.arange(1587), listed)
+        assert group[chosen].min() >= group[others].max() - 1e-6
+    if "mass" in how:
+        assert group[pattern[21]].sum() >= 0.5
+    else:
+        assert pattern[21].sum() == pytest.approx(0.4 * 1587, abs=width)
+
+
+def test_a_case_with_text_has_every_row():
+    case, changes = "1x64-26-6x16x16", {"groups": ("128x1", "128x128"), "baselines": ("sdpa_dense", "flex")}
+    rows = whole("slices", slices_experiment.run(case, settings(**changes), QUICK))
+    assert [row["status"] for row in rows] == ["ok"] * 7 + ["skipped"]
+    assert "found text" in rows[-1]["reason"]
+    for row in rows[:7]:
+        assert (row["grid"], row["tokens"], row["heads"]) == ("26-6x16x16", 1562, 1) and row["p50_us"] > 0
+    assert list(slices_experiment.first_calls(case, settings(**changes), QUICK)) == []
+    made = recall_experiment.Settings(
+        orders=("hilbert",),
+        groups=("128x1",),
+        recalls=(0.9,),
+        timed=0.9,
+        predictors=POOLED,
+        baselines=(),
+        max_seconds=0.01,
+    )
+    for row in whole("recall", recall_experiment.run(case, made, QUICK)):
+        assert row["status"] == "ok" and row["recall"] >= 0.9 and row["grid"] == "26-6x16x16"
+
+
+def test_cases_of_networks_have_their_sizes():
+    tokens = {"cogvideox-2b": 17_776, "cogvideox-5b": 17_776, "hunyuan": 119_056}
+    assert set(slices_experiment.MODELS) == set(tokens)
+    for case, count in tokens.items():
+        _, _, grid = slices_experiment.sizes(case)
+        assert np.prod(grid) + sum(slices_experiment.text(case)) == count
+    assert slices_experiment.sizes("cogvideox-2b") == (30, 64, (13, 30, 45))
+    assert (slices_experiment.text("cogvideox-5b"), slices_experiment.text("hunyuan")) == ((226, 0), (0, 256))
+    assert slices_experiment.text("2x64-9x20x26") == (0, 0)
+    assert slices_experiment.size("hunyuan", None) == 4 * 24 * 119_056 * 931
+
+
 # Rows
 
 
@@ -190,6 +264,8 @@ def test_recall_has_a_row_for_each_order_target_and_chooser():
         ("slices", {"predictors": {"x": {"pools": 3}}}, "slices.predictors.x: predictor pooled: "),
         ("slices", {"baselines": ["fa5"]}, "slices.baselines: unknown baseline 'fa5'"),
         ("slices", {"grids": [[0, 2, 3]]}, "slices.grids: expected at least 1, found 0"),
+        ("slices", {"joint": ["sora"]}, "slices.joint: case 'sora': expected <heads>x<head_dim>-"),
+        ("recall", {"joint": ["hunyuan", "hunyuan"]}, "recall.joint: 'hunyuan' stands twice"),
         ("slices", {"max_seconds": 0}, "slices.max_seconds: expected a number above 0"),
         ("recall", {"orders": ["hilbert", "hilbert"]}, "recall.orders: 'hilbert' stands twice"),
         ("recall", {"recalls": [0.9, 0.0]}, "recall.recalls: expected shares between 0 and 1, found 0.0"),
@@ -202,7 +278,7 @@ def test_mistakes_in_the_configuration_are_named(section, changes, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("case", ["2x64", "2x64-9x20", "2xa-9x20x26", "0x64-9x20x26"])
+@pytest.mark.parametrize("case", ["2x64", "2x64-9x20", "2xa-9x20x26", "0x64-9x20x26", "2x64-0-9x20x26", "cogvideox"])
 def test_a_case_is_a_shape_and_a_grid(case):
     with pytest.raises(ConfigError, match="such as 2x64-9x20x26"):
         slices_experiment.sizes(case)

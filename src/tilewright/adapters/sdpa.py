@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from tilewright import slices
 from tilewright.core.errors import ConfigError
 from tilewright.slices import settings as slice_settings
-from tilewright.slices.layout import HEAD_DIMS, INVALID
+from tilewright.slices.layout import HEAD_DIMS
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -25,23 +25,21 @@ Number = Annotated[int, msgspec.Meta(ge=0)]
 class Settings(slice_settings.Settings, frozen=True, forbid_unknown_fields=True):
     """Which keys are listed, as `slices.predict` takes it, and which calls slices are for.
 
-    tokens: calls of fewer go to torch. first, last: so many tokens at the beginning and at the end are listed by all
-    queries, such as text.
+    tokens: calls of fewer go to torch. first, last: so many tokens at the beginning and at the end are text, which
+    attends to all keys and is listed by all queries: first 226 for CogVideoX, last 256 for HunyuanVideo. check: wait in
+    each call and raise an error where a list did not fit or a mask has holes; else results are NaN there.
     """
 
     tokens: Number = 1024
     first: Number = 0
     last: Number = 0
+    check: bool = False
 
     @property
     def stated(self):
         """Keywords of `slices.predict`."""
-        own = ("tokens", "first", "last")
+        own = ("tokens", "first", "last", "check")
         return {name: value for name, value in super().stated.items() if name not in own}
-
-    def always(self, n):
-        """Ranges of keys that all queries list, of `n`."""
-        return [(lo, hi) for lo, hi in ((0, min(self.first, n)), (max(0, n - self.last), n)) if lo < hi]
 
 
 class Slices:
@@ -69,10 +67,11 @@ class Slices:
             return F.scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
-        always = self.settings.always(query.shape[2])
-        lists = slices.predict(query, key, scale=scale, always=always, **self._stated)
-        if attn_mask is not None:
-            lists = shortened(lists, attn_mask[:, 0, 0])
+        text = self.settings.first, self.settings.last
+        lengths = None if attn_mask is None else lengths_of(attn_mask).expand(len(query))
+        lists = slices.predict(query, key, scale=scale, text=text, lengths=lengths, **self._stated)
+        if self.settings.check:
+            lists.check(allow_empty=True)
         return slices.attend(query, key, value, lists, scale=scale)
 
     def _unfit(self, q, k, v, mask, dropout_p, is_causal):
@@ -81,6 +80,8 @@ class Slices:
             return "queries and keys differ"
         if q.shape[2] < self.settings.tokens:
             return "few tokens"
+        if q.shape[2] <= self.settings.first + self.settings.last:
+            return "text alone"
         if q.shape[3] not in HEAD_DIMS:
             return "head dim"
         if dropout_p or is_causal:
@@ -142,24 +143,12 @@ def _of_keys(mask, q):
     return mask.dtype == torch.bool and mask.ndim == 4 and len(mask) in (1, len(q)) and tuple(mask.shape[1:]) == shape
 
 
-def shortened(lists, allowed):
-    """`SliceLists` without the keys that a mask leaves out; the host does not wait.
+def lengths_of(mask):
+    """How many first keys of each clip a mask [B or 1, 1, 1, N_k] leaves in, int32 [B or 1]; the host does not wait.
 
-    allowed: bool [B or 1, N_k], which flags the first keys of each clip, however many. Where it flags others every
-    result is NaN, and `SliceLists.check` says for which group.
+    0 where it leaves out others than the last ones: that makes every result NaN, and `SliceLists.check` tells of it.
     """
-    layout, counts = lists.layout, lists.counts
+    allowed = mask[:, 0, 0]
     lengths = allowed.sum(-1, dtype=torch.int32)
-    prefix = (allowed == (torch.arange(layout.keys, device=allowed.device) < lengths[:, None])).all(-1)
-    lengths, prefix = (x[:, None, None].expand_as(counts) for x in (lengths, prefix))
-    # Lists ascend: those that are left out come last. How many stay is found by bisection.
-    low, high = torch.zeros_like(counts), counts.clamp(max=layout.capacity)
-    for _ in range(layout.capacity.bit_length()):
-        middle = (low + high) // 2
-        key = lists.keys.gather(-1, middle.clamp(max=layout.capacity - 1).long()[..., None])[..., 0]
-        stays = (middle < high) & (key < lengths)
-        low, high = torch.where(stays, middle + 1, low), torch.where(stays, high, middle)
-    # What did not fit stays so.
-    counts = torch.where(counts > layout.capacity, counts, torch.where(prefix, low, INVALID)).contiguous()
-    ranked = torch.ops.tilewright.slices_rank(counts, layout)
-    return slices.SliceLists(layout, lists.keys, counts, *ranked)
+    first = torch.arange(allowed.shape[-1], device=mask.device) < lengths[:, None]
+    return lengths * (allowed == first).all(-1)

@@ -10,7 +10,7 @@ Such maps say how fast sparse attention of a given density is. They say nothing 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -110,6 +110,22 @@ def tokens(
         found.append(_planted(head, grid, drawn, order.to(device), rows))
     q, k, v = (torch.stack([made[at] for made in found])[None] for at in range(3))
     return Planted(q, k, v, tuple(heads), tuple(made[3] for made in found), objects)
+
+
+def with_text(made: Planted, first: int, last: int, *, seed: int = 0) -> Planted:
+    """`made` with so many tokens of text before and behind those of the grid, in no object, -1.
+
+    Their queries, keys and values are standard normal.
+    """
+    # ASSUME: a key of text gets as much attention as one that a query has nothing to do with.
+    generator = torch.Generator().manual_seed(seed + 1)
+
+    def joined(x: Tensor) -> Tensor:
+        drawn = torch.randn(*x.shape[:2], first + last, x.shape[3], generator=generator).to(x.device)
+        return torch.cat([drawn[:, :, :first], x, drawn[:, :, first:]], 2)
+
+    objects = torch.nn.functional.pad(made.objects, (first, last), value=-1)
+    return replace(made, q=joined(made.q), k=joined(made.k), v=joined(made.v), objects=objects)
 
 
 def window(grid: tuple[int, int, int], volume: float) -> tuple[int, int, int]:

@@ -181,7 +181,8 @@ class SliceLists:
                 )
             if asked == NO_LENGTH:
                 raise PatternError(
-                    f"lengths: expected 1 to {self.layout.keys} first keys, found another number for batch entry {b}"
+                    f"lengths: expected 1 to {self.layout.keys} first keys, and a mask that leaves them alone in, "
+                    f"found others for batch entry {b}"
                 )
             if asked == UNKNOWN:
                 raise PatternError(

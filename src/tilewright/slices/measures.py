@@ -5,6 +5,7 @@ group's queries. The *recall* of a query is the sum of the shares that its list 
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -40,18 +41,29 @@ def run_shares(shares: Tensor, width: int) -> Tensor:
 
 
 class Ranked:
-    """Keys, or runs, of groups by their shares, the largest first; equal ones in the order of the keys."""
+    """Keys, or runs, of groups by their shares, the largest first; equal ones in the order of the keys.
 
-    def __init__(self, shares: Tensor):
-        """Rank `shares` [..., N], which sum to the attention of a group, 1 for exact ones."""
-        values, self.places = shares.sort(dim=-1, descending=True, stable=True)
-        self.cumulative = values.double().cumsum(-1)
+    places: int32 [..., N], the keys in this order. cumulative: float64 [..., N], what the first of them come to. least:
+    how many come first whatever their shares.
+    """
+
+    def __init__(self, shares: Tensor, always: Tensor | None = None):
+        """Rank `shares` [..., N], which sum to the attention of a group, 1 for exact ones. always: bool [N], those that
+        come first, or None."""
+        self.least = 0 if always is None else int(always.sum())
+        self.places = torch.empty_like(shares, dtype=torch.int32)
+        self.cumulative = torch.empty_like(shares, dtype=torch.float64)
+        for rows, places, cumulative in self._slabs(shares, self.places, self.cumulative):
+            keys = rows if always is None else rows.masked_fill(always, torch.inf)
+            order = keys.argsort(dim=-1, descending=True, stable=True)
+            places.copy_(order)
+            torch.cumsum(rows.gather(-1, order).double(), -1, out=cumulative)
 
     def counts(self, mass: float) -> Tensor:
         """int64 [...]: the fewest of each group whose shares come to `mass` of their sum."""
         # What rounding leaves of the sum is not asked for.
         missing = self.cumulative < mass * self.cumulative[..., -1:] * (1 - 1e-12)
-        return (missing.sum(-1) + 1).clamp_max(self.cumulative.shape[-1])
+        return (missing.sum(-1) + 1).clamp(self.least, self.cumulative.shape[-1])
 
     def kept(self, counts: Tensor) -> Tensor:
         """float64 [...]: what the first `counts` [...] of each group, at least one, come to."""
@@ -59,8 +71,17 @@ class Ranked:
 
     def mask(self, counts: Tensor) -> Tensor:
         """bool [..., N]: which these are."""
-        first = torch.arange(self.places.shape[-1], device=counts.device) < counts[..., None]
-        return torch.zeros_like(first).scatter_(-1, self.places, first)
+        flags = torch.zeros_like(self.places, dtype=torch.bool)
+        place = torch.arange(self.places.shape[-1], device=counts.device)
+        for rows, places, count in self._slabs(flags, self.places, counts[..., None]):
+            rows.scatter_(-1, places.long(), place < count)
+        return flags
+
+    @staticmethod
+    def _slabs(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Views of some rows at a time: what a sort needs besides takes several times their memory."""
+        flat = [x.view(-1, x.shape[-1]) for x in tensors]
+        return zip(*(x.split(max(1, _SLAB_SCORES // flat[0].shape[1])) for x in flat), strict=True)
 
 
 def errors(found: Tensor, expected: Tensor) -> dict[str, float]:

@@ -57,18 +57,26 @@ def group(name):
 class Maps:
     """Planted queries, keys and values of one case in one order, and what attention over all keys makes of them."""
 
-    def __init__(self, heads, head_dim, grid, order, *, device="cpu", dtype="float32", seed=0):
-        """Plant `heads` heads (`planted.mixed`). Raises `UnknownNameError`, `PatternError` and `DeviceError`."""
+    def __init__(self, heads, head_dim, grid, order, *, text=(0, 0), device="cpu", dtype="float32", seed=0):
+        """Plant `heads` heads (`planted.mixed`). text: tokens before and behind those of the grid.
+
+        Raises `UnknownNameError`, `PatternError` and `DeviceError`.
+        """
         registry.check("dtype", dtype, DTYPES)
         self.facts, self.dtype, self.seed = targets.describe(device), getattr(torch, dtype), seed
         self.place = targets.facts(device).TORCH_DEVICE
         self.grid, self.heads, self.head_dim = grid, heads, head_dim
         self.made = planted.tokens(grid, head_dim, planted.mixed(heads), seed=seed, device=self.place)
+        self.text = text
+        if any(text):
+            self.made = planted.with_text(self.made, *text, seed=seed)
         self.arrange(order)
 
     def arrange(self, order):
-        """Put the tokens in `order`."""
-        at = torch.from_numpy(orders.order(order, self.grid)).to(self.place)
+        """Put the tokens of the grid in `order`; those of text stay."""
+        (first, last), video = self.text, torch.from_numpy(orders.order(order, self.grid))
+        behind = torch.arange(last) + first + len(video)
+        at = torch.cat([torch.arange(first), first + video, behind]).to(self.place)
         self.order, self.cached = order, {}
         self.qkv = tuple(x[:, :, at].to(self.dtype).contiguous() for x in (self.made.q, self.made.k, self.made.v))
         self.exact = tuple(x.float() for x in self.qkv)
@@ -102,7 +110,7 @@ class Maps:
         """Columns that all rows share."""
         return {
             **{"maps": "planted", "heads": self.heads, "head_dim": self.head_dim, "tokens": self.tokens},
-            **{"grid": "x".join(map(str, self.grid)), "token_order": self.order, "status": "ok"},
+            **{"grid": self.place_of_text("x".join(map(str, self.grid))), "token_order": self.order, "status": "ok"},
             **{"dtype": str(self.dtype).removeprefix("torch."), **machine(self.facts), "time": now()},
         }
 
@@ -110,24 +118,30 @@ class Maps:
         """`measures.Ranked` of the exact shares [H, G, runs] of groups of `shape`."""
         if shape not in self.cached:
             rows, width = group(shape)
-            groups = torch.arange(-(-self.tokens // rows), device=self.place)
-            q, k, _ = self.exact
+            (first, last), (q, k, _) = self.text, self.exact
+            q = q[:, :, first : self.tokens - last]
+            groups = torch.arange(-(-q.shape[2] // rows), device=self.place)
             each = [measures.group_shares(q[0, h], k[0, h], groups, rows=rows) for h in range(self.heads)]
-            self.cached[shape] = measures.Ranked(measures.run_shares(torch.stack(each), width))
+            token = torch.arange(self.tokens, device=self.place)
+            always = measures.run_shares(((token < first) | (token >= self.tokens - last)).float(), width) > 0
+            self.cached[shape] = measures.Ranked(measures.run_shares(torch.stack(each), width), always)
         return self.cached[shape]
 
     def oracle(self, shape, *, keep=None, mass=None):
-        """`Lists` by the exact shares: the share `keep` of the keys of every group, or the fewest that hold `mass`."""
+        """`Lists` by the exact shares: the share `keep` of the keys of every group, or the fewest that hold `mass`. The
+        keys of text are among them."""
         ranked, (_, width) = self.ranked(shape), group(shape)
         runs = ranked.places.shape[-1]
         counts = (
-            ranked.counts(mass) if keep is None else torch.full_like(ranked.places[..., 0], max(1, round(keep * runs)))
+            ranked.counts(mass)
+            if keep is None
+            else torch.full(ranked.places.shape[:-1], max(1, ranked.least, round(keep * runs)), device=self.place)
         )
         flags = ranked.mask(counts)[None]
         mask = flags.repeat_interleave(width, -1)[..., : self.tokens]
         # Room for the longest list, and a key more than rounding may take.
         budget = min(1.0, (int(counts.max()) * width + 1) / self.tokens)
-        found = slices.from_mask(mask, self.tokens, rows=group(shape)[0], width=width, budget=budget)
+        found = slices.from_mask(mask, self.tokens, rows=group(shape)[0], width=width, budget=budget, text=self.text)
         return self.judged(Lists(found, self.facts_of(ORACLE, shape, keep=keep, mass=mass), flags))
 
     def uneven(self, shape, density):
@@ -145,7 +159,7 @@ class Maps:
 
     def predicted(self, name, setting, **how):
         """`Lists` by a predictor. setting: arguments of `slices.predict`; how: ``keep`` or ``mass``."""
-        found = slices.predict(*self.qkv[:2], **setting, **how)
+        found = slices.predict(*self.qkv[:2], **setting, **how, text=self.text)
         shape = f"{found.layout.rows}x{found.layout.width}"
         return self.judged(Lists(found, self.facts_of(name, shape, **how)))
 
@@ -159,8 +173,12 @@ class Maps:
             # Between the neighbours, but not beside one of them: that would find the other one slowly.
             part = (recall + PRECISION / 2 - known[low]) / (known[high] - known[low])
             mass = low + (high - low) * min(0.9, max(0.1, part))
-            lists = slices.predict(*self.qkv[:2], **setting, budget=WHOLE, mass=mass)
+            lists = slices.predict(*self.qkv[:2], **setting, budget=WHOLE, mass=mass, text=self.text)
             known[mass] = float(self.recall(lists).mean())
+
+    def place_of_text(self, grid):
+        """The name of a grid with the tokens of text before and behind it, as `slices.sizes` reads it."""
+        return "-".join(str(part) for part in (self.text[0], grid, self.text[1]) if part)
 
     def facts_of(self, chosen_by, shape, keep=None, mass=None, budget=None):
         """Columns that say how lists were chosen."""
@@ -244,7 +262,7 @@ def ours(maps, lists):
 def predicting(maps, setting, lists, budget):
     """`Contender` of making `lists` by a predictor, and of doing so before each attention."""
     q, k, v = maps.qkv
-    how = {"keep": lists.facts["keep"], "budget": budget}
+    how = {"keep": lists.facts["keep"], "budget": budget, "text": maps.text}
     known = {"provider": OURS, **lists.facts}
 
     def both():
@@ -258,6 +276,8 @@ def predicting(maps, setting, lists, budget):
 
 def flex(maps, lists):
     """The `Contender` of FlexAttention by lists of whole blocks of 128 queries and keys. Raises `Unavailable`."""
+    if any(maps.text):
+        raise Unavailable(f"expected blocks of {BLOCK} queries from the first one on, found text")
     attend = flex_blocks.prepare(lists.flags, (maps.tokens, maps.tokens))
     facts = {"provider": FLEX, "call": "attend", **lists.facts}
     return Contender(facts, lambda: attend(*maps.qkv), lists, _pairs(maps, lists))

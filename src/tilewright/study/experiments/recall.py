@@ -15,6 +15,7 @@ class Section(sections.Section, frozen=True):
 
     shapes: pairs of heads and the dimension of a head
     grids: frames, rows and columns of a video's tokens
+    joint: further cases, with tokens of text, as in slices
     orders: orders of the tokens; predictors choose, and times are taken, in the first one
     groups: shapes of groups, queries x keys listed together, for lists by the exact shares, 128x1 among them
     recalls: shares of attention that lists are to keep, on average over queries
@@ -26,6 +27,7 @@ class Section(sections.Section, frozen=True):
 
     shapes: tuple[tuple[int, int], ...]
     grids: tuple[tuple[int, int, int], ...]
+    joint: tuple[str, ...]
     orders: tuple[str, ...]
     groups: tuple[str, ...]
     recalls: tuple[float, ...]
@@ -134,7 +136,8 @@ def run(case, settings, how):
 
     heads, head_dim, grid = sizes(case)
     first, *_ = settings.orders
-    maps = _slices.Maps(heads, head_dim, grid, first, device=how.device, dtype=how.dtype, seed=how.seed)
+    stated = {"text": slices.text(case), "device": how.device, "dtype": how.dtype, "seed": how.seed}
+    maps = _slices.Maps(heads, head_dim, grid, first, **stated)
     for order in settings.orders:
         maps.arrange(order)
         for target in settings.recalls:

@@ -1,6 +1,7 @@
 """Attention by slice lists at set sparsities, beside dense attention and lists of blocks, and the time that choosing
 takes (stage T5)."""
 
+import re
 from itertools import product
 from typing import Literal
 
@@ -21,6 +22,14 @@ ORACLE = "oracle"
 SLICE = "128x1"
 # The shape of groups that FlexAttention takes.
 FLEX_BLOCK = "128x128"
+# Cases of networks whose attention is over a video's tokens and those of a text, before or behind them (see `sizes`):
+# CogVideoX of 49 frames of 480p, HunyuanVideo of 129 of 720p.
+MODELS = {
+    "cogvideox-2b": "30x64-226-13x30x45",
+    "cogvideox-5b": "48x64-226-13x30x45",
+    "hunyuan": "24x128-33x45x80-256",
+}
+_CASE = re.compile(r"(\d+)x(\d+)-(?:(\d+)-)?(\d+)x(\d+)x(\d+)(?:-(\d+))?")
 # By predictor: settings of `slices.predict`, the predictor's name among them as ``by``.
 Predictors = dict[str, dict[str, int | float | str]]
 
@@ -30,6 +39,7 @@ class Section(sections.Section, frozen=True):
 
     shapes: pairs of heads and the dimension of a head
     grids: frames, rows and columns of a video's tokens
+    joint: further cases, with tokens of text: cogvideox-2b, cogvideox-5b, hunyuan, or the sizes of one's own
     order: the order of the tokens
     sparsities: shares of the keys that lists leave out
     groups: shapes of groups, queries x keys listed together, whose lists the oracle chooses, 128x1 among them
@@ -40,6 +50,7 @@ class Section(sections.Section, frozen=True):
 
     shapes: tuple[tuple[int, int], ...]
     grids: tuple[tuple[int, int, int], ...]
+    joint: tuple[str, ...]
     order: str
     sparsities: tuple[float, ...]
     groups: tuple[str, ...]
@@ -73,7 +84,8 @@ class Settings(sections.Section, frozen=True):
 class Row(_rows.Row, frozen=True, kw_only=True):
     """A call on one planted video.
 
-    maps: where queries and keys come from. token_order: of the tokens. sparsity: asked for. call: ``attend`` (lists
+    maps: where queries and keys come from. grid: with tokens of text before or behind it, see `sizes`. token_order: of
+    the video's tokens. sparsity: asked for. call: ``attend`` (lists
     given), ``predict`` (lists made) or ``predict_attend``. group: queries x keys of a list, as tiles are called; keep,
     mass: what the lists were chosen by, ``oracle`` by the exact shares of attention. What follows is of the lists:
     density, the share of keys kept, least_density and most_density of a head; recall, the mean share of attention kept,
@@ -135,6 +147,9 @@ def check_maps(place, section):
     sections.at_least(f"{place}.shapes", 1, [number for shape in section.shapes for number in shape])
     sections.distinct(f"{place}.grids", section.grids)
     sections.at_least(f"{place}.grids", 1, [number for grid in section.grids for number in grid])
+    sections.distinct(f"{place}.joint", section.joint)
+    for case in section.joint:
+        sections.at(f"{place}.joint", sizes, case)
     sections.distinct(f"{place}.groups", section.groups)
     for name in section.groups:
         sections.at(f"{place}.groups", tiles.parse, name)
@@ -156,17 +171,31 @@ def split(setting):
 
 
 def case_names(section):
-    """``<heads>x<head_dim>-<frames>x<rows>x<columns>`` for each shape and grid."""
-    return ["-".join("x".join(map(str, sizes)) for sizes in pair) for pair in product(section.shapes, section.grids)]
+    """``<heads>x<head_dim>-<frames>x<rows>x<columns>`` for each shape and grid, and those that are named."""
+    pairs = product(section.shapes, section.grids)
+    return [*("-".join("x".join(map(str, sizes)) for sizes in pair) for pair in pairs), *section.joint]
 
 
 def sizes(case):
-    """``(heads, head_dim, grid)`` of a case. Raises `ConfigError`."""
-    parts = [part.split("x") for part in case.split("-")]
-    if [len(part) for part in parts] != [2, 3] or not all(n.isdecimal() and int(n) for part in parts for n in part):
-        raise ConfigError(f"case {case!r}: expected <heads>x<head_dim>-<frames>x<rows>x<columns>, such as 2x64-9x20x26")
-    (heads, head_dim), grid = ([int(n) for n in part] for part in parts)
+    """``(heads, head_dim, grid)`` of a case: one of `MODELS`, or stated by its name. Raises `ConfigError`."""
+    heads, head_dim, _, *grid, _ = _numbers(case)
     return heads, head_dim, tuple(grid)
+
+
+def text(case):
+    """Tokens of text before and behind those of the grid of a case. Raises `ConfigError`."""
+    _, _, first, _, _, _, last = _numbers(case)
+    return first, last
+
+
+def _numbers(case):
+    match = _CASE.fullmatch(MODELS.get(case, case))
+    if match is None or any(n and not int(n) for n in match.groups()):
+        raise ConfigError(
+            f"case {case!r}: expected <heads>x<head_dim>-<frames>x<rows>x<columns>, such as 2x64-9x20x26, with <text>- "
+            f"before the frames or -<text> at the end, or one of {', '.join(MODELS)}"
+        )
+    return [int(n or 0) for n in match.groups()]
 
 
 def cases(config):
@@ -199,7 +228,7 @@ def modules(row, device):
 def size(case, settings):
     """Numbers that a case holds: the exact shares of groups, ranked and as flags."""
     heads, _, grid = sizes(case)
-    tokens = grid[0] * grid[1] * grid[2]
+    tokens = grid[0] * grid[1] * grid[2] + sum(text(case))
     return 4 * heads * tokens * -(-tokens // 128)
 
 
@@ -208,7 +237,8 @@ def run(case, settings, how):
     from tilewright.study.experiments import _slices
 
     heads, head_dim, grid = sizes(case)
-    maps = _slices.Maps(heads, head_dim, grid, settings.order, device=how.device, dtype=how.dtype, seed=how.seed)
+    stated = {"text": text(case), "device": how.device, "dtype": how.dtype, "seed": how.seed}
+    maps = _slices.Maps(heads, head_dim, grid, settings.order, **stated)
     effort = how.effort(settings.max_seconds)
     for sparsity in settings.sparsities:
         for row in _slices.rows_of(maps, _offers(_slices, maps, sparsity, settings), effort):
@@ -225,7 +255,8 @@ def first_calls(case, settings, how):
     from tilewright.study.experiments import _slices
 
     heads, head_dim, grid = sizes(case)
-    yield from _slices.compile_flex(heads, head_dim, grid, device=how.device, dtype=how.dtype)
+    if not any(text(case)):
+        yield from _slices.compile_flex(heads, head_dim, grid, device=how.device, dtype=how.dtype)
 
 
 def remark(row):
