@@ -25,7 +25,6 @@ from tilewright.torch_attention import flex_blocks
 from tilewright.torch_attention.flex import BLOCK
 
 OURS = "tilewright"
-FLEX = "flex"
 # The largest score that `reference.TOLERANCE` is derived for.
 DERIVED_SCORE = 16
 # Halvings of an interval in which a mass is looked for.
@@ -256,10 +255,12 @@ def predicting(maps, setting, lists, budget):
     yield Contender(known | {"call": "predict_attend"}, both, lists, _pairs(maps, lists))
 
 
-def flex(maps, lists):
-    """The `Contender` of FlexAttention by lists of whole blocks of 128 queries and keys. Raises `Unavailable`."""
-    attend = flex_blocks.prepare(lists.flags, (maps.tokens, maps.tokens))
-    facts = {"provider": FLEX, "call": "attend", **lists.facts}
+def blocked(maps, name, lists):
+    """The `Contender` of one of `sparse_baselines.BLOCKS` by lists of whole blocks. Raises `Unavailable`."""
+    setting = {"block": group(lists.facts["group"]), "head_dim": maps.head_dim, "dtype": maps.dtype}
+    shape = (maps.tokens, maps.tokens)
+    attend = sparse_baselines.member(name).blocks(lists.flags, shape, **setting, device=maps.facts["kind"])
+    facts = {"provider": name, "call": "attend", **lists.facts}
     return Contender(facts, lambda: attend(*maps.qkv), lists, _pairs(maps, lists))
 
 
@@ -275,7 +276,7 @@ def compile_flex(heads, head_dim, grid, *, device, dtype):
     except Unavailable:
         return
     attend(*torch.zeros(3, 1, heads, tokens, head_dim, dtype=getattr(torch, dtype), device=place))
-    yield FLEX
+    yield "flex"
 
 
 def _pairs(maps, lists):
