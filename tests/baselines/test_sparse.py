@@ -28,6 +28,7 @@ from tilewright.study.experiments import _attention as rows
 from tilewright.study.experiments._attention import Tokens
 from tilewright.study.experiments._effort import Effort
 from tilewright.torch_attention import flex, kernels, patterns
+from tilewright.torch_attention import wide as wide_rows
 
 QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
 META = {"heads": 2, "head_dim": 16}
@@ -393,7 +394,7 @@ def test_tuned_forms_ask_torch_to_tune(monkeypatch, variant):
     monkeypatch.setattr(patterns, "listed", lambda kind, device: listed(kind, "cpu"))
     monkeypatch.setattr(flex, "pairs", lambda *_: (lambda b, h, q, kv: q >= 0, 0))
     monkeypatch.setattr(flex, "SMALLEST_ON_GPU", 16)
-    monkeypatch.setattr(flex, "_apart", lambda *_: None)
+    monkeypatch.setattr(wide_rows, "attending", lambda *_: None)
     flex.prepare(wide(), variant=variant, **ON_GPU)
     mode = "max-autotune-no-cudagraphs" if variant.endswith("-tuned") else None
     assert asked == [{"dynamic": False, "fullgraph": True, "mode": mode}]
@@ -446,37 +447,51 @@ def sixteen_bit(name, pattern, **options):
     assert only_ok(name, pattern, dtype="float16", **options)["dtype"] == "float16"
 
 
-def test_flash_attention_4_gets_the_pattern(monkeypatch):
-    def attend(q, k, v, *, mask_mod, block_sparse_tensors, aux_tensors):
-        assert mask_mod == "mask_mod"
-        row_id, words = aux_tensors
-        assert row_id.dtype == words.dtype == torch.int32
-        n_q, n_k = q.shape[1], k.shape[1]
-        keys = torch.arange(n_k)
-        pairs = (words[row_id[:n_q].long()][:, keys // 32] >> (keys % 32) & 1).bool()
-        partial, full = (blocks(*block_sparse_tensors.lists[at : at + 2], n_q, n_k) for at in (0, 2))
-        return spelt_out(q, k, v, full | (partial & pairs)), None
+def blocks_of(count, number, size, shape):
+    """bool [N_q, N_k]: the pairs of the first `count` of the numbers of each row of blocks of one head."""
+    held = torch.zeros(len(count), -(-shape[1] // size[1]), dtype=torch.bool)
+    for row, some, listed in zip(held, count, number, strict=True):
+        row[listed[:some].long()] = True
+    return held.repeat_interleave(size[0], 0).repeat_interleave(size[1], 1)[: shape[0], : shape[1]]
 
-    def blocks(count, number, n_q, n_k):
-        held = torch.zeros(number.shape[2:], dtype=torch.bool)
-        for row, (some, listed) in enumerate(zip(count[0, 0], number[0, 0], strict=True)):
-            held[row, listed[:some].long()] = True
-        return held.repeat_interleave(size, 0).repeat_interleave(size, 1)[:n_q, :n_k]
+
+def flash_attention_4(monkeypatch, sizes):
+    """Stand in for it. sizes: the sizes of blocks that it was asked for are added."""
+
+    def attend(q, k, v, *, block_sparse_tensors, mask_mod=None, aux_tensors=None):
+        shape, heads = (q.shape[1], k.shape[1]), q.shape[2]
+        pairs = torch.tensor(False)
+        if mask_mod == "mask_mod":
+            row_id, words = aux_tensors
+            assert row_id.dtype == words.dtype == torch.int32
+            keys = torch.arange(shape[1])
+            pairs = (words[row_id[: shape[0]].long()][:, keys // 32] >> (keys % 32) & 1).bool()
+        out = torch.empty(q.shape, dtype=q.dtype)
+        counted, size = block_sparse_tensors
+        for head in range(heads):
+            partial, full = (
+                blocks_of(*(table.expand(1, heads, *table.shape[2:])[0, head] for table in kind), size, shape)
+                for kind in (counted[:2], counted[2:])
+            )
+            out[:, :, head] = spelt_out(*(x[:, :, [head]] for x in (q, k, v)), full | (partial & pairs))[:, :, 0]
+        return out, None, None, None, None
 
     def sparse(*lists, block_size):
-        assert block_size == (size, size) and all(table.dtype == torch.int32 for table in lists)
-        return SimpleNamespace(lists=lists)
+        assert all(table.dtype == torch.int32 and table.ndim == 3 + at % 2 for at, table in enumerate(lists))
+        sizes.append(block_size)
+        return lists, block_size
 
-    stand_in(
-        monkeypatch,
-        fa4,
-        flash_attn__cute__block_sparsity={"BlockSparseTensorsTorch": sparse},
-        flash_attn__cute__interface={"_flash_attn_fwd": attend},
-    )
+    package = {"block_sparsity": SimpleNamespace(BlockSparseTensorsTorch=sparse)}
+    stand_in(monkeypatch, fa4, flash_attn__cute=package | {"interface": SimpleNamespace(_flash_attn_fwd=attend)})
     monkeypatch.setattr(fa4, "_mask_mod", lambda: "mask_mod")
-    for size in (128, 64):
-        monkeypatch.setattr(fa4, "VARIANTS", (str(size),))
-        sixteen_bit("fa4", wide(), batch=2)
+
+
+@pytest.mark.parametrize("variant", fa4.VARIANTS)
+def test_flash_attention_4_gets_the_pattern(monkeypatch, variant):
+    flash_attention_4(monkeypatch, sizes := [])
+    monkeypatch.setattr(fa4, "VARIANTS", (variant,))
+    sixteen_bit("fa4", wide(), batch=2)
+    assert sizes == [tuple(map(int, variant.removesuffix("-split").split("x")))]
 
 
 def test_cudnn_gets_the_pattern(monkeypatch):
@@ -509,7 +524,9 @@ def test_cudnn_gets_the_pattern(monkeypatch):
         return per_query
 
     stand_in(monkeypatch, cudnn_flex, cudnn={"FlexAttentionFwd": Forward, "create_mask_plan": create_mask_plan})
-    sixteen_bit("cudnn_flex", wide(), batch=2)
+    for variant in cudnn_flex.VARIANTS:
+        monkeypatch.setattr(cudnn_flex, "VARIANTS", (variant,))
+        sixteen_bit("cudnn_flex", wide(), batch=2)
 
 
 def test_flashinfer_gets_the_pattern(monkeypatch):
@@ -518,17 +535,73 @@ def test_flashinfer_gets_the_pattern(monkeypatch):
             assert workspace.dtype == torch.uint8 and backend == "fa2"
 
         def plan(self, indptr, keys, n_q, n_k, rows, columns, q_heads, kv_heads, head_dim, *, mask, **dtypes):
-            assert (columns, q_heads, kv_heads, head_dim) == (1, 2, 2, 16) and set(dtypes.values()) == {torch.float16}
+            assert (columns, q_heads, kv_heads, head_dim) == (1, 2, 2, 64) and set(dtypes.values()) == {torch.float16}
             assert indptr.dtype == keys.dtype == torch.int32 and mask.dtype == torch.bool
-            self.seen = torch.zeros(n_q, n_k, dtype=torch.bool)
+            self.seen = torch.zeros(len(indptr) * rows, n_k, dtype=torch.bool)
             for group, (low, high) in enumerate(itertools.pairwise(indptr.tolist())):
                 self.seen[rows * group : rows * group + rows, keys[low:high].long()] = mask[low:high, :, 0].mT
+            # The last group has fewer rows.
+            self.seen = self.seen[:n_q]
 
-        def run(self, q, k, v):
-            return spelt_out(q[None], k[None], v[None], self.seen)[0]
+        def run(self, q, k, v, *, out):
+            # Written without a look at its strides.
+            assert out.is_contiguous()
+            out.copy_(spelt_out(q[None], k[None], v[None], self.seen)[0])
+            return out
 
     stand_in(monkeypatch, flashinfer, flashinfer={"BlockSparseAttentionWrapper": Wrapper})
-    sixteen_bit("flashinfer", wide())
+    for variant in flashinfer.VARIANTS:
+        monkeypatch.setattr(flashinfer, "VARIANTS", (variant,))
+        sixteen_bit("flashinfer", wide(), head_dim=64)
+    with pytest.raises(Unavailable, match="head dims 64, 128, 256, found"):
+        flashinfer.prepare(wide(), variant="64x1", **ON_GPU)
+
+
+# Lists of whole blocks.
+
+
+def block_lists(tokens=300, heads=2, size=64, seed=0):
+    """q, k, v [1, H, N, 64], flags of blocks, each row of which has some, and the bool pairs [H, N, N] of these."""
+    q, k, v = torch.randn(3, 1, heads, tokens, 64, generator=torch.Generator().manual_seed(seed))
+    count = -(-tokens // size)
+    flags = torch.rand(1, heads, count, count, generator=torch.Generator().manual_seed(seed)) < 0.5
+    flags |= torch.eye(count, dtype=torch.bool)
+    pairs = flags[0].repeat_interleave(size, 1).repeat_interleave(size, 2)[:, :tokens, :tokens]
+    return (q, k, v), flags, pairs
+
+
+def assert_attends_by_blocks(module, size=64):
+    tokens, flags, pairs = block_lists(size=size)
+    setting = {"block": (size, size), "head_dim": 64, "dtype": torch.float16, "device": "cuda"}
+    found = module.blocks(flags, (300, 300), **setting)(*tokens)
+    heads = [reference.attention(*(x[:, [h]] for x in tokens), pairs[h]) for h in range(2)]
+    assert torch.allclose(found.double(), torch.cat(heads, 1).double(), atol=1e-5)
+
+
+def test_flash_attention_4_attends_by_blocks(monkeypatch):
+    flash_attention_4(monkeypatch, sizes := [])
+    assert_attends_by_blocks(fa4)
+    assert sizes == [(64, 64)]
+
+
+def test_flashinfer_attends_by_blocks(monkeypatch):
+    class Wrapper:
+        def __init__(self, workspace, *, backend):
+            assert workspace.dtype == torch.uint8 and backend == "auto"
+
+        def plan(self, flags, rows, columns, q_heads, kv_heads, head_dim, **dtypes):
+            assert (q_heads, kv_heads, head_dim) == (2, 2, 64) and set(dtypes.values()) == {torch.float16}
+            assert flags.shape == (2, rows.shape[1], columns.shape[1]) and rows.dtype == columns.dtype == torch.int32
+            self.seen = torch.stack([
+                f.repeat_interleave(r, 0).repeat_interleave(c, 1) for f, r, c in zip(flags, rows, columns, strict=True)
+            ])  # fmt: skip
+
+        def run(self, q, k, v):
+            each = zip(q, k, v, self.seen, strict=True)
+            return torch.stack([reference.attention(*(x[None, None] for x in qkv), seen)[0, 0] for *qkv, seen in each])
+
+    stand_in(monkeypatch, flashinfer, flashinfer={"VariableBlockSparseAttentionWrapper": Wrapper})
+    assert_attends_by_blocks(flashinfer)
 
 
 def shifted_windows(side, kernel, n_global):

@@ -9,6 +9,7 @@ from test_figures import ROOT, configured
 from helpers import synthetic
 from helpers.rows import whole
 from tilewright import reference, slices
+from tilewright.baselines.sparse import fa4
 from tilewright.core.errors import ConfigError
 from tilewright.study import config, experiments
 from tilewright.study.experiments import _slices
@@ -197,6 +198,28 @@ def test_every_contender_has_a_row_that_was_checked():
             assert row["density"] == pytest.approx(0.4, abs=0.03)
 
 
+def test_peers_attend_by_the_lists_of_their_blocks():
+    """A row says which blocks, also where the peer is not there."""
+    rows = run(groups=("128x1", "128x64", "128x128"), predictors={}, baselines=("fa4", "flashinfer"))
+    told = [(row["provider"], row["group"], row["status"]) for row in rows if row["provider"] != "tilewright"]
+    assert told == [(name, group, "skipped") for name in ("fa4", "flashinfer") for group in ("128x64", "128x128")]
+
+
+@pytest.mark.parametrize("status", ["ok", "failed"])
+def test_a_peer_gets_the_blocks_of_its_lists(monkeypatch, status):
+    def blocks(flags, shape, *, block, head_dim, dtype, device):
+        assert (block, head_dim, dtype, device) == ((128, 64), 64, torch.float32, "cpu")
+        pairs = flags.repeat_interleave(128, 2).repeat_interleave(64, 3)[..., : shape[0], : shape[1]]
+        if status == "failed":
+            pairs = pairs.roll(1, 3)
+        return lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=pairs)
+
+    monkeypatch.setattr(fa4, "blocks", blocks)
+    row = run(groups=("128x1", "128x64"), predictors={}, baselines=("fa4",))[-1]
+    assert (row["provider"], row["group"], row["status"]) == ("fa4", "128x64", status)
+    assert (row["p50_us"] == "") == (status == "failed")
+
+
 @pytest.mark.parametrize("by", [1e-3, torch.nan], ids=["off", "nan"])
 def test_wrong_attention_is_never_timed(monkeypatch, by):
     right = slices.attend
@@ -259,6 +282,11 @@ def test_recall_has_a_row_for_each_order_target_and_chooser():
         ("slices", {"sparsities": [1.0]}, "slices.sparsities: expected shares between 0 and 1, found 1.0"),
         ("slices", {"groups": ["128x64"]}, "slices.groups: expected 128x1 among them, found 128x64"),
         ("slices", {"groups": ["128x1"]}, "slices.groups: expected 128x128, which the baseline flex attends by"),
+        (
+            "slices",
+            {"groups": ["128x1"], "baselines": ["fa4"]},
+            "expected 128x128 or 128x64 or 64x64, which the baseline fa4 attends by",
+        ),
         ("slices", {"groups": ["128x1", "wide"]}, "slices.groups: "),
         ("slices", {"predictors": {"x": {"by": "guess"}}}, "slices.predictors.x: unknown predictor 'guess'"),
         ("slices", {"predictors": {"x": {"pools": 3}}}, "slices.predictors.x: predictor pooled: "),
@@ -286,11 +314,9 @@ def test_a_case_is_a_shape_and_a_grid(case):
 
 def test_the_lists_of_names_are_those_of_the_modules():
     """They stand apart so that a configuration is read without torch."""
-    from tilewright.baselines import sparse
     from tilewright.slices import orders
 
     assert slices_experiment.ORDERS == orders.NAMES
-    assert (*sparse.DENSE, _slices.FLEX) == slices_experiment.BASELINES
 
 
 def test_the_overlay_for_a_gpu_is_a_study():

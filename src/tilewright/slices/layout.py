@@ -154,11 +154,11 @@ class SliceLists:
     def density(self) -> Tensor:
         """float32 [B, H] on the device: pairs listed, as a share of all pairs of a query and a key."""
         layout = self.layout
-        rows = torch.full((layout.groups,), layout.rows, dtype=torch.float32, device=self.counts.device)
-        rows[-1] = layout.queries - (layout.groups - 1) * layout.rows
         listed = self.counts.clamp(max=layout.capacity)
+        # The last group may be short.
+        pairs = listed.sum(-1) * layout.rows - listed[..., -1] * (layout.groups * layout.rows - layout.queries)
         of_text = layout.keys if self.lengths is None else self.lengths[:, None]
-        pairs = (listed * rows).sum(-1) + (layout.first + layout.last) * of_text
+        pairs = (pairs + (layout.first + layout.last) * of_text).float()
         return pairs / (layout.tokens * layout.keys)
 
     def pack(self) -> Tensor:

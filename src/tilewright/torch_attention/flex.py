@@ -8,19 +8,17 @@ where a rule is known, else the pattern's bits.
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from tilewright import targets
 from tilewright.core import _internals, timing
 from tilewright.core.errors import Unavailable
-from tilewright.graph import take_rows
-from tilewright.torch_attention import ALIGNED, Ready, patterns
+from tilewright.torch_attention import Ready, patterns, wide
 
 _LOG = logging.getLogger(__name__)
 # Block size of a mask by default.
@@ -39,8 +37,6 @@ UNSPLIT = tuple(variant for variant in UNTUNED if not _FORMS[variant][1])
 # ASSUME: on a GPU smaller blocks are not worth compiling: the tiles that torch itself tries there have 64 or 128 rows
 # and keys (`_inductor/template_heuristics/triton.py`).
 SMALLEST_ON_GPU = 64
-# A row that sees more than this share of the keys is wide.
-SHARE = 0.5
 # Patterns, shapes and dtypes that one process may compile; torch's own limit of 8 is less than a few networks need.
 COMPILATIONS = 256
 # How well `fastest` knows the time of a form.
@@ -74,12 +70,12 @@ def prepare(graph, *, max_bytes, dtype=torch.float32, device="cpu", variant=VARI
         raise Unavailable(f"torch tunes FlexAttention on a GPU only, found {device}")
     if gpu and block < SMALLEST_ON_GPU:
         raise Unavailable(f"blocks of {block} rows are for a CPU; a GPU gets {SMALLEST_ON_GPU} and more")
-    narrow, rows = _split(graph) if split else (graph, None)
+    narrow, rows = wide.split(graph) if split else (graph, None)
     size = 0
     if mask_mod is None:
         mask_mod, size = pairs(graph, max_bytes, device)
     attend, held, executed = _blocks(narrow, block, tuned, mask_mod, bias, device)
-    apart = _apart(graph, rows, bias, dtype, device) if split else None
+    apart = wide.attending(graph, rows, dtype, device, bias) if split else None
 
     def run(q, k, v):
         # FlexAttention has no backward on a CPU and refuses inputs that ask for one. Results are not inference tensors:
@@ -156,43 +152,6 @@ def _blocks(graph, block, tuned, mask_mod, bias, device):
             return compiled(q, k, v, block_mask=mask, score_mod=score_mod, kernel_options=options)
 
     return attend, 4 * sum(table.numel() for table in tables), int(np.sum(found)) * block * block
-
-
-def _split(graph):
-    """``(graph, rows)``: the graph without the pairs of its wide rows, and which these are. Raises `Unavailable`."""
-    degree = np.diff(graph.indptr)
-    wide = degree > SHARE * graph.n_cols
-    if not wide.any() or wide.all():
-        raise Unavailable(f"{'every' if wide.any() else 'no'} query sees more than {SHARE:.0%} of the keys")
-    # The rows stay, without pairs of their own; what FlexAttention makes of them is overwritten.
-    narrow = replace(
-        graph,
-        indptr=np.concatenate(([0], np.cumsum(np.where(wide, 0, degree)))),
-        indices=graph.indices[np.repeat(~wide, degree)],
-    )
-    return narrow, np.flatnonzero(wide[graph.row_id])
-
-
-def _apart(graph, rows, bias, dtype, device):
-    """``run(out, q, k, v) -> out``: `rows` of `out` written by dense attention."""
-    places = torch.from_numpy(rows).to(device)
-    mask = None
-    if bias is not None or np.diff(graph.indptr)[graph.row_id[rows]].min() < graph.n_cols:
-        heads = 1 if bias is None else len(bias.table)
-        # A GPU's kernels copy, in each call, what is not aligned.
-        width = -(-graph.n_cols // ALIGNED) * ALIGNED if targets.facts(device).CUDA else graph.n_cols
-        indptr, keys = take_rows(graph.indptr, graph.indices, graph.row_id[rows])
-        at = torch.from_numpy(np.repeat(np.arange(len(rows)), np.diff(indptr))).to(device)
-        keys = torch.from_numpy(keys.astype(np.int64)).to(device)
-        mask = torch.full((heads, len(rows), width), -torch.inf, dtype=dtype, device=device)
-        mask[:, at, keys] = 0 if bias is None else bias.table[:, bias.index(places[at], keys)].to(dtype)
-        mask = mask[None, :, :, : graph.n_cols]
-
-    def run(out, q, k, v):
-        wide = F.scaled_dot_product_attention(q.index_select(2, places), k, v, attn_mask=mask)
-        return out.index_copy_(2, places, wide)
-
-    return run
 
 
 def pairs(graph, max_bytes, device):

@@ -7,7 +7,7 @@ from tilewright.core import _internals
 from tilewright.torch_attention import flex
 
 
-def prepare(flags, shape):
+def prepare(flags, shape, **_):
     """``attend(q, k, v)``: FlexAttention of blocks of `flex.BLOCK` queries to whole blocks of keys.
 
     flags: bool [B, H, blocks of queries, blocks of keys], where the tokens are. shape: (N_q, N_k). The first call
@@ -17,7 +17,7 @@ def prepare(flags, shape):
     n_keys = shape[1]
     # A block over the edge is not full: its keys are asked for one by one.
     whole = torch.arange(flags.shape[3], device=flags.device) < n_keys // flex.BLOCK
-    tables = [_listed(flags & kind) for kind in (~whole, whole)]
+    tables = [listed(flags & kind) for kind in (~whole, whole)]
     mask = BlockMask.from_kv_blocks(
         *tables[0], *tables[1], BLOCK_SIZE=flex.BLOCK, mask_mod=lambda b, h, q, kv: kv < n_keys, seq_lengths=shape
     )
@@ -31,6 +31,6 @@ def prepare(flags, shape):
     return attend
 
 
-def _listed(flags):
+def listed(flags):
     """Counts [..., Q] and numbers [..., Q, K] of the flagged blocks, those that count first; int32, on their device."""
     return flags.sum(-1, dtype=torch.int32), (~flags).to(torch.uint8).argsort(dim=-1, stable=True).int()

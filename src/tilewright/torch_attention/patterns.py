@@ -6,13 +6,17 @@ import torch
 from tilewright.core.errors import Unavailable
 
 
-def kinds(graph, size):
-    """bool [Q, K] twice: blocks that hold some pair but not all, and full ones. Blocks over the edge are never full."""
-    n_q, n_k = (-(-n // size) for n in graph.shape)
-    place = graph.entry_row_id * n_k + graph.indices // size
+def kinds(graph, rows, keys=None):
+    """bool [Q, K] twice: blocks that hold some pair but not all, and full ones. Blocks over the edge are never full.
+
+    rows, keys: of a block, `keys` by default as many as `rows`.
+    """
+    keys = keys or rows
+    n_k = -(-graph.n_cols // keys)
+    place = graph.entry_row_id * n_k + graph.indices // keys
     of_class = np.bincount(place, minlength=graph.n_distinct * n_k).reshape(-1, n_k)
-    entries = np.stack([of_class[graph.row_id[lo : lo + size]].sum(0) for lo in range(0, n_q * size, size)])
-    full = entries == size * size
+    entries = np.stack([of_class[graph.row_id[lo : lo + rows]].sum(0) for lo in range(0, graph.n_rows, rows)])
+    full = entries == rows * keys
     return (entries > 0) & ~full, full
 
 

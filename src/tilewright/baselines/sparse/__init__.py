@@ -10,13 +10,16 @@ Contract of a member module:
         difference to a member end in its ``**_``. Raises `Unavailable`.
     ``part(graph) -> Graph``: of a member that computes a part of the pattern only, that part, which takes the graph's
         place in all that is measured and reported. Raises `Unavailable`.
+    ``blocks(flags, shape, *, block, head_dim, dtype, device) -> attend(q, k, v)``: of a member of `BLOCKS`, attention
+        of blocks of queries to whole blocks of keys. flags: bool [1, H, blocks of queries, blocks of keys], where the
+        tokens are. shape: (N_q, N_k). block: queries and keys of one. Raises `Unavailable`.
 """
 
 from tilewright.core import registry
 from tilewright.core.errors import Unavailable
 from tilewright.torch_attention import Ready, need_gpu
 
-__all__ = ("COMPILED", "DENSE", "NAMES", "Ready", "Unavailable", "member", "need_gpu")
+__all__ = ("BLOCKS", "COMPILED", "DENSE", "NAMES", "Ready", "Unavailable", "member", "need_gpu")
 
 NAMES = (
     "sdpa_dense", "sdpa_mask", "flex", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_windows", "sdpa_kept",
@@ -25,6 +28,9 @@ NAMES = (
 
 # Those that attend over all pairs, whatever the pattern: the fastest of them is what "dense" means.
 DENSE = ("sdpa_dense", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
+# Those that attend by lists of whole blocks that differ between heads, and the blocks that they take, queries x keys.
+_SMALLER = ("128x128", "128x64", "64x64")
+BLOCKS = {"flex": ("128x128",), "fa4": _SMALLER, "flashinfer": _SMALLER}
 # Those that torch compiles in their first call, and keeps on disk.
 COMPILED = ("flex",)
 

@@ -4,22 +4,27 @@ import numpy as np
 import torch
 
 from tilewright.core.errors import Unavailable
-from tilewright.torch_attention import Ready, need_gpu
+from tilewright.torch_attention import Ready, need_gpu, wide
 
 MASKED = True
 DENSE = False
-VARIANTS = ("plan",)
+# It splits no row.
+VARIANTS = ("plan", "plan" + wide.SPLIT)
 
 # Query and key tiles of its Hopper kernel, up to head dim 96 and above.
 TILES = {96: (192, 128), 128: (128, 128)}
 
 
-def prepare(graph, *, batch, heads, head_dim, dtype, device, max_bytes, **_):
+def prepare(graph, **setting):
     """See the contract of the package.
 
     executed: pairs of the tiles that hold some pair. ASSUME: version 1.32 of the frontend, whose interface is called
     experimental.
     """
+    return wide.form(_prepare, graph, **setting)
+
+
+def _prepare(graph, *, batch, heads, head_dim, dtype, device, max_bytes, **_):
     need_gpu(device)
     try:
         from cudnn import FlexAttentionFwd, create_mask_plan
@@ -38,7 +43,9 @@ def prepare(graph, *, batch, heads, head_dim, dtype, device, max_bytes, **_):
         for n in (graph.n_rows, graph.n_cols, graph.n_cols)
     )
     out = torch.empty_like(q)
+    before = torch.cuda.memory_allocated()
     plan = create_mask_plan(per_query, q, k, v, build_backward=False)
+    held = torch.cuda.memory_allocated() - before
     kernel = FlexAttentionFwd(q, k, v, out, plan)
     kernel.check_support()
     kernel.compile()
@@ -50,7 +57,7 @@ def prepare(graph, *, batch, heads, head_dim, dtype, device, max_bytes, **_):
         kernel.execute(q, k, v, out, plan, workspace=workspace)
         return out.transpose(1, 2)
 
-    return Ready(run, size + workspace.numel(), _visited(graph, *tile) * tile[0] * tile[1])
+    return Ready(run, held + workspace.numel(), _visited(graph, *tile) * tile[0] * tile[1])
 
 
 def endpoints(graph):

@@ -1,48 +1,79 @@
-"""FlashInfer's block-sparse attention with blocks of one key: gathered keys, and a bit for each pair."""
+"""FlashInfer's block-sparse attention: over a pattern, blocks of one key, gathered, and a bit for each pair."""
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from tilewright.core.errors import Unavailable
 from tilewright.torch_attention import Ready, need_gpu
 
 MASKED = True
 DENSE = False
-VARIANTS = ("64x1",)
+# Queries x keys. It splits long rows by itself.
+VARIANTS = ("64x1", "128x1")
 
-ROWS = 64
-# What its documentation recommends.
-WORKSPACE_BYTES = 128 << 20
+# Those that its kernels are made for.
+HEAD_DIMS = (64, 128, 256)
+# Four times what its documentation recommends: parts of the rows of 65,537 tokens take more than that.
+WORKSPACE_BYTES = 512 << 20
 
 
-def prepare(graph, *, batch, heads, head_dim, dtype, device, max_bytes, **_):
+def prepare(graph, *, variant, batch, heads, head_dim, dtype, device, max_bytes, **_):
     """See the contract of the package.
 
-    Masks of single pairs need its FlashAttention-2 kernels and whole blocks of rows: missing rows are zeros, added in
-    each call. ASSUME: version 0.6 of the interface.
+    Masks of single pairs need its FlashAttention-2 kernels, which the package compiles for a head dim and dtype when
+    they are first planned for. ASSUME: version 0.6 of the interface.
     """
-    need_gpu(device)
-    try:
-        from flashinfer import BlockSparseAttentionWrapper
-    except ImportError as error:
-        raise Unavailable(f"flashinfer cannot be imported: {error}") from error
+    package = _need(head_dim, dtype, device)
     if batch > 1:
         raise Unavailable(f"takes one sequence, found a batch of {batch}")
-    indptr, keys, mask = gathered(graph, ROWS, max_bytes)
-    padded = (len(indptr) - 1) * ROWS
-    wrapper = BlockSparseAttentionWrapper(torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device), backend="fa2")
+    rows = int(variant.removesuffix("x1"))
+    indptr, keys, mask = gathered(graph, rows, max_bytes)
+    wrapper = package.BlockSparseAttentionWrapper(_workspace(device), backend="fa2")
     tables = (torch.from_numpy(table).to(device) for table in (indptr, keys))
     wrapper.plan(
-        *tables, padded, graph.n_cols, ROWS, 1, heads, heads, head_dim,
+        *tables, graph.n_rows, graph.n_cols, rows, 1, heads, heads, head_dim,
         mask=torch.from_numpy(mask).to(device), q_data_type=dtype, kv_data_type=dtype, o_data_type=dtype,
     )  # fmt: skip
 
     def run(q, k, v):
-        q = F.pad(q[0], (0, 0, 0, padded - graph.n_rows))
-        return wrapper.run(*(x.transpose(0, 1) for x in (q, k[0], v[0])))[: graph.n_rows].transpose(0, 1)[None]
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        # Its kernels write rows one after the other, whatever the strides of the queries.
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        return wrapper.run(q, k, v, out=out).transpose(0, 1)[None]
 
     return Ready(run, 4 * (len(indptr) + len(keys)) + mask.size // 8 + WORKSPACE_BYTES, mask.size)
+
+
+def blocks(flags, shape, *, block, head_dim, dtype, device):
+    """See the contract of the package. Its FlashAttention-3 kernels run where the package has them for the GPU."""
+    package = _need(head_dim, dtype, device)
+    heads = flags.shape[1]
+    sizes = [
+        torch.full((heads, count), each, dtype=torch.int32, device=flags.device)
+        for count, each in zip(flags.shape[2:], block, strict=True)
+    ]
+    for of_block, tokens in zip(sizes, shape, strict=True):
+        of_block[:, -1] -= int(of_block[0].sum()) - tokens
+    wrapper = package.VariableBlockSparseAttentionWrapper(_workspace(flags.device), backend="auto")
+    wrapper.plan(flags[0], *sizes, heads, heads, head_dim, q_data_type=dtype, kv_data_type=dtype)
+    return lambda q, k, v: wrapper.run(q[0], k[0], v[0])[None]
+
+
+def _need(head_dim, dtype, device):
+    """The package. Raises `Unavailable` unless it is there and takes such tokens."""
+    need_gpu(device)
+    try:
+        import flashinfer
+    except ImportError as error:
+        raise Unavailable(f"flashinfer cannot be imported: {error}") from error
+    if dtype == torch.float32 or head_dim not in HEAD_DIMS:
+        known = ", ".join(map(str, HEAD_DIMS))
+        raise Unavailable(f"takes 16-bit types and head dims {known}, found {dtype} and {head_dim}")
+    return flashinfer
+
+
+def _workspace(device):
+    return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
 def gathered(graph, rows, max_bytes):

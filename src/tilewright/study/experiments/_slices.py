@@ -25,7 +25,6 @@ from tilewright.torch_attention import flex_blocks
 from tilewright.torch_attention.flex import BLOCK
 
 OURS = "tilewright"
-FLEX = "flex"
 # The largest score that `reference.TOLERANCE` is derived for.
 DERIVED_SCORE = 16
 # Halvings of an interval in which a mass is looked for.
@@ -274,12 +273,14 @@ def predicting(maps, setting, lists, budget):
     yield Contender(known | {"call": "predict_attend"}, both, lists, _pairs(maps, lists))
 
 
-def flex(maps, lists):
-    """The `Contender` of FlexAttention by lists of whole blocks of 128 queries and keys. Raises `Unavailable`."""
+def blocked(maps, name, lists):
+    """The `Contender` of one of `sparse_baselines.BLOCKS` by lists of whole blocks. Raises `Unavailable`."""
     if any(maps.text):
-        raise Unavailable(f"expected blocks of {BLOCK} queries from the first one on, found text")
-    attend = flex_blocks.prepare(lists.flags, (maps.tokens, maps.tokens))
-    facts = {"provider": FLEX, "call": "attend", **lists.facts}
+        raise Unavailable("expected blocks of queries from the first one on, found text")
+    setting = {"block": group(lists.facts["group"]), "head_dim": maps.head_dim, "dtype": maps.dtype}
+    shape = (maps.tokens, maps.tokens)
+    attend = sparse_baselines.member(name).blocks(lists.flags, shape, **setting, device=maps.facts["kind"])
+    facts = {"provider": name, "call": "attend", **lists.facts}
     return Contender(facts, lambda: attend(*maps.qkv), lists, _pairs(maps, lists))
 
 
@@ -295,7 +296,7 @@ def compile_flex(heads, head_dim, grid, *, device, dtype):
     except Unavailable:
         return
     attend(*torch.zeros(3, 1, heads, tokens, head_dim, dtype=getattr(torch, dtype), device=place))
-    yield FLEX
+    yield "flex"
 
 
 def _pairs(maps, lists):

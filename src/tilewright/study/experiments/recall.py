@@ -7,7 +7,7 @@ from tilewright.core.errors import ConfigError
 from tilewright.study import sections
 from tilewright.study.experiments import _rows, slices
 from tilewright.study.experiments._rows import Count, Number, Status
-from tilewright.study.experiments.slices import FLEX_BLOCK, ORDERS, Predictors, sizes
+from tilewright.study.experiments.slices import ORDERS, Predictors, sizes
 
 
 class Section(sections.Section, frozen=True):
@@ -21,7 +21,7 @@ class Section(sections.Section, frozen=True):
     recalls: shares of attention that lists are to keep, on average over queries
     timed: that at which times are taken
     predictors: by a name of one's own, arguments of `slices.predict`, such as by and pool
-    baselines: dense attention, and flex over the lists of 128x128
+    baselines: dense attention; flex, fa4 and flashinfer by the lists of those groups that are blocks of theirs
     max_seconds: a timing stops after this time, in seconds
     """
 
@@ -160,11 +160,7 @@ def remark(row):
 
 def _offers(_slices, maps, chosen, settings):
     """The contenders that keep the same share of attention, for `_slices.rows_of`."""
-    for name in settings.baselines:
-        if name != "flex":
-            yield {"provider": name, "call": "attend"}, lambda name=name: [_slices.dense(maps, name)]
+    yield from slices.dense_offers(_slices, maps, settings)
     for lists in chosen:
         yield {"provider": _slices.OURS, **lists.facts}, lambda lists=lists: [_slices.ours(maps, lists)]
-    for lists in chosen:
-        if "flex" in settings.baselines and lists.flags is not None and lists.facts["group"] == FLEX_BLOCK:
-            yield {"provider": "flex", **lists.facts}, lambda lists=lists: [_slices.flex(maps, lists)]
+    yield from slices.block_offers(_slices, maps, chosen, settings)

@@ -6,22 +6,21 @@ from itertools import product
 from typing import Literal
 
 from tilewright import predictors, targets
+from tilewright.baselines import sparse as sparse_baselines
 from tilewright.blocks import tiles
 from tilewright.core.errors import ConfigError
 from tilewright.study import sections
 from tilewright.study.experiments import _rows
 from tilewright.study.experiments._rows import Count, Number, Status
 
-# Dense attention, and FlexAttention over lists of whole blocks (`_slices.BASELINES`).
-BASELINES = ("sdpa_dense", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
+# Dense attention, and attention by lists of whole blocks.
+BASELINES = (*sparse_baselines.DENSE, *sparse_baselines.BLOCKS)
 # Orders of the tokens (`slices.orders`).
 ORDERS = ("raster", "voxel", "hilbert")
 # Who chooses by the exact shares of attention.
 ORACLE = "oracle"
 # Single keys for groups of 128 queries, what the lists of predictors are.
 SLICE = "128x1"
-# The shape of groups that FlexAttention takes.
-FLEX_BLOCK = "128x128"
 # Cases of networks whose attention is over a video's tokens and those of a text, before or behind them (see `sizes`):
 # CogVideoX of 49 frames of 480p, HunyuanVideo of 129 of 720p.
 MODELS = {
@@ -44,7 +43,7 @@ class Section(sections.Section, frozen=True):
     sparsities: shares of the keys that lists leave out
     groups: shapes of groups, queries x keys listed together, whose lists the oracle chooses, 128x1 among them
     predictors: by a name of one's own, arguments of `slices.predict`, such as by and pool
-    baselines: dense attention, and flex over the lists of 128x128
+    baselines: dense attention; flex, fa4 and flashinfer by the lists of those groups that are blocks of theirs
     max_seconds: a timing stops after this time, in seconds
     """
 
@@ -66,8 +65,10 @@ class Section(sections.Section, frozen=True):
         for sparsity in self.sparsities:
             if not 0 < sparsity < 1:
                 raise ConfigError(f"slices.sparsities: expected shares between 0 and 1, found {sparsity}")
-        if "flex" in self.baselines and FLEX_BLOCK not in self.groups:
-            raise ConfigError(f"slices.groups: expected {FLEX_BLOCK}, which the baseline flex attends by")
+        for name in self.baselines:
+            known = sparse_baselines.BLOCKS.get(name, self.groups)
+            if not set(known) & set(self.groups):
+                raise ConfigError(f"slices.groups: expected {' or '.join(known)}, which the baseline {name} attends by")
 
 
 class Settings(sections.Section, frozen=True):
@@ -269,9 +270,7 @@ def _offers(_slices, maps, sparsity, settings):
     blocks, and lists that are made in each call."""
     keep = 1 - sparsity
     by_group = {name: maps.oracle(name, keep=keep) for name in settings.groups}
-    for name in settings.baselines:
-        if name != "flex":
-            yield {"provider": name, "call": "attend"}, lambda name=name: [_slices.dense(maps, name)]
+    yield from dense_offers(_slices, maps, settings)
     yield {"provider": _slices.OURS}, lambda: [_slices.ours(maps, lists) for lists in by_group.values()]
     yield {"provider": _slices.OURS}, lambda: [_slices.ours(maps, maps.uneven(SLICE, keep))]
     for name, setting in settings.predictors.items():
@@ -281,5 +280,20 @@ def _offers(_slices, maps, sparsity, settings):
             return [_slices.ours(maps, lists), *_slices.predicting(maps, setting, lists, keep)]
 
         yield {"provider": _slices.OURS, "chosen_by": name}, predicted
-    if "flex" in settings.baselines:
-        yield {"provider": "flex", "call": "attend"}, lambda: [_slices.flex(maps, by_group[FLEX_BLOCK])]
+    yield from block_offers(_slices, maps, by_group.values(), settings)
+
+
+def dense_offers(_slices, maps, settings):
+    """The dense contenders among the baselines of `settings`."""
+    for name in settings.baselines:
+        if name in sparse_baselines.DENSE:
+            yield {"provider": name, "call": "attend"}, lambda name=name: [_slices.dense(maps, name)]
+
+
+def block_offers(_slices, maps, chosen, settings):
+    """The contenders among the baselines of `settings` that attend by those of the `chosen` lists that are of blocks of
+    theirs."""
+    for name, lists in product(settings.baselines, chosen):
+        if lists.flags is not None and lists.facts["group"] in sparse_baselines.BLOCKS.get(name, ()):
+            facts = {"provider": name, "call": "attend", **lists.facts}
+            yield facts, lambda name=name, lists=lists: [_slices.blocked(maps, name, lists)]

@@ -19,6 +19,7 @@ FAMILY_NAMES = {"vil": "Vision Longformer", "regionvit": "RegionViT", "dynamicvi
 PROVIDER_NAMES = {
     **{"sdpa_dense": "torch's default", "sdpa_flash": "FlashAttention", "sdpa_cudnn": "cuDNN"},
     **{"sdpa_efficient": "memory-efficient", "sdpa_mask": "masked SDPA", "flex": "FlexAttention"},
+    **{"fa4": "FlashAttention 4", "cudnn_flex": "cuDNN flex", "flashinfer": "FlashInfer"},
 }
 SOLVER_NAMES = {"greedy": "greedy", "descent": "descent", "highs": "HiGHS", "gurobi": "Gurobi"}
 SOLVER_NAMES |= {f"{name}-paper": f"{SOLVER_NAMES[name]}, published objective" for name in ("highs", "gurobi")}

@@ -9,7 +9,8 @@ from tilewright.study.tables import _read, slices
 # By shape of groups, and of further ones in turn.
 COLOURS = {SLICE: _contenders.BLUE, "64x1": "#56B4E9", "128x64": "#D55E00", "128x128": "#882255"}
 FURTHER = ("#009E73", "#CC79A7", "#999933", "#44AA99")
-FLEX_COLOUR = "#5A5A5A"
+# By attention over lists of whole blocks that is not ours.
+BLOCK_COLOURS = {"flex": "#5A5A5A", "fa4": "#E69F00", "flashinfer": "#8C564B"}
 
 
 def needs(config):
@@ -69,16 +70,18 @@ def _lines(rows):
             yield f"Tilewright {group.replace('x', '×')}, uneven lists", own[own["lengths"] == "uneven"]
     for name in dict.fromkeys(rows.loc[rows["call"] == "predict_attend", "chosen_by"]):
         yield f"with {name} in each call", rows[(rows["call"] == "predict_attend") & (rows["chosen_by"] == name)]
-    if len(own := attend[attend["provider"] == slices.FLEX]) and own["speedup"].notna().any():
-        yield "FlexAttention 128×128", own
+    blocked = attend[attend["provider"].isin(BLOCK_COLOURS) & attend["speedup"].notna()]
+    for (provider, group), own in blocked.groupby(["provider", "group"], sort=False):
+        yield f"{_style.PROVIDER_NAMES[provider]} {group.replace('x', '×')}", own
 
 
 def _look(name, place):
     """Colour and form of a line."""
     if name.startswith("with "):
         return {"color": _contenders.BLUE, "linestyle": "--", "marker": "sDv^"[place % 4], "linewidth": 1.4}
-    if name.startswith("FlexAttention"):
-        return {"color": FLEX_COLOUR, "marker": "o", "linewidth": 1.2}
+    for provider, colour in BLOCK_COLOURS.items():
+        if name.startswith(f"{_style.PROVIDER_NAMES[provider]} "):
+            return {"color": colour, "marker": "osD"[place % 3], "linewidth": 1.2}
     group = name.removeprefix("Tilewright ").partition(",")[0].replace("×", "x")
     known = COLOURS.get(group, FURTHER[place % len(FURTHER)])
     uneven = {"marker": "D", "markerfacecolor": "none", "linewidth": 1, "linestyle": "-."}

@@ -10,6 +10,7 @@ import operator
 
 import numpy as np
 
+from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core.errors import ArtifactError
 from tilewright.study.tables import (
     _read,
@@ -339,7 +340,8 @@ def _of_case(rows, column):
 def _recall_ratio(frame, case):
     """Keys that lists of blocks keep over those of slices, both by the exact shares: ``<group>/<recall>``."""
     group, target = case.split("/")
-    rows = frame[(frame["group"] == group) & (frame["chosen_by"] == slices.ORACLE) & (frame["provider"] != slices.FLEX)]
+    ours = ~frame["provider"].isin(sparse_baselines.BLOCKS)
+    rows = frame[(frame["group"] == group) & (frame["chosen_by"] == slices.ORACLE) & ours]
     return _by_name(rows[np.isclose(rows["target"], float(target))], "over_slices", "case", "token_order")
 
 

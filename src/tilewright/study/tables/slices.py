@@ -6,7 +6,6 @@ from tilewright.study.experiments.slices import ORACLE, SLICE
 from tilewright.study.tables import _read, _select
 
 OURS = "tilewright"
-FLEX = "flex"
 CASE = ["maps", "heads", "head_dim", "grid", "token_order", "dtype", "device"]
 
 SHOWN = {
