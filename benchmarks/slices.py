@@ -31,7 +31,8 @@ from tilewright.core.timing import time_call, time_gpu, time_host
 from tilewright.slices import operators
 from tilewright.targets.cuda import slice_config
 from tilewright.targets.cuda.slice_config import SliceConfig
-from tilewright.targets.cuda.slices import Executor, device_facts
+from tilewright.targets.cuda.slice_forms import device_facts
+from tilewright.targets.cuda.slices import Executor
 from tilewright.torch_attention import kernels
 
 # Sparsity at which forms are compared; those that the fastest one is timed at.

@@ -1,8 +1,16 @@
 """How attention to slice lists is compiled, and what suits a group on a GPU."""
 
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import dataclass, fields, replace
 
+from tilewright.core.errors import ArtifactError
 from tilewright.targets.cuda.facts import FEWEST_ROWS
+
+# What forms of each kernel are tried with in 16 bits. warp_rows: queries of a warp. The kernel of `slice_warp_kernel`
+# needs Hopper and groups of 128 queries.
+PLAIN_GRID = {"step_keys": (32, 64, 128), "num_stages": (2, 3), "warp_rows": (16, 32)}
+WARPS_GRID = {"step_keys": (64, 128), "num_stages": (3, 4, 6), "ahead": (0, 1, 2), "persistent": (False, True)}
+HOPPER, WARPS_ROWS = (9, 0), 128
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,7 @@ class SliceConfig:
     num_stages: int
     num_warps: int
     maxnreg: int | None = None
-    ahead: bool = False
+    ahead: int = 0
     k_columns: bool = False
     slack: int = 0
     by_warps: bool = False
@@ -45,10 +53,44 @@ def for_slices(rows, head_dim, dtype, capability, most_shared_bytes):
         num_stages = 3
     else:
         step_keys, num_warps, num_stages = 64, 8, 3
-    chosen = SliceConfig(step_keys, num_stages, num_warps, ahead=rows >= 128)
+    chosen = SliceConfig(step_keys, num_stages, num_warps, ahead=int(rows >= 128))
     while chosen.num_stages > 1 and shared_bytes(chosen, rows, head_dim, dtype.itemsize) > most_shared_bytes:
         chosen = replace(chosen, num_stages=chosen.num_stages - 1)
     return chosen
+
+
+def candidates(rows, head_dim, dtype, capability, most_shared_bytes):
+    """Forms that fit, distinct, a tuple; `for_slices` first, with its arguments."""
+    first = for_slices(rows, head_dim, dtype, capability, most_shared_bytes)
+    if dtype.itemsize > 2:
+        found = [replace(first, step_keys=keys, num_stages=stages) for keys in (16, 32) for stages in (1, 2)]
+    else:
+        found = [
+            SliceConfig(keys, stages, max(1, rows // warp_rows), ahead=1)
+            for keys, stages, warp_rows in itertools.product(*PLAIN_GRID.values())
+        ]
+    if dtype.itemsize == 2 and capability == HOPPER and rows == WARPS_ROWS:
+        found += [
+            SliceConfig(keys, stages, 4, ahead=ahead, by_warps=True, persistent=persistent)
+            for keys, stages, ahead, persistent in itertools.product(*WARPS_GRID.values())
+        ]
+    fitting = [form for form in found if _fits(form, rows, head_dim, dtype.itemsize, most_shared_bytes)]
+    return tuple(dict.fromkeys((first, *fitting)))
+
+
+def _fits(form, rows, head_dim, itemsize, most_shared_bytes):
+    """Whether its memory does, with room for what the compiler adds, and its scores of two steps do."""
+    twice = form.by_warps and form.ahead == 1 and form.step_keys * head_dim > 64 * 128
+    return not twice and shared_bytes(form, rows, head_dim, itemsize) + 1024 <= most_shared_bytes
+
+
+def read(stated):
+    """The `SliceConfig` that a file states as numbers and None by name. Raises `ArtifactError`."""
+    types = {field.name: field.type for field in fields(SliceConfig)}
+    given = [value for name, value in stated.items() if (name, value) != ("maxnreg", None)]
+    if stated.keys() != types.keys() or not all(isinstance(value, int) and value >= 0 for value in given):
+        raise ArtifactError(f"the form of attention to slices: expected {', '.join(types)}, numbers, found {stated}")
+    return SliceConfig(**{name: bool(value) if types[name] is bool else value for name, value in stated.items()})
 
 
 def shared_bytes(chosen, rows, head_dim, itemsize):
