@@ -87,15 +87,13 @@ def forms(case):
 def contenders(case):
     """Forms of every kernel that may win, for groups of 128 queries, the fastest of the plain kernel first."""
     plain = [SliceConfig(64, 3, 8, ahead=True), SliceConfig(32, 3, 8, ahead=True)]
-    stages = {64: (4, 6), 128: (3,)} if case.head_dim == 128 else {64: (4,), 128: (3, 5)}
+    # Keys a step, stages, and what runs beside the softmax: behind, ahead, turns.
+    shapes = [(64, 4, 0), (64, 4, 1), (64, 4, 2), (128, 3, 0), (128, 3, 2)]
+    shapes += [(64, 6, 2)] if case.head_dim == 128 else [(128, 3, 1), (128, 5, 2)]
     by_warps = [
-        SliceConfig(keys, each, 4, ahead=ahead, by_warps=True, persistent=persistent)
-        for keys, most in stages.items()
-        for each in most
-        for ahead in (0, 1, 2)
-        for persistent in (False, True)
-        # Scores of two steps do not fit the registers.
-        if not (ahead == 1 and keys == 128 and case.head_dim == 128)
+        SliceConfig(keys, stages, 4, ahead=ahead, by_warps=True, persistent=persistent, loose=loose)
+        for keys, stages, ahead in shapes
+        for persistent, loose in ((False, False), (True, False), (False, True), (True, True))
     ]
     return plain + by_warps
 
@@ -148,13 +146,17 @@ def compared_kernels(table, known):
     said = known[alike]
     tensors = tokens(case, device, torch.bfloat16)
     table.dense(tensors)
-    lists = {("even", sparsity): even_lists(case, sparsity, device) for sparsity in SPARSITIES}
-    shares = uneven_shares(case)
-    lists["uneven", round(1 - float(shares.mean()), 3)] = random_lists(case, shares, device)
-    for (what, sparsity), each in lists.items():
-        for form in chosen:
-            if said[form] == "ok":
-                table.attend(what, form, each, tensors, with_lse=True, sparsity=sparsity)
+    left, shares = [form for form in chosen if said[form] == "ok"], uneven_shares(case)
+    lists = [("even", sparsity, even_lists(case, sparsity, device)) for sparsity in (0.9, 0.7)]
+    lists.append(("uneven", round(1 - float(shares.mean()), 3), random_lists(case, shares, device)))
+    for what, sparsity, each in lists:
+        us = {form: table.attend(what, form, each, tensors, with_lse=True, sparsity=sparsity) for form in left}
+        # Where lists are few, the slow ones are not asked again.
+        left = sorted(us, key=us.get)[: max(4, len(left) // 2)]
+    for sparsity in (0.5, 0.8):
+        table.attend("even", left[0], even_lists(case, sparsity, device), tensors, with_lse=True, sparsity=sparsity)
+    runs = random_lists(case, torch.full_like(shares, 1 - COMPARED), device, 64)
+    table.attend(f"{case.rows}x64", left[0], runs, tensors, with_lse=True, sparsity=COMPARED)
     table.add("slices.dense again", table.time(lambda: slices.dense(*tensors)))
     return table.rows
 
@@ -286,10 +288,11 @@ class Table:
 def short(form):
     """A form in a word: keys a step, stages, warps; keys' numbers ahead, K as columns, rare rescales.
 
-    Of the kernel by warps: keys a step, stages, what runs beside softmax, p if it is persistent.
+    Of the kernel by warps: keys a step, stages, what runs beside softmax, p if it is persistent, l if it is loose.
     """
     if form.by_warps:
-        return f"{form.step_keys}k{form.num_stages}s-{('behind', 'ahead', 'turns')[form.ahead]}{'-p' * form.persistent}"
+        beside = ("behind", "ahead", "turns")[form.ahead]
+        return f"{form.step_keys}k{form.num_stages}s-{beside}{'-p' * form.persistent}{'-l' * form.loose}"
     levers = "a" * form.ahead + "c" * form.k_columns + "r" * (form.slack > 0)
     return f"{form.step_keys}k{form.num_stages}s{form.num_warps}w{levers}"
 

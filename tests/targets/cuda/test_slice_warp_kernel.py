@@ -29,7 +29,7 @@ from tilewright.targets.cuda import slice_warp_kernel as module
 kernel = module.tilewright_slice_attention_by_warps
 head_dim, step_keys, stages, ahead, run = map(int, sys.argv[1:])
 constants = {"HEADS": 3, "BLOCK_M": 128, "BLOCK_N": step_keys, "RUN": run, "HEAD_DIM": head_dim}
-constants |= {"NUM_STAGES": stages, "AHEAD": ahead, "WIDE": False}
+constants |= {"NUM_STAGES": stages, "AHEAD": ahead, "LOOSE": run == 1, "WIDE": False}
 types = {"o_ptr": "*bf16", "q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "lse_ptr": "*fp32"}
 types |= dict.fromkeys(("key_ptr", "count_ptr", "order_ptr", "state_ptr"), "*i32") | {"scale_log2": "fp32"}
 signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
@@ -45,6 +45,7 @@ FORMS = [
     SliceConfig(64, 4, 4, ahead=False, by_warps=True),
     SliceConfig(64, 4, 4, ahead=True, by_warps=True, persistent=True),
     SliceConfig(64, 4, 4, ahead=2, by_warps=True, persistent=True),
+    SliceConfig(64, 4, 4, ahead=2, by_warps=True, persistent=True, loose=True),
     SliceConfig(128, 3, 4, ahead=2, by_warps=True),
 ]
 

@@ -9,7 +9,12 @@ from tilewright.targets.cuda.facts import FEWEST_ROWS
 # What forms of each kernel are tried with in 16 bits. warp_rows: queries of a warp. The kernel of `slice_warp_kernel`
 # needs Hopper and groups of 128 queries.
 PLAIN_GRID = {"step_keys": (32, 64, 128), "num_stages": (2, 3), "warp_rows": (16, 32)}
-WARPS_GRID = {"step_keys": (64, 128), "num_stages": (3, 4, 6), "ahead": (0, 1, 2), "persistent": (False, True)}
+WARPS_GRID = {
+    "step_keys": (64, 128),
+    "num_stages": (3, 4, 6),
+    "ahead": (0, 1, 2),
+    "choices": ((False, False), (True, False), (True, True)),
+}
 HOPPER, WARPS_ROWS = (9, 0), 128
 
 
@@ -24,7 +29,7 @@ class SliceConfig:
     which 16 bits hold up to 15.
 
     by_warps: the kernel of `slice_warp_kernel`, which has its own number of warps; there `ahead` stands for its AHEAD.
-    persistent: as many programs as the GPU has multiprocessors, with `by_warps` alone.
+    persistent: as many programs as the GPU has multiprocessors, loose: see there; both with `by_warps` alone.
     """
 
     step_keys: int
@@ -36,6 +41,7 @@ class SliceConfig:
     slack: int = 0
     by_warps: bool = False
     persistent: bool = False
+    loose: bool = False
 
 
 def for_slices(rows, head_dim, dtype, capability, most_shared_bytes):
@@ -71,8 +77,8 @@ def candidates(rows, head_dim, dtype, capability, most_shared_bytes):
         ]
     if dtype.itemsize == 2 and capability == HOPPER and rows == WARPS_ROWS:
         found += [
-            SliceConfig(keys, stages, 4, ahead=ahead, by_warps=True, persistent=persistent)
-            for keys, stages, ahead, persistent in itertools.product(*WARPS_GRID.values())
+            SliceConfig(keys, stages, 4, ahead=ahead, by_warps=True, persistent=persistent, loose=loose)
+            for keys, stages, ahead, (persistent, loose) in itertools.product(*WARPS_GRID.values())
         ]
     fitting = [form for form in found if _fits(form, rows, head_dim, dtype.itemsize, most_shared_bytes)]
     return tuple(dict.fromkeys((first, *fitting)))

@@ -35,16 +35,18 @@ def tilewright_slice_attention_by_warps(
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_on, n_queries, groups, capacity, scale_log2, n_items,
     HEADS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, RUN: gl.constexpr, HEAD_DIM: gl.constexpr,
-    NUM_STAGES: gl.constexpr, AHEAD: gl.constexpr, WIDE: gl.constexpr,
+    NUM_STAGES: gl.constexpr, AHEAD: gl.constexpr, LOOSE: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """Attention of each group to its listed keys. Grid: any number of programs, which share n_items groups out.
 
     n_items: batch * heads * groups, the groups of a head side by side. Tensors as in `tilewright_slice_attention`,
     aligned to 16 bytes. AHEAD: 1: products of a step run beside the softmax of the step before it, else weighted values
-    of a step beside the softmax of the next one; 2: with the two halves in turns.
+    of a step beside the softmax of the next one; 2: with the two halves in turns. LOOSE: each
+    thread says by itself that it has read a stage, else one does so for its half once all have.
     """
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     HALF: gl.constexpr = BLOCK_M // HALVES
+    EACH: gl.constexpr = 128 if LOOSE else 1
     if WIDE:
         stride_qn, stride_kn = gl.cast(stride_qn, gl.int64), gl.cast(stride_kn, gl.int64)
         stride_vn, stride_on = gl.cast(stride_vn, gl.int64), gl.cast(stride_on, gl.int64)
@@ -64,12 +66,12 @@ def tilewright_slice_attention_by_warps(
     mbarrier.init(q_free.index(0), count=HALVES)
     turns = gl.allocate_shared_memory(gl.int64, [HALVES, 1], bar_at)
     for i in gl.static_range(HALVES):
-        mbarrier.init(turns.index(i), count=1)
+        mbarrier.init(turns.index(i), count=EACH)
     for i in gl.static_range(NUM_STAGES):
         mbarrier.init(k_full.index(i), count=GATHERING * 32)
         mbarrier.init(v_full.index(i), count=GATHERING * 32)
-        mbarrier.init(k_free.index(i), count=HALVES)
-        mbarrier.init(v_free.index(i), count=HALVES)
+        mbarrier.init(k_free.index(i), count=HALVES * EACH)
+        mbarrier.init(v_free.index(i), count=HALVES * EACH)
     lists = key_ptr, count_ptr, order_ptr, n_queries, groups, capacity, n_items
     memory = q_mem, k_mem, v_mem, q_full, k_full, v_full, q_free, k_free, v_free, turns
     out = o_ptr, lse_ptr, state_ptr, stride_ob, stride_oh, stride_on, scale_log2
@@ -78,8 +80,8 @@ def tilewright_slice_attention_by_warps(
     v_strides = stride_vb, stride_vh, stride_vn
     gl.warp_specialize(
         [
-            (_multiply, (0, lists, out, memory, HEADS, AHEAD)),
-            (_multiply, (1, lists, out, memory, HEADS, AHEAD)),
+            (_multiply, (0, lists, out, memory, HEADS, AHEAD, LOOSE)),
+            (_multiply, (1, lists, out, memory, HEADS, AHEAD, LOOSE)),
             (_gather, (q_ptr, k_ptr, v_ptr, q_strides, k_strides, v_strides, lists, memory, HEADS, RUN)),
         ],
         [4, GATHERING],
@@ -172,7 +174,7 @@ def _gather(
 
 
 @gluon.jit
-def _multiply(half: gl.constexpr, lists, out, memory, HEADS: gl.constexpr, AHEAD: gl.constexpr):
+def _multiply(half: gl.constexpr, lists, out, memory, HEADS: gl.constexpr, AHEAD: gl.constexpr, LOOSE: gl.constexpr):
     """Attention of one half of each group's queries."""
     q_mem, k_mem, _, q_full, _, _, q_free, _, _, _ = memory
     o_ptr, lse_ptr, state_ptr, stride_ob, stride_oh, stride_on, scale_log2 = out
@@ -205,10 +207,12 @@ def _multiply(half: gl.constexpr, lists, out, memory, HEADS: gl.constexpr, AHEAD
         zeros = gl.zeros([HALF, BLOCK_N], gl.float32, s_at)
         if count > 0:
             if AHEAD == 1:
-                m_i, l_i, acc, stage, phase = _ahead(q, zeros, scale_log2, count, m_i, l_i, acc, memory, stage, phase)
+                m_i, l_i, acc, stage, phase = _ahead(
+                    q, zeros, scale_log2, count, m_i, l_i, acc, memory, stage, phase, LOOSE
+                )
             else:
                 m_i, l_i, acc, stage, phase, turn = _behind(
-                    q, zeros, scale_log2, count, m_i, l_i, acc, memory, stage, phase, turn, half, AHEAD == 2
+                    q, zeros, scale_log2, count, m_i, l_i, acc, memory, stage, phase, turn, half, AHEAD == 2, LOOSE
                 )
         # Groups without keys give zeros and -inf; lists that did not fit give NaN, whatever they hold.
         l_i = gl.where(count == 0, 1.0, l_i)
@@ -223,6 +227,16 @@ def _multiply(half: gl.constexpr, lists, out, memory, HEADS: gl.constexpr, AHEAD
         bh = next_bh
         g = next_g
         count = next_count
+
+
+@gluon.jit
+def _arrive(bar, LOOSE: gl.constexpr):
+    """Say that this half has read what `bar` guards."""
+    if LOOSE:
+        # The arrival of a thread that has no copies under way, and no barrier of its half before it.
+        async_copy.mbarrier_arrive(bar, increment_count=False)
+    else:
+        mbarrier.arrive(bar, count=1)
 
 
 @gluon.jit
@@ -243,12 +257,12 @@ def _weighted(w, acc, v_mem, v_full, stage, phase):
 
 
 @gluon.jit
-def _first_scores(q, zeros, count, k_mem, k_full, k_free, stage, phase):
+def _first_scores(q, zeros, count, k_mem, k_full, k_free, stage, phase, LOOSE: gl.constexpr):
     """Scores of the last keys of a list, which come first: only they need a mask."""
     BLOCK_N: gl.constexpr = k_mem.shape[1]
     s = _products(q, zeros, k_mem, k_full, stage, phase)
     s = warpgroup_mma_wait(0, deps=[s])
-    mbarrier.arrive(k_free.index(stage), count=1)
+    _arrive(k_free.index(stage), LOOSE)
     place = (count - 1) // BLOCK_N * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, zeros.type.layout))
     return gl.where((place < count)[None, :], s, -float("inf"))
 
@@ -265,35 +279,48 @@ def _softmax(s, m_i, l_i, scale_log2, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _ahead(q, zeros, scale_log2, count, m_i, l_i, acc, memory, stage, phase):
+def _ahead(q, zeros, scale_log2, count, m_i, l_i, acc, memory, stage, phase, LOOSE: gl.constexpr):
     """All steps of a group: the products of the next step run beside the softmax of this one."""
     _, k_mem, v_mem, _, k_full, v_full, _, k_free, v_free, _ = memory
-    s = _first_scores(q, zeros, count, k_mem, k_full, k_free, stage, phase)
+    s = _first_scores(q, zeros, count, k_mem, k_full, k_free, stage, phase, LOOSE)
     for _j in range(0, (count - 1) // k_mem.shape[1]):
         k_stage, k_phase = _next(stage, phase, k_mem.shape[0])
         later = _products(q, zeros, k_mem, k_full, k_stage, k_phase)
         w, m_i, l_i, alpha = _softmax(s, m_i, l_i, scale_log2, k_mem.dtype)
         acc = _weighted(w, acc * alpha[:, None], v_mem, v_full, stage, phase)
         s, acc = warpgroup_mma_wait(0, deps=[later, acc])
-        mbarrier.arrive(k_free.index(k_stage), count=1)
-        mbarrier.arrive(v_free.index(stage), count=1)
+        _arrive(k_free.index(k_stage), LOOSE)
+        _arrive(v_free.index(stage), LOOSE)
         stage = k_stage
         phase = k_phase
     w, m_i, l_i, alpha = _softmax(s, m_i, l_i, scale_log2, k_mem.dtype)
     acc = _weighted(w, acc * alpha[:, None], v_mem, v_full, stage, phase)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(v_free.index(stage), count=1)
+    _arrive(v_free.index(stage), LOOSE)
     stage, phase = _next(stage, phase, k_mem.shape[0])
     return m_i, l_i, acc, stage, phase
 
 
 @gluon.jit
 def _behind(
-    q, zeros, scale_log2, count, m_i, l_i, acc, memory, stage, phase, turn, half: gl.constexpr, TURNS: gl.constexpr
+    q,
+    zeros,
+    scale_log2,
+    count,
+    m_i,
+    l_i,
+    acc,
+    memory,
+    stage,
+    phase,
+    turn,
+    half: gl.constexpr,
+    TURNS: gl.constexpr,
+    LOOSE: gl.constexpr,
 ):
     """All steps of a group: the weighted values of a step run beside the softmax of the next one."""
     _, k_mem, v_mem, _, k_full, v_full, _, k_free, v_free, turns = memory
-    s = _first_scores(q, zeros, count, k_mem, k_full, k_free, stage, phase)
+    s = _first_scores(q, zeros, count, k_mem, k_full, k_free, stage, phase, LOOSE)
     w, m_i, l_i, alpha = _softmax(s, m_i, l_i, scale_log2, k_mem.dtype)
     for _j in range(0, (count - 1) // k_mem.shape[1]):
         k_stage, k_phase = _next(stage, phase, k_mem.shape[0])
@@ -302,18 +329,18 @@ def _behind(
         s = _products(q, zeros, k_mem, k_full, k_stage, k_phase)
         acc = _weighted(w, acc, v_mem, v_full, stage, phase)
         if TURNS:
-            mbarrier.arrive(turns.index(1 - half), count=1)
+            _arrive(turns.index(1 - half), LOOSE)
             turn ^= 1
         s = warpgroup_mma_wait(1, deps=[s])
-        mbarrier.arrive(k_free.index(k_stage), count=1)
+        _arrive(k_free.index(k_stage), LOOSE)
         w, m_i, l_i, alpha = _softmax(s, m_i, l_i, scale_log2, k_mem.dtype)
         acc, w = warpgroup_mma_wait(0, deps=[acc, w])
-        mbarrier.arrive(v_free.index(stage), count=1)
+        _arrive(v_free.index(stage), LOOSE)
         acc = acc * alpha[:, None]
         stage = k_stage
         phase = k_phase
     acc = _weighted(w, acc, v_mem, v_full, stage, phase)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(v_free.index(stage), count=1)
+    _arrive(v_free.index(stage), LOOSE)
     stage, phase = _next(stage, phase, k_mem.shape[0])
     return m_i, l_i, acc, stage, phase, turn

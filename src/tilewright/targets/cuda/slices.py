@@ -128,7 +128,7 @@ class Executor:
 
             kernel = slice_warp_kernel.tilewright_slice_attention_by_warps
             constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
-            arguments = (*strides, *sizes, groups, *constants, chosen.ahead, is_wide)
+            arguments = (*strides, *sizes, groups, *constants, chosen.ahead, chosen.loose, is_wide)
             grid = min(groups, multiprocessors(self._device)) if chosen.persistent else groups
             options = {"num_warps": slice_warp_kernel.NUM_WARPS}
         else:
