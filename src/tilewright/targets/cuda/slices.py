@@ -11,7 +11,7 @@ import triton
 
 from tilewright.slices import layout as layouts
 from tilewright.targets import qkv
-from tilewright.targets.cuda import slice_forms, slice_kernels
+from tilewright.targets.cuda import slice_config, slice_forms, slice_kernels
 from tilewright.targets.cuda.launcher import ALIGNED, KEYS, CachedLaunch, wide
 from tilewright.targets.cuda.slice_forms import Kind
 
@@ -122,14 +122,13 @@ class Executor:
         groups = math.prod(self._groups)
         if chosen.by_warps and not all(x.data_ptr() % ALIGNED == 0 and _even(x) for x in (q, k, v)):
             # Its copies of 16 bytes need that the compiler knows of their alignment.
-            chosen = next(form for form in slice_forms.candidates(kind, self._device) if not form.by_warps)
+            chosen = slice_config.plain(layout.rows, head_dim, q.dtype, slice_forms.device_facts(self._device)[1])
         if chosen.by_warps:
             from tilewright.targets.cuda import slice_warp_kernel
 
             kernel = slice_warp_kernel.tilewright_slice_attention_by_warps
             constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
-            arguments = (*strides, *sizes, groups, *constants, chosen.ahead, chosen.loose, is_wide)
-            grid = min(groups, multiprocessors(self._device)) if chosen.persistent else groups
+            arguments = (*strides, *sizes, *constants, chosen.ahead, chosen.loose, is_wide)
             options = {"num_warps": slice_warp_kernel.NUM_WARPS}
         else:
             kernel = slice_kernels.tilewright_slice_attention
@@ -144,8 +143,3 @@ class Executor:
 def _even(x):
     """Whether strides of tokens, heads and batch entries are multiples of 16, as the compiler knows them."""
     return all(stride % 16 == 0 for stride in x.stride()[:3])
-
-
-def multiprocessors(device):
-    """Of a GPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
