@@ -31,7 +31,8 @@ from tilewright.core.timing import time_call, time_gpu, time_host
 from tilewright.slices import operators
 from tilewright.targets.cuda import slice_config
 from tilewright.targets.cuda.slice_config import SliceConfig
-from tilewright.targets.cuda.slices import Executor, device_facts
+from tilewright.targets.cuda.slice_forms import device_facts
+from tilewright.targets.cuda.slices import Executor
 from tilewright.torch_attention import kernels
 
 # Sparsity at which forms are compared; those that the fastest one is timed at.
@@ -44,6 +45,8 @@ CHECKED_GROUPS = 4
 SLACK = 8
 # Seconds in which forms of `contenders` have to be compiled and checked.
 TRIAL_S = 60
+# Times that each of them is timed.
+TURNS = 3
 SHOWN = ["case", "what", "sparsity", "form", "p50_us", "tflops", "over_dense", "error", "status"]
 
 
@@ -86,15 +89,12 @@ def forms(case):
 def contenders(case):
     """Forms of every kernel that may win, for groups of 128 queries, the fastest of the plain kernel first."""
     plain = [SliceConfig(64, 3, 8, ahead=True), SliceConfig(32, 3, 8, ahead=True)]
-    stages = {64: (4, 6), 128: (3,)} if case.head_dim == 128 else {64: (4,), 128: (3, 5)}
+    wide = 3 if case.head_dim == 128 else 5
+    shapes = [(64, 5, 2), (128, wide, 0), (128, wide, 2)] + ([] if case.head_dim == 128 else [(128, 5, 1)])
     by_warps = [
-        SliceConfig(keys, each, 4, ahead=ahead, by_warps=True, persistent=persistent)
-        for keys, most in stages.items()
-        for each in most
-        for ahead in (0, 1, 2)
-        for persistent in (False, True)
-        # Scores of two steps do not fit the registers.
-        if not (ahead == 1 and keys == 128 and case.head_dim == 128)
+        SliceConfig(keys, stages, 4, ahead=ahead, by_warps=True, loose=loose)
+        for keys, stages, ahead in shapes
+        for loose in (False, True)
     ]
     return plain + by_warps
 
@@ -147,13 +147,19 @@ def compared_kernels(table, known):
     said = known[alike]
     tensors = tokens(case, device, torch.bfloat16)
     table.dense(tensors)
-    lists = {("even", sparsity): even_lists(case, sparsity, device) for sparsity in SPARSITIES}
-    shares = uneven_shares(case)
-    lists["uneven", round(1 - float(shares.mean()), 3)] = random_lists(case, shares, device)
-    for (what, sparsity), each in lists.items():
-        for form in chosen:
-            if said[form] == "ok":
-                table.attend(what, form, each, tensors, with_lse=True, sparsity=sparsity)
+    left, shares = [form for form in chosen if said[form] == "ok"], uneven_shares(case)
+    lists = [("even", sparsity, even_lists(case, sparsity, device)) for sparsity in (0.9, 0.7)]
+    lists.append(("uneven", round(1 - float(shares.mean()), 3), random_lists(case, shares, device)))
+    for what, sparsity, each in lists:
+        us = {form: [] for form in left}
+        # In turns, as the clock follows the power that is drawn.
+        for form in left * TURNS:
+            us[form].append(table.attend(what, form, each, tensors, with_lse=True, sparsity=sparsity))
+        left = sorted(us, key=lambda form, us=us: sorted(us[form])[TURNS // 2])
+    for sparsity in (0.5, 0.8):
+        table.attend("even", left[0], even_lists(case, sparsity, device), tensors, with_lse=True, sparsity=sparsity)
+    runs = random_lists(case, torch.full_like(shares, 1 - COMPARED), device, 64)
+    table.attend(f"{case.rows}x64", left[0], runs, tensors, with_lse=True, sparsity=COMPARED)
     table.add("slices.dense again", table.time(lambda: slices.dense(*tensors)))
     return table.rows
 
@@ -285,10 +291,10 @@ class Table:
 def short(form):
     """A form in a word: keys a step, stages, warps; keys' numbers ahead, K as columns, rare rescales.
 
-    Of the kernel by warps: keys a step, stages, what runs beside softmax, p if it is persistent.
+    Of the kernel by warps: keys a step, stages, their order, l if they are loose.
     """
     if form.by_warps:
-        return f"{form.step_keys}k{form.num_stages}s-{('behind', 'ahead', 'turns')[form.ahead]}{'-p' * form.persistent}"
+        return f"{form.step_keys}k{form.num_stages}s-{slice_config.ORDERS[form.ahead]}{'-l' * form.loose}"
     levers = "a" * form.ahead + "c" * form.k_columns + "r" * (form.slack > 0)
     return f"{form.step_keys}k{form.num_stages}s{form.num_warps}w{levers}"
 
@@ -393,7 +399,11 @@ def main():
         given.output.parent.mkdir(parents=True, exist_ok=True)
         frame.to_csv(given.output, index=False)
     if given.kernels:
-        print(frame[frame.form.notna()].pivot_table("over_dense", ["case", "form"], ["what", "sparsity"]).to_string())
+        print(
+            frame[frame.form.notna()]
+            .pivot_table("over_dense", ["case", "form"], ["what", "sparsity"], "median")
+            .to_string()
+        )
         return
     best = frame[frame.what == "forms"].sort_values("p50_us").groupby("case").head(5)
     print(pd.concat([best, frame[frame.what != "forms"]]).to_string(index=False, na_rep=""))

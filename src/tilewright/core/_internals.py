@@ -32,6 +32,15 @@ except ImportError:
 
 
 try:
+    from torch._C import _cuda_getDriverVersion as driver_version
+except ImportError:
+
+    def driver_version():
+        """Release of CUDA that the driver has, as a number. The stand-in knows torch's own."""
+        return torch.version.cuda
+
+
+try:
     from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided_cuda
 except ImportError:
 

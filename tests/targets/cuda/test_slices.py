@@ -10,6 +10,7 @@ from helpers.slices import check_attention, mask_of, qkv, tokens
 from tilewright import slices
 from tilewright.slices import operators
 from tilewright.targets.cuda import slice_config
+from tilewright.targets.cuda.slice_config import SliceConfig
 from tilewright.targets.cuda.slices import Executor
 
 needs_gpu = pytest.mark.skipif(TRITON_DEVICE == "cpu", reason="captures CUDA graphs, and this machine has no GPU")
@@ -56,8 +57,11 @@ def test_programs_fit_the_shared_memory_of_the_device(dtype, capability):
 
 def test_forms_are_those_that_were_measured_on_hopper():
     most = SHARED[9, 0]
-    chosen = [slice_config.for_slices(128, head_dim, torch.bfloat16, (9, 0), most) for head_dim in (128, 64)]
-    assert [(c.step_keys, c.num_warps, c.num_stages, c.ahead) for c in chosen] == [(64, 8, 3, True)] * 2
+    for head_dim, stages in ((128, 3), (64, 5)):
+        chosen = slice_config.for_slices(128, head_dim, torch.bfloat16, (9, 0), most)
+        assert chosen == SliceConfig(128, stages, 4, by_warps=True)
+        chosen = slice_config.plain(128, head_dim, torch.bfloat16, most)
+        assert chosen == SliceConfig(64, 3, 8, ahead=1)
 
 
 @needs_gpu

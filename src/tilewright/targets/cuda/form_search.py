@@ -8,7 +8,8 @@ ones without, as kept tokens do.
 import math
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -37,39 +38,95 @@ TOKENS, REACH, GROUPS = 1024, 256, 8
 FAILURES = (DeviceError, RuntimeError, TritonError)
 
 
+@dataclass(frozen=True)
+class OfTile:
+    """A tile whose form is searched: what `find` needs of it."""
+
+    tile: tiles.Tile
+    head_dim: int
+    dtype: str
+
+    MODULE: ClassVar = "form_search"
+    read: ClassVar = staticmethod(config.read)
+
+    def __str__(self):
+        return f"tile {self.tile.name}"
+
+    @property
+    def stated(self):
+        """What its choice holds for."""
+        return forms.made_for(self.tile, self.head_dim, self.dtype)
+
+    def candidates(self):
+        """Its forms, the default first."""
+        room = forms.room(targets.describe("cuda"))
+        return config.candidates(self.tile, self.head_dim, getattr(torch, self.dtype), room)
+
+    def job(self, form):
+        """The word that has a process of `MODULE` compile a form."""
+        return _job(self.tile, form)
+
+    def tried(self, form):
+        """The `Trial` of a form."""
+        return _tried(self.tile, self.head_dim, self.dtype, form)
+
+
 def search(chosen, head_dim, dtype, anew=False):
     """Find the fastest form of each of the tiles `chosen` that has no file yet, and write it; anew: of each.
 
     Two processes that need the same find it once. Raises `DeviceError` without a GPU, and where no form of a tile runs.
     """
     config.check_head_dim(head_dim)
-    stated = {tile: forms.made_for(tile, head_dim, dtype) for tile in chosen}
-    paths = {tile: forms.path_of(each) for tile, each in stated.items()}
+    find([OfTile(tile, head_dim, dtype) for tile in chosen], head_dim, dtype, anew)
+
+
+def find(subjects, head_dim, dtype, anew):
+    """As `search`, of `subjects` that are like `OfTile`, all of one class."""
+    stated = {subject: subject.stated for subject in subjects}
+    paths = {subject: forms.path_of(each) for subject, each in stated.items()}
     with caches.locked(caches.folder() / forms.KIND / "lock"):
-        left = [tile for tile in chosen if anew or forms.held(paths[tile], stated[tile], say=True) is None]
-        trials = {tile: _candidates(tile, head_dim, dtype, len(left)) for tile in left}
-        jobs = [_job(tile, form) for tile, each in trials.items() for form in each]
-        done = calibration.side_by_side("form_search", head_dim, dtype, jobs) if jobs else ()
-        for tile, each in trials.items():
-            forms.keep(paths[tile], choose(tile, head_dim, dtype, each, done, stated[tile]))
+        left = [
+            subject
+            for subject in subjects
+            if anew or forms.held(paths[subject], stated[subject], say=True, read=subject.read) is None
+        ]
+        # As many as the cores compile in a few turns; two at least.
+        most = max(2, TURNS * len(os.sched_getaffinity(0)) // max(1, len(left)))
+        trials = {subject: subject.candidates()[:most] for subject in left}
+        jobs = [subject.job(form) for subject, each in trials.items() for form in each]
+        done = calibration.side_by_side(left[0].MODULE, head_dim, dtype, jobs) if jobs else ()
+        for subject, each in trials.items():
+            forms.keep(paths[subject], choose(subject, each, done, stated[subject]))
 
 
-def choose(tile, head_dim, dtype, candidates, done, stated):
+def choose(subject, candidates, done, stated):
     """The `Choice` among `candidates`, of which the jobs `done` were compiled, made for what is `stated`."""
     found = []
-    for form in progress.with_progress(candidates, f"forms of {tile.name}"):
+    for form in progress.with_progress(candidates, f"forms of {subject}"):
         # One whose compiler broke off in a process of its own is not tried here. The default is.
-        if form == candidates[0] or _job(tile, form) in done:
-            found.append(_tried(tile, head_dim, dtype, form))
+        if form == candidates[0] or subject.job(form) in done:
+            found.append(subject.tried(form))
         else:
-            found.append(Trial(asdict(form), "not compiled"))
+            found.append(Trial(forms.as_stated(form), "not compiled"))
     timed = [trial for trial in found if trial.us]
     if not timed:
-        raise DeviceError(f"tile {tile.name}: expected a form that runs on this GPU, found {found[0].status}")
+        raise DeviceError(f"{subject}: expected a form that runs on this GPU, found {found[0].status}")
     best = min(timed, key=_score)
     if found[0].us and _score(best) > _score(found[0]) + len(best.us) * math.log(1 - MARGIN):
         best = found[0]
     return Choice(stated, best.form, tuple(found))
+
+
+def trial(form, measured):
+    """The `Trial` of a form: ``measured() -> (relative error, the largest allowed, callable() -> microseconds)``."""
+    try:
+        error, allowed, timed = measured()
+        # A NaN is wrong, too.
+        if not error <= allowed:
+            return Trial(forms.as_stated(form), f"wrong: relative error {error:.1e}")
+        return Trial(forms.as_stated(form), "ok", tuple(timed()))
+    except FAILURES as error:
+        return Trial(forms.as_stated(form), f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 def _score(trial):
@@ -79,15 +136,13 @@ def _score(trial):
 
 def _tried(tile, head_dim, dtype, form):
     """The `Trial` of a form: checked, and timed if it is right."""
-    try:
+
+    def measured():
         gpu = calibration.Gpu(tile, head_dim, dtype, form)
-        error = checked(gpu)
-        # A NaN is wrong, too.
-        if not error <= reference.TOLERANCE[gpu.dtype]:
-            return Trial(asdict(form), f"wrong: relative error {error:.1e}")
-        return Trial(asdict(form), "ok", tuple(gpu.timed(*gpu.setup.work(point))[0] for point in points(gpu.setup)))
-    except FAILURES as error:
-        return Trial(asdict(form), f"{type(error).__name__}: {error}".splitlines()[0])
+        each = (gpu.timed(*gpu.setup.work(point))[0] for point in points(gpu.setup))
+        return checked(gpu), reference.TOLERANCE[gpu.dtype], lambda: each
+
+    return trial(form, measured)
 
 
 def points(setup):
@@ -115,13 +170,6 @@ def _small(tile, step_keys):
     cover = blocks.extract(graph.from_pattern(dense), tile)
     items = work.items(cover, None)
     return dense, tile_lists.build(cover, items.block, items.run_lo, items.run_hi, step_keys)
-
-
-def _candidates(tile, head_dim, dtype, n_tiles):
-    """The first candidates, as many as the cores compile in a few turns; two at least."""
-    most = max(2, TURNS * len(os.sched_getaffinity(0)) // n_tiles)
-    room = forms.room(targets.describe("cuda"))
-    return config.candidates(tile, head_dim, getattr(torch, dtype), room)[:most]
 
 
 def _job(tile, form):

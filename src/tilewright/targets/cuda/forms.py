@@ -72,6 +72,11 @@ def stated(tile, head_dim, dtype):
     return asdict(of(tile, head_dim, getattr(torch, dtype)))
 
 
+def as_stated(form):
+    """A form as files state it: numbers and None by name."""
+    return {name: None if value is None else int(value) for name, value in asdict(form).items()}
+
+
 def room(device):
     """What a described `device` has room for."""
     return config.Room(device["shared_bytes"], device["registers"])
@@ -83,7 +88,8 @@ def made_for(tile, head_dim, dtype):
 
 
 def here(code, tile, head_dim, dtype):
-    """What times of `tile` hold for that are taken on this GPU now, by the modules `code`; a JSON-able dict."""
+    """What times of `tile`, or of whatever has rows, hold for that are taken on this GPU now, by the modules `code`; a
+    JSON-able dict."""
     device = targets.describe("cuda")
     return {
         **{name: device[name] for name in FACTS},
@@ -102,13 +108,13 @@ def path_of(stated):
     return caches.folder() / KIND / f"{name}-{digest}.json"
 
 
-def held(path, stated, say=False):
+def held(path, stated, say=False, read=config.read):
     """The `Choice` of a file; None where there is none that is `stated` so.
 
-    say: look again where there was none, and log one line about a bad one.
+    say: look again where there was none, and log one line about a bad one. read: of a form, raises `ArtifactError`.
     """
     if path not in _HELD or (say and _HELD[path] is None):
-        _HELD[path] = _read(path, stated, say) if path.exists() else None
+        _HELD[path] = _read(path, stated, say, read) if path.exists() else None
     return _HELD[path]
 
 
@@ -121,12 +127,12 @@ def keep(path, choice):
         _LOG.warning("the form serves this process alone: %s", error)
 
 
-def _read(path, stated, say):
+def _read(path, stated, say, read):
     try:
         found = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Choice)
         others = [name for name in stated if found.made_for.get(name) != stated[name]]
         contents.expect(path, not others, "a choice for this device and code", f"another {', '.join(others)}")
-        config.read(found.form)
+        read(found.form)
         return found
     except ArtifactError as error:
         if say:

@@ -1,8 +1,19 @@
 """How attention to slice lists is compiled, and what suits a group on a GPU."""
 
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import dataclass, fields, replace
 
+from tilewright.core.errors import ArtifactError
 from tilewright.targets.cuda.facts import FEWEST_ROWS
+
+# What forms of each kernel are tried with in 16 bits. warp_rows: queries of a warp. The kernel of `slice_warp_kernel`
+# needs Hopper and groups of 128 queries.
+PLAIN_GRID = {"step_keys": (32, 64, 128), "num_stages": (2, 3), "warp_rows": (16, 32)}
+WARPS_GRID = {"step_keys": (128, 64), "num_stages": (3, 5), "ahead": (0, 1, 2), "loose": (False, True)}
+# What runs beside the softmax of a step in `slice_warp_kernel`: the weighted values of the step before it; the products
+# of the step after it; as the first, with the two halves of the queries in turns.
+ORDERS = ("behind", "ahead", "turns")
+HOPPER, WARPS_ROWS = (9, 0), 128
 
 
 @dataclass(frozen=True)
@@ -15,40 +26,84 @@ class SliceConfig:
     octaves that the maximum of a row may grow by before sums are rescaled, 0 for none: weights are up to 2**slack,
     which 16 bits hold up to 15.
 
-    by_warps: the kernel of `slice_warp_kernel`, which has its own number of warps; there `ahead` stands for its AHEAD.
-    persistent: as many programs as the GPU has multiprocessors, with `by_warps` alone.
+    by_warps: the kernel of `slice_warp_kernel`, which has its own number of warps; `ahead`, a place in `ORDERS`, and
+    loose are its ORDER and LOOSE.
     """
 
     step_keys: int
     num_stages: int
     num_warps: int
     maxnreg: int | None = None
-    ahead: bool = False
+    ahead: int = 0
     k_columns: bool = False
     slack: int = 0
     by_warps: bool = False
-    persistent: bool = False
+    loose: bool = False
 
 
 def for_slices(rows, head_dim, dtype, capability, most_shared_bytes):
     """The `SliceConfig` of groups of `rows` queries on a GPU of `capability` (major, minor).
 
-    most_shared_bytes: of a program. In 16 bits, what was fastest for random keys on an H200 (docs/decisions/0033): 64
-    keys a step, three stages and 8 warps, the keys' numbers a step ahead; a trial kernel's forms for groups of 64
-    queries (docs/decisions/0023), not measured since. float32 was not measured either. It does not use the tensor
-    cores: it has few keys a step and as many warps as keep a thread's share small.
+    most_shared_bytes: of a program. On Hopper, in 16 bits, for groups of 128 queries: the form of `slice_warp_kernel`
+    that was fastest for random keys on an H200 (docs/decisions/0033). Else `plain`.
+    """
+    if dtype.itemsize == 2 and capability == HOPPER and rows == WARPS_ROWS:
+        return SliceConfig(128, 3 if head_dim == 128 else 5, num_warps=4, by_warps=True)
+    return plain(rows, head_dim, dtype, most_shared_bytes)
+
+
+def plain(rows, head_dim, dtype, most_shared_bytes):
+    """The `SliceConfig` of `slice_kernels`, for tokens and GPUs of any kind.
+
+    In 16 bits, what was fastest on an H200: 64 keys a step, three stages and 8 warps, the keys' numbers a step ahead
+    (docs/decisions/0033); for smaller groups a trial kernel's form (docs/decisions/0023), not measured since. float32
+    was not measured either. It does not use the tensor cores: it has few keys a step and as many warps as keep a
+    thread's share small.
     """
     if dtype.itemsize > 2:
         return SliceConfig(16, num_stages=1, num_warps=min(16, rows // 8))
     if rows < 128:
-        step_keys, num_warps = 128 if head_dim == 64 else 64, min(4, rows // FEWEST_ROWS)
-        num_stages = 3
+        chosen = SliceConfig(128 if head_dim == 64 else 64, num_stages=3, num_warps=min(4, rows // FEWEST_ROWS))
     else:
-        step_keys, num_warps, num_stages = 64, 8, 3
-    chosen = SliceConfig(step_keys, num_stages, num_warps, ahead=rows >= 128)
+        chosen = SliceConfig(64, num_stages=3, num_warps=8, ahead=1)
     while chosen.num_stages > 1 and shared_bytes(chosen, rows, head_dim, dtype.itemsize) > most_shared_bytes:
         chosen = replace(chosen, num_stages=chosen.num_stages - 1)
     return chosen
+
+
+def candidates(rows, head_dim, dtype, capability, most_shared_bytes):
+    """Forms that fit, distinct, a tuple; `for_slices` first, with its arguments."""
+    first = for_slices(rows, head_dim, dtype, capability, most_shared_bytes)
+    if dtype.itemsize > 2:
+        found = [replace(first, step_keys=keys, num_stages=stages) for keys in (16, 32) for stages in (1, 2)]
+    else:
+        found = [plain(rows, head_dim, dtype, most_shared_bytes)]
+        found += [
+            SliceConfig(keys, stages, max(1, rows // warp_rows), ahead=1)
+            for keys, stages, warp_rows in itertools.product(*PLAIN_GRID.values())
+        ]
+    if dtype.itemsize == 2 and capability == HOPPER and rows == WARPS_ROWS:
+        found += [
+            SliceConfig(keys, stages, 4, ahead=ahead, by_warps=True, loose=loose)
+            for keys, stages, ahead, loose in itertools.product(*WARPS_GRID.values())
+        ]
+    fitting = [form for form in found if _fits(form, rows, head_dim, dtype.itemsize, most_shared_bytes)]
+    return tuple(dict.fromkeys((first, *fitting)))
+
+
+def _fits(form, rows, head_dim, itemsize, most_shared_bytes):
+    """Whether its memory does, with room for what the compiler adds, and its scores of two steps do."""
+    twice = form.by_warps and form.ahead == 1 and form.step_keys * head_dim > 64 * 128
+    return not twice and shared_bytes(form, rows, head_dim, itemsize) + 1024 <= most_shared_bytes
+
+
+def read(stated):
+    """The `SliceConfig` that a file states as numbers and None by name. Raises `ArtifactError`."""
+    types = {field.name: field.type for field in fields(SliceConfig)}
+    given = [value for name, value in stated.items() if (name, value) != ("maxnreg", None)]
+    if stated.keys() != types.keys() or not all(isinstance(value, int) and value >= 0 for value in given):
+        raise ArtifactError(f"the form of attention to slices: expected {', '.join(types)}, numbers, found {stated}")
+    return SliceConfig(**{name: bool(value) if types[name] is bool else value for name, value in stated.items()})
 
 
 def shared_bytes(chosen, rows, head_dim, itemsize):

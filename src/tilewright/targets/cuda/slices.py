@@ -11,8 +11,9 @@ import triton
 
 from tilewright.slices import layout as layouts
 from tilewright.targets import qkv
-from tilewright.targets.cuda import slice_config, slice_kernels
+from tilewright.targets.cuda import slice_config, slice_forms, slice_kernels
 from tilewright.targets.cuda.launcher import ALIGNED, KEYS, CachedLaunch, wide
+from tilewright.targets.cuda.slice_forms import Kind
 
 # Keys that a program flags or packs at once; groups that it ranks at once, and others that it compares them with.
 FLAGGED, RANKED, COMPARED = 1024, 32, 64
@@ -21,7 +22,7 @@ FLAGGED, RANKED, COMPARED = 1024, 32, 64
 class Executor:
     """The kernels for a `slices.layout.Layout` on a device: methods as in `targets`.
 
-    attention_config: the `SliceConfig` of attention; None: `slice_config.for_slices`. The first call with tensors of
+    attention_config: the `SliceConfig` of attention; None: `slice_forms.of`. The first call with tensors of
     some shapes and strides, on each stream, goes through Triton, which compiles.
     """
 
@@ -113,24 +114,21 @@ class Executor:
         if out is None:
             out = qkv.empty(q, layout.queries)
         head_dim = q.shape[-1]
-        chosen = self._attention_config or slice_config.for_slices(
-            layout.rows, head_dim, q.dtype, *device_facts(self._device)
-        )
+        kind = Kind(layout.rows, layout.width, head_dim, str(q.dtype).removeprefix("torch."))
+        chosen = self._attention_config or slice_forms.of(kind, self._device)
         strides = tuple(stride for x in (q, k, v, out) for stride in x.stride()[:3])
         is_wide = any(wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
         sizes = layout.queries, layout.groups, layout.capacity, scale * math.log2(math.e)
         groups = math.prod(self._groups)
-        if chosen.by_warps and not all(
-            value % ALIGNED == 0 for x in (q, k, v) for value in (x.data_ptr(), *x.stride()[:3])
-        ):
-            chosen = slice_config.for_slices(layout.rows, head_dim, q.dtype, *device_facts(self._device))
+        if chosen.by_warps and not all(x.data_ptr() % ALIGNED == 0 and _even(x) for x in (q, k, v)):
+            # Its copies of 16 bytes need that the compiler knows of their alignment.
+            chosen = slice_config.plain(layout.rows, head_dim, q.dtype, slice_forms.device_facts(self._device)[1])
         if chosen.by_warps:
             from tilewright.targets.cuda import slice_warp_kernel
 
             kernel = slice_warp_kernel.tilewright_slice_attention_by_warps
             constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
-            arguments = (*strides, *sizes, groups, *constants, chosen.ahead, is_wide)
-            grid = min(groups, multiprocessors(self._device)) if chosen.persistent else groups
+            arguments = (*strides, *sizes, *constants, chosen.ahead, chosen.loose, is_wide)
             options = {"num_warps": slice_warp_kernel.NUM_WARPS}
         else:
             kernel = slice_kernels.tilewright_slice_attention
@@ -142,14 +140,6 @@ class Executor:
         return out, compiled, grid, arguments
 
 
-def device_facts(device):
-    """``((major, minor), most bytes of shared memory of a program)``; those of an H200 under the interpreter."""
-    if device.type != "cuda":
-        return (9, 0), 227 << 10
-    facts = torch.cuda.get_device_properties(device)
-    return (facts.major, facts.minor), facts.shared_memory_per_block_optin
-
-
-def multiprocessors(device):
-    """Of a GPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _even(x):
+    """Whether strides of tokens, heads and batch entries are multiples of 16, as the compiler knows them."""
+    return all(stride % 16 == 0 for stride in x.stride()[:3])
