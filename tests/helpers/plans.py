@@ -22,10 +22,10 @@ def pattern(n_q, n_k, density=0.2, seed=0, n_global=1, empty=1):
 
 
 def reordered(dense, seed=0, **meta):
-    """The pattern as a graph in a random order."""
+    """The pattern as a graph in a random order; seed: None for the order that it has."""
     rng = np.random.default_rng(seed)
-    n_q, n_k = dense.shape
-    return graph.from_pattern(dense, meta=meta).reordered(rng.permutation(n_q), rng.permutation(n_k))
+    orders = (np.arange(n) if seed is None else rng.permutation(n) for n in dense.shape)
+    return graph.from_pattern(dense, meta=meta).reordered(*orders)
 
 
 def covers(ordered, names, region_rows=32):
@@ -86,6 +86,7 @@ def prepared(
     *,
     split_keys=None,
     further=(),
+    rounds=2,
     ordered=False,
     seed=0,
     region_rows=32,
@@ -101,7 +102,7 @@ def prepared(
     cover = covers(pattern, names, region_rows)
     row, col = pattern.row_order, pattern.col_order
     call = prepare(
-        scheduled(cover, split_keys, seed, further=further),
+        scheduled(cover, split_keys, seed, rounds, further=further),
         cover,
         heads=qkv[0].shape[1],
         head_dim=qkv[0].shape[3],

@@ -39,18 +39,17 @@ def assign(problem: Problem, objective: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def starts(problem: Problem, objective: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Greedy's assignment, and greedy's for each option that all regions fit, where greedy finds rounds for them; and
-    where tiles have several options, the answer of descent with the first of each tile alone.
+    """Greedy's assignment where it finds rounds for it, and those of each option `alone`; and where tiles have several
+    options, the answer of descent with the first of each tile alone.
 
-    Raises the first `InfeasibleError` of greedy where there is none.
+    Raises the `InfeasibleError` of greedy where there is none.
     """
-    fixed = [problem.allowed & (np.arange(problem.n_options) == o) for o in range(problem.n_options)]
     found, refused = [], []
-    for allowed in (problem.allowed, *(own for own in fixed if own.any(axis=1).all())):
-        try:
-            found.append(greedy.assign(replace(problem, allowed=allowed)))
-        except InfeasibleError as error:
-            refused.append(error)
+    try:
+        found.append(greedy.assign(problem))
+    except InfeasibleError as error:
+        refused.append(error)
+    found += alone(problem)
     if problem.has_splits:
         with suppress(InfeasibleError):
             only, first = problem.first_options()
@@ -58,6 +57,16 @@ def starts(problem: Problem, objective: str) -> list[tuple[np.ndarray, np.ndarra
             found.append((first[option], rounds))
     if not found:
         raise refused[0]
+    return found
+
+
+def alone(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Greedy's assignment for each option that all regions fit, where greedy finds rounds for it."""
+    fixed = (problem.allowed & (np.arange(problem.n_options) == o) for o in range(problem.n_options))
+    found = []
+    for allowed in (own for own in fixed if own.any(axis=1).all()):
+        with suppress(InfeasibleError):
+            found.append(greedy.assign(replace(problem, allowed=allowed)))
     return found
 
 

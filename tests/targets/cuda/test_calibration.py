@@ -45,7 +45,7 @@ def truth(**changes):
     """A calibration of made-up numbers: four programs on each of eight multiprocessors."""
     kernels = []
     for rank in VARIANTS:
-        masked = {None: 0.0, 16: 0.1, 32: 0.2, 0: 0.5}[rank]
+        masked = {None: 0.0, 16: 0.1, 32: 0.2, 1: 0.3, 0: 0.5}[rank]
         partial = (0.0,) * 4 if rank is None else (0.6 + masked, 0.8 + masked, 1.0 + masked, 1.3 + masked)
         costs = (2.0, 2.2, 2.5, 3.0), (0.5, 0.7, 0.9, 1.2), partial
         steady = 2.0, 1.1, 0.0 if rank is None else 1.2 + masked
@@ -117,7 +117,7 @@ def test_costs_are_found_again_from_times_with_noise():
 def test_other_launches_take_what_a_calibration_says():
     gpu, rng, off = MadeUp(SETUP), np.random.default_rng(1), []
     found = calibration.measure(gpu, {})
-    for rank in (16, 32, 0):
+    for rank in (16, 32, 1, 0):
         for n_items in (5, 16, 30, 41, 100, 300):
             full, partial = rng.integers(0, 6, n_items), rng.integers(1, 12, n_items)
             given = launch(full, partial, rank, hb=2, scattered=0.1)
@@ -307,12 +307,12 @@ def test_what_does_not_fit_is_left_out(monkeypatch, tmp_path, windows):
     calibration.of([TILE], 64, "bfloat16")
     monkeypatch.setattr(calibration, "_HELD", {})
     found = calibration.of([TILE], 64, "bfloat16")["64x1"]
-    assert [kernel.rank for kernel in found.kernels] == [None, 16, 32] and found.own_tiles_us == 0
+    assert [kernel.rank for kernel in found.kernels] == [None, 16, 32, 1] and found.own_tiles_us == 0
     options = {"heads": 6, "head_dim": 64, "dtype": "bfloat16", "split_keys": 512, "calibration": found}
     cost_model.predict(windows, **options)
     with pytest.raises(DeviceError, match="of 64 rows: expected one of the ranks"):
         cost_model.predict(windows, **options, bias_heads=6)
-    assert cost_model.summary(found)["rank 0"] == "-"
+    assert cost_model.summary(found)["tiles"] == "-"
 
 
 def test_a_tile_that_does_not_fit_is_refused(monkeypatch, tmp_path):
@@ -494,6 +494,8 @@ def test_made_up_items_are_as_their_point_says(rank, own_masks):
     assert last[Item.FIRST_ROW] + last[Item.ROWS] <= n_tokens
     if rank == 0:
         assert last[Item.MASK_STEP] + 5 <= len(work_lists.bias_index)
+    elif rank == 1:
+        assert last[Item.MASK_STEP] + 5 <= len(work_lists.intervals)
     elif rank:
         assert last[Item.MASK_STEP] + 5 <= len(work_lists.right) and last[Item.LEFT_FACTOR] < len(work_lists.left)
 

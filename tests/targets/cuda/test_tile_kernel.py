@@ -104,6 +104,19 @@ def test_masks_without_factors_become_tiles():
     assert [launch.lists.rank for launch in call.launches] == [0] * len(call.launches)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["band", "causal"])
+@pytest.mark.parametrize("split_keys", [None, 128])
+def test_bands_become_intervals(kind, split_keys, dtype):
+    at = np.arange(160)
+    dense = np.abs(at[:, None] - at) <= 50 if kind == "band" else at[:, None] >= at
+    # A row that sees all keys, and one that sees none.
+    dense[70], dense[90] = True, False
+    (launch,) = check(dense, ["64x1"], dtype=dtype, split_keys=split_keys, seed=None, rounds=1).launches
+    assert launch.lists.rank == tile_lists.INTERVALS
+    assert launch.lists.groups > 0 or split_keys is None
+
+
 @pytest.mark.parametrize("kind", ["table", "dense"])
 def test_bias(kind):
     dense = plans.pattern(50, 60)
@@ -174,12 +187,12 @@ def test_large_scores_are_exact():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["factors", "tiles", "bias"])
+@pytest.mark.parametrize("kind", ["factors", "intervals", "tiles", "bias"])
 def test_masks_hold_whatever_the_scores(kind, dtype):
     rng = np.random.default_rng(0)
-    dense = np.tri(64, 100, 20, dtype=bool) if kind == "factors" else rng.random((64, 100)) < 0.5
+    dense = np.tri(64, 100, 20, dtype=bool) if kind in ("factors", "intervals") else rng.random((64, 100)) < 0.5
     dense[3] = False
-    pattern = plans.reordered(dense)
+    pattern = plans.reordered(dense, seed=None if kind == "intervals" else 0)
     cover = plans.covers(pattern, ["64x1"], 64)
     # Products of up to some 10**7, exact in float32, and far above the 2**20 of a small mask.
     q, k = (torch.from_numpy(rng.integers(-3, 4, (1, H, n, 32)) * 256.0).to(DEVICE, dtype) for n in dense.shape)
@@ -187,9 +200,10 @@ def test_masks_hold_whatever_the_scores(kind, dtype):
     bias = torch.zeros(H, *dense.shape) if kind == "bias" else None
     sizes = {"heads": H, "head_dim": 32, "dtype": dtype, "device": DEVICE}
     orders = {"row_order": pattern.row_order, "col_order": pattern.col_order, "bias": bias}
-    schedule = plans.scheduled(cover, split_keys=None if kind == "tiles" else 32)
+    schedule = plans.scheduled(cover, split_keys=None if kind in ("tiles", "intervals") else 32)
     call = cuda_executor.prepare(schedule, cover, **sizes, **orders)
-    assert (call.launches[0].lists.rank > 0) == (kind == "factors")
+    ranks = {"intervals": (tile_lists.INTERVALS,), "factors": tile_lists.RANKS}
+    assert call.launches[0].lists.rank in ranks.get(kind, (0,))
     expected = reference.attention(q.cpu(), k.cpu(), v.cpu(), torch.from_numpy(dense))
     assert (call(q, k, v).cpu().double() - expected).abs().max() <= reference.TOLERANCE[dtype]
 
@@ -340,6 +354,31 @@ def test_lists_hold_every_pair_once(seed, name, split):
         assert (np.diff(lists.items[:, Item.STEPS]) <= 0).all()
 
 
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_intervals_hold_every_pair_once(data):
+    """In whatever steps: bands, bands with keys of single rows beside, and masks without any structure."""
+    kind, seed = data.draw(st.sampled_from(["band", "beside", "random"])), data.draw(st.integers(0, 1000))
+    name, split = data.draw(st.sampled_from(["32x1", "16x16", "64x64"])), data.draw(st.sampled_from([None, 16, 64]))
+    rng, at = np.random.default_rng(seed), np.arange(70)
+    dense = np.abs(at[:, None] - at) <= rng.integers(0, 40)
+    if kind != "band":
+        dense = (dense & (kind == "beside")) | (rng.random(dense.shape) < (0.02 if kind == "beside" else 0.5))
+    ordered = graph.from_pattern(dense) if data.draw(st.booleans()) else plans.reordered(dense, seed)
+    cover = blocks.extract(ordered, tiles.parse(name), 64)
+    items = work.items(cover, split)
+    columns = cover, items.block, items.run_lo, items.run_hi, 64 if name == "64x64" else 32
+    tiled = tile_lists.build(*columns, forms=("tiles",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tile_lists, "MOST_STEPS", 100.0)
+        lists = tile_lists.build(*columns, forms=("intervals",))
+    assert (tiled.rank, lists.rank) == (0, tile_lists.INTERVALS)
+    assert np.array_equal(unpacked(tiled, cover.shape), cover.to_dense())
+    assert np.array_equal(unpacked(lists, cover.shape), cover.to_dense())
+    if kind == "band" and name != "16x16" and ordered.row_order is None:
+        assert (lists.items[:, Item.STEPS] <= tiled.items[:, Item.STEPS]).all()
+
+
 def test_lists_of_full_blocks_beside_partial_ones():
     dense = np.zeros((32, 32), bool)
     dense[:16], dense[16:] = True, np.tril(np.ones((16, 32), bool))
@@ -355,7 +394,11 @@ def unpacked(lists, shape):
     for row, n_rows, step, n_full, n_all, mask_step, kind, _ in lists.items.tolist():
         for j in range(n_all):
             allowed = np.ones((lists.rows, lists.step_keys), bool)
-            if j >= n_full and lists.rank:
+            if j >= n_full and lists.rank == tile_lists.INTERVALS:
+                bounds = lists.intervals[mask_step + j - n_full, :, None]
+                place = np.arange(lists.step_keys) - (bounds & 0xFFFF)
+                allowed = (place >= 0) & (place < bounds >> 16)
+            elif j >= n_full and lists.rank:
                 right = lists.right[mask_step + j - n_full].T.astype(int)
                 allowed = lists.left[kind].astype(int) @ right == 0
             elif j >= n_full:

@@ -29,7 +29,7 @@ _WAVES = 256
 
 @dataclass(frozen=True)
 class Kernel:
-    """One variant of the kernel: masks of this rank (0: tiles of masks), or None for no masks.
+    """One variant of the kernel: masks of this rank (`tile_lists.INTERVALS`, 0: tiles of masks), or None for no masks.
 
     resident, resident_split: programs on a multiprocessor at a time; where some block is split. busy: 1 to `resident`,
     numbers of programs on each multiprocessor. item_us, full_us, partial_us: with so many that begin together, what a
@@ -149,7 +149,9 @@ def summary(calibration):
         "registers": f"{kernel.registers:.0f}",
         "resident": str(kernel.resident),
         "full step (us)": f"{kernel.steady_us[1]:.2f}",
-        **{f"rank {rank}": steps.get(rank, "-") for rank in (*tile_lists.RANKS, 0)},
+        **{f"rank {rank}": steps.get(rank, "-") for rank in tile_lists.RANKS},
+        "intervals": steps.get(tile_lists.INTERVALS, "-"),
+        "tiles": steps.get(0, "-"),
         "error": f"{calibration.error:.1%}",
         "spread": f"{calibration.spread:.1%}",
         "seconds": f"{calibration.seconds:.1f}",
@@ -296,7 +298,7 @@ def _missed(lists, wave, row_bytes, l2_bytes, mask_bytes):
 
 
 def depth(rank):
-    """How much of a mask of `rank` is read in a step, where the greatest rank, or a tile, is 1."""
+    """How much of a mask of `rank` is read in a step, where the greatest rank, or a tile, is 1; of intervals little."""
     return 0.0 if rank is None else rank / tile_lists.RANKS[-1] if rank else 1.0
 
 

@@ -23,7 +23,7 @@ def factors(forbidden, limit):
     """
     packed, of_key = distinct_rows(np.packbits(forbidden, axis=0).T)
     sets = np.unpackbits(packed, axis=1, count=len(forbidden)).view(bool)
-    least = sets[_irreducible(_words(packed))]
+    least = sets[_irreducible(words(packed))]
     labels = _merged(least) if len(least) <= _MOST_SETS else _classes(least)
     pieces = [row == np.arange(1, row.max() + 1)[:, None] for row in labels]
     pieces = np.unique(np.concatenate([np.zeros((0, len(forbidden)), bool), *pieces]), axis=0)
@@ -34,7 +34,7 @@ def factors(forbidden, limit):
     return pieces.T.copy(), b[of_key].T.copy()
 
 
-def _words(packed):
+def words(packed):
     """uint64 [n, words] of bits in bytes, uint8 [n, bytes]."""
     padded = np.zeros((len(packed), -(-packed.shape[1] // 8) * 8), np.uint8)
     padded[:, : packed.shape[1]] = packed

@@ -10,13 +10,20 @@ import triton
 import triton.language as tl
 
 from tilewright.targets.cuda.online_softmax import load_rows, scores, store_rows, update
-from tilewright.targets.cuda.tile_lists import Item, Part
+from tilewright.targets.cuda.tile_lists import INTERVALS, Item, Part
 
 # The square root of what a mask takes off a forbidden score: above any score, and held by the type of its factors.
 # ASSUME: products |q . k| stay below half of that: 2**99, and in float16 2**29, which no values up to 1,024 exceed.
 FACTOR, FACTOR_HALF = 2.0**50, 2.0**15
 # What m_i begins with where there are masks: above all that is forbidden, below all that is allowed.
 FLOOR, FLOOR_HALF = tl.constexpr(-0.5 * FACTOR**2), tl.constexpr(-0.5 * FACTOR_HALF**2)
+# What half a key beyond the end of an interval takes off is more than twice the floor, and half a key inside is more
+# than any score.
+PER_KEY = tl.constexpr(4 * FACTOR**2)
+# In place of the rank of factors.
+BOUNDS = tl.constexpr(INTERVALS)
+# Of the number of a column, the bits that differ between the threads of a product: of every eight, each has two.
+LANES = tl.constexpr(6)
 # Split blocks of up to FEW_ROWS rows are merged row by row, MERGED parts at a time.
 FEW_ROWS = tl.constexpr(4)
 MERGED = tl.constexpr(16)
@@ -53,11 +60,11 @@ def tilewright_tile_attention(
 
     item_ptr: int32 [items, ITEM_SIZE], records of `tile_lists.Item`. row_ptr: int32, the position of each query of the
     order (not read if ORDERED). key_ptr: int32 [steps + 1, BLOCK_N], the positions of the keys of a step. left_ptr [.,
-    BLOCK_M, RANK], right_ptr [steps, BLOCK_N, RANK]: mask factors; with RANK 0, right_ptr [steps, MASK_HEADS, BLOCK_M,
-    BLOCK_N] is added to the scores, -inf where a pair is not allowed. part_ptr: int32 [parts, PART_SIZE], records of
-    `tile_lists.Part`. acc_ptr [rows * n_hb, D0 + D1], stat_ptr [rows * n_hb, 2] for the rows of all parts, count_ptr
-    [groups, n_hb], zeros. scale_log2: above zero; SIGN: of the scale, 0 for none. WIDE: the tokens of a head span 2**31
-    values or more.
+    BLOCK_M, RANK], right_ptr [steps, BLOCK_N, RANK]: mask factors; with RANK INTERVALS, right_ptr [steps, 2,
+    BLOCK_M], see `room`; with RANK 0, right_ptr [steps, MASK_HEADS, BLOCK_M, BLOCK_N] is added to the scores, -inf
+    where a pair is not allowed. part_ptr: int32 [parts, PART_SIZE], records of `tile_lists.Part`. acc_ptr
+    [rows * n_hb, D0 + D1], stat_ptr [rows * n_hb, 2] for the rows of all parts, count_ptr [groups, n_hb], zeros.
+    scale_log2: above zero; SIGN: of the scale, 0 for none. WIDE: the tokens of a head span 2**31 values or more.
     """
     hb, item = tl.program_id(0), tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     if item >= n_items:
@@ -86,7 +93,7 @@ def tilewright_tile_attention(
         b_q0, b_q1 = b_q0 * SIGN, b_q1 * SIGN
     acc0 = tl.zeros((BLOCK_M, D0), tl.float32)
     acc1 = tl.zeros((BLOCK_M, D1 if D1 else 1), tl.float32)
-    floor: tl.constexpr = FLOOR_HALF if RANK and left_ptr.dtype.element_ty == tl.float16 else FLOOR
+    floor: tl.constexpr = FLOOR_HALF if RANK > BOUNDS and left_ptr.dtype.element_ty == tl.float16 else FLOOR
     m_i = tl.full((BLOCK_M,), 1.0, tl.float32) * (floor * scale_log2 if PARTIAL else -float("inf"))
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     p_keys = key_ptr + first_step.to(tl.int64) * BLOCK_N
@@ -102,7 +109,9 @@ def tilewright_tile_attention(
 
     if PARTIAL:
         mask_step = tl.load(p_item + ITEM_MASK_STEP).to(tl.int64)
-        if RANK:
+        if RANK == BOUNDS:
+            right_ptr += mask_step * (2 * BLOCK_M)
+        elif RANK:
             r = tl.arange(0, RANK)
             left_ptr += tl.load(p_item + ITEM_LEFT_FACTOR).to(tl.int64) * (BLOCK_M * RANK)
             b_left = tl.load(left_ptr + m[:, None] * RANK + r[None, :])  # [BLOCK_M, RANK]
@@ -112,7 +121,10 @@ def tilewright_tile_attention(
         for j in tl.range(n_full, n_steps, num_stages=NUM_STAGES):
             next_keys = tl.load(p_keys + (j + 1) * BLOCK_N + n)  # [BLOCK_N]
             b_s = scores(b_q0, b_q1, k_ptr, keys, stride_kn, HEAD_DIM, D0, D1)
-            if RANK:
+            if RANK == BOUNDS:
+                p_bounds = right_ptr + (j - n_full).to(tl.int64) * (2 * BLOCK_M) + m
+                b_s = tl.minimum(b_s, room(n, tl.load(p_bounds), tl.load(p_bounds + BLOCK_M)))
+            elif RANK:
                 p_right = right_ptr + (j - n_full).to(tl.int64) * (RANK * BLOCK_N)
                 b_right = tl.load(p_right + r[:, None] + n[None, :] * RANK)  # [RANK, BLOCK_N]
                 b_s = tl.dot(b_left, b_right, b_s, input_precision="ieee")
@@ -165,6 +177,18 @@ def tilewright_tile_attention(
                     if not ORDERED:
                         o_row = tl.load(row_ptr + o_row)
                     merge_row(acc_ptr, stat_ptr, o_ptr + o_row * stride_on, row, n_parts, part_rows, HEAD_DIM, D0, D1)
+
+
+@triton.jit
+def room(n, middle, half):
+    """[BLOCK_M, BLOCK_N]: how far each of the keys `n` lies inside of an interval, below zero outside, times PER_KEY.
+
+    middle, half: [BLOCK_M], of the interval and of its length, times PER_KEY, too.
+    """
+    # What differs between threads is taken off the rows, once, and the rest of a key's number is a constant then. Two
+    # sums of floats and the least of two take fewer instructions than comparisons, and units with more lanes do them.
+    lane, rest = (n & LANES).to(tl.float32) * PER_KEY, (n & ~LANES).to(tl.float32) * PER_KEY
+    return half[:, None] - tl.abs(rest[None, :] - (middle[:, None] - lane[None, :]))
 
 
 @triton.jit

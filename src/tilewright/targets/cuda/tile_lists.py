@@ -3,16 +3,25 @@
 import hashlib
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 
 import numpy as np
 
 from tilewright.targets.cuda.mask_factors import factors
+from tilewright.targets.cuda.mask_intervals import intervals
 from tilewright.targets.masks import distinct_rows
 
 # In place of the number of a mask: a run that only fills up a step, and a full run.
 _ABSENT, _FULL = -2, -1
 # Depths of the product that applies a mask: one or two steps of a 16-bit tensor-core product.
 RANKS = (16, 32)
+# In place of a rank: each row sees one interval of the keys of a step.
+INTERVALS = 1
+# Forms of masks, the first of which that a launch can have it has.
+FORMS = ("factors", "intervals", "tiles")
+# Steps with intervals of as many with tiles, at most. ASSUME: a mask makes a step of head dim 64 as much longer as a
+# product of depth 32 where it is intervals, and of depth 64, the rows that are read for each key, where it is tiles.
+MOST_STEPS = (1 + 64 / 128) / (1 + 32 / 128)
 # Bias index of a pair that is not allowed.
 MASKED = -1
 
@@ -49,8 +58,9 @@ class TileLists:
     """Work items of one tile, longest first, in steps of `step_keys` keys.
 
     items: int32 [I, len(Item)]. keys: int32 [steps + 1, step_keys], in the graph's order.
-    rank: of the mask factors left, bool [kinds, M, rank], and right, bool [steps, step_keys, rank]; 0 where masks are
-        tiles.
+    rank: of the mask factors left, bool [kinds, M, rank], and right, bool [steps, step_keys, rank]; `INTERVALS` where
+        masks are intervals, 0 where they are tiles.
+    intervals: int32 [steps, M], the first of the keys of a step that a row sees, plus 2**16 times how many follow.
     bias_index: int32 [steps, M, step_keys], the tiles: an index into the bias table of each pair (0 without a bias),
         `MASKED` where it is not allowed. family: int [steps], equal for steps with the same rows, or with rows of the
         same bias.
@@ -65,6 +75,7 @@ class TileLists:
     keys: np.ndarray
     left: np.ndarray
     right: np.ndarray
+    intervals: np.ndarray
     bias_index: np.ndarray
     family: np.ndarray
     parts: np.ndarray
@@ -74,12 +85,12 @@ class TileLists:
     partial: bool
 
 
-def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True):
+def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True, forms=FORMS):
     """`TileLists` of work items (int columns `block`, `run_lo`, `run_hi`) of `blocks`.
 
     step_keys: a multiple of a run. index: with a bias, ``callable(rows, keys) -> int array``, its index for rows and
-    keys in the graph's order; all steps are then partial. Masks become factors where they can and there is no bias,
-    else tiles. masks: False leaves them out, for who does not run the lists.
+    keys in the graph's order; all steps are then partial. Masks have the first of `forms` that they can, and are tiles
+    where they can none or there is a bias. masks: False leaves them out, for who does not run the lists.
     """
     longest_first = np.argsort(run_lo - run_hi, kind="stable")
     block, run_lo, run_hi = (column[longest_first].astype(np.int64) for column in (block, run_lo, run_hi))
@@ -96,15 +107,22 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True):
     keys = np.where(keys < 0, keys[:, :1], keys)
 
     n_full = steps.copy()
-    partial = (of_run != _FULL).any(1) | (index is not None)
-    np.minimum.at(n_full, owner[partial], number[partial])
+    masked = (of_run != _FULL).any(1) | (index is not None)
+    np.minimum.at(n_full, owner[masked], number[masked])
     late = number >= n_full[owner]
-    packed = None if masks else _no_masks(len(block))
-    if packed is None and index is None:
-        packed = _as_factors(blocks, block, owner[late], (number - n_full[owner])[late], of_run[late], step_keys)
-    if packed is None:
-        packed = _as_tiles(blocks, block, owner[late], of_run[late], keys[late], index)
-    rank, left, right, bias_index, family, mask_step, kind = packed
+    made, mask_step, kind, places = _masks(
+        blocks,
+        block,
+        owner[late],
+        (number - n_full[owner])[late],
+        of_run[late],
+        keys[late],
+        index,
+        forms if masks else (),
+    )
+    if places:
+        keys, steps = _placed(keys, steps, n_full, kind, places)
+        first = np.concatenate(([0], np.cumsum(steps)))
 
     parts, part, groups, part_rows = _parts(block, run_lo, blocks.rows)
     fields = {
@@ -121,19 +139,15 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True):
     return TileLists(
         rows=blocks.tile.rows,
         step_keys=step_keys,
-        rank=rank,
         items=items.astype(np.int32),
         # The kernel reads one step ahead.
         keys=np.concatenate((keys, keys[:1])).astype(np.int32),
-        left=left,
-        right=right,
-        bias_index=bias_index,
-        family=family,
         parts=parts,
         groups=groups,
         part_rows=part_rows,
         full=bool((n_full > 0).any()),
         partial=bool((n_full < steps).any()),
+        **made,
     )
 
 
@@ -165,44 +179,112 @@ def _parts(block, run_lo, rows):
     return np.array(parts, np.int32).reshape(-1, len(Part)), part, groups, part_rows
 
 
-def _no_masks(n_items):
-    """As `_as_tiles`, of items without masks."""
-    none = np.zeros(n_items, np.int64)
-    return 0, np.zeros((0, 0, 0), bool), np.zeros((0, 0, 0), bool), np.zeros((0, 0, 0), np.int32), none[:0], none, none
+def _masks(blocks, block, owner, number, masks, keys, index, forms):
+    """``(fields of TileLists, first mask step and kind of each item, places of `intervals` for each kind or None)``.
 
-
-def _as_factors(blocks, block, owner, number, masks, step_keys):
-    """``(rank, left, right, no bias index, no family, first mask step and kind of each item)`` of partial steps; None
-    where there are no factors.
-
-    owner: item of each partial step; number: its number among the item's partial steps; masks [steps, runs].
+    owner: item of each partial step; number: its number among the item's partial steps; masks [steps, runs] and keys
+    [steps, step_keys], of these steps; index, forms: as for `build`, no forms leave the masks out.
     """
+    height, step_keys = blocks.tile.rows, keys.shape[1]
+    none, empty = np.zeros(len(block), np.int64), np.zeros((1, height, RANKS[0]), bool)
+    made = {
+        "rank": 0,
+        "left": empty,
+        "right": np.zeros((1, step_keys, RANKS[0]), bool),
+        "intervals": np.zeros((0, height), np.int32),
+        "bias_index": np.zeros((0, height, step_keys), np.int32),
+        "family": none[:0],
+    }
+    if not forms:
+        return made, none, none, None
+    if index is None:
+        kind, kinds = _kinds(blocks, block, owner, number, masks)
+        if "factors" in forms and (found := _as_factors(kinds, height, step_keys)) is not None:
+            factored, first = found
+            return made | factored, first[kind], kind, None
+        if "intervals" in forms and (found := _as_intervals(kinds, np.bincount(kind), len(owner), height, step_keys)):
+            bounded, first, places = found
+            return made | bounded, first[kind], kind, places
+    tiled, mask_step = _as_tiles(blocks, block, owner, masks, keys, index)
+    return made | tiled, mask_step, none, None
+
+
+def _kinds(blocks, block, owner, number, masks):
+    """``(kind of each item, [callable() -> bool [rows, K], …])``: items of a kind have equal partial steps, which allow
+    these pairs. Arguments as of `_masks`."""
     per_step = masks.shape[1]
     signature = np.full((len(block), (number.max(initial=0) + 1) * per_step + 1), _ABSENT - 1, np.int32)
     signature[:, -1] = blocks.rows[block]
     signature[owner[:, None], number[:, None] * per_step + np.arange(per_step)] = masks
     distinct, kind = distinct_rows(signature)
+
+    def allowed(row):
+        pairs = _allowed(blocks, row[:-1][row[:-1] >= _ABSENT][:, None])[:, : row[-1], :]
+        return pairs.transpose(1, 0, 2).reshape(row[-1], -1)
+
+    return kind, [partial(allowed, row) for row in distinct]
+
+
+def _as_factors(kinds, height, step_keys):
+    """``(fields of TileLists, first mask step of each kind)``; None where some kind has no factors."""
     found = []
-    for row in distinct:
-        allowed = _allowed(blocks, row[:-1][row[:-1] >= _ABSENT][:, None])[:, : row[-1], :]
-        pair = factors(~allowed.transpose(1, 0, 2).reshape(row[-1], -1), RANKS[-1])
+    for allowed in kinds:
+        pair = factors(~allowed(), RANKS[-1])
         if pair is None:
             return None
         found.append(pair)
     rank = next(rank for rank in RANKS if rank >= max(a.shape[1] for a, _ in found))
     offset = np.concatenate(([0], np.cumsum([b.shape[1] // step_keys for _, b in found], dtype=np.int64)))
-    left = np.zeros((len(found), blocks.tile.rows, rank), bool)
+    left = np.zeros((len(found), height, rank), bool)
     right = np.zeros((max(1, offset[-1]), step_keys, rank), bool)
     for i, (a, b) in enumerate(found):
         left[i, : len(a), : a.shape[1]] = a
         right[offset[i] : offset[i + 1], :, : len(b)] = b.T.reshape(b.shape[1] // step_keys, step_keys, len(b))
-    return rank, left, right, np.zeros((0, 0, 0), np.int32), np.zeros(0, np.int64), offset[kind], kind
+    return {"rank": rank, "left": left, "right": right}, offset[:-1]
+
+
+def _as_intervals(kinds, counts, n_steps, height, step_keys):
+    """``(fields of TileLists, first mask step of each kind, places of each)``; None where that takes `MOST_STEPS` times
+    the `n_steps` partial steps of all items. counts: items of each kind."""
+    left, places, bounds = MOST_STEPS * n_steps, [], [np.zeros((0, height), np.int64)]
+    for allowed, count in zip(kinds, counts.tolist(), strict=True):
+        found = intervals(allowed(), step_keys, int(left / count))
+        if found is None:
+            return None
+        place, begin, length = found
+        left -= count * len(place)
+        places.append(place)
+        bounds.append(np.zeros((len(place), height), np.int64))
+        bounds[-1][:, : begin.shape[1]] = begin + (length << 16)
+    first = np.concatenate(([0], np.cumsum([len(place) for place in places[:-1]], dtype=np.int64)))
+    return {"rank": INTERVALS, "intervals": np.concatenate(bounds).astype(np.int32)}, first, places
+
+
+def _placed(keys, steps, n_full, kind, places):
+    """``(keys, steps of each item)``, the partial steps of an item having its keys where the `places` of its kind say.
+
+    keys: int [all steps, step_keys]. places: int [steps, step_keys] for each kind, of the keys of an item's partial
+    steps.
+    """
+    after = n_full + np.array([len(place) for place in places])[kind]
+    old, new = (np.cumsum(each) - each + n_full for each in (steps, after))
+    found = np.empty((int(after.sum()), keys.shape[1]), keys.dtype)
+    late = np.arange(len(keys)) - np.repeat(old, steps) >= 0
+    fresh = np.arange(len(found)) - np.repeat(new, after) >= 0
+    found[~fresh] = keys[~late]
+    by_kind = np.split(np.argsort(kind, kind="stable"), np.cumsum(np.bincount(kind))[:-1])
+    for own, place in zip(by_kind, places, strict=True):
+        n_old = steps[own[0]] - n_full[own[0]]
+        taken = keys[old[own, None] + np.arange(n_old)].reshape(len(own), -1)
+        found[new[own, None] + np.arange(len(place))] = taken[:, place]
+    return found, after
 
 
 def _as_tiles(blocks, block, owner, masks, keys, index):
-    """As `_as_factors`, with masks and bias as tiles of the bias index. Items with equal tiles share them; parts of
-    split blocks do where all their other parts are equal, too: the bias of a row is relative to the greatest of all its
-    keys.
+    """``(fields of TileLists, first mask step of each item)``, masks and bias as tiles of the bias index.
+
+    Items with equal tiles share them; parts of split blocks do where all their other parts are equal, too: the bias of
+    a row is relative to the greatest of all its keys. Arguments as of `_masks`.
     """
     height = blocks.tile.rows
     # Without a bias all rows have the same bias.
@@ -238,8 +320,7 @@ def _as_tiles(blocks, block, owner, masks, keys, index):
         mask_step[item] = seen[digest, number[own]]
     bias_index = np.concatenate(held) if total else np.zeros((1, height, keys.shape[1]), np.int32)
     family = np.concatenate(family) if total else np.zeros(1, np.int64)
-    empty = np.zeros((1, height, RANKS[0]), bool), np.zeros((1, keys.shape[1], RANKS[0]), bool)
-    return 0, *empty, bias_index, family, mask_step, np.zeros(len(block), np.int64)
+    return {"bias_index": bias_index, "family": family}, mask_step
 
 
 def _allowed(blocks, masks):
