@@ -3,8 +3,9 @@
 First the forms of each dense tile: keys gathered, loaded as blocks or by descriptors, in a few stages and warps, over
 16,384 queries that see 30 % of the keys, kept first in plan order. The fastest form of each tile is the one that the
 second part plans with. There each pattern runs with each tile alone, and as greedy and an integer program choose among
-gathered tiles, and among dense ones too, with one or two kinds of tiles in a round. Results are compared with the reference
-first; those that are right are replayed in turn as CUDA graphs, tokens in plan order, second-level cache warm.
+gathered tiles, and among dense ones too, with one or two kinds of tiles in a round. Results are compared with the
+reference first; those that are right are replayed in turn as CUDA graphs, tokens in plan order, second-level cache
+warm.
 
 Calibrations are made in an empty cache that is deleted in the end. No further pattern begins after --seconds.
 
