@@ -87,7 +87,7 @@ class Profile:
     device: dict
     device_id: str
     further: tuple[SplitCosts, ...] = ()
-    form: dict[str, int | None] | None = None
+    form: dict[str, int | str | None] | None = None
 
     @property
     def options(self) -> dict[int | None, SplitCosts]:

@@ -83,7 +83,7 @@ class Schedule:
     merge_error: Finite = 0.0
     further: tuple[Size | None, ...] = ()
     note: str = ""
-    forms: tuple[dict[str, int | None], ...] = ()
+    forms: tuple[dict[str, int | str | None], ...] = ()
 
     @property
     def n_items(self) -> int:

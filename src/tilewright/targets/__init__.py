@@ -212,7 +212,7 @@ def mask_cost(kind: str, graph: "Graph", row_ptr: "NDArray[np.int32]", head_dim:
     return _module(kind, "mask_cost").mask_cost(graph, row_ptr, head_dim) if _has(kind, "mask_cost") else 1.0
 
 
-def form(kind: str, tile: "Tile", head_dim: int, dtype: str) -> dict[str, int | None] | None:
+def form(kind: str, tile: "Tile", head_dim: int, dtype: str) -> dict[str, int | str | None] | None:
     """The form in which `kind` runs `tile`; None where there is one alone.
 
     Raises `DeviceError` for a kind that is not known and `TileError` for a tile that it does not run.

@@ -139,7 +139,8 @@ class Gpu:
         sizes = {name: self.facts[name] for name in ("multiprocessors", "l2_bytes")}
         form = self.form or forms.of(self.tile, self.head_dim, self.dtype)
         dtype = str(self.dtype).removeprefix("torch.")
-        return Setup(self.tile.rows, form.step_keys, self.head_dim, dtype, **sizes)
+        blocks = form.loads != config.GATHER
+        return Setup(self.tile.rows, form.step_keys, self.head_dim, dtype, **sizes, blocks=blocks)
 
     def resources(self, lists):
         """What a program takes of a multiprocessor, see `probe.resources`. The kernel is compiled for it."""

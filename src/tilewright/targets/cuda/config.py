@@ -1,6 +1,6 @@
 """How the attention kernels are compiled: how a head dim is loaded, and what suits a tile or a packed batch."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from tilewright.core.errors import ArtifactError, PatternError, TileError
 from tilewright.targets.cuda.facts import FEWEST_ROWS
@@ -11,6 +11,11 @@ HEAD_DIMS = {d: min((pair for pair in _POWERS if sum(pair) >= d), key=sum) for d
 # Of the shared memory that a program may ask for, what its stages of keys and values and its queries may take: the rest
 # is for factors of masks and for what the compiler adds.
 _SHARED_SHARE = 8 / 9
+# How the keys and values of a step are loaded. gather: each by its index. Where those of each step follow one another:
+# block, by the address of the first; tma, by a tensor descriptor, for Hopper's copy engine.
+LOADS = GATHER, BLOCK, TMA = "gather", "block", "tma"
+# Compute capability of that engine.
+TMA_CAPABILITY = 9, 0
 # The values that each choice of a form is tried with. programs: of 64 queries that a multiprocessor's registers are
 # shared out to, which limits those of a thread; None for the compiler's choice. warps: rows of each.
 GRID = {"step_keys": (64, 32, 128), "num_stages": (2, 3, 4), "programs": (4, 5, None), "warp_rows": (16, 32, 8)}
@@ -23,10 +28,12 @@ _MAXNREG, _MAXNREG_ROWS = {16: 96, 32: 96, 64: 128}, 64
 
 @dataclass(frozen=True)
 class Room:
-    """What forms have to fit. shared_bytes: most of a program; registers: of a multiprocessor (`facts.describe`)."""
+    """What forms have to fit. shared_bytes: most of a program; registers: of a multiprocessor; capability: major and
+    minor (`facts.describe`)."""
 
     shared_bytes: int
     registers: int
+    capability: tuple[int, int] = TMA_CAPABILITY
 
 
 # Where there is no GPU, as under Triton's interpreter: the limits of compute capability 9.0.
@@ -39,7 +46,8 @@ class KernelConfig:
 
     step_keys: keys a step (BLOCK_N). num_stages: of the pipeline that loads them. num_warps: of a program. maxnreg:
     most registers of a thread, None for the compiler's choice. trim: in packed batches, what the keys of an image are
-    rounded up to, at most step_keys.
+    rounded up to, at most step_keys. loads: of `LOADS`; where the keys of some step do not follow one another, as where
+    tokens do not stand in a plan's order, a kernel gathers them all the same.
     """
 
     step_keys: int = 64
@@ -47,14 +55,19 @@ class KernelConfig:
     num_warps: int = 4
     maxnreg: int | None = None
     trim: int = 32
+    loads: str = GATHER
 
 
 def read(stated):
-    """The `KernelConfig` that a file states as a dict. Raises `ArtifactError`."""
-    names = {field.name for field in fields(KernelConfig)}
-    given = [value for name, value in stated.items() if (name, value) != ("maxnreg", None)]
-    if stated.keys() != names or not all(value is not None and value >= 1 for value in given):
+    """The `KernelConfig` that a file states as a dict; those of before do not state `loads`. Raises `ArtifactError`."""
+    stated = {"loads": GATHER, **stated}
+    names = {field.name for field in fields(KernelConfig)} - {"loads"}
+    numbers = {name: value for name, value in stated.items() if name != "loads"}
+    given = [value for name, value in numbers.items() if (name, value) != ("maxnreg", None)]
+    if numbers.keys() != names or not all(isinstance(value, int) and value >= 1 for value in given):
         raise ArtifactError(f"the form of a kernel: expected {', '.join(sorted(names))}, above zero, found {stated}")
+    if stated["loads"] not in LOADS:
+        raise ArtifactError(f"the form of a kernel: expected loads to be one of {', '.join(LOADS)}, found {stated}")
     return KernelConfig(**stated)
 
 
@@ -68,7 +81,8 @@ def for_tile(tile, head_dim, dtype, room=ANY_ROOM):
 
 def candidates(tile, head_dim, dtype, room):
     """Forms of a tile's kernel that fit `room`, distinct, a tuple: first the default, then those that differ from it in
-    one choice of the grid.
+    one choice of the grid. Of a tile whose keys come in blocks, each of these also with each of `LOADS` where a step is
+    one block.
 
     The default is what the grid begins with, but for hints: 128 keys a step at 48 columns, and registers shared out to
     5 programs up to 32 columns, to 4 at 64 and as the compiler likes beyond, for tiles of 64 rows or more in 16 bits.
@@ -96,7 +110,20 @@ def candidates(tile, head_dim, dtype, room):
         first["num_stages"] = 1
     others = [first | {name: value} for name, values in grid.items() for value in values]
     chosen = [first, *(choice for choice in others if choice["step_keys"] >= tile.run and fits(choice))]
-    return tuple(dict.fromkeys(_form(tile.rows, room, **choice) for choice in chosen))
+    found = [_form(tile.rows, room, **choice) for choice in chosen]
+    more = [replace(found[0], loads=loads) for loads in LOADS]
+    more += [replace(form, loads=loads) for form in found for loads in LOADS]
+    more = [form for form in more if form.loads == GATHER or _loads_blocks(form, tile, head_dim, dtype, room)]
+    return tuple(dict.fromkeys([*more, *found]))
+
+
+def _loads_blocks(form, tile, head_dim, dtype, room):
+    """Whether a form that does not gather can run `tile`: a step is one block, and a descriptor describes it."""
+    if tile.gathered or form.step_keys != tile.run:
+        return False
+    # A row of a block is one box of a descriptor, 16 bits a value for the tensor cores to take it from shared memory.
+    described = HEAD_DIMS[head_dim][1] == 0 and dtype.itemsize == 2 and room.capability >= TMA_CAPABILITY
+    return form.loads != TMA or described
 
 
 def _form(rows, room, step_keys, num_stages, programs, warp_rows):

@@ -136,7 +136,7 @@ def calibrated(tiles, head_dim, dtype, anew=False, choose=False):
 
 
 # What a calibration may leave out.
-_FORM = dict.fromkeys(("step_keys", "num_stages", "num_warps", "maxnreg"))
+_FORM = dict.fromkeys(("step_keys", "num_stages", "num_warps", "maxnreg", "loads"))
 
 
 def summary(calibration):
@@ -145,7 +145,7 @@ def summary(calibration):
     steps = {each.rank: f"{each.steady_us[2]:.2f}" for each in calibration.kernels}
     return {
         "rows": str(calibration.rows),
-        "form": "{step_keys}-{num_stages}-{num_warps}-{maxnreg}".format_map(_FORM | calibration.made_for),
+        "form": "{step_keys}-{num_stages}-{num_warps}-{maxnreg}-{loads}".format_map(_FORM | calibration.made_for),
         "registers": f"{kernel.registers:.0f}",
         "resident": str(kernel.resident),
         "full step (us)": f"{kernel.steady_us[1]:.2f}",

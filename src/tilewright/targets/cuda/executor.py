@@ -94,11 +94,12 @@ class Launch:
         self._config = form or forms.of(tile, common.head_dim, common.dtype)
         self._d0, self._d1 = config.HEAD_DIMS[common.head_dim]
         rows, keys = common.taken
+        self._n_keys, self._loads = len(keys), self._config.loads if _one_by_one(lists, keys) else config.GATHER
         left, right, mask_heads = _masks(lists, common, scale, device)
         positions = (_to(device, x.astype(np.int32)) for x in (rows, keys[lists.keys]))
         # In the kernel's order.
         self._held = (_to(device, lists.items), *positions, left, right, _part_records(device, lists))
-        # In the kernel's order, but for WIDE.
+        # In the kernel's order, but for LOADS and WIDE.
         self._constants = {
             "BLOCK_M": lists.rows, "BLOCK_N": lists.step_keys, "HEAD_DIM": common.head_dim, "D0": self._d0,
             "D1": self._d1, "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": mask_heads, "FULL": lists.full,
@@ -135,18 +136,15 @@ class Launch:
         Raises `DeviceError` where a program's tile does not fit the device.
         """
         memory, sizes, constants = self._arguments(q, k, v, out)
+        options = {"num_warps": self._config.num_warps, "maxnreg": self._config.maxnreg}
+
+        def launch():
+            kernel = tile_kernel.tilewright_tile_attention[self._grid(q)]
+            return kernel(q, k, v, out, *memory, *sizes, **constants, **options)
+
         try:
-            return tile_kernel.tilewright_tile_attention[self._grid(q)](
-                q,
-                k,
-                v,
-                out,
-                *memory,
-                *sizes,
-                **constants,
-                num_warps=self._config.num_warps,
-                maxnreg=self._config.maxnreg,
-            )
+            # Descriptors are written to memory that Triton asks for.
+            return launcher.with_scratch(launch, q.device) if constants["LOADS"] == config.TMA else launch()
         except OutOfResources as error:
             raise DeviceError(
                 f"tile {self._tile.name}: expected to need at most {error.limit} of this device's {error.name}, found "
@@ -158,7 +156,7 @@ class Launch:
         `launcher.direct`."""
         memory, sizes, constants = self._arguments(q, k, v, out)
         arguments = (*(x.data_ptr() for x in memory), *sizes, *constants.values())
-        return launcher.direct(compiled, self._grid(q), self._stream(), arguments)
+        return launcher.direct(compiled, self._grid(q), self._stream(), arguments, q.device)
 
     def _grid(self, q):
         """Heads side by side, and items in the dimensions that CUDA limits."""
@@ -170,8 +168,17 @@ class Launch:
         batch = q.shape[0]
         strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
         wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
-        sizes = *strides, len(self.lists.items), batch * self._heads, self._scale_log2
-        return (*self._held, *self._parts(batch)), sizes, self._constants | {"WIDE": wide}
+        sizes = *strides, len(self.lists.items), batch * self._heads, self._n_keys, self._scale_log2
+        constants = self._constants | {"LOADS": self.loads(k, v), "WIDE": wide}
+        return (*self._held, *self._parts(batch)), sizes, constants
+
+    def loads(self, k, v):
+        """How the keys and values of a step are loaded from these tensors, of `config.LOADS`."""
+        # A descriptor needs addresses in multiples of 16 bytes, and has one block of columns.
+        described = self._d1 == 0 and all(
+            x.data_ptr() % 16 == 0 and all(stride * x.itemsize % 16 == 0 for stride in x.stride()[:3]) for x in (k, v)
+        )
+        return config.BLOCK if self._loads == config.TMA and not described else self._loads
 
     def _parts(self, batch):
         """``(accumulators, statistics, counters)`` of the parts for a batch or a larger one, each stream its own."""
@@ -190,6 +197,14 @@ class Launch:
         )
         made.append((hb, parts))
         return parts
+
+
+def _one_by_one(lists, keys):
+    """Whether the keys of each step follow one another in memory, but for those that stand for none. keys: int [N_k],
+    the position of each."""
+    first = lists.keys[:, :1]
+    follow = (lists.keys == first + np.arange(lists.step_keys)) | (lists.keys == first)
+    return bool(follow.all() and (keys == np.arange(len(keys))).all())
 
 
 def _part_records(device, lists):

@@ -176,11 +176,17 @@ def _job(tile, form):
     return ",".join(map(str, (tile.name, *asdict(form).values())))
 
 
+def _read_form(words):
+    """The `KernelConfig` that `_job` wrote as words."""
+    values = (None if word == "None" else int(word) if word.isdigit() else word for word in words)
+    return config.KernelConfig(*values)
+
+
 def _compile(head_dim, dtype, *jobs):
     """Compile the candidates that `jobs` name, and say which are done."""
     for job in jobs:
         name, *values = job.split(",")
-        form = config.KernelConfig(*(None if value == "None" else int(value) for value in values))
+        form = _read_form(values)
         try:
             gpu = calibration.Gpu(tiles.parse(name), int(head_dim), dtype, form)
             gpu.resources(gpu.setup.compiled(tile_lists.RANKS[0], False))

@@ -37,7 +37,7 @@ _HELD: dict = {}
 class Trial:
     """A candidate: its form, what became of it (``ok`` or why it was dropped), and what its launches took, if timed."""
 
-    form: dict[str, int | None]
+    form: dict[str, int | str | None]
     status: str
     us: tuple[Amount, ...] = ()
 
@@ -50,7 +50,7 @@ class Choice:
     """
 
     made_for: dict[str, str | int | float | None]
-    form: dict[str, int | None]
+    form: dict[str, int | str | None]
     trials: tuple[Trial, ...]
 
 
@@ -79,7 +79,8 @@ def as_stated(form):
 
 def room(device):
     """What a described `device` has room for."""
-    return config.Room(device["shared_bytes"], device["registers"])
+    capability = tuple(map(int, device["capability"].split(".")))
+    return config.Room(device["shared_bytes"], device["registers"], capability)
 
 
 def made_for(tile, head_dim, dtype):

@@ -5,11 +5,13 @@ same in every call of a plan. Triton's own C launcher, given the address of each
 """
 
 from contextlib import nullcontext
+from contextvars import copy_context
 from functools import lru_cache, partial, reduce
 from operator import or_
 from threading import Lock
 
 import torch
+import triton
 
 from tilewright.core import _internals
 from tilewright.targets import qkv
@@ -20,14 +22,32 @@ KEYS, CALLS = 256, 8
 ALIGNED = 16
 
 
-def direct(compiled, grid, stream, arguments):
+def with_scratch(call, device):
+    """The result of ``call()``, a launch through Triton of a kernel that may ask for scratch memory.
+
+    Who else launches through Triton keeps the allocator that they have set.
+    """
+
+    def launched():
+        triton.set_allocator(lambda size, alignment, stream: _scratch(device, size))
+        return call()
+
+    return copy_context().run(launched)
+
+
+def _scratch(device, size):
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def direct(compiled, grid, stream, arguments, device=None):
     """``callable(*addresses)`` that launches `compiled` on `grid` and `stream`; None where the launcher is not known.
 
     grid: programs in each of three dimensions. compiled: what ``kernel[grid](...)`` returned, None under the
     interpreter. addresses: of the leading tensors; their alignment to 16 bytes must be as it was in that call.
-    arguments: all that follow, tensors by their addresses, constants included. Launch hooks are not called.
+    arguments: all that follow, tensors by their addresses, constants included. device: where the kernel's scratch
+    memory is held, if it asks for any; it is of this stream alone. Launch hooks are not called.
     """
-    known = _internals.triton_launcher(compiled, grid, stream)
+    known = _internals.triton_launcher(compiled, grid, stream, device and partial(_scratch, device))
     if known is None:
         return None
     launch, head, in_tuple = known

@@ -33,6 +33,12 @@ def scores(b_q0, b_q1, k_ptr, keys, stride_kn, HEAD_DIM: tl.constexpr, D0: tl.co
     """Products [BLOCK_M, BLOCK_N] of queries with the keys at `keys`, not scaled."""
     # Keys are loaded as values are: their addresses are worked out once, which saves instructions and registers.
     b_k0, b_k1 = load_rows(k_ptr, keys, stride_kn, HEAD_DIM, D0, D1)  # [BLOCK_N, D0], [BLOCK_N, D1]
+    return products(b_q0, b_q1, b_k0, b_k1, D1)
+
+
+@triton.jit
+def products(b_q0, b_q1, b_k0, b_k1, D1: tl.constexpr):
+    """Products [BLOCK_M, BLOCK_N] of queries and keys, each [., D0] and [., D1]."""
     b_s = tl.dot(b_q0, tl.trans(b_k0), input_precision="ieee")
     if D1:
         b_s = tl.dot(b_q1, tl.trans(b_k1), b_s, input_precision="ieee")
