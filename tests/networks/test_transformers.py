@@ -1,10 +1,12 @@
-"""Where transformers can be imported: our SegFormer is its own, with the weights that it writes to a file."""
+"""Where transformers can be imported: our SegFormer and Swin are its own, with the weights that it writes to a file."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from tilewright.models import segformer as pattern
+from tilewright.models import swin
 from tilewright.networks import create
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed, or cannot be imported")
@@ -54,9 +56,39 @@ def test_a_segformer_is_that_of_transformers(tmp_path, variant, size, decoder):
             module.eps = config.layer_norm_eps
     theirs.save_pretrained(tmp_path)
     checkpoint = tmp_path / "model.safetensors"
-    ours = create(
-        "segformer", variant=variant, image_size=size, num_classes=19, checkpoint=checkpoint, decoder=decoder
-    )
+    ours = create("segformer", variant=variant, image_size=size, num_classes=19, checkpoint=checkpoint, decoder=decoder)
     expected = theirs(images(size)).logits
     assert 0.3 < expected.std() < 3
     torch.testing.assert_close(ours(images(size)), expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["native", "dense"])
+@pytest.mark.parametrize(
+    ("variant", "size"), [("tiny", (64, 64)), ("tiny", (120, 226)), ("tiny", (33, 58)), ("base", (224, 64))]
+)
+def test_a_swin_with_upernet_is_that_of_transformers(tmp_path, monkeypatch, variant, size, attention):
+    # As published, but for the channels of the decoder and the depth of the third stage.
+    known = swin.VARIANTS[variant]._replace(depths=(2, 2, 3, 2))
+    monkeypatch.setitem(swin.VARIANTS, variant, known)
+    monkeypatch.setattr(swin, "CHANNELS", 64)
+    config = transformers.UperNetConfig(
+        backbone_config=transformers.SwinConfig(
+            embed_dim=known.width,
+            depths=list(known.depths),
+            num_heads=[known.heads << stage for stage in range(4)],
+            window_size=7,
+            out_features=["stage1", "stage2", "stage3", "stage4"],
+        ),
+        hidden_size=64,
+        num_labels=19,
+    )
+    theirs = drawn(transformers.UperNetForSemanticSegmentation(config))
+    theirs.save_pretrained(tmp_path)
+    checkpoint = tmp_path / "model.safetensors"
+    ours = create("swin", variant=variant, image_size=size, num_classes=19, checkpoint=checkpoint, attention=attention)
+    expected = theirs(images(size)).logits
+    assert 0.3 < expected.std() < 3
+    # They resize the maps to the image.
+    found = F.interpolate(ours(images(size)), size=size, mode="bilinear", align_corners=False)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

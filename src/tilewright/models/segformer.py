@@ -39,12 +39,10 @@ LEAST = 32
 def network_fields(name):
     """Options of the network that a name states, or None."""
     match = re.fullmatch(rf"segformer-({'|'.join(VARIANTS)})-([1-9]\d*)(?:x([1-9]\d*))?", name)
-    return {"variant": match[1], "image_size": size_of(match[2], match[3])} if match else None
-
-
-def size_of(height, width):
-    """Option ``image_size`` of two parts of a name: a side, or height and width."""
-    return int(height) if width is None else (int(height), int(width))
+    if not match:
+        return None
+    size = int(match[2]) if match[3] is None else (int(match[2]), int(match[3]))
+    return {"variant": match[1], "image_size": size}
 
 
 def grids(pixels):

@@ -33,7 +33,7 @@ from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.core.registry import member
 from tilewright.networks._plans import Plans
 
-NAMES = ("vision_longformer", "regionvit", "dynamicvit", "deit", "segformer")
+NAMES = ("vision_longformer", "regionvit", "dynamicvit", "deit", "segformer", "swin")
 VIDEO = ("wan",)
 
 
