@@ -1,10 +1,12 @@
-"""Swin's windows over a square grid, plain or shifted by half a window.
+"""Swin's windows over a grid, plain or shifted by half a window.
 
 Liu et al., "Swin Transformer", ICCV 2021 (arXiv 2103.14030): shifted windows wrap around the grid, and a mask keeps
-what comes from opposite edges apart.
+what comes from opposite edges apart. Here stand also the names and sizes of its networks with the decoder UPerNet
+(Xiao et al., ECCV 2018, arXiv 1807.10221), as in the official code for segmentation.
 """
 
 import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +14,27 @@ from tilewright.core.errors import ConfigError
 from tilewright.models import _ready
 
 NAMING = "swin-<side>-w<window>[-shift], e.g. swin-56-w7-shift"
+NETWORK_NAMING = "swin-<tiny|small|base>-<size or height x width>, e.g. swin-tiny-512"
+
+
+class Size(NamedTuple):
+    """Channels of the first stage, doubled from stage to stage; blocks, and heads of the first stage, doubled, too."""
+
+    width: int
+    depths: tuple[int, ...]
+    heads: int
+
+
+VARIANTS = {
+    "tiny": Size(96, (2, 2, 6, 2), 3),
+    "small": Size(96, (2, 2, 18, 2), 3),
+    "base": Size(128, (2, 2, 18, 2), 4),
+}
+PATCH, WINDOW, MLP_RATIO = 4, 7, 4
+# Of UPerNet: channels, and the sides to which its last map is pooled.
+CHANNELS, POOLS = 512, (1, 2, 3, 6)
+# The smallest side in pixels: of it the last stage has one token.
+LEAST = 32
 
 
 class Params(_ready.Sizes, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -32,17 +55,43 @@ def fields(name):
     return {"side": int(match[1]), "window": int(match[2]), "shift": match[3] is not None} if match else None
 
 
+def network_fields(name):
+    """Options of the network that a name states, or None."""
+    match = re.fullmatch(rf"swin-({'|'.join(VARIANTS)})-([1-9]\d*)(?:x([1-9]\d*))?", name)
+    if not match:
+        return None
+    size = int(match[2]) if match[3] is None else (int(match[2]), int(match[3]))
+    return {"variant": match[1], "image_size": size}
+
+
+def grids(pixels):
+    """Rows and columns of tokens of the four stages, for images of ``(height, width)`` pixels."""
+    found = [tuple(-(-side // PATCH) for side in pixels)]
+    for _ in range(3):
+        found.append(tuple(-(-side // 2) for side in found[-1]))
+    return found
+
+
 def graph(params):
     """The pattern, row by row of the grid."""
-    n, w, shift = params.side, params.window, params.window // 2 * params.shift
-    at = (np.arange(n) - shift) % n
-    # Windows along one axis; what was wrapped around is apart from what was not.
-    part = at // w * 2 + (at >= n - shift)
-    _, first, window = np.unique(np.add.outer(4 * n * part, part).ravel(), return_index=True, return_inverse=True)
-    # Numbered by first appearance, as distinct rows are.
-    window = np.argsort(np.argsort(first))[window]
-    rows = [np.flatnonzero(window == each) for each in range(len(first))]
+    n = params.side
+    rows, window = partition((n, n), params.window, params.window // 2 * params.shift)
     return _ready.build("swin", params, rows, window, grid=(n, n), hint=window)
+
+
+def partition(grid, window, shift):
+    """``(rows, number)``: the tokens of each window, and each token's window, of a grid of whole windows, shifted."""
+    parts = []
+    for n in grid:
+        at = (np.arange(n) - shift) % n
+        # Windows along one axis; what was wrapped around is apart from what was not.
+        parts.append(at // window * 2 + (at >= n - shift))
+    _, first, number = np.unique(
+        np.add.outer(4 * grid[1] * parts[0], parts[1]).ravel(), return_index=True, return_inverse=True
+    )
+    # Numbered by first appearance, as distinct rows are.
+    number = np.argsort(np.argsort(first))[number]
+    return [np.flatnonzero(number == each) for each in range(len(first))], number
 
 
 def sources(params):

@@ -2,15 +2,17 @@
 
 Contract of a member module (a family of networks, named as its family of graphs in `tilewright.models`):
     ``Options``: a frozen `msgspec.Struct` (``forbid_unknown_fields``) of everything that decides the network, among it
-        ``variant`` and ``image_size`` (pixels a side).
+        ``variant`` and ``image_size`` (pixels a side, or height and width).
     ``EXCHANGED``: the family of what can be exchanged, `attentions` or `batching`; its first member is the oracle.
     ``Network(options, name)``: an `nn.Module` from images [B, 3, R, R] to logits, with its parameters under the names
-        of the official code. ``name`` is one of ``EXCHANGED.NAMES``.
+        of the official code. ``name`` is one of ``EXCHANGED.NAMES``. Networks of maps take images [B, 3, H, W] and a
+        path (`tilewright.paths`), and return logits [B, classes, rows, columns].
     ``adapt(state, network) -> state``: the official checkpoint's tensors under this network's own names and shapes:
         aliases dropped, position tables resized as the original code does. Tensors it does not know stay in, so that
         they are reported.
     ``name(options) -> str``: the network's name in files and figures, e.g. ``vil-tiny-224``.
-    ``timm_name(options) -> str``: for families whose official weights timm publishes, under which name.
+    ``timm_name(options) -> str``: for families whose official weights timm or the hub holds, under which name.
+    ``layers(options, path) -> list``: for networks of maps, what a path computes (`tilewright.paths.layers`).
     ``stated(options) -> dict``: for families whose parts have settings, such as pruners: what a user states, as fields
         of ``Options``.
     ``Options.needs``: for families that may need more than random weights, what of a checkpoint, or None.
@@ -31,7 +33,7 @@ from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.core.registry import member
 from tilewright.networks._plans import Plans
 
-NAMES = ("vision_longformer", "regionvit", "dynamicvit", "deit")
+NAMES = ("vision_longformer", "regionvit", "dynamicvit", "deit", "segformer", "swin")
 VIDEO = ("wan",)
 
 
@@ -132,6 +134,17 @@ def sequence_parallel(network, group=None):
     return import_module(f"{__name__}._sequence_parallel").shared(network, group)
 
 
+def choose_kernels(network, images, path=None):
+    """Choose, for each operator that a path of a network of maps runs on such images, the fastest kernel that is right.
+
+    Candidates are torch's operators, and the forms of kernels that the images' target has for them. Each is first
+    compared with float32, of the same arguments; then timed. The network runs the chosen ones from then on. Returns a
+    dict a candidate: operator, dtype, shapes, form, status (``ok``, ``failed``, ``skipped``), reason, error, tolerance,
+    us, chosen. Raises `ConfigError` for a network without such operators, and what its call raises.
+    """
+    return import_module(f"{__name__}._kernels").choose(network, images, path)
+
+
 def _options(module, family, stated):
     """The ``Options`` of a family. Raises `ConfigError`."""
     try:
@@ -189,9 +202,10 @@ def _chosen(module, family, stated):
 
 
 def check_images(images, size):
-    """Raise `PatternError` unless `images` is a floating tensor [B ≥ 1, 3, size, size]."""
-    expected = f"[B, 3, {size}, {size}] with B at least 1"
-    if images.ndim != 4 or tuple(images.shape[1:]) != (3, size, size) or not len(images):
+    """Raise `PatternError` unless `images` is a floating tensor [B ≥ 1, 3, H, W]; size: of both, or (H, W)."""
+    height, width = (size, size) if isinstance(size, int) else size
+    expected = f"[B, 3, {height}, {width}] with B at least 1"
+    if images.ndim != 4 or tuple(images.shape[1:]) != (3, height, width) or not len(images):
         raise PatternError(f"images: expected a tensor {expected}, found {list(images.shape)}")
     if not images.is_floating_point():
         raise PatternError(f"images: expected floating point, found {images.dtype}")

@@ -22,11 +22,11 @@ def checked(forward):
     """
 
     @wraps(forward)
-    def run(network, images, *arguments):
+    def run(network, images, *arguments, **named):
         check_images(images, network.options.image_size)
         if images.is_cpu and images.dtype in (torch.float16, torch.bfloat16):
-            return functional_call(network, precision.float32(network), (images.float(), *arguments))
-        return forward(network, images, *arguments)
+            return functional_call(network, precision.float32(network), (images.float(), *arguments), named)
+        return forward(network, images, *arguments, **named)
 
     return run
 

@@ -209,8 +209,8 @@ class Attend(nn.Module):
     def prepared(self, dtype, device, bias, tables):
         """``run(q, k, v)`` for tensors of `dtype` on `device`; bias and tables as `forward` takes them."""
         known, remembered, run = self._prepared
-        if known != (dtype, device) or not _same(tables, remembered):
-            remembered = [_Table(table) for table in tables]
+        if known != (dtype, device) or not same(tables, remembered):
+            remembered = [Table(table) for table in tables]
             made = bias() if callable(bias) else bias
             # A copy: what was prepared must not change with what is written later.
             made = None if made is None else made.detach().clone().to(dtype)
@@ -233,7 +233,7 @@ class Attend(nn.Module):
         return self.prepared(q.dtype, q.device, bias, tables)(q, k, v)
 
 
-class _Table:
+class Table:
     """A table as it was when a bias was made of it.
 
     Its memory is held, so that no other table gets that address, and a copy of its values.
@@ -258,6 +258,6 @@ class _Table:
         return (table.is_cuda and torch.cuda.is_current_stream_capturing()) or torch.equal(table, self.copy)
 
 
-def _same(tables, remembered):
+def same(tables, remembered):
     """Whether `tables` are those that were `remembered`, and none was written to."""
     return len(tables) == len(remembered) and all(old.unchanged(x) for old, x in zip(remembered, tables, strict=True))

@@ -1,0 +1,54 @@
+"""SegFormer: a pyramid of four transformer stages and a decoder of linear layers (Xie et al., "SegFormer: Simple and
+Efficient Design for Semantic Segmentation with Transformers", NeurIPS 2021, arXiv 2105.15203, and its public code).
+
+Its attention is full, over keys that a convolution reduces. Here is what is known of the networks without torch: sizes
+and names.
+"""
+
+import re
+from typing import NamedTuple
+
+NETWORK_NAMING = "segformer-<b0|b1|b2|b3|b4|b5>-<size or height x width>, e.g. segformer-b0-512"
+
+
+class Size(NamedTuple):
+    """Channels and blocks of the four stages, and channels of the decoder."""
+
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    channels: int
+
+
+_WIDE = (64, 128, 320, 512)
+VARIANTS = {
+    "b0": Size((32, 64, 160, 256), (2, 2, 2, 2), 256),
+    "b1": Size(_WIDE, (2, 2, 2, 2), 256),
+    "b2": Size(_WIDE, (3, 4, 6, 3), 768),
+    "b3": Size(_WIDE, (3, 4, 18, 3), 768),
+    "b4": Size(_WIDE, (3, 8, 27, 3), 768),
+    "b5": Size(_WIDE, (3, 6, 40, 3), 768),
+}
+# By stage: heads; how many times fewer keys than queries there are along a side; kernels and strides of the patches.
+HEADS, REDUCTIONS = (1, 2, 5, 8), (8, 4, 2, 1)
+PATCHES, STRIDES = (7, 3, 3, 3), (4, 2, 2, 2)
+MLP_RATIO = 4
+# The smallest side in pixels: of it the first stage has one key.
+LEAST = 32
+
+
+def network_fields(name):
+    """Options of the network that a name states, or None."""
+    match = re.fullmatch(rf"segformer-({'|'.join(VARIANTS)})-([1-9]\d*)(?:x([1-9]\d*))?", name)
+    if not match:
+        return None
+    size = int(match[2]) if match[3] is None else (int(match[2]), int(match[3]))
+    return {"variant": match[1], "image_size": size}
+
+
+def grids(pixels):
+    """Rows and columns of tokens of the four stages, for images of ``(height, width)`` pixels."""
+    found = []
+    for patch, stride in zip(PATCHES, STRIDES, strict=True):
+        pixels = tuple((side + 2 * (patch // 2) - patch) // stride + 1 for side in pixels)
+        found.append(pixels)
+    return found

@@ -1,0 +1,177 @@
+"""What networks from images to maps share: options, layouts of maps, and the operators for which kernels are chosen.
+
+A map is a tensor [B, C, H, W] whose channels lie next to each other in memory, as tokens [B, H W, C] do: going from one
+to the other copies nothing.
+"""
+
+import math
+from typing import Annotated, ClassVar
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tilewright.core.errors import ConfigError
+from tilewright.networks import _sites
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields and properties that networks of maps share. FAMILY: module with ``VARIANTS`` and ``LEAST``."""
+
+    variant: str
+    image_size: int | tuple[int, int] = 512
+    num_classes: Positive = 150
+
+    FAMILY: ClassVar
+
+    def __post_init__(self):
+        if self.variant not in self.FAMILY.VARIANTS:
+            raise ConfigError(f"variant: expected one of {', '.join(self.FAMILY.VARIANTS)}, found {self.variant!r}")
+        if min(self.pixels) < self.least:
+            raise ConfigError(f"image_size: expected at least {self.least} pixels a side, found {self.size_name}")
+
+    @property
+    def least(self):
+        """Fewest pixels of a side."""
+        return self.FAMILY.LEAST
+
+    @property
+    def pixels(self):
+        """Height and width of images."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    @property
+    def size_name(self):
+        """The size as names state it."""
+        return "x".join(map(str, dict.fromkeys(self.pixels)))
+
+    @property
+    def depths(self):
+        """Blocks of each stage."""
+        return self.FAMILY.VARIANTS[self.variant].depths
+
+
+class Operators:
+    """The operators of one network for which a target may have kernels: torch's, or by sizes the kernel that was chosen
+    (`networks.choose_kernels`). Kernels serve inference: where gradients are recorded, and in compiled code, torch's
+    operators run.
+
+    chosen: ``{sizes: run}``, see `sizes`. seen: a dict that takes the arguments of every call, by sizes, or None.
+    """
+
+    def __init__(self):
+        self.chosen, self.seen = {}, None
+
+    def decode(self, *arguments):
+        """See `decode` of this module."""
+        return self._run(decode, arguments)
+
+    def dwconv_gelu(self, *arguments):
+        """See `dwconv_gelu` of this module."""
+        return self._run(dwconv_gelu, arguments)
+
+    def _run(self, operator, arguments):
+        if torch.compiler.is_compiling() or not (self.chosen or self.seen is not None):
+            return operator(*arguments)
+        key = sizes(operator, arguments)
+        if self.seen is not None:
+            self.seen[key] = arguments
+        tensors = arguments[0] if isinstance(arguments[0], list) else arguments[:1]
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            return operator(*arguments)
+        return self.chosen.get(key, operator)(*arguments)
+
+
+def sizes(operator, arguments):
+    """What a kernel is chosen for: ``(name, type, shapes)``."""
+    shapes, dtype = [], None
+    for x in arguments:
+        for tensor in x if isinstance(x, list | tuple) else (x,):
+            if isinstance(tensor, torch.Tensor):
+                dtype = tensor.dtype
+                shapes.append(tuple(tensor.shape))
+    return operator.__name__, dtype, tuple(shapes)
+
+
+class Remembered:
+    """What was made of weights, by name, for as long as they are not written to."""
+
+    def __init__(self):
+        self._tables, self._made = [], {}
+
+    def __call__(self, name, make, tables, *, fresh=False):
+        """What ``make()`` returns, or returned when it was called with the same `name` and `tables`.
+
+        It is made anew where `fresh` says so, where gradients are recorded, and in compiled code, which cannot compare.
+        """
+        recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tables)
+        if fresh or recorded or torch.compiler.is_compiling():
+            return make()
+        if not _sites.same(tables, self._tables):
+            self._tables, self._made = [_sites.Table(x) for x in tables], {}
+        if name not in self._made:
+            # Layers that are trained later may read it, too.
+            with torch.inference_mode(False), torch.no_grad():
+                self._made[name] = make()
+        return self._made[name]
+
+    def __deepcopy__(self, memo):
+        return Remembered()
+
+
+def initialise(network):
+    """Draw linear layers and convolutions as published: normal of 0.02, and by the outputs that read an input."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+        elif isinstance(module, nn.Conv2d):
+            fan_out = math.prod(module.kernel_size) * module.out_channels // module.groups
+            nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+        else:
+            continue
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def to_map(x, grid):
+    """Tokens [B, H W, C] of a grid as a map."""
+    return x.unflatten(1, grid).permute(0, 3, 1, 2)
+
+
+def to_tokens(x):
+    """A map as tokens."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def product(x, weight, bias=None):
+    """A map through a linear layer."""
+    return F.linear(x.permute(0, 2, 3, 1), weight, bias).permute(0, 3, 1, 2)
+
+
+def resized(x, grid):
+    """A map on another grid, bilinear as published (`align_corners` False)."""
+    return x if x.shape[2:] == grid else F.interpolate(x, size=tuple(grid), mode="bilinear", align_corners=False)
+
+
+def largest(scores, count):
+    """Indices, in order, of the `count` largest scores, None for all; of equal ones the first."""
+    return scores.argsort(descending=True, stable=True)[:count].sort().values
+
+
+def decode(maps, weights, bias, grid, classes, classes_bias):
+    """A folded decoder: ``classes relu(sum_i up(weights_i maps_i) + bias) + classes_bias``, a map on `grid`."""
+    total = None
+    for x, weight in zip(maps, weights, strict=True):
+        # The bias goes with the first product, which the library adds at no cost.
+        part = resized(product(x, weight, bias if total is None else None), grid)
+        total = part if total is None else total.add_(part)
+    return product(total.relu(), classes, classes_bias)
+
+
+def dwconv_gelu(x, grid, weight, bias):
+    """Tokens x [B, N, C] of a grid through a 3 x 3 depthwise convolution and a GELU."""
+    x = F.conv2d(to_map(x, grid), weight, bias, padding=1, groups=len(weight))
+    return F.gelu(to_tokens(x))

@@ -1,0 +1,376 @@
+"""SegFormer: images to maps of logits, a quarter as many along each side (source: `tilewright.models.segformer`).
+
+Parameters have the official names. The decoder runs as published or folded: its linear layers, the 1 x 1 convolution
+behind them and the batch norm act on channels, the upsampling between them on space, with weights that sum to one. They
+commute, and ``norm(fuse(cat(up(L_i c_i + l_i))))`` is ``sum_i up(M_i c_i) + b`` with one small matrix a level
+(docs/decisions/0034).
+"""
+
+import logging
+import re
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tilewright import paths
+from tilewright.core.errors import ConfigError, Unavailable
+from tilewright.models import segformer as pattern
+from tilewright.networks import _maps, _parameters, _precision, _sites, attentions
+from tilewright.paths import Path
+from tilewright.paths.layers import segformer as layers
+
+__all__ = ["EXCHANGED", "Network", "Options", "adapt", "layers", "name", "timm_name"]
+
+EXCHANGED = attentions
+# What the public code states for the norms of blocks and stages; those of patches and of reduced keys have torch's own.
+EPS, TORCH_EPS = 1e-6, 1e-5
+DROPOUT = 0.1
+
+_LOG = logging.getLogger(__name__)
+
+# Names of the Hugging Face form, as patterns, and what they are called here; stages count from 0 there.
+_STAGE = {
+    r"segformer\.encoder\.patch_embeddings\.(\d)\.proj\.": "backbone.patch_embed{}.proj.",
+    r"segformer\.encoder\.patch_embeddings\.(\d)\.layer_norm\.": "backbone.patch_embed{}.norm.",
+    r"segformer\.encoder\.layer_norm\.(\d)\.": "backbone.norm{}.",
+    r"segformer\.encoder\.block\.(\d)\.": "backbone.block{}.",
+    r"decode_head\.linear_c\.(\d)\.": "decode_head.linear_c{}.",
+}
+_PARTS = {
+    ".layer_norm_1.": ".norm1.",
+    ".layer_norm_2.": ".norm2.",
+    ".attention.self.query.": ".attn.q.",
+    ".attention.self.sr.": ".attn.sr.",
+    ".attention.self.layer_norm.": ".attn.norm.",
+    ".attention.output.dense.": ".attn.proj.",
+    ".mlp.dense1.": ".mlp.fc1.",
+    ".mlp.dense2.": ".mlp.fc2.",
+    "decode_head.linear_fuse.weight": "decode_head.linear_fuse.conv.weight",
+    "decode_head.batch_norm.": "decode_head.linear_fuse.bn.",
+    "decode_head.classifier.": "decode_head.linear_pred.",
+}
+
+
+class Options(_maps.Options, frozen=True, forbid_unknown_fields=True):
+    """One network. image_size: pixels a side, or (height, width). decoder: of its full path, see `paths.DECODERS`."""
+
+    decoder: str = "folded"
+
+    FAMILY = pattern
+    knobs = ("levels", "scale", "decoder", "fuse", "width")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.decoder not in paths.DECODERS:
+            raise ConfigError(f"decoder: expected one of {', '.join(paths.DECODERS)}, found {self.decoder!r}")
+
+    @property
+    def channels(self):
+        """Channels of the decoder."""
+        return pattern.VARIANTS[self.variant].channels
+
+
+def name(options):
+    """The network's name in files and figures, e.g. ``segformer-b0-512``, ``segformer-b2-360x480``."""
+    return f"segformer-{options.variant}-{options.size_name}"
+
+
+def timm_name(options):
+    """The name in the Hugging Face hub of the weights for ADE20K, which have 150 classes."""
+    side = 640 if options.variant == "b5" else 512
+    return f"segformer-{options.variant}-finetuned-ade-{side}-{side}"
+
+
+def adapt(state, network):
+    """The state of the official code, whole or of a backbone alone, or of `transformers`, under the official names."""
+    if any(".convs." in key or ".fusion_conv." in key for key in state if key.startswith("decode_head.")):
+        raise ValueError(
+            "this is the head of mmsegmentation 1.x, another function: a norm and a ReLU at every level; "
+            "expected linear_c1 to linear_c4, linear_fuse and linear_pred"
+        )
+    if any(key.startswith("segformer.") for key in state):
+        state = _from_transformers(state)
+    elif "patch_embed1.proj.weight" in state:
+        state = {key if key.startswith("head.") else f"backbone.{key}": tensor for key, tensor in state.items()}
+    # Of a classifier, and of mmsegmentation's base class, which the official head never calls.
+    unused = ("head.", "classifier.", "decode_head.conv_seg.")
+    state = {key: tensor for key, tensor in state.items() if not key.startswith(unused)}
+    if not any(key.startswith("decode_head.") for key in state):
+        _LOG.warning("the checkpoint holds a backbone alone: the decoder stays as it is")
+        own = network.state_dict()
+        state |= {key: tensor for key, tensor in own.items() if key.startswith("decode_head.")}
+    return state
+
+
+def _from_transformers(state):
+    renamed = {}
+    for key, tensor in state.items():
+        for theirs, ours in _STAGE.items():
+            key = re.sub(theirs, lambda match, ours=ours: ours.format(int(match[1]) + 1), key)
+        for theirs, ours in _PARTS.items():
+            key = key.replace(theirs, ours)
+        renamed[key] = tensor
+    for key in [key for key in renamed if ".attention.self.key." in key]:
+        value = renamed.pop(key.replace(".key.", ".value."))
+        renamed[key.replace(".attention.self.key.", ".attn.kv.")] = torch.cat((renamed.pop(key), value))
+    return renamed
+
+
+class Folded(NamedTuple):
+    """A folded decoder. weights: M_i [C, c_i] of each level that is summed up; bias: b [C]."""
+
+    weights: tuple[torch.Tensor, ...]
+    bias: torch.Tensor
+
+
+class Network(_parameters.Counted):
+    """Images [B, 3, H, W] to maps [B, num_classes, ceil(H / 4), ceil(W / 4)] of logits, in the network's type."""
+
+    def __init__(self, options, attention):
+        """Random weights, drawn as published. attention: ``dense`` or ``native``, which are the same here."""
+        super().__init__()
+        self.options, self.attention = options, attention
+        self._full = Path.full(options)
+        self.operators = _maps.Operators()
+        self.backbone = _Backbone(options, self.operators)
+        self.decode_head = _Decoder(options, self.operators)
+        _maps.initialise(self)
+        nn.init.normal_(self.decode_head.linear_pred.weight, std=0.01)
+
+    @_precision.checked
+    def forward(self, images, path=None, folded=None):
+        """Images [B, 3, H, W] to maps of logits.
+
+        path: a `Path`, or its text, which a compiler does not read; None runs everything. folded: what `fold` returned
+        for such a path, where the caller keeps it, for instance for compiled code, which folds in each call otherwise.
+
+        Raises `PatternError` for images of another shape, `ConfigError` for a path of another network, and
+        `Unavailable` with an attention that has no pattern to use.
+        """
+        if self.attention not in ("dense", "native"):
+            raise Unavailable(f"attention {self.attention}: SegFormer attends to everything, expected dense or native")
+        path = self.path(path)
+        if path.scale != 1:
+            images = _maps.resized(images, paths.scaled(self.options.pixels, path.scale))
+        maps = self.decode_head(self.backbone(images, path), path, folded)
+        return maps if path.scale == 1 else _maps.resized(maps, pattern.grids(self.options.pixels)[0])
+
+    def path(self, path=None):
+        """A `Path` of this network, of its text or None for everything. Raises `ConfigError`."""
+        if path is None:
+            return self._full
+        return paths.parse(path, self.options) if isinstance(path, str) else paths.checked(path, self.options)
+
+    def fold(self, path=None):
+        """The `Folded` decoder of a path, as the weights and the batch norm's statistics are now."""
+        return self.decode_head.fold(self.path(path).levels)
+
+
+class _Backbone(nn.Module):
+    """The stages; ``patch_embed1``, ``block1`` and ``norm1`` are those of the first."""
+
+    def __init__(self, options, operators):
+        super().__init__()
+        size, before = pattern.VARIANTS[options.variant], 3
+        for stage, (width, depth) in enumerate(zip(size.widths, size.depths, strict=True)):
+            sizes = width, pattern.HEADS[stage], pattern.REDUCTIONS[stage]
+            blocks = [_Block(*sizes, operators) for _ in range(depth)]
+            patches = _Patches(before, width, pattern.PATCHES[stage], pattern.STRIDES[stage])
+            self.add_module(f"patch_embed{stage + 1}", patches)
+            self.add_module(f"block{stage + 1}", nn.ModuleList(blocks))
+            self.add_module(f"norm{stage + 1}", nn.LayerNorm(width, EPS))
+            before = width
+
+    def forward(self, x, path):
+        """Images to maps [B, c_i, h_i, w_i] of the stages that a path runs, channels last in memory."""
+        found = []
+        for stage, kept in enumerate(path.blocks[: path.last], 1):
+            x, grid = getattr(self, f"patch_embed{stage}")(x)
+            for block, keep in zip(getattr(self, f"block{stage}"), kept, strict=True):
+                if keep == "1":
+                    x = block(x, grid)
+            x = _maps.to_map(getattr(self, f"norm{stage}")(x), grid)
+            found.append(x)
+        return found
+
+
+class _Patches(nn.Module):
+    """Overlapping patches: a map to tokens [B, N, C] and their grid."""
+
+    def __init__(self, before, width, patch, stride):
+        super().__init__()
+        self.proj = nn.Conv2d(before, width, patch, stride, patch // 2)
+        self.norm = nn.LayerNorm(width, TORCH_EPS)
+
+    def forward(self, x):
+        x = self.proj(x)
+        return self.norm(_maps.to_tokens(x)), x.shape[2:]
+
+
+class _Block(nn.Module):
+    """Attention to reduced keys, and an MLP with a depthwise convolution between its layers."""
+
+    def __init__(self, width, heads, reduction, operators):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width, EPS), nn.LayerNorm(width, EPS)
+        self.attn = _Attention(width, heads, reduction)
+        self.mlp = _MixMlp(width, pattern.MLP_RATIO * width, operators)
+
+    def forward(self, x, grid):
+        x = x + self.attn(self.norm1(x), grid)
+        return x + self.mlp(self.norm2(x), grid)
+
+
+class _Attention(nn.Module):
+    def __init__(self, width, heads, reduction):
+        super().__init__()
+        self.heads = heads
+        self.q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.proj = nn.Linear(width, width)
+        self.sr = nn.Conv2d(width, width, reduction, reduction) if reduction > 1 else None
+        if reduction > 1:
+            self.norm = nn.LayerNorm(width, TORCH_EPS)
+
+    def forward(self, x, grid):
+        """Tokens x [B, N, C] of a grid."""
+        q = self.q(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        if self.sr is not None:
+            x = self.norm(_maps.to_tokens(self.sr(_maps.to_map(x, grid))))
+        k, v = self.kv(x).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(_sites.full(q, k, v).transpose(1, 2).flatten(2))
+
+
+class _MixMlp(nn.Module):
+    def __init__(self, width, hidden, operators):
+        super().__init__()
+        self.operators = operators
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.dwconv = nn.ModuleDict({"dwconv": nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)})
+
+    def forward(self, x, grid):
+        """Tokens x [B, N, C] of a grid."""
+        conv = self.dwconv["dwconv"]
+        return self.fc2(self.operators.dwconv_gelu(self.fc1(x), grid, conv.weight, conv.bias))
+
+
+class _Linear(nn.Module):
+    """A level's linear layer, under its official name."""
+
+    def __init__(self, before, width):
+        super().__init__()
+        self.proj = nn.Linear(before, width)
+
+
+class _Decoder(nn.Module):
+    """Maps of the levels to maps of logits on the first level's grid."""
+
+    def __init__(self, options, operators):
+        super().__init__()
+        self.operators = operators
+        channels = options.channels
+        for level, width in enumerate(pattern.VARIANTS[options.variant].widths, 1):
+            self.add_module(f"linear_c{level}", _Linear(width, channels))
+        conv = nn.Conv2d(4 * channels, channels, 1, bias=False)
+        self.linear_fuse = nn.ModuleDict({"conv": conv, "bn": nn.BatchNorm2d(channels)})
+        self.linear_pred = nn.Conv2d(channels, options.num_classes, 1)
+        # What was made of the weights last, by what it is.
+        self._made = _maps.Remembered()
+
+    def forward(self, maps, path, folded=None):
+        """maps: of the stages that `path` runs."""
+        grid = maps[0].shape[2:]
+        maps = [maps[int(level) - 1] for level in path.levels]
+        if path.decoder == "folded":
+            return self._folded(maps, grid, folded or self._remembered(("fold", path.levels), self.fold, path.levels))
+        if path.fuse is None and path.width is None:
+            return self._published(maps, grid, path.levels)
+        return self._narrow(maps, grid, self._remembered(path, self._narrowed, path))
+
+    def fold(self, levels):
+        """`Folded` for a sum of these levels. In training it leaves out the batch norm, whose statistics are not known.
+
+        Rounded once: it is made in float64, which is exact for weights in 16 bits.
+        """
+        bn, fuse = self.linear_fuse["bn"], self._fuse.double()
+        scale, bias = torch.ones_like(bn.weight, dtype=torch.float64), torch.zeros_like(bn.bias, dtype=torch.float64)
+        if not self.training:
+            scale = bn.weight.double() * (bn.running_var.double() + bn.eps).rsqrt()
+            bias = bn.bias.double() - scale * bn.running_mean.double()
+        weights = []
+        for level in levels:
+            linear, part = self._linear(level), scale[:, None] * fuse[:, self._columns(level)]
+            weights.append((part @ linear.weight.double()).to(linear.weight.dtype))
+            # ASSUME: a level that is left out takes its bias along, as if its linear layer gave zeros.
+            bias = bias + part @ linear.bias.double()
+        return Folded(tuple(weights), bias.to(bn.bias.dtype))
+
+    def _folded(self, maps, grid, folded):
+        weights, bias = folded
+        if self.training:
+            z = sum(_maps.resized(_maps.product(x, weight), grid) for x, weight in zip(maps, weights, strict=True))
+            return self._predicted(self.linear_fuse["bn"](z + bias[:, None, None]))
+        return self.operators.decode(
+            maps, weights, bias, grid, self.linear_pred.weight.flatten(1), self.linear_pred.bias
+        )
+
+    def _published(self, maps, grid, levels):
+        """The published operators; a level that is left out has no columns in the convolution."""
+        maps = [
+            _maps.resized(_maps.product(x, self._linear(level).weight, self._linear(level).bias), grid)
+            for x, level in zip(maps, levels, strict=True)
+        ]
+        # The last level comes first.
+        weight = self.linear_fuse["conv"].weight
+        if levels != paths.LEVELS:
+            weight = self._remembered(("fuse", levels), self._of_levels, levels)
+        return self._predicted(self.linear_fuse["bn"](F.conv2d(torch.cat(maps[::-1], 1), weight)))
+
+    def _of_levels(self, levels):
+        """The convolution's weights for some levels, contiguous: it would copy a slice in each call."""
+        return torch.cat([self._fuse[:, self._columns(level)] for level in levels[::-1]], 1)[:, :, None, None]
+
+    def _predicted(self, x):
+        return self.linear_pred(F.dropout2d(x.relu(), DROPOUT, self.training))
+
+    def _narrowed(self, path):
+        """Weights of the published decoder for the channels that `path` keeps, each contiguous.
+
+        ASSUME: channels go by weight x deviation: the norm of the weights that read a channel, times its standard
+        deviation. That of a linear layer's channel is estimated by the norm of its weights, since a stage's norm makes
+        its inputs vary by one times the norm's own weights, which stand with the backbone and are near one; that of a
+        fused channel is the batch norm's weight.
+        """
+        bn, fuse, predict = self.linear_fuse["bn"], self._fuse, self.linear_pred.weight.flatten(1)
+        outputs = _maps.largest(bn.weight.abs() * predict.norm(dim=0), path.width)
+        linears, parts = [], []
+        for level in path.levels:
+            linear, part = self._linear(level), fuse[:, self._columns(level)]
+            kept = _maps.largest(part.norm(dim=0) * linear.weight.norm(dim=1), path.fuse)
+            linears.append((linear.weight[kept], linear.bias[kept]))
+            parts.insert(0, part[outputs][:, kept])
+        norm = [x[outputs] for x in (bn.running_mean, bn.running_var, bn.weight, bn.bias)]
+        return linears, torch.cat(parts, 1)[:, :, None, None], norm, predict[:, outputs, None, None].contiguous()
+
+    def _narrow(self, maps, grid, narrowed):
+        linears, fuse, norm, predict = narrowed
+        maps = [_maps.resized(_maps.product(x, *linear), grid) for x, linear in zip(maps, linears, strict=True)]
+        x = F.batch_norm(F.conv2d(torch.cat(maps[::-1], 1), fuse), *norm, eps=self.linear_fuse["bn"].eps)
+        return F.conv2d(x.relu(), predict, self.linear_pred.bias)
+
+    def _remembered(self, what, make, *arguments):
+        """``make(*arguments)``, kept for the next call with the same weights where no gradient is asked for."""
+        return self._made(what, lambda: make(*arguments), [*self.parameters(), *self.buffers()], fresh=self.training)
+
+    @property
+    def _fuse(self):
+        return self.linear_fuse["conv"].weight.flatten(1)
+
+    def _linear(self, level):
+        return getattr(self, f"linear_c{level}").proj
+
+    def _columns(self, level):
+        """Where a level stands in the convolution's input: the last comes first."""
+        channels, place = len(self._fuse), len(paths.LEVELS) - int(level)
+        return slice(place * channels, (place + 1) * channels)

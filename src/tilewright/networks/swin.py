@@ -1,0 +1,349 @@
+"""Swin with UPerNet: images to maps of logits, a quarter as many along each side (sources: `tilewright.models.swin`).
+
+Parameters have the names of the official code for segmentation. Windows and shifted windows are two `Site`s a stage.
+"""
+
+import re
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tilewright import paths
+from tilewright.graph import from_distinct_rows
+from tilewright.models import swin as pattern
+from tilewright.networks import _maps, _parameters, _precision, _sites, _vit, attentions
+from tilewright.paths import Path
+from tilewright.paths.layers import swin as layers
+
+__all__ = ["EXCHANGED", "Network", "Options", "adapt", "layers", "name"]
+
+EXCHANGED = attentions
+EPS = 1e-5
+DROPOUT = 0.1
+# What hides a key in the published form; with it a key's share is below 1e-40.
+HIDDEN = -100.0
+
+# Names of the Hugging Face form, and what they are called here, one after the other.
+_RENAMED = {
+    r"^backbone\.(swin\.)?embeddings\.patch_embeddings\.projection\.": "backbone.patch_embed.proj.",
+    r"^backbone\.(swin\.)?embeddings\.norm\.": "backbone.patch_embed.norm.",
+    r"^backbone\.(swin\.)?encoder\.": "backbone.",
+    r"\.layernorm_before\.": ".norm1.",
+    r"\.layernorm_after\.": ".norm2.",
+    r"\.attention\.self\.": ".attn.",
+    r"\.attention\.output\.dense\.": ".attn.proj.",
+    r"\.intermediate\.dense\.": ".mlp.fc1.",
+    r"\.output\.dense\.": ".mlp.fc2.",
+    r"\.batch_norm\.": ".bn.",
+    r"^decode_head\.classifier\.": "decode_head.conv_seg.",
+}
+
+
+class Options(_maps.Options, frozen=True, forbid_unknown_fields=True):
+    """One network. image_size: pixels a side, or (height, width)."""
+
+    FAMILY = pattern
+    # UPerNet is not linear between its norms: it cannot be folded.
+    decoder = "published"
+    channels = pattern.CHANNELS
+    knobs = ("fuse", "width")
+
+
+def name(options):
+    """The network's name in files and figures, e.g. ``swin-tiny-512``."""
+    return f"swin-{options.variant}-{options.size_name}"
+
+
+def adapt(state, network):
+    """The state of the official code, or of `transformers`, under the official names."""
+    if any(key.startswith(("backbone.embeddings.", "backbone.swin.embeddings.")) for key in state):
+        state = _from_transformers(state)
+    # What follows from the sizes, and what only training reads.
+    unused = (".relative_position_index", ".attn_mask")
+    return {k: x for k, x in state.items() if not k.endswith(unused) and not k.startswith("auxiliary_head.")}
+
+
+def _from_transformers(state):
+    renamed = {}
+    for key, tensor in state.items():
+        for theirs, ours in _RENAMED.items():
+            key = re.sub(theirs, ours, key)
+        key = re.sub(
+            r"backbone\.hidden_states_norms\.stage(\d)", lambda match: f"backbone.norm{int(match[1]) - 1}", key
+        )
+        # Of a classifier, which a backbone does not call.
+        if not re.match(r"backbone\.(swin\.)?layernorm\.", key):
+            renamed[key] = tensor
+    for key in [key for key in renamed if ".attn.query." in key]:
+        parts = [renamed.pop(key.replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
+        renamed[key.replace(".query.", ".qkv.")] = torch.cat(parts)
+    return renamed
+
+
+class Network(_parameters.Counted):
+    """Images [B, 3, H, W] to maps [B, num_classes, ceil(H / 4), ceil(W / 4)] of logits, in the network's type."""
+
+    def __init__(self, options, attention):
+        """Random weights, drawn as published. attention: of `attentions.NAMES`."""
+        super().__init__()
+        self.options = options
+        self._full = Path.full(options)
+        self.backbone = _Backbone(options, attention)
+        self.decode_head = _UPerNet(options)
+        _maps.initialise(self)
+        nn.init.normal_(self.decode_head.conv_seg.weight, std=0.01)
+
+    @_precision.checked
+    def forward(self, images, path=None):
+        """Images [B, 3, H, W] to maps of logits. path: a `Path`, or its text; None runs everything.
+
+        Raises `PatternError` for images of another shape, and `ConfigError` for a path of another network.
+        """
+        path = self.path(path)
+        return self.decode_head(self.backbone(images, path), path)
+
+    def path(self, path=None):
+        """A `Path` of this network, of its text or None for everything. Raises `ConfigError`."""
+        if path is None:
+            return self._full
+        return paths.parse(path, self.options) if isinstance(path, str) else paths.checked(path, self.options)
+
+
+class _Backbone(nn.Module):
+    def __init__(self, options, attention):
+        super().__init__()
+        size, grids = pattern.VARIANTS[options.variant], pattern.grids(options.pixels)
+        self.patch_embed = _vit.Patches(3, size.width, pattern.PATCH)
+        self.patch_embed.norm = nn.LayerNorm(size.width, EPS)
+        self.layers = nn.ModuleList()
+        for stage, depth in enumerate(size.depths):
+            width, heads = size.width << stage, size.heads << stage
+            self.layers.append(_Stage(width, depth, Windows.pair(grids[stage], heads, width // heads, attention)))
+            if stage < 3:
+                self.layers[-1].downsample = _Merge(width)
+            self.add_module(f"norm{stage}", nn.LayerNorm(width, EPS))
+
+    def forward(self, images, path):
+        """Images to the four stages' maps, channels last in memory."""
+        below, right = (-side % pattern.PATCH for side in images.shape[2:])
+        x = self.patch_embed(F.pad(images, (0, right, 0, below)))
+        x = _maps.to_map(self.patch_embed.norm(_maps.to_tokens(x)), x.shape[2:])
+        found = []
+        for stage, kept in enumerate(path.blocks):
+            layer = self.layers[stage]
+            for block, keep in zip(layer.blocks, kept, strict=True):
+                if keep == "1":
+                    x = block(x)
+            found.append(_maps.to_map(getattr(self, f"norm{stage}")(_maps.to_tokens(x)), x.shape[2:]))
+            if stage < 3:
+                x = layer.downsample(x)
+        return found
+
+
+class _Stage(nn.Module):
+    def __init__(self, width, depth, windows):
+        """windows: plain and shifted, in turns."""
+        super().__init__()
+        self.blocks = nn.ModuleList(_Block(width, windows[i % 2]) for i in range(depth))
+
+
+class _Merge(nn.Module):
+    """Two by two tokens to one of twice the width."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * width, EPS)
+        self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
+
+    def forward(self, x):
+        """A map to one of half its sides, rounded up."""
+        x = F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2)).permute(0, 2, 3, 1)
+        x = torch.cat([x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)], -1)
+        return self.reduction(self.norm(x)).permute(0, 3, 1, 2)
+
+
+class _Block(nn.Module):
+    def __init__(self, width, windows):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width, EPS), nn.LayerNorm(width, EPS)
+        self.attn = _Attention(width, windows)
+        self.mlp = _vit.Mlp(width, pattern.MLP_RATIO * width)
+
+    def forward(self, x):
+        """A map; padding follows the norm, so that its keys are the projection's bias, which unshifted windows see."""
+        grid, x = x.shape[2:], _maps.to_tokens(x)
+        windows = self.attn.windows
+        padded = windows.padded(_maps.to_map(self.norm1(x), grid))
+        out = _maps.to_map(self.attn(_maps.to_tokens(padded)), padded.shape[2:])
+        x = x + _maps.to_tokens(out[:, :, : grid[0], : grid[1]])
+        return _maps.to_map(x + self.mlp(self.norm2(x)), grid)
+
+
+class _Attention(nn.Module):
+    def __init__(self, width, windows):
+        super().__init__()
+        self.heads, self.windows = windows.site.heads, windows
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * pattern.WINDOW - 1) ** 2, self.heads))
+        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+        self.attend = windows.site.layer()
+
+    def forward(self, x):
+        """Tokens x [B, N, C] of the padded grid."""
+        site = self.windows.site
+        q, k, v = self.qkv(site.enter(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        table = self.relative_position_bias_table
+        out = self.attend(q, k, v, lambda: F.pad(table.T, (0, 1)), (table,))
+        return site.leave(self.proj(out.transpose(1, 2).flatten(2)))
+
+
+class Windows:
+    """The windows of a stage's grid, padded to whole ones, and the `Site` at which its tokens attend, row by row."""
+
+    def __init__(self, grid, heads, head_dim, attention, shift):
+        """grid: rows and columns of tokens. shift: by so many tokens."""
+        window = pattern.WINDOW
+        self.shift, self.copies = shift, {}
+        self.grid = tuple(-(-side // window) * window for side in grid)
+        self._padding = [whole - side for whole, side in zip(self.grid, grid, strict=True)]
+        self.site = _sites.Site(attention, self._graph, heads, head_dim, self.native, self._bias_index)
+
+    @classmethod
+    def pair(cls, grid, heads, head_dim, attention):
+        """Plain and shifted windows."""
+        make = partial(cls, grid, heads, head_dim, attention)
+        return make(0), make(pattern.WINDOW // 2)
+
+    def padded(self, x):
+        """A map with zeros to the right and below."""
+        below, right = self._padding
+        return F.pad(x, (0, right, 0, below)) if below or right else x
+
+    def _graph(self):
+        rows, number = pattern.partition(self.grid, pattern.WINDOW, self.shift)
+        lengths = torch.tensor([0, *map(len, rows)]).cumsum(0).numpy()
+        keys = torch.cat([torch.from_numpy(row) for row in rows]).int().numpy()
+        kind = "shifted" if self.shift else "plain"
+        meta = {"family": "swin", "variant": kind, "grid": list(self.grid), "window": pattern.WINDOW}
+        return from_distinct_rows(
+            lengths, keys, number.astype("int32"), len(number), meta=meta, row_hint=number, col_hint=number
+        )
+
+    def _bias_index(self, rows, columns):
+        width, w = self.grid[1], pattern.WINDOW
+        return (rows // width - columns // width + w - 1) * (2 * w - 1) + rows % width - columns % width + w - 1
+
+    def native(self, q, k, v, bias):
+        """The windows as one batch, rolled where they are shifted: q, k, v [B, H, N, D], bias [H, n]."""
+        (rows, columns), w, batch = self.grid, pattern.WINDOW, len(q)
+        q, k, v = (self._windows(x) for x in (q, k, v))
+        mask = bias[:, _sites.resident(self, "_indices", bias.device)][None]
+        if self.shift:
+            apart = _sites.resident(self, "_apart", mask.device).to(mask.dtype)
+            mask = (mask + HIDDEN * apart[:, None]).repeat(batch, 1, 1, 1)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = out.view(batch, rows // w, columns // w, *out.shape[1:3], -1).unflatten(4, (w, w))
+        # [B, H, rows, columns, D]
+        out = out.permute(0, 3, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)
+        return torch.roll(out, (self.shift, self.shift), (2, 3)).flatten(2, 3)
+
+    def _windows(self, x):
+        """Tokens [B, H, N, D] as windows [B n, H, w^2, D]."""
+        w = pattern.WINDOW
+        x = torch.roll(x.unflatten(2, self.grid), (-self.shift, -self.shift), (2, 3))
+        x = x.unflatten(3, (-1, w)).unflatten(2, (-1, w))
+        return x.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(0, 2)
+
+    @property
+    def _indices(self):
+        """Bias index of each pair of tokens of a window, int64 [w^2, w^2]."""
+        w = pattern.WINDOW
+        y, x = torch.arange(w).repeat_interleave(w), torch.arange(w).repeat(w)
+        return (y[:, None] - y + w - 1) * (2 * w - 1) + x[:, None] - x + w - 1
+
+    @property
+    def _apart(self):
+        """Bool [n, w^2, w^2]: pairs of a rolled window that come from opposite edges."""
+        wrapped = [torch.arange(side) >= side - self.shift for side in self.grid]
+        part = (2 * wrapped[0][:, None] + wrapped[1].long()).view(1, 1, -1, 1)
+        part = torch.roll(part.unflatten(2, self.grid), (self.shift, self.shift), (2, 3)).flatten(2, 3)
+        part = self._windows(part).view(-1, pattern.WINDOW**2)
+        return part[:, :, None] != part[:, None]
+
+
+class _ConvModule(nn.Module):
+    """Convolution, batch norm and ReLU."""
+
+    def __init__(self, before, width, kernel=1):
+        super().__init__()
+        self.conv = nn.Conv2d(before, width, kernel, padding=kernel // 2, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        return self.bn(self.conv(x)).relu()
+
+
+class _UPerNet(nn.Module):
+    """Maps of the stages to maps of logits on the first one's grid."""
+
+    def __init__(self, options):
+        super().__init__()
+        size, channels = pattern.VARIANTS[options.variant], pattern.CHANNELS
+        widths = [size.width << stage for stage in range(4)]
+        self.psp_modules = nn.ModuleList(
+            nn.Sequential(nn.AdaptiveAvgPool2d(side), _ConvModule(widths[3], channels)) for side in pattern.POOLS
+        )
+        self.bottleneck = _ConvModule(widths[3] + len(pattern.POOLS) * channels, channels, 3)
+        self.lateral_convs = nn.ModuleList(_ConvModule(width, channels) for width in widths[:3])
+        self.fpn_convs = nn.ModuleList(_ConvModule(channels, channels, 3) for _ in widths[:3])
+        self.fpn_bottleneck = _ConvModule(4 * channels, channels, 3)
+        self.conv_seg = nn.Conv2d(channels, options.num_classes, 1)
+        self._made = _maps.Remembered()
+
+    def forward(self, maps, path):
+        """maps: of the four stages."""
+        last = maps[3]
+        pooled = [_maps.resized(module(last), last.shape[2:]) for module in self.psp_modules]
+        maps = [conv(x) for conv, x in zip(self.lateral_convs, maps[:3], strict=True)]
+        maps.append(self.bottleneck(torch.cat((last, *pooled), 1)))
+        for level in (3, 2, 1):
+            maps[level - 1] = maps[level - 1] + _maps.resized(maps[level], maps[level - 1].shape[2:])
+        grid = maps[0].shape[2:]
+        if path.fuse is None and path.width is None:
+            maps = [conv(x) for conv, x in zip(self.fpn_convs, maps[:3], strict=True)] + maps[3:]
+            x = self.fpn_bottleneck(torch.cat([_maps.resized(x, grid) for x in maps], 1))
+            return self.conv_seg(F.dropout2d(x, DROPOUT, self.training))
+        tables = [*self.parameters(), *self.buffers()]
+        convs, kept, fuse, predict = self._made(path, lambda: self._narrowed(path), tables, fresh=self.training)
+        maps = [_convolved(x, *conv) for conv, x in zip(convs, maps[:3], strict=True)] + [maps[3][:, kept]]
+        x = _convolved(torch.cat([_maps.resized(x, grid) for x in maps], 1), *fuse)
+        return F.conv2d(x, predict, self.conv_seg.bias)
+
+    def _narrowed(self, path):
+        """Weights and norms for the channels that `path` keeps of each level and of the fused map, contiguous.
+
+        ASSUME: channels go by the norm of the weights that read them, times the batch norm's weight of what makes them.
+        """
+        channels, predict = pattern.CHANNELS, self.conv_seg.weight
+        norms = [conv.bn for conv in (*self.fpn_convs, self.bottleneck)]
+        outputs = _maps.largest(self.fpn_bottleneck.bn.weight.abs() * predict.flatten(1).norm(dim=0), path.width)
+        convs, parts = [], []
+        for level, bn in enumerate(norms):
+            part = self.fpn_bottleneck.conv.weight[:, level * channels : (level + 1) * channels]
+            kept = _maps.largest(bn.weight.abs() * torch.linalg.vector_norm(part, dim=(0, 2, 3)), path.fuse)
+            parts.append(part[outputs][:, kept])
+            if level < 3:
+                convs.append((self.fpn_convs[level].conv.weight[kept], _of(bn, kept)))
+        fuse = torch.cat(parts, 1), _of(self.fpn_bottleneck.bn, outputs)
+        return convs, kept, fuse, predict[:, outputs].contiguous()
+
+
+def _of(bn, kept):
+    """Some channels of a batch norm, as `F.batch_norm` takes them."""
+    return [x[kept] for x in (bn.running_mean, bn.running_var, bn.weight, bn.bias)]
+
+
+def _convolved(x, weight, norm):
+    return F.batch_norm(F.conv2d(x, weight, padding=1), *norm).relu()

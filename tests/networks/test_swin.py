@@ -1,0 +1,244 @@
+"""Swin with UPerNet: its attentions against each other, its paths against what they skip, names and refusals."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tilewright import networks, paths
+from tilewright.core.errors import ArtifactError, ConfigError, PatternError
+from tilewright.models import swin as pattern
+from tilewright.networks import swin
+from tilewright.paths import Path, layers
+
+EXACT = {"atol": 1e-5, "rtol": 0}
+create = partial(networks.create, "swin", variant="tiny", image_size=(40, 100), num_classes=5, attention="native")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small():
+    """Networks are as published, but for their width, depth and channels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(pattern.VARIANTS, "tiny", pattern.Size(32, (2, 2, 3, 2), 1))
+        patch.setattr(pattern, "CHANNELS", 64)
+        patch.setattr(swin.Options, "channels", 64)
+        yield
+
+
+def draw(network):
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in network.state_dict().items():
+        noise = torch.randn(tensor.shape, generator=generator)
+        if name.endswith("running_var"):
+            tensor.copy_(noise.abs() + 0.5)
+        elif "norm" in name or ".bn." in name:
+            tensor.copy_((name.endswith("weight") + 0.2 * noise).to(tensor.dtype))
+        else:
+            tensor.copy_(noise * (1 if "bias_table" in name else tensor[0].numel() ** -0.5 if tensor.ndim > 1 else 0.2))
+    return network
+
+
+def images(*size, batch=2):
+    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture(scope="module")
+def network(small):
+    return draw(create())
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return images(40, 100)
+
+
+def windows_of(grid, shift):
+    """For each token of a padded grid, those that it sees: by the published rolls, a token at a time."""
+    rows, columns = grid
+    where = {}
+    for y in range(rows):
+        for x in range(columns):
+            # Rolled up and to the left; what came around is apart.
+            rolled = (y - shift) % rows, (x - shift) % columns
+            key = (rolled[0] // 7, rolled[1] // 7, rolled[0] >= rows - shift, rolled[1] >= columns - shift)
+            where.setdefault(key, set()).add(y * columns + x)
+    return {token: seen for seen in where.values() for token in seen}
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+@pytest.mark.parametrize("grid", [(7, 7), (5, 10), (15, 20)])
+def test_windows_are_the_published_ones(grid, shift):
+    windows = swin.Windows(grid, 1, 32, "dense", shift)
+    expected = windows_of(windows.grid, shift)
+    scipy_rows = windows.site.graph.to_csr()
+    for token, seen in expected.items():
+        assert set(scipy_rows.indices[scipy_rows.indptr[token] : scipy_rows.indptr[token + 1]]) == seen
+
+
+@torch.inference_mode()
+@settings(max_examples=8, deadline=None)
+@given(size=st.tuples(*2 * [st.integers(32, 150)]))
+def test_the_published_windows_are_masked_attention(size):
+    native = draw(create(image_size=size))
+    dense = create(image_size=size, attention="dense")
+    dense.load_state_dict(native.state_dict())
+    x = images(*size, batch=1)
+    found, expected = native(x), dense(x)
+    assert found.shape == (1, 5, -(-size[0] // 4), -(-size[1] // 4)) and 0.1 < expected.std() < 5
+    torch.testing.assert_close(found, expected, **EXACT)
+
+
+@torch.inference_mode()
+def test_scheduled_plans_are_masked_attention(network, inputs, tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    planned = create(attention="tilewright")
+    planned.load_state_dict(network.state_dict())
+    torch.testing.assert_close(planned(inputs), network(inputs), **EXACT)
+
+
+# Paths
+
+
+@torch.inference_mode()
+def test_a_skipped_block_is_not_there(network, inputs):
+    assert torch.equal(network(inputs, "2.2.3.2"), network(inputs))
+    without = copy.deepcopy(network)
+    for layer, kept in zip(without.backbone.layers, ("10", "01", "101", "00"), strict=True):
+        layer.blocks = torch.nn.ModuleList(
+            block if keep == "1" else torch.nn.Identity() for block, keep in zip(layer.blocks, kept, strict=True)
+        )
+    expected = without(inputs)
+    assert (expected - network(inputs)).abs().max() > 1e-2
+    assert torch.equal(network(inputs, "10.01.101.00"), expected)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("fuse", "width"), [(16, None), (None, 32), (48, 16), (64, 64)])
+def test_dropped_channels_are_those_of_zero_weights(network, inputs, fuse, width):
+    head, state = network.decode_head, {key: x.clone() for key, x in network.state_dict().items()}
+    weights, predict = state["decode_head.fpn_bottleneck.conv.weight"], state["decode_head.conv_seg.weight"]
+    for level, conv in enumerate((*head.fpn_convs, head.bottleneck)):
+        part = weights[:, 64 * level : 64 * (level + 1)]
+        part[:, (conv.bn.weight.abs() * part.square().sum((0, 2, 3)) ** 0.5).argsort(descending=True)[fuse or 64 :]] = 0
+    score = head.fpn_bottleneck.bn.weight.abs() * predict[:, :, 0, 0].norm(dim=0)
+    predict[:, score.argsort(descending=True)[width or 64 :]] = 0
+    expected = functional_call(network, state, (inputs,))
+    path = Path(network.path().blocks, decoder="published", fuse=fuse, width=width)
+    torch.testing.assert_close(network(inputs, path), expected, **EXACT)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    size=st.tuples(*2 * [st.integers(32, 150)]),
+    blocks=st.tuples(*(st.text("01", min_size=n, max_size=n) for n in (2, 2, 3, 2))),
+    kept=st.tuples(*2 * [st.none() | st.integers(1, 4)]),
+)
+@torch.inference_mode()
+def test_multiplications_of_a_path_are_those_that_torch_counts(size, blocks, kept):
+    options = swin.Options("tiny", image_size=size, num_classes=21)
+    path = Path(blocks, decoder="published", fuse=kept[0] and 16 * kept[0], width=kept[1] and 16 * kept[1])
+    with torch.device("meta"):
+        network = swin.Network(options, "native").eval().requires_grad_(False)
+        batch = torch.empty(1, 3, *size)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        network(batch, path)
+    assert 2 * layers.macs(swin.layers(options, path)) == counter.get_total_flops()
+
+
+def test_the_decoders_share_is_as_counted_elsewhere(monkeypatch):
+    monkeypatch.setitem(pattern.VARIANTS, "tiny", pattern.Size(96, (2, 2, 6, 2), 3))
+    monkeypatch.setattr(pattern, "CHANNELS", 512)
+    options = swin.Options("tiny", image_size=512)
+    found = swin.layers(options, Path.full(options))
+    (fused,) = (layer.macs for layer in found if layer.name == "decode_head.fpn_bottleneck.conv")
+    assert round(layers.macs(found) / 1e9) in (236, 237)
+    assert round(100 * fused / layers.macs(found)) == 65
+
+
+# Compiled, checkpoints, names
+
+
+@torch.no_grad()
+def test_a_compiler_sees_one_graph(network, inputs):
+    torch.compiler.reset()
+    path = network.path("10.2.011.2 width=32")
+    # Called first: a compiler does not follow how windows are made.
+    expected = network(inputs, path)
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(inputs, path), expected, **EXACT)
+
+
+@torch.inference_mode()
+def test_an_official_checkpoint_is_read(tmp_path, network, inputs):
+    more = {
+        "auxiliary_head.conv_seg.weight": torch.zeros(5, 256, 1, 1),
+        "backbone.layers.0.blocks.0.attn.relative_position_index": torch.zeros(49, 49).long(),
+        "backbone.layers.0.blocks.1.attn_mask": torch.zeros(64, 49, 49),
+    }
+    torch.save({"state_dict": network.state_dict() | more, "meta": {}}, tmp_path / "x.pth")
+    assert torch.equal(create(checkpoint=tmp_path / "x.pth")(inputs), network(inputs))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: {k: x for k, x in s.items() if "layers.2" not in k}, "missing: backbone.layers.2"),
+        (lambda s: s | {"decode_head.conv_seg.bias": torch.zeros(19)}, r"conv_seg.bias \[19\] for \[5\]"),
+        (lambda s: s | {"backbone.stages.0.blocks.0.norm1.bias": torch.zeros(1)}, "unexpected: backbone.stages"),
+    ],
+)
+def test_other_checkpoints_are_refused(tmp_path, network, change, message):
+    torch.save(change(network.state_dict()), tmp_path / "x.pth")
+    with pytest.raises(ArtifactError, match=message):
+        create(checkpoint=tmp_path / "x.pth")
+
+
+def test_names():
+    for text in ("swin-tiny-512", "swin-base-360x480"):
+        family, fields = networks.parse(text)
+        assert family == "swin" and swin.name(swin.Options(**fields)) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variant": "huge"}, "variant: expected one of tiny, small, base, found 'huge'"),
+        ({"image_size": (512, 16)}, "at least 32 pixels a side, found 512x16"),
+        ({"decoder": "folded"}, "options: variant, image_size, num_classes"),
+        ({"checkpoint": "cached"}, "expected a file for swin"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        create(**options)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("2.2.3.2 scale=0.5", "scale=0.5 is not for this network; its keys: fuse, width"),
+        ("2.2.3.2 levels=12", "levels=12 is not for this network"),
+        ("2.2.3.2 decoder=folded", "decoder=folded is not for this network"),
+        ("2.2.3.2 fuse=80", "fuse of at most 64 channels, found 80"),
+        ("2.2.3", "expected 4 stages, of at most 2.2.3.2 blocks, found 3"),
+    ],
+)
+def test_a_path_of_another_network_is_refused(network, inputs, path, message):
+    with pytest.raises(ConfigError, match=message):
+        network(inputs, path)
+
+
+def test_images_of_another_kind_are_named(network):
+    with pytest.raises(PatternError, match=r"images: expected a tensor \[B, 3, 40, 100\]"):
+        network(images(100, 40))
+
+
+def test_text_of_its_paths(network):
+    path = network.path("10.2.011.2 width=32")
+    assert paths.parse(str(path), network.options) == path
