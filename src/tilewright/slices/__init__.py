@@ -10,6 +10,7 @@ from tilewright.slices.attention import attend, dense, merge, recall
 from tilewright.slices.layout import Layout, SliceLists, make_layout
 from tilewright.slices.making import from_indices, from_mask, from_mask_mod, unpack
 from tilewright.slices.prediction import predict
+from tilewright.slices.remainder import rest
 from tilewright.slices.steps import Steps
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "merge",
     "predict",
     "recall",
+    "rest",
     "unpack",
 ]

@@ -19,6 +19,7 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared: dict[int, int] = {}
     packed: bool = True
     delta: bool = False
+    rest: bool = False
 
 
 class StepSettings(Settings, frozen=True, forbid_unknown_fields=True):
