@@ -1,4 +1,4 @@
-"""Attention by slice lists on planted maps: how lists are chosen, what they lose, and contenders (stage T5).
+"""Attention by slice lists on planted or captured maps: how lists are chosen, what they lose, and contenders (T5).
 
 A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
 """
@@ -55,15 +55,22 @@ def group(name):
 
 
 class Maps:
-    """Planted queries, keys and values of one case in one order, and what attention over all keys makes of them."""
+    """Queries, keys and values of one case in one order, and what attention over all keys makes of them."""
 
-    def __init__(self, heads, head_dim, grid, order, *, device="cpu", dtype="float32", seed=0):
-        """Plant `heads` heads (`planted.mixed`). Raises `UnknownNameError`, `PatternError` and `DeviceError`."""
+    def __init__(self, heads, head_dim, grid, order, *, device="cpu", dtype="float32", seed=0, made=None, origin=None):
+        """Plant `heads` heads (`planted.mixed`), or take those that were `made` elsewhere, a `planted.Planted` or a
+        `captured.Captured`. origin: columns that say where they are from.
+
+        Raises `UnknownNameError`, `PatternError` and `DeviceError`.
+        """
         registry.check("dtype", dtype, DTYPES)
         self.facts, self.dtype, self.seed = targets.describe(device), getattr(torch, dtype), seed
         self.place = targets.facts(device).TORCH_DEVICE
         self.grid, self.heads, self.head_dim = grid, heads, head_dim
-        self.made = planted.tokens(grid, head_dim, planted.mixed(heads), seed=seed, device=self.place)
+        self.origin = {"maps": "planted"} if origin is None else origin
+        if made is None:
+            made = planted.tokens(grid, head_dim, planted.mixed(heads), seed=seed, device=self.place)
+        self.made = made
         self.arrange(order)
 
     def arrange(self, order):
@@ -101,7 +108,8 @@ class Maps:
     def known(self):
         """Columns that all rows share."""
         return {
-            **{"maps": "planted", "heads": self.heads, "head_dim": self.head_dim, "tokens": self.tokens},
+            **self.origin,
+            **{"heads": self.heads, "head_dim": self.head_dim, "tokens": self.tokens},
             **{"grid": "x".join(map(str, self.grid)), "token_order": self.order, "status": "ok"},
             **{"dtype": str(self.dtype).removeprefix("torch."), **machine(self.facts), "time": now()},
         }
