@@ -17,6 +17,7 @@ from tilewright.schedule.search import entered
 from tilewright.study import config as study
 from tilewright.study import experiments, figures, tables
 from tilewright.study import report as page
+from tilewright.study.experiments import _weights as weights
 from tilewright.study.tables import _select as select
 
 CONFIG = study.load(config)
@@ -175,6 +176,27 @@ def of_largest(workloads):
 def case_sources(wildcards):
     """Input: the user's own files that a case of an experiment reads."""
     return experiments.sources(wildcards.experiment, CONFIG, wildcards.case)
+
+
+def weights_arguments(wildcards):
+    """Parameter: the flags by which weights of a video network are trained."""
+    return weights.arguments(CONFIG.video.weights[wildcards.case], CONFIG)
+
+
+def pictured_weights(wildcards):
+    """Input: the weights of a case of the experiment `video`."""
+    return experiments.sources("video", CONFIG, wildcards.case)
+
+
+def pictures_arguments(wildcards):
+    """Parameter: the settings of a case of the experiment `video`."""
+    found = experiments.arguments("video", CONFIG, wildcards.case)
+    return found[: found.index("--device")]
+
+
+def of_weights(wildcards):
+    """Size of a job on a video network with weights: as of its case."""
+    return experiments.size("video", CONFIG, wildcards.case)
 
 
 def of_case(wildcards):

@@ -91,6 +91,55 @@ rule baselines:
         " --seed {params.seed} --output {output.csv} 2>&1 | tee {log}"
 
 
+rule video_weights:
+    output:
+        weights="results/video/{case}.safetensors",
+        losses="results/video/{case}.csv",
+        samples="results/video/{case}.png",
+    log:
+        "logs/video_weights/{case}.log",
+    benchmark:
+        "logs/video_weights/{case}.tsv"
+    conda:
+        TIMED_ENV
+    threads: THREADS
+    resources:
+        **asked(of_weights),
+    params:
+        script=script("train_video"),
+        code=code("train_video", "study.stages.train_video", "training.video", "networks.wan"),
+        arguments=weights_arguments,
+        seed=CONFIG.seed,
+    shell:
+        "python {params.script} {params.arguments} --seed {params.seed}"
+        " --output {output.weights} --losses {output.losses} --samples {output.samples} 2>&1 | tee {log}"
+
+
+rule video_pictures:
+    input:
+        pictured_weights,
+    output:
+        pictures="results/logs/video/{case}.npz",
+    log:
+        "logs/video_pictures/{case}.log",
+    benchmark:
+        "logs/video_pictures/{case}.tsv"
+    conda:
+        TIMED_ENV
+    threads: THREADS
+    resources:
+        **asked(of_weights),
+    params:
+        script=script("video_pictures"),
+        code=code("video_pictures", "study.stages.video_pictures", "study.experiments._video"),
+        arguments=pictures_arguments,
+        device=CONFIG.device,
+        seed=CONFIG.seed,
+    shell:
+        "TILEWRIGHT_CACHE=.snakemake/plans python {params.script} --case {wildcards.case} {params.arguments}"
+        " --device {params.device} --seed {params.seed} --output {output.pictures} 2>&1 | tee {log}"
+
+
 rule compile_experiment:
     input:
         case_sources,

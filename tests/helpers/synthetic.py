@@ -9,8 +9,10 @@ import numpy as np
 from helpers.factories import make_limits, make_profile
 from tilewright import blocks, graph, profile, schedule, targets
 from tilewright.blocks.tiles import parse
+from tilewright.core import artifacts
 from tilewright.study import experiments
 from tilewright.study.experiments import _rows, networks
+from tilewright.study.stages import video_pictures
 
 DEVICE = {
     "kind": "cpu",
@@ -238,10 +240,14 @@ def write_pruned(root, config):
 def slices_row(case, order, provider, us, **changes):
     """One row of attention by slice lists in `case`; `us` None: no time was taken."""
     shape, grid = case.split("-")
-    heads, head_dim = shape.split("x")
+    # The case of a network is called after its weights.
+    trained = "x" not in shape
+    heads, head_dim = ["6", "128"] if trained else shape.split("x")
     sizes = [int(size) for size in grid.split("x")]
+    source = {"maps": "trained", "network": shape, "weights": "9 steps", "clip_noise": 0.5}
     facts = {
-        **{"maps": "planted", "heads": heads, "head_dim": head_dim, "grid": grid, "tokens": np.prod(sizes)},
+        **(source if trained else {"maps": "planted"}),
+        **{"heads": heads, "head_dim": head_dim, "grid": grid, "tokens": np.prod(sizes)},
         **{"token_order": order, "provider": provider, "call": "attend" if provider else "", "status": "ok"},
         **{"dtype": "float32", "density": 1.0, "recall": 1.0, "device": DEVICE["name"]},
     }
@@ -313,6 +319,47 @@ def write_recall(root, config):
         write_csv(root / f"results/logs/recall/{case}.csv", "recall", rows)
 
 
+def video_row(case, name, chosen, us, **changes):
+    """One row of a pass; `us` None: no time was taken."""
+    facts = {
+        **{"network": case, "weights": "9 steps", "layers": 2, "heads": 3, "grid": "3x4x5", "tokens": 60},
+        **{"attention": name, "by": chosen.by, "every": chosen.every, "mode": "eager", "status": "ok"},
+        **{"dtype": "float32", "density": 1.0 if chosen.by == "dense" else 0.2, "device": DEVICE["name"]},
+        **{"relative_error": 1e-6, "tolerance": 1e-5, "flops_share": 1.0 if chosen.by == "dense" else 0.6},
+    }
+    parts = {} if us is None else {"attend_us": 0.3 * us, "predict_us": 0.1 * us, "rest_us": 0.6 * us}
+    times = {} if us is None else {"p20_us": 0.9 * us, "p50_us": us, "p80_us": 1.1 * us, "rse": 0.01}
+    return {**facts, **times, **parts, **changes}
+
+
+def write_video(root, config):
+    """A file for each network, each attention a tenth faster than the one before, and pictures of it."""
+    for case in experiments.cases("video", config):
+        rows = [
+            video_row(case, name, chosen, 1000.0 * 0.9**place)
+            for place, (name, chosen) in enumerate(config.video.attention.items())
+        ]
+        write_csv(root / f"results/logs/video/{case}.csv", "video", rows)
+    for path in video_pictures.needs(config):
+        write_pictures(root / path)
+
+
+def write_pictures(path, clips=True):
+    """Maps of two sources, and clips as drawn and as dense attention samples them."""
+    drawn, grid = np.random.default_rng(0), (3, 4, 5)
+    arrays, maps = {}, {"planted": ["local", "content"], "trained": ["layer 0, head 0"]}
+    for source, heads in maps.items():
+        shares = drawn.random((len(heads), *grid)).astype(np.float32)
+        arrays |= {f"maps.{source}.shares": shares, f"maps.{source}.kept": shares > 0.7}
+        arrays |= {f"maps.{source}.group": drawn.random(grid) > 0.5}
+    header = {"device": DEVICE["name"], "mass": 0.9, "noise": 0.5, "grid": grid, "maps": maps, "network": "tiny"}
+    header |= {"weights": "9 steps", "reason": "" if clips else "no weights at tiny.safetensors"}
+    if clips:
+        header |= {"clips": ["as drawn", "dense"], "sampler": 4}
+        arrays |= {f"clips.{at}": drawn.integers(0, 255, (5, 8, 12, 3), np.uint8) for at in range(2)}
+    artifacts.write_npz(path, video_pictures.KIND, video_pictures.VERSION, arrays, header)
+
+
 def write_logs(root, config, blank=()):
     """Bench, networks, packed attention, heat map and reorder times; `blank`: (model, order) whose plans were
     skipped."""
@@ -321,6 +368,7 @@ def write_logs(root, config, blank=()):
     write_pruned(root, config)
     write_slices(root, config)
     write_recall(root, config)
+    write_video(root, config)
     for model in config.workloads:
         baselines = [
             row(model, "sdpa_dense", dense_us(model), reorder="none"),

@@ -23,6 +23,7 @@ ROWS = {
     "pruned": {"network": "deit-small-224-evit", "batching": "ragged", "pruner": "evit"},
     "slices": {"provider": "tilewright", "chosen_by": "pooled32"},
     "recall": {"provider": "flex", "chosen_by": "oracle"},
+    "video": {"network": "wan-1.3b-480p-81f", "by": "slices"},
     "heatmap": {"reorder": "window", "solver": "highs"},
     "orders": {"model": "vil-tiny-64-s1", "reorder": "ic"},
 }

@@ -251,9 +251,9 @@ def test_the_tolerance_grows_with_the_scores(maps):
 
 
 def test_recall_has_a_row_for_each_order_target_and_chooser():
-    stated = recall_experiment.Settings(
-        ("hilbert", "raster"), ("128x1", "128x64"), (0.8, 0.9), 0.9, POOLED, ("sdpa_dense",), 0.01
-    )
+    of = {"weights": None, "layers": 1, "noise": (), "orders": ("hilbert", "raster"), "groups": ("128x1", "128x64")}
+    how = {"recalls": (0.8, 0.9), "timed": 0.9, "predictors": POOLED, "baselines": ("sdpa_dense",), "max_seconds": 0.01}
+    stated = recall_experiment.Settings(**of, **how)
     rows = whole("recall", recall_experiment.run(CASE, stated, QUICK))
     lists = [row for row in rows if row["chosen_by"]]
     assert [(row["token_order"], row["target"], row["group"], row["chosen_by"]) for row in lists] == [

@@ -20,6 +20,8 @@ _LOG = logging.getLogger(__name__)
 HOLDERS = ("model", "net", "state_dict")
 # What timm's repositories call them.
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+# What diffusion models are called, in official folders and in those of diffusers.
+_PUBLISHED = "diffusion_pytorch_model.safetensors"
 # How many names of each kind an error lists.
 _LISTED = 5
 
@@ -69,6 +71,19 @@ def _parts(path):
     if missing := [part.name for part in parts if not part.exists()]:
         raise ArtifactError(f"{path}: expected its parts beside it, found none of {_list(missing)}")
     return parts
+
+
+def located(path):
+    """The file of a checkpoint at `path`, a file or a folder as it was published; None where there is none.
+
+    Of a folder it is the official file or that of diffusers, which keeps it in ``transformer``; of a model in several
+    files their index.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return path if path.exists() else None
+    folders, names = (path, path / "transformer"), (f"{_PUBLISHED}.index.json", _PUBLISHED)
+    return next((folder / name for folder in folders for name in names if (folder / name).exists()), None)
 
 
 def cached(name):

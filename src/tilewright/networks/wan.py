@@ -4,6 +4,7 @@ Sizes, names and source: `tilewright.models.wan`. Parameters have the official n
 to each other can be exchanged (`tilewright.networks.video_attentions`), and the order in which they stand.
 """
 
+import contextlib
 import copy
 import math
 import re
@@ -261,6 +262,19 @@ class _Layer:
         return _sites.timed(self.attention, q, k, v, None)
 
 
+class _Observed:
+    """A `_Layer` whose inputs and results are shown to ``seen(layer, q, k, v, out)``."""
+
+    def __init__(self, layer, seen):
+        self.own, self.seen, self.attention = layer, seen, layer.attention
+
+    def __call__(self, q, k, v):
+        """Attend."""
+        out = self.own(q, k, v)
+        self.seen(self.own.layer, q, k, v, out)
+        return out
+
+
 @torch.compiler.disable
 def _told(layer, q, k, v):
     return _sites.timed(layer.attention, q, k, v, Call(layer.layer, **layer.now))
@@ -372,6 +386,18 @@ class Network(nn.Module):
             with torch.inference_mode(False):
                 self._clips[grid, device] = self._made(grid, device)
         return self._clips[grid, device]
+
+    @contextlib.contextmanager
+    def observed(self, latents, seen):
+        """Call ``seen(layer, q, k, v, out)`` after each attention [B, H, N, D] of clips like `latents`, in the order in
+        which tokens stand. For layers that are not compiled."""
+        layers = self.clip(pattern.grid(latents.shape), latents.device).layers
+        own = list(layers)
+        layers[:] = [_Observed(layer, seen) for layer in own]
+        try:
+            yield
+        finally:
+            layers[:] = own
 
     def _made(self, grid, device):
         size = self.options.published

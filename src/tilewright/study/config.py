@@ -19,6 +19,7 @@ from tilewright.core.errors import ConfigError
 from tilewright.networks import Plans
 from tilewright.schedule.search import NAMES as SOLVERS
 from tilewright.study import experiments, sections
+from tilewright.study.experiments import _weights, video
 from tilewright.study.sections import Section
 
 # What values were called before: a dotted place and its name today.
@@ -188,6 +189,7 @@ def schema():
         found = found.replace(f"{module.__name__}.Section", name)
     found = json.loads(found)
     types = {"Config": Config, "Schedule": Schedule, "Timing": Timing, "Figures": Figures, "Plans": Plans}
+    types |= {"Weights": _weights.Weights, "Attention": video.Attention}
     types |= {name: module.Section for name, module in own.items()}
     for name, section in types.items():
         text, values = sections.descriptions(section)

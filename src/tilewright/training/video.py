@@ -343,10 +343,26 @@ def _read(path):
         raise ArtifactError(f"{path}: expected a {KIND} file, found a damaged one: {error}") from error
 
 
-def read_recipe(path):
-    """The `Recipe` of a JSON file. Raises `ArtifactError` where there is none and `ConfigError` for its content."""
+def steps_of(path):
+    """How many steps weights were trained for that `train` wrote, a file or an index; None for those of others."""
+    path = Path(path)
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Recipe)
+        if path.suffix == ".json":
+            header = json.loads(path.read_text(encoding="utf-8")).get("metadata", {})
+            return int(header["step"]) if "recipe" in header else None
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+        return int(header["step"]) if header.get("kind") == KIND else None
+    except Exception as error:
+        raise ArtifactError(f"{path}: expected weights, found a damaged file: {error}") from error
+
+
+def read_recipe(path):
+    """The `Recipe` of a JSON file, or of the JSON itself. Raises `ArtifactError` where there is no such file and
+    `ConfigError` for its content."""
+    try:
+        text = path.encode() if str(path).startswith("{") else Path(path).read_bytes()
+        return msgspec.json.decode(text, type=Recipe)
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file; expected a recipe") from None
     except msgspec.DecodeError as error:

@@ -38,7 +38,7 @@ from tilewright import targets
 from tilewright.core import provenance, registry
 from tilewright.core.errors import ConfigError
 
-NAMES = ("attention", "networks", "ragged", "pruned", "slices", "recall", "heatmap", "orders")
+NAMES = ("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "heatmap", "orders")
 LOGS = "results/logs/"
 
 

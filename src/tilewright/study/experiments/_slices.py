@@ -1,4 +1,4 @@
-"""Attention by slice lists on planted maps: how lists are chosen, what they lose, and contenders (stage T5).
+"""Attention by slice lists on planted or captured maps: how lists are chosen, what they lose, and contenders (T5).
 
 A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
 """
@@ -54,10 +54,14 @@ def group(name):
 
 
 class Maps:
-    """Planted queries, keys and values of one case in one order, and what attention over all keys makes of them."""
+    """Queries, keys and values of one case in one order, and what attention over all keys makes of them."""
 
-    def __init__(self, heads, head_dim, grid, order, *, text=(0, 0), device="cpu", dtype="float32", seed=0):
-        """Plant `heads` heads (`planted.mixed`). text: tokens before and behind those of the grid.
+    def __init__(
+        self, heads, head_dim, grid, order, *, text=(0, 0), device="cpu", dtype="float32", seed=0, made=None, origin=None
+    ):  # fmt: skip
+        """Plant `heads` heads (`planted.mixed`), or take those that were `made` elsewhere, a `planted.Planted` or a
+        `captured.Captured`. text: tokens before and behind those of the grid, of planted heads. origin: columns that say
+        where they are from.
 
         Raises `UnknownNameError`, `PatternError` and `DeviceError`.
         """
@@ -65,10 +69,12 @@ class Maps:
         self.facts, self.dtype, self.seed = targets.describe(device), getattr(torch, dtype), seed
         self.place = targets.facts(device).TORCH_DEVICE
         self.grid, self.heads, self.head_dim = grid, heads, head_dim
-        self.made = planted.tokens(grid, head_dim, planted.mixed(heads), seed=seed, device=self.place)
-        self.text = text
-        if any(text):
-            self.made = planted.with_text(self.made, *text, seed=seed)
+        self.origin = {"maps": "planted"} if origin is None else origin
+        if made is None:
+            made = planted.tokens(grid, head_dim, planted.mixed(heads), seed=seed, device=self.place)
+            if any(text):
+                made = planted.with_text(made, *text, seed=seed)
+        self.made, self.text = made, text
         self.arrange(order)
 
     def arrange(self, order):
@@ -108,7 +114,8 @@ class Maps:
     def known(self):
         """Columns that all rows share."""
         return {
-            **{"maps": "planted", "heads": self.heads, "head_dim": self.head_dim, "tokens": self.tokens},
+            **self.origin,
+            **{"heads": self.heads, "head_dim": self.head_dim, "tokens": self.tokens},
             **{"grid": self.place_of_text("x".join(map(str, self.grid))), "token_order": self.order, "status": "ok"},
             **{"dtype": str(self.dtype).removeprefix("torch."), **machine(self.facts), "time": now()},
         }

@@ -3,9 +3,11 @@ where all keep the same share (stage T5)."""
 
 from typing import Literal
 
-from tilewright.core.errors import ConfigError
+from tilewright import networks
+from tilewright.core.errors import ConfigError, Unavailable
+from tilewright.models import wan as pattern
 from tilewright.study import sections
-from tilewright.study.experiments import _rows, slices
+from tilewright.study.experiments import _rows, _weights, slices
 from tilewright.study.experiments._rows import Count, Number, Status
 from tilewright.study.experiments.slices import ORDERS, Predictors, sizes
 
@@ -13,9 +15,12 @@ from tilewright.study.experiments.slices import ORDERS, Predictors, sizes
 class Section(sections.Section, frozen=True):
     """Keys that lists keep for a share of attention.
 
-    shapes: pairs of heads and the dimension of a head
-    grids: frames, rows and columns of a video's tokens
-    joint: further cases, with tokens of text, as in slices
+    shapes: pairs of heads and the dimension of a head, for planted maps
+    grids: frames, rows and columns of a video's tokens, for planted maps
+    joint: further cases of planted maps, with tokens of text, as in slices
+    networks: grids for the maps of networks, by the name that their weights have in video.weights
+    layers: of such a network, evenly spread, whose heads are taken together
+    noise: its shares in the clips that such a network is given
     orders: orders of the tokens; predictors choose, and times are taken, in the first one
     groups: shapes of groups, queries x keys listed together, for lists by the exact shares, 128x1 among them
     recalls: shares of attention that lists are to keep, on average over queries
@@ -28,6 +33,9 @@ class Section(sections.Section, frozen=True):
     shapes: tuple[tuple[int, int], ...]
     grids: tuple[tuple[int, int, int], ...]
     joint: tuple[str, ...]
+    networks: dict[str, tuple[tuple[int, int, int], ...]]
+    layers: int
+    noise: tuple[float, ...]
     orders: tuple[str, ...]
     groups: tuple[str, ...]
     recalls: tuple[float, ...]
@@ -39,6 +47,15 @@ class Section(sections.Section, frozen=True):
     def check(self, config):
         """Raise `ConfigError` for unknown names and for numbers out of range."""
         slices.check_maps("recall", self)
+        weights = {} if config.video is None else config.video.weights
+        sections.known("recall.networks", "weights of video.weights", self.networks, weights)
+        for name, grids in self.networks.items():
+            sections.at_least(f"recall.networks.{name}", 1, [number for grid in grids for number in grid])
+        sections.at_least("recall.layers", 1, [self.layers])
+        sections.distinct("recall.noise", self.noise)
+        for noise in self.noise:
+            if not 0 < noise <= 1:
+                raise ConfigError(f"recall.noise: expected shares above 0, at most 1, found {noise}")
         sections.selection("recall.orders", self.orders)
         sections.known("recall.orders", "order of tokens", self.orders, ORDERS)
         sections.selection("recall.recalls", self.recalls)
@@ -50,8 +67,11 @@ class Section(sections.Section, frozen=True):
 
 
 class Settings(sections.Section, frozen=True):
-    """What one case is run with; values as in `Section`."""
+    """What one case is run with; values as in `Section`. weights: of a network, or None for planted maps."""
 
+    weights: _weights.Weights | None
+    layers: int
+    noise: tuple[float, ...]
     orders: tuple[str, ...]
     groups: tuple[str, ...]
     recalls: tuple[float, ...]
@@ -64,13 +84,18 @@ class Settings(sections.Section, frozen=True):
 class Row(_rows.Row, frozen=True, kw_only=True):
     """Lists that keep a share of attention, and attention by them.
 
-    target: the share that was asked for; recall: that which the lists keep. provider, call: blank where no time was
-    taken. The other columns are those of ``slices``.
+    maps: ``planted``, or of a network, ``trained`` here or ``official``. network, weights, clip_noise: its name, what
+    its weights are, and the share of noise in its clip; heads are then those of several layers. target: the share of
+    attention that was asked for; recall: that which the lists keep. provider, call: blank where no time was taken. The
+    other columns are those of ``slices``.
     """
 
     kind: Literal["recall"] = "recall"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     maps: str = ""
+    network: str = ""
+    weights: str = ""
+    clip_noise: Number = None
     heads: Count = None
     head_dim: Count = None
     grid: str = ""
@@ -110,34 +135,92 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     useful_gflops: Number = None
 
 
-NAMED = "{chosen_by} {group}, {token_order}, recall {target} {provider}"
-planned, modules, compiles, first_calls = slices.planned, slices.modules, slices.compiles, slices.first_calls
+NAMED = "{maps} {clip_noise} {chosen_by} {group}, {token_order}, recall {target} {provider}"
+compiles = slices.compiles
 
 
 def cases(config):
-    """Every shape on every grid."""
-    return slices.case_names(config.recall)
+    """Every shape on every grid, and every network on its grids."""
+    section = config.recall
+    named = [f"{name}-{'x'.join(map(str, grid))}" for name, grids in section.networks.items() for grid in grids]
+    return slices.case_names(section) + named
 
 
 def settings(config, case):
     """`Settings` of one case."""
-    section = config.recall
-    return Settings(**{name: getattr(section, name) for name in Settings.__struct_fields__})
+    section, (name, _, _) = config.recall, case.rpartition("-")
+    weights = config.video.weights[name].at(name) if name in section.networks else None
+    own = {name: getattr(section, name) for name in Settings.__struct_fields__ if name != "weights"}
+    return Settings(weights=weights, **own)
+
+
+def planned(case, settings):
+    """What decides the rows of a case, as `modules` asks for it."""
+    named = {} if settings.weights is None else {"network": settings.weights.network}
+    return [row | named for row in slices.planned(case, settings)]
+
+
+def modules(row, device):
+    """Modules that a row's time depends on, see `experiments`."""
+    own = [f"{__package__}._weights", "tilewright.scenes.captured", "tilewright.training.video"]
+    own += ["tilewright.networks.wan", "tilewright.networks.video_attentions.dense"]
+    return slices.modules(row, device) + (own if row.get("network") else [])
+
+
+def sources(settings):
+    """The user's own weights, or those that a rule trains."""
+    return [] if settings.weights is None else _weights.sources(settings.weights)
+
+
+def shape(case, settings):
+    """``(heads, head_dim, grid)`` of a case; the heads of a network are those of all layers that are taken."""
+    if settings.weights is None:
+        return sizes(case)
+    _, options = networks.parse_video(settings.weights.network, settings.weights.options)
+    size = pattern.VARIANTS[options["variant"]]
+    layers = min(settings.layers, options.get("layers", size.layers))
+    _, _, grid = sizes(f"{size.heads}x{pattern.HEAD_DIM}-{case.rpartition('-')[2]}")
+    return layers * size.heads, pattern.HEAD_DIM, grid
 
 
 def size(case, settings):
     """Numbers that a case holds, see `slices.size`."""
-    return 4 * slices.size(case, settings)
+    heads, head_dim, grid = shape(case, settings)
+    return 4 * slices.size("-".join("x".join(map(str, own)) for own in ((heads, head_dim), grid)), settings)
+
+
+def first_calls(case, settings, how):
+    """Compile FlexAttention for the shape of a case."""
+    from tilewright.study.experiments import _slices
+
+    yield from _slices.compile_flex(*shape(case, settings), device=how.device, dtype=how.dtype)
 
 
 def run(case, settings, how):
-    """Yield the rows of `case`. Raises `TilewrightError`."""
+    """Yield the rows of `case`; of weights that are not there one row, which says so. Raises `TilewrightError`."""
     from tilewright.study.experiments import _slices
 
-    heads, head_dim, grid = sizes(case)
+    heads, head_dim, grid = shape(case, settings)
     first, *_ = settings.orders
-    stated = {"text": slices.text(case), "device": how.device, "dtype": how.dtype, "seed": how.seed}
-    maps = _slices.Maps(heads, head_dim, grid, first, **stated)
+    stated = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
+    if settings.weights is None:
+        maps = _slices.Maps(heads, head_dim, grid, first, text=slices.text(case), **stated)
+        yield from _rows_of(maps, settings, how)
+        return
+    for noise in settings.noise:
+        try:
+            maps = _weights.maps(settings.weights, settings.layers, noise, grid, first, **stated)
+        except Unavailable as reason:
+            yield _weights.absent(settings.weights, grid, reason, how)
+            return
+        yield from _rows_of(maps, settings, how)
+
+
+def _rows_of(maps, settings, how):
+    """The rows of maps from one source."""
+    from tilewright.study.experiments import _slices
+
+    first, *_ = settings.orders
     for order in settings.orders:
         maps.arrange(order)
         for target in settings.recalls:

@@ -21,6 +21,7 @@ NAMES = (
     "pruned",
     "slices",
     "recall",
+    "video",
     "heatmap",
     "fill",
     "prediction",

@@ -24,6 +24,7 @@ from tilewright.study.tables import (
     reorder_time,
     slices,
     speedup,
+    video,
 )
 
 SHOWN = {
@@ -44,7 +45,7 @@ SHOWN = {
 VERDICTS = ("not met", "met", "not measured")
 PARTS = ("verdict", VERDICTS)
 # Experiments that claims are about.
-EXPERIMENTS = ("attention", "networks", "ragged", "pruned", "slices", "recall", "orders")
+EXPERIMENTS = ("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "orders")
 _JUDGED = ["measured", "verdict", "margin", "where", "cases", "not_met", "ties", "device"]
 # ASSUME: who is slower by more than this share is slower, however noisy the measurement.
 MOST_NOISE = 0.05
@@ -337,22 +338,48 @@ def _of_case(rows, column):
     return _cases(rows[column], where, rows["noise"] if column == "speedup" else np.nan)
 
 
+def _of_maps(frame, maps):
+    """Rows of one source of maps: the sources are never mixed."""
+    return frame[frame["maps"] == (maps or "planted")]
+
+
 def _recall_ratio(frame, case):
-    """Keys that lists of blocks keep over those of slices, both by the exact shares: ``<group>/<recall>``."""
-    group, target = case.split("/")
+    """Keys that lists of blocks keep over those of slices, both by the exact shares: ``<group>/<recall>`` on planted
+    maps, ``<group>/<recall>/<maps>`` on others."""
+    group, target, *maps = case.split("/")
+    frame = _of_maps(frame, "".join(maps))
     ours = ~frame["provider"].isin(sparse_baselines.BLOCKS)
     rows = frame[(frame["group"] == group) & (frame["chosen_by"] == slices.ORACLE) & ours]
     return _by_name(rows[np.isclose(rows["target"], float(target))], "over_slices", "case", "token_order")
 
 
-def _recall_over(frame, _):
+def _recall_chosen(frame, case):
+    """Keys that the lists of a predictor keep over those by the exact shares: ``<predictor>/<recall>/<maps>``."""
+    name, target, maps = case.split("/")
+    rows = _of_maps(frame, maps)
+    rows = rows[(rows["chosen_by"] == name) & np.isclose(rows["target"], float(target))]
+    return _by_name(rows, "over_slices", "case", "token_order")
+
+
+def _recall_over(frame, maps):
     """Time of the fastest lists of blocks over that of slices, where all keep the same share of attention and are
-    chosen by the exact shares."""
-    rows = recall.timed(frame)
+    chosen by the exact shares, on planted ``<maps>`` or others."""
+    rows = recall.timed(_of_maps(frame, maps))
     rows = rows[rows["chosen_by"] == slices.ORACLE]
     blocks = _read.best(rows[~rows["group"].str.endswith("x1")], ["case"])["p50_us"].rename("blocks_us")
     mine = rows[rows["group"] == slices.SLICE].join(blocks, on="case")
     return _by_name(mine.assign(over=mine["blocks_us"] / mine["p50_us"]), "over", "case")
+
+
+def _video_over(frame, case):
+    """A pass with an attention over one with dense attention, the faster mode of each: ``<attention>/<network>``."""
+    name, network = case.split("/")
+    rows = frame[(frame["attention"] == name) & (frame["network"] == network)].dropna(subset="p50_us")
+    dense = frame[(frame["by"] == "dense") & (frame["network"] == network)]
+    if not len(rows):
+        return ()
+    rows = rows.sort_values("p50_us").head(1)
+    return _by_name(rows.assign(over=dense["p50_us"].min() / rows["p50_us"]), "over", "case", "mode")
 
 
 def _workload(column):
@@ -425,6 +452,15 @@ _MEASURES = {
     "recall_error": (("recall",), recall.table, _error("case", "provider", "group")),
     "recall_ratio": (("recall",), recall.table, _recall_ratio),
     "recall_over": (("recall",), recall.table, _recall_over),
+    "recall_chosen": (("recall",), recall.table, _recall_chosen),
+    "video_error": (("video",), video.table, _error("case", "mode", "attention")),
+    "video_whole": (
+        ("video",),
+        video.table,
+        _error("case", "mode", "attention", error="whole_error", tolerance="whole_tolerance"),
+    ),
+    "video_passed": (("video",), video.table, _passed("ours", True)),
+    "video_over": (("video",), video.table, _video_over),
     "prediction_error": (("attention",), prediction.table, _prediction_error),
     "policy_over": (("attention", "paper_latency"), policy.table, _policy_over),
     "gathered": (("orders",), reorder_time.table, _gathered),

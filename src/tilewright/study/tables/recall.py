@@ -4,7 +4,12 @@ keep the same share."""
 from tilewright.study.experiments.slices import ORACLE, SLICE
 from tilewright.study.tables import _read, _select, slices
 
+# Where maps that are not planted are from.
+ORIGIN = ["network", "weights", "clip"]
+
 SHOWN = {
+    "maps": ("maps", ""),
+    "weights": ("weights", ""),
     "case": ("case", ""),
     "token_order": ("token order", ""),
     "target": ("recall asked for", ".2f"),
@@ -38,7 +43,9 @@ def table(inputs):
     order; ``speedup``: over the fastest dense attention, see `slices.over_dense`.
     """
     (rows,) = _read.frames(inputs, "recall")
-    key = [*slices.CASE, "target"]
+    # As text: a missing number is not equal to itself.
+    rows["clip"] = rows["clip_noise"].map("{:g}".format)
+    key = [*slices.CASE, *ORIGIN, "target"]
     rows = slices.over_dense(rows, key)
     exact = rows[(rows["group"] == SLICE) & (rows["chosen_by"] == ORACLE)].drop_duplicates(key).set_index(key)
     rows = rows.join(exact["density"].rename("least"), on=key)

@@ -48,10 +48,25 @@ def over_dense(rows, key):
     rows.loc[rows["status"] != "ok", _read.RAGGED_TIMES[:-2]] = np.nan
     dense = _read.best(rows[rows["provider"].isin(_read.DENSE)], key)[["p50_us", "rse"]]
     rows = rows.join(dense.set_axis(["dense_us", "dense_rse"], axis=1), on=key)
-    rows["case"] = rows["heads"].map("{:.0f}".format) + "x" + rows["head_dim"].map("{:.0f}".format) + "-" + rows["grid"]
+    rows["case"] = (
+        _origin(rows)
+        + rows["heads"].map("{:.0f}".format)
+        + "x"
+        + rows["head_dim"].map("{:.0f}".format)
+        + "-"
+        + rows["grid"]
+    )
     rows["lengths"] = np.select([rows["keep"].notna(), rows["mass"].notna()], ["equal", "uneven"], "")
     rows["speedup"] = rows["dense_us"] / rows["p50_us"]
     return rows.assign(noise=_read.noise(rows["speedup"], rows["rse"], rows["dense_rse"]))
+
+
+def _origin(rows):
+    """What stands before the shape of a case: the network and the noise in its clip, where maps are not planted."""
+    if "clip_noise" not in rows or rows["maps"].eq("planted").all():
+        return ""
+    noise = rows["clip_noise"].map(lambda share: "" if np.isnan(share) else f", {share:.0%} noise, ")
+    return (rows["maps"] + ", " + rows["network"] + noise).where(rows["maps"] != "planted", "")
 
 
 def attending(rows, group=SLICE, chosen_by=ORACLE):

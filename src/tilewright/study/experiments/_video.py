@@ -1,0 +1,332 @@
+"""One pass of a video network by kind of attention, checked against its lists' oracle and dense attention (stage T5).
+
+A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tilewright import networks, reference, slices, targets
+from tilewright.core import timing
+from tilewright.core.errors import TilewrightError, Unavailable
+from tilewright.models import wan as pattern
+from tilewright.networks import _flow
+from tilewright.scenes import clips
+from tilewright.study.experiments import _weights
+from tilewright.study.experiments._checks import refusal, refuted
+from tilewright.study.experiments._rows import machine, now
+from tilewright.study.experiments.video import CHOOSING
+
+# The share of noise in the clip of a pass.
+NOISE = 0.5
+# Queries of a head that are compared with float64.
+ROWS = 128
+# The largest score that `reference.TOLERANCE` is derived for.
+DERIVED_SCORE = 16
+# Of a velocity in float32, by its spread, where lists hold all keys. In 16 bits it may be off by so many times what
+# dense attention is off where the tokens stand in another order, which rounds otherwise, or by so many roundoffs.
+WHOLE, ROUNDING, ROUNDOFFS = 1e-4, 3.0, 2.0
+CHECKS = (
+    ("relative_error", "tolerance", "an attention differs by {:.2g} from float64 over its lists"),
+    ("whole_error", "whole_tolerance", "with lists of all keys the velocity is off by {:.2g} from dense attention"),
+)
+# What `slices.predict` takes to say how many keys are kept.
+AMOUNTS = ("mass", "keep", "threshold")
+# What torch's compiler raises for what it cannot compile: also where it finds itself wrong.
+_REFUSALS = (RuntimeError, AssertionError)
+
+
+@dataclass
+class Contender:
+    """A network with one attention, its row so far, and the layer whose tokens its parts are timed with."""
+
+    chosen: object
+    network: object
+    row: dict
+    tokens: tuple = ()
+    lists: object = None
+    times: list = field(default_factory=list)
+
+
+@torch.no_grad()
+def run_network(case, settings, how):
+    """Yield a row for each attention and mode, see `video.Row`. Raises `TilewrightError`."""
+    facts, place = targets.describe(how.device), targets.facts(how.device).TORCH_DEVICE
+    dtype = getattr(torch, how.dtype)
+    if settings.weights is None:
+        network, origin = networks.create_video(case, seed=how.seed).to(place), {"network": case, "weights": "random"}
+    else:
+        try:
+            network, loaded = _weights.load(settings.weights, place)
+        except Unavailable as reason:
+            yield {"network": settings.weights.network, "status": "skipped", "reason": str(reason), **machine(facts)}
+            return
+        origin = {name: loaded[name] for name in ("network", "weights")}
+    network = network.lowered(dtype)
+    inputs = _inputs(network, place, dtype, how.seed, trained=settings.weights is not None)
+    grid = pattern.grid(inputs[0].shape)
+    known = origin | {
+        **{"layers": network.options.depth, "heads": network.options.published.heads, "dtype": how.dtype},
+        **{"grid": "x".join(map(str, grid)), "tokens": int(np.prod(grid)), "status": "ok", **machine(facts)},
+        "parameters": sum(weights.numel() for weights in network.parameters()),
+    }
+    effort = how.effort(settings.max_seconds)
+    dense = network(*inputs)
+    own = _off(network.with_attention("dense", order="hilbert")(*inputs), dense)
+    roundoff = torch.finfo(dtype).eps / 2
+    tolerance = WHOLE if dtype == torch.float32 else max(ROUNDING * own, ROUNDOFFS * roundoff)
+    contenders = []
+    for name, chosen in settings.attention.items():
+        row = known | {"attention": name, "by": chosen.by, "every": chosen.every, "mode": "eager", "time": now()}
+        made = Contender(chosen, exchanged(network, chosen, settings.sampler), row)
+        contenders.append(made)
+        try:
+            _check(made, inputs, dense, tolerance, how.seed)
+        except Unavailable as reason:
+            row |= {"status": "skipped", "reason": str(reason)}
+        except (RuntimeError, TilewrightError) as error:
+            row |= {"status": "failed", "reason": refusal(error)}
+    if "eager" in settings.modes:
+        passed = [made for made in contenders if made.row["status"] == "ok"]
+        _time(passed, inputs, effort, gpu=targets.facts(how.device).GPU_TIMER)
+        if settings.weights is not None:
+            _sample(passed, grid, settings.sampler, how.seed)
+        yield from (made.row for made in contenders)
+    if "compile" in settings.modes:
+        network.compile_layers(dynamic=False)
+        for made in contenders:
+            if made.row["status"] == "ok":
+                yield _compiled(made, inputs, effort, dense, tolerance, gpu=targets.facts(how.device).GPU_TIMER)
+
+
+def _inputs(network, place, dtype, seed, trained):
+    """Latents, time and prompt of a pass: noise, and a clip where the network knows clips; it knows no prompts then."""
+    size = network.options.latents
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(1, *size, generator=generator).to(place)
+    stamp = torch.full((1,), _flow.SCALE * NOISE, device=place)
+    if not trained:
+        return noise.to(dtype), stamp, torch.randn(1, 512, pattern.TEXT_WIDTH, generator=generator).to(place, dtype)
+    clean = clips.latents([seed], *size[1:], split="test", device=place)
+    return torch.lerp(clean, noise, NOISE).to(dtype), stamp, None
+
+
+def exchanged(network, chosen, steps, **changes):
+    """`network` with a chosen attention; lists are made in each `every`-th of so many steps."""
+    stated = dict(chosen.settings)
+    if changes:
+        stated = {name: value for name, value in stated.items() if name not in AMOUNTS} | changes
+    if chosen.every > 1:
+        refresh = tuple(range(0, max(steps, chosen.every), chosen.every))
+        stated["steps"] = {"refresh": refresh, "first_dense": 0, "packed": stated.pop("packed", True)}
+    return network.with_attention(chosen.by, stated, chosen.order)
+
+
+def _off(found, expected):
+    """How far a velocity is off, by the spread of the one expected: root of mean squares."""
+    expected = expected.double()
+    return float((found.double() - expected).square().mean().sqrt() / expected.std())
+
+
+def _predicted(made, q, k):
+    """The lists that an attention makes of q and k."""
+    return slices.predict(q, k, **made.network.settings.stated)
+
+
+def _check(made, inputs, dense, tolerance, seed):
+    """Fill in what one pass is like, and whether it is right."""
+    row, chosen, network = made.row, made.chosen, made.network
+    clip = network.clip(pattern.grid(inputs[0].shape), inputs[0].device)
+    kept, errors, begin = [], [], time.perf_counter()
+    network(*inputs)
+    timing.wait(inputs[0])
+    row["first_call_s"] = time.perf_counter() - begin
+
+    def seen(layer, q, k, v, out):
+        lists = _predicted(made, q, k) if chosen.by in CHOOSING else None
+        if lists is not None:
+            lists.check(allow_empty=True)
+            kept.append((float(lists.density().mean()), float(slices.recall(q, k, lists).mean())))
+        if layer == 0:
+            made.tokens, made.lists = (q, k, v), lists
+        if layer in (0, row["layers"] - 1):
+            errors.append(_error(made, clip, q, k, v, out, lists, seed))
+
+    with network.observed(inputs[0], seen):
+        found = network(*inputs)
+    row["token_order"] = network.order or ("raster" if clip.order is None else "plan")
+    row["velocity_error"] = _off(found, dense)
+    # A NaN is larger than all numbers.
+    row["relative_error"], row["tolerance"] = max(errors, key=lambda pair: np.nan_to_num(pair[0] / pair[1], nan=np.inf))
+    row["checked_rows"] = ROWS
+    if kept:
+        row["density"], row["recall"] = (float(x) for x in np.mean(kept, 0))
+    elif chosen.by == "dense":
+        row["density"] = row["recall"] = 1.0
+    else:
+        row["density"] = _site(clip).graph.density
+    row["flops_share"] = _flops(network, row["tokens"], row["density"]) / _flops(network, row["tokens"], 1.0)
+    if chosen.by in CHOOSING:
+        whole = exchanged(network, chosen, 1, keep=1.0, budget=1.0)
+        row["whole_error"] = max(_off(whole(*inputs, step=step), dense) for step in range(min(chosen.every, 2)))
+        row["whole_tolerance"] = tolerance
+    if reason := refuted(row, CHECKS):
+        row |= {"status": "failed", "reason": reason}
+
+
+def _site(clip):
+    """The site of a static window."""
+    return clip.layers[0].attention._attend.site
+
+
+def _error(made, clip, q, k, v, out, lists, seed):
+    """``(error, tolerance)`` of the attention of a layer, on some queries of each head."""
+    rows = np.sort(np.random.default_rng(seed).permutation(q.shape[2])[:ROWS])
+    if lists is not None:
+        heads = range(q.shape[1])
+        each = [reference.attention_rows(lists.graph(0, h), rows, *(x[:, h : h + 1] for x in (q, k, v))) for h in heads]
+        expected = torch.cat(each, 1)
+    elif made.chosen.by == "dense":
+        expected = reference.dense_rows(rows, q, k, v)
+    else:
+        order = clip.order.cpu().numpy()
+        expected = reference.attention_rows(_site(clip).graph.reordered(order, order), rows, q, k, v)
+    longest = [float(torch.linalg.vector_norm(x.float(), dim=-1).max()) for x in (q, k)]
+    scores = longest[0] * longest[1] * q.shape[-1] ** -0.5
+    float32 = reference.TOLERANCE[torch.float32]
+    tolerance = reference.TOLERANCE[q.dtype] + float32 * scores / DERIVED_SCORE
+    return reference.relative_error(out[:, :, rows].to(expected.device), expected), tolerance
+
+
+def _flops(network, tokens, density):
+    """Operations of the products of a pass, for pairs of a `density`, with the whole prompt."""
+    width, hidden, _, _ = network.options.published
+    products = 2 * tokens * (6 * width * width + 2 * width * hidden) + 4 * pattern.TEXT_TOKENS * width * width
+    pairs = tokens * tokens * density + tokens * pattern.TEXT_TOKENS
+    return network.options.depth * (products + 4 * width * pairs)
+
+
+def _calls(made, inputs):
+    """The passes whose mean is a pass: one that makes lists, and one that has them."""
+    network, every = made.network, made.chosen.every
+    return [lambda step=step: network(*inputs, step=step) for step in range(min(every, 2))]
+
+
+def _measured(calls, effort, gpu):
+    """A `timing.Timing` of each of `calls`; on a CPU they take turns."""
+    if not gpu:
+        for call in calls:
+            call()
+        return timing.time_together(calls, **effort.limits)
+    found = []
+    for call in calls:
+        found.append(timing.time_gpu(call, **effort.limits))
+        # A captured call left its lists in the memory of its graph.
+        calls[0]()
+    return found
+
+
+def _columns(taken, every):
+    """Columns of the times of a pass that makes lists and of one that has them."""
+    made, kept = taken[0], taken[-1]
+    if every == 1:
+        return made.columns | {"made_us": made.p50_us, "timing": made.method}
+    share = {
+        name: (getattr(made, name) + (every - 1) * getattr(kept, name)) / every
+        for name in ("p20_us", "p50_us", "p80_us")
+    }
+    method = " ".join(dict.fromkeys((made.method, kept.method)))
+    repetitions, rse = min(made.repetitions, kept.repetitions), max(made.rse, kept.rse)
+    return share | {
+        **{"made_us": made.p50_us, "kept_us": kept.p50_us, "timing": method},
+        **{"repetitions": repetitions, "rse": rse},
+    }
+
+
+def _time(passed, inputs, effort, gpu):
+    """Fill in the times of contenders and of their parts."""
+    calls = [_calls(made, inputs) for made in passed]
+    if gpu:
+        taken = [_measured(own, effort, gpu) for own in calls]
+    else:
+        flat = iter(_measured([call for own in calls for call in own], effort, gpu))
+        taken = [[next(flat) for _ in own] for own in calls]
+    parts = [_parts(made, inputs) for made in passed]
+    flat = iter(_measured([call for own in parts for call in own.values()], effort, gpu))
+    for made, own, times in zip(passed, parts, taken, strict=True):
+        made.row |= _columns(times, made.chosen.every)
+        depth = made.row["layers"]
+        alone = {name: depth * next(flat).p50_us for name in own}
+        if "predict_us" in alone:
+            alone["predict_us"] /= made.chosen.every
+        made.row |= alone
+        made.row["rest_us"] = made.row["p50_us"] - sum(alone.values())
+        made.row |= _memory(made, inputs)
+
+
+def _parts(made, inputs):
+    """The calls of one layer's attention and of its choosing, by the columns of all layers."""
+    q, k, v = made.tokens
+    if made.chosen.by in CHOOSING:
+        predict = {"predict_us": lambda: _predicted(made, q, k)}
+        return {"attend_us": lambda: slices.attend(q, k, v, made.lists), **predict}
+    clip = made.network.clip(pattern.grid(inputs[0].shape), inputs[0].device)
+    return {"attend_us": lambda: clip.layers[0](q, k, v)}
+
+
+def _memory(made, inputs):
+    """Columns of what a pass takes of a GPU's memory, and of the lists that are kept."""
+    attention = made.network.clip(pattern.grid(inputs[0].shape), inputs[0].device).layers[0].attention
+    held = {"lists_bytes": attention.steps.memory_bytes} if made.chosen.every > 1 else {}
+    if inputs[0].is_cuda:
+        torch.cuda.reset_peak_memory_stats(inputs[0].device)
+        made.network(*inputs)
+        timing.wait(inputs[0])
+        held["peak_bytes"] = torch.cuda.max_memory_allocated(inputs[0].device)
+    return held
+
+
+def _sample(passed, grid, steps, seed):
+    """Fill in how far sampled clips are from that of dense attention, from the same noise."""
+    frames = {}
+    for made in passed:
+        begin = time.perf_counter()
+        sampled = made.network.sample(steps=steps, seed=seed)
+        frames[made.row["attention"]] = clips.decode(sampled.latents.float().cpu()).clamp(0, 1)
+        made.row |= {"sampler_steps": steps, "sample_s": time.perf_counter() - begin}
+    first, *others = passed or [None]
+    for made in others:
+        if first.chosen.by == "dense":
+            error = (frames[made.row["attention"]] - frames[first.row["attention"]]).square().mean()
+            made.row["psnr"] = float(-10 * error.log10())
+
+
+def _compiled(made, inputs, effort, dense, tolerance, gpu):
+    """The row of a contender whose layers are compiled: with what was checked before, and its own velocity."""
+    blank = ("first_call_s", "made_us", "kept_us", "p20_us", "p50_us", "p80_us", "repetitions", "rse", "timing")
+    blank += ("rest_us", "peak_bytes", "sampler_steps", "psnr", "sample_s")
+    row = {name: value for name, value in made.row.items() if name not in blank}
+    row |= {"mode": "compile", "time": now()}
+    # What was compiled for another attention counts against the limit of torch's cache, and is forgotten.
+    torch.compiler.reset()
+    eager, begin = row["velocity_error"], time.perf_counter()
+    try:
+        calls = _calls(made, inputs)
+        found = [call() for call in calls]
+        timing.wait(inputs[0])
+        row["first_call_s"] = time.perf_counter() - begin
+        row["velocity_error"] = max(_off(x, dense) for x in found)
+        # Compiled code rounds otherwise, by as much as lists of all keys may.
+        if not row["velocity_error"] <= eager * 1.5 + tolerance:
+            reason = (
+                f"compiled, the velocity is off by {row['velocity_error']:.2g} from dense attention, eager {eager:.2g}"
+            )
+            return row | {"status": "failed", "reason": reason}
+        row |= _columns(_measured(calls, effort, gpu), made.chosen.every)
+    except _REFUSALS as error:
+        return row | {"status": "failed", "reason": refusal(error)}
+    parts = [row[name] for name in ("attend_us", "predict_us") if name in row]
+    return row | {"rest_us": row["p50_us"] - sum(parts)} | _memory(made, inputs)

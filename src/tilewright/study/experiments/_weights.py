@@ -1,0 +1,103 @@
+"""Weights of video networks that experiments measure: files of the user's own, or trained by a rule of the study."""
+
+import shlex
+
+import msgspec
+
+from tilewright import networks
+from tilewright.core.errors import Unavailable
+from tilewright.study import sections
+
+# Where the rule `video_weights` writes what it trains.
+TRAINED = "results/video/{}.safetensors"
+
+
+class Weights(sections.Section, frozen=True):
+    """A video network and its weights.
+
+    network: by its name
+    options: of the network, such as fewer layers
+    path: a file or a folder of weights, official or of diffusers; null where they are trained here
+    recipe: how they are trained, see tilewright.training.video; null is that of wan-tiny
+    """
+
+    network: str
+    options: dict[str, int | str]
+    path: str | None
+    recipe: dict | None
+
+    def file(self, name):
+        """Where the weights called `name` are."""
+        return self.path or TRAINED.format(name)
+
+    def at(self, name):
+        """These weights with their path stated."""
+        return msgspec.structs.replace(self, path=self.file(name), recipe=None)
+
+
+def check(place, found):
+    """Raise `ConfigError` for weights of no video network."""
+    for name, weights in found.items():
+        sections.at(f"{place}.{name}", networks.parse_video, weights.network, weights.options)
+
+
+def arguments(weights, config):
+    """The flags of ``train_video.py`` that train `weights`: a list of words for a shell, quoted."""
+    options = [shlex.quote(f"{key}={value}") for key, value in weights.options.items()]
+    recipe = [] if weights.recipe is None else ["--recipe", shlex.quote(msgspec.json.encode(weights.recipe).decode())]
+    stated = ["--set", *options] if options else []
+    return ["--network", weights.network, *recipe, "--device", config.device, *stated]
+
+
+def sources(weights):
+    """Files that a case with these weights reads; none that are the user's and missing, which its rows say."""
+    from pathlib import Path
+
+    trained = weights.path.startswith(TRAINED.partition("{")[0])
+    return [weights.path] if trained or Path(weights.path).is_file() else []
+
+
+def load(weights, place):
+    """``(network, columns)``: the network on `place`, and what rows say of its weights.
+
+    maps is ``trained`` for weights that were trained here, with the steps in ``weights``, else ``official``. Raises
+    `Unavailable` where there are none, and `ArtifactError` for those of another network.
+    """
+    from tilewright.core import checkpoints
+    from tilewright.training import video
+
+    file = checkpoints.located(weights.path)
+    if file is None:
+        raise Unavailable(f"no weights at {weights.path}")
+    network = networks.create_video(weights.network, checkpoint=file, **weights.options).to(place)
+    steps = video.steps_of(file)
+    facts = (
+        {"maps": "official", "weights": file.name}
+        if steps is None
+        else {"maps": "trained", "weights": f"{steps} steps"}
+    )
+    return network, {"network": weights.network, **facts}
+
+
+def maps(weights, layers, noise, grid, order, *, device, dtype, seed):
+    """`_slices.Maps` of a network's heads, of `layers` layers, on a clip at a level of noise. Raises as `load` does."""
+    from tilewright import targets
+    from tilewright.scenes import captured
+    from tilewright.study.experiments import _slices
+
+    place = targets.facts(device).TORCH_DEVICE
+    network, origin = load(weights, place)
+    clean = captured.photographs(grid, seed=seed, device=place) if origin["maps"] == "trained" else None
+    chosen = captured.spread(network.options.depth, layers)
+    made = captured.tokens(network, grid, noise, chosen, clean=clean, seed=seed)
+    stated = {"device": device, "dtype": dtype, "seed": seed, "made": made, "origin": origin | {"clip_noise": noise}}
+    return _slices.Maps(len(made.heads), made.q.shape[-1], grid, order, **stated)
+
+
+def absent(weights, grid, reason, how):
+    """The columns of a row that says why there is none."""
+    from tilewright import targets
+    from tilewright.study.experiments._rows import machine, now
+
+    known = {"network": weights.network, "grid": "x".join(map(str, grid)), "dtype": how.dtype, "time": now()}
+    return known | machine(targets.describe(how.device)) | {"status": "skipped", "reason": str(reason)}
