@@ -57,11 +57,12 @@ class Maps:
     """Queries, keys and values of one case in one order, and what attention over all keys makes of them."""
 
     def __init__(
-        self, heads, head_dim, grid, order, *, text=(0, 0), device="cpu", dtype="float32", seed=0, made=None, origin=None
+        self, heads, head_dim, grid, order, *, text=(0, 0), device="cpu", dtype="float32", seed=0, made=None,
+        origin=None,
     ):  # fmt: skip
         """Plant `heads` heads (`planted.mixed`), or take those that were `made` elsewhere, a `planted.Planted` or a
-        `captured.Captured`. text: tokens before and behind those of the grid, of planted heads. origin: columns that say
-        where they are from.
+        `captured.Captured`. text: tokens before and behind those of the grid, of planted heads. origin: columns that
+        say where they are from.
 
         Raises `UnknownNameError`, `PatternError` and `DeviceError`.
         """
