@@ -106,7 +106,7 @@ def test_padding_is_as_if_it_were_not_there(width, by, device):
     for b, n in enumerate(lengths):
         k[b, :, n:] *= 20
     lists = slices.predict(q, k, text=(0, 50), lengths=torch.tensor(lengths, device=device), **how)
-    assert lists.density().min() > 0.1 and lists.density().max() < 0.9
+    assert lists.density().min() > 0.1 and lists.density().max() < 0.95
     for b, n in enumerate(lengths):
         queries = q[b : b + 1, :, :n]
         alone = slices.predict(queries, k[b : b + 1, :, :n], text=(0, n - 100), **how)
