@@ -238,7 +238,7 @@ def masked_pairs(cover):
 
 
 def solved(covers, profiles):
-    """``[(policy, (covers, profiles) of its tiles, Schedule), …]``, checked; without a tile alone that is far slower."""
+    """``[(policy, (covers, profiles) of its tiles, Schedule), …]``, checked; none of one tile that is far slower."""
     found = []
     for policy, chosen, solver, kinds in contenders(covers):
         some = {tile: covers[tile] for tile in chosen}, {tile: profiles[tile] for tile in chosen}
