@@ -30,7 +30,8 @@ PUBLISHED = {f"{name}-paper": name for name in solvers.NAMES}
 NAMES = (*HEURISTICS, *solvers.NAMES, *PUBLISHED)
 
 GAP = 1e-4
-# By this much a bound may exceed its objective, relative and in microseconds: the feasibility tolerance of the solvers.
+# By this much a bound may exceed its objective, or fall short of it where it is met, relative and in microseconds: the
+# feasibility tolerance of the solvers.
 TOLERANCE = 1e-6
 
 
@@ -90,7 +91,7 @@ def solve(
         raise SolverError(f"{solver} claims a bound of {bound:g} us, above the {value:g} us of a schedule that exists")
     bound = min(bound, value)
     proven = solvers.relative_gap(value, bound)
-    facts.setdefault("status", "optimal" if proven <= gap + 1e-9 else "feasible")
+    facts.setdefault("status", "optimal" if proven <= gap + TOLERANCE else "feasible")
     first, profile = next(iter(blocks.values())), next(iter(profiles.values()))
     paths = paths or {}
     return Schedule(
