@@ -38,7 +38,7 @@ CASES = (
     ("dilated-16384-w128-d4-g1", "window"),
     ("causal-4096", "none"),
     ("axial-64x64", "ic"),
-    ("bigbird-4096-b48-w3-r3-g2", "none"),
+    ("bigbird-4096-b32-w3-r3-g2", "none"),
     ("powerlaw-4096-d32-e2.2", "ic"),
     ("band and random-4096", "none"),
     ("bigbird-16384-b64-w3-r3-g2", "none"),
