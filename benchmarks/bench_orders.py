@@ -1,7 +1,7 @@
 """Orders side by side: what each makes of a pattern, how long it takes, and on a GPU how fast its plan runs.
 
 For each pattern and order: the gathered work over dense attention; the seconds of the order; for each tile the steps
-that a GPU executes (64 keys each) and the rank of its mask factors (0 where masks are tiles). On a GPU, also
+that a GPU executes (64 keys each) and the rank of its masks (see `TileLists`). On a GPU, also
 the time of a call of the plan, by graph replay with tokens in plan order, and that time over the `window` order's.
 Patterns of `grids` are masks without declared windows, as users give them; `irregular` ones are no grids.
 

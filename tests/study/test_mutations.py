@@ -352,7 +352,12 @@ def no_masks(build, *arguments):
 
 def others_masks(build, *arguments):
     lists = build(*arguments)
-    return replace(lists, bias_index=np.roll(lists.bias_index, 1, 0), right=np.roll(lists.right, 1, 0))
+    return replace(
+        lists,
+        bias_index=np.roll(lists.bias_index, 1, 0),
+        intervals=np.roll(lists.intervals, 1, 0),
+        right=np.roll(lists.right, 1, 0),
+    )
 
 
 KERNELS = {

@@ -14,7 +14,7 @@ import tilewright as tw
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE
 from tilewright import __main__ as command
-from tilewright import blocks, models, reorder, targets
+from tilewright import blocks, graph, models, reorder, targets
 from tilewright.blocks import tiles, work
 from tilewright.core import caches, provenance
 from tilewright.core.errors import DeviceError
@@ -45,7 +45,7 @@ def truth(**changes):
     """A calibration of made-up numbers: four programs on each of eight multiprocessors."""
     kernels = []
     for rank in VARIANTS:
-        masked = {None: 0.0, 16: 0.1, 32: 0.2, 1: 0.3, 0: 0.5}[rank]
+        masked = {None: 0.0, 16: 0.1, 32: 0.2, 1: 0.3, 2: 0.4, 0: 0.5}[rank]
         partial = (0.0,) * 4 if rank is None else (0.6 + masked, 0.8 + masked, 1.0 + masked, 1.3 + masked)
         costs = (2.0, 2.2, 2.5, 3.0), (0.5, 0.7, 0.9, 1.2), partial
         steady = 2.0, 1.1, 0.0 if rank is None else 1.2 + masked
@@ -117,7 +117,7 @@ def test_costs_are_found_again_from_times_with_noise():
 def test_other_launches_take_what_a_calibration_says():
     gpu, rng, off = MadeUp(SETUP), np.random.default_rng(1), []
     found = calibration.measure(gpu, {})
-    for rank in (16, 32, 1, 0):
+    for rank in (16, 32, 1, 2, 0):
         for n_items in (5, 16, 30, 41, 100, 300):
             full, partial = rng.integers(0, 6, n_items), rng.integers(1, 12, n_items)
             given = launch(full, partial, rank, hb=2, scattered=0.1)
@@ -241,6 +241,27 @@ def test_masks_apart_and_keys_out_of_reach_are_seen(windows):
     assert cost_model.describe(far, truth(), 6, 64, "bfloat16").scattered > 0.8
 
 
+@pytest.mark.parametrize("kind, rank", [("band", tile_lists.INTERVALS), ("random", tile_lists.BYTES)])
+def test_masks_without_factors_are_predicted_as_they_run(monkeypatch, kind, rank):
+    monkeypatch.setattr(targets, "describe", lambda kind: DEVICE)
+    at, rng = np.arange(1024), np.random.default_rng(0)
+    near = np.abs(at[:, None] - at) <= 64
+    cover = blocks.extract(graph.from_pattern(near if kind == "band" else near & (rng.random(near.shape) < 0.5)), TILE)
+    items = work.items(cover, None)
+    lists = tile_lists.build(cover, items.block, items.run_lo, items.run_hi, 64)
+    seen = cost_model.describe(lists, truth(), 6, 64, "bfloat16")
+    # Blocks within a band share their masks, random ones have their own. No item pays for tiles of floats.
+    assert (seen.rank, seen.own, seen.missed_tiles) == (rank, 0, 0)
+    assert seen.apart < 0.4 if kind == "band" else seen.apart > 0.9
+    options = {"heads": 6, "head_dim": 64, "dtype": "bfloat16", "split_keys": None}
+    dearer = [replace(each, steady_us=(9.0,) * 3) if each.rank == rank else each for each in truth().kernels]
+    loads = []
+    for known in (truth(), truth(kernels=tuple(dearer))):
+        _, _, shapes = cost_model.predict(cover, **options, calibration=known)
+        loads.append(sum(shape.latency_us * shape.items for shape in shapes))
+    assert loads[1] > 2 * loads[0]
+
+
 def test_registers_are_those_of_a_quarter_of_a_multiprocessor():
     facts = {"registers": 65536, "shared_bytes_each": 233472}
 
@@ -307,7 +328,7 @@ def test_what_does_not_fit_is_left_out(monkeypatch, tmp_path, windows):
     calibration.of([TILE], 64, "bfloat16")
     monkeypatch.setattr(calibration, "_HELD", {})
     found = calibration.of([TILE], 64, "bfloat16")["64x1"]
-    assert [kernel.rank for kernel in found.kernels] == [None, 16, 32, 1] and found.own_tiles_us == 0
+    assert [kernel.rank for kernel in found.kernels] == [None, 16, 32, 1, 2] and found.own_tiles_us == 0
     options = {"heads": 6, "head_dim": 64, "dtype": "bfloat16", "split_keys": 512, "calibration": found}
     cost_model.predict(windows, **options)
     with pytest.raises(DeviceError, match="of 64 rows: expected one of the ranks"):
@@ -492,7 +513,7 @@ def test_made_up_items_are_as_their_point_says(rank, own_masks):
     assert seen.apart == pytest.approx(1 - 1 / len(work_lists.items) if own_masks else 0.0)
     last = work_lists.items[-1]
     assert last[Item.FIRST_ROW] + last[Item.ROWS] <= n_tokens
-    if rank == 0:
+    if rank in (0, 2):
         assert last[Item.MASK_STEP] + 5 <= len(work_lists.bias_index)
     elif rank == 1:
         assert last[Item.MASK_STEP] + 5 <= len(work_lists.intervals)

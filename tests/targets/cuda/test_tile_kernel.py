@@ -163,10 +163,11 @@ def test_windows_become_factors():
     assert tile_lists.build(cover, items.block, items.run_lo, items.run_hi, 64).rank == 16
 
 
-def test_masks_without_factors_become_tiles():
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_masks_without_factors_become_bytes(dtype):
     rng = np.random.default_rng(0)
-    call = check(rng.random((64, 100)) < 0.5, ["64x1"])
-    assert [launch.lists.rank for launch in call.launches] == [0] * len(call.launches)
+    call = check(rng.random((64, 100)) < 0.5, ["64x1"], dtype=dtype)
+    assert [launch.lists.rank for launch in call.launches] == [tile_lists.BYTES] * len(call.launches)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -252,7 +253,7 @@ def test_large_scores_are_exact():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["factors", "intervals", "tiles", "bias"])
+@pytest.mark.parametrize("kind", ["factors", "intervals", "bytes", "bias"])
 def test_masks_hold_whatever_the_scores(kind, dtype):
     rng = np.random.default_rng(0)
     dense = np.tri(64, 100, 20, dtype=bool) if kind in ("factors", "intervals") else rng.random((64, 100)) < 0.5
@@ -265,10 +266,10 @@ def test_masks_hold_whatever_the_scores(kind, dtype):
     bias = torch.zeros(H, *dense.shape) if kind == "bias" else None
     sizes = {"heads": H, "head_dim": 32, "dtype": dtype, "device": DEVICE}
     orders = {"row_order": pattern.row_order, "col_order": pattern.col_order, "bias": bias}
-    schedule = plans.scheduled(cover, split_keys=None if kind in ("tiles", "intervals") else 32)
+    schedule = plans.scheduled(cover, split_keys=None if kind in ("bytes", "intervals") else 32)
     call = cuda_executor.prepare(schedule, cover, **sizes, **orders)
-    ranks = {"intervals": (tile_lists.INTERVALS,), "factors": tile_lists.RANKS}
-    assert call.launches[0].lists.rank in ranks.get(kind, (0,))
+    ranks = {"intervals": (tile_lists.INTERVALS,), "bytes": (tile_lists.BYTES,), "bias": (0,)}
+    assert call.launches[0].lists.rank in ranks.get(kind, tile_lists.RANKS)
     expected = reference.attention(q.cpu(), k.cpu(), v.cpu(), torch.from_numpy(dense))
     assert (call(q, k, v).cpu().double() - expected).abs().max() <= reference.TOLERANCE[dtype]
 
@@ -434,14 +435,27 @@ def test_intervals_hold_every_pair_once(data):
     items = work.items(cover, split)
     columns = cover, items.block, items.run_lo, items.run_hi, 64 if name == "64x64" else 32
     tiled = tile_lists.build(*columns, forms=("tiles",))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tile_lists, "MOST_STEPS", 100.0)
-        lists = tile_lists.build(*columns, forms=("intervals",))
+    lists = tile_lists.build(*columns, forms=("intervals",))
     assert (tiled.rank, lists.rank) == (0, tile_lists.INTERVALS)
+    flagged = tile_lists.build(*columns, forms=("bytes",))
+    assert flagged.rank == tile_lists.BYTES and np.array_equal(flagged.bias_index, tiled.bias_index)
     assert np.array_equal(unpacked(tiled, cover.shape), cover.to_dense())
     assert np.array_equal(unpacked(lists, cover.shape), cover.to_dense())
     if kind == "band" and name != "16x16" and ordered.row_order is None:
         assert (lists.items[:, Item.STEPS] <= tiled.items[:, Item.STEPS]).all()
+
+
+def test_intervals_that_take_many_more_steps_are_not_taken():
+    at = np.arange(70)
+    band = np.abs(at[:, None] - at) <= 20
+    for seed, wanted in ((None, tile_lists.INTERVALS), (0, tile_lists.BYTES)):
+        cover = blocks.extract(plans.reordered(band, seed), tiles.parse("64x1"), 64)
+        items = work.items(cover, None)
+        columns = cover, items.block, items.run_lo, items.run_hi, 64
+        found, forced = tile_lists.build(*columns), tile_lists.build(*columns, forms=("intervals",))
+        assert (found.rank, forced.rank) == (wanted, tile_lists.INTERVALS)
+        more = forced.items[:, Item.STEPS].sum() / found.items[:, Item.STEPS].sum()
+        assert (more <= tile_lists.MOST_STEPS) == (wanted == tile_lists.INTERVALS)
 
 
 def test_lists_of_full_blocks_beside_partial_ones():
@@ -463,7 +477,7 @@ def unpacked(lists, shape):
                 bounds = lists.intervals[mask_step + j - n_full, :, None]
                 place = np.arange(lists.step_keys) - (bounds & 0xFFFF)
                 allowed = (place >= 0) & (place < bounds >> 16)
-            elif j >= n_full and lists.rank:
+            elif j >= n_full and lists.rank in tile_lists.RANKS:
                 right = lists.right[mask_step + j - n_full].T.astype(int)
                 allowed = lists.left[kind].astype(int) @ right == 0
             elif j >= n_full:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.targets.cuda.tile_lists import INTERVALS, RANKS, Item, Part, TileLists
+from tilewright.targets.cuda.tile_lists import BYTES, INTERVALS, RANKS, Item, Part, TileLists
 
 # The variants of the kernel, see `cost_model.Kernel`.
-VARIANTS = (None, *RANKS, INTERVALS, 0)
+VARIANTS = (None, *RANKS, INTERVALS, BYTES, 0)
 # Steps of an item, without and with a mask, that tell the parts of its time apart.
 STEPS = ((2, 2), (16, 2), (2, 16))
 # Full loads of the multiprocessors one after another.
@@ -127,7 +127,7 @@ def lists(point, rows, step_keys, n_items, n_tokens, blocks=False):
     # Masks that are held: their left factors, and their steps.
     kinds = n_items if point.own_masks else 1
     held = max(1, point.partial * kinds)
-    factored = rank > INTERVALS
+    factored, tiled = rank in RANKS, rank in (BYTES, 0)
     fields = {
         Item.FIRST_ROW: block * n_rows % (n_tokens - n_rows + 1),
         Item.ROWS: np.full(n_items, n_rows),
@@ -147,12 +147,12 @@ def lists(point, rows, step_keys, n_items, n_tokens, blocks=False):
         rank=rank,
         items=np.stack([fields[field] for field in Item], 1).astype(np.int32),
         keys=np.concatenate((keys, keys[:1])).astype(np.int32),
-        # Nothing is forbidden: the right factors, and the tiles, are zeros, and intervals are as long as a step.
+        # Nothing is forbidden: the right factors, bytes and tiles are zeros, and intervals are as long as a step.
         left=rng.random((kinds if factored else 1, rows, rank if factored else RANKS[0])) < 0.5,
         right=np.zeros((held if factored else 1, step_keys, rank if factored else RANKS[0]), bool),
         intervals=np.full((held if rank == INTERVALS else 0, rows), step_keys << 16, np.int32),
-        bias_index=np.zeros((0 if rank else held, rows, step_keys), np.int32),
-        family=np.zeros(0 if rank else held, np.int64),
+        bias_index=np.zeros((held if tiled else 0, rows, step_keys), np.int32),
+        family=np.zeros(held if tiled else 0, np.int64),
         parts=parts.astype(np.int32) if is_split else np.zeros((0, len(Part)), np.int32),
         groups=int(block[-1]) + 1 if is_split else 0,
         part_rows=(int(block[-1]) + 1) * point.parts * n_rows if is_split else 0,

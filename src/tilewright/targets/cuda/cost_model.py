@@ -29,7 +29,7 @@ _WAVES = 256
 
 @dataclass(frozen=True)
 class Kernel:
-    """One variant of the kernel: masks of this rank (`tile_lists.INTERVALS`, 0: tiles of masks), or None for no masks.
+    """One variant of the kernel: masks of this `TileLists.rank`, or None for no masks.
 
     resident, resident_split: programs on a multiprocessor at a time; where some block is split. busy: 1 to `resident`,
     numbers of programs on each multiprocessor. item_us, full_us, partial_us: with so many that begin together, what a
@@ -151,6 +151,7 @@ def summary(calibration):
         "full step (us)": f"{kernel.steady_us[1]:.2f}",
         **{f"rank {rank}": steps.get(rank, "-") for rank in tile_lists.RANKS},
         "intervals": steps.get(tile_lists.INTERVALS, "-"),
+        "bytes": steps.get(tile_lists.BYTES, "-"),
         "tiles": steps.get(0, "-"),
         "error": f"{calibration.error:.1%}",
         "spread": f"{calibration.spread:.1%}",
@@ -220,17 +221,20 @@ def describe(lists, calibration, hb, head_dim, dtype, bias_heads=None):
     rank = None if not partial.any() else 0 if bias_heads is not None else lists.rank
     row_bytes = 2 * hb * head_dim * (4 if dtype == "float32" else 2)
     tiles, apart, own = 0, 0.0, 0.0
+    value_bytes = 1 if rank == tile_lists.BYTES else 4
     if rank is not None:
-        kinds = lists.items[:, Item.LEFT_FACTOR if rank else Item.MASK_STEP][partial > 0]
+        tiled = rank in (0, tile_lists.BYTES)
+        kinds = lists.items[:, Item.MASK_STEP if tiled else Item.LEFT_FACTOR][partial > 0]
         _, counts = np.unique(kinds, return_counts=True)
         apart = 1.0 if bias_heads is not None else 1 - float(np.square(counts / counts.sum()).sum())
-    if rank == 0:
-        tiles = len(lists.bias_index) if bias_heads is None else int(partial.sum()) * bias_heads
-        own = min(1.0, tiles / (int(partial.sum()) * hb))
+        if tiled:
+            tiles = len(lists.bias_index) if bias_heads is None else int(partial.sum()) * bias_heads
+        if rank == 0:
+            own = min(1.0, tiles / (int(partial.sum()) * hb))
     merged, merged_few = _merged(lists)
     l2_bytes = L2_SHARE * calibration.l2_bytes
     wave = max(1, calibration.multiprocessors * calibration.kernel(rank).resident // hb)
-    missed, read_bytes = _missed(lists, wave, row_bytes, l2_bytes, tiles * 4 * lists.rows * lists.step_keys)
+    missed, read_bytes = _missed(lists, wave, row_bytes, l2_bytes, tiles * value_bytes * lists.rows * lists.step_keys)
     return Launch(
         full=full,
         partial=partial,
@@ -298,8 +302,11 @@ def _missed(lists, wave, row_bytes, l2_bytes, mask_bytes):
 
 
 def depth(rank):
-    """How much of a mask of `rank` is read in a step, where the greatest rank, or a tile, is 1; of intervals little."""
-    return 0.0 if rank is None else rank / tile_lists.RANKS[-1] if rank else 1.0
+    """How much of a mask of `rank` is read in a step, where the greatest rank, or a tile, is 1; of intervals little, of
+    bytes as much as of that rank."""
+    if rank in (0, tile_lists.BYTES):
+        return 1.0
+    return 0.0 if rank is None else rank / tile_lists.RANKS[-1]
 
 
 def durations(launch, calibration):

@@ -17,7 +17,7 @@ from tilewright.core.errors import DeviceError, PatternError
 from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
 from tilewright.targets.cuda import config, forms, launcher, tile_kernel, tile_lists
-from tilewright.targets.cuda.tile_lists import INTERVALS, Item, Part
+from tilewright.targets.cuda.tile_lists import BYTES, INTERVALS, MASKED, RANKS, Item, Part
 from tilewright.targets.setting import setting
 
 # Sizes of a scale for which scores, masks and the initial maximum of a row differ in float32.
@@ -217,13 +217,16 @@ def _to(device, array):
 
 
 def _masks(lists, common, scale, device):
-    """``(left, right, mask heads)`` as the kernel reads them: factors, intervals, or tiles of mask and bias / scale."""
+    """``(left, right, mask heads)`` as the kernel reads them: factors, intervals, bytes, or tiles of a bias."""
     left = _to(device, lists.left).to(common.dtype)
     if lists.rank == INTERVALS:
         begin, length = lists.intervals & 0xFFFF, lists.intervals >> 16
         bounds = np.stack([begin + (length - 1) / 2, length / 2], 1) * tile_kernel.PER_KEY.value
         return left, _to(device, bounds.astype(np.float32)), 1
-    if lists.rank:
+    if lists.rank == BYTES:
+        flags = np.where(lists.bias_index == MASKED, 255, 0).astype(np.uint8)
+        return left, _to(device, flags), 1
+    if lists.rank in RANKS:
         factor = tile_kernel.FACTOR_HALF if common.dtype == torch.float16 else tile_kernel.FACTOR
         return left * factor, _to(device, lists.right).to(common.dtype) * -factor, 1
     table = torch.zeros(1, 1) if common.bias is None else common.bias.table.detach().float()

@@ -17,19 +17,12 @@ def intervals(allowed, step_keys, most):
 
     allowed: bool [M, K]. place: which of the K keys stands where, each key that some row sees once; the rest of a step
     repeats its first key, in no row's interval. Of step s, row m sees the keys begin[s, m] to begin + length - 1.
-    The keys stand as they come, or, where that saves steps, by the mean of the rows that see them, those that one row
-    sees among the others or after them.
+    The keys stand as they come, or, where that saves steps, by the mean of the rows that see them.
     """
     seen, sets = np.flatnonzero(allowed.any(0)), words(np.packbits(allowed, axis=0).T)
-    count = allowed[:, seen].sum(0)
-    mean = np.arange(len(allowed)) @ allowed[:, seen] / count
-    orders = (
-        np.arange(seen.max(initial=-1) + 1),
-        seen[np.argsort(mean, kind="stable")],
-        seen[np.lexsort((mean, count == 1))],
-    )
+    mean = np.arange(len(allowed)) @ allowed[:, seen] / allowed[:, seen].sum(0)
     best = None
-    for keys in orders:
+    for keys in (np.arange(seen.max(initial=-1) + 1), seen[np.argsort(mean, kind="stable")]):
         step = _steps(sets[keys], step_keys, most)
         # No other order is taken if it saves nothing.
         if len(step) == len(keys) and (best is None or step.max(initial=0) < best[1].max(initial=0)):

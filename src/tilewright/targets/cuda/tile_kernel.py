@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tilewright.targets.cuda.config import LOADS as KNOWN_LOADS
 from tilewright.targets.cuda.online_softmax import load_rows, products, store_rows, update
-from tilewright.targets.cuda.tile_lists import INTERVALS, Item, Part
+from tilewright.targets.cuda.tile_lists import BYTES, INTERVALS, Item, Part
 
 # The square root of what a mask takes off a forbidden score: above any score, and held by the type of its factors.
 # ASSUME: products |q . k| stay below half of that: 2**99, and in float16 2**29, which no values up to 1,024 exceed.
@@ -23,7 +23,7 @@ FLOOR, FLOOR_HALF = tl.constexpr(-0.5 * FACTOR**2), tl.constexpr(-0.5 * FACTOR_H
 # than any score.
 PER_KEY = tl.constexpr(4 * FACTOR**2)
 # In place of the rank of factors.
-BOUNDS = tl.constexpr(INTERVALS)
+BOUNDS, FLAGS = tl.constexpr(INTERVALS), tl.constexpr(BYTES)
 # Of the number of a column, the bits that differ between the threads of a product: of every eight, each has two.
 LANES = tl.constexpr(6)
 # Split blocks of up to FEW_ROWS rows are merged row by row, MERGED parts at a time.
@@ -65,12 +65,13 @@ def tilewright_tile_attention(
 
     item_ptr: int32 [items, ITEM_SIZE], records of `tile_lists.Item`. row_ptr: int32, the position of each query of the
     order (not read if ORDERED). key_ptr: int32 [steps + 1, BLOCK_N], the positions of the keys of a step. left_ptr [.,
-    BLOCK_M, RANK], right_ptr [steps, BLOCK_N, RANK]: mask factors; with RANK INTERVALS, right_ptr [steps, 2,
-    BLOCK_M], see `room`; with RANK 0, right_ptr [steps, MASK_HEADS, BLOCK_M, BLOCK_N] is added to the scores, -inf
-    where a pair is not allowed. part_ptr: int32 [parts, PART_SIZE], records of `tile_lists.Part`. acc_ptr
-    [rows * n_hb, D0 + D1], stat_ptr [rows * n_hb, 2] for the rows of all parts, count_ptr [groups, n_hb], zeros.
-    n_keys: of k and v. scale_log2: above zero; SIGN: of the scale, 0 for none. LOADS: of `config.LOADS`, for keys and
-    values. WIDE: the tokens of a head span 2**31 values or more.
+    BLOCK_M, RANK], right_ptr [steps, BLOCK_N, RANK]: mask factors; with RANK INTERVALS, right_ptr [steps, 2, BLOCK_M],
+    see `room`; with RANK BYTES, right_ptr uint8 [steps, BLOCK_M, BLOCK_N], 255 where a pair is not allowed, else 0;
+    with RANK 0, right_ptr [steps, MASK_HEADS, BLOCK_M, BLOCK_N] is added to the scores, -inf where it is not. part_ptr:
+    int32 [parts, PART_SIZE], records of `tile_lists.Part`. acc_ptr [rows * n_hb, D0 + D1], stat_ptr [rows * n_hb, 2]
+    for the rows of all parts, count_ptr [groups, n_hb], zeros. n_keys: of k and v. scale_log2: above zero; SIGN: of the
+    scale, 0 for none. LOADS: of `config.LOADS`, for keys and values. WIDE: the tokens of a head span 2**31 values or
+    more.
     """
     hb, item = tl.program_id(0), tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     if item >= n_items:
@@ -99,7 +100,7 @@ def tilewright_tile_attention(
         b_q0, b_q1 = b_q0 * SIGN, b_q1 * SIGN
     acc0 = tl.zeros((BLOCK_M, D0), tl.float32)
     acc1 = tl.zeros((BLOCK_M, D1 if D1 else 1), tl.float32)
-    floor: tl.constexpr = FLOOR_HALF if RANK > BOUNDS and left_ptr.dtype.element_ty == tl.float16 else FLOOR
+    floor: tl.constexpr = FLOOR_HALF if RANK > FLAGS and left_ptr.dtype.element_ty == tl.float16 else FLOOR
     m_i = tl.full((BLOCK_M,), 1.0, tl.float32) * (floor * scale_log2 if PARTIAL else -float("inf"))
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     p_keys = key_ptr + first_step.to(tl.int64) * BLOCK_N
@@ -122,7 +123,7 @@ def tilewright_tile_attention(
         mask_step = tl.load(p_item + ITEM_MASK_STEP).to(tl.int64)
         if RANK == BOUNDS:
             right_ptr += mask_step * (2 * BLOCK_M)
-        elif RANK:
+        elif RANK > FLAGS:
             r = tl.arange(0, RANK)
             left_ptr += tl.load(p_item + ITEM_LEFT_FACTOR).to(tl.int64) * (BLOCK_M * RANK)
             b_left = tl.load(left_ptr + m[:, None] * RANK + r[None, :])  # [BLOCK_M, RANK]
@@ -136,13 +137,15 @@ def tilewright_tile_attention(
             if RANK == BOUNDS:
                 p_bounds = right_ptr + (j - n_full).to(tl.int64) * (2 * BLOCK_M) + m
                 b_s = tl.minimum(b_s, room(n, tl.load(p_bounds), tl.load(p_bounds + BLOCK_M)))
-            elif RANK:
+            elif RANK > FLAGS:
                 p_right = right_ptr + (j - n_full).to(tl.int64) * (RANK * BLOCK_N)
                 b_right = tl.load(p_right + r[:, None] + n[None, :] * RANK)  # [RANK, BLOCK_N]
                 b_s = tl.dot(b_left, b_right, b_s, input_precision="ieee")
             else:
                 p_mask = right_ptr + (j - n_full).to(tl.int64) * (MASK_HEADS * BLOCK_M * BLOCK_N)
-                b_s += tl.load(p_mask + m[:, None] * BLOCK_N + n[None, :])  # [BLOCK_M, BLOCK_N]
+                b_mask = tl.load(p_mask + m[:, None] * BLOCK_N + n[None, :])  # [BLOCK_M, BLOCK_N]
+                # As the highest byte of a float, 255 is -2**127, far below the floor. No unit converts bytes as fast.
+                b_s += (b_mask.to(tl.uint32) << 24).to(tl.float32, bitcast=True) if RANK == FLAGS else b_mask
             b_v0, b_v1 = load_step(p_v, keys, n, n_keys, stride_vn, LOADS, HEAD_DIM, D0, D1)
             m_i, l_i, acc0, acc1 = update(b_s, b_v0, b_v1, m_i, l_i, acc0, acc1, scale_log2, D1)
             keys = next_keys

@@ -15,13 +15,13 @@ from tilewright.targets.masks import distinct_rows
 _ABSENT, _FULL = -2, -1
 # Depths of the product that applies a mask: one or two steps of a 16-bit tensor-core product.
 RANKS = (16, 32)
-# In place of a rank: each row sees one interval of the keys of a step.
-INTERVALS = 1
-# Forms of masks, the first of which that a launch can have it has.
-FORMS = ("factors", "intervals", "tiles")
-# Steps with intervals of as many with tiles, at most. ASSUME: a mask makes a step of head dim 64 as much longer as a
-# product of depth 32 where it is intervals, and of depth 64, the rows that are read for each key, where it is tiles.
-MOST_STEPS = (1 + 64 / 128) / (1 + 32 / 128)
+# In place of a rank: each row sees one interval of the keys of a step; a byte for each pair.
+INTERVALS, BYTES = 1, 2
+# Forms of masks without a bias, the first of which that a launch can have it has. Any mask can be bytes.
+FORMS = ("factors", "intervals", "bytes")
+# Steps with intervals of as many with bytes, at most. ASSUME: a step takes about as long with either, for intervals
+# take more instructions and read less (docs/decisions/0029).
+MOST_STEPS = 1.05
 # Bias index of a pair that is not allowed.
 MASKED = -1
 
@@ -58,12 +58,12 @@ class TileLists:
     """Work items of one tile, longest first, in steps of `step_keys` keys.
 
     items: int32 [I, len(Item)]. keys: int32 [steps + 1, step_keys], in the graph's order.
-    rank: of the mask factors left, bool [kinds, M, rank], and right, bool [steps, step_keys, rank]; `INTERVALS` where
-        masks are intervals, 0 where they are tiles.
-    intervals: int32 [steps, M], the first of the keys of a step that a row sees, plus 2**16 times how many follow.
-    bias_index: int32 [steps, M, step_keys], the tiles: an index into the bias table of each pair (0 without a bias),
-        `MASKED` where it is not allowed. family: int [steps], equal for steps with the same rows, or with rows of the
-        same bias.
+    rank: of the mask factors left, bool [kinds, M, rank], and right, bool [steps, step_keys, rank]; `INTERVALS` or
+        `BYTES` where masks are such, 0 where they are tiles of floats.
+    intervals: int32 [steps, M], the first of the keys of a step that a row sees, plus 2**16 times how many it sees.
+    bias_index: int32 [steps, M, step_keys], bytes or tiles: an index into the bias table of each pair (0 without a
+        bias), `MASKED` where it is not allowed. family: int [steps], equal for steps with the same rows, or with rows
+        of the same bias.
     parts: int32 [P, len(Part)]. groups: split blocks. part_rows: rows of all parts.
     full, partial: whether some step has no mask, and whether some step has one.
     """
@@ -89,8 +89,8 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True, form
     """`TileLists` of work items (int columns `block`, `run_lo`, `run_hi`) of `blocks`.
 
     step_keys: a multiple of a run. index: with a bias, ``callable(rows, keys) -> int array``, its index for rows and
-    keys in the graph's order; all steps are then partial. Masks have the first of `forms` that they can, and are tiles
-    where they can none or there is a bias. masks: False leaves them out, for who does not run the lists.
+    keys in the graph's order; all steps are then partial. Masks have the first of `forms` that they can; with a bias,
+    and where they can have none of them, they are tiles. masks: False leaves them out, for who does not run the lists.
     """
     longest_first = np.argsort(run_lo - run_hi, kind="stable")
     block, run_lo, run_hi = (column[longest_first].astype(np.int64) for column in (block, run_lo, run_hi))
@@ -202,11 +202,13 @@ def _masks(blocks, block, owner, number, masks, keys, index, forms):
         if "factors" in forms and (found := _as_factors(kinds, height, step_keys)) is not None:
             factored, first = found
             return made | factored, first[kind], kind, None
-        if "intervals" in forms and (found := _as_intervals(kinds, np.bincount(kind), len(owner), height, step_keys)):
+        most = (MOST_STEPS if "bytes" in forms else step_keys) * len(owner)
+        if "intervals" in forms and (found := _as_intervals(kinds, np.bincount(kind), most, height, step_keys)):
             bounded, first, places = found
             return made | bounded, first[kind], kind, places
     tiled, mask_step = _as_tiles(blocks, block, owner, masks, keys, index)
-    return made | tiled, mask_step, none, None
+    rank = BYTES if index is None and "bytes" in forms else 0
+    return made | tiled | {"rank": rank}, mask_step, none, None
 
 
 def _kinds(blocks, block, owner, number, masks):
@@ -243,10 +245,10 @@ def _as_factors(kinds, height, step_keys):
     return {"rank": rank, "left": left, "right": right}, offset[:-1]
 
 
-def _as_intervals(kinds, counts, n_steps, height, step_keys):
-    """``(fields of TileLists, first mask step of each kind, places of each)``; None where that takes `MOST_STEPS` times
-    the `n_steps` partial steps of all items. counts: items of each kind."""
-    left, places, bounds = MOST_STEPS * n_steps, [], [np.zeros((0, height), np.int64)]
+def _as_intervals(kinds, counts, most, height, step_keys):
+    """``(fields of TileLists, first mask step of each kind, places of each)``; None where all items together have more
+    than `most` partial steps then. counts: items of each kind."""
+    left, places, bounds = most, [], [np.zeros((0, height), np.int64)]
     for allowed, count in zip(kinds, counts.tolist(), strict=True):
         found = intervals(allowed(), step_keys, int(left / count))
         if found is None:
