@@ -170,9 +170,11 @@ def _check(made, inputs, dense, tolerance, seed):
         row["density"] = _site(clip).graph.density
     row["flops_share"] = _flops(network, row["tokens"], row["density"]) / _flops(network, row["tokens"], 1.0)
     if chosen.by in CHOOSING:
-        whole = exchanged(network, chosen, 1, keep=1.0, budget=1.0)
+        # As bits: lists of all keys take 32 times as much.
+        whole = exchanged(network, chosen, 1, keep=1.0, budget=1.0, **({"packed": True} if chosen.every > 1 else {}))
         row["whole_error"] = max(_off(whole(*inputs, step=step), dense) for step in range(min(chosen.every, 2)))
         row["whole_tolerance"] = tolerance
+    _forget(made, inputs)
     if reason := refuted(row, CHECKS):
         row |= {"status": "failed", "reason": reason}
 
@@ -183,11 +185,15 @@ def _site(clip):
 
 
 def _error(made, clip, q, k, v, out, lists, seed):
-    """``(error, tolerance)`` of the attention of a layer, on some queries of each head."""
+    """``(error, tolerance)`` of the attention of a layer, on some queries of the first, the last and a middle head."""
     rows = np.sort(np.random.default_rng(seed).permutation(q.shape[2])[:ROWS])
+    heads = sorted({0, q.shape[1] // 2, q.shape[1] - 1})
+    q, k, v, out = (x[:, heads] for x in (q, k, v, out))
     if lists is not None:
-        heads = range(q.shape[1])
-        each = [reference.attention_rows(lists.graph(0, h), rows, *(x[:, h : h + 1] for x in (q, k, v))) for h in heads]
+        each = [
+            reference.attention_rows(lists.graph(0, head), rows, *(x[:, at : at + 1] for x in (q, k, v)))
+            for at, head in enumerate(heads)
+        ]
         expected = torch.cat(each, 1)
     elif made.chosen.by == "dense":
         expected = reference.dense_rows(rows, q, k, v)
@@ -216,7 +222,7 @@ def _calls(made, inputs):
 
 
 def _measured(calls, effort, gpu):
-    """A `timing.Timing` of each of `calls`; on a CPU they take turns."""
+    """A `timing.Timing` of each of `calls`, on a GPU those of one contender."""
     if not gpu:
         for call in calls:
             call()
@@ -247,24 +253,20 @@ def _columns(taken, every):
 
 
 def _time(passed, inputs, effort, gpu):
-    """Fill in the times of contenders and of their parts."""
-    calls = [_calls(made, inputs) for made in passed]
-    if gpu:
-        taken = [_measured(own, effort, gpu) for own in calls]
-    else:
-        flat = iter(_measured([call for own in calls for call in own], effort, gpu))
-        taken = [[next(flat) for _ in own] for own in calls]
-    parts = [_parts(made, inputs) for made in passed]
-    flat = iter(_measured([call for own in parts for call in own.values()], effort, gpu))
-    for made, own, times in zip(passed, parts, taken, strict=True):
-        made.row |= _columns(times, made.chosen.every)
-        depth = made.row["layers"]
-        alone = {name: depth * next(flat).p50_us for name in own}
-        if "predict_us" in alone:
-            alone["predict_us"] /= made.chosen.every
-        made.row |= alone
-        made.row["rest_us"] = made.row["p50_us"] - sum(alone.values())
-        made.row |= _memory(made, inputs)
+    """Fill in the times of contenders and of their parts. On a CPU they take turns; on a GPU one after the other, since
+    lists that are kept by all of them may not fit its memory."""
+    for group in [[made] for made in passed] if gpu else [passed]:
+        calls = [_calls(made, inputs) for made in group]
+        parts = [_parts(made, inputs) for made in group]
+        taken = iter(_measured([call for own in calls for call in own], effort, gpu))
+        alone = iter(_measured([call for own in parts for call in own.values()], effort, gpu))
+        for made, own, part in zip(group, calls, parts, strict=True):
+            made.row |= _columns([next(taken) for _ in own], made.chosen.every)
+            times = {name: made.row["layers"] * next(alone).p50_us for name in part}
+            if "predict_us" in times:
+                times["predict_us"] /= made.chosen.every
+            made.row |= times | {"rest_us": made.row["p50_us"] - sum(times.values())} | _memory(made, inputs)
+            _forget(made, inputs)
 
 
 def _parts(made, inputs):
@@ -279,14 +281,28 @@ def _parts(made, inputs):
 
 def _memory(made, inputs):
     """Columns of what a pass takes of a GPU's memory, and of the lists that are kept."""
-    attention = made.network.clip(pattern.grid(inputs[0].shape), inputs[0].device).layers[0].attention
-    held = {"lists_bytes": attention.steps.memory_bytes} if made.chosen.every > 1 else {}
-    if inputs[0].is_cuda:
-        torch.cuda.reset_peak_memory_stats(inputs[0].device)
-        made.network(*inputs)
-        timing.wait(inputs[0])
-        held["peak_bytes"] = torch.cuda.max_memory_allocated(inputs[0].device)
+    network, x = made.network, inputs[0]
+    network(*inputs)
+    held = {"lists_bytes": _kept(made, inputs).memory_bytes} if made.chosen.every > 1 else {}
+    if x.is_cuda:
+        timing.wait(x)
+        before = torch.cuda.memory_allocated(x.device)
+        torch.cuda.reset_peak_memory_stats(x.device)
+        network(*inputs, step=min(made.chosen.every - 1, 1))
+        timing.wait(x)
+        held["peak_bytes"] = torch.cuda.max_memory_allocated(x.device) - before
     return held
+
+
+def _kept(made, inputs):
+    """The `slices.Steps` of an attention that keeps lists."""
+    return made.network.clip(pattern.grid(inputs[0].shape), inputs[0].device).layers[0].attention.steps
+
+
+def _forget(made, inputs):
+    """Free the lists that an attention keeps: those of several would not fit a GPU's memory."""
+    if made.chosen.every > 1:
+        _kept(made, inputs).clear()
 
 
 def _sample(passed, grid, steps, seed):
@@ -329,4 +345,6 @@ def _compiled(made, inputs, effort, dense, tolerance, gpu):
     except _REFUSALS as error:
         return row | {"status": "failed", "reason": refusal(error)}
     parts = [row[name] for name in ("attend_us", "predict_us") if name in row]
-    return row | {"rest_us": row["p50_us"] - sum(parts)} | _memory(made, inputs)
+    row |= {"rest_us": row["p50_us"] - sum(parts)} | _memory(made, inputs)
+    _forget(made, inputs)
+    return row
