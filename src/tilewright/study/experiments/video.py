@@ -84,8 +84,8 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     attention. velocity_error: of the velocity as timed, against dense attention; not a check. p50_us: a pass, the mean
     of `every` passes; made_us, kept_us: one that makes lists, and one that has them. attend_us, predict_us: of it, the
     attention and the choosing of all layers, timed by themselves; rest_us: the remainder. peak_bytes: most of a GPU's
-    memory that a pass takes, beside weights and kept lists; lists_bytes: of these. psnr: of a sampled clip, in dB over that of dense attention
-    from the same noise; sample_s: how long that took.
+    memory that a pass takes, beside weights and kept lists; lists_bytes: of these. psnr: of a sampled clip, in dB over
+    that of dense attention from the same noise; sample_s: how long that took.
     """
 
     kind: Literal["video"] = "video"
