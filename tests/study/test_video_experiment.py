@@ -314,7 +314,7 @@ def test_sources_of_maps_are_never_mixed(files):
     assert set(frame["maps"]) == {"planted", "trained"}
     names = frame.groupby("maps")["case"].unique()
     assert names["planted"].tolist() == ["2x64-9x20x26"]
-    assert names["trained"].tolist() == ["trained, tiny, 50% noise, 6x128-3x11x18"]
+    assert names["trained"].tolist() == ["trained 9 steps, tiny, 50% noise, 6x128-3x11x18"]
     assert frame.loc[frame["chosen_by"] != "", "over_slices"].notna().all()
 
 

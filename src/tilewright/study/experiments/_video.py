@@ -95,6 +95,8 @@ def run_network(case, settings, how):
         if settings.weights is not None:
             _sample(passed, grid, settings.sampler, how.seed)
         yield from (made.row for made in contenders)
+    else:
+        yield from (made.row | {"mode": "compile"} for made in contenders if made.row["status"] != "ok")
     if "compile" in settings.modes:
         network.compile_layers(dynamic=False)
         for made in contenders:
@@ -257,16 +259,28 @@ def _time(passed, inputs, effort, gpu):
     lists that are kept by all of them may not fit its memory."""
     for group in [[made] for made in passed] if gpu else [passed]:
         calls = [_calls(made, inputs) for made in group]
-        parts = [_parts(made, inputs) for made in group]
         taken = iter(_measured([call for own in calls for call in own], effort, gpu))
-        alone = iter(_measured([call for own in parts for call in own.values()], effort, gpu))
-        for made, own, part in zip(group, calls, parts, strict=True):
+        for made, own in zip(group, calls, strict=True):
             made.row |= _columns([next(taken) for _ in own], made.chosen.every)
-            times = {name: made.row["layers"] * next(alone).p50_us for name in part}
-            if "predict_us" in times:
-                times["predict_us"] /= made.chosen.every
-            made.row |= times | {"rest_us": made.row["p50_us"] - sum(times.values())} | _memory(made, inputs)
+        _time_parts(group, inputs, effort, gpu)
+        for made in group:
+            made.row |= _rest(made.row) | _memory(made, inputs)
             _forget(made, inputs)
+
+
+def _time_parts(group, inputs, effort, gpu):
+    """Fill in the times of the parts of a pass."""
+    parts = [_parts(made, inputs) for made in group]
+    alone = iter(_measured([call for own in parts for call in own.values()], effort, gpu))
+    for made, part in zip(group, parts, strict=True):
+        for name in part:
+            often = made.chosen.every if name == "predict_us" else 1
+            made.row[name] = made.row["layers"] * next(alone).p50_us / often
+
+
+def _rest(row):
+    """The column of what is left of a pass."""
+    return {"rest_us": row["p50_us"] - sum(row.get(name, 0) for name in ("attend_us", "predict_us"))}
 
 
 def _parts(made, inputs):
@@ -322,6 +336,8 @@ def _sample(passed, grid, steps, seed):
 
 def _compiled(made, inputs, effort, dense, tolerance, gpu):
     """The row of a contender whose layers are compiled: with what was checked before, and its own velocity."""
+    if "attend_us" not in made.row:
+        _time_parts([made], inputs, effort, gpu)
     blank = ("first_call_s", "made_us", "kept_us", "p20_us", "p50_us", "p80_us", "repetitions", "rse", "timing")
     blank += ("rest_us", "peak_bytes", "sampler_steps", "psnr", "sample_s")
     row = {name: value for name, value in made.row.items() if name not in blank}
@@ -344,7 +360,6 @@ def _compiled(made, inputs, effort, dense, tolerance, gpu):
         row |= _columns(_measured(calls, effort, gpu), made.chosen.every)
     except _REFUSALS as error:
         return row | {"status": "failed", "reason": refusal(error)}
-    parts = [row[name] for name in ("attend_us", "predict_us") if name in row]
-    row |= {"rest_us": row["p50_us"] - sum(parts)} | _memory(made, inputs)
+    row |= _rest(row) | _memory(made, inputs)
     _forget(made, inputs)
     return row
