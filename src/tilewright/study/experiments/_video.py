@@ -55,7 +55,7 @@ class Contender:
 def run_network(case, settings, how):
     """Yield a row for each attention and mode, see `video.Row`. Raises `TilewrightError`."""
     facts, place = targets.describe(how.device), targets.facts(how.device).TORCH_DEVICE
-    dtype = getattr(torch, how.dtype)
+    dtype, trained = getattr(torch, how.dtype), False
     if settings.weights is None:
         network, origin = networks.create_video(case, seed=how.seed).to(place), {"network": case, "weights": "random"}
     else:
@@ -65,8 +65,9 @@ def run_network(case, settings, how):
             yield {"network": settings.weights.network, "status": "skipped", "reason": str(reason), **machine(facts)}
             return
         origin = {name: loaded[name] for name in ("network", "weights")}
+        trained = loaded["maps"] == "trained"
     network = network.lowered(dtype)
-    inputs = _inputs(network, place, dtype, how.seed, trained=settings.weights is not None)
+    inputs = _inputs(network, place, dtype, how.seed, trained=trained)
     grid = pattern.grid(inputs[0].shape)
     known = origin | {
         **{"layers": network.options.depth, "heads": network.options.published.heads, "dtype": how.dtype},
@@ -92,7 +93,7 @@ def run_network(case, settings, how):
     if "eager" in settings.modes:
         passed = [made for made in contenders if made.row["status"] == "ok"]
         _time(passed, inputs, effort, gpu=targets.facts(how.device).GPU_TIMER)
-        if settings.weights is not None:
+        if trained:
             _sample(passed, grid, settings.sampler, how.seed)
         yield from (made.row for made in contenders)
     else:
@@ -105,7 +106,7 @@ def run_network(case, settings, how):
 
 
 def _inputs(network, place, dtype, seed, trained):
-    """Latents, time and prompt of a pass: noise, and a clip where the network knows clips; it knows no prompts then."""
+    """Latents, time and prompt of a pass: noise, and for a network that was trained here its clips, without prompts."""
     size = network.options.latents
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(1, *size, generator=generator).to(place)

@@ -38,7 +38,7 @@ class Section(sections.Section, frozen=True):
     networks: names of video networks, whose weights are random, or of weights
     attention: what is timed, by a name of one's own, the dense one first
     modes: eager, or layers compiled by torch.compile; on a GPU passes are captured in CUDA graphs in both
-    sampler: steps in which a network with weights makes a clip, whose distance to that of dense attention is told
+    sampler: steps in which a network that was trained here makes a clip, to be compared with that of dense attention
     max_seconds: a timing stops after this time, in seconds
     """
 
