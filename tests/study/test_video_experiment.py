@@ -82,6 +82,32 @@ def test_every_attention_has_a_row_that_was_checked(trained):
     assert lists["lists_bytes"] > 0 and blocks["lists_bytes"] == "" and blocks["kept_us"] == ""
 
 
+def test_compiled_layers_have_rows_of_their_own(trained, monkeypatch):
+    built = []
+
+    def compiled(network, **options):
+        for block in network.blocks:
+            block.compile(backend=lambda module, _: built.append(module) or module, **options)
+        return network
+
+    monkeypatch.setattr(wan.Network, "compile_layers", compiled)
+    attention = {name: ATTENTION[name] for name in ("dense", "slices60")}
+    rows = run(trained, attention, modes=("eager", "compile"))
+    assert [(row["attention"], row["mode"], row["status"]) for row in rows] == [
+        *((name, "eager", "ok") for name in attention), *((name, "compile", "ok") for name in attention)
+    ]  # fmt: skip
+    assert built and rows[3]["kept_us"] > 0 and rows[3]["attend_us"] == rows[1]["attend_us"]
+    assert rows[3]["psnr"] == "" and rows[3]["velocity_error"] == pytest.approx(rows[1]["velocity_error"], rel=0.01)
+    torch.compiler.reset()
+    # Alone, they have times of parts, too; and what failed is told.
+    monkeypatch.setattr(slices, "attend", lambda q, k, v, lists, **_: torch.zeros_like(q))
+    attention = {"dense": attention["dense"], "once": msgspec.structs.replace(SLICES, every=1)}
+    dense, failed = sorted(run(trained, attention, modes=("compile",)), key=lambda row: row["status"] == "failed")
+    assert dense["status"] == "ok" and dense["attend_us"] > 0 and dense["mode"] == "compile"
+    assert failed["status"] == "failed" and failed["p50_us"] == ""
+    torch.compiler.reset()
+
+
 def test_random_weights_are_said_to_be_random(monkeypatch):
     monkeypatch.setattr(video, "check_attention", lambda *_: None)
     stated = video.Settings(None, {"dense": ATTENTION["dense"]}, ("eager",), 2, 0.01)
@@ -196,6 +222,9 @@ def test_a_folder_of_official_weights_is_measured(tmp_path, layout):
     loaded, facts = _weights.load(weights, "cpu")
     assert facts["maps"] == "official" and facts["weights"].startswith(name)
     assert torch.equal(loaded.head.head.weight, network.head.head.weight)
+    # Its clips cannot be decoded here.
+    (row,) = run(weights, {"dense": ATTENTION["dense"]})
+    assert row["status"] == "ok" and row["weights"] == facts["weights"] and row["sample_s"] == ""
     rows = recall_rows(weights, recalls=(0.8,), timed=0.8, groups=("128x1",), predictors={}, layers=1)
     assert {row["maps"] for row in rows} == {"official"} and {row["heads"] for row in rows} == {1}
 
@@ -314,7 +343,7 @@ def test_sources_of_maps_are_never_mixed(files):
     assert set(frame["maps"]) == {"planted", "trained"}
     names = frame.groupby("maps")["case"].unique()
     assert names["planted"].tolist() == ["2x64-9x20x26"]
-    assert names["trained"].tolist() == ["trained, tiny, 50% noise, 6x128-3x11x18"]
+    assert names["trained"].tolist() == ["trained 9 steps, tiny, 50% noise, 6x128-3x11x18"]
     assert frame.loc[frame["chosen_by"] != "", "over_slices"].notna().all()
 
 

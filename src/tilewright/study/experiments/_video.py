@@ -55,7 +55,7 @@ class Contender:
 def run_network(case, settings, how):
     """Yield a row for each attention and mode, see `video.Row`. Raises `TilewrightError`."""
     facts, place = targets.describe(how.device), targets.facts(how.device).TORCH_DEVICE
-    dtype = getattr(torch, how.dtype)
+    dtype, trained = getattr(torch, how.dtype), False
     if settings.weights is None:
         network, origin = networks.create_video(case, seed=how.seed).to(place), {"network": case, "weights": "random"}
     else:
@@ -65,8 +65,9 @@ def run_network(case, settings, how):
             yield {"network": settings.weights.network, "status": "skipped", "reason": str(reason), **machine(facts)}
             return
         origin = {name: loaded[name] for name in ("network", "weights")}
+        trained = loaded["maps"] == "trained"
     network = network.lowered(dtype)
-    inputs = _inputs(network, place, dtype, how.seed, trained=settings.weights is not None)
+    inputs = _inputs(network, place, dtype, how.seed, trained=trained)
     grid = pattern.grid(inputs[0].shape)
     known = origin | {
         **{"layers": network.options.depth, "heads": network.options.published.heads, "dtype": how.dtype},
@@ -92,9 +93,11 @@ def run_network(case, settings, how):
     if "eager" in settings.modes:
         passed = [made for made in contenders if made.row["status"] == "ok"]
         _time(passed, inputs, effort, gpu=targets.facts(how.device).GPU_TIMER)
-        if settings.weights is not None:
+        if trained:
             _sample(passed, grid, settings.sampler, how.seed)
         yield from (made.row for made in contenders)
+    else:
+        yield from (made.row | {"mode": "compile"} for made in contenders if made.row["status"] != "ok")
     if "compile" in settings.modes:
         network.compile_layers(dynamic=False)
         for made in contenders:
@@ -103,7 +106,7 @@ def run_network(case, settings, how):
 
 
 def _inputs(network, place, dtype, seed, trained):
-    """Latents, time and prompt of a pass: noise, and a clip where the network knows clips; it knows no prompts then."""
+    """Latents, time and prompt of a pass: noise, and for a network that was trained here its clips, without prompts."""
     size = network.options.latents
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(1, *size, generator=generator).to(place)
@@ -170,9 +173,11 @@ def _check(made, inputs, dense, tolerance, seed):
         row["density"] = _site(clip).graph.density
     row["flops_share"] = _flops(network, row["tokens"], row["density"]) / _flops(network, row["tokens"], 1.0)
     if chosen.by in CHOOSING:
-        whole = exchanged(network, chosen, 1, keep=1.0, budget=1.0)
+        # As bits: lists of all keys take 32 times as much.
+        whole = exchanged(network, chosen, 1, keep=1.0, budget=1.0, **({"packed": True} if chosen.every > 1 else {}))
         row["whole_error"] = max(_off(whole(*inputs, step=step), dense) for step in range(min(chosen.every, 2)))
         row["whole_tolerance"] = tolerance
+    _forget(made, inputs)
     if reason := refuted(row, CHECKS):
         row |= {"status": "failed", "reason": reason}
 
@@ -183,11 +188,15 @@ def _site(clip):
 
 
 def _error(made, clip, q, k, v, out, lists, seed):
-    """``(error, tolerance)`` of the attention of a layer, on some queries of each head."""
+    """``(error, tolerance)`` of the attention of a layer, on some queries of the first, the last and a middle head."""
     rows = np.sort(np.random.default_rng(seed).permutation(q.shape[2])[:ROWS])
+    heads = sorted({0, q.shape[1] // 2, q.shape[1] - 1})
+    q, k, v, out = (x[:, heads] for x in (q, k, v, out))
     if lists is not None:
-        heads = range(q.shape[1])
-        each = [reference.attention_rows(lists.graph(0, h), rows, *(x[:, h : h + 1] for x in (q, k, v))) for h in heads]
+        each = [
+            reference.attention_rows(lists.graph(0, head), rows, *(x[:, at : at + 1] for x in (q, k, v)))
+            for at, head in enumerate(heads)
+        ]
         expected = torch.cat(each, 1)
     elif made.chosen.by == "dense":
         expected = reference.dense_rows(rows, q, k, v)
@@ -216,7 +225,7 @@ def _calls(made, inputs):
 
 
 def _measured(calls, effort, gpu):
-    """A `timing.Timing` of each of `calls`; on a CPU they take turns."""
+    """A `timing.Timing` of each of `calls`, on a GPU those of one contender."""
     if not gpu:
         for call in calls:
             call()
@@ -247,24 +256,32 @@ def _columns(taken, every):
 
 
 def _time(passed, inputs, effort, gpu):
-    """Fill in the times of contenders and of their parts."""
-    calls = [_calls(made, inputs) for made in passed]
-    if gpu:
-        taken = [_measured(own, effort, gpu) for own in calls]
-    else:
-        flat = iter(_measured([call for own in calls for call in own], effort, gpu))
-        taken = [[next(flat) for _ in own] for own in calls]
-    parts = [_parts(made, inputs) for made in passed]
-    flat = iter(_measured([call for own in parts for call in own.values()], effort, gpu))
-    for made, own, times in zip(passed, parts, taken, strict=True):
-        made.row |= _columns(times, made.chosen.every)
-        depth = made.row["layers"]
-        alone = {name: depth * next(flat).p50_us for name in own}
-        if "predict_us" in alone:
-            alone["predict_us"] /= made.chosen.every
-        made.row |= alone
-        made.row["rest_us"] = made.row["p50_us"] - sum(alone.values())
-        made.row |= _memory(made, inputs)
+    """Fill in the times of contenders and of their parts. On a CPU they take turns; on a GPU one after the other, since
+    lists that are kept by all of them may not fit its memory."""
+    for group in [[made] for made in passed] if gpu else [passed]:
+        calls = [_calls(made, inputs) for made in group]
+        taken = iter(_measured([call for own in calls for call in own], effort, gpu))
+        for made, own in zip(group, calls, strict=True):
+            made.row |= _columns([next(taken) for _ in own], made.chosen.every)
+        _time_parts(group, inputs, effort, gpu)
+        for made in group:
+            made.row |= _rest(made.row) | _memory(made, inputs)
+            _forget(made, inputs)
+
+
+def _time_parts(group, inputs, effort, gpu):
+    """Fill in the times of the parts of a pass."""
+    parts = [_parts(made, inputs) for made in group]
+    alone = iter(_measured([call for own in parts for call in own.values()], effort, gpu))
+    for made, part in zip(group, parts, strict=True):
+        for name in part:
+            often = made.chosen.every if name == "predict_us" else 1
+            made.row[name] = made.row["layers"] * next(alone).p50_us / often
+
+
+def _rest(row):
+    """The column of what is left of a pass."""
+    return {"rest_us": row["p50_us"] - sum(row.get(name, 0) for name in ("attend_us", "predict_us"))}
 
 
 def _parts(made, inputs):
@@ -279,14 +296,28 @@ def _parts(made, inputs):
 
 def _memory(made, inputs):
     """Columns of what a pass takes of a GPU's memory, and of the lists that are kept."""
-    attention = made.network.clip(pattern.grid(inputs[0].shape), inputs[0].device).layers[0].attention
-    held = {"lists_bytes": attention.steps.memory_bytes} if made.chosen.every > 1 else {}
-    if inputs[0].is_cuda:
-        torch.cuda.reset_peak_memory_stats(inputs[0].device)
-        made.network(*inputs)
-        timing.wait(inputs[0])
-        held["peak_bytes"] = torch.cuda.max_memory_allocated(inputs[0].device)
+    network, x = made.network, inputs[0]
+    network(*inputs)
+    held = {"lists_bytes": _kept(made, inputs).memory_bytes} if made.chosen.every > 1 else {}
+    if x.is_cuda:
+        timing.wait(x)
+        before = torch.cuda.memory_allocated(x.device)
+        torch.cuda.reset_peak_memory_stats(x.device)
+        network(*inputs, step=min(made.chosen.every - 1, 1))
+        timing.wait(x)
+        held["peak_bytes"] = torch.cuda.max_memory_allocated(x.device) - before
     return held
+
+
+def _kept(made, inputs):
+    """The `slices.Steps` of an attention that keeps lists."""
+    return made.network.clip(pattern.grid(inputs[0].shape), inputs[0].device).layers[0].attention.steps
+
+
+def _forget(made, inputs):
+    """Free the lists that an attention keeps: those of several would not fit a GPU's memory."""
+    if made.chosen.every > 1:
+        _kept(made, inputs).clear()
 
 
 def _sample(passed, grid, steps, seed):
@@ -306,6 +337,8 @@ def _sample(passed, grid, steps, seed):
 
 def _compiled(made, inputs, effort, dense, tolerance, gpu):
     """The row of a contender whose layers are compiled: with what was checked before, and its own velocity."""
+    if "attend_us" not in made.row:
+        _time_parts([made], inputs, effort, gpu)
     blank = ("first_call_s", "made_us", "kept_us", "p20_us", "p50_us", "p80_us", "repetitions", "rse", "timing")
     blank += ("rest_us", "peak_bytes", "sampler_steps", "psnr", "sample_s")
     row = {name: value for name, value in made.row.items() if name not in blank}
@@ -328,5 +361,6 @@ def _compiled(made, inputs, effort, dense, tolerance, gpu):
         row |= _columns(_measured(calls, effort, gpu), made.chosen.every)
     except _REFUSALS as error:
         return row | {"status": "failed", "reason": refusal(error)}
-    parts = [row[name] for name in ("attend_us", "predict_us") if name in row]
-    return row | {"rest_us": row["p50_us"] - sum(parts)} | _memory(made, inputs)
+    row |= _rest(row) | _memory(made, inputs)
+    _forget(made, inputs)
+    return row

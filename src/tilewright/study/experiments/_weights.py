@@ -4,7 +4,7 @@ import shlex
 
 import msgspec
 
-from tilewright import networks
+from tilewright import networks, targets
 from tilewright.core.errors import Unavailable
 from tilewright.study import sections
 
@@ -46,7 +46,8 @@ def arguments(weights, config):
     options = [shlex.quote(f"{key}={value}") for key, value in weights.options.items()]
     recipe = [] if weights.recipe is None else ["--recipe", shlex.quote(msgspec.json.encode(weights.recipe).decode())]
     stated = ["--set", *options] if options else []
-    return ["--network", weights.network, *recipe, "--device", config.device, *stated]
+    compiled = ["--compiled"] if targets.facts(config.device).GPU_TIMER else []
+    return ["--network", weights.network, *recipe, "--device", config.device, *compiled, *stated]
 
 
 def sources(weights):
@@ -81,7 +82,6 @@ def load(weights, place):
 
 def maps(weights, layers, noise, grid, order, *, device, dtype, seed):
     """`_slices.Maps` of a network's heads, of `layers` layers, on a clip at a level of noise. Raises as `load` does."""
-    from tilewright import targets
     from tilewright.scenes import captured
     from tilewright.study.experiments import _slices
 
@@ -96,7 +96,6 @@ def maps(weights, layers, noise, grid, order, *, device, dtype, seed):
 
 def absent(weights, grid, reason, how):
     """The columns of a row that says why there is none."""
-    from tilewright import targets
     from tilewright.study.experiments._rows import machine, now
 
     known = {"network": weights.network, "grid": "x".join(map(str, grid)), "dtype": how.dtype, "time": now()}

@@ -38,7 +38,7 @@ class Section(sections.Section, frozen=True):
     networks: names of video networks, whose weights are random, or of weights
     attention: what is timed, by a name of one's own, the dense one first
     modes: eager, or layers compiled by torch.compile; on a GPU passes are captured in CUDA graphs in both
-    sampler: steps in which a network with weights makes a clip, whose distance to that of dense attention is told
+    sampler: steps in which a network that was trained here makes a clip, to be compared with that of dense attention
     max_seconds: a timing stops after this time, in seconds
     """
 
@@ -84,8 +84,8 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     attention. velocity_error: of the velocity as timed, against dense attention; not a check. p50_us: a pass, the mean
     of `every` passes; made_us, kept_us: one that makes lists, and one that has them. attend_us, predict_us: of it, the
     attention and the choosing of all layers, timed by themselves; rest_us: the remainder. peak_bytes: most of a GPU's
-    memory in a pass; lists_bytes: of lists that are kept. psnr: of a sampled clip, in dB over that of dense attention
-    from the same noise; sample_s: how long that took.
+    memory that a pass takes, beside weights and kept lists; lists_bytes: of these. psnr: of a sampled clip, in dB over
+    that of dense attention from the same noise; sample_s: how long that took.
     """
 
     kind: Literal["video"] = "video"

@@ -27,7 +27,7 @@ def draw(inputs):
             for name, own in exact[exact["token_order"] == first].groupby("group", sort=False)
         }
         colours = {name.replace("x", "×"): colour for name, colour in COLOURS.items()}
-        _lines(panels[0], groups, colours, "shape of groups", f"{case}: slices and blocks")
+        _lines(panels[0], groups, colours, "shape of groups", f"{case}\nslices and blocks")
         choosers = {
             ("exact shares" if name == ORACLE else name): own
             for name, own in main[main["group"] == SLICE].groupby("chosen_by", sort=False)
@@ -43,7 +43,7 @@ def draw(inputs):
     _style.notes(
         drawn,
         [
-            f"{maps.capitalize()} maps, {dtypes}, {_read.devices(frame)}. Recall is measured from log-sum-exps, the "
+            f"Maps: {maps}; {dtypes}, {_read.devices(frame)}. Recall is measured from log-sum-exps, the "
             "mean over all queries of all heads. Left and right: keys chosen by the exact shares of each group. "
             f"Left and middle: tokens in the order {frame['token_order'].iloc[0]}. Planted maps say nothing about what "
             "trained networks attend to.",
@@ -58,5 +58,6 @@ def _lines(axes, lines, colours, title, heading):
         rows = rows.sort_values("density")
         colour = colours.get(name, FURTHER[place % len(FURTHER)])
         axes.plot(100 * rows["density"], rows["recall"], marker="o", markersize=4, color=colour, label=name)
-    axes.set(title=heading, xlabel="keys kept (%)", xlim=(0, 100))
-    axes.legend(title=title, loc="lower right")
+    axes.set(xlabel="keys kept (%)", xlim=(0, 100))
+    axes.set_title(heading, loc="left")
+    axes.legend(title=title, loc="best")

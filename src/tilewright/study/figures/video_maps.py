@@ -35,7 +35,7 @@ def draw(inputs):
         part.suptitle(f"{SOURCES[source]}{weights}", fontsize=9.5)
     handles = [
         Patch(facecolor="#333333", label="share of attention, dark is much"),
-        Patch(facecolor="none", edgecolor=_contenders.BLUE, label="keys that were chosen"),
+        Patch(facecolor=_style.tint(_contenders.BLUE, 0.16), edgecolor=_contenders.BLUE, label="keys that were chosen"),
         Patch(facecolor="none", edgecolor=_style.PAPER, label="the group of queries"),
     ]
     _style.head(drawn, "Keys chosen for a group of 128 queries", handles)
@@ -56,6 +56,8 @@ def draw(inputs):
 
 def _block(part, rows, source, heads, arrays):
     """The heads of a source; shades from the even share of attention to the largest of a head."""
+    from matplotlib.colors import to_rgb
+
     shares, kept, group = (arrays[f"maps.{source}.{what}"] for what in ("shares", "kept", "group"))
     panels = part.subplots(rows, FRAMES, squeeze=False)
     for axes in panels.ravel():
@@ -65,6 +67,9 @@ def _block(part, rows, source, heads, arrays):
         even = np.log(np.maximum(share * share.size, 1)) / np.log(max(2.0, share.max() * share.size))
         for axes, frame in zip(own, shown, strict=False):
             axes.imshow(even[frame], cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
+            tint = np.zeros((*keep[frame].shape, 4))
+            tint[keep[frame]] = (*to_rgb(_contenders.BLUE), 0.16)
+            axes.imshow(tint, interpolation="nearest")
             _outline(axes, keep[frame], _contenders.BLUE, 0.7)
             _outline(axes, group[frame], _style.PAPER, 1.4)
             _outline(axes, np.ones_like(group[frame]), _style.INK, 0.6)

@@ -62,11 +62,11 @@ def over_dense(rows, key):
 
 
 def _origin(rows):
-    """What stands before the shape of a case: the network and the noise in its clip, where maps are not planted."""
+    """What stands before the shape of a case where maps are not planted: whose they are, and the noise in the clip."""
     if "clip_noise" not in rows or rows["maps"].eq("planted").all():
         return ""
     noise = rows["clip_noise"].map(lambda share: "" if np.isnan(share) else f", {share:.0%} noise, ")
-    return (rows["maps"] + ", " + rows["network"] + noise).where(rows["maps"] != "planted", "")
+    return (rows["maps"] + " " + rows["weights"] + ", " + rows["network"] + noise).where(rows["maps"] != "planted", "")
 
 
 def attending(rows, group=SLICE, chosen_by=ORACLE):

@@ -23,7 +23,7 @@ SHOWN = {
     "speedup": ("× dense", ".2f"),
     "attend_share": ("attention", ".0%"),
     "predict_share": ("choosing", ".1%"),
-    "peak_gib": ("memory (GiB)", ",.1f"),
+    "peak_gib": ("memory of a pass (GiB)", ",.1f"),
     "lists_mib": ("lists kept (MiB)", ",.1f"),
     "velocity_error": ("velocity off by", ".3f"),
     "psnr": ("clip, PSNR (dB)", ".1f"),

@@ -1,0 +1,36 @@
+"""The script that runs the study of video networks without Snakemake: the commands that it makes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks/video_study.py"
+
+
+def commands(folder, *flags):
+    done = subprocess.run([sys.executable, SCRIPT, "--dry-run", *flags], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_every_step_is_a_command_of_the_study(tmp_path):
+    said = commands(tmp_path)
+    assert [line[2:] for line in said[::2]] == [
+        *("train tiny", "video wan-1.3b-480p-81f", "video wan-1.3b-720p-81f", "video tiny", "pictures tiny"),
+        *("recall tiny-9x15x26", "recall tiny-21x30x52"),
+    ]
+    train, video, *_, pictures, recall, _ = said[1::2]
+    assert "--output results/video/tiny.safetensors" in train and "--device cuda --compiled" in train
+    assert "--case wan-1.3b-480p-81f --output results/logs/video/wan-1.3b-480p-81f.csv" in video
+    assert "--dtype bfloat16" in video and "--dtype" not in pictures
+    assert "results/logs/video/tiny.npz" in pictures and "results/logs/recall/tiny-9x15x26.csv" in recall
+    # What is trained is not trained again.
+    (tmp_path / "results/video").mkdir(parents=True)
+    (tmp_path / "results/video/tiny.safetensors").touch()
+    assert "# train tiny" not in commands(tmp_path)
+
+
+def test_settings_and_cases_can_be_stated(tmp_path):
+    said = commands(tmp_path, "--steps", "video", "--cases", "wan-1.3b-720p-81f", "--set", 'modes=["compile"]')
+    assert len(said) == 2 and said[1].endswith("--min-repetitions 10")
+    assert said[1].rindex('modes=["compile"]') > said[1].index('modes=["eager", "compile"]')
