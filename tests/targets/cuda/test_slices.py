@@ -61,7 +61,7 @@ def test_forms_are_those_that_were_measured_on_hopper():
         chosen = slice_config.for_slices(128, head_dim, torch.bfloat16, (9, 0), most)
         assert chosen == SliceConfig(128, stages, 4, by_warps=True)
         chosen = slice_config.plain(128, head_dim, torch.bfloat16, most)
-        assert chosen == SliceConfig(64, 3, 8, ahead=1)
+        assert chosen == SliceConfig(64, 3, 8, ahead=True)
 
 
 @needs_gpu

@@ -128,7 +128,7 @@ class Executor:
 
             kernel = slice_warp_kernel.tilewright_slice_attention_by_warps
             constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
-            arguments = (*strides, *sizes, *constants, chosen.ahead, chosen.loose, is_wide)
+            arguments = (*strides, *sizes, *constants, chosen.loose, is_wide)
             options = {"num_warps": slice_warp_kernel.NUM_WARPS}
         else:
             kernel = slice_kernels.tilewright_slice_attention
