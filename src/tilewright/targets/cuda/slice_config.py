@@ -44,7 +44,7 @@ def for_slices(rows, head_dim, dtype, capability, most_shared_bytes):
     that was fastest for random keys on an H200 (docs/decisions/0033). Else `plain`.
     """
     if dtype.itemsize == 2 and capability == HOPPER and rows == WARPS_ROWS:
-        return SliceConfig(128, 3 if head_dim == 128 else 5, num_warps=4, by_warps=True)
+        return SliceConfig(128, num_stages=3, num_warps=4, by_warps=True)
     return plain(rows, head_dim, dtype, most_shared_bytes)
 
 
