@@ -89,13 +89,8 @@ def forms(case):
 def contenders(case):
     """Forms of every kernel that may win, for groups of 128 queries, the fastest of the plain kernel first."""
     plain = [SliceConfig(64, 3, 8, ahead=True), SliceConfig(32, 3, 8, ahead=True)]
-    wide = 3 if case.head_dim == 128 else 5
-    shapes = [(64, 5, 2), (128, wide, 0), (128, wide, 2)] + ([] if case.head_dim == 128 else [(128, 5, 1)])
-    by_warps = [
-        SliceConfig(keys, stages, 4, ahead=ahead, by_warps=True, loose=loose)
-        for keys, stages, ahead in shapes
-        for loose in (False, True)
-    ]
+    shapes = ((64, 5), (128, 3)) if case.head_dim == 128 else ((64, 5), (128, 3), (128, 5))
+    by_warps = [SliceConfig(*shape, 4, by_warps=True, loose=loose) for shape in shapes for loose in (False, True)]
     return plain + by_warps
 
 
@@ -291,10 +286,10 @@ class Table:
 def short(form):
     """A form in a word: keys a step, stages, warps; keys' numbers ahead, K as columns, rare rescales.
 
-    Of the kernel by warps: keys a step, stages, their order, l if they are loose.
+    Of the kernel by warps: keys a step, stages, l if it is loose.
     """
     if form.by_warps:
-        return f"{form.step_keys}k{form.num_stages}s-{slice_config.ORDERS[form.ahead]}{'-l' * form.loose}"
+        return f"{form.step_keys}k{form.num_stages}s-warps{'-l' * form.loose}"
     levers = "a" * form.ahead + "c" * form.k_columns + "r" * (form.slack > 0)
     return f"{form.step_keys}k{form.num_stages}s{form.num_warps}w{levers}"
 

@@ -39,7 +39,7 @@ def test_a_form_that_is_none_is_refused(change):
 
 
 def test_a_form_is_read_as_it_was_stated():
-    form = SliceConfig(64, 4, 4, ahead=2, by_warps=True, loose=True)
+    form = SliceConfig(64, 4, 4, by_warps=True, loose=True)
     assert slice_config.read(json.loads(json.dumps(forms.as_stated(form)))) == form
 
 

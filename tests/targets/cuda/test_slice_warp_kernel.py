@@ -13,6 +13,7 @@ import torch
 from helpers.gpu import TRITON_DEVICE
 from helpers.slices import LSE_TOLERANCE, expected, mask_of, qkv
 from tilewright import reference, slices
+from tilewright.targets.cuda import slice_warp_kernel
 from tilewright.targets.cuda.slice_config import SliceConfig
 from tilewright.targets.cuda.slices import Executor
 
@@ -27,9 +28,9 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from tilewright.targets.cuda import slice_warp_kernel as module
 
 kernel = module.tilewright_slice_attention_by_warps
-head_dim, step_keys, stages, order, run = map(int, sys.argv[1:])
+head_dim, step_keys, stages, run = map(int, sys.argv[1:])
 constants = {"HEADS": 3, "BLOCK_M": 128, "BLOCK_N": step_keys, "RUN": run, "HEAD_DIM": head_dim}
-constants |= {"NUM_STAGES": stages, "ORDER": order, "LOOSE": run == 1, "WIDE": False}
+constants |= {"NUM_STAGES": stages, "LOOSE": run == 1, "WIDE": False}
 types = {"o_ptr": "*bf16", "q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "lse_ptr": "*fp32"}
 types |= dict.fromkeys(("key_ptr", "count_ptr", "order_ptr", "state_ptr"), "*i32") | {"scale_log2": "fp32"}
 signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
@@ -42,17 +43,15 @@ ptx = compiled.asm["ptx"]
 print(compiled.metadata.shared, ptx.count("cp.async.cg"), ptx.count("wgmma.mma_async"), ptx.count("setmaxnreg"))
 """
 FORMS = [
-    SliceConfig(64, 4, 4, ahead=0, by_warps=True),
-    SliceConfig(64, 4, 4, ahead=1, by_warps=True),
-    SliceConfig(64, 4, 4, ahead=2, by_warps=True),
-    SliceConfig(64, 4, 4, ahead=2, by_warps=True, loose=True),
-    SliceConfig(128, 3, 4, ahead=2, by_warps=True),
+    SliceConfig(128, 3, 4, by_warps=True),
+    SliceConfig(64, 5, 4, by_warps=True),
+    SliceConfig(64, 3, 4, by_warps=True, loose=True),
 ]
 
 
-@pytest.mark.parametrize("head_dim, step_keys, stages, order, run", [(128, 64, 4, 1, 1), (64, 128, 3, 2, 16)])
-def test_it_compiles_for_hopper(head_dim, step_keys, stages, order, run):
-    form = map(str, (head_dim, step_keys, stages, order, run))
+@pytest.mark.parametrize("head_dim, step_keys, stages, run", [(128, 128, 3, 1), (64, 64, 5, 16)])
+def test_it_compiles_for_hopper(head_dim, step_keys, stages, run):
+    form = map(str, (head_dim, step_keys, stages, run))
     given = {"env": {**os.environ, "TRITON_INTERPRET": "0"}, "capture_output": True, "text": True, "timeout": 120}
     done = subprocess.run([sys.executable, "-c", COMPILE, *form], **given)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -62,6 +61,45 @@ def test_it_compiles_for_hopper(head_dim, step_keys, stages, order, run):
     # Copies of 16 bytes: of queries, keys and values by 128 threads.
     assert copies == (128 + 2 * step_keys) * head_dim // 8 // 128
     assert products >= 2 * 2 * (head_dim // 16 + step_keys // 16) and shares > 0
+
+
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_it_is_launched_with_its_arguments_in_order(monkeypatch, lse, shift):
+    """By a stand-in for the kernel; tokens off 16 bytes go to the other one."""
+    form = SliceConfig(64, 5, 4, by_warps=True, loose=True)
+    launched = {}
+
+    class Kernel:
+        names = slice_warp_kernel.tilewright_slice_attention_by_warps.arg_names
+
+        def __getitem__(self, grid):
+            return lambda *given, **options: launched.update(
+                zip(self.names, given, strict=True), grid=grid, options=options
+            )
+
+    monkeypatch.setattr(slice_warp_kernel, "tilewright_slice_attention_by_warps", Kernel())
+    lists = slices.from_mask(mask_of([[[2, 30, 1], [0, 1, 31]]], 100).to(TRITON_DEVICE), 300)
+    q, k, v = qkv(1, 2, 300, 100, 64, dtype=torch.float16, device=TRITON_DEVICE)
+    k = k.new_empty(k.numel() + shift)[shift:].view(1, 2, 100, 64).copy_(k)
+    executor = Executor(lists.layout, q.device, form)
+    out, sums = executor.attend(lists.tensors, q, k, v, scale=0.5, with_lse=lse)
+    if shift:
+        assert not launched and not out.isnan().any()
+        return
+    tensors = {"o_ptr": out, "key_ptr": lists.keys, "state_ptr": lists.state, "q_ptr": q, "k_ptr": k, "lse_ptr": sums}
+    assert all(launched[name] is x for name, x in tensors.items())
+    sizes = {
+        "stride_qn": 128,
+        "stride_kn": 64,
+        "n_queries": 300,
+        "groups": 3,
+        "capacity": 128,
+        "HEADS": 2,
+        "WIDE": False,
+    }
+    sizes |= {"BLOCK_M": 128, "BLOCK_N": 64, "RUN": 1, "HEAD_DIM": 64, "NUM_STAGES": 5, "LOOSE": True, "grid": (6,)}
+    assert {name: launched[name] for name in sizes} == sizes and launched["options"] == {"num_warps": 4}
 
 
 @needs_hopper

@@ -9,10 +9,7 @@ from tilewright.targets.cuda.facts import FEWEST_ROWS
 # What forms of each kernel are tried with in 16 bits. warp_rows: queries of a warp. The kernel of `slice_warp_kernel`
 # needs Hopper and groups of 128 queries.
 PLAIN_GRID = {"step_keys": (32, 64, 128), "num_stages": (2, 3), "warp_rows": (16, 32)}
-WARPS_GRID = {"step_keys": (128, 64), "num_stages": (3, 5), "ahead": (0, 1, 2), "loose": (False, True)}
-# What runs beside the softmax of a step in `slice_warp_kernel`: the weighted values of the step before it; the products
-# of the step after it; as the first, with the two halves of the queries in turns.
-ORDERS = ("behind", "ahead", "turns")
+WARPS_GRID = {"step_keys": (128, 64), "num_stages": (3, 5), "loose": (False, True)}
 HOPPER, WARPS_ROWS = (9, 0), 128
 
 
@@ -26,15 +23,14 @@ class SliceConfig:
     octaves that the maximum of a row may grow by before sums are rescaled, 0 for none: weights are up to 2**slack,
     which 16 bits hold up to 15.
 
-    by_warps: the kernel of `slice_warp_kernel`, which has its own number of warps; `ahead`, a place in `ORDERS`, and
-    loose are its ORDER and LOOSE.
+    by_warps: the kernel of `slice_warp_kernel`, which of all this has step_keys and num_stages alone. loose: its LOOSE.
     """
 
     step_keys: int
     num_stages: int
     num_warps: int
     maxnreg: int | None = None
-    ahead: int = 0
+    ahead: bool = False
     k_columns: bool = False
     slack: int = 0
     by_warps: bool = False
@@ -48,7 +44,7 @@ def for_slices(rows, head_dim, dtype, capability, most_shared_bytes):
     that was fastest for random keys on an H200 (docs/decisions/0033). Else `plain`.
     """
     if dtype.itemsize == 2 and capability == HOPPER and rows == WARPS_ROWS:
-        return SliceConfig(128, 3 if head_dim == 128 else 5, num_warps=4, by_warps=True)
+        return SliceConfig(128, num_stages=3, num_warps=4, by_warps=True)
     return plain(rows, head_dim, dtype, most_shared_bytes)
 
 
@@ -65,7 +61,7 @@ def plain(rows, head_dim, dtype, most_shared_bytes):
     if rows < 128:
         chosen = SliceConfig(128 if head_dim == 64 else 64, num_stages=3, num_warps=min(4, rows // FEWEST_ROWS))
     else:
-        chosen = SliceConfig(64, num_stages=3, num_warps=8, ahead=1)
+        chosen = SliceConfig(64, num_stages=3, num_warps=8, ahead=True)
     while chosen.num_stages > 1 and shared_bytes(chosen, rows, head_dim, dtype.itemsize) > most_shared_bytes:
         chosen = replace(chosen, num_stages=chosen.num_stages - 1)
     return chosen
@@ -79,22 +75,18 @@ def candidates(rows, head_dim, dtype, capability, most_shared_bytes):
     else:
         found = [plain(rows, head_dim, dtype, most_shared_bytes)]
         found += [
-            SliceConfig(keys, stages, max(1, rows // warp_rows), ahead=1)
+            SliceConfig(keys, stages, max(1, rows // warp_rows), ahead=True)
             for keys, stages, warp_rows in itertools.product(*PLAIN_GRID.values())
         ]
     if dtype.itemsize == 2 and capability == HOPPER and rows == WARPS_ROWS:
         found += [
-            SliceConfig(keys, stages, 4, ahead=ahead, by_warps=True, loose=loose)
-            for keys, stages, ahead, loose in itertools.product(*WARPS_GRID.values())
+            SliceConfig(keys, stages, 4, by_warps=True, loose=loose)
+            for keys, stages, loose in itertools.product(*WARPS_GRID.values())
         ]
-    fitting = [form for form in found if _fits(form, rows, head_dim, dtype.itemsize, most_shared_bytes)]
+    # With room for what the compiler adds.
+    most = most_shared_bytes - 1024
+    fitting = [form for form in found if shared_bytes(form, rows, head_dim, dtype.itemsize) <= most]
     return tuple(dict.fromkeys((first, *fitting)))
-
-
-def _fits(form, rows, head_dim, itemsize, most_shared_bytes):
-    """Whether its memory does, with room for what the compiler adds, and its scores of two steps do."""
-    twice = form.by_warps and form.ahead == 1 and form.step_keys * head_dim > 64 * 128
-    return not twice and shared_bytes(form, rows, head_dim, itemsize) + 1024 <= most_shared_bytes
 
 
 def read(stated):

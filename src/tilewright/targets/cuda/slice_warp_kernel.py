@@ -35,13 +35,12 @@ def tilewright_slice_attention_by_warps(
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_on, n_queries, groups, capacity, scale_log2,
     HEADS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, RUN: gl.constexpr, HEAD_DIM: gl.constexpr,
-    NUM_STAGES: gl.constexpr, ORDER: gl.constexpr, LOOSE: gl.constexpr, WIDE: gl.constexpr,
+    NUM_STAGES: gl.constexpr, LOOSE: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """Attention of each group to its listed keys. Arguments and grid are those of `tilewright_slice_attention`.
 
-    q_ptr, k_ptr, v_ptr: aligned to 16 bytes, as their strides are. ORDER: of the softmax and products of a half, see
-    `slice_config.ORDERS`. LOOSE: each thread says by itself that it has read a stage, else one does so for its half
-    once all have.
+    q_ptr, k_ptr, v_ptr: aligned to 16 bytes, as their strides are. LOOSE: each thread says by itself that it has read a
+    stage, else one does so for its half once all have.
     """
     pid = gl.program_id(0)
     bh = pid // groups
@@ -76,23 +75,20 @@ def tilewright_slice_attention_by_warps(
     v_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], bar_at)
     k_free = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], bar_at)
     v_free = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], bar_at)
-    turns = gl.allocate_shared_memory(gl.int64, [HALVES, 1], bar_at)
     mbarrier.init(q_full.index(0), count=GATHERING * 32)
-    for i in gl.static_range(HALVES):
-        mbarrier.init(turns.index(i), count=EACH)
     for i in gl.static_range(NUM_STAGES):
         mbarrier.init(k_full.index(i), count=GATHERING * 32)
         mbarrier.init(v_full.index(i), count=GATHERING * 32)
         mbarrier.init(k_free.index(i), count=HALVES * EACH)
         mbarrier.init(v_free.index(i), count=HALVES * EACH)
-    memory = q_mem, k_mem, v_mem, q_full, k_full, v_full, k_free, v_free, turns
+    memory = q_mem, k_mem, v_mem, q_full, k_full, v_full, k_free, v_free
     tokens = q_ptr, k_ptr, v_ptr, stride_qn, stride_kn, stride_vn
     first = g * BLOCK_M
     results = o_ptr, lse_ptr, stride_on, first, n_queries, count, bad, scale_log2
     gl.warp_specialize(
         [
-            (_multiply, (0, results, memory, ORDER, LOOSE)),
-            (_multiply, (1, results, memory, ORDER, LOOSE)),
+            (_multiply, (0, results, memory, LOOSE)),
+            (_multiply, (1, results, memory, LOOSE)),
             (_gather, (tokens, key_ptr, first, n_queries, count, memory, RUN)),
         ],
         [4, GATHERING],
@@ -117,7 +113,7 @@ def _listed(key_ptr, place, RUN: gl.constexpr):
 @gluon.jit
 def _gather(tokens, key_ptr, first, n_queries, count, memory, RUN: gl.constexpr):
     """Fill the stages: the queries, then keys and values, those of the last step first."""
-    q_mem, k_mem, v_mem, q_full, k_full, v_full, k_free, v_free, _ = memory
+    q_mem, k_mem, v_mem, q_full, k_full, v_full, k_free, v_free = memory
     q_ptr, k_ptr, v_ptr, stride_qn, stride_kn, stride_vn = tokens
     BLOCK_N: gl.constexpr = k_mem.shape[1]
     HALF: gl.constexpr = q_mem.shape[1]
@@ -152,9 +148,9 @@ def _gather(tokens, key_ptr, first, n_queries, count, memory, RUN: gl.constexpr)
 
 
 @gluon.jit
-def _multiply(half: gl.constexpr, results, memory, ORDER: gl.constexpr, LOOSE: gl.constexpr):
+def _multiply(half, results, memory, LOOSE: gl.constexpr):
     """Attention of one half of the queries."""
-    q_mem, k_mem, _, q_full, _, _, _, _, _ = memory
+    q_mem, k_mem, _, q_full, _, _, _, _ = memory
     o_ptr, lse_ptr, stride_on, first, n_queries, count, bad, scale_log2 = results
     BLOCK_N: gl.constexpr = k_mem.shape[1]
     HALF: gl.constexpr = q_mem.shape[1]
@@ -169,10 +165,7 @@ def _multiply(half: gl.constexpr, results, memory, ORDER: gl.constexpr, LOOSE: g
     acc = gl.zeros([HALF, HEAD_DIM], gl.float32, o_at)
     zeros = gl.zeros([HALF, BLOCK_N], gl.float32, s_at)
     if count > 0:
-        if ORDER == 1:
-            m_i, l_i, acc = _ahead(q, zeros, scale_log2, count, m_i, l_i, acc, memory, LOOSE)
-        else:
-            m_i, l_i, acc = _behind(q, zeros, scale_log2, count, m_i, l_i, acc, memory, half, ORDER == 2, LOOSE)
+        m_i, l_i, acc = _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory, LOOSE)
     # Groups without keys give zeros and -inf; lists that did not fit give NaN, whatever they hold.
     l_i = gl.where(count == 0, 1.0, l_i)
     l_i = gl.where(bad != 0, float("nan"), l_i)
@@ -212,17 +205,6 @@ def _weighted(w, acc, v_mem, v_full, stage, phase):
 
 
 @gluon.jit
-def _first_scores(q, zeros, count, k_mem, k_full, k_free, LOOSE: gl.constexpr):
-    """Scores of the last keys of a list, which come first: only they need a mask."""
-    BLOCK_N: gl.constexpr = k_mem.shape[1]
-    s = _products(q, zeros, k_mem, k_full, 0, 0)
-    s = warpgroup_mma_wait(0, deps=[s])
-    _arrive(k_free.index(0), LOOSE)
-    place = (count - 1) // BLOCK_N * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, zeros.type.layout))
-    return gl.where((place < count)[None, :], s, -float("inf"))
-
-
-@gluon.jit
 def _softmax(s, m_i, l_i, scale_log2, dtype: gl.constexpr):
     """``(weights as an operand of the next product, m_i, l_i, alpha)`` after scores of a step."""
     row_at: gl.constexpr = m_i.type.layout
@@ -234,49 +216,24 @@ def _softmax(s, m_i, l_i, scale_log2, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _ahead(q, zeros, scale_log2, count, m_i, l_i, acc, memory, LOOSE: gl.constexpr):
-    """All steps: the products of the next step run beside the softmax of this one."""
-    _, k_mem, v_mem, _, k_full, v_full, k_free, v_free, _ = memory
-    s = _first_scores(q, zeros, count, k_mem, k_full, k_free, LOOSE)
-    stage = 0
-    phase = 0
-    for _j in range(0, (count - 1) // k_mem.shape[1]):
-        k_stage, k_phase = _next(stage, phase, k_mem.shape[0])
-        later = _products(q, zeros, k_mem, k_full, k_stage, k_phase)
-        w, m_i, l_i, alpha = _softmax(s, m_i, l_i, scale_log2, k_mem.dtype)
-        acc = _weighted(w, acc * alpha[:, None], v_mem, v_full, stage, phase)
-        s, acc = warpgroup_mma_wait(0, deps=[later, acc])
-        _arrive(k_free.index(k_stage), LOOSE)
-        _arrive(v_free.index(stage), LOOSE)
-        stage = k_stage
-        phase = k_phase
-    w, m_i, l_i, alpha = _softmax(s, m_i, l_i, scale_log2, k_mem.dtype)
-    acc = _weighted(w, acc * alpha[:, None], v_mem, v_full, stage, phase)
-    return m_i, l_i, warpgroup_mma_wait(0, deps=[acc])
-
-
-@gluon.jit
-def _behind(
-    q, zeros, scale_log2, count, m_i, l_i, acc, memory, half: gl.constexpr, TURNS: gl.constexpr, LOOSE: gl.constexpr
-):
-    """All steps: the weighted values of a step run beside the softmax of the next one. TURNS: the halves start their
-    products in turns."""
-    _, k_mem, v_mem, _, k_full, v_full, k_free, v_free, turns = memory
-    s = _first_scores(q, zeros, count, k_mem, k_full, k_free, LOOSE)
+def _all_steps(q, zeros, scale_log2, count, m_i, l_i, acc, memory, LOOSE: gl.constexpr):
+    """``(m_i, l_i, acc)`` after all keys of a list. The values of a step are added beside the softmax of the next."""
+    _, k_mem, v_mem, _, k_full, v_full, k_free, v_free = memory
+    # The last keys come first: only they need a mask.
+    BLOCK_N: gl.constexpr = k_mem.shape[1]
+    s = _products(q, zeros, k_mem, k_full, 0, 0)
+    s = warpgroup_mma_wait(0, deps=[s])
+    _arrive(k_free.index(0), LOOSE)
+    n_full = (count - 1) // BLOCK_N
+    place = n_full * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, zeros.type.layout))
+    s = gl.where((place < count)[None, :], s, -float("inf"))
     w, m_i, l_i, alpha = _softmax(s, m_i, l_i, scale_log2, k_mem.dtype)
     stage = 0
     phase = 0
-    # The first half begins: it waits for the phase before the first one.
-    turn = 1 - half
-    for _j in range(0, (count - 1) // k_mem.shape[1]):
+    for _j in range(0, n_full):
         k_stage, k_phase = _next(stage, phase, k_mem.shape[0])
-        if TURNS:
-            mbarrier.wait(turns.index(half), turn)
         s = _products(q, zeros, k_mem, k_full, k_stage, k_phase)
         acc = _weighted(w, acc, v_mem, v_full, stage, phase)
-        if TURNS:
-            _arrive(turns.index(1 - half), LOOSE)
-            turn ^= 1
         s = warpgroup_mma_wait(1, deps=[s])
         _arrive(k_free.index(k_stage), LOOSE)
         w, m_i, l_i, alpha = _softmax(s, m_i, l_i, scale_log2, k_mem.dtype)

@@ -116,26 +116,24 @@ class Executor:
         head_dim = q.shape[-1]
         kind = Kind(layout.rows, layout.width, head_dim, str(q.dtype).removeprefix("torch."))
         chosen = self._attention_config or slice_forms.of(kind, self._device)
-        strides = tuple(stride for x in (q, k, v, out) for stride in x.stride()[:3])
-        is_wide = any(wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
-        sizes = layout.queries, layout.groups, layout.capacity, scale * math.log2(math.e)
-        groups = math.prod(self._groups)
         if chosen.by_warps and not all(x.data_ptr() % ALIGNED == 0 and _even(x) for x in (q, k, v)):
             # Its copies of 16 bytes need that the compiler knows of their alignment.
             chosen = slice_config.plain(layout.rows, head_dim, q.dtype, slice_forms.device_facts(self._device)[1])
+        strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
+        is_wide = any(wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
+        sizes = layout.queries, layout.groups, layout.capacity, scale * math.log2(math.e)
+        constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
         if chosen.by_warps:
             from tilewright.targets.cuda import slice_warp_kernel
 
             kernel = slice_warp_kernel.tilewright_slice_attention_by_warps
-            constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
-            arguments = (*strides, *sizes, *constants, chosen.ahead, chosen.loose, is_wide)
-            options = {"num_warps": slice_warp_kernel.NUM_WARPS}
+            own, options = (chosen.loose,), {"num_warps": slice_warp_kernel.NUM_WARPS}
         else:
             kernel = slice_kernels.tilewright_slice_attention
-            constants = (layout.heads, layout.rows, chosen.step_keys, layout.width, head_dim, chosen.num_stages)
-            arguments = (*strides, *sizes, *constants, chosen.ahead, chosen.k_columns, chosen.slack, is_wide)
-            grid, options = groups, {"num_warps": chosen.num_warps, "maxnreg": chosen.maxnreg}
-        arguments = arguments if lse else (None, *arguments)
+            own = chosen.ahead, chosen.k_columns, chosen.slack
+            options = {"num_warps": chosen.num_warps, "maxnreg": chosen.maxnreg}
+        arguments = (*(() if lse else (None,)), *strides, *sizes, *constants, *own, is_wide)
+        grid = math.prod(self._groups)
         compiled = kernel[(grid,)](out, *lists, q, k, v, *lse, *arguments, **options)
         return out, compiled, grid, arguments
 
