@@ -54,6 +54,48 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.FAMILY.VARIANTS[self.variant].depths
 
 
+class Operators:
+    """The operators of one network for which a target may have kernels: torch's, or by sizes the kernel that was chosen
+    (`networks.choose_kernels`). Kernels serve inference: where gradients are recorded, and in compiled code, torch's
+    operators run.
+
+    chosen: ``{sizes: run}``, see `sizes`. seen: a dict that takes the arguments of every call, by sizes, or None.
+    """
+
+    def __init__(self):
+        self.chosen, self.seen = {}, None
+
+    def decode(self, *arguments):
+        """See `decode` of this module."""
+        return self._run(decode, arguments)
+
+    def dwconv_gelu(self, *arguments):
+        """See `dwconv_gelu` of this module."""
+        return self._run(dwconv_gelu, arguments)
+
+    def _run(self, operator, arguments):
+        if torch.compiler.is_compiling() or not (self.chosen or self.seen is not None):
+            return operator(*arguments)
+        key = sizes(operator, arguments)
+        if self.seen is not None:
+            self.seen[key] = arguments
+        tensors = arguments[0] if isinstance(arguments[0], list) else arguments[:1]
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            return operator(*arguments)
+        return self.chosen.get(key, operator)(*arguments)
+
+
+def sizes(operator, arguments):
+    """What a kernel is chosen for: ``(name, type, shapes)``."""
+    shapes, dtype = [], None
+    for x in arguments:
+        for tensor in x if isinstance(x, list | tuple) else (x,):
+            if isinstance(tensor, torch.Tensor):
+                dtype = tensor.dtype
+                shapes.append(tuple(tensor.shape))
+    return operator.__name__, dtype, tuple(shapes)
+
+
 class Remembered:
     """What was made of weights, by name, for as long as they are not written to."""
 

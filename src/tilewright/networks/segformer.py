@@ -133,8 +133,9 @@ class Network(_parameters.Counted):
         super().__init__()
         self.options, self.attention = options, attention
         self._full = Path.full(options)
-        self.backbone = _Backbone(options)
-        self.decode_head = _Decoder(options)
+        self.operators = _maps.Operators()
+        self.backbone = _Backbone(options, self.operators)
+        self.decode_head = _Decoder(options, self.operators)
         _maps.initialise(self)
         nn.init.normal_(self.decode_head.linear_pred.weight, std=0.01)
 
@@ -170,11 +171,12 @@ class Network(_parameters.Counted):
 class _Backbone(nn.Module):
     """The stages; ``patch_embed1``, ``block1`` and ``norm1`` are those of the first."""
 
-    def __init__(self, options):
+    def __init__(self, options, operators):
         super().__init__()
         size, before = pattern.VARIANTS[options.variant], 3
         for stage, (width, depth) in enumerate(zip(size.widths, size.depths, strict=True)):
-            blocks = [_Block(width, pattern.HEADS[stage], pattern.REDUCTIONS[stage]) for _ in range(depth)]
+            sizes = width, pattern.HEADS[stage], pattern.REDUCTIONS[stage]
+            blocks = [_Block(*sizes, operators) for _ in range(depth)]
             patches = _Patches(before, width, pattern.PATCHES[stage], pattern.STRIDES[stage])
             self.add_module(f"patch_embed{stage + 1}", patches)
             self.add_module(f"block{stage + 1}", nn.ModuleList(blocks))
@@ -210,11 +212,11 @@ class _Patches(nn.Module):
 class _Block(nn.Module):
     """Attention to reduced keys, and an MLP with a depthwise convolution between its layers."""
 
-    def __init__(self, width, heads, reduction):
+    def __init__(self, width, heads, reduction, operators):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width, EPS), nn.LayerNorm(width, EPS)
         self.attn = _Attention(width, heads, reduction)
-        self.mlp = _MixMlp(width, pattern.MLP_RATIO * width)
+        self.mlp = _MixMlp(width, pattern.MLP_RATIO * width, operators)
 
     def forward(self, x, grid):
         x = x + self.attn(self.norm1(x), grid)
@@ -241,15 +243,16 @@ class _Attention(nn.Module):
 
 
 class _MixMlp(nn.Module):
-    def __init__(self, width, hidden):
+    def __init__(self, width, hidden, operators):
         super().__init__()
+        self.operators = operators
         self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
         self.dwconv = nn.ModuleDict({"dwconv": nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)})
 
     def forward(self, x, grid):
         """Tokens x [B, N, C] of a grid."""
         conv = self.dwconv["dwconv"]
-        return self.fc2(_maps.dwconv_gelu(self.fc1(x), grid, conv.weight, conv.bias))
+        return self.fc2(self.operators.dwconv_gelu(self.fc1(x), grid, conv.weight, conv.bias))
 
 
 class _Linear(nn.Module):
@@ -263,8 +266,9 @@ class _Linear(nn.Module):
 class _Decoder(nn.Module):
     """Maps of the levels to maps of logits on the first level's grid."""
 
-    def __init__(self, options):
+    def __init__(self, options, operators):
         super().__init__()
+        self.operators = operators
         channels = options.channels
         for level, width in enumerate(pattern.VARIANTS[options.variant].widths, 1):
             self.add_module(f"linear_c{level}", _Linear(width, channels))
@@ -307,7 +311,9 @@ class _Decoder(nn.Module):
         if self.training:
             z = sum(_maps.resized(_maps.product(x, weight), grid) for x, weight in zip(maps, weights, strict=True))
             return self._predicted(self.linear_fuse["bn"](z + bias[:, None, None]))
-        return _maps.decode(maps, weights, bias, grid, self.linear_pred.weight.flatten(1), self.linear_pred.bias)
+        return self.operators.decode(
+            maps, weights, bias, grid, self.linear_pred.weight.flatten(1), self.linear_pred.bias
+        )
 
     def _published(self, maps, grid, levels):
         """The published operators; a level that is left out has no columns in the convolution."""

@@ -63,6 +63,11 @@ folder:
         Groups without keys give zeros and -inf. All is NaN where ``state`` says that a list did not fit. Raises
         `PatternError` or `DeviceError` for tensors other than the layout's, or that need a gradient.
 
+``maps.py``, optional: kernels for networks that make maps. A target without it runs torch's operators alone.
+    ``FORMS``: ``{operator: forms}``, those worth timing. ``REFUSALS``: what is raised for a form that does not fit.
+    ``decode(…, form)``, ``dwconv_gelu(…, form)``: what the operators of these names in `networks._maps` compute, with
+        sums in float32. Raises `PatternError` for tensors of several types, or that need a gradient.
+
 ``slice_selection.py``, beside ``slices.py``: which keys such lists hold, see `targets.selection`.
 
 ``cost_model.py``, optional: plans are made, and orders compared, by its predictions; without it plans are made of what
@@ -96,7 +101,7 @@ if TYPE_CHECKING:
 
 NAMES = ("cpu", "cuda")
 # Modules that a target may be without.
-OPTIONAL = ("packed", "slices", "cost_model", "mask_cost", "forms")
+OPTIONAL = ("packed", "slices", "maps", "cost_model", "mask_cost", "forms")
 
 
 @dataclass(frozen=True)
@@ -200,6 +205,11 @@ def slices(kind: str) -> ModuleType:
     if not runs_slices(kind):
         raise DeviceError(f"no slices run on a device of kind {kind!r}; known: {', '.join(slicing())}")
     return _module(kind, "slices")
+
+
+def maps(kind: str) -> ModuleType | None:
+    """The module of kernels on maps of `kind`, None where there is none. Raises `DeviceError` for an unknown kind."""
+    return _module(kind, "maps") if _has(kind, "maps") else None
 
 
 def mask_cost(kind: str, graph: "Graph", row_ptr: "NDArray[np.int32]", head_dim: int) -> float:

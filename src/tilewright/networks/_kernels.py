@@ -1,0 +1,82 @@
+"""Which kernel runs each operator on maps: the fastest that passed its check, on the device that runs it (stage T3)."""
+
+from functools import partial
+
+import torch
+
+from tilewright import targets
+from tilewright.core import timing
+from tilewright.core.errors import ConfigError
+from tilewright.networks import _maps
+
+# Of the largest value: a kernel sums in float32 and rounds once in the middle and once at the end.
+ROUNDINGS, LEAST = 4, 1e-6
+EFFORT = {"min_reps": 10, "max_seconds": 0.1, "rse_target": 0.02}
+
+
+@torch.inference_mode()
+def choose(network, images, path=None):
+    """See `networks.choose_kernels`."""
+    operators = getattr(network, "operators", None)
+    if operators is None:
+        raise ConfigError(f"expected a network whose operators have kernels, found {type(network).__module__}")
+    operators.seen = seen = {}
+    try:
+        network(images, path)
+    finally:
+        operators.seen = None
+    rows = []
+    for key, arguments in seen.items():
+        found = [_measured(key, arguments, form, run) for form, run in _candidates(key, images.device)]
+        fastest = min((row for row in found if row["status"] == "ok"), key=lambda row: row["us"])
+        fastest["chosen"] = True
+        operators.chosen[key] = fastest.pop("run")
+        rows += ({name: value for name, value in row.items() if name != "run"} for row in found)
+    return rows
+
+
+def _candidates(key, device):
+    """``(form, run)``: torch's operator, then the forms of kernels."""
+    yield "torch", getattr(_maps, key[0])
+    module = targets.maps(device.type)
+    if module is not None:
+        for form in module.FORMS[key[0]]:
+            yield "-".join(map(str, form)), partial(getattr(module, key[0]), form=form)
+
+
+def _measured(key, arguments, form, run):
+    """A row of one candidate; only one that is right is timed."""
+    (name, dtype, shapes), x = key, _first(arguments)
+    row = {"operator": name, "dtype": str(dtype).removeprefix("torch."), "shapes": str(shapes), "form": form}
+    row |= {"run": run, "status": "ok", "reason": "", "chosen": False}
+    refusals = () if form == "torch" else targets.maps(x.device.type).REFUSALS
+    try:
+        found = run(*arguments).float()
+    except refusals as reason:
+        return row | {"status": "skipped", "reason": str(reason)}
+    # Not in TensorFloat-32, which convolutions on a GPU take by default.
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        expected = getattr(_maps, name)(*_in_float32(arguments))
+    error = float((found - expected).abs().max() / expected.abs().max())
+    # Torch's own rounds each map before it is added; it is what others replace, and passes.
+    tolerance = float("inf") if form == "torch" else max(LEAST, ROUNDINGS * torch.finfo(dtype).eps)
+    row |= {"error": error, "tolerance": tolerance}
+    if not error <= tolerance:
+        return row | {"status": "failed", "reason": f"differs by {error:.2g} of the largest value from float32"}
+    time = timing.time_gpu if targets.facts(x.device.type).GPU_TIMER else timing.time_call
+    return row | {"us": time(lambda: run(*arguments), **EFFORT).p50_us}
+
+
+def _first(arguments):
+    return arguments[0][0] if isinstance(arguments[0], list) else arguments[0]
+
+
+def _in_float32(arguments):
+    return [
+        type(x)(y.float() for y in x)
+        if isinstance(x, list | tuple) and isinstance(x[0], torch.Tensor)
+        else x.float()
+        if isinstance(x, torch.Tensor)
+        else x
+        for x in arguments
+    ]

@@ -1,0 +1,97 @@
+"""Operators on maps on an NVIDIA GPU (stage T5): launches of `map_kernels`.
+
+The contract is that of `targets`.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+from triton.runtime.errors import OutOfResources
+
+from tilewright.core.errors import PatternError
+from tilewright.targets.cuda import map_kernels
+
+# What is raised for a form that does not fit the device, or the tensors.
+REFUSALS = (PatternError, OutOfResources)
+# Levels beside the first that the kernel gathers.
+MOST_GATHERED = 3
+
+
+class Form(NamedTuple):
+    """Pixels and channels that a program works on at once, its warps, and steps whose loads overlap."""
+
+    pixels: int
+    channels: int
+    num_warps: int
+    num_stages: int = 1
+
+
+# ASSUME: these are worth timing; which is the fastest depends on the map, and is measured (`networks.choose_kernels`).
+FORMS = {
+    "decode": (
+        *(Form(64, 64, 8), Form(64, 32, 4), Form(64, 32, 4, 2)),
+        *(Form(32, 64, 4), Form(32, 32, 4), Form(32, 32, 4, 3)),
+    ),
+    "dwconv_gelu": (Form(8, 64, 2), Form(8, 64, 4), Form(16, 64, 4), Form(16, 32, 2), Form(8, 128, 4)),
+}
+
+
+def decode(maps, weights, bias, grid, classes, classes_bias, form):
+    """See `targets`."""
+    _check(*maps, *weights, bias, classes, classes_bias)
+    channels, (rows, columns) = classes.shape[1], grid
+    if channels % form.channels:
+        raise PatternError(f"decode: expected channels in multiples of {form.channels}, found {channels}")
+    tokens = [x.permute(0, 2, 3, 1) for x in maps]
+    whole = tuple(tokens[0].shape[1:3]) == tuple(grid)
+    first, weight = (tokens[0].contiguous(), weights[0].contiguous()) if whole else (None, None)
+    # On their own grids products are small.
+    parts = [F.linear(x, w) for x, w in zip(tokens[whole:], weights[whole:], strict=True)]
+    if len(parts) > MOST_GATHERED:
+        raise PatternError(f"decode: expected at most {MOST_GATHERED} levels on other grids, found {len(parts)}")
+    sides = [side for part in parts for side in part.shape[1:3]]
+    if any(part.numel() >= 2**31 for part in parts):
+        raise PatternError("decode: expected less than 2^31 values of a level, found more: take a smaller batch")
+    parts += [None] * (MOST_GATHERED - len(parts))
+    sides += [1] * (2 * MOST_GATHERED - len(sides))
+    n_classes, taken = len(classes), maps[0].shape[1]
+    out = classes.new_empty(len(maps[0]), rows, columns, n_classes)
+    pixels = len(maps[0]) * rows * columns
+    most = max(16, 1 << (n_classes.bit_length() - 1))
+    rest = 0 if most >= n_classes else max(16, triton.next_power_of_2(n_classes - most))
+    constants = (n_classes, channels, taken, form.pixels, form.channels, max(16, triton.next_power_of_2(taken)))
+    precision = "ieee" if out.dtype == torch.float32 else "tf32"
+    map_kernels.tilewright_decode[(triton.cdiv(pixels, form.pixels),)](
+        out, bias.contiguous(), classes.contiguous(), classes_bias.contiguous(), first, weight, *parts,
+        pixels, rows, columns, *sides, *constants, most, rest, precision,
+        num_warps=form.num_warps, num_stages=form.num_stages,
+    )  # fmt: skip
+    return out.permute(0, 3, 1, 2)
+
+
+def dwconv_gelu(x, grid, weight, bias, form):
+    """See `targets`."""
+    _check(x, weight, bias)
+    (batch, tokens, channels), (rows, columns) = x.shape, grid
+    if tokens != rows * columns or tuple(weight.shape) != (channels, 1, 3, 3):
+        found = f"{list(x.shape)} and weights {list(weight.shape)}"
+        raise PatternError(f"dwconv_gelu: expected {rows} x {columns} tokens and a 3 x 3 each channel, found {found}")
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    programs = batch * rows * triton.cdiv(columns, form.pixels), triton.cdiv(channels, form.channels)
+    map_kernels.tilewright_dwconv_gelu[programs](
+        out, x, weight.contiguous(), bias.contiguous(), rows, columns, channels, form.pixels, form.channels,
+        num_warps=form.num_warps,
+    )  # fmt: skip
+    return out
+
+
+def _check(first, *others):
+    """Raise `PatternError` unless all tensors are of one type and none asks for a gradient."""
+    for x in (first, *others):
+        if x.dtype != first.dtype:
+            raise PatternError(f"maps: expected tensors of one type, {first.dtype}, found {x.dtype}")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise PatternError("maps: this operator has no backward; call it under torch.no_grad()")

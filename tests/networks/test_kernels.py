@@ -1,0 +1,119 @@
+"""Kernels of operators on maps: chosen by time among those that are right, and only then."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tilewright import networks, targets
+from tilewright.core import timing
+from tilewright.core.errors import ConfigError, PatternError
+from tilewright.networks import _kernels, _maps
+
+
+@pytest.fixture
+def network():
+    return networks.create("segformer", variant="b0", image_size=32, num_classes=5)
+
+
+@pytest.fixture
+def images():
+    return torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """A target's kernels: torch's operators, counted. wrong: forms whose result is off; slow: those that take long."""
+    told = SimpleNamespace(runs=[], wrong=set(), refused=set(), slow={"torch"})
+
+    def kernel(operator):
+        def run(*arguments, form):
+            told.runs.append((operator, form[0]))
+            if form[0] in told.refused:
+                raise PatternError("does not fit")
+            return getattr(_maps, operator)(*arguments) * (1.01 if form[0] in told.wrong else 1)
+
+        return run
+
+    module = SimpleNamespace(
+        FORMS={name: (("a",), ("b",)) for name in ("decode", "dwconv_gelu")},
+        REFUSALS=(PatternError,),
+        decode=kernel("decode"),
+        dwconv_gelu=kernel("dwconv_gelu"),
+    )
+    monkeypatch.setattr(targets, "maps", lambda kind: module)
+
+    def time_call(call, **_):
+        before = len(told.runs)
+        call()
+        form = told.runs[-1][1] if len(told.runs) > before else "torch"
+        return SimpleNamespace(p50_us=9.0 if form in told.slow else 2.0 if form == "b" else 3.0)
+
+    monkeypatch.setattr(timing, "time_call", time_call)
+    return told
+
+
+@torch.inference_mode()
+def test_the_fastest_kernel_runs_from_then_on(network, images, kernels):
+    expected = network(images)
+    rows = networks.choose_kernels(network, images)
+    # Four stages with one size each, and the decoder.
+    assert [row["operator"] for row in rows] == ["dwconv_gelu"] * 12 + ["decode"] * 3
+    assert [row["form"] for row in rows if row["chosen"]] == ["b"] * 5
+    assert {row["form"]: row["us"] for row in rows} == {"torch": 9.0, "a": 3.0, "b": 2.0}
+    kernels.runs.clear()
+    assert torch.equal(network(images), expected)
+    assert kernels.runs == [("dwconv_gelu", "b")] * 8 + [("decode", "b")]
+
+
+@torch.inference_mode()
+def test_a_wrong_kernel_is_not_timed_and_not_chosen(network, images, kernels):
+    kernels.wrong = {"b"}
+    rows = networks.choose_kernels(network, images)
+    assert [row["form"] for row in rows if row["chosen"]] == ["a"] * 5
+    for row in rows:
+        assert (row["status"] == "failed") == (row["form"] == "b") == ("us" not in row)
+        assert row["status"] == "ok" or "of the largest value from float32" in row["reason"]
+
+
+@torch.inference_mode()
+def test_torchs_operator_may_be_the_fastest_and_a_form_may_not_fit(network, images, kernels):
+    kernels.slow, kernels.refused = {"a"}, {"b"}
+    rows = networks.choose_kernels(network, images)
+    assert {row["form"]: row["status"] for row in rows} == {"torch": "ok", "a": "ok", "b": "skipped"}
+    # The first of equals.
+    assert [row["form"] for row in rows if row["chosen"]] == ["torch"] * 5
+    kernels.runs.clear()
+    network(images)
+    assert kernels.runs == []
+
+
+def test_other_sizes_and_gradients_run_torchs_operators(network, images, kernels):
+    networks.choose_kernels(network, images)
+    kernels.runs.clear()
+    network(images).sum().backward()
+    with torch.no_grad():
+        network(torch.cat((images, images)))
+    assert kernels.runs == []
+    with torch.no_grad():
+        copy.deepcopy(network)(images)
+    assert len(kernels.runs) == 9
+
+
+@torch.inference_mode()
+def test_a_target_without_kernels_keeps_torchs_operators(network, images):
+    assert targets.maps("cpu") is None
+    assert {row["form"] for row in networks.choose_kernels(network, images)} == {"torch"}
+
+
+def test_a_network_without_such_operators_is_named(images):
+    network = networks.create("swin", variant="tiny", image_size=32)
+    with pytest.raises(ConfigError, match=r"expected a network whose operators have kernels, found .*swin"):
+        networks.choose_kernels(network, images)
+
+
+def test_sizes_tell_tensors_apart():
+    x = torch.zeros(2, 4, 8)
+    assert _maps.sizes(_maps.dwconv_gelu, (x, (2, 2), x, None)) == ("dwconv_gelu", x.dtype, ((2, 4, 8), (2, 4, 8)))
+    assert _kernels._first(([x], x)) is x

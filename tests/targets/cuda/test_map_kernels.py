@@ -1,0 +1,140 @@
+"""Kernels on maps, on a GPU or under the interpreter, against the operators of torch in float64."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.gpu import TRITON_DEVICE
+from tilewright import networks, targets
+from tilewright.core.errors import PatternError
+from tilewright.networks import _kernels, _maps
+from tilewright.targets.cuda import maps
+from tilewright.targets.cuda.maps import Form
+
+# The interpreter is wrong in bfloat16.
+TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (TRITON_DEVICE == "cuda")
+SMALL = {"decode": Form(32, 32, 2), "dwconv_gelu": Form(8, 16, 2)}
+
+
+def close(found, expected, dtype):
+    """Sums of some hundred terms are made in float32, and rounded once in the middle and once at the end."""
+    assert found.dtype == dtype
+    error = (found.double() - expected).abs().max() / expected.abs().max()
+    assert error <= 4 * max(torch.finfo(dtype).eps, 1e-6)
+
+
+def drawn(*shape, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(TRITON_DEVICE, dtype)
+
+
+def decoder(batch, grids, widths, channels, classes, dtype, seed=0):
+    """Arguments of `decode`: maps of the given grids, channels last in memory."""
+    levels = [drawn(batch, *grid, n, dtype=dtype, seed=seed + n) for grid, n in zip(grids, widths, strict=True)]
+    weights = [drawn(channels, n, dtype=dtype, seed=seed + n + 1) / n**0.5 for n in widths]
+    predict = drawn(classes, channels, dtype=dtype, seed=seed + 5) / channels**0.5
+    biases = (drawn(n, dtype=dtype, seed=seed + 6 + n) for n in (channels, classes))
+    return [x.permute(0, 3, 1, 2) for x in levels], weights, next(biases), predict, next(biases)
+
+
+def check_decode(grid, levels, weights, bias, predict, predict_bias, form):
+    with torch.no_grad():
+        found = maps.decode(levels, weights, bias, grid, predict, predict_bias, form)
+        exact = [x.double() for x in (bias, predict, predict_bias)]
+        expected = _maps.decode([x.double() for x in levels], [x.double() for x in weights], exact[0], grid, *exact[1:])
+    assert found.shape == expected.shape and found.stride(1) == 1
+    close(found, expected, predict.dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("classes", [5, 16, 19, 40])
+def test_a_decoder_of_four_levels(dtype, classes):
+    grids = [(12, 9), (6, 5), (3, 3), (2, 2)]
+    check_decode(grids[0], *decoder(2, grids, (32, 24, 40, 48), 32, classes, dtype), SMALL["decode"])
+
+
+@pytest.mark.parametrize("kept", [(0,), (1,), (3,), (0, 2), (1, 2, 3)], ids=str)
+def test_a_decoder_of_some_levels(kept):
+    grids, widths = [(9, 12), (5, 6), (3, 3), (2, 2)], (32, 24, 40, 48)
+    given = decoder(1, [grids[i] for i in kept], [widths[i] for i in kept], 32, 5, torch.float32)
+    check_decode(grids[0], *given, SMALL["decode"])
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    sides=st.tuples(*2 * [st.integers(1, 17)]),
+    classes=st.integers(1, 40),
+    batch=st.integers(1, 2),
+    seed=st.integers(0, 9),
+)
+def test_decoders_of_any_size(sides, classes, batch, seed):
+    grids = [tuple(max(1, -(-side // step)) for side in sides) for step in (1, 2, 4, 8)]
+    # Several levels of one grid are gathered, too.
+    check_decode(grids[0], *decoder(batch, grids, (16, 32, 8, 24), 64, classes, torch.float32, seed), SMALL["decode"])
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    grid=st.tuples(*2 * [st.integers(1, 11)]),
+    channels=st.integers(1, 40),
+    batch=st.integers(1, 2),
+    dtype=st.sampled_from(TYPES),
+    seed=st.integers(0, 9),
+)
+def test_a_convolution_of_any_size_with_its_gelu(grid, channels, batch, dtype, seed):
+    x = drawn(batch, grid[0] * grid[1], channels, dtype=dtype, seed=seed)
+    weight, bias = (drawn(*shape, dtype=dtype, seed=seed + 1) / 3 for shape in ((channels, 1, 3, 3), (channels,)))
+    with torch.no_grad():
+        found = maps.dwconv_gelu(x, grid, weight, bias, SMALL["dwconv_gelu"])
+        expected = _maps.dwconv_gelu(x.double(), grid, weight.double(), bias.double())
+    close(found, expected, dtype)
+
+
+@pytest.mark.parametrize("operator", maps.FORMS)
+def test_every_form_gives_the_same(operator):
+    grids = [(10, 7), (5, 4), (3, 2), (2, 1)]
+    given = decoder(1, grids, (32, 64, 160, 256), 128, 150, torch.float32)
+    x, weight, bias = (drawn(*s, dtype=torch.float32, seed=3) for s in ((1, 10 * 7, 72), (72, 1, 3, 3), (72,)))
+    for form in maps.FORMS[operator]:
+        if operator == "decode":
+            check_decode(grids[0], *given, form)
+        else:
+            expected = _maps.dwconv_gelu(*(t.double() for t in (x,)), grids[0], weight.double(), bias.double())
+            close(maps.dwconv_gelu(x, grids[0], weight, bias, form), expected, torch.float32)
+
+
+@torch.inference_mode()
+def test_a_network_runs_its_kernels(monkeypatch):
+    monkeypatch.setattr(targets, "maps", lambda kind: maps)
+    monkeypatch.setattr(maps, "FORMS", {"decode": (Form(64, 64, 4),), "dwconv_gelu": (Form(8, 128, 2),)})
+    monkeypatch.setattr(_kernels, "EFFORT", {"min_reps": 3, "max_seconds": 0.01, "rse_target": 1})
+    network = networks.create("segformer", variant="b0", image_size=32, num_classes=21).to(TRITON_DEVICE)
+    images = drawn(1, 3, 32, 32, dtype=torch.float32, seed=0)
+    expected = network(images)
+    rows = networks.choose_kernels(network, images)
+    assert {row["status"] for row in rows} == {"ok"} and all(row["us"] > 0 for row in rows)
+    # Whatever is faster here: the kernels.
+    for key in network.operators.chosen:
+        (form,) = maps.FORMS[key[0]]
+        network.operators.chosen[key] = partial(getattr(maps, key[0]), form=form)
+    torch.testing.assert_close(network(images), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_what_a_kernel_does_not_take_is_named():
+    grids = [(8, 8), (4, 4)]
+    levels, weights, bias, predict, more = decoder(1, grids, (32, 32), 40, 5, torch.float32)
+    with pytest.raises(PatternError, match="channels in multiples of 32, found 40"):
+        maps.decode(levels, weights, bias, grids[0], predict, more, SMALL["decode"])
+    with pytest.raises(PatternError, match=r"one type, torch.float32, found torch.float16"):
+        maps.decode(levels, weights, bias.half(), grids[0], predict, more, SMALL["decode"])
+    with pytest.raises(PatternError, match="no backward"):
+        maps.decode(levels, weights, bias.requires_grad_(), grids[0], predict, more, SMALL["decode"])
+    many = decoder(1, [(4, 4)] * 4, (32,) * 4, 32, 5, torch.float32)
+    with pytest.raises(PatternError, match="at most 3 levels on other grids, found 4"):
+        maps.decode(*many[:3], grids[0], *many[3:], SMALL["decode"])
+    x = torch.zeros(1, 15, 32, device=TRITON_DEVICE)
+    with pytest.raises(PatternError, match=r"expected 4 x 4 tokens and a 3 x 3 each channel, found \[1, 15, 32\]"):
+        maps.dwconv_gelu(x, (4, 4), x.new_zeros(32, 1, 3, 3), x.new_zeros(32), SMALL["dwconv_gelu"])
