@@ -1,7 +1,5 @@
 """Kernels on maps, on a GPU or under the interpreter, against the operators of torch in float64."""
 
-from functools import partial
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -118,9 +116,12 @@ def test_a_network_runs_its_kernels(monkeypatch):
     assert {row["status"] for row in rows} == {"ok"} and all(row["us"] > 0 for row in rows)
     # Whatever is faster here: the kernels.
     for key in network.operators.chosen:
-        (form,) = maps.FORMS[key[0]]
-        network.operators.chosen[key] = partial(getattr(maps, key[0]), form=form)
+        (network.operators.chosen[key],) = _maps.forms(key[0], images.device)
     torch.testing.assert_close(network(images), expected, atol=1e-5, rtol=1e-4)
+    # Dynamo leaves them alone.
+    torch.compiler.reset()
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(images), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_what_a_kernel_does_not_take_is_named():
