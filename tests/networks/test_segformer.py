@@ -117,6 +117,13 @@ def test_parameters_are_as_many_as_published(variant, millions):
     assert round(sum(p.numel() for p in network.parameters()) / 1e6, 2) == millions
 
 
+def test_norms_are_those_that_the_weights_were_trained_with(network):
+    norms = {name: module.eps for name, module in network.named_modules() if isinstance(module, torch.nn.LayerNorm)}
+    torchs = {name for name, eps in norms.items() if eps == 1e-5}
+    assert torchs == {name for name in norms if "patch_embed" in name or name.endswith("attn.norm")}
+    assert {norms[name] for name in norms.keys() - torchs} == {1e-6} and len(torchs) == 4 + 6
+
+
 # The folded decoder
 
 

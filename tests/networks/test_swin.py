@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import functional_call
@@ -79,6 +80,73 @@ def test_windows_are_the_published_ones(grid, shift):
     scipy_rows = windows.site.graph.to_csr()
     for token, seen in expected.items():
         assert set(scipy_rows.indices[scipy_rows.indptr[token] : scipy_rows.indptr[token + 1]]) == seen
+
+
+def published(state, image):
+    """Logits by the definitions, from the tensors of a checkpoint; a pair of tokens at a time in attention."""
+
+    def of(key):
+        return state[f"{key}.weight"], state.get(f"{key}.bias")
+
+    def norm(x, key):
+        return F.layer_norm(x, x.shape[-1:], *of(key))
+
+    def conv(x, key):
+        x = F.conv2d(x, state[f"{key}.conv.weight"], padding=state[f"{key}.conv.weight"].shape[2] // 2)
+        bn = (state[f"{key}.bn.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+        return F.batch_norm(x, *bn).relu()
+
+    def up(x, like):
+        return F.interpolate(x, size=like.shape[2:], mode="bilinear", align_corners=False)
+
+    def attend(x, key, shift, heads):
+        rows, columns = x.shape[1:3]
+        q, k, v = F.linear(x.flatten(1, 2), *of(f"{key}.qkv")).unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = torch.full((heads, rows * columns, rows * columns), -torch.inf)
+        for token, seen in windows_of((rows, columns), shift).items():
+            for other in seen:
+                dy, dx = token // columns - other // columns, token % columns - other % columns
+                scores[:, token, other] = state[f"{key}.relative_position_bias_table"][(dy + 6) * 13 + dx + 6]
+        out = (q @ k.mT * q.shape[-1] ** -0.5 + scores).softmax(-1) @ v
+        return F.linear(out.transpose(1, 2).flatten(2), *of(f"{key}.proj")).view(x.shape)
+
+    x = F.pad(image, (0, -image.shape[3] % 4, 0, -image.shape[2] % 4))
+    x = norm(F.conv2d(x, *of("backbone.patch_embed.proj"), stride=4).movedim(1, -1), "backbone.patch_embed.norm")
+    levels, size = [], pattern.VARIANTS["tiny"]
+    for stage in range(4):
+        for block in range(size.depths[stage]):
+            key, (rows, columns) = f"backbone.layers.{stage}.blocks.{block}", x.shape[1:3]
+            y = F.pad(norm(x, f"{key}.norm1"), (0, 0, 0, -columns % 7, 0, -rows % 7))
+            x = x + attend(y, f"{key}.attn", 3 * (block % 2), size.heads << stage)[:, :rows, :columns]
+            y = F.gelu(F.linear(norm(x, f"{key}.norm2"), *of(f"{key}.mlp.fc1")))
+            x = x + F.linear(y, *of(f"{key}.mlp.fc2"))
+        levels.append(norm(x, f"backbone.norm{stage}").movedim(-1, 1))
+        if stage < 3:
+            x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
+            # By columns, then by rows.
+            x = torch.cat([x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]], -1)
+            key = f"backbone.layers.{stage}.downsample"
+            x = F.linear(norm(x, f"{key}.norm"), *of(f"{key}.reduction"))
+    head, last = "decode_head", levels[3]
+    pooled = [
+        up(conv(F.adaptive_avg_pool2d(last, side), f"{head}.psp_modules.{i}.1"), last)
+        for i, side in enumerate((1, 2, 3, 6))
+    ]
+    maps = [conv(levels[i], f"{head}.lateral_convs.{i}") for i in range(3)]
+    maps.append(conv(torch.cat((last, *pooled), 1), f"{head}.bottleneck"))
+    for i in (2, 1, 0):
+        maps[i] = maps[i] + up(maps[i + 1], maps[i])
+    maps = [conv(maps[i], f"{head}.fpn_convs.{i}") for i in range(3)] + maps[3:]
+    fused = conv(torch.cat([up(x, maps[0]) for x in maps], 1), f"{head}.fpn_bottleneck")
+    return F.conv2d(fused, *of(f"{head}.conv_seg"))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("size", [(40, 100), (37, 66)], ids=str)
+def test_a_network_is_its_definition(size):
+    network = draw(create(image_size=size))
+    expected = published(network.state_dict(), images(*size, batch=1))
+    torch.testing.assert_close(network(images(*size, batch=1)), expected, **EXACT)
 
 
 @torch.inference_mode()

@@ -1,7 +1,5 @@
 """Which kernel runs each operator on maps: the fastest that passed its check, on the device that runs it (stage T3)."""
 
-from functools import partial
-
 import torch
 
 from tilewright import targets
@@ -27,44 +25,37 @@ def choose(network, images, path=None):
         operators.seen = None
     rows = []
     for key, arguments in seen.items():
-        found = [_measured(key, arguments, form, run) for form, run in _candidates(key, images.device)]
+        forms = (_maps.TORCH, *_maps.forms(key[0], images.device))
+        found = [_measured(key, arguments, form) for form in forms]
         fastest = min((row for row in found if row["status"] == "ok"), key=lambda row: row["us"])
         fastest["chosen"] = True
-        operators.chosen[key] = fastest.pop("run")
-        rows += ({name: value for name, value in row.items() if name != "run"} for row in found)
+        operators.chosen[key] = fastest["form"]
+        rows += found
     return rows
 
 
-def _candidates(key, device):
-    """``(form, run)``: torch's operator, then the forms of kernels."""
-    yield "torch", getattr(_maps, key[0])
-    module = targets.maps(device.type)
-    if module is not None:
-        for form in module.FORMS[key[0]]:
-            yield "-".join(map(str, form)), partial(getattr(module, key[0]), form=form)
-
-
-def _measured(key, arguments, form, run):
+def _measured(key, arguments, form):
     """A row of one candidate; only one that is right is timed."""
     (name, dtype, shapes), x = key, _first(arguments)
     row = {"operator": name, "dtype": str(dtype).removeprefix("torch."), "shapes": str(shapes), "form": form}
-    row |= {"run": run, "status": "ok", "reason": "", "chosen": False}
-    refusals = () if form == "torch" else targets.maps(x.device.type).REFUSALS
+    row |= {"status": "ok", "reason": "", "chosen": False}
+    operator = getattr(_maps, name)
+    refusals = () if form == _maps.TORCH else targets.maps(x.device.type).REFUSALS
     try:
-        found = run(*arguments).float()
+        found = _maps.run(operator, arguments, form).float()
     except refusals as reason:
         return row | {"status": "skipped", "reason": str(reason)}
     # Not in TensorFloat-32, which convolutions on a GPU take by default.
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        expected = getattr(_maps, name)(*_in_float32(arguments))
+        expected = operator(*_in_float32(arguments))
     error = float((found - expected).abs().max() / expected.abs().max())
     # Torch's own rounds each map before it is added; it is what others replace, and passes.
-    tolerance = float("inf") if form == "torch" else max(LEAST, ROUNDINGS * torch.finfo(dtype).eps)
+    tolerance = float("inf") if form == _maps.TORCH else max(LEAST, ROUNDINGS * torch.finfo(dtype).eps)
     row |= {"error": error, "tolerance": tolerance}
     if not error <= tolerance:
         return row | {"status": "failed", "reason": f"differs by {error:.2g} of the largest value from float32"}
     time = timing.time_gpu if targets.facts(x.device.type).GPU_TIMER else timing.time_call
-    return row | {"us": time(lambda: run(*arguments), **EFFORT).p50_us}
+    return row | {"us": time(lambda: _maps.run(operator, arguments, form), **EFFORT).p50_us}
 
 
 def _first(arguments):

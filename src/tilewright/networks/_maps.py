@@ -10,8 +10,9 @@ from typing import Annotated, ClassVar
 import msgspec
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import library, nn
 
+from tilewright import targets
 from tilewright.core.errors import ConfigError
 from tilewright.networks import _sites
 
@@ -54,12 +55,15 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.FAMILY.VARIANTS[self.variant].depths
 
 
+# The form of an operator that no kernel runs.
+TORCH = "torch"
+
+
 class Operators:
     """The operators of one network for which a target may have kernels: torch's, or by sizes the kernel that was chosen
-    (`networks.choose_kernels`). Kernels serve inference: where gradients are recorded, and in compiled code, torch's
-    operators run.
+    (`networks.choose_kernels`). Kernels serve inference: where gradients are recorded torch's operators run.
 
-    chosen: ``{sizes: run}``, see `sizes`. seen: a dict that takes the arguments of every call, by sizes, or None.
+    chosen: ``{sizes: name of a form}``, see `sizes`. seen: a dict that takes the arguments of every call, or None.
     """
 
     def __init__(self):
@@ -74,15 +78,14 @@ class Operators:
         return self._run(dwconv_gelu, arguments)
 
     def _run(self, operator, arguments):
-        if torch.compiler.is_compiling() or not (self.chosen or self.seen is not None):
+        if not self.chosen and self.seen is None:
             return operator(*arguments)
         key = sizes(operator, arguments)
         if self.seen is not None:
             self.seen[key] = arguments
         tensors = arguments[0] if isinstance(arguments[0], list) else arguments[:1]
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            return operator(*arguments)
-        return self.chosen.get(key, operator)(*arguments)
+        recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        return run(operator, arguments, TORCH if recorded else self.chosen.get(key, TORCH))
 
 
 def sizes(operator, arguments):
@@ -175,3 +178,50 @@ def dwconv_gelu(x, grid, weight, bias):
     """Tokens x [B, N, C] of a grid through a 3 x 3 depthwise convolution and a GELU."""
     x = F.conv2d(to_map(x, grid), weight, bias, padding=1, groups=len(weight))
     return F.gelu(to_tokens(x))
+
+
+def run(operator, arguments, form):
+    """An operator of this module: torch's, or a form of a kernel by its name."""
+    if form == TORCH:
+        return operator(*arguments)
+    # Each is one operator for a compiler, which does not look into it.
+    kernels = torch.ops.tilewright.decode_maps, torch.ops.tilewright.dwconv_gelu
+    return kernels[operator is dwconv_gelu](*arguments, form)
+
+
+def forms(name, device):
+    """``{name of a form: form}`` of the kernels that the target of `device` has for an operator."""
+    module = targets.maps(device.type)
+    return {} if module is None else {"-".join(map(str, form)): form for form in module.FORMS[name]}
+
+
+def _decode(maps, weights, bias, grid, classes, classes_bias, form):
+    form = forms("decode", bias.device)[form]
+    return targets.maps(bias.device.type).decode(maps, weights, bias, grid, classes, classes_bias, form)
+
+
+def _dwconv_gelu(x, grid, weight, bias, form):
+    return targets.maps(x.device.type).dwconv_gelu(x, grid, weight, bias, forms("dwconv_gelu", x.device)[form])
+
+
+def _like_decode(maps, weights, bias, grid, classes, classes_bias, form):
+    return classes.new_empty(len(maps[0]), *grid, len(classes)).permute(0, 3, 1, 2)
+
+
+def _like_dwconv_gelu(x, grid, weight, bias, form):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+_LIBRARY = library.Library("tilewright", "FRAGMENT")
+_DECODE = "Tensor[] maps, Tensor[] weights, Tensor bias, int[] grid, Tensor classes, Tensor classes_bias, str form"
+_LIBRARY.define(f"decode_maps({_DECODE}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_LIBRARY.define(
+    "dwconv_gelu(Tensor x, int[] grid, Tensor weight, Tensor bias, str form) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+for _name, _run, _like in (
+    ("decode_maps", _decode, _like_decode),
+    ("dwconv_gelu", _dwconv_gelu, _like_dwconv_gelu),
+):
+    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
+    library.register_fake(f"tilewright::{_name}", _like, lib=_LIBRARY)

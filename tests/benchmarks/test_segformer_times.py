@@ -1,0 +1,25 @@
+"""The benchmark of SegFormer, on a CPU and small."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_case_is_compared_and_timed(tmp_path):
+    command = [sys.executable, "benchmarks/segformer.py", "--tiny", "--output", tmp_path / "x.csv"]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    rows, kernels = pd.read_csv(tmp_path / "x.csv"), pd.read_csv(tmp_path / "x_kernels.csv")
+    assert set(rows["status"]) == {"ok"} and set(rows["part"]) == {"decoder", "network"}
+    assert set(rows["case"]) >= {"published", "folded", "kernels"} and (rows["call_us"] > 0).all()
+    assert (rows["error"] <= rows["tolerance"]).all() and "published/folded" in printed
+    assert set(kernels["operator"]) == {"decode", "dwconv_gelu"}
+
+
+def test_what_there_is_no_time_for_is_not_begun(tmp_path):
+    command = [sys.executable, "benchmarks/segformer.py", "--tiny", "--seconds", "-1", "--output", tmp_path / "x.csv"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "no time left" in done.stderr
