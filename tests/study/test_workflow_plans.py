@@ -101,6 +101,15 @@ def test_the_peers_overlay_follows_the_gpu_study(tmp_path):
     assert not {"experiment", "experiment_on_host"} & set(counts)
 
 
+@pytest.mark.parametrize("kinds", [2, 1])
+def test_the_overlay_of_patterns_that_mix_runs_tiles_side_by_side(tmp_path, kinds):
+    given = [ROOT / "config/h200.yaml", ROOT / "config/h200_mix.yaml"]
+    given += [overlay(tmp_path / "one.yaml", {"schedule": {"max_tile_kinds": 1}})] if kinds == 1 else []
+    options = ("--dry-run", "--printshellcmds", "--cores", "2", "--configfile", *map(str, given))
+    planned = snakemake(tmp_path, *options, capture_output=True).stdout
+    assert planned.count(f"--max-tile-kinds {kinds} ") == planned.count("solve_ilp.py ") > 0
+
+
 @pytest.mark.parametrize("more", [(), ("h200_peers",), ("h200_ragged",)])
 def test_recorded_gpu_rows_suffice_for_every_overlay(tmp_path, more):
     recorded = overlay(tmp_path / "recorded.yaml", {"recorded": str(ROOT / "expected/h200")})
