@@ -5,7 +5,7 @@ longer than its limit is ended, and the next one begins; rows of a step are writ
 
     python benchmarks/video_study.py --steps train video pictures recall
     python benchmarks/video_study.py --configs --steps train video        the study of a CPU
-    python benchmarks/video_study.py --steps video --cases wan-1.3b-720p-81f --set 'modes=["compile"]'
+    python benchmarks/video_study.py --steps video --cases wan-1.3b-720p-81f --attention dense slices80
 """
 
 import argparse
@@ -25,13 +25,15 @@ GPU = ("config/h200.yaml", "config/h200_video.yaml")
 STEPS = ("train", "video", "pictures", "recall")
 
 
-def study(overlays):
-    """The configuration with overlays, maps merged as Snakemake does."""
+def study(overlays, attention=()):
+    """The configuration with overlays, maps merged as Snakemake does. attention: some of those of its video section."""
     found = yaml.safe_load((ROOT / "config.yaml").read_text())
     for overlay in overlays:
         for key, value in yaml.safe_load((ROOT / overlay).read_text()).items():
             merged = isinstance(value, dict) and isinstance(found.get(key), dict)
             found[key] = {**found[key], **value} if merged else value
+    if attention:
+        found["video"] = found["video"] | {"attention": {name: found["video"]["attention"][name] for name in attention}}
     return config.load(found)
 
 
@@ -80,13 +82,14 @@ def main():
     add = parser.add_argument
     add("--configs", nargs="*", default=GPU, help=f"overlays of config.yaml (default: {' '.join(GPU)})")
     add("--steps", nargs="+", default=STEPS, choices=STEPS)
+    add("--attention", nargs="+", default=[], help="of video.attention (default: all)")
     add("--cases", nargs="+", default=[], help="of experiments (default: all)")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of the experiments")
     add("--limit-s", type=float, default=540.0, help="of one command, in seconds (default: %(default)s)")
     add("--dry-run", action="store_true", help="only show the commands")
     asked = parser.parse_args()
     failed = []
-    for what, words in commands(study(asked.configs), asked.steps, asked.cases, asked.set):
+    for what, words in commands(study(asked.configs, asked.attention), asked.steps, asked.cases, asked.set):
         print(f"# {what}\n{shlex.join(words)}", flush=True)
         if asked.dry_run:
             continue

@@ -95,7 +95,6 @@ rule video_weights:
     output:
         weights="results/video/{case}.safetensors",
         losses="results/video/{case}.csv",
-        samples="results/video/{case}.png",
     log:
         "logs/video_weights/{case}.log",
     benchmark:
@@ -112,7 +111,7 @@ rule video_weights:
         seed=CONFIG.seed,
     shell:
         "python {params.script} {params.arguments} --seed {params.seed}"
-        " --output {output.weights} --losses {output.losses} --samples {output.samples} 2>&1 | tee {log}"
+        " --output {output.weights} --losses {output.losses} 2>&1 | tee {log}"
 
 
 rule video_pictures:

@@ -31,6 +31,8 @@ def test_every_step_is_a_command_of_the_study(tmp_path):
 
 
 def test_settings_and_cases_can_be_stated(tmp_path):
-    said = commands(tmp_path, "--steps", "video", "--cases", "wan-1.3b-720p-81f", "--set", 'modes=["compile"]')
+    which = ("--steps", "video", "--cases", "wan-1.3b-720p-81f", "--attention", "dense", "slices80")
+    said = commands(tmp_path, *which, "--set", 'modes=["eager"]')
     assert len(said) == 2 and said[1].endswith("--min-repetitions 10")
-    assert said[1].rindex('modes=["compile"]') > said[1].index('modes=["eager", "compile"]')
+    assert said[1].rindex('modes=["eager"]') > said[1].index('modes=["compile"]')
+    assert "slices80" in said[1] and "slices70" not in said[1]

@@ -104,6 +104,7 @@ def test_compiled_layers_have_rows_of_their_own(trained, monkeypatch):
     attention = {"dense": attention["dense"], "once": msgspec.structs.replace(SLICES, every=1)}
     dense, failed = sorted(run(trained, attention, modes=("compile",)), key=lambda row: row["status"] == "failed")
     assert dense["status"] == "ok" and dense["attend_us"] > 0 and dense["mode"] == "compile"
+    assert dense["sample_s"] > 0 and dense["rest_us"] == pytest.approx(dense["p50_us"] - dense["attend_us"])
     assert failed["status"] == "failed" and failed["p50_us"] == ""
     torch.compiler.reset()
 

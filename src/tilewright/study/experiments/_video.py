@@ -90,11 +90,11 @@ def run_network(case, settings, how):
             row |= {"status": "skipped", "reason": str(reason)}
         except (RuntimeError, TilewrightError) as error:
             row |= {"status": "failed", "reason": refusal(error)}
+    passed = [made for made in contenders if made.row["status"] == "ok"]
+    if trained:
+        _sample(passed, inputs, settings.sampler, how.seed)
     if "eager" in settings.modes:
-        passed = [made for made in contenders if made.row["status"] == "ok"]
         _time(passed, inputs, effort, gpu=targets.facts(how.device).GPU_TIMER)
-        if trained:
-            _sample(passed, grid, settings.sampler, how.seed)
         yield from (made.row for made in contenders)
     else:
         yield from (made.row | {"mode": "compile"} for made in contenders if made.row["status"] != "ok")
@@ -260,12 +260,18 @@ def _time(passed, inputs, effort, gpu):
     lists that are kept by all of them may not fit its memory."""
     for group in [[made] for made in passed] if gpu else [passed]:
         calls = [_calls(made, inputs) for made in group]
-        taken = iter(_measured([call for own in calls for call in own], effort, gpu))
-        for made, own in zip(group, calls, strict=True):
-            made.row |= _columns([next(taken) for _ in own], made.chosen.every)
-        _time_parts(group, inputs, effort, gpu)
+        try:
+            taken = iter(_measured([call for own in calls for call in own], effort, gpu))
+            for made, own in zip(group, calls, strict=True):
+                made.row |= _columns([next(taken) for _ in own], made.chosen.every)
+            _time_parts(group, inputs, effort, gpu)
+            for made in group:
+                made.row |= _rest(made.row) | _memory(made, inputs)
+        except RuntimeError as error:
+            # Such as memory that is used up.
+            for made in group:
+                made.row |= {"status": "failed", "reason": refusal(error)}
         for made in group:
-            made.row |= _rest(made.row) | _memory(made, inputs)
             _forget(made, inputs)
 
 
@@ -320,7 +326,7 @@ def _forget(made, inputs):
         _kept(made, inputs).clear()
 
 
-def _sample(passed, grid, steps, seed):
+def _sample(passed, inputs, steps, seed):
     """Fill in how far sampled clips are from that of dense attention, from the same noise."""
     frames = {}
     for made in passed:
@@ -328,6 +334,7 @@ def _sample(passed, grid, steps, seed):
         sampled = made.network.sample(steps=steps, seed=seed)
         frames[made.row["attention"]] = clips.decode(sampled.latents.float().cpu()).clamp(0, 1)
         made.row |= {"sampler_steps": steps, "sample_s": time.perf_counter() - begin}
+        _forget(made, inputs)
     first, *others = passed or [None]
     for made in others:
         if first.chosen.by == "dense":
@@ -337,16 +344,19 @@ def _sample(passed, grid, steps, seed):
 
 def _compiled(made, inputs, effort, dense, tolerance, gpu):
     """The row of a contender whose layers are compiled: with what was checked before, and its own velocity."""
-    if "attend_us" not in made.row:
-        _time_parts([made], inputs, effort, gpu)
     blank = ("first_call_s", "made_us", "kept_us", "p20_us", "p50_us", "p80_us", "repetitions", "rse", "timing")
-    blank += ("rest_us", "peak_bytes", "sampler_steps", "psnr", "sample_s")
+    blank += ("rest_us", "peak_bytes")
+    # Told once.
+    blank += ("sampler_steps", "psnr", "sample_s") if "p50_us" in made.row else ()
     row = {name: value for name, value in made.row.items() if name not in blank}
     row |= {"mode": "compile", "time": now()}
     # What was compiled for another attention counts against the limit of torch's cache, and is forgotten.
     torch.compiler.reset()
     eager, begin = row["velocity_error"], time.perf_counter()
     try:
+        if "attend_us" not in row:
+            _time_parts([made], inputs, effort, gpu)
+            row |= {name: made.row[name] for name in ("attend_us", "predict_us") if name in made.row}
         calls = _calls(made, inputs)
         found = [call() for call in calls]
         timing.wait(inputs[0])
@@ -359,8 +369,8 @@ def _compiled(made, inputs, effort, dense, tolerance, gpu):
             )
             return row | {"status": "failed", "reason": reason}
         row |= _columns(_measured(calls, effort, gpu), made.chosen.every)
+        return row | _rest(row) | _memory(made, inputs)
     except _REFUSALS as error:
         return row | {"status": "failed", "reason": refusal(error)}
-    row |= _rest(row) | _memory(made, inputs)
-    _forget(made, inputs)
-    return row
+    finally:
+        _forget(made, inputs)

@@ -1,5 +1,6 @@
 """One pass of a video network by kind of attention: time, what of it is attention and choosing, FLOPs (stage T5)."""
 
+import math
 from typing import Literal
 
 from tilewright import networks, targets
@@ -191,12 +192,14 @@ def sources(settings):
 
 
 def size(case, settings):
-    """Numbers that a case holds: weights, and a layer's tokens."""
+    """Numbers that a case holds: weights, and a layer's tokens some twenty times."""
     weights = settings.weights
     name, options = (case, {}) if weights is None else (weights.network, weights.options)
     _, stated = networks.parse_video(name, options)
     width, hidden, _, layers = pattern.VARIANTS[stated["variant"]]
-    return layers * width * (8 * width + 2 * hidden) + 10**6 * width
+    height, columns = pattern.RESOLUTIONS[stated["resolution"]]
+    latents = pattern.latent_shape(stated["frames"], stated.get("height", height), stated.get("width", columns))
+    return layers * width * (8 * width + 2 * hidden) + 20 * width * math.prod(pattern.grid(latents))
 
 
 def run(case, settings, how):
