@@ -254,12 +254,12 @@ def test_masks_without_factors_are_predicted_as_they_run(monkeypatch, kind, rank
     assert (seen.rank, seen.own, seen.missed_tiles) == (rank, 0, 0)
     assert seen.apart < 0.4 if kind == "band" else seen.apart > 0.9
     options = {"heads": 6, "head_dim": 64, "dtype": "bfloat16", "split_keys": None}
-    dearer = [replace(each, steady_us=(9.0,) * 3) if each.rank == rank else each for each in truth().kernels]
-    loads = []
+    dearer = [replace(each, item_us=(90.0,) * 4) if each.rank == rank else each for each in truth().kernels]
+    wholes = []
     for known in (truth(), truth(kernels=tuple(dearer))):
-        _, _, shapes = cost_model.predict(cover, **options, calibration=known)
-        loads.append(sum(shape.latency_us * shape.items for shape in shapes))
-    assert loads[1] > 2 * loads[0]
+        _, tile_us, shapes = cost_model.predict(cover, **options, calibration=known)
+        wholes.append(tile_us + sum(shape.latency_us * shape.items for shape in shapes) / 8)
+    assert wholes[1] > 2 * wholes[0]
 
 
 def test_registers_are_those_of_a_quarter_of_a_multiprocessor():
