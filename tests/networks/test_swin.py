@@ -76,6 +76,9 @@ def windows_of(grid, shift):
 @pytest.mark.parametrize("grid", [(7, 7), (5, 10), (15, 20)])
 def test_windows_are_the_published_ones(grid, shift):
     windows = swin.Windows(grid, 1, 32, "dense", shift)
+    at = torch.arange(windows.grid[0] * windows.grid[1])
+    index = windows.site.bias_index(at[:, None], at)
+    assert index.min() >= 0 and index.max() < 13**2
     expected = windows_of(windows.grid, shift)
     scipy_rows = windows.site.graph.to_csr()
     for token, seen in expected.items():

@@ -232,8 +232,11 @@ class Windows:
         )
 
     def _bias_index(self, rows, columns):
-        width, w = self.grid[1], pattern.WINDOW
-        return (rows // width - columns // width + w - 1) * (2 * w - 1) + rows % width - columns % width + w - 1
+        # Pairs of other windows are asked for, too, and hidden: their index only has to be one.
+        width, most = self.grid[1], pattern.WINDOW - 1
+        y = (rows // width - columns // width).clamp(-most, most)
+        x = (rows % width - columns % width).clamp(-most, most)
+        return (y + most) * (2 * most + 1) + x + most
 
     def native(self, q, k, v, bias):
         """The windows as one batch, rolled where they are shifted: q, k, v [B, H, N, D], bias [H, n]."""
