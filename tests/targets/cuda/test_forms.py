@@ -54,9 +54,17 @@ DTYPES = {name: getattr(torch, name) for name in profile.DTYPES}
 def test_candidates_fit_the_device(rows, keys, head_dim, dtype, shared_bytes):
     tile, room = tiles.Tile(rows, keys), config.Room(shared_bytes, 1 << 16)
     found = config.candidates(tile, head_dim, DTYPES[dtype], room)
-    assert 1 <= len(set(found)) == len(found) <= (10 if tile.gathered else 28)
+    assert 1 <= len(set(found)) == len(found)
     assert found[0] == config.for_tile(tile, head_dim, DTYPES[dtype], room)
     row_bytes = sum(config.HEAD_DIMS[head_dim]) * DTYPES[dtype].itemsize
+    by_warps = [form for form in found if form.loads == "warps"]
+    for form in by_warps:
+        assert rows in (64, 128) and dtype != "float32" and form.step_keys % tile.run == 0
+        assert (2 * form.num_stages * form.step_keys + rows) * row_bytes <= shared_bytes
+        # Four warps that gather, and four for each 64 rows.
+        assert form.num_warps == 4 and 128 * (1 + rows // 64) * form.maxnreg <= room.registers
+    found = [form for form in found if form.loads != "warps"]
+    assert len(found) <= (10 if tile.gathered else 28)
     for form in found:
         assert form.step_keys % tile.run == 0 and form.num_warps in (1, 2, 4, 8)
         if replace(form, loads="gather") != found[0]:
@@ -75,7 +83,7 @@ def test_blocks_of_keys_are_gathered_or_loaded_whole():
         room = replace(config.ANY_ROOM, **changes)
         found = config.candidates(tiles.parse(name), 64, torch.bfloat16, room)
         assert found[0].loads == "gather", "the default"
-        return {(form.loads, form.step_keys) for form in found}
+        return {(form.loads, form.step_keys) for form in found if form.loads != "warps"}
 
     assert loads("128x1") == {("gather", 32), ("gather", 64), ("gather", 128)}
     blocks = {("gather", 64), ("gather", 128), ("block", 64), ("tma", 64)}
@@ -84,6 +92,18 @@ def test_blocks_of_keys_are_gathered_or_loaded_whole():
     default, *others = config.candidates(tiles.parse("128x64"), 64, torch.bfloat16, config.ANY_ROOM)
     # The few that slow compilers try.
     assert others[:2] == [replace(default, loads="block"), replace(default, loads="tma")]
+
+
+def test_warps_that_gather_are_tried_on_hopper_alone():
+    def keys(name, head_dim=64, dtype=torch.bfloat16, capability=(9, 0)):
+        room = replace(config.ANY_ROOM, capability=capability)
+        found = config.candidates(tiles.parse(name), head_dim, dtype, room)
+        assert found[0].loads == "gather", "the default"
+        return {form.step_keys for form in found if form.loads == "warps"}
+
+    assert keys("64x1") == keys("128x1") == keys("128x1", 128) == {64, 128} and keys("128x128") == {128}
+    others = keys("64x1", capability=(8, 0)), keys("64x1", capability=(10, 0)), keys("32x1"), keys("64x1", 48)
+    assert not any((*others, keys("64x1", dtype=torch.float32)))
 
 
 def test_less_shared_memory_has_fewer_stages():
@@ -125,7 +145,9 @@ class MadeUp:
 
     def __init__(self, tile, head_dim, dtype, form):
         self.form, self.dtype = form, getattr(torch, dtype)
-        self.setup = Setup(tile.rows, form.step_keys, head_dim, dtype, 8, 1 << 23, blocks=form.loads != "gather")
+        self.setup = Setup(
+            tile.rows, form.step_keys, head_dim, dtype, 8, 1 << 23, blocks=form.loads in ("block", "tma")
+        )
         type(self).made += 1
         if form in self.fails:
             raise self.fails[form]
@@ -321,7 +343,7 @@ def test_the_kernel_that_is_checked_is_the_one_that_is_timed(rows, keys):
     tile = tiles.Tile(rows, keys)
     for form in config.candidates(tile, 64, torch.bfloat16, config.ANY_ROOM):
         _, checked = form_search._small(tile, form.step_keys)
-        blocks = form.loads != "gather"
+        blocks = form.loads in ("block", "tma")
         setup = Setup(rows, form.step_keys, 64, "bfloat16", 8, 1 << 23, blocks)
         timed = [setup.work(point)[0] for point in form_search.points(setup)]
         for lists in (checked, setup.compiled(16, False), *timed):

@@ -44,6 +44,7 @@ CODE = tuple(
         "core.timing",
         *(f"targets.cuda.{name}" for name in ("calibration", "calibration_fit", "calibration_points", "config")),
         *(f"targets.cuda.{name}" for name in ("cost_model", "executor", "online_softmax", "tile_kernel", "tile_lists")),
+        "targets.cuda.tile_warp_kernel",
     )
 )
 # Seconds for one timing, and the relative standard error at which it stops.
@@ -139,7 +140,7 @@ class Gpu:
         sizes = {name: self.facts[name] for name in ("multiprocessors", "l2_bytes")}
         form = self.form or forms.of(self.tile, self.head_dim, self.dtype)
         dtype = str(self.dtype).removeprefix("torch.")
-        blocks = form.loads != config.GATHER
+        blocks = form.loads in (config.BLOCK, config.TMA)
         return Setup(self.tile.rows, form.step_keys, self.head_dim, dtype, **sizes, blocks=blocks)
 
     def resources(self, lists):

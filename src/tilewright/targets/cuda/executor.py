@@ -94,17 +94,24 @@ class Launch:
         self._config = form or forms.of(tile, common.head_dim, common.dtype)
         self._d0, self._d1 = config.HEAD_DIMS[common.head_dim]
         rows, keys = common.taken
-        self._n_keys, self._loads = len(keys), self._config.loads if _one_by_one(lists, keys) else config.GATHER
+        self._n_keys, self._loads = len(keys), self._config.loads
+        if self._loads == config.WARPS:
+            self._gathering = config.gathering(self._config, tile, common.head_dim, common.dtype)
+            masks_fit = not lists.partial or lists.rank > 0
+            holds = sign == 1 and masks_fit and _runs_by_warps(lists, common, device)
+        else:
+            self._gathering, holds = self._config, _one_by_one(lists, keys)
+        self._loads = self._loads if holds else config.GATHER
         left, right, mask_heads = _masks(lists, common, scale, device)
         positions = (_to(device, x.astype(np.int32)) for x in (rows, keys[lists.keys]))
         # In the kernel's order.
         self._held = (_to(device, lists.items), *positions, left, right, _part_records(device, lists))
-        # In the kernel's order, but for LOADS and WIDE.
+        # In the kernel's order, but for NUM_STAGES, LOADS and WIDE.
         self._constants = {
             "BLOCK_M": lists.rows, "BLOCK_N": lists.step_keys, "HEAD_DIM": common.head_dim, "D0": self._d0,
             "D1": self._d1, "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": mask_heads, "FULL": lists.full,
             "PARTIAL": lists.partial, "SPLIT": len(lists.parts) > 0,
-            "ORDERED": bool((rows == np.arange(len(rows))).all()), "SIGN": sign, "NUM_STAGES": self._config.num_stages,
+            "ORDERED": bool((rows == np.arange(len(rows))).all()), "SIGN": sign,
         }  # fmt: skip
         # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
         self._stream, self._scratch = launcher.current_stream(left.device), {}
@@ -136,15 +143,21 @@ class Launch:
         Raises `DeviceError` where a program's tile does not fit the device.
         """
         memory, sizes, constants = self._arguments(q, k, v, out)
-        options = {"num_warps": self._config.num_warps, "maxnreg": self._config.maxnreg}
+        loads = self.loads(q, k, v)
+        if loads == config.WARPS:
+            from tilewright.targets.cuda import tile_warp_kernel
+
+            kernel, form = tile_warp_kernel.tilewright_tile_attention_by_warps, self._config
+        else:
+            kernel, form = tile_kernel.tilewright_tile_attention, self._gathering
+        options = {"num_warps": form.num_warps, "maxnreg": form.maxnreg}
 
         def launch():
-            kernel = tile_kernel.tilewright_tile_attention[self._grid(q)]
-            return kernel(q, k, v, out, *memory, *sizes, **constants, **options)
+            return kernel[self._grid(q)](q, k, v, out, *memory, *sizes, **constants, **options)
 
         try:
             # Descriptors are written to memory that Triton asks for.
-            return launcher.with_scratch(launch, q.device) if constants["LOADS"] == config.TMA else launch()
+            return launcher.with_scratch(launch, q.device) if loads == config.TMA else launch()
         except OutOfResources as error:
             raise DeviceError(
                 f"tile {self._tile.name}: expected to need at most {error.limit} of this device's {error.name}, found "
@@ -168,12 +181,22 @@ class Launch:
         batch = q.shape[0]
         strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
         wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
-        sizes = *strides, len(self.lists.items), batch * self._heads, self._n_keys, self._scale_log2
-        constants = self._constants | {"LOADS": self.loads(k, v), "WIDE": wide}
-        return (*self._held, *self._parts(batch)), sizes, constants
+        memory, sizes = (*self._held, *self._parts(batch)), (*strides, len(self.lists.items), batch * self._heads)
+        if (loads := self.loads(q, k, v)) == config.WARPS:
+            from tilewright.targets.cuda import tile_warp_kernel
 
-    def loads(self, k, v):
-        """How the keys and values of a step are loaded from these tensors, of `config.LOADS`."""
+            named = self._constants | {"NUM_STAGES": self._config.num_stages, "MAXNREG": self._config.maxnreg}
+            constants = {name: named[name] for name in tile_warp_kernel.CONSTANTS} | {"WIDE": wide}
+            return memory, (*sizes, self._scale_log2), constants
+        constants = self._constants | {"NUM_STAGES": self._gathering.num_stages, "LOADS": loads, "WIDE": wide}
+        return memory, (*sizes, self._n_keys, self._scale_log2), constants
+
+    def loads(self, q, k, v):
+        """How the keys and values of a step are loaded for these tensors, of `config.LOADS`."""
+        if self._loads == config.WARPS:
+            # Copies of 16 bytes need that Triton knows of their alignment: it does of multiples of 16.
+            known = all(not x.data_ptr() % 16 and not any(s % 16 for s in x.stride()[:3]) for x in (q, k, v))
+            return config.WARPS if known else config.GATHER
         # A descriptor needs addresses in multiples of 16 bytes, and has one block of columns.
         described = self._d1 == 0 and all(
             x.data_ptr() % 16 == 0 and all(stride * x.itemsize % 16 == 0 for stride in x.stride()[:3]) for x in (k, v)
@@ -197,6 +220,13 @@ class Launch:
         )
         made.append((hb, parts))
         return parts
+
+
+def _runs_by_warps(lists, common, device):
+    """Whether `tile_warp_kernel` runs here."""
+    device = torch.device(device)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return config.runs_by_warps(lists.rows, common.head_dim, common.dtype, capability)
 
 
 def _one_by_one(lists, keys):

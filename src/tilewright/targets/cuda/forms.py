@@ -23,7 +23,7 @@ VERSION = 1
 # What the fastest form depends on beside the device.
 CODE = tuple(
     f"tilewright.targets.cuda.{name}"
-    for name in ("config", "form_search", "online_softmax", "tile_kernel", "tile_lists")
+    for name in ("config", "form_search", "online_softmax", "tile_kernel", "tile_lists", "tile_warp_kernel")
 )
 # The facts of a device that a calibration holds for.
 FACTS = ("name", "capability", "multiprocessors", "driver")
@@ -73,8 +73,8 @@ def stated(tile, head_dim, dtype):
 
 
 def as_stated(form):
-    """A form as files state it: numbers and None by name."""
-    return {name: None if value is None else int(value) for name, value in asdict(form).items()}
+    """A form as files state it: numbers, words and None by name."""
+    return {name: int(value) if isinstance(value, bool) else value for name, value in asdict(form).items()}
 
 
 def room(device):

@@ -30,7 +30,7 @@ LANES = tl.constexpr(6)
 FEW_ROWS = tl.constexpr(4)
 MERGED = tl.constexpr(16)
 # How the keys and values of a step are loaded.
-GATHER, BLOCK, TMA = map(tl.constexpr, KNOWN_LOADS)
+GATHER, BLOCK, TMA = map(tl.constexpr, KNOWN_LOADS[:3])
 # Where the fields of a work item and of a part stand in their records.
 ITEM_FIRST_ROW = tl.constexpr(int(Item.FIRST_ROW))
 ITEM_ROWS = tl.constexpr(int(Item.ROWS))
