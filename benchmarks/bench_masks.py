@@ -119,7 +119,9 @@ def measured(name, order, tile, known, given):
         if lists.rank not in ranks or not lists.partial:
             continue
         launch = executor.Launch(lists, tile, common, q.device, form)
-        call = executor.Executor(((launch,),), shape, given.heads, given.head_dim, dtype, q.device, incomplete=incomplete)
+        call = executor.Executor(
+            ((launch,),), shape, given.heads, given.head_dim, dtype, q.device, incomplete=incomplete
+        )
         wrong = float(reference.relative_error(call(q, k, v).cpu()[:, :, checked], right))
         row = {"pattern": name, "order": order, "form": which + "*" * (lists.rank == chosen), "rank": lists.rank}
         steps, full = lists.items[:, Item.STEPS], lists.items[:, Item.FULL_STEPS]
