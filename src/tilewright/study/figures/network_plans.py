@@ -36,9 +36,14 @@ def draw(inputs):
         panels = drawn.subplots(len(batches), len(networks), squeeze=False, sharex=True)
         for row, batch in zip(panels, batches, strict=True):
             for axes, network in zip(row, networks, strict=True):
-                _marks(axes, frame[(frame["network"] == network) & (frame["batch"] == batch)], orders)
+                rows = frame[(frame["network"] == network) & (frame["batch"] == batch)]
+                axes.set_visible(not rows.empty)
+                _marks(axes, rows, orders)
                 axes.set_title(f"{network}, batch {batch:.0f}", fontsize=9)
             row[0].set_ylabel("× its own plans")
+        for column in panels.T:
+            [*_, lowest] = [axes for axes in column if axes.get_visible()]
+            lowest.tick_params(labelbottom=True)
     _style.head(drawn, "Whole networks by order and solver", _handles(frame))
     own = Plans()
     _style.notes(
