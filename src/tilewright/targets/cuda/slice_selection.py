@@ -19,8 +19,8 @@ from tilewright.targets.selection import padded
 LOG2_E = math.log2(math.e)
 # Tokens that are averaged at once, and codes that a program moves at once.
 AVERAGED, MOVED = 64, 2048
-# ASSUME: of a large GPU, four for each multiprocessor.
-PROGRAMS = 528
+# Of a large GPU, eight for each multiprocessor: many short programs share a few that are late.
+PROGRAMS = 1056
 # Most ranges of keys that log-sum-exps are computed in, and keys of such a range at least.
 MOST_SPLITS, LEAST_SPLIT = 16, 512
 
@@ -33,12 +33,13 @@ class Config(NamedTuple):
     out to.
     """
 
-    # ASSUME: not measured. Two programs of this size fit a multiprocessor: the one computes while the other waits.
+    # Two programs of this size fit a multiprocessor: one computes while the other waits. Of those that were tried on
+    # an H200 (docs/decisions/0024) they took the least with pools of 32 queries, and 10 µs more than that with 128.
     block_m: int = 128
     block_n: int = 64
     num_warps: int = 8
     num_stages: int = 3
-    counted: int = 2048
+    counted: int = 4096
     count_warps: int = 4
     programs: int = PROGRAMS
 
