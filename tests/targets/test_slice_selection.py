@@ -266,6 +266,10 @@ def test_a_group_without_shares_is_marked(target):
         assert (counts[0, 0] == UNKNOWN).tolist() == [False, True, False]
 
 
+def test_no_run_is_listed_of_fewer_keys_than_a_run_has(target):
+    check_selection(target, codes_of(1, 1, 2, 3, spread=0), Rule(code=2, width=4, most=1), 64)
+
+
 def test_rows_of_codes_may_be_padded(target):
     codes = codes_of(1, 2, 2, 150)
     apart = torch.full((1, 2, 2, 160), 0, dtype=torch.uint8)[..., :150].copy_(codes)

@@ -385,9 +385,10 @@ def tilewright_slice_select(
     # The last unit, for the end of the list, was written by another thread.
     tl.debug_barrier()
     if WIDTH > 1:
-        final = tl.load(key_ptr + tl.maximum(listed - 1, 0) * WIDTH, mask=listed > 0, other=-1) // WIDTH
-        # The last run of all may be short.
-        listed = listed * WIDTH - tl.where(final * WIDTH + WIDTH > n_keys, final * WIDTH + WIDTH - n_keys, 0)
+        final = tl.load(key_ptr + tl.maximum(listed - 1, 0) * WIDTH, mask=listed > 0, other=0) // WIDTH
+        # The last run of all may be short, where one is listed.
+        short = tl.maximum(final * WIDTH + WIDTH - n_keys, 0)
+        listed = tl.where(listed > 0, listed * WIDTH - short, 0)
         final = tl.minimum(final * WIDTH + WIDTH, n_keys) - 1
     else:
         final = tl.load(key_ptr + tl.maximum(listed - 1, 0), mask=listed > 0, other=-1)
