@@ -148,6 +148,9 @@ def test_a_case_with_text_has_every_row():
         assert (row["grid"], row["tokens"], row["heads"]) == ("26-6x16x16", 1562, 1) and row["p50_us"] > 0
     assert list(slices_experiment.first_calls(case, settings(**changes), QUICK)) == []
     made = recall_experiment.Settings(
+        weights=None,
+        layers=1,
+        noise=(),
         orders=("hilbert",),
         groups=("128x1",),
         recalls=(0.9,),
