@@ -148,7 +148,14 @@ def _scale(q, scale):
 
 def _dense(q, k, v, lengths, scale):
     check_tokens(q=q, k=k, v=v)
-    bias = None if lengths is None else _bias(q, k, lengths)
+    bias = None
+    if lengths is not None:
+        bias = left_out(lengths, k.shape[2], q.dtype)[:, None, None, : k.shape[2]].expand(*q.shape[:3], -1)
+    return biased(q, k, v, bias, scale)
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Part:
+    """`dense` with a `bias` [B, H, N_q, N_k] of q's type that is added to the scores, or None. Checks nothing."""
     if not q.is_cuda:
         return _internals.attention_with_lse(q, k, v, attn_mask=bias, scale=scale)
     backend = _backend(q, k, v) if bias is None else "efficient"
@@ -156,14 +163,12 @@ def _dense(q, k, v, lengths, scale):
     return out, lse[..., 0]
 
 
-def _bias(q, k, lengths):
-    """What is added to the scores, [B, H, N_q, N_k] of q's type: -inf for keys from `lengths` [B] on. One row of
-    memory for each batch entry."""
-    (batch, heads, queries, _), keys = q.shape, k.shape[2]
+def left_out(lengths: Tensor, n_keys: int, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of batch entries with so many keys, [B, n_keys or some more]: -inf from these on."""
     # The memory-efficient kernel reads rows that begin at multiples of 16 values.
-    key = torch.arange(-(-keys // 16) * 16, device=q.device)
-    rows = q.new_zeros(batch, len(key)).masked_fill_(key >= lengths[:, None], -torch.inf)
-    return rows[:, None, None, :keys].expand(batch, heads, queries, keys)
+    key = torch.arange(-(-n_keys // 16) * 16, device=lengths.device)
+    none = torch.zeros(len(lengths), len(key), dtype=dtype, device=lengths.device)
+    return none.masked_fill_(key >= lengths[:, None], -torch.inf)
 
 
 def _backend(q, k, v):

@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
-from tilewright.core import _internals
 from tilewright.core.operators import watched
 from tilewright.slices import operators
+from tilewright.slices.attention import biased, left_out
 from tilewright.slices.layout import SliceLists, check_inputs, with_tails
 from tilewright.targets import qkv
-from tilewright.torch_attention import kernels
 
 # Pairs of a group and a key that are worked on at a time: 128 MB of two bytes each.
 _PAIRS = 1 << 26
@@ -42,12 +41,12 @@ def _rest(layout, keys, counts, q, k, v, lengths, scale):
         for h in range(layout.heads):
             for first in range(0, layout.groups, step):
                 one = (slice(b, b + 1), slice(h, h + 1), slice(first, first + step))
-                bias = _without(keys[one], counts[one], n_keys[b], layout.keys, q.dtype)
-                left_out = (counts[one] < n_keys[b])[..., None]
-                out, lse = _attend(means[one], k[one[:2]], v[one[:2]], bias, scale)
+                bias = _without(keys[one], counts[one], n_keys[b : b + 1], layout.keys, q.dtype)
+                some = counts[one] < n_keys[b]
+                out, lse = biased(means[one], k[one[:2]], v[one[:2]], bias, scale)
                 # Softmax over no key is not defined.
-                found[one] = torch.where(left_out, out, 0)
-                sums[one] = torch.where(left_out[..., 0], lse, -torch.inf)
+                found[one] = torch.where(some[..., None], out, 0)
+                sums[one] = torch.where(some, lse, -torch.inf)
     whole = qkv.empty(q, layout.tokens).zero_()
     total = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
     whole[:, :, layout.grouped] = found.repeat_interleave(layout.rows, 2)[:, :, : layout.queries]
@@ -58,27 +57,17 @@ def _rest(layout, keys, counts, q, k, v, lengths, scale):
 def _means(q, rows):
     """Means of `rows` consecutive queries, the last of fewer, in the type of q."""
     padded = torch.nn.functional.pad(q.float(), (0, 0, 0, -q.shape[2] % rows)).unflatten(2, (-1, rows)).sum(3)
-    sizes = torch.full((padded.shape[2], 1), float(rows), device=q.device)
-    sizes[-1] = q.shape[2] - (len(sizes) - 1) * rows
-    return (padded / sizes).to(q.dtype)
+    sizes = (q.shape[2] - rows * torch.arange(padded.shape[2], device=q.device)).clamp(max=rows)
+    return (padded / sizes[:, None]).to(q.dtype)
 
 
 def _without(keys, counts, length, n_keys, dtype):
-    """What is added to scores, [1, 1, G, N_k]: -inf for keys that are listed and for those from `length` on."""
-    # The memory-efficient kernel reads rows that begin at multiples of 16 values.
-    key = torch.arange(-(-n_keys // 16) * 16, device=keys.device)
-    bias = torch.zeros(*counts.shape, len(key), dtype=dtype, device=keys.device).masked_fill_(key >= length, -torch.inf)
+    """What is added to scores, [1, 1, G, N_k]: -inf for keys that are listed and for those from `length` [1] on."""
+    bias = left_out(length, n_keys, dtype).repeat(*counts.shape, 1)
     listed = with_tails(keys, counts).clamp(0, n_keys - 1).long()
     # A group without keys has none to repeat.
     fill = torch.where(counts > 0, -torch.inf, 0).to(dtype)[..., None].expand(listed.shape)
     return bias.scatter_add_(-1, listed, fill)[..., :n_keys]
-
-
-def _attend(q, k, v, bias, scale):
-    if not q.is_cuda:
-        return _internals.attention_with_lse(q, k, v, attn_mask=bias, scale=scale)
-    out, lse = kernels.attend("efficient", q, k, v, with_lse=True, scale=scale, bias=bias)
-    return out, lse[..., 0]
 
 
 def _fake_rest(layout, keys, counts, q, *_):
