@@ -80,9 +80,8 @@ def predict(
     if callable(mask) and not isinstance(mask, Tensor):
         mask = of_function(mask, layout, q.device)
     of_text = ((0, layout.first), (layout.keys - layout.last, layout.keys))
-    ranges = [
-        number for first, end in (*always, *(some for some in of_text if some[0] < some[1])) for number in (first, end)
-    ]
+    always = [*always, *(each for each in of_text if each[0] < each[1])]
+    ranges = [number for first, end in always for number in (first, end)]
     # As text, since operators take no dict.
     stated = ";".join([f"{name}={value!r}" for name, value in settings.items()])
     given = q, k, lse, mask, lengths, by, stated, mass, keep, threshold, ranges, least, scale
