@@ -360,7 +360,6 @@ def tilewright_slice_select(
     n_keys, in_always = tl.load(entry_ptr), tl.load(entry_ptr + 1)
     always_ptr = entry_ptr + 2
     n_units = tl.cdiv(n_keys, WIDTH)
-    unknown = _count(code_ptr, 0, n_units, CODES - 2, BLOCK_N) == 0
     if BY_MASS:
         code = _code_of_mass(code_ptr, always_ptr, n_units, n_always, mass, ALWAYS, FREE, BLOCK_N)
     if BY_MASS or BY_CODE:
@@ -396,7 +395,10 @@ def tilewright_slice_select(
     end = (listed + STEP - 1) // STEP * STEP
     tl.store(key_ptr + behind, tl.zeros((STEP,), tl.int32) + final, mask=behind < end)
     # A list that does not fit, or of a group without shares, says so.
-    listed = tl.where(asked > most, asked * WIDTH, listed) if WHOLE else tl.where(unknown, UNKNOWN, listed)
+    if WHOLE:
+        listed = tl.where(asked > most, asked * WIDTH, listed)
+    else:
+        listed = tl.where(_count(code_ptr, 0, n_units, CODES - 2, BLOCK_N) == 0, UNKNOWN, listed)
     tl.store(count_ptr + row, tl.where(n_keys < 1, NO_LENGTH, listed))
 
 
@@ -412,8 +414,7 @@ def _list_block(
     if (lo < cut) & (cut < lo + BLOCK_N):
         b_taken = _at_most(b_w, last - 1) | (_at_most(b_w, last) & _first(cut - n))
     if ALWAYS:
-        for i in tl.static_range(4):
-            b_taken |= tl.where(_in_ranges(always_ptr, n_always, n + i), 1 << (i % 2 + i // 2 * 16), 0)
+        b_taken |= _of_ranges(always_ptr, n_always, n)
     if lo + BLOCK_N > n_units:
         b_taken &= _first(n_units - n)
     b_of_word = _how_many(b_taken)
@@ -481,8 +482,7 @@ def _cut(
         b_w = _words(code_ptr, lo, n_units, BLOCK_N)
         b_same = _at_most(b_w, code) & ~_at_most(b_w, code - 1)
         if ALWAYS:
-            for i in tl.static_range(4):
-                b_same &= ~tl.where(_in_ranges(always_ptr, n_always, n + i), 1 << (i % 2 + i // 2 * 16), 0)
+            b_same &= ~_of_ranges(always_ptr, n_always, n)
         if lo + BLOCK_N > n_units:
             b_same &= _first(n_units - n)
         b_of_word = _how_many(b_same)
@@ -625,9 +625,10 @@ def _code_of_count(
 
 
 @triton.jit
-def _in_ranges(always_ptr, n_always, n):
-    """Whether units n lie in one of the ranges."""
-    found = n < 0
+def _of_ranges(always_ptr, n_always, n):
+    """The bits, as those of `_at_most`, of the units n to n + 3 that lie in one of the ranges."""
+    b_in = n * 0
     for a in range(0, n_always):
-        found = found | ((n >= tl.load(always_ptr + 2 * a)) & (n < tl.load(always_ptr + 2 * a + 1)))
-    return found
+        first, end = tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1)
+        b_in |= _first(end - n) & ~_first(first - n)
+    return b_in
