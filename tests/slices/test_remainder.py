@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.library import opcheck
+from torch import library
 
 from helpers.slices import DTYPES, mask_of, qkv
 from tilewright import reference, slices
@@ -109,7 +109,7 @@ def test_the_operator_is_well_formed():
     q, k, v = qkv(1, 1, 40, 60, 64)
     lists = slices.from_mask(mask_of([[[30, 0, 60]]], 60), 40, rows=16)
     given = lists.keys, lists.counts, q, k, v, None, SCALE, list(lists.layout)
-    opcheck(torch.ops.tilewright.slices_rest.default, given, test_utils=("test_schema", "test_faketensor"))
+    library.opcheck(torch.ops.tilewright.slices_rest.default, given, test_utils=("test_schema", "test_faketensor"))
     compiled = torch.compile(lambda q: slices.rest(q, k, v, lists), fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         assert torch.equal(compiled(q)[0], slices.rest(q, k, v, lists)[0])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.library import opcheck
+from torch import library
 
 from helpers import selection as oracle
 from helpers.gpu import TRITON_DEVICE
@@ -332,6 +332,6 @@ def test_the_operators_are_well_formed(device):
         slices.make_layout(2, 1, 40, 40, text=(3, 4)),
     )
     checks = {"test_utils": ("test_schema", "test_faketensor")}
-    opcheck(ops.slices_dense.default, (q, k, v, lengths, SCALE, []), **checks)
+    library.opcheck(ops.slices_dense.default, (q, k, v, lengths, SCALE, []), **checks)
     given = q, k, None, None, lengths, "pooled", "", 0.8, None, None, [0, 3, 36, 40], None, SCALE, list(layout)
-    opcheck(ops.slices_predict.default, given, **checks)
+    library.opcheck(ops.slices_predict.default, given, **checks)
