@@ -114,6 +114,32 @@ rule video_weights:
         " --output {output.weights} --losses {output.losses} 2>&1 | tee {log}"
 
 
+rule classifier:
+    output:
+        weights="results/classifiers/{network}.{seed}.safetensors",
+        predictor="results/classifiers/{network}-dynamicvit.{seed}.safetensors",
+        losses="results/classifiers/{network}.{seed}.csv",
+    log:
+        "logs/classifier/{network}.{seed}.log",
+    benchmark:
+        "logs/classifier/{network}.{seed}.tsv"
+    wildcard_constraints:
+        seed="[0-9]+",
+        network="(?!.*-dynamicvit).*",
+    conda:
+        TIMED_ENV
+    threads: THREADS
+    resources:
+        **asked(of_classifier),
+    params:
+        script=script("train_classifier"),
+        code=code("train_classifier", "study.stages.train_classifier", "networks.deit", "pruners.dynamicvit"),
+        arguments=classifier_arguments,
+    shell:
+        "python {params.script} {params.arguments}"
+        " --output {output.weights} --predictor {output.predictor} --losses {output.losses} 2>&1 | tee {log}"
+
+
 rule video_pictures:
     input:
         pictured_weights,

@@ -26,6 +26,8 @@ ROWS = {
     "video": {"network": "wan-1.3b-480p-81f", "by": "slices"},
     "heatmap": {"reorder": "window", "solver": "highs"},
     "orders": {"model": "vil-tiny-64-s1", "reorder": "ic"},
+    "pruned_accuracy": {"network": "deit-tiny-224", "batching": "ragged", "pruner": "evit"},
+    "accelerator": {"network": "segformer-b0-512"},
 }
 
 
@@ -60,8 +62,9 @@ def test_rows_of_today_pass(tmp_path, kind, device):
 
 
 def test_rows_of_other_columns_fail(tmp_path):
-    columns = experiments.member("attention").Row.columns()
-    row = ROWS["attention"] | {"kind": "attention", "version": 1}
+    row_type = experiments.member("attention").Row
+    columns = row_type.columns()
+    row = ROWS["attention"] | {"kind": "attention", "version": _rows.version_of(row_type)}
     kept = [name for name in columns if name not in ("commit", "code")]
     write(tmp_path / "logs" / "baselines.csv", kept, [row])
     message = (

@@ -4,9 +4,10 @@ A row that did not pass has the status ``failed`` and no time; one that could no
 """
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
 from tilewright.core.timing import copy_bandwidth, time_call, time_cold, time_gpu, time_host
+from tilewright.core.turns import TURNS, time_in_turns
 from tilewright.profile import DTYPES
 from tilewright.schedule import Skipped
 from tilewright.study.experiments import _ceilings
@@ -117,25 +119,34 @@ class Tokens:
 
         executed: pairs of query and key that one head computes, padding included.
         """
+        row = self.compared(call, expected, tokens, rows, **facts)
+        if row["status"] != "ok":
+            return row
+        time_one = time_gpu if self.gpu else time_call
+        return self.timed(
+            row, lambda: call(*tokens), executed, effort, time_one(lambda: call(*tokens), **effort.limits)
+        )
+
+    def compared(self, call, expected, tokens, rows, **facts):
+        """The row of ``call(*tokens)`` with its check of `rows` against `expected` and without a time."""
         poison(tokens[0])
         row = self.row(**errors(call(*tokens)[:, :, rows], expected), checked_rows=len(rows), **facts)
-        if reason := refuted(row):
-            return row | {"status": "failed", "reason": reason}
-        facts = self._measured(lambda: call(*tokens), effort)
+        reason = refuted(row)
+        return row | {"status": "failed", "reason": reason} if reason else row
+
+    def timed(self, row, call, executed, effort, timing, turns=1):
+        """A `row` that passed its check with the `timing` of its `call`, and what else is measured of it."""
+        facts = timing.columns | {"turns": turns} | (self._elsewhere(call, effort, timing.method) if self.gpu else {})
         per_us = 4 * self.head_dim * self.heads * self.batch / facts["p50_us"] / 1e3
         facts["useful_gflops"], facts["executed_gflops"] = self.graph.entries * per_us, executed * per_us
         facts["tokens_per_s"] = self.batch * self.graph.n_rows / facts["p50_us"] * 1e6
         return row | facts | (self._judged(facts) if self.gpu else {})
 
-    def _measured(self, call, effort):
-        """Times of `call` on the tokens' device."""
-        timing = (time_gpu if self.gpu else time_call)(call, **effort.limits)
-        facts = timing.columns
-        if self.gpu:
-            latency_us, host_us = time_host(call, **effort.limits)
-            cold_us = time_cold(call, self.device["l2_bytes"], **effort.limits)
-            facts |= {"timing": timing.method, "cold_us": cold_us, "latency_us": latency_us, "host_us": host_us}
-        return facts
+    def _elsewhere(self, call, effort, method):
+        """Of a call on a GPU, how it was timed, and its time with a cold cache and by the host's clock."""
+        latency_us, host_us = time_host(call, **effort.limits)
+        cold_us = time_cold(call, self.device["l2_bytes"], **effort.limits)
+        return {"timing": method, "cold_us": cold_us, "latency_us": latency_us, "host_us": host_us}
 
     def _judged(self, facts):
         """The measured time and rate beside what the GPU allows at best."""
@@ -151,42 +162,73 @@ class Tokens:
 
 
 def run_schedule(schedule, blocks, tokens, effort, *, tiles=None):
-    """Two rows of a schedule: tokens in plan order, and permuted inside the call. Those of a `Skipped` one say why.
+    """`run_schedules` of one, with `tokens` of its graph. tiles: name of the tile set."""
+    return run_schedules([(schedule, blocks, tiles)], tokens, effort)[0]
 
-    tokens: `Tokens` of the graph that the schedule is for; tiles: name of the tile set. ``memory_bytes`` are the
-    executor's tables and an estimate of the most that it holds in a call. Raises `ArtifactError` for parts that do not
-    belong together.
+
+def run_schedules(schedules, tokens, effort):
+    """For each ``(schedule, blocks, name of the tile set or None)`` of one graph, two rows: tokens in plan order, and
+    permuted inside the call. Those of a `Skipped` one say why.
+
+    tokens: `Tokens` of the graph that the schedules are for. All are checked, and then timed in turns.
+    ``memory_bytes`` are the executor's tables and an estimate of the most that it holds in a call. Raises
+    `ArtifactError` for parts that do not belong together.
     """
+    runs = [run for found in schedules for run in _runs(*found, tokens)]
+    right = [run for run in runs if run.call is not None]
+    timings = time_in_turns([run.call for run in right], gpu=tokens.gpu, **effort.limits)
+    for run, timing in zip(right, timings, strict=True):
+        run.row = tokens.timed(run.row, run.call, run.executed, effort, timing, TURNS)
+    rows = [run.row for run in runs]
+    return [rows[i : i + 2] for i in range(0, len(rows), 2)]
+
+
+@dataclass
+class _Run:
+    """A row of a schedule and, where it passed its check, the call to time and the pairs that one head computes."""
+
+    row: dict
+    call: Callable | None = None
+    executed: int = 0
+
+
+def _runs(schedule, blocks, tiles, tokens):
+    """The two `_Run` of a schedule, checked."""
     graph = tokens.graph
     if graph.id != schedule.graph_id:
         raise ArtifactError(f"expected the graph {schedule.graph_id} of the schedule, found {graph.id}")
     facts = {"provider": "tilewright", "tiles": tiles or "+".join(schedule.tiles), "solver": schedule.solver}
     if isinstance(schedule, Skipped):
         facts |= {"status": "skipped", "reason": schedule.reason}
-        return [tokens.row(**facts, ordered=ordered) for ordered in (True, False)]
+        return [_Run(tokens.row(**facts, ordered=ordered)) for ordered in (True, False)]
     facts |= {name: getattr(schedule, name) for name in ("predicted_us", "objective_us", "bound_us", "gap")}
-    facts["items"] = len(schedule.tile)
-    rows = []
-    for ordered in (True, False):
-        executor = targets.executor(tokens.device["kind"]).prepare(
-            schedule,
-            blocks,
-            heads=tokens.heads,
-            head_dim=tokens.head_dim,
-            dtype=tokens.dtype,
-            row_order=graph.row_order,
-            col_order=graph.col_order,
-            ordered=ordered,
-        )
-        places = tokens.rows if ordered or graph.row_order is None else graph.row_order[tokens.rows]
-        facts |= {
-            "ordered": ordered,
-            "launches": len(executor.launches),
-            "memory_bytes": executor.memory_bytes + executor.peak_bytes(tokens.batch),
-        }
-        inputs = tokens.ordered if ordered else tokens.natural
-        rows.append(tokens.checked(executor, tokens.masked_result, inputs, places, executor.executed, effort, **facts))
-    return rows
+    facts |= {"items": len(schedule.tile), "chosen": schedule.chosen}
+    if schedule.trials:
+        facts["tuned_s"] = schedule.tuned_s
+    return [_run(schedule, blocks, tokens, facts, ordered) for ordered in (True, False)]
+
+
+def _run(schedule, blocks, tokens, facts, ordered):
+    graph = tokens.graph
+    executor = targets.executor(tokens.device["kind"]).prepare(
+        schedule,
+        blocks,
+        heads=tokens.heads,
+        head_dim=tokens.head_dim,
+        dtype=tokens.dtype,
+        row_order=graph.row_order,
+        col_order=graph.col_order,
+        ordered=ordered,
+    )
+    places = tokens.rows if ordered or graph.row_order is None else graph.row_order[tokens.rows]
+    facts = facts | {
+        "ordered": ordered,
+        "launches": len(executor.launches),
+        "memory_bytes": executor.memory_bytes + executor.peak_bytes(tokens.batch),
+    }
+    inputs = tokens.ordered if ordered else tokens.natural
+    row = tokens.compared(executor, tokens.masked_result, inputs, places, **facts)
+    return _Run(row, partial(executor, *inputs), executor.executed) if row["status"] == "ok" else _Run(row)
 
 
 def run_baselines(names, tokens, effort, *, max_dense_tokens):

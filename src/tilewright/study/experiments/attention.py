@@ -9,7 +9,8 @@ from typing import Literal
 from tilewright import models, reorder, targets
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core.errors import ConfigError, UnknownNameError
-from tilewright.schedule.search import entered
+from tilewright.schedule.record import TUNED
+from tilewright.schedule.search import NAMES, PUBLISHED, entered
 from tilewright.study import sections
 from tilewright.study.experiments import _rows
 from tilewright.study.experiments._rows import Count, Flag, Number, Status
@@ -22,7 +23,8 @@ OURS = "tilewright"
 class Section(sections.Section, frozen=True):
     """Attention over the patterns of `workloads`: schedules and their baselines.
 
-    schedules: the solvers whose schedules are run, by tile set
+    schedules: the solvers whose schedules are run, by tile set; tuned takes the fastest of them, the published
+        objective's apart, and of each of the set's tiles that is a set of its own here, as the device times them
     baselines: what schedules are measured against
     baseline_orders: orders in which the baselines get their tokens; those that work through all pairs run in the first
     max_dense_tokens: a longer sequence is not run densely, and its row says so
@@ -40,13 +42,22 @@ class Section(sections.Section, frozen=True):
         """Pairs (tile set, solver) whose schedules are run."""
         return tuple((name, solver) for name, chosen in self.schedules.items() for solver in chosen)
 
+    def tried(self, tile_set, config):
+        """Pairs (tile set, solver) of the schedules that the tuned one of a tile set is chosen from."""
+        tiles = set(config.tile_sets[tile_set])
+        own = [pair for pair in self.runs if pair[0] == tile_set]
+        fixed = [(name, s) for name, s in self.runs if name != tile_set and set(config.tile_sets[name]) < tiles]
+        return [(name, s) for name, s in own + fixed if s not in (TUNED, *PUBLISHED)]
+
     def check(self, config):
         """Raise `ConfigError` for unknown names and for limits out of range."""
         sections.selection("attention.schedules", tuple(self.schedules))
         sections.known("attention.schedules", "tile set", self.schedules, config.tile_sets)
         for name, chosen in self.schedules.items():
             sections.selection(f"attention.schedules.{name}", chosen)
-            sections.known(f"attention.schedules.{name}", "solver", chosen, config.solvers)
+            sections.known(f"attention.schedules.{name}", "solver", chosen, (*config.solvers, TUNED))
+            if TUNED in chosen and len(chosen) < 2:
+                raise ConfigError(f"attention.schedules.{name}: expected a solver beside {TUNED}, found none")
         sections.known("attention.baselines", "baseline", self.baselines, sparse_baselines.NAMES)
         sections.selection("attention.baseline_orders", self.baseline_orders)
         sections.known("attention.baseline_orders", "order", self.baseline_orders, reorder.NAMES)
@@ -61,11 +72,13 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     on a GPU its own time, with a warm second-level cache; else wall time. What follows is blank on CPUs. timing: how a
     GPU was timed (`Timing.method`); cold_us: with a cold cache; latency_us: a call and the wait for it, by the host's
     clock; host_us: until a call returns; byte_floor_us: `_ceilings.floor_bytes` at the bandwidth of a copy;
-    floor_fraction: of p50_us; ceiling_fraction: executed_gflops over `_ceilings.softmax_bound_gflops`.
+    floor_fraction: of p50_us; ceiling_fraction: executed_gflops over `_ceilings.softmax_bound_gflops`. turns: how often
+    it was measured, in turns with others: of several, rse is the standard error between them, else that within one.
+    chosen, tuned_s: of a tuned schedule, the tiles and the solver of the one that was taken, and the seconds it took.
     """
 
     kind: Literal["attention"] = "attention"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     model: str = ""
     family: str = ""
     resolution: Count = None
@@ -89,6 +102,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     p80_us: Number = None
     repetitions: Count = None
     rse: Number = None
+    turns: Count = None
     timing: str = ""
     cold_us: Number = None
     latency_us: Number = None
@@ -101,6 +115,8 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     objective_us: Number = None
     bound_us: Number = None
     gap: Number = None
+    chosen: str = ""
+    tuned_s: Number = None
     items: Count = None
     launches: Count = None
     useful_gflops: Number = None
@@ -139,6 +155,10 @@ def modules(row, device):
     if row["provider"] != OURS:
         return [*made, f"tilewright.baselines.sparse.{row['provider']}"]
     found = targets.modules(device, "executor", "probe")
+    if row["solver"] == TUNED:
+        # Any solver may have made the schedule that was taken.
+        found = [*found, "tilewright.targets.tuning", *(each for name in NAMES for each in entered(name))]
+        return [*made, "tilewright.blocks", "tilewright.schedule", *found]
     return [*made, "tilewright.blocks", "tilewright.schedule", *entered(row["solver"]), *found]
 
 

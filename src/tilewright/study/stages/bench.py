@@ -1,5 +1,6 @@
 """Stage T5 on files: schedules with their graph, blocks and profiles in, a CSV file of rows for each out."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -44,10 +45,11 @@ def run(
     stated = {"heads": heads, "head_dim": head_dim, "dtype": dtype}
     with _lock.exclusive(device):
         inputs = _Inputs(graph, blocks, profile)
-        tables = [
-            _rows(path, inputs, stated, {"batch": batch, "seed": seed, "device": device}, effort)
+        loaded = [
+            _loaded(path, inputs, stated, {"batch": batch, "seed": seed, "device": device})
             for path in progress.with_progress(schedule, "schedules")
         ]
+        tables = _timed(loaded, effort)
     for path, rows in zip(output, tables, strict=True):
         experiment.write(path, "attention", rows, device)
 
@@ -92,10 +94,8 @@ class _Inputs:
         return self._tokens
 
 
-def _rows(path, inputs, stated, options, effort):
-    """The rows of the schedule at `path`."""
-    from tilewright.study.experiments import _attention
-
+def _loaded(path, inputs, stated, options):
+    """``(schedule, blocks, name of its tile set, Tokens)`` of the schedule at `path`."""
     schedule = schedule_file.read(path)
     if schedule.device_id != targets.device_id(targets.describe(options["device"])):
         raise DeviceError(
@@ -105,10 +105,19 @@ def _rows(path, inputs, stated, options, effort):
     sizes = {name: value or getattr(profile, name, None) for name, value in stated.items()}
     tokens = inputs.tokens(schedule, **sizes, **options)
     stem, _, solver = Path(path).stem.rpartition(".")
-    tiles = stem if solver == schedule.solver else None
-    rows = _attention.run_schedule(schedule, covers, tokens, effort, tiles=tiles)
-    show(rows)
-    return rows
+    return schedule, covers, stem if solver == schedule.solver else None, tokens
+
+
+def _timed(loaded, effort):
+    """The rows of each of the schedules; neighbours of one graph are timed in turns."""
+    from tilewright.study.experiments import _attention
+
+    tables = []
+    for tokens, group in itertools.groupby(loaded, key=lambda found: found[-1]):
+        tables += _attention.run_schedules([found[:-1] for found in group], tokens, effort)
+    for rows in tables:
+        show(rows)
+    return tables
 
 
 def _named_graph(schedule):

@@ -3,8 +3,8 @@
 Before, rows had no ``kind`` and ``version``; pruned networks named their ``batching`` a ``strategy``; rows of the heat
 map did not name the order and the solver of their plans, which were the same in every recorded study; and the time of
 orders stood in a file of its own. Rows of networks of version 1 were of none that was compiled or had plans that were
-chosen, those of recall of planted maps alone. What was measured, and the commit and code that measured it, stay what
-they are.
+chosen, those of recall of planted maps alone, and those of attention were not timed in turns, nor of tuned schedules.
+What was measured, and the commit and code that measured it, stay what they are.
 """
 
 import csv
@@ -26,7 +26,7 @@ _OWN = {
 _RENAMED = {"strategy": "batching"}
 _ADDED = {"heatmap": {"reorder": "window", "solver": "highs"}}
 # Columns that later versions have, where they are not blank.
-_LATER = {("networks", "1"): {"compiled": False}, ("recall", "1"): {}}
+_LATER = {("networks", "1"): {"compiled": False}, ("recall", "1"): {}, ("attention", "1"): {}}
 _MOVED = {"reorder_time.csv": "orders/times.csv"}
 
 
