@@ -1,4 +1,5 @@
-"""T4: a solver gives each region a tile and a round, results/schedules/<m>/<r>/<set>.<solver>.json."""
+"""T4: a solver gives each region a tile and a round, results/schedules/<m>/<r>/<set>.<solver>.json; the fastest of several
+schedules, as the device times them, is results/schedules/<m>/<r>/<set>.tuned.json."""
 
 
 rule schedule:
@@ -28,3 +29,29 @@ rule schedule:
         " --objective {params.limits.objective} --time-limit {params.limits.time_limit_s} --gap {params.limits.gap}"
         " {params.rounds} {params.kinds} --seed {params.seed}"
         " --threads {threads} --output {output.schedule} 2>&1 | tee {log}"
+
+
+rule tune:
+    input:
+        schedule=tried("results/schedules/{m}/{r}/{run}.json"),
+        blocks=for_tiles("results/blocks/{m}/{r}/{tile}.npz"),
+        profile=for_tiles("results/profiling/{m}/{r}/{tile}.json"),
+        graph="results/graphs/{m}/{r}.npz",
+    output:
+        schedule="results/schedules/{m}/{r}/{set}.tuned.json",
+    log:
+        "logs/tune/{m}/{r}/{set}.log",
+    benchmark:
+        "logs/tune/{m}/{r}/{set}.tsv"
+    conda:
+        TIMED_ENV
+    threads: THREADS
+    resources:
+        **asked(of_graph),
+    params:
+        script=script("tune"),
+        code=code("tune", "study.stages.tune", *DEVICE_CODE),
+        seed=CONFIG.seed,
+    shell:
+        "python {params.script} --schedule {input.schedule} --graph {input.graph} --blocks {input.blocks}"
+        " --profile {input.profile} --seed {params.seed} --output {output.schedule} 2>&1 | tee {log}"

@@ -42,7 +42,7 @@ from tilewright.core.errors import (
 )
 from tilewright.core.provenance import sha256_arrays
 from tilewright.graph import Graph
-from tilewright.targets import qkv
+from tilewright.targets import qkv, tuning
 from tilewright.targets.masks import Bias
 from tilewright.targets.measure import elsewhere, expected
 
@@ -96,6 +96,7 @@ def plan(
     split_keys: work.Lengths | Literal["auto"] = "auto",
     region_rows: int = 128,
     max_tile_kinds: int | None = None,
+    tune: bool = False,
     time_limit_s: float = 10.0,
     seed: int = 0,
 ) -> "Plan":
@@ -124,6 +125,9 @@ def plan(
     split_keys: longest key range of one work item, None for no limit; of several, each region gets the one that the
         solver chooses, which is never slower in prediction than with the first alone. ``auto``: that of the device.
     max_tile_kinds: most kinds of tiles that run side by side, in one round; None for the device's own.
+    tune: run the solver's schedule, greedy's and those of the few tiles alone that are predicted fastest, and take the
+        fastest (`targets.tuning`). It takes some seconds, and longer where kernels are compiled. `Plan.summary` says
+        what was measured.
 
     Raises `TilewrightError` subclasses naming what was expected, what was found and what is known.
     """
@@ -158,6 +162,11 @@ def plan(
         blocks_by_tile, profiles = tiled(ordered_graph)
     settings: dict[str, Any] = dict(solver=solver, time_limit_s=time_limit_s, seed=seed)
     found = schedule.solve(blocks_by_tile, profiles, limits, **settings, doubted=True)
+    if tune:
+        sizes: dict[str, Any] = dict(heads=heads, head_dim=head_dim, dtype=dtype, device=kind, seed=seed)
+        finalists = tuning.finalists(found, blocks_by_tile, profiles, limits)
+        found = tuning.fastest(finalists, blocks_by_tile, ordered_graph, **sizes, bias=bias, scale=scale)
+        blocks_by_tile, profiles = ({name: each[name] for name in found.tiles} for each in (blocks_by_tile, profiles))
     return Plan(ordered_graph, blocks_by_tile, profiles, found, bias=bias, scale=scale, reorder=order_info)
 
 
@@ -314,6 +323,7 @@ class Plan:
                 f"schedule   {s.solver}, {s.status}, bound {s.bound_us:.1f} µs, gap {100 * s.gap:.2f} %",
                 f"left       at most {100 * s.left:.2f} % to gain by other tiles, or splits at {_lengths(s)} keys",
                 f"predicted  {s.predicted_us:.1f} µs on {s.lanes} lanes",
+                *_tuned(s),
             ]
         )
 
@@ -338,6 +348,13 @@ class Plan:
             with artifacts.atomic(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
                 for member in sorted(folder.iterdir()):
                     archive.write(member, member.name)
+
+
+def _tuned(found):
+    """A line for people of what was measured, a list; empty where nothing was."""
+    timed = sorted((t for t in found.trials if t.p50_us is not None), key=lambda trial: trial.p50_us)
+    times = ", ".join(f"{'+'.join(trial.tiles)} {trial.solver} {trial.p50_us:.1f} µs" for trial in timed)
+    return [f"tuned      in {found.tuned_s:.1f} s: {times}"] if found.trials else []
 
 
 def _lengths(found):

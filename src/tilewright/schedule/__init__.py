@@ -10,9 +10,11 @@ or the integer program of ``_program`` for one of the ``solvers`` → ``search``
 from tilewright.schedule.record import (
     COLUMNS,
     KIND,
+    TUNED,
     VERSION,
     Schedule,
     Skipped,
+    Trial,
     load,
     read,
     save,
@@ -24,9 +26,11 @@ from tilewright.schedule.search import solve
 __all__ = [
     "COLUMNS",
     "KIND",
+    "TUNED",
     "VERSION",
     "Schedule",
     "Skipped",
+    "Trial",
     "load",
     "read",
     "save",

@@ -18,6 +18,24 @@ KIND = "schedule"
 VERSION = 3
 # With one split length for all regions.
 OLDER = (2,)
+# In place of a solver: the fastest of several schedules, measured, see `targets.tuning`.
+TUNED = "tuned"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A schedule that was timed whole before one was taken.
+
+    tiles, solver: what it uses, and who chose. predicted_us: as its profiles have it. p50_us, rse: measured,
+    in turns with the others; None where its result was wrong or it could not run, and `reason` says which.
+    """
+
+    tiles: tuple[str, ...]
+    solver: str
+    predicted_us: Amount
+    p50_us: Amount | None = None
+    rse: Amount | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +52,8 @@ class Schedule:
     tiles: tile names; blocks_ids, blocks_paths, profile_paths: one per tile. A schedule need not use all of
         them.
     split_keys, further: the lengths that regions chose from, the first one and the others.
-    solver: greedy, descent, highs or gurobi. status: optimal (proven within the gap asked for), feasible (not proven)
-        or heuristic.
+    solver: greedy, descent, highs or gurobi, or tuned. status: optimal (proven within the gap asked for), feasible (not
+        proven) or heuristic.
     form: how regions were modelled: ``regions``, ``classes`` (regions with equal costs together) or ``merged``
         (similar ones together, which makes the bound weaker, never wrong). merge_error: share of the objective that
         the merged model did not count.
@@ -49,6 +67,8 @@ class Schedule:
     note: a remark on how the schedule was found, or empty.
     forms: how the kernel of each of the tiles is compiled, as its profile states it; empty where the device that runs
         the schedule decides.
+    trials: of a tuned one, those that were timed; the schedule is the fastest of them, as `chosen` says. tuned_s:
+        seconds that this took.
     """
 
     graph_id: str
@@ -84,6 +104,17 @@ class Schedule:
     further: tuple[Size | None, ...] = ()
     note: str = ""
     forms: tuple[dict[str, int | str | None], ...] = ()
+    trials: tuple[Trial, ...] = ()
+    tuned_s: Amount = 0.0
+
+    @property
+    def chosen(self) -> str:
+        """Of a tuned schedule, the tiles and the solver of the trial that was the fastest, else empty."""
+        timed = [(trial.p50_us, i) for i, trial in enumerate(self.trials) if trial.p50_us is not None]
+        if not timed:
+            return ""
+        best = self.trials[min(timed)[1]]
+        return f"{'+'.join(best.tiles)} {best.solver}"
 
     @property
     def n_items(self) -> int:
@@ -129,6 +160,7 @@ class Schedule:
             "left": self.left,
             "rounds": len(np.unique(self.round)),
             "merge_error": self.merge_error,
+            "chosen": self.chosen,
             "note": self.note,
         }
 
@@ -177,6 +209,7 @@ def save(path: str | PathLike, schedule: Schedule | Skipped, made_by: dict | Non
         artifacts.write_json(path, KIND, VERSION, asdict(schedule), made_by)
         return
     body = {f.name: getattr(schedule, f.name) for f in fields(schedule) if f.name not in COLUMNS}
+    body["trials"] = [asdict(trial) for trial in schedule.trials]
     work = {name: getattr(schedule, name).tolist() for name in COLUMNS}
     artifacts.write_json(path, KIND, VERSION, {**body, "work": work}, made_by)
 

@@ -41,6 +41,8 @@ ROWS = experiments.NAMES
 HEURISTICS = ("greedy", "descent")
 # What ends the name of one that solves it under the published objective.
 PUBLISHED = "-paper"
+# In place of a solver: the fastest of several schedules, as the device timed them.
+TUNED = "tuned"
 # The policy of the headline, chosen before measuring: what `tilewright.plan` makes of these patterns by itself.
 HEADLINE = {"reorder": "window", "tiles": "mixed", "solver": "highs"}
 
@@ -174,9 +176,9 @@ def bench(frame):
 
 
 def policy(solver):
-    """What a solver is called in comparisons: itself if it is none or a heuristic, ``published`` for the published
-    objective, else ``ilp``."""
-    if solver in ("", *HEURISTICS):
+    """What a solver is called in comparisons: itself if it is none, a heuristic or ``tuned``, ``published`` for the
+    published objective, else ``ilp``."""
+    if solver in ("", *HEURISTICS, TUNED):
         return solver
     return "published" if solver.endswith(PUBLISHED) else "ilp"
 

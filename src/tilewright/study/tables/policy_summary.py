@@ -1,10 +1,13 @@
-"""What integer programming gains, measured, in sum: median, worst and best over all workloads and orders, and how often
-it wins and loses beyond noise."""
+"""What integer programming and tuning gain, measured, in sum: median, worst and best over all workloads and orders, and
+how often they win and lose beyond noise."""
+
+import itertools
 
 from tilewright.study.tables import policy
 
 SHOWN = {
-    "rival": ("ILP against", ""),
+    "policy": ("policy", ""),
+    "rival": ("against", ""),
     "cases": ("cases", ".0f"),
     "median": ("median gain", "+.1%"),
     "worst": ("worst", "+.1%"),
@@ -21,20 +24,20 @@ def needs(config):
 
 
 def table(inputs):
-    """One row per rival that was run.
+    """One row per policy and rival that were run.
 
-    A gain is ``1 - ILP / rival`` of measured p50; noise is two standard errors of the two.
+    A gain is ``1 - policy / rival`` of measured p50; noise is two standard errors of the two.
     """
     import pandas as pd
 
     frame = policy.table(inputs)
     rows = []
-    for rival, name in policy.RIVALS.items():
-        cases = frame.dropna(subset=f"over_{rival}")
+    for (own, policy_name), (rival, name) in itertools.product(policy.POLICIES.items(), policy.RIVALS.items()):
+        cases = frame[frame["policy"] == own].dropna(subset=f"over_{rival}")
         if cases.empty:
             continue
         gain = 1 - 1 / cases[f"over_{rival}"]
         shares = {verdict: (cases[f"verdict_{rival}"] == verdict).mean() for verdict in ("faster", "tie", "slower")}
         extremes = {"median": gain.median(), "worst": gain.min(), "best": gain.max()}
-        rows.append({"rival": name, "cases": len(cases), **extremes, **shares})
+        rows.append({"policy": policy_name, "rival": name, "cases": len(cases), **extremes, **shares})
     return pd.DataFrame(rows, columns=list(SHOWN))
