@@ -45,6 +45,7 @@ CODE = tuple(
         *(f"targets.cuda.{name}" for name in ("calibration", "calibration_fit", "calibration_points", "config")),
         *(f"targets.cuda.{name}" for name in ("cost_model", "executor", "online_softmax", "tile_kernel", "tile_lists")),
         "targets.cuda.tile_warp_kernel",
+        "targets.cuda.warps",
     )
 )
 # Seconds for one timing, and the relative standard error at which it stops.

@@ -23,7 +23,7 @@ VERSION = 1
 # What the fastest form depends on beside the device.
 CODE = tuple(
     f"tilewright.targets.cuda.{name}"
-    for name in ("config", "form_search", "online_softmax", "tile_kernel", "tile_lists", "tile_warp_kernel")
+    for name in ("config", "form_search", "online_softmax", "tile_kernel", "tile_lists", "tile_warp_kernel", "warps")
 )
 # The facts of a device that a calibration holds for.
 FACTS = ("name", "capability", "multiprocessors", "driver")

@@ -14,7 +14,7 @@ from tilewright.targets.cuda import forms, slice_config
 # What the fastest form depends on beside the device.
 CODE = tuple(
     f"tilewright.targets.cuda.{name}"
-    for name in ("online_softmax", "slice_config", "slice_form_search", "slice_kernels", "slice_warp_kernel")
+    for name in ("online_softmax", "slice_config", "slice_form_search", "slice_kernels", "slice_warp_kernel", "warps")
 )
 
 

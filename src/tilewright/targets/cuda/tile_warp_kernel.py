@@ -42,9 +42,9 @@ from tilewright.targets.cuda.tile_kernel import (
     PART_SIZE,
     room,
 )
+from tilewright.targets.cuda.warps import GATHERING, next_stage, softmax, weighted
 
-# Warps that gather, and rows that four warps attend for.
-GATHERING = gl.constexpr(4)
+# Rows that four warps attend for.
 ROWS = gl.constexpr(64)
 # Rows of a split block that are merged at a time.
 MERGED_ROWS = gl.constexpr(32)
@@ -160,13 +160,6 @@ def tilewright_tile_attention_by_warps(
 
 
 @gluon.jit
-def _next(stage, phase, NUM_STAGES: gl.constexpr):
-    """The stage after this one, and its phase."""
-    last = stage == NUM_STAGES - 1
-    return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
-
-
-@gluon.jit
 def _positions(rows, m, ORDERED: gl.constexpr):
     """Positions of the rows `m` of an item; those beyond its last are that one."""
     row_ptr, first_row, last_row, _ = rows
@@ -219,7 +212,7 @@ def _gather(PIECES: gl.constexpr, rows, steps, tokens, memory, kind: gl.constexp
         async_copy.async_copy_global_to_shared(v_mem.index(stage), v_ptr + keys[:, None] * stride_vn + d)
         async_copy.mbarrier_arrive(v_full.index(stage), increment_count=False)
         keys = later
-        stage, phase = _next(stage, phase, k_mem.shape[0])
+        stage, phase = next_stage(stage, phase, k_mem.shape[0])
     async_copy.wait_group(0)
 
 
@@ -265,7 +258,7 @@ def _multiply(piece: gl.constexpr, PIECES: gl.constexpr, rows, steps, results, m
                 s = _first_scores(operands, memory, PIECES, RANK, DEPTH)
         else:
             s = _first_scores(operands, memory, PIECES, RANK if PARTIAL else 0, DEPTH)
-        w, m_i, l_i, _alpha = _softmax(s, m_i, l_i, scale_log2, dtype)
+        w, m_i, l_i, _alpha = softmax(s, m_i, l_i, scale_log2, dtype)
         stage = 0
         phase = 0
         if FULL:
@@ -276,7 +269,7 @@ def _multiply(piece: gl.constexpr, PIECES: gl.constexpr, rows, steps, results, m
             stage, phase, w, m_i, l_i, acc = _steps(
                 gl.maximum(n_full, 1), n_steps, stage, phase, w, m_i, l_i, acc, operands, memory, PIECES, RANK, DEPTH
             )
-        acc = _weighted(w, acc, v_mem, v_full, stage, phase)
+        acc = weighted(w, acc, v_mem, v_full, stage, phase)
         acc = warpgroup_mma_wait(0, deps=[acc])
     if SPLIT:
         if part >= 0:
@@ -307,14 +300,6 @@ def _products(operands, memory, stage, phase, DEPTH: gl.constexpr):
     if DEPTH:
         s = warpgroup_mma(left, right_mem.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
     return warpgroup_mma(q, k_mem.index(stage).permute((1, 0)), s, use_acc=DEPTH > 0, is_async=True)
-
-
-@gluon.jit
-def _weighted(w, acc, v_mem, v_full, stage, phase):
-    """Start to add the weighted values of a stage, once these are there."""
-    mbarrier.wait(v_full.index(stage), phase)
-    fence_async_shared()
-    return warpgroup_mma(w, v_mem.index(stage), acc, is_async=True)
 
 
 @gluon.jit
@@ -359,17 +344,6 @@ def _first_scores(operands, memory, PIECES: gl.constexpr, RANK: gl.constexpr, DE
 
 
 @gluon.jit
-def _softmax(s, m_i, l_i, scale_log2, dtype: gl.constexpr):
-    """``(weights as an operand of the next product, m_i, l_i, alpha)`` after scores of a step."""
-    row_at: gl.constexpr = m_i.type.layout
-    m_new = gl.maximum(m_i, gl.convert_layout(gl.max(s, 1), row_at) * scale_log2)
-    p = gl.exp2(s * scale_log2 - gl.convert_layout(m_new, gl.SliceLayout(1, s.type.layout))[:, None])
-    alpha = gl.exp2(m_i - m_new)
-    l_i = l_i * alpha + gl.convert_layout(gl.sum(p, 1), row_at)
-    return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, row_at.parent, 2)), m_new, l_i, alpha
-
-
-@gluon.jit
 def _steps(
     first, end, stage, phase, w, m_i, l_i, acc, operands, memory,
     PIECES: gl.constexpr, RANK: gl.constexpr, DEPTH: gl.constexpr,
@@ -377,14 +351,14 @@ def _steps(
     """Steps with one kind of mask: the weighted values of a step run beside the softmax of the next one."""
     _, _, k_mem, _, v_mem, _, _, v_full, k_free, v_free = memory
     for j in range(first, end):
-        k_stage, k_phase = _next(stage, phase, k_mem.shape[0])
+        k_stage, k_phase = next_stage(stage, phase, k_mem.shape[0])
         middle, half = _bounds(operands, j, PIECES, RANK)
         s = _products(operands, memory, k_stage, k_phase, DEPTH)
-        acc = _weighted(w, acc, v_mem, v_full, stage, phase)
+        acc = weighted(w, acc, v_mem, v_full, stage, phase)
         s = warpgroup_mma_wait(1, deps=[s])
         mbarrier.arrive(k_free.index(k_stage), count=1)
         s = _bounded(s, middle, half, RANK)
-        w, m_i, l_i, alpha = _softmax(s, m_i, l_i, operands[5], k_mem.dtype)
+        w, m_i, l_i, alpha = softmax(s, m_i, l_i, operands[5], k_mem.dtype)
         acc, w = warpgroup_mma_wait(0, deps=[acc, w])
         mbarrier.arrive(v_free.index(stage), count=1)
         acc = acc * alpha[:, None]
