@@ -120,3 +120,25 @@ def test_pipelines_fit_the_shared_memory_of_an_a100(head_dim, dtype):
     config = config_for(head_dim, dtype)
     rows = config.block_m + config.num_stages * config.block_n
     assert rows * head_dim * dtype.itemsize <= 160 << 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "rows, pool, n_q, n_k", [(16, 8, 50, 64), (32, 2, 100, 40), (32, 8, 97, 133), (64, 16, 130, 70), (128, 4, 60, 9)]
+)
+def test_products_of_keys_by_rows_give_the_codes_of_rows_by_keys(dtype, rows, pool, n_q, n_k):
+    q, k, _ = qkv(1, 2, n_q, n_k, 64, dtype=dtype, device=TRITON_DEVICE)
+    # A group whose shares are unknown, and a key far from all.
+    q[:, 0, 3], k[:, 1, -1] = torch.nan, 100
+    config = config_for(64, dtype)._replace(block_m=128)
+    found = []
+    for by_keys in (True, False):
+        selection = Selection(layout_of(q, k, rows), q.device, config._replace(by_keys=by_keys))
+        given = q, k, None, pool
+        found.append(
+            [selection.pooled(q, k, pool, 0.125), *(selection.column(*given, top, 0.125) for top in (True, False))]
+        )
+    for one, other in zip(*found, strict=True):
+        apart = (one.int() - other.int()).abs()
+        # Sums of a group's rows are added in another order: codes of shares between two of them may differ by one.
+        assert apart.max() <= 1 and (apart > 0).float().mean() <= 1e-3

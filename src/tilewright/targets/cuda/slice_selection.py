@@ -12,7 +12,7 @@ import torch
 import triton
 
 from tilewright.core.errors import PatternError
-from tilewright.targets.cuda import slice_selection_kernels
+from tilewright.targets.cuda import slice_code_kernels, slice_selection_kernels
 from tilewright.targets.cuda.launcher import KEYS, CachedLaunch
 from tilewright.targets.selection import padded
 
@@ -30,7 +30,8 @@ class Config(NamedTuple):
 
     block_m, block_n: rows and keys of a product; num_warps, num_stages: of the kernels that compute some. counted:
     codes that a program selects from at once; count_warps: of that kernel. programs: about as many as keys are shared
-    out to.
+    out to. by_keys: codes of several rows a group by `slice_code_kernels`, with block_m rows and keyed keys of a
+    product, keyed_warps and keyed_stages.
     """
 
     # Two programs of this size fit a multiprocessor: one computes while the other waits. Of those that were tried on
@@ -42,13 +43,17 @@ class Config(NamedTuple):
     counted: int = 4096
     count_warps: int = 4
     programs: int = PROGRAMS
+    by_keys: bool = True
+    keyed: int = 128
+    keyed_warps: int = 8
+    keyed_stages: int = 2
 
 
 def config_for(head_dim, dtype):
     """The `Config` for keys of a type: pipelines fit the shared memory, products without tensor cores the registers."""
     if dtype == torch.float32:
-        return Config(block_m=32, block_n=32, num_warps=4, num_stages=1)
-    return Config(num_stages=3 if head_dim <= 128 else 2)
+        return Config(block_m=32, block_n=32, num_warps=4, num_stages=1, keyed=32, keyed_warps=4, keyed_stages=1)
+    return Config() if head_dim <= 128 else Config(num_stages=2, keyed=64)
 
 
 def memory(device):
@@ -91,7 +96,7 @@ class Selection:
         rows = q[:, :, ::step]
         if lse is None:
             return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths), step, largest, scale)
-        return self._launch("_start_codes", step, largest, scale, LOG2_E)(rows, k, lse[:, :, None, ::step])
+        return self._codes(rows, k, lse[:, :, None, ::step], step, largest, scale, LOG2_E)
 
     def blocks(self, q, k, block, similarity, scale):
         """See `selection`."""
@@ -125,8 +130,13 @@ class Selection:
         entries = entries if lengths is None else cut(entries, rule.width, lengths)
         self._launch("_start_select", rule)(keys, counts, codes, entries)
 
-    def _codes(self, rows, k, lse, step, largest, scale):
-        return self._launch("_start_codes", step, largest, scale, 1.0)(rows, k, lse)
+    def _codes(self, rows, k, lse, step, largest, scale, lse_log2=1.0):
+        config, of_group = self._config or config_for(k.shape[-1], k.dtype), self.layout.rows // step
+        fits = (
+            of_group >= slice_code_kernels.FEWEST_ROWS and of_group * slice_code_kernels.FEWEST_GROUPS <= config.block_m
+        )
+        start = "_start_codes_by_keys" if config.by_keys and fits else "_start_codes"
+        return self._launch(start, step, largest, scale, lse_log2)(rows, k, lse)
 
     def _empty_codes(self, n):
         layout = self.layout
@@ -207,6 +217,27 @@ class Selection:
             *given, *arguments, num_warps=config.num_warps
         )
         return codes, compiled, grid, arguments if k_alike is not None else (None, None, *arguments)
+
+    def _start_codes_by_keys(self, step, largest, scale, lse_log2, rows, k, lse):
+        layout = self.layout
+        batch, heads, n_rows, head_dim = rows.shape
+        config = self._config or config_for(head_dim, k.dtype)
+        _check_head_dim(head_dim)
+        n_keys, of_group, splits = k.shape[2], layout.rows // step, lse.shape[2]
+        codes = self._empty_codes(n_keys)
+        block_g = config.block_m // of_group
+        tiles = math.ceil(layout.groups / block_g)
+        steps = batch * heads * tiles * math.ceil(n_keys / config.keyed)
+        chunk = math.ceil(steps / config.programs) * config.keyed
+        strides = (*rows.stride()[:3], *k.stride()[:3], *lse.stride(), codes.stride(2))
+        sizes = (n_rows, n_keys, layout.queries, layout.groups, heads, scale * LOG2_E, lse_log2)
+        splitting = (splits, triton.next_power_of_2(splits), chunk, config.keyed_stages)
+        arguments = (*strides, *sizes, of_group, step, largest, head_dim, block_g, config.keyed, *splitting)
+        grid = batch * heads * math.ceil(n_keys / chunk) * tiles
+        compiled = slice_code_kernels.tilewright_slice_codes_by_keys[(grid,)](
+            codes, rows, k, lse, *arguments, num_warps=config.keyed_warps
+        )
+        return codes, compiled, grid, arguments
 
     def _start_spread(self, block, coded):
         n = self.layout.keys

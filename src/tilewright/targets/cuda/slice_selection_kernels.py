@@ -85,7 +85,7 @@ def tilewright_slice_lse(
     bh = tl.program_id(0) // (tiles * SPLITS)
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     length = tl.minimum(tl.load(length_ptr + bh // heads), n_keys)
-    b_q, k_ptr = _head(
+    b_q, k_ptr = head_tokens(
         q_ptr, k_ptr, bh, rows, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM
     )
     m_i = tl.full((BLOCK_M,), LOWEST, tl.float32)
@@ -108,7 +108,7 @@ def tilewright_slice_lse(
 
 
 @triton.jit
-def _head(
+def head_tokens(
     q_ptr, k_ptr, bh, rows, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads,
     HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
@@ -154,10 +154,10 @@ def tilewright_slice_codes(
     lse_ptr += (bh // heads).to(tl.int64) * stride_lb + (bh % heads).to(tl.int64) * stride_lh
     code_ptr += (bh * n_groups).to(tl.int64) * stride_c
     if OF_GROUP == BLOCK_R:
-        b_q, k_ptr = _head(
+        b_q, k_ptr = head_tokens(
             q_ptr, k_ptr, bh, first, n_rows, stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, heads, HEAD_DIM
         )
-        b_l = _row_lse(
+        b_l = row_log_sum_exps(
             lse_ptr,
             first,
             n_rows,
@@ -182,7 +182,7 @@ def tilewright_slice_codes(
             b_m = tl.full((BLOCK_G, BLOCK_N), -float("inf") if LARGEST else 0.0, tl.float32)
             for start in range(0, OF_GROUP, BLOCK_R):
                 rows = first + start
-                b_q, k_head = _head(
+                b_q, k_head = head_tokens(
                     q_ptr,
                     k_ptr,
                     bh,
@@ -196,7 +196,7 @@ def tilewright_slice_codes(
                     heads,
                     HEAD_DIM,
                 )
-                b_l = _row_lse(
+                b_l = row_log_sum_exps(
                     lse_ptr,
                     rows,
                     n_rows,
@@ -230,7 +230,7 @@ def tilewright_slice_codes(
 
 
 @triton.jit
-def _row_lse(
+def row_log_sum_exps(
     lse_ptr, rows, n_rows, n_queries, stride_ls, stride_ln, lse_log2,
     OF_GROUP: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr, SPLITS: tl.constexpr, MOST_SPLITS: tl.constexpr,
 ):  # fmt: skip
