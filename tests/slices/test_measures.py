@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewright import reference, slices
 from tilewright.core.errors import PatternError
 from tilewright.slices import measures
 
@@ -86,3 +87,41 @@ def test_psnr_is_that_of_the_formula():
     assert measures.psnr(clean, clean, 1.0) == math.inf
     with pytest.raises(PatternError, match=r"found \(10,\) and \(5,\)"):
         measures.psnr(clean, clean[:5], 1.0)
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 70), st.integers(1, 70)),
+    text=st.sampled_from([(0, 0), (3, 0), (0, 5)]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_attention_of_rows_is_that_over_the_graph_of_lists(sizes, text, seed):
+    batch, heads, n, n_k = sizes
+    n_q, n_k = n + sum(text), max(n_k, sum(text) + 1)
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(batch, heads, n_q, 16, generator=generator)
+    k, v = (torch.randn(batch, heads, n_k, 16, generator=generator) for _ in range(2))
+    mask = torch.rand(batch, heads, -(-n // ROWS), n_k, generator=generator) < 0.3
+    lists = slices.from_mask(mask, n_q, rows=ROWS, budget=1.0, text=text)
+    rows = np.flatnonzero(np.random.default_rng(seed).random(n_q) < 0.7)
+    found = measures.attention_rows(lists, torch.from_numpy(rows), q, k, v)
+    expected = [
+        torch.cat(
+            [
+                reference.attention_rows(lists.graph(b, h), rows, *(x[b : b + 1, h : h + 1] for x in (q, k, v)))
+                for h in range(heads)
+            ],
+            1,
+        )
+        for b in range(batch)
+    ]
+    torch.testing.assert_close(found, torch.cat(expected))
+
+
+def test_attention_of_rows_does_not_depend_on_how_many_are_computed_at_a_time(monkeypatch):
+    q, k, v = (x[None, None] for x in qkv(100, 50))
+    lists = slices.from_mask(torch.rand(1, 1, 7, 50) < 0.4, 100, rows=ROWS, budget=1.0)
+    rows = torch.arange(0, 100, 3)
+    whole = measures.attention_rows(lists, rows, q, k, v)
+    monkeypatch.setattr(measures, "_SLAB_SCORES", 1)
+    torch.testing.assert_close(measures.attention_rows(lists, rows, q, k, v), whole)

@@ -4,13 +4,16 @@ The *share* of a key in a query's attention is its softmax weight, the share of 
 group's queries. The *recall* of a query is the sum of the shares that its list keeps.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from tilewright import reference
 from tilewright.core.errors import PatternError
+from tilewright.slices.layout import SliceLists
 
 # Scores that `group_shares` computes at a time: half a gigabyte of float32.
 _SLAB_SCORES = 1 << 27
@@ -82,6 +85,34 @@ class Ranked:
         """Views of some rows at a time: what a sort needs besides takes several times their memory."""
         flat = [x.view(-1, x.shape[-1]) for x in tensors]
         return zip(*(x.split(max(1, _SLAB_SCORES // flat[0].shape[1])) for x in flat), strict=True)
+
+
+def attention_rows(lists: SliceLists, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of the queries `rows`, int64 [R], over their lists → float64 [B, H, R, D], where the lists are.
+
+    As `reference.attention_rows` of `lists.graph`, whose lists go to the host: of many heads that takes minutes. q, k,
+    v as for `attend`, of lists without `lengths`. Lists are not checked.
+    """
+    layout = lists.layout
+    out = torch.empty(*q.shape[:2], len(rows), v.shape[-1], dtype=torch.float64, device=q.device)
+    groups = (rows - layout.first).div(layout.rows, rounding_mode="floor")
+    text = (rows < layout.first) | (rows >= layout.tokens - layout.last)
+    place = torch.arange(layout.capacity, device=q.device)
+    step = max(1, _SLAB_SCORES // layout.keys)
+    for b, h in itertools.product(range(layout.batch), range(layout.heads)):
+        one = slice(b, b + 1), slice(h, h + 1)
+        own, values = (x[one].double() for x in (k, v))
+        for lo in range(0, len(rows), step):
+            here = slice(lo, lo + step)
+            asked, of_row = groups[here].clamp(0, layout.groups - 1).unique(return_inverse=True)
+            # Places behind the end of a list stand for a key that is not there.
+            listed = lists.keys[b, h, asked].long().where(place < lists.counts[b, h, asked, None], layout.keys)
+            allowed = torch.zeros(len(asked), layout.keys + 1, dtype=torch.bool, device=q.device).scatter_(
+                1, listed, True
+            )
+            allowed = allowed[of_row, :-1] | text[here, None]
+            out[one[0], one[1], here] = reference.attention(q[one][:, :, rows[here]], own, values, allowed)
+    return out
 
 
 def errors(found: Tensor, expected: Tensor) -> dict[str, float]:

@@ -92,7 +92,7 @@ class Maps:
         scores = longest[0] * longest[1] * self.head_dim**-0.5
         float32 = reference.TOLERANCE[torch.float32]
         self.tolerance = reference.TOLERANCE[self.dtype] + float32 * scores / DERIVED_SCORE
-        self.rows = reference.sample_rows(self.pairs, 1 if self.gpu else reference.stride(self.tokens), self.seed)
+        self.rows = reference.sample_rows(self.pairs, reference.stride(self.tokens), self.seed)
 
     @property
     def tokens(self):
@@ -192,8 +192,11 @@ class Maps:
         return {"chosen_by": chosen_by, "group": shape, "keep": keep, "mass": mass}
 
     def recall(self, lists):
-        """float32 [1, H, N]: share of each query's attention that its list keeps."""
-        return slices.recall(*self.exact[:2], lists, lse=self.dense_lse)
+        """float32 [1, H, N]: share of each query's attention that its list keeps.
+
+        From the tokens in their own type: products of 16 bits are exact in the float32 that log-sum-exps are made in.
+        """
+        return slices.recall(*self.qkv[:2], lists, lse=self.dense_lse)
 
     def judged(self, lists):
         """`lists` with what they keep among their facts, and what they lose in float32."""
@@ -220,6 +223,8 @@ class Maps:
         if lists is None:
             return reference.dense_rows(self.rows, *self.qkv)
         q, k, v = self.qkv
+        if self.gpu:
+            return measures.attention_rows(lists.found, torch.from_numpy(self.rows).to(self.place), q, k, v)
         heads = (slice(h, h + 1) for h in range(self.heads))
         made = [
             reference.attention_rows(lists.found.graph(0, h.start), self.rows, q[:, h], k[:, h], v[:, h]) for h in heads
