@@ -68,6 +68,11 @@ folder:
     ``decode(…, form)``, ``dwconv_gelu(…, form)``: what the operators of these names in `networks._maps` compute, with
         sums in float32. Raises `PatternError` for tensors of several types, or that need a gradient.
 
+``scenes.py``, optional: a kernel that draws scenes. Without it they are drawn on the CPU.
+    ``draw(arrays, texels, pixels) -> (pictures, labels, owners)``: what `scenes.drawing.drawn` draws, uint8 [B, 3, H,
+        W] and twice [B, H, W], before outlines are taken. arrays: of `scenes.drawing.Listed`, NumPy's; texels: of
+        `scenes.drawing.texels`, on the device.
+
 ``slice_selection.py``, beside ``slices.py``: which keys such lists hold, see `targets.selection`.
 
 ``cost_model.py``, optional: plans are made, and orders compared, by its predictions; without it plans are made of what
@@ -101,7 +106,7 @@ if TYPE_CHECKING:
 
 NAMES = ("cpu", "cuda")
 # Modules that a target may be without.
-OPTIONAL = ("packed", "slices", "maps", "cost_model", "mask_cost", "forms")
+OPTIONAL = ("packed", "slices", "maps", "scenes", "cost_model", "mask_cost", "forms")
 
 
 @dataclass(frozen=True)
@@ -212,6 +217,11 @@ def slices(kind: str) -> ModuleType:
 def maps(kind: str) -> ModuleType | None:
     """The module of kernels on maps of `kind`, None where there is none. Raises `DeviceError` for an unknown kind."""
     return _module(kind, "maps") if _has(kind, "maps") else None
+
+
+def scenes(kind: str) -> ModuleType | None:
+    """The module that draws scenes on `kind`, None where there is none. Raises `DeviceError` for an unknown kind."""
+    return _module(kind, "scenes") if _has(kind, "scenes") else None
 
 
 def mask_cost(kind: str, graph: "Graph", row_ptr: "NDArray[np.int32]", head_dim: int) -> float:

@@ -1,0 +1,120 @@
+"""What readers of files share: finding pairs of image and label map, reading and resizing them."""
+
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.core import registry
+from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.scenes import sources
+
+SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".JPEG", ".JPG", ".bmp")
+# Marks values that no label map has.
+UNKNOWN = sources.VOID - 1
+
+
+class Labelled:
+    """Images with a label map each, see `tilewright.scenes.sources`.
+
+    files: by split, pairs of paths. table: uint8 [256], the label of each value of a map, or `UNKNOWN`. Images are
+    resized by a bicubic filter, labels to the nearest.
+    """
+
+    task = "maps"
+
+    def __init__(self, classes, files, table):
+        self.classes, self._files, self._table = tuple(classes), files, table
+        self.splits = tuple(files)
+
+    def count(self, split):
+        """How many images a split has."""
+        registry.check("split", split, self.splits)
+        return len(self._files[split])
+
+    def read(self, split, indices, size, device="cpu"):
+        """Images and labels, see the contract."""
+        import torch
+
+        indices, pixels = sources.checked(self, split, indices), sources.pixels(size)
+        found = [self._pair(*self._files[split][index], pixels) for index in indices]
+        if not found:
+            return torch.empty(0, 3, *pixels, device=device), torch.empty(0, *pixels, dtype=torch.uint8, device=device)
+        pictures, labels = (torch.from_numpy(np.stack(x)).to(device) for x in zip(*found, strict=True))
+        return sources.normalised(pictures.permute(0, 3, 1, 2)), labels
+
+    def _pair(self, picture, label, pixels):
+        from PIL import Image
+
+        picture, label = opened(picture).convert("RGB"), opened(label)
+        if label.mode not in ("L", "P"):
+            raise ArtifactError(f"{label.filename}: expected a map of labels in 8 bits, found mode {label.mode}")
+        if picture.size != label.size:
+            sizes = ["x".join(map(str, image.size)) for image in (picture, label)]
+            raise ArtifactError(
+                f"{label.filename}: expected {sizes[0]} labels, as the image has pixels, found {sizes[1]}"
+            )
+        labels = self._table[np.asarray(label)]
+        if (labels == UNKNOWN).any():
+            value = int(np.asarray(label)[labels == UNKNOWN].max())
+            raise ArtifactError(f"{label.filename}: expected labels of {len(self.classes)} classes, found {value}")
+        width_height = pixels[::-1]
+        if picture.size != width_height:
+            picture = picture.resize(width_height, Image.Resampling.BICUBIC)
+            labels = np.asarray(Image.fromarray(labels).resize(width_height, Image.Resampling.NEAREST))
+        return np.asarray(picture), labels
+
+
+def table(labels):
+    """uint8 [256] of ``{value: label}``; all others are not known."""
+    found = np.full(256, UNKNOWN, np.uint8)
+    for value, label in labels.items():
+        found[value] = label
+    return found
+
+
+def opened(path):
+    """The image of a file, read. Raises `ArtifactError`."""
+    from PIL import Image
+
+    try:
+        image = Image.open(path)
+        image.load()
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file; expected an image") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ArtifactError(f"{path}: expected an image, found: {error}") from error
+    image.filename = str(path)
+    return image
+
+
+def folder_of(folder, what):
+    """`folder` as a path. Raises `ConfigError` where none is stated, `ArtifactError` where there is none."""
+    if folder is None:
+        raise ConfigError(f"{what}: expected folder=, where its files are, found none")
+    if not Path(folder).is_dir():
+        raise ArtifactError(f"{folder}: no such folder; expected {what}")
+    return Path(folder)
+
+
+def images(folder, what):
+    """Images of a folder and of those in it, sorted. Raises `ArtifactError` where there are none."""
+    found = sorted(path for path in Path(folder).rglob("*") if path.suffix in SUFFIXES)
+    if not found:
+        raise ArtifactError(f"{folder}: expected {what}, found no image ({', '.join(SUFFIXES[:4])})")
+    return found
+
+
+def pairs(pictures, labels, named):
+    """``[(image, label map)]`` of two folders of one layout. named: the label map's stem of an image's stem.
+
+    Raises `ArtifactError` for a folder without annotations, or an image without its own.
+    """
+    known = {path.with_suffix("").relative_to(labels): path for path in images(labels, "annotations")}
+    found = []
+    for path in images(pictures, "images"):
+        place = path.with_suffix("").relative_to(pictures)
+        wanted = place.with_name(named(place.name))
+        if wanted not in known:
+            raise ArtifactError(f"{path}: expected its annotation {labels / wanted}, found none")
+        found.append((path, known[wanted]))
+    return found

@@ -1,0 +1,235 @@
+"""Sources of images with labels: scenes, crops, streams, and files in the layouts of published data."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tilewright import scenes
+from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
+from tilewright.scenes import sources
+from tilewright.scenes.sources import ade20k, camvid, cityscapes
+from tilewright.scenes.sources import scenes as drawn_scenes
+
+
+def write(path, array):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lossless = {"lossless": True} if path.suffix == ".webp" else {}
+    Image.fromarray(np.asarray(array, np.uint8)).save(path, **lossless)
+
+
+def picture(seed, height=6, width=8):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3))
+
+
+def make(name, folder):
+    """A small data set in the layout of `name`; its labels are those of `expected`."""
+    if name == "camvid":
+        for split in ("train", "val", "test"):
+            for at in range(2):
+                write(folder / split / f"f{at}.{'webp' if at else 'png'}", picture(at))
+                write(folder / f"{split}annot" / f"f{at}.png", np.arange(48).reshape(6, 8) % 12)
+    elif name == "ade20k":
+        for split in ("training", "validation"):
+            write(folder / "images" / split / "a.png", picture(0))
+            write(folder / "annotations" / split / "a.png", np.arange(48).reshape(6, 8) * 3)
+        (folder / "objectInfo150.txt").write_text(
+            "Idx\tRatio\tName\n" + "".join(f"{n}\t0\tthing{n}, other\n" for n in range(1, 151))
+        )
+    elif name == "cityscapes":
+        for split in ("train", "val"):
+            write(folder / "leftImg8bit" / split / "ulm" / "ulm_000_leftImg8bit.png", picture(0))
+            write(folder / "gtFine" / split / "ulm" / "ulm_000_gtFine_labelIds.png", np.arange(48).reshape(6, 8) % 34)
+            write(folder / "gtFine" / split / "ulm" / "ulm_000_gtFine_color.png", picture(1))
+    else:
+        for split in ("train", "val"):
+            for at, wnid in enumerate(("n02", "n01")):
+                write(folder / split / wnid / f"{at}.png", picture(at, 20, 30))
+    return folder
+
+
+OPTIONS = {"scenes": {}, "crops": {}, "stream": {"frames": 8}}
+
+
+@pytest.fixture(params=sources.NAMES)
+def source(request, tmp_path):
+    options = OPTIONS.get(request.param)
+    return scenes.create(request.param, **({"folder": make(request.param, tmp_path)} if options is None else options))
+
+
+def test_the_contract(source):
+    assert source.task in ("maps", "classes") and len(source.splits) == len(set(source.splits)) > 0
+    assert all(isinstance(name, str) for name in source.classes) and isinstance(source.classes, tuple)
+    for split in source.splits:
+        assert source.count(split) >= 1
+        images, labels = source.read(split, [0, source.count(split) - 1], (32, 40))
+        assert images.shape == (2, 3, 32, 40) and images.dtype == torch.float32 and images.isfinite().all()
+        if source.task == "maps":
+            assert labels.shape == (2, 32, 40) and labels.dtype == torch.uint8
+            assert set(labels.unique().tolist()) <= {*range(len(source.classes)), sources.VOID}
+        else:
+            assert labels.shape == (2,) and labels.dtype == torch.int64
+            assert labels.min() >= 0 and labels.max() < len(source.classes)
+        again = source.read(split, [0], (32, 40))
+        assert torch.equal(again[0], images[:1]) and torch.equal(again[1], labels[:1])
+
+
+def test_what_is_not_there_is_refused(source):
+    split = source.splits[-1]
+    with pytest.raises(UnknownNameError, match=f"known: {', '.join(source.splits)}"):
+        source.read("other", [0], 32)
+    with pytest.raises(UnknownNameError):
+        source.count("other")
+    count = source.count(split)
+    with pytest.raises(PatternError, match=f"indices from 0 to {count - 1}, found {count}"):
+        source.read(split, [count], 32)
+    with pytest.raises(PatternError, match="found 0"):
+        source.read(split, [0], 0)
+
+
+def test_images_are_normalised():
+    pictures = torch.randint(0, 256, (2, 3, 5, 4), dtype=torch.uint8)
+    images = sources.normalised(pictures)
+    back = images * torch.tensor(sources.DEVIATION).view(3, 1, 1) + torch.tensor(sources.MEAN).view(3, 1, 1)
+    torch.testing.assert_close(back * 255, pictures.float(), atol=1e-3, rtol=0)
+
+
+def test_scenes_that_a_cpu_drew_are_kept(monkeypatch):
+    source = scenes.create("scenes")
+    source.read("test", [1, 2], 32)
+    monkeypatch.setattr(drawn_scenes.drawing, "drawn", None)
+    assert source.read("test", [1, 2], 32)[0].shape == (2, 3, 32, 32)
+    with pytest.raises(TypeError):
+        source.read("test", [1], 32)
+
+
+def test_few_scenes_are_kept(monkeypatch):
+    monkeypatch.setattr(drawn_scenes, "KEPT_BYTES", 9000)
+    source = scenes.create("scenes")
+    for at in range(4):
+        source.read("test", [at], 32)
+    # 4,096 bytes each.
+    assert [indices for _, indices, _ in source._kept] == [(2,), (3,)]
+
+
+def test_a_crop_shows_its_object_in_the_middle():
+    source, whole = scenes.create("crops"), scenes.create("scenes")
+    assert source.classes == whole.classes[1:]
+    _, labels = source.drawn("test", range(40), 64)
+    # The label map of the same view has the class in its middle, but for objects with holes.
+    found = []
+    for at in range(40):
+        numbers = drawn_scenes.drawing.numbers("test", [at])
+        things = drawn_scenes.drawing.things("test", numbers, (64, 64))
+        main = things.shown[0].sum() - 1
+        found.append(drawn_scenes.objects.table().labels[things.kinds[0, main]] - 1)
+    assert labels.tolist() == found
+    assert len(set(found)) > 10
+
+
+def test_frames_of_a_stream_follow_one_another():
+    source = scenes.create("stream", frames=60)
+    pictures, labels = source.drawn("test", range(60), 64)
+    assert (labels > 0).float().mean((1, 2)).min() > 0.01
+    apart = [(labels[at] != labels[at + step]).float().mean().item() for step in (1, 30) for at in range(0, 30, 5)]
+    assert max(apart[:6]) < 0.5 * np.mean(apart[6:])
+    assert torch.equal(source.drawn("test", [7], 64)[1][0], labels[7])
+    other = scenes.create("stream", frames=60, index=1).drawn("test", [0], 64)[0]
+    assert not torch.equal(other[0], pictures[0])
+
+
+def test_camvid_is_read_as_published(tmp_path):
+    source = scenes.create("camvid", folder=make("camvid", tmp_path))
+    images, labels = source.read("train", [0, 1], (6, 8))
+    wanted = np.arange(48).reshape(6, 8) % 12
+    assert (labels.numpy() == np.where(wanted == 11, 255, wanted)).all()
+    assert torch.equal(
+        images, sources.normalised(torch.from_numpy(np.stack([picture(0), picture(1)])).permute(0, 3, 1, 2))
+    )
+    assert len(camvid.CLASSES) == 11
+
+
+def test_ade20k_is_read_as_published(tmp_path):
+    source = scenes.create("ade20k", folder=make("ade20k", tmp_path))
+    _, labels = source.read("val", [0], (6, 8))
+    wanted = np.arange(48).reshape(6, 8) * 3
+    assert (labels[0].numpy() == np.where(wanted == 0, 255, wanted - 1)).all()
+    assert source.classes[0] == "thing1" and len(source.classes) == ade20k.CLASSES
+    (tmp_path / "objectInfo150.txt").unlink()
+    assert scenes.create("ade20k", folder=tmp_path).classes[149] == "class 150"
+
+
+def test_cityscapes_is_read_as_published(tmp_path):
+    source = scenes.create("cityscapes", folder=make("cityscapes", tmp_path))
+    _, labels = source.read("val", [0], (6, 8))
+    known = {value: label for label, value in enumerate(cityscapes.CLASSES.values())}
+    wanted = [known.get(value % 34, 255) for value in range(48)]
+    assert labels.flatten().tolist() == wanted and len(source.classes) == 19
+
+
+def test_folders_are_classes(tmp_path):
+    source = scenes.create("folder", folder=make("folder", tmp_path))
+    assert source.classes == ("n01", "n02") and source.splits == ("train", "val")
+    assert source.read("val", [0, 1], 8)[1].tolist() == [0, 1]
+    flat = scenes.create("folder", folder=tmp_path / "val", crop=1.0)
+    assert flat.splits == ("val",) and flat.count("val") == 2
+    # The middle of the longer side, as a whole.
+    images, _ = flat.read("val", [0], 20)
+    wanted = torch.from_numpy(picture(1, 20, 30)[None, :, 5:25]).permute(0, 3, 1, 2)
+    assert torch.equal(images, sources.normalised(wanted))
+
+
+def test_labels_are_resized_to_the_nearest(tmp_path):
+    source = scenes.create("camvid", folder=make("camvid", tmp_path))
+    _, labels = source.read("train", [0], (12, 16))
+    _, whole = source.read("train", [0], (6, 8))
+    assert torch.equal(labels, whole.repeat_interleave(2, 1).repeat_interleave(2, 2))
+
+
+def broken(name, tmp_path, change):
+    folder = make(name, tmp_path)
+    change(folder)
+    scenes.create(name, folder=folder).read("train", [0], 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: [p.unlink() for p in (f / "trainannot").iterdir()], "expected annotations, found no image"),
+        (lambda f: (f / "valannot" / "f1.png").unlink(), r"f1\.webp: expected its annotation .*f1, found none"),
+        (lambda f: write(f / "trainannot" / "f0.png", np.full((6, 8), 12)), "labels of 11 classes, found 12"),
+        (lambda f: write(f / "trainannot" / "f0.png", np.zeros((6, 7))), "expected 8x6 labels, .*found 7x6"),
+        (lambda f: write(f / "trainannot" / "f0.png", picture(0)), "in 8 bits, found mode RGB"),
+        (lambda f: (f / "train" / "f0.png").write_bytes(b"what"), "expected an image, found"),
+    ],
+    ids=["no annotations", "one missing", "label", "size", "mode", "damaged"],
+)
+def test_broken_folders_are_refused(change, message, tmp_path):
+    with pytest.raises(ArtifactError, match=message):
+        broken("camvid", tmp_path, change)
+
+
+def test_options_are_checked(tmp_path):
+    for name in ("camvid", "ade20k", "cityscapes", "folder"):
+        with pytest.raises(ConfigError, match="expected folder="):
+            scenes.create(name)
+        with pytest.raises(ArtifactError, match="no such folder"):
+            scenes.create(name, folder=tmp_path / "none")
+        assert (
+            "folder"
+            in inspect.signature(sources.member(sources.__name__, "source", name, sources.NAMES).create).parameters
+        )
+    with pytest.raises(ConfigError, match="unknown option 'size'; known: seed"):
+        scenes.create("scenes", size=3)
+    with pytest.raises(ConfigError, match="seed: expected at least 0"):
+        scenes.create("scenes", seed=-1)
+    with pytest.raises(ConfigError, match="at least a frame"):
+        scenes.create("stream", frames=0)
+    with pytest.raises(ConfigError, match="crop: expected a share"):
+        scenes.create("folder", folder=tmp_path, crop=0.0)
+    with pytest.raises(ArtifactError, match="expected a folder for each class"):
+        scenes.create("folder", folder=tmp_path)
+    with pytest.raises(UnknownNameError, match="scenes, crops, stream"):
+        scenes.create("coco")
