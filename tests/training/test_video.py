@@ -18,7 +18,7 @@ from tilewright import networks
 from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import wan as pattern
-from tilewright.training import video
+from tilewright.training import states, video
 
 ROOT = Path(__file__).parents[2]
 NAME = "wan-tiny-480p-9f"
@@ -121,7 +121,7 @@ def test_weights_are_averages_in_16_bits(tmp_path):
 
 
 def test_weights_in_parts_are_those_in_one_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(video, "PART_BYTES", 400_000)
+    monkeypatch.setattr(states, "PART_BYTES", 400_000)
     whole, index = tmp_path / "whole.safetensors", tmp_path / "tiny.index.json"
     video.train(create(), moving, SHORT, whole)
     trained = video.train(create(), moving, SHORT, index)

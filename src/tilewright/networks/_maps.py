@@ -5,6 +5,7 @@ to the other copies nothing.
 """
 
 import math
+from functools import cache
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -157,6 +158,23 @@ def product(x, weight, bias=None):
 def resized(x, grid):
     """A map on another grid, bilinear as published (`align_corners` False)."""
     return x if x.shape[2:] == grid else F.interpolate(x, size=tuple(grid), mode="bilinear", align_corners=False)
+
+
+@cache
+def interpolation(side, whole, dtype, device):
+    """[whole, side]: the weights by which `resized` takes `whole` rows from `side` rows."""
+    with torch.inference_mode(False), torch.no_grad():
+        ones = torch.eye(side, dtype=torch.float64, device=device)[None]
+        return F.interpolate(ones, size=whole, mode="linear", align_corners=False)[0].T.to(dtype).contiguous()
+
+
+def spread(x, rows, columns):
+    """A map [B, C, h, w] as a map [B, C, H, W] by weights `rows` [H, h] and `columns` [W, w].
+
+    Its gradient, unlike that of `resized`, is a product, too: on a GPU the other adds up atomically.
+    """
+    x = columns @ x.permute(0, 2, 3, 1)
+    return (rows @ x.flatten(2)).unflatten(2, x.shape[2:]).permute(0, 3, 1, 2)
 
 
 def largest(scores, count):

@@ -163,6 +163,12 @@ class Network(_parameters.Counted):
             return self._full
         return paths.parse(path, self.options) if isinstance(path, str) else paths.checked(path, self.options)
 
+    def set_drop_path(self, rate):
+        """In training, have images leave out branches of blocks: from the first block 0 to the last a share `rate`."""
+        blocks = [module for module in self.modules() if isinstance(module, _Block)]
+        for block, share in zip(blocks, torch.linspace(0, rate, len(blocks)).tolist(), strict=True):
+            block.drop_path = share
+
     def fold(self, path=None):
         """The `Folded` decoder of a path, as the weights and the batch norm's statistics are now."""
         return self.decode_head.fold(self.path(path).levels)
@@ -217,10 +223,19 @@ class _Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(width, EPS), nn.LayerNorm(width, EPS)
         self.attn = _Attention(width, heads, reduction)
         self.mlp = _MixMlp(width, pattern.MLP_RATIO * width, operators)
+        # In training: the share of images that leave out a branch.
+        self.drop_path = 0.0
 
     def forward(self, x, grid):
-        x = x + self.attn(self.norm1(x), grid)
-        return x + self.mlp(self.norm2(x), grid)
+        x = x + self._kept(self.attn(self.norm1(x), grid))
+        return x + self._kept(self.mlp(self.norm2(x), grid))
+
+    def _kept(self, branch):
+        """In training, `branch` for all but some images, chosen anew, and as much more for the others."""
+        if not self.training or not self.drop_path:
+            return branch
+        share = 1 - self.drop_path
+        return branch * (branch.new_empty(len(branch), 1, 1).bernoulli_(share) / share)
 
 
 class _Attention(nn.Module):
@@ -309,8 +324,14 @@ class _Decoder(nn.Module):
     def _folded(self, maps, grid, folded):
         weights, bias = folded
         if self.training:
-            z = sum(_maps.resized(_maps.product(x, weight), grid) for x, weight in zip(maps, weights, strict=True))
-            return self._predicted(self.linear_fuse["bn"](z + bias[:, None, None]))
+            bias, total = bias.to(weights[0].dtype), None
+            for x, weight in zip(maps, weights, strict=True):
+                part = _maps.product(x, weight, bias if total is None else None)
+                if part.shape[2:] != grid:
+                    sides = zip(part.shape[2:], grid, strict=True)
+                    part = _maps.spread(part, *(_maps.interpolation(*side, part.dtype, part.device) for side in sides))
+                total = part if total is None else total + part
+            return self._predicted(self.linear_fuse["bn"](total))
         return self.operators.decode(
             maps, weights, bias, grid, self.linear_pred.weight.flatten(1), self.linear_pred.bias
         )

@@ -1,1 +1,8 @@
-"""Recipes by which networks are trained, for weights that any machine can make again. Importing it needs no torch."""
+"""Recipes by which networks are trained here, for weights that any machine can make again.
+
+Importing it needs no torch.
+"""
+
+# Recipes of `segmentation`, and those that go on from the weights of another.
+RECIPES = ("plain", "sampled", "depthless")
+STARTS = {"sampled": "plain"}

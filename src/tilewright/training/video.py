@@ -6,7 +6,6 @@ weights of one that was not. Gradients go through dense attention.
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,23 +16,19 @@ from typing import Annotated
 import msgspec
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from tilewright import targets
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import wan as pattern
 from tilewright.networks import _flow
+from tilewright.training import states
 
-KIND, VERSION = "video training", "1"
+KIND = "video training"
 # Written weights: half the bytes, and what a GPU computes with.
 SAVED = torch.bfloat16
 # Clips that are made at once.
 CHUNK = 64
-# Bytes of a file, of weights that are written in several.
-PART_BYTES = 15 << 20
 # Seconds between two lines about the progress.
 SHOWN_S = 10.0
 
@@ -95,9 +90,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # learning is that of narrow networks, which take a larger one.
 TINY = Recipe(
     stages=(
-        Stage(steps=3000, batch=64, clips=4096, frames=5, height=16, width=28),
-        Stage(steps=1400, batch=16, clips=2048, frames=9, height=30, width=52, shift=1.5),
-        Stage(steps=300, batch=1, clips=128, frames=21, height=60, width=104, shift=3.0),
+        Stage(steps=1600, batch=64, clips=4096, frames=5, height=16, width=28),
+        Stage(steps=800, batch=16, clips=2048, frames=9, height=30, width=52, shift=1.5),
+        Stage(steps=400, batch=1, clips=128, frames=21, height=60, width=104, shift=3.0),
     ),
     rate=1e-3,
     warmup=200,
@@ -123,7 +118,7 @@ def train(
     network, latents: Callable, recipe: Recipe, path, *, limit_s=None, every_s=120.0, compiled=False, show=None
 ) -> Trained:
     """Train `network`, on its device, and write its averaged weights to `path`, a ``.safetensors`` file, or an
-    ``.index.json`` beside several of at most `PART_BYTES`.
+    ``.index.json`` beside several of at most `states.PART_BYTES`.
 
     latents: ``latents(indices, frames, height, width, seed) -> float32 [n, 16, frames, height, width]``, the clips of
     these numbers. limit_s: stop after so many seconds, and write the averages so far; the next call with the same
@@ -136,7 +131,7 @@ def train(
     if network.attention != "dense":
         raise ConfigError(f"attention: expected dense, through which gradients go, found {network.attention!r}")
     path = Path(path)
-    state = _State(network, recipe, path.with_name(f"{_stem(path)}.state.safetensors"))
+    state = states.State(KIND, network, recipe, path, betas=(0.9, 0.99), width=2)
     state.resume()
     begin = saved = perf_counter()
     shown = begin, state.step
@@ -149,21 +144,37 @@ def train(
             now = perf_counter()
             if limit_s is not None and now - begin > limit_s:
                 state.write()
-                state.keep(path)
-                return Trained(path, False, *state.curves())
+                _keep(state, path)
+                return Trained(path, False, *state.columns())
             if now - saved > every_s:
                 state.write()
                 saved = perf_counter()
             if clips is None:
                 clips = _made(latents, stage, recipe.seed, state.device)
-            state.take(*_loss(network, clips, stage, recipe.seed, step))
+            loss, constant = _loss(network, clips, stage, recipe.seed, step)
+            loss.backward()
+            state.take(recipe.rate_at(step), loss, constant)
             if show is not None and now - shown[0] > SHOWN_S:
-                show(f"stage {number}, {state.told(*shown)}, {now - begin:.0f} s")
+                show(f"stage {number}, {_progress(state, *shown)}, {now - begin:.0f} s")
                 shown = perf_counter(), state.step
         first += stage.steps
-    state.keep(path)
+    _keep(state, path)
     state.path.unlink(missing_ok=True)
-    return Trained(path, True, *state.curves())
+    return Trained(path, True, *state.columns())
+
+
+def _keep(state, path):
+    """Leave the averages in the network and at `path`."""
+    state.settle()
+    state.keep(path, lambda _: SAVED)
+
+
+def _progress(state, when, before):
+    """A line about the steps since `before`, at the time `when`. Waits for them."""
+    loss, constant = torch.stack(state.told[before - state.step :]).mean(0).tolist()
+    seconds = (perf_counter() - when) / (state.step - before)
+    losses = f"loss {loss:.3f}, a constant's {constant:.3f}"
+    return f"step {state.step} of {state.recipe.steps}, {losses}, {seconds:.3f} s each"
 
 
 @torch.no_grad()
@@ -176,11 +187,6 @@ def samples(network, stage, count, *, steps=50, seed=0):
     with torch.autocast(device, torch.bfloat16, enabled=targets.facts(device).CUDA), eager:
         found = network.sample(batch=count, shape=(pattern.CHANNELS, *size), steps=steps, shift=stage.shift, seed=seed)
     return found.latents
-
-
-def _stem(path):
-    """The name of a file of weights without its ending."""
-    return path.name.removesuffix(".index.json").removesuffix(".safetensors")
 
 
 def _made(latents, stage, seed, device):
@@ -210,151 +216,10 @@ def _loss(network, clips, stage, seed, step):
     return loss, velocity.var(unbiased=False)
 
 
-class _State:
-    """All that a training goes on from: weights, their averages, the optimiser's moments, the losses so far."""
-
-    def __init__(self, network, recipe, path):
-        self.network, self.recipe, self.path = network, recipe, path
-        self.names, self.weights = zip(*network.named_parameters(), strict=True)
-        self.device = self.weights[0].device
-        matrices = [x for x in self.weights if x.ndim > 1 and x.shape[0] > 1]
-        others = [x for x in self.weights if not any(x is y for y in matrices)]
-        groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=self.weights[0].is_cuda)
-        self.averages = [x.detach().clone() for x in self.weights]
-        self.step, self.losses = 0, []
-
-    def take(self, loss, constant):
-        """One step down the gradient of a loss."""
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.weights, self.recipe.norm)
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.recipe.rate_at(self.step)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        self.step += 1
-        weight = min(self.recipe.average, self.step / (self.step + 10))
-        with torch.no_grad():
-            get_ema_multi_avg_fn(weight)(self.averages, [x.detach() for x in self.weights], self.step)
-        # Read later: the host would wait for each step.
-        self.losses.append(torch.stack((loss.detach(), constant)))
-
-    def curves(self):
-        """Losses, and those of constant answers, as lists."""
-        return torch.stack(self.losses).T.tolist() if self.losses else ([], [])
-
-    def told(self, when, before):
-        """A line about the steps since `before`, at the time `when`. Waits for them."""
-        loss, constant = torch.stack(self.losses[before - self.step :]).mean(0).tolist()
-        seconds = (perf_counter() - when) / (self.step - before)
-        losses = f"loss {loss:.3f}, a constant's {constant:.3f}"
-        return f"step {self.step} of {self.recipe.steps}, {losses}, {seconds:.3f} s each"
-
-    def write(self):
-        """Write all of it, whole, to its file."""
-        tensors = {f"weights.{name}": x for name, x in zip(self.names, self.weights, strict=True)}
-        tensors |= {f"average.{name}": x for name, x in zip(self.names, self.averages, strict=True)}
-        for name, x in zip(self.names, self.weights, strict=True):
-            tensors |= {f"{moment}.{name}": value for moment, value in self.optimiser.state[x].items()}
-        if self.losses:
-            tensors["losses"] = torch.stack(self.losses)
-        header = {"step": str(self.step), "recipe": _text(self.recipe)}
-        _save({name: x.detach() for name, x in tensors.items()}, self.path, header)
-
-    def resume(self):
-        """Go on from the file, where there is one. Raises `ArtifactError`."""
-        if not self.path.exists():
-            return
-        header, tensors = _read(self.path)
-        if header.get("recipe") != _text(self.recipe):
-            raise ArtifactError(
-                f"{self.path}: expected a training by the recipe {_text(self.recipe)}, found {header.get('recipe')}; "
-                "remove the file to begin anew"
-            )
-        try:
-            with torch.no_grad():
-                for kind, kept in (("weights", self.weights), ("average", self.averages)):
-                    for name, x in zip(self.names, kept, strict=True):
-                        x.copy_(tensors.pop(f"{kind}.{name}"))
-        except (KeyError, RuntimeError) as error:
-            raise ArtifactError(f"{self.path}: expected a training of this network, found another: {error}") from error
-        self.step = int(header["step"])
-        self.losses = list(tensors.pop("losses", torch.empty(0, 2)).to(self.device))
-        owners = dict(zip(self.names, self.weights, strict=True))
-        for key, value in tensors.items():
-            moment, _, name = key.partition(".")
-            # Where AdamW keeps it: the count of its steps on the host, unless it is fused.
-            place = self.device if value.ndim or self.weights[0].is_cuda else "cpu"
-            self.optimiser.state[owners[name]][moment] = value.to(place)
-
-    def keep(self, path):
-        """Leave the averages in the network and at `path`, which says of how many steps they are."""
-        with torch.no_grad():
-            for x, average in zip(self.weights, self.averages, strict=True):
-                x.copy_(average)
-        state = {name: x.detach().to(SAVED) for name, x in self.network.state_dict().items()}
-        header = {"step": str(self.step), "recipe": _text(self.recipe)}
-        if path.suffix != ".json":
-            _save(state, path, header)
-            return
-        names, parts = {}, _parts(state)
-        for at, part in enumerate(parts, 1):
-            name = f"{_stem(path)}-{at:05}-of-{len(parts):05}.safetensors"
-            _save(part, path.with_name(name), header)
-            names |= dict.fromkeys(part, name)
-        artifacts.write_text(path, json.dumps({"metadata": header, "weight_map": names}, indent=1) + "\n")
-
-
-def _parts(state):
-    """`state` in dicts of at most `PART_BYTES`, each of one tensor at least."""
-    parts, held = [], PART_BYTES
-    for name, x in state.items():
-        if held + x.nbytes > PART_BYTES:
-            parts.append({})
-            held = 0
-        parts[-1][name] = x
-        held += x.nbytes
-    return parts
-
-
-def _text(recipe):
-    return msgspec.json.encode(recipe).decode()
-
-
-def _save(tensors, path, header):
-    with artifacts.atomic(path) as temporary:
-        held = {name: x.contiguous().cpu() for name, x in tensors.items()}
-        save_file(held, temporary, {"kind": KIND, "version": VERSION, **header})
-
-
-def _read(path):
-    """``(header, tensors)`` of a file that `_save` wrote. Raises `ArtifactError`."""
-    try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            found = header.get("kind"), header.get("version")
-            if found != (KIND, VERSION):
-                raise ArtifactError(f"{path}: expected {KIND} version {VERSION}, found {found[0]} version {found[1]}")
-            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except ArtifactError:
-        raise
-    except Exception as error:
-        # safetensors' own error is of a class that it does not export.
-        raise ArtifactError(f"{path}: expected a {KIND} file, found a damaged one: {error}") from error
-
-
 def steps_of(path):
     """How many steps weights were trained for that `train` wrote, a file or an index; None for those of others."""
-    path = Path(path)
-    try:
-        if path.suffix == ".json":
-            header = json.loads(path.read_text(encoding="utf-8")).get("metadata", {})
-            return int(header["step"]) if "recipe" in header else None
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-        return int(header["step"]) if header.get("kind") == KIND else None
-    except Exception as error:
-        raise ArtifactError(f"{path}: expected weights, found a damaged file: {error}") from error
+    header = states.header_of(path, KIND)
+    return None if header is None else int(header["step"])
 
 
 def read_recipe(path):

@@ -1,0 +1,183 @@
+"""What a training goes on from, and the weights that it leaves: shared by all recipes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from tilewright.core import artifacts
+from tilewright.core.errors import ArtifactError
+
+VERSION = "1"
+# Bytes of a file, of weights that are written in several.
+PART_BYTES = 15 << 20
+
+
+class State:
+    """All that a training goes on from: weights, their averages, the optimiser's moments, numbers of each step.
+
+    kind: of its file, such as ``video training``. recipe: a struct with ``weight_decay`` of matrices, ``norm`` of the
+    gradient at most, and ``average``, the weight of what was before a step in the averages, towards which it grows.
+    path: of the weights to be written; the state lies beside it, ``<stem>.state.safetensors``. width: numbers of a step
+    that are kept.
+    """
+
+    def __init__(self, kind: str, network, recipe, path: Path, *, betas=(0.9, 0.999), width: int = 1):
+        self.kind, self.network, self.recipe, self.width = kind, network, recipe, width
+        self.path = path.with_name(f"{_stem(path)}.state.safetensors")
+        self.names, self.weights = zip(*network.named_parameters(), strict=True)
+        self.device = self.weights[0].device
+        matrices = [x for x in self.weights if x.ndim > 1 and x.shape[0] > 1]
+        others = [x for x in self.weights if not any(x is y for y in matrices)]
+        groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self.optimiser = torch.optim.AdamW(groups, betas=betas, fused=self.weights[0].is_cuda)
+        self.averages = [x.detach().clone() for x in self.weights]
+        # seconds: of the training before it was interrupted. told: the numbers of each step, float32 [width].
+        self.step, self.seconds, self.told = 0, 0.0, []
+
+    def take(self, rate: float, *numbers: Tensor | float) -> None:
+        """One step down the gradients that the weights hold, at a `rate` of learning; `numbers` are kept."""
+        torch.nn.utils.clip_grad_norm_(self.weights, self.recipe.norm)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        weight = min(self.recipe.average, self.step / (self.step + 10))
+        with torch.no_grad():
+            get_ema_multi_avg_fn(weight)(self.averages, [x.detach() for x in self.weights], self.step)
+        # Read later: the host would wait for each step.
+        like = torch.zeros((), device=self.device)
+        told = [x.detach().float() if isinstance(x, Tensor) else torch.full_like(like, x) for x in numbers]
+        self.told.append(torch.stack(told))
+
+    def columns(self) -> list[list[float]]:
+        """The numbers of all steps, a list for each that a step has."""
+        return torch.stack(self.told).T.tolist() if self.told else [[] for _ in range(self.width)]
+
+    def write(self) -> None:
+        """Write all of it, whole, to its file."""
+        tensors = {f"weights.{name}": x for name, x in zip(self.names, self.weights, strict=True)}
+        tensors |= {f"average.{name}": x for name, x in zip(self.names, self.averages, strict=True)}
+        for name, x in zip(self.names, self.weights, strict=True):
+            tensors |= {f"{moment}.{name}": value for moment, value in self.optimiser.state[x].items()}
+        if self.told:
+            tensors["losses"] = torch.stack(self.told)
+        header = {"step": str(self.step), "seconds": str(self.seconds), "recipe": text(self.recipe)}
+        _save({name: x.detach() for name, x in tensors.items()}, self.path, {"kind": self.kind, **header})
+
+    def resume(self) -> None:
+        """Go on from the file, where there is one. Raises `ArtifactError`."""
+        if not self.path.exists():
+            return
+        header, tensors = _read(self.path, self.kind)
+        if header.get("recipe") != text(self.recipe):
+            raise ArtifactError(
+                f"{self.path}: expected a training by the recipe {text(self.recipe)}, found {header.get('recipe')}; "
+                "remove the file to begin anew"
+            )
+        try:
+            with torch.no_grad():
+                for kind, kept in (("weights", self.weights), ("average", self.averages)):
+                    for name, x in zip(self.names, kept, strict=True):
+                        x.copy_(tensors.pop(f"{kind}.{name}"))
+        except (KeyError, RuntimeError) as error:
+            raise ArtifactError(f"{self.path}: expected a training of this network, found another: {error}") from error
+        self.step, self.seconds = int(header["step"]), float(header.get("seconds", 0.0))
+        self.told = list(tensors.pop("losses", torch.empty(0, self.width)).to(self.device))
+        owners = dict(zip(self.names, self.weights, strict=True))
+        for key, value in tensors.items():
+            moment, _, name = key.partition(".")
+            # Where AdamW keeps it: the count of its steps on the host, unless it is fused.
+            place = self.device if value.ndim or self.weights[0].is_cuda else "cpu"
+            self.optimiser.state[owners[name]][moment] = value.to(place)
+
+    def settle(self) -> None:
+        """Leave the averages in the network."""
+        with torch.no_grad():
+            for x, average in zip(self.weights, self.averages, strict=True):
+                x.copy_(average)
+
+    def keep(self, path: Path, saved: Callable[[Tensor], torch.dtype | None], **header: str) -> None:
+        """Write the network's weights to `path`, in the type that `saved` says of each; the header says of which step.
+
+        `path` is a ``.safetensors`` file, or an ``.index.json`` beside several of at most `PART_BYTES`.
+        """
+        state = {name: x.detach().to(saved(x)) for name, x in self.network.state_dict().items()}
+        header = {"kind": self.kind, "step": str(self.step), "recipe": text(self.recipe), **header}
+        if path.suffix != ".json":
+            _save(state, path, header)
+            return
+        names, parts = {}, _parts(state)
+        for at, part in enumerate(parts, 1):
+            name = f"{_stem(path)}-{at:05}-of-{len(parts):05}.safetensors"
+            _save(part, path.with_name(name), header)
+            names |= dict.fromkeys(part, name)
+        artifacts.write_text(path, json.dumps({"metadata": header, "weight_map": names}, indent=1) + "\n")
+
+
+def header_of(path, kind):
+    """What weights of a `kind` of training say of it, a file or an index; None for those of others.
+
+    Raises `ArtifactError`.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".json":
+            header = json.loads(path.read_text(encoding="utf-8")).get("metadata", {})
+            return header if "recipe" in header and header.get("kind", kind) == kind else None
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+        return header if header.get("kind") == kind else None
+    except Exception as error:
+        raise ArtifactError(f"{path}: expected weights, found a damaged file: {error}") from error
+
+
+def text(recipe):
+    """A recipe as JSON."""
+    return msgspec.json.encode(recipe).decode()
+
+
+def _stem(path):
+    """The name of a file of weights without its ending."""
+    return path.name.removesuffix(".index.json").removesuffix(".safetensors")
+
+
+def _parts(state):
+    """`state` in dicts of at most `PART_BYTES`, each of one tensor at least."""
+    parts, held = [], PART_BYTES
+    for name, x in state.items():
+        if held + x.nbytes > PART_BYTES:
+            parts.append({})
+            held = 0
+        parts[-1][name] = x
+        held += x.nbytes
+    return parts
+
+
+def _save(tensors, path, header):
+    with artifacts.atomic(path) as temporary:
+        held = {name: x.contiguous().cpu() for name, x in tensors.items()}
+        save_file(held, temporary, {"version": VERSION, **header})
+
+
+def _read(path, kind):
+    """``(header, tensors)`` of a file that `_save` wrote. Raises `ArtifactError`."""
+    try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            found = header.get("kind"), header.get("version")
+            if found != (kind, VERSION):
+                raise ArtifactError(f"{path}: expected {kind} version {VERSION}, found {found[0]} version {found[1]}")
+            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except ArtifactError:
+        raise
+    except Exception as error:
+        # safetensors' own error is of a class that it does not export.
+        raise ArtifactError(f"{path}: expected a {kind} file, found a damaged one: {error}") from error

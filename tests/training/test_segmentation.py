@@ -1,0 +1,364 @@
+"""SegFormer learns scenes; a training that is resumed ends with the weights of an unbroken one."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tilewright import networks, scenes, training
+from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.networks import _maps
+from tilewright.training import evaluation, segmentation, states, statistics
+from tilewright.training.segmentation import Paths, Recipe, Stage
+
+ROOT = Path(__file__).parents[2]
+SHORT = Recipe(
+    stages=(Stage(until=0.5, sizes=(32,), batch=3), Stage(until=1.0, sizes=(40, (32, 48)), batch=2)),
+    average=0.9,
+    measured=4,
+    steps=6,
+)
+BESIDE = Paths(count=1, smallest="1.1.1.1", scales=(1.0,))
+
+
+class Blobs:
+    """A source whose label follows from the colour: discs of a class on a ground without one."""
+
+    classes, task, splits = ("ground", "red", "green"), "maps", ("train", "test")
+
+    def __init__(self, count=1 << 31):
+        self._count = count
+
+    def count(self, split):
+        return self._count
+
+    def read(self, split, indices, size, device="cpu"):
+        height, width = (size, size) if isinstance(size, int) else size
+        y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+        images, labels = torch.zeros(len(indices), 3, height, width), torch.zeros(len(indices), height, width)
+        for at, index in enumerate(indices):
+            drawn = np.random.default_rng([index, self.splits.index(split)])
+            middle, label = drawn.uniform(-0.6, 0.6, 2), drawn.integers(1, 3)
+            inside = (x - middle[0]).square() + (y - middle[1]).square() < 0.3
+            images[at, label - 1][inside] = 2.0
+            labels[at][inside] = float(label)
+        labels[:, 0] = 255
+        return images.to(device), labels.to(device, torch.uint8)
+
+
+def create(classes=3, size=32, seed=0, **options):
+    return networks.create("segformer", variant="b0", image_size=size, num_classes=classes, seed=seed, **options)
+
+
+def test_b0_learns_scenes(tmp_path):
+    recipe = Recipe(stages=(Stage(until=1.0, sizes=(64,), batch=4),), steps=30, average=0.9, measured=8)
+    network = create(classes=21, size=64)
+    trained = segmentation.train(network, scenes.create("scenes"), recipe, tmp_path / "b0.safetensors")
+    losses = trained.log["loss"]
+    assert trained.done and len(losses) == 30 and trained.images == 120
+    assert np.mean(losses[-6:]) < 0.6 * np.mean(losses[:3])
+    # Written is what the network is left with: half precision in matrices.
+    saved = load_file(tmp_path / "b0.safetensors")
+    for name, x in network.state_dict().items():
+        assert saved[name].dtype == (torch.float16 if x.ndim > 1 else x.dtype)
+        assert torch.equal(saved[name], x.to(saved[name].dtype))
+    assert sum(x.nbytes for x in saved.values()) < 8e6
+    assert not network.training and not list(tmp_path.glob("*.state.*"))
+
+
+def test_a_resumed_training_is_an_unbroken_one(tmp_path):
+    for recipe in (SHORT, msgspec.structs.replace(SHORT, paths=BESIDE)):
+        whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
+        segmentation.train(create(), Blobs(), recipe, whole)
+        calls = 0
+        while not (trained := segmentation.train(create(), Blobs(), recipe, parts, limit_s=0.3)).done:
+            calls += 1
+            assert trained.path == parts and calls < 99
+        assert calls >= 1
+        one, other = load_file(whole), load_file(parts)
+        assert all(torch.equal(x, other[name]) for name, x in one.items())
+        again = tmp_path / "again.safetensors"
+        segmentation.train(create(seed=1), Blobs(), recipe, again)
+        assert not torch.equal(load_file(again)["backbone.norm1.weight"], one["backbone.norm1.weight"])
+
+
+def test_paths_learn_from_the_full_one(tmp_path):
+    recipe = msgspec.structs.replace(SHORT, steps=24, rate=2e-3, paths=BESIDE)
+    trained = segmentation.train(create(), Blobs(), recipe, tmp_path / "x.safetensors")
+    assert min(trained.log["paths"]) > 0
+    assert np.mean(trained.log["loss"][-4:]) < 0.8 * np.mean(trained.log["loss"][:4])
+    plain = segmentation.train(create(), Blobs(), SHORT, tmp_path / "y.safetensors")
+    assert not any(plain.log["paths"])
+
+
+def test_time_ends_a_training(tmp_path):
+    recipe = msgspec.structs.replace(SHORT, steps=None, minutes=1 / 60)
+    lines = []
+    trained = segmentation.train(create(), Blobs(), recipe, tmp_path / "x.safetensors", show=lines.append)
+    assert trained.done and trained.seconds >= 1 and not lines
+
+
+def test_time_that_was_taken_counts_when_it_goes_on(tmp_path):
+    recipe = msgspec.structs.replace(SHORT, steps=None, minutes=10.0)
+    path = tmp_path / "x.safetensors"
+    one = segmentation.train(create(), Blobs(), recipe, path, limit_s=0.5)
+    other = segmentation.train(create(), Blobs(), recipe, path, limit_s=0.5)
+    assert not one.done and not other.done and other.seconds > one.seconds > 0
+    assert len(other.log["loss"]) > len(one.log["loss"])
+
+
+def test_a_finite_split_is_shuffled_and_augmented(tmp_path):
+    few = Blobs(count=5)
+    assert sorted(segmentation.chosen(5, 0, 5, 0)) == [0, 1, 2, 3, 4]
+    assert segmentation.chosen(5, 0, 5, 0) != segmentation.chosen(5, 1, 5, 0)
+    assert set(segmentation.chosen(5, 0, 9, 0)) <= {*range(5)}
+    assert segmentation.train(create(), few, SHORT, tmp_path / "x.safetensors").done
+    images, labels = few.read("train", range(12), 32)
+    one = segmentation.augmented(images, labels, np.random.default_rng(0))
+    other = segmentation.augmented(images, labels, np.random.default_rng(0))
+    assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+    moved, kept = one
+    assert moved.shape == images.shape and kept.dtype == torch.uint8
+    assert set(kept.unique().tolist()) <= {0, 1, 2, 255} and not torch.equal(kept, labels)
+    # Labels move with their pixels.
+    for label in (1, 2):
+        assert moved[:, label - 1][kept == label].mean() > 1.5
+
+
+def test_images_that_never_end_are_seen_once():
+    seen = [index for step in range(5) for index in segmentation.chosen(1 << 31, step, 7, 0)]
+    assert len(set(seen)) == 35
+
+
+def test_losses_are_those_of_all_pixels():
+    """Phases of rows and columns together make the loss of the whole map."""
+    network = create().train()
+    images, labels = Blobs().read("train", [0, 1], 32)
+    step = segmentation._Step(network, Blobs(), SHORT, False)
+    maps = torch.randn(2, 3, 8, 8)
+    step._maps = lambda images, path: maps
+
+    class Phase:
+        def __init__(self, *phases):
+            self.phases = iter(phases)
+
+        def integers(self, _):
+            return next(self.phases)
+
+    parts = [step._loss(images, labels, Phase(i, j))[0] for i in (0, 1) for j in (0, 1)]
+    counts = [(labels[:, i::2, j::2] < 255).sum() for i in (0, 1) for j in (0, 1)]
+    whole = torch.nn.functional.cross_entropy(_maps.resized(maps, (32, 32)), labels.long(), ignore_index=255)
+    found = sum(part * count for part, count in zip(parts, counts, strict=True)) / sum(counts)
+    torch.testing.assert_close(found, whole)
+
+
+def test_spread_maps_are_resized_ones():
+    maps = torch.randn(2, 5, 6, 7, dtype=torch.float64)
+    rows, columns = (_maps.interpolation(*sides, torch.float64, maps.device) for sides in ((6, 13), (7, 28)))
+    torch.testing.assert_close(_maps.spread(maps, rows, columns), _maps.resized(maps, (13, 28)), atol=1e-12, rtol=0)
+
+
+def test_weights_go_on_with_other_classes(tmp_path):
+    path = tmp_path / "x.safetensors"
+    segmentation.train(create(), Blobs(), msgspec.structs.replace(SHORT, steps=1), path)
+    kept = load_file(path)
+    network = create(classes=5, seed=3)
+    head = network.decode_head.linear_pred.weight.clone()
+    segmentation.start(network, path)
+    assert torch.equal(network.decode_head.linear_pred.weight, head)
+    assert torch.equal(network.backbone.norm1.weight, kept["backbone.norm1.weight"])
+    same = create(seed=4)
+    segmentation.start(same, path)
+    assert torch.equal(same.decode_head.linear_pred.weight.half(), kept["decode_head.linear_pred.weight"])
+
+
+def test_dropped_branches_are_those_of_whole_images():
+    network = create().train()
+    network.set_drop_path(0.5)
+    blocks = [module for module in network.modules() if hasattr(module, "drop_path")]
+    assert [block.drop_path for block in blocks] == pytest.approx([0.5 * at / 7 for at in range(8)])
+    torch.manual_seed(0)
+    x = torch.ones(4000, 2, 3)
+    kept = blocks[-1]._kept(x)
+    assert set(kept.unique().tolist()) == {0.0, 2.0} and (kept == kept[:, :1, :1]).all()
+    assert kept.mean().item() == pytest.approx(1, abs=0.05)
+    network.eval()
+    assert blocks[-1]._kept(x) is x
+
+
+def test_statistics_are_those_of_the_decoders_sum():
+    network, source = create(), Blobs()
+    path = network.path("1.2.1.2 levels=124")
+    found = statistics.measured(network, source, "train", range(5), path=path, batch=2)
+    images, _ = source.read("train", range(5), 32)
+    maps = network.backbone(images, path)
+    head = network.decode_head.train()
+    total = sum(
+        _maps.resized(_maps.product(maps[int(level) - 1], weight), (8, 8))
+        for level, weight in zip(path.levels, head.fold(path.levels).weights, strict=True)
+    ) + head.fold(path.levels).bias.view(-1, 1, 1)
+    head.eval()
+    torch.testing.assert_close(found.mean, total.mean((0, 2, 3)), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.variance, total.var((0, 2, 3), unbiased=False), atol=1e-5, rtol=1e-3)
+
+
+def test_statistics_of_a_path_are_kept_beside_the_network():
+    network, source = create(), Blobs()
+    before = {name: x.clone() for name, x in network.state_dict().items()}
+    found = statistics.measured(network, source, "train", range(4))
+    assert all(torch.equal(x, before[name]) for name, x in network.state_dict().items())
+    assert not network.decode_head.training
+    images, _ = source.read("test", range(2), 32)
+    folded = statistics.folded(network, found)
+    maps = network(images, None, folded)
+    assert not torch.equal(maps, network(images))
+    statistics.use(network, found)
+    torch.testing.assert_close(network(images), maps)
+
+
+def test_statistics_are_of_segformers_paths():
+    with pytest.raises(ConfigError, match="expected one with all channels"):
+        statistics.measured(create(), Blobs(), "train", [0], path="2.2.2.2 decoder=published width=64")
+    with pytest.raises(ConfigError, match="expected a SegFormer"):
+        statistics.use(torch.nn.Linear(2, 2), statistics.Statistics(torch.zeros(2), torch.ones(2)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": None}, "expected steps or minutes, after which it ends"),
+        ({"stages": (Stage(until=1.0, sizes=(16,)),)}, "at least 32 pixels a side, found 16: 16 x 1"),
+        ({"stages": (Stage(until=1.0, sizes=(32,), batch=2000),)}, "at most 1024 images a step, found 2000"),
+        ({"paths": Paths(smallest="9.1.1.1")}, "2 blocks"),
+        ({"paths": Paths(smallest="1.1.1.1")}, r"at least 32 pixels a side, found 16: 32 x 0\.5"),
+    ],
+    ids=str,
+)
+def test_recipes_that_cannot_be_trained_are_refused(change, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        segmentation.train(create(), Blobs(), msgspec.structs.replace(SHORT, **change), tmp_path / "x.safetensors")
+
+
+def test_networks_and_sources_fit_each_other(tmp_path):
+    with pytest.raises(ConfigError, match="expected maps of the network's 4 classes, found maps of 3"):
+        segmentation.train(create(classes=4), Blobs(), SHORT, tmp_path / "x.safetensors")
+    with pytest.raises(ConfigError, match="expected a SegFormer to train"):
+        swin = networks.create("swin", variant="tiny", image_size=64, num_classes=3)
+        segmentation.train(swin, Blobs(), SHORT, tmp_path / "x.safetensors")
+    with pytest.raises(ConfigError, match="found maps of 3"):
+        evaluation.confusion(create(classes=4), Blobs(), "test", [0])
+
+
+def test_a_state_of_another_training_is_refused(tmp_path):
+    path = tmp_path / "x.safetensors"
+    assert not segmentation.train(create(), Blobs(), SHORT, path, limit_s=-1.0).done
+    with pytest.raises(ArtifactError, match=r'x\.state\.safetensors: expected a training by .*"seed":1.*remove'):
+        segmentation.train(create(), Blobs(), msgspec.structs.replace(SHORT, seed=1), path)
+    save_file({"x": torch.zeros(1)}, tmp_path / "x.state.safetensors")
+    with pytest.raises(ArtifactError, match="expected segmentation training version 1, found None"):
+        segmentation.train(create(), Blobs(), SHORT, path)
+    assert states.header_of(path, segmentation.KIND)["step"] == "0"
+    assert states.header_of(path, "video training") is None
+
+
+def test_rates_rise_and_fall():
+    rates = [SHORT.rate_at(share) for share in np.linspace(0, 1, 50)]
+    top = int(np.argmax(rates))
+    assert rates[:top] == sorted(rates[:top]) and rates[top:] == sorted(rates[top:], reverse=True)
+    assert max(rates) == pytest.approx(1e-3, rel=0.01) and rates[-1] == pytest.approx(0, abs=1e-9) and rates[0] > 0
+
+
+def test_recipes_have_names():
+    assert tuple(segmentation.RECIPES) == training.RECIPES
+    assert {*training.STARTS, *training.STARTS.values()} <= {*training.RECIPES}
+
+
+def test_recipes_are_read_strictly(tmp_path):
+    assert segmentation.read_recipe("sampled").paths is not None
+    path = tmp_path / "recipe.json"
+    path.write_bytes(msgspec.json.encode(SHORT))
+    assert segmentation.read_recipe(path) == SHORT == segmentation.read_recipe(path.read_text())
+    texts = (
+        ('{"stages": []}', "rise to 1"),
+        ('{"stage": 1}', "unknown field"),
+        ('{"steps": 1, "minutes": 1}', "steps or minutes, found 1 and 1"),
+    )
+    for text, message in texts:
+        with pytest.raises(ConfigError, match=message):
+            segmentation.read_recipe(text)
+    with pytest.raises(ArtifactError, match="no such file; expected a recipe: plain, sampled, depthless"):
+        segmentation.read_recipe(tmp_path / "none.json")
+
+
+def test_confusions_count_pixels():
+    class Exact(torch.nn.Module):
+        options = create().options
+
+        def __init__(self):
+            super().__init__()
+            self.x = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, images):
+            # Class 1 wherever there is a disc, of either colour.
+            disc = images.amax(1, keepdim=True)
+            return torch.cat([1 - disc, disc, torch.full_like(disc, -9)], 1)
+
+    source = Blobs()
+    found = evaluation.confusion(Exact(), source, "test", range(6), batch=4)
+    _, labels = source.read("test", range(6), 32)
+    counts = [(labels == label).sum().item() for label in range(3)]
+    assert found.tolist() == [[counts[0], 0, 0], [0, counts[1], 0], [0, counts[2], 0]]
+    assert evaluation.ious(found).tolist() == pytest.approx([1, counts[1] / (counts[1] + counts[2]), 0])
+    assert evaluation.mean_iou(found) == pytest.approx((1 + counts[1] / (counts[1] + counts[2])) / 3)
+
+
+def test_classes_that_do_not_occur_do_not_count():
+    found = np.array([[5, 0, 1], [0, 0, 0], [1, 0, 3]])
+    assert np.isnan(evaluation.ious(found)[1])
+    assert evaluation.mean_iou(found) == pytest.approx((5 / 7 + 3 / 5) / 2)
+
+
+def test_maps_are_resized_before_the_largest_is_taken():
+    maps = torch.randn(2, 3, 8, 8)
+    labels = torch.randint(0, 3, (2, 30, 32), dtype=torch.uint8)
+    labels[:, :3] = 255
+    found = evaluation.counted(maps, labels, 3)
+    taken = _maps.resized(maps, (30, 32)).argmax(1)
+    for truth in range(3):
+        for given in range(3):
+            assert found[truth, given] == ((labels == truth) & (taken == given)).sum()
+
+
+def test_accuracy_is_a_share_of_crops():
+    source = scenes.create("crops")
+    network = networks.create("deit", variant="tiny", image_size=32, num_classes=20)
+    images, labels = source.read("test", range(6), 32)
+    wanted = (network(images).argmax(1) == labels).float().mean().item()
+    assert evaluation.accuracy(network, source, "test", range(6), batch=4) == pytest.approx(wanted)
+    with pytest.raises(ConfigError, match="expected classes of the network's 20 classes, found maps of 21"):
+        evaluation.accuracy(network, scenes.create("scenes"), "test", [0])
+
+
+def test_the_command_trains(tmp_path):
+    recipe = '{"stages": [{"until": 1, "sizes": [32], "batch": 2}], "measured": 2}'
+    command = [sys.executable, ROOT / "workflow/scripts/train.py", "--network", "segformer-b0-32", "--steps", "2"]
+    command += ["--output", "w.index.json", "--recipe", recipe, "--log", "w.csv", "--scores", "w.json", "--judged", "2"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "written after 2 steps, 4 images" in done.stdout and "novel: mIoU" in done.stdout
+    rows = list(csv.DictReader((tmp_path / "w.csv").open()))
+    assert [row["images"] for row in rows] == ["2", "4"] and all(float(row["loss"]) > 0 for row in rows)
+    scores = json.loads((tmp_path / "w.json").read_text())
+    assert 0 <= scores["miou_test"] <= 1 and len(scores["ious_novel"]) == 21
+    network = create(classes=21, checkpoint=tmp_path / "w.index.json")
+    assert network.weights.endswith("w.index.json")
+    refused = subprocess.run([*command, "--data", "coco"], cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+    assert refused.returncode == 2 and "unknown source 'coco'; known: scenes" in refused.stderr

@@ -1,0 +1,27 @@
+"""Train a SegFormer on scenes, or on images with labels in a folder, and write its weights."""
+
+import argparse
+
+from tilewright import targets
+from tilewright.study.cli import script
+from tilewright.study.stages.train import run
+
+parser = argparse.ArgumentParser(description=__doc__)
+add = parser.add_argument
+add("--network", required=True, help="network, e.g. segformer-b0-512")
+add("--output", required=True, metavar="FILE", help="weights, .safetensors or in parts .index.json; a training goes on")
+add("--data", default="scenes", help="scenes, or camvid, ade20k or cityscapes with =FOLDER (default: scenes)")
+add("--recipe", default="plain", help="plain, sampled, depthless, or a recipe in JSON or a file of it (default: plain)")
+add("--minutes", type=float, help="end after so many minutes, what torch compiles not counted")
+add("--steps", type=int, help="end after so many steps")
+add("--from", dest="start", metavar="FILE", help="weights to go on from, maybe of other classes (default: random ones)")
+add("--log", metavar="CSV", help="images seen, rate and losses of each step")
+add("--scores", metavar="JSON", help="mean IoU on images that are not trained with, and images a second")
+add("--judged", type=int, default=256, metavar="N", help="images of each split that it is judged by (default: 256)")
+add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
+add("--seed", type=int, help="seed of weights and of all that is drawn (default: of the recipe)")
+add("--limit-s", type=float, metavar="S", help="stop after so many seconds; the same command goes on (default: never)")
+add("--compiled", action="store_true", help="compile the full path's step by torch.compile")
+
+if __name__ == "__main__":
+    script(parser, run)
