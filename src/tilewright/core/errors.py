@@ -47,3 +47,7 @@ class DeviceError(TilewrightError):
 
 class Unavailable(TilewrightError):
     """An attention, a batching or a baseline that cannot run here, or not for this pattern, and why."""
+
+
+class BudgetError(TilewrightError):
+    """A budget of time that is no positive number, or that no path of a table promises to meet."""

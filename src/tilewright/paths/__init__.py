@@ -6,10 +6,14 @@ A network that takes paths has ``forward(images, path)``, and ``Options`` with `
 """
 
 import re
+from importlib import import_module
 
 import msgspec
 
 from tilewright.core.errors import ConfigError
+
+# Loaded when asked for: Snakemake imports this package, and must not load NumPy and torch.
+_LATER = {"Table": "table", "load": "table", "Runner": "runner"}
 
 LEVELS = "1234"
 DECODERS = ("folded", "published")
@@ -18,6 +22,12 @@ CHANNELS = 16
 # Sides of the input, as shares: those that are enumerated. A path may have any other from 0 to 1.
 SCALES = (1.0, 0.75, 0.5)
 _KNOBS = {"levels": str, "scale": float, "decoder": str, "fuse": int, "width": int}
+
+
+def __getattr__(name):
+    if name in _LATER:
+        return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

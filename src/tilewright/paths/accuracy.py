@@ -1,0 +1,105 @@
+"""What a path of a base is predicted to lose in mean IoU, from single skips and pairs: a quadratic form of its skips.
+
+``loss = sum a_i d_i + sum b_ij d_i d_j`` with d the skips. The weights are fitted by ridge regression to measured
+paths; which pairs have a weight, and how strong the ridge is, is decided by cross-validation.
+"""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from tilewright.core.errors import ConfigError
+from tilewright.paths import Path, space
+
+# Which pairs of blocks may have a weight of their own: none, those of one stage, neighbours of two stages besides, all.
+PAIRS = ("none", "stage", "neighbours", "all")
+# Strength of the ridge, in sizes of the mean square of a column.
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+FOLDS = 8
+# Fewest paths to fit to.
+FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The quadratic form of a base.
+
+    base: the path. accuracy: its own. single: float64 [blocks]. pairs: ``(i, j)`` with i < j. pair: float64 [pairs].
+    chosen: of `PAIRS`. ridge: of `RIDGES`. error: median absolute error of held-out paths, in cross-validation.
+    """
+
+    base: Path
+    accuracy: float
+    single: np.ndarray
+    pairs: tuple[tuple[int, int], ...]
+    pair: np.ndarray
+    chosen: str
+    ridge: float
+    error: float
+
+    def loss(self, skips) -> np.ndarray:
+        """float64 [...]: predicted losses of skips, bool [..., blocks]."""
+        skips = np.asarray(skips, dtype=np.float64)
+        found = skips @ self.single
+        if self.pairs:
+            first, second = np.array(self.pairs).T
+            found = found + (skips[..., first] * skips[..., second]) @ self.pair
+        return found
+
+    def predict(self, path: Path) -> float:
+        """Predicted accuracy of a path of the base."""
+        return self.accuracy - float(self.loss(space.skips(path)))
+
+
+def pairs_of(base: Path, kind: str) -> tuple[tuple[int, int], ...]:
+    """The pairs of a kind of `PAIRS`."""
+    places = space.free(base)
+
+    def joined(i, j):
+        same = places[i][0] == places[j][0]
+        return {"none": False, "stage": same, "neighbours": same or j == i + 1, "all": True}[kind]
+
+    return tuple((i, j) for i, j in combinations(range(len(places)), 2) if joined(i, j))
+
+
+def fit(base: Path, accuracy: float, measured: list[Path], accuracies, *, seed: int = 0) -> Losses:
+    """`Losses` of a base whose own `accuracy` is known, from the accuracies of `measured` paths of it.
+
+    Raises `ConfigError` for fewer than `FEWEST` paths.
+    """
+    if len(measured) < FEWEST:
+        raise ConfigError(f"accuracy: expected at least {FEWEST} measured paths to fit to, found {len(measured)}")
+    skips = np.array([space.skips(path) for path in measured], dtype=np.float64)
+    losses = accuracy - np.asarray(accuracies, dtype=np.float64)
+    folds = np.random.default_rng(seed).permutation(len(losses)) % min(FOLDS, len(losses))
+    best = None
+    for kind in PAIRS:
+        pairs = pairs_of(base, kind)
+        columns = _columns(skips, pairs)
+        for ridge in RIDGES:
+            held = np.empty_like(losses)
+            for fold in np.unique(folds):
+                out = folds == fold
+                held[out] = columns[out] @ _solved(columns[~out], losses[~out], ridge)
+            score = np.mean((held - losses) ** 2)
+            # Of two that are equally good, the simpler one, which comes first.
+            if best is None or score < best[0] * (1 - 1e-9):
+                best = score, kind, ridge, pairs, columns, float(np.median(abs(held - losses)))
+    _, kind, ridge, pairs, columns, error = best
+    weights = _solved(columns, losses, ridge)
+    blocks = skips.shape[1]
+    return Losses(base, accuracy, weights[:blocks], pairs, weights[blocks:], kind, ridge, error)
+
+
+def _columns(skips, pairs):
+    if not pairs:
+        return skips
+    first, second = np.array(pairs).T
+    return np.hstack((skips, skips[:, first] * skips[:, second]))
+
+
+def _solved(columns, losses, ridge):
+    """Weights of the ridge regression, without an intercept: no skip, no loss."""
+    scale = ridge * np.mean(columns**2) * len(columns)
+    return np.linalg.solve(columns.T @ columns + scale * np.eye(columns.shape[1]), columns.T @ losses)

@@ -1,0 +1,89 @@
+"""Paths of one network as calls: CUDA graphs on a GPU, functions on a CPU."""
+
+from collections.abc import Mapping
+
+import torch
+
+from tilewright.core.errors import PatternError
+from tilewright.paths import Path
+
+# Calls before a capture: kernels are compiled, chosen and warmed in them.
+WARM_UP = 3
+
+
+class Calls:
+    """Paths that share a network's weights, one place for images and one for maps.
+
+    On a GPU each path is a graph. All are captured on one stream with one memory pool, the first ones first, and never
+    replayed at once: together they need hardly more memory than the largest, where that comes first.
+    """
+
+    def __init__(self, network, paths: Mapping[str, Path], *, batch: int = 1, folded=None):
+        """paths: by the text that they are called by. folded: ``{text: Folded}`` of paths with statistics of their own;
+        other decoders are folded here, once."""
+        self.network, self.paths = network, dict(paths)
+        weight = next(network.parameters())
+        self.device, self.dtype, self.shape = weight.device, weight.dtype, (batch, 3, *network.options.pixels)
+        with torch.inference_mode():
+            self.folded = {text: (folded or {}).get(text) or self._fold(path) for text, path in self.paths.items()}
+            self.images = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+            self.stream, self.maps, self._graphs = None, None, {}
+            if weight.is_cuda:
+                self._capture()
+
+    @torch.inference_mode()
+    def __call__(self, text: str, images):
+        """Maps of images by a path, in memory that the next call overwrites on a GPU. Nothing waits on the host.
+
+        Raises `PatternError` for images of another shape.
+        """
+        if images.shape != self.shape:
+            raise PatternError(f"images: expected {_sizes(self.shape)} of the runner, found {_sizes(images.shape)}")
+        if self.stream is None:
+            return self._called(text, images.to(self.dtype))
+        current = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            self.images.copy_(images, non_blocking=True)
+            self._graphs[text].replay()
+        current.wait_stream(self.stream)
+        return self.maps
+
+    @torch.inference_mode()
+    def run(self, text: str) -> None:
+        """Run a path on the images that were there last: a replay on the current stream, or a call."""
+        if self.stream is None:
+            self._called(text, self.images)
+        else:
+            self._graphs[text].replay()
+
+    def _fold(self, path):
+        return self.network.fold(path) if path.decoder == "folded" else None
+
+    def _called(self, text, images):
+        path, folded = self.paths[text], self.folded[text]
+        return self.network(images, path) if folded is None else self.network(images, path, folded)
+
+    def _capture(self):
+        self.stream = torch.cuda.Stream(self.device)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        pool = None
+        with torch.cuda.stream(self.stream):
+            for text in self.paths:
+                for _ in range(WARM_UP):
+                    maps = self._called(text, self.images)
+                if self.maps is None:
+                    self.maps = torch.empty_like(maps)
+                del maps
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+                    self.maps.copy_(self._called(text, self.images))
+                pool = pool or graph.pool()
+                # The first replay uploads the graph.
+                graph.replay()
+                self._graphs[text] = graph
+        torch.cuda.synchronize(self.device)
+
+
+def _sizes(shape):
+    return "x".join(map(str, shape))

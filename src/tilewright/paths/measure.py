@@ -1,0 +1,90 @@
+"""What paths of a network really take and see: times, samples of a stream, and mean IoU on scenes."""
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter_ns
+
+import numpy as np
+import torch
+
+from tilewright.core import timing
+from tilewright.paths import Path
+from tilewright.paths.calls import Calls
+from tilewright.training import evaluation, statistics
+
+# How paths' statistics are: of the trained network, or of each path.
+RUNGS = ("trained", "statistics")
+# Images that are labelled at once on a GPU, and on a CPU.
+BATCH = {True: 64, False: 8}
+
+
+class Scenes:
+    """Images and labels of a source, read once and kept on a device."""
+
+    def __init__(self, source, counts: Mapping[str, int], size, device):
+        """counts: ``{split: how many}``, from the first."""
+        self.source = source
+        self.kept = {split: source.read(split, range(count), size, device) for split, count in counts.items()}
+
+    def mean_iou(self, network, split: str, path: Path, folded=None) -> float:
+        """Mean IoU of a path on a split's scenes."""
+        return evaluation.mean_iou(sum(self.confusions(network, split, path, folded)))
+
+    @torch.inference_mode()
+    def confusions(self, network, split: str, path: Path, folded=None, batch: int | None = None) -> list[np.ndarray]:
+        """int64 [classes, classes] of each `batch` scenes of a split; see `evaluation.confusion`."""
+        images, labels = self.kept[split]
+        weight, classes = next(network.parameters()), len(self.source.classes)
+        batch = batch or BATCH[weight.is_cuda]
+        found = []
+        for lo in range(0, len(images), batch):
+            maps = network(images[lo : lo + batch].to(weight.dtype), path, folded).float()
+            found.append(evaluation.counted(maps, labels[lo : lo + batch], classes))
+        return list(torch.stack(found).cpu().numpy())
+
+    def own(self, network, split: str, path: Path):
+        """The folded decoder of a path with the statistics of its own on a split's images, whose labels are not read.
+
+        None for a path whose decoder is not folded.
+        """
+        if path.decoder != "folded":
+            return None
+        return statistics.folded(
+            network, statistics.measured(network, self, split, self._indices(split), path=path), path
+        )
+
+    def _indices(self, split):
+        return range(len(self.kept[split][0]))
+
+    def read(self, split, indices, size, device):
+        """As a source: what is kept."""
+        images, labels = self.kept[split]
+        return images[list(indices)], labels[list(indices)]
+
+
+def times(network, paths: Sequence[Path], *, batch: int = 1, **effort) -> dict[Path, float]:
+    """``{path: microseconds}``: medians of calls in turns, on a GPU replays of graphs. effort: of `time_together`."""
+    named = {str(path): path for path in paths}
+    calls = Calls(network, named, batch=batch)
+    for text in named:
+        calls.run(text)
+    gpu = calls.stream is not None
+    found = timing.time_together([lambda text=text: calls.run(text) for text in named], gpu=gpu, **effort)
+    return {path: each.p50_us for path, each in zip(named.values(), found, strict=True)}
+
+
+def samples(calls: Calls, texts: Sequence[str], count: int, images, *, seed: int = 0) -> dict[str, np.ndarray]:
+    """``{text: float64 [count]}`` microseconds of calls until the maps are on the device, by the host's clock.
+
+    Paths come in random order, as in a stream: caches hold what another path has left. images: one batch on the device.
+    """
+    found = {text: [] for text in texts}
+    order = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(texts)), count))
+    for text in texts:
+        calls(text, images)
+    timing.wait(images)
+    for at in order:
+        begin = perf_counter_ns()
+        calls(texts[at], images)
+        timing.wait(images)
+        found[texts[at]].append((perf_counter_ns() - begin) / 1e3)
+    return {text: np.array(each) for text, each in found.items()}

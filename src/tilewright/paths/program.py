@@ -1,0 +1,181 @@
+"""Which blocks of a base to skip so that a budget of time is met at the least predicted loss: an integer program.
+
+``min sum a_i d_i + sum b_ij y_ij`` with ``sum delta_i d_i >= T_base - budget``, ``y_ij = d_i d_j`` by three rows, and d
+binary. Programs go to the solvers of stage T4. Of several optima, the one with fewer skips is taken, then the one whose
+text comes first, so that plans are reproducible.
+"""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from tilewright.core import registry
+from tilewright.core.errors import SolverError
+from tilewright.paths import Path, space
+from tilewright.paths.accuracy import Losses
+from tilewright.paths.latency import Latency
+from tilewright.schedule import solvers
+from tilewright.schedule.solvers import Model
+
+# Losses beyond the least that count as the least, and microseconds that count as none.
+SAME, SAME_US = 1e-9, 1e-6
+# Blocks whose order is decided by one program: weights of 2 ** 16 and of 1 stand in one objective.
+AT_ONCE = 16
+SOLVERS = ("greedy", *solvers.NAMES)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A path of a base for a budget. us, accuracy: as predicted. solver: of `SOLVERS`; seconds: that it took."""
+
+    path: Path
+    us: float
+    accuracy: float
+    solver: str
+    seconds: float
+
+
+def propose(latency: Latency, losses: Losses, budget_us: float, solver: str, *, without=(), time_limit_s=10.0):
+    """The `Proposal` of a base for a budget, or None where no set of skips meets it.
+
+    without: paths that are not to be proposed again (no-good cuts). Raises `SolverError` where a solver gives up.
+    """
+    begin = perf_counter()
+    cut = [space.skips(path) for path in without]
+    need = latency.base_us - budget_us
+    if solver == "greedy":
+        skips = greedy(latency.saved_us, losses, need, cut)
+    else:
+        skips = _solved(latency.saved_us, losses, need, cut, solver, time_limit_s)
+    if skips is None:
+        return None
+    path = space.with_skips(losses.base, skips)
+    return Proposal(path, latency.predict(path), losses.predict(path), solver, perf_counter() - begin)
+
+
+def best(proposals) -> Proposal | None:
+    """The proposal of the highest predicted accuracy: fewer skips, then the earlier text, where several are equal."""
+    found = [proposal for proposal in proposals if proposal is not None]
+    if not found:
+        return None
+    top = max(proposal.accuracy for proposal in found)
+    equal = [proposal for proposal in found if proposal.accuracy >= top - SAME]
+    return min(equal, key=lambda proposal: (int(space.skips(proposal.path).sum()), str(proposal.path)))
+
+
+def greedy(saved_us, losses: Losses, need_us: float, without=()):
+    """Skips, one after the other, of the block that loses least for a microsecond saved; None where that fails."""
+    skips = np.zeros(len(saved_us), dtype=bool)
+    while saved_us @ skips < need_us - SAME_US or any(np.array_equal(skips, cut) for cut in without):
+        before, rates = float(losses.loss(skips)), {}
+        for block in np.flatnonzero(~skips & (saved_us > 0)):
+            more = skips.copy()
+            more[block] = True
+            rates[block] = (float(losses.loss(more)) - before) / saved_us[block]
+        if not rates:
+            return None
+        skips[min(rates, key=rates.get)] = True
+    return skips
+
+
+def model(saved_us, losses: Losses, need_us: float, without=()) -> Model:
+    """The program in the record that solvers take: skips, then products of pairs, then a constant of 1.
+
+    The constant's cost keeps every objective above zero, as `Solution.gap` assumes.
+    """
+    blocks, pairs = len(saved_us), len(losses.pairs)
+    columns = blocks + pairs + 1
+    constant = -float(np.minimum(losses.single, 0).sum() + np.minimum(losses.pair, 0).sum()) + 1.0
+    rows = [(dict(enumerate(saved_us)), need_us, np.inf)]
+    for number, (i, j) in enumerate(losses.pairs):
+        y = blocks + number
+        rows += [({y: -1.0, i: 1.0}, 0.0, np.inf), ({y: -1.0, j: 1.0}, 0.0, np.inf)]
+        rows += [({y: 1.0, i: -1.0, j: -1.0}, -1.0, np.inf)]
+    rows += [_no_good(cut) for cut in without]
+    return _record(
+        np.concatenate((losses.single, losses.pair, [constant])),
+        rows,
+        np.concatenate((np.zeros(columns - 1), [1.0])),
+        np.arange(columns) < blocks,
+        (*(f"skip_{i}" for i in range(blocks)), *(f"both_{i}_{j}" for i, j in losses.pairs), "constant"),
+    )
+
+
+def _no_good(skips):
+    """The row that `skips` breaks, and nothing else: at least one block differs."""
+    signs = np.where(skips, -1.0, 1.0)
+    return dict(enumerate(signs)), 1.0 - float(np.sum(skips)), np.inf
+
+
+def _record(cost, rows, lower, integers, names):
+    start = np.cumsum([0, *(len(row) for row, _, _ in rows)])
+    column = [place for row, _, _ in rows for place in sorted(row)]
+    value = [row[place] for row, _, _ in rows for place in sorted(row)]
+    return Model(
+        cost=np.asarray(cost, dtype=np.float64),
+        start=start.astype(np.int32),
+        column=np.array(column, dtype=np.int32),
+        value=np.array(value, dtype=np.float64),
+        row_lower=np.array([low for _, low, _ in rows], dtype=np.float64),
+        row_upper=np.array([high for _, _, high in rows], dtype=np.float64),
+        lower=np.asarray(lower, dtype=np.float64),
+        upper=np.ones(len(cost)),
+        integrality=integers,
+        names=names,
+    )
+
+
+def _solved(saved_us, losses, need_us, without, solver, time_limit_s):
+    """The skips of the least loss, of those the fewest, of those the earliest text; None where there are none."""
+    blocks = len(saved_us)
+    # A need that only rounding keeps from being met is met.
+    program = model(saved_us, losses, need_us - SAME_US, without)
+    found = _point(program, solver, time_limit_s)
+    if found is None:
+        return None
+    least = float(program.cost @ found)
+    bounded = _with_row(program, program.cost, least + SAME)
+    fewest = np.where(np.arange(len(program.cost)) < blocks, 1.0, 0.0)
+    found = _point(_with_cost(bounded, fewest), solver, time_limit_s)
+    bounded = _with_row(bounded, fewest, float(np.round(fewest @ found)))
+    for lo in range(0, blocks, AT_ONCE):
+        places = np.arange(lo, min(lo + AT_ONCE, blocks))
+        # A 0 comes before a 1 in a path's text, so that skips of early blocks come first.
+        order = np.zeros(len(program.cost))
+        order[places] = -(2.0 ** (AT_ONCE - 1 - np.arange(len(places))))
+        order[-1] = 2.0**AT_ONCE
+        found = _point(_with_cost(bounded, order), solver, time_limit_s)
+        bounded = _with_row(bounded, order, float(np.round(order @ found)))
+    return found[:blocks] > 0.5
+
+
+def _point(program, solver, time_limit_s):
+    """The optimum, its binaries rounded, or None where there is none. Raises `SolverError` otherwise."""
+    member = registry.member(solvers.__name__, "solver", solver, solvers.NAMES)
+    found = member.solve(program, time_limit_s=time_limit_s, gap=0.0, seed=0, threads=1)
+    if found.status == "infeasible":
+        return None
+    if found.status != "optimal":
+        raise SolverError(f"{solver}: expected the optimum of a program of paths, found none in {time_limit_s} s")
+    blocks = int(program.integrality.sum())
+    x = np.array(found.x)
+    x[:blocks] = np.round(x[:blocks])
+    return x
+
+
+def _with_cost(program, cost):
+    return Model(**(vars(program) | {"cost": cost}))
+
+
+def _with_row(program, row, most):
+    """`program` with ``row @ x <= most``."""
+    column = np.flatnonzero(row).astype(np.int32)
+    fields = vars(program) | {
+        "start": np.append(program.start, program.start[-1] + len(column)).astype(np.int32),
+        "column": np.append(program.column, column).astype(np.int32),
+        "value": np.append(program.value, row[column]),
+        "row_lower": np.append(program.row_lower, -np.inf),
+        "row_upper": np.append(program.row_upper, most),
+    }
+    return Model(**fields)

@@ -1,0 +1,84 @@
+"""A network that meets a budget in every call: the paths of a table, with the same weights."""
+
+import contextlib
+import threading
+from typing import NamedTuple
+
+import torch
+
+from tilewright.core.errors import ConfigError, PatternError
+from tilewright.paths.calls import Calls
+from tilewright.paths.table import LATE, Entry, Table
+
+
+class Told(NamedTuple):
+    """What ran. path: its text. promised_us: microseconds. accuracy: on scenes of ``test``, None where not measured."""
+
+    path: str
+    promised_us: float
+    accuracy: float | None
+
+
+class Runner:
+    """A network and its paths, for images of one shape.
+
+    ``runner(images, budget_us=900)`` returns ``(maps, told)``: maps in the network's type, in memory that the next call
+    overwrites on a GPU, and a `Told`. A call picks a path and replays its CUDA graph, see `calls.Calls`: the host does
+    not wait. One thread and one stream at a time may call.
+    """
+
+    def __init__(self, network, table: Table, *, batch: int = 1, margin: float = 0.0, late: str = "error", folded=None):
+        """Capture the paths of `table`.
+
+        network: on its device, in its type, for inference; decoders are folded here, so that later changes of weights
+        ask for a new runner. margin: share of a promise that a budget has to leave beside it. late: see `Table.select`.
+        folded: ``{text of a path: Folded}`` for paths with statistics of their own.
+
+        Raises `ConfigError` for a table of another network, type or batch.
+        """
+        if late not in LATE:
+            raise ConfigError(f"late: expected one of {', '.join(LATE)}, found {late!r}")
+        if not margin >= 0:
+            raise ConfigError(f"margin: expected a share of at least 0, found {margin}")
+        self.network, self.table, self.margin, self.late = network, table, margin, late
+        table.check(batch=batch, dtype=str(next(network.parameters()).dtype).removeprefix("torch."))
+        # The slowest first: its memory serves the others.
+        paths = {entry.path: network.path(entry.path) for entry in reversed(table.rows)}
+        self.calls = Calls(network, paths, batch=batch, folded=folded)
+        self._turn, self._owner = threading.Lock(), None
+
+    def __call__(self, images, budget_us: float, *, slowdown: float = 1.0):
+        """``(maps, told)`` of images [batch, 3, H, W] within a budget in microseconds; see the class.
+
+        slowdown: how much slower the device is than when the table was made, as a `stream.Controller` tells it; the
+        budget is divided by it.
+
+        Raises `BudgetError` as `Table.select` does, `PatternError` for images of another shape and for a second caller.
+        """
+        entry = self.pick(budget_us, slowdown=slowdown)
+        return self.run(entry, images), Told(entry.path, entry.promise_us, entry.test)
+
+    def pick(self, budget_us: float, *, slowdown: float = 1.0) -> Entry:
+        """The entry that a call with this budget runs."""
+        return self.table.select(budget_us / (slowdown * (1 + self.margin)), late=self.late)
+
+    def run(self, entry: Entry, images):
+        """Maps of images by the path of `entry`, of this runner's table."""
+        with self._alone(images):
+            return self.calls(entry.path, images)
+
+    @contextlib.contextmanager
+    def _alone(self, images):
+        """One caller at a time, always on the same stream."""
+        if not self._turn.acquire(blocking=False):
+            raise PatternError("runner: expected one caller at a time, found a second one; make a Runner for each")
+        try:
+            if images.is_cuda:
+                stream = torch.cuda.current_stream(images.device).cuda_stream
+                if self._owner is None:
+                    self._owner = stream
+                elif self._owner != stream:
+                    raise PatternError("runner: expected calls on one stream, found a second; make a Runner for each")
+            yield
+        finally:
+            self._turn.release()

@@ -1,0 +1,152 @@
+"""Frames that come one after the other, each with a budget: traces, who meets them, and a controller for slow times.
+
+Numbers are microseconds. A contender is told a frame's budget and names what it runs; the frame's time is measured.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+
+import numpy as np
+
+from tilewright.core.errors import ConfigError
+from tilewright.paths.table import Table
+
+TRACES = ("uniform", "steps", "contended")
+# Frames a second of the trace `steps`, for a third of the frames each.
+RATES = (30, 60, 120)
+# A slowdown that was seen counts for this share of itself at the next frame.
+DECAY = 0.98
+# The budget under a load, in slowest promises; frames of a burst of it, and quiet ones before.
+ROOM = 1.1
+BURST, PAUSE = 24, 40
+
+
+@dataclass
+class Controller:
+    """How much slower the device runs now than the table says: a maximum of measured over nominal times that decays.
+
+    It is at least 1. closed: whether it looks at all; an open one always says 1.
+    """
+
+    closed: bool = True
+    slowdown: float = 1.0
+
+    def saw(self, measured_us: float, nominal_us: float) -> None:
+        """Take in a frame's time and the one that its path takes on a quiet device."""
+        if self.closed:
+            self.slowdown = max(1.0, 1.0 + (self.slowdown - 1.0) * DECAY, measured_us / nominal_us)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Frames of a stream. budgets_us: float64 [frames]. period_us: of frames that come at a rate, float64 [frames], 0
+    for those that come as the one before is done. loaded: bool [frames], whether a foreign load is on the device."""
+
+    name: str
+    budgets_us: np.ndarray
+    period_us: np.ndarray
+    loaded: np.ndarray
+
+    def __len__(self):
+        return len(self.budgets_us)
+
+
+def trace(name: str, table: Table, frames: int, *, seed: int = 0) -> Trace:
+    """A trace of `TRACES` for the paths of a table.
+
+    ``uniform``: each budget drawn between the fastest promise and 1.2 of the slowest one. ``steps``: 30, 60 and 120
+    frames a second where the fastest path meets them, else those rates divided alike; a budget is the period.
+    ``contended``: a constant budget, `ROOM` times the slowest promise, under bursts of a foreign load.
+
+    Raises `ConfigError` for an unknown name, or no frame.
+    """
+    if name not in TRACES:
+        raise ConfigError(f"trace: unknown {name!r}; known: {', '.join(TRACES)}")
+    if frames < 1:
+        raise ConfigError(f"trace: expected at least one frame, found {frames}")
+    fastest, slowest = table.rows[0].promise_us, table.rows[-1].promise_us
+    none, quiet = np.zeros(frames), np.zeros(frames, dtype=bool)
+    if name == "uniform":
+        drawn = np.random.default_rng(seed).uniform(fastest, max(1.2 * slowest, fastest), frames)
+        return Trace(name, drawn, none, quiet)
+    if name == "contended":
+        return Trace(name, np.full(frames, ROOM * slowest), none, np.arange(frames) % (BURST + PAUSE) >= PAUSE)
+    rates = np.array(RATES, dtype=np.float64)
+    rates *= min(1.0, 0.8e6 / (rates.max() * fastest))
+    # A much faster device would always run the full path: its rates are those at which it cannot.
+    rates *= max(1.0, 1.0e6 / (rates.min() * 2 * slowest))
+    periods = np.repeat(1e6 / rates, -(-frames // len(rates)))[:frames]
+    return Trace(name, periods, periods, quiet)
+
+
+@dataclass
+class Frames:
+    """What became of the frames of a trace: a list for each column. slowdown: as the controller saw it before."""
+
+    path: list[str] = field(default_factory=list)
+    promised_us: list[float] = field(default_factory=list)
+    measured_us: list[float] = field(default_factory=list)
+    slowdown: list[float] = field(default_factory=list)
+
+    def missed(self, trace: Trace) -> np.ndarray:
+        """bool [frames]: which took longer than their budget."""
+        return np.asarray(self.measured_us) > trace.budgets_us
+
+
+def run(trace: Trace, contender: Callable, *, nominal: dict[str, float], controller: Controller, load=None) -> Frames:
+    """The `Frames` of a trace.
+
+    contender: ``contender(frame, budget_us, slowdown) -> (text, promised_us, call)``; ``call()`` runs the frame until
+    its maps are on the device, as the host's clock sees it. nominal: microseconds of each text on a quiet device. load:
+    ``load()`` starts a piece of foreign work beside a frame, where the trace wants it.
+    """
+    found = Frames()
+    due = perf_counter_ns()
+    for frame, budget in enumerate(trace.budgets_us):
+        if trace.period_us[frame]:
+            due = max(due, perf_counter_ns())
+            _sleep_until(due)
+            due += int(trace.period_us[frame] * 1e3)
+        slowdown = controller.slowdown
+        begin = perf_counter_ns()
+        if trace.loaded[frame] and load is not None:
+            load()
+        text, promised, call = contender(frame, float(budget), slowdown)
+        call()
+        measured = (perf_counter_ns() - begin) / 1e3
+        controller.saw(measured, nominal[text])
+        for column, value in zip(vars(found).values(), (text, promised, measured, slowdown), strict=True):
+            column.append(value)
+    return found
+
+
+def oracle(trace: Trace, measured_us: dict[str, np.ndarray], accuracy: dict[str, float]) -> list[str]:
+    """Texts of the best paths for each frame, by one that knows how long each would take: see `run`'s measured times.
+
+    measured_us: of each path, float64 [frames]. Where none meets the budget, it is the fastest.
+    """
+    texts = list(measured_us)
+    times = np.array([measured_us[text] for text in texts])
+    scores = np.array([accuracy[text] for text in texts])[:, None]
+    allowed = np.where(times <= trace.budgets_us, scores, -np.inf)
+    best = np.where(np.isfinite(allowed).any(0), allowed.argmax(0), times.argmin(0))
+    return [texts[at] for at in best]
+
+
+def fixed(table: Table, least_us: float):
+    """The entry that a contender with one path for all frames runs: the best for the least budget of all."""
+    return table.select(least_us, late="fastest")
+
+
+def _sleep_until(due_ns) -> None:
+    """Wait without giving the processor away: sleeping is not exact to microseconds."""
+    while perf_counter_ns() < due_ns:
+        pass
+
+
+def spans(flags) -> Iterator[tuple[int, int]]:
+    """``(first, behind)`` of each run of true values, for shading in figures."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], np.asarray(flags, dtype=np.int8), [0]))))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

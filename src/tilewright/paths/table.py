@@ -1,0 +1,195 @@
+"""The look-up table of a network: paths that were measured, the best by time and accuracy, and a choice by budget.
+
+A table is a CSV of `Entry` rows. It holds all that was measured; those that a `Runner` picks from are the ones that no
+other one dominates, at most `MOST`.
+"""
+
+import bisect
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path as File
+
+import msgspec
+
+from tilewright.core import artifacts
+from tilewright.core.errors import ArtifactError, BudgetError, ConfigError
+
+KIND, VERSION, WHAT = "paths", 1, "path table"
+# Rows that a runner picks from, at most.
+MOST = 16
+# What a budget below every promise may ask for: an error, or the fastest path.
+LATE = ("error", "fastest")
+# The ordered sample of 1,000 that is promised: with 95 % confidence no less than the true 99th percentile, since
+# P(Binomial(1000, 0.99) >= 996) < 0.05.
+SAMPLES, PROMISED = 1000, 996
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A path that was measured.
+
+    network, checkpoint: name, and digest of the weights. path: its text. rung: ``trained``, as the weights are, or
+    ``statistics``, with the batch norm's own of the path. batch, device, dtype: of the calls. macs: multiplications of
+    an image. p50_us: microseconds of a call among those of other paths. p99_us, promise_us: of calls as a stream makes
+    them, until the maps are there, see `promised`; blank where none were made. fit, choice, test, novel: mean IoU on
+    scenes of these splits, blank where not measured. predicted_us, predicted: of the planner.
+    proposed: what proposed it. energy: of a cost model, over the full path's. dominated: text of a path that is faster
+    and better, blank for none.
+    """
+
+    network: str
+    checkpoint: str
+    path: str
+    rung: str
+    batch: int
+    device: str
+    dtype: str
+    macs: int
+    p50_us: float
+    p99_us: float | None = None
+    promise_us: float | None = None
+    fit: float | None = None
+    choice: float | None = None
+    test: float | None = None
+    novel: float | None = None
+    predicted_us: float | None = None
+    predicted: float | None = None
+    proposed: str = ""
+    energy: float | None = None
+    dominated: str = ""
+
+
+def promised(samples_us: Sequence[float]) -> float:
+    """The promise of ordered samples: the 996th of 1,000, or the same share of others; microseconds."""
+    if not len(samples_us):
+        raise ConfigError("promise: expected samples, found none")
+    ordered = sorted(samples_us)
+    return float(ordered[min(len(ordered), math.ceil(len(ordered) * PROMISED / SAMPLES)) - 1])
+
+
+def marked(entries: Sequence[Entry]) -> list[Entry]:
+    """`entries` with `dominated` set: by promised time and accuracy on the scenes of ``choice``.
+
+    Of two that are equal, the second is dominated by the first.
+    """
+    found = []
+    for place, entry in enumerate(entries):
+        over = ""
+        for other_place, other in enumerate(entries):
+            better = (other.promise_us, -_known(other)) < (entry.promise_us, -_known(entry)) or (
+                other_place < place and (other.promise_us, _known(other)) == (entry.promise_us, _known(entry))
+            )
+            if better and other.promise_us <= entry.promise_us and _known(other) >= _known(entry):
+                over = other.path
+                break
+        found.append(msgspec.structs.replace(entry, dominated=over))
+    return found
+
+
+def _known(entry):
+    return -math.inf if entry.choice is None else entry.choice
+
+
+class Table:
+    """The paths of a table that may be picked, from the fastest to the best.
+
+    rows: `Entry`, of ascending promise and accuracy, at most `MOST`: the full front, thinned evenly by promised time.
+    """
+
+    def __init__(self, entries: Sequence[Entry]):
+        """The front of those of `entries` that have a promise, all of one network, checkpoint, device, dtype and batch.
+
+        Raises `ConfigError` for others, or none.
+        """
+        entries = [entry for entry in entries if entry.promise_us is not None]
+        if not entries:
+            raise ConfigError("path table: expected at least one path with a promise, found none")
+        for field in ("network", "checkpoint", "device", "dtype", "batch"):
+            values = sorted({str(getattr(entry, field)) for entry in entries})
+            if len(values) > 1:
+                raise ConfigError(f"path table: expected paths of one {field}, found {', '.join(values)}")
+        front = sorted((entry for entry in marked(entries) if not entry.dominated), key=lambda x: x.promise_us)
+        self.rows = _thinned(front, MOST)
+        self._promises = [entry.promise_us for entry in self.rows]
+
+    def select(self, budget_us: float, *, late: str = "error") -> Entry:
+        """The best entry whose promise a budget in microseconds allows.
+
+        Raises `BudgetError` for a budget that is no positive number, and for one below every promise, unless `late` is
+        ``fastest``, which then picks the fastest.
+        """
+        if not (isinstance(budget_us, int | float) and math.isfinite(budget_us) and budget_us > 0):
+            raise BudgetError(f"budget: expected microseconds above 0, found {budget_us}")
+        at = bisect.bisect_right(self._promises, budget_us) - 1
+        if at < 0:
+            if late == "fastest":
+                return self.rows[0]
+            if late not in LATE:
+                raise ConfigError(f"late: expected one of {', '.join(LATE)}, found {late!r}")
+            raise BudgetError(
+                f"budget: expected at least {self._promises[0]:.0f} us, which the fastest path promises, found "
+                f'{budget_us:.0f} us; late="fastest" runs that path all the same'
+            )
+        return self.rows[at]
+
+    def check(self, **asked) -> None:
+        """Raise `ConfigError` unless the table is of this network, checkpoint, device, dtype and batch."""
+        for field, value in asked.items():
+            if (found := getattr(self.rows[0], field)) != value:
+                raise ConfigError(f"path table: expected one of {field} {value}, found {found}")
+
+
+def _thinned(front, most):
+    """At most `most` of a front, its ends among them: of all neighbours the nearest in time lose one each time."""
+    kept = list(front)
+    while len(kept) > most:
+        spans = [kept[at + 1].promise_us / kept[at - 1].promise_us for at in range(1, len(kept) - 1)]
+        del kept[1 + spans.index(min(spans))]
+    return kept
+
+
+def write(path, entries: Sequence[Entry]) -> None:
+    """Write `entries` as CSV, whole or not at all."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(("kind", "version", *Entry.__struct_fields__))
+    for entry in entries:
+        values = msgspec.structs.astuple(entry)
+        writer.writerow((KIND, VERSION, *("" if value is None else value for value in values)))
+    artifacts.write_text(path, stream.getvalue())
+
+
+def read(path) -> list[Entry]:
+    """The entries of a file: of `write`, or of the study's experiment, whose rows hold these columns among others.
+
+    Rows of the study that have no time, since they failed or were skipped, are left out. Raises `ArtifactError`.
+    """
+    try:
+        with File(path).open(newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream, strict=True))
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file; expected a {WHAT}") from None
+    except (OSError, ValueError, csv.Error) as error:
+        raise ArtifactError(f"{path}: expected a {WHAT}, found a damaged file: {error}") from error
+    found = []
+    for number, row in enumerate(rows, 2):
+        if (row.get("kind"), row.get("version")) != (KIND, str(VERSION)):
+            raise ArtifactError(
+                f"{path}: expected a {WHAT}: rows of kind {KIND}, version {VERSION}, found another at line {number}"
+            )
+        stated = {name: row[name] for name in Entry.__struct_fields__ if row.get(name)}
+        if "status" in row and row["status"] != "ok":
+            continue
+        try:
+            found.append(msgspec.convert(stated, Entry, strict=False))
+        except msgspec.ValidationError as error:
+            raise ArtifactError(f"{path}: line {number} is no row of a {WHAT}: {error}") from None
+    if not found:
+        raise ArtifactError(f"{path}: expected a {WHAT}, found no measured path")
+    return found
+
+
+def load(path) -> Table:
+    """The `Table` of a file. Raises `ArtifactError` and `ConfigError`."""
+    return Table(read(path))

@@ -1,0 +1,130 @@
+"""Which blocks are skipped for a budget: the program against all sets of blocks, and the models that it is made of."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewright.core.errors import ConfigError
+from tilewright.paths import Path, accuracy, latency, program, space
+
+BASE = Path(("11", "11", "1", "11"))
+BLOCKS = 7
+
+
+def losses(single, pair=(), pairs=(), base=BASE):
+    return accuracy.Losses(base, 0.6, np.array(single, float), tuple(pairs), np.array(pair, float), "all", 1e-3, 0.0)
+
+
+def times(saved, base_us=1000.0):
+    return latency.Latency(BASE, base_us, np.array(saved, float))
+
+
+def brute(saved, form, need, without=()):
+    """The best skips of all sets: least loss, then fewest, then the earliest text."""
+    best = None
+    for skips in itertools.product((False, True), repeat=len(saved)):
+        skips = np.array(skips)
+        if saved @ skips < need - 1e-9 or any(np.array_equal(skips, cut) for cut in without):
+            continue
+        key = round(float(form.loss(skips)), 7), skips.sum(), str(space.with_skips(form.base, skips))
+        best = min(best, key) if best else key
+    return best
+
+
+# Whole numbers, so that many sets are equally good, and losses of either sign.
+@st.composite
+def instances(draw):
+    numbers = st.integers(-3, 9)
+    pairs = draw(st.lists(st.sampled_from(list(itertools.combinations(range(BLOCKS), 2))), unique=True, max_size=9))
+    form = losses([draw(numbers) / 100 for _ in range(BLOCKS)], [draw(numbers) / 100 for _ in pairs], sorted(pairs))
+    return form, np.array([draw(st.integers(-2, 40)) for _ in range(BLOCKS)], float), draw(st.integers(-20, 220))
+
+
+@settings(max_examples=60, deadline=None)
+@given(instances())
+def test_the_program_finds_what_all_sets_hold(instance):
+    form, saved, need = instance
+    found = program.propose(times(saved), form, 1000.0 - need, "highs")
+    expected = brute(saved, form, need)
+    assert (found is None) == (expected is None)
+    if found:
+        skips = space.skips(found.path)
+        assert (round(float(form.loss(skips)), 7), skips.sum(), str(found.path)) == expected
+        assert found.us == pytest.approx(1000.0 - saved @ skips)
+        assert found.accuracy == pytest.approx(0.6 - form.loss(skips))
+
+
+@settings(max_examples=30, deadline=None)
+@given(instances())
+def test_what_was_proposed_is_not_proposed_again(instance):
+    form, saved, need = instance
+    first = program.propose(times(saved), form, 1000.0 - need, "highs")
+    if first is None:
+        return
+    second = program.propose(times(saved), form, 1000.0 - need, "highs", without=[first.path])
+    expected = brute(saved, form, need, [space.skips(first.path)])
+    assert (second and str(second.path)) == (expected and expected[2])
+
+
+@settings(max_examples=60, deadline=None)
+@given(instances())
+def test_greedy_meets_the_budget_and_predicts_nothing_better(instance):
+    form, saved, need = instance
+    found = program.propose(times(saved), form, 1000.0 - need, "greedy")
+    best = program.propose(times(saved), form, 1000.0 - need, "highs")
+    if best is None:
+        assert found is None
+    elif found is not None:
+        assert found.us <= 1000.0 - need + 1e-6
+        assert found.accuracy <= best.accuracy + 1e-9
+
+
+def test_gurobi_agrees():
+    pytest.importorskip("gurobipy")
+    rng = np.random.default_rng(0)
+    pairs = accuracy.pairs_of(BASE, "all")
+    form = losses(rng.normal(0.02, 0.02, BLOCKS), rng.normal(0, 0.01, len(pairs)), pairs)
+    saved = rng.uniform(5, 40, BLOCKS)
+    for need in (-5.0, 10.0, 60.0, 120.0):
+        ours, theirs = (program.propose(times(saved), form, 1000.0 - need, name) for name in ("highs", "gurobi"))
+        assert ours.path == theirs.path
+
+
+def test_the_best_of_several_bases():
+    fast = program.Proposal(space.with_skips(BASE, [True] * 3 + [False] * 4), 1.0, 0.5, "highs", 0.0)
+    good = program.Proposal(BASE, 2.0, 0.6, "highs", 0.0)
+    more = program.Proposal(space.with_skips(BASE, [True] + [False] * 6), 2.0, 0.6, "highs", 0.0)
+    assert program.best([None, fast, more, good]) is good
+    assert program.best([None]) is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_losses_that_are_such_a_form_are_found(seed):
+    rng = np.random.default_rng(seed)
+    pairs = accuracy.pairs_of(BASE, "stage")
+    truth = losses(rng.normal(0.03, 0.02, BLOCKS), rng.normal(0, 0.02, len(pairs)), pairs)
+    measured = [*space.singles(BASE), *space.drawn(BASE, 60, seed)]
+    found = accuracy.fit(BASE, 0.6, measured, [truth.predict(path) for path in measured])
+    others = [path for path in space.every(BASE) if path not in measured]
+    errors = [abs(found.predict(path) - truth.predict(path)) for path in others]
+    assert np.median(errors) < 2e-3
+    assert found.chosen != "none"
+    assert found.predict(BASE) == 0.6
+
+
+def test_too_few_paths_to_fit_to():
+    with pytest.raises(ConfigError, match="expected at least 4 measured paths to fit to, found 1"):
+        accuracy.fit(BASE, 0.6, space.singles(BASE)[:1], [0.5])
+
+
+def test_times_by_leaving_out():
+    measured = {BASE: 100.0} | {path: 100.0 - at for at, path in enumerate(space.singles(BASE))}
+    model = latency.model(BASE, measured)
+    assert model.predict(space.with_skips(BASE, [True] * 7)) == 100.0 - sum(range(7))
+    del measured[space.singles(BASE)[3]]
+    with pytest.raises(ConfigError, match=r"found none of 11\.10\.1\.11"):
+        latency.model(BASE, measured)

@@ -1,0 +1,152 @@
+"""A runner of paths on a CPU, and streams of frames with budgets."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from tilewright import models
+from tilewright.core.errors import BudgetError, ConfigError, PatternError
+from tilewright.paths import stream
+from tilewright.paths.runner import Runner
+from tilewright.paths.table import Entry, Table
+
+FULL, SHORT, EXIT = "11.11.11.11", "10.10.01.11 scale=0.5", "11.11.11.11 levels=123"
+
+
+def entry(path, promise, score, **more):
+    facts = {"network": "segformer-b0-64", "checkpoint": "ab12", "rung": "trained", "batch": 1, "device": "x"}
+    facts |= {"dtype": "float32", "macs": 1, "p50_us": promise, "p99_us": promise, "promise_us": promise}
+    return Entry(path=path, choice=score, test=score - 0.01, **(facts | more))
+
+
+def look_up(**more):
+    return Table([entry(SHORT, 100.0, 0.3, **more), entry(EXIT, 300.0, 0.5, **more), entry(FULL, 900.0, 0.6, **more)])
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    return models.create("segformer", variant="b0", image_size=64, num_classes=5).eval()
+
+
+def test_a_runner_gives_what_the_network_gives(network):
+    runner, images = Runner(network, look_up()), torch.randn(1, 3, 64, 64)
+    for budget, path in ((120, SHORT), (899.9, EXIT), (1e9, FULL)):
+        maps, told = runner(images, budget_us=budget)
+        assert told.path == path and told.promised_us <= budget
+        torch.testing.assert_close(maps, network(images, path=path).detach())
+    assert told.accuracy == pytest.approx(0.59)
+
+
+def test_statistics_of_a_path_are_its_own(network):
+    folded = network.fold(FULL)
+    other = folded._replace(bias=folded.bias + 3)
+    images = torch.randn(1, 3, 64, 64)
+    maps, _ = Runner(network, look_up(), folded={FULL: other})(images, budget_us=1e6)
+    torch.testing.assert_close(maps, network(images, network.path(FULL), other).detach())
+    assert not torch.allclose(maps, network(images).detach())
+
+
+def test_margins_and_slow_devices(network):
+    runner = Runner(network, look_up(), margin=0.25)
+    assert runner.pick(1000).path == EXIT
+    assert runner.pick(1125).path == FULL
+    assert runner.pick(1125, slowdown=1.01).path == EXIT
+    with pytest.raises(BudgetError, match="at least 100 us"):
+        runner.pick(124)
+    assert Runner(network, look_up(), late="fastest").pick(1).path == SHORT
+
+
+def test_what_a_runner_refuses(network):
+    with pytest.raises(PatternError, match="expected 1x3x64x64 of the runner, found 2x3x64x64"):
+        Runner(network, look_up())(torch.randn(2, 3, 64, 64), budget_us=1e6)
+    with pytest.raises(ConfigError, match="expected one of batch 2, found 1"):
+        Runner(network, look_up(), batch=2)
+    with pytest.raises(ConfigError, match="expected one of dtype float32, found bfloat16"):
+        Runner(network, look_up(dtype="bfloat16"))
+    with pytest.raises(ConfigError, match="margin: expected a share of at least 0"):
+        Runner(network, look_up(), margin=float("nan"))
+    with pytest.raises(ConfigError, match=r"expected 2 0s and 1s"):
+        Runner(network, Table([entry("111.11.11.11", 1.0, 0.1)]))
+
+
+def test_two_callers_at_once(network):
+    runner, inside, go = Runner(network, look_up()), threading.Event(), threading.Event()
+    called = runner.calls._called
+
+    def slow(*words):
+        inside.set()
+        go.wait(10)
+        return called(*words)
+
+    runner.calls._called = slow
+    thread = threading.Thread(target=runner, args=(torch.randn(1, 3, 64, 64), 1e6))
+    thread.start()
+    inside.wait(10)
+    with pytest.raises(PatternError, match="expected one caller at a time"):
+        runner(torch.randn(1, 3, 64, 64), 1e6)
+    go.set()
+    thread.join()
+
+
+def test_traces():
+    table = look_up()
+    uniform = stream.trace("uniform", table, 500)
+    assert uniform.budgets_us.min() >= 100 and uniform.budgets_us.max() <= 1080
+    assert np.array_equal(uniform.budgets_us, stream.trace("uniform", table, 500).budgets_us)
+    steps = stream.trace("steps", table, 10)
+    assert np.array_equal(steps.budgets_us, steps.period_us) and len(np.unique(steps.budgets_us)) == 3
+    assert steps.budgets_us.min() > 100, "the fastest path meets every budget"
+    loaded = stream.trace("contended", table, 300).loaded
+    assert loaded.any() and not loaded.all()
+    with pytest.raises(ConfigError, match="unknown 'waves'; known: uniform, steps, contended"):
+        stream.trace("waves", table, 10)
+    with pytest.raises(ConfigError, match="at least one frame"):
+        stream.trace("steps", table, 0)
+
+
+def test_a_closed_loop_meets_budgets_that_an_open_one_misses():
+    """A device that takes three times as long for a while, as the clock would show it."""
+    table, nominal = look_up(), {SHORT: 900.0, EXIT: 2700.0, FULL: 8100.0}
+    trace = stream.Trace("x", np.full(120, 10_000.0), np.zeros(120), np.arange(120) >= 20)
+    slow = []
+
+    def contender(frame, budget, slowdown):
+        picked = table.select(budget / 9 / slowdown, late="fastest")
+        factor = 3.0 if trace.loaded[frame] else 1.0
+        slow.append(factor)
+        return picked.path, picked.promise_us, lambda: time.sleep(nominal[picked.path] * factor / 1e6)
+
+    missed = {}
+    for closed in (True, False):
+        frames = stream.run(trace, contender, nominal=nominal, controller=stream.Controller(closed))
+        missed[closed] = frames.missed(trace)
+        assert len(frames.path) == len(trace)
+    assert missed[False][20:].mean() > 0.9
+    assert missed[True][20:].mean() < 0.3
+
+
+def test_the_controller_forgets():
+    controller = stream.Controller()
+    controller.saw(300, 100)
+    assert controller.slowdown == 3
+    for _ in range(400):
+        controller.saw(90, 100)
+    assert 1 <= controller.slowdown < 1.01
+    opened = stream.Controller(closed=False)
+    opened.saw(300, 100)
+    assert opened.slowdown == 1
+
+
+def test_an_oracle_knows_each_time():
+    trace = stream.Trace("x", np.array([10.0, 3.0, 1.0]), np.zeros(3), np.zeros(3, dtype=bool))
+    times = {"slow": np.array([9.0, 9.0, 9.0]), "fast": np.array([2.0, 2.0, 2.0])}
+    assert stream.oracle(trace, times, {"slow": 0.9, "fast": 0.5}) == ["slow", "fast", "fast"]
+
+
+def test_spans():
+    assert list(stream.spans([True, False, True, True])) == [(0, 1), (2, 4)]
+    assert list(stream.spans([False])) == []

@@ -1,0 +1,110 @@
+"""The look-up table: which rows are picked from, by which budget, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright.core.errors import ArtifactError, BudgetError, ConfigError
+from tilewright.paths import table
+from tilewright.paths.table import Entry, Table
+
+
+def entry(promise, choice, path="11.11", **more):
+    facts = {"network": "segformer-b0-64", "checkpoint": "ab12", "rung": "trained", "batch": 1, "device": "x"}
+    facts |= {"dtype": "float32", "macs": 1, "p50_us": promise * 0.9, "p99_us": promise, "promise_us": promise}
+    return Entry(**(facts | {"path": path, "choice": choice} | more))
+
+
+measurements = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 20)), min_size=1, max_size=40)
+
+
+@given(measurements)
+def test_just_the_best_stay(found):
+    entries = [entry(time, score / 20, path=str(at)) for at, (time, score) in enumerate(found)]
+    marked = table.marked(entries)
+    best = {pair for pair in found if not any(t <= pair[0] and s >= pair[1] and (t, s) != pair for t, s in found)}
+    assert {found[int(x.path)] for x in marked if not x.dominated} == best
+    assert sum(not x.dominated for x in marked) == len(best)
+    by_path = {x.path: x for x in entries}
+    for x in marked:
+        if x.dominated:
+            over = by_path[x.dominated]
+            assert over.promise_us <= x.promise_us and over.choice >= x.choice
+
+
+@given(measurements, st.lists(st.floats(0.5, 40), min_size=2, max_size=20))
+def test_a_larger_budget_never_gets_less(found, budgets):
+    look_up = Table([entry(time, score / 20, path=str(at)) for at, (time, score) in enumerate(found)])
+    assert len(look_up.rows) <= table.MOST
+    picked = []
+    for budget in sorted(budgets):
+        try:
+            picked.append(look_up.select(budget))
+        except BudgetError:
+            assert not picked and budget < look_up.rows[0].promise_us
+            continue
+        assert picked[-1].promise_us <= budget
+    assert [x.choice for x in picked] == sorted(x.choice for x in picked)
+
+
+def test_the_ends_of_a_long_front_stay():
+    look_up = Table([entry(100 + at, at / 100, path=str(at)) for at in range(60)])
+    assert len(look_up.rows) == table.MOST
+    assert (look_up.rows[0].path, look_up.rows[-1].path) == ("0", "59")
+
+
+@pytest.mark.parametrize("budget", [0, -1, math.nan, math.inf, "900", None])
+def test_budgets_that_are_none(budget):
+    with pytest.raises(BudgetError, match="expected microseconds above 0, found"):
+        Table([entry(10, 0.5)]).select(budget)
+
+
+def test_a_budget_below_every_promise():
+    look_up = Table([entry(10, 0.5), entry(20, 0.6, path="b")])
+    with pytest.raises(BudgetError, match="at least 10 us, which the fastest path promises, found 9 us"):
+        look_up.select(9)
+    assert look_up.select(9, late="fastest").promise_us == 10
+    with pytest.raises(ConfigError, match="late: expected one of error, fastest"):
+        look_up.select(9, late="soon")
+
+
+@pytest.mark.parametrize("field, value", [("network", "b2"), ("checkpoint", "cd"), ("dtype", "bfloat16"), ("batch", 2)])
+def test_paths_of_two_kinds(field, value):
+    with pytest.raises(ConfigError, match=f"expected paths of one {field}, found"):
+        Table([entry(10, 0.5), entry(20, 0.6, **{field: value})])
+    with pytest.raises(ConfigError, match=f"expected one of {field} {value}, found"):
+        Table([entry(10, 0.5)]).check(**{field: value})
+
+
+def test_promise_is_the_996th_of_1000():
+    samples = np.random.default_rng(0).permutation(np.arange(1, 1001)).astype(float)
+    assert table.promised(samples) == 996
+    assert table.promised([5.0]) == 5.0
+    with pytest.raises(ConfigError, match="expected samples, found none"):
+        table.promised([])
+
+
+def test_files(tmp_path):
+    entries = [entry(10, 0.5, test=0.4, dominated="b", predicted_us=9.5), entry(20, None, path="1 levels=12")]
+    table.write(tmp_path / "t.csv", entries)
+    assert table.read(tmp_path / "t.csv") == entries
+    assert table.load(tmp_path / "t.csv").rows == table.Table(entries).rows
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(ArtifactError, match="no such file; expected a path table"):
+        table.read(tmp_path / "none.csv")
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ArtifactError, match="rows of kind paths, version 1, found another at line 2"):
+        table.read(tmp_path / "a.csv")
+    table.write(tmp_path / "t.csv", [entry(10, 0.5)])
+    text = (tmp_path / "t.csv").read_text()
+    (tmp_path / "t.csv").write_text(text.replace(",10,", ",ten,"))
+    with pytest.raises(ArtifactError, match="line 2 is no row of a path table"):
+        table.read(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text(text.splitlines()[0] + "\n")
+    with pytest.raises(ArtifactError, match="found no measured path"):
+        table.read(tmp_path / "t.csv")
