@@ -29,7 +29,7 @@ from tilewright.core.errors import ConfigError, UnknownNameError
 
 NAMES = (
     *("vision_longformer", "regionvit", "dynamicvit"),
-    *("band", "dilated", "axial", "bigbird", "swin", "window3d", "mix", "powerlaw", "file"),
+    *("band", "dilated", "axial", "bigbird", "swin", "swin_stage", "window3d", "mix", "powerlaw", "file"),
 )
 
 # Graphs do not change with the networks.

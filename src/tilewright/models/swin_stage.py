@@ -1,0 +1,110 @@
+"""The windows of a stage of a Swin network with UPerNet, plain or shifted, with the bias of its attention.
+
+Tokens are those of the stage's grid, padded to whole windows: the code for segmentation pads them behind the norm, so
+that padding is seen (sources: `tilewright.models.swin`, which has windows over any grid).
+"""
+
+import re
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from tilewright.core.errors import ConfigError
+from tilewright.graph import from_distinct_rows
+from tilewright.models import swin
+
+NAMING = "swin-<tiny|small|base>-<size or height x width>-s<stage>[-shifted], e.g. swin-tiny-512-s1"
+
+# Of all variants and stages.
+HEAD_DIM = 32
+
+
+class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One stage of one network. resolution: pixels a side, or (height, width). shifted: its other windows, of every
+    second block. head_dim: default as published."""
+
+    variant: str
+    resolution: int | tuple[int, int]
+    stage: Annotated[int, msgspec.Meta(ge=1, le=4)]
+    shifted: bool = False
+    head_dim: Annotated[int, msgspec.Meta(ge=1)] = HEAD_DIM
+
+    def __post_init__(self):
+        if self.variant not in swin.VARIANTS:
+            raise ConfigError(f"variant: expected one of {', '.join(swin.VARIANTS)}, found {self.variant!r}")
+        if min(self.pixels) < swin.LEAST:
+            raise ConfigError(f"resolution: expected at least {swin.LEAST} pixels a side, found {self.resolution}")
+
+    @property
+    def pixels(self):
+        """Height and width of images."""
+        return (self.resolution, self.resolution) if isinstance(self.resolution, int) else tuple(self.resolution)
+
+    @property
+    def grid(self):
+        """Rows and columns of tokens, those of whole windows."""
+        sides = swin.grids(self.pixels)[self.stage - 1]
+        return tuple(-(-side // swin.WINDOW) * swin.WINDOW for side in sides)
+
+
+def fields(name):
+    """Parameters stated by a workload name, or None."""
+    match = re.fullmatch(rf"swin-({'|'.join(swin.VARIANTS)})-([1-9]\d*)(?:x([1-9]\d*))?-s([1-4])(-shifted)?", name)
+    if not match:
+        return None
+    variant, height, width, stage, shifted = match.groups()
+    resolution = int(height) if width is None else (int(height), int(width))
+    return {"variant": variant, "resolution": resolution, "stage": int(stage), "shifted": shifted is not None}
+
+
+def graph(params):
+    """The exact pattern: a distinct row for each window; shifted, those at the edges are smaller."""
+    rows, number = swin.partition(params.grid, swin.WINDOW, swin.WINDOW // 2 * params.shifted)
+    meta = {
+        "family": "swin_stage",
+        "paper_family": None,
+        "variant": params.variant,
+        "resolution": max(params.pixels),
+        "stage": params.stage,
+        "heads": swin.VARIANTS[params.variant].heads << (params.stage - 1),
+        "head_dim": params.head_dim,
+        "grid": list(params.grid),
+        "window": swin.WINDOW,
+        "mode": "shifted" if params.shifted else "plain",
+        "bias": {
+            "kind": "offsets within a window, none",
+            "table_size": (2 * swin.WINDOW - 1) ** 2,
+            "slots": (2 * swin.WINDOW - 1) ** 2 + 1,
+        },
+    }
+    return from_distinct_rows(
+        np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
+        np.concatenate(rows, dtype=np.int32),
+        number.astype(np.int32),
+        len(number),
+        meta=meta,
+        row_hint=number,
+        col_hint=number,
+    )
+
+
+def bias_index(params, rows, cols):
+    """Index of each (query, key) pair in ``relative_position_bias_table`` [13^2], then the entry of pairs that do not
+    see each other."""
+    rows, cols = np.broadcast_arrays(rows, cols)
+    _, number = swin.partition(params.grid, swin.WINDOW, swin.WINDOW // 2 * params.shifted)
+    (qy, qx), (ky, kx) = np.divmod(rows, params.grid[1]), np.divmod(cols, params.grid[1])
+    most = swin.WINDOW - 1
+    index = (qy - ky + most) * (2 * most + 1) + qx - kx + most
+    return np.where(number[rows] == number[cols], index, (2 * most + 1) ** 2)
+
+
+def sources(params):
+    """No file is read."""
+    return []
+
+
+def size(params):
+    """Tokens, and each of them in one window."""
+    return 2 * params.grid[0] * params.grid[1]
