@@ -21,6 +21,7 @@ include: "rules/t3_profile.smk"
 include: "rules/t4_schedule.smk"
 include: "rules/t5_bench.smk"
 include: "rules/t6_figures.smk"
+include: "rules/train.smk"
 
 
 localrules:

@@ -9,7 +9,7 @@ import shlex
 import sys
 from functools import cache
 
-from tilewright import models, targets
+from tilewright import models, targets, training
 from tilewright.baselines import sparse
 from tilewright.blocks import work
 from tilewright.core import provenance
@@ -68,6 +68,8 @@ wildcard_constraints:
     case=r"[a-z0-9]+([-_.][a-z0-9_]+)*",
     figure="|".join(figures.NAMES),
     table="|".join(tables.NAMES),
+    network=r"segformer-b[0-5]-\d+(x\d+)?",
+    recipe="|".join(training.RECIPES),
 
 
 def here(path):
@@ -183,6 +185,17 @@ def weights_arguments(wildcards):
     return weights.arguments(CONFIG.video.weights[wildcards.case], CONFIG)
 
 
+def classifier_arguments(wildcards):
+    """Parameter: the flags by which a network of the experiment `pruned_accuracy` is trained."""
+    case = f"{wildcards.network}.{wildcards.seed}"
+    return experiments.member("pruned_accuracy").arguments_of_training(CONFIG, case)
+
+
+def of_classifier(wildcards):
+    """Size of a job that trains a network of the experiment `pruned_accuracy`: as of its case."""
+    return experiments.size("pruned_accuracy", CONFIG, f"{wildcards.network}.{wildcards.seed}")
+
+
 def pictured_weights(wildcards):
     """Input: the weights of a case of the experiment `video`."""
     return experiments.sources("video", CONFIG, wildcards.case)
@@ -202,6 +215,20 @@ def of_weights(wildcards):
 def of_case(wildcards):
     """Size of a case of an experiment."""
     return experiments.size(wildcards.experiment, CONFIG, wildcards.case)
+
+
+def trained_from(wildcards):
+    """Input: the weights that a recipe goes on from."""
+    start = training.STARTS.get(wildcards.recipe)
+    return [] if start is None else f"results/checkpoints/{wildcards.network}.{start}.safetensors"
+
+
+def training_arguments(wildcards):
+    """Parameter: the flags of a recipe: its data, its minutes, and the weights that it goes on from."""
+    start = trained_from(wildcards)
+    stated = ["--from", start] if start else []
+    minutes = CONFIG.training.minutes[wildcards.recipe]
+    return [*stated, "--data", shlex.quote(CONFIG.training.data), "--minutes", minutes]
 
 
 def mem_mb(size, least=LEAST_MB):
@@ -254,6 +281,16 @@ def for_tiles(path):
 
     def paths(wildcards):
         return expand(path, tile=CONFIG.tile_sets[wildcards.set], m=wildcards.m, r=wildcards.r)
+
+    return paths
+
+
+def tried(path):
+    """Input: `path` for every schedule that the tuned one of a tile set is chosen from."""
+
+    def paths(wildcards):
+        runs = [f"{name}.{solver}" for name, solver in CONFIG.attention.tried(wildcards.set, CONFIG)]
+        return expand(path, run=runs, m=wildcards.m, r=wildcards.r)
 
     return paths
 

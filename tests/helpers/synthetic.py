@@ -237,6 +237,57 @@ def write_pruned(root, config):
         write_csv(root / f"results/logs/pruned/{network}.csv", "pruned", rows)
 
 
+# Top-1 of a pruner in a training, less what it loses; images a second more than padded.
+ACCURACY = {"threshold_l2": 0.80, "dynamicvit": 0.86, "evit": 0.87, "ats": 0.84}
+
+
+def accuracy_row(network, training, pruner, setting, batching, mode, batch, **changes):
+    """One row of a trained network; packed ones name one image otherwise than padded ones."""
+    own = pruned_row(f"{network}-{pruner}", setting, batching, mode, batch)
+    own |= {"network": network, "pruner": pruner, "training": training, "images": 5000, "crops": 1000}
+    top1 = 0.9 if batching == "unpruned" else ACCURACY[pruner] + 0.01 * training
+    own |= {"top1": top1, "top5": 0.99, "novel_top1": top1 - 0.2, "kept": 0.4}
+    if batching == "unpruned":
+        own |= {"status": "ok", "reason": "", "p50_us": 1e6 * batch / 1200, "images_per_s": 1200, "rse": 0.01}
+    else:
+        own["changed"] = int(batching == "ragged")
+    return own | changes
+
+
+def write_accuracy(root, config):
+    """A file for each training."""
+    section = config.pruned_accuracy
+    for name, seeds in section.networks.items():
+        for seed in seeds:
+            rows = [
+                accuracy_row(name, seed, pruner, f"keep_ratio={number}", batching, mode, batch)
+                for pruner, settings in section.pruners.items()
+                for number, _ in enumerate(settings)
+                for mode, sizes in section.modes.items()
+                for batch in sizes
+                for batching in section.batching
+            ]
+            write_csv(root / f"results/logs/pruned_accuracy/{name}.{seed}.csv", "pruned_accuracy", rows)
+
+
+def accelerator_row(network, path, place, vector, **changes):
+    """One row of a path, the `place`-th of its network; each costs a tenth less than the one before it."""
+    share = 0.9**place
+    facts = {"network": network, "path": path, "whole": int(place == 0), "status": "ok", "device": "a cost model"}
+    sizes = {"vector": vector, "lanes": 8, "elements": 4, "weights_kib": 32, "inputs_kib": 16, "outputs_kib": 16}
+    costs = {"cycles": 1e6 * share / vector, "energy_uj": 50 * share, "decoder_cycles": 1e5 * share / vector}
+    costs |= {"decoder_uj": 5 * share, "macs": int(1e9 * share), "padded_macs": int(1.1e9 * share)}
+    return {**facts, **sizes, **costs, "area_mm2": 0.1 * vector, "left_out_mb": 20 * share, **changes}
+
+
+def write_accelerator(root, config):
+    """A file for each network."""
+    for network, paths in config.accelerators.networks.items():
+        rows = [accelerator_row(network, path, at, vector) for vector in (8, 16) for at, path in enumerate(paths)]
+        if rows:
+            write_csv(root / f"results/logs/accelerator/{network}.csv", "accelerator", rows)
+
+
 def slices_row(case, order, provider, us, **changes):
     """One row of attention by slice lists in `case`; `us` None: no time was taken."""
     shape, grid = case.split("-")
@@ -366,6 +417,8 @@ def write_logs(root, config, blank=()):
     write_networks(root, config)
     write_ragged(root, config)
     write_pruned(root, config)
+    write_accuracy(root, config)
+    write_accelerator(root, config)
     write_slices(root, config)
     write_recall(root, config)
     write_video(root, config)

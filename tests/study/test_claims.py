@@ -204,6 +204,19 @@ def test_a_claim_about_the_ilp_is_measured(tmp_path):
     assert summary["worst"] == pytest.approx(1 - 100 / 95) and summary["slower"] == 1
 
 
+def test_a_claim_about_tuned_schedules_is_apart_from_the_ilps(tmp_path):
+    fixed = {"solver": "greedy", "tiles": "64x1", "rse": 0.001}
+    tuned = {"solver": "tuned", "rse": 0.001, "chosen": "64x1 greedy", "tuned_s": 1.5}
+    rows = [bench(tmp_path / "b.csv", plan(100.0, rse=0.001), plan(94.0, **tuned), plan(95.0, **fixed))]
+    for case, said in (("policy_over", "not met"), ("tuned_over", "met")):
+        assert verdicts(tmp_path, rows, id=f"{case}:fixed/each")["verdict"].tolist() == [said]
+    frame = policy.table([*rows, PAPER]).set_index("policy")
+    assert frame["verdict_fixed"].to_dict() == {"ilp": "slower", "tuned": "faster"}
+    assert frame.loc["tuned", ["us", "chosen", "tuned_s"]].tolist() == [94.0, "64x1 greedy", 1.5]
+    summary = policy_summary.table([*rows, PAPER])
+    assert summary["policy"].tolist() == ["ILP", "tuned"] and set(summary["rival"]) == {"the best fixed tile"}
+
+
 def test_markdown_groups_claims_by_their_verdict(tmp_path):
     inputs = [ROOT / _select.CLAIMS, PAPER, bench(tmp_path / "b.csv", ("sdpa_dense", 60.0, {}), plan(10.0))]
     tables.tabulate("claims", inputs, [tmp_path / "claims.md"])
@@ -395,7 +408,7 @@ def test_the_command_sets_documents_anew_and_prints_tables(root):
     document.write_text("<!-- table: cpu-claims -->\n<!-- end -->\n")
     command = [sys.executable, script, document, "--table", "cpu-policy-summary"]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    assert done.stdout.startswith("| ILP against |")
+    assert done.stdout.startswith("| policy | against |")
     assert "| not met |" in document.read_text() or "| met |" in document.read_text()
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from tilewright import models, reorder, targets
+from tilewright import models, reorder, scenes, targets, training
 from tilewright.blocks import tiles, work
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError
@@ -75,6 +75,24 @@ class Timing(Section, frozen=True):
         sections.at_least("timing.min_repetitions", 3, [self.min_repetitions])
 
 
+class Training(Section, frozen=True):
+    """How the rule `train` trains networks for segmentation; nothing of the study asks for it by default.
+
+    data: a source of images with labels, scenes, or camvid, ade20k or cityscapes with =<folder>
+    minutes: how long each recipe takes, by its name
+    """
+
+    data: str
+    minutes: dict[str, float]
+
+    def check(self, config):
+        """Raise `ConfigError` for unknown names and for numbers out of range."""
+        sections.known("training.data", "source", (self.data.partition("=")[0],), scenes.NAMES)
+        sections.known("training.minutes", "recipe", self.minutes, training.RECIPES)
+        for recipe, minutes in self.minutes.items():
+            sections.above_zero(f"training.minutes.{recipe}", minutes)
+
+
 class Figures(Section, frozen=True):
     """What the figures show in detail.
 
@@ -125,6 +143,7 @@ class Shared(Section, frozen=True, kw_only=True):
     seed: of everything random
     schedule: what the solvers optimise and when they may stop
     timing: when a timing is good enough
+    training: how the rule train trains networks for segmentation
     figures: what the figures show in detail
     """
 
@@ -144,6 +163,7 @@ class Shared(Section, frozen=True, kw_only=True):
     seed: int
     schedule: Schedule
     timing: Timing
+    training: Training
     figures: Figures
 
     def check(self, config):
@@ -188,7 +208,14 @@ def schema():
         # Sections of several experiments have the same class name, which msgspec tells apart by their modules.
         found = found.replace(f"{module.__name__}.Section", name)
     found = json.loads(found)
-    types = {"Config": Config, "Schedule": Schedule, "Timing": Timing, "Figures": Figures, "Plans": Plans}
+    types = {
+        "Config": Config,
+        "Schedule": Schedule,
+        "Timing": Timing,
+        "Training": Training,
+        "Figures": Figures,
+        "Plans": Plans,
+    }
     types |= {"Weights": _weights.Weights, "Attention": video.Attention}
     types |= {name: module.Section for name, module in own.items()}
     for name, section in types.items():
@@ -211,7 +238,9 @@ def load(mapping):
     except msgspec.ValidationError as error:
         raise ConfigError(f"configuration: {error}") from error
     Shared.check(config, config)
-    stated = {name: getattr(config, name) for name in ("schedule", "timing", "figures", *experiments.sections())}
+    stated = {
+        name: getattr(config, name) for name in ("schedule", "timing", "training", "figures", *experiments.sections())
+    }
     for section in filter(None, stated.values()):
         section.check(config)
     for name in config.experiments:

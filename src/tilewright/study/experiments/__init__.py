@@ -38,7 +38,10 @@ from tilewright import targets
 from tilewright.core import provenance, registry
 from tilewright.core.errors import ConfigError
 
-NAMES = ("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "heatmap", "orders")
+NAMES = (
+    *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "paths", "stream", "heatmap", "orders"),
+    *("pruned_accuracy", "accelerator"),
+)
 LOGS = "results/logs/"
 
 

@@ -12,13 +12,16 @@ import numpy as np
 
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core.errors import ArtifactError
+from tilewright.networks.batching import UNPRUNED
 from tilewright.study.tables import (
     _read,
     _select,
+    accelerator,
     end_to_end,
     policy,
     prediction,
     pruned,
+    pruned_accuracy,
     ragged,
     recall,
     reorder_time,
@@ -45,7 +48,10 @@ SHOWN = {
 VERDICTS = ("not met", "met", "not measured")
 PARTS = ("verdict", VERDICTS)
 # Experiments that claims are about.
-EXPERIMENTS = ("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "orders")
+EXPERIMENTS = (
+    *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "orders"),
+    *("pruned_accuracy", "accelerator"),
+)
 _JUDGED = ["measured", "verdict", "margin", "where", "cases", "not_met", "ties", "device"]
 # ASSUME: who is slower by more than this share is slower, however noisy the measurement.
 MOST_NOISE = 0.05
@@ -179,13 +185,16 @@ def _over_peer(frame, case):
     return _by_name(frame[frame["model"].str.startswith(name)], f"over_peer{suffix}", "model", f"peer{suffix}")
 
 
-def _policy_over(frame, case):
-    """A rival's time over that of the ILP's schedule: ``<rival>/median``, or of ``each`` workload and order."""
-    rival, what = case.split("/")
-    rows = frame.dropna(subset=f"over_{rival}")
-    if what == "median" and len(rows):
-        return _cases([rows[f"over_{rival}"].median()], [f"median of {len(rows)}"])
-    return _by_name(rows, f"over_{rival}", "model", "reorder", noise=f"noise_{rival}")
+def _over_rival(policy):
+    def values(frame, case):
+        """A rival's time over that of a policy's schedule: ``<rival>/median``, or of ``each`` workload and order."""
+        rival, what = case.split("/")
+        rows = frame[frame["policy"] == policy].dropna(subset=f"over_{rival}")
+        if what == "median" and len(rows):
+            return _cases([rows[f"over_{rival}"].median()], [f"median of {len(rows)}"])
+        return _by_name(rows, f"over_{rival}", "model", "reorder", noise=f"noise_{rival}")
+
+    return values
 
 
 def _prediction_error(frame, case):
@@ -382,6 +391,38 @@ def _video_over(frame, case):
     return _by_name(rows.assign(over=dense["p50_us"].min() / rows["p50_us"]), "over", "case", "mode")
 
 
+def _accuracy_whole(frame, network):
+    """Top-1 of the network without a pruner, in percent: of the training where it is least."""
+    rows = frame[(frame["batching"] == UNPRUNED) & (frame["network"] == network)].head(1)
+    return _by_name(rows.assign(percent=100 * rows["least_top1"]), "percent", "network")
+
+
+def _accuracy_same(frame, network):
+    """Share of the crops, in percent, that packed tokens name as padded ones, with every pruner and setting."""
+    rows = frame[(frame["batching"] == pruned.OURS) & (frame["network"] == network)]
+    return _by_name(
+        rows.assign(percent=100 * (1 - rows["changed"] / rows["crops"])), "percent", "pruner", "setting", "mode"
+    )
+
+
+def _accuracy_over(frame, case):
+    """The greatest speed-up over the network without a pruner, packed, that loses at most so many points of top-1:
+    ``<points>/<network>``."""
+    points, network = case.split("/")
+    rows = frame[(frame["batching"] == pruned.OURS) & (frame["network"] == network) & (frame["lost"] <= float(points))]
+    return _by_name(rows.nlargest(1, "over_unpruned"), "over_unpruned", "pruner", "setting")
+
+
+def _accelerator_folded(column):
+    def values(frame, network):
+        """A cost of the whole path, whose decoder is folded, over that of the published one, on every hardware."""
+        rows = frame[(frame["network"] == network) & frame["path"].str.endswith(" decoder=published")]
+        rows = rows.dropna(subset=column)
+        return _by_name(rows.assign(folded=1 / rows[column]), "folded", "hardware")
+
+    return values
+
+
 def _workload(column):
     def values(frame, case):
         return _by_name(frame[frame["model"] == case].head(1), column, "model")
@@ -461,8 +502,14 @@ _MEASURES = {
     ),
     "video_passed": (("video",), video.table, _passed("ours", True)),
     "video_over": (("video",), video.table, _video_over),
+    "accuracy_whole": (("pruned_accuracy",), pruned_accuracy.table, _accuracy_whole),
+    "accuracy_same": (("pruned_accuracy",), pruned_accuracy.table, _accuracy_same),
+    "accuracy_over": (("pruned_accuracy",), pruned_accuracy.table, _accuracy_over),
+    "accelerator_decoder": (("accelerator",), accelerator.table, _accelerator_folded("decoder_energy_over")),
+    "accelerator_whole": (("accelerator",), accelerator.table, _accelerator_folded("energy_over")),
     "prediction_error": (("attention",), prediction.table, _prediction_error),
-    "policy_over": (("attention", "paper_latency"), policy.table, _policy_over),
+    "policy_over": (("attention", "paper_latency"), policy.table, _over_rival("ilp")),
+    "tuned_over": (("attention", "paper_latency"), policy.table, _over_rival("tuned")),
     "gathered": (("orders",), reorder_time.table, _gathered),
     "gathered_over_window": (("orders",), reorder_time.table, _gathered_over_window),
     "reorder_s": (("orders",), reorder_time.table, _reorder_s),

@@ -1,0 +1,218 @@
+"""Paths of a network, measured: single skips and random sets first, then what the models of these propose."""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from tilewright import networks, paths, scenes, targets
+from tilewright.core import provenance
+from tilewright.paths import accuracy, latency, measure, program, space, table
+from tilewright.paths import layers as counted
+from tilewright.paths.calls import Calls
+from tilewright.study.experiments._rows import machine, now
+from tilewright.study.experiments.paths import budgets_of, texts
+
+# Why a path is measured, the first that holds.
+PARTS = ("base", "single", "drawn", "proposed", "every", "alone")
+# Shares of mean IoU: scenes that all paths are measured on, and those of the paths that may be chosen.
+CHOSEN = ("base", "single", "proposed", "alone")
+
+
+@dataclass
+class Bench:
+    """A network with its weights on a device, scenes, and what was measured of its paths.
+
+    seen: ``{(rung, split, path): mean IoU}``; times_us: ``{path: microseconds}``; own: decoders by path.
+    """
+
+    case: str
+    settings: object
+    how: object
+
+    def __post_init__(self):
+        stated, how = self.settings.network, self.how
+        self.device = targets.describe(how.device)
+        place = targets.facts(how.device).TORCH_DEVICE
+        self.source = scenes.create(self.settings.data)
+        family, options = networks.parse(stated.network)
+        classes = len(self.source.classes)
+        made = networks.create(family, checkpoint=stated.checkpoint, num_classes=classes, **options)
+        self.network = made.to(place).to(getattr(torch, how.dtype)).eval()
+        self.options = self.network.options
+        counts = {split: getattr(self.settings, split) for split in ("fit", "choice", "test", "novel")}
+        counts = {split: count for split, count in counts.items() if count}
+        self.scenes = measure.Scenes(self.source, counts, self.options.pixels, place)
+        self.images = self.scenes.kept["fit"][0][: self.settings.batch].to(getattr(torch, how.dtype))
+        if len(self.images) < self.settings.batch:
+            self.images = self.images.repeat(self.settings.batch, 1, 1, 1)[: self.settings.batch]
+        if self.images.is_cuda:
+            networks.choose_kernels(self.network, self.images)
+        self.seen, self.times_us, self.own = {}, {}, {}
+        self.bases = texts(self.options, self.settings.bases)
+        self.alone = texts(self.options, self.settings.alone)
+        self.digest = provenance.sha256_file(stated.checkpoint)[:12]
+
+    def folded(self, rung, path):
+        """The decoder of a path on a rung; None for the network's own."""
+        if rung == "trained":
+            return None
+        if path not in self.own:
+            self.own[path] = self.scenes.own(self.network, "fit", path)
+        return self.own[path]
+
+    def see(self, rung, split, path):
+        """Mean IoU of a path, measured once."""
+        key = rung, split, path
+        if key not in self.seen:
+            self.seen[key] = self.scenes.mean_iou(self.network, split, path, self.folded(rung, path))
+        return self.seen[key]
+
+    def time(self, wanted):
+        """Microseconds of paths, measured in turns with those of this call."""
+        wanted = [path for path in dict.fromkeys(wanted) if path not in self.times_us]
+        if wanted:
+            effort = self.how.effort(self.settings.max_seconds).limits
+            self.times_us |= measure.times(self.network, wanted, batch=self.settings.batch, **effort)
+
+
+def rows(case, settings, how):
+    """Yield the rows of `case`: all paths that were measured, on each rung."""
+    bench = Bench(case, settings, how)
+    measured = {}
+    times = {}
+    for base in bench.bases:
+        singles = space.singles(base)
+        bench.time([base, *singles])
+        times[base] = latency.model(base, {path: bench.times_us[path] for path in (base, *singles)})
+        measured[base] = {base: "base"} | dict.fromkeys(singles, "single")
+        for path in space.drawn(base, settings.drawn, how.seed):
+            measured[base].setdefault(path, "drawn")
+    fitted, proposals, seconds = {}, {}, {}
+    for rung in settings.rungs:
+        for base in bench.bases:
+            known = {path: bench.see(rung, "fit", path) for path in measured[base]}
+            fitted[rung, base] = accuracy.fit(
+                base, known[base], [p for p in known if p != base], [y for p, y in known.items() if p != base],
+                seed=how.seed,
+            )  # fmt: skip
+        begin = perf_counter()
+        proposals[rung] = proposed(settings, {base: (times[base], fitted[rung, base]) for base in bench.bases})
+        seconds[rung] = perf_counter() - begin
+    for found in proposals.values():
+        for path in thinned(found, settings.proposals * len(bench.bases)):
+            measured[space.base_of(path)].setdefault(path, "proposed")
+    if settings.every:
+        for path in space.every(bench.bases[0]):
+            measured[bench.bases[0]].setdefault(path, "every")
+    for path in bench.alone:
+        measured[path] = {path: "alone"}
+    chosen = [path for found in measured.values() for path, part in found.items() if part in CHOSEN]
+    bench.time([path for found in measured.values() for path in found])
+    wanted = {path for found in proposals.values() for path in found}
+    sampled = samples(bench, [path for path in chosen if path in wanted or not single(measured, path)])
+    for rung in settings.rungs:
+        found = []
+        for base, parts in measured.items():
+            for path, part in parts.items():
+                model = times.get(base), fitted.get((rung, base))
+                by = ", ".join(proposals[rung].get(path, ()))
+                found.append(_row(bench, rung, base, path, part, model, sampled.get(path), by, seconds[rung]))
+        yield from _marked(found)
+
+
+def single(measured, path):
+    """Whether a path was measured as a single skip; no stream runs it unless it was proposed."""
+    return measured[space.base_of(path)][path] == "single"
+
+
+def proposed(settings, models):
+    """``{path: {what proposed it: None}}`` for all budgets: of each solver the best over the bases, and the runner-up.
+
+    models: ``{base: (Latency, Losses)}``.
+    """
+    most = max(times.base_us for times, _ in models.values())
+    least = min(times.base_us - times.saved_us.clip(min=0).sum() for times, _ in models.values())
+    found = {}
+    for budget in budgets_of(least, most, settings.budgets):
+        for solver in settings.solvers:
+            best = program.best([program.propose(*model, budget, solver) for model in models.values()])
+            if best is None:
+                continue
+            found.setdefault(best.path, {})[f"{solver} {budget:.0f}"] = None
+            if solver == "highs":
+                second = program.propose(*models[space.base_of(best.path)], budget, solver, without=[best.path])
+                if second is not None:
+                    found.setdefault(second.path, {})[f"second {budget:.0f}"] = None
+    return found
+
+
+def thinned(found, most):
+    """At most `most` paths of `proposed`'s: those that the program proposed first, then greedy's, evenly over budgets."""
+
+    def rank(path):
+        words = {by.split()[0] for by in found[path]}
+        return ("greedy" == next(iter(words)) and len(words) == 1) + 2 * (words == {"second"})
+
+    kept = []
+    for level in (0, 1, 2):
+        of_level = [path for path in found if rank(path) == level]
+        room = most - len(kept)
+        if len(of_level) > room:
+            of_level = (
+                [of_level[at] for at in np.unique(np.linspace(0, len(of_level) - 1, room).round().astype(int))]
+                if room
+                else []
+            )
+        kept += of_level
+    return kept
+
+
+def samples(bench, wanted):
+    """``{path: microseconds}`` of calls as a stream makes them."""
+    slowest_first = sorted(wanted, key=lambda path: -bench.times_us[path])
+    calls = Calls(bench.network, {str(path): path for path in slowest_first}, batch=bench.settings.batch)
+    found = measure.samples(
+        calls, list(map(str, slowest_first)), bench.settings.samples, bench.images, seed=bench.how.seed
+    )
+    return {path: found[str(path)] for path in slowest_first}
+
+
+def _row(bench, rung, base, path, part, model, sampled, by, seconds):
+    times, losses = model
+    stated = bench.settings
+    planned = part != "alone"
+    seen = {"fit": bench.see(rung, "fit", path)} if planned else {}
+    if part in CHOSEN or part == "every":
+        seen["choice"] = bench.see(rung, "choice", path)
+    if sampled is not None:
+        seen["test"] = bench.see(rung, "test", path)
+        if stated.novel:
+            seen["novel"] = bench.see(rung, "novel", path)
+    count = getattr(counted, networks.parse(stated.network.network)[0])
+    found = {
+        "case": bench.case, "network": stated.network.network, "checkpoint": bench.digest, "data": stated.data,
+        "base": str(base), "part": part, "path": str(path), "rung": rung, "dtype": bench.how.dtype,
+        "batch": stated.batch, "macs": counted.macs(count(bench.options, path)),
+        "skipped": int(space.skips(path).sum()), "p50_us": bench.times_us[path], "proposed": by, **seen,
+    }  # fmt: skip
+    if sampled is not None:
+        found |= {"p99_us": float(np.percentile(sampled, 99)), "promise_us": table.promised(sampled)}
+    if planned:
+        found |= {
+            "saved_us": bench.times_us[base] - bench.times_us[path], "predicted_us": times.predict(path),
+            "lost": bench.see(rung, "fit", base) - seen["fit"], "predicted": losses.predict(path),
+            "loss_error": losses.error, "pairs": losses.chosen, "plan_seconds": seconds,
+        }  # fmt: skip
+    return found | {"time": now()} | machine(bench.device)
+
+
+def _marked(found):
+    """Rows with what dominates each of those that have a promise."""
+    fields = table.Entry.__struct_fields__
+    at = [number for number, row in enumerate(found) if "promise_us" in row]
+    entries = [table.Entry(**{name: found[number][name] for name in fields if name in found[number]}) for number in at]
+    for number, entry in zip(at, table.marked(entries), strict=True):
+        found[number]["dominated"] = entry.dominated
+    yield from found

@@ -1,0 +1,175 @@
+"""Frames with budgets, one after the other, as contenders meet them."""
+
+from time import perf_counter_ns
+
+import numpy as np
+import torch
+
+from tilewright import networks, scenes, targets
+from tilewright.core import timing
+from tilewright.core.errors import ArtifactError
+from tilewright.paths import measure, stream, table
+from tilewright.paths.runner import Runner
+from tilewright.study.experiments._rows import machine, now
+from tilewright.training import evaluation
+
+# A foreign load takes this share of the slowest path's time: on a GPU products of square matrices of this side.
+SIDE, LOAD = 4096, 0.5
+# Picks that are timed together.
+PICKS = 10_000
+
+
+class Contenders:
+    """A runner, the frames that it is shown, and what each of its paths sees of them."""
+
+    def __init__(self, settings, how):
+        stated = settings.network
+        entries = [entry for entry in table.read(settings.table) if entry.rung == settings.rung]
+        if not entries:
+            raise ArtifactError(f"{settings.table}: expected paths on the rung {settings.rung}, found none")
+        self.table, self.settings = table.Table(entries), settings
+        place = targets.facts(how.device).TORCH_DEVICE
+        source = scenes.create("stream", frames=settings.scenes)
+        family, options = networks.parse(stated.network)
+        classes = len(source.classes)
+        network = networks.create(family, checkpoint=stated.checkpoint, num_classes=classes, **options)
+        self.network = network.to(place).to(getattr(torch, how.dtype)).eval()
+        kept = measure.Scenes(source, {"test": settings.scenes}, self.network.options.pixels, place)
+        self.images = kept.kept["test"][0].to(getattr(torch, how.dtype))
+        if self.images.is_cuda:
+            networks.choose_kernels(self.network, self.images[:1])
+        paths = {entry.path: self.network.path(entry.path) for entry in self.table.rows}
+        own = {}
+        if settings.rung == "statistics":
+            fit = measure.Scenes(scenes.create("scenes"), {"fit": 64}, self.network.options.pixels, place)
+            own = {text: fit.own(self.network, "fit", path) for text, path in paths.items()}
+        self.runner = Runner(self.network, self.table, margin=settings.margin, late="fastest", folded=own)
+        self.sees = {
+            text: kept.confusions(self.network, "test", path, own.get(text), batch=1) for text, path in paths.items()
+        }
+        self.nominal = {entry.path: entry.p50_us for entry in self.table.rows}
+        self.loaded = self._load() if self.images.is_cuda else self._host_load()
+
+    def contender(self, name, trace):
+        """What `stream.run` asks for a frame's path."""
+        rows, best = self.table.rows, {entry.path: entry for entry in self.table.rows}
+        fixed = {"full": rows[-1], "fixed": stream.fixed(self.table, trace.budgets_us.min())}.get(name)
+        known = None
+        if name == "oracle":
+            times = {entry.path: np.full(len(trace), entry.p50_us) for entry in rows}
+            known = stream.oracle(trace, times, {entry.path: entry.choice for entry in rows})
+
+        def asked(frame, budget, slowdown):
+            entry = fixed or (best[known[frame]] if known else self.runner.pick(budget, slowdown=slowdown))
+            images = self.images[frame % len(self.images)][None]
+
+            def call():
+                self.runner.run(entry, images)
+                timing.wait(images)
+
+            return entry.path, entry.promise_us, call
+
+        return asked
+
+    def miou(self, texts):
+        """Mean IoU over frames, each as the path that ran sees it."""
+        return evaluation.mean_iou(sum(self.sees[text][frame % len(self.images)] for frame, text in enumerate(texts)))
+
+    def warm(self):
+        """Run every path, so that the first frames find what later ones do."""
+        for entry in self.table.rows:
+            for _ in range(3):
+                self.runner.run(entry, self.images[:1])
+        timing.wait(self.images)
+
+    def _load(self):
+        """Foreign work on another stream: it takes turns with the frames' kernels."""
+        beside = torch.cuda.Stream()
+        x = torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16)
+        with torch.cuda.stream(beside):
+            one = timing.time_gpu(lambda: x @ x, min_reps=3, max_seconds=0.1, rse_target=0.05).p50_us
+        times = max(1, round(LOAD * self.table.rows[-1].p50_us / one))
+
+        def load():
+            with torch.cuda.stream(beside):
+                for _ in range(times):
+                    x @ x
+
+        return load
+
+    def _host_load(self):
+        """Foreign work on the host, within the frame's time."""
+        us = LOAD * self.table.rows[-1].p50_us
+
+        def load():
+            end = perf_counter_ns() + us * 1e3
+            while perf_counter_ns() < end:
+                pass
+
+        return load
+
+
+def rows(case, settings, how):
+    """Yield the rows of `case`: each trace with each contender, then what switching costs."""
+    bench = Contenders(settings, how)
+    first = bench.table.rows[0]
+    known = {
+        "case": case, "network": settings.network.network, "checkpoint": first.checkpoint, "rung": settings.rung,
+        "dtype": how.dtype, **machine(targets.describe(how.device)),
+    }  # fmt: skip
+    for name in settings.traces:
+        trace = stream.trace(name, bench.table, settings.frames, seed=how.seed)
+        for contender in settings.contenders:
+            bench.warm()
+            controller = stream.Controller(closed=contender == "closed")
+            found = stream.run(
+                trace,
+                bench.contender(contender, trace),
+                nominal=bench.nominal,
+                controller=controller,
+                load=bench.loaded,
+            )
+            told = known | {"trace": name, "contender": contender, "part": "frames"}
+            missed = found.missed(trace)
+            for at in range(min(settings.shown, len(trace))):
+                shown = {"frame": at, "budget_us": trace.budgets_us[at], "path": found.path[at]}
+                shown |= {"promised_us": found.promised_us[at], "measured_us": found.measured_us[at]}
+                yield told | shown | {"slowdown": found.slowdown[at], "loaded": float(trace.loaded[at]), "time": now()}
+            yield told | {
+                "frames": len(trace), "missed": float(missed.mean()), "miou": bench.miou(found.path),
+                "p50_us": float(np.percentile(found.measured_us, 50)),
+                "p99_us": float(np.percentile(found.measured_us, 99)), "paths": len(set(found.path)),
+                "pick_us": pick_us(bench), "time": now(),
+            }  # fmt: skip
+    yield from (known | {"part": "switching", "time": now()} | row for row in switching(bench, settings.switches))
+
+
+def pick_us(bench):
+    """Microseconds of the host to pick a path."""
+    budgets = np.random.default_rng(0).uniform(1, 2 * bench.table.rows[-1].promise_us, PICKS).tolist()
+    begin = perf_counter_ns()
+    for budget in budgets:
+        bench.runner.pick(budget)
+    return (perf_counter_ns() - begin) / 1e3 / PICKS
+
+
+def switching(bench, turns):
+    """What a call takes more where paths take turns than where one is repeated, by neighbours in the table."""
+    calls, images, rows = bench.runner.calls, bench.images[:1], bench.table.rows
+
+    def us(texts):
+        for text in texts[:4]:
+            calls(text, images)
+        timing.wait(images)
+        begin = perf_counter_ns()
+        for text in texts:
+            calls(text, images)
+        timing.wait(images)
+        return (perf_counter_ns() - begin) / 1e3 / len(texts)
+
+    for one, other in zip(rows[:-1], rows[1:], strict=True):
+        repeated = (us([one.path] * turns) + us([other.path] * turns)) / 2
+        yield {
+            "path": f"{one.path} | {other.path}",
+            "measured_us": us([one.path, other.path] * (turns // 2 + 1)) - repeated,
+        }

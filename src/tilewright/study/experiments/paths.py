@@ -1,0 +1,219 @@
+"""Execution paths of trained networks: what each takes and sees, what planners propose for budgets (stage T5)."""
+
+from typing import Literal
+
+from tilewright import networks, paths, scenes
+from tilewright.schedule import solvers
+from tilewright.study import sections
+from tilewright.study.experiments import _rows
+from tilewright.study.experiments._rows import Count, Number, Status
+
+# Where the rule `train` writes what it trains.
+TRAINED = "results/checkpoints/{}.safetensors"
+RUNGS = ("trained", "statistics")
+SOLVERS = ("greedy", *solvers.NAMES)
+
+
+class Network(sections.Section, frozen=True):
+    """A network and its weights.
+
+    network: by its name, such as segformer-b0-256
+    checkpoint: a file of weights; null where they are trained here
+    """
+
+    network: str
+    checkpoint: str | None
+
+
+class Section(sections.Section, frozen=True):
+    """Paths of trained networks.
+
+    networks: by a name of one's own, which ends with the recipe of the training
+    data: scenes, or another source of tilewright.scenes with labels
+    bases: what is planned for, as the text of a path behind its blocks, such as scale=0.75; "" is the full path
+    alone: further such texts, whose path with all blocks is measured, and not planned for
+    rungs: trained, with the weights as they are; statistics, with those of the batch norm of each path
+    fit, choice, test, novel: how many scenes models are fitted to, paths are chosen by, and results are stated for
+    drawn: random sets of blocks of each base that models are fitted to, beside all single ones
+    every: whether all sets of blocks of the first base are measured
+    budgets: of time, evenly spread, that are planned for
+    solvers: that plan
+    proposals: paths of a base that are measured because they were proposed, at most
+    samples: calls of each path that is promised, as a stream makes them
+    batch: images of a call
+    max_seconds: a timing stops after this time, in seconds
+    """
+
+    networks: dict[str, Network]
+    data: str
+    bases: tuple[str, ...]
+    alone: tuple[str, ...]
+    rungs: tuple[str, ...]
+    fit: int
+    choice: int
+    test: int
+    novel: int
+    drawn: int
+    every: bool
+    budgets: int
+    solvers: tuple[str, ...]
+    proposals: int
+    samples: int
+    batch: int
+    max_seconds: float
+
+    def check(self, config):
+        """Raise `ConfigError` for unknown names and for numbers out of range."""
+        for name, stated in self.networks.items():
+            sections.at(f"paths.networks.{name}", networks.parse, stated.network)
+        sections.known("paths.data", "source", [self.data], scenes.NAMES)
+        sections.selection("paths.bases", self.bases)
+        sections.distinct("paths.alone", (*self.bases, *self.alone))
+        sections.selection("paths.rungs", self.rungs)
+        sections.known("paths.rungs", "rung", self.rungs, RUNGS)
+        sections.selection("paths.solvers", self.solvers)
+        sections.known("paths.solvers", "solver", self.solvers, SOLVERS)
+        for name in ("fit", "choice", "test", "budgets", "proposals", "samples", "batch"):
+            sections.at_least(f"paths.{name}", 1, [getattr(self, name)])
+        for name in ("novel", "drawn"):
+            sections.at_least(f"paths.{name}", 0, [getattr(self, name)])
+        sections.above_zero("paths.max_seconds", self.max_seconds)
+
+
+class Settings(sections.Section, frozen=True):
+    """What one network is run with; values as in `Section`."""
+
+    network: Network
+    data: str
+    bases: tuple[str, ...]
+    alone: tuple[str, ...]
+    rungs: tuple[str, ...]
+    fit: int
+    choice: int
+    test: int
+    novel: int
+    drawn: int
+    every: bool
+    budgets: int
+    solvers: tuple[str, ...]
+    proposals: int
+    samples: int
+    batch: int
+    max_seconds: float
+
+
+class Row(_rows.Row, frozen=True, kw_only=True):
+    """A path of a network on one rung, as `paths.table.Entry` has it, and besides:
+
+    case: the configuration's name of the network. base: text of the path with all blocks; part: why it was measured,
+    ``base``, ``single`` skip, ``drawn`` set, ``proposed``, ``every`` set or ``alone``, the first that holds. skipped:
+    blocks; saved_us, lost: beside the base, the latter on scenes of ``fit``. loss_error: of the model of losses, median
+    of held-out paths in cross-validation; pairs: which pairs of blocks it has; plan_seconds: of the solvers, for all
+    budgets of this base and rung; budgets: how many of them each solver in ``proposed`` met.
+    """
+
+    kind: Literal["paths"] = "paths"
+    version: Literal[1] = 1
+    case: str = ""
+    network: str = ""
+    checkpoint: str = ""
+    data: str = ""
+    base: str = ""
+    part: str = ""
+    path: str = ""
+    rung: str = ""
+    status: Status = "ok"
+    reason: str = ""
+    dtype: str = ""
+    batch: Count = None
+    macs: Count = None
+    skipped: Count = None
+    p50_us: Number = None
+    p99_us: Number = None
+    promise_us: Number = None
+    saved_us: Number = None
+    predicted_us: Number = None
+    fit: Number = None
+    choice: Number = None
+    test: Number = None
+    novel: Number = None
+    lost: Number = None
+    predicted: Number = None
+    loss_error: Number = None
+    pairs: str = ""
+    proposed: str = ""
+    plan_seconds: Number = None
+    energy: Number = None
+    dominated: str = ""
+
+
+NAMED = "{case} {rung} {path}"
+
+
+def cases(config):
+    """The networks."""
+    return list(config.paths.networks)
+
+
+def settings(config, case):
+    """`Settings` of one network; weights that are trained here have the path that the rule writes."""
+    section = config.paths
+    stated = section.networks[case]
+    fields = {name: getattr(section, name) for name in Settings.__struct_fields__ if name != "network"}
+    return Settings(Network(stated.network, stated.checkpoint or TRAINED.format(case)), **fields)
+
+
+def planned(case, settings):
+    """What decides the rows of a case, as `modules` asks for it."""
+    return [{"network": settings.network.network, "data": settings.data}]
+
+
+def modules(row, device):
+    """Modules that a row depends on, see `experiments`."""
+    own = [f"{__package__}._paths"]
+    own += [f"{paths.__name__}.{name}" for name in ("measure", "program", "accuracy", "latency", "space", "table")]
+    if row.get("network"):
+        family, _ = networks.parse(row["network"])
+        own.append(f"tilewright.networks.{family}")
+    if row.get("data"):
+        own.append(f"tilewright.scenes.sources.{row['data']}")
+    return [*own, *(f"{solvers.__name__}.{name}" for name in solvers.NAMES)]
+
+
+def sources(settings):
+    """The weights."""
+    return [settings.network.checkpoint]
+
+
+def size(case, settings):
+    """Numbers that a case holds: scenes, and the network's activations of a batch."""
+    _, options = networks.parse(settings.network.network)
+    side = options["image_size"]
+    pixels = side**2 if isinstance(side, int) else side[0] * side[1]
+    return 4 * pixels * (settings.fit + settings.choice + settings.test + settings.novel + 64)
+
+
+def texts(options, stated):
+    """The paths with all blocks of `options` whose knobs `stated` lists. Raises `ConfigError`."""
+    full = ".".join("1" * depth for depth in options.depths)
+    return [paths.parse(f"{full} {knobs}".strip(), options) for knobs in stated]
+
+
+def run(case, settings, how):
+    """Yield the rows of `case`. Raises `TilewrightError`."""
+    from tilewright.study.experiments import _paths
+
+    yield from _paths.rows(case, settings, how)
+
+
+def remark(row):
+    """What the log says of a row that passed."""
+    seen = next((f"mIoU {row[split]:.3f}" for split in ("test", "choice", "fit") if row.get(split) is not None), "")
+    return f"{row['p50_us']:,.0f} us, {seen}"
+
+
+def budgets_of(least_us, most_us, count):
+    """`count` budgets in microseconds, evenly from the fastest to the full path."""
+    if count == 1:
+        return [most_us]
+    return [least_us + (most_us - least_us) * at / (count - 1) for at in range(count)]

@@ -1,0 +1,154 @@
+"""Streams of frames with budgets, met by paths of a table, by one path, and by networks of their own (stage T5)."""
+
+from typing import Literal
+
+from tilewright import networks, paths
+from tilewright.study import sections
+from tilewright.study.experiments import _rows
+from tilewright.study.experiments import paths as of_paths
+from tilewright.study.experiments._rows import Count, Number, Status
+
+TRACES = ("uniform", "steps", "contended")
+CONTENDERS = ("closed", "open", "full", "fixed", "oracle")
+
+
+class Section(sections.Section, frozen=True):
+    """Streams of frames, for the networks of paths.
+
+    traces: budgets over time
+    frames: of a trace
+    shown: of these, the first ones, which rows tell one by one
+    contenders: closed and open, our paths with a controller and without; full, always everything; fixed, always the
+    path that the least budget allows; oracle, which knows how long each path takes
+    rung: of the paths, trained or statistics
+    margin: share of a promise that a budget has to leave beside it
+    scenes: frames of a camera's path over a scene, shown again and again
+    switches: how often two paths take turns, to see what switching costs
+    """
+
+    traces: tuple[str, ...]
+    frames: int
+    shown: int
+    contenders: tuple[str, ...]
+    rung: str
+    margin: float
+    scenes: int
+    switches: int
+
+    def check(self, config):
+        """Raise `ConfigError` for unknown names and for numbers out of range."""
+        sections.known("stream.traces", "trace", self.traces, TRACES)
+        sections.known("stream.contenders", "contender", self.contenders, CONTENDERS)
+        sections.known("stream.rung", "rung", [self.rung], of_paths.RUNGS)
+        for name in ("frames", "scenes", "switches"):
+            sections.at_least(f"stream.{name}", 1, [getattr(self, name)])
+        sections.at_least("stream.shown", 0, [self.shown])
+        sections.at_least("stream.margin", 0, [self.margin])
+
+
+class Settings(sections.Section, frozen=True):
+    """What one network is run with; values as in `Section`. table: the file of its paths."""
+
+    network: of_paths.Network
+    table: str
+    traces: tuple[str, ...]
+    frames: int
+    shown: int
+    contenders: tuple[str, ...]
+    rung: str
+    margin: float
+    scenes: int
+    switches: int
+
+
+class Row(_rows.Row, frozen=True, kw_only=True):
+    """A trace with one contender, in all (``frame`` is blank) or one frame of it.
+
+    part: ``frames``, or ``switching``, where two paths took turns and ``measured_us`` is what one switch takes beyond
+    a repeated replay. frames: in all; missed: share of frames that took longer than their budget; miou: over all
+    frames, of the frames of the camera's path; paths: different ones that ran; pick_us: of the host, to pick a path.
+    Of a frame: budget_us, path, promised_us, measured_us, slowdown as the controller saw it, loaded: whether a foreign
+    load was on the device.
+    """
+
+    kind: Literal["stream"] = "stream"
+    version: Literal[1] = 1
+    case: str = ""
+    network: str = ""
+    checkpoint: str = ""
+    rung: str = ""
+    trace: str = ""
+    contender: str = ""
+    part: str = ""
+    status: Status = "ok"
+    reason: str = ""
+    dtype: str = ""
+    frame: Count = None
+    frames: Count = None
+    missed: Number = None
+    miou: Number = None
+    p50_us: Number = None
+    p99_us: Number = None
+    paths: Count = None
+    pick_us: Number = None
+    budget_us: Number = None
+    path: str = ""
+    promised_us: Number = None
+    measured_us: Number = None
+    slowdown: Number = None
+    loaded: Number = None
+
+
+NAMED = "{case} {trace} {contender} {frame}"
+
+
+def cases(config):
+    """The networks of the section `paths`."""
+    return of_paths.cases(config) if "paths" in config.experiments else []
+
+
+def settings(config, case):
+    """`Settings` of one network."""
+    section = config.stream
+    fields = {name: getattr(section, name) for name in Section.__struct_fields__}
+    return Settings(of_paths.settings(config, case).network, f"results/logs/paths/{case}.csv", **fields)
+
+
+def planned(case, settings):
+    """What decides the rows of a case, as `modules` asks for it."""
+    return [{"network": settings.network.network}]
+
+
+def modules(row, device):
+    """Modules that a row depends on, see `experiments`."""
+    own = [f"{__package__}._stream", f"{__package__}._paths", "tilewright.scenes.sources.stream"]
+    own += [f"{paths.__name__}.{name}" for name in ("measure", "stream", "runner", "calls", "table")]
+    if row.get("network"):
+        own.append(f"tilewright.networks.{networks.parse(row['network'])[0]}")
+    return own
+
+
+def sources(settings):
+    """The weights, and the table of paths."""
+    return [settings.network.checkpoint, settings.table]
+
+
+def size(case, settings):
+    """Numbers that a case holds: scenes, and the network's activations."""
+    _, options = networks.parse(settings.network.network)
+    side = options["image_size"]
+    return 4 * (side**2 if isinstance(side, int) else side[0] * side[1]) * (settings.scenes + 64)
+
+
+def run(case, settings, how):
+    """Yield the rows of `case`. Raises `TilewrightError`."""
+    from tilewright.study.experiments import _stream
+
+    yield from _stream.rows(case, settings, how)
+
+
+def remark(row):
+    """What the log says of a row that passed."""
+    if row["part"] == "switching":
+        return f"switching {row['measured_us']:+,.1f} us"
+    return f"{row['measured_us']:,.0f} us" if row.get("missed") is None else f"{row['missed']:.1%} missed"

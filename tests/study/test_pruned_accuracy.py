@@ -1,0 +1,222 @@
+"""Trained pruned networks: what they name right, what is recorded of it, and the table, figure and claims of it."""
+
+import pytest
+import torch
+from test_figures import ROOT, configured, texts
+
+from helpers import synthetic
+from helpers.rows import whole
+from tilewright import networks, scenes
+from tilewright.core.errors import ConfigError
+from tilewright.models import deit
+from tilewright.study import experiments, figures
+from tilewright.study.experiments import _pruned_accuracy, pruned_accuracy
+from tilewright.study.experiments._effort import Run
+from tilewright.study.figures import _style
+from tilewright.study.stages import train_classifier
+from tilewright.study.tables import _select, claims
+from tilewright.study.tables import pruned_accuracy as accuracy_table
+
+HOW = Run(rse=1.0, min_repetitions=3)
+NAME = "deit-tiny-64"
+PRUNERS = {"threshold_l2": ({"keep_ratio": 0.5},), "dynamicvit": ({"keep_ratio": 0.5},), "evit": ()}
+
+
+class Crops:
+    """Noise, brighter where the class is larger."""
+
+    task, classes, splits = "classes", tuple(f"class {i}" for i in range(6)), ("train", "test", "novel")
+
+    def count(self, split):
+        return 1 << 31 if split == "train" else 10
+
+    def read(self, split, indices, size, device="cpu"):
+        labels = torch.tensor([index % 6 for index in indices])
+        generator = torch.Generator().manual_seed(self.splits.index(split) + 3 * indices[0])
+        images = torch.randn(len(labels), 3, size, size, generator=generator)
+        return images + labels[:, None, None, None], labels
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small():
+    """DeiT-T as published, but for its width; crops of six classes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(deit.VARIANTS, "tiny", (32, 2))
+        patch.setattr(scenes, "create", lambda name: Crops())
+        _pruned_accuracy.crops.cache_clear()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(threads)
+        _pruned_accuracy.crops.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def trained(small, tmp_path_factory):
+    """``(weights, predictor)``: files that the command writes."""
+    folder = tmp_path_factory.mktemp("weights")
+    paths = folder / "x.safetensors", folder / "p.safetensors"
+    stated = {"device": "cpu", "seed": 1, "seconds": None, "steps": 3, "predictor_seconds": None, "predictor_steps": 2}
+    stated |= {"keep_ratio": 0.7, "batch": 4, "compiled": False, "losses": folder / "losses.csv"}
+    train_classifier.run(NAME, paths[0], predictor=paths[1], **stated)
+    lines = (folder / "losses.csv").read_text().splitlines()
+    assert lines[0] == "part,step,loss" and [line.split(",")[0] for line in lines[1:]] == 3 * ["network"] + 2 * [
+        "predictor"
+    ]
+    return paths
+
+
+def settings(weights, predictor, **changes):
+    stated = {"crops": 8, "batching": ("unpruned", "padded", "ragged"), "modes": {"eager": (4,)}, "max_seconds": 0.01}
+    chosen = {"weights": str(weights), "predictor": str(predictor), "pruners": PRUNERS, **stated, **changes}
+    return pruned_accuracy.Settings(**chosen)
+
+
+@pytest.fixture(scope="module")
+def rows(trained):
+    return whole("pruned_accuracy", pruned_accuracy.run(f"{NAME}.1", settings(*trained), HOW))
+
+
+def test_every_setting_has_a_checked_row_for_each_batching(rows):
+    told = [(row["pruner"], row["batching"]) for row in rows]
+    batchings = ("unpruned", "padded", "ragged")
+    assert told == [(pruner, name) for pruner in ("threshold_l2", "dynamicvit") for name in batchings]
+    for row in rows:
+        assert row["status"] == "ok" and row["images_per_s"] > 0 and row["relative_error"] <= row["tolerance"]
+        assert (row["training"], row["images"]) == (1, 12 if row["pruner"] == "threshold_l2" else 8)
+        assert row["crops"] == 8 and 0 <= row["top1"] <= row["top5"] <= 1
+    assert [row["kept"] for row in rows[:3]] == pytest.approx([1, 9 / 17, 9 / 17])
+    # In float32 packed tokens name what padded ones do; without a pruner another network answers.
+    assert [row["changed"] for row in rows[:3]] == ["", 0, 0]
+
+
+def test_what_is_right_is_what_the_network_says(trained, rows):
+    images, labels = _pruned_accuracy.crops("test", 8, 64, "cpu")
+    novel, novel_labels = _pruned_accuracy.crops("novel", 8, 64, "cpu")
+    for place, options in (
+        (1, {"pruner": "threshold_l2", "keep_ratio": 0.5, "checkpoint": trained[0]}),
+        (4, {"pruner": "dynamicvit", "keep_ratio": 0.5, "checkpoint": trained[1]}),
+    ):
+        network = networks.create("deit", variant="tiny", image_size=64, num_classes=6, **options)
+        with torch.inference_mode():
+            right = (network(images.float()).argmax(1) == labels).double().mean()
+            right_novel = (network(novel.float()).argmax(1) == novel_labels).double().mean()
+        assert rows[place]["top1"] == pytest.approx(float(right))
+        assert rows[place]["novel_top1"] == pytest.approx(float(right_novel))
+
+
+@pytest.mark.parametrize(("gone", "name"), [(0, "x"), (1, "p")])
+def test_missing_weights_are_one_row_that_says_so(trained, tmp_path, gone, name):
+    paths = [*trained]
+    paths[gone] = tmp_path / f"{name}.safetensors"
+    (row,) = whole("pruned_accuracy", pruned_accuracy.run(f"{NAME}.1", settings(*paths), HOW))
+    assert row["status"] == "skipped" and row["reason"] == f"no weights at {paths[gone]}"
+    assert experiments.code("pruned_accuracy", [row], "cpu")
+
+
+def test_a_predictor_is_not_asked_for_where_it_is_not_used(trained, tmp_path):
+    own = settings(trained[0], tmp_path / "none", pruners={"threshold_l2": ({},), "dynamicvit": ()})
+    assert pruned_accuracy.sources(own) == [str(trained[0])]
+
+
+# The configuration
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"networks": {"deit-tiny-64-evit": [0]}}, "networks: expected networks that are not pruned, found 'deit-tiny"),
+        ({"networks": {"vil-tiny-64": [0]}}, "expected networks that are not pruned, found 'vil-tiny-64'"),
+        ({"networks": {NAME: [1, 1]}}, r"pruned_accuracy.networks.deit-tiny-64: 1 stands twice"),
+        ({"networks": {NAME: [-1]}}, r"pruned_accuracy.networks.deit-tiny-64: expected at least 0, found -1"),
+        ({"pruners": {"none": [{}]}}, "pruned_accuracy.pruners: unknown pruner 'none'; known: threshold_l2"),
+        ({"batching": ["paded"]}, "pruned_accuracy.batching: unknown batching 'paded'"),
+        ({"modes": {"eager": []}}, "pruned_accuracy.modes: expected a batch for at least one mode"),
+        (
+            {"training": {"seconds": 0, "predictor_seconds": 1, "keep_ratio": 0.5, "batch": None}},
+            "training.seconds: expected a number above 0",
+        ),
+        (
+            {"training": {"seconds": 1, "predictor_seconds": 1, "keep_ratio": 1.5, "batch": None}},
+            "training.keep_ratio: expected above 0, at most 1, found 1.5",
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_section_is_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        configured(pruned_accuracy=changes)
+
+
+def test_a_rule_trains_what_a_case_reads():
+    study = configured()
+    (case,) = experiments.cases("pruned_accuracy", study)
+    found = experiments.sources("pruned_accuracy", study, case)
+    assert found == [
+        f"results/classifiers/{NAME}.0.safetensors",
+        f"results/classifiers/{NAME}-dynamicvit.0.safetensors",
+    ]
+    words = pruned_accuracy.arguments_of_training(study, case)
+    assert words[:4] == ["--network", NAME, "--seed", "0"] and "--batch" in words and "--compiled" not in words
+
+
+# What is shown
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Three trainings of a network with two pruners."""
+    for training in range(3):
+        made = [
+            synthetic.accuracy_row("deit-tiny-224", training, pruner, "keep_ratio=0.5", batching, "graph", 256)
+            for pruner in ("evit", "ats")
+            for batching in ("unpruned", "padded", "ragged")
+        ]
+        synthetic.write_csv(tmp_path / f"{training}.csv", "pruned_accuracy", made)
+    return sorted(tmp_path.glob("*.csv"))
+
+
+def test_the_table_shows_means_spread_and_the_front(files):
+    frame = accuracy_table.table(files).set_index(["pruner", "batching"])
+    assert len(frame) == 5 and (frame["trainings"] == 3).all()
+    evit, ats, plain = (frame.loc[key] for key in (("evit", "ragged"), ("ats", "ragged"), ("", "unpruned")))
+    assert [evit["top1"], evit["least_top1"], evit["most_top1"]] == pytest.approx([0.88, 0.87, 0.89])
+    assert evit["lost"] == pytest.approx(2) and evit["over_unpruned"] == 2 and evit["over_padded"] == pytest.approx(2.4)
+    # As fast and less often right: beaten. The network that keeps all is right most often.
+    assert [evit["front"], ats["front"], plain["front"]] == ["yes", "", "yes"]
+    assert (evit["changed"], evit["crops"]) == (3, 3000)
+
+
+def test_a_training_without_a_time_leaves_no_time(files):
+    rows = [
+        synthetic.accuracy_row("deit-tiny-224", 0, "evit", "keep_ratio=0.5", "ragged", "graph", 256, status="failed")
+    ]
+    synthetic.write_csv(files[0], "pruned_accuracy", [row | {"reason": "wrong"} for row in rows])
+    row = accuracy_table.table(files).set_index(["pruner", "batching"]).loc["evit", "ragged"]
+    assert row["images_per_s"] != row["images_per_s"] and row["reason"] == "wrong" and row["front"] == ""
+
+
+def test_the_figure_says_how_many_images_were_named_otherwise(files):
+    with _style.context():
+        drawn = figures.member("pruned_accuracy").draw(files)
+    said = texts(drawn)
+    assert "Packed tokens name otherwise than padded ones: 6 of 6,000 images." in said
+    assert "trainings: 3, on 5,000 images" in said
+    (axes,) = drawn.axes
+    lines = {tuple(line.get_xdata()): tuple(line.get_ydata()) for line in axes.lines if line.get_marker() == "o"}
+    assert lines[(2400.0,)] == pytest.approx((85,)) or lines[(2400.0,)] == pytest.approx((88,))
+
+
+@pytest.mark.parametrize(
+    ("claim", "measured"),
+    [
+        ("accuracy_whole:deit-tiny-224", 90),
+        ("accuracy_same:deit-tiny-224", 99.9),
+        ("accuracy_over:2.5/deit-tiny-224", 2),
+    ],
+)
+def test_claims_are_about_the_worst_training(files, tmp_path, claim, measured):
+    stated = {"id": claim, "experiments": "pruned_accuracy", "claim": "c", "relation": ">=", "expected": 1, "unit": "%"}
+    synthetic.write_csv(tmp_path / "claims" / "claims.csv", ",".join(stated), [stated])
+    (row,) = claims.table([tmp_path / "claims" / "claims.csv", ROOT / _select.PAPER_LATENCY, *files]).itertuples()
+    assert row.measured == pytest.approx(measured) and row.verdict == "met"
