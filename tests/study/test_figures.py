@@ -681,8 +681,8 @@ def test_rows_of_another_version_are_refused(study, tmp_path):
     path.write_text(text.replace(",commit,", ",made,"))
     with pytest.raises(ArtifactError, match=r"x\.csv: .*\['commit'\] missing and \['made'\] more"):
         drawn("prediction", study, [path])
-    path.write_text(text.replace("attention,1,", "attention,9,"))
-    with pytest.raises(ArtifactError, match=r"x\.csv: expected version 1 of attention rows, found 9"):
+    path.write_text(text.replace("attention,2,", "attention,9,"))
+    with pytest.raises(ArtifactError, match=r"x\.csv: expected version 2 of attention rows, found 9"):
         drawn("prediction", study, [path])
 
 
