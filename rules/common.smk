@@ -68,7 +68,6 @@ wildcard_constraints:
     case=r"[a-z0-9]+([-_.][a-z0-9_]+)*",
     figure="|".join(figures.NAMES),
     table="|".join(tables.NAMES),
-    network=r"segformer-b[0-5]-\d+(x\d+)?",
     recipe="|".join(training.RECIPES),
 
 

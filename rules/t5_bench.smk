@@ -124,8 +124,8 @@ rule classifier:
     benchmark:
         "logs/classifier/{network}.{seed}.tsv"
     wildcard_constraints:
-        seed="[0-9]+",
-        network="(?!.*-dynamicvit).*",
+        seed=r"\d+",
+        network=r"deit-[a-z0-9-]*[0-9]",
     conda:
         TIMED_ENV
     threads: THREADS

@@ -13,6 +13,8 @@ rule train:
         "logs/train/{network}.{recipe}.log",
     benchmark:
         "logs/train/{network}.{recipe}.tsv"
+    wildcard_constraints:
+        network=r"segformer-b[0-5]-\d+(x\d+)?",
     conda:
         TIMED_ENV
     threads: THREADS

@@ -90,7 +90,7 @@ def test_a_wrong_section_is_named(changes, message):
 
 
 def test_a_path_of_another_network_is_named(model):
-    with pytest.raises(ConfigError, match="expected 4 stages, of at most 2.2.2.2 blocks, found 3"):
+    with pytest.raises(ConfigError, match=r"expected 4 stages, of at most 2\.2\.2\.2 blocks, found 3"):
         run(paths=("2.2.2",))
 
 

@@ -60,7 +60,7 @@ def time_together(calls, *, min_reps, max_seconds, rse_target, gpu=False):
     """A list with the `Timing` of each of `calls`, as `time_call`. Rounds of one call each share changes of the clock.
 
     No call is warmed up. Rounds end when all means are known to `rse_target`, or after `max_seconds` a call. gpu: calls
-    queue work on torch's current stream, replays of graphs for instance, and the GPU's time between two events is taken.
+    queue work on the current stream, replays of graphs for instance, and the GPU's time between two events is taken.
     """
     measure, method = (_gpu_us, "events") if gpu else (_wall_us, "wall")
     return _interleaved([partial(measure, call) for call in calls], min_reps, max_seconds, rse_target, method)

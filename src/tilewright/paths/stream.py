@@ -3,7 +3,6 @@
 Numbers are microseconds. A contender is told a frame's budget and names what it runs; the frame's time is measured.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter_ns

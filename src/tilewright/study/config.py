@@ -19,7 +19,7 @@ from tilewright.core.errors import ConfigError
 from tilewright.networks import Plans
 from tilewright.schedule.search import NAMES as SOLVERS
 from tilewright.study import experiments, sections
-from tilewright.study.experiments import _weights, video
+from tilewright.study.experiments import _weights, paths, pruned_accuracy, video
 from tilewright.study.sections import Section
 
 # What values were called before: a dotted place and its name today.
@@ -216,7 +216,8 @@ def schema():
         "Figures": Figures,
         "Plans": Plans,
     }
-    types |= {"Weights": _weights.Weights, "Attention": video.Attention}
+    types |= {"Weights": _weights.Weights, "Attention": video.Attention, "Network": paths.Network}
+    types |= {"Recipe": pruned_accuracy.Recipe}
     types |= {name: module.Section for name, module in own.items()}
     for name, section in types.items():
         text, values = sections.descriptions(section)

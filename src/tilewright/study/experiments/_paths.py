@@ -6,7 +6,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from tilewright import networks, paths, scenes, targets
+from tilewright import networks, scenes, targets
 from tilewright.core import provenance
 from tilewright.paths import accuracy, latency, measure, program, space, table
 from tilewright.paths import layers as counted
@@ -149,11 +149,11 @@ def proposed(settings, models):
 
 
 def thinned(found, most):
-    """At most `most` paths of `proposed`'s: those that the program proposed first, then greedy's, evenly over budgets."""
+    """At most `most` paths of `proposed`'s: first those that the program proposed, then greedy's, over all budgets."""
 
     def rank(path):
         words = {by.split()[0] for by in found[path]}
-        return ("greedy" == next(iter(words)) and len(words) == 1) + 2 * (words == {"second"})
+        return (words == {"greedy"}) + 2 * (words == {"second"})
 
     kept = []
     for level in (0, 1, 2):

@@ -1,5 +1,6 @@
 """Frames with budgets, one after the other, as contenders meet them."""
 
+import itertools
 from time import perf_counter_ns
 
 import numpy as np
@@ -167,7 +168,7 @@ def switching(bench, turns):
         timing.wait(images)
         return (perf_counter_ns() - begin) / 1e3 / len(texts)
 
-    for one, other in zip(rows[:-1], rows[1:], strict=True):
+    for one, other in itertools.pairwise(rows):
         repeated = (us([one.path] * turns) + us([other.path] * turns)) / 2
         yield {
             "path": f"{one.path} | {other.path}",

@@ -33,7 +33,10 @@ class Section(sections.Section, frozen=True):
     bases: what is planned for, as the text of a path behind its blocks, such as scale=0.75; "" is the full path
     alone: further such texts, whose path with all blocks is measured, and not planned for
     rungs: trained, with the weights as they are; statistics, with those of the batch norm of each path
-    fit, choice, test, novel: how many scenes models are fitted to, paths are chosen by, and results are stated for
+    fit: scenes that models are fitted to
+    choice: scenes that paths are chosen by
+    test: scenes that results are stated for
+    novel: scenes of objects that were never trained with, for which results are stated besides
     drawn: random sets of blocks of each base that models are fitted to, beside all single ones
     every: whether all sets of blocks of the first base are measured
     budgets: of time, evenly spread, that are planned for

@@ -10,7 +10,7 @@ from tilewright.core import artifacts
 from tilewright.core.errors import ConfigError
 
 # The first image of a seed: no training comes to those of the next.
-APART = 1 << 26
+SEED_STRIDE = 1 << 26
 SOURCE = "crops"
 
 
@@ -40,7 +40,7 @@ def run(
         print(f"{network}: {line}", flush=True)
 
     made = networks.create(family, **options, seed=seed).to(place)
-    how = {"first": seed * APART, "show": show}
+    how = {"first": seed * SEED_STRIDE, "show": show}
     trained = classification.train(
         made, source, recipes[0], output, steps=steps, seconds=seconds, compiled=compiled, **how
     )
