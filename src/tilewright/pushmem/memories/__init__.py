@@ -1,0 +1,98 @@
+"""Memory tiles, a family. Contract of a member:
+
+``NAME``, its name. ``PARAMETERS``: its `Parameters`.
+``run(controllers, data_in, parameters, *, strict) -> Run``: the model. What it computes cycle by cycle is the same as
+    what the member's RTL does, word by word. strict: raise `ConflictError` where two accesses of one port of the memory
+    meet in a cycle, and where a word is read that was never written; otherwise do as the RTL, where the first in
+    `Parameters.priority` wins and unwritten words are 0.
+``tile(parameters) -> amaranth Elaboratable``: the RTL, see `rtl`.
+
+Facts of the tile ``pub`` (published as the memory tile of a coarse-grained array, "Unified Buffer", TACO 2023; "Automating
+System Configuration", FMCAD 2021): two inputs, each with an aggregator of four rows of four words; a memory with one
+port of 512 wide words of four; two outputs, each with a transpose buffer of two rows. Effects of a controller that
+fires in cycle t:
+
+| controller | addresses | effect |
+|---|---|---|
+| ``in2agg<p>`` | ``agg`` | the aggregator's word takes ``data_in[p]`` at the end of t |
+| ``agg2sram<p>`` | ``agg_row``, ``sram`` | the wide word takes the aggregator's row as of t, at the end of t |
+| ``sram2tb<p>`` | ``sram``, ``tb_row`` | the read register takes the wide word at the end of t, the row it at the end of t + 1 |
+| ``tb2out<p>`` | ``tb`` | ``data_out[p]`` is the transpose buffer's word as of t, and valid |
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from tilewright.core import registry
+from tilewright.core.errors import TilewrightError
+
+NAMES = ("pub", "dp")
+
+
+class ConflictError(TilewrightError):
+    """Two accesses that meet at one port of a memory, or a read of a word that was never written."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """A controller's place. kind: ``in2agg`` ...; number: of the tile's input or output. addresses: ``{name: bits}``."""
+
+    kind: str
+    number: int
+    addresses: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of a tile. fetch: words of a wide word. depth: wide words. rows, tb_rows: of an aggregator and of a
+    transpose buffer. inputs, outputs: ports. levels: loops of a controller, at most. bits: of a word.
+
+    kinds: the controllers' kinds in the order of data, with ``i`` where each input has one and ``o`` for outputs.
+    """
+
+    fetch: int
+    depth: int
+    inputs: int
+    outputs: int
+    rows: int = 4
+    tb_rows: int = 2
+    levels: int = 6
+    bits: int = 16
+    kinds: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """Bits of each address."""
+        words = {"agg": self.rows * self.fetch, "agg_row": self.rows, "sram": self.depth}
+        words |= {"tb_row": self.tb_rows, "tb": self.tb_rows * self.fetch}
+        return {name: max(1, (count - 1).bit_length()) for name, count in words.items()}
+
+    def ports(self) -> dict[str, Port]:
+        """Every controller by its name."""
+        return {
+            f"{kind}{number}": Port(kind, number, {name: self.widths[name] for name in addresses})
+            for kind, side, addresses in self.kinds
+            for number in range(self.inputs if side == "i" else self.outputs)
+        }
+
+    def priority(self) -> list[str]:
+        """Controllers that share the memory's port, the first one wins: writes before reads, port 0 before 1."""
+        return [name for kind in ("agg2sram", "sram2tb") for name in self.ports() if name.startswith(kind)]
+
+
+@dataclass
+class Run:
+    """What a tile did. data_out: int64 [cycles, outputs], 0 where not valid; valid_out: bool of the same shape. Inside,
+    where the tile has them: ``rows`` [cycles, inputs, fetch] and ``rows_valid``, what each aggregator gives the memory;
+    ``register`` [cycles, fetch], what the memory was last read; ``fetched`` [cycles, outputs], who reads."""
+
+    data_out: np.ndarray
+    valid_out: np.ndarray
+    inside: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def member(name):
+    """The module of a memory. Raises `UnknownNameError`."""
+    return registry.member(__name__, "memory", name, NAMES)

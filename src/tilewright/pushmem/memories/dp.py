@@ -1,0 +1,38 @@
+"""A memory with a write port and a read port, a word wide: no aggregator and no transpose buffer.
+
+``in2sram0`` writes ``data_in[0]`` at the end of its cycle. ``sram2out0`` reads the word as of its cycle t; it is
+``data_out[0]``, and valid, in t + 1.
+"""
+
+import numpy as np
+
+from tilewright.pushmem.memories import ConflictError, Parameters, Run, _events
+
+NAME = "dp"
+PARAMETERS = Parameters(
+    fetch=1,
+    depth=2048,
+    inputs=1,
+    outputs=1,
+    kinds=(("in2sram", "i", ("sram",)), ("sram2out", "o", ("sram",))),
+)
+
+
+def run(fired, data_in, parameters=PARAMETERS, *, strict=True):
+    """The `Run` of a tile. fired: `recurrence.fired`; data_in: int64 [cycles, 1]. See the family's contract."""
+    (at, where), (asked, what) = fired["in2sram0"], fired["sram2out0"]
+    found = _events.latest(at, where["sram"], asked, what["sram"])
+    if strict and (found < 0).any():
+        first = asked[np.flatnonzero(found < 0)[0]]
+        raise ConflictError(f"cycle {first}: sram2out0 reads a word that was never written")
+    data_out = np.zeros((len(data_in) + 1, 1), dtype=np.int64)
+    valid_out = np.zeros_like(data_out, dtype=bool)
+    data_out[asked + 1, 0], valid_out[asked + 1, 0] = _events.taken(data_in[at, 0], found), True
+    return Run(data_out[:-1], valid_out[:-1])
+
+
+def tile(parameters=PARAMETERS):
+    """The RTL of a tile with these parameters."""
+    from tilewright.pushmem.memories import _rtl
+
+    return _rtl.dual_port_tile(parameters)

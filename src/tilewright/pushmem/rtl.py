@@ -1,0 +1,193 @@
+"""RTL of tiles, without system packages: Amaranth → RTLIL → Yosys → BTOR2, Verilog, or C++ that g++ makes a library of.
+
+A library holds one tile, whose configuration is set at run time. It is kept by its sources, so that it is built once.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.core import caches
+from tilewright.core.errors import Unavailable
+from tilewright.pushmem import recurrence
+from tilewright.pushmem.memories import Run
+
+EXTRA = 'pip install "tilewright[push]"'
+# What Yosys does before each of its writers.
+_FLAT = ("hierarchy -top tile", "proc", "flatten")
+_BTOR2 = ("memory -nomap", "memory_nordff", "opt -full", "async2sync", "dffunmap", "opt_clean", "write_btor -s {}")
+_CXX = ("opt", "write_cxxrtl -O6 -header {}")
+_VERILOG = ("opt", "write_verilog -noattr {}")
+_RUN = """
+#include "{header}"
+extern "C" void run(uint64_t cycles, const uint64_t *constants, const uint64_t *in, uint64_t *out) {{
+  cxxrtl_design::p_tile tile;
+{constants}
+  for (uint64_t t = 0; t < cycles; t++, in += {inputs}, out += {outputs}) {{
+{driven}
+    tile.p_clk.set<uint32_t>(0);
+    tile.step();
+{seen}
+    tile.p_clk.set<uint32_t>(1);
+    tile.step();
+  }}
+}}
+"""
+
+
+def rtlil(tile) -> str:
+    """A tile in RTLIL, as module ``tile``. Raises `Unavailable` without the extra."""
+    try:
+        from amaranth.back import rtlil as writer
+    except ImportError as error:
+        raise Unavailable(f"RTL needs amaranth: {EXTRA} ({error})") from error
+    return writer.convert(tile, name="tile", ports=tile.ports, emit_src=False)
+
+
+def btor2(memory, parameters=None) -> str:
+    """The tile of a memory as a system in BTOR2; `run` and the configuration are inputs of it."""
+    return _written(memory, parameters, _BTOR2, "tile.btor2")["tile.btor2"]
+
+
+def verilog(memory, parameters=None) -> str:
+    """The tile of a memory in Verilog, module ``tile``."""
+    return _written(memory, parameters, _VERILOG, "tile.v")["tile.v"]
+
+
+def _written(memory, parameters, passes, name):
+    """``{file: text}`` of what Yosys writes of a tile."""
+    text = rtlil(memory.tile(parameters or memory.PARAMETERS))
+    return yosys(text, passes, name)
+
+
+def yosys(text, passes, name) -> dict[str, str]:
+    """``{file: text}`` that Yosys writes of a design in RTLIL; `passes` follow on flattening, ``{}`` is for `name`.
+
+    Raises `Unavailable` without the extra.
+    """
+    try:
+        from pyosys import libyosys
+    except ImportError as error:
+        raise Unavailable(f"RTL needs pyosys: {EXTRA} ({error})") from error
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "tile.il"
+        source.write_text(text)
+        design = libyosys.Design()
+        with _silent():
+            for line in (f"read_rtlil {source}", *_FLAT, *passes):
+                libyosys.run_pass(line.format(Path(folder) / name), design)
+        source.unlink()
+        return {path.name: path.read_text() for path in Path(folder).iterdir()}
+
+
+@contextlib.contextmanager
+def _silent():
+    """Yosys tells all that it does, past Python's streams."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+class Library:
+    """A design as a shared library. constants, inputs, outputs: names of its ports, of at most 64 bits each.
+
+    Raises `Unavailable` without the extra or without g++.
+    """
+
+    def __init__(self, text: str, constants: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]):
+        self.constants, self.inputs, self.outputs = list(constants), list(inputs), list(outputs)
+        path = _built(text, self.constants, self.inputs, self.outputs)
+        self._run = ctypes.CDLL(str(path)).run
+        words = np.ctypeslib.ndpointer(dtype=np.uint64, flags="C")
+        self._run.argtypes, self._run.restype = [ctypes.c_uint64, words, words, words], None
+
+    def run(self, constants: Mapping[str, int], inputs: np.ndarray) -> np.ndarray:
+        """uint64 [cycles, outputs] of `inputs` [cycles, inputs], from reset."""
+        stated = np.array([constants[name] for name in self.constants] or [0], dtype=np.uint64)
+        given = np.ascontiguousarray(inputs, dtype=np.uint64)
+        out = np.zeros((len(given), len(self.outputs)), dtype=np.uint64)
+        self._run(len(given), stated, given, out)
+        return out
+
+
+def _built(text, constants, inputs, outputs):
+    """The shared library of a design, made where it is not kept."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise Unavailable("RTL needs g++, which was not found; expected a C++ compiler on the PATH")
+    try:
+        version = metadata.version("pyosys")
+        import pyosys
+    except (ImportError, metadata.PackageNotFoundError) as error:
+        raise Unavailable(f"RTL needs pyosys: {EXTRA} ({error})") from error
+    ports = {"constants": constants, "inputs": inputs, "outputs": outputs}
+    digest = hashlib.sha256("\n".join([text, repr(ports), _RUN, version, *_CXX]).encode()).hexdigest()[:20]
+    path = caches.folder() / "rtl" / f"tile-{digest}.so"
+    if path.is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        for name, content in yosys(text, _CXX, "tile.cpp").items():
+            (Path(folder) / name).write_text(content)
+        (Path(folder) / "run.cpp").write_text(_driver(constants, inputs, outputs))
+        runtime = Path(pyosys.__file__).parent / "share/include/backends/cxxrtl/runtime"
+        command = [compiler, "-std=c++14", "-O1", "-shared", "-fPIC", "-w", f"-I{runtime}", "tile.cpp", "run.cpp"]
+        done = subprocess.run([*command, "-o", "tile.so"], cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Unavailable(f"RTL: g++ failed: {done.stderr.strip().splitlines()[0]}")
+        os.replace(Path(folder) / "tile.so", path)
+    return path
+
+
+def _driver(constants, inputs, outputs):
+    def port(name):
+        return "tile.p_" + name.replace("_", "__")
+
+    def lines(texts, indent):
+        return "\n".join(indent * " " + text for text in texts)
+
+    return _RUN.format(
+        header="tile.h",
+        inputs=len(inputs),
+        outputs=len(outputs),
+        constants=lines([f"{port(name)}.set<uint64_t>(constants[{at}]);" for at, name in enumerate(constants)], 2),
+        driven=lines([f"{port(name)}.set<uint64_t>(in[{at}]);" for at, name in enumerate(inputs)], 4),
+        seen=lines([f"out[{at}] = {port(name)}.get<uint64_t>();" for at, name in enumerate(outputs)], 4),
+    )
+
+
+class Tile:
+    """The RTL of a memory, ready to run."""
+
+    def __init__(self, memory, parameters=None):
+        self.memory, self.parameters = memory, parameters or memory.PARAMETERS
+        tile = memory.tile(self.parameters)
+        self.told = [signal.name for signal in tile.told]
+        ports = [signal.name for signal in (*tile.data_out, *tile.valid_out, *tile.told)]
+        given = ["run", *(signal.name for signal in tile.data_in)]
+        self.library = Library(rtlil(tile), [*tile.configuration, "rst"], given, ports)
+
+    def run(self, configuration, data_in: np.ndarray, run=None) -> Run:
+        """The `Run` of data_in [cycles, inputs]. run: bool [cycles], which cycles count; None for all."""
+        stated = recurrence.registers(configuration, self.memory) | {"rst": 0}
+        counts = np.ones(len(data_in), np.uint64) if run is None else run
+        out = self.library.run(stated, np.column_stack([counts, data_in]))
+        ports = self.parameters.outputs
+        told = dict(zip(self.told, out[:, 2 * ports :].T, strict=True))
+        return Run(out[:, :ports].astype(np.int64), out[:, ports : 2 * ports].astype(bool), told)
