@@ -8,6 +8,8 @@ from tilewright.pushmem.settings import CYCLE, CYCLE_BITS
 
 # Of a loop's counter: extents of 65,536 are the largest.
 LOOP_BITS = 16
+# Controllers of each part.
+KINDS = {"agg": ("in2agg", "agg2sram"), "sram": ("agg2sram", "sram2tb"), "tb": ("sram2tb", "tb2out")}
 
 
 class Controller(Elaboratable):
@@ -99,18 +101,30 @@ class _Tile(Elaboratable):
 
 
 class _Wide(_Tile):
-    def __init__(self, parameters):
+    """Aggregators, memory and transpose buffers, or one of these parts: what it does not have is an input."""
+
+    def __init__(self, parameters, part):
         super().__init__(parameters)
-        words = parameters.fetch * parameters.bits
+        self.parts = ("agg", "sram", "tb") if part == "top" else (part,)
+        words, kinds = parameters.fetch * parameters.bits, [kind for each in self.parts for kind in KINDS[each]]
+        self.controllers = {n: each for n, each in self.controllers.items() if n.rstrip("0123456789") in kinds}
         self.rows = [Signal(words, name=f"row{port}") for port in range(parameters.inputs)]
         self.register = Signal(words, name="register")
-        self.told = [*self.rows, self.register]
+        if "agg" not in self.parts:
+            self.data_in = self.rows if part == "sram" else [self.register]
+        if "tb" not in self.parts:
+            self.data_out, self.valid_out = [], []
+        given = {id(signal) for signal in self.data_in}
+        told = [*(self.rows if set(self.parts) & {"agg", "sram"} else ()), *([] if part == "agg" else [self.register])]
+        self.told = [signal for signal in told if id(signal) not in given]
 
     def elaborate(self, _platform):
-        m, p, at = self._started(), self.parameters, self.controllers
-        memory = Memory(shape=p.fetch * p.bits, depth=p.depth, init=[])
-        m.submodules.sram = memory
-        write, read = memory.write_port(), memory.read_port()
+        m = self._started()
+        for part in self.parts:
+            getattr(self, f"_{part}")(m, self.parameters, self.controllers)
+        return m
+
+    def _agg(self, m, p, at):
         for port, data in enumerate(self.data_in):
             taken, given = at[f"in2agg{port}"], at[f"agg2sram{port}"]
             words = [Signal(p.bits, name=f"agg{port}_{word}") for word in range(p.rows * p.fetch)]
@@ -119,6 +133,10 @@ class _Wide(_Tile):
                     m.d.sync += word.eq(data)
             rows = Array(Cat(words[row * p.fetch : (row + 1) * p.fetch]) for row in range(p.rows))
             m.d.comb += self.rows[port].eq(rows[given.values["agg_row"]])
+
+    def _sram(self, m, p, at):
+        m.submodules.sram = memory = Memory(shape=p.fetch * p.bits, depth=p.depth, init=[])
+        write, read = memory.write_port(), memory.read_port()
         # The last assignment wins: reads before writes, port 1 before 0.
         for port in reversed(range(p.outputs)):
             with m.If(at[f"sram2tb{port}"].fire):
@@ -128,6 +146,8 @@ class _Wide(_Tile):
                 m.d.comb += [write.addr.eq(at[f"agg2sram{port}"].values["sram"]), write.data.eq(self.rows[port])]
                 m.d.comb += [write.en.eq(1), read.en.eq(0)]
         m.d.comb += self.register.eq(read.data)
+
+    def _tb(self, m, p, at):
         for port in range(p.outputs):
             fetched, given = at[f"sram2tb{port}"], at[f"tb2out{port}"]
             due, row = Signal(name=f"due{port}"), Signal(p.widths["tb_row"], name=f"due_row{port}")
@@ -139,7 +159,6 @@ class _Wide(_Tile):
                     m.d.sync += word.eq(self.register.word_select(place % p.fetch, p.bits))
             shown = Array(words)[given.values["tb"]]
             m.d.comb += [self.valid_out[port].eq(given.fire), self.data_out[port].eq(Mux(given.fire, shown, 0))]
-        return m
 
 
 class _DualPort(_Tile):
@@ -157,9 +176,9 @@ class _DualPort(_Tile):
         return m
 
 
-def wide_tile(parameters):
-    """A tile as `pub`."""
-    return _Wide(parameters)
+def wide_tile(parameters, part="top"):
+    """A tile as `pub`, or a part of it."""
+    return _Wide(parameters, part)
 
 
 def dual_port_tile(parameters):

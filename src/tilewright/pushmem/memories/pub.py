@@ -21,58 +21,77 @@ PARAMETERS = Parameters(
 
 def run(fired, data_in, parameters=PARAMETERS, *, strict=True):
     """The `Run` of a tile. fired: `recurrence.fired`; data_in: int64 [cycles, inputs]. See the family's contract."""
-    cycles, fetch = len(data_in), parameters.fetch
-    lanes = np.arange(fetch)
-    rows, rows_valid = np.zeros((cycles, parameters.inputs, fetch), np.int64), np.zeros((cycles, parameters.inputs), bool)
-    writes, reads = [], []
+    rows, known = aggregated(fired, data_in, parameters)
+    register, whole = stored(fired, rows, known, parameters, strict=strict)
+    data_out, valid_out = buffered(fired, register, whole, parameters, strict=strict)
+    inside = {"rows": rows, "rows_valid": _at(fired, "agg2sram", parameters.inputs, len(rows))}
+    inside |= {"register": register, "fetched": _at(fired, "sram2tb", parameters.outputs, len(rows))}
+    return Run(data_out, valid_out, inside | {"known": whole})
+
+
+def aggregated(fired, data_in, parameters=PARAMETERS):
+    """``(rows, known)``, int64 and bool [cycles, inputs, fetch]: what the memory is given, 0 where it is given nothing,
+    and which words were ever written."""
+    shape = len(data_in), parameters.inputs, parameters.fetch
+    rows, known = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
     for port in range(parameters.inputs):
         at, where = fired[f"in2agg{port}"]
         asked, what = fired[f"agg2sram{port}"]
-        words = what["agg_row"][:, None] * fetch + lanes
-        found = _events.latest(at, where["agg"], np.broadcast_to(asked[:, None], words.shape), words)
-        values = _events.taken(data_in[at, port], found)
-        rows[asked, port], rows_valid[asked, port] = values, True
-        writes.append((asked, np.full(len(asked), port), what["sram"], values, found >= 0))
+        wanted = what["agg_row"][:, None] * parameters.fetch + np.arange(parameters.fetch)
+        found = _events.latest(at, where["agg"], np.broadcast_to(asked[:, None], wanted.shape), wanted)
+        rows[asked, port], known[asked, port] = _events.taken(data_in[at, port], found), found >= 0
+    return rows, known
+
+
+def stored(fired, rows, known, parameters=PARAMETERS, *, strict=True):
+    """``(register, known)``, [cycles, fetch]: the memory's read register in each cycle, given the `aggregated` rows."""
+    names = parameters.priority()
+    times = np.concatenate([fired[name][0] for name in names])
+    who = np.concatenate([np.full(len(fired[name][0]), number) for number, name in enumerate(names)])
+    addresses = np.concatenate([fired[name][1]["sram"] for name in names])
+    won = _winners(times, who, names, strict)
+    times, who, addresses = times[won], who[won], addresses[won]
+    writes = who < parameters.inputs
+    at, port = times[writes], who[writes]
+    order = np.argsort(times[~writes])
+    read_at, wanted = times[~writes][order], addresses[~writes][order]
+    found = _events.latest(at, addresses[writes], read_at, wanted)
+    held = np.searchsorted(read_at, np.arange(len(rows))) - 1
+    found = np.where(held >= 0, found[np.maximum(held, 0)], -1) if len(found) else held
+    return _events.taken(rows[at, port], found), _events.taken(known[at, port], found)
+
+
+def buffered(fired, register, known, parameters=PARAMETERS, *, strict=True):
+    """``(data_out, valid_out)`` [cycles, outputs] of the transpose buffers, given the read register of each cycle."""
+    cycles = len(register)
+    data_out, valid_out = np.zeros((cycles, parameters.outputs), dtype=np.int64), np.zeros((cycles, parameters.outputs), bool)
     for port in range(parameters.outputs):
         at, what = fired[f"sram2tb{port}"]
-        reads.append((at, np.full(len(at), parameters.inputs + port), what["sram"]))
-    times, who, addresses = (np.concatenate([each[part] for each in (*writes, *reads)]) for part in range(3))
-    won = _winners(times, who, parameters, strict)
-    counts = [len(each[0]) for each in (*writes, *reads)]
-    won = np.split(won, np.cumsum(counts)[:-1])
-    written = [np.concatenate([part[w] for part, w in zip(column, won, strict=False)]) for column in zip(*writes, strict=True)]
-    read = [np.concatenate([part[w] for part, w in zip(column, won[len(writes) :], strict=True)]) for column in zip(*reads, strict=True)]
-    order = np.argsort(read[0])
-    read_at, wanted = read[0][order], read[2][order]
-    found = _events.latest(written[0], written[2], read_at, wanted)
-    words, known = _events.taken(written[3], found), _events.taken(written[4], found)
-    data_out = np.zeros((cycles, parameters.outputs), dtype=np.int64)
-    valid_out, fetched = np.zeros_like(data_out, dtype=bool), np.zeros((cycles, parameters.outputs), dtype=bool)
-    for port in range(parameters.outputs):
-        at, what = fired[f"sram2tb{port}"]
-        fetched[at, port] = True
-        # The register as it is behind cycle t goes to the row at the end of t + 1.
-        held = np.searchsorted(read_at, at, side="right") - 1
+        # The register as it is in the cycle after the fetch goes to the row at that cycle's end.
+        at, filled = at[at + 1 < cycles] + 1, what["tb_row"][at + 1 < cycles]
         asked, where = fired[f"tb2out{port}"]
-        row, lane = np.divmod(where["tb"], fetch)
-        found = _events.latest(at + 1, what["tb_row"], asked, row)
-        found = np.where(found >= 0, _events.taken(held, found), -1)
-        values = _events.taken(words, found)[np.arange(len(asked)), lane]
-        if strict:
-            defined = _events.taken(known, found)[np.arange(len(asked)), lane]
-            _defined(asked, defined, f"tb2out{port}")
-        data_out[asked, port], valid_out[asked, port] = values, True
-    behind = np.searchsorted(read_at, np.arange(cycles)) - 1
-    inside = {"rows": rows, "rows_valid": rows_valid, "register": _events.taken(words, behind), "fetched": fetched}
-    return Run(data_out, valid_out, inside | {"known": behind >= 0})
+        row, lane = np.divmod(where["tb"], parameters.fetch)
+        found, each = _events.latest(at, filled, asked, row), np.arange(len(asked))
+        if strict and not (defined := _events.taken(known[at], found)[each, lane]).all():
+            first = asked[np.flatnonzero(~defined)[0]]
+            raise ConflictError(f"cycle {first}: tb2out{port} reads a word that was never written")
+        data_out[asked, port], valid_out[asked, port] = _events.taken(register[at], found)[each, lane], True
+    return data_out, valid_out
 
 
-def _winners(times, who, parameters, strict):
+def _at(fired, kind, ports, cycles):
+    """bool [cycles, ports]: when controllers of a kind fire."""
+    found = np.zeros((cycles, ports), dtype=bool)
+    for port in range(ports):
+        found[fired[f"{kind}{port}"][0], port] = True
+    return found
+
+
+def _winners(times, who, names, strict):
     """bool: which accesses of the memory's one port happen. Raises `ConflictError` where strict and two meet."""
     order = np.lexsort((who, times))
     met = np.flatnonzero(times[order][1:] == times[order][:-1])
     if strict and len(met):
-        names = parameters.priority()
         one, other = (names[who[order[met[0] + step]]] for step in (0, 1))
         raise ConflictError(f"cycle {times[order[met[0]]]}: {one} and {other} meet at the one port of the memory")
     won = np.ones(len(times), dtype=bool)
@@ -80,14 +99,8 @@ def _winners(times, who, parameters, strict):
     return won
 
 
-def _defined(times, defined, name):
-    if not defined.all():
-        first = times[np.flatnonzero(~defined)[0]]
-        raise ConflictError(f"cycle {first}: {name} reads a word that was never written")
-
-
-def tile(parameters=PARAMETERS):
-    """The RTL of a tile with these parameters."""
+def tile(parameters=PARAMETERS, part="top"):
+    """The RTL of a tile with these parameters, or of a part of it, see `streams`."""
     from tilewright.pushmem.memories import _rtl
 
-    return _rtl.wide_tile(parameters)
+    return _rtl.wide_tile(parameters, part)

@@ -1,0 +1,114 @@
+"""The question: is there a configuration with which a system gives an example's outputs, and which is the least?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from tilewright.configure import explain, objectives, replay
+from tilewright.configure.example import Example
+from tilewright.configure.solve import SAT, UNKNOWN, UNSAT, Solver
+from tilewright.configure.system import System
+from tilewright.configure.unroll import Unrolled
+from tilewright.core.errors import SolverError
+
+SOLVED, INFEASIBLE, GAVE_UP = "solved", "infeasible", "unknown"
+
+
+@dataclass
+class Answer:
+    """verdict: `SOLVED`, `INFEASIBLE` or `GAVE_UP`. registers: the configuration, by name. layers, seconds: of each
+    layer its value and how long it took; ``first`` is the time to the first configuration. cause: why there is none.
+    complete: whether every layer is known to be least. replayed: cycles of the interpreter's run."""
+
+    verdict: str
+    registers: dict[str, int] = field(default_factory=dict)
+    layers: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    cause: explain.Cause | None = None
+    complete: bool = True
+    replayed: int = 0
+
+
+def solve(
+    system: System,
+    example: Example,
+    *,
+    layers: Sequence[objectives.Choices | objectives.Least] = (),
+    fixed: Mapping[str, int] | None = None,
+    limit_s: float | None = None,
+    explained: bool = True,
+) -> Answer:
+    """The `Answer` for a system and an example.
+
+    layers: in order; a `Choices` layer stands first. fixed: words that are known. limit_s: seconds; where they are over the
+    verdict is `GAVE_UP`, or, once there is a configuration, `SOLVED` without all layers. explained: whether a cause is
+    looked for.
+
+    Raises `ConfigError` for an example of another system, `SolverError` for an answer that the interpreter refutes.
+    """
+    example.check(system)
+    fixed, end = dict(fixed or {}), None if limit_s is None else perf_counter() + limit_s
+    enumerated = [layer for layer in layers if isinstance(layer, objectives.Choices)]
+    combinations = enumerated[0].combinations() if enumerated else [(0, ())]
+    begin, gave_up = perf_counter(), False
+    for cost, taken in combinations:
+        solver = Solver(None if end is None else max(0.0, end - perf_counter()))
+        known = dict(fixed)
+        for choice in taken:
+            known |= choice.fixed
+        if any(known[name] != value for name, value in fixed.items()):
+            continue
+        unrolled = Unrolled(system, example, solver, known)
+        if unrolled.refuted:
+            continue
+        _require(solver, unrolled, taken)
+        result = solver.check()
+        gave_up |= result == UNKNOWN
+        if result == SAT:
+            seconds = {"first": perf_counter() - begin}
+            found = {enumerated[0].name: cost} if enumerated else {}
+            return _least(system, example, solver, unrolled, layers, found, seconds, complete=not gave_up)
+        if gave_up and end is not None and perf_counter() > end:
+            break
+    seconds = {"first": perf_counter() - begin}
+    if gave_up:
+        return Answer(GAVE_UP, seconds=seconds, complete=False)
+    cause = explain.cause(system, example, fixed, limit_s) if explained else None
+    return Answer(INFEASIBLE, seconds=seconds, cause=cause)
+
+
+def _require(solver, unrolled, taken):
+    for _, _, truth in unrolled.asked:
+        solver.require(truth)
+    for choice in taken:
+        for name, least in choice.least.items():
+            word = unrolled.words.get(name)
+            if least and word is not None and not isinstance(word, int):
+                solver.require(solver.terms.mk_term(solver._of.Kind.NOT, [solver.at_most(word, least - 1)]))
+
+
+def _least(system, example, solver, unrolled, layers, found, seconds, complete):
+    """The least of all configurations, which the interpreter has run."""
+    words = unrolled.words
+    registers = {name: word if isinstance(word, int) else solver.found(word) for name, word in words.items()}
+    for layer in layers:
+        if isinstance(layer, objectives.Choices):
+            continue
+        begin = perf_counter()
+        value, registers = objectives.minimised(solver, layer, {**unrolled.fixed, **words}, {**unrolled.fixed, **registers})
+        seconds[layer.name] = perf_counter() - begin
+        if value is None:
+            complete = False
+            break
+        found[layer.name] = value
+    registers = {**unrolled.fixed, **registers}
+    # Words that decide nothing are 0.
+    registers = {name: registers.get(name, 0) for name in system.configuration}
+    names = [*example.outputs, *example.pins]
+    broken = example.broken(replay.run(system, registers, example.inputs, example.cycles, names))
+    if broken is not None:
+        raise SolverError(f"{system.name}: the interpreter refutes the solver's answer: {broken}")
+    return Answer(SOLVED, registers, found, seconds, complete=complete, replayed=example.cycles)
+
+
+__all__ = ["GAVE_UP", "INFEASIBLE", "SOLVED", "UNSAT", "Answer", "solve"]

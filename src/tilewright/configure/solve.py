@@ -1,0 +1,128 @@
+"""Adapter of the solver Bitwuzla: terms over words and arrays, questions with assumptions, a limit of time."""
+
+import math
+from time import perf_counter
+
+from tilewright.core.errors import SolverUnavailableError
+
+SAT, UNSAT, UNKNOWN = "sat", "unsat", "unknown"
+_KINDS = {
+    "not": "BV_NOT", "neg": "BV_NEG", "inc": "BV_INC", "dec": "BV_DEC", "redand": "BV_REDAND", "redor": "BV_REDOR",
+    "redxor": "BV_REDXOR", "and": "BV_AND", "or": "BV_OR", "xor": "BV_XOR", "nand": "BV_NAND", "nor": "BV_NOR",
+    "xnor": "BV_XNOR", "add": "BV_ADD", "sub": "BV_SUB", "mul": "BV_MUL", "udiv": "BV_UDIV", "urem": "BV_UREM",
+    "sll": "BV_SHL", "srl": "BV_SHR", "sra": "BV_ASHR", "concat": "BV_CONCAT", "ite": "ITE", "read": "ARRAY_SELECT",
+    "write": "ARRAY_STORE",
+}  # fmt: skip
+_COMPARED = {
+    "eq": "EQUAL", "iff": "EQUAL", "neq": "DISTINCT", "ult": "BV_ULT", "ulte": "BV_ULE", "ugt": "BV_UGT",
+    "ugte": "BV_UGE", "slt": "BV_SLT", "slte": "BV_SLE", "sgt": "BV_SGT", "sgte": "BV_SGE", "implies": "IMPLIES",
+}  # fmt: skip
+
+
+class Solver:
+    """One solver and its terms. limit_s: seconds that all its questions may take together; None: no limit.
+
+    Raises `SolverUnavailableError` where Bitwuzla is not installed.
+    """
+
+    def __init__(self, limit_s: float | None = None):
+        try:
+            import bitwuzla
+        except ImportError as error:
+            raise SolverUnavailableError(f'bmc needs bitwuzla: pip install "tilewright[push]" ({error})') from error
+        self._of = bitwuzla
+        self.terms = bitwuzla.TermManager()
+        options = bitwuzla.Options()
+        options.set(bitwuzla.Option.PRODUCE_MODELS, True)
+        options.set(bitwuzla.Option.PRODUCE_UNSAT_ASSUMPTIONS, True)
+        self._solver = bitwuzla.Bitwuzla(self.terms, options)
+        self._deadline = math.inf if limit_s is None else perf_counter() + limit_s
+        self._solver.configure_terminator(lambda: perf_counter() > self._deadline)
+        self._bit, self._zero, self._one = self.terms.mk_bool_sort(), self.value(0, 1), self.value(1, 1)
+        self._taken = ()
+
+    def value(self, number: int, width: int):
+        """A constant word."""
+        return self.terms.mk_bv_value(self.terms.mk_bv_sort(width), number)
+
+    def unknown(self, name: str, width: int):
+        """A word to be found."""
+        return self.terms.mk_const(self.terms.mk_bv_sort(width), name)
+
+    def array(self, index: int, width: int, term):
+        """An array that holds `term` everywhere."""
+        sort = self.terms.mk_array_sort(self.terms.mk_bv_sort(index), self.terms.mk_bv_sort(width))
+        return self.terms.mk_const_array(sort, term)
+
+    def apply(self, node, args):
+        """The term of a node, see `system.Node`, of the terms `args`."""
+        kind, op = self._of.Kind, node.op
+        if op in _COMPARED:
+            if op == "implies":
+                args = [self.holds(arg) for arg in args]
+            truth = self.terms.mk_term(getattr(kind, _COMPARED[op]), args)
+            return self.terms.mk_term(kind.ITE, [truth, self._one, self._zero])
+        if op == "ite":
+            return self.terms.mk_term(kind.ITE, [self.holds(args[0]), *args[1:]])
+        if op == "slice":
+            return self.terms.mk_term(kind.BV_EXTRACT, args, list(node.numbers))
+        if op in ("uext", "sext"):
+            more = node.width - node.numbers[0]
+            extend = kind.BV_ZERO_EXTEND if op == "uext" else kind.BV_SIGN_EXTEND
+            return self.terms.mk_term(extend, args, [more]) if more else args[0]
+        if op in ("sll", "srl", "sra"):
+            args = [args[0], self.resized(args[1], node.width)]
+        return self.terms.mk_term(getattr(kind, _KINDS[op]), args)
+
+    def resized(self, term, width):
+        """A word in more bits; of a shift's amount fewer are never asked for."""
+        more = width - term.sort().bv_size()
+        return self.terms.mk_term(self._of.Kind.BV_ZERO_EXTEND, [term], [more]) if more > 0 else term
+
+    def holds(self, term):
+        """The truth of one bit."""
+        return self.terms.mk_term(self._of.Kind.EQUAL, [term, self._one])
+
+    def equal(self, term, number: int):
+        """The truth that a word is a number."""
+        return self.terms.mk_term(self._of.Kind.EQUAL, [term, self.value(number, term.sort().bv_size())])
+
+    def at_most(self, term, number: int):
+        """The truth that a word is at most a number."""
+        return self.terms.mk_term(self._of.Kind.BV_ULE, [term, self.value(number, term.sort().bv_size())])
+
+    def total(self, products, width: int):
+        """A word of `width` bits: the sum over `products`, lists of ``(term or number, number to add)``, of their
+        products. It must not wrap."""
+        kind, sums = self._of.Kind, self.value(0, width)
+        for factors in products:
+            product = None
+            for term, more in factors:
+                if isinstance(term, int):
+                    factor = self.value(term + more, width)
+                else:
+                    factor = self.terms.mk_term(kind.BV_ADD, [self.resized(term, width), self.value(more, width)])
+                product = factor if product is None else self.terms.mk_term(kind.BV_MUL, [product, factor])
+            sums = self.terms.mk_term(kind.BV_ADD, [sums, product])
+        return sums
+
+    def require(self, truth) -> None:
+        """From now on this holds."""
+        self._solver.assert_formula(truth)
+
+    def check(self, *assumed) -> str:
+        """Whether what is required can hold, with what is assumed for this question alone."""
+        if perf_counter() > self._deadline:
+            return UNKNOWN
+        self._taken = assumed
+        result = self._solver.check_sat(*assumed)
+        return {self._of.Result.SAT: SAT, self._of.Result.UNSAT: UNSAT}.get(result, UNKNOWN)
+
+    def found(self, term) -> int:
+        """The number of a word in the answer to the last question."""
+        return int(self._solver.get_value(term).value(10))
+
+    def blamed(self) -> list[int]:
+        """Which of the last question's assumptions, by their places, cannot hold together."""
+        wrong = {term.id() for term in self._solver.get_unsat_assumptions()}
+        return [place for place, term in enumerate(self._taken) if term.id() in wrong]

@@ -1,0 +1,314 @@
+"""A tile's controllers from what enters and leaves it: the schedules inside are chosen here.
+
+Bounds of each access of the memory follow from the stream (`Bounds`). A wide word is written once its last word is
+there, and before the aggregator's row is filled anew. A *run* is what an output reads of one wide word without a break;
+it is fetched after the write, two cycles before its first word, and not before the transpose buffer's row is free.
+Schedules are *templates*: the loops of the port, strip-mined by the words of a wide word, with other steps of the
+innermost loop besides. Of all that keep within their bounds and never meet at the memory's one port, the first ones that
+delay least are taken, and their loops fitted.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.core.errors import TilewrightError
+from tilewright.pushmem import fit
+from tilewright.pushmem.settings import CYCLE_BITS, Configuration
+
+# What bounds come from, by the names that explanations use.
+AGGREGATOR, BUFFER, PORT, REUSE = "aggregator", "transpose buffer", "memory port", "memory words"
+GROUPS = (AGGREGATOR, BUFFER, PORT, REUSE)
+# Combinations of templates and starts that are tried, and starts of a template.
+TRIES, STARTS = 20_000, 96
+_NEVER = 1 << 40
+
+
+class NoScheduleError(TilewrightError):
+    """A stream that no schedule of the tile gives. cause: one of `GROUPS`, or what `explain` names; told: numbers."""
+
+    def __init__(self, cause, text, **told):
+        """State the cause and what was counted."""
+        super().__init__(text)
+        self.cause, self.told = cause, told
+
+
+@dataclass
+class Words:
+    """Where words are. ports: for each input its arrivals. port, index: of each token that came in."""
+
+    arrivals: list[np.ndarray]
+    tokens: list[np.ndarray]
+    reads: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+@dataclass
+class Side:
+    """Accesses of the memory by one controller, in order. earliest, latest: their bounds, int64 [n], without those that
+    follow from other sides. first: what templates start from, int64 [n]. addresses: ``{name: [n]}``. wide: numbers of
+    the wide words, int64 [n]. ring: how many wide words on the same place is written again. rounds: of the port's loops,
+    see `_rounds`. source: of reads, the place among the sides of what writes."""
+
+    name: str
+    earliest: np.ndarray
+    latest: np.ndarray
+    first: np.ndarray
+    addresses: dict[str, np.ndarray]
+    wide: np.ndarray
+    ring: int
+    rounds: list[tuple[int, np.ndarray]]
+    source: int | None = None
+
+
+def words(stream) -> Words:
+    """What moves: tokens that come in, and for each output ``(cycles, inputs, numbers of words)``. Raises
+    `NoScheduleError` for tokens that come in twice, never, or after they go out."""
+    place, arrivals, tokens = {}, [], []
+    for port in range(stream.valid_in.shape[1]):
+        at = np.flatnonzero(stream.valid_in[:, port])
+        arrivals.append(at)
+        tokens.append(stream.data_in[at, port, 0])
+        for number, token in enumerate(tokens[-1].tolist()):
+            if token in place:
+                raise NoScheduleError(
+                    "tokens", f"cycle {at[number]}: expected a number for each word that comes in, found {token} again"
+                )
+            place[token] = port, number
+    reads = []
+    for port in range(stream.valid_out.shape[1]):
+        at = np.flatnonzero(stream.valid_out[:, port])
+        found = []
+        for cycle, token in zip(at.tolist(), stream.data_out[at, port, 0].tolist(), strict=True):
+            if token not in place:
+                raise NoScheduleError("never written", f"cycle {cycle}: output {port} gives {token}, which never came in")
+            found.append(place[token])
+            if arrivals[found[-1][0]][found[-1][1]] >= cycle:
+                came = arrivals[found[-1][0]][found[-1][1]]
+                raise NoScheduleError(
+                    "output before input", f"cycle {cycle}: output {port} gives {token}, which comes in at cycle {came}"
+                )
+        pairs = np.array(found, dtype=np.int64).reshape(-1, 2)
+        reads.append((at, pairs[:, 0], pairs[:, 1]))
+    return Words(arrivals, tokens, reads)
+
+
+def configuration(stream, memory) -> Configuration:
+    """A `Configuration` whose tile gives `stream`. Raises `NoScheduleError`, whose cause was checked by leaving it out."""
+    found = words(stream)
+    errors = []
+    for row in _row_lengths(found, memory.PARAMETERS):
+        try:
+            return _solved(found, memory, row, GROUPS)
+        except (NoScheduleError, fit.NotAffineError) as error:
+            errors.append((row, error))
+    for row, error in errors:
+        if isinstance(error, NoScheduleError) and error.cause is None:
+            raise _explained(found, memory, row, error)
+    error = errors[0][1]
+    if isinstance(error, fit.NotAffineError):
+        raise NoScheduleError("not affine", str(error)) from error
+    raise error
+
+
+def _explained(found, memory, row, error):
+    """The group of bounds without which there is a schedule: that one is the cause."""
+    for group in GROUPS:
+        kept = tuple(each for each in GROUPS if each != group)
+        try:
+            _solved(found, memory, row, kept)
+        except (NoScheduleError, fit.NotAffineError):
+            continue
+        return NoScheduleError(group, f"{error}; without the bounds of the {group} there is one")
+    return NoScheduleError("bounds", f"{error}; leaving out one kind of bounds does not help")
+
+
+def _row_lengths(found, parameters):
+    """Lengths of rows that wide words may be aligned to: None, in which they follow on each other, comes first; then
+    steps of the loops in which words go out."""
+    lengths = [None]
+    for at, ports, numbers in found.reads:
+        if len(at) and len(set(ports.tolist())) == 1:
+            try:
+                loops = fit.controller(at, {"word": numbers}, {"word": 40}, parameters.levels + 2)
+            except fit.NotAffineError:
+                continue
+            for stride in loops.addresses["word"].strides:
+                if parameters.fetch < stride < 1 << CYCLE_BITS and stride % parameters.fetch and stride not in lengths:
+                    lengths.append(stride)
+    return lengths
+
+
+def _solved(found, memory, row, groups):
+    parameters = memory.PARAMETERS
+    if "agg2sram0" not in parameters.ports():
+        return _single(found, memory)
+    sides, controllers = _sides(found, memory, row, groups)
+    times = _chosen(sides, groups)
+    ports = parameters.ports()
+    for side, at in zip(sides, times, strict=True):
+        controllers[side.name] = fit.controller(at, side.addresses, ports[side.name].addresses, parameters.levels)
+    return Configuration(memory.NAME, {name: controllers[name] for name in ports if name in controllers})
+
+
+def _single(found, memory):
+    """A tile without aggregators: words have addresses of their own, or those that are free again."""
+    ports, depth = memory.PARAMETERS.ports(), memory.PARAMETERS.depth
+    at, asked = found.arrivals[0], found.reads[0]
+    controllers = {}
+    if len(at):
+        controllers["in2sram0"] = fit.controller(
+            at, {"sram": np.arange(len(at)) % depth}, ports["in2sram0"].addresses, memory.PARAMETERS.levels
+        )
+    if len(asked[0]):
+        controllers["sram2out0"] = fit.controller(
+            asked[0] - 1, {"sram": asked[2] % depth}, ports["sram2out0"].addresses, memory.PARAMETERS.levels
+        )
+        reused = asked[2] + depth
+        late = np.flatnonzero((reused < len(at)) & (at[np.minimum(reused, len(at) - 1)] < asked[0] - 1))
+        if len(late):
+            raise NoScheduleError(REUSE, f"cycle {asked[0][late[0]]}: the word that goes out was overwritten by then")
+        early = np.flatnonzero(at[asked[2]] >= asked[0] - 1)
+        if len(early):
+            raise NoScheduleError("latency", f"cycle {asked[0][early[0]]}: expected two cycles from input to output")
+    return Configuration(memory.NAME, controllers)
+
+
+def _sides(found, memory, row, groups):
+    """``(sides, controllers)``: what accesses the memory, and the controllers of the tile's ports."""
+    parameters, ports = memory.PARAMETERS, memory.PARAMETERS.ports()
+    fetch, ring, levels = parameters.fetch, parameters.rows * parameters.fetch, parameters.levels
+    sides, controllers, wide, numbers, source = [], {}, [], [], {}
+    counts = [-(-int(_padded(np.array([len(at)]), row, fetch)[0]) // fetch) if len(at) else 0 for at in found.arrivals]
+    bases, step = _allotted(counts, parameters)
+    for port, at in enumerate(found.arrivals):
+        place = _padded(np.arange(len(at)), row, fetch)
+        numbers.append(place)
+        if not len(at):
+            wide.append(np.zeros(0, dtype=np.int64))
+            continue
+        name, given = f"in2agg{port}", f"agg2sram{port}"
+        controllers[name] = fit.controller(at, {"agg": place % ring}, ports[name].addresses, levels)
+        group = place // fetch
+        begins = np.flatnonzero(np.diff(group, prepend=-1))
+        first, last = at[begins], at[np.append(begins[1:], len(at)) - 1]
+        count = len(begins)
+        latest = np.full(count, _NEVER)
+        if AGGREGATOR in groups and count > parameters.rows:
+            latest[: -parameters.rows] = first[parameters.rows :]
+        order = np.arange(count)
+        address = (bases[port] + step * order) % parameters.depth
+        addresses = {"agg_row": order % parameters.rows, "sram": address}
+        rounds = _rounds(controllers[name], at)
+        source[port] = len(sides)
+        sides.append(Side(given, last + 1, latest, first + fetch, addresses, order, parameters.depth // step, rounds))
+        wide.append(address)
+    for port, (at, inputs, asked) in enumerate(found.reads):
+        if not len(at):
+            continue
+        name, given = f"tb2out{port}", f"sram2tb{port}"
+        if len(set(inputs.tolist())) > 1:
+            raise NoScheduleError("two inputs", f"output {port} gives words of both inputs; one controller follows one")
+        place = numbers[inputs[0]][asked]
+        group, lane = np.divmod(place, fetch)
+        begins = np.flatnonzero(np.diff(group, prepend=-1))
+        run = np.cumsum(np.diff(group, prepend=-1) != 0) - 1
+        buffer = (run % parameters.tb_rows) * fetch + lane
+        controllers[name] = fit.controller(at, {"tb": buffer}, ports[name].addresses, levels)
+        first, last = at[begins], at[np.append(begins[1:], len(at)) - 1]
+        earliest = np.zeros(len(begins), dtype=np.int64)
+        behind = len(begins) - parameters.tb_rows
+        if BUFFER in groups and behind > 0:
+            earliest[parameters.tb_rows :] = last[:behind] - 1
+        wanted, came = group[begins], inputs[0]
+        addresses = {"sram": wide[came][wanted], "tb_row": np.arange(len(begins)) % parameters.tb_rows}
+        rounds, ring = _rounds(controllers[name], at), parameters.depth // step
+        sides.append(Side(given, earliest, first - 2, first - 2, addresses, wanted, ring, rounds, source[came]))
+    return sides, controllers
+
+
+def _padded(numbers, row, fetch):
+    """Places of words in rows of `row` words that begin with a wide word; None: one word follows on the other."""
+    return numbers if row is None else numbers // row * (-(-row // fetch) * fetch) + numbers % row
+
+
+def _allotted(counts, parameters):
+    """``(first wide word of each input, step)`` of rings in the memory: it wraps by itself."""
+    used = [count for count in counts if count]
+    if len(used) < 2 or sum(used) <= parameters.depth:
+        return np.concatenate(([0], np.cumsum(counts)))[:-1].tolist(), 1
+    return list(range(len(counts))), 2
+
+
+def _rounds(controller, at):
+    """``[(rounds, cycles at which each begins)]``: the port's loops, cut between an inner and an outer part."""
+    inner = list(itertools.accumulate(controller.extents, lambda one, other: one * other))
+    return [(len(at) // size, at[::size]) for size in inner]
+
+
+def templates(side):
+    """Yield cycles, int64 [n], less where they start: what a side's loops may be."""
+    seen = set()
+
+    def new(shape):
+        key = shape.tobytes()
+        if key in seen or (len(shape) > 1 and (np.diff(shape) <= 0).any()):
+            return False
+        seen.add(key)
+        return True
+
+    count = len(side.first)
+    plain = side.first - side.first[0]
+    if new(plain):
+        yield plain
+    for rounds, begins in side.rounds:
+        if count % rounds:
+            continue
+        each = count // rounds
+        span = int(begins[1] - begins[0]) if rounds > 1 else int(plain[-1]) + 1
+        for step in range(max(1, span // each + 1), 0, -1):
+            shape = ((begins - begins[0])[:, None] + step * np.arange(each)).reshape(-1)
+            if new(shape):
+                yield shape
+
+
+def _chosen(sides, groups):
+    """Cycles of each side, int64 [n] each, that delay least. Raises `NoScheduleError` without a cause."""
+    tries, stuck = itertools.count(), {}
+
+    def options(side, taken):
+        """``(delay, cycles)`` of a side, given those before it; the least delay first."""
+        earliest, latest = side.earliest, side.latest
+        if side.source is not None:
+            written = taken[side.source]
+            earliest = np.maximum(earliest, written[side.wide] + 1)
+            again = side.wide + side.ring
+            if REUSE in groups:
+                until = written[np.minimum(again, len(written) - 1)] - 1
+                latest = np.where(again < len(written), np.minimum(latest, until), latest)
+        found = []
+        for shape in templates(side):
+            low, high = max(0, int((earliest - shape).max())), int((latest - shape).min())
+            found += [shape + start for start in range(low, min(high, low + STARTS) + 1)]
+        if not found:
+            stuck.setdefault(side.name, None)
+        return sorted(found, key=lambda cycles: int((cycles - earliest).sum()))
+
+    def search(number, taken, occupied):
+        if number == len(sides):
+            return taken
+        for cycles in options(sides[number], taken):
+            if next(tries) >= TRIES:
+                return None
+            mine = set(cycles.tolist()) if PORT in groups else set()
+            if occupied.isdisjoint(mine):
+                found = search(number + 1, [*taken, cycles], occupied | mine)
+                if found is not None:
+                    return found
+        return None
+
+    found = search(0, [], set())
+    if found is None:
+        where = f", {next(iter(stuck))} none that keeps within its bounds" if stuck else ""
+        raise NoScheduleError(None, f"no affine schedules of the memory's accesses fit together{where}")
+    return found

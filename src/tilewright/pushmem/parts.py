@@ -1,0 +1,199 @@
+"""Parts of a tile: their streams, their controllers, and how they run by themselves.
+
+Inside of a part everything that fires is seen; what is not seen are places: of words in an aggregator, of wide words in
+the memory, of rows in a transpose buffer. Tokens tell which write a read wants. Places are then given in the order of
+the writes, as rings, and loops are fitted. A controller that two parts share is fitted for both at once (`joined`).
+"""
+
+import numpy as np
+
+from tilewright.pushmem import fit
+from tilewright.pushmem.inner import NoScheduleError
+from tilewright.pushmem.memories import pub
+from tilewright.pushmem.settings import Affine, Configuration, Controller
+from tilewright.pushmem.streams import ANY, Stream
+
+# Parts, in the order of the data, and the controllers of each with the addresses that it tells.
+ORDER = ("agg", "sram", "tb")
+TOLD = {
+    "agg": {"in2agg": ("agg",), "agg2sram": ("agg_row",)},
+    "sram": {"agg2sram": ("sram",), "sram2tb": ("sram",)},
+    "tb": {"sram2tb": ("tb_row",), "tb2out": ("tb",)},
+}
+
+
+def of_run(part, stream: Stream, run) -> Stream:
+    """The `Stream` of a part, of a `Run` of the whole tile with the inputs of `stream`."""
+    inside = run.inside
+    register = np.where(inside["known"], inside["register"], ANY)[:, None]
+    rows, rows_valid, fetched = inside["rows"], inside["rows_valid"], inside["fetched"]
+    if part == "agg":
+        return Stream(part, stream.data_in, stream.valid_in, rows, rows_valid)
+    if part == "sram":
+        return Stream(part, rows, rows_valid, register, fetched)
+    return Stream(part, np.maximum(register, 0), fetched, run.data_out[:, :, None], run.valid_out)
+
+
+def run(part, fired, stream: Stream, parameters):
+    """``(data_out, valid_out)`` of a part whose controllers fire so, with the inputs of `stream`.
+
+    Raises `ConflictError` as `memories` says.
+    """
+    if part == "agg":
+        rows, _ = pub.aggregated(fired, stream.data_in[:, :, 0], parameters)
+        return rows, _fires(fired, "agg2sram", parameters.inputs, len(stream))
+    if part == "sram":
+        register, known = pub.stored(fired, stream.data_in, np.ones_like(stream.data_in, bool), parameters)
+        register = np.where(known, register, 0)
+        return register[:, None], _fires(fired, "sram2tb", parameters.outputs, len(stream))
+    register = stream.data_in[:, 0]
+    data, valid = pub.buffered(fired, register, np.ones_like(register, dtype=bool), parameters)
+    return data[:, :, None], valid
+
+
+def configuration(stream: Stream, memory) -> Configuration:
+    """Controllers of the part that `stream` is of; addresses that it does not tell are 0.
+
+    Raises `NoScheduleError`, `NotAffineError`.
+    """
+    events = {"agg": _agg, "sram": _sram, "tb": _tb}[stream.part](stream, memory.PARAMETERS)
+    return Configuration(memory.NAME, _fitted(events, memory))
+
+
+def joined(configurations, memory, cycles: int) -> Configuration:
+    """One `Configuration` of those of the parts: a controller of two has the addresses of both, and loops for both.
+
+    cycles: of the longer trace; of two traces of one controller, that of the one that fires longer decides when.
+    """
+    from tilewright.pushmem import recurrence
+
+    ports, events = memory.PARAMETERS.ports(), {}
+    for part, found in zip(ORDER, configurations, strict=True):
+        for name, controller in found.controllers.items():
+            times, addresses = recurrence.events(controller, ports[name], cycles)
+            told = {address: addresses[address] for address in TOLD[part][ports[name].kind]}
+            if name in events:
+                shorter = min(len(times), len(events[name][0]))
+                if (times[:shorter] != events[name][0][:shorter]).any():
+                    raise NoScheduleError("parts", f"{name}: expected one schedule, found two in two parts")
+                longer = max(times, events[name][0], key=len)
+                told |= events[name][1]
+                told = {key: _continued(controller, ports[name], key, values, found, events, name, len(longer)) for key, values in told.items()}
+                times = longer
+            events[name] = times, told
+    return Configuration(memory.NAME, _fitted(events, memory))
+
+
+def _continued(controller, port, key, values, found, events, name, count):
+    """Addresses of a shorter trace, for as many firings as the longer one has: its loops' next ones."""
+    if len(values) >= count:
+        return values[:count]
+    step = np.diff(values)[-1] if len(values) > 1 else 0
+    rest = values[-1] + step * np.arange(1, count - len(values) + 1)
+    return np.concatenate([values, rest % (1 << port.addresses[key])])
+
+
+def _fitted(events, memory):
+    ports, levels, found = memory.PARAMETERS.ports(), memory.PARAMETERS.levels, {}
+    for name in ports:
+        if name not in events or not len(events[name][0]):
+            continue
+        times, told = events[name]
+        loops = fit.controller(times, told, ports[name].addresses, levels)
+        silent = Affine(0, (0,) * len(loops.extents))
+        addresses = {address: loops.addresses.get(address, silent) for address in ports[name].addresses}
+        found[name] = Controller(loops.extents, loops.cycle, addresses)
+    return found
+
+
+def _fires(fired, kind, ports, cycles):
+    found = np.zeros((cycles, ports), dtype=bool)
+    for port in range(ports):
+        found[fired[f"{kind}{port}"][0], port] = True
+    return found
+
+
+def _agg(stream, parameters):
+    """Events of the aggregators' controllers."""
+    events, fetch = {}, parameters.fetch
+    for port in range(parameters.inputs):
+        came, given = np.flatnonzero(stream.valid_in[:, port]), np.flatnonzero(stream.valid_out[:, port])
+        number = {token: at for at, token in enumerate(stream.data_in[came, port, 0].tolist())}
+        rows, places, ring, news = [], {}, 0, -1
+        for cycle in given.tolist():
+            # What stands there from the row before is not news.
+            lanes = {
+                number[token]: lane
+                for lane, token in enumerate(stream.data_out[cycle, port].tolist())
+                if token in number and came[number[token]] < cycle
+            }
+            fresh = [at for at in lanes if at not in places]
+            if fresh:
+                news += 1
+                ring = news % parameters.rows
+            elif lanes:
+                ring = places[max(lanes)] // fetch
+            rows.append(ring)
+            places |= {at: ring * fetch + lanes[at] for at in fresh}
+        addresses, last = [], -1
+        for at in range(len(came)):
+            last = places.get(at, (last + 1) % (parameters.rows * fetch))
+            addresses.append(last)
+        events[f"in2agg{port}"] = came, {"agg": np.array(addresses, dtype=np.int64)}
+        events[f"agg2sram{port}"] = given, {"agg_row": np.array(rows, dtype=np.int64)}
+    return events
+
+
+def _sram(stream, parameters):
+    """Events of the memory's controllers."""
+    events, written = {}, {}
+    counts = stream.valid_in.sum(0)
+    used = [int(count) for count in counts if count]
+    step = 2 if len(used) > 1 and sum(used) > parameters.depth else 1
+    base = 0
+    accesses = []
+    for port in range(parameters.inputs):
+        at = np.flatnonzero(stream.valid_in[:, port])
+        address = ((port if step == 2 else base) + step * np.arange(len(at))) % parameters.depth
+        base += len(at)
+        events[f"agg2sram{port}"] = at, {"sram": address}
+        accesses += zip(at.tolist(), [0] * len(at), [port] * len(at), address.tolist(), strict=True)
+    for port in range(parameters.outputs):
+        at = np.flatnonzero(stream.valid_out[:, port])
+        accesses += [(cycle, 1, port, None) for cycle in at.tolist()]
+        events[f"sram2tb{port}"] = at, {"sram": np.zeros(len(at), dtype=np.int64)}
+    place = dict.fromkeys(range(parameters.outputs), 0)
+    for cycle, read, port, address in sorted(accesses, key=lambda each: each[:2]):
+        if not read:
+            written[tuple(stream.data_in[cycle, port].tolist())] = address
+            continue
+        if cycle + 1 >= len(stream):
+            raise NoScheduleError("length", f"cycle {cycle}: expected a cycle behind the last fetch, which shows its word")
+        wanted = tuple(stream.data_out[cycle + 1, 0].tolist())
+        if wanted not in written:
+            raise NoScheduleError("never written", f"cycle {cycle + 1}: the memory gives {list(wanted)}, never written before")
+        events[f"sram2tb{port}"][1]["sram"][place[port]] = written[wanted]
+        place[port] += 1
+    return events
+
+
+def _tb(stream, parameters):
+    """Events of the transpose buffers' controllers."""
+    events, fetch = {}, parameters.fetch
+    for port in range(parameters.outputs):
+        at, out = np.flatnonzero(stream.valid_in[:, port]), np.flatnonzero(stream.valid_out[:, port])
+        at = at[at + 1 < len(stream)]
+        rows = np.arange(len(at)) % parameters.tb_rows
+        there, places, done = {}, [], 0
+        for cycle in out.tolist():
+            while done < len(at) and at[done] + 2 <= cycle:
+                for lane, token in enumerate(stream.data_in[at[done] + 1, 0].tolist()):
+                    there[token] = rows[done] * fetch + lane
+                done += 1
+            token = int(stream.data_out[cycle, port, 0])
+            if token not in there:
+                raise NoScheduleError("never written", f"cycle {cycle}: output {port} gives {token}, never fetched before")
+            places.append(there[token])
+        events[f"sram2tb{port}"] = at, {"tb_row": rows}
+        events[f"tb2out{port}"] = out, {"tb": np.array(places, dtype=np.int64)}
+    return events
