@@ -8,14 +8,17 @@ innermost loop besides. Of all that keep within their bounds and never meet at t
 delay least are taken, and their loops fitted.
 """
 
+import contextlib
 import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
 from tilewright.core.errors import TilewrightError
-from tilewright.pushmem import fit
+from tilewright.pushmem import counting, fit
+from tilewright.pushmem.counting import NoScheduleError
 from tilewright.pushmem.settings import CYCLE_BITS, Configuration
+from tilewright.pushmem.streams import ANY
 
 # What bounds come from, by the names that explanations use.
 AGGREGATOR, BUFFER, PORT, REUSE = "aggregator", "transpose buffer", "memory port", "memory words"
@@ -25,13 +28,8 @@ TRIES, STARTS = 20_000, 96
 _NEVER = 1 << 40
 
 
-class NoScheduleError(TilewrightError):
-    """A stream that no schedule of the tile gives. cause: one of `GROUPS`, or what `explain` names; told: numbers."""
-
-    def __init__(self, cause, text, **told):
-        """State the cause and what was counted."""
-        super().__init__(text)
-        self.cause, self.told = cause, told
+class UndecidedError(TilewrightError):
+    """A stream that does not say enough: what goes out may be any word."""
 
 
 @dataclass
@@ -80,6 +78,8 @@ def words(stream) -> Words:
         at = np.flatnonzero(stream.valid_out[:, port])
         found = []
         for cycle, token in zip(at.tolist(), stream.data_out[at, port, 0].tolist(), strict=True):
+            if token == ANY:
+                raise UndecidedError(f"cycle {cycle}: output {port} gives any word; its token decides the schedules inside")
             if token not in place:
                 raise NoScheduleError("never written", f"cycle {cycle}: output {port} gives {token}, which never came in")
             found.append(place[token])
@@ -102,13 +102,11 @@ def configuration(stream, memory) -> Configuration:
             return _solved(found, memory, row, GROUPS)
         except (NoScheduleError, fit.NotAffineError) as error:
             errors.append((row, error))
-    for row, error in errors:
-        if isinstance(error, NoScheduleError) and error.cause is None:
-            raise _explained(found, memory, row, error)
-    error = errors[0][1]
+    # What comes closest says most: all loops were found, then bounds, then loops that were not.
+    row, error = min(errors, key=lambda each: (isinstance(each[1], fit.NotAffineError), getattr(each[1], "cause", 0) is not None))
     if isinstance(error, fit.NotAffineError):
         raise NoScheduleError("not affine", str(error)) from error
-    raise error
+    raise error if error.cause is not None else _explained(found, memory, row, error)
 
 
 def _explained(found, memory, row, error):
@@ -144,8 +142,10 @@ def _solved(found, memory, row, groups):
     if "agg2sram0" not in parameters.ports():
         return _single(found, memory)
     sides, controllers = _sides(found, memory, row, groups)
-    times = _chosen(sides, groups)
+    if groups == GROUPS:
+        counting.check(sides, parameters.depth)
     ports = parameters.ports()
+    times = _chosen(sides, groups, lambda side: templates(side, ports[side.name].addresses, parameters.levels))
     for side, at in zip(sides, times, strict=True):
         controllers[side.name] = fit.controller(at, side.addresses, ports[side.name].addresses, parameters.levels)
     return Configuration(memory.NAME, {name: controllers[name] for name in ports if name in controllers})
@@ -246,35 +246,36 @@ def _rounds(controller, at):
     return [(len(at) // size, at[::size]) for size in inner]
 
 
-def templates(side):
-    """Yield cycles, int64 [n], less where they start: what a side's loops may be."""
+def templates(side, widths, levels):
+    """Yield cycles, int64 [n], the first 0: what a side's schedule may be, with loops that its addresses have as well."""
     seen = set()
-
-    def new(shape):
+    for shape in _shapes(side):
         key = shape.tobytes()
-        if key in seen or (len(shape) > 1 and (np.diff(shape) <= 0).any()):
-            return False
+        if key in seen or (np.diff(shape) <= 0).any():
+            continue
         seen.add(key)
-        return True
+        with contextlib.suppress(fit.NotAffineError):
+            fit.controller(shape, side.addresses, widths, levels)
+            yield shape
 
+
+def _shapes(side):
+    """Cycles as the stream has them; then the port's loops, cut between an inner and an outer part, with every step of
+    what an inner part needs."""
     count = len(side.first)
-    plain = side.first - side.first[0]
-    if new(plain):
-        yield plain
+    yield side.first - side.first[0]
     for rounds, begins in side.rounds:
         if count % rounds:
             continue
         each = count // rounds
-        span = int(begins[1] - begins[0]) if rounds > 1 else int(plain[-1]) + 1
-        for step in range(max(1, span // each + 1), 0, -1):
-            shape = ((begins - begins[0])[:, None] + step * np.arange(each)).reshape(-1)
-            if new(shape):
-                yield shape
+        span = int(begins[1] - begins[0]) if rounds > 1 else int(side.first[-1] - side.first[0]) + 1
+        for step in range(span // each + 1, 0, -1):
+            yield ((begins - begins[0])[:, None] + step * np.arange(each)).reshape(-1)
 
 
-def _chosen(sides, groups):
+def _chosen(sides, groups, shapes):
     """Cycles of each side, int64 [n] each, that delay least. Raises `NoScheduleError` without a cause."""
-    tries, stuck = itertools.count(), {}
+    tries, stuck, shapes = itertools.count(), {}, {id(side): list(shapes(side)) for side in sides}
 
     def options(side, taken):
         """``(delay, cycles)`` of a side, given those before it; the least delay first."""
@@ -287,7 +288,7 @@ def _chosen(sides, groups):
                 until = written[np.minimum(again, len(written) - 1)] - 1
                 latest = np.where(again < len(written), np.minimum(latest, until), latest)
         found = []
-        for shape in templates(side):
+        for shape in shapes[id(side)]:
             low, high = max(0, int((earliest - shape).max())), int((latest - shape).min())
             found += [shape + start for start in range(low, min(high, low + STARTS) + 1)]
         if not found:

@@ -8,7 +8,7 @@ the writes, as rings, and loops are fitted. A controller that two parts share is
 import numpy as np
 
 from tilewright.pushmem import fit
-from tilewright.pushmem.inner import NoScheduleError
+from tilewright.pushmem.counting import NoScheduleError
 from tilewright.pushmem.memories import pub
 from tilewright.pushmem.settings import Affine, Configuration, Controller
 from tilewright.pushmem.streams import ANY, Stream
@@ -76,21 +76,19 @@ def joined(configurations, memory, cycles: int) -> Configuration:
                 shorter = min(len(times), len(events[name][0]))
                 if (times[:shorter] != events[name][0][:shorter]).any():
                     raise NoScheduleError("parts", f"{name}: expected one schedule, found two in two parts")
-                longer = max(times, events[name][0], key=len)
                 told |= events[name][1]
-                told = {key: _continued(controller, ports[name], key, values, found, events, name, len(longer)) for key, values in told.items()}
-                times = longer
+                times = max(times, events[name][0], key=len)
+                bits = ports[name].addresses
+                told = {key: _continued(values, len(times), bits[key]) for key, values in told.items()}
             events[name] = times, told
     return Configuration(memory.NAME, _fitted(events, memory))
 
 
-def _continued(controller, port, key, values, found, events, name, count):
-    """Addresses of a shorter trace, for as many firings as the longer one has: its loops' next ones."""
-    if len(values) >= count:
-        return values[:count]
-    step = np.diff(values)[-1] if len(values) > 1 else 0
-    rest = values[-1] + step * np.arange(1, count - len(values) + 1)
-    return np.concatenate([values, rest % (1 << port.addresses[key])])
+def _continued(values, count, bits):
+    """Addresses of a trace that ends before the other one: it goes on by its last step."""
+    step = values[-1] - values[-2] if len(values) > 1 else 0
+    more = values[-1] + step * np.arange(1, count - len(values) + 1)
+    return np.concatenate([values, more % (1 << bits)])
 
 
 def _fitted(events, memory):

@@ -50,6 +50,11 @@ def registers(configuration: Configuration, memory) -> dict[str, int]:
     return found
 
 
+def silent(memory) -> dict[str, int]:
+    """Registers of a tile none of whose controllers fires."""
+    return registers(Configuration(memory.NAME, {}), memory)
+
+
 def configuration(found: dict[str, int], memory) -> Configuration:
     """The `Configuration` of registers. Levels of extent 1 are left out: they never advance."""
     parameters, controllers = memory.PARAMETERS, {}

@@ -173,11 +173,12 @@ def _driver(constants, inputs, outputs):
 
 
 class Tile:
-    """The RTL of a memory, ready to run."""
+    """The RTL of a memory, or of a part of it, ready to run."""
 
-    def __init__(self, memory, parameters=None):
+    def __init__(self, memory, parameters=None, part=None):
         self.memory, self.parameters = memory, parameters or memory.PARAMETERS
-        tile = memory.tile(self.parameters)
+        tile = memory.tile(self.parameters) if part in (None, "top") else memory.tile(self.parameters, part)
+        self.ports = len(tile.data_out)
         self.told = [signal.name for signal in tile.told]
         ports = [signal.name for signal in (*tile.data_out, *tile.valid_out, *tile.told)]
         given = ["run", *(signal.name for signal in tile.data_in)]
@@ -186,8 +187,7 @@ class Tile:
     def run(self, configuration, data_in: np.ndarray, run=None) -> Run:
         """The `Run` of data_in [cycles, inputs]. run: bool [cycles], which cycles count; None for all."""
         stated = recurrence.registers(configuration, self.memory) | {"rst": 0}
-        counts = np.ones(len(data_in), np.uint64) if run is None else run
-        out = self.library.run(stated, np.column_stack([counts, data_in]))
-        ports = self.parameters.outputs
-        told = dict(zip(self.told, out[:, 2 * ports :].T, strict=True))
-        return Run(out[:, :ports].astype(np.int64), out[:, ports : 2 * ports].astype(bool), told)
+        counts = np.ones(len(data_in), np.uint64) if run is None else np.asarray(run, dtype=np.uint64)
+        out = self.library.run(stated, np.column_stack([counts, data_in.astype(np.uint64)]))
+        told = dict(zip(self.told, out[:, 2 * self.ports :].T, strict=True))
+        return Run(out[:, : self.ports].astype(np.int64), out[:, self.ports : 2 * self.ports].astype(bool), told)

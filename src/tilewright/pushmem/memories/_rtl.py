@@ -66,14 +66,16 @@ class Controller(Elaboratable):
 class _Tile(Elaboratable):
     """What tiles share. ports: all inputs and outputs, in order; `run` stops the tile where it is 0."""
 
-    def __init__(self, parameters):
+    def __init__(self, parameters, kinds=None):
         self.parameters = parameters
         self.run = Signal(name="run")
         self.data_in = [Signal(parameters.bits, name=f"data_in{port}") for port in range(parameters.inputs)]
         self.data_out = [Signal(parameters.bits, name=f"data_out{port}") for port in range(parameters.outputs)]
         self.valid_out = [Signal(name=f"valid_out{port}") for port in range(parameters.outputs)]
         self.controllers = {
-            name: Controller(name, port.addresses, parameters.levels) for name, port in parameters.ports().items()
+            name: Controller(name, port.addresses, parameters.levels)
+            for name, port in parameters.ports().items()
+            if kinds is None or port.kind in kinds
         }
         self.told = []
 
@@ -104,10 +106,9 @@ class _Wide(_Tile):
     """Aggregators, memory and transpose buffers, or one of these parts: what it does not have is an input."""
 
     def __init__(self, parameters, part):
-        super().__init__(parameters)
         self.parts = ("agg", "sram", "tb") if part == "top" else (part,)
-        words, kinds = parameters.fetch * parameters.bits, [kind for each in self.parts for kind in KINDS[each]]
-        self.controllers = {n: each for n, each in self.controllers.items() if n.rstrip("0123456789") in kinds}
+        super().__init__(parameters, [kind for each in self.parts for kind in KINDS[each]])
+        words = parameters.fetch * parameters.bits
         self.rows = [Signal(words, name=f"row{port}") for port in range(parameters.inputs)]
         self.register = Signal(words, name="register")
         if "agg" not in self.parts:
@@ -137,6 +138,7 @@ class _Wide(_Tile):
     def _sram(self, m, p, at):
         m.submodules.sram = memory = Memory(shape=p.fetch * p.bits, depth=p.depth, init=[])
         write, read = memory.write_port(), memory.read_port()
+        m.d.comb += read.en.eq(0)
         # The last assignment wins: reads before writes, port 1 before 0.
         for port in reversed(range(p.outputs)):
             with m.If(at[f"sram2tb{port}"].fire):
@@ -184,3 +186,19 @@ def wide_tile(parameters, part="top"):
 def dual_port_tile(parameters):
     """A tile as `dp`."""
     return _DualPort(parameters)
+
+
+class Alone(Elaboratable):
+    """A controller without addresses, and the counter of cycles: what its schedule follows from."""
+
+    def __init__(self, name, levels):
+        self.controller = Controller(name, {}, levels)
+        self.configuration = self.controller.configuration
+        self.ports = [*self.configuration.values(), self.controller.fire]
+
+    def elaborate(self, _platform):
+        m, cycle = Module(), Signal(CYCLE_BITS, name="cycle")
+        m.d.sync += cycle.eq(cycle + 1)
+        m.submodules[self.controller.name] = self.controller
+        m.d.comb += [self.controller.run.eq(1), self.controller.cycle.eq(cycle)]
+        return m

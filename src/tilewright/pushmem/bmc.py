@@ -1,0 +1,164 @@
+"""Controllers of a part of a tile by bounded model checking of its RTL, see `configure`.
+
+Two steps, each modular. A controller's loops and schedule follow from its own firings alone (`scheduled`). Addresses meet
+in the part's memory: they are asked for with these loops fixed; where that has no answer, with other extents, and then
+with more loops. Layers, each least before the next: loops; iterations; steps as stored; starts.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from tilewright.configure import btor2, modular, query
+from tilewright.configure.example import Example
+from tilewright.configure.objectives import Choice, Choices, Least
+from tilewright.pushmem import parts, recurrence, rtl
+from tilewright.pushmem.settings import CYCLE, CYCLE_BITS
+from tilewright.pushmem.streams import ANY
+
+LAYERS = ("levels", "extents", "strides", "starts")
+
+
+@cache
+def _system(memory, part):
+    """The system of a part: every register of its controllers is configuration."""
+    tile = memory.tile(memory.PARAMETERS, part)
+    text = rtl.yosys(rtl.rtlil(tile), rtl._BTOR2, "part.btor2")["part.btor2"]
+    return btor2.read(text, "|".join(tile.configuration), f"{memory.NAME}.{part}")
+
+
+@cache
+def _controller(name, levels):
+    """The system of a controller's loops and schedule, without addresses."""
+    from tilewright.pushmem.memories import _rtl
+
+    alone = _rtl.Alone(name, levels)
+    text = rtl.yosys(rtl.rtlil(alone), rtl._BTOR2, "part.btor2")["part.btor2"]
+    return btor2.read(text, "|".join(alone.configuration), name)
+
+
+def solve(stream, memory, *, depth=len(LAYERS), known=None, monolithic=False, limit_s=None):
+    """``(answers, configuration)`` of the part that `stream` is of; the configuration is None where there is none.
+
+    depth: how many of `LAYERS` are made least. known: registers that are fixed. monolithic: loops, schedules and
+    addresses are asked for at once. Raises `TilewrightError`.
+    """
+    known, system, part = known or {}, _system(memory, stream.part), stream.part
+    firings = {name: np.flatnonzero(column) for name, column in _fires(stream, memory).items()}
+    silent = {}
+    for name, at in firings.items():
+        if not len(at):
+            silent |= {register: 0 for register in system.configuration if register.startswith(f"{name}_")}
+    used = [name for name, at in firings.items() if len(at)]
+    components = []
+    if not monolithic:
+        components = [
+            modular.Component(name, _controller(name, memory.PARAMETERS.levels), _schedule(name, firings[name], len(stream)),
+                              _layers(memory, [name], {name: ()}, depth), _within(known, name))
+            for name in used
+        ]  # fmt: skip
+    told = {name: parts.TOLD[part][memory.PARAMETERS.ports()[name].kind] for name in used}
+    components.append(
+        modular.Component(
+            part,
+            system,
+            _example(stream, memory, firings),
+            lambda found: _layers(memory, used, told, depth, {**found, **known}),
+            {**silent, **known},
+            shared=False,
+        )
+    )
+    answers = modular.solve(components, limit_s=limit_s)
+    if answers.verdict != query.SOLVED:
+        return answers, None
+    registers = recurrence.silent(memory) | answers.by_name[part].registers
+    return answers, recurrence.configuration(registers, memory)
+
+
+def schedules(configuration, memory):
+    """Registers of the loops and schedules of a configuration, without addresses."""
+    found = recurrence.registers(configuration, memory)
+    return {key: value for name in configuration.controllers for key, value in _within(found, name).items()}
+
+
+def _within(known, name):
+    """Registers of a controller's loops and schedule."""
+    first = f"{name}_enable", f"{name}_last", f"{name}_{CYCLE}_"
+    return {register: value for register, value in known.items() if register.startswith(first)}
+
+
+def _schedule(name, at, cycles):
+    """The example of a controller that fires so."""
+    fires, sums = [0] * cycles, [None] * cycles
+    for cycle in at.tolist():
+        fires[cycle], sums[cycle] = 1, (cycle - int(at[0])) % (1 << CYCLE_BITS)
+    return Example(cycles, {}, {}, {f"{name}_fire": fires, f"{name}.{name}_{CYCLE}_sum": sums})
+
+
+def _fires(stream, memory):
+    """``{controller: bool [cycles]}`` of the part's controllers."""
+    columns = {}
+    kinds = list(parts.TOLD[stream.part])
+    for kind, valid in zip(kinds, (stream.valid_in, stream.valid_out), strict=True):
+        columns |= {f"{kind}{port}": valid[:, port] for port in range(valid.shape[1])}
+    return columns
+
+
+def _example(stream, memory, firings):
+    """The part's example: its firings are pinned, and so are the sums of its schedules."""
+    pins, cycles, bits = {}, len(stream), memory.PARAMETERS.bits
+    for name, at in firings.items():
+        if len(at):
+            pins |= _schedule(name, at, cycles).pins
+    joined = stream.data_in if stream.part != "tb" else stream.data_in[:, :1]
+    names = {"agg": "data_in{}", "sram": "row{}", "tb": "register"}[stream.part]
+    inputs = {names.format(port): _words(joined[:, port], bits) for port in range(joined.shape[1])}
+    inputs["run"] = [1] * cycles
+    given = {"agg": "row{}", "sram": "register", "tb": "data_out{}"}[stream.part]
+    outputs = {}
+    for port in range(stream.data_out.shape[1]):
+        column = _words(stream.data_out[:, port], bits)
+        if stream.part != "sram":
+            column = [word if valid else None for word, valid in zip(column, stream.valid_out[:, port], strict=True)]
+        if any(word is not None for word in column):
+            outputs[given.format(port)] = column
+    return Example(cycles, inputs, outputs, pins)
+
+
+def _words(data, bits):
+    """Wide words of data [cycles, words], the first one lowest; None where one of them may be any."""
+    shifts = [bits * place for place in range(data.shape[1])]
+    return [
+        None if ANY in row else sum(word << shift for word, shift in zip(row, shifts, strict=True))
+        for row in data.tolist()
+    ]
+
+
+def _layers(memory, names, told, depth, found=None):
+    """Layers of the controllers `names`. told: addresses of each that the part tells. found: registers by now."""
+    levels, groups = memory.PARAMETERS.levels, []
+    for name in names:
+        every = [CYCLE, *told[name]]
+        choices, least = [], 0
+        known = {} if found is None else _within(found, name)
+        if known:
+            least = sum(known[f"{name}_last{level}"] > 0 for level in range(levels))
+            choices.append(Choice(least, {**known, **_unused(name, every, least, levels)}, {}))
+        for count in range(least, levels + 1):
+            fixed = {f"{name}_enable": 1, **_unused(name, every, count, levels)}
+            choices.append(Choice(count, fixed, {f"{name}_last{level}": 1 for level in range(count)}))
+        groups.append(choices)
+    steps = [[(f"{name}_{what}_step{level}", 0)] for name in names for what in (CYCLE, *told[name]) for level in range(levels)]
+    starts = [[(f"{name}_{what}_start", 0)] for name in names for what in (CYCLE, *told[name])]
+    products = [[(f"{name}_last{level}", 1) for level in range(levels)] for name in names]
+    # Loops are always as few as there can be: what is enumerated is what makes the question small.
+    all_layers = [Choices("levels", groups), Least("extents", products), Least("strides", steps), Least("starts", starts)]
+    return all_layers[: max(1, depth)]
+
+
+def _unused(name, every, count, levels):
+    """Registers of levels that are not used."""
+    unused = range(count, levels)
+    return {f"{name}_last{level}": 0 for level in unused} | {
+        f"{name}_{what}_step{level}": 0 for what in every for level in unused
+    }
