@@ -22,6 +22,7 @@ include: "rules/t4_schedule.smk"
 include: "rules/t5_bench.smk"
 include: "rules/t6_figures.smk"
 include: "rules/train.smk"
+include: "rules/push.smk"
 
 
 localrules:

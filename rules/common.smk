@@ -13,6 +13,7 @@ from tilewright import models, targets, training
 from tilewright.baselines import sparse
 from tilewright.blocks import work
 from tilewright.core import provenance
+from tilewright.pushmem import solve as configuring
 from tilewright.schedule.search import entered
 from tilewright.study import config as study
 from tilewright.study import experiments, figures, tables
@@ -188,6 +189,13 @@ def classifier_arguments(wildcards):
     """Parameter: the flags by which a network of the experiment `pruned_accuracy` is trained."""
     case = f"{wildcards.network}.{wildcards.seed}"
     return experiments.member("pruned_accuracy").arguments_of_training(CONFIG, case)
+
+
+def configuring_arguments(wildcards):
+    """The flags by which a memory tile is configured from an example stream."""
+    stream, part = experiments.member("configure").split(wildcards.stream)
+    limit = [] if CONFIG.push.time_limit is None else ["--time-limit", CONFIG.push.time_limit]
+    return ["--stream", stream, "--component", part, "--memory", CONFIG.push.memory, *limit]
 
 
 def of_classifier(wildcards):

@@ -40,7 +40,7 @@ from tilewright.core.errors import ConfigError
 
 NAMES = (
     *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "paths", "stream", "heatmap", "orders"),
-    *("pruned_accuracy", "accelerator"),
+    *("pruned_accuracy", "accelerator", "configure"),
 )
 LOGS = "results/logs/"
 

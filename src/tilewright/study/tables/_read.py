@@ -33,6 +33,7 @@ _BY_HAND = {
         ["device", "version"],
         ["images", "pruned", "kept", "padded_us", "varlen_us", "packed_us"],
     ),
+    "paper_configure": (["stream", "component", "task"], ["cycles", "paper_seconds"]),
     "claims": (["id", "experiments", "claim", "relation", "unit"], ["expected"]),
 }
 # Those that a run leaves in its logs.

@@ -1,0 +1,161 @@
+"""Memory tiles configured from example streams: what each engine found, how long it took, and what verified it.
+
+The rule `configure` writes a configuration for each stream and engine; the rows tell what these files say.
+"""
+
+import json
+from typing import Annotated, Literal
+
+import msgspec
+
+from tilewright.core import artifacts
+from tilewright.core.errors import ConfigError
+from tilewright.pushmem import examples, memories, settings as of_tiles
+from tilewright.pushmem import solve as engines
+from tilewright.pushmem import streams as parts
+from tilewright.study import sections
+from tilewright.study.experiments import _rows
+from tilewright.study.experiments._rows import Count, Number, Status
+
+SECTION = "push"
+WRITTEN = "results/push/streams/{}.json"
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Section(sections.Section, frozen=True):
+    """Push memories: tiles that stream data by themselves, configured from examples.
+
+    memory: the tile, pub or dp
+    streams: engines by the name of an example stream, such as identity-16x16; with -agg, -sram or -tb behind it, of a part
+    time_limit: of bmc, in seconds; null is none
+    """
+
+    memory: str
+    streams: dict[str, tuple[str, ...]]
+    time_limit: Positive | None
+
+    def check(self, config):
+        """Raise `ConfigError` for unknown names."""
+        sections.known("push.memory", "memory", [self.memory], memories.NAMES)
+        tile = memories.member(self.memory)
+        for name, chosen in self.streams.items():
+            stream, _ = split(name)
+            sections.at("push.streams", examples.stream, stream, tile.PARAMETERS)
+            sections.distinct(f"push.streams.{name}", chosen)
+            sections.known(f"push.streams.{name}", "engine", chosen, engines.ENGINES)
+
+
+class Settings(sections.Section, frozen=True):
+    """What one case tells. written: the file of the rule `configure`."""
+
+    written: str
+
+
+class Row(_rows.Row, frozen=True, kw_only=True):
+    """A configured stream, or a component of its solution.
+
+    stream, part: what went in and came out. engine: that was asked for; solved_by: that found it. component: blank for all
+    together, else a controller or a part, whose ``seconds`` are those of bmc. first: seconds to the first
+    configuration, of a component. cycles: of the stream. levels, extents, strides, starts: the published objectives,
+    of the whole configuration. model_cycles, rtl_cycles: that were run and compared; rtl: why the RTL was not run.
+    """
+
+    kind: Literal["configure"] = "configure"
+    version: Literal[1] = 1
+    stream: str = ""
+    part: str = ""
+    memory: str = ""
+    engine: str = ""
+    solved_by: str = ""
+    component: str = ""
+    status: Status = "ok"
+    reason: str = ""
+    cycles: Count = None
+    seconds: Number = None
+    first: Number = None
+    levels: Count = None
+    extents: Count = None
+    strides: Count = None
+    starts: Count = None
+    model_cycles: Count = None
+    rtl_cycles: Count = None
+    rtl: str = ""
+
+
+NAMED = "{stream} {part} {engine} {component}"
+
+
+def split(name):
+    """``(example, part)`` of a stream's name."""
+    stream, _, part = name.rpartition("-")
+    return (stream, part) if part in parts.PARTS else (name, "top")
+
+
+def cases(config):
+    """Each stream with each engine, as the rule's files are named."""
+    return [f"{stream}.{engine}" for stream, chosen in config.push.streams.items() for engine in chosen]
+
+
+def settings(config, case):
+    """`Settings` of one case."""
+    return Settings(WRITTEN.format(case))
+
+
+def sources(settings):
+    """The rule's file."""
+    return [settings.written]
+
+
+def planned(case, settings):
+    """What decides the rows of a case, as `modules` asks for it."""
+    return [{"engine": case.rpartition(".")[2]}]
+
+
+def modules(row, device):
+    """Modules that a row depends on: see `of_engines`."""
+    return [f"tilewright.{name}" for name in of_engines()]
+
+
+def of_engines():
+    """Modules that configurations depend on, less the package's name."""
+    return ("pushmem.solve", "pushmem.bmc", "pushmem.memories.pub", "pushmem.memories.dp", "pushmem.memories._rtl",
+            *(f"pushmem.examples.{name}" for name in examples.NAMES))  # fmt: skip
+
+
+def size(case, settings):
+    """Numbers that a case holds: few."""
+    return 1 << 20
+
+
+def run(case, settings, how):
+    """Yield the rows of a case: of the whole, and of each component that bmc solved. Raises `TilewrightError`."""
+    from tilewright import targets
+
+    with open(settings.written, encoding="utf-8") as stream:
+        kind = json.load(stream).get("kind")
+    if kind not in (of_tiles.KIND, "push explanation"):
+        raise ConfigError(f"{settings.written}: expected a configuration, found {kind!r}")
+    document = artifacts.read_json(settings.written, kind, 1)
+    name, _, engine = case.rpartition(".")
+    stream, part = split(name)
+    known = {"stream": stream, "part": part, "memory": document["memory"], "engine": engine}
+    known |= {"cycles": document["cycles"], "solved_by": document["engine"], "time": _rows.now()}
+    known |= _rows.machine(targets.describe("cpu"))
+    seconds = document["seconds"]
+    whole = sum(spent for name, spent in seconds.items() if "." not in name)
+    if document["verdict"] != engines.SOLVED:
+        reason = f"{document['verdict']}: {document['explanation']['text']}"
+        yield known | {"status": "failed", "reason": reason, "seconds": whole}
+        return
+    ran = document["verified"]["rtl"]
+    checks = {"model_cycles": document["verified"]["model"], "rtl_cycles": ran if isinstance(ran, int) else None}
+    yield known | document["layers"] | checks | {"seconds": whole, "rtl": "" if isinstance(ran, int) else ran}
+    for component, spent in seconds.items():
+        if "." not in component and component != "fit":
+            first = seconds.get(f"{component}.first")
+            yield known | {"component": component, "seconds": spent, "first": first}
+
+
+def remark(row):
+    """What the log says of a row that passed."""
+    return f"{row['seconds']:.2f} s"

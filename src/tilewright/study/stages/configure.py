@@ -1,0 +1,96 @@
+"""Configuration of memory tiles, of their parts, and of designs in BTOR2: the command's function."""
+
+import sys
+
+from tilewright.core import artifacts
+from tilewright.core.errors import ConfigError
+from tilewright.pushmem import examples, memories, parts, recurrence, settings, solve, streams
+
+# Of a file that says why there is no configuration.
+KIND, VERSION = "push explanation", 1
+CODES = {"solved": 0, "infeasible": 2, "unknown": 3}
+
+
+def run(
+    stream, component, memory, engine, layers, fix, monolithic, time_limit, system, example, verify, write_stream, output,
+    **design,
+):  # fmt: skip
+    """See ``configure.py --help``. Exits with 2 where there is no configuration, with 3 where nobody knows.
+
+    Raises `TilewrightError`.
+    """
+    if output is None and verify is None:
+        raise ConfigError("expected --output or --verify, found neither")
+    if system is not None:
+        return _design(system, design["solve"], example, verify, time_limit, output)
+    if stream is None:
+        raise ConfigError("expected --stream, or --system with --solve and --example, found neither")
+    if component not in streams.PARTS:
+        raise ConfigError(f"--component: unknown {component!r}; known: {', '.join(streams.PARTS)}")
+    if not 0 <= layers <= len(solve.LAYERS):
+        raise ConfigError(f"--layers: expected 0 to {len(solve.LAYERS)}, found {layers}")
+    tile = memories.member(memory)
+    asked = read(stream, component, tile)
+    if write_stream is not None:
+        streams.write(write_stream, asked)
+    if verify is not None:
+        known, _ = settings.read(verify)
+        known.check(tile)
+        _say(f"{verify}: gives {stream}; {_verified(solve.verified(known, asked, tile))}")
+        return None
+    known = None if fix is None else settings.read(fix)[0]
+    found = solve.solve(
+        asked, tile, engine=engine, depth=layers, known=known, monolithic=monolithic, limit_s=time_limit
+    )
+    told = {"stream": str(stream), "component": component, "cycles": len(asked), "verdict": found.verdict, **found.told()}
+    if found.configuration is not None:
+        settings.write(output, found.configuration, told)
+        _say(f"{stream}: {found.engine}, {_verified(found.verified)}, layers {found.layers}")
+        return None
+    cause = found.cause or {"cause": "time", "text": "the solver gave up in the time that it had"}
+    artifacts.write_json(output, KIND, VERSION, {**told, "memory": memory, "explanation": cause})
+    return _end(found.verdict, f"{stream}: {found.verdict}: {cause['text']}")
+
+
+def read(stream, component, tile):
+    """The `Stream` of a file, or of an example by its name; of a component in the latter's own schedule by `fit`."""
+    if str(stream).endswith(".csv"):
+        return streams.read(stream, component, tile.PARAMETERS)
+    whole = examples.stream(str(stream), tile.PARAMETERS)
+    if component == "top":
+        return whole
+    found = solve.solve(whole, tile, engine="fit", hardware=False)
+    if found.configuration is None:
+        raise ConfigError(f"{stream}: expected a stream that the tile can give, found none: {found.cause['text']}")
+    ran = tile.run(recurrence.fired(found.configuration, tile, len(whole)), whole.data_in[:, :, 0])
+    return parts.of_run(component, whole, ran)
+
+
+def _design(system, solved_for, example, verify, limit_s, output):
+    from tilewright.configure import design
+
+    if solved_for is None or example is None:
+        raise ConfigError("--system: expected --solve and --example beside it")
+    if verify is not None:
+        return _say(f"{verify}: gives {example}; {design.verify(system, solved_for, example, verify)} cycles")
+    answer = design.run(system, solved_for, example, output, limit_s=limit_s)
+    cause = f": {answer.cause.text()}" if answer.cause else ""
+    return _end(answer.verdict, f"{system}: {answer.verdict}{cause}")
+
+
+def _verified(by):
+    return "verified by " + ", ".join(
+        f"the {what} over {cycles} cycles" if isinstance(cycles, int) else f"{what}: {cycles}" for what, cycles in by.items()
+    )
+
+
+def _say(line):
+    print(line, flush=True)
+
+
+def _end(verdict, line):
+    _say(line)
+    if CODES[verdict]:
+        sys.exit(CODES[verdict])
+
+
