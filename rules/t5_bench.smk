@@ -133,7 +133,10 @@ rule classifier:
         **asked(of_classifier),
     params:
         script=script("train_classifier"),
-        code=code("train_classifier", "study.stages.train_classifier", "networks.deit", "pruners.dynamicvit"),
+        code=code(
+            *("train_classifier", "study.stages.train_classifier", "networks.deit", "scenes.sources.crops"),
+            *("pruners.none", "pruners.dynamicvit"),
+        ),
         arguments=classifier_arguments,
     shell:
         "python {params.script} {params.arguments}"

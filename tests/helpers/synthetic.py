@@ -245,6 +245,7 @@ def accuracy_row(network, training, pruner, setting, batching, mode, batch, **ch
     """One row of a trained network; packed ones name one image otherwise than padded ones."""
     own = pruned_row(f"{network}-{pruner}", setting, batching, mode, batch)
     own |= {"network": network, "pruner": pruner, "training": training, "images": 5000, "crops": 1000}
+    own |= {"predictor_images": 800} if pruner == "dynamicvit" else {}
     top1 = 0.9 if batching == "unpruned" else ACCURACY[pruner] + 0.01 * training
     own |= {"top1": top1, "top5": 0.99, "novel_top1": top1 - 0.2, "kept": 0.4}
     if batching == "unpruned":

@@ -1,5 +1,7 @@
 """Trained pruned networks: what they name right, what is recorded of it, and the table, figure and claims of it."""
 
+from math import nan
+
 import pytest
 import torch
 from test_figures import ROOT, configured, texts
@@ -83,7 +85,9 @@ def test_every_setting_has_a_checked_row_for_each_batching(rows):
     assert told == [(pruner, name) for pruner in ("threshold_l2", "dynamicvit") for name in batchings]
     for row in rows:
         assert row["status"] == "ok" and row["images_per_s"] > 0 and row["relative_error"] <= row["tolerance"]
-        assert (row["training"], row["images"]) == (1, 12 if row["pruner"] == "threshold_l2" else 8)
+        # Three steps of four images, and two of a predictor's, which prunes the very network.
+        assert (row["training"], row["images"]) == (1, 12)
+        assert row["predictor_images"] == ("" if row["pruner"] == "threshold_l2" else 8)
         assert row["crops"] == 8 and 0 <= row["top1"] <= row["top5"] <= 1
     assert [row["kept"] for row in rows[:3]] == pytest.approx([1, 9 / 17, 9 / 17])
     # In float32 packed tokens name what padded ones do; without a pruner another network answers.
@@ -187,6 +191,20 @@ def test_the_table_shows_means_spread_and_the_front(files):
     assert (evit["changed"], evit["crops"]) == (3, 3000)
 
 
+def test_the_network_alone_has_the_images_of_its_training_not_of_a_predictors(tmp_path):
+    made = [
+        synthetic.accuracy_row("deit-tiny-224", 0, pruner, "keep_ratio=0.5", batching, "graph", 256)
+        for pruner in ("evit", "dynamicvit")
+        for batching in ("unpruned", "ragged")
+    ]
+    synthetic.write_csv(tmp_path / "0.csv", "pruned_accuracy", made)
+    frame = accuracy_table.table([tmp_path / "0.csv"]).set_index(["pruner", "batching"])
+    assert (frame["images"] == 5000).all()
+    assert frame["predictor_images"].to_dict() == pytest.approx(
+        {("", "unpruned"): nan, ("evit", "ragged"): nan, ("dynamicvit", "ragged"): 800}, nan_ok=True
+    )
+
+
 def test_a_training_without_a_time_leaves_no_time(files):
     rows = [
         synthetic.accuracy_row("deit-tiny-224", 0, "evit", "keep_ratio=0.5", "ragged", "graph", 256, status="failed")
@@ -204,6 +222,9 @@ def test_the_figure_says_how_many_images_were_named_otherwise(files):
     assert "trainings: 3, on 5,000 images" in said
     (axes,) = drawn.axes
     lines = {tuple(line.get_xdata()): tuple(line.get_ydata()) for line in axes.lines if line.get_marker() == "o"}
+    # The network that keeps all and the better pruner.
+    (joined,) = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert [*joined.get_xdata()] == [1200, 2400] and [*joined.get_ydata()] == pytest.approx([90, 88])
     assert lines[(2400.0,)] == pytest.approx((85,)) or lines[(2400.0,)] == pytest.approx((88,))
 
 

@@ -58,7 +58,8 @@ def rows(name, seed, settings, how, effort):
                 **{"dtype": how.dtype, "parameters": sum(x.numel() for x in made.parameters())},
                 **{"tokens": made.options.n_tokens, "tolerance": _pruned.TOLERANCE[how.dtype]},
                 **{"attention_tolerance": _pruned.ATTENTION_TOLERANCE[how.dtype], **machine(facts)},
-                **{"training": seed, "images": classification.images_of(weights)},
+                **{"training": seed, "images": classification.images_of(settings.weights)},
+                **({"predictor_images": classification.images_of(weights)} if pruner == PREDICTOR else {}),
             }
             for batch in sorted({batch for sizes in settings.modes.values() for batch in sizes}):
                 modes = [mode for mode, sizes in settings.modes.items() if batch in sizes]

@@ -90,16 +90,18 @@ class Settings(sections.Section, frozen=True):
 class Row(pruned.Row, frozen=True, kw_only=True):
     """A trained network with one pruner, setting, batching, mode and batch; the other columns are those of ``pruned``.
 
-    training: its seed. images: those that it was trained on, blank for weights of others. crops: images of known and as
-    many of novel objects. top1, top5: shares of the known ones that were named right, first or among five; novel_top1:
-    of the novel ones. changed: of the known ones, the images that were named otherwise than with ``padded``. kept: the
-    mean share of tokens after the last pruning.
+    training: its seed. images: those that its network was trained on, blank for weights of others. predictor_images:
+    those that DynamicViT's predictor was. crops: images of known and as many of novel objects. top1, top5: shares of
+    the known ones that were named right, first or among five; novel_top1: of the novel ones. changed: of the known
+    ones, the images that were named otherwise than with ``padded``. kept: the mean share of tokens after the last
+    pruning.
     """
 
     kind: Literal["pruned_accuracy"] = "pruned_accuracy"
     version: Literal[1] = 1
     training: Count = None
     images: Count = None
+    predictor_images: Count = None
     crops: Count = None
     top1: Number = None
     top5: Number = None

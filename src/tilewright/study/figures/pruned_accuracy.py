@@ -6,6 +6,8 @@ from tilewright.study.tables import _read, pruned, pruned_accuracy
 
 COLOURS = {"threshold_l2": "#E69F00", "dynamicvit": "#0072B2", "evit": "#009E73", "ats": "#CC79A7"}
 NAMES = {"threshold_l2": "Threshold-L2", "dynamicvit": "DynamicViT", "evit": "EViT", "ats": "ATS"}
+# What no other beats, under the lines of the pruners.
+_FRONT = {"color": _style.INK, "linewidth": 3.5, "alpha": 0.25, "linestyle": "--", "zorder": 1}
 _FURTHER = ("#56B4E9", "#D55E00", "#999933")
 
 
@@ -16,7 +18,8 @@ def needs(config):
 
 def draw(inputs):
     """A panel per network, at its largest batch: a line per pruner with packed tokens, whiskers over the trainings;
-    hollow marks are the same tokens padded, the cross is the network that keeps all."""
+    hollow marks are the same tokens padded, the cross is the network that keeps all, the dashes join what no other
+    beats in both."""
     from matplotlib.lines import Line2D
 
     frame = pruned_accuracy.table(inputs)
@@ -46,6 +49,8 @@ def draw(inputs):
                     said, (row.images_per_s, 100 * row.top1), (4, -9), textcoords="offset points", fontsize=6.5,
                     color=colours[pruner],
                 )  # fmt: skip
+        best = rows[rows["front"] == "yes"].sort_values("images_per_s")
+        axes.plot(best["images_per_s"], 100 * best["top1"], **_FRONT)
         whole = rows[rows["batching"] == UNPRUNED].dropna(subset=["images_per_s", "top1"])
         if len(whole):
             axes.plot(
@@ -68,6 +73,7 @@ def draw(inputs):
     handles += [
         Line2D([], [], **mark, marker="X", markersize=8, label="not pruned"),
         Line2D([], [], **mark, marker="o", markerfacecolor="white", label=_contenders.label(pruned.PADDED)),
+        Line2D([], [], **_FRONT, label="Pareto front, without padding"),
     ]
     _style.head(drawn, "Accuracy beside speed where tokens are pruned", handles, columns=3)
     packed = frame[frame["batching"] == pruned.OURS]

@@ -6,7 +6,7 @@ import numpy as np
 from tilewright.networks.batching import UNPRUNED
 from tilewright.study.tables import _read, _select, pruned
 
-_MEANS = ["images", "top1", "top5", "novel_top1", "kept", "lost"]
+_MEANS = ["images", "predictor_images", "top1", "top5", "novel_top1", "kept", "lost"]
 _TIMED = ["images_per_s", "p50_us", "over_unpruned", "over_padded"]
 _KEY = ["network", "pruner", "setting", "batching", "mode", "batch"]
 
@@ -19,6 +19,7 @@ SHOWN = {
     "batch": ("batch", ".0f"),
     "trainings": ("trainings", ".0f"),
     "images": ("trained on images", ",.0f"),
+    "predictor_images": ("its predictor on", ",.0f"),
     "kept": ("tokens kept", ".1%"),
     "top1": ("top-1", ".2%"),
     "least_top1": ("least", ".2%"),
@@ -45,9 +46,9 @@ def table(inputs):
     """One row per network, pruner, setting, batching, mode and batch, over its trainings; the network without a pruner,
     which was timed beside each setting, is one row.
 
-    images, top1, top5, novel_top1, kept, images_per_s: means; over_unpruned, over_padded: of times that were taken
-    together, means; least_top1, most_top1: of a training. lost: points of top-1 below the same trainings without a
-    pruner. changed, crops: sums. front: ``yes`` where no other row of that network, mode and batch is at least as good
+    images, predictor_images, top1, top5, novel_top1, kept, images_per_s: means; over_unpruned, over_padded: of times
+    that were taken together, means; least_top1, most_top1: of a training. lost: points of top-1 below the same
+    trainings without a pruner. changed, crops: sums. front: ``yes`` where no other row of that network, mode and batch is at least as good
     in mean top-1 and in images a second, and better in one; padded rows, which are a baseline, do not count. A row that
     has no time in some training has none.
     """
@@ -63,6 +64,8 @@ def table(inputs):
     whole = rows["batching"] == UNPRUNED
     rows.loc[whole, ["pruner", "setting"]] = ""
     rows.loc[whole, "kept"] = 1.0
+    # What runs beside a predictor does not ask it.
+    rows.loc[whole, "predictor_images"] = np.nan
     found = rows.groupby(_KEY, sort=False, dropna=False)
     # Means of times, unless one is missing.
     times = {name: found[name].agg(lambda x: x.mean(skipna=False)) for name in _TIMED}
