@@ -101,6 +101,15 @@ def test_the_peers_overlay_follows_the_gpu_study(tmp_path):
     assert not {"experiment", "experiment_on_host"} & set(counts)
 
 
+def test_the_overlay_of_trained_pruners_trains_each_seed_before_it_is_timed(tmp_path):
+    given = [ROOT / "config/h200.yaml", ROOT / "config/h200_pruned_accuracy.yaml"]
+    jobs = plan(tmp_path, configs=given)
+    counts = Counter(name for name, _ in jobs)
+    assert counts == {"classifier": 3, "experiment": 3, "figure": 1, "table": 2, "report": 1, "all": 1}
+    trained = {(w["network"], w["seed"]) for name, w in jobs if name == "classifier"}
+    assert trained == {("deit-tiny-224", str(seed)) for seed in range(3)}
+
+
 @pytest.mark.parametrize("kinds", [2, 1])
 def test_the_overlay_of_patterns_that_mix_runs_tiles_side_by_side(tmp_path, kinds):
     given = [ROOT / "config/h200.yaml", ROOT / "config/h200_mix.yaml"]

@@ -5,7 +5,8 @@ from tilewright.study.figures import _contenders, _style
 from tilewright.study.tables import accelerator
 
 COLOURS = ("#5A5A5A", "#D55E00", "#E69F00", _contenders.BLUE, "#009E73", "#CC79A7", "#56B4E9", "#882255")
-_WIDE = 4
+# Paths of the panel by size: more would hide each other.
+_BY_SIZE = 2
 
 
 def needs(config):
@@ -31,22 +32,25 @@ def draw(inputs):
             panels[0].scatter(own["cycles_over"], own["energy_over"], s=14, alpha=0.8, **style)
             by_vector = own.groupby("vector")["energy_over"]
             _band(panels[1], by_vector, style)
-            if path in paths[:_WIDE]:
+            if path in paths[:_BY_SIZE]:
                 least = own.assign(relative=own["product_least"]).sort_values("area")
                 panels[2].plot(least["area"], least["relative"], linestyle="", marker="o", markersize=3.5, **style)
+        panels[0].set(xscale="log", yscale="log")
         panels[0].set(xlabel="cycles, × the whole path's", ylabel="energy, × the whole path's")
-        panels[0].set_title(f"{network}: every path, every hardware", loc="left")
+        panels[0].set_title(f"{network}: all hardware", loc="left")
         vectors = sorted(set(costs["vector"]))
-        panels[1].set(xscale="log", xlabel="input channels of a vector", ylabel="energy, × the whole path's")
+        panels[1].set(
+            xscale="log", yscale="log", xlabel="input channels of a vector", ylabel="energy, × the whole path's"
+        )
         panels[1].set_xticks(vectors, [f"{each:.0f}" for each in vectors])
         panels[1].minorticks_off()
         panels[1].set_title("by vector: median, least and most", loc="left")
         panels[2].set(xscale="log", yscale="log", xlabel="area, × the smallest hardware's")
         panels[2].set_ylabel("energy × delay × area,\n× the best hardware's")
         panels[2].set_title("by size", loc="left")
-        for axis in (panels[2].xaxis, panels[2].yaxis):
+        for axis in (panels[0].xaxis, panels[0].yaxis, panels[1].yaxis, panels[2].xaxis, panels[2].yaxis):
             _style.plain_ticks(axis)
-        panels[0].legend(fontsize=6.5, loc="best")
+        panels[0].legend(fontsize=6.5, loc="upper left")
     _style.head(drawn, "Paths on generated hardware: a cost model, uncalibrated")
     costs = frame.dropna(subset="energy_over")
     hardware = costs["hardware"].nunique()
