@@ -48,9 +48,9 @@ def table(inputs):
 
     images, predictor_images, top1, top5, novel_top1, kept, images_per_s: means; over_unpruned, over_padded: of times
     that were taken together, means; least_top1, most_top1: of a training. lost: points of top-1 below the same
-    trainings without a pruner. changed, crops: sums. front: ``yes`` where no other row of that network, mode and batch is at least as good
-    in mean top-1 and in images a second, and better in one; padded rows, which are a baseline, do not count. A row that
-    has no time in some training has none.
+    trainings without a pruner. changed, crops: sums. front: ``yes`` where no other row of that network, mode and batch
+    is at least as good in mean top-1 and in images a second, and better in one; padded rows, which are a baseline, do
+    not count. A row that has no time in some training has none.
     """
     (rows,) = _read.frames(inputs, "pruned_accuracy")
     rows.loc[rows["status"] != "ok", _read.PRUNED_TIMES] = np.nan
