@@ -289,6 +289,24 @@ def write_accelerator(root, config):
             write_csv(root / f"results/logs/accelerator/{network}.csv", "accelerator", rows)
 
 
+def configure_row(case, component="", **changes):
+    """One row of a stream configured by an engine, or of a component of it."""
+    name, _, engine = case.rpartition(".")
+    known = {"stream": name, "part": "top", "memory": "pub", "engine": engine, "solved_by": engine, "cycles": 327}
+    whole = {"levels": 4, "extents": 640, "strides": 16, "starts": 16, "model_cycles": 391, "rtl_cycles": 391}
+    own = {"component": component, "first": 1.5} if component else whole
+    return known | own | {"seconds": 2.0 if engine == "bmc" else 0.01, "device": DEVICE["name"]} | changes
+
+
+def write_configure(root, config):
+    """A file for each stream and engine."""
+    for stream, engines in config.push.streams.items():
+        for engine in engines:
+            case = f"{stream}.{engine}"
+            rows = [configure_row(case), *([configure_row(case, "agg")] if engine == "bmc" else [])]
+            write_csv(root / f"results/logs/configure/{case}.csv", "configure", rows)
+
+
 def slices_row(case, order, provider, us, **changes):
     """One row of attention by slice lists in `case`; `us` None: no time was taken."""
     shape, grid = case.split("-")
@@ -420,6 +438,7 @@ def write_logs(root, config, blank=()):
     write_pruned(root, config)
     write_accuracy(root, config)
     write_accelerator(root, config)
+    write_configure(root, config)
     write_slices(root, config)
     write_recall(root, config)
     write_video(root, config)

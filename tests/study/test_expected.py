@@ -28,6 +28,7 @@ ROWS = {
     "orders": {"model": "vil-tiny-64-s1", "reorder": "ic"},
     "pruned_accuracy": {"network": "deit-tiny-224", "batching": "ragged", "pruner": "evit"},
     "accelerator": {"network": "segformer-b0-512"},
+    "configure": {"stream": "identity-16x16", "engine": "fit"},
 }
 
 

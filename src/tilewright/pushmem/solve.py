@@ -5,6 +5,7 @@ built, by the RTL, and every word is compared. One that differs is never returne
 """
 
 from dataclasses import dataclass, field
+from functools import cache
 from time import perf_counter
 
 import numpy as np
@@ -171,6 +172,12 @@ def _with_drain(stream):
     return streams.Stream(stream.part, longer(stream.data_in), longer(stream.valid_in), data_out, longer(stream.valid_out))
 
 
+@cache
+def hardware_of(memory, part):
+    """The RTL of a memory or a part, built once. Raises `Unavailable`."""
+    return rtl.Tile(memory, part=part)
+
+
 def model_differences(configuration, stream, memory) -> list[str]:
     """What the model does otherwise than the stream, in words. Raises `ConflictError`."""
     stream = _with_drain(stream)
@@ -187,7 +194,7 @@ def hardware_differences(configuration, stream, memory) -> list[str]:
     bits, fetch = memory.PARAMETERS.bits, memory.PARAMETERS.fetch
     ports = stream.data_in.shape[1]
     words = [sum(stream.data_in[:, p, lane].astype(np.uint64) << np.uint64(bits * lane) for lane in range(stream.data_in.shape[2])) for p in range(ports)]
-    ran = rtl.Tile(memory, part=stream.part).run(configuration, np.column_stack(words))
+    ran = hardware_of(memory, stream.part).run(configuration, np.column_stack(words))
     if stream.part in ("top", "tb"):
         return streams.differences(stream, ran.data_out[:, :, None], ran.valid_out)
     names = ["register"] if stream.part == "sram" else [f"row{port}" for port in range(stream.data_out.shape[1])]

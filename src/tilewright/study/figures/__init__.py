@@ -34,6 +34,7 @@ _NAMES = (
     "video_clips",
     "heatmap",
     "accelerator",
+    "configure_time",
     "pattern",
     "fill",
     "prediction",

@@ -25,6 +25,7 @@ NAMES = (
     "video",
     "heatmap",
     "accelerator",
+    "configure",
     "fill",
     "prediction",
     "solvers",
