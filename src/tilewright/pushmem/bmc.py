@@ -12,6 +12,7 @@ import numpy as np
 from tilewright.configure import btor2, modular, query
 from tilewright.configure.example import Example
 from tilewright.configure.objectives import Choice, Choices, Least
+from tilewright.configure.system import Node
 from tilewright.pushmem import parts, recurrence, rtl
 from tilewright.pushmem.settings import CYCLE, CYCLE_BITS
 from tilewright.pushmem.streams import ANY
@@ -24,7 +25,15 @@ def _system(memory, part):
     """The system of a part: every register of its controllers is configuration."""
     tile = memory.tile(memory.PARAMETERS, part)
     text = rtl.yosys(rtl.rtlil(tile), rtl._BTOR2, "part.btor2")["part.btor2"]
-    return btor2.read(text, "|".join(tile.configuration), f"{memory.NAME}.{part}")
+    system = btor2.read(text, "|".join(tile.configuration), f"{memory.NAME}.{part}")
+    # Of a wide word some words may be any: each is an output of its own.
+    bits = memory.PARAMETERS.bits
+    for signal in tile.told:
+        for lane in range(len(signal) // bits):
+            numbers = (lane + 1) * bits - 1, lane * bits
+            system.nodes.append(Node("slice", bits, (system.outputs[signal.name],), numbers))
+            system.outputs[f"{signal.name}[{lane}]"] = len(system.nodes) - 1
+    return system
 
 
 @cache
@@ -114,24 +123,22 @@ def _example(stream, memory, firings):
     names = {"agg": "data_in{}", "sram": "row{}", "tb": "register"}[stream.part]
     inputs = {names.format(port): _words(joined[:, port], bits) for port in range(joined.shape[1])}
     inputs["run"] = [1] * cycles
-    given = {"agg": "row{}", "sram": "register", "tb": "data_out{}"}[stream.part]
+    given = {"agg": "row{}[{}]", "sram": "register[{1}]", "tb": "data_out{}"}[stream.part]
     outputs = {}
     for port in range(stream.data_out.shape[1]):
-        column = _words(stream.data_out[:, port], bits)
-        if stream.part != "sram":
-            column = [word if valid else None for word, valid in zip(column, stream.valid_out[:, port], strict=True)]
-        if any(word is not None for word in column):
-            outputs[given.format(port)] = column
+        # The read register shows its word in every cycle.
+        asked = stream.valid_out[:, port] if stream.part != "sram" else np.ones(cycles, dtype=bool)
+        for lane in range(stream.data_out.shape[2]):
+            words = np.where(asked, stream.data_out[:, port, lane], ANY).tolist()
+            if any(word != ANY for word in words):
+                outputs[given.format(port, lane)] = [None if word == ANY else word for word in words]
     return Example(cycles, inputs, outputs, pins)
 
 
 def _words(data, bits):
-    """Wide words of data [cycles, words], the first one lowest; None where one of them may be any."""
+    """Wide words of data [cycles, words], the first one lowest."""
     shifts = [bits * place for place in range(data.shape[1])]
-    return [
-        None if ANY in row else sum(word << shift for word, shift in zip(row, shifts, strict=True))
-        for row in data.tolist()
-    ]
+    return [sum(word << shift for word, shift in zip(row, shifts, strict=True)) for row in data.tolist()]
 
 
 def _layers(memory, names, told, depth, found=None):

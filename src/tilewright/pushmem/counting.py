@@ -16,6 +16,10 @@ class NoScheduleError(TilewrightError):
         self.cause, self.told = cause, told
 
 
+class UndecidedError(TilewrightError):
+    """A stream that does not say enough for algebra: what goes out may be any word."""
+
+
 def check(sides, depth: int) -> None:
     """Raise `NoScheduleError` where bounds of the accesses alone leave no way. sides: of `inner.Side`."""
     bounds = _bounds(sides)

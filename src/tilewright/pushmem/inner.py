@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.core.errors import TilewrightError
 from tilewright.pushmem import counting, fit
-from tilewright.pushmem.counting import NoScheduleError
+from tilewright.pushmem.counting import NoScheduleError, UndecidedError
 from tilewright.pushmem.settings import CYCLE_BITS, Configuration
 from tilewright.pushmem.streams import ANY
 
@@ -26,10 +25,6 @@ GROUPS = (AGGREGATOR, BUFFER, PORT, REUSE)
 # Combinations of templates and starts that are tried, and starts of a template.
 TRIES, STARTS = 20_000, 96
 _NEVER = 1 << 40
-
-
-class UndecidedError(TilewrightError):
-    """A stream that does not say enough: what goes out may be any word."""
 
 
 @dataclass

@@ -8,11 +8,13 @@ the writes, as rings, and loops are fitted. A controller that two parts share is
 import numpy as np
 
 from tilewright.pushmem import fit
-from tilewright.pushmem.counting import NoScheduleError
+from tilewright.pushmem.counting import NoScheduleError, UndecidedError
 from tilewright.pushmem.memories import pub
 from tilewright.pushmem.settings import Affine, Configuration, Controller
 from tilewright.pushmem.streams import ANY, Stream
 
+# What stands for a word that was never written where words go in: the largest, which is taken for no token.
+NO_TOKEN = (1 << 16) - 1
 # Parts, in the order of the data, and the controllers of each with the addresses that it tells.
 ORDER = ("agg", "sram", "tb")
 TOLD = {
@@ -25,13 +27,15 @@ TOLD = {
 def of_run(part, stream: Stream, run) -> Stream:
     """The `Stream` of a part, of a `Run` of the whole tile with the inputs of `stream`."""
     inside = run.inside
-    register = np.where(inside["known"], inside["register"], ANY)[:, None]
     rows, rows_valid, fetched = inside["rows"], inside["rows_valid"], inside["fetched"]
     if part == "agg":
+        rows = np.where(inside["rows_known"] | ~rows_valid[:, :, None], rows, ANY)
         return Stream(part, stream.data_in, stream.valid_in, rows, rows_valid)
     if part == "sram":
-        return Stream(part, rows, rows_valid, register, fetched)
-    return Stream(part, np.maximum(register, 0), fetched, run.data_out[:, :, None], run.valid_out)
+        register = np.where(inside["known"], inside["register"], ANY)[:, None]
+        return Stream(part, np.where(inside["rows_known"], rows, NO_TOKEN), rows_valid, register, fetched)
+    register = np.where(inside["known"], inside["register"], NO_TOKEN)[:, None]
+    return Stream(part, register, fetched, run.data_out[:, :, None], run.valid_out)
 
 
 def run(part, fired, stream: Stream, parameters):
@@ -56,6 +60,8 @@ def configuration(stream: Stream, memory) -> Configuration:
 
     Raises `NoScheduleError`, `NotAffineError`.
     """
+    if stream.part == "tb" and (stream.data_out[stream.valid_out] == ANY).any():
+        raise UndecidedError("tb: words that go out may be any; their tokens tell which write they want")
     events = {"agg": _agg, "sram": _sram, "tb": _tb}[stream.part](stream, memory.PARAMETERS)
     return Configuration(memory.NAME, _fitted(events, memory))
 
@@ -163,16 +169,29 @@ def _sram(stream, parameters):
     place = dict.fromkeys(range(parameters.outputs), 0)
     for cycle, read, port, address in sorted(accesses, key=lambda each: each[:2]):
         if not read:
-            written[tuple(stream.data_in[cycle, port].tolist())] = address
+            key = tuple(stream.data_in[cycle, port].tolist())
+            # The latest stands last.
+            written.pop(key, None)
+            written[key] = address
             continue
         if cycle + 1 >= len(stream):
             raise NoScheduleError("length", f"cycle {cycle}: expected a cycle behind the last fetch, which shows its word")
-        wanted = tuple(stream.data_out[cycle + 1, 0].tolist())
-        if wanted not in written:
-            raise NoScheduleError("never written", f"cycle {cycle + 1}: the memory gives {list(wanted)}, never written before")
+        wanted = _latest(written, tuple(stream.data_out[cycle + 1, 0].tolist()))
+        if wanted is None:
+            raise NoScheduleError("never written", f"cycle {cycle + 1}: the memory gives a wide word that was never written")
         events[f"sram2tb{port}"][1]["sram"][place[port]] = written[wanted]
         place[port] += 1
     return events
+
+
+def _latest(written, wanted):
+    """The last wide word that was written and is as wanted, None where there is none; some of its words may be any."""
+    if ANY not in wanted:
+        return wanted if wanted in written else None
+    known = [(lane, word) for lane, word in enumerate(wanted) if word != ANY]
+    if not known:
+        raise UndecidedError("sram: a wide word that is fetched may be any")
+    return next((key for key in reversed(written) if all(key[lane] == word for lane, word in known)), None)
 
 
 def _tb(stream, parameters):

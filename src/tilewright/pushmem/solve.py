@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError, SolverError, Unavailable
 from tilewright.pushmem import fit, inner, parts, recurrence, rtl, streams
-from tilewright.pushmem.counting import NoScheduleError
+from tilewright.pushmem.counting import NoScheduleError, UndecidedError
 from tilewright.pushmem.examples import DRAIN
 from tilewright.pushmem.memories import ConflictError
 from tilewright.pushmem.settings import CYCLE_BITS, Configuration
@@ -53,8 +53,7 @@ def solve(stream, memory, *, engine="auto", depth=len(LAYERS), known=None, monol
     Raises `ConfigError`, and what `memories` and `rtl` raise for a missing extra.
     """
     registry.check("engine", engine, ENGINES)
-    if stream.part != "top" and not hasattr(memory, "aggregated"):
-        raise ConfigError(f"{memory.NAME} has no parts: expected the component top, found {stream.part}")
+    check_part(stream.part, memory)
     if known is not None:
         known.check(memory)
     begin = perf_counter()
@@ -70,12 +69,18 @@ def solve(stream, memory, *, engine="auto", depth=len(LAYERS), known=None, monol
     return found
 
 
+def check_part(part, memory):
+    """Raise `ConfigError` for a part of a memory that has none."""
+    if part != "top" and not hasattr(memory, "aggregated"):
+        raise ConfigError(f"{memory.NAME} has no parts: expected the component top, found {part}")
+
+
 def _fitted(stream, memory, known):
     """By algebra. Where a part's places cannot be rings it is unknown whether there are others."""
     try:
         chosen = inner.configuration(stream, memory) if stream.part == "top" else parts.configuration(stream, memory)
         differences = model_differences(chosen, stream, memory)
-    except inner.UndecidedError as error:
+    except UndecidedError as error:
         return Found(UNKNOWN, "fit", cause={"cause": "undecided", "text": str(error)})
     except (NoScheduleError, fit.NotAffineError, ConflictError) as error:
         cause = {"cause": getattr(error, "cause", "not affine"), "text": str(error), **getattr(error, "told", {})}
@@ -104,7 +109,7 @@ def _checked(stream, memory, depth, known, monolithic, limit_s):
         return _told(stream.part, answers, chosen)
     try:
         chosen = inner.configuration(stream, memory)
-    except inner.UndecidedError as error:
+    except UndecidedError as error:
         return Found(UNKNOWN, "bmc", cause={"cause": "undecided", "text": str(error)})
     except NoScheduleError as error:
         return Found(INFEASIBLE, "bmc", cause={"cause": error.cause, "text": str(error), **error.told})

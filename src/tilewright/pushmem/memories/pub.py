@@ -25,7 +25,7 @@ def run(fired, data_in, parameters=PARAMETERS, *, strict=True):
     register, whole = stored(fired, rows, known, parameters, strict=strict)
     data_out, valid_out = buffered(fired, register, whole, parameters, strict=strict)
     inside = {"rows": rows, "rows_valid": _at(fired, "agg2sram", parameters.inputs, len(rows))}
-    inside |= {"register": register, "fetched": _at(fired, "sram2tb", parameters.outputs, len(rows))}
+    inside |= {"rows_known": known, "register": register, "fetched": _at(fired, "sram2tb", parameters.outputs, len(rows))}
     return Run(data_out, valid_out, inside | {"known": whole})
 
 

@@ -59,6 +59,7 @@ def read(stream, component, tile):
     whole = examples.stream(str(stream), tile.PARAMETERS)
     if component == "top":
         return whole
+    solve.check_part(component, tile)
     found = solve.solve(whole, tile, engine="fit", hardware=False)
     if found.configuration is None:
         raise ConfigError(f"{stream}: expected a stream that the tile can give, found none: {found.cause['text']}")
