@@ -9,10 +9,10 @@ import torch
 from tilewright.core.errors import ConfigError, Unavailable
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
-adapter = pytest.importorskip("tilewright.adapters.diffusers")
+adapter = pytest.importorskip("tilewright.integrations.diffusers")
 dispatch = pytest.importorskip("diffusers.models.attention_dispatch", reason="this diffusers has no dispatcher")
 
-from tilewright.adapters import sdpa  # noqa: E402
+from tilewright.integrations import sdpa  # noqa: E402
 
 ALL = {"tokens": 100, "keep": 1.0, "budget": 1.0}
 FEW = {"tokens": 100, "keep": 0.3, "budget": 0.4, "rows": 32}

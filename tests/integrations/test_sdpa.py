@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright import slices
-from tilewright.adapters import diffusers, sdpa
+from tilewright.integrations import diffusers, sdpa
 from tilewright.core.errors import ConfigError, PatternError, Unavailable
 
 ALL = {"tokens": 1, "keep": 1.0, "budget": 1.0}

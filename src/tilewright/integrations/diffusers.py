@@ -2,10 +2,10 @@
 
 `register` enters it with the dispatcher; ``transformer.set_attention_backend("tilewright")`` then chooses it, as the
 context ``attention_backend("tilewright")`` does. Classes that do not go through the dispatcher, such as HunyuanVideo's
-of diffusers 0.35, take `tilewright.adapters.sdpa.Slices.attach`.
+of diffusers 0.35, take `tilewright.integrations.sdpa.Slices.attach`.
 """
 
-from tilewright.adapters.sdpa import Slices
+from tilewright.integrations.sdpa import Slices
 from tilewright.core.errors import ConfigError, Unavailable
 
 # Of diffusers. Its dispatcher is experimental there: names have no public way in.
