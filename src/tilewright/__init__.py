@@ -7,10 +7,10 @@ from tilewright.core import errors
 from tilewright.core.errors import TilewrightError
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "TilewrightError", "__version__", "errors", "load", "models", "plan"]
+__all__ = ["Plan", "TilewrightError", "__version__", "errors", "load", "models", "nn", "plan"]
 
 # Every module that imports the package would otherwise count the API among its imports.
-APART = ("tilewright.api", "tilewright.models")
+APART = ("tilewright.api", "tilewright.models", "tilewright.nn")
 
 
 def __getattr__(name):
@@ -23,4 +23,8 @@ def __getattr__(name):
         import tilewright.models as models
 
         return models
+    if name == "nn":
+        import tilewright.nn as nn
+
+        return nn
     raise AttributeError(f"module 'tilewright' has no attribute {name!r}")

@@ -122,28 +122,35 @@ def graph(params):
 
 
 def pattern(side, n_global, radius, mode, *, padding=0, meta=None):
-    """The pattern of a stage by its geometry: `n_global` tokens and a grid of `side` x `side`.
+    """The pattern of a stage by its geometry: `n_global` tokens and a grid of `side` x `side`, or of ``(rows, columns)``.
 
     mode: of `Params.mode`, or ``full``. padding: rows and columns of zeros behind the grid, as tokens of their own; the
     public code pads to whole chunks, and in ``cyclic`` mode its first chunks attend to those zeros.
     """
-    g, width = n_global, side + padding
-    group, spans = _axis(side, radius, mode, padding)
-    own = np.arange(side, dtype=np.int32)
+    g, (height, width) = n_global, _pair(side)
+    below, right = _pair(padding)
+    (down, tall), (across, wide) = _axis(height, radius, mode, below), _axis(width, radius, mode, right)
+    columns = width + right
     seen_globals = np.arange(g, dtype=np.int32)
-    rows = [np.concatenate((seen_globals, g + np.add.outer(width * own, own).ravel()))] * (g > 0)
-    rows += [np.concatenate((seen_globals, g + np.add.outer(width * y, x).ravel())) for y in spans for x in spans]
-    local_class = (group[:, None] * len(spans) + group).ravel()
-    hint = np.concatenate((np.full(g, -1), _squares(side) if mode == "exact" else local_class))
+    own = np.arange(height, dtype=np.int32), np.arange(width, dtype=np.int32)
+    rows = [np.concatenate((seen_globals, g + np.add.outer(columns * own[0], own[1]).ravel()))] * (g > 0)
+    rows += [np.concatenate((seen_globals, g + np.add.outer(columns * y, x).ravel())) for y in tall for x in wide]
+    local_class = (down[:, None] * len(wide) + across).ravel()
+    hint = np.concatenate((np.full(g, -1), _squares(height + below, columns) if mode == "exact" else local_class))
     return from_distinct_rows(
         np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
         np.concatenate(rows, dtype=np.int32),
         np.concatenate((np.zeros(g, np.int32), (g > 0) + local_class), dtype=np.int32),
-        g + width * width,
+        g + (height + below) * columns,
         meta=meta,
         row_hint=hint,
         col_hint=hint,
     )
+
+
+def _pair(sides):
+    """``(rows, columns)`` of an int, which stands for both, or of a pair."""
+    return (sides, sides) if np.ndim(sides) == 0 else tuple(sides)
 
 
 def _axis(n, f, mode, padding):
@@ -161,16 +168,15 @@ def _axis(n, f, mode, padding):
     return chunk, [at[((chunk - c + 1) % count <= 2) & ((at < n) | (c == 0))] for c in range(count)]
 
 
-def _squares(n):
-    """Square of each token of an n x n grid: 8 x 8 tokens, row by row, each of four of 4 x 4.
+def _squares(height, width):
+    """Square of each token of a grid: 8 x 8 tokens, row by row, each of four of 4 x 4.
 
     A group of 64 or of 16 queries is then a square, whose windows overlap most. Of raster, strips, Z curve and squares
     of 7 or 8 this gives the least gathered work for M = 16 and 64 on grids of 32, 56 and 96.
     """
-    at = np.arange(n, dtype=np.int64)
-    eight, four = at // 8, at % 8 // 4
-    tile = eight[:, None] * -(-n // 8) + eight
-    return (4 * tile + 2 * four[:, None] + four).ravel()
+    y, x = np.arange(height, dtype=np.int64)[:, None], np.arange(width, dtype=np.int64)
+    tile = y // 8 * -(-width // 8) + x // 8
+    return (4 * tile + 2 * (y % 8 // 4) + x % 8 // 4).ravel()
 
 
 def bias_index(params, rows, cols):

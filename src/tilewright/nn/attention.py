@@ -1,0 +1,286 @@
+"""Attention over a pattern for models that are not of this package: plans by grid, type and device, made when needed."""
+
+import copy
+import functools
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tilewright.core.errors import ConfigError, PatternError
+from tilewright.core.provenance import sha256_arrays
+from tilewright.networks import _sites
+from tilewright.networks._plans import Plans
+from tilewright.networks.attentions import tilewright as planning
+from tilewright.nn import patterns
+from tilewright.targets.masks import Bias
+
+# Multiple of the head dims that every executor has.
+HEAD_DIM_STEP = 8
+
+# Patterns with their plans, by content. Models, layers and copies with equal patterns share them.
+_SITES: dict[tuple, _sites.Site] = {}
+
+
+def site_of(graph, heads, head_dim, planned=None):
+    """The shared `Site` of a pattern for so many heads: its order, its graph, its plans."""
+    planned = Plans() if planned is None else planned
+    key = graph.id, sha256_arrays(np.asarray(graph.row_hint)), heads, head_dim, repr(planned)
+    if key not in _SITES:
+        made = _sites.Site("tilewright", lambda: graph, heads, head_dim, native=None, planned=planned)
+        _SITES.setdefault(key, made)
+    return _SITES[key]
+
+
+class Patterned:
+    """Attention over one pattern, whatever the grid. It holds no parameters; models and their layers may share it.
+
+    pattern: as `patterns.graph` takes it. n_special: tokens before the grid. heads: of the model.
+    """
+
+    def __init__(self, pattern, heads, head_dim, n_special, *, scale=None, plans=None):
+        """Raises `UnknownNameError` and `PatternError` for a pattern that is unknown or told of other special tokens."""
+        if isinstance(pattern, str):
+            told = patterns.special(pattern)
+            if told is not None and told != n_special:
+                patterns.graph(pattern, (1, 1), n_special)
+        self.pattern, self.heads, self.head_dim, self.n_special = pattern, heads, head_dim, n_special
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.plans = plans
+        self._planned_dim = -(-head_dim // HEAD_DIM_STEP) * HEAD_DIM_STEP
+        self._by_grid: dict[tuple[int, int], _sites.Site] = {}
+        self._plans: dict[tuple, object] = {}
+
+    @property
+    def full(self):
+        """Whether the pattern is ``full``, by name: torch's dense attention then runs, with no plan."""
+        return isinstance(self.pattern, str) and patterns.parse(self.pattern)[0] is patterns.NAMED[patterns.FULL][1]
+
+    def site(self, grid):
+        """The `Site` for a grid of ``(rows, columns)``. Raises as `patterns.graph`."""
+        if grid not in self._by_grid:
+            self._by_grid[grid] = self._site(grid)
+        return self._by_grid[grid]
+
+    @torch.compiler.disable
+    def _site(self, grid):
+        graph = patterns.graph(self.pattern, grid, self.n_special)
+        return site_of(graph, self.heads, self._planned_dim, self.plans)
+
+    def plan(self, grid, dtype, device):
+        """The plan for a grid, without a bias; tokens in plan order where it is called with ``ordered=True``."""
+        key = grid, dtype, device
+        if key not in self._plans:
+            self._plans[key] = self._plan(*key)
+        return self._plans[key]
+
+    @torch.compiler.disable
+    def _plan(self, grid, dtype, device):
+        with torch.inference_mode(False):
+            found = planning._plan(self.site(grid), dtype, device)
+            if self.scale != self._planned_dim**-0.5:
+                # The schedule is the same whatever the scale.
+                found = copy_with_scale(found, self.scale)
+        return found
+
+    def enter(self, x, grid):
+        """Tokens x [B, N, C] in plan order."""
+        return x if self.full else self.site(grid).enter(x)
+
+    def leave(self, x, grid):
+        """Undo `enter`."""
+        return x if self.full else self.site(grid).leave(x)
+
+    def attend(self, q, k, v, grid, *, bias=None, ordered=False):
+        """Attention of q, k, v [B, H, N, D] over the pattern of a grid, [B, H, N, D].
+
+        bias: a `LayerBias`, or None. ordered: tokens stand in plan order. Raises `PatternError` for other sizes.
+        """
+        n = self.n_special + grid[0] * grid[1]
+        if q.shape[2] != n:
+            raise PatternError(
+                f"expected {n} tokens, {self.n_special} special and a grid of {grid[0]} x {grid[1]}, found {q.shape[2]}"
+            )
+        if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
+            raise PatternError(
+                "expected queries, keys and values of one dtype and device, found "
+                + ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
+            )
+        if self.full:
+            dense = None if bias is None else bias.dense(q.dtype)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=dense, scale=self.scale)
+        found = self.plan(grid, q.dtype, q.device)
+        if bias is not None:
+            found = bias.planned(found)
+        more = self._planned_dim - self.head_dim
+        if more:
+            # Zeros at the end of a head add nothing to its scores.
+            q, k, v = (F.pad(x, (0, more)) for x in (q, k, v))
+        out = found(q, k, v, ordered=ordered)
+        return out[..., : self.head_dim] if more else out
+
+    def __deepcopy__(self, memo):
+        # Plans do not change: copies of a model share them.
+        return self
+
+    def __getstate__(self):
+        # Plans are of one process, and on disk.
+        return {**self.__dict__, "_by_grid": {}, "_plans": {}}
+
+
+def copy_with_scale(plan, scale):
+    """`plan` with another scale of the scores: same order, blocks and schedule."""
+    made = copy.copy(plan)
+    type(plan).__init__(
+        made, plan.graph, plan.blocks, plan.profiles, plan.schedule, bias=plan.bias, scale=scale, reorder=plan.reorder
+    )
+    return made
+
+
+class LayerBias:
+    """The relative-position bias of one layer: its plan is made again only where its table was written to.
+
+    table: ``callable() -> tensor [H, T]``, read in every call. index: ``callable(rows, cols) -> int array``, places of
+    pairs in it, by token numbers in the model's own order. dense: ``callable() -> [H, N, N]``, for the pattern full.
+    """
+
+    def __init__(self, table, index, dense):
+        self._table, self._index, self._dense = table, index, dense
+        self._made = None, None, None
+
+    def dense(self, dtype):
+        """The bias [1, H, N, N] of all pairs."""
+        return self._dense().to(dtype)[None]
+
+    @torch.compiler.disable
+    def planned(self, plan):
+        """`plan` with this bias. Raises `PatternError` where a gradient of the table is asked for."""
+        table = self._table()
+        if torch.is_grad_enabled() and table.requires_grad:
+            raise PatternError(
+                "bias table: expected one that needs no gradient, found one that does; call under torch.no_grad(), or "
+                "freeze it by requires_grad_(False)"
+            )
+        before, remembered, found = self._made
+        if before is not plan or not remembered.unchanged(table):
+            found = plan.with_bias(Bias(table.detach().float(), self._index))
+            self._made = plan, _sites.Table(table), found
+        return found
+
+
+class SparseAttention(nn.Module):
+    """Multi-head self-attention over a pattern, with the parameters of timm's ``Attention`` under the same names.
+
+    Tokens: `special` ones first, then the grid, row by row. Tokens x [B, N, dim] to [B, N, dim].
+    """
+
+    def __init__(
+        self,
+        dim,
+        heads,
+        pattern="window-7-g1",
+        grid=(64, 64),
+        *,
+        special=None,
+        qkv_bias=True,
+        qk_norm=False,
+        proj_bias=True,
+        norm_layer=None,
+        bias=False,
+        scale=None,
+        plans=None,
+        device=None,
+        dtype=None,
+    ):
+        """Random weights; plans are made in the first call, and kept on disk.
+
+        dim, heads: channels and heads. pattern: a name of `patterns.NAMED`, with ``-g<special tokens>``, a `Graph`, a
+        matrix [N, N] or a ``callable(grid, special)``. grid: ``(rows, columns)`` of tokens, unless a call says
+        otherwise. special: tokens before the grid; None: as many as the pattern's name tells, or a matrix leaves over.
+        qk_norm: whether heads of queries and keys are normalised, by `norm_layer` (default `nn.LayerNorm`). bias:
+        whether there is a relative-position bias, a table [heads, 2 rows - 1, 2 columns - 1] and an entry for pairs
+        with a special token, ``relative_position_bias_table``. plans: `Plans`. Raises `TilewrightError`.
+        """
+        super().__init__()
+        if dim < 1 or heads < 1 or dim % heads:
+            raise ConfigError(f"dim: expected a multiple of the {heads} heads, found {dim}")
+        where = {"device": device, "dtype": dtype}
+        self.grid = _grid(grid)
+        n_special = _special(pattern, self.grid) if special is None else special
+        self.num_heads, self.head_dim = heads, dim // heads
+        self.attention = Patterned(pattern, heads, self.head_dim, n_special, scale=scale, plans=plans)
+        # Now, so that a pattern that does not fit is refused before anything is computed.
+        self.attention.site(self.grid)
+        norm = functools.partial(norm_layer or nn.LayerNorm, self.head_dim, **where)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, **where)
+        self.q_norm, self.k_norm = (norm() if qk_norm else nn.Identity() for _ in range(2))
+        self.proj = nn.Linear(dim, dim, bias=proj_bias, **where)
+        self._bias = None
+        if bias:
+            entries = (2 * self.grid[0] - 1) * (2 * self.grid[1] - 1) + 1
+            self.relative_position_bias_table = nn.Parameter(torch.empty(entries, heads, **where))
+            nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+        self.has_bias = bias
+
+    def forward(self, x, grid=None, *, ordered=False):
+        """Attention over tokens x [B, N, dim]. grid: of this call. ordered: tokens stand in the order of `enter`.
+
+        Raises `PatternError` for another number of tokens, for a grid other than the bias table's, and for tensors
+        that need a gradient where the plan has none.
+        """
+        grid = self.grid if grid is None else _grid(grid)
+        if self.has_bias and grid != self.grid:
+            raise PatternError(f"grid: expected that of the bias table, {self.grid}, found {grid}")
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        q, k = self.q_norm(q), self.k_norm(k)
+        out = self.attention.attend(q, k, v, grid, bias=self._layer_bias(), ordered=ordered)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+    def enter(self, x, grid=None):
+        """Tokens [B, N, C] in plan order: once, before several layers that are called with ``ordered=True``."""
+        return self.attention.enter(x, self.grid if grid is None else _grid(grid))
+
+    def leave(self, x, grid=None):
+        """Undo `enter`."""
+        return self.attention.leave(x, self.grid if grid is None else _grid(grid))
+
+    def bias_index(self, rows, cols):
+        """Places of (query, key) pairs, int arrays that broadcast, in the bias table; the last one is of special tokens."""
+        (height, width), g = self.grid, self.attention.n_special
+        (qy, qx), (ky, kx) = (np.divmod(np.asarray(at, np.int64) - g, width) for at in (rows, cols))
+        place = (qy - ky + height - 1) * (2 * width - 1) + qx - kx + width - 1
+        inside = (np.asarray(rows) >= g) & (np.asarray(cols) >= g)
+        return np.where(inside, place, (2 * height - 1) * (2 * width - 1))
+
+    def _layer_bias(self):
+        if self.has_bias and self._bias is None:
+            self._bias = LayerBias(self._table, self.bias_index, self._dense)
+        return self._bias
+
+    def _table(self):
+        return self.relative_position_bias_table.T
+
+    def _dense(self):
+        at = np.arange(self.attention.n_special + self.grid[0] * self.grid[1])
+        index = torch.from_numpy(self.bias_index(at[:, None], at))
+        return self.relative_position_bias_table[index.to(self.relative_position_bias_table.device)].movedim(-1, 0)
+
+    def __getstate__(self):
+        # What is prepared belongs to this layer's own table.
+        return {**self.__dict__, "_bias": None}
+
+
+def _grid(grid):
+    try:
+        height, width = map(int, grid)
+    except (TypeError, ValueError):
+        raise ConfigError(f"grid: expected (rows, columns) of tokens, found {grid!r}") from None
+    return height, width
+
+
+def _special(pattern, grid):
+    """Special tokens of a pattern by its name, or by what its matrix has more than the grid."""
+    if isinstance(pattern, str) or not hasattr(pattern, "shape"):
+        return (patterns.special(pattern) or 0) if isinstance(pattern, str) else 0
+    return max(0, pattern.shape[0] - grid[0] * grid[1])
