@@ -141,22 +141,26 @@ def copy_with_scale(plan, scale):
 class LayerBias:
     """The relative-position bias of one layer: its plan is made again only where its table was written to.
 
-    table: ``callable() -> tensor [H, T]``, read in every call. index: ``callable(rows, cols) -> int array``, places of
-    pairs in it, by token numbers in the model's own order. dense: ``callable() -> [H, N, N]``, for the pattern full.
+    Subclasses have ``table() -> tensor [H, T]``, read in every call; ``index(rows, cols) -> int array``, places of pairs
+    in it, by token numbers in the model's own order; ``pairs() -> [H, N, N]``, of all pairs, for the pattern full.
     """
 
-    def __init__(self, table, index, dense):
-        self._table, self._index, self._dense = table, index, dense
+    def __init__(self):
+        """Nothing is made before the first call."""
         self._made = None, None, None
 
     def dense(self, dtype):
         """The bias [1, H, N, N] of all pairs."""
-        return self._dense().to(dtype)[None]
+        return self.pairs().to(dtype)[None]
+
+    def __getstate__(self):
+        # Plans are of one process, and a copy has a table of its own.
+        return {**self.__dict__, "_made": (None, None, None)}
 
     @torch.compiler.disable
     def planned(self, plan):
         """`plan` with this bias. Raises `PatternError` where a gradient of the table is asked for."""
-        table = self._table()
+        table = self.table()
         if torch.is_grad_enabled() and table.requires_grad:
             raise PatternError(
                 "bias table: expected one that needs no gradient, found one that does; call under torch.no_grad(), or "
@@ -164,7 +168,7 @@ class LayerBias:
             )
         before, remembered, found = self._made
         if before is not plan or not remembered.unchanged(table):
-            found = plan.with_bias(Bias(table.detach().float(), self._index))
+            found = plan.with_bias(Bias(table.detach().float(), self.index))
             self._made = plan, _sites.Table(table), found
         return found
 
@@ -255,20 +259,32 @@ class SparseAttention(nn.Module):
 
     def _layer_bias(self):
         if self.has_bias and self._bias is None:
-            self._bias = LayerBias(self._table, self.bias_index, self._dense)
+            self._bias = _OwnBias(self)
         return self._bias
-
-    def _table(self):
-        return self.relative_position_bias_table.T
-
-    def _dense(self):
-        at = np.arange(self.attention.n_special + self.grid[0] * self.grid[1])
-        index = torch.from_numpy(self.bias_index(at[:, None], at))
-        return self.relative_position_bias_table[index.to(self.relative_position_bias_table.device)].movedim(-1, 0)
 
     def __getstate__(self):
         # What is prepared belongs to this layer's own table.
         return {**self.__dict__, "_bias": None}
+
+
+class _OwnBias(LayerBias):
+    """Of a `SparseAttention`."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self._layer = layer
+
+    def table(self):
+        return self._layer.relative_position_bias_table.T
+
+    def index(self, rows, cols):
+        return self._layer.bias_index(rows, cols)
+
+    def pairs(self):
+        layer = self._layer
+        at = np.arange(layer.attention.n_special + layer.grid[0] * layer.grid[1])
+        table = layer.relative_position_bias_table
+        return table[torch.from_numpy(layer.bias_index(at[:, None], at)).to(table.device)].movedim(-1, 0)
 
 
 def _grid(grid):

@@ -1,0 +1,259 @@
+"""Timm's own vision transformers, with random weights, over patterns: the same as masked attention in timm's own code.
+
+Skipped where timm is not installed.
+"""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
+from tilewright.nn import patterns
+
+timm = pytest.importorskip("timm", reason="timm is not installed")
+
+from tilewright.integrations.timm import sparsify  # noqa: E402
+
+SMALL = {"depth": 3, "embed_dim": 48, "num_heads": 3, "num_classes": 11}
+# Name, options, pattern, size of the images. The grids are not square where the model takes such.
+MODELS = {
+    "vit": ("vit_tiny_patch16_224", {"img_size": (80, 112)}, "window-5-g1", (80, 112)),
+    "vit-norms": ("vit_tiny_patch16_224", {"img_size": 96, "qk_norm": True}, "axial-g1", (96, 96)),
+    "deit-distilled": ("deit_tiny_distilled_patch16_224", {"img_size": 96}, "chunk-5-g2", (96, 96)),
+    "dinov2": ("vit_small_patch14_reg4_dinov2", {"img_size": (98, 70)}, "window-3-g5", (98, 70)),
+    "dinov2-any-size": ("vit_small_patch14_reg4_dinov2", {"dynamic_img_size": True}, "window-3-g5", (84, 126)),
+    "beit": ("beit_base_patch16_224", {"img_size": (64, 96)}, "window-3-g1", (64, 96)),
+    "beit-shared": (
+        "beit_base_patch16_224",
+        {"img_size": 80, "use_rel_pos_bias": False, "use_shared_rel_pos_bias": True},
+        "window-3-g1",
+        (80, 80),
+    ),
+    "eva": ("eva02_tiny_patch14_224", {"img_size": 84, "num_heads": 3}, "window-3-g1", (84, 84)),
+    "dinov3": ("vit_small_patch16_dinov3", {"img_size": 80}, "swin-5-g5", (80, 80)),
+    "rotations-of-each-layer": ("vit_small_patch16_rope_mixed_224", {"img_size": 80}, "window-3-g1", (80, 80)),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path_factory.getbasetemp() / "plans"))
+
+
+def made(case):
+    name, options, pattern, size = MODELS[case]
+    torch.manual_seed(0)
+    model = timm.create_model(name, **{**SMALL, **options}).eval()
+    # As drawn, layers add little, and tables that begin as zeros would hide what goes wrong with them.
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.5 if "token" in name or "pos" in name else 0.15)
+    return model, pattern, torch.randn(2, 3, *size)
+
+
+def dense(graph):
+    indptr, indices = graph.expand()
+    mask = torch.zeros(graph.shape, dtype=torch.bool)
+    mask[np.repeat(np.arange(graph.n_rows), np.diff(indptr)), indices] = True
+    return mask
+
+
+class Masked(TorchFunctionMode):
+    """Timm's own calls of torch's attention, with a mask; `only`: which of them."""
+
+    def __init__(self, mask, only=None):
+        super().__init__()
+        self.mask, self.only, self.calls = mask, only, 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention:
+            if self.only is None or self.calls in self.only:
+                bias = kwargs.get("attn_mask")
+                kwargs["attn_mask"] = self.mask if bias is None else bias.masked_fill(~self.mask, -torch.inf)
+            self.calls += 1
+        return func(*args, **kwargs)
+
+
+def grid_of(model, images):
+    return tuple(model.patch_embed.dynamic_feat_size(images.shape[-2:]))
+
+
+def expected(model, pattern, images, only=None):
+    mask = dense(patterns.graph(pattern, grid_of(model, images), model.num_prefix_tokens))
+    with Masked(mask, only) as mode:
+        out = model(images)
+    assert mode.calls == len(model.blocks)
+    return out
+
+
+def close(found, wanted):
+    assert not found.isnan().any()
+    return torch.allclose(found, wanted, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", MODELS)
+@torch.no_grad()
+def test_a_pattern_gives_the_logits_of_masked_attention_and_full_gives_timms_own(case):
+    model, pattern, images = made(case)
+    whole, wanted = model(images), expected(model, pattern, images)
+    # The pattern matters.
+    assert not torch.allclose(whole, wanted, atol=1e-3)
+    names = list(model.state_dict())
+    sparse = sparsify(model, pattern)
+    assert close(model(images), wanted)
+    assert list(model.state_dict()) == names
+    sparse.remove()
+    assert torch.equal(model(images), whole)
+    full = sparsify(model, "full")
+    assert close(model(images), whole)
+    full.remove()
+
+
+@pytest.mark.parametrize("case", ["vit", "eva", "beit"])
+@pytest.mark.parametrize("blocks", [[1], [0, 2], [1, 2]])
+@torch.no_grad()
+def test_some_blocks_are_sparse(case, blocks):
+    model, pattern, images = made(case)
+    wanted = expected(model, pattern, images, blocks)
+    sparsify(model, pattern, blocks=blocks)
+    assert close(model(images), wanted)
+
+
+@torch.no_grad()
+def test_a_matrix_of_all_ones_runs_by_a_plan_and_is_timms_own():
+    model, _, images = made("vit")
+    whole = model(images)
+    n = 1 + 5 * 7
+    sparsify(model, np.ones((n, n), bool))
+    assert close(model(images), whole)
+
+
+@torch.no_grad()
+def test_images_of_several_sizes():
+    model, pattern, images = made("dinov2-any-size")
+    others = torch.randn(1, 3, 56, 70)
+    wanted = [expected(model, pattern, each) for each in (images, others)]
+    sparsify(model, pattern)
+    assert close(model(images), wanted[0]) and close(model(others), wanted[1]) and close(model(images), wanted[0])
+
+
+@pytest.mark.parametrize("case", ["vit", "beit"])
+@torch.no_grad()
+def test_timm_may_resize_a_sparse_model(case):
+    model, pattern, _ = made(case)
+    sparsify(model, pattern)
+    model.set_input_size((112, 80))
+    images = torch.randn(1, 3, 112, 80)
+    found = model(images)
+    # Another model, resized by timm alone.
+    plain, _, _ = made(case)
+    plain.set_input_size((112, 80))
+    assert close(found, expected(plain, pattern, images))
+
+
+@torch.no_grad()
+def test_features_between_the_blocks_stand_in_timms_order():
+    model, pattern, images = made("dinov2")
+    mask = dense(patterns.graph(pattern, grid_of(model, images), model.num_prefix_tokens))
+    with Masked(mask):
+        wanted = model.forward_intermediates(images, intermediates_only=True)
+    sparsify(model, pattern)
+    found = model.forward_intermediates(images, intermediates_only=True)
+    assert all(map(close, found, wanted)) and len(found) == 3
+    assert close(model.forward_features(images), model.forward_intermediates(images)[0])
+
+
+@torch.no_grad()
+def test_tokens_are_ordered_once():
+    model, pattern, images = made("vit")
+    sparse = sparsify(model, pattern)
+    counts = {"enter": 0, "leave": 0}
+    for name in counts:
+        run = getattr(sparse.attention, name)
+
+        def counted(*arguments, name=name, run=run):
+            counts[name] += 1
+            return run(*arguments)
+
+        setattr(sparse.attention, name, counted)
+    model(images)
+    assert counts == {"enter": 1, "leave": 1}
+
+
+@torch.no_grad()
+def test_copies_and_written_tables():
+    model, pattern, images = made("beit")
+    sparsify(model, pattern)
+    before = model(images)
+    other = copy.deepcopy(model)
+    again = pickle.loads(pickle.dumps(model))
+    model.blocks[1].attn.relative_position_bias_table.mul_(3)
+    after = model(images)
+    assert not torch.allclose(after, before, atol=1e-3)
+    assert close(other(images), before) and close(again(images), before)
+    plain, _, _ = made("beit")
+    plain.blocks[1].attn.relative_position_bias_table.mul_(3)
+    assert close(after, expected(plain, pattern, images))
+
+
+@torch.no_grad()
+def test_a_compiled_model_gives_the_same():
+    model, pattern, images = made("vit")
+    sparsify(model, pattern)
+    wanted = model(images)
+    assert close(torch.compile(model, backend="eager")(images), wanted)
+
+
+@pytest.mark.parametrize(
+    ("case", "arguments", "error", "line"),
+    [
+        ("vit", {"pattern": "window-5-g5"}, PatternError, "special tokens, 1, found 5; name it window-5-g1"),
+        ("dinov2", {"pattern": "window-5"}, PatternError, "special tokens, 5, found 0; name it window-5-g5"),
+        ("vit", {"pattern": "swin-4-g1"}, PatternError, "grid of whole windows of 4, found 5 x 7"),
+        ("vit", {"pattern": "windows-4"}, UnknownNameError, "unknown pattern 'windows-4'; known: window-<side>"),
+        ("vit", {"pattern": np.ones((4, 4), bool)}, PatternError, "expected 36 x 36 for 1 special tokens"),
+        ("vit", {"pattern": "full", "blocks": [3]}, ConfigError, "numbers from 0 to 2"),
+        ("vit", {"pattern": "full", "blocks": []}, ConfigError, "at least one"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_the_model_left_as_it_was(case, arguments, error, line):
+    model, _, images = made(case)
+    with torch.no_grad():
+        before, parts = model(images), [type(module) for module in model.modules()]
+        with pytest.raises(error, match=line) as found:
+            sparsify(model, **arguments)
+        assert "\n" not in str(found.value)
+        assert [type(module) for module in model.modules()] == parts and torch.equal(model(images), before)
+    assert not model.blocks[0]._forward_pre_hooks and "forward_intermediates" not in vars(model)
+
+
+def test_other_models_are_refused():
+    with pytest.raises(ConfigError, match="VisionTransformer, Beit, Eva, found ResNet"):
+        sparsify(timm.create_model("resnet18"), "full")
+    model, pattern, _ = made("vit")
+    sparsify(model, pattern)
+    with pytest.raises(ConfigError, match="found a sparse one"):
+        sparsify(model, pattern)
+    other = timm.create_model("vit_small_patch16_36x1_224", **{**SMALL, "img_size": 64})
+    other.blocks[1].attn = torch.nn.Identity()
+    with pytest.raises(ConfigError, match="block 1: expected attention of timm's .*found Identity"):
+        sparsify(other, "window-3-g1")
+
+
+def test_what_a_call_cannot_honour_is_refused():
+    model, pattern, images = made("vit")
+    sparsify(model, pattern)
+    with torch.no_grad(), pytest.raises(PatternError, match="attn_mask or is_causal"):
+        model(images, is_causal=True)
+    model, pattern, images = made("beit")
+    sparsify(model, pattern)
+    with pytest.raises(PatternError, match="bias table: expected one that needs no gradient"):
+        model(images)
+    model.blocks[0].attn.attn_drop.p = 0.1
+    with torch.no_grad(), pytest.raises(PatternError, match="dropout in training, found 0.1"):
+        model.train()(images)
