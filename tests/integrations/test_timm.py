@@ -35,7 +35,7 @@ MODELS = {
         (80, 80),
     ),
     "eva": ("eva02_tiny_patch14_224", {"img_size": 84, "num_heads": 3}, "window-3-g1", (84, 84)),
-    "dinov3": ("vit_small_patch16_dinov3", {"img_size": 80}, "swin-5-g5", (80, 80)),
+    "dinov3": ("vit_small_patch16_dinov3", {"img_size": 96}, "swin-3-g5", (96, 96)),
     "rotations-of-each-layer": ("vit_small_patch16_rope_mixed_224", {"img_size": 80}, "window-3-g1", (80, 80)),
 }
 
@@ -51,7 +51,8 @@ def made(case):
     model = timm.create_model(name, **{**SMALL, **options}).eval()
     # As drawn, layers add little, and tables that begin as zeros would hide what goes wrong with them.
     for name, parameter in model.named_parameters():
-        torch.nn.init.normal_(parameter, std=0.5 if "token" in name or "pos" in name else 0.15)
+        scale = "gamma" in name or ("norm" in name and name.endswith("weight"))
+        torch.nn.init.normal_(parameter, mean=1.0 * scale, std=0.5 if "token" in name or "pos" in name else 0.2)
     return model, pattern, torch.randn(2, 3, *size)
 
 

@@ -74,6 +74,7 @@ class Attention(nn.Module):
         # In a tuple: it is no part of this module; their parameters, buffers and parts are the same.
         self._held, self._state = (original,), state
         self._parameters, self._buffers, self._modules = original._parameters, original._buffers, original._modules
+        self._non_persistent_buffers_set = original._non_persistent_buffers_set
         self.training, self.num_heads = original.training, original.num_heads
         source = original if getattr(original, "relative_position_bias_table", None) is not None else shared
         self._bias = None if source is None else _TableBias(source)
