@@ -45,5 +45,12 @@ def quick_weights():
         return
     init = sys.modules["torch"].nn.init
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(init, "trunc_normal_", lambda tensor, mean=0.0, std=1.0: init.normal_(tensor, mean, std))
+        # Other packages draw by it, too, and state the cut and the generator.
+        patch.setattr(
+            init,
+            "trunc_normal_",
+            lambda tensor, mean=0.0, std=1.0, a=None, b=None, generator=None: init.normal_(
+                tensor, mean, std, generator
+            ),
+        )
         yield

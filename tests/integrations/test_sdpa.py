@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright import slices
-from tilewright.integrations import diffusers, sdpa
 from tilewright.core.errors import ConfigError, PatternError, Unavailable
+from tilewright.integrations import diffusers, sdpa
 
 ALL = {"tokens": 1, "keep": 1.0, "budget": 1.0}
 

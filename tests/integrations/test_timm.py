@@ -242,7 +242,7 @@ def test_other_models_are_refused():
         sparsify(model, pattern)
     other = timm.create_model("vit_small_patch16_36x1_224", **{**SMALL, "img_size": 64})
     other.blocks[1].attn = torch.nn.Identity()
-    with pytest.raises(ConfigError, match="block 1: expected attention of timm's .*found Identity"):
+    with pytest.raises(ConfigError, match=r"block 1: expected attention of timm's .*found Identity"):
         sparsify(other, "window-3-g1")
 
 
@@ -256,5 +256,5 @@ def test_what_a_call_cannot_honour_is_refused():
     with pytest.raises(PatternError, match="bias table: expected one that needs no gradient"):
         model(images)
     model.blocks[0].attn.attn_drop.p = 0.1
-    with torch.no_grad(), pytest.raises(PatternError, match="dropout in training, found 0.1"):
+    with torch.no_grad(), pytest.raises(PatternError, match=r"dropout in training, found 0\.1"):
         model.train()(images)

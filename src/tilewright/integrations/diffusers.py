@@ -5,8 +5,8 @@ context ``attention_backend("tilewright")`` does. Classes that do not go through
 of diffusers 0.35, take `tilewright.integrations.sdpa.Slices.attach`.
 """
 
-from tilewright.integrations.sdpa import Slices
 from tilewright.core.errors import ConfigError, Unavailable
+from tilewright.integrations.sdpa import Slices
 
 # Of diffusers. Its dispatcher is experimental there: names have no public way in.
 VERSIONS = ("0.35",)

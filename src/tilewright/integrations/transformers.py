@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 from tilewright.core.errors import ConfigError, PatternError, Unavailable
 from tilewright.nn.attention import Patterned
-from tilewright.targets.masks import Bias
 
 NAME = "tilewright"
 # Of configurations: how many tokens stand before the grid. Swin's attention has windows of its own.
@@ -32,7 +31,7 @@ _biased: WeakKeyDictionary = WeakKeyDictionary()
 
 
 def register():
-    """Enter the attention ``tilewright``; again does nothing new. Raises `Unavailable` where transformers is missing."""
+    """Enter the attention ``tilewright``; again, nothing new. Raises `Unavailable` without transformers."""
     try:
         from transformers import AttentionInterface
     except ImportError as error:
@@ -61,7 +60,9 @@ def use(model, pattern, grid=None):
         model.set_attn_implementation(NAME)
     else:
         # Of several models in one, such as SigLIP's of text and images, those of images.
-        model.set_attn_implementation({key: NAME for key in model.config.sub_configs if getattr(model.config, key) in configs})
+        model.set_attn_implementation(
+            {key: NAME for key in model.config.sub_configs if getattr(model.config, key) in configs}
+        )
     return model
 
 
@@ -116,7 +117,7 @@ def _patterned(module, q, k, v, mask, scale):
 
 
 class _MaskBias:
-    """A bias [H, N, N] that a model makes as a mask in every call: plans are made again only where its values changed."""
+    """A bias [H, N, N] that a model makes as a mask in every call: plans are made again where its values changed."""
 
     def __init__(self, module, mask):
         self._module, self._mask = module, mask

@@ -122,7 +122,7 @@ def graph(params):
 
 
 def pattern(side, n_global, radius, mode, *, padding=0, meta=None):
-    """The pattern of a stage by its geometry: `n_global` tokens and a grid of `side` x `side`, or of ``(rows, columns)``.
+    """The pattern of a stage by its geometry: `n_global` tokens and a grid of `side` x `side` or ``(rows, columns)``.
 
     mode: of `Params.mode`, or ``full``. padding: rows and columns of zeros behind the grid, as tokens of their own; the
     public code pads to whole chunks, and in ``cyclic`` mode its first chunks attend to those zeros.

@@ -1,4 +1,4 @@
-"""Attention over a pattern for models that are not of this package: plans by grid, type and device, made when needed."""
+"""Attention over a pattern for models that are not of this package: plans by grid, type and device."""
 
 import copy
 import functools
@@ -40,7 +40,7 @@ class Patterned:
     """
 
     def __init__(self, pattern, heads, head_dim, n_special, *, scale=None, plans=None):
-        """Raises `UnknownNameError` and `PatternError` for a pattern that is unknown or told of other special tokens."""
+        """Raises `UnknownNameError` for an unknown pattern, `PatternError` for one told of other special tokens."""
         if isinstance(pattern, str):
             told = patterns.special(pattern)
             if told is not None and told != n_special:
@@ -141,8 +141,8 @@ def copy_with_scale(plan, scale):
 class LayerBias:
     """The relative-position bias of one layer: its plan is made again only where its table was written to.
 
-    Subclasses have ``table() -> tensor [H, T]``, read in every call; ``index(rows, cols) -> int array``, places of pairs
-    in it, by token numbers in the model's own order; ``pairs() -> [H, N, N]``, of all pairs, for the pattern full.
+    Subclasses have ``table() -> tensor [H, T]``, read in every call; ``index(rows, cols) -> int array``, places of
+    pairs in it, by token numbers in the model's own order; ``pairs() -> [H, N, N]``, of all pairs, for the pattern full.
     """
 
     def __init__(self):
@@ -250,7 +250,7 @@ class SparseAttention(nn.Module):
         return self.attention.leave(x, self.grid if grid is None else _grid(grid))
 
     def bias_index(self, rows, cols):
-        """Places of (query, key) pairs, int arrays that broadcast, in the bias table; the last one is of special tokens."""
+        """Places of (query, key) pairs, int arrays that broadcast, in the bias table; the last is of special tokens."""
         (height, width), g = self.grid, self.attention.n_special
         (qy, qx), (ky, kx) = (np.divmod(np.asarray(at, np.int64) - g, width) for at in (rows, cols))
         place = (qy - ky + height - 1) * (2 * width - 1) + qx - kx + width - 1
