@@ -358,3 +358,29 @@ def test_a_keep_ratio_outside_its_range_is_named(pruner, ratio):
 def test_images_of_another_kind_are_named(batch):
     with pytest.raises(PatternError, match="images: expected"):
         create()(batch)
+
+
+@pytest.mark.parametrize("size", [(64, 96), (48, 160)], ids=str)
+@pytest.mark.parametrize("pruner", ["none", "evit", "ats"])
+@torch.no_grad()
+def test_images_that_are_no_squares(size, pruner):
+    network = draw(create(image_size=size, pruner=pruner))
+    assert networks.deit.name(network.options).startswith(f"deit-tiny-{size[0]}x{size[1]}")
+    batch = torch.randn(2, 3, *size)
+    found = network(batch)
+    assert not found.isnan().any()
+    torch.testing.assert_close(network.with_batching("padded")(batch), found, rtol=1e-4, atol=1e-4)
+    with pytest.raises(PatternError, match=rf"\[B, 3, {size[0]}, {size[1]}\]"):
+        network(batch.mT)
+
+
+@torch.no_grad()
+def test_a_square_table_is_resized_to_a_grid_that_is_none(tmp_path):
+    source = draw(create())
+    torch.save({"model": source.state_dict()}, tmp_path / "net.pth")
+    old = source.pos_embed[:, 1:].unflatten(1, (6, 6)).movedim(-1, 1)
+    # The second has as many patches as the square.
+    for grid in (5, 8), (4, 9):
+        loaded = create(image_size=(16 * grid[0], 16 * grid[1]), checkpoint=tmp_path / "net.pth")
+        new = F.interpolate(old, size=grid, mode="bicubic", align_corners=False).flatten(2).mT
+        torch.testing.assert_close(loaded.pos_embed[:, 1:], new)

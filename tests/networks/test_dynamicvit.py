@@ -357,3 +357,14 @@ def test_names_are_those_of_the_graphs():
     assert dynamicvit.name(dynamicvit.Options("deit-s")) == "dynamicvit-s-224"
     assert dynamicvit.name(dynamicvit.Options("lvvit-m", 384)) == "dynamicvit-lvvit-m-384"
     assert dynamicvit.name(dynamicvit.Options("deit-256", 512, 32)) == "dynamicvit-256-512-p32"
+
+
+@pytest.mark.parametrize("variant", ["deit-256", "lvvit-s"])
+@torch.no_grad()
+def test_images_that_are_no_squares(variant):
+    network = draw(create(variant=variant, image_size=(64, 112), attention="native"))
+    batch = torch.randn(2, 3, 64, 112)
+    assert [each.shape[1] for each in network.kept(batch)] == [int(28 * 0.7**time) for time in (1, 2, 3)]
+    for attention in ("dense", "tilewright"):
+        other = same_weights(network, variant=variant, image_size=(64, 112), attention=attention)
+        torch.testing.assert_close(other(batch), network(batch), rtol=1e-4, atol=1e-4)

@@ -74,7 +74,12 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def kept(side, keep_ratio):
     """Of side x side patches those kept after each pruning, as the public code rounds them."""
-    return [int(side**2 * keep_ratio**time) for time in (1, 2, 3)]
+    return kept_of(side**2, keep_ratio)
+
+
+def kept_of(patches, keep_ratio):
+    """Of so many patches those kept after each pruning."""
+    return [int(patches * keep_ratio**time) for time in (1, 2, 3)]
 
 
 def fields(name):

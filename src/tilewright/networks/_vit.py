@@ -80,16 +80,40 @@ def initialise(network, *tables):
             nn.init.zeros_(module.bias)
 
 
-def resize_positions(state, network, mode, first=1):
-    """Resize ``state["pos_embed"]`` [1, first + n^2, C] to the grid of `network`, where it is such a table.
+class Sizes:
+    """Of options with an ``image_size``, pixels a side or ``(height, width)``, and a size of patches: the grid."""
 
-    mode: of `interpolate`. first: rows before the grid, which stay as they are.
+    @property
+    def pixels(self):
+        """Height and width of images."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    @property
+    def size_name(self):
+        """The size as names state it."""
+        return "x".join(map(str, dict.fromkeys(self.pixels)))
+
+    def grid_of(self, patch):
+        """Rows and columns of patches; what is left over at the right and at the bottom is not seen."""
+        height, width = self.pixels
+        return height // patch, width // patch
+
+
+def resize_positions(state, network, mode, grid, first=1):
+    """Resize ``state["pos_embed"]`` [1, first + n^2, C] to the `grid` of `network`, where it is such a table.
+
+    mode: of `interpolate`. first: rows before the grid, which stay as they are. A table of as many entries as the
+    network's is taken for one of its grid, unless its own is a square and the network's is not.
     """
     table, wanted = state.get("pos_embed"), network.pos_embed
-    if table is None or table.ndim != 3 or table.shape[1] == wanted.shape[1]:
+    if table is None or table.ndim != 3:
         return
-    old, new = (math.isqrt(max(t.shape[1] - first, 0)) for t in (table, wanted))
+    old = math.isqrt(max(table.shape[1] - first, 0))
+    # ASSUME: a table of n^2 entries is of a square, as the published ones are; a network that was saved with a grid of
+    # 4 x 9 patches, say, is told from one of 6 x 6 by nothing.
+    if table.shape[1] == wanted.shape[1] and (grid[0] == grid[1] or first + old**2 != table.shape[1]):
+        return
     if old > 0 and first + old**2 == table.shape[1]:
-        grid = table[:, first:].unflatten(1, (old, old)).movedim(-1, 1).float()
-        grid = F.interpolate(grid, size=(new, new), mode=mode).flatten(2).mT
-        state["pos_embed"] = torch.cat((table[:, :first], grid.to(table.dtype)), dim=1)
+        places = table[:, first:].unflatten(1, (old, old)).movedim(-1, 1).float()
+        places = F.interpolate(places, size=grid, mode=mode).flatten(2).mT
+        state["pos_embed"] = torch.cat((table[:, :first], places.to(table.dtype)), dim=1)

@@ -23,14 +23,14 @@ from tilewright.networks._layouts import Rectangle
 EXCHANGED = batchings
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One network. image_size: pixels, of patches of 16; what is left over at the right and at the bottom is not seen.
+class Options(msgspec.Struct, _vit.Sizes, frozen=True, forbid_unknown_fields=True):
+    """One network. image_size: pixels a side, or (height, width), of patches of 16; what is left over at the right and at the bottom is not seen.
 
     pruner: of `pruners.NAMES`. pruner_settings: its settings, see its ``Params``; its own where not stated.
     """
 
     variant: str
-    image_size: int = 224
+    image_size: int | tuple[int, int] = 224
     pruner: str = "none"
     pruner_settings: dict[str, Any] = {}
     num_classes: int = 1000
@@ -38,8 +38,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self):
         if self.variant not in pattern.VARIANTS:
             raise ConfigError(f"variant: expected one of {', '.join(pattern.VARIANTS)}, found {self.variant!r}")
-        if self.image_size < pattern.PATCH:
-            raise ConfigError(f"image_size: expected at least a patch of {pattern.PATCH}, found {self.image_size}")
+        if min(self.pixels) < pattern.PATCH:
+            raise ConfigError(f"image_size: expected at least a patch of {pattern.PATCH}, found {self.size_name}")
         if self.num_classes < 1:
             raise ConfigError(f"num_classes: expected at least 1, found {self.num_classes}")
         if self.distilled and self.pruner != "none":
@@ -56,14 +56,14 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.variant.endswith("-distilled")
 
     @property
-    def side(self):
-        """Patches along a side."""
-        return self.image_size // pattern.PATCH
+    def grid(self):
+        """Rows and columns of patches."""
+        return self.grid_of(pattern.PATCH)
 
     @property
     def n_tokens(self):
         """Tokens of an image before it is pruned."""
-        return 1 + self.distilled + self.side**2
+        return 1 + self.distilled + self.grid[0] * self.grid[1]
 
     @property
     def needs(self):
@@ -89,12 +89,12 @@ def stated(options):
 
 def name(options):
     """The network's name in files and figures, e.g. ``deit-small-224-evit``."""
-    return f"deit-{options.variant}-{options.image_size}" + f"-{options.pruner}" * (options.pruner != "none")
+    return f"deit-{options.variant}-{options.size_name}" + f"-{options.pruner}" * (options.pruner != "none")
 
 
 def timm_name(options):
     """The name under which timm, and the official code, publish the weights: of 384 pixels for B only."""
-    size = 384 if options.variant.startswith("base") and options.image_size >= 384 else 224
+    size = 384 if options.variant.startswith("base") and min(options.pixels) >= 384 else 224
     return f"deit_{options.variant.replace('-', '_')}_patch{pattern.PATCH}_{size}"
 
 
@@ -102,7 +102,7 @@ def adapt(state, network):
     """The official state (DeiT's, timm's, or a pruner's of the same names) under this network's names and shapes."""
     # As DeiT and EViT resize it; DynamicViT resizes bilinearly.
     mode = "bilinear" if network.options.pruner == "dynamicvit" else "bicubic"
-    _vit.resize_positions(state, network, mode, 1 + network.options.distilled)
+    _vit.resize_positions(state, network, mode, network.options.grid, 1 + network.options.distilled)
     learned = network.options.pruning()[1].learned
     for own, tensor in network.pruner.state_dict().items():
         if own in state or not learned:
@@ -112,7 +112,7 @@ def adapt(state, network):
 
 
 class Network(nn.Module):
-    """Images [B, 3, R, R] to logits [B, num_classes]; parameters under the official names."""
+    """Images [B, 3, H, W] to logits [B, num_classes]; parameters under the official names."""
 
     def __init__(self, options, batching):
         """Random weights, drawn as published. batching: of `batching.NAMES`."""
@@ -149,7 +149,7 @@ class Network(nn.Module):
 
     @_precision.checked
     def forward(self, images, capacity=None, with_layouts=False):
-        """Images [B, 3, R, R] to logits [B, num_classes].
+        """Images [B, 3, H, W] to logits [B, num_classes].
 
         capacity: most tokens of the batch that may be kept by a pruner that leaves it open how many, for batchings
             that have a ``ROOM``; None: as many as there are, for which the host asks the device.

@@ -37,28 +37,28 @@ SKIP = 2.0
 PATCH_SHARE = 0.5
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One network. image_size, patch: pixels; patch is 16 as published, other sizes need a DeiT.
+class Options(msgspec.Struct, _vit.Sizes, frozen=True, forbid_unknown_fields=True):
+    """One network. image_size: pixels a side, or (height, width). patch: pixels, 16 as published, others for DeiTs.
 
     keep_ratio: rho; each pruning leaves this share of those before it, ``int(n rho^i)`` of all n patches.
     """
 
     variant: Literal["deit-256", "deit-s", "deit-b", "lvvit-s", "lvvit-m"]
-    image_size: Annotated[int, msgspec.Meta(ge=1)] = 224
+    image_size: Annotated[int, msgspec.Meta(ge=1)] | tuple[int, int] = 224
     patch: Annotated[int, msgspec.Meta(ge=1)] = 16
     keep_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.7
     num_classes: Annotated[int, msgspec.Meta(ge=1)] = 1000
 
     def __post_init__(self):
-        if self.patch > self.image_size:
-            raise ConfigError(f"patch: expected at most the image size {self.image_size}, found {self.patch}")
+        if self.patch > min(self.pixels):
+            raise ConfigError(f"patch: expected at most the image size {self.size_name}, found {self.patch}")
         if self.lvvit and self.patch != 16:
             raise ConfigError(f"patch: expected 16 for {self.variant}, found {self.patch}")
         # The published DeiTs can continue with the class token alone; the published LV-ViTs have no maximum to take.
         if self.lvvit and not self.kept[-1]:
             raise ConfigError(
                 f"keep_ratio: expected one that keeps a patch, for {self.variant} needs one to classify; found "
-                f"{self.keep_ratio}, which leaves {self.kept} of {self.side**2}"
+                f"{self.keep_ratio}, which leaves {self.kept} of {self.grid[0] * self.grid[1]}"
             )
 
     @property
@@ -67,30 +67,30 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.variant.startswith("lvvit")
 
     @property
-    def side(self):
-        """Patches along a side; what is left over at the right and at the bottom is not seen."""
-        return self.image_size // self.patch
+    def grid(self):
+        """Rows and columns of patches; what is left over at the right and at the bottom is not seen."""
+        return self.grid_of(self.patch)
 
     @property
     def kept(self):
         """Patches that are kept after each pruning."""
-        return pattern.kept(self.side, self.keep_ratio)
+        return pattern.kept_of(self.grid[0] * self.grid[1], self.keep_ratio)
 
 
 def name(options):
     """The network's name, made as those of its graphs, e.g. ``dynamicvit-s-224``."""
     short = {variant: alias for alias, variant in pattern.ALIASES.items()}.get(options.variant, options.variant)
-    return f"dynamicvit-{short}-{options.image_size}" + (f"-p{options.patch}" if options.patch != 16 else "")
+    return f"dynamicvit-{short}-{options.size_name}" + (f"-p{options.patch}" if options.patch != 16 else "")
 
 
 def adapt(state, network):
     """The official state with its position table resized, bilinearly as the official code does."""
-    _vit.resize_positions(state, network, "bilinear")
+    _vit.resize_positions(state, network, "bilinear", network.options.grid)
     return state
 
 
 class Network(nn.Module):
-    """Images [B, 3, R, R] to logits [B, num_classes]; parameters under the official names."""
+    """Images [B, 3, H, W] to logits [B, num_classes]; parameters under the official names."""
 
     def __init__(self, options, attention):
         """Random weights, drawn as published. attention: of `attentions.NAMES`."""
@@ -99,7 +99,7 @@ class Network(nn.Module):
         width, heads, self.prune_before = pattern.VARIANTS[options.variant]
         self.patch_embed = _Stem(width, options.patch) if options.lvvit else _vit.Patches(3, width, options.patch)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + options.side**2, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + options.grid[0] * options.grid[1], width))
         # In all five networks the prunings cut the depth in four.
         self.blocks = nn.ModuleList(_block(width, heads, options.lvvit) for _ in range(4 * self.prune_before[0]))
         self.norm = nn.LayerNorm(width, _eps(options.lvvit))
@@ -111,7 +111,7 @@ class Network(nn.Module):
 
     @_precision.checked
     def forward(self, images, only_kept=False):
-        """Images [B, 3, R, R] to logits, or to what `kept` returns. Raises `PatternError` for another shape."""
+        """Images [B, 3, H, W] to logits, or to what `kept` returns. Raises `PatternError` for another shape."""
         x, kept = self._run(images)
         if only_kept:
             return kept
@@ -127,12 +127,12 @@ class Network(nn.Module):
 
     def _run(self, images):
         """Tokens [B, 1 + K, C] of the class and of the patches kept last, and what `kept` returns."""
-        side = self.options.side
+        rows, columns = self.options.grid
         # LV-ViT's stem rounds up: an image one pixel short of a further patch yields that patch.
-        x = self.patch_embed(images)[:, :, :side, :side].flatten(2).mT
+        x = self.patch_embed(images)[:, :, :rows, :columns].flatten(2).mT
         x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), dim=1) + self.pos_embed
         # The patch at each place behind the class token, and whether it counts.
-        patch = torch.arange(side**2, device=x.device).expand(len(x), -1)
+        patch = torch.arange(rows * columns, device=x.device).expand(len(x), -1)
         alive = torch.ones_like(patch, dtype=torch.bool)
         hide, attend, kept = _pruned.HIDING.get(self.attention), _sites.full, []
         for i, block in enumerate(self.blocks):

@@ -10,7 +10,7 @@ import msgspec
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright.models.dynamicvit import VARIANTS, kept
+from tilewright.models.dynamicvit import VARIANTS, kept_of
 from tilewright.pruners import Choice, Settings, _scores
 from tilewright.pruners._predictor import Predictor
 
@@ -35,7 +35,7 @@ class Pruner(nn.Module):
     def __init__(self, params, width, n_tokens):
         """See the contract."""
         super().__init__()
-        self.counts = kept(math.isqrt(n_tokens - 1), params.keep_ratio)
+        self.counts = kept_of(n_tokens - 1, params.keep_ratio)
         self.score_predictor = nn.ModuleList(Predictor(width) for _ in self.before)
 
     def forward(self, time, x, layout, heads):

@@ -126,10 +126,11 @@ def _kept(network, pixels):
     with torch.inference_mode():
         kept = network.kept(pixels)
     for time_, ids in enumerate(kept, start=1):
-        seen = np.zeros(options.side**2, bool)
+        rows, columns = options.grid
+        seen = np.zeros(rows * columns, bool)
         seen[ids[0].numpy()] = True
         title = f"pruning {time_}: {len(ids[0])} of {len(seen)} patches kept"
-        yield View(title, _by_pixel(seen.reshape(options.side, -1), options.patch, options.image_size))
+        yield View(title, _by_pixel(seen.reshape(rows, columns), options.patch, options.pixels))
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,9 @@ def _attended(stage, query, size):
 
 
 def _by_pixel(seen, patch, size):
-    """Tokens bool [n, n] of `patch` pixels as bool [size, size]; pixels that no token covers are not seen."""
-    token = np.minimum(np.arange(size) // patch, len(seen))
-    return np.pad(seen, (0, 1))[token][:, token]
+    """Tokens bool [n, m] of `patch` pixels as bool of `size`, a side or (height, width) of pixels.
+
+    Pixels that no token covers are not seen.
+    """
+    at = (np.minimum(np.arange(side) // patch, n) for side, n in zip(np.broadcast_to(size, 2), seen.shape, strict=True))
+    return np.pad(seen, (0, 1))[np.ix_(*at)]
