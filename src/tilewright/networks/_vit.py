@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -80,7 +81,7 @@ def initialise(network, *tables):
             nn.init.zeros_(module.bias)
 
 
-class Sizes:
+class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of options with an ``image_size``, pixels a side or ``(height, width)``, and a size of patches: the grid."""
 
     @property

@@ -37,7 +37,7 @@ SKIP = 2.0
 PATCH_SHARE = 0.5
 
 
-class Options(msgspec.Struct, _vit.Sizes, frozen=True, forbid_unknown_fields=True):
+class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
     """One network. image_size: pixels a side, or (height, width). patch: pixels, 16 as published, others for DeiTs.
 
     keep_ratio: rho; each pruning leaves this share of those before it, ``int(n rho^i)`` of all n patches.

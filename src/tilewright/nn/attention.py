@@ -142,7 +142,7 @@ class LayerBias:
     """The relative-position bias of one layer: its plan is made again only where its table was written to.
 
     Subclasses have ``table() -> tensor [H, T]``, read in every call; ``index(rows, cols) -> int array``, places of
-    pairs in it, by token numbers in the model's own order; ``pairs() -> [H, N, N]``, of all pairs, for the pattern full.
+    pairs in it, by token numbers in the model's own order; ``pairs() -> [H, N, N]``, of all pairs, for ``full``.
     """
 
     def __init__(self):
