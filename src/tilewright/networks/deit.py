@@ -33,7 +33,7 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
     variant: str
     image_size: int | tuple[int, int] = 224
     pruner: str = "none"
-    pruner_settings: dict[str, Any] = {}
+    pruner_settings: dict[str, Any] = msgspec.field(default_factory=dict)
     num_classes: int = 1000
 
     def __post_init__(self):

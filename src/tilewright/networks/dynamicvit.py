@@ -44,7 +44,8 @@ class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
     """
 
     variant: Literal["deit-256", "deit-s", "deit-b", "lvvit-s", "lvvit-m"]
-    image_size: Annotated[int, msgspec.Meta(ge=1)] | tuple[int, int] = 224
+    # Without a bound of its own: msgspec crashes on a union of a bounded number and a tuple.
+    image_size: int | tuple[int, int] = 224
     patch: Annotated[int, msgspec.Meta(ge=1)] = 16
     keep_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.7
     num_classes: Annotated[int, msgspec.Meta(ge=1)] = 1000
