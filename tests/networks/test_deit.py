@@ -384,3 +384,24 @@ def test_a_square_table_is_resized_to_a_grid_that_is_none(tmp_path):
         loaded = create(image_size=(16 * grid[0], 16 * grid[1]), checkpoint=tmp_path / "net.pth")
         new = F.interpolate(old, size=grid, mode="bicubic", align_corners=False).flatten(2).mT
         torch.testing.assert_close(loaded.pos_embed[:, 1:], new)
+
+
+@pytest.mark.parametrize("variant", ["tiny", "tiny-distilled"])
+@torch.no_grad()
+def test_a_batch_of_several_sizes_is_each_image_by_itself(tmp_path, variant):
+    network = draw(create(variant=variant))
+    torch.save({"model": network.state_dict()}, tmp_path / "net.pth")
+    batch = [torch.randn(3, *size) for size in ((96, 96), (64, 112), (160, 48), (96, 96))]
+    found = network.mixed(batch)
+    for logits, each in zip(found, batch, strict=True):
+        alone = create(variant=variant, image_size=tuple(each.shape[1:]), checkpoint=tmp_path / "net.pth")
+        torch.testing.assert_close(logits[None], alone(each[None]), rtol=1e-4, atol=1e-4)
+    for wrong, line in (
+        ([], "expected at least one"),
+        ([torch.zeros(3, 15, 96)], r"at least 16 pixels a side, found \[3, 15, 96\] at 0"),
+        ([batch[0], batch[1].half()], "found torch.float16 on cpu at 1"),
+    ):
+        with pytest.raises(PatternError, match=line):
+            network.mixed(wrong)
+    with pytest.raises(PatternError, match="without a pruner, found evit"):
+        create(pruner="evit").mixed(batch)

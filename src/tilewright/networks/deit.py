@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from tilewright import pruners
-from tilewright.core.errors import ConfigError
+from tilewright import pruners, ragged
+from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.registry import member
 from tilewright.models import deit as pattern
 from tilewright.networks import _precision, _sites, _vit
@@ -184,3 +185,53 @@ class Network(nn.Module):
             # Without a pruner the layout is the whole rectangle, the distillation token second.
             logits = (logits + _precision.logits(self.head_dist, self.norm(x[:, 1]))) / 2
         return (logits, layouts) if with_layouts else logits
+
+    @torch.no_grad()
+    def mixed(self, images):
+        """Images of several sizes, a list of [3, H, W], to logits [B, num_classes]: one packed batch (`ragged`).
+
+        The position table is resampled for each size, as for a network of that size. Images that are smaller than a
+        patch, a pruner, and a type or device other than the network's raise `PatternError`.
+        """
+        self._check_mixed(images)
+        tokens = [self._embedded(each[None])[0] for each in images]
+        lengths = [len(each) for each in tokens]
+        packing = ragged.pack_lengths(torch.tensor(lengths, device=tokens[0].device))
+        x = torch.cat(tokens)
+        for block in self.blocks:
+            x = x + block.attn.proj(packing.attend(*block.attn.split(block.norm1(x))).flatten(-2))
+            x = x + block.mlp(block.norm2(x))
+        starts = torch.tensor([0, *lengths[:-1]], device=x.device).cumsum(0)
+        logits = _precision.logits(self.head, self.norm(x[starts]))
+        if self.options.distilled:
+            logits = (logits + _precision.logits(self.head_dist, self.norm(x[starts + 1]))) / 2
+        return logits
+
+    def _embedded(self, images):
+        """Tokens [B, N, C] of images of any size, with positions resampled as `adapt` resamples a file's."""
+        patches = self.patch_embed(images)
+        grid, first = tuple(patches.shape[-2:]), 1 + self.options.distilled
+        positions = self.pos_embed
+        if grid != self.options.grid:
+            table = positions[:, first:].unflatten(1, self.options.grid).movedim(-1, 1).float()
+            table = F.interpolate(table, size=grid, mode="bicubic").flatten(2).mT
+            positions = torch.cat((positions[:, :first], table.to(positions.dtype)), dim=1)
+        firsts = [self.cls_token, self.dist_token] if self.options.distilled else [self.cls_token]
+        return torch.cat((*(each.expand(len(images), -1, -1) for each in firsts), patches.flatten(2).mT), 1) + positions
+
+    def _check_mixed(self, images):
+        if self.options.pruner != "none":
+            raise PatternError(f"mixed: expected a network without a pruner, found {self.options.pruner}")
+        like = self.pos_embed
+        if not images:
+            raise PatternError("images: expected at least one, found none")
+        for i, each in enumerate(images):
+            if each.ndim != 3 or len(each) != 3 or min(each.shape[1:]) < pattern.PATCH:
+                raise PatternError(
+                    f"images: expected [3, H, W] of at least {pattern.PATCH} pixels a side, found {list(each.shape)} "
+                    f"at {i}"
+                )
+            if each.dtype != like.dtype or each.device != like.device:
+                raise PatternError(
+                    f"images: expected {like.dtype} on {like.device}, found {each.dtype} on {each.device} at {i}"
+                )
