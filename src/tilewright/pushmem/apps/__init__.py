@@ -1,0 +1,27 @@
+"""Programs for push memories. A name states the side of the image: ``gaussian-64``.
+
+Contract of a member module:
+    ``outputs(size) -> tuple of Stage``: the program for an image whose side is `size`; raises `ProgramError` for a side
+        that it cannot take.
+    ``SIZE``: the side that tables show.
+"""
+
+import re
+from collections.abc import Sequence
+
+from tilewright.core import registry
+from tilewright.core.errors import UnknownNameError
+from tilewright.pushmem.dsl import Source
+
+NAMES = (
+    *("brighten_blur", "gaussian", "cascade", "harris", "unsharp", "camera", "upsample", "downsample", "pyramid"),
+    *("resnet", "mobilenet", "patch_embed"),
+)
+
+
+def program(name: str) -> Sequence[Source]:
+    """The outputs of the app `name`, e.g. ``harris-64``. Raises `UnknownNameError` and `ProgramError`."""
+    match = re.fullmatch(r"([a-z_]+)-(\d+)", name)
+    if not match or match[1] not in NAMES:
+        raise UnknownNameError("app", name, [f"{n}-<side>" for n in NAMES])
+    return registry.member("tilewright.pushmem.apps", "app", match[1], NAMES).outputs(int(match[2]))

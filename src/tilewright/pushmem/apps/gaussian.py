@@ -1,0 +1,12 @@
+"""A 3 × 3 binomial filter."""
+
+from tilewright.pushmem.apps._common import BINOMIAL, at_least, window
+from tilewright.pushmem.dsl import Input
+
+SIZE = 64
+
+
+def outputs(size):
+    """blur, (size - 2)²."""
+    at_least("gaussian", size, 3)
+    return (window("blur", Input("in", (size, size)), BINOMIAL, 4),)

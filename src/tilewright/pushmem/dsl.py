@@ -1,0 +1,493 @@
+"""The language of push-memory programs: inputs, stages, expressions of 16-bit words, and a numpy oracle.
+
+An index is affine in the loop variables, with floor division and modulo by constants. An expression is made of reads,
+constants and the operators of a 16-bit PE; each operation wraps around. `evaluate` computes a program on whole arrays and
+knows no schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from tilewright.pushmem.errors import ProgramError
+
+DTYPES = ("uint16", "int16")
+BITS = 16
+_WORD = (1 << BITS) - 1
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index expression. kind: var, const, add, mul, floordiv or mod; args: its operands."""
+
+    kind: str
+    args: tuple[Any, ...]
+
+    def __add__(self, other):
+        return Index("add", (self, index(other)))
+
+    __radd__ = __add__
+
+    def __neg__(self):
+        return Index("mul", (self, -1))
+
+    def __sub__(self, other):
+        return self + -index(other)
+
+    def __rsub__(self, other):
+        return index(other) + -self
+
+    def __mul__(self, other):
+        if isinstance(other, Index) and other.kind == "const":
+            other = other.args[0]
+        if isinstance(other, Index) and self.kind == "const":
+            return other * self.args[0]
+        if not isinstance(other, int | np.integer):
+            raise ProgramError(f"an index has to be affine; found ({self}) * ({other})")
+        return Index("mul", (self, int(other)))
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other):
+        return Index("floordiv", (self, _divisor(self, "//", other)))
+
+    def __mod__(self, other):
+        return Index("mod", (self, _divisor(self, "%", other)))
+
+    def __eq__(self, other):
+        if isinstance(other, int):
+            return as_expression(self) == other
+        return isinstance(other, Index) and (self.kind, self.args) == (other.kind, other.args)
+
+    def __hash__(self):
+        return hash((self.kind, self.args))
+
+    def __str__(self):
+        a = self.args
+        match self.kind:
+            case "var" | "const":
+                return str(a[0])
+            case "add":
+                return f"{a[0]} + {a[1]}"
+            case "mul":
+                return f"{a[1]}*({a[0]})"
+            case "floordiv":
+                return f"floor(({a[0]})/{a[1]})"
+        return f"(({a[0]}) mod {a[1]})"
+
+    def evaluate(self, values: dict[str, Any]) -> Any:
+        """Its value for the loop variables `values` (integers or arrays)."""
+        a = self.args
+        match self.kind:
+            case "var":
+                return values[a[0]]
+            case "const":
+                return a[0]
+            case "add":
+                return a[0].evaluate(values) + a[1].evaluate(values)
+            case "mul":
+                return a[0].evaluate(values) * a[1]
+            case "floordiv":
+                return a[0].evaluate(values) // a[1]
+        return a[0].evaluate(values) % a[1]
+
+    def slope(self, name: str) -> Fraction:
+        """Its mean growth per step of the loop variable `name`."""
+        a = self.args
+        match self.kind:
+            case "var":
+                return Fraction(int(a[0] == name))
+            case "add":
+                return a[0].slope(name) + a[1].slope(name)
+            case "mul":
+                return a[0].slope(name) * a[1]
+            case "floordiv":
+                return a[0].slope(name) / a[1]
+        return Fraction(0)
+
+    def names(self) -> set[str]:
+        """The loop variables in it."""
+        if self.kind == "var":
+            return {self.args[0]}
+        return set().union(*(a.names() for a in self.args if isinstance(a, Index)))
+
+
+def index(value: Any) -> Index:
+    """`value` as an index: an `Index` or an integer. Raises `ProgramError` for anything else."""
+    if isinstance(value, Index):
+        return value
+    if isinstance(value, int | np.integer):
+        return Index("const", (int(value),))
+    if isinstance(value, Expression):
+        raise ProgramError(f"an index has to be affine in the loop variables; found the data {value}")
+    raise ProgramError(f"an index has to be affine in the loop variables; found {value!r}")
+
+
+def _divisor(left: Index, sign: str, right: Any) -> int:
+    if not isinstance(right, int | np.integer) or right <= 0:
+        raise ProgramError(f"an index is divided by positive constants only; found ({left}) {sign} ({right})")
+    return int(right)
+
+
+class Expression:
+    """A 16-bit value; operators of PEs build larger ones. `signed` decides shifts, minima, maxima and comparisons."""
+
+    signed = False
+
+    def __add__(self, other):
+        return _binary("+", self, other)
+
+    def __radd__(self, other):
+        return _binary("+", other, self)
+
+    def __sub__(self, other):
+        return _binary("-", self, other)
+
+    def __rsub__(self, other):
+        return _binary("-", other, self)
+
+    def __mul__(self, other):
+        return _binary("*", self, other)
+
+    __rmul__ = __mul__
+
+    def __rshift__(self, other):
+        return _binary(">>", self, other)
+
+    def __lshift__(self, other):
+        return _binary("<<", self, other)
+
+    def __and__(self, other):
+        return _binary("&", self, other)
+
+    def __or__(self, other):
+        return _binary("|", self, other)
+
+    def __xor__(self, other):
+        return _binary("^", self, other)
+
+    def __lt__(self, other):
+        return _binary("<", self, other)
+
+    def __gt__(self, other):
+        return _binary("<", other, self)
+
+    def __le__(self, other):
+        return _binary("<=", self, other)
+
+    def __ge__(self, other):
+        return _binary("<=", other, self)
+
+    def __eq__(self, other):
+        return _binary("==", self, other)
+
+    def __ne__(self, other):
+        return _binary("!=", self, other)
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __abs__(self):
+        return Op("abs", (self,), self.signed)
+
+    def __bool__(self):
+        raise ProgramError("a value that is known only when the program runs has no truth; use select()")
+
+    def as_signed(self) -> Expression:
+        """The same bits, read as a two's-complement number."""
+        return Op("bits", (self,), True)
+
+    def as_unsigned(self) -> Expression:
+        """The same bits, read as an unsigned number."""
+        return Op("bits", (self,), False)
+
+
+@dataclass(frozen=True, eq=False)
+class Const(Expression):
+    """A constant word. Negative values are stored in two's complement."""
+
+    value: int
+    signed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Read(Expression):
+    """The word of `source` at `indices`."""
+
+    source: Any
+    indices: tuple[Index, ...]
+
+    @property
+    def signed(self):
+        return self.source.dtype == "int16"
+
+    def __str__(self):
+        return f"{self.source.name}[{', '.join(map(str, self.indices))}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinate(Expression):
+    """The value of an index, as a word."""
+
+    index: Index
+
+
+@dataclass(frozen=True, eq=False)
+class Op(Expression):
+    """One operation of a PE."""
+
+    name: str
+    args: tuple[Expression, ...]
+    signed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Lut(Expression):
+    """The entry of a constant table that data choose; the table's length is a power of two, the index wraps."""
+
+    table: tuple[int, ...]
+    args: tuple[Expression, ...]
+    signed: bool = False
+
+    @staticmethod
+    def of(table: Sequence[int], value: Any) -> Lut:
+        """`table[value mod len(table)]`. Raises `ProgramError` where the length is no power of two."""
+        table = tuple(int(v) & _WORD for v in table)
+        if not table or len(table) & (len(table) - 1):
+            raise ProgramError(f"expected a table whose length is a power of two, found {len(table)} entries")
+        return Lut(table, (as_expression(value),))
+
+
+@dataclass(frozen=True, eq=False)
+class Reduce(Expression):
+    """The sum (or min, max) of `body` over a box of further loop variables; `unroll` names loops done in space."""
+
+    extents: tuple[int, ...]
+    body: Callable[..., Expression]
+    op: str = "+"
+    unroll: tuple[int, ...] = ()
+
+
+def as_expression(value: Any) -> Expression:
+    """`value` as an expression: an expression, an index or an integer that a word holds."""
+    if isinstance(value, Expression):
+        return value
+    if isinstance(value, Index):
+        return Coordinate(value)
+    if isinstance(value, int | np.integer) and -(1 << (BITS - 1)) <= value <= _WORD:
+        return Const(int(value) & _WORD, bool(value < 0))
+    raise ProgramError(f"expected a 16-bit constant or an expression, found {value!r}")
+
+
+def _binary(name: str, left: Any, right: Any) -> Op:
+    left, right = as_expression(left), as_expression(right)
+    typed = [a for a in (left, right) if not isinstance(a, Const | Coordinate)] or [left]
+    signed = left.signed if name in (">>", "<<") else any(a.signed for a in typed)
+    return Op(name, (left, right), signed)
+
+
+def select(condition: Any, yes: Any, no: Any) -> Op:
+    """`yes` where `condition` is not zero, else `no`."""
+    yes, no = as_expression(yes), as_expression(no)
+    return Op("select", (as_expression(condition), yes, no), yes.signed or no.signed)
+
+
+def minimum(left: Any, right: Any) -> Op:
+    """The smaller of two words."""
+    return _binary("min", left, right)
+
+
+def maximum(left: Any, right: Any) -> Op:
+    """The larger of two words."""
+    return _binary("max", left, right)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a read names: an input or a stage. unroll: dimensions laid out in space, a buffer for each value."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "uint16"
+    unroll: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if self.dtype not in DTYPES:
+            raise ProgramError(f"{self.name}: unknown type {self.dtype!r}; known: {', '.join(DTYPES)}")
+        if not self.shape or any(not isinstance(e, int) or e < 1 for e in self.shape):
+            raise ProgramError(f"{self.name}: expected a shape of positive integers, found {self.shape}")
+
+    def __getitem__(self, indices):
+        indices = indices if isinstance(indices, tuple) else (indices,)
+        if len(indices) != len(self.shape):
+            raise ProgramError(f"{self.name} has {len(self.shape)} dimensions; found {len(indices)} indices")
+        return Read(self, tuple(index(i) for i in indices))
+
+
+@dataclass(frozen=True, eq=False)
+class Input(Source):
+    """Words that come from outside, in raster order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stage(Source):
+    """A function on a box: `make(*indices)` is the expression of one word."""
+
+    make: Callable[..., Any] = field(default=None)  # type: ignore[assignment]
+
+    def __init__(self, name, shape, make, *, dtype="uint16", unroll=()):
+        for key, value in {"name": name, "shape": tuple(shape), "dtype": dtype, "unroll": tuple(unroll)}.items():
+            object.__setattr__(self, key, value)
+        object.__setattr__(self, "make", make)
+        self.__post_init__()
+
+    def traced(self, *indices: Any) -> Expression:
+        """The expression of the word at `indices`."""
+        return as_expression(self.make(*indices))
+
+
+def variables(stage: Source) -> tuple[Index, ...]:
+    """The loop variables of `stage`: i0, i1 …"""
+    return tuple(Index("var", (f"i{d}",)) for d in range(len(stage.shape)))
+
+
+def stages_of(outputs: Sequence[Source]) -> list[Source]:
+    """All sources that `outputs` need, each after what it reads."""
+    order: list[Source] = []
+    state: dict[int, int] = {}
+
+    def visit(source, path):
+        if state.get(id(source)) == 2:
+            return
+        if state.get(id(source)) == 1:
+            raise ProgramError(f"stages read each other in a cycle: {' -> '.join([*path, source.name])}")
+        state[id(source)] = 1
+        if isinstance(source, Stage):
+            for read in reads(source.traced(*variables(source))):
+                visit(read.source, [*path, source.name])
+        state[id(source)] = 2
+        order.append(source)
+
+    for output in outputs:
+        visit(output, [])
+    names = [s.name for s in order]
+    for name in names:
+        if names.count(name) > 1:
+            raise ProgramError(f"two inputs or stages are called {name!r}")
+    return order
+
+
+def reads(expression: Expression) -> list[Read]:
+    """The reads in `expression`, from left to right."""
+    if isinstance(expression, Read):
+        return [expression]
+    if isinstance(expression, Reduce):
+        return reads(as_expression(expression.body(*(Index("var", (f"r{d}",)) for d in range(len(expression.extents))))))
+    return [r for a in getattr(expression, "args", ()) for r in reads(a)]
+
+
+def evaluate(outputs: Sequence[Source], data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every stage's array for the inputs `data`, by whole-array numpy. Raises `ProgramError` for a wrong shape."""
+    arrays: dict[str, np.ndarray] = {}
+    for source in stages_of(outputs):
+        if isinstance(source, Stage):
+            grids = np.meshgrid(*map(np.arange, source.shape), indexing="ij", sparse=True)
+            values = {f"i{d}": g for d, g in enumerate(grids)}
+            word = _evaluate(source.traced(*variables(source)), values, arrays, len(source.shape))
+            arrays[source.name] = _cast(np.broadcast_to(word, source.shape), source.dtype == "int16").copy()
+        else:
+            if source.name not in data or np.shape(data[source.name]) != source.shape:
+                found = np.shape(data[source.name]) if source.name in data else "nothing"
+                raise ProgramError(f"input {source.name}: expected the shape {source.shape}, found {found}")
+            arrays[source.name] = np.asarray(data[source.name]).astype(source.dtype)
+    return arrays
+
+
+def _cast(value: Any, signed: bool) -> np.ndarray:
+    return (np.asarray(value).astype(np.int64) & _WORD).astype(np.uint16).view(np.int16 if signed else np.uint16)
+
+
+def _evaluate(e: Expression, values: dict[str, Any], arrays: dict[str, np.ndarray], rank: int) -> np.ndarray:
+    match e:
+        case Const():
+            return _cast(e.value, e.signed)
+        case Coordinate():
+            return _cast(e.index.evaluate(values), False)
+        case Read():
+            places = [np.asarray(i.evaluate(values)) for i in e.indices]
+            for place, extent, i in zip(places, e.source.shape, e.indices, strict=True):
+                if place.min() < 0 or place.max() >= extent:
+                    raise ProgramError(f"{e.source.name}: index {i} spans {place.min()}..{place.max()}, not in 0..{extent - 1}")
+            return arrays[e.source.name][tuple(places)]
+        case Lut():
+            return np.asarray(e.table, np.uint16)[_word(_evaluate(e.args[0], values, arrays, rank)) % len(e.table)]
+        case Reduce():
+            inner = {k: np.asarray(v)[(..., *[None] * len(e.extents))] for k, v in values.items()}
+            grids = np.meshgrid(*map(np.arange, e.extents), indexing="ij", sparse=True)
+            inner |= {f"r{d}": g for d, g in enumerate(grids)}
+            body = as_expression(e.body(*(Index("var", (f"r{d}",)) for d in range(len(e.extents)))))
+            word = _evaluate(body, inner, arrays, rank)
+            word = np.broadcast_to(word, np.broadcast_shapes(word.shape, e.extents))
+            axes = tuple(range(-len(e.extents), 0))
+            total = {"+": np.sum, "min": np.min, "max": np.max}[e.op](word.astype(np.int64), axis=axes)
+            return _cast(total, body.signed)
+    args = [_evaluate(a, values, arrays, rank) for a in e.args]
+    wide = [_number(a, e.signed) for a in args]
+    match e.name:
+        case "+":
+            result = wide[0] + wide[1]
+        case "-":
+            result = wide[0] - wide[1]
+        case "*":
+            result = wide[0] * wide[1]
+        # ASSUME: a PE shifts by the low four bits of the amount, as a 16-bit barrel shifter does.
+        case ">>":
+            result = _number(args[0], e.signed) >> (_word(args[1]) & 15)
+        case "<<":
+            result = _word(args[0]) << (_word(args[1]) & 15)
+        case "&":
+            result = _word(args[0]) & _word(args[1])
+        case "|":
+            result = _word(args[0]) | _word(args[1])
+        case "^":
+            result = _word(args[0]) ^ _word(args[1])
+        case "min":
+            result = np.minimum(*wide)
+        case "max":
+            result = np.maximum(*wide)
+        case "abs":
+            result = np.abs(wide[0])
+        case "bits":
+            result = _word(args[0])
+        case "select":
+            result = np.where(_word(args[0]) != 0, _word(args[1]), _word(args[2]))
+        case "<":
+            return _cast(wide[0] < wide[1], False)
+        case "<=":
+            return _cast(wide[0] <= wide[1], False)
+        case "==":
+            return _cast(_word(args[0]) == _word(args[1]), False)
+        case "!=":
+            return _cast(_word(args[0]) != _word(args[1]), False)
+        case _:
+            raise ProgramError(f"unknown operation {e.name!r}")
+    return _cast(result, e.signed)
+
+
+def _word(a: np.ndarray) -> np.ndarray:
+    return a.astype(np.int64) & _WORD
+
+
+def _number(a: np.ndarray, signed: bool) -> np.ndarray:
+    word = _word(a)
+    return np.where(word > _WORD // 2, word - _WORD - 1, word) if signed else word
+
+
+def count(shape: Sequence[int]) -> int:
+    """Elements of a box."""
+    return math.prod(shape)

@@ -1,0 +1,25 @@
+"""Errors of push-memory programs and of their mapping."""
+
+from tilewright.core.errors import TilewrightError
+
+
+class ProgramError(TilewrightError):
+    """A program that the compiler refuses; the message names the stage and the reason."""
+
+
+class MappingError(TilewrightError):
+    """A program that does not fit the array or the memory tile; the message says what is needed and what is there."""
+
+
+class RunError(TilewrightError):
+    """A run that broke a rule of the hardware; the message names the cycle and the unit."""
+
+
+def need(module: str):
+    """The optional package `module`, or an error that says how to install it."""
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ProgramError(f'push memories need {module}: pip install "tilewright[push]"') from None
