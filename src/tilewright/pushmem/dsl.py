@@ -7,6 +7,7 @@ knows no schedule.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -351,9 +352,15 @@ class Stage(Source):
         return as_expression(self.make(*indices))
 
 
-def variables(stage: Source) -> tuple[Index, ...]:
-    """The loop variables of `stage`: i0, i1 …"""
-    return tuple(Index("var", (f"i{d}",)) for d in range(len(stage.shape)))
+def lanes(source: Source) -> list[dict[int, int]]:
+    """What the unrolled dimensions of `source` can be: a dict from dimension to value for each copy in space."""
+    ranges = [range(source.shape[d]) for d in source.unroll]
+    return [dict(zip(source.unroll, values, strict=True)) for values in itertools.product(*ranges)]
+
+
+def variables(source: Source, lane: dict[int, int]) -> tuple[Index | int, ...]:
+    """The loop variables i0, i1 … of `source`; unrolled dimensions are the integers of `lane`."""
+    return tuple(lane.get(d, Index("var", (f"i{d}",))) for d in range(len(source.shape)))
 
 
 def stages_of(outputs: Sequence[Source]) -> list[Source]:
@@ -368,8 +375,9 @@ def stages_of(outputs: Sequence[Source]) -> list[Source]:
             raise ProgramError(f"stages read each other in a cycle: {' -> '.join([*path, source.name])}")
         state[id(source)] = 1
         if isinstance(source, Stage):
-            for read in reads(source.traced(*variables(source))):
-                visit(read.source, [*path, source.name])
+            for lane in lanes(source):
+                for read in reads(source.traced(*variables(source, lane))):
+                    visit(read.source, [*path, source.name])
         state[id(source)] = 2
         order.append(source)
 
@@ -398,8 +406,14 @@ def evaluate(outputs: Sequence[Source], data: dict[str, np.ndarray]) -> dict[str
         if isinstance(source, Stage):
             grids = np.meshgrid(*map(np.arange, source.shape), indexing="ij", sparse=True)
             values = {f"i{d}": g for d, g in enumerate(grids)}
-            word = _evaluate(source.traced(*variables(source)), values, arrays, len(source.shape))
-            arrays[source.name] = _cast(np.broadcast_to(word, source.shape), source.dtype == "int16").copy()
+            whole = np.empty(source.shape, source.dtype)
+            for lane in lanes(source):
+                place = tuple(lane.get(d, slice(None)) for d in range(len(source.shape)))
+                inside = {n: v for n, v in values.items() if int(n[1:]) not in lane}
+                shape = tuple(1 if d in lane else e for d, e in enumerate(source.shape))
+                word = _evaluate(source.traced(*variables(source, lane)), inside, arrays)
+                whole[place] = _cast(np.broadcast_to(word, shape), source.dtype == "int16").reshape(whole[place].shape)
+            arrays[source.name] = whole
         else:
             if source.name not in data or np.shape(data[source.name]) != source.shape:
                 found = np.shape(data[source.name]) if source.name in data else "nothing"
@@ -412,7 +426,7 @@ def _cast(value: Any, signed: bool) -> np.ndarray:
     return (np.asarray(value).astype(np.int64) & _WORD).astype(np.uint16).view(np.int16 if signed else np.uint16)
 
 
-def _evaluate(e: Expression, values: dict[str, Any], arrays: dict[str, np.ndarray], rank: int) -> np.ndarray:
+def _evaluate(e: Expression, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> np.ndarray:
     match e:
         case Const():
             return _cast(e.value, e.signed)
@@ -425,18 +439,18 @@ def _evaluate(e: Expression, values: dict[str, Any], arrays: dict[str, np.ndarra
                     raise ProgramError(f"{e.source.name}: index {i} spans {place.min()}..{place.max()}, not in 0..{extent - 1}")
             return arrays[e.source.name][tuple(places)]
         case Lut():
-            return np.asarray(e.table, np.uint16)[_word(_evaluate(e.args[0], values, arrays, rank)) % len(e.table)]
+            return np.asarray(e.table, np.uint16)[_word(_evaluate(e.args[0], values, arrays)) % len(e.table)]
         case Reduce():
             inner = {k: np.asarray(v)[(..., *[None] * len(e.extents))] for k, v in values.items()}
             grids = np.meshgrid(*map(np.arange, e.extents), indexing="ij", sparse=True)
             inner |= {f"r{d}": g for d, g in enumerate(grids)}
             body = as_expression(e.body(*(Index("var", (f"r{d}",)) for d in range(len(e.extents)))))
-            word = _evaluate(body, inner, arrays, rank)
+            word = _evaluate(body, inner, arrays)
             word = np.broadcast_to(word, np.broadcast_shapes(word.shape, e.extents))
             axes = tuple(range(-len(e.extents), 0))
             total = {"+": np.sum, "min": np.min, "max": np.max}[e.op](word.astype(np.int64), axis=axes)
             return _cast(total, body.signed)
-    args = [_evaluate(a, values, arrays, rank) for a in e.args]
+    args = [_evaluate(a, values, arrays) for a in e.args]
     wide = [_number(a, e.signed) for a in args]
     match e.name:
         case "+":
