@@ -1,8 +1,8 @@
 """The language of push-memory programs: inputs, stages, expressions of 16-bit words, and a numpy oracle.
 
 An index is affine in the loop variables, with floor division and modulo by constants. An expression is made of reads,
-constants and the operators of a 16-bit PE; each operation wraps around. `evaluate` computes a program on whole arrays and
-knows no schedule.
+constants and the operators of a 16-bit PE; each operation wraps around. `evaluate` computes a program on whole arrays
+and knows no schedule.
 """
 
 from __future__ import annotations
@@ -225,6 +225,7 @@ class Read(Expression):
 
     @property
     def signed(self):
+        """Whether the source's words are signed."""
         return self.source.dtype == "int16"
 
     def __str__(self):
@@ -395,7 +396,9 @@ def reads(expression: Expression) -> list[Read]:
     if isinstance(expression, Read):
         return [expression]
     if isinstance(expression, Reduce):
-        return reads(as_expression(expression.body(*(Index("var", (f"r{d}",)) for d in range(len(expression.extents))))))
+        return reads(
+            as_expression(expression.body(*(Index("var", (f"r{d}",)) for d in range(len(expression.extents)))))
+        )
     return [r for a in getattr(expression, "args", ()) for r in reads(a)]
 
 
@@ -436,7 +439,9 @@ def _evaluate(e: Expression, values: dict[str, Any], arrays: dict[str, np.ndarra
             places = [np.asarray(i.evaluate(values)) for i in e.indices]
             for place, extent, i in zip(places, e.source.shape, e.indices, strict=True):
                 if place.min() < 0 or place.max() >= extent:
-                    raise ProgramError(f"{e.source.name}: index {i} spans {place.min()}..{place.max()}, not in 0..{extent - 1}")
+                    raise ProgramError(
+                        f"{e.source.name}: index {i} spans {place.min()}..{place.max()}, not in 0..{extent - 1}"
+                    )
             return arrays[e.source.name][tuple(places)]
         case Lut():
             return np.asarray(e.table, np.uint16)[_word(_evaluate(e.args[0], values, arrays)) % len(e.table)]

@@ -12,8 +12,6 @@ def outputs(size):
     weights = Input("weights", (CHANNELS, CHANNELS, 3, 3), unroll=(0, 1))
 
     def sums(c, y, x):
-        return Reduce(
-            (CHANNELS, 3, 3), lambda k, ry, rx: image[k, y + ry, x + rx] * weights[c, k, ry, rx], unroll=(0,)
-        )
+        return Reduce((CHANNELS, 3, 3), lambda k, ry, rx: image[k, y + ry, x + rx] * weights[c, k, ry, rx], unroll=(0,))
 
     return (Stage("sums", (CHANNELS, size, size), sums, unroll=(0,)),)

@@ -1,0 +1,164 @@
+"""The lowered program: buffers, statements and accesses, as plain records; isl objects are text."""
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.pushmem import dsl
+from tilewright.pushmem.dsl import Index
+from tilewright.pushmem.errors import ProgramError
+
+
+@dataclass(frozen=True)
+class Access:
+    """A word of a buffer: its indices in the loop variables of a statement."""
+
+    buffer: str
+    indices: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One expression in a box of loops.
+
+    loops: names of the loop variables, outermost first; the last ``len(loops) - rank`` are reduced. extents: of the
+    loops. expression: nested tuples over ``("read", k)``, ``("const", v)``, ``("index", Index)``, ``("lut", table, a)``
+    and ``(operation, signed, *args)``. latency: cycles from operands to the result.
+    """
+
+    name: str
+    loops: tuple[str, ...]
+    extents: tuple[int, ...]
+    rank: int
+    reads: tuple[Access, ...]
+    expression: Any
+    reduction: str = ""
+    latency: int = 0
+
+    @property
+    def domain(self) -> str:
+        """The loops as an isl set."""
+        bounds = " and ".join(f"0 <= {n} < {e}" for n, e in zip(self.loops, self.extents, strict=True))
+        return f"{{ {self.name}[{', '.join(self.loops)}] : {bounds} }}" if bounds else f"{{ {self.name}[] }}"
+
+    def access(self, k: int) -> str:
+        """Read `k` as an isl map."""
+        read = self.reads[k]
+        return f"{{ {self.name}[{', '.join(self.loops)}] -> {read.buffer}[{', '.join(map(str, read.indices))}] }}"
+
+    @property
+    def write(self) -> str:
+        """The write as an isl map."""
+        return f"{{ {self.name}[{', '.join(self.loops)}] -> {self.name}[{', '.join(self.loops[: self.rank])}] }}"
+
+
+@dataclass(frozen=True)
+class Port:
+    """A static access of a buffer. kind: in or out, seen from the buffer. schedule: an isl map, once it is known."""
+
+    name: str
+    kind: str
+    domain: str
+    access: str
+    statement: str
+    schedule: str = ""
+
+
+@dataclass(frozen=True)
+class UnifiedBuffer:
+    """The words of an input or a stage, with all the ports that touch them."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    ports: tuple[Port, ...] = ()
+    bits: int = dsl.BITS
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program whose unrolled dimensions are separate buffers and statements.
+
+    origins: for each buffer the source's name and its place in the unrolled dimensions. Statements stand after those
+    whose words they read.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    buffers: dict[str, UnifiedBuffer]
+    statements: tuple[Statement, ...]
+    origins: dict[str, tuple[str, tuple[tuple[int, int], ...]]] = field(default_factory=dict)
+
+
+def buffer_name(source: dsl.Source, lane: dict[int, int]) -> str:
+    """The name of the copy of `source` that `lane` tells."""
+    return "_".join([source.name, *(str(v) for _, v in sorted(lane.items()))])
+
+
+def lower(outputs) -> Program:
+    """The program of the stages `outputs`. Raises `ProgramError`."""
+    sources = dsl.stages_of(outputs)
+    buffers, statements, origins, inputs = {}, [], {}, []
+    for source in sources:
+        for lane in dsl.lanes(source):
+            name = buffer_name(source, lane)
+            shape = tuple(e for d, e in enumerate(source.shape) if d not in lane)
+            buffers[name] = UnifiedBuffer(name, shape, source.dtype)
+            origins[name] = (source.name, tuple(sorted(lane.items())))
+            if isinstance(source, dsl.Stage):
+                statements.append(_statement(source, lane, name))
+            else:
+                inputs.append(name)
+    used = {r.buffer for s in statements for r in s.reads}
+    names = tuple(buffer_name(o, lane) for o in outputs for lane in dsl.lanes(o))
+    for name in buffers:
+        if name not in used and name not in names:
+            raise ProgramError(f"{name}: no stage reads it, and it is no output")
+    return Program(tuple(inputs), names, buffers, tuple(statements), origins)
+
+
+def _statement(stage: dsl.Stage, lane: dict[int, int], name: str) -> Statement:
+    e = stage.traced(*dsl.variables(stage, lane))
+    loops = [f"i{d}" for d in range(len(stage.shape)) if d not in lane]
+    extents = [e_ for d, e_ in enumerate(stage.shape) if d not in lane]
+    rank, reduction = len(loops), ""
+    if isinstance(e, dsl.Reduce):
+        reduction = e.op
+        space = [range(e.extents[d]) if d in e.unroll else [Index("var", (f"r{d}",))] for d in range(len(e.extents))]
+        terms = [dsl.as_expression(e.body(*place)) for place in itertools.product(*space)]
+        for d, extent in enumerate(e.extents):
+            if d not in e.unroll:
+                loops.append(f"r{d}")
+                extents.append(extent)
+        e = terms[0]
+        for term in terms[1:]:
+            e = dsl.Op(reduction, (e, term), term.signed)
+    reads: list[Access] = []
+    expression = _expression(e, reads, stage.name)
+    return Statement(name, tuple(loops), tuple(extents), rank, tuple(reads), expression, reduction)
+
+
+def _expression(e: dsl.Expression, reads: list[Access], stage: str) -> Any:
+    match e:
+        case dsl.Const():
+            return ("const", e.value)
+        case dsl.Coordinate():
+            return ("index", e.index)
+        case dsl.Lut():
+            return ("lut", e.table, _expression(e.args[0], reads, stage))
+        case dsl.Read():
+            lane = {}
+            for d in e.source.unroll:
+                if e.indices[d].names():
+                    raise ProgramError(f"{stage}: {e} has to name one copy of unrolled dimension {d} by a constant")
+                lane[d] = e.indices[d].evaluate({})
+                if not 0 <= lane[d] < e.source.shape[d]:
+                    raise ProgramError(f"{stage}: {e} reads outside 0..{e.source.shape[d] - 1} in dimension {d}")
+            kept = tuple(i for d, i in enumerate(e.indices) if d not in lane)
+            access = Access(buffer_name(e.source, lane), kept)
+            if access not in reads:
+                reads.append(access)
+            return ("read", reads.index(access))
+        case dsl.Op():
+            return (e.name, e.signed, *(_expression(a, reads, stage) for a in e.args))
+    raise ProgramError(f"{stage}: a reduction has to be the whole expression of its stage")

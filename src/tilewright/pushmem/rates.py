@@ -1,0 +1,112 @@
+"""Strides of time: how many cycles apart neighbouring words of each buffer and iterations of each statement are.
+
+`stencil` solves the balance equations of all accesses, so that all stages share one raster. `coarse` runs reductions
+one iteration a cycle, and gives what reads their results the pace of those results.
+"""
+
+import math
+from fractions import Fraction
+
+from tilewright.pushmem.errors import ProgramError
+from tilewright.pushmem.program import Program, Statement
+
+
+def is_coarse(program: Program) -> bool:
+    """Whether a statement reduces in time, which no common raster can hold."""
+    return any(len(s.loops) > s.rank for s in program.statements)
+
+
+def raster(shape) -> tuple[int, ...]:
+    """Strides of a box, a word a cycle, row by row."""
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def _relations(program):
+    """``(producer, its dimension, consumer, its dimension, slope)`` of every access in one loop variable."""
+    for s in program.statements:
+        for read in s.reads:
+            for d, i in enumerate(read.indices):
+                names = [n for n in i.names() if i.slope(n)]
+                if len(names) == 1 and names[0] in s.loops[: s.rank]:
+                    yield read.buffer, d, s.name, s.loops.index(names[0]), i.slope(names[0])
+
+
+def stencil(program: Program, pad: int = 0) -> dict[str, tuple[int, ...]]:
+    """Strides in cycles of each buffer's dimensions; rows are `pad` cycles longer than they need be.
+
+    Raises `ProgramError` where the balance equations have no solution.
+    """
+    relations = list(_relations(program))
+    for p, d, c, e, slope in relations:
+        if d != e or slope <= 0:
+            raise ProgramError(f"{c}: reads {p} with slope {slope} from dimension {e} to {d}: no raster does so")
+    depth = max(len(b.shape) for b in program.buffers.values())
+    rates = {}
+    for d in range(depth):
+        rate: dict[str, Fraction] = {}
+        holders = [n for n, b in program.buffers.items() if len(b.shape) > d]
+        for start in holders:
+            if start in rate:
+                continue
+            rate[start] = Fraction(1)
+            frontier = [start]
+            while frontier:
+                here = frontier.pop()
+                for p, dim, c, _, slope in relations:
+                    if dim != d or here not in (p, c):
+                        continue
+                    other, value = (c, rate[p] * slope) if here == p else (p, rate[c] / slope)
+                    if other not in rate:
+                        rate[other] = value
+                        frontier.append(other)
+                    elif rate[other] != value:
+                        raise ProgramError(f"rates of {p} and {c} do not balance in dimension {d}")
+        scale = math.lcm(*(r.denominator for r in rate.values()))
+        whole = {n: int(r * scale) for n, r in rate.items()}
+        common = math.gcd(*whole.values())
+        for n, r in whole.items():
+            rates[n, d] = r // common
+    unit, strides = 1, {n: [0] * len(b.shape) for n, b in program.buffers.items()}
+    for d in reversed(range(depth)):
+        for n, b in program.buffers.items():
+            if len(b.shape) > d:
+                strides[n][d] = unit * rates[n, d]
+        unit = max(strides[n][d] * b.shape[d] for n, b in program.buffers.items() if len(b.shape) > d)
+        unit += pad if d == depth - 1 else 0
+    return {n: tuple(s) for n, s in strides.items()}
+
+
+def loops(statement: Statement, fetch: int) -> tuple[int, ...]:
+    """Extents in time: a reduction runs through whole wide words, so that its innermost image loop is rounded up to
+    `fetch`; iterations beyond the statement's own extent do nothing."""
+    if len(statement.loops) == statement.rank or not statement.rank:
+        return statement.extents
+    inner = statement.rank - 1
+    rounded = -(-statement.extents[inner] // fetch) * fetch
+    return (*statement.extents[:inner], rounded, *statement.extents[inner + 1 :])
+
+
+def coarse(program: Program, pad: int = 0, fetch: int = 1) -> dict[str, tuple[int, ...]]:
+    """Strides in cycles of the loops of each input and statement; rows of inputs are `pad` cycles longer.
+
+    fetch: words of a wide word, see `loops`. Raises `ProgramError` where paces disagree.
+    """
+    strides: dict[str, tuple[int, ...]] = {
+        n: raster((*shape[:-1], shape[-1] + pad) if len(shape) > 1 else shape)
+        for n, shape in ((n, program.buffers[n].shape) for n in program.inputs)
+    }
+    for s in program.statements:
+        if len(s.loops) > s.rank:
+            strides[s.name] = raster(loops(s, fetch))
+            continue
+        pace: list[Fraction | None] = [None] * s.rank
+        for p, d, c, e, slope in _relations(program):
+            if c == s.name:
+                value = strides[p][d] * slope
+                if pace[e] not in (None, value):
+                    raise ProgramError(f"{s.name}: reads buffers of different paces along dimension {e}")
+                pace[e] = value
+        if any(v is None or v.denominator != 1 for v in pace):
+            raise ProgramError(f"{s.name}: no whole number of cycles an iteration follows from what it reads")
+        strides[s.name] = tuple(int(v) for v in pace if v is not None)
+    return strides
