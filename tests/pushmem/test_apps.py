@@ -1,0 +1,137 @@
+"""Every app, mapped and run, against numpy; what the published designs need; and the RTL of a whole app."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tilewright.pushmem import apps, configuration, dsl, mapping, memories, netlist, recurrence, simulate
+from tilewright.pushmem.errors import RunError
+
+pytest.importorskip("islpy")
+
+SIDES = {"resnet": (8, 13, 28), "mobilenet": (8, 13, 28), "patch_embed": (16, 29, 64)}
+
+
+def words(outputs, seed=0, value=None):
+    rng = np.random.default_rng(seed)
+    inputs = [s for s in dsl.stages_of(outputs) if not isinstance(s, dsl.Stage)]
+    if value is not None:
+        return {s.name: np.full(s.shape, value).astype(s.dtype) for s in inputs}
+    return {s.name: rng.integers(0, 1 << 16, s.shape).astype(s.dtype) for s in inputs}
+
+
+@pytest.mark.parametrize("memory", ["pub", "dp"])
+@pytest.mark.parametrize("app", apps.NAMES)
+def test_an_app_gives_the_words_of_numpy_at_three_sizes(app, memory):
+    for side in SIDES.get(app, (16, 29, 64)):
+        outputs = apps.program(f"{app}-{side}")
+        mapped = mapping.compile(outputs, memory)
+        for data in (words(outputs), words(outputs, value=65535), words(outputs, value=0)):
+            run = simulate.run(mapped, data)
+            assert simulate.differing_words(mapped, outputs, data, run.outputs) == 0, side
+
+
+@pytest.mark.parametrize(
+    ("app", "memory", "tiles", "last_cycle"),
+    [
+        *(("gaussian-64", "pub", 1, 4098), ("cascade-64", "pub", 2, 4098), ("harris-64", "pub", 5, 4098)),
+        *(("unsharp-64", "pub", 4, 4098), ("camera-64", "pub", 2, 4098), ("upsample-64", "pub", 1, 16399)),
+        *(("gaussian-64", "dp", 2, 4098), ("harris-64", "dp", 11, 4098), ("upsample-64", "dp", 2, 16399)),
+        *(("resnet-28", "pub", 40, 7200), ("resnet-28", "dp", 80, 8739)),
+    ],
+)
+def test_tiles_and_cycles_are_at_most_the_published_ones(app, memory, tiles, last_cycle):
+    outputs = apps.program(app)
+    mapped = mapping.compile(outputs, memory)
+    assert len(mapped.tiles) <= tiles
+    assert simulate.run(mapped, words(outputs)).last_cycle <= last_cycle
+
+
+def test_the_reads_of_brighten_blur_are_65_64_1_and_0_cycles_after_the_writes():
+    mapped = mapping.compile(apps.program("brighten_blur-64"))
+    plan = mapped.schedule
+    assert sorted(plan.distance(e)[0] for e in plan.edges if e.buffer == "brighten") == [0, 1, 64, 65]
+    assert len(mapped.wiring.taps) == 1
+    assert mapped.registers == 2
+
+
+def test_random_stalls_change_the_time_alone():
+    outputs = apps.program("harris-29")
+    mapped, data = mapping.compile(outputs), words(outputs)
+    stalls = np.random.default_rng(1).random(997) < 0.4
+    still, held = simulate.run(mapped, data), simulate.run(mapped, data, stalls)
+    assert held.wall_cycles > still.wall_cycles
+    assert held.last_cycle == still.last_cycle
+    assert all(np.array_equal(still.outputs[n], held.outputs[n]) for n in still.outputs)
+
+
+@pytest.mark.parametrize("app", ["gaussian-64", "upsample-64", "unsharp-29", "pyramid-64"])
+@pytest.mark.parametrize("memory", ["pub", "dp"])
+def test_what_the_configurator_finds_from_streams_alone_runs_to_the_same_words(app, memory):
+    mapped = mapping.compile(apps.program(app), memory)
+    closed, found = configuration.configurations(mapped), configuration.from_streams(mapped)
+    member = memories.member(memory)
+    for tile, one, other in zip(mapped.tiles, closed, found, strict=True):
+        assert other.verdict == "solved"
+        given = configuration.stream(tile)
+        for chosen in (one, other.configuration):
+            run = member.run(recurrence.fired(chosen, member, len(given)), given.data_in[:, :, 0])
+            assert np.array_equal(run.data_out, given.data_out[:, :, 0])
+            assert np.array_equal(run.valid_out, given.valid_out)
+
+
+def fails(mapped, outputs, data):
+    try:
+        return simulate.differing_words(mapped, outputs, data, simulate.run(mapped, data).outputs) > 0
+    except RunError:
+        return True
+
+
+def test_a_mapping_without_one_of_its_parts_fails():
+    outputs = apps.program("unsharp-29")
+    mapped, data = mapping.compile(outputs), words(outputs)
+    assert not fails(mapped, outputs, data)
+    for k in range(len(mapped.tiles)):
+        fewer = dataclasses.replace(mapped, tiles=mapped.tiles[:k] + mapped.tiles[k + 1 :])
+        assert fails(fewer, outputs, data), k
+    for k, delay in enumerate(mapped.wiring.delays):
+        shorter = [*mapped.wiring.delays]
+        shorter[k : k + 1] = [dataclasses.replace(delay, cycles=delay.cycles - 1)] if delay.cycles > 1 else []
+        wiring = dataclasses.replace(mapped.wiring, delays=tuple(shorter))
+        assert fails(dataclasses.replace(mapped, wiring=wiring), outputs, data), delay
+
+
+@pytest.mark.parametrize("app", ["gaussian-29", "upsample-16", "mobilenet-8"])
+def test_the_rtl_of_an_app_gives_the_words_of_numpy(app):
+    pytest.importorskip("pyosys")
+    pytest.importorskip("amaranth")
+    outputs = apps.program(app)
+    mapped, data = mapping.compile(outputs), words(outputs)
+    stalls = np.random.default_rng(2).random(101) < 0.3
+    for held in (None, stalls):
+        found = netlist.run(mapped, data, held)
+        assert simulate.differing_words(mapped, outputs, data, found) == 0
+
+
+def moved(mapped, name, cycles):
+    (tile,) = mapped.tiles
+    one = tile.controllers[name]
+    later = dataclasses.replace(one, cycle=(one.cycle[0] + cycles, one.cycle[1]))
+    return dataclasses.replace(
+        mapped, tiles=(dataclasses.replace(tile, controllers={**tile.controllers, name: later}),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "cycles", "message"),
+    [("sram2tb0", None, "two accesses of the SRAM port of tile 0"), ("tb2out0", -20, "reads a word that is not there")],
+)
+def test_what_the_hardware_forbids_is_an_error_with_its_cycle(name, cycles, message):
+    outputs = apps.program("gaussian-64")
+    mapped = mapping.compile(outputs)
+    if cycles is None:
+        at = {n: g.cycle[0] % 4 for n, g in mapped.tiles[0].controllers.items()}
+        cycles = (at["agg2sram0"] - at["sram2tb0"]) % 4
+    with pytest.raises(RunError, match=f"cycle [0-9]+: .*{message}"):
+        simulate.run(moved(mapped, name, cycles), words(outputs))
