@@ -1,0 +1,79 @@
+"""Configurations of a mapped program's tiles: in closed form from the mapping, and from their streams alone."""
+
+import numpy as np
+
+from tilewright.pushmem import memories, settings, solve
+from tilewright.pushmem.mapping import Mapped
+from tilewright.pushmem.pack import TileUse
+from tilewright.pushmem.streams import Stream
+
+# Cycles after the last row of a stream in which nothing may fire.
+DRAIN = 64
+
+
+def configuration(tile: TileUse) -> settings.Configuration:
+    """The closed form: loops and strides of the mapping, modulo the widths of the tile."""
+    memory = memories.member(tile.memory)
+    ports = memory.PARAMETERS.ports()
+    controllers = {}
+    for name in ports:
+        if name in tile.controllers:
+            g = tile.controllers[name]
+            affines = {
+                what: _affine(start, strides, ports[name].addresses[what]) for what, start, strides in g.addresses
+            }
+            controllers[name] = settings.Controller(g.extents, _affine(*g.cycle, settings.CYCLE_BITS), affines)
+    made = settings.Configuration(tile.memory, controllers)
+    made.check(memory)
+    return made
+
+
+def _affine(start, strides, bits):
+    mask = (1 << bits) - 1
+    return settings.Affine(start & mask, tuple(s & mask for s in strides))
+
+
+def configurations(mapped: Mapped) -> list[settings.Configuration]:
+    """The closed form of every tile."""
+    return [configuration(tile) for tile in mapped.tiles]
+
+
+def stream(tile: TileUse) -> Stream:
+    """What enters and leaves `tile`, words numbered from 1; no schedule inside the tile is told."""
+    memory = memories.member(tile.memory)
+    parameters = memory.PARAMETERS
+    kinds = ("in2agg", "tb2out", 0) if tile.memory == "pub" else ("in2sram", "sram2out", 1)
+    events = {n: _times(g) for n, g in tile.controllers.items()}
+    last = max(int(t.max()) for t in events.values()) + 2 + DRAIN
+    data_in = np.zeros((last, parameters.inputs, 1), np.int64)
+    valid_in = np.zeros((last, parameters.inputs), bool)
+    token = 1
+    for p in range(len(tile.sources)):
+        times = events[f"{kinds[0]}{p}"]
+        data_in[times, p, 0] = np.arange(token, token + len(times))
+        valid_in[times, p] = True
+        token += len(times)
+    from tilewright.pushmem import recurrence
+
+    fired = recurrence.fired(configuration(tile), memory, last)
+    run = memory.run(fired, data_in[:, :, 0])
+    return Stream("top", data_in, valid_in, run.data_out[:, :, None], run.valid_out)
+
+
+def _times(g):
+    from tilewright.pushmem.affine import generate
+
+    return generate(g.extents, g.cycle[1], g.cycle[0])
+
+
+def from_streams(mapped: Mapped) -> list[solve.Found]:
+    """What the configurator finds for every tile from its stream alone, by algebra. Equal streams are solved once."""
+    known: dict[bytes, solve.Found] = {}
+    found = []
+    for tile in mapped.tiles:
+        given = stream(tile)
+        key = b"".join(a.tobytes() for a in (given.data_in, given.valid_in, given.data_out, given.valid_out))
+        if key not in known:
+            known[key] = solve.solve(given, memories.member(tile.memory), engine="fit", hardware=False)
+        found.append(known[key])
+    return found

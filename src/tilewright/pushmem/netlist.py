@@ -1,0 +1,238 @@
+"""A whole mapped program in RTL: one tile module, instanced by name, with registers and PEs around it.
+
+The tile's module compiles once, whatever the number of tiles. CXXRTL and g++ make a library of the design, see `rtl`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.pushmem import memories, recurrence, rtl, settings
+from tilewright.pushmem.configuration import configurations
+from tilewright.pushmem.errors import RunError, need
+from tilewright.pushmem.mapping import Mapped
+from tilewright.pushmem.simulate import DRAIN, input_words
+
+_TILE = "push_tile"
+# What inputs carry where no word is due: a word that shows in a result if it is taken.
+_JUNK = 0xA5A5
+
+
+@dataclass(frozen=True)
+class Netlist:
+    """text: RTLIL whose top is ``tile``. inputs, outputs: names of its ports."""
+
+    text: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def netlist(mapped: Mapped) -> Netlist:
+    """The design of `mapped`. Raises `Unavailable` without the extra."""
+    need("amaranth")
+    if not mapped.tiles:
+        top = _top(mapped, {})
+        return Netlist(rtl.rtlil(top), top.inputs, top.outputs)
+    from amaranth.back import rtlil as writer
+
+    memory = memories.member(mapped.tiles[0].memory)
+    tile = memory.tile(memory.PARAMETERS)
+    part = writer.convert(tile, name=_TILE, ports=tile.ports, emit_src=False)
+    top = _top(mapped, {name: len(signal) for name, signal in tile.configuration.items()})
+    text = rtl.rtlil(top)
+    # Flattening then goes around the tile, and C++ gets one class for all instances of it.
+    marked = part.replace(f"module \\{_TILE}\n", f"attribute \\keep_hierarchy 1\nmodule \\{_TILE}\n", 1)
+    marked = marked.replace("attribute \\top 1\n", "")
+    return Netlist(text + "\n" + marked, top.inputs, top.outputs)
+
+
+def build(mapped: Mapped) -> rtl.Library:
+    """The design as a library. Raises `Unavailable` without the extra or g++."""
+    made = netlist(mapped)
+    return rtl.Library(made.text, ["rst"], made.inputs, made.outputs)
+
+
+def run(mapped: Mapped, data: dict[str, np.ndarray], stalls: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Outputs of the RTL by buffer, as `simulate.run` gives them. Raises `RunError` where words are missing."""
+    program, plan = mapped.program, mapped.schedule
+    cycles = plan.last_cycle + 1 + DRAIN
+    words = input_words(program, data)
+    given = np.full((cycles, 1 + len(program.inputs)), _JUNK, np.uint64)
+    given[:, 0] = 1
+    for k, name in enumerate(program.inputs, 1):
+        shape = program.buffers[name].shape
+        times = plan.starts[name] + sum(
+            (g * s for g, s in zip(np.indices(shape), plan.strides[name], strict=True)), np.zeros(shape, np.int64)
+        )
+        inside = times.ravel() < cycles
+        given[times.ravel()[inside], k] = words[k - 1][inside]
+    if stalls is not None:
+        pattern = np.resize(np.asarray(stalls, bool), 4 * cycles + len(stalls))
+        walls = np.flatnonzero(~pattern)[:cycles]
+        held = np.full((int(walls[-1]) + 1, given.shape[1]), _JUNK, np.uint64)
+        held[:, 0] = 0
+        held[walls] = given
+        given = held
+    out = build(mapped).run({"rst": 0}, given)
+    results = {}
+    for k, name in enumerate(program.outputs):
+        buffer = program.buffers[name]
+        found = out[out[:, 2 * k + 1] == 1, 2 * k]
+        if len(found) != np.prod(buffer.shape, dtype=np.int64):
+            raise RunError(f"RTL: expected {np.prod(buffer.shape)} words of {name}, found {len(found)}")
+        results[name] = found.astype(np.uint16).reshape(buffer.shape).view(buffer.dtype)
+    return results
+
+
+def _top(mapped, widths):
+    """The array. widths: bits of each register of a tile's configuration."""
+    from amaranth.hdl import Array, C, ClockSignal, Elaboratable, Instance, Module, Mux, ResetSignal, Signal
+
+    from tilewright.pushmem.memories._rtl import Controller
+
+    program, plan = mapped.program, mapped.schedule
+    signals: dict[str, Signal] = {}
+
+    def signal(name):
+        if name not in signals:
+            signals[name] = Signal(16, name=f"w{len(signals)}")
+        return signals[name]
+
+    class Top(Elaboratable):
+        def __init__(self):
+            self.run = Signal(name="run")
+            self.words_in = [Signal(16, name=f"in{k}") for k in range(len(program.inputs))]
+            self.words_out = [Signal(16, name=f"out{k}") for k in range(len(program.outputs))]
+            self.valid = [Signal(name=f"valid{k}") for k in range(len(program.outputs))]
+            pairs = [p for pair in zip(self.words_out, self.valid, strict=True) for p in pair]
+            self.ports = [self.run, *self.words_in, *pairs]
+            self.inputs = ("run", *(s.name for s in self.words_in))
+            self.outputs = tuple(s.name for s in pairs)
+
+        def elaborate(self, _platform):
+            m = Module()
+            cycle = Signal(16, name="cycle")
+            with m.If(self.run):
+                m.d.sync += cycle.eq(cycle + 1)
+            for name, word in zip(program.inputs, self.words_in, strict=True):
+                m.d.comb += signal(name).eq(word)
+            for d in mapped.wiring.delays:
+                before = signal(d.source)
+                for k in range(d.cycles):
+                    after = Signal(16, name=f"{signal(d.target).name}_{k}")
+                    with m.If(self.run):
+                        m.d.sync += after.eq(before)
+                    before = after
+                m.d.comb += signal(d.target).eq(before)
+            for number, (tile, configuration) in enumerate(zip(mapped.tiles, configurations(mapped), strict=True)):
+                memory = memories.member(tile.memory)
+                values = recurrence.registers(configuration, memory)
+                ports = {f"i_{n}": C(values[n], bits) for n, bits in widths.items()}
+                ports |= {"i_run": self.run, "i_clk": ClockSignal(), "i_rst": ResetSignal()}
+                for p in range(memory.PARAMETERS.inputs):
+                    ports[f"i_data_in{p}"] = signal(tile.sources[p]) if p < len(tile.sources) else C(0, 16)
+                for p, target in enumerate(tile.targets):
+                    ports[f"o_data_out{p}"] = signal(target)
+                m.submodules[f"tile{number}"] = Instance(_TILE, **ports)
+            for s in program.statements:
+                self._statement(m, s, cycle)
+            return m
+
+        def _statement(self, m, s, cycle):
+            control = Controller(f"pe_{s.name}", {n: 16 for n in s.loops}, max(1, len(s.loops)))
+            m.submodules[f"pe_{s.name}"] = control
+            m.d.comb += [control.run.eq(self.run), control.cycle.eq(cycle)]
+            inner = list(reversed(range(len(s.loops))))
+            extents = [s.extents[d] for d in inner] or [1]
+            columns = {"cycle": (plan.starts[s.name], [plan.strides[s.name][d] for d in inner] or [0], 16)}
+            for n, loop in enumerate(s.loops):
+                columns[loop] = (0, [int(d == n) for d in inner] or [0], 16)
+            stated = {f"{control.name}_enable": 1}
+            for level, extent in enumerate(extents):
+                stated[f"{control.name}_last{level}"] = extent - 1
+            for what, (start, strides, bits) in columns.items():
+                affine = settings.Affine(start, tuple(strides))
+                stated[f"{control.name}_{what}_start"] = start & ((1 << bits) - 1)
+                for level, step in enumerate(recurrence.steps(extents, affine, bits)):
+                    stated[f"{control.name}_{what}_step{level}"] = step
+            m.d.comb += [control.configuration[n].eq(v) for n, v in stated.items()]
+            loops = {n: control.values[n] for n in s.loops}
+            reads = [signal(mapped.wiring.wires[s.name, k]) for k in range(len(s.reads))]
+            word = Signal(16, name=f"word_{s.name}")
+            m.d.comb += word.eq(self._value(m, s.expression, reads, loops))
+            final = C(1, 1)
+            if s.reduction:
+                first = C(1, 1)
+                for name, extent in zip(s.loops[s.rank :], s.extents[s.rank :], strict=True):
+                    first = first & (loops[name] == 0)
+                    final = final & (loops[name] == extent - 1)
+                total, result = Signal(16, name=f"sum_{s.name}"), Signal(16, name=f"result_{s.name}")
+                joined = {
+                    "+": (word + total)[:16],
+                    "min": Mux(word < total, word, total),
+                    "max": Mux(word < total, total, word),
+                }[s.reduction]
+                m.d.comb += result.eq(Mux(first, word, joined))
+                with m.If(control.fire):
+                    m.d.sync += total.eq(result)
+                word = result
+            m.d.comb += signal(s.name).eq(word)
+            if s.name in program.outputs:
+                k = program.outputs.index(s.name)
+                m.d.comb += [self.words_out[k].eq(word), self.valid[k].eq(control.fire & final)]
+
+        def _index(self, i, loops):
+            match i.kind:
+                case "var":
+                    return loops[i.args[0]].as_signed()
+                case "const":
+                    return C(i.args[0])
+                case "add":
+                    return self._index(i.args[0], loops) + self._index(i.args[1], loops)
+                case "mul":
+                    return self._index(i.args[0], loops) * i.args[1]
+                case "floordiv":
+                    return self._index(i.args[0], loops) // i.args[1]
+            return self._index(i.args[0], loops) % i.args[1]
+
+        def _value(self, m, e, reads, loops):
+            # Every operation has a wire of its own, so that texts stay short where a result is used twice.
+            result = Signal(16)
+            match e[0]:
+                case "const":
+                    return C(e[1], 16)
+                case "read":
+                    return reads[e[1]]
+                case "index":
+                    m.d.comb += result.eq(self._index(e[1], loops))
+                    return result
+                case "lut":
+                    place = self._value(m, e[2], reads, loops) & (len(e[1]) - 1)
+                    m.d.comb += result.eq(Array(C(v, 16) for v in e[1])[place[: (len(e[1]) - 1).bit_length()]])
+                    return result
+            args = [self._value(m, a, reads, loops) for a in e[2:]]
+            x, y = args[0], args[1] if len(args) > 1 else None
+            sx, sy = (x.as_signed(), y.as_signed() if y is not None else None) if e[1] else (x, y)
+            made = {
+                "+": lambda: x + y,
+                "-": lambda: x - y,
+                "*": lambda: x * y,
+                ">>": lambda: sx >> y[:4],
+                "<<": lambda: x << y[:4],
+                "&": lambda: x & y,
+                "|": lambda: x | y,
+                "^": lambda: x ^ y,
+                "min": lambda: Mux(sx < sy, x, y),
+                "max": lambda: Mux(sx < sy, y, x),
+                "abs": lambda: Mux(sx < 0, -sx, sx) if e[1] else x,
+                "bits": lambda: x,
+                "select": lambda: Mux(x != 0, y, args[2]),
+                "<": lambda: sx < sy,
+                "<=": lambda: sx <= sy,
+                "==": lambda: x == y,
+                "!=": lambda: x != y,
+            }[e[0]]()
+            m.d.comb += result.eq(made)
+            return result
+
+    return Top()

@@ -1,0 +1,128 @@
+"""Files in, files out: a program mapped, its tiles configured, and the run that checks them.
+
+``map_app`` writes ``program.json`` and ``mapped.json``, ``configure_app`` writes ``config.json``, ``run_app`` writes
+``run.csv``, all in one folder.
+"""
+
+import csv
+import dataclasses
+import io
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from tilewright.core import artifacts
+from tilewright.pushmem import apps, configuration, dsl, mapping, memories, netlist, recurrence, simulate
+from tilewright.pushmem.cost import cost
+
+VERSION = 1
+PROGRAM, MAPPED, CONFIG = "push program", "push mapping", "push app configuration"
+
+
+def program_document(mapped: mapping.Mapped) -> dict:
+    """Buffers with their ports, and statements with their schedule; isl objects as text."""
+    program, plan = mapped.program, mapped.schedule
+    return {
+        "inputs": list(program.inputs),
+        "outputs": list(program.outputs),
+        "buffers": [dataclasses.asdict(b) for b in program.buffers.values()],
+        "statements": [
+            {
+                "name": s.name,
+                "domain": s.domain,
+                "write": s.write,
+                "reads": [s.access(k) for k in range(len(s.reads))],
+                "reduction": s.reduction,
+                "latency": s.latency,
+                "schedule": plan.map(s),
+            }
+            for s in program.statements
+        ],
+    }
+
+
+def mapped_document(mapped: mapping.Mapped) -> dict:
+    """Start cycles, wires, registers and tiles."""
+    plan, wiring = mapped.schedule, mapped.wiring
+    return {
+        "policy": plan.policy,
+        "starts": plan.starts,
+        "strides": {n: list(s) for n, s in plan.strides.items()},
+        "last_cycle": plan.last_cycle,
+        "storage": {"linear_program": plan.storage, "as_soon_as_possible": plan.storage_asap},
+        "wires": [{"statement": s, "read": k, "signal": w} for (s, k), w in wiring.wires.items()],
+        "delays": [dataclasses.asdict(d) for d in wiring.delays],
+        "taps": [dataclasses.asdict(t) for t in wiring.taps],
+        "tiles": [
+            {"memory": t.memory, "buffers": list(t.buffers), "sources": list(t.sources), "targets": list(t.targets)}
+            for t in mapped.tiles
+        ],
+        "pes": mapped.pes,
+        "registers": mapped.registers,
+    }
+
+
+def map_app(app: str, memory: str, folder, made_by=None) -> mapping.Mapped:
+    """The mapped app, e.g. ``gaussian-64``, whose files are written to `folder`. Raises `TilewrightError`."""
+    mapped = mapping.compile(apps.program(app), memory)
+    told = {"app": app, "memory": memory}
+    artifacts.write_json(Path(folder) / "program.json", PROGRAM, VERSION, told | program_document(mapped), made_by)
+    artifacts.write_json(Path(folder) / "mapped.json", MAPPED, VERSION, told | mapped_document(mapped), made_by)
+    return mapped
+
+
+def configure_app(mapped: mapping.Mapped, memory: str, folder, made_by=None) -> dict:
+    """Write each tile's configuration in closed form with its registers, and what the configurator says."""
+    begin = perf_counter()
+    tiles = []
+    member = memories.member(memory)
+    found = configuration.from_streams(mapped)
+    for one, other in zip(configuration.configurations(mapped), found, strict=True):
+        tiles.append(
+            {
+                "controllers": {name: each.document() for name, each in one.controllers.items()},
+                "registers": recurrence.registers(one, member),
+                "from_stream": {"verdict": other.verdict, "verified": other.verified},
+            }
+        )
+    body = {"memory": memory, "tiles": tiles, "seconds": perf_counter() - begin}
+    artifacts.write_json(Path(folder) / "config.json", CONFIG, VERSION, body, made_by)
+    return body
+
+
+def run_app(app: str, mapped: mapping.Mapped, memory: str, folder, hardware: bool = True) -> dict:
+    """Run random words through the model and the RTL, and write one row of measures.
+
+    error words of the RTL are ``not run`` where `hardware` is False.
+    """
+    outputs, rng = apps.program(app), np.random.default_rng(0)
+    inputs = [s for s in dsl.stages_of(outputs) if not isinstance(s, dsl.Stage)]
+    data = {s.name: rng.integers(0, 1 << 16, s.shape).astype(s.dtype) for s in inputs}
+    run, priced = simulate.run(mapped, data), cost(mapped, memory)
+    row = {
+        "app": app,
+        "memory": memory,
+        "tiles": len(mapped.tiles),
+        "pes": mapped.pes,
+        "registers": mapped.registers,
+        "last_cycle": run.last_cycle,
+        "occupancy": run.sram_accesses / max(1, len(mapped.tiles)) / (run.last_cycle + 1),
+        "words": run.words,
+        "ports": priced.ports,
+        "saved": priced.saved,
+        "area_um2_cited": priced.area_um2,
+        "energy_nj_cited": priced.energy_nj,
+        "error_words_model": simulate.differing_words(mapped, outputs, data, run.outputs),
+        "error_words_rtl": "not run",
+        "compile_s": mapped.seconds,
+        "run_s": run.seconds,
+    }
+    if hardware:
+        row["error_words_rtl"] = simulate.differing_words(mapped, outputs, data, netlist.run(mapped, data))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerow(row)
+    artifacts.write_text(Path(folder) / "run.csv", text.getvalue())
+    return row

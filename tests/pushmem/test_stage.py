@@ -1,0 +1,52 @@
+"""Files of an app, and what they cost."""
+
+import csv
+import json
+
+import pytest
+
+from tilewright.core.errors import TilewrightError, UnknownNameError
+from tilewright.pushmem import apps, mapping, simulate
+from tilewright.pushmem.cost import cost
+from tilewright.study.stages.push_app import run
+
+pytest.importorskip("islpy")
+
+
+def test_an_app_leaves_four_files_that_agree(tmp_path, capsys):
+    run("brighten_blur-24", "pub", True, tmp_path)
+    program, mapped, config = (
+        json.loads((tmp_path / f"{n}.json").read_text()) for n in ("program", "mapped", "config")
+    )
+    (row,) = csv.DictReader((tmp_path / "run.csv").open())
+    assert program["outputs"] == ["blur"]
+    reads = {f"{{ blur[i0, i1] -> brighten[i0 + {y}, i1 + {x}] }}" for y in (0, 1) for x in (0, 1)}
+    assert set(program["statements"][1]["reads"]) == reads
+    assert program["statements"][0]["schedule"] == "{ brighten[i0, i1] -> [24*i0 + 1*i1 + 0] }"
+    assert [t["distance"] for t in mapped["taps"]] == [24]
+    assert mapped["tiles"] == [
+        {"memory": "pub", "buffers": ["brighten"], "sources": ["brighten"], "targets": ["brighten@24"]}
+    ]
+    assert config["tiles"][0]["controllers"]["in2agg0"]["extents"] == [552]
+    assert config["tiles"][0]["from_stream"]["verdict"] == "solved"
+    assert (row["tiles"], row["error_words_model"], row["error_words_rtl"]) == ("1", "0", "not run")
+    assert "0 of 529 words differ; RTL: not run" in capsys.readouterr().out
+
+
+def test_words_that_differ_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulate, "differing_words", lambda *_: 3)
+    with pytest.raises(TilewrightError, match="expected the words of numpy, found 3"):
+        run("brighten_blur-24", "pub", True, tmp_path)
+
+
+def test_a_memory_that_is_not_there_names_those_that_are(tmp_path):
+    with pytest.raises(UnknownNameError, match="known: pub, dp"):
+        run("gaussian-24", "sram", True, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("app", "least"), [("gaussian-64", 8 / 9), ("camera-64", 0.84), ("resnet-28", 0.40)])
+def test_registers_and_sharing_save_what_is_published(app, least):
+    found = cost(mapping.compile(apps.program(app)), "pub")
+    assert found.saved >= least
+    assert found.area_um2 == round(found.ports * (1 - found.saved)) * 13_700

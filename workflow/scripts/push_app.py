@@ -1,0 +1,16 @@
+"""Compile an app for push memories, configure its tiles, and run it against numpy, in a model and in RTL."""
+
+import argparse
+
+from tilewright.study.cli import script
+from tilewright.study.stages.push_app import run
+
+parser = argparse.ArgumentParser(description=__doc__)
+add = parser.add_argument
+add("--app", required=True, help="an app and the side of its image, such as gaussian-64")
+add("--memory", default="pub", help="the tile, pub or dp (default: pub)")
+add("--model-only", action="store_true", help="do not build and run the RTL")
+add("--output", required=True, metavar="FOLDER", help="program.json, mapped.json, config.json and run.csv")
+
+if __name__ == "__main__":
+    script(parser, run)
