@@ -235,6 +235,9 @@ def training_arguments(wildcards):
     start = trained_from(wildcards)
     stated = ["--from", start] if start else []
     minutes = CONFIG.training.minutes[wildcards.recipe]
+    for flag in ("size", "batch"):
+        if (value := getattr(CONFIG.training, flag)) is not None:
+            stated += [f"--{flag}", value]
     return [*stated, "--data", shlex.quote(CONFIG.training.data), "--minutes", minutes]
 
 

@@ -307,6 +307,58 @@ def write_configure(root, config):
             write_csv(root / f"results/logs/configure/{case}.csv", "configure", rows)
 
 
+# Blocks of the synthetic network with paths: what leaving one out saves, in microseconds, and loses, in mean IoU.
+SAVED, LOST = (400.0, 300.0, 250.0, 250.0, 200.0, 200.0, 150.0, 150.0), (0.08, 0.02, 0.05, 0.01, 0.04, 0.01, 0.06, 0.02)
+
+
+def path_row(case, rung, skipped, part, **changes):
+    """One row of a path that skips the blocks of these numbers, of eight; times and losses add up."""
+    bits = "".join("01"[at not in skipped] for at in range(8))
+    blocks, knobs = ".".join(bits[at : at + 2] for at in range(0, 8, 2)), "levels=1234 scale=1 decoder=folded"
+    saved, lost = sum(SAVED[at] for at in skipped), sum(LOST[at] for at in skipped) / (1 + (rung == "statistics"))
+    us = 3000 - saved
+    facts = {"case": case, "network": "segformer-b0-64", "checkpoint": "ab12", "data": "scenes", "rung": rung}
+    facts |= {"base": f"11.11.11.11 {knobs}", "part": part, "path": f"{blocks} {knobs}", "dtype": "float32", "batch": 1}
+    facts |= {"macs": int(5e7 - 4e6 * len(skipped)), "skipped": len(skipped), "status": "ok"}
+    facts |= {
+        "device": DEVICE["name"],
+        "p50_us": us,
+        "saved_us": saved,
+        "predicted_us": 1.01 * us,
+        "fit": 0.6 - lost,
+        "lost": lost,
+    }
+    facts |= {"predicted": 0.605 - lost, "loss_error": 0.004, "pairs": "stage", "choice": 0.59 - lost}
+    if part in ("base", "proposed"):
+        facts |= {"p99_us": 1.1 * us, "promise_us": 1.2 * us, "test": 0.58 - lost, "novel": 0.4 - lost}
+    return facts | changes
+
+
+def write_paths(root, config):
+    """A file of paths and one of streams for each network."""
+    for case in experiments.cases("paths", config):
+        rows = []
+        for rung in config.paths.rungs:
+            rows.append(path_row(case, rung, (), "base"))
+            rows += [path_row(case, rung, (at,), "single") for at in range(8)]
+            rows += [path_row(case, rung, sets, "drawn") for sets in ((0, 1), (2, 5, 7))]
+            rows += [path_row(case, rung, sets, "proposed") for sets in ((1, 3), (1, 3, 5, 7))]
+        write_csv(root / f"results/logs/paths/{case}.csv", "paths", rows)
+        known = {"case": case, "network": "segformer-b0-64", "rung": "trained", "dtype": "float32", "status": "ok"}
+        known |= {"device": DEVICE["name"], "part": "frames"}
+        rows = []
+        for trace in config.stream.traces:
+            for place, contender in enumerate(config.stream.contenders):
+                own = known | {"trace": trace, "contender": contender}
+                for frame in range(10):
+                    told = {"frame": frame, "budget_us": 3000, "path": "x", "promised_us": 2900, "slowdown": 1}
+                    rows.append(own | told | {"measured_us": 2500 + 100 * frame, "loaded": float(frame > 5)})
+                all_frames = {"frames": 10, "missed": 0.1 * place, "miou": 0.5 + 0.01 * place, "p50_us": 2900}
+                rows.append(own | all_frames | {"p99_us": 3400, "paths": 3, "pick_us": 0.5})
+        rows.append(known | {"part": "switching", "path": "x | y", "measured_us": 4.0})
+        write_csv(root / f"results/logs/stream/{case}.csv", "stream", rows)
+
+
 def slices_row(case, order, provider, us, **changes):
     """One row of attention by slice lists in `case`; `us` None: no time was taken."""
     shape, grid = case.split("-")
@@ -439,6 +491,7 @@ def write_logs(root, config, blank=()):
     write_accuracy(root, config)
     write_accelerator(root, config)
     write_configure(root, config)
+    write_paths(root, config)
     write_slices(root, config)
     write_recall(root, config)
     write_video(root, config)

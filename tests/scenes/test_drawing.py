@@ -122,9 +122,10 @@ def test_scenes_hold_what_they_should():
     numbers = drawing.numbers("test", range(300))
     things = drawing.things("test", numbers, PIXELS)
     counts = things.shown.sum(1)
-    assert counts.min() == 5 and counts.max() == 12
-    assert things.sizes.min() >= 0.08 and things.sizes.max() <= 0.5
-    assert np.median(things.sizes) == pytest.approx((0.08 * 0.5) ** 0.5, rel=0.05)
+    assert (counts.min(), counts.max()) == drawing.COUNT
+    least, most = drawing.SIZE
+    assert things.sizes.min() >= least and things.sizes.max() <= most
+    assert np.median(things.sizes) == pytest.approx((least * most) ** 0.5, rel=0.05)
     labels = objects.table().labels[things.kinds]
     assert np.bincount(labels.ravel(), minlength=21)[1:].min() > 0.8 * labels.size / 20
 

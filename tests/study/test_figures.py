@@ -19,13 +19,21 @@ from tilewright.baselines import packed
 from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError, UnknownNameError
 from tilewright.networks import attentions, batching
-from tilewright.study import config, figures, tables
+from tilewright.study import config, experiments, figures, tables
 from tilewright.study.figures import _style
 from tilewright.study.figures import pattern as masks
 from tilewright.study.tables import _read, _select
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
+    "experiments": list(experiments.NAMES),
+    "paths": {
+        "networks": {
+            "segformer-b0-256.sampled": None,
+            "segformer-b0-64.plain": {"network": "segformer-b0-64", "checkpoint": None},
+        },
+        "rungs": ["trained", "statistics"],
+    },
     "workloads": ["vil-tiny-128-s1", "vil-tiny-224-s1", "regionvit-tiny-224-s1", "dynamicvit-s-224"],
     "orders": ["none", "rcm", "ic", "window"],
     "tiles": ["8x1", "16x16"],

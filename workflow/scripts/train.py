@@ -14,6 +14,8 @@ add("--data", default="scenes", help="scenes, or camvid, ade20k or cityscapes wi
 add("--recipe", default="plain", help="plain, sampled, depthless, or a recipe in JSON or a file of it (default: plain)")
 add("--minutes", type=float, help="end after so many minutes, what torch compiles not counted")
 add("--steps", type=int, help="end after so many steps")
+add("--size", type=int, metavar="PIXELS", help="sides of all images (default: the recipe's sizes, one after the other)")
+add("--batch", type=int, metavar="N", help="images of a step, beside --size (default: 32)")
 add("--from", dest="start", metavar="FILE", help="weights to go on from, maybe of other classes (default: random ones)")
 add("--log", metavar="CSV", help="images seen, rate and losses of each step")
 add("--scores", metavar="JSON", help="mean IoU on images that are not trained with, and images a second")

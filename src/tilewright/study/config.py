@@ -80,10 +80,14 @@ class Training(Section, frozen=True):
 
     data: a source of images with labels, scenes, or camvid, ade20k or cityscapes with =<folder>
     minutes: how long each recipe takes, by its name
+    size: pixels of a side of all images of a training; null is the recipe's own sizes
+    batch: images of a step where size is stated; null is the recipe's own
     """
 
     data: str
     minutes: dict[str, float]
+    size: int | None
+    batch: int | None
 
     def check(self, config):
         """Raise `ConfigError` for unknown names and for numbers out of range."""
@@ -91,6 +95,10 @@ class Training(Section, frozen=True):
         sections.known("training.minutes", "recipe", self.minutes, training.RECIPES)
         for recipe, minutes in self.minutes.items():
             sections.above_zero(f"training.minutes.{recipe}", minutes)
+        sections.at_least("training.size", 32, [self.size])
+        sections.at_least("training.batch", 1, [self.batch])
+        if self.batch is not None and self.size is None:
+            raise ConfigError("training.batch: expected a size beside it, found none")
 
 
 class Figures(Section, frozen=True):
@@ -216,8 +224,8 @@ def schema():
         "Figures": Figures,
         "Plans": Plans,
     }
-    types |= {"Weights": _weights.Weights, "Attention": video.Attention, "Network": paths.Network}
-    types |= {"Recipe": pruned_accuracy.Recipe}
+    types |= {"Weights": _weights.Weights, "Attention": video.Attention}
+    types |= {"Network": paths.Network, "Classifiers": pruned_accuracy.Classifiers}
     types |= {name: module.Section for name, module in own.items()}
     for name, section in types.items():
         text, values = sections.descriptions(section)

@@ -16,8 +16,8 @@ from tilewright.study.experiments.paths import budgets_of, texts
 
 # Why a path is measured, the first that holds.
 PARTS = ("base", "single", "drawn", "proposed", "every", "alone")
-# Shares of mean IoU: scenes that all paths are measured on, and those of the paths that may be chosen.
-CHOSEN = ("base", "single", "proposed", "alone")
+# Those that are measured on scenes of ``choice`` whether or not they are proposed.
+CHOSEN = ("base", "single", "every", "alone")
 
 
 @dataclass
@@ -100,18 +100,25 @@ def rows(case, settings, how):
         begin = perf_counter()
         proposals[rung] = proposed(settings, {base: (times[base], fitted[rung, base]) for base in bench.bases})
         seconds[rung] = perf_counter() - begin
-    for found in proposals.values():
-        for path in thinned(found, settings.proposals * len(bench.bases)):
-            measured[space.base_of(path)].setdefault(path, "proposed")
+    kept = {path for found in proposals.values() for path in thinned(found, settings.proposals * len(bench.bases))}
+    for path in sorted(kept, key=str):
+        measured[space.base_of(path)].setdefault(path, "proposed")
     if settings.every:
         for path in space.every(bench.bases[0]):
             measured[bench.bases[0]].setdefault(path, "every")
     for path in bench.alone:
         measured[path] = {path: "alone"}
-    chosen = [path for found in measured.values() for path, part in found.items() if part in CHOSEN]
     bench.time([path for found in measured.values() for path in found])
-    wanted = {path for found in proposals.values() for path in found}
-    sampled = samples(bench, [path for path in chosen if path in wanted or not single(measured, path)])
+    # A path that was drawn before it was proposed may be chosen, too.
+    sampled = samples(
+        bench,
+        [
+            path
+            for parts in measured.values()
+            for path, part in parts.items()
+            if path in kept or part in ("base", "alone")
+        ],
+    )
     for rung in settings.rungs:
         found = []
         for base, parts in measured.items():
@@ -120,11 +127,6 @@ def rows(case, settings, how):
                 by = ", ".join(proposals[rung].get(path, ()))
                 found.append(_row(bench, rung, base, path, part, model, sampled.get(path), by, seconds[rung]))
         yield from _marked(found)
-
-
-def single(measured, path):
-    """Whether a path was measured as a single skip; no stream runs it unless it was proposed."""
-    return measured[space.base_of(path)][path] == "single"
 
 
 def proposed(settings, models):
@@ -149,22 +151,20 @@ def proposed(settings, models):
 
 
 def thinned(found, most):
-    """At most `most` paths of `proposed`'s: first those that the program proposed, then greedy's, over all budgets."""
+    """At most `most` of the paths that were proposed: those of the program first, then greedy's, then the runners-up;
+    of each evenly over budgets."""
 
     def rank(path):
         words = {by.split()[0] for by in found[path]}
-        return (words == {"greedy"}) + 2 * (words == {"second"})
+        return 1 if words == {"greedy"} else 2 if words == {"second"} else 0
 
     kept = []
     for level in (0, 1, 2):
         of_level = [path for path in found if rank(path) == level]
-        room = most - len(kept)
+        room = max(0, most - len(kept))
         if len(of_level) > room:
-            of_level = (
-                [of_level[at] for at in np.unique(np.linspace(0, len(of_level) - 1, room).round().astype(int))]
-                if room
-                else []
-            )
+            places = np.linspace(0, len(of_level) - 1, room).round().astype(int)
+            of_level = [of_level[at] for at in np.unique(places)]
         kept += of_level
     return kept
 
@@ -184,7 +184,7 @@ def _row(bench, rung, base, path, part, model, sampled, by, seconds):
     stated = bench.settings
     planned = part != "alone"
     seen = {"fit": bench.see(rung, "fit", path)} if planned else {}
-    if part in CHOSEN or part == "every":
+    if part in CHOSEN or sampled is not None:
         seen["choice"] = bench.see(rung, "choice", path)
     if sampled is not None:
         seen["test"] = bench.see(rung, "test", path)

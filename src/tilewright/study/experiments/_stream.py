@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from tilewright import networks, scenes, targets
-from tilewright.core import timing
+from tilewright.core import provenance, timing
 from tilewright.core.errors import ArtifactError
 from tilewright.paths import measure, stream, table
 from tilewright.paths.runner import Runner
@@ -29,6 +29,14 @@ class Contenders:
         if not entries:
             raise ArtifactError(f"{settings.table}: expected paths on the rung {settings.rung}, found none")
         self.table, self.settings = table.Table(entries), settings
+        # Promises of other weights, of another device or type would be promises about nothing.
+        self.table.check(
+            network=stated.network,
+            checkpoint=provenance.sha256_file(stated.checkpoint)[:12],
+            device=targets.describe(how.device)["name"],
+            dtype=how.dtype,
+            batch=1,
+        )
         place = targets.facts(how.device).TORCH_DEVICE
         source = scenes.create("stream", frames=settings.scenes)
         family, options = networks.parse(stated.network)

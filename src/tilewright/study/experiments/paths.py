@@ -1,8 +1,10 @@
 """Execution paths of trained networks: what each takes and sees, what planners propose for budgets (stage T5)."""
 
+from pathlib import Path
 from typing import Literal
 
-from tilewright import networks, paths, scenes
+from tilewright import networks, paths, scenes, training
+from tilewright.core.errors import ConfigError
 from tilewright.schedule import solvers
 from tilewright.study import sections
 from tilewright.study.experiments import _rows
@@ -28,15 +30,15 @@ class Network(sections.Section, frozen=True):
 class Section(sections.Section, frozen=True):
     """Paths of trained networks.
 
-    networks: by a name of one's own, which ends with the recipe of the training
+    networks: by a name of one's own, <network>.<recipe> where the weights are trained here; null leaves one out
     data: scenes, or another source of tilewright.scenes with labels
     bases: what is planned for, as the text of a path behind its blocks, such as scale=0.75; "" is the full path
     alone: further such texts, whose path with all blocks is measured, and not planned for
     rungs: trained, with the weights as they are; statistics, with those of the batch norm of each path
-    fit: scenes that models are fitted to
-    choice: scenes that paths are chosen by
-    test: scenes that results are stated for
-    novel: scenes of objects that were never trained with, for which results are stated besides
+    fit: how many scenes models are fitted to
+    choice: how many other scenes paths are chosen by
+    test: how many further scenes results are stated for
+    novel: how many scenes of objects that no network is trained on; 0 leaves them out
     drawn: random sets of blocks of each base that models are fitted to, beside all single ones
     every: whether all sets of blocks of the first base are measured
     budgets: of time, evenly spread, that are planned for
@@ -47,7 +49,7 @@ class Section(sections.Section, frozen=True):
     max_seconds: a timing stops after this time, in seconds
     """
 
-    networks: dict[str, Network]
+    networks: dict[str, Network | None]
     data: str
     bases: tuple[str, ...]
     alone: tuple[str, ...]
@@ -67,8 +69,11 @@ class Section(sections.Section, frozen=True):
 
     def check(self, config):
         """Raise `ConfigError` for unknown names and for numbers out of range."""
-        for name, stated in self.networks.items():
+        for name in cases(config):
+            stated = self.networks[name]
             sections.at(f"paths.networks.{name}", networks.parse, stated.network)
+            if "paths" in config.experiments and config.recorded is None:
+                _check_weights(name, stated)
         sections.known("paths.data", "source", [self.data], scenes.NAMES)
         sections.selection("paths.bases", self.bases)
         sections.distinct("paths.alone", (*self.bases, *self.alone))
@@ -81,6 +86,23 @@ class Section(sections.Section, frozen=True):
         for name in ("novel", "drawn"):
             sections.at_least(f"paths.{name}", 0, [getattr(self, name)])
         sections.above_zero("paths.max_seconds", self.max_seconds)
+
+
+def _check_weights(name, stated):
+    """Raise `ConfigError` where a network's weights are neither there nor made by the rule `train`."""
+    place = f"paths.networks.{name}"
+    if stated.checkpoint is None:
+        network, _, recipe = name.rpartition(".")
+        if network != stated.network or recipe not in training.RECIPES:
+            expected = " or ".join(f"{stated.network}.{recipe}" for recipe in training.RECIPES)
+            raise ConfigError(f"{place}: expected the name {expected} of weights that are trained here, found {name!r}")
+    elif not Path(stated.checkpoint).is_file():
+        recipe = name.rpartition(".")[2]
+        recipe = recipe if recipe in training.RECIPES else training.RECIPES[0]
+        raise ConfigError(
+            f"{place}: no weights at {stated.checkpoint}; python workflow/scripts/train.py --network {stated.network} "
+            f"--recipe {recipe} --output {stated.checkpoint} trains them, and checkpoint: null lets the study do so"
+        )
 
 
 class Settings(sections.Section, frozen=True):
@@ -154,8 +176,8 @@ NAMED = "{case} {rung} {path}"
 
 
 def cases(config):
-    """The networks."""
-    return list(config.paths.networks)
+    """The networks that are not left out."""
+    return [name for name, stated in config.paths.networks.items() if stated is not None]
 
 
 def settings(config, case):

@@ -21,7 +21,7 @@ PREDICTOR = "dynamicvit"
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Recipe(sections.Section, frozen=True):
+class Classifiers(sections.Section, frozen=True):
     """How the networks are trained, on crops of scenes.
 
     seconds: of the network
@@ -49,7 +49,7 @@ class Section(sections.Section, frozen=True):
     """
 
     networks: dict[str, tuple[int, ...]]
-    training: Recipe
+    training: Classifiers
     pruners: dict[str, tuple[dict, ...]]
     crops: Positive
     batching: tuple[str, ...]

@@ -6,15 +6,20 @@ import msgspec
 
 from tilewright import targets
 from tilewright.core import artifacts
+from tilewright.core.errors import ConfigError
 
 
-def run(network, output, data, recipe, minutes, steps, start, log, scores, judged, device, seed, limit_s, compiled):
+def run(
+    *, network, output, data, recipe, minutes, steps, size, batch, start, log, scores, judged, device, seed, limit_s,
+    compiled,
+):  # fmt: skip
     """Train the network of a name; see ``train.py --help``.
 
     output: weights to write. data: a source, ``NAME`` or ``NAME=FOLDER``. recipe: a name of `segmentation.RECIPES`, a
-    JSON file, or JSON. minutes, steps, seed: instead of the recipe's, or None. start: weights to go on from, or None.
-    log: CSV of the steps, scores: JSON of how well the network does, each or None. judged: images of a split that it is
-    judged by. limit_s, compiled: as `segmentation.train` takes them. Raises `TilewrightError`.
+    JSON file, or JSON. minutes, steps, seed: instead of the recipe's, or None. size, batch: one stage of images of this
+    side, so many a step, instead of the recipe's stages, or None. start: weights to go on from, or None. log: CSV of
+    the steps, scores: JSON of how well the network does, each or None. judged: images of a split that it is judged by.
+    limit_s, compiled: as `segmentation.train` takes them. Raises `TilewrightError`.
     """
     # Here, so that the settings of `cli` come before torch.
     from tilewright import networks
@@ -24,6 +29,11 @@ def run(network, output, data, recipe, minutes, steps, start, log, scores, judge
     stated = {"minutes": minutes, "steps": steps}
     if minutes is not None or steps is not None:
         chosen = msgspec.structs.replace(chosen, **stated)
+    if batch is not None and size is None:
+        raise ConfigError("batch: expected a size beside it, found none")
+    if size is not None:
+        stage = segmentation.Stage(until=1.0, sizes=(size,), **({} if batch is None else {"batch": batch}))
+        chosen = msgspec.structs.replace(chosen, stages=(stage,))
     if seed is not None:
         chosen = msgspec.structs.replace(chosen, seed=seed)
     targets.describe(device)

@@ -1,0 +1,72 @@
+"""Predicted against measured time and mean IoU of paths that the models were not fitted to."""
+
+from tilewright.study.figures import _style
+from tilewright.study.tables import _read, paths
+
+# Parts that nothing is fitted to: times are of single skips alone, losses of random sets as well.
+HELD = {"time": ("drawn", "proposed", "every"), "loss": ("proposed", "every")}
+COLOURS = {"drawn": "#56B4E9", "proposed": "#009E73", "every": "#9A9A9A"}
+NAMES = {"drawn": "random set of blocks", "proposed": "proposed by a planner", "every": "any other set of blocks"}
+
+
+def needs(config):
+    """What the table `paths` needs."""
+    return paths.needs(config)
+
+
+def held(rows, what):
+    """Rows of paths that a model was not fitted to, with ``error``: of time as a share, of mean IoU in points."""
+    rows = rows[rows["part"].isin(HELD[what])].dropna(subset=["predicted_us", "p50_us", "predicted", "fit"])
+    if what == "time":
+        rows = rows.drop_duplicates(["case", "path"])
+        return rows.assign(error=(rows["predicted_us"] / rows["p50_us"] - 1).abs())
+    return rows.assign(error=100 * (rows["predicted"] - rows["fit"]).abs())
+
+
+def draw(inputs):
+    """A row of panels per network: times, then mean IoU for each rung."""
+    from matplotlib.lines import Line2D
+
+    rows = paths.measured(inputs)
+    cases = list(rows.groupby("case", sort=False))
+    rungs = list(dict.fromkeys(rows["rung"]))
+    drawn = _style.figure(3.9 * (1 + len(rungs)), 1.5 + 3.6 * len(cases))
+    for panels, (case, own) in zip(drawn.subplots(len(cases), 1 + len(rungs), squeeze=False), cases, strict=True):
+        timed = held(own, "time")
+        _panel(panels[0], timed, "predicted_us", "p50_us", 1e-3, "time (ms)")
+        panels[0].set_title(f"{case}\nmedian error {timed['error'].median():.1%} of {len(timed)}", loc="left")
+        for axes, rung in zip(panels[1:], rungs, strict=True):
+            of_rung = own[own["rung"] == rung]
+            seen = held(of_rung, "loss")
+            _panel(axes, seen, "predicted", "fit", 100, "mean IoU (%)")
+            crossed = 100 * of_rung["loss_error"].median()
+            said = "as trained" if rung == "trained" else "batch norm of each path"
+            axes.set_title(
+                f"{said}: median error {seen['error'].median():.2f} of {len(seen)},\n{crossed:.2f} in cross-validation",
+                loc="left",
+                fontsize=9,
+            )
+    shown = [part for part in HELD["time"] if part in set(rows["part"])]
+    handles = [Line2D([], [], linestyle="", marker="o", color=COLOURS[part], label=NAMES[part]) for part in shown]
+    _style.head(drawn, "Predictions for paths that were not fitted to", handles)
+    _style.notes(
+        drawn,
+        [
+            f"{_read.devices(rows)}, {', '.join(sorted(set(rows['dtype'])))}. Time: the full path's less what each "
+            "skipped block saves. Mean IoU: a quadratic form of skips, fitted to single and random ones on scenes "
+            "of fit; its errors are in points.",
+        ],
+        width=46 * (1 + len(rungs)),
+    )
+    return drawn
+
+
+def _panel(axes, rows, x, y, scale, what):
+    for part, own in rows.groupby("part", sort=False):
+        axes.scatter(scale * own[x], scale * own[y], s=18, color=COLOURS[part])
+    axes.set(xlabel=f"predicted {what}", ylabel=f"measured {what}")
+    if not len(rows):
+        _style.nothing(axes, "not measured")
+        return
+    ends = [scale * rows[[x, y]].min().min(), scale * rows[[x, y]].max().max()]
+    axes.plot(ends, ends, color=_style.INK, linewidth=0.8, zorder=1)

@@ -1,0 +1,80 @@
+"""Frames with budgets: how long the paths take that run, and what contenders miss and see in all."""
+
+from tilewright.study.figures import _contenders, _style
+from tilewright.study.tables import _read, stream
+
+NAMES = {
+    "closed": ("paths, with controller", _contenders.BLUE),
+    "open": ("paths, without", "#56B4E9"),
+    "full": ("always the best path", "#5A5A5A"),
+    "fixed": ("one path for the least budget", "#E69F00"),
+    "oracle": ("an oracle of times", "#009E73"),
+}
+SHOWN = "closed"
+
+
+def needs(config):
+    """What the table of the same name needs."""
+    return stream.needs(config)
+
+
+def draw(inputs):
+    """A row of panels per network and trace: frames of the paths with a controller, misses, mean IoU."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    from tilewright.paths.stream import spans
+
+    found, frames, _ = stream.rows(inputs)
+    cases = list(found.groupby(["case", "trace"], sort=False))
+    drawn = _style.figure(11.2, 1.6 + 2.7 * len(cases))
+    shape = {"width_ratios": (3.2, 1, 1), "squeeze": False}
+    for (over, left, right), ((case, trace), own) in zip(drawn.subplots(len(cases), 3, **shape), cases, strict=True):
+        one = frames[(frames["case"] == case) & (frames["trace"] == trace) & (frames["contender"] == SHOWN)]
+        late = one["measured_us"] > one["budget_us"]
+        over.step(one["frame"], one["budget_us"] / 1e3, where="mid", color=_style.PAPER, linewidth=0.9)
+        over.scatter(one["frame"], one["measured_us"] / 1e3, s=7, color=_contenders.BLUE, zorder=3)
+        over.scatter(
+            one["frame"][late],
+            one["measured_us"][late] / 1e3,
+            s=26,
+            marker="x",
+            color=_style.INK,
+            zorder=4,
+            linewidths=1,
+        )
+        for first, behind in spans(one["loaded"] > 0):
+            over.axvspan(one["frame"].iloc[first] - 0.5, one["frame"].iloc[behind - 1] + 0.5, color="#F2E6D8", zorder=0)
+        if len(one):
+            # A frame that the host lost to something else would hide all others.
+            over.set_ylim(0, 1.15 * max(one["budget_us"].max(), one["measured_us"].quantile(0.98)) / 1e3)
+        else:
+            _style.nothing(over, "not told frame by frame")
+        over.set(xlabel="frame", ylabel="time (ms)")
+        over.set_title(f"{case}: {trace}", loc="left")
+        own = own.set_index("contender").reindex([name for name in NAMES if name in set(own["contender"])])
+        for axes, column, what in ((left, "missed", "budgets missed (%)"), (right, "miou", "mean IoU (%)")):
+            bars = axes.barh(range(len(own)), 100 * own[column], color=[NAMES[name][1] for name in own.index])
+            axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
+            axes.set(xlabel=what, yticks=[], xlim=(0, max(1e-9, 130 * own[column].max())))
+            axes.invert_yaxis()
+            axes.grid(axis="y", visible=False)
+    handles = [
+        Line2D([], [], color=_style.PAPER, linewidth=1.2, label="budget"),
+        Line2D([], [], linestyle="", marker="o", markersize=4, color=_contenders.BLUE, label="frame"),
+        Line2D([], [], linestyle="", marker="x", color=_style.INK, label="frame that came late"),
+        Patch(facecolor="#F2E6D8", label="foreign load"),
+        *(Patch(facecolor=NAMES[name][1], label=NAMES[name][0]) for name in NAMES if name in set(found["contender"])),
+    ]
+    _style.head(drawn, "Frames with budgets", handles, columns=5)
+    _style.notes(
+        drawn,
+        [
+            f"{_read.devices(found)}, {', '.join(sorted(set(found['dtype'])))}; "
+            f"{found['frames'].min():,.0f} frames a trace, of which the first are drawn. A camera moves over a scene, "
+            "and each frame is labelled by the path that ran. Times end when maps are on the device. The best path is "
+            "that on scenes of choice.",
+        ],
+        width=150,
+    )
+    return drawn

@@ -1,0 +1,80 @@
+"""Plans of paths from a file of measured ones: what each budget of time should run, by a solver (stage T4)."""
+
+from tilewright.core import artifacts
+from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.study import experiments
+from tilewright.study.experiments import _rows
+from tilewright.study.experiments import paths as of_paths
+
+KIND, VERSION = "path plans", 1
+# Rows that losses are fitted to: nothing was proposed from them.
+FITTED = ("single", "drawn")
+
+
+def run(profile, output, solver, budgets, count, rung, seed):
+    """Write a JSON file with the path that `solver` proposes for each budget, and what it should take and see.
+
+    profile: rows of the experiment ``paths``. budgets: microseconds, or None for `count` of them, evenly from the
+    fastest path to the full one. rung: whose losses are fitted. Raises `TilewrightError`, also for a file without the
+    base, its single skips, or enough paths to fit to.
+    """
+    from tilewright.paths import program
+
+    if solver not in of_paths.SOLVERS:
+        raise ConfigError(f"solver: unknown {solver!r}; known: {', '.join(of_paths.SOLVERS)}")
+    if rung not in of_paths.RUNGS:
+        raise ConfigError(f"rung: unknown {rung!r}; known: {', '.join(of_paths.RUNGS)}")
+    if wrong := [budget for budget in budgets or () if not budget > 0]:
+        raise ConfigError(f"budgets: expected microseconds above 0, found {wrong[0]}")
+    if count < 1:
+        raise ConfigError(f"count: expected at least 1, found {count}")
+    models = _models(profile, rung, seed)
+    if budgets is None:
+        most = max(times.base_us for times, _ in models)
+        least = min(times.base_us - times.saved_us.clip(min=0).sum() for times, _ in models)
+        budgets = of_paths.budgets_of(least, most, count)
+    found = []
+    for budget in budgets:
+        best = program.best([program.propose(*model, budget, solver) for model in models])
+        if best is None:
+            print(f"{budget:,.0f} us: no path is predicted to be so fast")
+            continue
+        stated = {"path": str(best.path), "us": best.us, "accuracy": best.accuracy, "seconds": best.seconds}
+        found.append({"budget_us": float(budget), "solver": best.solver} | stated)
+        print(f"{budget:,.0f} us: {best.path}, {best.us:,.0f} us, mIoU {best.accuracy:.3f} predicted", flush=True)
+    artifacts.write_json(output, KIND, VERSION, {"rung": rung, "plans": found}, {"profile": str(profile)})
+
+
+def _models(profile, rung, seed):
+    """``[(Latency, Losses)]`` of the bases of a file."""
+    from tilewright.paths import accuracy, latency
+
+    kind, rows = _rows.read(profile, experiments.row_types())
+    if kind != "paths":
+        raise ArtifactError(f"{profile}: expected rows of the experiment paths, found {kind}")
+    rows = [row for row in rows if row["rung"] == rung and row["status"] == "ok" and row["fit"]]
+    bases = [row for row in rows if row["part"] == "base"]
+    if not bases:
+        raise ArtifactError(f"{profile}: expected paths on the rung {rung}, found none")
+    made = []
+    for base in bases:
+        own = [row for row in rows if row["base"] == base["path"]]
+        fitted = [row for row in own if row["part"] in FITTED]
+        path = _path(base["path"])
+        losses = accuracy.fit(
+            path, float(base["fit"]), [_path(row["path"]) for row in fitted], [float(row["fit"]) for row in fitted],
+            seed=seed,
+        )  # fmt: skip
+        made.append((latency.model(path, {_path(row["path"]): float(row["p50_us"]) for row in own}), losses))
+    return made
+
+
+def _path(text):
+    """The `Path` that its own text states in full."""
+    from tilewright import paths
+
+    stages, *knobs = text.split()
+    fields = dict(knob.split("=") for knob in knobs)
+    numbers = {knob: int(fields[knob]) for knob in ("fuse", "width") if knob in fields}
+    scale = float(fields["scale"])
+    return paths.Path(tuple(stages.split(".")), **(fields | numbers | {"scale": scale}))

@@ -1,0 +1,48 @@
+"""Streams of frames with budgets: misses and mean IoU of each contender, and what switching between paths takes."""
+
+from tilewright.study.tables import _read, _select
+
+SHOWN = {
+    "case": ("network", ""),
+    "rung": ("batch norm", ""),
+    "trace": ("trace", ""),
+    "contender": ("contender", ""),
+    "frames": ("frames", ",.0f"),
+    "missed": ("budgets missed", ".1%"),
+    "miou": ("mIoU", ".4f"),
+    "oracle_share": ("mIoU, of the oracle's", ".1%"),
+    "over_fixed": ("points over one path", "+.2f"),
+    "p50_us": ("time (µs)", ",.0f"),
+    "p99_us": ("99th percentile (µs)", ",.0f"),
+    "paths": ("paths that ran", ".0f"),
+    "pick_us": ("pick (µs)", ".2f"),
+    "switch_us": ("switch (µs)", "+.1f"),
+    "device": ("device", ""),
+}
+
+
+def needs(config):
+    """One file for each network."""
+    return _select.logs(config, "stream")
+
+
+def rows(inputs):
+    """``(in all, frame by frame, switching)``."""
+    (frame,) = _read.frames(inputs, "stream")
+    frames = frame["part"] == "frames"
+    return frame[frames & frame["frame"].isna()], frame[frames & frame["frame"].notna()], frame[~frames]
+
+
+def table(inputs):
+    """One row per network, trace and contender. ``switch_us``: the median over neighbours in the table of what a call
+    takes beyond a repeated one where two paths take turns."""
+    found, _, switching = rows(inputs)
+    key = ["case", "trace"]
+    for name in ("oracle", "fixed"):
+        other = found[found["contender"] == name].drop_duplicates(key).set_index(key)["miou"]
+        found = found.join(other.rename(f"{name}_miou"), on=key)
+    return found.assign(
+        oracle_share=found["miou"] / found["oracle_miou"],
+        over_fixed=100 * (found["miou"] - found["fixed_miou"]),
+        switch_us=found["case"].map(switching.groupby("case")["measured_us"].median()),
+    ).reset_index(drop=True)

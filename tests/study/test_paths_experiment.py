@@ -1,0 +1,210 @@
+"""Execution paths in the study: sections, tables and figures of made-up rows, and a network that is really trained."""
+
+import json
+
+import msgspec
+import pytest
+import yaml
+
+from helpers import synthetic
+from helpers.checkout import ROOT
+from tilewright import models
+from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.paths import Path, layers
+from tilewright.paths import table as look_up
+from tilewright.study import config, experiments
+from tilewright.study.experiments import _effort, _paths
+from tilewright.study.experiments import paths as of_paths
+from tilewright.study.figures import path_prediction
+from tilewright.study.stages import plan_paths
+from tilewright.study.tables import path_layers, paths, stream
+
+CASE = "segformer-b0-64.plain"
+
+
+def configured(network="segformer-b0-64", checkpoint=None, name=CASE, **changes):
+    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    mapping["experiments"] = ["paths", "stream"]
+    stated = {"networks": {name: {"network": network, "checkpoint": checkpoint}}}
+    mapping["paths"] |= stated | {"rungs": ["trained", "statistics"]} | changes
+    return config.load(mapping)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    synthetic.write_paths(tmp_path, configured())
+    return tmp_path / f"results/logs/paths/{CASE}.csv", tmp_path / f"results/logs/stream/{CASE}.csv"
+
+
+def test_weights_that_are_not_there_are_named_with_what_trains_them(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"paths.networks.mine.sampled: no weights at a/b.safetensors; python "
+    ) as told:
+        configured(checkpoint="a/b.safetensors", name="mine.sampled")
+    assert "train.py --network segformer-b0-64 --recipe sampled --output a/b.safetensors" in str(told.value)
+    assert "\n" not in str(told.value)
+    there = tmp_path / "b.safetensors"
+    there.write_bytes(b"")
+    assert experiments.cases("paths", configured(checkpoint=str(there), name="mine"))
+
+
+@pytest.mark.parametrize("name", ["segformer-b0-64", "segformer-b0-64.quick", "segformer-b1-64.plain"])
+def test_weights_that_are_trained_here_have_the_name_of_their_rule(name):
+    with pytest.raises(ConfigError, match=r"expected the name segformer-b0-64\.plain or .*, found '" + name):
+        configured(name=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rungs": ["tuned"]}, "paths.rungs: unknown rung 'tuned'; known: trained, statistics"),
+        ({"solvers": ["cplex"]}, "paths.solvers: unknown solver 'cplex'; known: greedy, highs, gurobi"),
+        ({"bases": []}, "paths.bases: expected at least one name, found none"),
+        ({"alone": [""]}, "paths.alone: '' stands twice"),
+        ({"fit": 0}, "paths.fit: expected at least 1, found 0"),
+        ({"data": "pictures"}, "paths.data: unknown source 'pictures'"),
+    ],
+)
+def test_what_a_section_refuses(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        configured(**changes)
+
+
+def test_a_network_is_left_out_by_null():
+    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    mapping["experiments"] = ["paths"]
+    mapping["paths"]["networks"] = {"segformer-b0-256.sampled": None}
+    assert experiments.cases("paths", config.load(mapping)) == []
+
+
+def test_the_table_of_paths_is_over_the_full_one(rows):
+    found = paths.table(rows[:1])
+    assert len(found) == 6 and (found.groupby("rung")["promise_us"].diff().dropna() > 0).all()
+    (full,) = found[(found["rung"] == "trained") & (found["part"] == "base")].itertuples()
+    assert (full.time_over, full.points, full.kept) == (1, 0, "yes")
+    (least,) = found[(found["rung"] == "trained") & (found["p50_us"] == 2100)].itertuples()
+    assert least.time_over == pytest.approx(0.7) and least.points == pytest.approx(-6)
+
+
+def test_layers_add_up_to_the_products_of_the_full_path(rows):
+    found = path_layers.table(rows[:1]).set_index("layer")
+    assert list(found.index[:3]) == ["stem 1", "block 1.0", "block 1.1"]
+    assert found["saved_us"].dropna().tolist() == list(synthetic.SAVED)
+    assert found.loc["block 1.0", "lost"] == pytest.approx(8)
+    network = models.create("segformer", variant="b0", image_size=64, num_classes=21)
+    whole = layers.macs(layers.segformer(network.options, Path.full(network.options)))
+    assert found["macs"].sum() == pytest.approx(whole / 1e6)
+
+
+def test_predictions_are_judged_on_paths_that_were_not_fitted_to(rows):
+    measured = paths.measured(rows[:1])
+    timed, seen = path_prediction.held(measured, "time"), path_prediction.held(measured, "loss")
+    assert set(timed["part"]) == {"drawn", "proposed"} and set(seen["part"]) == {"proposed"}
+    assert timed["error"].median() == pytest.approx(0.01) and seen["error"].median() == pytest.approx(0.5)
+
+
+def test_streams_are_over_the_oracle_and_one_path(rows):
+    found = stream.table(rows[1:]).set_index(["trace", "contender"])
+    uniform = found.loc["uniform"]
+    assert uniform.loc["oracle", "oracle_share"] == 1 and uniform.loc["closed", "oracle_share"] == pytest.approx(
+        50 / 54
+    )
+    assert uniform.loc["closed", "over_fixed"] == pytest.approx(-3) and set(found["switch_us"]) == {4.0}
+
+
+def test_proposals_of_programs_are_measured_before_those_of_greedy_and_runners_up():
+    found = {
+        "a": {"second 1": None},
+        "b": {"greedy 1": None},
+        "c": {"highs 1": None},
+        "d": {"greedy 2": None, "highs 2": None},
+    }
+    assert _paths.thinned(found, 2) == ["c", "d"]
+    assert _paths.thinned(found, 3) == ["c", "d", "b"]
+    assert _paths.thinned(found, 9) == ["c", "d", "b", "a"]
+
+
+def test_budgets_run_from_the_fastest_path_to_the_full_one():
+    assert of_paths.budgets_of(100, 400, 4) == [100, 200, 300, 400]
+    assert of_paths.budgets_of(100, 400, 1) == [400]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A network trained for three steps."""
+    from tilewright import networks, scenes
+    from tilewright.training import segmentation
+
+    source = scenes.create("scenes")
+    family, options = networks.parse("segformer-b0-64")
+    network = networks.create(family, seed=0, num_classes=len(source.classes), **options)
+    stage = segmentation.Stage(until=1.0, sizes=(64,), batch=2)
+    recipe = msgspec.structs.replace(segmentation.RECIPES["plain"], stages=(stage,), steps=3, measured=4)
+    path = tmp_path_factory.mktemp("weights") / "b0.safetensors"
+    segmentation.train(network, source, recipe, path)
+    return path
+
+
+def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    few = {"fit": 2, "choice": 2, "test": 2, "novel": 1, "drawn": 2, "budgets": 2, "proposals": 2, "samples": 2}
+    few |= {"alone": ["scale=0.5"], "solvers": ["greedy", "highs"], "max_seconds": 0.01}
+    study = configured(checkpoint=str(weights), name="mine", **few)
+    stated = of_paths.settings(study, "mine")
+    how = _effort.Run("cpu", "float32", 0, 0.5, 3)
+    found = list(of_paths.run("mine", stated, how))
+    assert {row["part"] for row in found} >= {"base", "single", "drawn", "alone"}
+    assert len({(row["rung"], row["path"]) for row in found}) == len(found)
+    for row in found:
+        assert row["p50_us"] > 0 and ("promise_us" in row) == ("test" in row)
+        assert row["part"] not in ("base", "alone") or row["promise_us"] > 0
+    proposed = [row for row in found if row["proposed"]]
+    assert any("promise_us" in row for row in proposed)
+    synthetic.write_csv(tmp_path / "results/logs/paths/mine.csv", "paths", [{"status": "ok", **row} for row in found])
+    kept = [entry for entry in look_up.read("results/logs/paths/mine.csv") if entry.rung == "trained"]
+    assert look_up.Table(kept).rows
+    streamed = experiments.member("stream")
+    settings = msgspec.structs.replace(streamed.settings(study, "mine"), frames=6, shown=3, scenes=2, switches=2)
+    (tmp_path / "other").write_bytes(b"other weights")
+    for changes in ({"network": "segformer-b0-96"}, {"checkpoint": str(tmp_path / "other")}):
+        (field,) = changes
+        other = msgspec.structs.replace(settings, network=msgspec.structs.replace(settings.network, **changes))
+        with pytest.raises(ConfigError, match=f"path table: expected one of {field} "):
+            next(iter(streamed.run("mine", other, how)))
+    rows = list(streamed.run("mine", settings, how))
+    whole = [row for row in rows if "missed" in row]
+    assert len(whole) == len(settings.traces) * len(settings.contenders)
+    assert all(0 <= row["missed"] <= 1 and 0 <= row["miou"] <= 1 for row in whole)
+    assert sum("frame" in row for row in rows) == 3 * len(whole)
+
+
+def test_plans_from_measured_rows(rows, tmp_path, capsys):
+    plan_paths.run(rows[0], tmp_path / "p.json", "highs", None, 4, "trained", 0)
+    found = json.loads((tmp_path / "p.json").read_text())
+    text = (tmp_path / "p.json").read_text()
+    assert text.count("budget_us") == 4 and found["kind"] == "path plans"
+    # 460 us are to be saved. Greedy leaves out blocks 3 and 5, then needs block 1 as well; one of the two was enough.
+    for solver, accuracy in (("greedy", 0.56), ("highs", 0.57)):
+        plan_paths.run(rows[0], tmp_path / "p.json", solver, [2540.0, 100.0], 1, "trained", 0)
+        (plan,) = json.loads((tmp_path / "p.json").read_text())["plans"]
+        assert plan["us"] <= 2540 and plan["accuracy"] == pytest.approx(accuracy, abs=1e-3)
+        assert "100 us: no path is predicted to be so fast" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"solver": "cplex"}, "solver: unknown 'cplex'; known: greedy, highs, gurobi"),
+        ({"rung": "tuned"}, "rung: unknown 'tuned'; known: trained, statistics"),
+        ({"budgets": [float("nan")]}, "budgets: expected microseconds above 0, found nan"),
+        ({"budgets": [0.0]}, "budgets: expected microseconds above 0, found 0.0"),
+        ({"count": 0}, "count: expected at least 1, found 0"),
+    ],
+)
+def test_what_a_plan_refuses(rows, tmp_path, changes, message):
+    stated = {"solver": "highs", "budgets": None, "count": 2, "rung": "trained", "seed": 0}
+    with pytest.raises(ConfigError, match=message):
+        plan_paths.run(rows[0], tmp_path / "p.json", **(stated | changes))
+    with pytest.raises(ArtifactError, match="expected rows of the experiment paths, found stream"):
+        plan_paths.run(rows[1], tmp_path / "p.json", **stated)
+    assert not (tmp_path / "p.json").exists()
