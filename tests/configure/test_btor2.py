@@ -1,10 +1,10 @@
 import csv
 
 import pytest
-from helpers import systems
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import systems
 from tilewright.configure import btor2, design, replay, words
 from tilewright.configure.example import Example
 from tilewright.configure.system import Node
@@ -60,7 +60,9 @@ def test_a_bad_line_is_named(line, message):
 
 
 def test_a_configuration_that_matches_nothing_is_refused():
-    with pytest.raises(ConfigError, match=r"expected inputs that match 'register_\.\*', found none; inputs: config_period"):
+    with pytest.raises(
+        ConfigError, match=r"expected inputs that match 'register_\.\*', found none; inputs: config_period"
+    ):
         btor2.read(PULSE, r"register_.*")
 
 

@@ -1,8 +1,8 @@
 import random
 
 import pytest
-from helpers import systems
 
+from helpers import systems
 from tilewright.configure import explain, modular, query, replay
 from tilewright.configure.example import Example
 from tilewright.configure.objectives import Choice, Choices, Least
@@ -83,7 +83,9 @@ def test_a_cause_with_more_or_less_is_not_checked():
     example = Example(3, {}, {"high": [0, 0, 1]})
     cause = query.solve(of, example).cause
     assert explain.checked(of, example, cause)
-    more = explain.Cause([*cause.asked, ("high", 1, 0)] if ("high", 1, 0) not in cause.asked else cause.asked[:-1], True)
+    more = explain.Cause(
+        [*cause.asked, ("high", 1, 0)] if ("high", 1, 0) not in cause.asked else cause.asked[:-1], True
+    )
     assert not explain.checked(of, example, more)
 
 

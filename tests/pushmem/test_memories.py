@@ -27,7 +27,9 @@ def configuration(memory, seed):
     draw = np.random.default_rng(seed)
     most = int(draw.choice([8, 64, 65_536]))
     ports = memory.PARAMETERS.ports()
-    return Configuration(memory.NAME, {name: controller(p, draw, most) for name, p in ports.items() if draw.random() < 0.85})
+    return Configuration(
+        memory.NAME, {name: controller(p, draw, most) for name, p in ports.items() if draw.random() < 0.85}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +137,9 @@ def test_recurrence_and_closed_form_are_the_same(seed, name):
             bits = CYCLE_BITS if what == "cycle" else port.addresses[what]
             values[what] = (values[what] + memory_registers[f"{name}_{what}_step{level}"]) % (1 << bits)
     times, addresses = recurrence.events(known, port, 10**9)
-    assert told == list(zip((times % (1 << CYCLE_BITS)).tolist(), *(a.tolist() for a in addresses.values()), strict=True))
+    assert told == list(
+        zip((times % (1 << CYCLE_BITS)).tolist(), *(a.tolist() for a in addresses.values()), strict=True)
+    )
 
 
 @given(st.integers(0, 2**32), st.sampled_from(sorted(PUB.PARAMETERS.ports())))
@@ -167,7 +171,10 @@ def test_the_event_that_breaks_the_loops_is_named():
     ("changes", "message"),
     [
         ({"memory": "dp"}, "expected one of the memory pub, found one of dp"),
-        ({"controllers": {"in2agg7": Controller((), Affine(0), {})}}, "unknown controller 'in2agg7' of pub; known: in2agg0"),
+        (
+            {"controllers": {"in2agg7": Controller((), Affine(0), {})}},
+            "unknown controller 'in2agg7' of pub; known: in2agg0",
+        ),
         ({"controllers": {"in2agg0": Controller((), Affine(0), {})}}, "in2agg0: expected the addresses agg, found"),
         (
             {"controllers": {"in2agg0": Controller((), Affine(0), {"agg": Affine(16)})}},

@@ -194,8 +194,12 @@ def test_no_configuration_is_returned_that_differs_from_its_stream(name):
 def test_an_answer_that_a_run_refutes_is_an_error():
     stream = of("identity-14x14")
     known = inner.configuration(stream, PUB)
-    wrong = settings.Configuration("pub", {**known.controllers, "tb2out0": replace_start(known.controllers["tb2out0"], 8)})
-    with pytest.raises(SolverError, match="the model does not give the stream: port 0, cycle 7: expected a word, found none"):
+    wrong = settings.Configuration(
+        "pub", {**known.controllers, "tb2out0": replace_start(known.controllers["tb2out0"], 8)}
+    )
+    with pytest.raises(
+        SolverError, match="the model does not give the stream: port 0, cycle 7: expected a word, found none"
+    ):
         solve.verified(wrong, stream, PUB)
 
 
@@ -291,7 +295,12 @@ def test_rows_of_28_words_from_lane_1_need_a_third_row_of_the_transpose_buffer()
             "cycles 99 to 101: 4 accesses of the memory, which has one a cycle, in 3",
         ),
         (np.arange(64), [(100 + 4 * np.arange(64), np.random.default_rng(0).permutation(64))], "not affine", "firing"),
-        (np.arange(64), [(np.arange(64) + 20, np.append(np.arange(63), 70))], "never written", "70, which never came in"),
+        (
+            np.arange(64),
+            [(np.arange(64) + 20, np.append(np.arange(63), 70))],
+            "never written",
+            "70, which never came in",
+        ),
         (np.arange(64), [(np.arange(8) + 20, np.arange(8) + 40)], "output before input", "gives 40, which comes in at"),
     ],
     ids=["latency", "memory words", "memory port", "not affine", "never written", "output before input"],
@@ -400,7 +409,10 @@ def test_a_configuration_outlives_its_file(tmp_path):
 
 def command(*words, cwd):
     return subprocess.run(
-        [sys.executable, ROOT / "workflow/scripts/configure.py", *map(str, words)], cwd=cwd, capture_output=True, text=True
+        [sys.executable, ROOT / "workflow/scripts/configure.py", *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -429,7 +441,10 @@ def test_the_command(tmp_path, hardware):
         (["--stream", "s.csv", "--component", "top2", "--output", "x.json"], "--component: unknown 'top2'"),
         (["--stream", "s.csv", "--layers", 5, "--output", "x.json"], "--layers: expected 0 to 4, found 5"),
         (["--stream", "s.csv", "--engine", "smt", "--output", "x.json"], "unknown engine 'smt'; known: auto, fit, bmc"),
-        (["--stream", "identity-14x14", "--memory", "dp", "--component", "agg", "--output", "x.json"], "dp has no parts"),
+        (
+            ["--stream", "identity-14x14", "--memory", "dp", "--component", "agg", "--output", "x.json"],
+            "dp has no parts",
+        ),
     ):
         done = command(*words, cwd=tmp_path)
         assert done.returncode == 2 and message in done.stderr, done.stderr

@@ -14,7 +14,13 @@ add("--stream", metavar="CSV", help="what goes in and comes out, or the name of 
 add("--component", default="top", help="of the tile: top, agg, sram or tb (default: top)")
 add("--memory", default="pub", help="the tile, pub or dp (default: pub)")
 add("--engine", default="auto", help="auto, fit or bmc (default: auto, fit and then bmc)")
-add("--layers", type=int, default=4, metavar="N", help="of loops, iterations, strides and starts, made least (default: 4)")
+add(
+    "--layers",
+    type=int,
+    default=4,
+    metavar="N",
+    help="of loops, iterations, strides and starts, made least (default: 4)",
+)
 add("--fix", metavar="JSON", help="a configuration whose controllers are fixed")
 add("--monolithic", action="store_true", help="ask for loops, schedules and addresses of a component at once")
 add("--time-limit", type=float, metavar="S", help="seconds for bmc (default: none)")

@@ -16,7 +16,8 @@ _REFUSED = ("justice", "fair", "constraint", "bad")
 
 
 def read(text: str, configuration: str, name: str = "design") -> System:
-    """The `System` of a design; inputs whose names match the expression `configuration`, in full, are its configuration.
+    """The `System` of a design; inputs whose names match the expression `configuration`, in full, are its
+    configuration.
 
     Raises `ArtifactError` that names the line, and `ConfigError` where nothing matches.
     """
@@ -61,7 +62,9 @@ class _Reader:
             if self.system.nodes[state].op != "state":
                 raise ArtifactError(f"{where}: {op} expects a state, found node {rest[1]}")
             if op == "init" and self.system.nodes[state].index and not self.system.nodes[value].index:
-                value = self._made(Node("fill", self.system.nodes[state].width, (value,), index=self.system.nodes[state].index))
+                value = self._made(
+                    Node("fill", self.system.nodes[state].width, (value,), index=self.system.nodes[state].index)
+                )
             init, following = self.follows[state]
             self.follows[state] = (value, following) if op == "init" else (init, value)
         else:

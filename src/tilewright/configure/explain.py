@@ -18,8 +18,8 @@ LIMIT_S = 20.0
 
 @dataclass(frozen=True)
 class Cause:
-    """asked: ``[(signal, cycle, word)]`` that no configuration gives together. least: whether each of them is needed, as
-    far as was checked in time."""
+    """asked: ``[(signal, cycle, word)]`` that no configuration gives together. least: whether each of them is needed,
+    as far as was checked in time."""
 
     asked: list[tuple[str, int, int]]
     least: bool
@@ -31,7 +31,9 @@ class Cause:
         return f"no configuration gives all of: {shown}{rest}"
 
 
-def cause(system: System, example: Example, fixed: Mapping[str, int] | None = None, limit_s: float | None = None) -> Cause | None:
+def cause(
+    system: System, example: Example, fixed: Mapping[str, int] | None = None, limit_s: float | None = None
+) -> Cause | None:
     """The `Cause` of an example that has no configuration; None where none was found in time, or where there is one.
 
     What is pinned in an example is asked for without being taken for granted, so that each is by itself.

@@ -1,7 +1,8 @@
 """Components of a system, configured one after the other: what one has found, those behind it are given.
 
-A component sees a part of the registers. What it shares with those before it is fixed; where it then has no configuration, it
-is asked once more with its own choice of them, and the answers before it that say otherwise are dropped and asked anew.
+A component sees a part of the registers. What it shares with those before it is fixed; where it then has no
+configuration, it is asked once more with its own choice of them, and the answers before it that say otherwise are
+dropped and asked anew.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +47,11 @@ def solve(components: Sequence[Component], *, limit_s: float | None = None) -> A
     for component in components:
         begin = perf_counter()
         answer = _asked(component, registers if component.shared else {}, end)
-        if answer.verdict == query.INFEASIBLE and component.shared and set(registers) & set(component.system.configuration):
+        if (
+            answer.verdict == query.INFEASIBLE
+            and component.shared
+            and set(registers) & set(component.system.configuration)
+        ):
             answer = _asked(component, {}, end)
         answers[component.name], seconds[component.name] = answer, perf_counter() - begin
         if answer.verdict != query.SOLVED:
@@ -57,8 +62,6 @@ def solve(components: Sequence[Component], *, limit_s: float | None = None) -> A
 
 def _asked(component, known, end):
     shared = {name: value for name, value in known.items() if name in component.system.configuration}
-    example, layers = (
-        each(known) if callable(each) else each for each in (component.example, component.layers)
-    )
+    example, layers = (each(known) if callable(each) else each for each in (component.example, component.layers))
     left = None if end is None else max(0.0, end - perf_counter())
     return query.solve(component.system, example, layers=layers, fixed={**shared, **component.fixed}, limit_s=left)

@@ -1,7 +1,7 @@
 """What is made least, layer by layer: each is fixed before the next.
 
-A `Choices` layer is enumerated, the least total first: each group of words takes one of its choices, which fixes some of
-them. A `Least` layer is a sum of products of words; it is found by bisection, in words wide enough not to wrap.
+A `Choices` layer is enumerated, the least total first: each group of words takes one of its choices, which fixes some
+of them. A `Least` layer is a sum of products of words; it is found by bisection, in words wide enough not to wrap.
 """
 
 import itertools

@@ -40,9 +40,9 @@ def solve(
 ) -> Answer:
     """The `Answer` for a system and an example.
 
-    layers: in order; a `Choices` layer stands first. fixed: words that are known. limit_s: seconds; where they are over the
-    verdict is `GAVE_UP`, or, once there is a configuration, `SOLVED` without all layers. explained: whether a cause is
-    looked for.
+    layers: in order; a `Choices` layer stands first. fixed: words that are known. limit_s: seconds; where they are over
+    the verdict is `GAVE_UP`, or, once there is a configuration, `SOLVED` without all layers. explained: whether a cause
+    is looked for.
 
     Raises `ConfigError` for an example of another system, `SolverError` for an answer that the interpreter refutes.
     """
@@ -95,7 +95,9 @@ def _least(system, example, solver, unrolled, layers, found, seconds, complete):
         if isinstance(layer, objectives.Choices):
             continue
         begin = perf_counter()
-        value, registers = objectives.minimised(solver, layer, {**unrolled.fixed, **words}, {**unrolled.fixed, **registers})
+        value, registers = objectives.minimised(
+            solver, layer, {**unrolled.fixed, **words}, {**unrolled.fixed, **registers}
+        )
         seconds[layer.name] = perf_counter() - begin
         if value is None:
             complete = False

@@ -8,10 +8,14 @@ from tilewright.core.errors import ConfigError
 
 
 def run(
-    system: System, configuration: Mapping[str, int], inputs: Mapping[str, Sequence[int]], cycles: int, names: Sequence[str]
+    system: System,
+    configuration: Mapping[str, int],
+    inputs: Mapping[str, Sequence[int]],
+    cycles: int,
+    names: Sequence[str],
 ) -> dict[str, list[int]]:
-    """Values of the signals `names` in each of `cycles` cycles. inputs: a value for each cycle; those that are not named
-    are 0.
+    """Values of the signals `names` in each of `cycles` cycles. inputs: a value for each cycle; those that are not
+    named are 0.
 
     Raises `ConfigError` for unknown names and for a configuration that leaves a word out.
     """

@@ -1,7 +1,7 @@
 """State machines over words: inputs, states, outputs, and a configuration that stays as it is.
 
-Nodes are numbered; a node's arguments have lower numbers. Words are unsigned numbers below ``2**width``; arrays map words to
-words. In a cycle all nodes have values; then every state takes the value of its ``next`` node.
+Nodes are numbered; a node's arguments have lower numbers. Words are unsigned numbers below ``2**width``; arrays map
+words to words. In a cycle all nodes have values; then every state takes the value of its ``next`` node.
 """
 
 from collections.abc import Iterable

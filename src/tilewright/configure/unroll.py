@@ -1,8 +1,8 @@
 """A system's signals in each cycle as terms over its configuration, which is the same in all cycles.
 
-What follows from constants is a number, by the interpreter's own operators. Where an example tells a signal (`pins`), that
-is asked for, and the signal is that number from then on: sound, since it is asked for, and most of what would follow
-from it need never be built.
+What follows from constants is a number, by the interpreter's own operators. Where an example tells a signal (`pins`),
+that is asked for, and the signal is that number from then on: sound, since it is asked for, and most of what would
+follow from it need never be built.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Controllers of a part of a tile by bounded model checking of its RTL, see `configure`.
 
-Two steps, each modular. A controller's loops and schedule follow from its own firings alone (`scheduled`). Addresses meet
-in the part's memory: they are asked for with these loops fixed; where that has no answer, with other extents, and then
-with more loops. Layers, each least before the next: loops; iterations; steps as stored; starts.
+Two steps, each modular. A controller's loops and schedule follow from its own firings alone. Addresses meet in the
+part's memory: they are asked for with these loops fixed; where that has no answer, with other extents, and then with
+more loops. Layers, each least before the next: loops; iterations; steps as stored; starts.
 """
 
 from functools import cache
@@ -46,7 +46,7 @@ def _controller(name, levels):
     return btor2.read(text, "|".join(alone.configuration), name)
 
 
-def solve(stream, memory, *, depth=len(LAYERS), known=None, monolithic=False, limit_s=None):
+def solve(stream, memory, *, depth=4, known=None, monolithic=False, limit_s=None):
     """``(answers, configuration)`` of the part that `stream` is of; the configuration is None where there is none.
 
     depth: how many of `LAYERS` are made least. known: registers that are fixed. monolithic: loops, schedules and
@@ -60,12 +60,10 @@ def solve(stream, memory, *, depth=len(LAYERS), known=None, monolithic=False, li
             silent |= {register: 0 for register in system.configuration if register.startswith(f"{name}_")}
     used = [name for name, at in firings.items() if len(at)]
     components = []
-    if not monolithic:
-        components = [
-            modular.Component(name, _controller(name, memory.PARAMETERS.levels), _schedule(name, firings[name], len(stream)),
-                              _layers(memory, [name], {name: ()}, depth), _within(known, name))
-            for name in used
-        ]  # fmt: skip
+    for name in [] if monolithic else used:
+        alone = _controller(name, memory.PARAMETERS.levels)
+        example, layers = _schedule(name, firings[name], len(stream)), _layers(memory, [name], {name: ()}, depth)
+        components.append(modular.Component(name, alone, example, layers, _within(known, name)))
     told = {name: parts.TOLD[part][memory.PARAMETERS.ports()[name].kind] for name in used}
     components.append(
         modular.Component(
@@ -155,11 +153,21 @@ def _layers(memory, names, told, depth, found=None):
             fixed = {f"{name}_enable": 1, **_unused(name, every, count, levels)}
             choices.append(Choice(count, fixed, {f"{name}_last{level}": 1 for level in range(count)}))
         groups.append(choices)
-    steps = [[(f"{name}_{what}_step{level}", 0)] for name in names for what in (CYCLE, *told[name]) for level in range(levels)]
+    steps = [
+        [(f"{name}_{what}_step{level}", 0)]
+        for name in names
+        for what in (CYCLE, *told[name])
+        for level in range(levels)
+    ]
     starts = [[(f"{name}_{what}_start", 0)] for name in names for what in (CYCLE, *told[name])]
     products = [[(f"{name}_last{level}", 1) for level in range(levels)] for name in names]
     # Loops are always as few as there can be: what is enumerated is what makes the question small.
-    all_layers = [Choices("levels", groups), Least("extents", products), Least("strides", steps), Least("starts", starts)]
+    all_layers = [
+        Choices("levels", groups),
+        Least("extents", products),
+        Least("strides", steps),
+        Least("starts", starts),
+    ]
     return all_layers[: max(1, depth)]
 
 

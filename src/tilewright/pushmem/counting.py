@@ -59,10 +59,16 @@ def _crossed(side, at, earliest, latest):
         text = f"{side.name}: wide word {at} can be written from cycle {earliest} on, and is needed by cycle {latest}"
         return NoScheduleError("latency", f"{text}; a word takes at least 7 cycles through the tile", **told)
     if side.earliest[at] > side.latest[at]:
-        text = f"{side.name}: fetch {at} has to be over by cycle {latest}, and its row of the transpose buffer is in use"
-        return NoScheduleError("transpose buffer", f"{text} until cycle {earliest + 1}: the row is needed twice", **told)
+        text = (
+            f"{side.name}: fetch {at} has to be over by cycle {latest}, and its row of the transpose buffer is in use"
+        )
+        return NoScheduleError(
+            "transpose buffer", f"{text} until cycle {earliest + 1}: the row is needed twice", **told
+        )
     text = f"{side.name}: fetch {at} has to be over by cycle {latest}, and its wide word is written in {earliest - 1}"
-    return NoScheduleError("latency", f"{text} at the earliest; a word takes at least 7 cycles through the tile", **told)
+    return NoScheduleError(
+        "latency", f"{text} at the earliest; a word takes at least 7 cycles through the tile", **told
+    )
 
 
 def _live(number, sides, bounds, depth):
@@ -86,8 +92,8 @@ def _live(number, sides, bounds, depth):
 
 
 def crowded(earliest, latest) -> tuple[int, int, int] | None:
-    """``(first, last, count)`` of cycles in which more accesses have to be than there are cycles; None where one access a
-    cycle is enough for all. earliest, latest: int64 [n], inclusive. By earliest deadline first, which is exact."""
+    """``(first, last, count)`` of cycles in which more accesses have to be than there are cycles; None where one access
+    a cycle is enough for all. earliest, latest: int64 [n], inclusive. By earliest deadline first, which is exact."""
     order = np.argsort(earliest, kind="stable")
     waiting, at, cycle, done = [], 0, 0, []
     while at < len(order) or waiting:

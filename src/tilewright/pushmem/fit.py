@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.core.errors import TilewrightError
-from tilewright.pushmem.settings import CYCLE, CYCLE_BITS, Affine, Controller
+from tilewright.pushmem.settings import CYCLE_BITS, Affine, Controller
 
 
 class NotAffineError(TilewrightError):
@@ -48,8 +48,8 @@ def controller(times, addresses: Mapping[str, np.ndarray], widths: Mapping[str, 
     if found is None:
         at = deepest.firing
         raise NotAffineError(
-            f"cycle {times[at]}: firing {at} of {len(times)} fits no {levels} loops, whose extents and steps are the same "
-            "in all of their rounds"
+            f"cycle {times[at]}: firing {at} of {len(times)} fits no {levels} loops, whose extents and steps are the "
+            "same in all of their rounds"
         )
     extents, strides = found
     affines = [

@@ -4,8 +4,8 @@ Bounds of each access of the memory follow from the stream (`Bounds`). A wide wo
 there, and before the aggregator's row is filled anew. A *run* is what an output reads of one wide word without a break;
 it is fetched after the write, two cycles before its first word, and not before the transpose buffer's row is free.
 Schedules are *templates*: the loops of the port, strip-mined by the words of a wide word, with other steps of the
-innermost loop besides. Of all that keep within their bounds and never meet at the memory's one port, the first ones that
-delay least are taken, and their loops fitted.
+innermost loop besides. Of all that keep within their bounds and never meet at the memory's one port, the first ones
+that delay least are taken, and their loops fitted.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ class Words:
 class Side:
     """Accesses of the memory by one controller, in order. earliest, latest: their bounds, int64 [n], without those that
     follow from other sides. first: what templates start from, int64 [n]. addresses: ``{name: [n]}``. wide: numbers of
-    the wide words, int64 [n]. ring: how many wide words on the same place is written again. rounds: of the port's loops,
-    see `_rounds`. source: of reads, the place among the sides of what writes."""
+    the wide words, int64 [n]. ring: how many wide words on the same place is written again. rounds: of the port's
+    loops, see `_rounds`. source: of reads, the place among the sides of what writes."""
 
     name: str
     earliest: np.ndarray
@@ -74,9 +74,13 @@ def words(stream) -> Words:
         found = []
         for cycle, token in zip(at.tolist(), stream.data_out[at, port, 0].tolist(), strict=True):
             if token == ANY:
-                raise UndecidedError(f"cycle {cycle}: output {port} gives any word; its token decides the schedules inside")
+                raise UndecidedError(
+                    f"cycle {cycle}: output {port} gives any word; its token decides the schedules inside"
+                )
             if token not in place:
-                raise NoScheduleError("never written", f"cycle {cycle}: output {port} gives {token}, which never came in")
+                raise NoScheduleError(
+                    "never written", f"cycle {cycle}: output {port} gives {token}, which never came in"
+                )
             found.append(place[token])
             if arrivals[found[-1][0]][found[-1][1]] >= cycle:
                 came = arrivals[found[-1][0]][found[-1][1]]
@@ -89,7 +93,8 @@ def words(stream) -> Words:
 
 
 def configuration(stream, memory) -> Configuration:
-    """A `Configuration` whose tile gives `stream`. Raises `NoScheduleError`, whose cause was checked by leaving it out."""
+    """A `Configuration` whose tile gives `stream`. Raises `NoScheduleError`, whose cause was checked by leaving it
+    out."""
     found = words(stream)
     errors = []
     for row in _row_lengths(found, memory.PARAMETERS):
@@ -98,7 +103,9 @@ def configuration(stream, memory) -> Configuration:
         except (NoScheduleError, fit.NotAffineError) as error:
             errors.append((row, error))
     # What comes closest says most: all loops were found, then bounds, then loops that were not.
-    row, error = min(errors, key=lambda each: (isinstance(each[1], fit.NotAffineError), getattr(each[1], "cause", 0) is not None))
+    row, error = min(
+        errors, key=lambda each: (isinstance(each[1], fit.NotAffineError), getattr(each[1], "cause", 0) is not None)
+    )
     if isinstance(error, fit.NotAffineError):
         raise NoScheduleError("not affine", str(error)) from error
     raise error if error.cause is not None else _explained(found, memory, row, error)
@@ -242,7 +249,8 @@ def _rounds(controller, at):
 
 
 def templates(side, widths, levels):
-    """Yield cycles, int64 [n], the first 0: what a side's schedule may be, with loops that its addresses have as well."""
+    """Yield cycles, int64 [n], the first 0: what a side's schedule may be, with loops that its addresses have as
+    well."""
     seen = set()
     for shape in _shapes(side):
         key = shape.tobytes()

@@ -175,10 +175,14 @@ def _sram(stream, parameters):
             written[key] = address
             continue
         if cycle + 1 >= len(stream):
-            raise NoScheduleError("length", f"cycle {cycle}: expected a cycle behind the last fetch, which shows its word")
+            raise NoScheduleError(
+                "length", f"cycle {cycle}: expected a cycle behind the last fetch, which shows its word"
+            )
         wanted = _latest(written, tuple(stream.data_out[cycle + 1, 0].tolist()))
         if wanted is None:
-            raise NoScheduleError("never written", f"cycle {cycle + 1}: the memory gives a wide word that was never written")
+            raise NoScheduleError(
+                "never written", f"cycle {cycle + 1}: the memory gives a wide word that was never written"
+            )
         events[f"sram2tb{port}"][1]["sram"][place[port]] = written[wanted]
         place[port] += 1
     return events
@@ -209,7 +213,9 @@ def _tb(stream, parameters):
                 done += 1
             token = int(stream.data_out[cycle, port, 0])
             if token not in there:
-                raise NoScheduleError("never written", f"cycle {cycle}: output {port} gives {token}, never fetched before")
+                raise NoScheduleError(
+                    "never written", f"cycle {cycle}: output {port} gives {token}, never fetched before"
+                )
             places.append(there[token])
         events[f"sram2tb{port}"] = at, {"tb_row": rows}
         events[f"tb2out{port}"] = out, {"tb": np.array(places, dtype=np.int64)}

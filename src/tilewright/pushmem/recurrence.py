@@ -4,13 +4,12 @@ Registers of a controller: ``enable``; of each level ``last``, the extent less o
 the schedule and each address ``start`` and of each level ``step``: what the value grows by as the level advances and
 the lower ones go back, ``stride_l - sum((extent_m - 1) * stride_m for m < l)`` modulo two to the width.
 
-A controller fires in a cycle where the counter of cycles, of 16 bits, is its schedule's value. Then the first level that
-is not at its end advances. After the last iteration it stays silent.
+A controller fires in a cycle where the counter of cycles, of 16 bits, is its schedule's value. Then the first level
+that is not at its end advances. After the last iteration it stays silent.
 """
 
 import numpy as np
 
-from tilewright.core import compiled
 from tilewright.pushmem.settings import CYCLE, CYCLE_BITS, Affine, Configuration, Controller
 
 

@@ -1,7 +1,7 @@
 """Configurations of a tile: for each controller its loops, its schedule and its addresses; and their file.
 
-An affine value is ``start + sum(stride_l * i_l)`` modulo two to its width; i_l counts the loop l, innermost first, up to
-``extent_l - 1``. A controller without loops fires once; one that is not in the configuration never does.
+An affine value is ``start + sum(stride_l * i_l)`` modulo two to its width; i_l counts the loop l, innermost first, up
+to ``extent_l - 1``. A controller without loops fires once; one that is not in the configuration never does.
 """
 
 from typing import Annotated
@@ -64,7 +64,9 @@ class Configuration(msgspec.Struct, frozen=True):
         ports = memory.PARAMETERS.ports()
         for name, controller in self.controllers.items():
             if name not in ports:
-                raise ConfigError(f"configuration: unknown controller {name!r} of {self.memory}; known: {', '.join(ports)}")
+                raise ConfigError(
+                    f"configuration: unknown controller {name!r} of {self.memory}; known: {', '.join(ports)}"
+                )
             wanted = ports[name].addresses
             if list(controller.addresses) != list(wanted):
                 raise ConfigError(

@@ -43,12 +43,14 @@ class Found:
         return told | {"least": self.least}
 
 
-def solve(stream, memory, *, engine="auto", depth=len(LAYERS), known=None, monolithic=False, limit_s=None, hardware=True) -> Found:
+def solve(
+    stream, memory, *, engine="auto", depth=4, known=None, monolithic=False, limit_s=None, hardware=True
+) -> Found:
     """The `Found` of a stream.
 
     engine: of `ENGINES`. depth: layers that bmc makes least. known: a `Configuration` whose controllers are fixed.
-    monolithic: bmc asks for a part's loops, schedules and addresses at once. limit_s: of bmc, seconds. hardware: whether
-    the RTL runs the answer, too.
+    monolithic: bmc asks for a part's loops, schedules and addresses at once. limit_s: of bmc, seconds. hardware:
+    whether the RTL runs the answer, too.
 
     Raises `ConfigError`, and what `memories` and `rtl` raise for a missing extra.
     """
@@ -87,14 +89,20 @@ def _fitted(stream, memory, known):
         open_ended = stream.part != "top" and not isinstance(error, NoScheduleError)
         return Found(UNKNOWN if open_ended else INFEASIBLE, "fit", cause=cause)
     if differences:
-        return Found(UNKNOWN, "fit", cause={"cause": "places", "text": f"rings of places give other words: {differences[0]}"})
+        return Found(
+            UNKNOWN, "fit", cause={"cause": "places", "text": f"rings of places give other words: {differences[0]}"}
+        )
     if known is not None and (other := _other(chosen, known)):
-        return Found(UNKNOWN, "fit", cause={"cause": "fixed", "text": f"{other} is fixed otherwise than algebra finds it"})
+        return Found(
+            UNKNOWN, "fit", cause={"cause": "fixed", "text": f"{other} is fixed otherwise than algebra finds it"}
+        )
     return Found(SOLVED, "fit", chosen)
 
 
 def _other(chosen, known):
-    return next((name for name, fixed in known.controllers.items() if chosen.controllers.get(name, fixed) != fixed), None)
+    return next(
+        (name for name, fixed in known.controllers.items() if chosen.controllers.get(name, fixed) != fixed), None
+    )
 
 
 def _checked(stream, memory, depth, known, monolithic, limit_s):
@@ -145,11 +153,20 @@ def _told(part, answers, chosen):
     last = answers.by_name[next(reversed(answers.by_name))]
     cause = None
     if answers.verdict == INFEASIBLE:
-        text = last.cause.text() if last.cause else "no configuration gives the stream; no smaller cause was found in time"
+        text = (
+            last.cause.text() if last.cause else "no configuration gives the stream; no smaller cause was found in time"
+        )
         cause = {"cause": "core", "text": f"{part}: {text}", "component": next(reversed(answers.by_name))}
         if last.cause:
             cause |= {"asked": [list(each) for each in last.cause.asked], "minimal": last.cause.least}
-    return Found(answers.verdict, "bmc", chosen, seconds=seconds, cause=cause, least=all(a.complete for a in answers.by_name.values()))
+    return Found(
+        answers.verdict,
+        "bmc",
+        chosen,
+        seconds=seconds,
+        cause=cause,
+        least=all(a.complete for a in answers.by_name.values()),
+    )
 
 
 def layers(configuration, part, memory) -> dict[str, int]:
@@ -169,12 +186,15 @@ def layers(configuration, part, memory) -> dict[str, int]:
 
 def _with_drain(stream):
     """`stream` and cycles behind it in which nothing may happen."""
+
     def longer(x):
         return np.concatenate([x, np.zeros((DRAIN, *x.shape[1:]), dtype=x.dtype)])
 
     known = streams.ANY if stream.part == "sram" else 0
     data_out = np.concatenate([stream.data_out, np.full((DRAIN, *stream.data_out.shape[1:]), known)])
-    return streams.Stream(stream.part, longer(stream.data_in), longer(stream.valid_in), data_out, longer(stream.valid_out))
+    return streams.Stream(
+        stream.part, longer(stream.data_in), longer(stream.valid_in), data_out, longer(stream.valid_out)
+    )
 
 
 @cache
@@ -198,7 +218,13 @@ def hardware_differences(configuration, stream, memory) -> list[str]:
     stream = _with_drain(stream)
     bits, fetch = memory.PARAMETERS.bits, memory.PARAMETERS.fetch
     ports = stream.data_in.shape[1]
-    words = [sum(stream.data_in[:, p, lane].astype(np.uint64) << np.uint64(bits * lane) for lane in range(stream.data_in.shape[2])) for p in range(ports)]
+    words = [
+        sum(
+            stream.data_in[:, p, lane].astype(np.uint64) << np.uint64(bits * lane)
+            for lane in range(stream.data_in.shape[2])
+        )
+        for p in range(ports)
+    ]
     ran = hardware_of(memory, stream.part).run(configuration, np.column_stack(words))
     if stream.part in ("top", "tb"):
         return streams.differences(stream, ran.data_out[:, :, None], ran.valid_out)
@@ -235,4 +261,3 @@ def verified(configuration, stream, memory, *, hardware=True) -> dict[str, int |
     if wrong:
         raise SolverError(f"the RTL does not give the stream: {wrong[0]}")
     return {"model": cycles, "rtl": cycles}
-

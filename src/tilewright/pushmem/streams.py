@@ -8,7 +8,7 @@ word may be ``X``, which is any. Tokens number the words: each word that comes i
 |---|---|---|
 | top | a word for each input | a word for each output |
 | agg | a word for each input | for each input the aggregator's row that the memory is given |
-| sram | the aggregators' rows | the read register, one list; valid where an output fetches, whose word shows in the next cycle |
+| sram | the aggregators' rows | the read register; valid where an output fetches; the word shows in the next cycle |
 | tb | the read register; valid where an output fetches | a word for each output |
 """
 

@@ -1,8 +1,8 @@
 """Example streams, a family. Each is defined by what must come out, and knows no tile.
 
 Contract of a member: ``NAMING``, how its names look, with an example. ``parse(text)``: parameters from what follows the
-family's name, or None. ``moves(parameters) -> (arrivals, reads)``: arrivals, int64 [words], the cycle in which each word
-comes in, one input; reads, a list for each output of ``(cycles, words)``: when which word comes out.
+family's name, or None. ``moves(parameters) -> (arrivals, reads)``: arrivals, int64 [words], the cycle in which each
+word comes in, one input; reads, a list for each output of ``(cycles, words)``: when which word comes out.
 """
 
 import numpy as np
@@ -32,7 +32,8 @@ def stream(name: str, parameters) -> Stream:
 
 
 def of_moves(arrivals, reads, parameters) -> Stream:
-    """The `Stream` at the top of a tile in which word n comes in at ``arrivals[n]``, and words go out as `reads` says."""
+    """The `Stream` at the top of a tile in which word n comes in at ``arrivals[n]``, and words go out as `reads`
+    says."""
     cycles = int(max([arrivals.max(), *(at.max() for at, _ in reads if len(at))])) + 1 + DRAIN
     data_in = np.zeros((cycles, parameters.inputs, 1), dtype=np.int64)
     data_out = np.zeros((cycles, parameters.outputs, 1), dtype=np.int64)

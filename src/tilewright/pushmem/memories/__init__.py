@@ -7,16 +7,16 @@
     `Parameters.priority` wins and unwritten words are 0.
 ``tile(parameters) -> amaranth Elaboratable``: the RTL, see `rtl`.
 
-Facts of the tile ``pub`` (published as the memory tile of a coarse-grained array, "Unified Buffer", TACO 2023; "Automating
-System Configuration", FMCAD 2021): two inputs, each with an aggregator of four rows of four words; a memory with one
-port of 512 wide words of four; two outputs, each with a transpose buffer of two rows. Effects of a controller that
-fires in cycle t:
+Facts of the tile ``pub`` (published as the memory tile of a coarse-grained array, "Unified Buffer", TACO 2023;
+"Automating System Configuration", FMCAD 2021): two inputs, each with an aggregator of four rows of four words; a memory
+with one port of 512 wide words of four; two outputs, each with a transpose buffer of two rows. Effects of a controller
+that fires in cycle t:
 
 | controller | addresses | effect |
 |---|---|---|
 | ``in2agg<p>`` | ``agg`` | the aggregator's word takes ``data_in[p]`` at the end of t |
 | ``agg2sram<p>`` | ``agg_row``, ``sram`` | the wide word takes the aggregator's row as of t, at the end of t |
-| ``sram2tb<p>`` | ``sram``, ``tb_row`` | the read register takes the wide word at the end of t, the row it at the end of t + 1 |
+| ``sram2tb<p>`` | ``sram``, ``tb_row`` | the read register takes the wide word at the end of t, the row in t + 1 |
 | ``tb2out<p>`` | ``tb`` | ``data_out[p]`` is the transpose buffer's word as of t, and valid |
 """
 
@@ -37,7 +37,8 @@ class ConflictError(TilewrightError):
 
 @dataclass(frozen=True)
 class Port:
-    """A controller's place. kind: ``in2agg`` ...; number: of the tile's input or output. addresses: ``{name: bits}``."""
+    """A controller's place. kind: ``in2agg`` ...; number: of the tile's input or output. addresses: ``{name:
+    bits}``."""
 
     kind: str
     number: int

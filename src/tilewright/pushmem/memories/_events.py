@@ -4,10 +4,11 @@ import numpy as np
 
 
 def latest(written_at, addresses, read_at, wanted):
-    """int64, of the shape of `read_at`: the index of the last write to each wanted address before the read; -1 for none.
+    """int64, of the shape of `read_at`: the index of the last write to each wanted address before the read; -1 for
+    none.
 
-    written_at, addresses: int64 [W], in any order, no two writes of one address at once. A write at the end of cycle t is
-    before reads from t + 1 on.
+    written_at, addresses: int64 [W], in any order, no two writes of one address at once. A write at the end of cycle t
+    is before reads from t + 1 on.
     """
     if not len(written_at):
         return np.full(np.shape(read_at), -1, dtype=np.int64)

@@ -25,7 +25,11 @@ def run(fired, data_in, parameters=PARAMETERS, *, strict=True):
     register, whole = stored(fired, rows, known, parameters, strict=strict)
     data_out, valid_out = buffered(fired, register, whole, parameters, strict=strict)
     inside = {"rows": rows, "rows_valid": _at(fired, "agg2sram", parameters.inputs, len(rows))}
-    inside |= {"rows_known": known, "register": register, "fetched": _at(fired, "sram2tb", parameters.outputs, len(rows))}
+    inside |= {
+        "rows_known": known,
+        "register": register,
+        "fetched": _at(fired, "sram2tb", parameters.outputs, len(rows)),
+    }
     return Run(data_out, valid_out, inside | {"known": whole})
 
 
@@ -64,7 +68,10 @@ def stored(fired, rows, known, parameters=PARAMETERS, *, strict=True):
 def buffered(fired, register, known, parameters=PARAMETERS, *, strict=True):
     """``(data_out, valid_out)`` [cycles, outputs] of the transpose buffers, given the read register of each cycle."""
     cycles = len(register)
-    data_out, valid_out = np.zeros((cycles, parameters.outputs), dtype=np.int64), np.zeros((cycles, parameters.outputs), bool)
+    data_out, valid_out = (
+        np.zeros((cycles, parameters.outputs), dtype=np.int64),
+        np.zeros((cycles, parameters.outputs), bool),
+    )
     for port in range(parameters.outputs):
         at, what = fired[f"sram2tb{port}"]
         # The register as it is in the cycle after the fetch goes to the row at that cycle's end.

@@ -10,7 +10,8 @@ import msgspec
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ConfigError
-from tilewright.pushmem import examples, memories, settings as of_tiles
+from tilewright.pushmem import examples, memories
+from tilewright.pushmem import settings as of_tiles
 from tilewright.pushmem import solve as engines
 from tilewright.pushmem import streams as parts
 from tilewright.study import sections
@@ -26,8 +27,8 @@ class Section(sections.Section, frozen=True):
     """Push memories: tiles that stream data by themselves, configured from examples.
 
     memory: the tile, pub or dp
-    streams: engines by the name of an example stream, such as identity-16x16; with -agg, -sram or -tb behind it, of a part
-    time_limit: of bmc, in seconds; null is none
+    streams: engines by the name of an example stream, such as identity-16x16; with -agg, -sram or -tb behind it, of a
+    part time_limit: of bmc, in seconds; null is none
     """
 
     memory: str
@@ -54,10 +55,10 @@ class Settings(sections.Section, frozen=True):
 class Row(_rows.Row, frozen=True, kw_only=True):
     """A configured stream, or a component of its solution.
 
-    stream, part: what went in and came out. engine: that was asked for; solved_by: that found it. component: blank for all
-    together, else a controller or a part, whose ``seconds`` are those of bmc. first: seconds to the first
-    configuration, of a component. cycles: of the stream. levels, extents, strides, starts: the published objectives,
-    of the whole configuration. model_cycles, rtl_cycles: that were run and compared; rtl: why the RTL was not run.
+    stream, part: what went in and came out. engine: that was asked for; solved_by: that found it. component: blank for
+    all together, else a controller or a part, whose ``seconds`` are those of bmc. first: seconds to the first
+    configuration, of a component. cycles: of the stream. levels, extents, strides, starts: the published objectives, of
+    the whole configuration. model_cycles, rtl_cycles: that were run and compared; rtl: why the RTL was not run.
     """
 
     kind: Literal["configure"] = "configure"

@@ -1,4 +1,5 @@
-"""Seconds until a memory tile is configured, by the length of its stream, engine and component; the published ones beside."""
+"""Seconds until a memory tile is configured, by the length of its stream, engine and component; the published ones
+beside."""
 
 from tilewright.study.figures import _contenders, _style
 from tilewright.study.tables import configure
@@ -33,12 +34,16 @@ def draw(inputs):
             colour = PARTS.get(component, CONTROLLER)
             alone = component not in PARTS
             marker, size = ("D", 42) if component == "" else ("o", 30 if not alone else 16)
-            axes.scatter(own["cycles"], own["seconds"].clip(lower=LEAST_S), s=size, marker=marker, color=colour, alpha=0.85)
+            axes.scatter(
+                own["cycles"], own["seconds"].clip(lower=LEAST_S), s=size, marker=marker, color=colour, alpha=0.85
+            )
     panels[0].set_ylabel("seconds")
     for _, row in paper.iterrows():
         panels[1].scatter(row["cycles"], row["paper_seconds"], s=46, marker="x", color=PUBLISHED)
         what = f"{LABELS.get(row['component'], 'whole tile')}, {row['task']}"
-        panels[1].annotate(what, (row["cycles"], row["paper_seconds"]), (7, -2), textcoords="offset points", fontsize=7.5)
+        panels[1].annotate(
+            what, (row["cycles"], row["paper_seconds"]), (7, -2), textcoords="offset points", fontsize=7.5
+        )
     if len(fit):
         panels[0].axhline(1, color="#AAAAAA", linewidth=0.8, linestyle="--")
         panels[0].text(fit["cycles"].min(), 1.15, "what is asked for: 1 s", fontsize=7.5, color="#777777")
@@ -46,7 +51,10 @@ def draw(inputs):
         axes.margins(x=0.12)
         for axis in (axes.xaxis, axes.yaxis):
             _style.plain_ticks(axis)
-    handles = [Line2D([], [], linestyle="", marker="D" if name == "" else "o", color=PARTS[name], label=LABELS[name]) for name in PARTS]
+    handles = [
+        Line2D([], [], linestyle="", marker="D" if name == "" else "o", color=PARTS[name], label=LABELS[name])
+        for name in PARTS
+    ]
     handles += [
         Line2D([], [], linestyle="", marker="o", markersize=4, color=CONTROLLER, label="one controller"),
         Line2D([], [], linestyle="", marker="x", color=PUBLISHED, label="published, machine unknown"),
@@ -55,9 +63,10 @@ def draw(inputs):
     _style.notes(
         drawn,
         [
-            f"{', '.join(sorted(set(frame['device'])))}, one core. Each point was run over its whole stream by the model and, "
-            "where it could be built, by the RTL, and every word compared. Points of a stream that was configured whole are of "
-            "its components as well: schedules inside of the tile are chosen first, by algebra. The published whole tile was one "
+            f"{', '.join(sorted(set(frame['device'])))}, one core. Each point was run over its whole stream by the "
+            "model and, where it could be built, by the RTL, and every word compared. Points of a stream that was configured "
+            "whole are of its components as well: schedules inside of the tile are chosen first, by algebra. The "
+            "published whole tile was one "
             "question about its ports alone.",
         ],
     )

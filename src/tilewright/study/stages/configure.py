@@ -12,8 +12,8 @@ CODES = {"solved": 0, "infeasible": 2, "unknown": 3}
 
 
 def run(
-    stream, component, memory, engine, layers, fix, monolithic, time_limit, system, example, verify, write_stream, output,
-    **design,
+    stream, component, memory, engine, layers, fix, monolithic, time_limit, system, example, verify, write_stream,
+    output, **design,
 ):  # fmt: skip
     """See ``configure.py --help``. Exits with 2 where there is no configuration, with 3 where nobody knows.
 
@@ -42,7 +42,13 @@ def run(
     found = solve.solve(
         asked, tile, engine=engine, depth=layers, known=known, monolithic=monolithic, limit_s=time_limit
     )
-    told = {"stream": str(stream), "component": component, "cycles": len(asked), "verdict": found.verdict, **found.told()}
+    told = {
+        "stream": str(stream),
+        "component": component,
+        "cycles": len(asked),
+        "verdict": found.verdict,
+        **found.told(),
+    }
     if found.configuration is not None:
         settings.write(output, found.configuration, told)
         _say(f"{stream}: {found.engine}, {_verified(found.verified)}, layers {found.layers}")
@@ -81,7 +87,8 @@ def _design(system, solved_for, example, verify, limit_s, output):
 
 def _verified(by):
     return "verified by " + ", ".join(
-        f"the {what} over {cycles} cycles" if isinstance(cycles, int) else f"{what}: {cycles}" for what, cycles in by.items()
+        f"the {what} over {cycles} cycles" if isinstance(cycles, int) else f"{what}: {cycles}"
+        for what, cycles in by.items()
     )
 
 
@@ -93,5 +100,3 @@ def _end(verdict, line):
     _say(line)
     if CODES[verdict]:
         sys.exit(CODES[verdict])
-
-

@@ -37,8 +37,8 @@ def published(inputs):
 
 
 def table(inputs):
-    """One row per stream and engine, shorter streams first. rtl: why the RTL was not run. paper_seconds: of bmc, for the
-    same stream and component: the published time of all layers, else to the first configuration."""
+    """One row per stream and engine, shorter streams first. rtl: why the RTL was not run. paper_seconds: of bmc, for
+    the same stream and component: the published time of all layers, else to the first configuration."""
     whole = components(inputs)
     whole = whole[whole["component"] == ""].copy()
     known = published(inputs).sort_values("task").drop_duplicates(["stream", "component"])
