@@ -64,10 +64,9 @@ def draw(inputs):
         drawn,
         [
             f"{', '.join(sorted(set(frame['device'])))}, one core. Each point was run over its whole stream by the "
-            "model and, where it could be built, by the RTL, and every word compared. Points of a stream that was configured "
-            "whole are of its components as well: schedules inside of the tile are chosen first, by algebra. The "
-            "published whole tile was one "
-            "question about its ports alone.",
+            "model and, where it could be built, by the RTL, and every word compared. Points of a stream that was "
+            "configured whole are of its components as well: schedules inside of the tile are chosen first, by algebra. "
+            "The published whole tile was one question about its ports alone.",
         ],
     )
     return drawn
