@@ -293,6 +293,7 @@ def configure_row(case, component="", **changes):
     """One row of a stream configured by an engine, or of a component of it."""
     name, _, engine = case.rpartition(".")
     known = {"stream": name, "part": "top", "memory": "pub", "engine": engine, "solved_by": engine, "cycles": 327}
+    known["status"] = "ok"
     whole = {"levels": 4, "extents": 640, "strides": 16, "starts": 16, "model_cycles": 391, "rtl_cycles": 391}
     own = {"component": component, "first": 1.5} if component else whole
     return known | own | {"seconds": 2.0 if engine == "bmc" else 0.01, "device": DEVICE["name"]} | changes

@@ -573,7 +573,7 @@ def test_verdicts_follow_from_the_inputs(study):
     assert (met["measured"], met["verdict"]) == (pytest.approx(6.0), "met")
     tokens = frame.loc["tokens:vil-tiny-224-s1"]
     assert (tokens["measured"], tokens["verdict"]) == (225, "not met")
-    assert set(frame["device"]) == {synthetic.DEVICE["name"]}
+    assert set(frame["device"]) == {synthetic.DEVICE["name"], "a cost model"}
     assert frame.loc["prediction_error:median", "measured"] == pytest.approx(10)
     assert frame.loc["bench_error:", "measured"] == pytest.approx(0.1)
     assert frame.loc["network_error:", "verdict"] == "met"

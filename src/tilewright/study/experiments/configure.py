@@ -27,8 +27,8 @@ class Section(sections.Section, frozen=True):
     """Push memories: tiles that stream data by themselves, configured from examples.
 
     memory: the tile, pub or dp
-    streams: engines by the name of an example stream, such as identity-16x16; with -agg, -sram or -tb behind it, of a
-    part time_limit: of bmc, in seconds; null is none
+    streams: engines by the name of an example, such as identity-16x16; with -agg, -sram or -tb behind it, of a part
+    time_limit: of bmc, in seconds; null is none
     """
 
     memory: str

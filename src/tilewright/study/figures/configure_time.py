@@ -65,7 +65,7 @@ def draw(inputs):
         [
             f"{', '.join(sorted(set(frame['device'])))}, one core. Each point was run over its whole stream by the "
             "model and, where it could be built, by the RTL, and every word compared. Points of a stream that was "
-            "configured whole are of its components as well: schedules inside of the tile are chosen first, by algebra. "
+            "configured whole are of its components too: schedules inside of the tile are chosen first, by algebra. "
             "The published whole tile was one question about its ports alone.",
         ],
     )
