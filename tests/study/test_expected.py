@@ -24,6 +24,8 @@ ROWS = {
     "slices": {"provider": "tilewright", "chosen_by": "pooled32"},
     "recall": {"provider": "flex", "chosen_by": "oracle"},
     "video": {"network": "wan-1.3b-480p-81f", "by": "slices"},
+    "paths": {"network": "segformer-b0-512", "data": "scenes"},
+    "stream": {"network": "segformer-b0-512"},
     "heatmap": {"reorder": "window", "solver": "highs"},
     "orders": {"model": "vil-tiny-64-s1", "reorder": "ic"},
     "pruned_accuracy": {"network": "deit-tiny-224", "batching": "ragged", "pruner": "evit"},
