@@ -43,5 +43,9 @@ def test_the_core_imports_nothing_else_of_the_package():
     assert set().union(*map(rooms, files("core"))) <= {"core"}
 
 
+def test_configuration_by_examples_knows_no_memory():
+    assert set().union(*map(rooms, files("configure"))) <= {"configure", "core"}
+
+
 def test_pruners_do_not_import_networks():
     assert "networks" not in set().union(*map(rooms, files("pruners")))

@@ -1,70 +1,158 @@
-"""Small systems whose every configuration can be tried."""
+"""Small systems with at most 2**12 configurations, and what each of them gives under every configuration.
+
+The second is written in numpy, by itself: it shares nothing with the interpreter or the solver.
+"""
 
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from tilewright.configure import replay, system
+import numpy as np
 
+from tilewright.configure.objectives import Choice, Choices, Least
+from tilewright.configure.system import Builder, System
 
-def pwm():
-    """A pulse: high while a counter is below ``duty``; the counter runs to ``period``."""
-    make = system.Builder("pwm")
-    period, duty = make.parameter("period", 4), make.parameter("duty", 4)
-    count = make.state("count", 4)
-    make.next(count, count.equals(period).choose(make.const(0, 4), count + 1))
-    make.output("high", count.below(duty))
-    return make.system
+CYCLES = 18
 
 
-def generator():
-    """Two loops and a schedule of four bits: it fires where the cycle is the start and what the loops have added."""
-    make = system.Builder("generator")
-    names = ("last0", 2), ("last1", 2), ("start", 3), ("step0", 2), ("step1", 3)
-    last0, last1, start, step0, step1 = (make.parameter(*each) for each in names)
-    cycle, total = make.state("cycle", 4), make.state("sum", 4)
-    one, other, done = make.state("one", 2), make.state("other", 2), make.state("done", 1)
+@dataclass(frozen=True)
+class Mini:
+    """system. layers: what is made least. signals: names and bits of what an example may tell. pins: those of them that
+    are no outputs. given: bits of the inputs. run: ``(words, inputs) -> {signal: [cycles, configurations]}``, words
+    ``{name: [configurations]}``."""
 
-    def wide(word, bits):
-        return make.apply("concat", make.const(0, bits), word)
+    system: System
+    layers: tuple
+    signals: dict[str, int]
+    pins: tuple[str, ...]
+    given: dict[str, int]
+    run: Callable
 
-    fire = ~done & cycle.equals(total + wide(start, 1))
-    end0, end1 = one.equals(last0), other.equals(last1)
-    step = end0.choose(end1.choose(make.const(0, 4), wide(step1, 1)), wide(step0, 2))
-    make.next(cycle, cycle + 1)
-    make.next(total, fire.choose(total + step, total))
-    make.next(one, fire.choose(end0.choose(make.const(0, 2), one + 1), one))
-    make.next(other, (fire & end0).choose(end1.choose(make.const(0, 2), other + 1), other))
-    make.next(done, done | (fire & end0 & end1))
-    make.output("fire", fire)
-    return make.system
+    def configurations(self) -> dict[str, np.ndarray]:
+        """Every configuration, a column for each."""
+        widths = [self.system.width(name) for name in self.system.configuration]
+        assert sum(widths) <= 12
+        every = np.array(list(itertools.product(*(range(1 << width) for width in widths))))
+        return dict(zip(self.system.configuration, every.T, strict=True))
 
-
-def fifo():
-    """Two words deep: ``put`` and ``take`` are inputs; it asks for more below one threshold, and warns from another."""
-    make = system.Builder("fifo")
-    low, high = make.parameter("low", 2), make.parameter("high", 2)
-    put, take, data = make.input("put", 1), make.input("take", 1), make.input("data", 3)
-    first, second, count = make.state("first", 3), make.state("second", 3), make.state("count", 2)
-    none, full = count.equals(0), count.equals(2)
-    takes, puts = take & ~none, put & ~full
-    shifted = takes.choose(second, first)
-    left = takes.choose(count - 1, count)
-    make.next(first, (puts & left.equals(0)).choose(data, shifted))
-    make.next(second, (puts & left.equals(1)).choose(data, second))
-    make.next(count, puts.choose(left + 1, left))
-    make.output("out", first)
-    make.output("hungry", count.below(low))
-    make.output("warns", ~count.below(high))
-    return make.system
+    def values(self, words) -> list[np.ndarray]:
+        """Of each layer its value under each configuration; of layers of choices, -1 where none allows it."""
+        return [_value(layer, words) for layer in self.layers]
 
 
-def configurations(of):
-    """Every configuration of a system, a dict each."""
-    names = list(of.configuration)
-    for values in itertools.product(*(range(1 << of.width(name)) for name in names)):
-        yield dict(zip(names, values, strict=True))
+def _value(layer, words):
+    if isinstance(layer, Least):
+        return sum(np.prod([words[word] + more for word, more in factors], axis=0) for factors in layer.products)
+    total = 0
+    for group in layer.groups:
+        least = np.full(len(next(iter(words.values()))), -1)
+        for choice in sorted(group, key=lambda choice: -choice.cost):
+            fits = np.ones(len(least), bool)
+            for name, word in choice.fixed.items():
+                fits &= words[name] == word
+            for name, word in choice.least.items():
+                fits &= words[name] >= word
+            least[fits] = choice.cost
+        total = np.where((total < 0) | (least < 0), -1, total + least) if len(group) else total
+    return total
 
 
-def gives(of, example, registers):
-    """Whether a configuration gives an example."""
-    names = [*example.outputs, *example.pins]
-    return example.broken(replay.run(of, registers, example.inputs, example.cycles, names)) is None
+def pwm() -> Mini:
+    """A pulse: high while a counter up to `period`, moved by `phase`, is below `duty`."""
+    b = Builder("pwm")
+    period, duty, phase = (b.parameter(name, 4) for name in ("period", "duty", "phase"))
+    count = b.state("count", 4)
+    b.next(count, count.equals(period).choose(b.const(0, 4), count + 1))
+    b.output("out", (count + phase).below(duty))
+
+    def run(words, _inputs):
+        count, out = np.zeros_like(words["period"]), []
+        for _ in range(CYCLES):
+            out.append((count, ((count + words["phase"]) % 16 < words["duty"]).astype(int)))
+            count = np.where(count == words["period"], 0, (count + 1) % 16)
+        return {"count": np.array([each[0] for each in out]), "out": np.array([each[1] for each in out])}
+
+    layers = (Least("area", [[("period", 1), ("duty", 0)]]), Least("phase", [[("phase", 0)]]))
+    return Mini(b.system, layers, {"out": 1, "count": 4}, ("count",), {}, run)
+
+
+def generator() -> Mini:
+    """Two loops around a schedule of four bits: fires when the cycle is the running sum."""
+    b = Builder("generator")
+    start, last = b.parameter("start", 2), [b.parameter(f"last{level}", 2) for level in range(2)]
+    step = [b.parameter(f"step{level}", 3) for level in range(2)]
+    cycle, moved, done = b.state("cycle", 4), b.state("moved", 4), b.state("done", 1)
+    at = [b.state(f"at{level}", 2) for level in range(2)]
+    fire = cycle.equals(moved + start.extended(4)) & ~done
+    ends = [at[level].equals(last[level]) for level in range(2)]
+    one, zero = b.const(1, 1), b.const(0, 2)
+    b.next(cycle, cycle + 1)
+    b.next(at[0], fire.choose(ends[0].choose(zero, at[0] + 1), at[0]))
+    b.next(at[1], (fire & ends[0]).choose(ends[1].choose(zero, at[1] + 1), at[1]))
+    b.next(done, (fire & ends[0] & ends[1]).choose(one, done))
+    b.next(moved, fire.choose(moved + ends[0].choose(step[1], step[0]).extended(4), moved))
+    b.output("fire", fire)
+
+    def run(words, _inputs):
+        zero = np.zeros_like(words["start"])
+        moved, done, at0, at1, seen = zero, zero.astype(bool), zero, zero, []
+        for cycle in range(CYCLES):
+            fire = (cycle % 16 == (moved + words["start"]) % 16) & ~done
+            inner, outer = at0 == words["last0"], at1 == words["last1"]
+            seen.append((moved, fire.astype(int)))
+            moved = np.where(fire, (moved + np.where(inner, words["step1"], words["step0"])) % 16, moved)
+            done = done | (fire & inner & outer)
+            at1 = np.where(fire & inner, np.where(outer, 0, (at1 + 1) % 4), at1)
+            at0 = np.where(fire, np.where(inner, 0, (at0 + 1) % 4), at0)
+        return {"moved": np.array([each[0] for each in seen]), "fire": np.array([each[1] for each in seen])}
+
+    one_level = {"last1": 0, "step1": 0}
+    levels = Choices(
+        "levels",
+        [
+            [
+                Choice(0, {"last0": 0, "step0": 0, **one_level}, {}),
+                Choice(1, one_level, {"last0": 1}),
+                Choice(2, {}, {"last0": 1, "last1": 1}),
+            ]
+        ],
+    )
+    extents = Least("extents", [[("last0", 1), ("last1", 1)]])
+    steps, starts = Least("steps", [[("step0", 0)], [("step1", 0)]]), Least("starts", [[("start", 0)]])
+    return Mini(b.system, (levels, extents, steps, starts), {"fire": 1, "moved": 4}, ("moved",), {}, run)
+
+
+def fifo() -> Mini:
+    """Two words in an array, with an offset on what leaves it; says when it is at least `high`, at most `low` full."""
+    b = Builder("fifo")
+    push, pop, data = b.input("push", 1), b.input("pop", 1), b.input("data", 4)
+    high, low, offset = b.parameter("high", 2), b.parameter("low", 2), b.parameter("offset", 4)
+    words, count = b.array("words", 1, 4), b.state("count", 2)
+    head, tail = b.state("head", 1), b.state("tail", 1)
+    puts, takes = push & count.below(2), pop & ~count.equals(0)
+    b.next(words, puts.choose(words.write(tail, data), words))
+    b.next(tail, tail + puts)
+    b.next(head, head + takes)
+    b.next(count, count + puts.extended(2) - takes.extended(2))
+    b.output("out", words.read(head) + offset)
+    b.output("full", ~count.below(high))
+    b.output("empty", ~low.below(count))
+
+    def run(words, inputs):
+        kept, count, head, tail, seen = [0, 0], 0, 0, 0, {"out": [], "full": [], "empty": []}
+        for push, pop, data in zip(inputs["push"], inputs["pop"], inputs["data"], strict=True):
+            seen["out"].append((kept[head] + words["offset"]) % 16)
+            seen["full"].append((count >= words["high"]).astype(int))
+            seen["empty"].append((count <= words["low"]).astype(int))
+            puts, takes = push and count < 2, pop and count > 0
+            if puts:
+                kept[tail] = data
+            tail, head, count = (tail + puts) % 2, (head + takes) % 2, count + puts - takes
+        return {name: np.array(rows) for name, rows in seen.items()}
+
+    layers = (Least("high", [[("high", 0)]]), Least("rest", [[("low", 0)], [("offset", 1)]]))
+    given = {"push": 1, "pop": 1, "data": 4}
+    return Mini(b.system, layers, {"out": 4, "full": 1, "empty": 1}, (), given, run)
+
+
+MINIS = {"pwm": pwm(), "generator": generator(), "fifo": fifo()}

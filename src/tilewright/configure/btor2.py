@@ -16,12 +16,15 @@ _REFUSED = ("justice", "fair", "constraint", "bad")
 
 
 def read(text: str, configuration: str, name: str = "design") -> System:
-    """The `System` of a design; inputs whose names match the expression `configuration`, in full, are its
-    configuration.
+    """The `System` of a design. Its configuration: the inputs whose whole names match the expression `configuration`.
 
     Raises `ArtifactError` that names the line, and `ConfigError` where nothing matches.
     """
-    reader = _Reader(name, re.compile(configuration))
+    try:
+        chosen = re.compile(configuration)
+    except re.error as error:
+        raise ConfigError(f"expected a regular expression, found {configuration!r}: {error}") from error
+    reader = _Reader(name, chosen)
     for number, line in enumerate(text.splitlines(), 1):
         parts = line.partition(";")[0].split()
         if parts:
@@ -32,6 +35,8 @@ def read(text: str, configuration: str, name: str = "design") -> System:
         raise ConfigError(f"{name}: expected inputs that match {configuration!r}, found none; inputs: {shown}")
     for state, (init, following) in reader.follows.items():
         label = system.nodes[state].name
+        if label in system.states:
+            raise ArtifactError(f"{name}: two states have the name {label}")
         system.states[label] = State(state, init, following)
     return system
 
@@ -56,6 +61,7 @@ class _Reader:
             self.sorts[number] = (int(rest[1]), 0) if rest[0] == "bitvec" else self._array(where, rest)
         elif op == "output":
             label = rest[1] if len(rest) > 1 else f"output{number}"
+            self._unused(where, label, self.system.outputs)
             self.system.outputs[label] = self._argument(where, rest[0])
         elif op in ("init", "next"):
             state, value = (self._argument(where, each) for each in rest[1:3])
@@ -65,6 +71,9 @@ class _Reader:
                 value = self._made(
                     Node("fill", self.system.nodes[state].width, (value,), index=self.system.nodes[state].index)
                 )
+            of, to = self.system.nodes[value], self.system.nodes[state]
+            if (of.width, of.index) != (to.width, to.index):
+                raise ArtifactError(f"{where}: {op} of {_shown(to)} with {_shown(of)}; expected the same")
             init, following = self.follows[state]
             self.follows[state] = (value, following) if op == "init" else (init, value)
         else:
@@ -74,7 +83,12 @@ class _Reader:
                 self.follows[self.known[number]] = None, None
             elif made.op in ("input", "parameter"):
                 names = self.system.inputs if made.op == "input" else self.system.configuration
+                self._unused(where, made.name, {**self.system.inputs, **self.system.configuration})
                 names[made.name] = self.known[number]
+
+    def _unused(self, where, label, names):
+        if label in names:
+            raise ArtifactError(f"{where}: the name {label} is used twice")
 
     def _array(self, where, rest):
         if rest[0] != "array":
@@ -98,6 +112,7 @@ class _Reader:
         if len(args) < count:
             raise ArtifactError(f"{where}: {op} expects {count} nodes, found {len(args)}")
         of = [self.system.nodes[arg] for arg in args]
+        _check(where, op, of)
         if op == "slice":
             numbers = int(rest[1]), int(rest[2])
             if not 0 <= numbers[1] <= numbers[0] < of[0].width:
@@ -132,3 +147,25 @@ class _Reader:
             raise ArtifactError(f"{where}: unknown node {text}; a node stands before those that use it")
         made = self.known[abs(number)]
         return made if number > 0 else self._made(Node("not", self.system.nodes[made].width, (made,)))
+
+
+def _check(where, op, of):
+    """Arguments of an operator have the widths that it takes."""
+    sizes = [(node.width, node.index) for node in of]
+    if op in ("read", "write"):
+        right = of[0].index and sizes[1] == (of[0].index, 0) and (op == "read" or sizes[2] == (of[0].width, 0))
+    elif op == "ite":
+        right = sizes[0] == (1, 0) and sizes[1] == sizes[2]
+    elif op in ("implies", "iff"):
+        right = sizes == [(1, 0), (1, 0)]
+    elif op in words.SAME or op in words.COMPARED:
+        # ASSUME: arrays are never compared, as in what Yosys writes.
+        right = sizes[0] == sizes[1] and not of[0].index
+    else:
+        right = not any(node.index for node in of)
+    if not right:
+        raise ArtifactError(f"{where}: {op} does not take {', '.join(map(_shown, of))}")
+
+
+def _shown(node):
+    return f"{node.width} bits" if not node.index else f"an array of {node.width} bits"

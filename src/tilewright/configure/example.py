@@ -36,6 +36,8 @@ class Example:
                     raise ConfigError(f"{name}: expected {self.cycles} cycles, found {len(column)}")
                 width = system.width(name)
                 for cycle, value in enumerate(column):
+                    if value is None and kind is self.inputs:
+                        raise ConfigError(f"{name}, cycle {cycle}: expected a word of an input, found none")
                     if value is not None and not 0 <= value < 1 << width:
                         raise ConfigError(f"{name}, cycle {cycle}: expected a word of {width} bits, found {value}")
 
@@ -61,8 +63,12 @@ def read(path, system: System) -> Example:
     for name in names:
         if name not in known:
             raise ArtifactError(f"{path}: expected columns among {', '.join(known)}, found {name or 'a blank'}")
+    if len(set(names)) < len(names):
+        raise ArtifactError(f"{path}: expected a column for each signal, found two of {max(names, key=names.count)}")
     if len(rows) < 2:
         raise ArtifactError(f"{path}: expected a row for each cycle, found none")
+    if not set(names) & set(system.outputs):
+        raise ArtifactError(f"{path}: expected a column of an output, among {', '.join(system.outputs)}, found none")
     columns = {name: [] for name in names}
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(names):

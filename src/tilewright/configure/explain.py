@@ -51,6 +51,8 @@ def cause(
     kept = [kept[place] for place in solver.blamed()]
     least = True
     for at in list(kept):
+        if at not in kept:
+            continue
         smaller = [each for each in kept if each != at]
         result = solver.check(*(unrolled.asked[each][2] for each in smaller))
         if result == UNSAT:

@@ -1,8 +1,8 @@
 """Components of a system, configured one after the other: what one has found, those behind it are given.
 
-A component sees a part of the registers. What it shares with those before it is fixed; where it then has no
-configuration, it is asked once more with its own choice of them, and the answers before it that say otherwise are
-dropped and asked anew.
+A component sees a part of the registers. What it shares with those before it is fixed. Where it then has no
+configuration it is asked once more, with its own choice; those before it have to keep to that choice, or nobody knows
+an answer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,8 @@ Layers = Sequence
 class Component:
     """name: of the component. system, example, layers: as `query.solve` takes them; example and layers may be functions
     of the registers that are known by then. fixed: registers that are known beforehand. shared: whether registers of
-    components before it are fixed."""
+    components before it are fixed; where they are not, its own replace theirs, and its example has to ask for
+    all that theirs did."""
 
     name: str
     system: System
@@ -41,10 +42,14 @@ class Answers:
 
 
 def solve(components: Sequence[Component], *, limit_s: float | None = None) -> Answers:
-    """The `Answers` of components, in their order. Ends at the first without a configuration."""
+    """The `Answers` of components, in their order. Ends at the first without a configuration.
+
+    A component without one, whatever the others choose, is infeasible. Where two have configurations, but none was
+    found that suits both, the verdict is `query.GAVE_UP`: other choices of both were not tried.
+    """
     end = None if limit_s is None else perf_counter() + limit_s
     registers, answers, seconds = {}, {}, {}
-    for component in components:
+    for place, component in enumerate(components):
         begin = perf_counter()
         answer = _asked(component, registers if component.shared else {}, end)
         if (
@@ -53,11 +58,27 @@ def solve(components: Sequence[Component], *, limit_s: float | None = None) -> A
             and set(registers) & set(component.system.configuration)
         ):
             answer = _asked(component, {}, end)
+            if answer.verdict == query.SOLVED:
+                registers, verdict = _again(components[:place], answer.registers, answers, end)
+                if verdict != query.SOLVED:
+                    answers[component.name], seconds[component.name] = answer, perf_counter() - begin
+                    return Answers(query.GAVE_UP, {}, answers, seconds)
         answers[component.name], seconds[component.name] = answer, perf_counter() - begin
         if answer.verdict != query.SOLVED:
             return Answers(answer.verdict, registers, answers, seconds)
         registers |= answer.registers
     return Answers(query.SOLVED, registers, answers, seconds)
+
+
+def _again(components, chosen, answers, end):
+    """``(registers, verdict)`` of components with what a later one has chosen; their `answers` are replaced."""
+    registers = dict(chosen)
+    for component in components:
+        answer = answers[component.name] = _asked(component, registers, end)
+        if answer.verdict != query.SOLVED:
+            return registers, answer.verdict
+        registers |= answer.registers
+    return registers, query.SOLVED
 
 
 def _asked(component, known, end):

@@ -1,7 +1,8 @@
 """What is made least, layer by layer: each is fixed before the next.
 
 A `Choices` layer is enumerated, the least total first: each group of words takes one of its choices, which fixes some
-of them. A `Least` layer is a sum of products of words; it is found by bisection, in words wide enough not to wrap.
+of them. A `Least` layer is a sum of products of words; it is found by bisection, in words that hold the first
+answer's sum: a larger sum is as good as the largest word, and never wraps to a small one.
 """
 
 import itertools
@@ -9,9 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.configure.solve import SAT, UNKNOWN
-
-# Of sums: extents are less than the cycles, and six of them are multiplied of 65,536 at most.
-WIDTH = 40
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,11 @@ def minimised(solver, layer: Least, words, registers) -> tuple[int | None, dict[
 
     words: terms or numbers by name; registers: numbers of all of them that satisfy what is required.
     """
-    term = solver.total([[(words[word], more) for word, more in factors] for factors in layer.products], WIDTH)
     best, low = layer.value(registers), 0
+    products = [[(words[word], more) for word, more in factors] for factors in layer.products]
+    term = solver.total(
+        products, 1 + max([best.bit_length(), *(_bits(*each) for factors in products for each in factors)])
+    )
     while low < best:
         middle = (low + best) // 2
         result = solver.check(solver.at_most(term, middle))
@@ -75,3 +76,8 @@ def minimised(solver, layer: Least, words, registers) -> tuple[int | None, dict[
             low = middle + 1
     solver.require(solver.equal(term, best))
     return best, registers
+
+
+def _bits(word, more):
+    """Bits of a factor, at most."""
+    return ((word if isinstance(word, int) else (1 << word.sort().bv_size()) - 1) + more).bit_length()

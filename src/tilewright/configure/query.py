@@ -6,7 +6,7 @@ from time import perf_counter
 
 from tilewright.configure import explain, objectives, replay
 from tilewright.configure.example import Example
-from tilewright.configure.solve import SAT, UNKNOWN, UNSAT, Solver
+from tilewright.configure.solve import SAT, UNKNOWN, Solver
 from tilewright.configure.system import System
 from tilewright.configure.unroll import Unrolled
 from tilewright.core.errors import SolverError
@@ -41,8 +41,8 @@ def solve(
     """The `Answer` for a system and an example.
 
     layers: in order; a `Choices` layer stands first. fixed: words that are known. limit_s: seconds; where they are over
-    the verdict is `GAVE_UP`, or, once there is a configuration, `SOLVED` without all layers. explained: whether a cause
-    is looked for.
+    the verdict is `GAVE_UP`, or, once there is a configuration, `SOLVED` without all layers. explained: whether a
+    cause is looked for.
 
     Raises `ConfigError` for an example of another system, `SolverError` for an answer that the interpreter refutes.
     """
@@ -52,6 +52,9 @@ def solve(
     combinations = enumerated[0].combinations() if enumerated else [(0, ())]
     begin, gave_up = perf_counter(), False
     for cost, taken in combinations:
+        if end is not None and perf_counter() > end:
+            gave_up = True
+            break
         solver = Solver(None if end is None else max(0.0, end - perf_counter()))
         known = dict(fixed)
         for choice in taken:
@@ -68,8 +71,6 @@ def solve(
             seconds = {"first": perf_counter() - begin}
             found = {enumerated[0].name: cost} if enumerated else {}
             return _least(system, example, solver, unrolled, layers, found, seconds, complete=not gave_up)
-        if gave_up and end is not None and perf_counter() > end:
-            break
     seconds = {"first": perf_counter() - begin}
     if gave_up:
         return Answer(GAVE_UP, seconds=seconds, complete=False)
@@ -84,7 +85,7 @@ def _require(solver, unrolled, taken):
         for name, least in choice.least.items():
             word = unrolled.words.get(name)
             if least and word is not None and not isinstance(word, int):
-                solver.require(solver.terms.mk_term(solver._of.Kind.NOT, [solver.at_most(word, least - 1)]))
+                solver.require(solver.at_least(word, least))
 
 
 def _least(system, example, solver, unrolled, layers, found, seconds, complete):
@@ -111,6 +112,3 @@ def _least(system, example, solver, unrolled, layers, found, seconds, complete):
     if broken is not None:
         raise SolverError(f"{system.name}: the interpreter refutes the solver's answer: {broken}")
     return Answer(SOLVED, registers, found, seconds, complete=complete, replayed=example.cycles)
-
-
-__all__ = ["GAVE_UP", "INFEASIBLE", "SOLVED", "UNSAT", "Answer", "solve"]

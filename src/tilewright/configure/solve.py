@@ -10,6 +10,7 @@ _KINDS = {
     "not": "BV_NOT", "neg": "BV_NEG", "inc": "BV_INC", "dec": "BV_DEC", "redand": "BV_REDAND", "redor": "BV_REDOR",
     "redxor": "BV_REDXOR", "and": "BV_AND", "or": "BV_OR", "xor": "BV_XOR", "nand": "BV_NAND", "nor": "BV_NOR",
     "xnor": "BV_XNOR", "add": "BV_ADD", "sub": "BV_SUB", "mul": "BV_MUL", "udiv": "BV_UDIV", "urem": "BV_UREM",
+    "sdiv": "BV_SDIV", "srem": "BV_SREM", "smod": "BV_SMOD",
     "sll": "BV_SHL", "srl": "BV_SHR", "sra": "BV_ASHR", "concat": "BV_CONCAT", "ite": "ITE", "read": "ARRAY_SELECT",
     "write": "ARRAY_STORE",
 }  # fmt: skip
@@ -91,20 +92,41 @@ class Solver:
         """The truth that a word is at most a number."""
         return self.terms.mk_term(self._of.Kind.BV_ULE, [term, self.value(number, term.sort().bv_size())])
 
+    def at_least(self, term, number: int):
+        """The truth that a word is at least a number."""
+        return self.terms.mk_term(self._of.Kind.BV_UGE, [term, self.value(number, term.sort().bv_size())])
+
     def total(self, products, width: int):
         """A word of `width` bits: the sum over `products`, lists of ``(term or number, number to add)``, of their
-        products. It must not wrap."""
-        kind, sums = self._of.Kind, self.value(0, width)
+        products; where it does not fit, the largest word. No factor may be wider."""
+        sums = (self.value(0, width), 0)
         for factors in products:
-            product = None
+            numbers = [term + more for term, more in factors if isinstance(term, int)]
+            product = self._bounded(math.prod(numbers), width)
             for term, more in factors:
-                if isinstance(term, int):
-                    factor = self.value(term + more, width)
-                else:
-                    factor = self.terms.mk_term(kind.BV_ADD, [self.resized(term, width), self.value(more, width)])
-                product = factor if product is None else self.terms.mk_term(kind.BV_MUL, [product, factor])
-            sums = self.terms.mk_term(kind.BV_ADD, [sums, product])
-        return sums
+                if not isinstance(term, int):
+                    most = (1 << term.sort().bv_size()) - 1 + more
+                    word = self.resized(term, width)
+                    if more:
+                        word = self.terms.mk_term(self._of.Kind.BV_ADD, [word, self.value(more, width)])
+                    product = self._saturated("MUL", product, (word, most), width)
+            sums = self._saturated("ADD", sums, product, width)
+        return sums[0]
+
+    def _bounded(self, number, width):
+        number = min(number, (1 << width) - 1)
+        return self.value(number, width), number
+
+    def _saturated(self, op, one, other, width):
+        """``(word, the most it can be)`` of two such; the largest word in place of what does not fit."""
+        kind, full = self._of.Kind, (1 << width) - 1
+        (left, most), (right, more) = one, other
+        word = self.terms.mk_term(getattr(kind, f"BV_{op}"), [left, right])
+        most = most * more if op == "MUL" else most + more
+        if most <= full:
+            return word, most
+        over = self.terms.mk_term(getattr(kind, f"BV_U{op}_OVERFLOW"), [left, right])
+        return self.terms.mk_term(kind.ITE, [over, self.value(full, width), word]), full
 
     def require(self, truth) -> None:
         """From now on this holds."""

@@ -77,6 +77,34 @@ class System:
                 waiting += [each for each in (state.init, state.next) if each is not None]
         return sorted(found)
 
+    def starting(self, needed: Iterable[int]) -> list[int]:
+        """The states among `needed` and the nodes that their first values follow from, each behind what it needs.
+
+        Raises `ConfigError` for a first value that follows from an input or from itself.
+        """
+        inits = {state.node: state.init for state in self.states.values()}
+        order, begun, done = [], set(), set()
+        waiting = [number for number in needed if number in inits][::-1]
+        while waiting:
+            number = waiting[-1]
+            node = self.nodes[number]
+            if number in done or number in begun:
+                waiting.pop()
+                if number not in done:
+                    done.add(number)
+                    order.append(number)
+                continue
+            if node.op == "input":
+                raise ConfigError(
+                    f"{self.name}: expected first values of constants, found one of the input {node.name}"
+                )
+            begun.add(number)
+            before = [each for each in (inits.get(number), *node.args) if each is not None and each not in done]
+            if not begun.isdisjoint(before):
+                raise ConfigError(f"{self.name}: expected first values of constants, found one that needs itself")
+            waiting += before
+        return order
+
 
 class Builder:
     """Makes a system; nodes are `Word`."""
@@ -110,6 +138,14 @@ class Builder:
         self.system.states[name] = State(made.number, first.number, None)
         return made
 
+    def array(self, name: str, index: int, width: int, init: int = 0) -> "Word":
+        """A state that is an array, with one word everywhere at first. index: bits of its index."""
+        word = self.const(init, width)
+        first = self._node("fill", width, (word.number,), index=index)
+        made = self._node("state", width, index=index, name=name)
+        self.system.states[name] = State(made.number, first.number, None)
+        return made
+
     def next(self, state: "Word", value: "Word") -> None:
         """What a state is in the next cycle."""
         name = self.system.nodes[state.number].name
@@ -125,9 +161,12 @@ class Builder:
         widths = [self.system.nodes[arg.number].width for arg in args]
         width = 1 if op in words.COMPARED or op.startswith("red") else widths[-1]
         numbers = (widths[-1],) if op in words.COMPARED or op.startswith("red") else ()
+        index = self.system.nodes[args[-1].number].index
         if op == "concat":
             width, numbers = sum(widths), (widths[1],)
-        return self._node(op, width, tuple(arg.number for arg in args), numbers)
+        elif op in words.ARRAYS:
+            width, index = widths[0], self.system.nodes[args[0].number].index if op == "write" else 0
+        return self._node(op, width, tuple(arg.number for arg in args), numbers, index)
 
 
 @dataclass(frozen=True)
@@ -156,6 +195,19 @@ class Word:
 
     def __invert__(self):
         return self.builder.apply("not", self)
+
+    def extended(self, width: int) -> "Word":
+        """The same number in `width` bits."""
+        own = self.builder.system.nodes[self.number].width
+        return self.builder._node("uext", width, (self.number,), (own,))
+
+    def read(self, index: "Word") -> "Word":
+        """The word of this array at an index."""
+        return self.builder.apply("read", self, index)
+
+    def write(self, index: "Word", value: "Word") -> "Word":
+        """This array with another word at an index."""
+        return self.builder.apply("write", self, index, value)
 
     def equals(self, other) -> "Word":
         """One bit: whether both are the same."""

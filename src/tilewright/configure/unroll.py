@@ -51,9 +51,12 @@ class Unrolled:
                 values[number] = self._apply(node, [values[arg] for arg in node.args])
         steps = [(number, node) for number, node in steps if number in changing]
         kept = [number for number in self.needed if number in states]
-        for number in kept:
-            init = states[number].init
-            values[number] = self._zero(nodes[number]) if init is None else values[init]
+        for number in self.system.starting(self.needed):
+            if number in states:
+                init = states[number].init
+                values[number] = self._zero(nodes[number]) if init is None else values[init]
+            elif number not in values:
+                values[number] = self._apply(nodes[number], [values[arg] for arg in nodes[number].args])
         for cycle in range(self.example.cycles):
             for number, column in moving:
                 values[number] = 0 if column is None else column[cycle]

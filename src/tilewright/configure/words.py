@@ -24,6 +24,26 @@ def _sra(node, one, by):
     return (signed(one, node.width) >> min(by, node.width)) & _mask(node)
 
 
+def _sdiv(node, one, other):
+    """Truncated towards zero; by zero it is 1 for a negative number, else -1, as in SMT-LIB."""
+    one, other = signed(one, node.width), signed(other, node.width)
+    if not other:
+        return 1 if one < 0 else _mask(node)
+    return (abs(one) // abs(other) * (-1 if (one < 0) != (other < 0) else 1)) & _mask(node)
+
+
+def _srem(node, one, other):
+    """With the dividend's sign."""
+    one, other = signed(one, node.width), signed(other, node.width)
+    return (abs(one) % (abs(other) or 1 + abs(one)) * (-1 if one < 0 else 1)) & _mask(node)
+
+
+def _smod(node, one, other):
+    """With the divisor's sign."""
+    one, other = signed(one, node.width), signed(other, node.width)
+    return (one % other if other else one) & _mask(node)
+
+
 def _parity(_node, one):
     return one.bit_count() & 1
 
@@ -66,6 +86,9 @@ OPERATORS = {
     "mul": lambda node, one, other: (one * other) & _mask(node),
     "udiv": lambda node, one, other: one // other if other else _mask(node),
     "urem": lambda _node, one, other: one % other if other else one,
+    "sdiv": _sdiv,
+    "srem": _srem,
+    "smod": _smod,
     "sll": lambda node, one, by: (one << by) & _mask(node) if by < node.width else 0,
     "srl": lambda node, one, by: one >> by if by < node.width else 0,
     "sra": _sra,
@@ -74,7 +97,25 @@ OPERATORS = {
     "ite": lambda _node, condition, one, other: one if condition else other,
 }
 UNARY = ("not", "neg", "inc", "dec", "redand", "redor", "redxor")
-SAME = ("and", "or", "xor", "nand", "nor", "xnor", "add", "sub", "mul", "udiv", "urem", "sll", "srl", "sra")
+SAME = (
+    "and",
+    "or",
+    "xor",
+    "nand",
+    "nor",
+    "xnor",
+    "add",
+    "sub",
+    "mul",
+    "udiv",
+    "urem",
+    "sdiv",
+    "srem",
+    "smod",
+    "sll",
+    "srl",
+    "sra",
+)
 COMPARED = ("implies", "iff", "eq", "neq", "ult", "ulte", "ugt", "ugte", "slt", "slte", "sgt", "sgte")
 # Arrays: of a constant word, read, write.
 ARRAYS = ("fill", "read", "write")

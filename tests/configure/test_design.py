@@ -1,0 +1,125 @@
+"""Designs in BTOR2 with examples in CSV: solved, explained, verified; files that cannot be read are named."""
+
+import json
+
+import pytest
+
+from tilewright.configure import design, example, query
+from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.study.stages import configure
+
+pytest.importorskip("bitwuzla")
+# Counts `by_step` a cycle from `by_start` while `go`.
+COUNTER = """
+1 sort bitvec 1
+2 sort bitvec 8
+3 input 1 go
+4 input 2 by_start
+5 input 2 by_step
+6 state 2 moved
+7 zero 2
+8 init 2 6 7
+9 add 2 6 5
+10 ite 2 3 9 6
+11 next 2 6 10
+12 add 2 6 4
+13 output 12 value
+"""
+SOLVED = "go, value\n1, 7\n0, x\n1, 0x0a\n,\n"
+REFUTED = "go,value\n1,7\n0,9\n1,10\n"
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Paths of a design and of an example, whose text is written by the call."""
+    (tmp_path / "counter.btor2").write_text(COUNTER)
+
+    def written(text):
+        (tmp_path / "example.csv").write_text(text)
+        return tmp_path / "counter.btor2", "by_.*", tmp_path / "example.csv"
+
+    return written
+
+
+def test_a_design_is_configured_written_and_verified(files, tmp_path):
+    answer = design.run(*files(SOLVED), tmp_path / "out.json")
+    # go is 1, 0, 1: the third value is one step on.
+    assert answer.registers == {"by_start": 7, "by_step": 3}
+    assert design.verify(*files(SOLVED), tmp_path / "out.json") == 4
+    assert json.loads((tmp_path / "out.json").read_text())["verified"] == {"replay": 4}
+
+
+def test_a_design_that_cannot_is_explained(files, tmp_path):
+    answer = design.run(*files(REFUTED), tmp_path / "out.json")
+    assert answer.verdict == query.INFEASIBLE
+    document = json.loads((tmp_path / "out.json").read_text())
+    # The counter stands still from the second cycle to the third.
+    assert document["cause"] == answer.cause.text() and document["registers"] == {}
+    assert answer.cause.asked == [("value", 1, 9), ("value", 2, 10)]
+
+
+def test_a_run_that_is_not_the_examples_is_refused(files, tmp_path):
+    design.run(*files(SOLVED), tmp_path / "out.json")
+    with pytest.raises(ConfigError, match=r"out\.json: value, cycle 2: expected 11, found 10"):
+        design.verify(*files("go,value\n1,7\n0,\n1,11\n"), tmp_path / "out.json")
+
+
+def test_a_file_without_an_answer_is_not_verified(files, tmp_path):
+    design.run(*files(REFUTED), tmp_path / "out.json")
+    with pytest.raises(ConfigError, match="expected a value of by_start"):
+        design.verify(*files(SOLVED), tmp_path / "out.json")
+
+
+@pytest.mark.parametrize(("text", "limit", "code"), [(SOLVED, None, None), (REFUTED, None, 2), (SOLVED, 0.0, 3)])
+def test_the_commands_exit_code_is_the_verdicts(files, tmp_path, capsys, text, limit, code):
+    system, chosen, trace = files(text)
+    values = dict.fromkeys(("stream", "component", "memory", "engine", "layers", "fix", "monolithic", "write_stream"))
+    values |= {"system": system, "example": trace, "time_limit": limit, "verify": None, "output": tmp_path / "out.json"}
+    if code is None:
+        configure.run(**values, solve=chosen)
+    else:
+        with pytest.raises(SystemExit) as ended:
+            configure.run(**values, solve=chosen)
+        assert ended.value.code == code
+    assert capsys.readouterr().out.startswith(f"{system}: {({None: 'solved', 2: 'infeasible', 3: 'unknown'})[code]}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a row for each cycle, found none"),
+        ("go\n1\n", "expected a column of an output, among value, found none"),
+        ("go,value\n", "expected a row for each cycle, found none"),
+        ("go,valu\n1,7\n", "expected columns among go, value, found valu"),
+        ("go,by_start\n1,7\n", "expected columns among go, value, found by_start"),
+        ("go,go\n1,1\n", "expected a column for each signal, found two of go"),
+        ("go,\n1,7\n", "expected columns among go, value, found a blank"),
+        ("go,value\n1,7\n1\n", "row 3: expected 2 columns, found 1"),
+        ("go,value\n1,7\n1,256\n", "row 3, column value: expected a word of 8 bits or x, found 256"),
+        ("go,value\n2,7\n", "row 2, column go: expected a word of 1 bits or x, found 2"),
+        ("go,value\n1,seven\n", "row 2, column value: expected a word of 8 bits or x, found seven"),
+        ("go,value\n1,-1\n", "row 2, column value: expected a word of 8 bits or x, found -1"),
+    ],
+)
+def test_an_example_that_cannot_be_read_is_named_and_nothing_is_written(files, tmp_path, text, message):
+    with pytest.raises(ArtifactError, match=f"example.csv: {message}"):
+        design.run(*files(text), tmp_path / "out.json")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_files_that_are_not_there_are_named(files, tmp_path):
+    system, chosen, trace = files(SOLVED)
+    with pytest.raises(ArtifactError, match=r"none\.csv: no such file"):
+        design.run(system, chosen, tmp_path / "none.csv", tmp_path / "out.json")
+    with pytest.raises(ArtifactError, match=r"none\.btor2: expected a design in BTOR2"):
+        design.run(tmp_path / "none.btor2", chosen, trace, tmp_path / "out.json")
+    trace.write_bytes(b"\xff\xfe")
+    with pytest.raises(ArtifactError, match=r"example\.csv: expected an example, found a file that cannot be read"):
+        design.run(system, chosen, trace, tmp_path / "out.json")
+
+
+def test_an_input_that_may_be_any_is_zero(files):
+    from tilewright.configure import btor2
+
+    read = example.read(files(SOLVED)[2], btor2.read(COUNTER, "by_.*"))
+    assert read.inputs == {"go": [1, 0, 1, 0]} and read.outputs == {"value": [7, None, 10, None]}
