@@ -5,6 +5,7 @@ part's memory: they are asked for with these loops fixed; where that has no answ
 more loops. Layers, each least before the next: loops; iterations; steps as stored; starts.
 """
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -76,6 +77,8 @@ def solve(stream, memory, *, depth=4, known=None, monolithic=False, limit_s=None
         )
     )
     answers = modular.solve(components, limit_s=limit_s)
+    if part in answers.by_name and (cause := answers.by_name[part].cause) is not None:
+        answers.by_name[part].cause = _in_tokens(cause, memory.PARAMETERS.bits)
     if answers.verdict != query.SOLVED:
         return answers, None
     registers = recurrence.silent(memory) | answers.by_name[part].registers
@@ -129,14 +132,26 @@ def _example(stream, memory, firings):
         for lane in range(stream.data_out.shape[2]):
             words = np.where(asked, stream.data_out[:, port, lane], ANY).tolist()
             if any(word != ANY for word in words):
-                outputs[given.format(port, lane)] = [None if word == ANY else word for word in words]
+                outputs[given.format(port, lane)] = [
+                    None if word == ANY else (word + 1) % (1 << bits) for word in words
+                ]
     return Example(cycles, inputs, outputs, pins)
 
 
 def _words(data, bits):
-    """Wide words of data [cycles, words], the first one lowest."""
+    """Wide words of data [cycles, words], the first one lowest, each token one higher: 0 is what was never written."""
     shifts = [bits * place for place in range(data.shape[1])]
+    data = (data + 1) % (1 << bits)
     return [sum(word << shift for word, shift in zip(row, shifts, strict=True)) for row in data.tolist()]
+
+
+def _in_tokens(cause, bits):
+    """A cause that tells words as the stream has them."""
+    asked = [
+        (signal, cycle, word if signal.endswith(("_fire", "_sum")) else (word - 1) % (1 << bits))
+        for signal, cycle, word in cause.asked
+    ]
+    return replace(cause, asked=asked)
 
 
 def _layers(memory, names, told, depth, found=None):
