@@ -95,8 +95,12 @@ def least(example, cause, runs, system):
     assert explain.checked(system, example, cause)
 
 
+# Without patience, what has no answer is refuted before all loops are tried.
+@pytest.mark.parametrize("patience", [query.PATIENCE_S, 0.0])
 @pytest.mark.parametrize("name", MINIS)
-def test_verdict_optimum_and_cause_are_those_of_a_search(name):
+def test_verdict_optimum_and_cause_are_those_of_a_search(name, patience, monkeypatch):
+    monkeypatch.setattr(query, "PATIENCE_S", patience)
+    monkeypatch.setattr(query, "AGAIN", 0.0)
     verdicts = []
 
     @settings(max_examples=60, deadline=None, derandomize=True)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tilewright.configure import query
+from tilewright.configure.unroll import Unrolled
 from tilewright.pushmem import bmc, memories
 
 NAME = "sram2tb0"
@@ -38,6 +39,19 @@ def test_the_loops_that_a_generator_ran_are_found(extents, strides, start, layer
     assert tuple(answer.layers.values()) == layers
     lasts = [answer.registers[f"{NAME}_last{level}"] for level in range(len(extents))]
     assert lasts == [extent - 1 for extent in extents]
+
+
+def test_what_has_no_answer_is_refuted_before_all_loops_are_tried(monkeypatch):
+    # The sum at the third firing is not the cycle that it fires in.
+    example = bmc._schedule(NAME, np.arange(0, 60, 3), 80)
+    example.pins[f"{NAME}.{NAME}_cycle_sum"][6] = 7
+    memory, system = memories.member("pub"), bmc._controller(NAME, 6)
+    chosen, tried = bmc._layers(memory, [NAME], {NAME: ()}, 4), []
+    monkeypatch.setattr(query, "Unrolled", lambda *args: tried.append(1) or Unrolled(*args))
+    monkeypatch.setattr(query, "PATIENCE_S", 0.0)
+    answer = query.solve(system, example, layers=chosen)
+    assert answer.verdict == query.INFEASIBLE and answer.cause.least and len(tried) < 7
+    assert (f"{NAME}.{NAME}_cycle_sum", 6, 7) in answer.cause.asked
 
 
 def test_firings_that_no_loops_give_are_infeasible():

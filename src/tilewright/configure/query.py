@@ -11,6 +11,9 @@ from tilewright.configure.system import System
 from tilewright.configure.unroll import Unrolled
 from tilewright.core.errors import SolverError
 
+# Seconds of choices without an answer after which the question is asked without choices, for twice as long; and how
+# many times as long it takes until it is asked again.
+PATIENCE_S, AGAIN = 8.0, 8.0
 SOLVED, INFEASIBLE, GAVE_UP = "solved", "infeasible", "unknown"
 
 
@@ -50,7 +53,7 @@ def solve(
     fixed, end = dict(fixed or {}), None if limit_s is None else perf_counter() + limit_s
     enumerated = [layer for layer in layers if isinstance(layer, objectives.Choices)]
     combinations = enumerated[0].combinations() if enumerated else [(0, ())]
-    begin, gave_up = perf_counter(), False
+    begin, gave_up, patience = perf_counter(), False, PATIENCE_S
     for cost, taken in combinations:
         if end is not None and perf_counter() > end:
             gave_up = True
@@ -71,6 +74,16 @@ def solve(
             seconds = {"first": perf_counter() - begin}
             found = {enumerated[0].name: cost} if enumerated else {}
             return _least(system, example, solver, unrolled, layers, found, seconds, complete=not gave_up)
+        # Choices only restrict: what has no answer without them has none with any, and may be far sooner refuted.
+        spent = perf_counter() - begin
+        if enumerated and spent >= patience:
+            patience = AGAIN * spent
+            left = 2 * spent if end is None else min(2 * spent, end - perf_counter())
+            found = explain.cause(system, example, fixed, left)
+            if found is not None:
+                if explained and not found.least:
+                    found = explain.cause(system, example, fixed, limit_s) or found
+                return Answer(INFEASIBLE, seconds={"first": perf_counter() - begin}, cause=found if explained else None)
     seconds = {"first": perf_counter() - begin}
     if gave_up:
         return Answer(GAVE_UP, seconds=seconds, complete=False)
