@@ -60,6 +60,17 @@ def test_default_study_loads():
             ["vil-tiny-64"],
             "pruned.workloads: expected networks named deit-..., found 'vil-tiny-64'",
         ),
+        ("paths/network_settings", {"b9": {}}, "paths.network_settings: unknown network 'b9'; known: segformer-b0-256"),
+        (
+            "paths/network_settings",
+            {"segformer-b0-256.sampled": {"fit": 0}},
+            "paths.network_settings.segformer-b0-256.sampled.fit: expected at least 1, found 0",
+        ),
+        (
+            "paths/network_settings",
+            {"segformer-b0-256.sampled": {"fits": 1}},
+            "paths.network_settings.segformer-b0-256.sampled: Object contains unknown field `fits`",
+        ),
         ("pruned/workloads", ["deit-tiny-64-evot"], "pruned.workloads: unknown pruner 'evot'; known: none, threshold"),
         ("pruned/batching", ["paded"], "pruned.batching: unknown batching 'paded'; known: padded"),
         ("pruned/modes", {"jit": [1]}, "pruned.modes: unknown mode 'jit'; known: eager, graph, compile"),

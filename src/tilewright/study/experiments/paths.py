@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from tilewright import networks, paths, scenes, training
 from tilewright.core.errors import ConfigError
 from tilewright.schedule import solvers
@@ -31,6 +33,7 @@ class Section(sections.Section, frozen=True):
     """Paths of trained networks.
 
     networks: by a name of one's own, <network>.<recipe> where the weights are trained here; null leaves one out
+    network_settings: by such a name, other values than those below
     data: scenes, or another source of tilewright.scenes with labels
     bases: what is planned for, as the text of a path behind its blocks, such as scale=0.75; "" is the full path
     alone: further such texts, whose path with all blocks is measured, and not planned for
@@ -50,6 +53,7 @@ class Section(sections.Section, frozen=True):
     """
 
     networks: dict[str, Network | None]
+    network_settings: dict[str, dict]
     data: str
     bases: tuple[str, ...]
     alone: tuple[str, ...]
@@ -74,18 +78,26 @@ class Section(sections.Section, frozen=True):
             sections.at(f"paths.networks.{name}", networks.parse, stated.network)
             if "paths" in config.experiments and config.recorded is None:
                 _check_weights(name, stated)
-        sections.known("paths.data", "source", [self.data], scenes.NAMES)
-        sections.selection("paths.bases", self.bases)
-        sections.distinct("paths.alone", (*self.bases, *self.alone))
-        sections.selection("paths.rungs", self.rungs)
-        sections.known("paths.rungs", "rung", self.rungs, RUNGS)
-        sections.selection("paths.solvers", self.solvers)
-        sections.known("paths.solvers", "solver", self.solvers, SOLVERS)
-        for name in ("fit", "choice", "test", "budgets", "proposals", "samples", "batch"):
-            sections.at_least(f"paths.{name}", 1, [getattr(self, name)])
-        for name in ("novel", "drawn"):
-            sections.at_least(f"paths.{name}", 0, [getattr(self, name)])
-        sections.above_zero("paths.max_seconds", self.max_seconds)
+        _check_values("paths", self)
+        sections.known("paths.network_settings", "network", self.network_settings, self.networks)
+        for name in self.network_settings.keys() & set(cases(config)):
+            _check_values(f"paths.network_settings.{name}", settings(config, name))
+
+
+def _check_values(place, values):
+    """Raise `ConfigError` for unknown names and for numbers out of range in a `Section` or `Settings`."""
+    sections.known(f"{place}.data", "source", [values.data], scenes.NAMES)
+    sections.selection(f"{place}.bases", values.bases)
+    sections.distinct(f"{place}.alone", (*values.bases, *values.alone))
+    sections.selection(f"{place}.rungs", values.rungs)
+    sections.known(f"{place}.rungs", "rung", values.rungs, RUNGS)
+    sections.selection(f"{place}.solvers", values.solvers)
+    sections.known(f"{place}.solvers", "solver", values.solvers, SOLVERS)
+    for name in ("fit", "choice", "test", "budgets", "proposals", "samples", "batch"):
+        sections.at_least(f"{place}.{name}", 1, [getattr(values, name)])
+    for name in ("novel", "drawn"):
+        sections.at_least(f"{place}.{name}", 0, [getattr(values, name)])
+    sections.above_zero(f"{place}.max_seconds", values.max_seconds)
 
 
 def _check_weights(name, stated):
@@ -125,6 +137,10 @@ class Settings(sections.Section, frozen=True):
     samples: int
     batch: int
     max_seconds: float
+
+
+# All but the network: what a network may have other values of.
+VALUES = [name for name in Settings.__struct_fields__ if name != "network"]
 
 
 class Row(_rows.Row, frozen=True, kw_only=True):
@@ -184,8 +200,15 @@ def settings(config, case):
     """`Settings` of one network; weights that are trained here have the path that the rule writes."""
     section = config.paths
     stated = section.networks[case]
-    fields = {name: getattr(section, name) for name in Settings.__struct_fields__ if name != "network"}
-    return Settings(Network(stated.network, stated.checkpoint or TRAINED.format(case)), **fields)
+    fields = {name: getattr(section, name) for name in VALUES}
+    network = Network(stated.network, stated.checkpoint or TRAINED.format(case))
+    own = section.network_settings.get(case, {})
+    return sections.at(f"paths.network_settings.{case}", _converted, {"network": network} | fields | own)
+
+
+def _converted(fields):
+    """`Settings` of fields that may have come from a file."""
+    return msgspec.convert({name: msgspec.to_builtins(value) for name, value in fields.items()}, Settings)
 
 
 def planned(case, settings):
