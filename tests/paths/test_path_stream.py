@@ -110,7 +110,7 @@ def test_traces():
 
 def test_a_closed_loop_meets_budgets_that_an_open_one_misses():
     """A device that takes three times as long for a while, as the clock would show it."""
-    table, nominal = look_up(), {SHORT: 900.0, EXIT: 2700.0, FULL: 8100.0}
+    table, took = look_up(), {SHORT: 900.0, EXIT: 2700.0, FULL: 8100.0}
     trace = stream.Trace("x", np.full(120, 10_000.0), np.zeros(120), np.arange(120) >= 20)
     slow = []
 
@@ -118,11 +118,11 @@ def test_a_closed_loop_meets_budgets_that_an_open_one_misses():
         picked = table.select(budget / 9 / slowdown, late="fastest")
         factor = 3.0 if trace.loaded[frame] else 1.0
         slow.append(factor)
-        return picked.path, picked.promise_us, lambda: time.sleep(nominal[picked.path] * factor / 1e6)
+        return picked.path, 9 * picked.promise_us, lambda: time.sleep(took[picked.path] * factor / 1e6)
 
     missed = {}
     for closed in (True, False):
-        frames = stream.run(trace, contender, nominal=nominal, controller=stream.Controller(closed))
+        frames = stream.run(trace, contender, controller=stream.Controller(closed))
         missed[closed] = frames.missed(trace)
         assert len(frames.path) == len(trace)
     assert missed[False][20:].mean() > 0.9
@@ -144,7 +144,25 @@ def test_the_controller_forgets():
 def test_an_oracle_knows_each_time():
     trace = stream.Trace("x", np.array([10.0, 3.0, 1.0]), np.zeros(3), np.zeros(3, dtype=bool))
     times = {"slow": np.array([9.0, 9.0, 9.0]), "fast": np.array([2.0, 2.0, 2.0])}
-    assert stream.oracle(trace, times, {"slow": 0.9, "fast": 0.5}) == ["slow", "fast", "fast"]
+    found = stream.oracle(trace, times, {"slow": 0.9, "fast": 0.5})
+    assert found.path == ["slow", "fast", "fast"] and found.measured_us == [9, 2, 2]
+    assert found.missed(trace).tolist() == [False, False, True]
+
+
+def test_promises_are_made_anew_by_a_rehearsal(network):
+    runner = Runner(network, look_up())
+    before, images = runner.table.rows, torch.randn(3, 3, 64, 64)
+    took = runner.rehearse(images, 7, beside=lambda: time.sleep(0.01))
+    assert runner.table.rows is before, "under a load, promises stay"
+    assert {len(times) for times in took.values()} == {7} and min(times.min() for times in took.values()) > 10_000
+    took = runner.rehearse(images, 7)
+    assert all(entry.promise_us == took[entry.path].max() for entry in runner.table.rows)
+
+
+def test_a_path_that_hardly_sees_anything_is_not_picked():
+    whole = Table([entry("11.11.11.11", 100.0, 0.5), entry("10.11.11.11", 90.0, 0.3), entry("00.11.11.11", 10.0, 0.01)])
+    assert len(whole.rows) == 3
+    assert len(Table(whole.rows, least=0.5).rows) == 2
 
 
 def test_spans():

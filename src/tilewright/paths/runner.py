@@ -2,13 +2,17 @@
 
 import contextlib
 import threading
+from time import perf_counter_ns
 from typing import NamedTuple
 
+import msgspec
+import numpy as np
 import torch
 
+from tilewright.core import timing
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.paths.calls import Calls
-from tilewright.paths.table import LATE, Entry, Table
+from tilewright.paths.table import LATE, SAMPLES, Entry, Table, promised
 
 
 class Told(NamedTuple):
@@ -66,6 +70,40 @@ class Runner:
         """Maps of images by the path of `entry`, of this runner's table."""
         with self._alone(images):
             return self.calls(entry.path, images)
+
+    def rehearse(self, images, count: int = SAMPLES, *, seed: int = 0, beside=None) -> dict[str, np.ndarray]:
+        """``{text: float64 [count]}`` microseconds of calls of each path in random order, until the maps are there.
+
+        images: [n, 3, H, W], of which each call takes the next `batch`. beside: called before each of them, to start
+        foreign work on the device; without it, the promises of `table` are made anew from these times: another process
+        on the same device has another host beside it. Paths that are dominated then are no longer picked.
+        """
+        found = {entry.path: [] for entry in self.table.rows}
+        parts = images.split(self.table.rows[0].batch)
+        order = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(self.table.rows)), count))
+        for entry in self.table.rows:
+            self.run(entry, parts[0])
+        timing.wait(images)
+        for number, at in enumerate(order):
+            begin = perf_counter_ns()
+            if beside is not None:
+                beside()
+            entry = self.table.rows[at]
+            self.run(entry, parts[number % len(parts)])
+            timing.wait(images)
+            found[entry.path].append((perf_counter_ns() - begin) / 1e3)
+        if beside is None:
+            self.table = Table(
+                [
+                    msgspec.structs.replace(
+                        entry,
+                        p99_us=float(np.percentile(found[entry.path], 99)),
+                        promise_us=promised(found[entry.path]),
+                    )
+                    for entry in self.table.rows
+                ]
+            )
+        return {text: np.array(times) for text, times in found.items()}
 
     @contextlib.contextmanager
     def _alone(self, images):

@@ -24,7 +24,7 @@ BURST, PAUSE = 24, 40
 
 @dataclass
 class Controller:
-    """How much slower the device runs now than the table says: a maximum of measured over nominal times that decays.
+    """How much slower the device runs now than the table promises: a maximum of measured over promised times that decays.
 
     It is at least 1. closed: whether it looks at all; an open one always says 1.
     """
@@ -32,10 +32,10 @@ class Controller:
     closed: bool = True
     slowdown: float = 1.0
 
-    def saw(self, measured_us: float, nominal_us: float) -> None:
-        """Take in a frame's time and the one that its path takes on a quiet device."""
+    def saw(self, measured_us: float, promised_us: float) -> None:
+        """Take in a frame's time and what its path promises."""
         if self.closed:
-            self.slowdown = max(1.0, 1.0 + (self.slowdown - 1.0) * DECAY, measured_us / nominal_us)
+            self.slowdown = max(1.0, 1.0 + (self.slowdown - 1.0) * DECAY, measured_us / promised_us)
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,11 @@ class Frames:
         return np.asarray(self.measured_us) > trace.budgets_us
 
 
-def run(trace: Trace, contender: Callable, *, nominal: dict[str, float], controller: Controller, load=None) -> Frames:
+def run(trace: Trace, contender: Callable, *, controller: Controller, load=None) -> Frames:
     """The `Frames` of a trace.
 
     contender: ``contender(frame, budget_us, slowdown) -> (text, promised_us, call)``; ``call()`` runs the frame until
-    its maps are on the device, as the host's clock sees it. nominal: microseconds of each text on a quiet device. load:
-    ``load()`` starts a piece of foreign work beside a frame, where the trace wants it.
+    its maps are on the device, as the host's clock sees it. load: ``load()`` starts a piece of foreign work beside a frame, where the trace wants it.
     """
     found = Frames()
     due = perf_counter_ns()
@@ -115,23 +114,24 @@ def run(trace: Trace, contender: Callable, *, nominal: dict[str, float], control
         text, promised, call = contender(frame, float(budget), slowdown)
         call()
         measured = (perf_counter_ns() - begin) / 1e3
-        controller.saw(measured, nominal[text])
+        controller.saw(measured, promised)
         for column, value in zip(vars(found).values(), (text, promised, measured, slowdown), strict=True):
             column.append(value)
     return found
 
 
-def oracle(trace: Trace, measured_us: dict[str, np.ndarray], accuracy: dict[str, float]) -> list[str]:
-    """Texts of the best paths for each frame, by one that knows how long each would take: see `run`'s measured times.
+def oracle(trace: Trace, measured_us: dict[str, np.ndarray], accuracy: dict[str, float]) -> Frames:
+    """The `Frames` of one that knows how long each path would take, and picks the best that meets the budget.
 
-    measured_us: of each path, float64 [frames]. Where none meets the budget, it is the fastest.
+    measured_us: of each path, float64 [frames]. Where none meets the budget, it is the fastest. Nothing is run.
     """
     texts = list(measured_us)
     times = np.array([measured_us[text] for text in texts])
     scores = np.array([accuracy[text] for text in texts])[:, None]
     allowed = np.where(times <= trace.budgets_us, scores, -np.inf)
     best = np.where(np.isfinite(allowed).any(0), allowed.argmax(0), times.argmin(0))
-    return [texts[at] for at in best]
+    taken = times[best, np.arange(len(trace))].tolist()
+    return Frames([texts[at] for at in best], taken, taken, [1.0] * len(trace))
 
 
 def fixed(table: Table, least_us: float):

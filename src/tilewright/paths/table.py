@@ -97,12 +97,17 @@ class Table:
     rows: `Entry`, of ascending promise and accuracy, at most `MOST`: the full front, thinned evenly by promised time.
     """
 
-    def __init__(self, entries: Sequence[Entry]):
+    def __init__(self, entries: Sequence[Entry], *, least: float = 0.0):
         """The front of those of `entries` that have a promise, all of one network, checkpoint, device, dtype and batch.
+
+        least: share of the best mean IoU on the scenes of ``choice`` that a path needs: one that hardly sees anything is
+        no answer to a short budget. Paths whose mean IoU was not measured are kept.
 
         Raises `ConfigError` for others, or none.
         """
         entries = [entry for entry in entries if entry.promise_us is not None]
+        best = max((entry.choice for entry in entries if entry.choice is not None), default=0.0)
+        entries = [entry for entry in entries if entry.choice is None or entry.choice >= least * best]
         if not entries:
             raise ConfigError("path table: expected at least one path with a promise, found none")
         for field in ("network", "checkpoint", "device", "dtype", "batch"):
@@ -190,6 +195,6 @@ def read(path) -> list[Entry]:
     return found
 
 
-def load(path) -> Table:
+def load(path, *, least: float = 0.0) -> Table:
     """The `Table` of a file. Raises `ArtifactError` and `ConfigError`."""
-    return Table(read(path))
+    return Table(read(path), least=least)

@@ -28,9 +28,9 @@ class Contenders:
         entries = [entry for entry in table.read(settings.table) if entry.rung == settings.rung]
         if not entries:
             raise ArtifactError(f"{settings.table}: expected paths on the rung {settings.rung}, found none")
-        self.table, self.settings = table.Table(entries), settings
+        kept, self.settings = table.Table(entries, least=settings.least), settings
         # Promises of other weights, of another device or type would be promises about nothing.
-        self.table.check(
+        kept.check(
             network=stated.network,
             checkpoint=provenance.sha256_file(stated.checkpoint)[:12],
             device=targets.describe(how.device)["name"],
@@ -43,33 +43,39 @@ class Contenders:
         classes = len(source.classes)
         network = networks.create(family, checkpoint=stated.checkpoint, num_classes=classes, **options)
         self.network = network.to(place).to(getattr(torch, how.dtype)).eval()
-        kept = measure.Scenes(source, {"test": settings.scenes}, self.network.options.pixels, place)
-        self.images = kept.kept["test"][0].to(getattr(torch, how.dtype))
+        shown = measure.Scenes(source, {"test": settings.scenes}, self.network.options.pixels, place)
+        self.images = shown.kept["test"][0].to(getattr(torch, how.dtype))
         if self.images.is_cuda:
             networks.choose_kernels(self.network, self.images[:1])
-        paths = {entry.path: self.network.path(entry.path) for entry in self.table.rows}
+        paths = {entry.path: self.network.path(entry.path) for entry in kept.rows}
         own = {}
         if settings.rung == "statistics":
             fit = measure.Scenes(scenes.create("scenes"), {"fit": 64}, self.network.options.pixels, place)
             own = {text: fit.own(self.network, "fit", path) for text, path in paths.items()}
-        self.runner = Runner(self.network, self.table, margin=settings.margin, late="fastest", folded=own)
+        self.runner = Runner(self.network, kept, margin=settings.margin, late="fastest", folded=own)
         self.sees = {
-            text: kept.confusions(self.network, "test", path, own.get(text), batch=1) for text, path in paths.items()
+            text: shown.confusions(self.network, "test", path, own.get(text), batch=1) for text, path in paths.items()
         }
-        self.nominal = {entry.path: entry.p50_us for entry in self.table.rows}
-        self.loaded = self._load() if self.images.is_cuda else self._host_load()
+        self.loaded = self._load(kept) if self.images.is_cuda else self._host_load(kept)
+        loads = {False: None} | ({True: self.loaded} if "contended" in settings.traces else {})
+        # Quiet ones come last, since they make the promises anew, and paths that are dominated then go.
+        self.took = {
+            loaded: self.runner.rehearse(self.images, settings.samples, seed=how.seed, beside=beside)
+            for loaded, beside in reversed(loads.items())
+        }
+
+    @property
+    def table(self):
+        """The paths that are picked from, with the promises of this process."""
+        return self.runner.table
 
     def contender(self, name, trace):
         """What `stream.run` asks for a frame's path."""
-        rows, best = self.table.rows, {entry.path: entry for entry in self.table.rows}
+        rows = self.table.rows
         fixed = {"full": rows[-1], "fixed": stream.fixed(self.table, trace.budgets_us.min())}.get(name)
-        known = None
-        if name == "oracle":
-            times = {entry.path: np.full(len(trace), entry.p50_us) for entry in rows}
-            known = stream.oracle(trace, times, {entry.path: entry.choice for entry in rows})
 
         def asked(frame, budget, slowdown):
-            entry = fixed or (best[known[frame]] if known else self.runner.pick(budget, slowdown=slowdown))
+            entry = fixed or self.runner.pick(budget, slowdown=slowdown)
             images = self.images[frame % len(self.images)][None]
 
             def call():
@@ -79,6 +85,22 @@ class Contenders:
             return entry.path, entry.promise_us, call
 
         return asked
+
+    def met(self, name, trace, seed):
+        """What becomes of the frames of a trace with a contender of this name: `stream.Frames`."""
+        if name == "oracle":
+            drawn = np.random.default_rng(seed)
+            times = {
+                entry.path: np.where(
+                    trace.loaded,
+                    *(drawn.choice(self.took[loaded][entry.path], len(trace)) for loaded in (max(self.took), False)),
+                )
+                for entry in self.table.rows
+            }
+            return stream.oracle(trace, times, {entry.path: entry.choice for entry in self.table.rows})
+        self.warm()
+        controller = stream.Controller(closed=name == "closed")
+        return stream.run(trace, self.contender(name, trace), controller=controller, load=self.loaded)
 
     def miou(self, texts):
         """Mean IoU over frames, each as the path that ran sees it."""
@@ -91,13 +113,13 @@ class Contenders:
                 self.runner.run(entry, self.images[:1])
         timing.wait(self.images)
 
-    def _load(self):
+    def _load(self, kept):
         """Foreign work on another stream: it takes turns with the frames' kernels."""
         beside = torch.cuda.Stream()
         x = torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16)
         with torch.cuda.stream(beside):
             one = timing.time_gpu(lambda: x @ x, min_reps=3, max_seconds=0.1, rse_target=0.05).p50_us
-        times = max(1, round(LOAD * self.table.rows[-1].p50_us / one))
+        times = max(1, round(LOAD * kept.rows[-1].p50_us / one))
 
         def load():
             with torch.cuda.stream(beside):
@@ -106,9 +128,9 @@ class Contenders:
 
         return load
 
-    def _host_load(self):
+    def _host_load(self, kept):
         """Foreign work on the host, within the frame's time."""
-        us = LOAD * self.table.rows[-1].p50_us
+        us = LOAD * kept.rows[-1].p50_us
 
         def load():
             end = perf_counter_ns() + us * 1e3
@@ -129,15 +151,7 @@ def rows(case, settings, how):
     for name in settings.traces:
         trace = stream.trace(name, bench.table, settings.frames, seed=how.seed)
         for contender in settings.contenders:
-            bench.warm()
-            controller = stream.Controller(closed=contender == "closed")
-            found = stream.run(
-                trace,
-                bench.contender(contender, trace),
-                nominal=bench.nominal,
-                controller=controller,
-                load=bench.loaded,
-            )
+            found = bench.met(contender, trace, how.seed)
             told = known | {"trace": name, "contender": contender, "part": "frames"}
             missed = found.missed(trace)
             for at in range(min(settings.shown, len(trace))):

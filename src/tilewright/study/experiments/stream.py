@@ -19,9 +19,12 @@ class Section(sections.Section, frozen=True):
     frames: of a trace
     shown: of these, the first ones, which rows tell one by one
     contenders: closed and open, our paths with a controller and without; full, always everything; fixed, always the
-    path that the least budget allows; oracle, which knows how long each path takes
+    path that the least budget allows; oracle, which knows how long each path would take, as calls before the first
+    frame took, and is not run
     rung: of the paths, trained or statistics
     margin: share of a promise that a budget has to leave beside it
+    least: share of the best mean IoU that a path needs to be among those that are picked
+    samples: calls of each path before the first frame, from which its promise is made anew
     scenes: frames of a camera's path over a scene, shown again and again
     switches: how often two paths take turns, to see what switching costs
     """
@@ -32,6 +35,8 @@ class Section(sections.Section, frozen=True):
     contenders: tuple[str, ...]
     rung: str
     margin: float
+    least: float
+    samples: int
     scenes: int
     switches: int
 
@@ -40,10 +45,11 @@ class Section(sections.Section, frozen=True):
         sections.known("stream.traces", "trace", self.traces, TRACES)
         sections.known("stream.contenders", "contender", self.contenders, CONTENDERS)
         sections.known("stream.rung", "rung", [self.rung], of_paths.RUNGS)
-        for name in ("frames", "scenes", "switches"):
+        for name in ("frames", "samples", "scenes", "switches"):
             sections.at_least(f"stream.{name}", 1, [getattr(self, name)])
         sections.at_least("stream.shown", 0, [self.shown])
         sections.at_least("stream.margin", 0, [self.margin])
+        sections.at_least("stream.least", 0, [self.least])
 
 
 class Settings(sections.Section, frozen=True):
@@ -57,6 +63,8 @@ class Settings(sections.Section, frozen=True):
     contenders: tuple[str, ...]
     rung: str
     margin: float
+    least: float
+    samples: int
     scenes: int
     switches: int
 
