@@ -8,6 +8,7 @@ import time
 
 import pytest
 import yaml
+from snakemake.utils import update_config
 
 from helpers.checkout import ROOT, RUN, TINY, appended, copied, overlay, plan, snakemake
 from tilewright import blocks, graph
@@ -22,8 +23,7 @@ def merged(*paths):
     """The configuration of the study under overlays, as Snakemake merges it."""
     found = yaml.safe_load((ROOT / "config.yaml").read_text())
     for path in paths:
-        for key, value in yaml.safe_load(path.read_text()).items():
-            found[key] = {**found[key], **value} if isinstance(value, dict) else value
+        update_config(found, yaml.safe_load(path.read_text()))
     return found
 
 

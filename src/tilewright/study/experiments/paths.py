@@ -1,5 +1,6 @@
 """Execution paths of trained networks: what each takes and sees, what planners propose for budgets (stage T5)."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,8 @@ from tilewright.study.experiments._rows import Count, Number, Status
 
 # Where the rule `train` writes what it trains.
 TRAINED = "results/checkpoints/{}.safetensors"
+# The checkout that this package lies in.
+CHECKOUT = Path(__file__).parents[4]
 RUNGS = ("trained", "statistics")
 SOLVERS = ("greedy", *solvers.NAMES)
 
@@ -108,7 +111,7 @@ def _check_weights(name, stated):
         if network != stated.network or recipe not in training.RECIPES:
             expected = " or ".join(f"{stated.network}.{recipe}" for recipe in training.RECIPES)
             raise ConfigError(f"{place}: expected the name {expected} of weights that are trained here, found {name!r}")
-    elif not Path(stated.checkpoint).is_file():
+    elif not Path(_found(stated.checkpoint)).is_file():
         recipe = name.rpartition(".")[2]
         recipe = recipe if recipe in training.RECIPES else training.RECIPES[0]
         raise ConfigError(
@@ -201,9 +204,15 @@ def settings(config, case):
     section = config.paths
     stated = section.networks[case]
     fields = {name: getattr(section, name) for name in VALUES}
-    network = Network(stated.network, stated.checkpoint or TRAINED.format(case))
+    network = Network(stated.network, _found(stated.checkpoint) if stated.checkpoint else TRAINED.format(case))
     own = section.network_settings.get(case, {})
     return sections.at(f"paths.network_settings.{case}", _converted, {"network": network} | fields | own)
+
+
+def _found(path):
+    """`path`, or the checkout's file of that name, as seen from here, where the working folder has none."""
+    own = CHECKOUT / path
+    return path if Path(path).is_file() or not own.is_file() else os.path.relpath(own)
 
 
 def _converted(fields):
