@@ -18,6 +18,7 @@ from tilewright.study.tables import (
     _select,
     accelerator,
     end_to_end,
+    paths,
     policy,
     prediction,
     pruned,
@@ -50,7 +51,7 @@ PARTS = ("verdict", VERDICTS)
 # Experiments that claims are about.
 EXPERIMENTS = (
     *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "orders"),
-    *("pruned_accuracy", "accelerator"),
+    *("pruned_accuracy", "paths", "accelerator"),
 )
 _JUDGED = ["measured", "verdict", "margin", "where", "cases", "not_met", "ties", "device"]
 # ASSUME: who is slower by more than this share is slower, however noisy the measurement.
@@ -413,6 +414,34 @@ def _accuracy_over(frame, case):
     return _by_name(rows.nlargest(1, "over_unpruned"), "over_unpruned", "pruner", "setting")
 
 
+def _path_saving(frame, case):
+    """The most time, in percent of the full path's, that a path saves on the rung of a case and loses at most so many
+    points of mean IoU: ``<points>/<rung>/<case>``."""
+    points, rung, name = case.split("/")
+    rows = frame[(frame["case"] == name) & (frame["rung"] == rung) & (frame["points"] >= -float(points))]
+    rows = rows.nsmallest(1, "time_over")
+    return _by_name(rows.assign(saved=100 * (1 - rows["time_over"])), "saved", "path")
+
+
+def _path_error_us(frame, name):
+    """The median error of predicted times, in percent, of paths that no model was fitted to."""
+    rows = frame[(frame["case"] == name) & frame["part"].isin(["drawn", "proposed", "every"])].dropna(subset="p50_us")
+    error = 100 * (rows["predicted_us"] / rows["p50_us"] - 1).abs()
+    return _cases([error.median()], [name]) if len(rows) else ()
+
+
+def _path_error_points(frame, name):
+    """The median error of predicted mean IoU, in points, of paths that were held out in cross-validation."""
+    rows = frame[(frame["case"] == name)].dropna(subset="loss_error").drop_duplicates(["rung", "base"])
+    return _by_name(rows.assign(error=100 * rows["loss_error"]), "error", "rung", "base")
+
+
+def _path_plan_s(frame, name):
+    """Seconds of all solvers, for all budgets."""
+    rows = frame[frame["case"] == name].dropna(subset="plan_seconds").drop_duplicates("rung")
+    return _by_name(rows, "plan_seconds", "rung")
+
+
 def _accelerator_folded(column):
     def values(frame, network):
         """A cost of the whole path, whose decoder is folded, over that of the published one, on every hardware."""
@@ -505,6 +534,10 @@ _MEASURES = {
     "accuracy_whole": (("pruned_accuracy",), pruned_accuracy.table, _accuracy_whole),
     "accuracy_same": (("pruned_accuracy",), pruned_accuracy.table, _accuracy_same),
     "accuracy_over": (("pruned_accuracy",), pruned_accuracy.table, _accuracy_over),
+    "path_saving": (("paths",), paths.table, _path_saving),
+    "path_error_us": (("paths",), paths.measured, _path_error_us),
+    "path_error_points": (("paths",), paths.measured, _path_error_points),
+    "path_plan_s": (("paths",), paths.measured, _path_plan_s),
     "accelerator_decoder": (("accelerator",), accelerator.table, _accelerator_folded("decoder_energy_over")),
     "accelerator_whole": (("accelerator",), accelerator.table, _accelerator_folded("energy_over")),
     "prediction_error": (("attention",), prediction.table, _prediction_error),
