@@ -214,6 +214,12 @@ def pictures_arguments(wildcards):
     return found[: found.index("--device")]
 
 
+def path_pictures_arguments(wildcards):
+    """Parameter: the settings of a case of the experiment `paths`."""
+    found = experiments.arguments("paths", CONFIG, wildcards.case)
+    return found[: found.index("--device")]
+
+
 def of_weights(wildcards):
     """Size of a job on a video network with weights: as of its case."""
     return experiments.size("video", CONFIG, wildcards.case)

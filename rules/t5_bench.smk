@@ -168,6 +168,33 @@ rule video_pictures:
         " --device {params.device} --seed {params.seed} --output {output.pictures} 2>&1 | tee {log}"
 
 
+rule path_pictures:
+    input:
+        case_sources,
+        csv="results/logs/{experiment}/{case}.csv",
+    output:
+        pictures="results/logs/{experiment}/{case}.npz",
+    log:
+        "logs/path_pictures/{experiment}/{case}.log",
+    benchmark:
+        "logs/path_pictures/{experiment}/{case}.tsv"
+    wildcard_constraints:
+        experiment="paths",
+    conda:
+        TIMED_ENV
+    threads: THREADS
+    resources:
+        **asked(of_case),
+    params:
+        script=script("path_pictures"),
+        code=code("path_pictures", "study.stages.path_pictures", "networks.segformer", "scenes.sources.scenes"),
+        arguments=path_pictures_arguments,
+        device=CONFIG.device,
+    shell:
+        "python {params.script} --case {wildcards.case} --table {input.csv} {params.arguments}"
+        " --device {params.device} --output {output.pictures} 2>&1 | tee {log}"
+
+
 rule compile_experiment:
     input:
         case_sources,

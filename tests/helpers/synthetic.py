@@ -12,7 +12,7 @@ from tilewright.blocks.tiles import parse
 from tilewright.core import artifacts
 from tilewright.study import experiments
 from tilewright.study.experiments import _rows, networks
-from tilewright.study.stages import video_pictures
+from tilewright.study.stages import path_pictures, video_pictures
 
 DEVICE = {
     "kind": "cpu",
@@ -345,6 +345,7 @@ def write_paths(root, config):
             rows += [path_row(case, rung, sets, "drawn") for sets in ((0, 1), (2, 5, 7))]
             rows += [path_row(case, rung, sets, "proposed") for sets in ((1, 3), (1, 3, 5, 7))]
         write_csv(root / f"results/logs/paths/{case}.csv", "paths", rows)
+        write_path_pictures(root / f"results/logs/paths/{case}.npz", case)
         known = {"case": case, "network": "segformer-b0-64", "rung": "trained", "dtype": "float32", "status": "ok"}
         known |= {"device": DEVICE["name"], "part": "frames"}
         rows = []
@@ -358,6 +359,20 @@ def write_paths(root, config):
                 rows.append(own | all_frames | {"p99_us": 3400, "paths": 3, "pick_us": 0.5})
         rows.append(known | {"part": "switching", "path": "x | y", "measured_us": 4.0})
         write_csv(root / f"results/logs/stream/{case}.csv", "stream", rows)
+
+
+def write_path_pictures(path, case):
+    """Two scenes, and what two paths see of them."""
+    drawn = np.random.default_rng(0)
+    arrays = {"pictures": drawn.integers(0, 255, (2, 8, 8, 3), np.uint8)}
+    arrays |= {
+        "labels": drawn.integers(0, 3, (2, 8, 8), np.uint8),
+        "seen": drawn.integers(0, 3, (2, 2, 8, 8), np.uint8),
+    }
+    texts = [f"{blocks} levels=1234 scale=1 decoder=folded" for blocks in ("11.11.11.11", "10.11.11.10")]
+    header = {"device": DEVICE["name"], "network": case, "classes": ["background", "face", "hand"], "paths": texts}
+    header |= {"p50_us": [3000, 2000], "miou": [0.5, 0.4]}
+    artifacts.write_npz(path, path_pictures.KIND, path_pictures.VERSION, arrays, header)
 
 
 def slices_row(case, order, provider, us, **changes):

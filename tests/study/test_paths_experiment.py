@@ -12,11 +12,11 @@ from tilewright import models
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.paths import Path, layers
 from tilewright.paths import table as look_up
-from tilewright.study import config, experiments
+from tilewright.study import config, experiments, figures
 from tilewright.study.experiments import _effort, _paths
 from tilewright.study.experiments import paths as of_paths
 from tilewright.study.figures import path_prediction
-from tilewright.study.stages import plan_paths
+from tilewright.study.stages import path_pictures, plan_paths
 from tilewright.study.tables import path_layers, paths, stream
 
 CASE = "segformer-b0-64.plain"
@@ -163,6 +163,15 @@ def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monk
     synthetic.write_csv(tmp_path / "results/logs/paths/mine.csv", "paths", [{"status": "ok", **row} for row in found])
     kept = [entry for entry in look_up.read("results/logs/paths/mine.csv") if entry.rung == "trained"]
     assert look_up.Table(kept).rows
+    words = experiments.arguments("paths", study, "mine")
+    pairs = [word.strip("'") for word in words[words.index("--set") + 1 : words.index("--device")]]
+    path_pictures.run("mine", "results/logs/paths/mine.csv", "mine.npz", "cpu", pairs)
+    arrays, header = path_pictures.read("mine.npz")
+    assert arrays["seen"].shape == (3, len(header["paths"]), 64, 64) and arrays["seen"].max() < len(header["classes"])
+    assert header["p50_us"] == sorted(header["p50_us"], reverse=True)
+    assert header["miou"] == sorted(header["miou"], reverse=True)
+    drawn = figures.member("scene").draw(["mine.npz"])
+    assert any("mIoU" in text.get_text() for text in drawn.findobj(lambda part: hasattr(part, "get_text")))
     streamed = experiments.member("stream")
     settings = msgspec.structs.replace(streamed.settings(study, "mine"), frames=6, shown=3, scenes=2, switches=2)
     (tmp_path / "other").write_bytes(b"other weights")

@@ -24,7 +24,7 @@ BURST, PAUSE = 24, 40
 
 @dataclass
 class Controller:
-    """How much slower the device runs now than the table promises: a maximum of measured over promised times that decays.
+    """How much slower the device runs now than the table promises: a decaying maximum of measured over promised times.
 
     It is at least 1. closed: whether it looks at all; an open one always says 1.
     """
@@ -98,7 +98,8 @@ def run(trace: Trace, contender: Callable, *, controller: Controller, load=None)
     """The `Frames` of a trace.
 
     contender: ``contender(frame, budget_us, slowdown) -> (text, promised_us, call)``; ``call()`` runs the frame until
-    its maps are on the device, as the host's clock sees it. load: ``load()`` starts a piece of foreign work beside a frame, where the trace wants it.
+    its maps are on the device, as the host's clock sees it. load: ``load()`` starts a piece of foreign work beside a
+    frame, where the trace wants it.
     """
     found = Frames()
     due = perf_counter_ns()

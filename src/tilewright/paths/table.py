@@ -100,8 +100,8 @@ class Table:
     def __init__(self, entries: Sequence[Entry], *, least: float = 0.0):
         """The front of those of `entries` that have a promise, all of one network, checkpoint, device, dtype and batch.
 
-        least: share of the best mean IoU on the scenes of ``choice`` that a path needs: one that hardly sees anything is
-        no answer to a short budget. Paths whose mean IoU was not measured are kept.
+        least: share of the best mean IoU on the scenes of ``choice`` that a path needs: one that hardly sees anything
+        is no answer to a short budget. Paths whose mean IoU was not measured are kept.
 
         Raises `ConfigError` for others, or none.
         """

@@ -36,6 +36,7 @@ _NAMES = (
     "path_front",
     "path_skips",
     "path_prediction",
+    "scene",
     "stream",
     "accelerator",
     "configure_time",
