@@ -22,7 +22,7 @@ add(
     help="of loops, iterations, strides and starts, made least (default: 4)",
 )
 add("--fix", metavar="JSON", help="a configuration whose controllers are fixed")
-add("--monolithic", action="store_true", help="ask for loops, schedules and addresses of a component at once")
+add("--monolithic", action="store_true", help="ask for all of a component, the top too, in one question")
 add("--time-limit", type=float, metavar="S", help="seconds for bmc (default: none)")
 add("--system", metavar="BTOR2", help="a design in place of a tile")
 add("--solve", metavar="REGEX", help="inputs of the design that are its configuration")

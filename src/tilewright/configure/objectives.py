@@ -28,10 +28,15 @@ class Choices:
     name: str
     groups: Sequence[Sequence[Choice]]
 
-    def combinations(self) -> Iterator[tuple[int, tuple[Choice, ...]]]:
-        """``(total cost, choices)``, the least first."""
+    def combinations(self, known: Mapping[str, int] | None = None) -> Iterator[tuple[int, tuple[Choice, ...]]]:
+        """``(total cost, choices)``, the least first; none that changes a word of `known`."""
+        known = known or {}
+        groups = [
+            [each for each in group if all(known.get(name, word) == word for name, word in each.fixed.items())]
+            for group in self.groups
+        ]
         yield from sorted(
-            ((sum(choice.cost for choice in taken), taken) for taken in itertools.product(*self.groups)),
+            ((sum(choice.cost for choice in taken), taken) for taken in itertools.product(*groups)),
             key=lambda each: each[0],
         )
 

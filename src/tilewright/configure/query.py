@@ -52,20 +52,24 @@ def solve(
     example.check(system)
     fixed, end = dict(fixed or {}), None if limit_s is None else perf_counter() + limit_s
     enumerated = [layer for layer in layers if isinstance(layer, objectives.Choices)]
-    combinations = enumerated[0].combinations() if enumerated else [(0, ())]
-    begin, gave_up, patience = perf_counter(), False, PATIENCE_S
+    combinations = enumerated[0].combinations(fixed) if enumerated else [(0, ())]
+    begin, gave_up, patience, alone = perf_counter(), False, PATIENCE_S, {}
     for cost, taken in combinations:
         if end is not None and perf_counter() > end:
             gave_up = True
             break
+        if any(alone.get(id(choice)) for choice in taken):
+            continue
         solver = Solver(None if end is None else max(0.0, end - perf_counter()))
         known = dict(fixed)
         for choice in taken:
             known |= choice.fixed
-        if any(known[name] != value for name, value in fixed.items()):
-            continue
         unrolled = Unrolled(system, example, solver, known)
         if unrolled.refuted:
+            # One of them alone may be what numbers refute: then so is every other combination with it.
+            for choice in taken if len(taken) > 1 else ():
+                if id(choice) not in alone:
+                    alone[id(choice)] = bool(Unrolled(system, example, solver, fixed | dict(choice.fixed)).refuted)
             continue
         _require(solver, unrolled, taken)
         result = solver.check()

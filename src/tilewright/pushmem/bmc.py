@@ -1,8 +1,11 @@
-"""Controllers of a part of a tile by bounded model checking of its RTL, see `configure`.
+"""Controllers of a tile, or of a part of it, by bounded model checking of its RTL, see `configure`.
 
-Two steps, each modular. A controller's loops and schedule follow from its own firings alone. Addresses meet in the
-part's memory: they are asked for with these loops fixed; where that has no answer, with other extents, and then with
-more loops. Layers, each least before the next: loops; iterations; steps as stored; starts.
+A part takes two steps, each modular. A controller's loops and schedule follow from its own firings alone. Addresses
+meet in the part's memory: they are asked for with these loops fixed; where that has no answer, with other extents, and
+then with more loops. Layers, each least before the next: loops; iterations; steps as stored; starts.
+
+A whole tile is one question: its ports tell when words come in and go out, and all else is open. That takes long; see
+`solve` of the package for the tile part by part.
 """
 
 from dataclasses import replace
@@ -19,11 +22,15 @@ from tilewright.pushmem.settings import CYCLE, CYCLE_BITS
 from tilewright.pushmem.streams import ANY
 
 LAYERS = ("levels", "extents", "strides", "starts")
+# Controllers whose firings a component's valid bits tell, going in and coming out.
+SEEN = {part: tuple(told) for part, told in parts.TOLD.items()} | {"top": ("in2agg", "tb2out")}
+# What a tile must never do, bits of `_forbidden`: they are no words of a stream.
+MET, UNWRITTEN = "two_accesses", "unwritten{}"
 
 
 @cache
 def _system(memory, part):
-    """The system of a part: every register of its controllers is configuration."""
+    """The system of a part or of the ``top``: every register of its controllers is configuration."""
     tile = memory.tile(memory.PARAMETERS, part)
     text = rtl.yosys(rtl.rtlil(tile), rtl._BTOR2, "part.btor2")["part.btor2"]
     system = btor2.read(text, "|".join(tile.configuration), f"{memory.NAME}.{part}")
@@ -34,7 +41,27 @@ def _system(memory, part):
             numbers = (lane + 1) * bits - 1, lane * bits
             system.nodes.append(Node("slice", bits, (system.outputs[signal.name],), numbers))
             system.outputs[f"{signal.name}[{lane}]"] = len(system.nodes) - 1
+    if part == "top":
+        _forbidden(system, memory.PARAMETERS)
     return system
+
+
+def _forbidden(system, parameters):
+    """Add as outputs what the model refuses and the RTL lets pass: two accesses in a cycle, and words never written."""
+
+    def bit(op, *args, numbers=()):
+        system.nodes.append(Node(op, 1, args, numbers))
+        return len(system.nodes) - 1
+
+    met = before = bit("const", numbers=(0,))
+    for name in parameters.priority():
+        fire = system.outputs[f"{name}_fire"]
+        met, before = bit("or", met, bit("and", before, fire)), bit("or", before, fire)
+    system.outputs[MET] = met
+    for port in range(parameters.outputs):
+        # A word that was written is its token and one, never 0.
+        shown = bit("redor", system.outputs[f"data_out{port}"])
+        system.outputs[UNWRITTEN.format(port)] = bit("and", system.outputs[f"valid_out{port}"], bit("not", shown))
 
 
 @cache
@@ -48,30 +75,32 @@ def _controller(name, levels):
 
 
 def solve(stream, memory, *, depth=4, known=None, monolithic=False, limit_s=None):
-    """``(answers, configuration)`` of the part that `stream` is of; the configuration is None where there is none.
+    """``(answers, configuration)`` of what `stream` is of; the configuration is None where there is none.
 
     depth: how many of `LAYERS` are made least. known: registers that are fixed. monolithic: loops, schedules and
-    addresses are asked for at once. Raises `TilewrightError`.
+    addresses are asked for at once; of a whole tile they always are. Raises `TilewrightError`.
     """
     known, system, part = known or {}, _system(memory, stream.part), stream.part
-    firings = {name: np.flatnonzero(column) for name, column in _fires(stream, memory).items()}
-    silent = {}
-    for name, at in firings.items():
-        if not len(at):
-            silent |= {register: 0 for register in system.configuration if register.startswith(f"{name}_")}
+    firings = {name: np.flatnonzero(column) for name, column in _fires(stream).items()}
     used = [name for name, at in firings.items() if len(at)]
+    inside, spare = _inside(stream, used) if part == "top" else ([], [])
+    used += inside + spare
+    ports, silent = memory.PARAMETERS.ports(), {}
+    for name in ports:
+        if name not in used:
+            silent |= {register: 0 for register in system.configuration if register.startswith(f"{name}_")}
     components = []
-    for name in [] if monolithic else used:
+    for name in [] if monolithic or part == "top" else used:
         alone = _controller(name, memory.PARAMETERS.levels)
         example, layers = _schedule(name, firings[name], len(stream)), _layers(memory, [name], {name: ()}, depth)
         components.append(modular.Component(name, alone, example, layers, _within(known, name)))
-    told = {name: parts.TOLD[part][memory.PARAMETERS.ports()[name].kind] for name in used}
+    told = {name: _told(part, ports[name]) for name in used}
     components.append(
         modular.Component(
             part,
             system,
             _example(stream, memory, firings),
-            lambda found: _layers(memory, used, told, depth, {**found, **known}),
+            lambda found: _layers(memory, used, told, depth, {**found, **known}, spare),
             {**silent, **known},
             shared=False,
         )
@@ -83,6 +112,20 @@ def solve(stream, memory, *, depth=4, known=None, monolithic=False, limit_s=None
         return answers, None
     registers = recurrence.silent(memory) | answers.by_name[part].registers
     return answers, recurrence.configuration(registers, memory)
+
+
+def asserted(configuration, stream, memory, *, limit_s=None):
+    """The `query.Answer` to the one question of what `stream` is of, with every register as in `configuration`."""
+    firings = {name: np.flatnonzero(column) for name, column in _fires(stream).items()}
+    answer = query.solve(
+        _system(memory, stream.part),
+        _example(stream, memory, firings),
+        fixed=recurrence.registers(configuration, memory),
+        limit_s=limit_s,
+    )
+    if answer.cause is not None:
+        answer.cause = _in_tokens(answer.cause, memory.PARAMETERS.bits)
+    return answer
 
 
 def schedules(configuration, memory):
@@ -105,30 +148,51 @@ def _schedule(name, at, cycles):
     return Example(cycles, {}, {}, {f"{name}_fire": fires, f"{name}.{name}_{CYCLE}_sum": sums})
 
 
-def _fires(stream, memory):
-    """``{controller: bool [cycles]}`` of the part's controllers."""
+def _told(part, port):
+    """Addresses of a controller that a part tells; the top has them all."""
+    return tuple(port.addresses) if part == "top" else parts.TOLD[part][port.kind]
+
+
+def _fires(stream):
+    """``{controller: bool [cycles]}`` of the controllers that the stream shows."""
     columns = {}
-    kinds = list(parts.TOLD[stream.part])
-    for kind, valid in zip(kinds, (stream.valid_in, stream.valid_out), strict=True):
+    for kind, valid in zip(SEEN[stream.part], (stream.valid_in, stream.valid_out), strict=True):
         columns |= {f"{kind}{port}": valid[:, port] for port in range(valid.shape[1])}
     return columns
 
 
+def _inside(stream, used):
+    """``(needed, spare)``: controllers inside a tile that have to fire, and those that may be silent as well.
+
+    A word that goes out was fetched, and written from the input that it came in at. All others write and fetch what
+    nobody asks for.
+    """
+    out = set(stream.data_out[stream.valid_out].ravel().tolist())
+    fetching = [name.replace("tb2out", "sram2tb") for name in used if name.startswith("tb2out")]
+    needed, spare = [], []
+    for name in used:
+        if name.startswith("in2agg"):
+            came = stream.data_in[stream.valid_in[:, int(name[len("in2agg") :])], int(name[len("in2agg") :])]
+            (needed if out.intersection(came.ravel().tolist()) else spare).append(name.replace("in2agg", "agg2sram"))
+    return needed + fetching, spare
+
+
 def _example(stream, memory, firings):
-    """The part's example: its firings are pinned, and so are the sums of its schedules."""
-    pins, cycles, bits = {}, len(stream), memory.PARAMETERS.bits
+    """The example of a part or of the top: firings that it shows are pinned, and so are the sums of their schedules."""
+    pins, cycles, bits, part = {}, len(stream), memory.PARAMETERS.bits, stream.part
     for name, at in firings.items():
-        if len(at):
-            pins |= _schedule(name, at, cycles).pins
-    joined = stream.data_in if stream.part != "tb" else stream.data_in[:, :1]
-    names = {"agg": "data_in{}", "sram": "row{}", "tb": "register"}[stream.part]
+        pins |= _schedule(name, at, cycles).pins if len(at) else {f"{name}_fire": [0] * cycles}
+    joined = stream.data_in if part != "tb" else stream.data_in[:, :1]
+    names = {"agg": "data_in{}", "top": "data_in{}", "sram": "row{}", "tb": "register"}[part]
     inputs = {names.format(port): _words(joined[:, port], bits) for port in range(joined.shape[1])}
     inputs["run"] = [1] * cycles
-    given = {"agg": "row{}[{}]", "sram": "register[{1}]", "tb": "data_out{}"}[stream.part]
-    outputs = {}
+    given = {"agg": "row{}[{}]", "sram": "register[{1}]"}.get(part, "data_out{}")
+    outputs = {MET: [0] * cycles} if part == "top" else {}
     for port in range(stream.data_out.shape[1]):
         # The read register shows its word in every cycle.
-        asked = stream.valid_out[:, port] if stream.part != "sram" else np.ones(cycles, dtype=bool)
+        asked = stream.valid_out[:, port] if part != "sram" else np.ones(cycles, dtype=bool)
+        if part == "top":
+            outputs[UNWRITTEN.format(port)] = [0 if valid else None for valid in asked.tolist()]
         for lane in range(stream.data_out.shape[2]):
             words = np.where(asked, stream.data_out[:, port, lane], ANY).tolist()
             if any(word != ANY for word in words):
@@ -148,14 +212,15 @@ def _words(data, bits):
 def _in_tokens(cause, bits):
     """A cause that tells words as the stream has them."""
     asked = [
-        (signal, cycle, word if signal.endswith(("_fire", "_sum")) else (word - 1) % (1 << bits))
+        (signal, cycle, (word - 1) % (1 << bits) if signal.startswith(("row", "register", "data_out")) else word)
         for signal, cycle, word in cause.asked
     ]
     return replace(cause, asked=asked)
 
 
-def _layers(memory, names, told, depth, found=None):
-    """Layers of the controllers `names`. told: addresses of each that the part tells. found: registers by now."""
+def _layers(memory, names, told, depth, found=None, spare=()):
+    """Layers of the controllers `names`. told: addresses of each that the part tells. found: registers by now. spare:
+    names of those that may be silent."""
     levels, groups = memory.PARAMETERS.levels, []
     for name in names:
         every = [CYCLE, *told[name]]
@@ -164,6 +229,9 @@ def _layers(memory, names, told, depth, found=None):
         if known:
             least = sum(known[f"{name}_last{level}"] > 0 for level in range(levels))
             choices.append(Choice(least, {**known, **_unused(name, every, least, levels)}, {}))
+        if name in spare:
+            starts = {f"{name}_{what}_start": 0 for what in every}
+            choices.append(Choice(0, {f"{name}_enable": 0, **_unused(name, every, 0, levels), **starts}, {}))
         for count in range(least, levels + 1):
             fixed = {f"{name}_enable": 1, **_unused(name, every, count, levels)}
             choices.append(Choice(count, fixed, {f"{name}_last{level}": 1 for level in range(count)}))

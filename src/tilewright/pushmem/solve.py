@@ -49,8 +49,8 @@ def solve(
     """The `Found` of a stream.
 
     engine: of `ENGINES`. depth: layers that bmc makes least. known: a `Configuration` whose controllers are fixed.
-    monolithic: bmc asks for a part's loops, schedules and addresses at once. limit_s: of bmc, seconds. hardware:
-    whether the RTL runs the answer, too.
+    monolithic: bmc asks for all of the tile, or of a part, at once. limit_s: of bmc, seconds. hardware: whether the RTL
+    runs the answer, too.
 
     Raises `ConfigError`, and what `memories` and `rtl` raise for a missing extra.
     """
@@ -106,13 +106,13 @@ def _other(chosen, known):
 
 
 def _checked(stream, memory, depth, known, monolithic, limit_s):
-    """By bounded model checking: a part, or the tile part by part, its inner schedules chosen as `inner` does."""
+    """By bounded model checking: a part; the tile in one question; or the tile part by part, its inner schedules chosen
+    as `inner` does."""
     from tilewright.pushmem import bmc
 
-    if not hasattr(memory, "aggregated"):
-        raise ConfigError(f"bmc: expected a memory with parts, such as pub, found {memory.NAME}; known engines: fit")
+    _has_parts(memory)
     fixed = {} if known is None else _registers(known, memory)
-    if stream.part != "top":
+    if stream.part != "top" or monolithic:
         answers, chosen = bmc.solve(stream, memory, depth=depth, known=fixed, monolithic=monolithic, limit_s=limit_s)
         return _told(stream.part, answers, chosen)
     try:
@@ -126,10 +126,10 @@ def _checked(stream, memory, depth, known, monolithic, limit_s):
     for part in parts.ORDER:
         own = parts.of_run(part, stream, ran)
         left = None if end is None else max(0.0, end - perf_counter())
-        answers, chosen = bmc.solve(own, memory, depth=depth, known=shared, monolithic=monolithic, limit_s=left)
+        answers, chosen = bmc.solve(own, memory, depth=depth, known=shared, limit_s=left)
         if answers.verdict == INFEASIBLE and shared != fixed:
             # Loops that the part before chose may be too few for these addresses.
-            answers, chosen = bmc.solve(own, memory, depth=depth, known=fixed, monolithic=monolithic, limit_s=left)
+            answers, chosen = bmc.solve(own, memory, depth=depth, known=fixed, limit_s=left)
         found = _told(part, answers, chosen)
         seconds |= found.seconds
         if found.verdict != SOLVED:
@@ -138,6 +138,28 @@ def _checked(stream, memory, depth, known, monolithic, limit_s):
         all_found.append(chosen)
         shared = fixed | bmc.schedules(chosen, memory)
     return Found(SOLVED, "bmc", parts.joined(all_found, memory, len(stream)), seconds=seconds)
+
+
+def _has_parts(memory):
+    """Raise `ConfigError` for a memory that model checking knows nothing of."""
+    if not hasattr(memory, "aggregated"):
+        raise ConfigError(f"bmc: expected a memory with parts, such as pub, found {memory.NAME}; known engines: fit")
+
+
+def asserted(configuration, stream, memory, *, limit_s=None) -> int:
+    """Cycles in which the one question of the tile, or of its part, holds with this configuration.
+
+    Raises `SolverError` where it does not, or where the solver gave up; `ConfigError` for a memory without parts.
+    """
+    from tilewright.pushmem import bmc
+
+    _has_parts(memory)
+    configuration.check(memory)
+    answer = bmc.asserted(configuration, stream, memory, limit_s=limit_s)
+    if answer.verdict != SOLVED:
+        why = f": {answer.cause.text()}" if answer.cause else ""
+        raise SolverError(f"the question of the {stream.part} with this configuration is {answer.verdict}{why}")
+    return answer.replayed
 
 
 def _registers(known, memory):

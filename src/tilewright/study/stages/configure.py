@@ -36,7 +36,10 @@ def run(
     if verify is not None:
         known, _ = settings.read(verify)
         known.check(tile)
-        _say(f"{verify}: gives {stream}; {_verified(solve.verified(known, asked, tile))}")
+        by = solve.verified(known, asked, tile)
+        if monolithic:
+            by["one question"] = solve.asserted(known, asked, tile, limit_s=time_limit)
+        _say(f"{verify}: gives {stream}; {_verified(by)}")
         return None
     known = None if fix is None else settings.read(fix)[0]
     found = solve.solve(
