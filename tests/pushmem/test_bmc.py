@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tilewright.configure import query
 from tilewright.core.errors import ConfigError, SolverError
 from tilewright.pushmem import examples, inner, memories, parts, recurrence, settings, solve, streams
 from tilewright.study.stages import configure
@@ -62,7 +63,8 @@ def test_words_that_may_be_any_are_written_before_they_go_out():
     assert found.verdict == "solved" and "agg2sram0" in found.configuration.controllers
 
 
-def test_words_that_come_out_too_soon_have_no_answer():
+def test_words_that_come_out_too_soon_have_no_answer(monkeypatch):
+    monkeypatch.setattr(query, "PATIENCE_S", 0.0)
     found = solve.solve(moved(1, 3), PUB, engine="bmc", monolithic=True, limit_s=60)
     assert (found.verdict, found.configuration) == ("infeasible", None)
     assert "no configuration gives all of" in found.cause["text"] and found.cause["component"] == "top"
