@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilewright.configure import query
+from tilewright.configure import explain, query
 from tilewright.core.errors import ConfigError, SolverError
-from tilewright.pushmem import examples, inner, memories, parts, recurrence, settings, solve, streams
+from tilewright.pushmem import bmc, examples, inner, memories, parts, recurrence, settings, solve, streams
 from tilewright.study.stages import configure
 
 for package in ("amaranth", "pyosys", "bitwuzla"):
@@ -126,6 +126,22 @@ def test_a_changed_register_is_refused(part, modular):
             pytest.fail(f"{name} was changed and passed")
         tried += 1
     assert tried >= 8
+
+
+def test_the_core_of_an_infeasible_part_is_minimal_when_asked_again(monkeypatch):
+    monkeypatch.setattr(query, "PATIENCE_S", 0.0)
+    whole = of("identity-8x6")
+    ran = PUB.run(recurrence.fired(inner.configuration(whole, PUB), PUB, len(whole)), whole.data_in[:, :, 0])
+    stream = parts.of_run("agg", whole, ran)
+    data = stream.data_out.copy()
+    data[np.flatnonzero(stream.valid_out[:, 0])[5], 0, 0] += 1
+    found = solve.solve(replace(stream, data_out=data), PUB, engine="bmc")
+    system, told = bmc._system(PUB, "agg"), found.cause["asked"]
+    asked = [(signal, cycle, word + signal.startswith("row")) for signal, cycle, word in told]
+    silent = {name: 0 for name in system.configuration if name.startswith(("in2agg1_", "agg2sram1_"))}
+    given = bmc._example(stream, PUB, {})
+    assert found.cause["minimal"] and explain.checked(system, given, explain.Cause(asked, True), silent)
+    assert not explain.checked(system, given, explain.Cause(asked[1:], True), silent)
 
 
 def test_another_place_in_the_memory_is_as_good(modular):

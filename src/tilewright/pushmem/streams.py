@@ -76,7 +76,8 @@ def read(path, part, parameters) -> Stream:
     for number, row in enumerate(rows[1:]):
         where = f"{path}: row {number + 2} (cycle {number})"
         if len(row) != len(COLUMNS):
-            raise ArtifactError(f"{where}: expected {len(COLUMNS)} columns, found {len(row)}")
+            missing = f": no {', '.join(COLUMNS[len(row) :])}" if len(row) < len(COLUMNS) else ""
+            raise ArtifactError(f"{where}: expected {len(COLUMNS)} columns, found {len(row)}{missing}")
         for column, shape, limit in ((0, given, None), (2, told, None), (1, None, bits_in), (3, None, bits_out)):
             place = f"{where}, column {COLUMNS[column]}"
             if limit is None:
