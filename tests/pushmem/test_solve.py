@@ -460,8 +460,23 @@ def test_a_dual_port_memory_is_configured(hardware):
 
 
 @pytest.mark.slow
-def test_model_checking_of_long_streams(hardware):
-    """Times of these are reported, whatever they are: benchmarks/configure.py."""
+@pytest.mark.parametrize("part", parts.ORDER)
+def test_model_checking_of_long_streams(part, hardware):
+    """Their times are in docs/pushmem.md, whatever they are."""
     pytest.importorskip("bitwuzla")
-    found = solve.solve(part_of("identity-64x64", "agg"), PUB, engine="bmc", limit_s=1800)
-    assert found.verdict in ("solved", "unknown")
+    stream = part_of("identity-64x64", part)
+    found = solve.solve(stream, PUB, engine="bmc", limit_s=1800)
+    assert found.verdict == "solved" and found.least and len(stream) == 4167
+    same = parts.configuration(stream, PUB).controllers
+    for name, controller in found.configuration.controllers.items():
+        assert (controller.extents, controller.cycle) == (same[name].extents, same[name].cycle)
+
+
+@pytest.mark.slow
+def test_one_question_of_a_whole_tile(hardware):
+    """Its time is in docs/pushmem.md, too."""
+    pytest.importorskip("bitwuzla")
+    stream = of("identity-4x2")
+    found = solve.solve(stream, PUB, engine="bmc", monolithic=True, limit_s=1800)
+    assert found.verdict == "solved" and found.least
+    assert found.layers["levels"] == 4 and found.layers["extents"] == 20
