@@ -33,6 +33,7 @@ def plan(us, **changes):
 
 # Experiments by the first words of a measure.
 EXPERIMENTS = {"end": "networks", "network": "networks", "ragged": "ragged", "pruned": "pruned", "pack": "pruned"}
+EXPERIMENTS |= {"configure": "configure"}
 
 
 def verdicts(tmp_path, rows, **claim):
@@ -417,3 +418,41 @@ def test_one_command_judges_all_recorded_rows(root):
     folder = root / _quoted.FOLDERS["cpu"]
     tables.tabulate("claims", [root / _select.CLAIMS, root / _select.PAPER_LATENCY, folder / "logs"], outputs)
     assert outputs[0].read_text() == _quoted.judged(root, "cpu").to_csv(index=False, lineterminator="\n")
+
+
+def configured(tmp_path, *rows):
+    """Rows of configured streams, by the engine and what they change."""
+    made = [
+        synthetic.configure_row(f"identity-16x16.{engine}", component, **changes) for engine, component, changes in rows
+    ]
+    synthetic.write_csv(tmp_path / "configure.csv", "configure", made)
+    return [tmp_path / "configure.csv"]
+
+
+def test_configured_streams_are_judged_whole(tmp_path):
+    slow = ("bmc", "agg", {"seconds": 99.0})
+    rows = configured(tmp_path, ("fit", "", {}), ("bmc", "", {}), slow, ("bmc", "", {"part": "agg", "extents": 320}))
+    seconds = {"relation": "<=", "expected": 1, "unit": "s"}
+    fit = judged(tmp_path, rows, id="configure_seconds:fit", **seconds)
+    assert (fit.verdict, fit.measured, fit.cases) == ("met", 0.01, 1)
+    bmc = judged(tmp_path, rows, id="configure_seconds:bmc", **seconds)
+    assert (bmc.verdict, bmc.measured, bmc.cases) == ("not met", 2.0, 2)
+    exact = judged(tmp_path, rows, id="configure_exact", relation="=", expected=100)
+    assert (exact.verdict, exact["where"]) == ("met", "3 streams")
+    whole = {"id": "configure_layer:extents/identity-16x16/agg", "relation": "="}
+    assert judged(tmp_path, rows, **whole, expected=320).verdict == "met"
+    assert judged(tmp_path, rows, **whole, expected=640).verdict == "not met"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rtl_cycles": 390},
+        {"rtl_cycles": None, "rtl": "not run: RTL needs g++"},
+        {"status": "failed", "reason": "unknown", "model_cycles": None, "rtl_cycles": None},
+    ],
+)
+def test_a_stream_that_was_not_run_to_its_end_is_not_exact(tmp_path, changes):
+    rows = configured(tmp_path, ("fit", "", {}), ("bmc", "", changes))
+    found = judged(tmp_path, rows, id="configure_exact", relation="=", expected=100)
+    assert (found.verdict, found.measured) == ("not met", 50)

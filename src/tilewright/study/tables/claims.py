@@ -13,6 +13,7 @@ import numpy as np
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core.errors import ArtifactError
 from tilewright.networks.batching import UNPRUNED
+from tilewright.pushmem.examples import DRAIN
 from tilewright.study.tables import (
     _read,
     _select,
@@ -51,7 +52,7 @@ PARTS = ("verdict", VERDICTS)
 # Experiments that claims are about.
 EXPERIMENTS = (
     *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "orders"),
-    *("pruned_accuracy", "paths", "accelerator"),
+    *("pruned_accuracy", "paths", "accelerator", "configure"),
 )
 _JUDGED = ["measured", "verdict", "margin", "where", "cases", "not_met", "ties", "device"]
 # ASSUME: who is slower by more than this share is slower, however noisy the measurement.
@@ -452,6 +453,31 @@ def _accelerator_folded(column):
     return values
 
 
+def _configured(inputs):
+    """Rows of whole streams: those of a component are left out."""
+    (frame,) = _read.frames(inputs, "configure")
+    return frame[frame["component"].fillna("") == ""]
+
+
+def _configured_seconds(frame, engine):
+    return _by_name(frame[frame["engine"] == engine], "seconds", "stream", "part")
+
+
+def _configured_exact(frame, _):
+    """Share of streams whose configuration gave each word, in model and RTL, also in the cycles behind, in percent."""
+    ran = frame[["model_cycles", "rtl_cycles"]].eq(frame["cycles"] + DRAIN, axis=0).all(axis=1)
+    exact = ran & (frame["status"] == "ok")
+    first = next(iter(frame.loc[~exact, "stream"]), f"{len(frame)} streams")
+    return _cases([100 * exact.mean()], [first])
+
+
+def _configured_layer(frame, case):
+    """An objective of what model checking found: ``<objective>/<stream>/<component>``."""
+    layer, stream, part = case.split("/")
+    rows = frame[(frame["engine"] == "bmc") & (frame["stream"] == stream) & (frame["part"] == part)]
+    return _by_name(rows, layer, "stream", "part")
+
+
 def _workload(column):
     def values(frame, case):
         return _by_name(frame[frame["model"] == case].head(1), column, "model")
@@ -540,6 +566,9 @@ _MEASURES = {
     "path_plan_s": (("paths",), paths.measured, _path_plan_s),
     "accelerator_decoder": (("accelerator",), accelerator.table, _accelerator_folded("decoder_energy_over")),
     "accelerator_whole": (("accelerator",), accelerator.table, _accelerator_folded("energy_over")),
+    "configure_seconds": (("configure",), _configured, _configured_seconds),
+    "configure_exact": (("configure",), _configured, _configured_exact),
+    "configure_layer": (("configure",), _configured, _configured_layer),
     "prediction_error": (("attention",), prediction.table, _prediction_error),
     "policy_over": (("attention", "paper_latency"), policy.table, _over_rival("ilp")),
     "tuned_over": (("attention", "paper_latency"), policy.table, _over_rival("tuned")),
