@@ -218,6 +218,7 @@ class Plan:
         self.col_order = torch.from_numpy(ordered_graph.col_order.astype(np.int64))
         self._prepared: dict[tuple[bool, int], Callable] = {}
         self._digest: str | None = None
+        self._bytes: torch.Tensor | None = None
         self._name = operators.register(self)
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, ordered: bool = False) -> torch.Tensor:
@@ -228,7 +229,9 @@ class Plan:
         """
         if operators.watched(q):
             # Compilers hold the digest for a constant; what they compile is guarded by the name, which they read.
-            return torch.ops.tilewright.attend(q, k, v, self._name and self.digest(), ordered)
+            # A program that is exported holds the plan's file. Dynamo, which traces no files, holds the digest alone.
+            held = (self._file(),) if operators.exporting() else ()
+            return torch.ops.tilewright.attend(q, k, v, self._name and self.digest(), ordered, *held)
         return self.run(q, k, v, ordered)
 
     def with_bias(self, bias: Bias | torch.Tensor | None) -> "Plan":
@@ -274,6 +277,14 @@ class Plan:
             np.asarray(getattr(s, n), dtype) for n, dtype in schedule.COLUMNS.items() if n not in ("lane", "start_us")
         ]
         return sha256_arrays(repr(facts), self.graph.id, *work, *_bias_content(self.bias, self.graph))[:32]
+
+    def _file(self):
+        """What `save` writes, uint8 [bytes]: one tensor for all programs that hold it."""
+        if self._bytes is None:
+            # In a separate thread, where nothing traces what is written.
+            with ThreadPoolExecutor(1) as apart:
+                self._bytes = apart.submit(_written, self).result()
+        return self._bytes
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ordered: bool) -> torch.Tensor:
         """The call behind the registered operator. The executor, prepared once for each device, checks and executes."""
@@ -348,6 +359,25 @@ class Plan:
             with artifacts.atomic(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
                 for member in sorted(folder.iterdir()):
                     archive.write(member, member.name)
+
+
+def _written(made):
+    """The file of a plan, uint8 [bytes]."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.plan"
+        made.save(path)
+        return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+
+
+def _from_program(content):
+    """The `Plan` of a file's bytes, which an exported program holds."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.plan"
+        path.write_bytes(content)
+        return load(path)
+
+
+operators.read_by(_from_program)
 
 
 def _tuned(found):

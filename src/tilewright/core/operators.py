@@ -1,8 +1,8 @@
 """``torch.ops.tilewright.attend``: plans as an operator, for ``torch.compile``, ``torch.export`` and tracing.
 
-The operator names its plan by a digest of the plan's content, which holds in every process. It is defined and
-implemented by hand, which costs the host less in each call than the decorator for custom operators
-(docs/decisions/0009).
+The operator names its plan by a digest of the plan's content, which holds in every process. An exported program holds
+the plan's file besides, as a tensor of bytes: it runs where the plan is not. The operator is defined and implemented by
+hand, which costs the host less in each call than the decorator for custom operators (docs/decisions/0009, 0047).
 """
 
 import itertools
@@ -18,10 +18,13 @@ from tilewright.core.errors import ArtifactError
 # Plans by names of this process, and those that were called by digest. A plan lives as long as its owner holds it.
 _LIVE, _CALLED = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
+# Plans that were read out of programs. Nobody else holds them: they live as long as the process.
+_CARRIED = {}
 
 _LIBRARY = library.Library("tilewright", "DEF")
 _LIBRARY.define(
-    "attend(Tensor q, Tensor k, Tensor v, str plan, bool ordered) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+    "attend(Tensor q, Tensor k, Tensor v, str plan, bool ordered, Tensor? file=None) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 
@@ -35,29 +38,57 @@ def register(plan):
     return name
 
 
+def read_by(read):
+    """Have plans that a program holds read by ``read(bytes) -> plan``."""
+    global _read
+    _read = read
+
+
+def _read(content):
+    raise ArtifactError("this program holds its plans: import tilewright.api before it is run")
+
+
+def exporting():
+    """True while a program is exported that may hold tensors of its own: by torch's default, not with strict=True."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
 def watched(x):
     """True where a call on tensor `x` must go through the operator: it is compiled, exported or traced."""
     return is_compiling() or type(x) is not Tensor or dispatch_depth() > 0
 
 
-def _plan(digest):
-    """A plan of this digest: equal plans stand for each other."""
+def _found(digest):
+    """A plan of this digest, or None: equal plans stand for each other."""
     found = _CALLED.get(digest)
     if found is None:
         # Digests are computed here, not when plans are made: few plans are ever called by them.
         live = filter(None, (reference() for reference in _LIVE.valuerefs()))
         found = next((plan for plan in live if plan.digest() == digest), None)
-        if found is None:
-            raise ArtifactError(
-                f"this program calls the plan {digest}, which is not here: before running the program, read the plan's "
-                "file with tilewright.load(path), and keep the plan for as long as the program is run"
-            )
-        _CALLED[digest] = found
+        if found is not None:
+            _CALLED[digest] = found
     return found
 
 
-def _attend(q, k, v, plan, ordered):
-    return _plan(plan).run(q, k, v, ordered)
+def _plan(digest, file):
+    """The plan of this digest, or else that of the `file`, uint8 [bytes] or None, that the program holds."""
+    found = _found(digest)
+    if found is not None:
+        return found
+    if file is None:
+        raise ArtifactError(
+            f"this program calls the plan {digest}, which is not here: before running the program, read the plan's "
+            "file with tilewright.load(path), and keep the plan for as long as the program is run"
+        )
+    found = _read(file.cpu().numpy().tobytes())
+    if found.digest() != digest:
+        raise ArtifactError(f"this program's plan: expected the digest {digest}, found {found.digest()}; export again")
+    _CALLED[digest] = _CARRIED[digest] = found
+    return found
+
+
+def _attend(q, k, v, plan, ordered, file=None):
+    return _plan(plan, file).run(q, k, v, ordered)
 
 
 # For tensors of every device: the plan's executor refuses those of another device than its own.
@@ -65,5 +96,9 @@ _LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")
 
 
 @library.register_fake("tilewright::attend", lib=_LIBRARY)
-def _(q, k, v, plan, ordered):
-    return _plan(plan).like_result(q, k, v)
+def _(q, k, v, plan, ordered, file=None):
+    if file is not None and _found(plan) is None:
+        # What is read of a program that is compiled again has no values yet: the form is that of the queries.
+        batch, heads, n, dim = q.shape
+        return q.new_empty_strided(q.shape, (n * heads * dim, dim, heads * dim, 1))
+    return _plan(plan, file).like_result(q, k, v)

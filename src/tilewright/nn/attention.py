@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tilewright.core import operators
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.provenance import sha256_arrays
 from tilewright.networks import _sites
@@ -159,7 +160,16 @@ class LayerBias:
 
     @torch.compiler.disable
     def planned(self, plan):
-        """`plan` with this bias. Raises `PatternError` where a gradient of the table is asked for."""
+        """`plan` with this bias. Raises `PatternError` where a gradient of the table is asked for.
+
+        In a program that is exported the bias is what it was in the call before, which has to be one without gradients.
+        """
+        if operators.exporting():
+            # Tables have no values while a program is traced.
+            before, _, found = self._made
+            if before is not plan:
+                raise PatternError("bias table: expected a call with such tokens before the export, found none")
+            return found
         table = self.table()
         if torch.is_grad_enabled() and table.requires_grad:
             raise PatternError(

@@ -1,0 +1,182 @@
+"""Programs that were exported hold their plans: they run in processes that have none, from a file or compiled ahead."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tilewright as tw
+from tilewright import api
+from tilewright.core import _internals, operators
+from tilewright.core.errors import ArtifactError, PatternError
+from tilewright.nn import SparseAttention
+
+GRID, DIM, HEADS = (6, 7), 32, 2
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path_factory.getbasetemp() / "plans"))
+
+
+class Block(nn.Module):
+    """Of a vision transformer."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
+        self.attn = SparseAttention(DIM, HEADS, "window-3-g1", GRID, bias=bias)
+        self.mlp = nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, DIM))
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x), ordered=True)
+        return x + self.mlp(self.norm2(x))
+
+
+class Transformer(nn.Module):
+    """A small vision transformer: tokens enter plan order once."""
+
+    def __init__(self, bias=False, depth=3):
+        super().__init__()
+        self.patches = nn.Conv2d(3, DIM, 4, 4)
+        self.cls = nn.Parameter(torch.randn(1, 1, DIM))
+        self.pos = nn.Parameter(torch.randn(1, 1 + GRID[0] * GRID[1], DIM))
+        self.blocks = nn.ModuleList(Block(bias and i == 1) for i in range(depth))
+        self.head = nn.Linear(DIM, 5)
+
+    def forward(self, images):
+        x = self.patches(images).flatten(2).mT
+        x = torch.cat((self.cls.expand(x.shape[0], -1, -1), x), 1) + self.pos
+        entry = self.blocks[0].attn
+        x = entry.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(entry.leave(x)[:, 0])
+
+
+def network(**options):
+    torch.manual_seed(0)
+    made = Transformer(**options).eval().requires_grad_(False)
+    images = torch.randn(2, 3, *(4 * side for side in GRID))
+    return made, images, made(images)
+
+
+# No plan, no module and no cache of plans: what the program holds, and the registered operator.
+ALONE = """
+import os, sys
+import torch
+import tilewright.api
+from tilewright.core import operators
+
+folder, how = sys.argv[1:]
+images, expected = torch.load(f"{folder}/tensors.pt")
+if how == "program":
+    program = torch.export.load(f"{folder}/program.pt2").module()
+else:
+    program = torch._inductor.aoti_load_package(f"{folder}/package.pt2")
+assert not len(operators._LIVE)
+with torch.no_grad():
+    for batch in (images, images.flip(0)):
+        torch.testing.assert_close(program(batch), expected if batch is images else expected.flip(0), atol=1e-5, rtol=1e-5)
+assert not os.path.exists(os.environ["TILEWRIGHT_CACHE"])
+print(len(operators._CARRIED), "plans")
+"""
+
+
+def alone(folder, how, images, expected):
+    """What `ALONE` prints in a process of its own."""
+    torch.save((images, expected), folder / "tensors.pt")
+    path = os.pathsep.join([str(Path(tw.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "TILEWRIGHT_CACHE": str(folder / "none")}
+    command = [sys.executable, "-c", ALONE, str(folder), how]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+def test_a_program_holds_each_of_its_plans_once(bias):
+    model, images, expected = network(bias=bias)
+    program = torch.export.export(model, (images,))
+    held = [x for x in program.constants.values() if x.dtype == torch.uint8]
+    # The layers without a bias share one.
+    assert len(held) == 1 + bias
+    calls = [node for node in program.graph.nodes if node.target is torch.ops.tilewright.attend.default]
+    assert len(calls) == 3 and all(len(node.args) == 6 for node in calls)
+    assert torch.equal(program.module()(images), expected)
+
+
+def test_a_program_runs_in_a_process_without_its_plans(tmp_path):
+    model, images, expected = network(bias=True)
+    torch.export.save(torch.export.export(model, (images,)), tmp_path / "program.pt2")
+    assert alone(tmp_path, "program", images, expected) == "2 plans"
+
+
+def test_a_program_takes_batches_of_any_size():
+    model, images, expected = network()
+    program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    torch.testing.assert_close(program.module()(images[:1].repeat(5, 1, 1, 1)), expected[:1].repeat(5, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(_internals.missing_compiler() is not None, reason="torch compiles for a CPU by a C++ compiler")
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+def test_a_package_that_is_compiled_ahead_runs_in_a_process_without_its_plans(tmp_path, bias):
+    model, images, expected = network(bias=bias)
+    program = torch.export.export(model, (images,))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
+    assert alone(tmp_path, "package", images, expected) == f"{1 + bias} plans"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(_internals.missing_compiler() is not None, reason="torch compiles for a CPU by a C++ compiler")
+def test_a_package_of_timms_model_runs_in_a_process_without_its_plans(tmp_path):
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    from tilewright.integrations.timm import sparsify
+
+    torch.manual_seed(0)
+    sizes = {"depth": 2, "embed_dim": 48, "num_heads": 3, "num_classes": 5, "img_size": (48, 64)}
+    model = timm.create_model("vit_tiny_patch16_224", **sizes).eval().requires_grad_(False)
+    dense = model(images := torch.randn(2, 3, 48, 64))
+    sparsify(model, "window-3-g1")
+    expected = model(images)
+    assert not torch.allclose(dense, expected, atol=1e-3)
+    program = torch.export.export(model, (images,))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
+    assert alone(tmp_path, "package", images, expected) == "1 plans"
+
+
+def test_a_bias_has_to_be_known_before_the_export():
+    torch.manual_seed(0)
+    layer = SparseAttention(DIM, HEADS, "window-3-g1", GRID, bias=True).eval().requires_grad_(False)
+    x = torch.randn(1, 43, DIM)
+    # Of the plan without a bias, which others may have made.
+    layer.attention.plan(GRID, x.dtype, x.device)
+    with pytest.raises(PatternError, match="bias table: expected a call with such tokens before the export"):
+        torch.export.export(layer, (x,))
+    expected = layer(x)
+    assert torch.equal(torch.export.export(layer, (x,)).module()(x), expected)
+
+
+def test_a_program_is_compiled_again_where_its_plan_is_not(monkeypatch):
+    model, images, expected = network()
+    program = torch.export.export(model, (images,))
+    for known in ("_LIVE", "_CALLED", "_CARRIED"):
+        monkeypatch.setattr(operators, known, {} if known == "_CARRIED" else type(operators._LIVE)())
+    with torch.no_grad():
+        compiled = torch.compile(program.module(), backend="aot_eager")
+        torch.testing.assert_close(compiled(images), expected)
+    assert len(operators._CARRIED) == 1
+
+
+def test_another_plan_than_the_programs_is_refused(tmp_path):
+    plans = [tw.plan(torch.ones(n, n, dtype=torch.bool), heads=1, head_dim=8, solver="greedy") for n in (3, 4)]
+    file = plans[0]._file()
+    with pytest.raises(ArtifactError, match=rf"expected the digest {'0' * 32}, found {plans[0].digest()}; export again"):
+        torch.ops.tilewright.attend(*3 * [torch.ones(1, 1, 3, 8)], "0" * 32, False, file)
+    assert torch.equal(file, plans[0]._file()) and not torch.equal(file, plans[1]._file())
+    assert api._from_program(file.numpy().tobytes()).digest() == plans[0].digest()
