@@ -17,9 +17,9 @@ import torch
 from bench_orders import GRIDS, windows
 
 import tilewright as tw
-from tilewright import __main__ as command
 from tilewright import blocks, reorder, targets
 from tilewright.blocks import tiles
+from tilewright.commands import compile as compiling
 from tilewright.graph import from_pattern
 
 PATTERNS = "128x128+1,128x128+1 shuffled,256x256+1,256x256+1 shuffled"
@@ -36,7 +36,7 @@ def main():
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("results/logs/bench_plan.csv"))
     given = parser.parse_args()
-    command.compile_ahead()
+    compiling.ahead()
     options = {"heads": 6, "head_dim": 64, "dtype": getattr(torch, given.dtype), "device": given.device}
     tw.plan(windows((40, 40), (3, 3), n_global=1, seed=0), **options)
     rows = []

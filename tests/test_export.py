@@ -49,7 +49,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(DIM, 5)
 
     def forward(self, images):
-        x = self.patches(images).flatten(2).mT
+        x = self.patches(images).flatten(2).transpose(1, 2)
         x = torch.cat((self.cls.expand(x.shape[0], -1, -1), x), 1) + self.pos
         entry = self.blocks[0].attn
         x = entry.enter(x)
@@ -81,7 +81,8 @@ else:
 assert not len(operators._LIVE)
 with torch.no_grad():
     for batch in (images, images.flip(0)):
-        torch.testing.assert_close(program(batch), expected if batch is images else expected.flip(0), atol=1e-5, rtol=1e-5)
+        wanted = expected if batch is images else expected.flip(0)
+        torch.testing.assert_close(program(batch), wanted, atol=1e-5, rtol=1e-5)
 assert not os.path.exists(os.environ["TILEWRIGHT_CACHE"])
 print(len(operators._CARRIED), "plans")
 """
@@ -144,10 +145,32 @@ def test_a_package_of_timms_model_runs_in_a_process_without_its_plans(tmp_path):
     dense = model(images := torch.randn(2, 3, 48, 64))
     sparsify(model, "window-3-g1")
     expected = model(images)
-    assert not torch.allclose(dense, expected, atol=1e-3)
+    assert not torch.allclose(dense, expected, atol=1e-4)
     program = torch.export.export(model, (images,))
     torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
     assert alone(tmp_path, "package", images, expected) == "1 plans"
+
+
+def test_onnx_names_the_operator_that_it_cannot_hold(tmp_path):
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript, by which torch exports to ONNX, is not installed")
+    model, images, _ = network()
+    with pytest.raises(torch.onnx.OnnxExporterError, match=r"No ONNX function found for .*tilewright\.attend"):
+        torch.onnx.export(model, (images,), tmp_path / "model.onnx", dynamo=True, verbose=False)
+    # The exporter of before traces, and must not write down what one call of the executor happened to do.
+    with (
+        pytest.warns(DeprecationWarning),
+        pytest.raises(torch.onnx.OnnxExporterError, match="unrecognized namespace tilewright::attend"),
+    ):
+        torch.onnx.export(model, (images,), tmp_path / "model.onnx", dynamo=False)
+    assert not list(tmp_path.glob("*.onnx"))
+
+
+def test_a_traced_module_calls_the_operator_and_holds_the_plan():
+    model, images, _ = network()
+    traced = torch.jit.trace(model, (images,))
+    assert str(traced.inlined_graph).count("tilewright::attend") == 3
+    assert torch.equal(traced(images.flip(0)), model(images.flip(0)))
 
 
 def test_a_bias_has_to_be_known_before_the_export():
@@ -176,7 +199,9 @@ def test_a_program_is_compiled_again_where_its_plan_is_not(monkeypatch):
 def test_another_plan_than_the_programs_is_refused(tmp_path):
     plans = [tw.plan(torch.ones(n, n, dtype=torch.bool), heads=1, head_dim=8, solver="greedy") for n in (3, 4)]
     file = plans[0]._file()
-    with pytest.raises(ArtifactError, match=rf"expected the digest {'0' * 32}, found {plans[0].digest()}; export again"):
+    with pytest.raises(
+        ArtifactError, match=rf"expected the digest {'0' * 32}, found {plans[0].digest()}; export again"
+    ):
         torch.ops.tilewright.attend(*3 * [torch.ones(1, 1, 3, 8)], "0" * 32, False, file)
     assert torch.equal(file, plans[0]._file()) and not torch.equal(file, plans[1]._file())
     assert api._from_program(file.numpy().tobytes()).digest() == plans[0].digest()

@@ -33,14 +33,22 @@ def files(room):
 
 
 @pytest.mark.parametrize("path", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in sorted(ROOT.rglob("*.py"))])
-def test_only_the_study_imports_baselines_and_the_study(path):
+def test_only_the_study_and_the_commands_import_baselines_and_the_study(path):
     room = path.relative_to(ROOT).parts[0]
-    allowed = {"study": {"study", "baselines"}, "baselines": {"baselines"}}.get(room, set())
+    all_of_them = {"study", "baselines"}
+    allowed = {"study": all_of_them, "commands": all_of_them, "baselines": {"baselines"}}.get(room, set())
     assert rooms(path) & {"study", "baselines"} <= allowed
 
 
 def test_the_core_imports_nothing_else_of_the_package():
     assert set().union(*map(rooms, files("core"))) <= {"core"}
+
+
+def test_nothing_but_the_entry_imports_the_commands():
+    importing = {path.name for path in ROOT.rglob("*.py") if "commands" in rooms(path)} - {
+        path.name for path in files("commands")
+    }
+    assert importing == {"__main__.py"}
 
 
 def test_configuration_by_examples_knows_no_memory():

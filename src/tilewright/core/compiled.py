@@ -43,6 +43,11 @@ def load(name: str) -> ModuleType | None:
     return None
 
 
+def is_prepared(name: str) -> bool:
+    """Whether `prepare` has compiled the module `name` on a machine like this one."""
+    return _note(name).is_file()
+
+
 def _note(name):
     """The file that says that a module is compiled: by its text and place, numba and Python, and the processor."""
     path = Path(find_spec(name).origin)

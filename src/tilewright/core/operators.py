@@ -11,6 +11,7 @@ import weakref
 import torch
 from torch import Tensor, library
 from torch.compiler import is_compiling
+from torch.jit import is_tracing
 
 from tilewright.core._internals import dispatch_depth
 from tilewright.core.errors import ArtifactError
@@ -49,13 +50,14 @@ def _read(content):
 
 
 def exporting():
-    """True while a program is exported that may hold tensors of its own: by torch's default, not with strict=True."""
-    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    """True while a program is made that may hold tensors of its own: by ``torch.export``, but with strict=True, or by
+    ``torch.jit.trace``."""
+    return (torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()) or is_tracing()
 
 
 def watched(x):
     """True where a call on tensor `x` must go through the operator: it is compiled, exported or traced."""
-    return is_compiling() or type(x) is not Tensor or dispatch_depth() > 0
+    return is_compiling() or type(x) is not Tensor or dispatch_depth() > 0 or is_tracing()
 
 
 def _found(digest):

@@ -119,13 +119,14 @@ def _picture(axes, order, pattern, cover):
     axes.set(xticks=[], yticks=[])
     for side in axes.spines.values():
         side.set(visible=True, color="#999999", linewidth=0.6)
-    _outline(axes, stretches(cover), PIXELS / max(pattern.shape))
+    outline(axes, stretches(cover), PIXELS / max(pattern.shape))
     name = "as the model has it" if order == "none" else f"order {_style.order_name(order)}"
     work = cover.area.sum() / (pattern.n_rows * pattern.n_cols)
     axes.set_title(f"{name}: {cover.tile.name} executes {work:.1%}", fontsize=9.5)
 
 
-def _outline(axes, boxes, pixels):
+def outline(axes, boxes, pixels):
+    """Draw the edges of `boxes`, as `stretches` has them, where they are so large that edges do not hide the mask."""
     from matplotlib.collections import PolyCollection
 
     top, bottom, left, right = boxes.T

@@ -1,0 +1,33 @@
+"""The subcommands of ``tilewright``.
+
+Contract of a member module; the first line of its docstring is its help:
+    ``arguments(parser)``: declare its options.
+    ``run(**chosen) -> int | None``: do it and print to standard output; an exit status, None for 0. Raises
+        `TilewrightError`.
+Importing a member stays light: `tilewright --help` loads no torch.
+"""
+
+import os
+
+from tilewright.core import registry
+
+NAMES = ("plan", "show", "bench", "calibrate", "compile", "doctor")
+
+
+def member(name):
+    """The module of a subcommand. Raises `UnknownNameError`."""
+    return registry.member(__name__, "command", name, NAMES)
+
+
+def table(rows):
+    """Lines of a table of `rows`, dicts of texts with the same keys: a header, then the rows, aligned to the right."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    return [
+        "  ".join(line[name].rjust(width) for name, width in widths.items()).rstrip()
+        for line in ({name: name for name in widths}, *rows)
+    ]
+
+
+def settle_threads():
+    """Before torch is loaded: its idle threads are to leave the cores to plans, see docs/api.md, "On a CPU"."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")

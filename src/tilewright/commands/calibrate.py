@@ -1,0 +1,34 @@
+"""Measure once what plans on this GPU are made of; compile as `tilewright compile` does."""
+
+from tilewright.commands import compile as compiling
+from tilewright.commands import table
+from tilewright.profile import DTYPES
+
+
+def arguments(parser):
+    """What is calibrated."""
+    parser.add_argument("--head-dim", type=int, nargs="+", default=[64], help="values of a head")
+    parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bfloat16"], help="of the tensors")
+    parser.add_argument("--tiles", nargs="+", help="such as 64x1; by default those that plans choose from")
+    parser.add_argument("--device", default="cuda", help="kind of the device")
+    parser.add_argument("--anew", action="store_true", help="measure what is already there, too")
+    parser.add_argument(
+        "--forms", action="store_true", help="choose the form of each tile's kernel among candidates first"
+    )
+
+
+def run(head_dim, dtype, tiles, device, anew, forms):
+    """Calibrate for each type and head dim, and print a table."""
+    from tilewright import targets
+    from tilewright.blocks.tiles import parse
+
+    model = targets.cost_model(device)
+    chosen = [parse(name) for name in tiles or targets.facts(device).TILES]
+    rows = [
+        {"type": each, "head dim": str(dim), "tile": name, **model.summary(found)}
+        for each in dtype
+        for dim in head_dim
+        for name, found in model.calibrated(chosen, dim, each, anew, forms).items()
+    ]
+    print("\n".join(table(rows)))
+    compiling.ahead()

@@ -1,0 +1,177 @@
+"""Say what is installed here, what is slow, and why: one line each."""
+
+import importlib.util
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from tilewright.core import caches
+
+# Not needed, but used where they are there: what for.
+OPTIONAL = {
+    "snakemake": "the study: pip install tilewright[study]",
+    "timm": "tilewright.integrations.timm",
+    "transformers": "tilewright.integrations.transformers",
+    "diffusers": "tilewright.integrations.diffusers",
+    "gurobipy": "solver gurobi",
+}
+# What this package measured or ran into: name, ``(versions by package) -> bool``, what to do.
+BAD_PAIRS = (
+    (
+        "triton's interpreter and numpy",
+        lambda versions: os.environ.get("TRITON_INTERPRET") == "1" and _release(versions["numpy"]) >= (2, 4),
+        "kernels in bfloat16 fail under TRITON_INTERPRET=1 with numpy 2.4 and later: use float32, or numpy below 2.4",
+    ),
+)
+
+
+def arguments(parser):
+    """It has none."""
+
+
+def run():
+    """Print the lines. Returns 1 where something does not work."""
+    lines = [*_versions(), *_pairs(), *_device(), *_compilers(), *_caches(), *_optional()]
+    for state, name, text in lines:
+        print(f"{state:<5} {name:<12} {text}")
+    return int(any(state == "bad" for state, *_ in lines))
+
+
+def _release(version):
+    """The leading numbers of a version, ``2.13.0+cpu`` as (2, 13)."""
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split("+")[0].split(".")[:2])
+
+
+def _installed(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _versions():
+    """This package, Python, and what it requires."""
+    import tilewright
+
+    folder = Path(tilewright.__file__).parent
+    yield "ok", "tilewright", f"{tilewright.__version__}, {folder}"
+    yield "ok", "python", f"{platform.python_version()}, {sys.executable}"
+    if _installed("tilewright") is None:
+        yield "note", "versions", "this package is run from its folder, not installed: what it requires is not checked"
+        return
+    from packaging.requirements import Requirement
+
+    for requirement in map(Requirement, metadata.requires("tilewright")):
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        found, name = _installed(requirement.name), requirement.name
+        if found is None:
+            yield "bad", name, f"not installed, expected {requirement.specifier}: pip install '{requirement}'"
+        elif not requirement.specifier.contains(found.partition("+")[0], prereleases=True):
+            yield "bad", name, f"{found}, expected {requirement.specifier}: pip install '{requirement}'"
+        elif name in ("torch", "triton", "numpy"):
+            yield "ok", name, found
+
+
+def _pairs():
+    """Versions that do not work together."""
+    versions = {name: _installed(name) or "0" for name in ("numpy", "torch", "triton")}
+    for name, is_bad, advice in BAD_PAIRS:
+        if is_bad(versions):
+            yield "bad", "versions", f"{name}: {advice}"
+
+
+def _device():
+    """The GPU and what is known of it, or the cores."""
+    import torch
+
+    from tilewright import targets
+    from tilewright.core import _internals
+    from tilewright.core.errors import DeviceError
+
+    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    advice = "" if threads >= cores else "; plans use the threads: torch.set_num_threads, or OMP_NUM_THREADS"
+    yield "slow" if advice else "ok", "cpu", f"{threads} of {cores} cores in use by torch{advice}"
+    if not torch.cuda.is_available():
+        yield "note", "gpu", f"none that torch {torch.__version__} can use: {_why_no_gpu(torch)}"
+        return
+    try:
+        gpu = targets.describe("cuda")
+    except DeviceError as error:
+        yield "bad", "gpu", str(error)
+        return
+    capability, driver = gpu["capability"], gpu["driver"]
+    yield "ok", "gpu", f"{gpu['name']}, compute capability {capability}, driver {driver}, CUDA {torch.version.cuda}"
+    if _release(capability) < (8, 0):
+        yield "slow", "gpu", f"kernels are written for compute capability 8.0 and later, found {capability}"
+    release = ".".join(map(str, _release(_installed("triton") or "0")))
+    if release not in _internals.KNOWN_TRITON:
+        known = ", ".join(_internals.KNOWN_TRITON)
+        yield "slow", "launches", f"10 µs longer each: triton's launcher is known for {known}, found {release}"
+    yield from _calibrated(gpu)
+
+
+def _why_no_gpu(torch):
+    if torch.version.cuda is None:
+        return "it is built without CUDA, see docs/environments.md"
+    return "no device, or its driver is too old for CUDA " + torch.version.cuda
+
+
+def _calibrated(gpu):
+    """What plans on this GPU are made of."""
+    from tilewright.targets.cuda import calibration, forms
+
+    for kind, what in ((calibration.KIND, "calibration"), (forms.KIND, "forms")):
+        found = sorted({path.name.rpartition("-")[0] for path in (caches.folder() / kind).glob("*.json")})
+        option = " --forms" if kind == forms.KIND else ""
+        if found:
+            yield "ok", what, f"kept for type-head dim-rows {', '.join(found)}"
+        else:
+            yield "slow", what, f"none kept for {gpu['name']}: tilewright calibrate{option}, once, in about a minute"
+
+
+def _compilers():
+    """What compiles, or was compiled."""
+    from tilewright.blocks import cut
+    from tilewright.core import _internals, compiled
+
+    missing = _internals.missing_compiler()
+    if missing:
+        yield "note", "C++", f"{missing.splitlines()[0]}: no torch.compile, FlexAttention or AOTInductor on the CPU"
+    else:
+        yield "ok", "C++", "a compiler for torch.compile, FlexAttention and AOTInductor on the CPU"
+    if all(compiled.is_prepared(name) for name in cut.ENTERED):
+        yield "ok", "compiled", "the functions that large patterns are planned with"
+    else:
+        yield "slow", "compiled", "large patterns are planned several times slower until: tilewright compile, once"
+    if "GOMP_SPINCOUNT" not in os.environ:
+        yield (
+            "slow",
+            "OpenMP",
+            "idle threads keep cores from plans on a CPU: set GOMP_SPINCOUNT=5000 before Python starts",
+        )
+
+
+def _caches():
+    """The folder of caches."""
+    folder = caches.folder()
+    if not folder.exists():
+        nearest = next(parent for parent in folder.parents if parent.exists())
+        state = "ok" if os.access(nearest, os.W_OK) else "slow"
+        yield state, "cache", f"{folder}, not there yet" + ("" if state == "ok" else " and not to be written")
+        return
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    plans = sum(path.suffix == ".plan" for path in files)
+    text = f"{folder}: {plans} plans, {sum(path.stat().st_size for path in files) / 1e6:,.1f} MB in {len(files)} files"
+    if os.access(folder, os.W_OK):
+        yield "ok", "cache", text
+    else:
+        yield "slow", "cache", f"{text}; not to be written: plans are made anew each time; set TILEWRIGHT_CACHE"
+
+
+def _optional():
+    for name, use in OPTIONAL.items():
+        found = _installed(name) or ("there" if importlib.util.find_spec(name) else None)
+        yield ("ok", name, found) if found else ("note", name, f"not installed: {use}")

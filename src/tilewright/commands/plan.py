@@ -1,0 +1,49 @@
+"""Plan a pattern and save the plan."""
+
+from tilewright.commands import _inputs, settle_threads
+from tilewright.core.errors import ConfigError
+from tilewright.profile import DTYPES
+
+
+def arguments(parser):
+    """The pattern, what the plan will be called with, and how it is made."""
+    parser.add_argument("pattern", help=_inputs.PATTERN)
+    _inputs.grid_option(parser)
+    parser.add_argument("--output", "-o", required=True, help="file to write, e.g. window.plan")
+    parser.add_argument("--heads", type=int, help="attention heads (default: of the workload)")
+    parser.add_argument("--head-dim", type=int, help="values of a head (default: of the workload)")
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the tensors (default: {DTYPES[0]})")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--reorder", default="auto", help="order of the tokens (default: auto, the best of several)")
+    parser.add_argument("--tiles", nargs="+", help="such as 64x1 64x64; by default those of the device")
+    parser.add_argument("--solver", default="highs", help="highs, gurobi, descent or greedy (default: highs)")
+    parser.add_argument("--tune", action="store_true", help="run several schedules and take the fastest")
+
+
+def run(pattern, grid, output, heads, head_dim, dtype, device, reorder, tiles, solver, tune):
+    """Plan, save, and print the summary."""
+    settle_threads()
+    found = _inputs.pattern(pattern, grid)
+    sizes = {"--heads": heads or found.meta.get("heads"), "--head-dim": head_dim or found.meta.get("head_dim")}
+    for option, size in sizes.items():
+        if size is None or size < 1:
+            raise ConfigError(f"{option}: expected a positive number, which {pattern} does not tell, found {size}")
+
+    import torch
+
+    from tilewright import api
+
+    made = api.plan(
+        found,
+        heads=sizes["--heads"],
+        head_dim=sizes["--head-dim"],
+        dtype=getattr(torch, dtype),
+        device=device,
+        reorder=reorder,
+        tiles=tiles,
+        solver=solver,
+        tune=tune,
+    )
+    made.save(output)
+    print(made.summary())
+    print(f"saved      {output}")
