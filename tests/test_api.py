@@ -785,7 +785,7 @@ print(planned.digest())
 
 
 @pytest.mark.parametrize("bias", ["none", "table"])
-def test_an_exported_program_finds_its_plan_in_another_process(tmp_path, dense, planned, bias):
+def test_a_strictly_exported_program_finds_its_plan_in_another_process(tmp_path, dense, planned, bias):
     if bias == "table":
         # By tensors of torch, as networks do.
         planned = planned.with_bias(
@@ -794,7 +794,7 @@ def test_an_exported_program_finds_its_plan_in_another_process(tmp_path, dense, 
             )
         )
     q, k, v = tensors(*dense.shape)
-    torch.export.save(torch.export.export(Layer(planned), (q, k, v)), tmp_path / "program.pt2")
+    torch.export.save(torch.export.export(Layer(planned), (q, k, v), strict=True), tmp_path / "program.pt2")
     planned.save(tmp_path / "p.plan")
     torch.save((q, k, v, planned(q, k, v)), tmp_path / "tensors.pt")
     environment = os.environ | {"PYTHONPATH": str(Path(tw.__file__).parents[1])}

@@ -18,7 +18,7 @@ import torch
 import tilewright as tw
 from tilewright import blocks, graph, reference, targets
 from tilewright.blocks import tiles
-from tilewright.core.errors import ArtifactError, DeviceError
+from tilewright.core.errors import ArtifactError, DeviceError, VersionError
 from tilewright.targets.cuda import tile_lists
 from tilewright.targets.masks import Bias
 from tilewright.targets.measure import check
@@ -416,3 +416,86 @@ def test_a_plan_runs_where_its_times_no_longer_hold(tmp_path, archives, qkv, mon
     plan = tw.load(tmp_path / "p.plan")
     with pytest.raises(DeviceError, match="expected a profile made on this device"):
         check(plan.profiles["16x1"], plan.blocks["16x1"])
+
+
+# Written by version 0.1.0 on some processor; more are added when a format changes, and none is replaced.
+WRITTEN = sorted((Path(__file__).parent / "plans").glob("version-*.plan"))
+
+
+def planned_on(path):
+    """The device that a plan file was profiled on."""
+    with zipfile.ZipFile(path) as archive:
+        profile = next(name for name in archive.namelist() if name.startswith("profile-"))
+        return json.loads(archive.read(profile))["device"]
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.stem)
+def test_plans_that_were_written_by_every_version_are_read(tmp_path, qkv, monkeypatch, path):
+    here = planned_on(path)
+    monkeypatch.setattr(targets, "describe", lambda kind: here)
+    assert outcome(path, qkv) == "right"
+    plan = tw.load(path)
+    assert plan.graph.id == tw.api.reorder.apply(graph.from_pattern(pattern()), plan.reorder["order"])[0].id
+    assert isinstance(plan.bias, Bias)
+    # Written again, it is the same plan in today's formats.
+    plan.save(tmp_path / "again.plan")
+    assert tw.load(tmp_path / "again.plan").digest() == plan.digest()
+
+
+def test_todays_formats_are_among_those_that_were_written():
+    def versions(path):
+        with zipfile.ZipFile(path) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        headers = {
+            name: json.loads(content) if name.endswith(".json") else arrays_of(content)[1]
+            for name, content in members.items()
+        }
+        return {(header["kind"], header["version"]) for header in headers.values()}
+
+    modules = {"graph": graph, "blocks": blocks, "profile": tw.api.profile, "schedule": tw.api.schedule.record}
+    today = {(kind, module.VERSION) for kind, module in modules.items()}
+    today |= {("plan", tw.api.VERSION), ("bias", tw.api.VERSION)}
+    assert WRITTEN and today in [versions(path) for path in WRITTEN]
+
+
+@pytest.mark.parametrize(
+    ("member", "version", "writer", "advice"),
+    [
+        ("plan.json", 0, "0.0.9", "an older tilewright 0.0.9 wrote this plan: plan the pattern again and save it"),
+        ("profile-16x1.json", 0, None, "an older tilewright wrote this plan: plan the pattern again and save it"),
+        (
+            "plan.json",
+            99,
+            "9.1",
+            rf"a newer tilewright 9.1 wrote this plan: upgrade this one, {tw.__version__}, or plan",
+        ),
+        ("graph.npz", 99, "9.1", r"a newer tilewright 9.1 wrote this plan"),
+    ],
+)
+def test_a_plan_of_another_version_says_what_to_do(tmp_path, archives, member, version, writer, advice):
+    members = dict(archives[1])
+    if member.endswith(".json"):
+        members[member] = json.dumps(json.loads(members[member]) | {"version": version}).encode()
+    else:
+        arrays, header = arrays_of(members[member])
+        members[member] = npz(arrays, header | {"version": version})
+    document = json.loads(members["plan.json"])
+    document["made_by"] = {} if writer is None else {"tilewright": writer}
+    members["plan.json"] = json.dumps(document).encode()
+    written(members.items(), tmp_path / "p.plan")
+    kind = member.partition(".")[0].partition("-")[0]
+    with pytest.raises(
+        VersionError, match=rf"p\.plan: {member}: expected {kind} version \d+, found version {version}; {advice}"
+    ):
+        tw.load(tmp_path / "p.plan")
+
+
+def test_a_plan_whose_work_has_no_lengths_is_read(tmp_path, archives, qkv):
+    """Schedules of version 2, before split lengths could differ by region."""
+
+    def alter(document):
+        document["version"] = 2
+        document["work"].pop("length")
+
+    written(change("schedule.json", alter)(archives[1]).items(), tmp_path / "p.plan")
+    assert outcome(tmp_path / "p.plan", qkv) == "right"

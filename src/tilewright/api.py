@@ -6,6 +6,7 @@ others straight to the executor.
 """
 
 import contextlib
+import json
 import logging
 import math
 import os
@@ -25,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 
-from tilewright import blocks, graph, profile, reorder, schedule, targets
+from tilewright import __version__, blocks, graph, profile, reorder, schedule, targets
 from tilewright.blocks import work
 from tilewright.blocks.cut import best_gathered
 from tilewright.blocks.tiles import fitting
@@ -39,6 +40,7 @@ from tilewright.core.errors import (
     PatternError,
     TileError,
     UnknownNameError,
+    VersionError,
 )
 from tilewright.core.provenance import sha256_arrays
 from tilewright.graph import Graph
@@ -174,6 +176,8 @@ def load(path: str | Path) -> "Plan":
     """Read a plan that `Plan.save` wrote. Its contents are checked: what they count and point to is there, and the
     blocks cover the pattern.
 
+    A file of an older version of this package is read where its formats can be, and refused with what to do where not.
+
     Raises `ArtifactError` for a damaged or foreign file, `DeviceError` elsewhere than on a device of the name that it
     was profiled on. Where only versions or the number of threads differ from then it runs, with a warning: its results
     are right, its schedule may no longer be the fastest.
@@ -185,7 +189,23 @@ def load(path: str | Path) -> "Plan":
         except ArtifactError as error:
             # People know the plan's path, not that of the folder it was unpacked to.
             found = str(error).replace(f"{folder}/", f"{path}: ")
+            if isinstance(error, VersionError):
+                raise VersionError(f"{found}; {_advice(error, Path(folder))}", error.newer) from error
             raise ArtifactError(found if found.startswith(f"{path}: ") else f"{path}: {found}") from error
+
+
+def _advice(error, folder):
+    """What to do about a plan of another version, unpacked to `folder`."""
+    try:
+        writer = json.loads((folder / "plan.json").read_bytes())["made_by"]["tilewright"]
+    except (OSError, ValueError, KeyError, TypeError):
+        writer = None
+    of = "" if writer is None else f" {writer}"
+    if error.newer:
+        return (
+            f"a newer tilewright{of} wrote this plan: upgrade this one, {__version__}, or plan the pattern again here"
+        )
+    return f"an older tilewright{of} wrote this plan: plan the pattern again and save it"
 
 
 class Plan:
@@ -355,7 +375,7 @@ class Plan:
                 "reorder": self.reorder,
                 "bias": self.bias is not None,
             }
-            artifacts.write_json(folder / "plan.json", KIND, VERSION, body)
+            artifacts.write_json(folder / "plan.json", KIND, VERSION, body, {"tilewright": __version__})
             with artifacts.atomic(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
                 for member in sorted(folder.iterdir()):
                     archive.write(member, member.name)

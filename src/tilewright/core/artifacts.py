@@ -1,7 +1,8 @@
 """Files that cross a stage: written whole and then renamed, read strictly.
 
 Every file carries a header with its ``kind``, format ``version`` and what made it (``made_by``). Reading another kind
-or version, a truncated or a foreign file raises `ArtifactError` naming the path, what was expected and what was found.
+or version, a truncated or a foreign file raises `ArtifactError` naming the path, what was expected and what was found,
+a `VersionError` where it is the version.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.core.errors import ArtifactError
+from tilewright.core.errors import ArtifactError, VersionError
 
 _HEADER = "tilewright"
 # Of zlib. The higher levels take five times as long for arrays of indices and save a few per cent.
@@ -158,4 +159,7 @@ def _check(path, header, kind, version, older=()):
     if found[0] != kind:
         raise ArtifactError(f"{path}: expected kind {kind!r}, found {found[0]!r}")
     if found[1] != version and found[1] not in older:
-        raise ArtifactError(f"{path}: expected {kind} version {version}, found version {found[1]}")
+        raise VersionError(
+            f"{path}: expected {kind} version {version}, found version {found[1]}",
+            newer=isinstance(found[1], int) and found[1] > version,
+        )

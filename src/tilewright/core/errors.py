@@ -25,6 +25,15 @@ class ArtifactError(TilewrightError):
     """A file that is missing, damaged, of another stage or version, or made from other inputs."""
 
 
+class VersionError(ArtifactError):
+    """A file of a format version that this version of the package does not read. newer: than those that it reads."""
+
+    def __init__(self, message, newer=False):
+        """State `message`."""
+        super().__init__(message)
+        self.newer = newer
+
+
 class TileError(TilewrightError):
     """A tile that cannot be parsed or does not fit the graph or the device."""
 

@@ -101,6 +101,6 @@ _LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")
 def _(q, k, v, plan, ordered, file=None):
     if file is not None and _found(plan) is None:
         # What is read of a program that is compiled again has no values yet: the form is that of the queries.
-        batch, heads, n, dim = q.shape
+        heads, n, dim = q.shape[1:]
         return q.new_empty_strided(q.shape, (n * heads * dim, dim, heads * dim, 1))
     return _plan(plan, file).like_result(q, k, v)
