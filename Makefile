@@ -35,7 +35,7 @@ smoke: setup
 	$(BIN)/snakemake --cores all --directory build/smoke --configfile config/smoke.yaml -- figures/speedup.svg
 
 test: setup
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 lint: setup
 	$(BIN)/ruff check

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import extras
 from helpers.systems import CYCLES, MINIS
 from tilewright.configure import explain, query, replay
 from tilewright.configure.example import Example
 from tilewright.configure.objectives import Choices
 
-pytest.importorskip("bitwuzla")
+extras.need("bitwuzla")
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from helpers import extras
 from tilewright.configure import btor2, query, replay
 from tilewright.configure.example import Example
 from tilewright.core.errors import ArtifactError, ConfigError
@@ -82,7 +83,7 @@ def test_names_match_whole():
 
 
 def test_a_memory_begins_with_words_that_are_written_one_by_one():
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     system = btor2.read(ROM, "place")
     found = [replay.run(system, {"place": place}, {}, 1, ["word", "other"]) for place in range(4)]
     assert [each["word"] for each in found] == [[0], [77], [0], [0xA5]]
@@ -102,8 +103,7 @@ def test_first_values_of_inputs_or_of_themselves_are_refused(value, message):
 
 
 def test_a_tile_in_btor2_runs_as_its_library_does():
-    for package in ("amaranth", "pyosys"):
-        pytest.importorskip(package)
+    extras.need("amaranth", "pyosys")
     from tilewright.core.errors import Unavailable
     from tilewright.pushmem import memories, rtl
 

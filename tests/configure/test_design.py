@@ -4,11 +4,12 @@ import json
 
 import pytest
 
+from helpers import extras
 from tilewright.configure import design, example, query
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.study.stages import configure
 
-pytest.importorskip("bitwuzla")
+extras.need("bitwuzla")
 # Counts `by_step` a cycle from `by_start` while `go`.
 COUNTER = """
 1 sort bitvec 1

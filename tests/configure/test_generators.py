@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from helpers import extras
 from tilewright.configure import query
 from tilewright.configure.unroll import Unrolled
 from tilewright.pushmem import bmc, memories
@@ -12,8 +13,7 @@ NAME = "sram2tb0"
 
 @pytest.fixture(autouse=True)
 def extra():
-    for package in ("bitwuzla", "amaranth", "pyosys"):
-        pytest.importorskip(package)
+    extras.need("bitwuzla", "amaranth", "pyosys")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """Components in turn: what one finds is given to the next, and no answer breaks what another asks for."""
 
-import pytest
-
+from helpers import extras
 from tilewright.configure import modular, query
 from tilewright.configure.example import Example
 from tilewright.configure.modular import Component
 from tilewright.configure.objectives import Least
 from tilewright.configure.system import Builder
 
-pytest.importorskip("bitwuzla")
+extras.need("bitwuzla")
 
 
 def bounded(name, low, high, *, word="x", layers=()):

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import extras
 from tilewright.configure import query
 from tilewright.configure.example import Example
 from tilewright.configure.objectives import Choice, Choices, Least
 from tilewright.configure.solve import SAT, UNKNOWN, Solver
 from tilewright.configure.system import Builder
 
-pytest.importorskip("bitwuzla")
+extras.need("bitwuzla")
 
 
 def words(*widths):

@@ -5,13 +5,14 @@ import sys
 
 import pytest
 
+from helpers import extras
 from tilewright.configure import explain, query, replay, unroll
 from tilewright.configure.example import Example
 from tilewright.configure.solve import Solver
 from tilewright.configure.system import Builder
 from tilewright.core.errors import ConfigError, SolverError, SolverUnavailableError
 
-pytest.importorskip("bitwuzla")
+extras.need("bitwuzla")
 
 
 def counter():

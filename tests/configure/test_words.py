@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from helpers import extras
 from tilewright.configure import btor2, query, replay, words
 from tilewright.configure.example import Example
 from tilewright.configure.solve import SAT, Solver
@@ -30,7 +31,7 @@ def test_every_operator_is_among_the_lines():
 
 @pytest.mark.parametrize(("op", "line"), [pytest.param(*each, id=each[1]) for each in lines()])
 def test_an_operator_is_the_same_everywhere(op, line):
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     system = btor2.read(f"{SORTS}{INPUTS}{line}\n30 output 20 out\n", "b")
     node, solver = system.nodes[system.outputs["out"]], Solver()
     assert node.op == op
@@ -52,7 +53,7 @@ def test_an_operator_is_the_same_everywhere(op, line):
 @pytest.mark.parametrize(("op", "line"), [pytest.param(*each, id=each[1]) for each in lines()])
 @pytest.mark.parametrize("sought", ["a", "b"])
 def test_an_operator_of_a_word_that_is_known_is_folded_right(op, line, sought):
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     system = btor2.read(f"{SORTS}{INPUTS}{line}\n30 output 20 out\n", sought)
     inputs = {"b" if sought == "a" else "a": list(range(8))}
     for value in (0, 1, 3, 4, 7):
@@ -61,7 +62,7 @@ def test_an_operator_of_a_word_that_is_known_is_folded_right(op, line, sought):
 
 
 def test_amounts_of_shifts_may_have_fewer_bits():
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     solver = Solver()
     term = solver.apply(Node("sll", 4, (0, 1)), [solver.value(3, 4), solver.value(2, 2)])
     assert solver.check() == SAT and solver.found(term) == 12

@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from helpers import extras
 from tilewright.pushmem import apps, configuration, dsl, mapping, memories, netlist, recurrence, simulate
 from tilewright.pushmem.errors import RunError
 
-pytest.importorskip("islpy")
+extras.need("islpy")
 
 SIDES = {"resnet": (8, 13, 28), "mobilenet": (8, 13, 28), "patch_embed": (16, 29, 64)}
 
@@ -104,8 +105,7 @@ def test_a_mapping_without_one_of_its_parts_fails():
 
 @pytest.mark.parametrize("app", ["gaussian-29", "upsample-16", "mobilenet-8"])
 def test_the_rtl_of_an_app_gives_the_words_of_numpy(app):
-    pytest.importorskip("pyosys")
-    pytest.importorskip("amaranth")
+    extras.need("amaranth", "pyosys")
     outputs = apps.program(app)
     mapped, data = mapping.compile(outputs), words(outputs)
     stalls = np.random.default_rng(2).random(101) < 0.3

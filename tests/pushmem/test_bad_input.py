@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from helpers import extras
 from helpers.checkout import ROOT
 from tilewright.core.errors import TilewrightError
 from tilewright.pushmem import examples, inner, memories, rtl, settings, solve, streams
@@ -111,17 +112,16 @@ def test_a_package_that_is_missing_is_named_and_rtl_is_not_run(package, tmp_path
 @pytest.mark.parametrize(("package", "of"), [("amaranth", "RTL"), ("pyosys", "RTL"), ("bitwuzla", "bmc")])
 def test_model_checking_without_a_package_says_what_to_install(package, of, tmp_path):
     if package != "amaranth":
-        pytest.importorskip("amaranth")
+        extras.need("amaranth")
     if package == "bitwuzla":
-        pytest.importorskip("pyosys")
+        extras.need("pyosys")
     done = command_without(package, "--stream", "identity-8x8", "--engine", "bmc", "--output", tmp_path / "c.json")
     assert done.returncode == 2 and f"{of} needs {package}: {rtl.EXTRA}" in done.stderr
     assert len(done.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
 def test_without_a_compiler_rtl_is_not_run(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("amaranth")
-    pytest.importorskip("pyosys")
+    extras.need("amaranth", "pyosys")
     monkeypatch.setattr(rtl.shutil, "which", lambda name: None)
     solve.hardware_of.cache_clear()
     configure.run(**ASKED | {"stream": "identity-8x8", "output": tmp_path / "c.json"})

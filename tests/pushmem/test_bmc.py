@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from helpers import extras
 from tilewright.configure import explain, query
 from tilewright.core.errors import ConfigError, SolverError
 from tilewright.pushmem import bmc, examples, inner, memories, parts, recurrence, settings, solve, streams
 from tilewright.study.stages import configure
 
-for package in ("amaranth", "pyosys", "bitwuzla"):
-    pytest.importorskip(package)
+extras.need("amaranth", "pyosys", "bitwuzla")
 PUB, DP = memories.member("pub"), memories.member("dp")
 
 

@@ -1,11 +1,14 @@
 """Model, RTL, recurrence and loops by algebra say the same."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.core.errors import ConfigError, UnknownNameError
+from helpers import extras
+from tilewright.core.errors import ConfigError, Unavailable, UnknownNameError
 from tilewright.pushmem import fit, memories, recurrence, rtl
 from tilewright.pushmem.memories import ConflictError
 from tilewright.pushmem.settings import CYCLE_BITS, Affine, Configuration, Controller
@@ -34,8 +37,7 @@ def configuration(memory, seed):
 
 @pytest.fixture(scope="module")
 def tiles():
-    pytest.importorskip("amaranth")
-    pytest.importorskip("pyosys")
+    extras.need("amaranth", "pyosys")
     return {memory.NAME: rtl.Tile(memory) for memory in (PUB, DP)}
 
 
@@ -59,8 +61,7 @@ def test_model_and_rtl_give_the_same_words_in_every_cycle(memory, tiles):
 
 
 def test_a_tile_of_other_sizes_is_the_same_in_model_and_rtl():
-    pytest.importorskip("amaranth")
-    pytest.importorskip("pyosys")
+    extras.need("amaranth", "pyosys")
     from dataclasses import replace
 
     small = replace(PUB.PARAMETERS, fetch=2, depth=16, inputs=1, outputs=1, levels=3)
@@ -213,3 +214,17 @@ def test_without_a_compiler_it_says_so(monkeypatch):
     monkeypatch.setattr(rtl.shutil, "which", lambda name: None)
     with pytest.raises(Unavailable, match=r"RTL needs g\+\+"):
         rtl.Library("", [], [], [])
+
+
+def test_yosys_leaves_this_process_as_it_was():
+    # What is loaded with global symbols has kernels of torch run one for another.
+    extras.need("amaranth", "pyosys")
+    before = sys.getdlopenflags()
+    assert "module tile" in rtl.verilog(PUB)
+    assert sys.getdlopenflags() == before and "pyosys" not in sys.modules
+
+
+def test_what_yosys_refuses_is_named():
+    extras.need("pyosys")
+    with pytest.raises(Unavailable, match=r"Yosys failed: .*nowhere"):
+        rtl.run_yosys(["read_rtlil /nowhere.il"])

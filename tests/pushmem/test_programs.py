@@ -5,13 +5,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers import extras
 from tilewright.core.errors import UnknownNameError
 from tilewright.pushmem import apps, dsl, mapping, simulate
 from tilewright.pushmem.affine import fit, generate
 from tilewright.pushmem.dsl import Input, Lut, Stage, maximum, select
 from tilewright.pushmem.errors import ProgramError
 
-pytest.importorskip("islpy")
+extras.need("islpy")
 
 
 @st.composite

@@ -9,6 +9,7 @@ from time import process_time
 import numpy as np
 import pytest
 
+from helpers import extras
 from helpers.checkout import ROOT
 from tilewright.core.errors import ArtifactError, ConfigError, SolverError, UnknownNameError
 from tilewright.pushmem import counting, examples, inner, memories, parts, recurrence, settings, solve, streams
@@ -37,8 +38,7 @@ def part_of(name, part):
 @pytest.fixture(scope="module")
 def hardware():
     """Whether the RTL can be built here; it is, before anything is timed."""
-    pytest.importorskip("amaranth")
-    pytest.importorskip("pyosys")
+    extras.need("amaranth", "pyosys")
     for part in streams.PARTS:
         solve.hardware_of(PUB, part)
     return True
@@ -82,7 +82,7 @@ def replace_start(controller, start):
 
 
 def test_the_published_aggregator_has_the_published_optimum(hardware):
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     stream = part_of("identity-16x16", "agg")
     for monolithic in (False, True):
         begin = process_time()
@@ -93,7 +93,7 @@ def test_the_published_aggregator_has_the_published_optimum(hardware):
 
 @pytest.mark.parametrize("name", ["identity-8x8", "line_buffer-3-8x8", "strided-2-8x8"])
 def test_model_checking_finds_the_loops_that_algebra_finds(name, hardware):
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     for part in parts.ORDER:
         stream = part_of(name, part)
         fit, bmc = (solve.solve(stream, PUB, engine=engine) for engine in ("fit", "bmc"))
@@ -105,7 +105,7 @@ def test_model_checking_finds_the_loops_that_algebra_finds(name, hardware):
 
 
 def test_a_whole_tile_by_model_checking(hardware):
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     stream = of("identity-14x14")
     found = solve.solve(stream, PUB, engine="bmc")
     assert found.verdict == "solved" and found.verified["rtl"] == len(stream) + 64
@@ -113,7 +113,7 @@ def test_a_whole_tile_by_model_checking(hardware):
 
 
 def test_words_that_may_be_any_are_for_model_checking(hardware):
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     stream = part_of("identity-14x14", "tb")
     free = stream.data_out.copy()
     free[::3] = streams.ANY
@@ -127,13 +127,13 @@ def test_words_that_may_be_any_are_for_model_checking(hardware):
 
 
 def test_time_that_is_over_is_unknown(hardware):
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     found = solve.solve(part_of("identity-14x14", "agg"), PUB, engine="bmc", limit_s=0.0)
     assert (found.verdict, found.configuration) == ("unknown", None)
 
 
 def test_a_controller_that_is_fixed_stays(hardware):
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     stream = part_of("identity-14x14", "agg")
     whole = parts.configuration(stream, PUB)
     fixed = settings.Configuration("pub", {"in2agg0": whole.controllers["in2agg0"]})
@@ -247,7 +247,7 @@ def test_streams_of_random_configurations_are_solved(hardware):
 
 
 def test_small_ones_are_solved_by_model_checking(hardware):
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     draw, done = np.random.default_rng(11), 0
     while done < 50:
         stream = feasible(draw)
@@ -334,7 +334,7 @@ def test_the_window_that_is_too_short_is_exact():
 
 
 def test_the_core_of_an_infeasible_part_is_minimal(hardware):
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     stream = part_of("identity-8x6", "agg")
     data = stream.data_out.copy()
     row = np.flatnonzero(stream.valid_out[:, 0])[5]
@@ -463,7 +463,7 @@ def test_a_dual_port_memory_is_configured(hardware):
 @pytest.mark.parametrize("part", parts.ORDER)
 def test_model_checking_of_long_streams(part, hardware):
     """Their times are in docs/pushmem.md, whatever they are."""
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     stream = part_of("identity-64x64", part)
     found = solve.solve(stream, PUB, engine="bmc", limit_s=1800)
     assert found.verdict == "solved" and found.least and len(stream) == 4167
@@ -475,7 +475,7 @@ def test_model_checking_of_long_streams(part, hardware):
 @pytest.mark.slow
 def test_one_question_of_a_whole_tile(hardware):
     """Its time is in docs/pushmem.md, too."""
-    pytest.importorskip("bitwuzla")
+    extras.need("bitwuzla")
     stream = of("identity-4x2")
     found = solve.solve(stream, PUB, engine="bmc", monolithic=True, limit_s=1800)
     assert found.verdict == "solved" and found.least

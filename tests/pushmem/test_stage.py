@@ -5,12 +5,13 @@ import json
 
 import pytest
 
+from helpers import extras
 from tilewright.core.errors import TilewrightError, UnknownNameError
 from tilewright.pushmem import apps, mapping, simulate
 from tilewright.pushmem.cost import cost
 from tilewright.study.stages.push_app import run
 
-pytest.importorskip("islpy")
+extras.need("islpy")
 
 
 def test_an_app_leaves_four_files_that_agree(tmp_path, capsys):

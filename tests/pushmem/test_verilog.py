@@ -6,11 +6,11 @@ import subprocess
 import numpy as np
 import pytest
 
+from helpers import extras
 from tilewright.core.errors import Unavailable
 from tilewright.pushmem import examples, inner, memories, recurrence, rtl
 
-for package in ("amaranth", "pyosys"):
-    pytest.importorskip(package)
+extras.need("amaranth", "pyosys")
 CYCLES = 400
 # The standard input has a word for each constant, then a word for each input in each cycle.
 HARNESS = """
@@ -41,13 +41,8 @@ int main(int argc, char **argv) {{
 
 def by_yosys(text, constants, inputs, outputs, folder):
     """The Verilog as Yosys reads it: a function of words of `constants` and words of `inputs` [cycles, inputs]."""
-    from pyosys import libyosys
-
     (folder / "tile.v").write_text(text)
-    design = libyosys.Design()
-    with rtl._silent():
-        for line in (f"read_verilog {folder / 'tile.v'}", "proc", f"write_rtlil {folder / 'tile.il'}"):
-            libyosys.run_pass(line, design)
+    rtl.run_yosys([f"read_verilog {folder / 'tile.v'}", "proc", f"write_rtlil {folder / 'tile.il'}"])
     try:
         return rtl.Library((folder / "tile.il").read_text(), constants, inputs, outputs).run
     except Unavailable as reason:

@@ -3,9 +3,9 @@
 A library holds one tile, whose configuration is set at run time. It is kept by its sources, so that it is built once.
 """
 
-import contextlib
 import ctypes
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -28,6 +28,14 @@ _FLAT = ("hierarchy -top tile", "proc", "flatten")
 _BTOR2 = ("memory -nomap", "memory_nordff", "opt -full", "async2sync", "dffunmap", "opt_clean", "write_btor -s {}")
 _CXX = ("opt", "write_cxxrtl -O6 -header {}")
 _VERILOG = ("opt", "write_verilog -noattr {}")
+# Its passes, one an argument.
+_YOSYS = """
+import sys
+from pyosys import libyosys
+design = libyosys.Design()
+for line in sys.argv[1:]:
+    libyosys.run_pass(line, design)
+"""
 _RUN = """
 #include "{header}"
 extern "C" void run(uint64_t cycles, const uint64_t *constants, const uint64_t *in, uint64_t *out) {{
@@ -75,33 +83,33 @@ def yosys(text, passes, name) -> dict[str, str]:
 
     Raises `Unavailable` without the extra.
     """
-    try:
-        from pyosys import libyosys
-    except ImportError as error:
-        raise Unavailable(f"RTL needs pyosys: {EXTRA} ({error})") from error
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "tile.il"
         source.write_text(text)
-        design = libyosys.Design()
-        with _silent():
-            for line in (f"read_rtlil {source}", *_FLAT, *passes):
-                libyosys.run_pass(line.format(Path(folder) / name), design)
+        run_yosys([line.format(Path(folder) / name) for line in (f"read_rtlil {source}", *_FLAT, *passes)])
         source.unlink()
         return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
 
-@contextlib.contextmanager
-def _silent():
-    """Yosys tells all that it does, past Python's streams."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), 1)
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+def run_yosys(passes: Sequence[str]) -> None:
+    """Run Yosys in a process of its own. Raises `Unavailable` without the extra, and where a pass fails.
+
+    pyosys makes the symbols of all libraries global that its process loads later. Kernels that torch compiles have the
+    same names: in one process one of them would run for another.
+    """
+    _pyosys()
+    command = [sys.executable, "-c", _YOSYS, *passes]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise Unavailable(f"RTL: Yosys failed: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+
+
+def _pyosys() -> Path:
+    """The folder of pyosys, which is not imported. Raises `Unavailable` without the extra."""
+    found = importlib.util.find_spec("pyosys")
+    if found is None:
+        raise Unavailable(f"RTL needs pyosys: {EXTRA} (it is not installed)")
+    return Path(found.origin).parent
 
 
 class Library:
@@ -131,11 +139,7 @@ def _built(text, constants, inputs, outputs):
     compiler = shutil.which("g++")
     if compiler is None:
         raise Unavailable("RTL needs g++, which was not found; expected a C++ compiler on the PATH")
-    try:
-        version = metadata.version("pyosys")
-        import pyosys
-    except (ImportError, metadata.PackageNotFoundError) as error:
-        raise Unavailable(f"RTL needs pyosys: {EXTRA} ({error})") from error
+    package, version = _pyosys(), metadata.version("pyosys")
     ports = {"constants": constants, "inputs": inputs, "outputs": outputs}
     digest = hashlib.sha256("\n".join([text, repr(ports), _RUN, version, *_CXX]).encode()).hexdigest()[:20]
     path = caches.folder() / "rtl" / f"tile-{digest}.so"
@@ -146,7 +150,7 @@ def _built(text, constants, inputs, outputs):
         for name, content in yosys(text, _CXX, "tile.cpp").items():
             (Path(folder) / name).write_text(content)
         (Path(folder) / "run.cpp").write_text(_driver(constants, inputs, outputs))
-        runtime = Path(pyosys.__file__).parent / "share/include/backends/cxxrtl/runtime"
+        runtime = package / "share/include/backends/cxxrtl/runtime"
         command = [compiler, "-std=c++14", "-O1", "-shared", "-fPIC", "-w", f"-I{runtime}", "tile.cpp", "run.cpp"]
         done = subprocess.run([*command, "-o", "tile.so"], cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
