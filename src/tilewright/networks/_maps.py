@@ -210,7 +210,7 @@ def run(operator, arguments, form):
 def forms(name, device):
     """``{name of a form: form}`` of the kernels that the target of `device` has for an operator."""
     module = targets.maps(device.type)
-    return {} if module is None else {"-".join(map(str, form)): form for form in module.FORMS[name]}
+    return {} if module is None else {str(form): form for form in module.FORMS[name]}
 
 
 def _decode(maps, weights, bias, grid, classes, classes_bias, form):

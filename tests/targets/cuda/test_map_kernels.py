@@ -15,6 +15,8 @@ from tilewright.targets.cuda.maps import Form
 # The interpreter is wrong in bfloat16.
 TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (TRITON_DEVICE == "cuda")
 SMALL = {"decode": Form(32, 32, 2), "dwconv_gelu": Form(8, 16, 2)}
+# Whether pixels gather what they read of smaller maps, or share it.
+DECODE = [Form(16, 32, 2, rows=2), Form(8, 32, 2, rows=4, spread=True)]
 
 
 def close(found, expected, dtype):
@@ -47,18 +49,20 @@ def check_decode(grid, levels, weights, bias, predict, predict_bias, form):
     close(found, expected, predict.dtype)
 
 
+@pytest.mark.parametrize("form", DECODE, ids=str)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("classes", [5, 16, 19, 40])
-def test_a_decoder_of_four_levels(dtype, classes):
+def test_a_decoder_of_four_levels(dtype, classes, form):
     grids = [(12, 9), (6, 5), (3, 3), (2, 2)]
-    check_decode(grids[0], *decoder(2, grids, (32, 24, 40, 48), 32, classes, dtype), SMALL["decode"])
+    check_decode(grids[0], *decoder(2, grids, (32, 24, 40, 48), 32, classes, dtype), form)
 
 
+@pytest.mark.parametrize("form", DECODE, ids=str)
 @pytest.mark.parametrize("kept", [(0,), (1,), (3,), (0, 2), (1, 2, 3)], ids=str)
-def test_a_decoder_of_some_levels(kept):
+def test_a_decoder_of_some_levels(kept, form):
     grids, widths = [(9, 12), (5, 6), (3, 3), (2, 2)], (32, 24, 40, 48)
     given = decoder(1, [grids[i] for i in kept], [widths[i] for i in kept], 32, 5, torch.float32)
-    check_decode(grids[0], *given, SMALL["decode"])
+    check_decode(grids[0], *given, form)
 
 
 @settings(max_examples=6, deadline=None)
@@ -67,11 +71,12 @@ def test_a_decoder_of_some_levels(kept):
     classes=st.integers(1, 40),
     batch=st.integers(1, 2),
     seed=st.integers(0, 9),
+    form=st.sampled_from(DECODE),
 )
-def test_decoders_of_any_size(sides, classes, batch, seed):
+def test_decoders_of_any_size(sides, classes, batch, seed, form):
     grids = [tuple(max(1, -(-side // step)) for side in sides) for step in (1, 2, 4, 8)]
-    # Several levels of one grid are gathered, too.
-    check_decode(grids[0], *decoder(batch, grids, (16, 32, 8, 24), 64, classes, torch.float32, seed), SMALL["decode"])
+    # Several levels of one grid are read so, too.
+    check_decode(grids[0], *decoder(batch, grids, (16, 32, 8, 24), 64, classes, torch.float32, seed), form)
 
 
 @settings(max_examples=6, deadline=None)

@@ -39,78 +39,106 @@ def tilewright_dwconv_gelu(
 
 
 @triton.jit
-def _corners(y, x, b, rows, columns, from_rows, from_columns, CHANNELS: tl.constexpr):
-    """Where pixels [BLOCK_M] of a grid of `rows` x `columns` lie in a smaller one: offsets of two corners in each of
-    two rows, and the weights of the second row and of the second column (bilinear, edges are not aligned)."""
+def _level(y, x, b, rows, columns, from_ptr, from_rows, from_columns, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
+           TAPS: tl.constexpr):  # fmt: skip
+    """What pixels y, x [BLOCK_M], a rectangle on a grid of `rows` x `columns`, read of a smaller map (bilinear, edges
+    are not aligned).
+
+    Gathered, where TAPS is 0: offsets of two corners in each of two rows, and the weights of the second row and of the
+    second column. Else what the rectangle reads, by rows of WIDE: weights [BLOCK_M, TAPS], offsets [TAPS], which exist.
+    """
     at_y = tl.maximum((y.to(tl.float32) + 0.5) * (from_rows / rows) - 0.5, 0.0)
     at_x = tl.maximum((x.to(tl.float32) + 0.5) * (from_columns / columns) - 0.5, 0.0)
     y0, x0 = at_y.to(tl.int32), at_x.to(tl.int32)
-    y1, x1 = tl.minimum(y0 + 1, from_rows - 1), tl.minimum(x0 + 1, from_columns - 1)
-    first, second = (b * from_rows + y0) * from_columns, (b * from_rows + y1) * from_columns
-    return (
-        (first + x0) * CHANNELS, (first + x1) * CHANNELS, (second + x0) * CHANNELS, (second + x1) * CHANNELS,
-        at_y - y0.to(tl.float32), at_x - x0.to(tl.float32),
-    )  # fmt: skip
+    if TAPS > 0:
+        t = tl.arange(0, TAPS)
+        row, column = tl.min(y0) + t // WIDE, tl.min(x0) + t % WIDE
+        # Behind the last row there is none: its weight is that of the last one.
+        at_y, at_x = tl.minimum(at_y, from_rows - 1.0), tl.minimum(at_x, from_columns - 1.0)
+        of_y = tl.maximum(1.0 - tl.abs(at_y[:, None] - row.to(tl.float32)[None, :]), 0.0)
+        of_x = tl.maximum(1.0 - tl.abs(at_x[:, None] - column.to(tl.float32)[None, :]), 0.0)
+        m_tap = (t < TAPS // WIDE * WIDE) & (row < from_rows) & (column < from_columns)
+        weights = tl.where(m_tap[None, :], of_y * of_x, 0.0).to(from_ptr.dtype.element_ty)
+        return weights, ((b * from_rows + row) * from_columns + column) * CHANNELS, m_tap
+    else:
+        y1, x1 = tl.minimum(y0 + 1, from_rows - 1), tl.minimum(x0 + 1, from_columns - 1)
+        first, second = (b * from_rows + y0) * from_columns, (b * from_rows + y1) * from_columns
+        return (
+            (first + x0) * CHANNELS, (first + x1) * CHANNELS, (second + x0) * CHANNELS, (second + x1) * CHANNELS,
+            at_y - y0.to(tl.float32), at_x - x0.to(tl.float32),
+        )  # fmt: skip
 
 
 @triton.jit
-def _gathered(z_ptr, corners, c, m_pixel):
-    """Channels c [BLOCK_C] of pixels [BLOCK_M], between the four corners of each, in float32."""
-    p00, p01, p10, p11, of_y, of_x = corners
-    m = m_pixel[:, None]
-    b_00 = tl.load(z_ptr + p00[:, None] + c[None, :], mask=m, other=0).to(tl.float32)  # [BLOCK_M, BLOCK_C]
-    b_01 = tl.load(z_ptr + p01[:, None] + c[None, :], mask=m, other=0).to(tl.float32)
-    b_10 = tl.load(z_ptr + p10[:, None] + c[None, :], mask=m, other=0).to(tl.float32)
-    b_11 = tl.load(z_ptr + p11[:, None] + c[None, :], mask=m, other=0).to(tl.float32)
-    of_x, of_y = of_x[:, None], of_y[:, None]
-    above, below = b_00 + of_x * (b_01 - b_00), b_10 + of_x * (b_11 - b_10)
-    return above + of_y * (below - above)
+def _with_level(z, z_ptr, level, c, m_pixel, PRECISION: tl.constexpr, TAPS: tl.constexpr):
+    """z and channels c [BLOCK_C] of a `_level`, [BLOCK_M, BLOCK_C] in float32."""
+    if TAPS > 0:
+        weights, at, m_tap = level
+        b_z = tl.load(z_ptr + at[:, None] + c[None, :], mask=m_tap[:, None], other=0)  # [TAPS, BLOCK_C]
+        return tl.dot(weights, b_z, z, input_precision=PRECISION)
+    else:
+        p00, p01, p10, p11, of_y, of_x = level
+        m = m_pixel[:, None]
+        b_00 = tl.load(z_ptr + p00[:, None] + c[None, :], mask=m, other=0).to(tl.float32)  # [BLOCK_M, BLOCK_C]
+        b_01 = tl.load(z_ptr + p01[:, None] + c[None, :], mask=m, other=0).to(tl.float32)
+        b_10 = tl.load(z_ptr + p10[:, None] + c[None, :], mask=m, other=0).to(tl.float32)
+        b_11 = tl.load(z_ptr + p11[:, None] + c[None, :], mask=m, other=0).to(tl.float32)
+        of_y, of_x = of_y[:, None], of_x[:, None]
+        above, below = b_00 + of_x * (b_01 - b_00), b_10 + of_x * (b_11 - b_10)
+        return z + above + of_y * (below - above)
 
 
 @triton.jit
 def tilewright_decode(
-    out_ptr, bias_ptr, class_ptr, class_bias_ptr, first_ptr, weight_ptr, a_ptr, b_ptr, c_ptr, pixels, rows, columns,
-    a_rows, a_columns, b_rows, b_columns, c_rows, c_columns,
-    CLASSES: tl.constexpr, CHANNELS: tl.constexpr, FIRST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, REST_K: tl.constexpr, PRECISION: tl.constexpr,
+    out_ptr, bias_ptr, class_ptr, class_bias_ptr, first_ptr, weight_ptr, u_ptr, v_ptr, w_ptr, rows, columns,
+    u_rows, u_columns, v_rows, v_columns, w_rows, w_columns,
+    CLASSES: tl.constexpr, CHANNELS: tl.constexpr, FIRST: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, REST_K: tl.constexpr, PRECISION: tl.constexpr,
+    U_WIDE: tl.constexpr, U_TAPS: tl.constexpr, V_WIDE: tl.constexpr, V_TAPS: tl.constexpr, W_WIDE: tl.constexpr,
+    W_TAPS: tl.constexpr,
 ):  # fmt: skip
-    """A folded decoder in one pass: class maps of relu(first weight' + the maps a, b, c on the grid of first + bias).
+    """A folded decoder in one pass: class maps of relu(first weight' + the maps u, v, w on the grid of first + bias).
 
-    Grid: (cdiv(pixels, BLOCK_M),), pixels of all images. first_ptr: [pixels, FIRST], weight_ptr: [CHANNELS, FIRST], or
-    None both. a_ptr, b_ptr, c_ptr: [batch, their rows, their columns, CHANNELS], or None. class_ptr: [CLASSES,
-    CHANNELS]. out_ptr: [pixels, CLASSES]. Classes are held as BLOCK_K and REST_K, powers of two; REST_K may be 0.
-    CHANNELS is a multiple of BLOCK_C. Each gathered map has less than 2^31 values.
+    Grid: (batch * cdiv(rows, BLOCK_Y) * cdiv(columns, BLOCK_X),), a rectangle of pixels a program. first_ptr: [pixels,
+    FIRST], weight_ptr: [CHANNELS, FIRST], or None both. u_ptr, v_ptr, w_ptr: [batch, their rows, their columns,
+    CHANNELS], or None; how each is read, `_level` says. class_ptr: [CLASSES, CHANNELS]. out_ptr: [pixels, CLASSES].
+    Classes are held as BLOCK_K and REST_K, powers of two; REST_K may be 0. CHANNELS is a multiple of BLOCK_C. Each of
+    the smaller maps has less than 2^31 values.
     """
-    pixel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    m_pixel = pixel < pixels
-    b, place = pixel // (rows * columns), pixel % (rows * columns)
-    y, x = place // columns, place % columns
-    if a_ptr is not None:
-        a_corners = _corners(y, x, b, rows, columns, a_rows, a_columns, CHANNELS)
-    if b_ptr is not None:
-        b_corners = _corners(y, x, b, rows, columns, b_rows, b_columns, CHANNELS)
-    if c_ptr is not None:
-        c_corners = _corners(y, x, b, rows, columns, c_rows, c_columns, CHANNELS)
+    of_rows, of_columns = (rows + BLOCK_Y - 1) // BLOCK_Y, (columns + BLOCK_X - 1) // BLOCK_X
+    b, tile = tl.program_id(0) // (of_rows * of_columns), tl.program_id(0) % (of_rows * of_columns)
+    m = tl.arange(0, BLOCK_Y * BLOCK_X)
+    y, x = tile // of_columns * BLOCK_Y + m // BLOCK_X, tile % of_columns * BLOCK_X + m % BLOCK_X
+    m_pixel = (y < rows) & (x < columns)
+    pixel = (b * rows + y).to(tl.int64) * columns + x
+    # What is gathered for pixels outside of the map is not used, but has to be somewhere.
+    y, x = tl.minimum(y, rows - 1), tl.minimum(x, columns - 1)
+    if u_ptr is not None:
+        u = _level(y, x, b, rows, columns, u_ptr, u_rows, u_columns, CHANNELS, U_WIDE, U_TAPS)
+    if v_ptr is not None:
+        v = _level(y, x, b, rows, columns, v_ptr, v_rows, v_columns, CHANNELS, V_WIDE, V_TAPS)
+    if w_ptr is not None:
+        w = _level(y, x, b, rows, columns, w_ptr, w_rows, w_columns, CHANNELS, W_WIDE, W_TAPS)
     f = tl.arange(0, BLOCK_F)
     if first_ptr is not None:
         m_first = m_pixel[:, None] & (f < FIRST)[None, :]
-        b_first = tl.load(first_ptr + pixel.to(tl.int64)[:, None] * FIRST + f[None, :], mask=m_first, other=0)
+        b_first = tl.load(first_ptr + pixel[:, None] * FIRST + f[None, :], mask=m_first, other=0)
     k, rest = tl.arange(0, BLOCK_K), BLOCK_K + tl.arange(0, REST_K if REST_K > 0 else 16)
-    acc = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
-    acc_rest = tl.zeros((BLOCK_M, REST_K if REST_K > 0 else 16), tl.float32)
+    acc = tl.zeros((BLOCK_Y * BLOCK_X, BLOCK_K), tl.float32)
+    acc_rest = tl.zeros((BLOCK_Y * BLOCK_X, REST_K if REST_K > 0 else 16), tl.float32)
     for lo in range(0, CHANNELS, BLOCK_C):
         c = lo + tl.arange(0, BLOCK_C)
-        z = tl.zeros((BLOCK_M, BLOCK_C), tl.float32) + tl.load(bias_ptr + c).to(tl.float32)[None, :]
+        z = tl.zeros((BLOCK_Y * BLOCK_X, BLOCK_C), tl.float32) + tl.load(bias_ptr + c).to(tl.float32)[None, :]
         if first_ptr is not None:
             m_weight = (f < FIRST)[:, None]
             b_weight = tl.load(weight_ptr + c[None, :] * FIRST + f[:, None], mask=m_weight, other=0)
             z = tl.dot(b_first, b_weight, z, input_precision=PRECISION)  # [BLOCK_M, BLOCK_C]
-        if a_ptr is not None:
-            z += _gathered(a_ptr, a_corners, c, m_pixel)
-        if b_ptr is not None:
-            z += _gathered(b_ptr, b_corners, c, m_pixel)
-        if c_ptr is not None:
-            z += _gathered(c_ptr, c_corners, c, m_pixel)
+        if u_ptr is not None:
+            z = _with_level(z, u_ptr, u, c, m_pixel, PRECISION, U_TAPS)
+        if v_ptr is not None:
+            z = _with_level(z, v_ptr, v, c, m_pixel, PRECISION, V_TAPS)
+        if w_ptr is not None:
+            z = _with_level(z, w_ptr, w, c, m_pixel, PRECISION, W_TAPS)
         z = tl.maximum(z, 0.0).to(class_ptr.dtype.element_ty)
         b_class = tl.load(class_ptr + k[None, :] * CHANNELS + c[:, None], mask=(k < CLASSES)[None, :], other=0)
         acc = tl.dot(z, b_class, acc, input_precision=PRECISION)  # [BLOCK_M, BLOCK_K]
@@ -119,7 +147,7 @@ def tilewright_decode(
                 class_ptr + rest[None, :] * CHANNELS + c[:, None], mask=(rest < CLASSES)[None, :], other=0
             )
             acc_rest = tl.dot(z, b_class, acc_rest, input_precision=PRECISION)  # [BLOCK_M, REST_K]
-    to = out_ptr + pixel.to(tl.int64)[:, None] * CLASSES
+    to = out_ptr + pixel[:, None] * CLASSES
     acc += tl.load(class_bias_ptr + k, mask=k < CLASSES, other=0).to(tl.float32)[None, :]
     tl.store(to + k[None, :], acc.to(out_ptr.dtype.element_ty), mask=m_pixel[:, None] & (k < CLASSES)[None, :])
     if REST_K > 0:

@@ -3,8 +3,11 @@
 The contract is that of `targets`.
 """
 
+import math
+from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import triton
@@ -15,17 +18,26 @@ from tilewright.targets.cuda import map_kernels
 
 # What is raised for a form that does not fit the device, or the tensors.
 REFUSALS = (PatternError, OutOfResources)
-# Levels beside the first that the kernel gathers.
+# Levels beside the first that the kernel reads.
 MOST_GATHERED = 3
+# Places of a smaller map that a program reads: a product has 16 at least, and weights of more would not fit.
+LEAST_TAPS, MOST_TAPS = 16, 256
 
 
 class Form(NamedTuple):
-    """Pixels and channels that a program works on at once, its warps, and steps whose loads overlap."""
+    """Pixels of a row and channels that a program works on at once, its warps, and steps whose loads overlap; for
+    `decode` also how many rows, and whether what pixels share of a smaller map is loaded once and spread by a
+    product."""
 
     pixels: int
     channels: int
     num_warps: int
     num_stages: int = 1
+    rows: int = 1
+    spread: bool = False
+
+    def __str__(self):
+        return "-".join(map(str, self[:4])) + (f"-{self.rows}" if self.rows > 1 else "") + "-spread" * self.spread
 
 
 # ASSUME: these are worth timing; which is the fastest depends on the map, and is measured (`networks.choose_kernels`).
@@ -33,6 +45,9 @@ FORMS = {
     "decode": (
         *(Form(64, 64, 8), Form(64, 32, 4), Form(64, 32, 4, 2)),
         *(Form(32, 64, 4), Form(32, 32, 4), Form(32, 32, 4, 3)),
+        *(Form(8, 64, 4, stages, 8, True) for stages in (1, 2, 3)),
+        *(Form(16, 64, 8, stages, 8, True) for stages in (1, 2, 3)),
+        *(Form(16, 32, 8, 3, 8, True), Form(8, 32, 4, 3, 8, True)),
     ),
     "dwconv_gelu": (Form(8, 64, 2), Form(8, 64, 4), Form(16, 64, 4), Form(16, 32, 2), Form(8, 128, 4)),
 }
@@ -58,17 +73,40 @@ def decode(maps, weights, bias, grid, classes, classes_bias, form):
     sides += [1] * (2 * MOST_GATHERED - len(sides))
     n_classes, taken = len(classes), maps[0].shape[1]
     out = classes.new_empty(len(maps[0]), rows, columns, n_classes)
-    pixels = len(maps[0]) * rows * columns
     most = max(16, 1 << (n_classes.bit_length() - 1))
     rest = 0 if most >= n_classes else max(16, triton.next_power_of_2(n_classes - most))
-    constants = (n_classes, channels, taken, form.pixels, form.channels, max(16, triton.next_power_of_2(taken)))
+    programs = len(maps[0]) * triton.cdiv(rows, form.rows) * triton.cdiv(columns, form.pixels)
+    constants = (n_classes, channels, taken, form.rows, form.pixels, form.channels)
     precision = "ieee" if out.dtype == torch.float32 else "tf32"
-    map_kernels.tilewright_decode[(triton.cdiv(pixels, form.pixels),)](
+    read = [_read(form, grid, part.shape[1:3]) if part is not None and form.spread else (0, 0) for part in parts]
+    map_kernels.tilewright_decode[(programs,)](
         out, bias.contiguous(), classes.contiguous(), classes_bias.contiguous(), first, weight, *parts,
-        pixels, rows, columns, *sides, *constants, most, rest, precision,
-        num_warps=form.num_warps, num_stages=form.num_stages,
+        rows, columns, *sides, *constants, max(16, triton.next_power_of_2(taken)), most, rest, precision,
+        *(number for numbers in read for number in numbers), num_warps=form.num_warps, num_stages=form.num_stages,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)
+
+
+@cache
+def _read(form, grid, smaller):
+    """``(columns, power of two that holds all)`` of what rectangles of a form read of a smaller map, at most."""
+    high, wide = (
+        _most(block, whole, side) for block, whole, side in zip((form.rows, form.pixels), grid, smaller, strict=True)
+    )
+    taps = max(LEAST_TAPS, triton.next_power_of_2(high * wide))
+    if taps > MOST_TAPS:
+        raise PatternError(f"decode: expected rectangles that read at most {MOST_TAPS} places of a map, found {taps}")
+    return wide, taps
+
+
+def _most(block, whole, side):
+    """Rows of a map of `side` that `block` rows of one of `whole` read, at most."""
+    at = np.maximum((np.arange(whole) + 0.5) * (side / whole) - 0.5, 0).astype(int)
+    begin = np.arange(0, whole, block)
+    end = np.minimum(begin + block, whole) - 1
+    most = int((np.minimum(at[end] + 1, side - 1) - at[begin]).max()) + 1
+    # The kernel's float32 is exact for such shares; for others it may take one row for its neighbour.
+    return most if math.frexp(side / whole)[0] == 0.5 else min(side, most + 1)
 
 
 def dwconv_gelu(x, grid, weight, bias, form):
