@@ -38,7 +38,7 @@ def kernels(monkeypatch):
         return run
 
     module = SimpleNamespace(
-        FORMS={name: (("a",), ("b",)) for name in ("decode", "dwconv_gelu")},
+        FORMS={name: ("a", "b") for name in ("decode", "dwconv_gelu")},
         REFUSALS=(PatternError,),
         decode=kernel("decode"),
         dwconv_gelu=kernel("dwconv_gelu"),
