@@ -8,8 +8,9 @@ GPU's time of a replay among others of a CUDA graph, `call_us` the host's clock 
     python benchmarks/segformer.py --variants b0 --sizes 512,1024 --batches 1,8
     python benchmarks/segformer.py --tiny
 
-Cases: `published` and `folded`, operators of torch; `kernels`, folded with the kernels that were the fastest; and
-`transformers`, its own network, where it is installed. Each is called as it is, and compiled by torch. After --seconds
+Cases: `published` and `folded`, operators of torch; `kernels`, folded with the kernels that were the fastest; `decode`,
+folded with that of the decoder alone, for a compiler fuses other operators with their neighbours; and `transformers`,
+its own network, where it is installed. Each is called as it is, and compiled by torch. After --seconds
 no case begins: what is left is listed as skipped. --tiny runs small sizes on a CPU, without graphs, to see that
 everything works.
 """
@@ -56,8 +57,8 @@ CLASSES = 150
 
 # What is compiled takes long: what matters most comes first.
 CASES = (
-    *(("decoder", "published"), ("network", "kernels"), ("network", "transformers"), ("network", "published")),
-    *(("decoder", "kernels"), ("decoder", "folded"), ("network", "folded")),
+    *(("decoder", "published"), ("decoder", "kernels"), ("network", "decode"), ("network", "published")),
+    *(("network", "transformers"), ("network", "kernels"), ("network", "folded"), ("decoder", "folded")),
 )
 
 
@@ -141,7 +142,8 @@ def of_point(point, compiled, deadline):
     for part, case in CASES:
         if case == "transformers" and point.theirs is None:
             continue
-        network.operators.chosen = point.kernels if case == "kernels" else {}
+        taken = {"kernels": ("decode", "dwconv_gelu"), "decode": ("decode",)}.get(case, ())
+        network.operators.chosen = {key: form for key, form in point.kernels.items() if key[0] in taken}
         row = facts | {"part": part, "case": case, "compiled": compiled, "gmac": gmac(network, case, part)}
         late = {"status": "skipped", "reason": "no time left"}
         rows.append(row | (late if time.monotonic() > deadline else measured_case(point, part, case, compiled)))
@@ -279,7 +281,7 @@ def show_ratios(frame):
     if measure not in frame:
         return
     best = frame[frame["status"] == "ok"].groupby(["network", "batch", "part", "case"])[measure].min().unstack("case")
-    for ours in ("folded", "kernels"):
+    for ours in ("folded", "kernels", "decode"):
         for other in ("published", "transformers"):
             if {ours, other} <= set(best):
                 best[f"{other}/{ours}"] = best[other] / best[ours]
