@@ -3,6 +3,7 @@
 import json
 
 import msgspec
+import pandas as pd
 import pytest
 import yaml
 
@@ -17,7 +18,7 @@ from tilewright.study.experiments import _effort, _paths
 from tilewright.study.experiments import paths as of_paths
 from tilewright.study.figures import path_prediction
 from tilewright.study.stages import path_pictures, plan_paths
-from tilewright.study.tables import path_layers, paths, stream
+from tilewright.study.tables import claims, path_layers, paths, stream
 
 CASE = "segformer-b0-64.plain"
 
@@ -110,6 +111,25 @@ def test_streams_are_over_the_oracle_and_one_path(rows):
         50 / 54
     )
     assert uniform.loc["closed", "over_fixed"] == pytest.approx(-3) and set(found["switch_us"]) == {4.0}
+
+
+@pytest.mark.parametrize(
+    ("measure", "contender", "expected", "verdict"),
+    [
+        ("stream_share", "closed", 92.5, "met"),
+        ("stream_share", "closed", 92.6, "not met"),
+        ("stream_over_one", "closed", -3.1, "met"),
+        ("stream_over_one", "oracle", 1.1, "not met"),
+        ("stream_switch_us", "closed", 4.0, "met"),
+    ],
+)
+def test_claims_about_streams_are_judged(measure, contender, expected, verdict, rows, tmp_path):
+    claim = {"id": f"{measure}:uniform/{contender}/{CASE}", "experiments": "stream", "claim": "c", "unit": ""}
+    relation = "<=" if measure == "stream_switch_us" else ">="
+    path = tmp_path / "claims.csv"
+    pd.DataFrame([claim | {"relation": relation, "expected": expected}]).to_csv(path, index=False)
+    found = claims.table([path, ROOT / "expected/paper/latency.csv", rows[1]]).iloc[0]
+    assert found["verdict"] == verdict, found
 
 
 def test_proposals_of_programs_are_measured_before_those_of_greedy_and_runners_up():

@@ -29,6 +29,7 @@ from tilewright.study.tables import (
     reorder_time,
     slices,
     speedup,
+    stream,
     video,
 )
 
@@ -52,7 +53,7 @@ PARTS = ("verdict", VERDICTS)
 # Experiments that claims are about.
 EXPERIMENTS = (
     *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "orders"),
-    *("pruned_accuracy", "paths", "accelerator", "configure"),
+    *("pruned_accuracy", "paths", "stream", "accelerator", "configure"),
 )
 _JUDGED = ["measured", "verdict", "margin", "where", "cases", "not_met", "ties", "device"]
 # ASSUME: who is slower by more than this share is slower, however noisy the measurement.
@@ -443,6 +444,17 @@ def _path_plan_s(frame, name):
     return _by_name(rows, "plan_seconds", "rung")
 
 
+def _stream(column, scale=1):
+    def values(frame, case):
+        """A column of what one contender did on a trace: ``<trace>/<contender>/<case>``."""
+        trace, contender, name = case.split("/")
+        rows = frame[(frame["trace"] == trace) & (frame["contender"] == contender) & (frame["case"] == name)]
+        rows = rows.dropna(subset=column)
+        return _by_name(rows.assign(value=scale * rows[column]), "value", "case", "rung", "trace", "contender")
+
+    return values
+
+
 def _accelerator_folded(column):
     def values(frame, network):
         """A cost of the whole path, whose decoder is folded, over that of the published one, on every hardware."""
@@ -564,6 +576,11 @@ _MEASURES = {
     "path_error_us": (("paths",), paths.measured, _path_error_us),
     "path_error_points": (("paths",), paths.measured, _path_error_points),
     "path_plan_s": (("paths",), paths.measured, _path_plan_s),
+    "stream_missed": (("stream",), stream.table, _stream("missed", 100)),
+    "stream_share": (("stream",), stream.table, _stream("oracle_share", 100)),
+    "stream_over_one": (("stream",), stream.table, _stream("over_fixed")),
+    "stream_pick_us": (("stream",), stream.table, _stream("pick_us")),
+    "stream_switch_us": (("stream",), stream.table, _stream("switch_us")),
     "accelerator_decoder": (("accelerator",), accelerator.table, _accelerator_folded("decoder_energy_over")),
     "accelerator_whole": (("accelerator",), accelerator.table, _accelerator_folded("energy_over")),
     "configure_seconds": (("configure",), _configured, _configured_seconds),
