@@ -21,6 +21,7 @@ from tilewright.study.tables import pruned_accuracy as accuracy_table
 
 HOW = Run(rse=1.0, min_repetitions=3)
 NAME = "deit-tiny-64"
+TRAINING = {"seconds": 1, "steps": None, "predictor_seconds": 1, "predictor_steps": None, "keep_ratio": 0.5, "batch": 4}
 PRUNERS = {"threshold_l2": ({"keep_ratio": 0.5},), "dynamicvit": ({"keep_ratio": 0.5},), "evit": ()}
 
 
@@ -137,11 +138,11 @@ def test_a_predictor_is_not_asked_for_where_it_is_not_used(trained, tmp_path):
         ({"batching": ["paded"]}, "pruned_accuracy.batching: unknown batching 'paded'"),
         ({"modes": {"eager": []}}, "pruned_accuracy.modes: expected a batch for at least one mode"),
         (
-            {"training": {"seconds": 0, "predictor_seconds": 1, "keep_ratio": 0.5, "batch": None}},
+            {"training": TRAINING | {"seconds": 0}},
             "training.seconds: expected a number above 0",
         ),
         (
-            {"training": {"seconds": 1, "predictor_seconds": 1, "keep_ratio": 1.5, "batch": None}},
+            {"training": TRAINING | {"keep_ratio": 1.5}},
             "training.keep_ratio: expected above 0, at most 1, found 1.5",
         ),
     ],
@@ -162,6 +163,10 @@ def test_a_rule_trains_what_a_case_reads():
     ]
     words = pruned_accuracy.arguments_of_training(study, case)
     assert words[:4] == ["--network", NAME, "--seed", "0"] and "--batch" in words and "--compiled" not in words
+    assert "--steps" not in words
+    by_steps = configured(pruned_accuracy={"training": TRAINING | {"steps": 30, "predictor_steps": 10}})
+    words = pruned_accuracy.arguments_of_training(by_steps, case)
+    assert words[words.index("--steps") + 1] == "30" and words[words.index("--predictor-steps") + 1] == "10"
 
 
 # What is shown

@@ -24,14 +24,18 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 class Classifiers(sections.Section, frozen=True):
     """How the networks are trained, on crops of scenes.
 
-    seconds: of the network
-    predictor_seconds: of DynamicViT's predictor, whose network stays as it is
+    seconds: of the network, at most
+    steps: of the network, at most; null is as many as there is time for
+    predictor_seconds: of DynamicViT's predictor, at most, whose network stays as it is
+    predictor_steps: of the predictor, at most
     keep_ratio: of the tokens, which the predictor is trained for
     batch: images of a step; null is the recipes' own
     """
 
     seconds: float
+    steps: Positive | None
     predictor_seconds: float
+    predictor_steps: Positive | None
     keep_ratio: float
     batch: Positive | None
 
@@ -142,12 +146,13 @@ def arguments_of_training(config, case):
     """The flags of ``train_classifier.py`` for a case: a list of words for a shell, quoted."""
     name, _, seed = case.rpartition(".")
     training = config.pruned_accuracy.training
-    batch = [] if training.batch is None else ["--batch", str(training.batch)]
+    optional = {"batch": training.batch, "steps": training.steps, "predictor-steps": training.predictor_steps}
+    stated = [word for name, n in optional.items() if n is not None for word in (f"--{name}", str(n))]
     compiled = ["--compiled"] if targets.facts(config.device).GPU_TIMER else []
     return [
         *("--network", shlex.quote(name), "--seed", seed, "--seconds", str(training.seconds)),
         *("--predictor-seconds", str(training.predictor_seconds), "--keep-ratio", str(training.keep_ratio)),
-        *("--device", config.device, *batch, *compiled),
+        *("--device", config.device, *stated, *compiled),
     ]
 
 
