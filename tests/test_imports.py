@@ -57,3 +57,9 @@ def test_configuration_by_examples_knows_no_memory():
 
 def test_pruners_do_not_import_networks():
     assert "networks" not in set().union(*map(rooms, files("pruners")))
+
+
+def test_files_of_tests_have_names_of_their_own():
+    # Of two with one name pytest refuses the second.
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)

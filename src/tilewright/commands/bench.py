@@ -109,4 +109,4 @@ def _lines(rows):
 
 def _device(made):
     device = next(iter(made.profiles.values())).device
-    return f"{device['name']}" + (f", {device['threads']} threads" if made.device == "cpu" else "")
+    return f"{device['name']}" + (f", {device['threads']} threads" if "threads" in device else "")
