@@ -67,7 +67,7 @@ def test_random_stalls_change_the_time_alone():
     assert all(np.array_equal(still.outputs[n], held.outputs[n]) for n in still.outputs)
 
 
-@pytest.mark.parametrize("app", ["gaussian-64", "upsample-64", "unsharp-29", "pyramid-64"])
+@pytest.mark.parametrize("app", ["gaussian-64", "upsample-64", "unsharp-29", "pyramid-64", "resnet-28"])
 @pytest.mark.parametrize("memory", ["pub", "dp"])
 def test_what_the_configurator_finds_from_streams_alone_runs_to_the_same_words(app, memory):
     mapped = mapping.compile(apps.program(app), memory)

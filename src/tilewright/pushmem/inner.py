@@ -4,8 +4,9 @@ Bounds of each access of the memory follow from the stream (`Bounds`). A wide wo
 there, and before the aggregator's row is filled anew. A *run* is what an output reads of one wide word without a break;
 it is fetched after the write, two cycles before its first word, and not before the transpose buffer's row is free.
 Schedules are *templates*: the loops of the port, strip-mined by the words of a wide word, with other steps of the
-innermost loop besides. Of all that keep within their bounds and never meet at the memory's one port, the first ones
-that delay least are taken, and their loops fitted.
+innermost loop besides. Where runs have no loops, each round of the port's innermost loop fetches as many wide words as
+the transpose buffer holds, needed or not. Of all that keep within their bounds and never meet at the memory's one port,
+the first ones that delay least are taken, and their loops fitted.
 """
 
 import contextlib
@@ -24,6 +25,8 @@ AGGREGATOR, BUFFER, PORT, REUSE = "aggregator", "transpose buffer", "memory port
 GROUPS = (AGGREGATOR, BUFFER, PORT, REUSE)
 # Combinations of templates and starts that are tried, and starts of a template.
 TRIES, STARTS = 20_000, 96
+# Cycles by which accesses of one round may be further apart than the words that they move.
+SLOWER = 4
 _NEVER = 1 << 40
 
 
@@ -40,8 +43,9 @@ class Words:
 class Side:
     """Accesses of the memory by one controller, in order. earliest, latest: their bounds, int64 [n], without those that
     follow from other sides. first: what templates start from, int64 [n]. addresses: ``{name: [n]}``. wide: numbers of
-    the wide words, int64 [n]. ring: how many wide words on the same place is written again. rounds: of the port's
-    loops, see `_rounds`. source: of reads, the place among the sides of what writes."""
+    the wide words, int64 [n]; of a fetch that nobody needs, any. needed: bool [n], or None for all. ring: how many wide
+    words on the same place is written again. rounds: of the port's loops, see `_rounds`. source: of reads, the place
+    among the sides of what writes."""
 
     name: str
     earliest: np.ndarray
@@ -52,6 +56,7 @@ class Side:
     ring: int
     rounds: list[tuple[int, np.ndarray]]
     source: int | None = None
+    needed: np.ndarray | None = None
 
 
 def words(stream) -> Words:
@@ -97,26 +102,26 @@ def configuration(stream, memory) -> Configuration:
     out."""
     found = words(stream)
     errors = []
-    for row in _row_lengths(found, memory.PARAMETERS):
+    for rows in itertools.product(*_row_lengths(found, memory.PARAMETERS)):
         try:
-            return _solved(found, memory, row, GROUPS)
+            return _solved(found, memory, rows, GROUPS)
         except (NoScheduleError, fit.NotAffineError) as error:
-            errors.append((row, error))
+            errors.append((rows, error))
     # What comes closest says most: all loops were found, then bounds, then loops that were not.
-    row, error = min(
+    rows, error = min(
         errors, key=lambda each: (isinstance(each[1], fit.NotAffineError), getattr(each[1], "cause", 0) is not None)
     )
     if isinstance(error, fit.NotAffineError):
         raise NoScheduleError("not affine", str(error)) from error
-    raise error if error.cause is not None else _explained(found, memory, row, error)
+    raise error if error.cause is not None else _explained(found, memory, rows, error)
 
 
-def _explained(found, memory, row, error):
+def _explained(found, memory, rows, error):
     """The group of bounds without which there is a schedule: that one is the cause."""
     for group in GROUPS:
         kept = tuple(each for each in GROUPS if each != group)
         try:
-            _solved(found, memory, row, kept)
+            _solved(found, memory, rows, kept)
         except (NoScheduleError, fit.NotAffineError):
             continue
         return NoScheduleError(group, f"{error}; without the bounds of the {group} there is one")
@@ -124,33 +129,44 @@ def _explained(found, memory, row, error):
 
 
 def _row_lengths(found, parameters):
-    """Lengths of rows that wide words may be aligned to: None, in which they follow on each other, comes first; then
-    steps of the loops in which words go out."""
-    lengths = [None]
+    """For each input lengths of rows that wide words may be aligned to: None, in which they follow on each other, comes
+    first; then steps of the loops in which words go out; then one or two wide words but for one word, where all that
+    comes in and goes out is made of such rows."""
+    lengths = [[None] for _ in found.arrivals]
     for at, ports, numbers in found.reads:
         if len(at) and len(set(ports.tolist())) == 1:
             try:
                 loops = fit.controller(at, {"word": numbers}, {"word": 40}, parameters.levels + 2)
             except fit.NotAffineError:
                 continue
-            for stride in loops.addresses["word"].strides:
-                if parameters.fetch < stride < 1 << CYCLE_BITS and stride % parameters.fetch and stride not in lengths:
-                    lengths.append(stride)
-    return lengths
+            whole = len(found.arrivals[ports[0]]), loops.extents[0] if loops.extents else 1
+            short = (2 * parameters.fetch - 1, parameters.fetch - 1)
+            strides = loops.addresses["word"].strides
+            lengths[ports[0]] += [s for s in strides if parameters.fetch < s < 1 << CYCLE_BITS and s % parameters.fetch]
+            lengths[ports[0]] += [row for row in short if row > 1 and not any(count % row for count in whole)]
+    return [list(dict.fromkeys(each)) for each in lengths]
 
 
-def _solved(found, memory, row, groups):
+def _solved(found, memory, rows, groups):
     parameters = memory.PARAMETERS
     if "agg2sram0" not in parameters.ports():
         return _single(found, memory)
-    sides, controllers = _sides(found, memory, row, groups)
-    if groups == GROUPS:
-        counting.check(sides, parameters.depth)
-    ports = parameters.ports()
-    times = _chosen(sides, groups, lambda side: templates(side, ports[side.name].addresses, parameters.levels))
-    for side, at in zip(sides, times, strict=True):
-        controllers[side.name] = fit.controller(at, side.addresses, ports[side.name].addresses, parameters.levels)
-    return Configuration(memory.NAME, {name: controllers[name] for name in ports if name in controllers})
+    writes, controllers, readings = _sides(found, memory, rows, groups)
+    ports, first = parameters.ports(), None
+    for taken in itertools.product(*readings):
+        sides = [*writes, *(side for side, _ in taken)]
+        if groups == GROUPS and all(side.needed is None for side in sides):
+            counting.check(sides, parameters.depth)
+        try:
+            times = _chosen(sides, groups, lambda side: templates(side, ports[side.name].addresses, parameters.levels))
+        except NoScheduleError as error:
+            first = first or error
+            continue
+        made = controllers | {f"tb2out{side.name[-1]}": controller for side, controller in taken}
+        for side, at in zip(sides, times, strict=True):
+            made[side.name] = fit.controller(at, side.addresses, ports[side.name].addresses, parameters.levels)
+        return Configuration(memory.NAME, {name: made[name] for name in ports if name in made})
+    raise first
 
 
 def _single(found, memory):
@@ -176,18 +192,19 @@ def _single(found, memory):
     return Configuration(memory.NAME, controllers)
 
 
-def _sides(found, memory, row, groups):
-    """``(sides, controllers)``: what accesses the memory, and the controllers of the tile's ports."""
+def _sides(found, memory, rows, groups):
+    """``(writes, controllers, readings)``: sides that write, the controllers of the tile's inputs, and for each output
+    ways to read: ``(side, the output's controller)``. Raises `fit.NotAffineError` for an output that has none."""
     parameters, ports = memory.PARAMETERS, memory.PARAMETERS.ports()
     fetch, ring, levels = parameters.fetch, parameters.rows * parameters.fetch, parameters.levels
-    sides, controllers, wide, numbers, source = [], {}, [], [], {}
-    counts = [-(-int(_padded(np.array([len(at)]), row, fetch)[0]) // fetch) if len(at) else 0 for at in found.arrivals]
+    sides, controllers, numbers, source = [], {}, [], {}
+    lengths = zip(found.arrivals, rows, strict=True)
+    counts = [-(-int(_padded(np.array([len(at)]), row, fetch)[0]) // fetch) if len(at) else 0 for at, row in lengths]
     bases, step = _allotted(counts, parameters)
     for port, at in enumerate(found.arrivals):
-        place = _padded(np.arange(len(at)), row, fetch)
+        place = _padded(np.arange(len(at)), rows[port], fetch)
         numbers.append(place)
         if not len(at):
-            wide.append(np.zeros(0, dtype=np.int64))
             continue
         name, given = f"in2agg{port}", f"agg2sram{port}"
         controllers[name] = fit.controller(at, {"agg": place % ring}, ports[name].addresses, levels)
@@ -204,29 +221,81 @@ def _sides(found, memory, row, groups):
         rounds = _rounds(controllers[name], at)
         source[port] = len(sides)
         sides.append(Side(given, last + 1, latest, first + fetch, addresses, order, parameters.depth // step, rounds))
-        wide.append(address)
+    readings = []
     for port, (at, inputs, asked) in enumerate(found.reads):
         if not len(at):
             continue
-        name, given = f"tb2out{port}", f"sram2tb{port}"
         if len(set(inputs.tolist())) > 1:
             raise NoScheduleError("two inputs", f"output {port} gives words of both inputs; one controller follows one")
-        place = numbers[inputs[0]][asked]
-        group, lane = np.divmod(place, fetch)
-        begins = np.flatnonzero(np.diff(group, prepend=-1))
-        run = np.cumsum(np.diff(group, prepend=-1) != 0) - 1
-        buffer = (run % parameters.tb_rows) * fetch + lane
-        controllers[name] = fit.controller(at, {"tb": buffer}, ports[name].addresses, levels)
-        first, last = at[begins], at[np.append(begins[1:], len(at)) - 1]
-        earliest = np.zeros(len(begins), dtype=np.int64)
-        behind = len(begins) - parameters.tb_rows
-        if BUFFER in groups and behind > 0:
-            earliest[parameters.tb_rows :] = last[:behind] - 1
-        wanted, came = group[begins], inputs[0]
-        addresses = {"sram": wide[came][wanted], "tb_row": np.arange(len(begins)) % parameters.tb_rows}
-        rounds, ring = _rounds(controllers[name], at), parameters.depth // step
-        sides.append(Side(given, earliest, first - 2, first - 2, addresses, wanted, ring, rounds, source[came]))
-    return sides, controllers
+        came = inputs[0]
+        base, per = bases[came], (step, parameters.depth)
+        ways, first = [], None
+        for way in (_by_runs, _by_rounds):
+            try:
+                ways += way(port, at, numbers[came][asked], parameters, groups)
+            except fit.NotAffineError as error:
+                first = first or error
+        if not ways:
+            raise first
+        for side, _ in ways:
+            side.ring, side.source = parameters.depth // step, source[came]
+            side.addresses["sram"] = (base + per[0] * side.wide) % per[1]
+        readings.append(ways)
+    return sides, controllers, readings
+
+
+def _by_runs(port, at, place, parameters, groups):
+    """An output whose every run of reads of one wide word has a fetch. place: of each word, int64 [n]."""
+    fetch, rows = parameters.fetch, parameters.tb_rows
+    group, lane = np.divmod(place, fetch)
+    begins = np.flatnonzero(np.diff(group, prepend=-1))
+    run = np.cumsum(np.diff(group, prepend=-1) != 0) - 1
+    controller = _output(port, at, (run % rows) * fetch + lane, parameters)
+    first, last = at[begins], at[np.append(begins[1:], len(at)) - 1]
+    earliest = np.zeros(len(begins), dtype=np.int64)
+    behind = len(begins) - rows
+    if BUFFER in groups and behind > 0:
+        earliest[rows:] = last[:behind] - 1
+    addresses = {"sram": None, "tb_row": np.arange(len(begins)) % rows}
+    rounds = _rounds(controller, at)
+    return [(Side(f"sram2tb{port}", earliest, first - 2, first - 2, addresses, group[begins], 0, rounds), controller)]
+
+
+def _by_rounds(port, at, place, parameters, groups):
+    """An output whose innermost loop has, each time, a fetch for every row of the transpose buffer."""
+    fetch, rows = parameters.fetch, parameters.tb_rows
+    loops = fit.controller(at, {"word": place}, {"word": 40}, parameters.levels + 2)
+    size = loops.extents[0] if loops.extents else 1
+    if size == 1 or len(at) == size:
+        return []
+    times, places = at.reshape(-1, size), place.reshape(-1, size)
+    wide = places[:, :1] // fetch + np.arange(rows)
+    held = places - wide[:, :1] * fetch
+    if held.min() < 0 or held.max() >= rows * fetch:
+        return []
+    controller = _output(port, at, held.reshape(-1), parameters)
+    asks = held[:, :, None] // fetch == np.arange(rows)
+    begins = times[:, 0]
+    # What comes in for nobody may stay for ever, but not go before what was there is used.
+    latest = np.where(asks, times[:, :, None], _NEVER).min(1) - 2
+    used = np.maximum.accumulate(np.where(asks, times[:, :, None], -_NEVER).max(1))
+    earliest = np.zeros_like(latest)
+    if BUFFER in groups:
+        earliest[1:] = np.maximum(0, used[:-1] - 1)
+    addresses = {"sram": None, "tb_row": np.tile(np.arange(rows), len(times))}
+    first = (begins[:, None] + np.arange(rows)).reshape(-1)
+    side = Side(
+        *(f"sram2tb{port}", earliest.reshape(-1), latest.reshape(-1), first, addresses, wide.reshape(-1), 0),
+        [(len(times), begins), *_rounds(controller, at)],
+        needed=asks.any(1).reshape(-1),
+    )
+    return [(side, controller)]
+
+
+def _output(port, at, buffer, parameters):
+    """The controller of an output that reads these places of the transpose buffer."""
+    name = f"tb2out{port}"
+    return fit.controller(at, {"tb": buffer}, parameters.ports()[name].addresses, parameters.levels)
 
 
 def _padded(numbers, row, fetch):
@@ -272,24 +341,36 @@ def _shapes(side):
             continue
         each = count // rounds
         span = int(begins[1] - begins[0]) if rounds > 1 else int(side.first[-1] - side.first[0]) + 1
-        for step in range(span // each + 1, 0, -1):
+        # The last round may take its time.
+        most = span // each + 1 + (SLOWER if rounds == 1 else 0)
+        for step in range(most, 0, -1):
             yield ((begins - begins[0])[:, None] + step * np.arange(each)).reshape(-1)
 
 
 def _chosen(sides, groups, shapes):
     """Cycles of each side, int64 [n] each, that delay least. Raises `NoScheduleError` without a cause."""
-    tries, stuck, shapes = itertools.count(), {}, {id(side): list(shapes(side)) for side in sides}
+    tries, stuck, known = itertools.count(), {}, {}
+    shapes = {id(side): list(shapes(side)) for side in sides}
 
-    def options(side, taken):
-        """``(delay, cycles)`` of a side, given those before it; the least delay first."""
+    def options(number, taken):
+        """``(cycles, the set of them)`` of a side, given those before it; the least delay first."""
+        # They follow from what the side reads alone.
+        source = sides[number].source
+        key = number, None if source is None else taken[source].tobytes()
+        if key not in known:
+            known[key] = [(each, set(each.tolist())) for each in within(sides[number], taken)]
+        return known[key]
+
+    def within(side, taken):
         earliest, latest = side.earliest, side.latest
         if side.source is not None:
-            written = taken[side.source]
-            earliest = np.maximum(earliest, written[side.wide] + 1)
-            again = side.wide + side.ring
+            written, some = taken[side.source], slice(None) if side.needed is None else side.needed
+            wide, earliest, latest = side.wide[some], earliest.copy(), latest.copy()
+            earliest[some] = np.maximum(earliest[some], written[wide] + 1)
+            again = wide + side.ring
             if REUSE in groups:
                 until = written[np.minimum(again, len(written) - 1)] - 1
-                latest = np.where(again < len(written), np.minimum(latest, until), latest)
+                latest[some] = np.where(again < len(written), np.minimum(latest[some], until), latest[some])
         found = []
         for shape in shapes[id(side)]:
             low, high = max(0, int((earliest - shape).max())), int((latest - shape).min())
@@ -301,11 +382,10 @@ def _chosen(sides, groups, shapes):
     def search(number, taken, occupied):
         if number == len(sides):
             return taken
-        for cycles in options(sides[number], taken):
+        for cycles, mine in options(number, taken):
             if next(tries) >= TRIES:
                 return None
-            mine = set(cycles.tolist()) if PORT in groups else set()
-            if occupied.isdisjoint(mine):
+            if PORT not in groups or occupied.isdisjoint(mine):
                 found = search(number + 1, [*taken, cycles], occupied | mine)
                 if found is not None:
                     return found
