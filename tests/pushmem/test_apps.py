@@ -6,20 +6,13 @@ import numpy as np
 import pytest
 
 from helpers import extras
-from tilewright.pushmem import apps, configuration, dsl, mapping, memories, netlist, recurrence, simulate
+from helpers.push import fails, without_parts, words
+from tilewright.pushmem import apps, configuration, mapping, memories, netlist, recurrence, simulate
 from tilewright.pushmem.errors import RunError
 
 extras.need("islpy")
 
 SIDES = {"resnet": (8, 13, 28), "mobilenet": (8, 13, 28), "patch_embed": (16, 29, 64)}
-
-
-def words(outputs, seed=0, value=None):
-    rng = np.random.default_rng(seed)
-    inputs = [s for s in dsl.stages_of(outputs) if not isinstance(s, dsl.Stage)]
-    if value is not None:
-        return {s.name: np.full(s.shape, value).astype(s.dtype) for s in inputs}
-    return {s.name: rng.integers(0, 1 << 16, s.shape).astype(s.dtype) for s in inputs}
 
 
 @pytest.mark.parametrize("memory", ["pub", "dp"])
@@ -82,25 +75,15 @@ def test_what_the_configurator_finds_from_streams_alone_runs_to_the_same_words(a
             assert np.array_equal(run.valid_out, given.valid_out)
 
 
-def fails(mapped, outputs, data):
-    try:
-        return simulate.differing_words(mapped, outputs, data, simulate.run(mapped, data).outputs) > 0
-    except RunError:
-        return True
-
-
-def test_a_mapping_without_one_of_its_parts_fails():
-    outputs = apps.program("unsharp-29")
+@pytest.mark.parametrize("app", ["gaussian-29", "harris-29", "unsharp-29", "pyramid-16", "camera-16", "mobilenet-8"])
+def test_a_mapping_without_one_of_its_parts_fails(app):
+    outputs = apps.program(app)
     mapped, data = mapping.compile(outputs), words(outputs)
     assert not fails(mapped, outputs, data)
-    for k in range(len(mapped.tiles)):
-        fewer = dataclasses.replace(mapped, tiles=mapped.tiles[:k] + mapped.tiles[k + 1 :])
-        assert fails(fewer, outputs, data), k
-    for k, delay in enumerate(mapped.wiring.delays):
-        shorter = [*mapped.wiring.delays]
-        shorter[k : k + 1] = [dataclasses.replace(delay, cycles=delay.cycles - 1)] if delay.cycles > 1 else []
-        wiring = dataclasses.replace(mapped.wiring, delays=tuple(shorter))
-        assert fails(dataclasses.replace(mapped, wiring=wiring), outputs, data), delay
+    found = list(without_parts(mapped))
+    assert len(found) > len(mapped.tiles) + len(mapped.wiring.delays)
+    for what, fewer in found:
+        assert fails(fewer, outputs, data), what
 
 
 @pytest.mark.parametrize("app", ["gaussian-29", "upsample-16", "mobilenet-8"])

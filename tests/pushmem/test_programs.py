@@ -6,10 +6,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import extras
+from helpers.push import stencil
 from tilewright.core.errors import UnknownNameError
 from tilewright.pushmem import apps, dsl, mapping, simulate
 from tilewright.pushmem.affine import fit, generate
-from tilewright.pushmem.dsl import Input, Lut, Stage, maximum, select
+from tilewright.pushmem.dsl import Input, Lut, Stage, select
 from tilewright.pushmem.errors import ProgramError
 
 extras.need("islpy")
@@ -17,37 +18,8 @@ extras.need("islpy")
 
 @st.composite
 def programs(draw):
-    """Random stencils: up to five stages, offsets up to 3, rates of one half, 1 and 2, paths that meet again."""
-    size = draw(st.integers(18, 40))
-    sources = [Input("in", (size, size))]
-    rate = {"in": 0}
-    for n in range(draw(st.integers(1, 5))):
-        kind = draw(st.sampled_from(["stencil", "stencil", "meet", "half", "double"]))
-        source = draw(st.sampled_from(sources))
-        height, width = source.shape
-        if kind == "half" and rate[source.name] > -1:
-            made = Stage(f"s{n}", (height // 2, width // 2), lambda y, x, s=source: s[2 * y, 2 * x] + 1)
-            rate[made.name] = rate[source.name] - 1
-        elif kind == "double" and rate[source.name] < 1:
-            made = Stage(f"s{n}", (2 * height, 2 * width), lambda y, x, s=source: s[y // 2, x // 2] ^ 5)
-            rate[made.name] = rate[source.name] + 1
-        else:
-            others = [o for o in sources if rate[o.name] == rate[source.name]]
-            other = draw(st.sampled_from(others)) if kind == "meet" else source
-            i, j, k, m = (draw(st.integers(0, 3)) for _ in range(4))
-            shape = (min(height - i, other.shape[0] - k), min(width - j, other.shape[1] - m))
-            if min(shape) < 5:
-                continue
-
-            def word(y, x, s=source, o=other, at=(i, j, k, m)):
-                return maximum(s[y + at[0], x + at[1]] * 3, o[y + at[2], x + at[3]] >> 1) - s[y, x]
-
-            made = Stage(f"s{n}", shape, word)
-            rate[made.name] = rate[source.name]
-        sources.append(made)
-    read = {r.source.name for s in sources[1:] for r in dsl.reads(s.traced(*dsl.variables(s, {})))}
-    last = [s for s in sources[1:] if s.name not in read]
-    return last or [Stage("copy", (size, size), lambda y, x: sources[0][y, x])]
+    """Random stencils, see `stencil`."""
+    return stencil(lambda low, high: draw(st.integers(low, high)), lambda members: draw(st.sampled_from(members)))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

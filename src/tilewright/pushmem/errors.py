@@ -11,6 +11,10 @@ class MappingError(TilewrightError):
     """A program that does not fit the array or the memory tile; the message says what is needed and what is there."""
 
 
+class CapacityError(MappingError):
+    """More words that live at once than a tile holds; the message says how many of which buffer."""
+
+
 class RunError(TilewrightError):
     """A run that broke a rule of the hardware; the message names the cycle and the unit."""
 

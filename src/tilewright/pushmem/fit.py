@@ -70,7 +70,8 @@ def _loops(rows, modulus, levels, scale):
     changes = np.flatnonzero((steps != steps[0]).any(1))
     longest = int(changes[0]) + 1 if len(changes) else count
     best = Deepest(0, scale * longest)
-    for extent in _divisors(longest):
+    # A loop's counter has as many bits as that of the cycles.
+    for extent in _divisors(longest, 1 << CYCLE_BITS):
         if count % extent:
             continue
         inner = steps[: count - 1].copy()
@@ -86,6 +87,6 @@ def _loops(rows, modulus, levels, scale):
     return None, best
 
 
-def _divisors(number):
-    """Divisors from 2 on, the largest first."""
-    return [each for each in range(number, 1, -1) if number % each == 0]
+def _divisors(number, limit):
+    """Divisors from 2 to `limit`, the largest first."""
+    return [each for each in range(min(number, limit), 1, -1) if number % each == 0]

@@ -3,8 +3,10 @@
 import time
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from tilewright.pushmem import memories, rates, stencil
-from tilewright.pushmem.errors import MappingError
+from tilewright.pushmem.errors import CapacityError, MappingError
 from tilewright.pushmem.extract import extract
 from tilewright.pushmem.pack import TileUse, pack
 from tilewright.pushmem.program import Program, lower
@@ -15,6 +17,8 @@ from tilewright.pushmem.stencil import Schedule
 _MORE = 6
 PES = 384
 MEMORY_TILES = 128
+# Cycles that the counter of a tile and of a PE tells apart.
+COUNTER = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,9 @@ def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD
     """The program of the stages `outputs`, mapped to tiles of the kind `memory`.
 
     Where no schedule keeps an SRAM port free of conflicts, rows get a cycle longer (stencils), then buffers whose
-    distances vary wait a cycle longer. Of a program that reduces in time, the mapping with the fewest tiles, then
-    cycles, is taken. Raises `ProgramError`, `MappingError` and `UnknownNameError`.
+    distances vary wait a cycle longer. Images that a reduction reads come at its pace where a tile cannot hold them
+    else. Of a program that reduces in time, the mapping with the fewest tiles, then cycles, is taken. Raises
+    `ProgramError`, `MappingError` and `UnknownNameError`.
     """
     begin = time.perf_counter()
     tile = memories.member(memory).PARAMETERS
@@ -47,38 +52,65 @@ def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD
     coarse = rates.is_coarse(program)
     error: MappingError | None = None
     best: Mapped | None = None
-    found_at = retries
-    for attempt in range(retries):
-        pad, wait = attempt % 4, attempt // 4
-        if wait > found_at + _MORE:
+    found_at, tried = retries, 0
+    for paced in (False, True) if coarse else (False,):
+        if best is not None:
             break
-        strides = rates.coarse(program, pad, tile.fetch) if coarse else rates.stencil(program, pad)
-        # The least latency of a word through a tile: three more words to fill, then write, fetch and read.
-        fill = 4 if memory == "pub" else 0
-        slack = {
-            n: 2 + fill + wait + (1 if memory == "pub" else 0) + fill * (max(1, _pace(strides[n])) - 1)
-            for n in program.buffers
-        }
-        plan = stencil.schedule(program, strides, "coarse" if coarse else "stencil", slack)
-        wiring = wire(program, plan, tile.fetch, tile.depth * tile.fetch, threshold)
-        try:
-            tiles = pack(memory, wiring.uses)
-        except MappingError as found:
-            error = found
-            continue
-        pes = sum(map(_pes, program.statements))
-        if len(tiles) > MEMORY_TILES or pes > PES:
-            raise MappingError(f"needs {len(tiles)} memory tiles and {pes} PEs; the array has {MEMORY_TILES} and {PES}")
-        mapped = Mapped(program, plan, wiring, tuple(tiles), pes, time.perf_counter() - begin)
-        if not coarse:
-            return mapped
-        # Whether weights share tiles depends on when they are read: a few more schedules show it.
-        found_at = min(found_at, wait)
-        if best is None or (len(tiles), plan.last_cycle) < (len(best.tiles), best.schedule.last_cycle):
-            best = mapped
+        for attempt in range(retries):
+            pad, wait = (0, attempt) if paced else (attempt % 4, attempt // 4)
+            if wait > found_at + _MORE:
+                break
+            strides = rates.coarse(program, pad, tile.fetch, paced) if coarse else rates.stencil(program, pad)
+            # The least latency of a word through a tile: three more words to fill, then write, fetch and read.
+            fill = 4 if memory == "pub" else 0
+            slack = {
+                n: 2 + fill + wait + (1 if memory == "pub" else 0) + fill * (max(1, _pace(strides[n])) - 1)
+                for n in program.buffers
+            }
+            plan = stencil.schedule(program, strides, "coarse" if coarse else "stencil", slack)
+            tried += 1
+            try:
+                wiring = wire(program, plan, tile.fetch, tile.depth * tile.fetch, threshold)
+                tiles = pack(memory, wiring.uses)
+            except CapacityError as found:
+                # Waiting longer makes it no smaller.
+                error = found
+                break
+            except MappingError as found:
+                error = found
+                continue
+            mapped = Mapped(program, plan, wiring, tuple(tiles), sum(map(_pes, program.statements)))
+            _fits(mapped)
+            if not coarse:
+                return replace(mapped, seconds=time.perf_counter() - begin)
+            # Whether weights share tiles depends on when they are read: a few more schedules show it.
+            found_at = min(found_at, wait)
+            if best is None or (len(tiles), plan.last_cycle) < (len(best.tiles), best.schedule.last_cycle):
+                best = mapped
     if best is not None:
         return replace(best, seconds=time.perf_counter() - begin)
-    raise MappingError(f"no mapping after {retries} schedules; the last one: {error}")
+    raise MappingError(f"no mapping after {tried} schedules; the last one: {error}")
+
+
+def _fits(mapped: Mapped) -> None:
+    """Raise `MappingError` for more tiles or PEs than the array has, and for a controller that waits longer than its
+    counter tells."""
+    tiles, pes = len(mapped.tiles), mapped.pes
+    if tiles > MEMORY_TILES or pes > PES:
+        raise MappingError(f"needs {tiles} memory tiles and {pes} PEs; the array has {MEMORY_TILES} and {PES}")
+    program, plan = mapped.program, mapped.schedule
+    extents = {n: program.buffers[n].shape for n in program.inputs} | {s.name: s.extents for s in program.statements}
+    controllers = [(n, e[::-1], plan.starts[n], plan.strides[n][::-1]) for n, e in extents.items()]
+    controllers += [
+        (f"{name} of {t.buffers[0]}", g.extents, *g.cycle) for t in mapped.tiles for name, g in t.controllers.items()
+    ]
+    for name, counts, start, strides in controllers:
+        inner = np.cumsum([0, *((e - 1) * s for e, s in zip(counts, strides, strict=True))])
+        gap = max([0, *(s - i for e, s, i in zip(counts, strides, inner, strict=False) if e > 1)])
+        if start >= COUNTER or gap > COUNTER:
+            raise MappingError(
+                f"{name}: starts at cycle {start} and waits up to {gap} cycles; a counter of 16 bits tells {COUNTER} apart"
+            )
 
 
 def _pace(strides) -> int:

@@ -86,10 +86,11 @@ def loops(statement: Statement, fetch: int) -> tuple[int, ...]:
     return (*statement.extents[:inner], rounded, *statement.extents[inner + 1 :])
 
 
-def coarse(program: Program, pad: int = 0, fetch: int = 1) -> dict[str, tuple[int, ...]]:
+def coarse(program: Program, pad: int = 0, fetch: int = 1, paced: bool = False) -> dict[str, tuple[int, ...]]:
     """Strides in cycles of the loops of each input and statement; rows of inputs are `pad` cycles longer.
 
-    fetch: words of a wide word, see `loops`. Raises `ProgramError` where paces disagree.
+    fetch: words of a wide word, see `loops`. paced: images come at the pace of the reduction that reads them, so that
+    few of their rows wait in memory, not at a word a cycle. Raises `ProgramError` where paces disagree.
     """
     strides: dict[str, tuple[int, ...]] = {
         n: raster((*shape[:-1], shape[-1] + pad) if len(shape) > 1 else shape)
@@ -109,4 +110,28 @@ def coarse(program: Program, pad: int = 0, fetch: int = 1) -> dict[str, tuple[in
         if any(v is None or v.denominator != 1 for v in pace):
             raise ProgramError(f"{s.name}: no whole number of cycles an iteration follows from what it reads")
         strides[s.name] = tuple(int(v) for v in pace if v is not None)
-    return strides
+    return strides | _paced(program, strides) if paced else strides
+
+
+def _paced(program, strides):
+    """Strides of images that a reduction reads row by row: a row takes as long as the rows that need it."""
+    rows: dict[str, set[Fraction]] = {}
+    for s in program.statements:
+        if len(s.loops) == s.rank:
+            continue
+        for read in s.reads:
+            if len(read.indices) == 2:
+                steps = zip(s.loops[: s.rank], strides[s.name], strict=False)
+                rows.setdefault(read.buffer, set()).update(
+                    cycles / slope for n, cycles in steps if (slope := read.indices[0].slope(n)) > 0
+                )
+    found = {}
+    for n, paces in rows.items():
+        if n in program.inputs and len(paces) == 1 and next(iter(paces)).denominator == 1:
+            row = int(next(iter(paces)))
+            word = row // program.buffers[n].shape[1]
+            # Reads of three words a turn leave every third cycle of the memory's port: writes keep to it.
+            word = word // 3 * 3 or word
+            if word:
+                found[n] = (row, word)
+    return found

@@ -1,9 +1,11 @@
 """Which reads are wires, which go through registers, and which need memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from tilewright.pushmem import storage
+from tilewright.pushmem.errors import CapacityError
 from tilewright.pushmem.program import Program
 from tilewright.pushmem.rates import loops
 from tilewright.pushmem.stencil import Schedule, written
@@ -34,35 +36,30 @@ class Tap:
 
 @dataclass(frozen=True)
 class Wiring:
-    """The signal of every read, and what makes it."""
+    """The signal of every read, and what makes it. layouts: of the buffers that memory keeps."""
 
     wires: dict[tuple[str, int], str]
     delays: tuple[Delay, ...]
     taps: tuple[Tap, ...]
     uses: tuple[Use, ...]
-
-
-def padded_addresses(shape, indices, fetch: int) -> np.ndarray:
-    """Linear addresses of `indices` (an array per dimension); rows are padded to whole fetches."""
-    pitch = [1] * len(shape)
-    for d in reversed(range(len(shape) - 1)):
-        pitch[d] = pitch[d + 1] * (-(-shape[d + 1] // fetch) * fetch if d == len(shape) - 2 else shape[d + 1])
-    return sum((np.asarray(i, np.int64) * k for i, k in zip(indices, pitch, strict=True)), np.int64(0))
+    layouts: dict[str, storage.Layout] = field(default_factory=dict)
 
 
 def wire(program: Program, plan: Schedule, fetch: int, capacity: int, threshold: int = REGISTER_THRESHOLD) -> Wiring:
     """Wires, registers and memory streams of all reads.
 
     fetch: words of a wide word. capacity: words of a tile; a longer distance goes through several tiles in a row.
+    Raises `CapacityError` where more words whose distances vary live at once.
     """
-    wires, delays, taps, uses = {}, [], [], []
+    wires, delays, taps, uses, layouts = {}, [], [], [], {}
     statements = {s.name: s for s in program.statements}
     for name, buffer in program.buffers.items():
         edges = [e for e in plan.edges if e.buffer == name]
         strides, offset = written(program, plan.strides, name)
         grid = np.indices(buffer.shape).reshape(len(buffer.shape), -1)
         born = sum((g * k for g, k in zip(grid, strides, strict=True)), np.int64(0)) + plan.starts[name] + offset
-        addresses = padded_addresses(buffer.shape, grid, fetch)
+        addresses = storage.Layout(storage.LINEAR, (1,), storage.pitches(buffer.shape, fetch), 0).addresses(grid)
+        last = np.full(len(born), -1, np.int64)
         streams: dict[str, list] = {}
 
         def rows_for(group, statements=statements, shape=buffer.shape):
@@ -106,8 +103,11 @@ def wire(program: Program, plan: Schedule, fetch: int, capacity: int, threshold:
                 signal, reached = target, distance
             for e in fixed[distance]:
                 wires[e.statement, e.read] = signal
+        for tap in taps:
+            if tap.buffer == name:
+                last[: keep(tap.rows)] = np.maximum(last[: keep(tap.rows)], born[: keep(tap.rows)] + tap.distance)
         varying = [e for e in edges if plan.distance(e)[0] != plan.distance(e)[1]]
-        known: dict[bytes, str] = {}
+        asked = []
         for e in varying:
             s = statements[e.statement]
             extents = loops(s, fetch)
@@ -119,16 +119,30 @@ def wire(program: Program, plan: Schedule, fetch: int, capacity: int, threshold:
                 + plan.starts[s.name]
             )
             indices = [np.broadcast_to(i.evaluate(values), times.shape) for i in s.reads[e.read].indices]
-            where = padded_addresses(buffer.shape, indices, fetch)
+            asked.append((e, times, indices, live))
+            inside = np.ravel_multi_index([i[live] for i in indices], buffer.shape) if buffer.shape else 0
+            np.maximum.at(last, inside, times[live])
+        read = last >= 0
+        if streams or varying:
+            layouts[name] = storage.layout(
+                buffer.shape, [g[read] for g in grid], born[read], last[read], fetch, capacity
+            )
+        if varying and layouts[name].size > capacity:
+            raise CapacityError(
+                f"{name}: {layouts[name].live} words live at once and need {layouts[name].size} places; a tile has {capacity}"
+            )
+        known: dict[bytes, str] = {}
+        for e, times, indices, live in asked:
+            where, kept = layouts[name].addresses(indices), layouts[name].addresses(grid)
             key = times.tobytes() + where.tobytes()
             if key not in known:
                 known[key] = f"{name}.{len(known)}"
-                streams.setdefault(name, []).append((known[key], Stream(times, where, live), Stream(born, addresses)))
+                streams.setdefault(name, []).append((known[key], Stream(times, where, live), Stream(born, kept)))
             wires[e.statement, e.read] = known[key]
         for source, reads in streams.items():
             write = max((w for _, _, w in reads), key=lambda w: len(w.times))
             uses.append(Use(name, source, write, tuple((target, r) for target, r, _ in reads)))
-    return Wiring(wires, tuple(delays), tuple(taps), tuple(uses))
+    return Wiring(wires, tuple(delays), tuple(taps), tuple(uses), layouts)
 
 
 def _tap(streams, taps, tap, born, addresses, words):

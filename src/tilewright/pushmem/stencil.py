@@ -109,7 +109,9 @@ def schedule(program: Program, strides, policy: str, slack: dict[str, int]) -> S
         bounds.append(-e.high)
     # Starts break ties only: their weight is less than that of one cycle of one buffer.
     cost = np.concatenate([np.full(len(names), 1e-4 / max(1, len(names))), np.ones(len(buffers))])
-    answer = linprog(cost, A_ub=np.array(rows), b_ub=np.array(bounds), bounds=(0, None), method="highs")
+    answer = linprog(
+        cost, A_ub=np.reshape(rows, (-1, len(cost))), b_ub=np.array(bounds), bounds=(0, None), method="highs"
+    )
     if answer.status:
         raise ProgramError(f"the schedule has no solution: {answer.message}")
     starts = {n: round(answer.x[column[n]]) for n in names}
