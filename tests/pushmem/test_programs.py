@@ -10,8 +10,8 @@ from helpers.push import stencil
 from tilewright.core.errors import UnknownNameError
 from tilewright.pushmem import apps, dsl, mapping, simulate
 from tilewright.pushmem.affine import fit, generate
-from tilewright.pushmem.dsl import Input, Lut, Stage, select
-from tilewright.pushmem.errors import ProgramError
+from tilewright.pushmem.dsl import Input, Lut, Reduce, Stage, select
+from tilewright.pushmem.errors import MappingError, ProgramError
 
 extras.need("islpy")
 
@@ -126,6 +126,67 @@ def test_stages_that_read_each_other_are_refused():
         mapping.compile([one])
 
 
+def scattered(y, x):
+    histogram = Stage("histogram", (256,), lambda i: i)
+    histogram[IMAGE[y, x]] = 1
+
+
+def test_a_write_whose_address_depends_on_data_is_refused_with_the_reason():
+    with pytest.raises(ProgramError, match=r"histogram: .*with an address that data choose, no read is known to come"):
+        mapping.compile([Stage("s", (8, 8), scattered)])
+
+
+def test_a_copy_that_no_stage_reads_is_named():
+    image = Input("in", (3, 8, 8), unroll=(0,))
+    with pytest.raises(ProgramError, match="in_2: no stage reads it, and it is no output"):
+        mapping.compile([Stage("s", (8, 8), lambda y, x: image[0, y, x] + image[1, y, x])])
+
+
+@pytest.mark.parametrize("given", [{}, {"in": np.zeros((8, 9))}, {"in": np.zeros(64)}])
+def test_words_of_another_shape_are_refused(given):
+    outputs = [Stage("s", (8, 8), lambda y, x: IMAGE[y, x])]
+    with pytest.raises(ProgramError, match=r"input in: expected"):
+        simulate.run(mapping.compile(outputs), given)
+    with pytest.raises(ProgramError, match=r"input in: expected the shape \(8, 8\), found"):
+        dsl.evaluate(outputs, given)
+
+
+def test_seven_loops_after_flattening_are_counted():
+    image = Input("in", (4, 9, 3, 3, 3, 3))
+
+    def sums(a, b):
+        return Reduce((2, 2, 2, 2, 3), lambda c, d, e, f, g: image[a + c, b + d, f, e, g, e])
+
+    with pytest.raises(MappingError, match="in: 7 loops after flattening; a controller has 6"):
+        mapping.compile([Stage("s", (3, 3), sums)])
+
+
+def test_more_pes_or_tiles_than_the_array_has_are_counted():
+    image = Input("in", (8, 8))
+    wide = Stage("wide", (20, 20, 8, 8), lambda a, b, y, x: image[y, x] ^ (a * 20 + b), unroll=(0, 1))
+    with pytest.raises(MappingError, match="needs 0 memory tiles and 400 PEs; the array has 128 and 384"):
+        mapping.compile([wide])
+    image = Input("in", (130, 3, 40), unroll=(0,))
+    lines = Stage("lines", (130, 2, 40), lambda c, y, x: image[c, y, x] + image[c, y + 1, x], unroll=(0,))
+    with pytest.raises(MappingError, match=r"needs [0-9]+ memory tiles and 130 PEs"):
+        mapping.compile([lines], memory="dp")
+
+
+def test_a_start_that_a_counter_cannot_tell_is_refused():
+    image = Input("in", (300, 300))
+    # The least value of a whole image is known after 90,000 cycles.
+    least = Stage("least", (1, 1), lambda y, x: Reduce((300, 300), lambda ry, rx: image[y + ry, x + rx], op="min"))
+    late = Stage("late", (1, 1), lambda y, x: least[y, x] + 1)
+    with pytest.raises(MappingError, match=r"late: starts at cycle [0-9]+ and waits .* tells 65536 apart"):
+        mapping.compile([late])
+
+
 def test_an_app_that_is_not_there_names_those_that_are():
     with pytest.raises(UnknownNameError, match="gaussian-<side>"):
         apps.program("sobel-64")
+
+
+@pytest.mark.parametrize("memory", ["sram", "PUB", ""])
+def test_a_memory_that_is_not_there_names_those_that_are(memory):
+    with pytest.raises(UnknownNameError, match="known: pub, dp"):
+        mapping.compile([Stage("s", (8, 8), lambda y, x: IMAGE[y, x])], memory)

@@ -16,8 +16,7 @@ from tilewright.pushmem.errors import MappingError
 )
 def test_every_query_is_given_the_keys_of_its_row(name, cycles, cycles_global, tiles):
     graph = models.build(name)
-    make = attention.longformer if graph.meta["family"] == "vision_longformer" else attention.regionvit
-    layer = make(graph.meta)
+    layer = attention.layer(graph.meta)
     assert layer.bound <= layer.cycles <= cycles
     assert layer.cycles_global <= cycles_global
     assert layer.tiles <= tiles
@@ -51,3 +50,10 @@ def test_a_ring_that_is_larger_than_a_bank_names_what_would_fit():
     meta = dict(models.build("vil-tiny-224-s1").meta, grid=[112, 112])
     with pytest.raises(MappingError, match="strips of 8 chunks would fit"):
         attention.longformer(meta)
+
+
+@pytest.mark.parametrize("name", ["dynamicvit-s-224", "band-64"])
+def test_a_graph_without_windows_is_refused(name):
+    meta = {"family": name.split("-")[0], "model": name}
+    with pytest.raises(MappingError, match=f"{name}: expected attention in windows, of the families vision_longformer"):
+        attention.layer(meta)

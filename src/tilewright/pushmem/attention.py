@@ -50,6 +50,17 @@ class Layer:
         return self.cycles_global / MHZ / 1e3
 
 
+def layer(meta: dict) -> Layer:
+    """The `Layer` of a graph with the meta data `meta`. Raises `MappingError` for a graph without windows."""
+    makers = {"vision_longformer": longformer, "regionvit": regionvit}
+    if meta.get("family") not in makers or "window" not in meta:
+        raise MappingError(
+            f"{meta.get('model', 'a graph')}: expected attention in windows, of the families {', '.join(makers)}; "
+            f"found one of {meta.get('family')}"
+        )
+    return makers[meta["family"]](meta)
+
+
 def queries_a_pass(head_dim: int, pes: int = PES) -> int:
     """G: a query takes `head_dim` PEs for its logits and as many for its sum."""
     # ASSUME: a PE makes one multiply-add a cycle.

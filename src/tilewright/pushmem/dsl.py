@@ -330,6 +330,12 @@ class Source:
             raise ProgramError(f"{self.name} has {len(self.shape)} dimensions; found {len(indices)} indices")
         return Read(self, tuple(index(i) for i in indices))
 
+    def __setitem__(self, indices, value):
+        raise ProgramError(
+            f"{self.name}: a stage writes each of its words once, at its own loop variables; with an address that data "
+            "choose, no read is known to come after the write that it needs"
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Input(Source):

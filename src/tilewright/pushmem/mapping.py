@@ -109,7 +109,7 @@ def _fits(mapped: Mapped) -> None:
         gap = max([0, *(s - i for e, s, i in zip(counts, strides, inner, strict=False) if e > 1)])
         if start >= COUNTER or gap > COUNTER:
             raise MappingError(
-                f"{name}: starts at cycle {start} and waits up to {gap} cycles; a counter of 16 bits tells {COUNTER} apart"
+                f"{name}: starts at cycle {start} and waits {gap} cycles at most; a counter tells {COUNTER} apart"
             )
 
 

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tilewright.pushmem import memories
+from tilewright.pushmem.affine import fit
 from tilewright.pushmem.errors import MappingError
 from tilewright.pushmem.vectorise import Generator, Use, plan_dp, plan_pub
 
@@ -56,7 +59,7 @@ def pack(memory: str, uses: tuple[Use, ...]) -> list[TileUse]:
         else:
             alone = plan_once([part])
             if alone is None:
-                raise MappingError(f"{part.buffer}: no conflict-free affine schedule on one {memory} tile")
+                raise MappingError(f"{part.buffer}: {_why(part, tile.levels)} on one {memory} tile")
             bins.append([part])
             plans.append(alone)
     return [
@@ -69,3 +72,12 @@ def pack(memory: str, uses: tuple[Use, ...]) -> list[TileUse]:
         )
         for held, controllers in zip(bins, plans, strict=True)
     ]
+
+
+def _why(use: Use, levels: int) -> str:
+    """What keeps a stream from a tile that it has for itself."""
+    for stream in (use.write, *(s for _, s in use.reads)):
+        found = fit(np.stack([stream.times, stream.addresses], axis=1), 2 * levels)
+        if found is not None and len(found[0]) > levels:
+            return f"{len(found[0])} loops after flattening; a controller has {levels}, and there is no schedule"
+    return "no conflict-free affine schedule"

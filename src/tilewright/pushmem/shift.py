@@ -128,16 +128,17 @@ def wire(program: Program, plan: Schedule, fetch: int, capacity: int, threshold:
                 buffer.shape, [g[read] for g in grid], born[read], last[read], fetch, capacity
             )
         if varying and layouts[name].size > capacity:
+            kept = layouts[name]
             raise CapacityError(
-                f"{name}: {layouts[name].live} words live at once and need {layouts[name].size} places; a tile has {capacity}"
+                f"{name}: {kept.live} words live at once and need {kept.size} places; a tile has {capacity}"
             )
         known: dict[bytes, str] = {}
         for e, times, indices, live in asked:
-            where, kept = layouts[name].addresses(indices), layouts[name].addresses(grid)
+            where, place = layouts[name].addresses(indices), layouts[name].addresses(grid)
             key = times.tobytes() + where.tobytes()
             if key not in known:
                 known[key] = f"{name}.{len(known)}"
-                streams.setdefault(name, []).append((known[key], Stream(times, where, live), Stream(born, kept)))
+                streams.setdefault(name, []).append((known[key], Stream(times, where, live), Stream(born, place)))
             wires[e.statement, e.read] = known[key]
         for source, reads in streams.items():
             write = max((w for _, _, w in reads), key=lambda w: len(w.times))

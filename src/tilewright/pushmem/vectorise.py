@@ -93,8 +93,8 @@ def _bases(first, wide, split=False):
         return
     for inner in dict.fromkeys([times[0], 3, 4, 2, 5, 1]):
         yield generate(extents, [inner, *times[1:]], int(first[0]))
-    # Rows that follow each other without a gap are one loop; three cycles a word leave room only row by row. A part of a
-    # row may begin a little off its words, so that all parts meet the same cycles modulo three.
+    # Rows that follow each other without a gap are one loop; three cycles a word leave room only row by row. A part of
+    # a row may begin a little off its words, so that all parts meet the same cycles modulo three.
     for row in range(2, min(extents[0] + 1, _ROW) if split else 2):
         if extents[0] % row == 0 and times[0] > 3:
             parts = [row, extents[0] // row, *extents[1:]]
