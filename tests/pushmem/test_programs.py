@@ -152,13 +152,13 @@ def test_words_of_another_shape_are_refused(given):
 
 
 def test_seven_loops_after_flattening_are_counted():
-    image = Input("in", (4, 9, 3, 3, 3, 3))
+    image = Input("in", (3, 5, 3, 3, 3, 3))
 
     def sums(a, b):
         return Reduce((2, 2, 2, 2, 3), lambda c, d, e, f, g: image[a + c, b + d, f, e, g, e])
 
     with pytest.raises(MappingError, match="in: 7 loops after flattening; a controller has 6"):
-        mapping.compile([Stage("s", (3, 3), sums)])
+        mapping.compile([Stage("s", (2, 3), sums)])
 
 
 def test_more_pes_or_tiles_than_the_array_has_are_counted():
