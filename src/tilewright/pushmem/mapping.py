@@ -79,7 +79,7 @@ def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD
             except MappingError as found:
                 error = found
                 continue
-            mapped = Mapped(program, plan, wiring, tuple(tiles), sum(map(_pes, program.statements)))
+            mapped = Mapped(_scheduled(program, plan), plan, wiring, tuple(tiles), sum(map(_pes, program.statements)))
             _fits(mapped)
             if not coarse:
                 return replace(mapped, seconds=time.perf_counter() - begin)
@@ -90,6 +90,20 @@ def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD
     if best is not None:
         return replace(best, seconds=time.perf_counter() - begin)
     raise MappingError(f"no mapping after {tried} schedules; the last one: {error}")
+
+
+def _scheduled(program: Program, plan: Schedule) -> Program:
+    """`program` whose ports know when they move words: a write of a reduction with its last iteration."""
+    maps = {s.name: plan.map(s) for s in program.statements}
+    for n in program.inputs:
+        axes = [f"i{d}" for d in range(len(program.buffers[n].shape))]
+        time_ = " + ".join([*(f"{k}*{a}" for k, a in zip(plan.strides[n], axes, strict=True)), str(plan.starts[n])])
+        maps[n] = f"{{ {n}[{', '.join(axes)}] -> [{time_}] }}"
+    buffers = {
+        n: replace(b, ports=tuple(replace(p, schedule=maps[p.statement]) for p in b.ports))
+        for n, b in program.buffers.items()
+    }
+    return replace(program, buffers=buffers)
 
 
 def _fits(mapped: Mapped) -> None:
