@@ -70,8 +70,7 @@ def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD
             plan = stencil.schedule(program, strides, "coarse" if coarse else "stencil", slack)
             tried += 1
             try:
-                wiring = wire(program, plan, tile.fetch, tile.depth * tile.fetch, threshold)
-                tiles = pack(memory, wiring.uses)
+                wiring, tiles = _stored(program, plan, memory, threshold)
             except CapacityError as found:
                 # Waiting longer makes it no smaller.
                 error = found
@@ -90,6 +89,22 @@ def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD
     if best is not None:
         return replace(best, seconds=time.perf_counter() - begin)
     raise MappingError(f"no mapping after {tried} schedules; the last one: {error}")
+
+
+def _stored(program, plan, memory, threshold):
+    """``(wiring, tiles)`` with banks, or with copies of buffers where these need fewer tiles or banks fit none."""
+    tile, error, found = memories.member(memory).PARAMETERS, None, []
+    for banked in (True, False):
+        try:
+            wiring = wire(program, plan, tile.fetch, tile.depth * tile.fetch, threshold, banked)
+            found.append((wiring, pack(memory, wiring.uses)))
+        except MappingError as reason:
+            error = reason
+        if found and not found[0][0].banks:
+            break
+    if not found:
+        raise error or MappingError("no wiring")
+    return min(found, key=lambda each: len(each[1]))
 
 
 def _scheduled(program: Program, plan: Schedule) -> Program:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tilewright.pushmem import storage
+from tilewright.pushmem.banks import Bank, bank
 from tilewright.pushmem.errors import CapacityError
 from tilewright.pushmem.program import Program
 from tilewright.pushmem.rates import loops
-from tilewright.pushmem.stencil import Schedule, written
+from tilewright.pushmem.stencil import Edge, Schedule, written
 from tilewright.pushmem.vectorise import Stream, Use
 
 REGISTER_THRESHOLD = 16
@@ -36,22 +37,32 @@ class Tap:
 
 @dataclass(frozen=True)
 class Wiring:
-    """The signal of every read, and what makes it. layouts: of the buffers that memory keeps."""
+    """The signal of every read, and what makes it. layouts: of the buffers, or of their banks, that memory keeps."""
 
     wires: dict[tuple[str, int], str]
     delays: tuple[Delay, ...]
     taps: tuple[Tap, ...]
     uses: tuple[Use, ...]
     layouts: dict[str, storage.Layout] = field(default_factory=dict)
+    banks: tuple[Bank, ...] = ()
 
 
-def wire(program: Program, plan: Schedule, fetch: int, capacity: int, threshold: int = REGISTER_THRESHOLD) -> Wiring:
+def wire(
+    program: Program,
+    plan: Schedule,
+    fetch: int,
+    capacity: int,
+    threshold: int = REGISTER_THRESHOLD,
+    banked: bool = False,
+) -> Wiring:
     """Wires, registers and memory streams of all reads.
 
     fetch: words of a wide word. capacity: words of a tile; a longer distance goes through several tiles in a row.
+    banked: whether reads of one cycle go to banks where each asks one bank alone; else every two have all words.
     Raises `CapacityError` where more words whose distances vary live at once.
     """
     wires, delays, taps, uses, layouts = {}, [], [], [], {}
+    found_banks: list[Bank] = []
     statements = {s.name: s for s in program.statements}
     for name, buffer in program.buffers.items():
         edges = [e for e in plan.edges if e.buffer == name]
@@ -106,44 +117,111 @@ def wire(program: Program, plan: Schedule, fetch: int, capacity: int, threshold:
         for tap in taps:
             if tap.buffer == name:
                 last[: keep(tap.rows)] = np.maximum(last[: keep(tap.rows)], born[: keep(tap.rows)] + tap.distance)
-        varying = [e for e in edges if plan.distance(e)[0] != plan.distance(e)[1]]
-        asked = []
-        for e in varying:
-            s = statements[e.statement]
-            extents = loops(s, fetch)
-            place = np.indices(extents).reshape(len(extents), -1)
-            live = np.all([g < e for g, e in zip(place, s.extents, strict=True)], axis=0)
-            values = dict(zip(s.loops, place, strict=True))
-            times = (
-                sum((g * k for g, k in zip(place, plan.strides[s.name], strict=True)), np.int64(0))
-                + plan.starts[s.name]
-            )
-            indices = [np.broadcast_to(i.evaluate(values), times.shape) for i in s.reads[e.read].indices]
-            asked.append((e, times, indices, live))
-            inside = np.ravel_multi_index([i[live] for i in indices], buffer.shape) if buffer.shape else 0
-            np.maximum.at(last, inside, times[live])
-        read = last >= 0
-        if streams or varying:
-            layouts[name] = storage.layout(
-                buffer.shape, [g[read] for g in grid], born[read], last[read], fetch, capacity
-            )
-        if varying and layouts[name].size > capacity:
-            kept = layouts[name]
-            raise CapacityError(
-                f"{name}: {kept.live} words live at once and need {kept.size} places; a tile has {capacity}"
-            )
-        known: dict[bytes, str] = {}
-        for e, times, indices, live in asked:
-            where, place = layouts[name].addresses(indices), layouts[name].addresses(grid)
-            key = times.tobytes() + where.tobytes()
-            if key not in known:
-                known[key] = f"{name}.{len(known)}"
-                streams.setdefault(name, []).append((known[key], Stream(times, where, live), Stream(born, place)))
-            wires[e.statement, e.read] = known[key]
+        asked = [
+            _asked(program, plan, statements[e.statement], e, fetch) for e in edges if len({*plan.distance(e)}) > 1
+        ]
+        for group in _groups(program, plan, name, asked, banked, found_banks):
+            inside = group.inside(grid)
+            if not asked and not streams:
+                continue
+            until = _last(group.asked, buffer.shape, last)
+            read = inside & (until >= 0)
+            words = group.local([g[read] for g in grid])
+            kept = storage.layout(group.shape(buffer.shape), words, born[read], until[read], fetch, capacity)
+            layouts[group.name] = kept
+            if asked and kept.size > capacity:
+                raise CapacityError(
+                    f"{group.name}: {kept.live} words live at once and need {kept.size} places; a tile has {capacity}"
+                )
+            # Streams of one buffer share its words where all of them have the same addresses.
+            shared = name if kept.kind == storage.LINEAR and group.name == name else group.name + " "
+            write = Stream(born[inside], kept.addresses(group.local([g[inside] for g in grid])))
+            known: dict[bytes, str] = {}
+            for each in group.asked:
+                where = kept.addresses(group.local(each.indices))
+                key = each.times.tobytes() + where.tobytes()
+                if key not in known:
+                    known[key] = f"{group.name}.{len(known)}"
+                    streams.setdefault(shared, []).append((known[key], Stream(each.times, where, each.live), write))
+                wires[each.edge.statement, each.edge.read] = known[key]
         for source, reads in streams.items():
             write = max((w for _, _, w in reads), key=lambda w: len(w.times))
-            uses.append(Use(name, source, write, tuple((target, r) for target, r, _ in reads)))
-    return Wiring(wires, tuple(delays), tuple(taps), tuple(uses), layouts)
+            signal = name if source.endswith(" ") else source
+            uses.append(Use(name, signal, write, tuple((target, r) for target, r, _ in reads)))
+    return Wiring(wires, tuple(delays), tuple(taps), tuple(uses), layouts, tuple(found_banks))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A read whose distances vary: its cycles, indices by dimension, and which iterations count."""
+
+    edge: Edge
+    times: np.ndarray
+    indices: list[np.ndarray]
+    live: np.ndarray
+
+
+def _asked(program, plan, statement, edge, fetch) -> _Asked:
+    extents = loops(statement, fetch)
+    place = np.indices(extents).reshape(len(extents), -1)
+    live = np.all([g < e for g, e in zip(place, statement.extents, strict=True)], axis=0)
+    values = dict(zip(statement.loops, place, strict=True))
+    steps = zip(place, plan.strides[statement.name], strict=True)
+    times = sum((g * k for g, k in steps), np.int64(0)) + plan.starts[statement.name]
+    indices = [np.broadcast_to(i.evaluate(values), times.shape) for i in statement.reads[edge.read].indices]
+    return _Asked(edge, times, indices, live)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Reads that share the words of a buffer, or of bank `number` of it."""
+
+    name: str
+    asked: list[_Asked]
+    bank: Bank | None = None
+    number: int = 0
+
+    def inside(self, grid) -> np.ndarray:
+        """bool: which words it holds."""
+        return (
+            np.ones(len(grid[0]) if len(grid) else 1, bool) if self.bank is None else self.bank.of(grid) == self.number
+        )
+
+    def local(self, indices):
+        """Indices within the group: a bank divides those of its dimension."""
+        if self.bank is None:
+            return indices
+        return [i // self.bank.count if d == self.bank.folded else i for d, i in enumerate(indices)]
+
+    def shape(self, shape):
+        """The box of `local` indices."""
+        if self.bank is None:
+            return shape
+        return tuple(-(-e // self.bank.count) if d == self.bank.folded else e for d, e in enumerate(shape))
+
+
+def _groups(program, plan, name, asked, banked, found) -> list[_Group]:
+    """The reads of a buffer by bank, if `banked` and if each of them asks one bank alone; else all together."""
+    ports = [(a.edge.statement, a.edge.read) for a in asked]
+    if banked and len(asked) > 1:
+        made = bank(program, plan, name, ports)
+        number = dict(made.ports)
+        if made.count > 1 and made.folded is not None and len(number) == len(ports):
+            found.append(made)
+            return [
+                _Group(f"{name}#{b}", [a for a, p in zip(asked, ports, strict=True) if number[p] == b], made, b)
+                for b in sorted({*number.values()})
+            ]
+    return [_Group(name, asked)]
+
+
+def _last(asked, shape, last) -> np.ndarray:
+    """Last reads: those of `last` and of the reads `asked`."""
+    last = last.copy()
+    for each in asked:
+        inside = np.ravel_multi_index([i[each.live] for i in each.indices], shape) if shape else 0
+        np.maximum.at(last, inside, each.times[each.live])
+    return last
 
 
 def _tap(streams, taps, tap, born, addresses, words):
