@@ -5,13 +5,13 @@ from time import perf_counter
 import numpy as np
 import pytest
 
+from helpers import extras
 from helpers.push import stencils, words
 from tilewright.pushmem import apps, dsl, mapping, netlist, simulate
 from tilewright.pushmem.apps._common import BINOMIAL, window
 from tilewright.pushmem.dsl import Input
 
-for package in ("islpy", "amaranth", "pyosys"):
-    pytest.importorskip(package)
+extras.need("islpy", "amaranth", "pyosys")
 # Seconds that a build may take, on one core.
 BUILD_S = 15
 
