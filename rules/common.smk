@@ -198,6 +198,12 @@ def configuring_arguments(wildcards):
     return ["--stream", stream, "--component", part, "--memory", CONFIG.push.memory, *limit]
 
 
+def app_code(wildcards):
+    """Parameter: as `code`, for a program on push memories."""
+    modules = experiments.member("push").of_app(wildcards.app, wildcards.memory)
+    return code("push_app", "study.stages.push_app", *modules)(wildcards)
+
+
 def of_classifier(wildcards):
     """Size of a job that trains a network of the experiment `pruned_accuracy`: as of its case."""
     return experiments.size("pruned_accuracy", CONFIG, f"{wildcards.network}.{wildcards.seed}")

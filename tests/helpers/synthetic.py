@@ -299,6 +299,40 @@ def configure_row(case, component="", **changes):
     return known | own | {"seconds": 2.0 if engine == "bmc" else 0.01, "device": DEVICE["name"]} | changes
 
 
+def push_row(app, memory, **changes):
+    """The row of a mapped app."""
+    known = {"app": app, "memory": memory, "part": "whole", "status": "ok", "tiles": 2 if memory == "dp" else 1}
+    known |= {"pes": 10, "registers": 6, "last_cycle": 4095, "occupancy": 0.7, "words": 3844, "ports": 9, "saved": 8 / 9}
+    known |= {"area_um2": 13_700, "energy_nj": 20.0, "wrong_model": 0, "wrong_rtl": 0, "asked": 1, "agreed": 1}
+    return known | {"map_s": 0.2, "run_s": 0.1, "device": DEVICE["name"]} | changes
+
+
+def write_push(root, config):
+    """A file for each app and memory: the whole, live words of a buffer and its two ports."""
+    for app in config.push.apps:
+        for memory in config.push.memories:
+            held = {"app": app, "memory": memory, "status": "ok", "buffer": "in", "device": DEVICE["name"]}
+            live = [held | {"part": "live", "cycle": cycle, "live": min(cycle, 129)} for cycle in range(0, 4096, 256)]
+            port = held | {"part": "port", "first": 0, "last": 4031, "words": 4032}
+            ports = [port | {"side": "in", "name": "in"}, port | {"side": "out", "name": "in@64", "first": 64}]
+            path = root / f"results/logs/push/{app}.{memory}.csv"
+            write_csv(path, "push", [push_row(app, memory), *live, *ports])
+
+
+def push_attention_row(model, **changes):
+    """The row of a workload that is streamed."""
+    known = {"model": model, "status": "ok", "heads": 1, "head_dim": 48, "tokens": 3137, "tiles": 96, "cycles": 366_976}
+    known |= {"cycles_global": 370_897, "bound": 345_744, "ms": 0.412, "delivered": 308_308, "wrong": 0, "conflicts": 0}
+    known |= {"queries": 0, "words": 301_056, "gathered": 29_597_568, "rtl_wrong": 0, "error": 1e-6, "tolerance": 1e-4}
+    return known | {"device": DEVICE["name"]} | changes
+
+
+def write_push_attention(root, config):
+    """A file for each workload."""
+    for model in config.push.attention:
+        write_csv(root / f"results/logs/push_attention/{model}.csv", "push_attention", [push_attention_row(model)])
+
+
 def write_configure(root, config):
     """A file for each stream and engine."""
     for stream, engines in config.push.streams.items():
@@ -507,6 +541,8 @@ def write_logs(root, config, blank=()):
     write_accuracy(root, config)
     write_accelerator(root, config)
     write_configure(root, config)
+    write_push(root, config)
+    write_push_attention(root, config)
     write_paths(root, config)
     write_slices(root, config)
     write_recall(root, config)

@@ -31,15 +31,17 @@ def test_deliveries_a_cycle_early_are_wrong():
     assert attention.deliver(dataclasses.replace(layer, outputs=((times - 1, keys), other))).wrong
 
 
-def test_delivered_vectors_give_the_reference():
+@pytest.mark.parametrize("name", ["vil-tiny-224-s1", "regionvit-tiny-224-s1"])
+def test_delivered_vectors_give_the_reference(name):
     import torch
 
     from tilewright.reference import attention as reference
 
-    graph = models.build("vil-tiny-224-s1")
-    layer, rng = attention.longformer(graph.meta), np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((graph.n_rows, 48)).astype(np.float32) for _ in range(3))
-    found = attention.attend(layer, q, k, v, np.arange(1))
+    graph = models.build(name)
+    layer = (attention.longformer if name.startswith("vil") else attention.regionvit)(graph.meta)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((graph.n_rows, graph.meta["head_dim"])).astype(np.float32) for _ in range(3))
+    found = attention.attend(layer, q, k, v, np.arange(graph.meta.get("n_global", 0)))
     given = (torch.tensor(a)[None, None] for a in (q, k, v))
     expected = reference(*given, torch.tensor(graph.to_dense()))[0, 0].numpy()
     # Weights add up to 1; rounding of 3,137 float32 terms grows as their root: 56 · 2^-24 · 4, the largest of v.

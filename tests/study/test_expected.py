@@ -31,6 +31,8 @@ ROWS = {
     "pruned_accuracy": {"network": "deit-tiny-224", "batching": "ragged", "pruner": "evit"},
     "accelerator": {"network": "segformer-b0-512"},
     "configure": {"stream": "identity-16x16", "engine": "fit"},
+    "push": {"app": "gaussian-64", "memory": "pub"},
+    "push_attention": {"model": "vil-tiny-224-s1"},
 }
 
 

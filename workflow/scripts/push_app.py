@@ -3,12 +3,13 @@
 import argparse
 
 from tilewright.study.cli import script
-from tilewright.study.stages.push_app import run
+from tilewright.study.stages.push_app import STEPS, run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--app", required=True, help="an app and the side of its image, such as gaussian-64")
 add("--memory", default="pub", help="the tile, pub or dp (default: pub)")
+add("--step", choices=STEPS, help="only map, configure or run, after the steps before it (default: all)")
 add("--model-only", action="store_true", help="do not build and run the RTL")
 add("--output", required=True, metavar="FOLDER", help="program.json, mapped.json, config.json and run.csv")
 

@@ -294,14 +294,25 @@ def rows_that_differ(layer: Layer, graph: Graph, extra: np.ndarray) -> int:
 def attend(layer: Layer, q: np.ndarray, k: np.ndarray, v: np.ndarray, extra: np.ndarray) -> np.ndarray:
     """float32 [tokens, dim]: attention by online softmax over the delivered vectors of one head, in their order.
 
-    The keys `extra` are in registers and come first. Queries in `extra` see all keys in one pass.
+    The keys `extra` are in registers and come first. Queries in `extra` see all keys in one pass. A query that comes
+    again goes on where it stopped; a key that it was given before is masked.
     """
     scale = np.float32(q.shape[1] ** -0.5)
     out = np.zeros_like(q)
-    passes = len(layer.passes) // layer.heads
-    for queries, own in layer.passes[:passes]:
-        keys = np.concatenate([extra, own])
-        out[queries] = _online(q[queries] * scale, k[keys], v[keys])
+    # Every head has the same passes.
+    passes = {(queries.tobytes(), own.tobytes()): (queries, own) for queries, own in layer.passes}.values()
+    seen = np.bincount(np.concatenate([queries for queries, _ in passes]), minlength=len(q))
+    again: dict[int, list[np.ndarray]] = {int(query): [extra] for query in np.flatnonzero(seen > 1)}
+    for queries, own in passes:
+        once, keys = queries[seen[queries] == 1], np.concatenate([extra, own])
+        if len(once):
+            out[once] = _online(q[once] * scale, k[keys], v[keys])
+        for query in queries[seen[queries] > 1].tolist():
+            again[query].append(own)
+    for query, given in again.items():
+        keys = np.concatenate(given)
+        keys = keys[np.sort(np.unique(keys, return_index=True)[1])]
+        out[query] = _online(q[[query]] * scale, k[keys], v[keys])[0]
     for query in extra:
         out[query] = _online(q[[query]] * scale, k, v)[0]
     return out

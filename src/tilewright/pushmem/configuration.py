@@ -66,11 +66,24 @@ def _times(g):
     return generate(g.extents, g.cycle[1], g.cycle[0])
 
 
-def from_streams(mapped: Mapped) -> list[solve.Found]:
-    """What the configurator finds for every tile from its stream alone, by algebra. Equal streams are solved once."""
+def from_streams(mapped: Mapped) -> list[solve.Found | None]:
+    """What the configurator finds for every tile from its stream alone, by algebra. Equal streams are solved once.
+
+    None for a tile that also delivers words that nobody takes, where a loop is rounded up: its stream is no example of
+    what was meant.
+    """
     known: dict[bytes, solve.Found] = {}
-    found = []
+    found: list[solve.Found | None] = []
+    idle = {
+        target
+        for use in mapped.wiring.uses
+        for target, read in use.reads
+        if read.live is not None and not read.live.all()
+    }
     for tile in mapped.tiles:
+        if idle.intersection(tile.targets):
+            found.append(None)
+            continue
         given = stream(tile)
         key = b"".join(a.tobytes() for a in (given.data_in, given.valid_in, given.data_out, given.valid_out))
         if key not in known:

@@ -7,16 +7,22 @@
 import csv
 import dataclasses
 import io
+import json
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
 from tilewright.core import artifacts
+from tilewright.core.errors import ArtifactError
 from tilewright.pushmem import apps, configuration, dsl, mapping, memories, netlist, recurrence, simulate
 from tilewright.pushmem.cost import cost
 
 VERSION = 1
+# Of a tile whose stream is no example, see `configuration.from_streams`.
+NOT_ASKED = "not asked"
+# Points of a buffer's live words that are told.
+POINTS = 128
 PROGRAM, MAPPED, CONFIG = "push program", "push mapping", "push app configuration"
 
 
@@ -60,6 +66,37 @@ def mapped_document(mapped: mapping.Mapped) -> dict:
         ],
         "pes": mapped.pes,
         "registers": mapped.registers,
+        "held": [_held(use) for use in mapped.wiring.uses],
+    }
+
+
+def _held(use):
+    """What a tile holds of a buffer: live words over time, at most `POINTS`, and when each of its ports is in use."""
+    last = dict(zip(use.write.addresses.tolist(), use.write.times.tolist(), strict=True))
+    for _, read in use.reads:
+        taken = np.ones(len(read.times), bool) if read.live is None else read.live
+        for address, cycle in zip(read.addresses[taken].tolist(), read.times[taken].tolist(), strict=True):
+            if address in last:
+                last[address] = max(last[address], cycle)
+    ends = np.sort(np.fromiter(last.values(), np.int64, len(last)))
+    cycles = np.unique(np.linspace(int(use.write.times[0]), int(ends[-1]), POINTS).astype(np.int64))
+    begun = np.searchsorted(np.sort(use.write.times), cycles, side="right")
+    live = begun - np.searchsorted(ends, cycles)
+    ports = [("in", use.source, use.write), *(("out", target, read) for target, read in use.reads)]
+    return {
+        "buffer": use.buffer,
+        "cycles": cycles.tolist(),
+        "live": live.tolist(),
+        "ports": [
+            {
+                "kind": kind,
+                "name": name,
+                "first": int(each.times[0]),
+                "last": int(each.times[-1]),
+                "words": len(each.times),
+            }
+            for kind, name, each in ports
+        ],
     }
 
 
@@ -70,6 +107,26 @@ def map_app(app: str, memory: str, folder, made_by=None) -> mapping.Mapped:
     artifacts.write_json(Path(folder) / "program.json", PROGRAM, VERSION, told | program_document(mapped), made_by)
     artifacts.write_json(Path(folder) / "mapped.json", MAPPED, VERSION, told | mapped_document(mapped), made_by)
     return mapped
+
+
+def mapped_app(folder) -> tuple[str, str, mapping.Mapped]:
+    """``(app, memory, mapped app)`` of a folder that `map_app` wrote to.
+
+    isl's objects are not kept: the app is compiled again. Raises `ArtifactError` where today's code maps it otherwise
+    than the files say.
+    """
+    said = artifacts.read_json(Path(folder) / "mapped.json", MAPPED, VERSION)
+    mapped = mapping.compile(apps.program(said["app"]), said["memory"])
+    if json.loads(json.dumps(mapped_document(mapped))) != {key: said[key] for key in mapped_document(mapped)}:
+        raise ArtifactError(
+            f"{folder}/mapped.json: expected what today's code maps, found another mapping; map it again"
+        )
+    return said["app"], said["memory"], mapped
+
+
+def _told(found):
+    """What the configurator said of a tile."""
+    return {"verdict": found.verdict, "verified": found.verified}
 
 
 def configure_app(mapped: mapping.Mapped, memory: str, folder, made_by=None) -> dict:
@@ -83,7 +140,7 @@ def configure_app(mapped: mapping.Mapped, memory: str, folder, made_by=None) -> 
             {
                 "controllers": {name: each.document() for name, each in one.controllers.items()},
                 "registers": recurrence.registers(one, member),
-                "from_stream": {"verdict": other.verdict, "verified": other.verified},
+                "from_stream": {"verdict": NOT_ASKED} if other is None else _told(other),
             }
         )
     body = {"memory": memory, "tiles": tiles, "seconds": perf_counter() - begin}

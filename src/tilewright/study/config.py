@@ -214,7 +214,7 @@ def schema():
     found = json.dumps(msgspec.json.schema(Config))
     for name, module in own.items():
         # Sections of several experiments have the same class name, which msgspec tells apart by their modules.
-        found = found.replace(f"{module.__name__}.Section", name)
+        found = found.replace(f"{module.Section.__module__}.Section", name)
     found = json.loads(found)
     types = {
         "Config": Config,

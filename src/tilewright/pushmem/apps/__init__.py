@@ -21,7 +21,13 @@ NAMES = (
 
 def program(name: str) -> Sequence[Source]:
     """The outputs of the app `name`, e.g. ``harris-64``. Raises `UnknownNameError` and `ProgramError`."""
+    member, side = parse(name)
+    return registry.member("tilewright.pushmem.apps", "app", member, NAMES).outputs(side)
+
+
+def parse(name: str) -> tuple[str, int]:
+    """The app and the side of its image, ``("harris", 64)``. Raises `UnknownNameError`."""
     match = re.fullmatch(r"([a-z_]+)-(\d+)", name)
     if not match or match[1] not in NAMES:
         raise UnknownNameError("app", name, [f"{n}-<side>" for n in NAMES])
-    return registry.member("tilewright.pushmem.apps", "app", match[1], NAMES).outputs(int(match[2]))
+    return match[1], int(match[2])

@@ -20,7 +20,8 @@ whose import stays light (no torch):
         keeps on disk: whether a case has such calls, and those calls, which yield the names of what was compiled. On a
         CPU the workflow compiles cases side by side before it times them alone.
     ``sources(settings) -> paths``, of a member whose cases may read files of the user's own: those files.
-    ``NAMED``, ``remark(row)``: how the log calls a row, a format of its columns, and what it says of one that passed.
+    ``NAMED``, ``remark(row)``: how the log calls a row, a format of its columns, and what it says of one that passed,
+        None for nothing.
     ``ON_HOST = True``, of a member that times the host's processors whatever device the study is for.
     ``FOLDER``: where its files are below results/logs; by default a folder of its name.
 
@@ -40,7 +41,7 @@ from tilewright.core.errors import ConfigError
 
 NAMES = (
     *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "paths", "stream", "heatmap", "orders"),
-    *("pruned_accuracy", "accelerator", "configure"),
+    *("pruned_accuracy", "accelerator", "configure", "push", "push_attention"),
 )
 LOGS = "results/logs/"
 

@@ -4,46 +4,20 @@ The rule `configure` writes a configuration for each stream and engine; the rows
 """
 
 import json
-from typing import Annotated, Literal
-
-import msgspec
+from typing import Literal
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ConfigError
-from tilewright.pushmem import examples, memories
+from tilewright.pushmem import examples
 from tilewright.pushmem import settings as of_tiles
 from tilewright.pushmem import solve as engines
-from tilewright.pushmem import streams as parts
 from tilewright.study import sections
-from tilewright.study.experiments import _rows
+from tilewright.study.experiments import _rows, push
 from tilewright.study.experiments._rows import Count, Number, Status
+from tilewright.study.experiments.push import split
 
-SECTION = "push"
+SECTION, Section = "push", push.Section
 WRITTEN = "results/push/streams/{}.json"
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-
-
-class Section(sections.Section, frozen=True):
-    """Push memories: tiles that stream data by themselves, configured from examples.
-
-    memory: the tile, pub or dp
-    streams: engines by the name of an example, such as identity-16x16; with -agg, -sram or -tb behind it, of a part
-    time_limit: of bmc, in seconds; null is none
-    """
-
-    memory: str
-    streams: dict[str, tuple[str, ...]]
-    time_limit: Positive | None
-
-    def check(self, config):
-        """Raise `ConfigError` for unknown names."""
-        sections.known("push.memory", "memory", [self.memory], memories.NAMES)
-        tile = memories.member(self.memory)
-        for name, chosen in self.streams.items():
-            stream, _ = split(name)
-            sections.at("push.streams", examples.stream, stream, tile.PARAMETERS)
-            sections.distinct(f"push.streams.{name}", chosen)
-            sections.known(f"push.streams.{name}", "engine", chosen, engines.ENGINES)
 
 
 class Settings(sections.Section, frozen=True):
@@ -84,12 +58,6 @@ class Row(_rows.Row, frozen=True, kw_only=True):
 
 
 NAMED = "{stream} {part} {engine} {component}"
-
-
-def split(name):
-    """``(example, part)`` of a stream's name."""
-    stream, _, part = name.rpartition("-")
-    return (stream, part) if part in parts.PARTS else (name, "top")
 
 
 def cases(config):

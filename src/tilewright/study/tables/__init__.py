@@ -29,6 +29,8 @@ NAMES = (
     "stream",
     "accelerator",
     "configure",
+    "push",
+    "push_attention",
     "fill",
     "prediction",
     "solvers",

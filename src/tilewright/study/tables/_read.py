@@ -34,6 +34,7 @@ _BY_HAND = {
         ["images", "pruned", "kept", "padded_us", "varlen_us", "packed_us"],
     ),
     "paper_configure": (["stream", "component", "task"], ["cycles", "paper_seconds"]),
+    "paper_push": (["app", "memory"], ["paper_tiles", "paper_last_cycle", "paper_saved"]),
     "claims": (["id", "experiments", "claim", "relation", "unit"], ["expected"]),
 }
 # Those that a run leaves in its logs.
@@ -101,12 +102,13 @@ def by_kind(inputs, **loaders):
     return {kind: {path: loaders[kind](path) for path in paths} for kind, paths in found.items()}
 
 
-def frames(inputs, *expected):
-    """The CSV files `inputs` as one DataFrame per kind, in the order of `expected`.
+def frames(inputs, *expected, optional=()):
+    """The CSV files `inputs` as one DataFrame per kind, in the order of `expected`; that of an `optional` kind may
+    be empty.
 
     Raises as `sort`, and `ArtifactError` for text where a number belongs, and for a status that is none.
     """
-    found = sort(inputs, expected)
+    found = sort(inputs, expected, optional)
     return [_frame(found[kind], kind) for kind in expected]
 
 

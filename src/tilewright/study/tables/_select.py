@@ -6,6 +6,7 @@ PAPER_LATENCY = "expected/paper/latency.csv"
 PAPER_HEATMAP = "expected/paper/heatmap.csv"
 PAPER_RAGGED = "expected/paper/ragged.csv"
 PAPER_CONFIGURE = "expected/paper/configure.csv"
+PAPER_PUSH = "expected/paper/push.csv"
 PAPER_RAGGED_KERNEL = "expected/paper/ragged_kernel.csv"
 # The families of the paper, in the order in which tables and figures show them.
 FAMILIES = ("vil", "regionvit", "dynamicvit")
