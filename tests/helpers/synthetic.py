@@ -302,7 +302,15 @@ def configure_row(case, component="", **changes):
 def push_row(app, memory, **changes):
     """The row of a mapped app."""
     known = {"app": app, "memory": memory, "part": "whole", "status": "ok", "tiles": 2 if memory == "dp" else 1}
-    known |= {"pes": 10, "registers": 6, "last_cycle": 4095, "occupancy": 0.7, "words": 3844, "ports": 9, "saved": 8 / 9}
+    known |= {
+        "pes": 10,
+        "registers": 6,
+        "last_cycle": 4095,
+        "occupancy": 0.7,
+        "words": 3844,
+        "ports": 9,
+        "saved": 8 / 9,
+    }
     known |= {"area_um2": 13_700, "energy_nj": 20.0, "wrong_model": 0, "wrong_rtl": 0, "asked": 1, "agreed": 1}
     return known | {"map_s": 0.2, "run_s": 0.1, "device": DEVICE["name"]} | changes
 

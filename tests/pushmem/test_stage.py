@@ -6,8 +6,8 @@ import json
 import pytest
 
 from helpers import extras
-from tilewright.core.errors import TilewrightError, UnknownNameError
-from tilewright.pushmem import apps, mapping, simulate
+from tilewright.core.errors import ArtifactError, TilewrightError, UnknownNameError
+from tilewright.pushmem import apps, configuration, mapping, simulate, stage
 from tilewright.pushmem.cost import cost
 from tilewright.study.stages.push_app import run
 
@@ -15,7 +15,7 @@ extras.need("islpy")
 
 
 def test_an_app_leaves_four_files_that_agree(tmp_path, capsys):
-    run("brighten_blur-24", "pub", True, tmp_path)
+    run("brighten_blur-24", "pub", None, True, tmp_path)
     program, mapped, config = (
         json.loads((tmp_path / f"{n}.json").read_text()) for n in ("program", "mapped", "config")
     )
@@ -37,12 +37,12 @@ def test_an_app_leaves_four_files_that_agree(tmp_path, capsys):
 def test_words_that_differ_are_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(simulate, "differing_words", lambda *_: 3)
     with pytest.raises(TilewrightError, match="expected the words of numpy, found 3"):
-        run("brighten_blur-24", "pub", True, tmp_path)
+        run("brighten_blur-24", "pub", None, True, tmp_path)
 
 
 def test_a_memory_that_is_not_there_names_those_that_are(tmp_path):
     with pytest.raises(UnknownNameError, match="known: pub, dp"):
-        run("gaussian-24", "sram", True, tmp_path)
+        run("gaussian-24", "sram", None, True, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -51,3 +51,37 @@ def test_registers_and_sharing_save_what_is_published(app, least):
     found = cost(mapping.compile(apps.program(app)), "pub")
     assert found.saved >= least
     assert found.area_um2 == round(found.ports * (1 - found.saved)) * 13_700
+
+
+def test_steps_leave_what_all_of_them_do(tmp_path):
+    for step in (None, "map", "configure", "run"):
+        run("downsample-16", "pub", step, True, tmp_path / ("whole" if step is None else "steps"))
+    for name in ("program.json", "mapped.json"):
+        assert (tmp_path / "whole" / name).read_text() == (tmp_path / "steps" / name).read_text()
+    configs = [json.loads((tmp_path / each / "config.json").read_text()) for each in ("whole", "steps")]
+    assert configs[0]["tiles"] == configs[1]["tiles"]
+    rows = [next(csv.DictReader((tmp_path / each / "run.csv").open())) for each in ("whole", "steps")]
+    assert all(rows[0][name] == rows[1][name] for name in rows[0] if not name.endswith("_s"))
+
+
+def test_a_step_after_another_mapping_is_refused(tmp_path):
+    run("brighten_blur-24", "pub", "map", True, tmp_path)
+    with pytest.raises(ArtifactError, match="expected gaussian-24 on pub, found brighten_blur-24 on pub"):
+        run("gaussian-24", "pub", "configure", True, tmp_path)
+    text = (tmp_path / "mapped.json").read_text()
+    (tmp_path / "mapped.json").write_text(text.replace('"pes": 6', '"pes": 7'))
+    with pytest.raises(ArtifactError, match="found another mapping; map it again"):
+        run("brighten_blur-24", "pub", "run", True, tmp_path)
+    assert not (tmp_path / "run.csv").exists()
+
+
+def test_live_words_are_those_between_a_words_arrival_and_its_last_read():
+    (held,) = stage.mapped_document(mapping.compile(apps.program("brighten_blur-24")))["held"]
+    # The second row of a 2 x 2 window reads a row and a word later; the word itself and its neighbour are registers.
+    assert max(held["live"]) == 25 and held["live"][-1] <= 1
+    assert [(port["kind"], port["first"]) for port in held["ports"]] == [("in", 0), ("out", 24)]
+
+
+def test_tiles_that_deliver_words_that_nobody_takes_are_not_asked():
+    assert set(configuration.from_streams(mapping.compile(apps.program("resnet-13")))) == {None}
+    assert None not in configuration.from_streams(mapping.compile(apps.program("resnet-28")))
