@@ -33,7 +33,7 @@ def plan(us, **changes):
 
 # Experiments by the first words of a measure.
 EXPERIMENTS = {"end": "networks", "network": "networks", "ragged": "ragged", "pruned": "pruned", "pack": "pruned"}
-EXPERIMENTS |= {"configure": "configure"}
+EXPERIMENTS |= {"configure": "configure", "push": "push"}
 
 
 def verdicts(tmp_path, rows, **claim):
@@ -456,3 +456,24 @@ def test_a_stream_that_was_not_run_to_its_end_is_not_exact(tmp_path, changes):
     rows = configured(tmp_path, ("fit", "", {}), ("bmc", "", changes))
     found = judged(tmp_path, rows, id="configure_exact", relation="=", expected=100)
     assert (found.verdict, found.measured) == ("not met", 50)
+
+
+def test_programs_on_push_memories_are_judged(tmp_path):
+    rows = [synthetic.push_row("gaussian-64", "pub"), synthetic.push_row("harris-64", "pub", tiles=5, wrong_rtl=2)]
+    live = {"app": "harris-64", "memory": "pub", "part": "live", "status": "ok", "cycle": 0, "live": 1}
+    synthetic.write_csv(tmp_path / "push.csv", "push", [*rows, live | {"device": "x"}])
+    claim = {"relation": "<=", "unit": "", "rows": [tmp_path / "push.csv"], "tmp_path": tmp_path}
+    assert judged(id="push_tiles:harris-64/pub", expected=5, **claim).verdict == "met"
+    assert judged(id="push_tiles:harris-64/pub", expected=4, **claim).verdict == "not met"
+    exact = judged(id="push_exact", expected=100, **claim | {"relation": "="})
+    assert (exact.verdict, exact.measured, exact["where"]) == ("not met", 50, "harris-64 pub")
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"), [({}, "met"), ({"queries": 1}, "not met"), ({"rtl_wrong": None}, "not met")]
+)
+def test_attention_on_push_memories_is_exact_in_rtl_too(changes, verdict, tmp_path):
+    rows = [synthetic.push_attention_row("vil-tiny-224-s1", **changes)]
+    synthetic.write_csv(tmp_path / "push.csv", "push_attention", rows)
+    claim = {"id": "push_attention_exact", "experiments": "push_attention", "relation": "=", "expected": 100}
+    assert judged(tmp_path, [tmp_path / "push.csv"], **claim).verdict == verdict

@@ -53,7 +53,7 @@ PARTS = ("verdict", VERDICTS)
 # Experiments that claims are about.
 EXPERIMENTS = (
     *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "orders"),
-    *("pruned_accuracy", "paths", "stream", "accelerator", "configure"),
+    *("pruned_accuracy", "paths", "stream", "accelerator", "configure", "push", "push_attention"),
 )
 _JUDGED = ["measured", "verdict", "margin", "where", "cases", "not_met", "ties", "device"]
 # ASSUME: who is slower by more than this share is slower, however noisy the measurement.
@@ -490,6 +490,49 @@ def _configured_layer(frame, case):
     return _by_name(rows, layer, "stream", "part")
 
 
+def _pushed(inputs):
+    """Rows of whole apps."""
+    (frame,) = _read.frames(inputs, "push")
+    return frame[frame["part"] == "whole"]
+
+
+def _streamed(inputs):
+    (frame,) = _read.frames(inputs, "push_attention")
+    return frame
+
+
+def _push(column, scale=1):
+    def values(frame, case):
+        """A column of an app on a memory, ``<app>/<memory>``."""
+        app, memory = case.split("/")
+        rows = frame[(frame["app"] == app) & (frame["memory"] == memory)].dropna(subset=column)
+        return _by_name(rows.assign(value=scale * rows[column]), "value", "app", "memory")
+
+    return values
+
+
+def _push_exact(frame, _):
+    """Share of apps and memories whose every word is numpy's, in model and RTL, in percent."""
+    exact = (frame["wrong_model"] == 0) & (frame["wrong_rtl"] == 0)
+    first = frame[~exact].head(1)
+    where = f"{first['app'].iloc[0]} {first['memory'].iloc[0]}" if len(first) else f"{len(frame)} apps on memories"
+    return _cases([100 * exact.mean()], [where])
+
+
+def _push_attention(column):
+    def values(frame, model):
+        return _by_name(frame[frame["model"] == model].dropna(subset=column), column, "model")
+
+    return values
+
+
+def _push_attention_exact(frame, _):
+    """Share of workloads whose every query is given the keys of its row, in model and RTL, in percent."""
+    counts = frame[["wrong", "conflicts", "queries", "rtl_wrong"]]
+    exact = (counts == 0).all(axis=1) & (frame["status"] == "ok")
+    return _cases([100 * exact.mean()], [next(iter(frame.loc[~exact, "model"]), f"{len(frame)} workloads")])
+
+
 def _workload(column):
     def values(frame, case):
         return _by_name(frame[frame["model"] == case].head(1), column, "model")
@@ -586,6 +629,12 @@ _MEASURES = {
     "configure_seconds": (("configure",), _configured, _configured_seconds),
     "configure_exact": (("configure",), _configured, _configured_exact),
     "configure_layer": (("configure",), _configured, _configured_layer),
+    "push_exact": (("push",), _pushed, _push_exact),
+    "push_tiles": (("push",), _pushed, _push("tiles")),
+    "push_cycles": (("push",), _pushed, _push("last_cycle")),
+    "push_saved": (("push",), _pushed, _push("saved", 100)),
+    "push_attention_exact": (("push_attention",), _streamed, _push_attention_exact),
+    "push_attention_cycles": (("push_attention",), _streamed, _push_attention("cycles_global")),
     "prediction_error": (("attention",), prediction.table, _prediction_error),
     "policy_over": (("attention", "paper_latency"), policy.table, _over_rival("ilp")),
     "tuned_over": (("attention", "paper_latency"), policy.table, _over_rival("tuned")),
