@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import tilewright as tw
-from tilewright import api
+from tilewright import api, targets
 from tilewright.core import _internals, operators
-from tilewright.core.errors import ArtifactError, PatternError
+from tilewright.core.errors import ArtifactError, ConfigError, DeviceError, PatternError
 from tilewright.nn import SparseAttention
 
 GRID, DIM, HEADS = (6, 7), 32, 2
@@ -151,19 +151,43 @@ def test_a_package_of_timms_model_runs_in_a_process_without_its_plans(tmp_path):
     assert alone(tmp_path, "package", images, expected) == "1 plans"
 
 
-def test_onnx_names_the_operator_that_it_cannot_hold(tmp_path):
+NO_ONNX = (
+    "ONNX has no operator for a plan, so that neither ONNX Runtime nor TensorRT can run one: export with torch.exp"
+)
+
+
+def test_onnx_is_refused_with_what_to_do_instead(tmp_path):
+    """The exporter that traces must not write down what one call of the executor happened to do."""
+    model, images, expected = network()
+    with pytest.warns(DeprecationWarning), pytest.raises(ConfigError, match=NO_ONNX):
+        torch.onnx.export(model, (images,), tmp_path / "model.onnx", dynamo=False)
+    assert not list(tmp_path.iterdir())
+    # Afterwards all is as before.
+    assert torch.equal(torch.export.export(model, (images,)).module()(images), expected)
+
+
+def test_onnx_by_export_is_refused_with_what_to_do_instead(tmp_path):
     pytest.importorskip("onnx", reason="onnx is not installed")
     pytest.importorskip("onnxscript", reason="onnxscript, by which torch exports to ONNX, is not installed")
     model, images, _ = network()
-    with pytest.raises(torch.onnx.OnnxExporterError, match=r"No ONNX function found for .*tilewright\.attend"):
+    with pytest.raises(torch.onnx.OnnxExporterError, match=NO_ONNX):
         torch.onnx.export(model, (images,), tmp_path / "model.onnx", dynamo=True, verbose=False)
-    # The exporter of before traces, and must not write down what one call of the executor happened to do.
-    with (
-        pytest.warns(DeprecationWarning),
-        pytest.raises(torch.onnx.OnnxExporterError, match="unrecognized namespace tilewright::attend"),
-    ):
-        torch.onnx.export(model, (images,), tmp_path / "model.onnx", dynamo=False)
-    assert not list(tmp_path.glob("*.onnx"))
+    # Of a program that was exported before, the operator's name is all that torch can tell.
+    program = torch.export.export(model, (images,))
+    with pytest.raises(torch.onnx.OnnxExporterError, match=r"No ONNX function found for .*tilewright\.attend"):
+        torch.onnx.export(program, (), tmp_path / "model.onnx", dynamo=True, verbose=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_of_another_device_is_named_as_the_programs(monkeypatch):
+    made = tw.plan(torch.ones(3, 3, dtype=torch.bool), heads=1, head_dim=8, solver="greedy")
+    digest, file = made.digest(), made._file()
+    del made
+    monkeypatch.setattr(targets, "describe", lambda kind: {"kind": "cpu", "name": "another processor"})
+    with pytest.raises(DeviceError, match=r"^the plan that this program holds: .*another processor"):
+        torch.ops.tilewright.attend(*3 * [torch.ones(1, 1, 3, 8)], digest, False, file)
+    with pytest.raises(ArtifactError, match=r"^the plan that this program holds: expected a plan file"):
+        torch.ops.tilewright.attend(*3 * [torch.ones(1, 1, 3, 8)], "0" * 32, False, file[:100])
 
 
 def test_a_traced_module_calls_the_operator_and_holds_the_plan():

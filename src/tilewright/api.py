@@ -394,7 +394,12 @@ def _from_program(content):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.plan"
         path.write_bytes(content)
-        return load(path)
+        try:
+            return load(path)
+        except (ArtifactError, DeviceError) as error:
+            # Nobody knows the path that it was written to.
+            found = str(error).replace(str(path), "the plan that this program holds")
+            raise (DeviceError if isinstance(error, DeviceError) else ArtifactError)(found) from error
 
 
 operators.read_by(_from_program)
@@ -763,6 +768,6 @@ def _check_device(measured, path):
         ) from error
     differing = targets.differing(measured.device, here)
     if set(differing) & set(targets.facts(kind).MACHINE):
-        raise elsewhere(measured, kind)
+        raise DeviceError(f"{path}: {elsewhere(measured, kind)}, or plan the pattern again here")
     if differing:
         _LOG.warning("%s: %s differ from when it was profiled; plan again for the fastest", path, ", ".join(differing))

@@ -24,6 +24,13 @@ except ImportError:
 
 
 try:
+    from torch._C import _is_tracing as is_tracing
+except ImportError:
+    # Asks whether TorchScript runs first, 50 ns.
+    from torch.jit import is_tracing
+
+
+try:
     from torch._C import _cuda_getCurrentRawStream as raw_stream
 except ImportError:
 

@@ -6,15 +6,15 @@ hand, which costs the host less in each call than the decorator for custom opera
 """
 
 import itertools
+import sys
 import weakref
 
 import torch
 from torch import Tensor, library
 from torch.compiler import is_compiling
-from torch.jit import is_tracing
 
-from tilewright.core._internals import dispatch_depth
-from tilewright.core.errors import ArtifactError
+from tilewright.core._internals import dispatch_depth, is_tracing
+from tilewright.core.errors import ArtifactError, ConfigError
 
 # Plans by names of this process, and those that were called by digest. A plan lives as long as its owner holds it.
 _LIVE, _CALLED = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
@@ -51,8 +51,16 @@ def _read(content):
 
 def exporting():
     """True while a program is made that may hold tensors of its own: by ``torch.export``, but with strict=True, or by
-    ``torch.jit.trace``."""
-    return (torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()) or is_tracing()
+    ``torch.jit.trace``. Raises `ConfigError` where it is made for ONNX."""
+    made = (torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()) or is_tracing()
+    # Who exports to ONNX has loaded its module, which takes long to load.
+    onnx = sys.modules.get("torch.onnx")
+    if made and onnx is not None and onnx.is_in_onnx_export():
+        raise ConfigError(
+            "ONNX has no operator for a plan, so that neither ONNX Runtime nor TensorRT can run one: export with "
+            "torch.export.export, for AOTInductor, or export the model with dense or masked attention"
+        )
+    return made
 
 
 def watched(x):
