@@ -117,7 +117,7 @@ def test_python_and_snakemake_are_the_same_everywhere():
     assert {base(name) for name in RECIPES} == {f"python:{conda('cpu')['python']}-slim-bookworm"}
     assert all(conda(name)["python"] in python for name in CONDA)
     lowest = re.search(r'min_version\("(.+)"\)', (ROOT / "Snakefile").read_text()).group(1)
-    snakemake = next(line for line in required("workflow") if line.name == "snakemake")
+    snakemake = next(line for line in required("study") if line.name == "snakemake")
     assert lowest in snakemake.specifier and Version(PINS["snakemake"]) >= Version(lowest)
 
 
