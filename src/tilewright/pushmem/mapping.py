@@ -95,15 +95,16 @@ def _stored(program, plan, memory, threshold):
     """``(wiring, tiles)`` with banks, or with copies of buffers where these need fewer tiles or banks fit none."""
     tile, error, found = memories.member(memory).PARAMETERS, None, []
     for banked in (True, False):
+        made = None
         try:
-            wiring = wire(program, plan, tile.fetch, tile.depth * tile.fetch, threshold, banked)
-            found.append((wiring, pack(memory, wiring.uses)))
+            made = wire(program, plan, tile.fetch, tile.depth * tile.fetch, threshold, banked)
+            found.append((made, pack(memory, made.uses)))
         except MappingError as reason:
             error = reason
-        if found and not found[0][0].banks:
+        if made is not None and not made.banks:
             break
-    if not found:
-        raise error or MappingError("no wiring")
+    if error is not None and not found:
+        raise error
     return min(found, key=lambda each: len(each[1]))
 
 

@@ -202,11 +202,16 @@ class _Group:
 
 def _groups(program, plan, name, asked, banked, found) -> list[_Group]:
     """The reads of a buffer by bank, if `banked` and if each of them asks one bank alone; else all together."""
-    ports = [(a.edge.statement, a.edge.read) for a in asked]
-    if banked and len(asked) > 1:
-        made = bank(program, plan, name, ports)
+    # Reads of one word in all cycles are one port.
+    alike: dict[bytes, tuple[str, int]] = {}
+    ports = []
+    for each in asked if banked else ():
+        key = b"".join(a.tobytes() for a in (each.times, *each.indices))
+        ports.append(alike.setdefault(key, (each.edge.statement, each.edge.read)))
+    if len(alike) > 1:
+        made = bank(program, plan, name, list(alike.values()))
         number = dict(made.ports)
-        if made.count > 1 and made.folded is not None and len(number) == len(ports):
+        if made.count > 1 and made.folded is not None and len(number) == len(alike):
             found.append(made)
             return [
                 _Group(f"{name}#{b}", [a for a, p in zip(asked, ports, strict=True) if number[p] == b], made, b)
