@@ -22,7 +22,7 @@ VERSION = 1
 # Of a tile whose stream is no example, see `configuration.from_streams`.
 NOT_ASKED = "not asked"
 # Points of a buffer's live words that are told.
-POINTS = 128
+POINTS = 64
 PROGRAM, MAPPED, CONFIG = "push program", "push mapping", "push app configuration"
 
 
