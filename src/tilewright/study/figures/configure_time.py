@@ -42,7 +42,7 @@ def draw(inputs):
         panels[1].scatter(row["cycles"], row["paper_seconds"], s=46, marker="x", color=PUBLISHED)
         what = f"{LABELS.get(row['component'], 'whole tile')}, {row['task']}"
         panels[1].annotate(
-            what, (row["cycles"], row["paper_seconds"]), (7, -2), textcoords="offset points", fontsize=7.5
+            what, (row["cycles"], row["paper_seconds"]), (-7, -2), textcoords="offset points", fontsize=7.5, ha="right"
         )
     if len(fit):
         panels[0].axhline(1, color="#AAAAAA", linewidth=0.8, linestyle="--")

@@ -29,13 +29,14 @@ def draw(inputs):
         if not len(found):
             _style.nothing(axes, "no app was mapped")
             continue
+        # A label as high as this, on a logarithmic axis, would hide the published number above its bar.
+        near = float(max(found[ours].max(), found[paper].max()) / found[ours].min()) ** 0.07
         for number, memory in enumerate(memories):
             own = found[found["memory"] == memory].set_index("app")
             places = [apps.index(app) - 0.4 + width * (number + 0.5) for app in own.index]
             axes.bar(places, own[ours], width * 0.94, color=COLOURS[memory])
             for place, value, known in zip(places, own[ours], own[paper], strict=True):
-                # Above the published number, too, where that is near.
-                top = max(value, known) if known < 1.6 * value else value
+                top = max(value, known) if known < near * value else value
                 axes.annotate(
                     f"{value:,.0f}", (place, top), (0, 4), textcoords="offset points", ha="center", fontsize=7
                 )
