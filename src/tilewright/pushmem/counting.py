@@ -57,7 +57,9 @@ def _crossed(side, at, earliest, latest):
     told = {"access": at, "earliest": earliest, "latest": latest}
     if side.source is None:
         text = f"{side.name}: wide word {at} can be written from cycle {earliest} on, and is needed by cycle {latest}"
-        return NoScheduleError("latency", f"{text}; a word takes at least 7 cycles through the tile", **told)
+        return NoScheduleError(
+            "latency", f"{text}; a word takes at least 7 cycles through the tile where wide words are full", **told
+        )
     if side.earliest[at] > side.latest[at]:
         text = (
             f"{side.name}: fetch {at} has to be over by cycle {latest}, and its row of the transpose buffer is in use"
@@ -67,7 +69,9 @@ def _crossed(side, at, earliest, latest):
         )
     text = f"{side.name}: fetch {at} has to be over by cycle {latest}, and its wide word is written in {earliest - 1}"
     return NoScheduleError(
-        "latency", f"{text} at the earliest; a word takes at least 7 cycles through the tile", **told
+        "latency",
+        f"{text} at the earliest; a word takes at least 7 cycles through the tile where wide words are full",
+        **told,
     )
 
 
