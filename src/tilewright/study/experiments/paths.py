@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from tilewright import networks, paths, scenes, training
+from tilewright import networks, paths, scenes, targets, training
 from tilewright.core.errors import ConfigError
 from tilewright.schedule import solvers
 from tilewright.study import sections
@@ -227,7 +227,7 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
-    own = [f"{__package__}._paths"]
+    own = [f"{__package__}._paths", *targets.modules(device, "maps")]
     own += [f"{paths.__name__}.{name}" for name in ("measure", "program", "accuracy", "latency", "space", "table")]
     if row.get("network"):
         family, _ = networks.parse(row["network"])

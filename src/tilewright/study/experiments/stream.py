@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from tilewright import networks, paths
+from tilewright import networks, paths, targets
 from tilewright.study import sections
 from tilewright.study.experiments import _rows
 from tilewright.study.experiments import paths as of_paths
@@ -130,6 +130,7 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
     own = [f"{__package__}._stream", f"{__package__}._paths", "tilewright.scenes.sources.stream"]
+    own += targets.modules(device, "maps")
     own += [f"{paths.__name__}.{name}" for name in ("measure", "stream", "runner", "calls", "table")]
     if row.get("network"):
         own.append(f"tilewright.networks.{networks.parse(row['network'])[0]}")
