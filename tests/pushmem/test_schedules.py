@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from helpers.push import stencil
 from tilewright.pushmem import rates
 from tilewright.pushmem import stencil as policy
+from tilewright.pushmem.dsl import Input, Stage
 from tilewright.pushmem.extract import extract
 from tilewright.pushmem.program import lower
 
@@ -23,6 +24,17 @@ def small(draw):
         lambda low, high: draw(st.integers(low, high)), lambda m: draw(st.sampled_from(m)), most=3, sides=(4, 6)
     )
     return extract(lower(outputs))
+
+
+@st.composite
+def meeting(draw):
+    """An early and a late stage, and one that reads both: the early one may wait."""
+    image = Input("in", (6, 5))
+    (i, j), (k, m) = ((draw(st.integers(0, 2)), draw(st.integers(0, 1))) for _ in range(2))
+    early = Stage("early", (6 - k, 5), lambda y, x: image[y + k, x] * 2)
+    late = Stage("late", (6 - i, 5 - j), lambda y, x: image[y + i, x + j] + 1)
+    shape = (min(early.shape[0], late.shape[0]), min(5 - m, late.shape[1]))
+    return extract(lower([Stage("meet", shape, lambda y, x: early[y, x + m] + late[y, x])]))
 
 
 def spans(program, strides):
@@ -46,7 +58,7 @@ def words_alive(edges, starts):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(small())
+@given(st.one_of(small(), meeting()))
 def test_no_start_cycles_keep_fewer_words_than_the_linear_program(program):
     strides = rates.stencil(program)
     plan = policy.schedule(program, strides, "stencil", {})
@@ -66,7 +78,6 @@ def test_no_start_cycles_keep_fewer_words_than_the_linear_program(program):
 
 def test_the_linear_program_waits_where_it_keeps_fewer_words_than_as_soon_as_possible():
     from tilewright.pushmem import mapping
-    from tilewright.pushmem.dsl import Input, Stage
 
     image = Input("in", (32, 32))
     twice = Stage("twice", (32, 32), lambda y, x: image[y, x] * 2)
@@ -80,8 +91,6 @@ def test_the_linear_program_waits_where_it_keeps_fewer_words_than_as_soon_as_pos
 
 
 def test_spans_of_every_kind_of_index_are_those_of_enumeration():
-    from tilewright.pushmem.dsl import Input, Stage
-
     image = Input("in", (12, 12))
     for y_of, x_of in itertools.product(
         (lambda i: i, lambda i: i // 2 + 1, lambda i: 2 * (i // 2), lambda i: i - i % 3), repeat=2
