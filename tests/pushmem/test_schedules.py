@@ -28,13 +28,14 @@ def small(draw):
 
 @st.composite
 def meeting(draw):
-    """An early and a late stage, and one that reads both: the early one may wait."""
+    """Two early stages, a late one, and one that reads all: waiting keeps words of one buffer instead of two."""
     image = Input("in", (6, 5))
     (i, j), (k, m) = ((draw(st.integers(0, 2)), draw(st.integers(0, 1))) for _ in range(2))
     early = Stage("early", (6 - k, 5), lambda y, x: image[y + k, x] * 2)
+    other = Stage("other", early.shape, lambda y, x: image[y + k, x] ^ 1)
     late = Stage("late", (6 - i, 5 - j), lambda y, x: image[y + i, x + j] + 1)
     shape = (min(early.shape[0], late.shape[0]), min(5 - m, late.shape[1]))
-    return extract(lower([Stage("meet", shape, lambda y, x: early[y, x + m] + late[y, x])]))
+    return extract(lower([Stage("meet", shape, lambda y, x: early[y, x + m] + other[y, x] + late[y, x])]))
 
 
 def spans(program, strides):
