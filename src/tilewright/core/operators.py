@@ -52,7 +52,10 @@ def _read(content):
 def exporting():
     """True while a program is made that may hold tensors of its own: by ``torch.export``, but with strict=True, or by
     ``torch.jit.trace``. Raises `ConfigError` where it is made for ONNX."""
-    made = (torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()) or is_tracing()
+    if torch.compiler.is_dynamo_compiling():
+        # Dynamo traces no files, and cannot look into what follows.
+        return False
+    made = torch.compiler.is_exporting() or is_tracing()
     # Who exports to ONNX has loaded its module, which takes long to load.
     onnx = sys.modules.get("torch.onnx")
     if made and onnx is not None and onnx.is_in_onnx_export():
