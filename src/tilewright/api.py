@@ -245,9 +245,10 @@ class Plan:
         """Attention over the pattern: q [B, H, N_q, D], k and v [B, H, N_k, D] → [B, H, N_q, D].
 
         ordered: the tokens stand in plan order already (``q[:, :, plan.row_order]``) and so will the result.
-        Raises `PatternError` or `DeviceError` for tensors other than planned, or that need a gradient.
+        Plans for a CPU are differentiable once, in q, k and v; their bias is constant.
+        Raises `PatternError` or `DeviceError` for tensors other than planned, or that need a gradient elsewhere.
         """
-        if operators.watched(q):
+        if operators.watched(q) or operators.records(q, k, v):
             # Compilers hold the digest for a constant; what they compile is guarded by the name, which they read.
             # A program that is exported holds the plan's file. Dynamo, which traces no files, holds the digest alone.
             held = (self._file(),) if operators.exporting() else ()
@@ -308,6 +309,9 @@ class Plan:
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ordered: bool) -> torch.Tensor:
         """The call behind the registered operator. The executor, prepared once for each device, checks and executes."""
+        return self._executor(q, ordered)(q, k, v)
+
+    def _executor(self, q, ordered):
         key = ordered, q.get_device()
         executor = self._prepared.get(key)
         if executor is None:
@@ -315,7 +319,21 @@ class Plan:
                 executor = self._prepared.get(key)
                 if executor is None:
                     executor = self._prepared[key] = self._prepare(ordered)
-        return executor(q, k, v)
+        return executor
+
+    def gradients(
+        self, grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, ordered: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The call behind the backward of the registered operator: those of q, k and v, contiguous."""
+        self.check_backward()
+        with torch.no_grad():
+            found = targets.backward(self.device).gradients(self._executor(q, ordered), q, k, v, out, grad)
+        return tuple(x.contiguous() for x in found)
+
+    def check_backward(self) -> None:
+        """Raise `PatternError` where this plan's device has no backward."""
+        if not targets.differentiates(self.device):
+            raise PatternError(f"plans for {self.device} have no backward: call them under torch.no_grad()")
 
     def _prepare(self, ordered):
         return targets.executor(self.device).prepare(

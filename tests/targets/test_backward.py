@@ -4,9 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
+import tilewright
 from helpers.plans import pattern, prepared
 from tilewright import reference
+from tilewright.core.errors import PatternError
 from tilewright.targets.cpu.backward import gradients
 from tilewright.targets.cpu.executor import prepare
 
@@ -66,3 +69,25 @@ def test_two_calls_give_the_same_bits():
     call, taken, grad, found = _agree(pattern(70, 90), torch.float32, split_keys=16)
     again = gradients(call, *taken, call(*taken), grad)
     assert all(torch.equal(x, y) for x, y in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_plan_is_differentiable_once_also_checkpointed(compiled):
+    dense = pattern(70, 70, empty=0)
+    plan = tilewright.plan(dense, heads=2, head_dim=32, solver="greedy")
+    tokens = [torch.randn(1, 2, 70, 32, requires_grad=True) for _ in range(3)]
+    wanted = torch.autograd.grad(reference.attention(*tokens, torch.from_numpy(dense)).square().sum(), tokens)
+    call = torch.compile(plan, backend="aot_eager", fullgraph=True) if compiled else plan
+    plain = torch.autograd.grad(call(*tokens).square().sum(), tokens)
+    again = checkpoint(call, *tokens, use_reentrant=False)
+    for x, y, z in zip(plain, torch.autograd.grad(again.square().sum(), tokens), wanted, strict=True):
+        assert torch.equal(x, y)
+        torch.testing.assert_close(x, z, rtol=1e-4, atol=1e-4)
+
+
+def test_a_second_derivative_is_refused():
+    plan = tilewright.plan(pattern(70, 70), heads=2, head_dim=32, solver="greedy")
+    q, k, v = (torch.randn(1, 2, 70, 32, requires_grad=True) for _ in range(3))
+    (first,) = torch.autograd.grad(plan(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(PatternError, match="no derivative"):
+        first.sum().backward()

@@ -14,7 +14,7 @@ from torch import Tensor, library
 from torch.compiler import is_compiling
 
 from tilewright.core._internals import dispatch_depth, is_tracing
-from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 
 # Plans by names of this process, and those that were called by digest. A plan lives as long as its owner holds it.
 _LIVE, _CALLED = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
@@ -25,6 +25,12 @@ _CARRIED = {}
 _LIBRARY = library.Library("tilewright", "DEF")
 _LIBRARY.define(
     "attend(Tensor q, Tensor k, Tensor v, str plan, bool ordered, Tensor? file=None) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+_LIBRARY.define(
+    "attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, str plan, bool ordered)"
+    " -> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -47,6 +53,11 @@ def read_by(read):
 
 def _read(content):
     raise ArtifactError("this program holds its plans: import tilewright.api before it is run")
+
+
+def records(*tensors):
+    """True where a call on `tensors` is to be differentiated."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def exporting():
@@ -115,3 +126,33 @@ def _(q, k, v, plan, ordered, file=None):
         heads, n, dim = q.shape[1:]
         return q.new_empty_strided(q.shape, (n * heads * dim, dim, heads * dim, 1))
     return _plan(plan, file).like_result(q, k, v)
+
+
+def _setup(ctx, inputs, output):
+    q, k, v, ctx.plan, ctx.ordered, *_ = inputs
+    # Refused here: once the graph is recorded, the call that lacks a backward is hard to find.
+    _plan(ctx.plan, None).check_backward()
+    ctx.save_for_backward(q, k, v, output)
+
+
+def _differentiated(ctx, grad):
+    found = torch.ops.tilewright.attend_backward(grad, *ctx.saved_tensors, ctx.plan, ctx.ordered)
+    return *found, None, None, None
+
+
+def _attend_backward(grad, q, k, v, out, plan, ordered):
+    return _plan(plan, None).gradients(grad, q, k, v, out, ordered)
+
+
+def _refused(ctx, *_):
+    raise PatternError("the backward of a plan has no derivative: expected a first derivative, found a second one")
+
+
+library.register_autograd("tilewright::attend", _differentiated, setup_context=_setup, lib=_LIBRARY)
+_LIBRARY.impl("attend_backward", _attend_backward, "CompositeExplicitAutograd")
+library.register_autograd("tilewright::attend_backward", _refused, lib=_LIBRARY)
+
+
+@library.register_fake("tilewright::attend_backward", lib=_LIBRARY)
+def _(grad, q, k, v, out, plan, ordered):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))

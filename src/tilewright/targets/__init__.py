@@ -49,6 +49,9 @@ folder:
     ``stated(tile, head_dim, dtype)``: the form of a tile on this device, a JSON-able dict; the executor takes it from
         ``Schedule.forms``, where a schedule states it.
 
+``backward.py``, optional: ``gradients(executor, q, k, v, out, grad) -> (dq, dk, dv)`` of ``out = executor(q, k, v)``.
+    Calls on a target without it that need a gradient are refused.
+
 ``packed.py``, optional: see `targets.packed_lists`. A target without it runs no packed batches.
 
 ``slices.py``, optional: attention of groups of queries to lists of keys. A target without it runs no slices.
@@ -106,7 +109,7 @@ if TYPE_CHECKING:
 
 NAMES = ("cpu", "cuda")
 # Modules that a target may be without.
-OPTIONAL = ("packed", "slices", "maps", "scenes", "cost_model", "mask_cost", "forms")
+OPTIONAL = ("backward", "packed", "slices", "maps", "scenes", "cost_model", "mask_cost", "forms")
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,16 @@ def form(kind: str, tile: "Tile", head_dim: int, dtype: str) -> dict[str, int | 
     Raises `DeviceError` for a kind that is not known and `TileError` for a tile that it does not run.
     """
     return _module(kind, "forms").stated(tile, head_dim, dtype) if _has(kind, "forms") else None
+
+
+def backward(kind: str) -> ModuleType:
+    """The module whose `gradients` differentiates executors of `kind`, see `differentiates`."""
+    return _module(kind, "backward")
+
+
+def differentiates(kind: str) -> bool:
+    """Whether executors of `kind` have a backward. Raises `DeviceError` for a kind that is not known."""
+    return _has(kind, "backward")
 
 
 def runs_packed(kind: str) -> bool:
