@@ -55,9 +55,10 @@ def _read(content):
     raise ArtifactError("this program holds its plans: import tilewright.api before it is run")
 
 
-def records(*tensors):
-    """True where a call on `tensors` is to be differentiated."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+def records(q, k, v):
+    """True where a call on q, k and v is to be differentiated."""
+    # Written out: every call of a plan asks, and a generator would cost it a microsecond.
+    return (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
 
 
 def exporting():
