@@ -3,12 +3,15 @@
 Skipped where transformers is not installed.
 """
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from helpers import gradients
 from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.nn import patterns
 
@@ -98,6 +101,34 @@ def test_a_pattern_is_sdpa_with_its_mask_and_full_is_sdpa(case):
     assert close(model(images).last_hidden_state, whole)
     model.set_attn_implementation("sdpa")
     assert torch.equal(model(images).last_hidden_state, whole)
+
+
+# Their tables are trained, too.
+BIASED = ("beit",)
+
+
+def last_tokens(model):
+    return lambda images: model(images).last_hidden_state
+
+
+@pytest.mark.parametrize("case", [case for case in MODELS if case not in BIASED])
+def test_it_trains_as_masked_attention(case):
+    model, pattern, n_special, images = made(case)
+    exact = copy.deepcopy(model).double()
+    wanted = gradients.of(exact, lambda x: expected(exact, pattern, n_special, x), images.double())
+    adapter.use(model, pattern)
+    gradients.agree(gradients.of(model, last_tokens(model), images), wanted)
+
+
+@pytest.mark.parametrize("way", ["compiled", "checkpointed"])
+def test_it_trains_the_same_compiled_and_checkpointed(way):
+    model, pattern, _, images = made("vit")
+    adapter.use(model.train(), pattern)
+    wanted = gradients.of(model, last_tokens(model), images)
+    if way == "checkpointed":
+        model.gradient_checkpointing_enable()
+    call = torch.compile(model, backend="aot_eager") if way == "compiled" else model
+    gradients.agree(gradients.of(model, last_tokens(call), images), wanted)
 
 
 @torch.no_grad()

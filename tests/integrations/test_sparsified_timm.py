@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from helpers import gradients
 from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.nn import patterns
 
@@ -113,6 +114,29 @@ def test_a_pattern_gives_the_logits_of_masked_attention_and_full_gives_timms_own
     full = sparsify(model, "full")
     assert close(model(images), whole)
     full.remove()
+
+
+# Their tables are trained, too.
+BIASED = ("beit", "beit-shared")
+
+
+@pytest.mark.parametrize("case", [case for case in MODELS if case not in BIASED])
+def test_it_trains_as_masked_attention(case):
+    model, pattern, images = made(case)
+    exact = copy.deepcopy(model).double()
+    wanted = gradients.of(exact, lambda x: expected(exact, pattern, x), images.double())
+    sparsify(model, pattern)
+    gradients.agree(gradients.of(model, model, images), wanted)
+
+
+@pytest.mark.parametrize("way", ["compiled", "checkpointed"])
+def test_it_trains_the_same_compiled_and_checkpointed(way):
+    model, pattern, images = made("vit")
+    sparsify(model, pattern)
+    wanted = gradients.of(model, model, images)
+    model.set_grad_checkpointing(way == "checkpointed")
+    call = torch.compile(model, backend="aot_eager") if way == "compiled" else model
+    gradients.agree(gradients.of(model, call, images), wanted)
 
 
 @pytest.mark.parametrize("case", ["vit", "eva", "beit"])
