@@ -6,12 +6,14 @@ over it. Those of split blocks need their log-sum-exps over all parts, which a f
 """
 
 from contextlib import nullcontext
+from itertools import pairwise
 
 import numpy as np
 import torch
 
+from tilewright.core import _internals
 from tilewright.targets.cpu import _scatter
-from tilewright.targets.cpu.launch import index, token_major
+from tilewright.targets.cpu.launch import token_major
 from tilewright.targets.cpu.workers import alone, in_forks, workers
 
 
@@ -37,7 +39,7 @@ def _gradients(executor, q, k, v, out, grad, entries):
     bounds = [heads * i // n_jobs for i in range(n_jobs + 1)]
     # All cores share the operators of a job that is alone.
     with alone() if n_jobs > 1 else nullcontext():
-        jobs = [slice(lo, hi) for lo, hi in zip(bounds[:-1], bounds[1:], strict=True)]
+        jobs = [slice(lo, hi) for lo, hi in pairwise(bounds)]
         if n_jobs > 1:
             workers(n_jobs).run(work.run, jobs)
         else:
@@ -135,11 +137,16 @@ class _Work:
         values, grads = (
             self._gather(i, at, heads).view(len(keys), -1, self.shape[1]) for i, at in ((2, places), (3, rows))
         )
-        at = torch.from_numpy(rows).clamp(min=0).long()
-        delta = self.delta[:, heads].index_select(0, at).T.reshape(len(keys), -1, 1)
         weights = weights.view(flat)
         d_values = torch.bmm(weights.mT, grads)
-        d_scores = torch.bmm(grads, values.mT).sub_(delta).mul_(weights)
+        d_weights = torch.bmm(grads, values.mT)
+        if chunk.split:
+            at = torch.from_numpy(rows).clamp(min=0).long()
+            delta = self.delta[:, heads].index_select(0, at).T.reshape(len(keys), -1, 1)
+            d_scores = d_weights.sub_(delta).mul_(weights)
+        else:
+            # More exact than from the result, where one key has nearly all of a row's weight.
+            d_scores = _internals.softmax_backward(d_weights, weights)
         if self.table is not None:
             of_pairs = d_scores.view(scores.shape).numpy()
             _scatter.add_places(self.table, heads.start, chunk.places, of_pairs)
