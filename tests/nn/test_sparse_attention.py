@@ -64,11 +64,6 @@ CASES = {
 }
 
 
-# Their tables are trained, too.
-BIASED = [name for name, options in CASES.items() if options.get("bias")]
-PLAIN = [name for name in CASES if name not in BIASED]
-
-
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 @torch.no_grad()
 def test_it_is_masked_attention(options):
@@ -87,7 +82,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-@pytest.mark.parametrize("options", [options for name, options in CASES.items() if name not in BIASED], ids=PLAIN)
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_it_trains_as_masked_attention(options, run):
     made = layer(**options).train()
     x = torch.randn(2, made.attention.n_special + made.grid[0] * made.grid[1], made.qkv.in_features)
@@ -164,5 +159,3 @@ def test_calls_that_do_not_fit_are_named():
         q = torch.randn(1, 2, 36, 18)
         with pytest.raises(PatternError, match="of one dtype and device"):
             made.attention.attend(q, q.half(), q, (5, 7))
-    with pytest.raises(PatternError, match="bias table: expected one that needs no gradient"):
-        made(torch.randn(1, 36, 36))
