@@ -53,6 +53,11 @@ def test_gradients_are_those_of_the_reference(dtype, head_dim):
     _agree(pattern(70, 90), dtype, head_dim=head_dim, split_keys=32)
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+def test_gradients_of_heads_that_workers_do_not_share_evenly(heads):
+    _agree(pattern(70, 90), torch.float32, heads=heads, batch=3, split_keys=32)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     n_q=st.integers(33, 80),

@@ -7,6 +7,7 @@ over it. Those of split blocks need their log-sum-exps over all parts, which a f
 
 from contextlib import nullcontext
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 import torch
@@ -121,7 +122,7 @@ class _Heads:
 
     def _memory(self, name, *shape):
         """Memory for a step, used again by the next chunk: new pages take as long to get as to fill."""
-        size = int(np.prod(shape))
+        size = prod(shape)
         held = self.held.get(name)
         if held is None or len(held) < size:
             held = self.held[name] = torch.empty(size)
