@@ -349,11 +349,11 @@ class Plan:
             before = bias.detach().clone()
             taken = _by_value(Bias(before, self.bias.index) if isinstance(self.bias, Bias) else before)
             with _PREPARING, torch.cuda.device_of(q):
-                if hasattr(executor, "with_bias"):
-                    table = taken.table if isinstance(taken, Bias) else taken.flatten(1)
-                    executor = executor.with_bias(table)
-                else:
+                filled = getattr(executor, "with_bias", None)
+                if filled is None:
                     executor = self._prepare(ordered, taken)
+                else:
+                    executor = filled(taken.table if isinstance(taken, Bias) else taken.flatten(1))
             # At once: other threads may call with other values.
             self._valued[key] = before, executor
         return executor

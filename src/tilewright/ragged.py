@@ -68,7 +68,7 @@ def pack(
 
 def _packed(offsets, keep, tokens, origin):
     """``(lists, packed tokens or None)``, by the operators where the call is compiled or traced."""
-    ops = torch.ops.tilewright if watched(keep) or _records(offsets, keep.device, tokens) else None
+    ops = torch.ops.tilewright if watched(keep) or _records(keep.device, tokens) else None
     if tokens is None:
         return ops.ragged_lists(keep, offsets) if ops else _executor(offsets, keep.device).lists(keep), None
     given = keep, tokens, None if origin is None else origin.lists
@@ -129,7 +129,7 @@ class Packing:
 
     def _through_operator(self, *tensors):
         """Whether a call on `tensors` is compiled or traced, or is to be differentiated."""
-        return watched(tensors[0]) or _records(self.offsets, self.lists.device, *tensors)
+        return watched(tensors[0]) or _records(self.lists.device, *tensors)
 
     @property
     def capacity(self) -> int:
@@ -208,12 +208,20 @@ class Packing:
         return graph.from_distinct_rows(starts, np.arange(len(owner), dtype=np.int32), owner, len(owner))
 
 
-def _records(offsets, device, *tensors):
+def differentiates(device: str | torch.device) -> bool:
+    """Whether packed batches have gradients on a device of this kind. Raises `DeviceError` where they do not run."""
+    kind = torch.device(device).type
+    if kind not in EXECUTORS:
+        raise DeviceError(f"expected one of {', '.join(EXECUTORS)}, found {device}")
+    return hasattr(import_module(EXECUTORS[kind]).Executor, "attend_backward")
+
+
+def _records(device, *tensors):
     """Whether a call on tensors, or None, is to be differentiated where it can be; else the executor refuses it."""
     if not torch.is_grad_enabled():
         return False
     needed = any(x is not None and x.requires_grad for x in tensors)
-    return needed and hasattr(_executor(offsets, device), "attend_backward")
+    return needed and differentiates(device)
 
 
 # Offsets differ from batch to batch without a capacity. An executor holds no tensors: a few kilobytes.
@@ -281,4 +289,4 @@ _define(
     "(Tensor, Tensor, Tensor)",
     _fake_attend_backward,
 )
-packed_backward.register(_LIBRARY, _executor)
+packed_backward.register(_LIBRARY, differentiates)

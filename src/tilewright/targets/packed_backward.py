@@ -13,18 +13,16 @@ from tilewright.targets.packed_lists import PackedOffsets
 _OPS = torch.ops.tilewright
 
 
-def register(lib, executor):
-    """Give the operators of library `lib` their gradients. executor: ``callable(offsets, device)`` of a batch."""
+def register(lib, differentiates):
+    """Give the operators of library `lib` their gradients, on devices that ``differentiates(device)`` is true of."""
 
     def saving(save):
         def setup(ctx, inputs, output):
-            first, offsets = inputs[0], PackedOffsets(*inputs[-1])
-            if not hasattr(executor(offsets, first.device), "attend_backward"):
+            device = inputs[0].device
+            if not differentiates(device):
                 # Here: once the graph is recorded, the call that lacks a backward is hard to find.
-                raise PatternError(
-                    f"packed batches have no backward on {first.device.type}; call this under torch.no_grad()"
-                )
-            ctx.offsets = offsets
+                raise PatternError(f"packed batches have no backward on {device.type}; call this under torch.no_grad()")
+            ctx.offsets = PackedOffsets(*inputs[-1])
             save(ctx, inputs, output)
 
         return setup
