@@ -56,7 +56,8 @@ def _gradients(executor, tensors, table):
 class _Chunk:
     """A chunk of a launch as the backward takes it.
 
-    rows, keys: int32, its tokens. real: rows, -1 for those that stand for no query with a key.
+    rows, keys: int32, its tokens. real: rows, -1 for those that stand for no query with a key. keyless: whether a row
+    may have no key, which minus infinity in a bias does, too.
     """
 
     def __init__(self, launch, chunk, written):
@@ -64,6 +65,7 @@ class _Chunk:
         self.rows, self.keys, self.scale = chunk.rows.numpy(), chunk.keys.numpy(), launch.scale
         self.real = np.where(written, self.rows, np.int32(-1))
         self._masks, self._ids = launch.masks, chunk.mask_ids
+        self.keyless = self._masks is not None and (self._masks.entries > 0 or not written.all())
 
     def masks(self, heads):
         """``(masks [h or 1, 1, n or 1, M, K], peaks [h or 1, 1, n or 1, M])`` of a slice of heads; None for either."""
@@ -200,8 +202,9 @@ class _Heads:
         """Weights of the pairs, in the memory of `scores` [h, E, n, M, K]."""
         if not chunk.split:
             torch.softmax(scores, -1, out=scores)
-            # Rows without a key.
-            return scores.nan_to_num_() if scores[..., 0].isnan().any() else scores
+            # Not a number for all keys of a row without any.
+            missing = chunk.keyless and scores[..., 0].isnan().any()
+            return scores.nan_to_num_() if missing else scores
         lse = self._of_rows(chunk, self.lse, b, e).reshape(scores.shape[:-1])
         lse = lse if peaks is None else lse - peaks
         lse = lse.masked_fill(~lse.isfinite(), torch.inf).float()
