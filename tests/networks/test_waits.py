@@ -140,10 +140,16 @@ def test_compiled_layers_follow_their_own_biases(attention):
             each.table.normal_()
 
 
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
 @pytest.mark.parametrize("attention", ["native", "tilewright"])
-def test_compiled_layers_have_gradients_of_their_biases(attention):
+def test_compiled_layers_have_gradients_of_their_biases(attention, frozen):
     layer, (q, k, v) = Layer(attention), tokens()
     given = q.requires_grad_(), layer.table
+    # A layer that was called before with gradients of its table.
+    layer(q, k, v)
+    if frozen:
+        layer.table.requires_grad_(False)
+        given = given[:1]
     wanted = torch.autograd.grad(layer(q, k, v).square().sum(), given)
     torch.compiler.reset()
     out = torch.compile(layer, fullgraph=True, backend="aot_eager")(q, k, v)

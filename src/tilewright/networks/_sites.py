@@ -206,7 +206,7 @@ class Attend(nn.Module):
         """
         if tables is None:
             tables = () if bias is None else (bias,)
-        if bias is not None and torch.is_grad_enabled() and any(table.requires_grad for table in tables):
+        if bias is not None and torch.is_grad_enabled() and _recorded(q, k, v, tables):
             run = self._differentiable(q.dtype, q.device)
             if run is not None:
                 return timed(run, q, k, v, bias() if callable(bias) else bias)
@@ -251,6 +251,12 @@ class Attend(nn.Module):
     @torch.compiler.disable
     def _untraced(self, q, k, v, bias, tables):
         return self.prepared(q.dtype, q.device, bias, tables)(q, k, v)
+
+
+def _recorded(q, k, v, tables):
+    """Whether a bias is given in the call: its tables need a gradient, or what a compiler sees as one operator does."""
+    needed = any(table.requires_grad for table in tables)
+    return needed or (torch.compiler.is_compiling() and any(x.requires_grad for x in (q, k, v)))
 
 
 class Table:

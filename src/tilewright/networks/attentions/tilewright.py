@@ -36,7 +36,9 @@ def prepare(site, bias, dtype, device):
     def attend(q, k, v):
         return found(q, k, v, ordered=True)
 
-    return attend if targets.differentiates(device.type) else partial(_sites.without_backward, attend)
+    # Where biases have no gradient, one that needs it must not be lost.
+    whole = targets.differentiates if bias is None else targets.differentiates_bias
+    return attend if whole(device.type) else partial(_sites.without_backward, attend)
 
 
 def taking(site, dtype, device):
