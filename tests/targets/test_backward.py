@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tilewright
 from helpers.plans import pattern, prepared
-from tilewright import reference
+from tilewright import reference, targets
 from tilewright.core.errors import PatternError
 from tilewright.targets.cpu.backward import gradients, gradients_with_bias
 from tilewright.targets.cpu.executor import prepare
@@ -231,6 +231,19 @@ def test_values_that_do_not_fit_are_named():
             plan(*tokens, bias=wrong)
     with pytest.raises(PatternError, match="bias: expected none, as planned; found"):
         plan.with_bias(None)(*tokens, bias=values)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_target_without_a_backward_says_so(compiled, monkeypatch):
+    plan, tokens, values, _ = _biased()
+    monkeypatch.setattr(targets, "differentiates", lambda kind: False)
+    torch.compiler.reset()
+    call = RUNS["compiled" if compiled else "eager"](plan)
+    # A compiler wraps what is raised while it traces.
+    with pytest.raises(Exception, match=r"plans for cpu have no backward: call them under torch.no_grad\(\)"):
+        call(*tokens, values)
+    with torch.no_grad():
+        call(*tokens, values)
 
 
 def test_a_target_without_a_gradient_of_a_bias_says_so(monkeypatch):

@@ -130,6 +130,6 @@ def test_fine_tuning_follows_masked_attention_within_the_noise_of_seeds(network,
     apart, noise = np.abs(ours - masked), np.ptp(masked[:, -1])
     print(f"ours {ours[:, -1]}, masked {masked[:, -1]}, noise {noise:.4f}, apart {apart.max(0)}")
     assert (masked[:, 0] - masked[:, -1] > 0.3).all()
-    # Later, rounding has grown to what tells seeds apart: masked attention from weights that differ by 1e-7 goes as far.
+    # Later, rounding has grown to the size of noise: masked attention from weights that differ by 1e-7 goes as far.
     assert (apart[:, :2] <= 1e-3).all()
     assert (apart[:, -1] <= noise).all()
