@@ -165,6 +165,5 @@ library.register_autograd("tilewright::attend_backward", _refused, lib=_LIBRARY)
 
 @library.register_fake("tilewright::attend_backward", lib=_LIBRARY)
 def _(grad, q, k, v, out, plan, ordered, bias=None, bias_needs_grad=False):
-    return *(x.new_empty(x.shape) for x in (q, k, v)), bias.new_empty(
-        bias.shape
-    ) if bias_needs_grad else grad.new_empty(0)
+    of_bias = bias.new_empty(bias.shape) if bias_needs_grad else grad.new_empty(0)
+    return *(x.new_empty(x.shape) for x in (q, k, v)), of_bias
