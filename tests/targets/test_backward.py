@@ -11,6 +11,7 @@ import tilewright
 from helpers.plans import pattern, prepared
 from tilewright import reference, targets
 from tilewright.core.errors import PatternError
+from tilewright.targets.cpu import backward
 from tilewright.targets.cpu.backward import gradients, gradients_with_bias
 from tilewright.targets.cpu.executor import prepare
 from tilewright.targets.masks import Bias
@@ -203,6 +204,20 @@ def test_a_bias_alone_may_need_a_gradient_and_is_read_in_each_call():
         assert torch.equal(plan(*tokens), own)
     (second,) = torch.autograd.grad(plan(*tokens, bias=values).square().sum(), values)
     assert not torch.allclose(first, second, rtol=0.1)
+
+
+def test_a_table_takes_no_memory_for_each_pair(monkeypatch):
+    n, held = 1024, []
+    memory = backward._Heads._memory
+    monkeypatch.setattr(backward._Heads, "_memory", lambda *a: held.append(memory(*a).numel()) or memory(*a))
+    at = np.arange(n)
+    bias = Bias(torch.randn(2, 2 * n), lambda rows, cols: rows - cols + n)
+    plan = tilewright.plan(abs(at[:, None] - at) < 20, heads=2, head_dim=32, solver="greedy", bias=bias)
+    tokens = [torch.randn(1, 2, n, 32) for _ in range(3)]
+    values = bias.table.clone().requires_grad_()
+    plan(*tokens, bias=values).sum().backward()
+    # Of 2 heads it would be 2 million.
+    assert values.grad.any() and max(held) < n * n / 4
 
 
 def test_gradcheck_of_a_table():
