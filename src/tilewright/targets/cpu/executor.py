@@ -7,7 +7,7 @@ merged by their log-sum-exp. A last gather puts the result of every query at its
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -93,6 +93,13 @@ class Executor:
     def memory_bytes(self):
         """Bytes of indices and masks held between calls."""
         return 4 * len(self.back) + sum(launch.memory_bytes for launch in self.launches)
+
+    @in_forks
+    def with_bias(self, table):
+        """This executor with other values of its bias, float32 [H, T]: see the contract in `targets`."""
+        now = {id(x): replace(x, masks=x.masks.with_table(table)) for x in self.launches}
+        jobs = tuple((now[id(launch)], *rest) for launch, *rest in self.jobs)
+        return replace(self, launches=tuple(now[id(x)] for x in self.launches), jobs=jobs)
 
     @property
     def executed(self):
