@@ -1,0 +1,92 @@
+"""The lists of a backward: a plan's pattern, and its transpose, cut anew for `backward_kernels` (training).
+
+Blocks cover the queries of a plan. Its keys get blocks of their own: the transposed pattern, in the plan's order, is
+cut by the same functions.
+"""
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from tilewright import blocks, graph
+from tilewright.blocks import work
+from tilewright.blocks.tiles import fitting, parse
+from tilewright.targets.cuda import facts, tile_lists
+
+# Tiles that regions choose from.
+TILES = "64x1", "16x1"
+# What a pair costs in a tile of 16 rows, in pairs of one with 64. ASSUME: tensor cores take a quarter of the rows at a
+# time, and steps have as many keys to load.
+SMALL_ROWS, SMALL_COST = 16, 2.5
+# Pairs that are read from blocks at a time.
+_PAIRS = 1 << 24
+
+
+def pattern(used, shape):
+    """The pattern that the blocks cover, in the plan's order, as a boolean ``csr_array``."""
+    rows, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for cover, ids in used:
+        runs = np.concatenate([np.arange(*cover.run_ptr[b : b + 2]) for b in ids])
+        owner = np.repeat(ids, cover.runs[ids])
+        step = max(1, _PAIRS // (cover.tile.rows * cover.tile.run))
+        for lo in range(0, len(runs), step):
+            run, block = runs[lo : lo + step], owner[lo : lo + step]
+            n, row, key = np.nonzero(cover.allowed_by(cover.run_mask[run]))
+            # A full run allows padded rows, too.
+            real = row < cover.rows[block[n]]
+            n, row, key = n[real], row[real], key[real]
+            rows.append(cover.row_ptr[block[n]] + row)
+            keys.append(cover.run_keys[run[n], key])
+    at = np.concatenate(rows), np.concatenate(keys)
+    return csr_array((np.ones(len(at[0]), bool), at), shape=shape)
+
+
+def as_graph(found):
+    """The `Graph` of a boolean sparse array whose rows are to be cut."""
+    found = found.tocsr()
+    found.sort_indices()
+    return graph.from_csr(found.indptr, found.indices, found.shape)
+
+
+def build(pattern, step_keys, index=None, names=TILES):
+    """``[(tile, TileLists), …]`` that cover the rows of `pattern`, a `Graph`: each region has the tile that costs least.
+
+    step_keys: ``callable(tile) -> int``. index: as for `tile_lists.build`.
+    """
+    chosen = [parse(name) for name in fitting(names, pattern.shape, facts.FEWEST_ROWS)]
+    covers = list(blocks.extract_all(pattern, chosen).values())
+    cost = np.stack([_cost(cover) for cover in covers])
+    best, found = cost.argmin(0), []
+    for number, cover in enumerate(covers):
+        items = work.items(cover, facts.SPLIT_KEYS)
+        here = best[cover.region[items.block]] == number
+        if not here.any():
+            continue
+        columns = (column[here] for column in (items.block, items.run_lo, items.run_hi))
+        found.append((cover.tile, tile_lists.build(cover, *columns, step_keys(cover.tile), index)))
+    return found
+
+
+def _cost(cover):
+    """float [regions]: what each costs in this tile, in pairs of a large one."""
+    factor = SMALL_COST if cover.tile.rows <= SMALL_ROWS else 1.0
+    return np.bincount(cover.region, weights=cover.area, minlength=cover.n_regions) * factor
+
+
+def peaks(common, found):
+    """float32 [H, N_q]: the greatest bias of each query over the keys that it may see, in the plan's order; 0 for none.
+
+    found: the pattern, a sparse array in that order.
+    """
+    import torch
+
+    table = common.bias.table.detach().float().cpu()
+    most = torch.full((len(table), found.shape[0]), -torch.inf)
+    at = found.tocoo()
+    rows, keys = common.natural
+    for lo in range(0, at.nnz, _PAIRS):
+        row, key = at.row[lo : lo + _PAIRS], at.col[lo : lo + _PAIRS]
+        index = torch.from_numpy(np.asarray(common.bias.index(rows[row], keys[key]), np.int64))
+        row = torch.from_numpy(row.astype(np.int64))
+        for of_head, values in zip(most, table, strict=True):
+            of_head.scatter_reduce_(0, row, values[index], "amax")
+    return most.masked_fill_(most == -torch.inf, 0.0)
