@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
-from tilewright import reference
+from tilewright import models, reference, reorder
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.targets.cuda import backward, tile_lists
 from tilewright.targets.cuda import executor as cuda_executor
@@ -93,13 +93,11 @@ def test_rows_and_columns_of_many_keys_are_split(n_global, head_dim, monkeypatch
     assert all(max(launch.lists.groups for launch in half) > 0 for half in halves)
 
 
-def test_global_tokens_have_small_tiles():
-    dense = np.zeros((200, 200), bool)
-    dense[np.abs(np.arange(200)[:, None] - np.arange(200)) < 9] = True
-    dense[0] = dense[:, 0] = True
-    call = check(dense, ["64x1"], seed=None)
-    for half in (call.backward._queries, call.backward._keys):
-        assert {launch.lists.rows for launch in half} == {16, 64}
+def test_global_tokens_have_small_tiles_and_few_full_steps_masks():
+    ordered, _ = reorder.apply(models.build("vil-tiny-224-s1-exact"), "window")
+    small, large = sorted(backward.backward_lists.build(ordered, lambda tile: 64), key=lambda each: each[0].rows)
+    assert (small[0].rows, set(small[1].items[:, tile_lists.Item.ROWS])) == (16, {1}) and small[1].full
+    assert (large[0].rows, large[1].full, large[1].rank) == (64, False, 16)
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["natural", "ordered"])

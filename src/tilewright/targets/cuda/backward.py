@@ -39,13 +39,14 @@ def gradients(forward, q, k, v, out, grad):
 class Forms:
     """How the kernels of a backward are compiled. queries, keys: ``callable(tile) -> KernelConfig`` of either kernel.
 
-    query_tiles, key_tiles: names of the tiles that regions choose from.
+    query_tiles, key_tiles: names of the tiles that regions choose from. most_full: see `backward_lists.MOST_FULL`.
     """
 
     queries: object
     keys: object
     query_tiles: tuple[str, ...] = backward_lists.TILES
     key_tiles: tuple[str, ...] = backward_lists.TILES
+    most_full: float = backward_lists.MOST_FULL
 
 
 def default(head_dim, dtype):
@@ -84,10 +85,12 @@ class Backward:
             peak[:, torch.from_numpy(np.ascontiguousarray(rows))] = backward_lists.peaks(common, found)
             peak = peak.to(device)
         made = backward_lists.as_graph(found)
-        lists = backward_lists.build(made, lambda t: forms.queries(t).step_keys, by_query, forms.query_tiles)
+        lists = backward_lists.build(
+            made, lambda t: forms.queries(t).step_keys, by_query, forms.query_tiles, forms.most_full
+        )
         self._queries = [QueryLaunch(each, forms.queries(tile), common, (rows, keys), device) for tile, each in lists]
         made = backward_lists.as_graph(found.T)
-        lists = backward_lists.build(made, lambda t: forms.keys(t).step_keys, by_key, forms.key_tiles)
+        lists = backward_lists.build(made, lambda t: forms.keys(t).step_keys, by_key, forms.key_tiles, forms.most_full)
         self._keys = [KeyLaunch(each, forms.keys(tile), common, (keys, rows), device, peak) for tile, each in lists]
         seeing, seen = (int((np.diff(x.indptr) > 0).sum()) for x in (found.tocsr(), found.T.tocsr()))
         self._all_see, self._all_seen = seeing == n_q, seen == n_k

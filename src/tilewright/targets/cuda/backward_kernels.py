@@ -120,9 +120,7 @@ def tilewright_query_gradients(
             keys = next_keys
 
     if PARTIAL:
-        left_ptr, right_ptr, b_left = masks_of(
-            p_item, left_ptr, right_ptr, m, h, BLOCK_M, BLOCK_N, RANK, MASK_HEADS
-        )
+        left_ptr, right_ptr, b_left = masks_of(p_item, left_ptr, right_ptr, m, h, BLOCK_M, BLOCK_N, RANK, MASK_HEADS)
         for j in tl.range(n_full, n_steps, num_stages=NUM_STAGES):
             next_keys = tl.load(p_keys + (j + 1) * BLOCK_N + n)  # [BLOCK_N]
             b_k0, b_k1 = load_rows(k_ptr, keys, stride_kn, HEAD_DIM, D0, D1)
@@ -138,8 +136,7 @@ def tilewright_query_gradients(
     if SPLIT:
         part = tl.load(p_item + ITEM_PART)
     if part < 0:
-        lse = tl.where(l_i > 0, m_i + tl.log2(l_i), float("inf"))
-        tl.store(lse_ptr + rows, lse, mask=m_rows)
+        tl.store(lse_ptr + rows, log_sum_exp(m_i, l_i), mask=m_rows)
         # Rows without an allowed key.
         l_i = tl.where(l_i > 0, l_i, 1.0)
         store_sums(dq_ptr, rows, acc0 / l_i[:, None], acc1 / l_i[:, None], m_rows, HEAD_DIM, D0, D1)
@@ -246,9 +243,7 @@ def tilewright_key_gradients(
             queries = next_queries
 
     if PARTIAL:
-        left_ptr, right_ptr, b_left = masks_of(
-            p_item, left_ptr, right_ptr, m, h, BLOCK_M, BLOCK_N, RANK, MASK_HEADS
-        )
+        left_ptr, right_ptr, b_left = masks_of(p_item, left_ptr, right_ptr, m, h, BLOCK_M, BLOCK_N, RANK, MASK_HEADS)
         for j in tl.range(n_full, n_steps, num_stages=NUM_STAGES):
             next_queries = tl.load(p_queries + (j + 1) * BLOCK_N + n)  # [BLOCK_N]
             b_q0, b_q1 = load_rows(q_ptr, queries, stride_qn, HEAD_DIM, D0, D1)
@@ -369,8 +364,8 @@ def add_queries(
     """``(dk0, dk1, dv0, dv1)`` after a step of queries: scores and gradients of weights [BLOCK_M, BLOCK_N]."""
     b_p = tl.exp2(b_s * scale_log2 - lse[None, :])
     b_w = b_p.to(b_g0.dtype)
-    dv0 = tl.dot(b_w, b_g0, dv0, input_precision="ieee")
     b_ds = (b_p * (b_dp - delta[None, :])).to(b_q0.dtype)
+    dv0 = tl.dot(b_w, b_g0, dv0, input_precision="ieee")
     dk0 = tl.dot(b_ds, b_q0, dk0, input_precision="ieee")
     if D1:
         dv1 = tl.dot(b_w, b_g1, dv1, input_precision="ieee")
@@ -405,6 +400,12 @@ def keep_sums(
 
 
 @triton.jit
+def log_sum_exp(m_i, l_i):
+    """In base 2; infinite where the sum is zero, so that no weight is left of it."""
+    return tl.where(l_i > 0, m_i + tl.log2(tl.where(l_i > 0, l_i, 1.0)), float("inf"))
+
+
+@triton.jit
 def merged_lse(stat_ptr, n_parts, part_rows, m, m_rows, BLOCK_M: tl.constexpr):
     """The log-sum-exps [BLOCK_M] of a block over all its parts, one part at a time."""
     m_i = tl.full((BLOCK_M,), -float("inf"), tl.float32)
@@ -416,7 +417,7 @@ def merged_lse(stat_ptr, n_parts, part_rows, m, m_rows, BLOCK_M: tl.constexpr):
         m_new = tl.maximum(m_i, m_part)
         l_i = l_i * tl.exp2(m_i - m_new) + l_part * tl.exp2(m_part - m_new)
         m_i = m_new
-    return tl.where(l_i > 0, m_i + tl.log2(l_i), float("inf"))
+    return log_sum_exp(m_i, l_i)
 
 
 @triton.jit
@@ -433,7 +434,7 @@ def merged_lse_of_row(stat_ptr, row, n_parts, part_rows):
         m_new = tl.maximum(m_i, tl.max(m_part, 0))
         l_i = l_i * tl.exp2(m_i - m_new) + tl.sum(l_part * tl.exp2(m_part - m_new), 0)
         m_i = m_new
-    return tl.where(l_i > 0, m_i + tl.log2(l_i), float("inf"))
+    return log_sum_exp(m_i, l_i)
 
 
 @triton.jit

@@ -4,6 +4,9 @@ Blocks cover the queries of a plan. Its keys get blocks of their own: the transp
 cut by the same functions.
 """
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 from scipy.sparse import csr_array
 
@@ -17,6 +20,10 @@ TILES = "64x1", "16x1"
 # What a pair costs in a tile of 16 rows, in pairs of one with 64. ASSUME: tensor cores take a quarter of the rows at a
 # time, and steps have as many keys to load.
 SMALL_ROWS, SMALL_COST = 16, 2.5
+# Where a smaller share of the runs is full, all steps of a launch have masks. ASSUME: one loop over all steps is faster
+# then than two, one without masks: each fills its pipeline anew, and of two that share accumulators the assembler lets
+# no products overlap.
+MOST_FULL = 0.5
 # Pairs that are read from blocks at a time.
 _PAIRS = 1 << 24
 
@@ -47,10 +54,10 @@ def as_graph(found):
     return graph.from_csr(found.indptr, found.indices, found.shape)
 
 
-def build(pattern, step_keys, index=None, names=TILES):
+def build(pattern, step_keys, index=None, names=TILES, most_full=MOST_FULL):
     """``[(tile, TileLists), …]`` that cover the rows of `pattern`, a `Graph`: each region has the tile that costs least.
 
-    step_keys: ``callable(tile) -> int``. index: as for `tile_lists.build`.
+    step_keys: ``callable(tile) -> int``. index: as for `tile_lists.build`. most_full: see `MOST_FULL`.
     """
     chosen = [parse(name) for name in fitting(names, pattern.shape, facts.FEWEST_ROWS)]
     covers = list(blocks.extract_all(pattern, chosen).values())
@@ -62,8 +69,22 @@ def build(pattern, step_keys, index=None, names=TILES):
         if not here.any():
             continue
         columns = (column[here] for column in (items.block, items.run_lo, items.run_hi))
-        found.append((cover.tile, tile_lists.build(cover, *columns, step_keys(cover.tile), index)))
+        found.append((cover.tile, _lists(cover, *columns, step_keys(cover.tile), index, most_full)))
     return found
+
+
+def _lists(cover, block, run_lo, run_hi, step_keys, index, most_full):
+    """`TileLists` of these items, with masks for all steps where few have none."""
+    made = partial(tile_lists.build, block=block, run_lo=run_lo, run_hi=run_hi, step_keys=step_keys, index=index)
+    first = np.concatenate(([0], np.cumsum(cover.run_mask < 0)))
+    share = (first[run_hi] - first[run_lo]).sum() / (run_hi - run_lo).sum()
+    if cover.tile.rows > SMALL_ROWS and 0 < share < most_full:
+        # A mask that allows all pairs, in place of none.
+        everything = np.full((1, *cover.masks.shape[1:]), 255, np.uint8)
+        masks = np.concatenate((cover.masks, everything))
+        run_mask = np.where(cover.run_mask < 0, len(cover.masks), cover.run_mask).astype(np.int32)
+        cover = replace(cover, masks=masks, run_mask=run_mask)
+    return made(cover)
 
 
 def _cost(cover):
