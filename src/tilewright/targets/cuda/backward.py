@@ -17,9 +17,12 @@ from triton import OutOfResources
 
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.targets import qkv
-from tilewright.targets.cuda import backward_kernels, backward_lists, config, executor, launcher
+from tilewright.targets.cuda import backward_kernels, backward_lists, executor, launcher
 from tilewright.targets.cuda.config import HEAD_DIMS, KernelConfig
 from tilewright.targets.cuda.tile_lists import Item, Part
+
+# The kernels of a backward, in order.
+HALVES = "queries", "keys"
 
 
 def gradients(forward, q, k, v, out, grad):
@@ -67,8 +70,8 @@ def _form(width, dtype, tile):
 class Backward:
     """The prepared backward of an executor. The first call with tensors of some layout compiles, later ones do not."""
 
-    def __init__(self, forward, forms=None):
-        """Make the lists of `forward`; forms: `Forms`, None for the default."""
+    def __init__(self, forward, forms=None, halves=HALVES):
+        """Make the lists of `forward`; forms: `Forms`, None for the default. halves: those to make, of `HALVES`."""
         _expect_no_capture()
         source, self._forward = forward.source, forward
         common, (n_q, n_k), device = source.common, forward.shape, forward.device
@@ -84,14 +87,23 @@ class Backward:
             peak = torch.empty(forward.heads, n_q)
             peak[:, torch.from_numpy(np.ascontiguousarray(rows))] = backward_lists.peaks(common, found)
             peak = peak.to(device)
-        made = backward_lists.as_graph(found)
-        lists = backward_lists.build(
-            made, lambda t: forms.queries(t).step_keys, by_query, forms.query_tiles, forms.most_full
-        )
-        self._queries = [QueryLaunch(each, forms.queries(tile), common, (rows, keys), device) for tile, each in lists]
-        made = backward_lists.as_graph(found.T)
-        lists = backward_lists.build(made, lambda t: forms.keys(t).step_keys, by_key, forms.key_tiles, forms.most_full)
-        self._keys = [KeyLaunch(each, forms.keys(tile), common, (keys, rows), device, peak) for tile, each in lists]
+        self._halves = {half: [] for half in HALVES}
+        if "queries" in halves:
+            made = backward_lists.as_graph(found)
+            lists = backward_lists.build(
+                made, lambda t: forms.queries(t).step_keys, by_query, forms.query_tiles, forms.most_full
+            )
+            self._halves["queries"] = [
+                QueryLaunch(each, forms.queries(tile), common, (rows, keys), device) for tile, each in lists
+            ]
+        if "keys" in halves:
+            made = backward_lists.as_graph(found.T)
+            lists = backward_lists.build(
+                made, lambda t: forms.keys(t).step_keys, by_key, forms.key_tiles, forms.most_full
+            )
+            self._halves["keys"] = [
+                KeyLaunch(each, forms.keys(tile), common, (keys, rows), device, peak) for tile, each in lists
+            ]
         seeing, seen = (int((np.diff(x.indptr) > 0).sum()) for x in (found.tocsr(), found.T.tocsr()))
         self._all_see, self._all_seen = seeing == n_q, seen == n_k
         self._stream = launcher.current_stream(device)
@@ -104,12 +116,17 @@ class Backward:
     @property
     def memory_bytes(self):
         """Bytes of lists and masks held between calls."""
-        return sum(launch.memory_bytes for launch in (*self._queries, *self._keys))
+        return sum(launch.memory_bytes for launch in itertools.chain(*self._halves.values()))
+
+    @property
+    def launches(self):
+        """The launches of each of `HALVES`, by name."""
+        return self._halves
 
     @property
     def executed(self):
         """Pairs of query and key that a head works through, padding included: ``(for queries, for keys)``."""
-        return tuple(sum(launch.executed for launch in half) for half in (self._queries, self._keys))
+        return tuple(sum(launch.executed for launch in half) for half in self._halves.values())
 
     def __call__(self, q, k, v, out, grad):
         """``(dq, dk, dv)``, contiguous. Raises `PatternError` or `DeviceError` for tensors other than planned."""
@@ -120,29 +137,47 @@ class Backward:
         if grad.stride(-1) != 1:
             grad = grad.contiguous()
         given = q, k, v, out, grad
-        n_q, n_k = self._forward.shape
-        shapes = [(*q.shape[:2], n, q.shape[3]) for n in (n_q, n_k, n_k)]
-        found = [q.new_empty(shape) for shape in shapes]
-        stats = torch.empty(2, len(q) * self._forward.heads, n_q, dtype=torch.float32, device=q.device)
-        if not self._all_see:
-            found[0].zero_()
-            # Blocks may hold queries without keys: what is read of them must be a number.
-            stats.zero_()
-        if not self._all_seen:
-            found[1].zero_()
-            found[2].zero_()
-        tensors = (*given, *found, *stats)
+        tensors = self.tensors(*given)
+        found = tensors[5:8]
         addresses = [x.data_ptr() for x in tensors]
         key = (self._stream(), *(at & 15 for at in addresses), q.numel())
         for same, launches in self._known.get(key, ()):
             if launches and same(*given):
                 for launch in launches:
                     launch(*addresses)
-                return tuple(found)
+                return found
         # Threads compile and store their calls one after the other.
         with self._lock:
             self._first(key, given, tensors)
-        return tuple(found)
+        return found
+
+    def tensors(self, q, k, v, out, grad):
+        """What launches take: these, memory for their gradients, and for the numbers of each query."""
+        n_q, n_k = self._forward.shape
+        dq, dk, dv = (q.new_empty(*q.shape[:2], n, q.shape[3]) for n in (n_q, n_k, n_k))
+        stats = torch.empty(2, len(q) * self._forward.heads, n_q, dtype=torch.float32, device=q.device)
+        if not self._all_see:
+            dq.zero_()
+            # Blocks may hold queries without keys: what is read of them must be a number.
+            stats.zero_()
+        if not self._all_seen:
+            dk.zero_()
+            dv.zero_()
+        return q, k, v, out, grad, dq, dk, dv, *stats
+
+    def run(self, half, tensors):
+        """Launch one of `HALVES` through Triton; returns what does so directly, see `launcher.direct`."""
+        together = self._halves[half]
+        beside, calls = launcher.beside(self._forward.device, len(together) - 1), []
+        beside.fork()
+        try:
+            for launch, place in zip(together, beside.places, strict=True):
+                with place():
+                    calls.append(launch.direct(launch(*tensors), *tensors))
+        finally:
+            # Tensors may be freed once this returns, also where a launch was refused.
+            beside.join()
+        return beside.around(calls)
 
     def _first(self, key, given, tensors):
         """Check tensors of a new layout, launch through Triton, and store how to launch directly from then on."""
@@ -151,7 +186,7 @@ class Backward:
             return
         if not self._seen(given, lambda known: known[1:] == key[1:]):
             _expect_no_capture()
-        launches = [*self._side_by_side(self._queries, tensors), *self._side_by_side(self._keys, tensors)]
+        launches = [call for half in HALVES for call in self.run(half, tensors)]
         if not launcher.capturing() and not self._seen(given, lambda known: known == key):
             launches = [] if None in launches else launches
             launcher.store(self._known, key, (qkv.same_layout(*given), launches))
@@ -169,19 +204,6 @@ class Backward:
         for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
             if x.stride(3) != 1:
                 raise PatternError(f"{name}: expected the values of a head side by side, found stride {x.stride(3)}")
-
-    def _side_by_side(self, together, tensors):
-        """Run launches through Triton, each on a stream of its own; returns what does so directly."""
-        beside, calls = launcher.beside(self._forward.device, len(together) - 1), []
-        beside.fork()
-        try:
-            for launch, place in zip(together, beside.places, strict=True):
-                with place():
-                    calls.append(launch.direct(launch(*tensors), *tensors))
-        finally:
-            # Tensors may be freed once this returns, also where a launch was refused.
-            beside.join()
-        return beside.around(calls)
 
     def _seen(self, given, which):
         return any(same(*given) for key, calls in self._known.items() if which(key) for same, *_ in calls)

@@ -55,7 +55,7 @@ def as_graph(found):
 
 
 def build(pattern, step_keys, index=None, names=TILES, most_full=MOST_FULL):
-    """``[(tile, TileLists), …]`` that cover the rows of `pattern`, a `Graph`: each region has the tile that costs least.
+    """``[(tile, TileLists), …]`` that cover the rows of `pattern`, a `Graph`; each region has the cheapest tile.
 
     step_keys: ``callable(tile) -> int``. index: as for `tile_lists.build`. most_full: see `MOST_FULL`.
     """
