@@ -174,6 +174,7 @@ def masked(ordered, device):
 
 def dense(backend):
     """Torch's attention over all pairs by one of its kernels."""
+
     def attend(q, k, v):
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(q, k, v)
