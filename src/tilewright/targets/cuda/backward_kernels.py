@@ -236,9 +236,8 @@ def tilewright_key_gradients(
             b_g0, b_g1 = load_rows(g_ptr, queries, stride_gn, HEAD_DIM, D0, D1)
             lse, delta = tl.load(lse_ptr + queries), tl.load(delta_ptr + queries)  # [BLOCK_N]
             b_s = products(b_k0, b_k1, b_q0, b_q1, D1)
-            b_dp = products(b_v0, b_v1, b_g0, b_g1, D1)
             dk0, dk1, dv0, dv1 = add_queries(
-                b_s, b_dp, lse, delta, b_q0, b_q1, b_g0, b_g1, dk0, dk1, dv0, dv1, scale_log2, D1
+                b_s, b_v0, b_v1, lse, delta, b_q0, b_q1, b_g0, b_g1, dk0, dk1, dv0, dv1, scale_log2, D1
             )
             queries = next_queries
 
@@ -257,9 +256,8 @@ def tilewright_key_gradients(
                 b_s += (b_bias - tl.load(peak_ptr + queries)[None, :]) * mask_scale
             else:
                 b_s = masked(b_s, b_left, right_ptr, step, m, n, BLOCK_M, BLOCK_N, RANK, MASK_HEADS)
-            b_dp = products(b_v0, b_v1, b_g0, b_g1, D1)
             dk0, dk1, dv0, dv1 = add_queries(
-                b_s, b_dp, lse, delta, b_q0, b_q1, b_g0, b_g1, dk0, dk1, dv0, dv1, scale_log2, D1
+                b_s, b_v0, b_v1, lse, delta, b_q0, b_q1, b_g0, b_g1, dk0, dk1, dv0, dv1, scale_log2, D1
             )
             queries = next_queries
 
@@ -358,19 +356,33 @@ def add_keys(b_s, b_dp, delta, b_k0, b_k1, m_i, l_i, acc0, acc1, scale_log2, D1:
 
 @triton.jit
 def add_queries(
-    b_s, b_dp, lse, delta, b_q0, b_q1, b_g0, b_g1, dk0, dk1, dv0, dv1, scale_log2,
+    b_s, b_v0, b_v1, lse, delta, b_q0, b_q1, b_g0, b_g1, dk0, dk1, dv0, dv1, scale_log2,
     D1: tl.constexpr,
 ):  # fmt: skip
-    """``(dk0, dk1, dv0, dv1)`` after a step of queries: scores and gradients of weights [BLOCK_M, BLOCK_N]."""
+    """``(dk0, dk1, dv0, dv1)`` after a step of queries with the scores [BLOCK_M, BLOCK_N]."""
+    # In this order the first product overlaps with the next, and fewer registers are taken.
     b_p = tl.exp2(b_s * scale_log2 - lse[None, :])
     b_w = b_p.to(b_g0.dtype)
-    b_ds = (b_p * (b_dp - delta[None, :])).to(b_q0.dtype)
     dv0 = tl.dot(b_w, b_g0, dv0, input_precision="ieee")
-    dk0 = tl.dot(b_ds, b_q0, dk0, input_precision="ieee")
     if D1:
         dv1 = tl.dot(b_w, b_g1, dv1, input_precision="ieee")
+    b_dp = less(b_v0, b_v1, b_g0, b_g1, delta, D1)
+    b_ds = (b_p * b_dp).to(b_q0.dtype)
+    dk0 = tl.dot(b_ds, b_q0, dk0, input_precision="ieee")
+    if D1:
         dk1 = tl.dot(b_ds, b_q1, dk1, input_precision="ieee")
     return dk0, dk1, dv0, dv1
+
+
+@triton.jit
+def less(b_x0, b_x1, b_y0, b_y1, offset, D1: tl.constexpr):
+    """Products [R, C] of the rows of two blocks, less the `offset` [C] of each column."""
+    # What accumulators begin with takes no register of its own.
+    b_s = tl.zeros((b_x0.shape[0], b_y0.shape[0]), tl.float32) - offset[None, :]
+    b_s = tl.dot(b_x0, tl.trans(b_y0), b_s, input_precision="ieee")
+    if D1:
+        b_s = tl.dot(b_x1, tl.trans(b_y1), b_s, input_precision="ieee")
+    return b_s
 
 
 @triton.jit
