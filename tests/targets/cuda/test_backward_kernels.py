@@ -1,21 +1,67 @@
 """Gradients of schedules on a GPU, against autograd through the reference in float64, where there is no GPU under
 Triton's interpreter."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
+import tilewright
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from tilewright import models, reference, reorder
+from tilewright.blocks import tiles
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.targets.cuda import backward, tile_lists
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.masks import Bias
 
 H = 2
+needs_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="plans for a GPU are made on one")
+# Compiled in a process of its own, without the interpreter. Prints products and what the assembler says of registers.
+COMPILE = """
+import re, subprocess, sys, tempfile
+from pathlib import Path
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from tilewright.targets.cuda import backward_kernels
+from tilewright.targets.cuda.config import HEAD_DIMS
+
+name, *numbers = sys.argv[1:]
+rows, keys, head_dim, stages, rank, warps, split = map(int, numbers)
+kernel = getattr(backward_kernels, name)
+constants = {"BLOCK_M": rows, "BLOCK_N": keys, "HEAD_DIM": head_dim, "RANK": rank, "HEADS": 6, "MASK_HEADS": 1}
+constants |= dict(zip(("D0", "D1"), HEAD_DIMS[head_dim])) | {"FULL": False, "PARTIAL": True, "SPLIT": bool(split)}
+constants |= {"ORDERED": False, "SIGN": 1, "NUM_STAGES": stages, "WIDE": False}
+types = dict.fromkeys(("item_ptr", "row_ptr", "key_ptr", "part_ptr", "count_ptr"), "*i32")
+types |= dict.fromkeys(("acc_ptr", "stat_ptr", "lse_ptr", "delta_ptr", "peak_ptr"), "*fp32")
+types |= dict.fromkeys(("scale_log2", "scale", "mask_scale"), "fp32")
+types["right_ptr"] = {0: "*fp32", 1: "*fp32", 2: "*u8"}.get(rank, "*bf16")
+names = kernel.arg_names
+kinds = {each: types.get(each, "*bf16" if each.endswith("ptr") else "i32") for each in names}
+signature = {each: "constexpr" if each in constants else kind for each, kind in kinds.items()}
+free = {"scale_log2", "scale", "mask_scale", "n_items", "n_hb", "n_queries", "n_keys", *constants}
+aligned = {(i,): [["tt.divisibility", 16]] for i, each in enumerate(names) if each not in free}
+given = {(names.index(each),): value for each, value in constants.items()}
+source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=aligned)
+compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+ptx = compiled.asm["ptx"]
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "kernel.ptx"
+    path.write_text(ptx)
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    command = [str(assembler), "-v", "-arch=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+print(compiled.metadata.shared, ptx.count("wgmma.mma_async"), *re.findall(r"Used (\\d+) registers", said))
+print(*re.findall(r"(\\d+) bytes spill", said), "serialized" in said)
+"""
 # bfloat16 is silently wrong under some releases of the interpreter.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 # A gradient sums products of four rounded factors where the result sums those of two: twice its tolerance.
@@ -204,3 +250,59 @@ def test_what_is_captured_is_to_be_called_once_before(monkeypatch):
     monkeypatch.setattr(backward.launcher, "capturing", lambda: True)
     with pytest.raises(DeviceError, match="differentiate the plan once with tensors of these shapes"):
         backward.gradients(call, q, k, v, out, grad)
+
+
+@pytest.mark.parametrize("kernel", ["query", "key"])
+@pytest.mark.parametrize("rank, head_dim", [(16, 64), (1, 64), (2, 64), (0, 64), (16, 128)])
+def test_it_compiles_for_hopper(kernel, rank, head_dim):
+    form = backward.default(head_dim, torch.bfloat16).keys(tiles.parse("64x1"))
+    numbers = 64, form.step_keys, head_dim, form.num_stages, rank, form.num_warps, 0
+    command = [sys.executable, "-c", COMPILE, f"tilewright_{kernel}_gradients", *map(str, numbers)]
+    given = {"env": {**os.environ, "TRITON_INTERPRET": "0"}, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(command, **given)
+    assert done.returncode == 0, done.stderr[-2000:]
+    counts, spills = done.stdout.splitlines()
+    shared, products, registers = map(int, counts.split())
+    # Stages of two tensors, and of a bias; tokens of the rows, at most.
+    stage = 2 * form.step_keys * head_dim * 2 + 4 * 64 * form.step_keys * (rank == 0)
+    assert shared <= form.num_stages * stage + 4 * 64 * head_dim * 2 + 16384
+    assert products >= (3 if kernel == "query" else 4) * head_dim // 16
+    # So many programs of four warps run side by side, or of eight warps.
+    assert registers * form.num_warps * 32 * (1 if head_dim > 64 else 3 if kernel == "query" else 2) <= 1 << 16
+    assert spills == "0 0 False"
+
+
+@needs_gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_plan_is_differentiable_also_checkpointed(compiled):
+    dense = plans.pattern(200, 200, empty=0)
+    plan = tilewright.plan(dense, heads=H, head_dim=32, dtype=torch.float16, device="cuda", solver="greedy")
+    q, k, v, grad = tokens(200, 200, 32, dtype=torch.float16)
+    expected = wanted(dense, q, k, v, grad, None, None)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    call = torch.compile(plan, fullgraph=True) if compiled else plan
+    plain = torch.autograd.grad(call(*leaves), leaves, grad)
+    again = torch.autograd.grad(checkpoint(call, *leaves, use_reentrant=False), leaves, grad)
+    for x, y, z in zip(plain, again, expected, strict=True):
+        assert torch.equal(x, y)
+        assert (x.cpu().double() - z).norm() <= TOLERANCE[torch.float16] * z.norm()
+
+
+@needs_gpu
+def test_training_steps_are_captured():
+    dense = plans.pattern(200, 200, 0.2, n_global=1)
+    plan = tilewright.plan(dense, heads=H, head_dim=32, dtype=torch.float16, device="cuda", solver="greedy")
+    q, k, v, grad = tokens(200, 200, 32, dtype=torch.float16)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    stream, captured = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        wanted_now = torch.autograd.grad(plan(*leaves), leaves, grad)
+    with torch.cuda.graph(captured, stream=stream):
+        found = torch.autograd.grad(plan(*leaves), leaves, grad)
+    for _ in range(2):
+        for x in found:
+            x.fill_(torch.nan)
+        captured.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(x, y) for x, y in zip(found, wanted_now, strict=True))

@@ -76,7 +76,8 @@ class Backward:
         source, self._forward = forward.source, forward
         common, (n_q, n_k), device = source.common, forward.shape, forward.device
         forms = forms or default(common.head_dim, common.dtype)
-        found = backward_lists.pattern(source.used, forward.shape)
+        seen_by = backward_lists.transposed(source.used, forward.shape)
+        found = seen_by.T.tocsr()
         rows, keys = common.taken
         natural_rows, natural_keys = common.natural
         by_query = by_key = peak = None
@@ -97,14 +98,17 @@ class Backward:
                 QueryLaunch(each, forms.queries(tile), common, (rows, keys), device) for tile, each in lists
             ]
         if "keys" in halves:
-            made = backward_lists.as_graph(found.T)
+            made = backward_lists.as_graph(seen_by)
             lists = backward_lists.build(
                 made, lambda t: forms.keys(t).step_keys, by_key, forms.key_tiles, forms.most_full
             )
             self._halves["keys"] = [
                 KeyLaunch(each, forms.keys(tile), common, (keys, rows), device, peak) for tile, each in lists
             ]
-        seeing, seen = (int((np.diff(x.indptr) > 0).sum()) for x in (found.tocsr(), found.T.tocsr()))
+        for launches in self._halves.values():
+            # A GPU takes the programs of the first launch first: the longest are not to be the last ones.
+            launches.sort(key=lambda launch: launch.lists.items[:, Item.STEPS].max(), reverse=True)
+        seeing, seen = (int((np.diff(x.indptr) > 0).sum()) for x in (found, seen_by))
         self._all_see, self._all_seen = seeing == n_q, seen == n_k
         self._stream = launcher.current_stream(device)
         # By stream, alignment and size: (whether tensors have its layout, launches).

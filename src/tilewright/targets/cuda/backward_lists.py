@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from numba import njit
 from scipy.sparse import csr_array
 
 from tilewright import blocks, graph
@@ -24,27 +25,41 @@ SMALL_ROWS, SMALL_COST = 16, 2.5
 # then than two, one without masks: each fills its pipeline anew, and of two that share accumulators the assembler lets
 # no products overlap.
 MOST_FULL = 0.5
-# Pairs that are read from blocks at a time.
+# Pairs whose bias is read at a time.
 _PAIRS = 1 << 24
 
 
-def pattern(used, shape):
-    """The pattern that the blocks cover, in the plan's order, as a boolean ``csr_array``."""
-    rows, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+def transposed(used, shape):
+    """The transpose of the pattern that the blocks cover, in the plan's order, as a boolean ``csr_array`` [N_k, N_q].
+
+    used: ``[(blocks, int ids), …]``, ids ascending.
+    """
+    counts = np.zeros(shape[1], np.int64)
     for cover, ids in used:
-        runs = np.concatenate([np.arange(*cover.run_ptr[b : b + 2]) for b in ids])
-        owner = np.repeat(ids, cover.runs[ids])
-        step = max(1, _PAIRS // (cover.tile.rows * cover.tile.run))
-        for lo in range(0, len(runs), step):
-            run, block = runs[lo : lo + step], owner[lo : lo + step]
-            n, row, key = np.nonzero(cover.allowed_by(cover.run_mask[run]))
-            # A full run allows padded rows, too.
-            real = row < cover.rows[block[n]]
-            n, row, key = n[real], row[real], key[real]
-            rows.append(cover.row_ptr[block[n]] + row)
-            keys.append(cover.run_keys[run[n], key])
-    at = np.concatenate(rows), np.concatenate(keys)
-    return csr_array((np.ones(len(at[0]), bool), at), shape=shape)
+        _take(cover.row_ptr, cover.run_ptr, cover.run_keys, cover.run_mask, cover.masks, ids, counts, None)
+    indptr = np.concatenate(([0], np.cumsum(counts)))
+    indices, place = np.empty(indptr[-1], np.int32), indptr[:-1].copy()
+    for cover, ids in used:
+        _take(cover.row_ptr, cover.run_ptr, cover.run_keys, cover.run_mask, cover.masks, ids, place, indices)
+    return csr_array((np.ones(len(indices), bool), indices, indptr), shape=shape[::-1])
+
+
+@njit(cache=True, nogil=True)
+def _take(row_ptr, run_ptr, run_keys, run_mask, masks, ids, place, indices):
+    """Add the pairs of the blocks `ids` to `place`, how many each key has; write their rows to `indices`, if given,
+    where a key's `place` was."""
+    for b in ids:
+        first, n_rows = row_ptr[b], row_ptr[b + 1] - row_ptr[b]
+        for run in range(run_ptr[b], run_ptr[b + 1]):
+            mask = run_mask[run]
+            for row in range(n_rows):
+                for i in range(run_keys.shape[1]):
+                    # Padded keys and rows have no bits; a full run has no padded keys.
+                    if mask < 0 or masks[mask, row, i >> 3] >> (i & 7) & 1:
+                        key = run_keys[run, i]
+                        if indices is not None:
+                            indices[place[key]] = first + row
+                        place[key] += 1
 
 
 def as_graph(found):
