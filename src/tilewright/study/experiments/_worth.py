@@ -1,0 +1,341 @@
+"""One layer and one block of a vision transformer on a grid: dense, over windows of some densities, and masked (T5).
+
+Every result is compared with float64 before it is timed. Tokens stand in plan order: a network orders them once, before
+its first block, and back after the last.
+"""
+
+import time
+from contextlib import suppress
+from copy import deepcopy
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tilewright import api, reference, targets
+from tilewright.baselines import sparse as sparse_baselines
+from tilewright.core.timing import time_call, time_gpu
+from tilewright.models import _ready
+from tilewright.networks._vit import Block
+from tilewright.nn import patterns
+from tilewright.study.experiments import _attention, _lock
+from tilewright.study.experiments._checks import errors, poison, refusal, refuted
+from tilewright.study.experiments._rows import machine, now
+from tilewright.study.experiments.worth import OURS
+
+N_GLOBAL = 1
+# ASSUME: a window whose density is off by more than this share of the one asked for stands for another one.
+OFF = 0.5
+# Rows that are checked, about: one of each stretch of as many tokens, see `reference.chance_of_a_miss`.
+CHECKED = 1024
+# Of a block's rows, by how far attention moves them. Weights and tokens are drawn such that it moves a token by about
+# its own length; products of the three other layers round as often as those of attention. Measured on a CPU: 2e-6 in
+# float32, 0.02 in bfloat16, a fault of one key in a hundred 0.1 (tests/study/test_worth.py).
+BLOCK_TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.06}
+# Side of the coarse grid that tokens follow, so that a window's mean is another one than that of all tokens.
+COARSE = 4
+# Standard deviation of the scores of a block's attention.
+SCORES = 2.0
+# What the solver of a plan may take, as in the experiment `heatmap`.
+SOLVE_SECONDS = 10.0
+
+
+# Patterns
+
+
+def spans(side, square, halo):
+    """``(first, last)`` of the coordinates that each square of coordinates sees along one axis, int [side / square]."""
+    first = np.arange(0, side, square)
+    return np.maximum(first - halo, 0), np.minimum(first + square + halo, side)
+
+
+def entries(side, square, halo):
+    """``(pairs, pairs in distinct rows)`` of `pattern`, by arithmetic."""
+    first, last = spans(side, square, halo)
+    tokens, local = N_GLOBAL + side**2, int((last - first).sum()) ** 2
+    of_globals = N_GLOBAL * tokens
+    return of_globals + local * square**2 + N_GLOBAL * side**2, of_globals + local + N_GLOBAL * len(first) ** 2
+
+
+def halo_of(side, square, density):
+    """The halo whose pattern has the density closest to `density`."""
+    pairs = (1 + side**2) ** 2
+    halos = range(1 if square == 1 else 0, side)
+    return min(halos, key=lambda halo: abs(entries(side, square, halo)[0] / pairs - density))
+
+
+def pattern(side, square, halo):
+    """Windows on a grid of `side` x `side` tokens behind a global one: the `square` x `square` queries of a square see
+    the tokens up to `halo` away from it. Of squares of one token it is the window around each, else HaloNet's (Vaswani
+    et al., 2021)."""
+    if square == 1:
+        return patterns.graph(f"window-{2 * halo + 1}-g{N_GLOBAL}", (side, side), N_GLOBAL)
+    own = [np.arange(lo, hi) for lo, hi in zip(*spans(side, square, halo), strict=True)]
+    special = np.arange(N_GLOBAL)
+    local = [np.concatenate((special, N_GLOBAL + np.add.outer(side * y, x).ravel())) for y in own for x in own]
+    place = np.arange(side) // square
+    number = (place[:, None] * len(own) + place).ravel()
+    row_id = np.concatenate((np.zeros(N_GLOBAL, int), 1 + number))
+    hint = np.concatenate((np.full(N_GLOBAL, -1), number))
+    sizes = _ready.Sizes()
+    return _ready.build("halo", sizes, [np.arange(N_GLOBAL + side**2), *local], row_id, grid=(side, side), hint=hint)
+
+
+# A block
+
+
+class ViT:
+    """A block of a vision transformer in two halves, before and after attention, with weights that `seed` draws."""
+
+    def __init__(self, heads, head_dim, *, device, dtype, seed, compiled=False):
+        """compiled: each half is compiled in its first call; what attends is the caller's."""
+        width = heads * head_dim
+        generator = torch.Generator().manual_seed(seed)
+        self.block = Block(width, heads)
+        with torch.no_grad():
+            for name, weight in self.block.named_parameters():
+                if weight.ndim == 2:
+                    weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1] ** 0.5)
+                elif name.endswith("bias"):
+                    weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+            # Of queries and keys.
+            self.block.attn.qkv.weight[: 2 * width] *= SCORES**0.5
+        self.block.to(device, dtype)
+        self.before, self.after = self._before, self._after
+        if compiled:
+            self.before, self.after = (torch.compile(half, dynamic=False) for half in (self._before, self._after))
+
+    def exact(self):
+        """The same in float64, not compiled."""
+        made = object.__new__(ViT)
+        made.block = deepcopy(self.block).double()
+        made.before, made.after = made._before, made._after
+        return made
+
+    def _before(self, x):
+        return tuple(each.transpose(1, 2) for each in self.block.attn.split(self.block.norm1(x)))
+
+    def _after(self, x, out):
+        x = x + self.block.attn.proj(out.transpose(1, 2).flatten(2))
+        return x + self.block.mlp(self.block.norm2(x))
+
+    def __call__(self, x, attend):
+        """Tokens [B, N, C]; attend: ``attend(q, k, v)`` on [B, H, N, D]."""
+        return self.after(x, attend(*self.before(x)))
+
+
+def grid_tokens(side, width, batch, seed):
+    """float32 [batch, 1 + side^2, width]: half of their variance follows a coarse grid, so that neighbours are alike."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(batch, width, COARSE, COARSE, generator=generator)
+    smooth = F.interpolate(coarse, size=(side, side), mode="bilinear", align_corners=True).flatten(2).mT
+    smooth = torch.cat((torch.randn(batch, N_GLOBAL, width, generator=generator), smooth), dim=1)
+    return (smooth + torch.randn(smooth.shape, generator=generator)) / 2**0.5
+
+
+class Image:
+    """The tokens of a block and what float64 makes of them, in the model's own order."""
+
+    def __init__(self, vit, side, tokens):
+        """tokens: the `_attention.Tokens` of a layer, for sizes, type and device."""
+        width = tokens.heads * tokens.head_dim
+        self.vit, self.exact = vit, vit.exact()
+        x = grid_tokens(side, width, tokens.batch, tokens.seed)
+        self.x = x.to(tokens.ordered[0].device, tokens.dtype)
+
+    def expected(self, order, rows, attend):
+        """``(expected, middle)`` of `rows` of the tokens in `order`: a block's result in float64, and that without
+        attention. attend: ``attend(q, k, v)`` of those rows, in float64."""
+        x = self.x[:, order].double()
+        out = attend(*self.exact.before(x))
+        return self.exact.after(x[:, rows], out), self.exact.after(x[:, rows], torch.zeros_like(out))
+
+
+# Rows
+
+
+@torch.inference_mode()
+def rows(side, settings, how):
+    """Yield the rows of a grid: dense ones first, then those of each density."""
+    effort = how.effort(settings.max_seconds)
+    sizes = {"heads": settings.heads, "head_dim": settings.head_dim, "batch": settings.batch}
+    common = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
+    shared = {"side": side, "tokens": N_GLOBAL + side**2, "square": settings.square, "dtype": how.dtype, **sizes}
+    shared |= machine(targets.describe(how.device))
+    tokens = _tokens(_everything(side), sizes, common)
+    image = Image(_vit(settings, tokens, how), side, tokens)
+    known = shared | {"asked": 1.0, "density": 1.0}
+    fastest = None
+    for name in sparse_baselines.DENSE:
+        row, call = _baseline(name, sparse_baselines.member(name).VARIANTS, tokens, effort)
+        yield known | row
+        if row["status"] == "ok" and (fastest is None or row["p50_us"] < fastest[0]):
+            fastest = row["p50_us"], name, call
+    if fastest is not None:
+        _, name, call = fastest
+        expected = image.expected(slice(None), tokens.rows, partial(_dense, tokens.rows))
+        about = known | {"part": "block", "provider": name, "compiled": settings.compiled, "time": now()}
+        yield about | _block(image, slice(None), tokens, call, expected, effort)
+    for asked in settings.densities:
+        yield from _of_density(side, asked, settings, how, effort, shared, sizes, common, image)
+
+
+def _of_density(side, asked, settings, how, effort, shared, sizes, common, image):
+    """Yield the rows of one density."""
+    halo = halo_of(side, settings.square, asked)
+    pairs, held = entries(side, settings.square, halo)
+    known = shared | {"asked": asked, "density": pairs / (N_GLOBAL + side**2) ** 2}
+    known |= {"window": settings.square + 2 * halo}
+    if reason := _unfit(asked, known["density"], held, settings.max_entries):
+        yield known | {"part": "layer", "provider": OURS, "status": "skipped", "reason": reason, "time": now()}
+        yield known | {"part": "block", "provider": OURS, "status": "skipped", "reason": reason, "time": now()}
+        return
+    graph = pattern(side, settings.square, halo)
+    with _lock.untimed():
+        begin = time.perf_counter()
+        plan = _plan(graph, settings, how)
+        plan_s = time.perf_counter() - begin
+    used = np.bincount(plan.schedule.tile, minlength=len(plan.schedule.tiles))
+    planned = {"provider": OURS, "reorder": plan.reorder["order"], "solver": plan.schedule.solver, "plan_s": plan_s}
+    planned["tiles"] = "+".join(name for name, count in zip(plan.schedule.tiles, used, strict=True) if count)
+    tokens = _tokens(plan.graph, sizes, common)
+    call = partial(plan, ordered=True)
+    yield known | planned | {"part": "layer"} | _checked(call, tokens, tokens.masked_result, effort)
+    order = torch.from_numpy(plan.graph.row_order.astype(np.int64)).to(image.x.device)
+    of_rows = partial(reference.attention_rows, plan.graph, tokens.rows)
+    expected = image.expected(order, tokens.rows, of_rows)
+    about = {"part": "block", "compiled": settings.compiled, "time": now()}
+    yield known | planned | about | _block(image, order, tokens, call, expected, effort)
+    if asked in settings.masked_densities:
+        for name, variants in settings.masked.items():
+            yield known | _baseline(name, variants, tokens, effort)[0]
+
+
+def _unfit(asked, density, held, max_entries):
+    """Why a window of this density is not run, else an empty text."""
+    if abs(density - asked) > OFF * asked:
+        return f"no window on this grid has a density of {asked:.0%}; the closest has {density:.1%}"
+    if held > max_entries:
+        return f"the distinct rows hold {held:,} pairs; at most {max_entries:,} are allowed"
+    return ""
+
+
+def _everything(side):
+    """The pattern of all pairs."""
+    return patterns.graph(patterns.FULL, (side, side), N_GLOBAL)
+
+
+def _tokens(graph, sizes, common):
+    """`Tokens` of a graph of which about `CHECKED` rows are checked, on a GPU, too."""
+    found = _attention.Tokens(graph, **sizes, **common)
+    every = max(reference.stride(graph.n_rows), graph.n_rows // CHECKED)
+    found.rows = reference.sample_rows(graph, every, found.seed)
+    return found
+
+
+def _vit(settings, tokens, how):
+    place = tokens.ordered[0].device
+    sizes = {"heads": settings.heads, "head_dim": settings.head_dim}
+    return ViT(**sizes, device=place, dtype=tokens.dtype, seed=how.seed, compiled=settings.compiled)
+
+
+def _plan(graph, settings, how):
+    """The plan of a pattern, with all that `tilewright.plan` chooses by itself."""
+    found = api.plan(
+        graph,
+        heads=settings.heads,
+        head_dim=settings.head_dim,
+        dtype=getattr(torch, how.dtype),
+        device=how.device,
+        reorder=settings.order,
+        solver=settings.solver,
+        time_limit_s=SOLVE_SECONDS,
+        seed=how.seed,
+    )
+    return found
+
+
+def _dense(rows, q, k, v):
+    return reference.dense_rows(rows, q, k, v)
+
+
+def _baseline(name, variants, tokens, effort):
+    """``(row, call)`` of the fastest form of a baseline that is right, else of one that is not, without a call."""
+    module = sparse_baselines.member(name)
+    best = None
+    for variant in variants:
+        facts = {"part": "layer", "provider": name, "variant": variant, "time": now()}
+        call = None
+        try:
+            call = _attention._prepared(module, variant, tokens).call
+            call(*tokens.ordered)
+            row = facts | _checked(call, tokens, tokens.masked_result if module.MASKED else tokens.dense_result, effort)
+        except sparse_baselines.Unavailable as reason:
+            row = facts | {"status": "skipped", "reason": str(reason)}
+        except RuntimeError as error:
+            row = facts | {"status": "failed", "reason": refusal(error)}
+        rank = ("ok", "failed", "skipped").index(row["status"]), row.get("p50_us", 0)
+        if best is None or rank < best[0]:
+            best = rank, row, call
+    return best[1:]
+
+
+def _checked(call, tokens, expected, effort):
+    """Columns of a layer: its check, and if it passed, its time."""
+    poison(tokens.ordered[0])
+    found = call(*tokens.ordered)[:, :, tokens.rows]
+    row = errors(found, expected) | {"tolerance": reference.TOLERANCE[tokens.dtype], "checked_rows": len(tokens.rows)}
+    return _timed(row, lambda: call(*tokens.ordered), tokens.gpu, effort) | {"time": now()}
+
+
+def _block(image, order, tokens, call, expected, effort):
+    """Columns of a block whose attention is `call`: its check, and if it passed, its time."""
+    x = image.x[:, order].contiguous()
+    poison(x)
+    expected, middle = expected
+    try:
+        found = image.vit(x, call)[:, tokens.rows]
+    except RuntimeError as error:
+        return {"status": "failed", "reason": refusal(error)}
+    row = {
+        "max_abs_error": float((found.double() - expected).abs().max()),
+        "relative_error": reference.relative_error(found, expected, middle),
+        "tolerance": BLOCK_TOLERANCE[tokens.dtype],
+        "checked_rows": len(tokens.rows),
+    }
+    return _timed(row, lambda: image.vit(x, call), tokens.gpu, effort)
+
+
+def _timed(row, call, gpu, effort):
+    """A `row` with its time if it passed its check, else with the reason."""
+    if reason := refuted(row):
+        return row | {"status": "failed", "reason": reason}
+    timing = (time_gpu if gpu else time_call)(call, **effort.limits)
+    return row | {"status": "ok"} | timing.columns | ({"timing": timing.method} if gpu else {})
+
+
+def compile_case(side, settings, how):
+    """Yield the names of what was compiled for the grid, as `rows` calls it."""
+    sizes = {"heads": settings.heads, "head_dim": settings.head_dim, "batch": settings.batch}
+    common = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
+    with torch.inference_mode():
+        tokens = _tokens(_everything(side), sizes, common)
+        if settings.compiled:
+            vit = _vit(settings, tokens, how)
+            vit(Image(vit, side, tokens).x, F.scaled_dot_product_attention)
+            yield "block"
+        for asked in settings.masked_densities:
+            if "flex" not in settings.masked:
+                return
+            halo = halo_of(side, settings.square, asked)
+            density, held = entries(side, settings.square, halo)
+            if _unfit(asked, density / tokens.graph.n_rows**2, held, settings.max_entries):
+                continue
+            # In the plan's order, which a compiled kernel does not depend on.
+            tokens = _tokens(pattern(side, settings.square, halo), sizes, common)
+            for variant in settings.masked["flex"]:
+                # What cannot run says so where it is timed.
+                with suppress(sparse_baselines.Unavailable, RuntimeError):
+                    _attention._prepared(sparse_baselines.member("flex"), variant, tokens).call(*tokens.ordered)
+                    yield f"flex {variant}, density {asked}"
