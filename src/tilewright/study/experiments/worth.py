@@ -59,7 +59,9 @@ class Section(sections.Section, frozen=True):
         sections.distinct("worth.grids", [side for side, _ in self.grids])
         for side, square in self.grids:
             if side % square or side < 4:
-                raise ConfigError(f"worth.grids: expected at least 4 tokens a side, whole squares of {square}, found {side}")
+                raise ConfigError(
+                    f"worth.grids: expected at least 4 tokens a side, whole squares of {square}, found {side}"
+                )
         sections.distinct("worth.densities", self.densities)
         _check_densities("worth.densities", self.densities)
         sections.known("worth.masked_densities", "density", self.masked_densities, self.densities)
