@@ -126,7 +126,7 @@ class ViT:
 
 
 def grid_tokens(side, width, batch, seed):
-    """float32 [batch, 1 + side^2, width]: half of their variance follows a coarse grid, so that neighbours are alike."""
+    """float32 [batch, 1 + side^2, width]: half of the variance follows a coarse grid, so that neighbours are alike."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(batch, width, COARSE, COARSE, generator=generator)
     smooth = F.interpolate(coarse, size=(side, side), mode="bilinear", align_corners=True).flatten(2).mT
