@@ -16,7 +16,6 @@ from tilewright.study.experiments._rows import Count, Flag, Number, Status
 
 OURS = "tilewright"
 AUTO = "auto"
-PARTS = ("layer", "block")
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
