@@ -15,14 +15,14 @@ import torch.nn.functional as F
 
 from tilewright import api, reference, targets
 from tilewright.baselines import sparse as sparse_baselines
-from tilewright.core.timing import time_call, time_gpu
+from tilewright.core.timing import time_call, time_gpu, time_together
 from tilewright.models import _ready
 from tilewright.networks._vit import Block
 from tilewright.nn import patterns
 from tilewright.study.experiments import _attention, _lock
 from tilewright.study.experiments._checks import errors, poison, refusal, refuted
 from tilewright.study.experiments._rows import machine, now
-from tilewright.study.experiments.worth import OURS
+from tilewright.study.experiments.worth import OURS, PARTS
 
 N_GLOBAL = 1
 # ASSUME: a window whose density is off by more than this share of the one asked for stands for another one.
@@ -157,8 +157,26 @@ class Image:
 
 @torch.inference_mode()
 def rows(side, settings, how):
-    """Yield the rows of a grid: dense ones first, then those of each density."""
+    """Yield the rows of a grid: dense ones first, then those of each density.
+
+    A GPU times each call by itself, right after its check. On a CPU all calls are timed at the end, in rounds of one
+    call each: its clock and its other work change within seconds, and ratios of these times are what is asked for.
+    """
     effort = how.effort(settings.max_seconds)
+    found = _checked_rows(side, settings, how, effort)
+    if targets.facts(how.device).GPU_TIMER:
+        for row, call in found:
+            yield _timed(row, call, True, effort)
+        return
+    found = list(found)
+    calls = [call for _, call in found if call is not None]
+    timings = iter(time_together(calls, **effort.limits))
+    for row, call in found:
+        yield row if call is None else row | next(timings).columns | {"time": now()}
+
+
+def _checked_rows(side, settings, how, effort):
+    """Yield ``(row, call)`` of each row: call is None where a check failed, or nothing ran."""
     sizes = {"heads": settings.heads, "head_dim": settings.head_dim, "batch": settings.batch}
     common = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
     shared = {"side": side, "tokens": N_GLOBAL + side**2, "square": settings.square, "dtype": how.dtype, **sizes}
@@ -166,30 +184,30 @@ def rows(side, settings, how):
     tokens = _tokens(_everything(side), sizes, common)
     image = Image(_vit(settings, tokens, how), side, tokens)
     known = shared | {"asked": 1.0, "density": 1.0}
-    fastest = None
-    for name in sparse_baselines.DENSE:
-        row, call = _baseline(name, sparse_baselines.member(name).VARIANTS, tokens, effort)
-        yield known | row
-        if row["status"] == "ok" and (fastest is None or row["p50_us"] < fastest[0]):
-            fastest = row["p50_us"], name, call
-    if fastest is not None:
-        _, name, call = fastest
-        expected = image.expected(slice(None), tokens.rows, partial(_dense, tokens.rows))
-        about = known | {"part": "block", "provider": name, "compiled": settings.compiled, "time": now()}
-        yield about | _block(image, slice(None), tokens, call, expected, effort)
+    dense = [_baseline(name, sparse_baselines.member(name).VARIANTS, tokens, effort) for name in sparse_baselines.DENSE]
+    if sum(call is not None for _, call, _ in dense) > 1:
+        dense = [(_timed(row, call, tokens.gpu, effort), call, attend) for row, call, attend in dense]
+    yield from ((known | row, call) for row, call, _ in dense)
+    right = [(row, attend) for row, call, attend in dense if call is not None]
+    if right:
+        row, attend = min(right, key=lambda each: each[0].get("p50_us", 0))
+        expected = image.expected(slice(None), tokens.rows, partial(reference.dense_rows, tokens.rows))
+        about = known | {"part": "block", "provider": row["provider"], "compiled": settings.compiled}
+        found, call = _block(image, slice(None), tokens, attend, expected)
+        yield about | found, call
     for asked in settings.densities:
-        yield from _of_density(side, asked, settings, how, effort, shared, sizes, common, image)
+        for row, call in _of_density(side, asked, settings, how, effort, sizes, common, image):
+            yield shared | row, call
 
 
-def _of_density(side, asked, settings, how, effort, shared, sizes, common, image):
-    """Yield the rows of one density."""
+def _of_density(side, asked, settings, how, effort, sizes, common, image):
+    """Yield ``(row, call)`` of each row of one density."""
     halo = halo_of(side, settings.square, asked)
     pairs, held = entries(side, settings.square, halo)
-    known = shared | {"asked": asked, "density": pairs / (N_GLOBAL + side**2) ** 2}
-    known |= {"window": settings.square + 2 * halo}
+    known = {"asked": asked, "density": pairs / (N_GLOBAL + side**2) ** 2, "window": settings.square + 2 * halo}
     if reason := _unfit(asked, known["density"], held, settings.max_entries):
-        yield known | {"part": "layer", "provider": OURS, "status": "skipped", "reason": reason, "time": now()}
-        yield known | {"part": "block", "provider": OURS, "status": "skipped", "reason": reason, "time": now()}
+        known |= {"provider": OURS, "status": "skipped", "reason": reason, "time": now()}
+        yield from ((known | {"part": part}, None) for part in PARTS)
         return
     graph = pattern(side, settings.square, halo)
     with _lock.untimed():
@@ -200,16 +218,17 @@ def _of_density(side, asked, settings, how, effort, shared, sizes, common, image
     planned = {"provider": OURS, "reorder": plan.reorder["order"], "solver": plan.schedule.solver, "plan_s": plan_s}
     planned["tiles"] = "+".join(name for name, count in zip(plan.schedule.tiles, used, strict=True) if count)
     tokens = _tokens(plan.graph, sizes, common)
-    call = partial(plan, ordered=True)
-    yield known | planned | {"part": "layer"} | _checked(call, tokens, tokens.masked_result, effort)
-    order = torch.from_numpy(plan.graph.row_order.astype(np.int64)).to(image.x.device)
-    of_rows = partial(reference.attention_rows, plan.graph, tokens.rows)
-    expected = image.expected(order, tokens.rows, of_rows)
-    about = {"part": "block", "compiled": settings.compiled, "time": now()}
-    yield known | planned | about | _block(image, order, tokens, call, expected, effort)
+    attend = partial(plan, ordered=True)
+    row, call = _layer(tokens, attend, tokens.masked_result)
+    yield known | planned | row, call
+    order = plan.row_order.to(image.x.device)
+    expected = image.expected(order, tokens.rows, partial(reference.attention_rows, plan.graph, tokens.rows))
+    row, call = _block(image, order, tokens, attend, expected)
+    yield known | planned | {"compiled": settings.compiled} | row, call
     if asked in settings.masked_densities:
         for name, variants in settings.masked.items():
-            yield known | _baseline(name, variants, tokens, effort)[0]
+            row, call, _ = _baseline(name, variants, tokens, effort)
+            yield known | row, call
 
 
 def _unfit(asked, density, held, max_entries):
@@ -256,63 +275,67 @@ def _plan(graph, settings, how):
     return found
 
 
-def _dense(rows, q, k, v):
-    return reference.dense_rows(rows, q, k, v)
-
-
 def _baseline(name, variants, tokens, effort):
-    """``(row, call)`` of the fastest form of a baseline that is right, else of one that is not, without a call."""
+    """``(row, call, attend)`` of the fastest form of a baseline that is right, else of one that is not, without a call.
+
+    attend: ``attend(q, k, v)``; call: without arguments, on these tokens.
+    """
     module = sparse_baselines.member(name)
-    best = None
+    found = []
     for variant in variants:
         facts = {"part": "layer", "provider": name, "variant": variant, "time": now()}
-        call = None
         try:
-            call = _attention._prepared(module, variant, tokens).call
-            call(*tokens.ordered)
-            row = facts | _checked(call, tokens, tokens.masked_result if module.MASKED else tokens.dense_result, effort)
+            attend = _attention._prepared(module, variant, tokens).call
+            # The first call may compile.
+            attend(*tokens.ordered)
+            row, call = _layer(tokens, attend, tokens.masked_result if module.MASKED else tokens.dense_result)
+            found.append((facts | row, call, attend))
         except sparse_baselines.Unavailable as reason:
-            row = facts | {"status": "skipped", "reason": str(reason)}
+            found.append((facts | {"status": "skipped", "reason": str(reason)}, None, None))
         except RuntimeError as error:
-            row = facts | {"status": "failed", "reason": refusal(error)}
-        rank = ("ok", "failed", "skipped").index(row["status"]), row.get("p50_us", 0)
-        if best is None or rank < best[0]:
-            best = rank, row, call
-    return best[1:]
+            found.append((facts | {"status": "failed", "reason": refusal(error)}, None, None))
+    if len(variants) > 1:
+        found = [(_timed(row, call, tokens.gpu, effort), call, attend) for row, call, attend in found]
+    ranks = ("ok", "failed", "skipped")
+    return min(found, key=lambda each: (ranks.index(each[0]["status"]), each[0].get("p50_us", 0)))
 
 
-def _checked(call, tokens, expected, effort):
-    """Columns of a layer: its check, and if it passed, its time."""
+def _layer(tokens, attend, expected):
+    """``(row, call)`` of attention alone; call is None where its check failed."""
     poison(tokens.ordered[0])
-    found = call(*tokens.ordered)[:, :, tokens.rows]
-    row = errors(found, expected) | {"tolerance": reference.TOLERANCE[tokens.dtype], "checked_rows": len(tokens.rows)}
-    return _timed(row, lambda: call(*tokens.ordered), tokens.gpu, effort) | {"time": now()}
+    row = {"part": "layer", **errors(attend(*tokens.ordered)[:, :, tokens.rows], expected)}
+    row["tolerance"] = reference.TOLERANCE[tokens.dtype]
+    return _judged(row, tokens, partial(attend, *tokens.ordered))
 
 
-def _block(image, order, tokens, call, expected, effort):
-    """Columns of a block whose attention is `call`: its check, and if it passed, its time."""
+def _block(image, order, tokens, attend, expected):
+    """``(row, call)`` of a block with this attention, tokens in `order`; call is None where it failed."""
     x = image.x[:, order].contiguous()
     poison(x)
     expected, middle = expected
     try:
-        found = image.vit(x, call)[:, tokens.rows]
+        found = image.vit(x, attend)[:, tokens.rows]
     except RuntimeError as error:
-        return {"status": "failed", "reason": refusal(error)}
-    row = {
-        "max_abs_error": float((found.double() - expected).abs().max()),
-        "relative_error": reference.relative_error(found, expected, middle),
-        "tolerance": BLOCK_TOLERANCE[tokens.dtype],
-        "checked_rows": len(tokens.rows),
-    }
-    return _timed(row, lambda: image.vit(x, call), tokens.gpu, effort)
+        return {"part": "block", "status": "failed", "reason": refusal(error), "time": now()}, None
+    row = {"part": "block", "max_abs_error": float((found.double() - expected).abs().max())}
+    row["relative_error"] = reference.relative_error(found, expected, middle)
+    row["tolerance"] = BLOCK_TOLERANCE[tokens.dtype]
+    return _judged(row, tokens, partial(image.vit, x, attend))
+
+
+def _judged(row, tokens, call):
+    """``(row, call)``: with its status, and without a call where its error is above its tolerance."""
+    row |= {"checked_rows": len(tokens.rows), "time": now(), "status": "ok"}
+    reason = refuted(row)
+    return (row | {"status": "failed", "reason": reason}, None) if reason else (row, call)
 
 
 def _timed(row, call, gpu, effort):
-    """A `row` with its time if it passed its check, else with the reason."""
-    if reason := refuted(row):
-        return row | {"status": "failed", "reason": reason}
+    """A `row` with the time of its `call`, unless it has none or was timed."""
+    if call is None or "p50_us" in row:
+        return row
     timing = (time_gpu if gpu else time_call)(call, **effort.limits)
-    return row | {"status": "ok"} | timing.columns | ({"timing": timing.method} if gpu else {})
+    return row | timing.columns | ({"timing": timing.method} if gpu else {})
 
 
 def compile_case(side, settings, how):

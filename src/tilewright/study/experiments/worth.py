@@ -16,6 +16,7 @@ from tilewright.study.experiments._rows import Count, Flag, Number, Status
 
 OURS = "tilewright"
 AUTO = "auto"
+PARTS = ("layer", "block")
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -63,7 +64,7 @@ class Section(sections.Section, frozen=True):
                 )
         sections.distinct("worth.densities", self.densities)
         _check_densities("worth.densities", self.densities)
-        sections.known("worth.masked_densities", "density", self.masked_densities, self.densities)
+        _check_among("worth.masked_densities", self.masked_densities, self.densities)
         _check_masked("worth.masked", self.masked)
         sections.above_zero("worth.max_seconds", self.max_seconds)
 
@@ -137,6 +138,13 @@ def _check_densities(place, densities):
     for density in densities:
         if not 0 < density < 1:
             raise ConfigError(f"{place}: expected shares above 0 and below 1, found {density}")
+
+
+def _check_among(place, chosen, densities):
+    for density in chosen:
+        if density not in densities:
+            known = ", ".join(map(str, densities))
+            raise ConfigError(f"{place}: expected some of the densities, found {density}; known: {known}")
 
 
 def _check_masked(place, masked):
@@ -216,7 +224,7 @@ def remark(row):
 
 def _check(settings):
     _check_densities("densities", settings.densities)
-    sections.known("masked_densities", "density", settings.masked_densities, settings.densities)
+    _check_among("masked_densities", settings.masked_densities, settings.densities)
     _check_masked("masked", settings.masked)
     sections.known("order", "order", (settings.order,), (AUTO, *reorder.NAMES))
     sections.known("solver", "solver", (settings.solver,), SOLVERS)

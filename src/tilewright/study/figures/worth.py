@@ -86,7 +86,8 @@ def _pays(found, part):
         return "faster than dense at none of these sizes"
     low, high = sizes.index[0], sizes.index[-1]
     if sizes[low] == sizes[high]:
-        return f"faster from {sizes[low]:,.0f} tokens at {low:.0%}" + f" to {high:.0%}" * (low != high)
+        densities = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
+        return f"faster from {sizes[low]:,.0f} tokens at {densities}"
     return f"faster from {sizes[low]:,.0f} tokens at {low:.0%}, {sizes[high]:,.0f} at {high:.0%}"
 
 
