@@ -122,6 +122,7 @@ def test_attention_over_another_window_is_seen_in_both_parts(monkeypatch, dtype)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1])
+@torch.inference_mode()
 def test_a_block_without_some_keys_is_refused(share):
     tokens = _worth._tokens(_worth._everything(16), {"heads": 4, "head_dim": 32, "batch": 1}, {"dtype": "bfloat16"})
     vit = _worth.ViT(4, 32, device="cpu", dtype=torch.bfloat16, seed=0)
