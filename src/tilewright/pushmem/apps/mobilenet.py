@@ -15,7 +15,8 @@ def outputs(size):
         "depthwise",
         (CHANNELS, size, size),
         lambda c, y, x: Reduce((3, 3), lambda ry, rx: image[c, y + ry, x + rx] * weights[c, ry, rx]),
-        unroll=(0,), order="auto",
+        unroll=(0,),
+        order="auto",
     )
 
     def pointwise(c, y, x):
