@@ -346,7 +346,7 @@ class Input(Source):
 class Stage(Source):
     """A function on a box: `make(*indices)` is the expression of one word.
 
-    order: of a reduction's loops in time, outermost first, such as ``("i0", "i1", "r1", "r0")`` (i: indices, r: reduced;
+    order: of a reduction's loops in time, outermost first, such as ``("i0", "i1", "r1", "r0")`` (i: index, r: reduced;
     loops done in space are left out); ``"auto"`` for the fastest; None for the order in which they are written.
     """
 

@@ -43,9 +43,9 @@ def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD
 
     Where no schedule keeps an SRAM port free of conflicts, rows get a cycle longer (stencils), then buffers whose
     distances vary wait a cycle longer. Images that a reduction reads come at its pace where a tile cannot hold them
-    else. Of a program that reduces in time, the mapping with the fewest tiles, then cycles, is taken. Where a stage asks
-    for the order ``auto``, each legal order is mapped so, and the one of fewest cycles, then tiles, is taken; an order
-    whose first schedule is slower than one that is mapped is left out. Raises `ProgramError`, `MappingError` and
+    else. Of a program that reduces in time, the mapping with the fewest tiles, then cycles, is taken. Where a stage
+    asks for the order ``auto``, each legal order is mapped so, and the one of fewest cycles, then tiles, is taken; an
+    order that cannot end earlier than one that is mapped is left out. Raises `ProgramError`, `MappingError` and
     `UnknownNameError`.
     """
     begin = time.perf_counter()
@@ -84,13 +84,24 @@ def _rank(mapped: Mapped) -> tuple[int, int]:
 
 
 def _least_cycles(program: Program, memory: str) -> int:
-    """The last cycle of a schedule that waits for no memory: none of the same loops ends earlier."""
+    """The last cycle where every stage starts as soon as its words are written: no mapping of these loops ends earlier.
+
+    A longer pitch of inputs and the waits for memory only move starts to later cycles.
+    """
     fetch = memories.member(memory).PARAMETERS.fetch
-    coarse = rates.is_coarse(program)
-    return min(
-        stencil.schedule(program, rates.coarse(program, 0, fetch, paced), "coarse", {}).last_cycle
-        for paced in ((False, True) if coarse else ())
-    )
+    least = []
+    for paced in (False, True):
+        strides = rates.coarse(program, 0, fetch, paced)
+        starts = dict.fromkeys(program.buffers, 0)
+        edges, ends = stencil.gaps(program, strides), [0]
+        for s in program.statements:
+            starts[s.name] = max([0, *(starts[e.buffer] - e.low for e in edges if e.statement == s.name)])
+            if s.name in program.outputs:
+                own, offset = stencil.written(program, strides, s.name)
+                inner = sum(k * (e - 1) for k, e in zip(own, s.extents, strict=False))
+                ends.append(starts[s.name] + offset + inner)
+        least.append(max(ends))
+    return min(least)
 
 
 def _compiled(program: Program, memory: str, threshold: int, retries: int) -> Mapped:

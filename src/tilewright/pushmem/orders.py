@@ -40,8 +40,8 @@ def check(statement: Statement, order) -> None:
         if n not in outer:
             late = next(o for o in order[order.index(n) :] if o in outer)
             raise ProgramError(
-                f"{name}: order {', '.join(order)} breaks a dependence: {n} adds to one sum, and {late} within it begins "
-                "another; a PE keeps one sum at a time"
+                f"{name}: order {', '.join(order)} breaks a dependence: {n} adds to one sum, and {late} within it "
+                "begins another; a PE keeps one sum at a time"
             )
 
 

@@ -82,7 +82,7 @@ class Program:
     """A program whose unrolled dimensions are separate buffers and statements.
 
     origins: for each buffer the source's name and its place in the unrolled dimensions. Statements stand after those
-    whose words they read. orders: what stages ask of the order of their loops. axes: of a buffer that is transposed, the
+    whose words they read. orders: what stages ask of the order of their loops. axes: of a transposed buffer, the
     dimension of its source for each of its own; see `orders`.
     """
 
