@@ -18,7 +18,7 @@ from helpers.gpu import TRITON_DEVICE as DEVICE
 from tilewright import models, reference, reorder
 from tilewright.blocks import tiles
 from tilewright.core.errors import DeviceError, PatternError
-from tilewright.targets.cuda import backward, tile_lists
+from tilewright.targets.cuda import backward, bias_gradients, tile_lists
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.masks import Bias
 
@@ -189,6 +189,105 @@ def test_biases(kind):
         bias[:, :, :30] = -torch.inf
         bias[:, 5] = -torch.inf
     check(plans.pattern(70, 80), ["16x1", "16x16"], bias=bias, split_keys=32)
+
+
+def biased(dense, names, bias, *, dtype=torch.float32, batch=2, head_dim=32, scale=None, seed=0, **options):
+    """The gradient of a bias, and of what it stands beside, compared with autograd's; returns executor and tensors."""
+    q, k, v, grad = tokens(*dense.shape, head_dim, batch, dtype, seed or 0)
+    given = {"bias": bias, "scale": scale, "seed": seed, "region_rows": 64, "device": DEVICE, **options}
+    call, inputs, _ = plans.prepared(cuda_executor.prepare, dense, names, (q, k, v), **given)
+    table = (bias.table if isinstance(bias, Bias) else bias).double().requires_grad_()
+    at = np.ogrid[: dense.shape[0], : dense.shape[1]]
+    pairs = table[:, torch.from_numpy(bias.index(*at))] if isinstance(bias, Bias) else table
+    pairs.retain_grad()
+    allowed = torch.from_numpy(dense) & (pairs > -torch.inf).all(0)
+    rows = allowed.any(1)
+    leaves = [x.cpu().double().requires_grad_() for x in (q, k, v)]
+    masked = reference.attention(leaves[0][:, :, rows], *leaves[1:], allowed[rows], bias=pairs[:, rows], scale=scale)
+    masked.backward(grad.cpu().double()[:, :, rows])
+    out, first = call(*inputs), None
+    for _ in range(2):
+        found = backward.gradients_with_bias(call, *inputs, out, grad)
+        assert found[3].dtype == torch.float32
+        # Gradients of pairs may cancel each other in an entry of a table; their errors do not.
+        norms = [x.grad.norm() for x in leaves] + [torch.maximum(table.grad.norm(), pairs.grad.norm())]
+        for name, x, y, norm in zip("qkvb", found, (*leaves, table), norms, strict=True):
+            error = (x.cpu().double().view(y.shape) - y.grad).norm()
+            assert error <= TOLERANCE[dtype] * norm, f"d{name}: {error / norm:.2e}"
+        assert first is None or all(torch.equal(x, y) for x, y in zip(first, found, strict=True))
+        first = found
+    return call, (*inputs, out, grad), first
+
+
+def table_of(entries, seed=0, mean=0.0):
+    table = mean + torch.randn(H, entries, generator=torch.Generator().manual_seed(seed))
+    return Bias(table, lambda rows, cols: (31 * rows + 17 * cols) % entries)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("names", [["16x1"], ["64x64", "16x1"]], ids=lambda names: "+".join(names))
+@pytest.mark.parametrize("kind", ["few", "many", "dense", "large", "forbids"])
+def test_gradients_of_a_bias(kind, names, dtype):
+    bias = table_of(7000 if kind == "many" else 7, mean=60.0 if kind == "large" else 0.0)
+    if kind == "forbids":
+        bias.table[:, ::3] = -torch.inf
+    elif kind == "dense":
+        bias = torch.randn(H, 100, 90, generator=torch.Generator().manual_seed(1))
+    biased(plans.pattern(100, 90), names, bias, dtype=dtype)
+
+
+@pytest.mark.parametrize("scale", [None, 0, -0.5])
+@pytest.mark.parametrize("head_dim", [8, 48, 128])
+def test_gradients_of_a_bias_by_head_dim_and_scale(head_dim, scale):
+    biased(plans.pattern(70, 90), ["16x1"], table_of(11), head_dim=head_dim, scale=scale)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    n_q=st.integers(33, 90), n_k=st.integers(33, 100), density=st.floats(0.02, 0.9), n_global=st.integers(0, 3),
+    empty=st.integers(0, 5), batch=st.integers(1, 3), entries=st.sampled_from([2, 9, 4000]),
+    programs=st.sampled_from([1, 8, 64]), longest=st.sampled_from([3, 64]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_gradients_of_tables_of_random_patterns(
+    n_q, n_k, density, n_global, empty, batch, entries, programs, longest, seed
+):
+    # Parts of tiles, groups of images and pieces of entries, of each number; rows and columns of many keys are split.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bias_gradients, "PROGRAMS", programs)
+        patched.setattr(bias_gradients, "LONGEST", longest)
+        patched.setattr(backward.backward_lists.facts, "SPLIT_KEYS", 32)
+        dense = plans.pattern(n_q, n_k, density, seed, n_global, empty)
+        biased(dense, ["16x1", "16x16"], table_of(entries, seed), batch=batch, seed=seed)
+
+
+def test_a_table_of_repeated_tiles_takes_memory_for_few():
+    at = np.arange(640)
+    dense = abs(at[:, None] - at) < 70
+    bias = Bias(torch.randn(H, 1280), lambda rows, cols: rows - cols + 640)
+    call, _, _ = biased(dense, ["64x1"], bias, batch=1, seed=None)
+    lists = call.backward.launches["queries"][0].lists
+    # Of ten blocks, those that do not touch a border are alike.
+    assert len(lists.bias_index) < lists.items[:, tile_lists.Item.STEPS].sum() * 0.7
+
+
+def test_other_values_of_a_bias_take_the_lists_that_are_there():
+    dense = plans.pattern(100, 90, n_global=1)
+    call, given, _ = biased(dense, ["16x1", "16x16"], table_of(11), split_keys=32)
+    other = table_of(11, seed=5, mean=30.0)
+    now = call.with_bias(other.table)
+    assert now.launches[0].lists is call.launches[0].lists
+    wanted, again, found = biased(dense, ["16x1", "16x16"], other, split_keys=32)
+    assert torch.equal(now(*given[:3]), wanted(*given[:3]))
+    for x, y in zip(backward.gradients_with_bias(now, *again), found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+    # The first values are as they were.
+    assert torch.equal(call(*given[:3]), given[3])
+
+
+def test_a_bias_of_a_batch_without_entries_has_zeros():
+    call, given, _ = biased(plans.pattern(40, 40), ["16x1"], table_of(5))
+    found = backward.gradients_with_bias(call, *(x[:0] for x in given))
+    assert found[3].shape == (H, 5) and not found[3].any()
 
 
 @settings(max_examples=12, deadline=None)

@@ -7,6 +7,8 @@ items leave. All sums have one order, so that no two calls differ.
 
 import itertools
 import math
+from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -17,7 +19,7 @@ from triton import OutOfResources
 
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.targets import qkv
-from tilewright.targets.cuda import backward_kernels, backward_lists, executor, launcher
+from tilewright.targets.cuda import backward_kernels, backward_lists, bias_gradients, executor, launcher
 from tilewright.targets.cuda.config import HEAD_DIMS, KernelConfig
 from tilewright.targets.cuda.tile_lists import Item, Part
 
@@ -31,11 +33,24 @@ def gradients(forward, q, k, v, out, grad):
     forward: an `executor.Executor`. Raises `DeviceError` while a CUDA graph is captured, unless a call with tensors of
     these shapes and strides came before.
     """
+    return prepared(forward)(q, k, v, out, grad)
+
+
+def prepared(forward):
+    """The `Backward` of an executor, made when it is first asked for."""
     if forward.backward is None:
         with forward.preparing:
             if forward.backward is None:
                 forward.backward = Backward(forward)
-    return forward.backward(q, k, v, out, grad)
+    return forward.backward
+
+
+def gradients_with_bias(forward, q, k, v, out, grad):
+    """``(dq, dk, dv, d_table)`` of an executor with a bias: d_table float32 [H, T], the sums over an entry's pairs.
+
+    Otherwise as `gradients`.
+    """
+    return prepared(forward).of_bias(q, k, v, out, grad)
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ class Backward:
             launches.sort(key=lambda launch: launch.lists.items[:, Item.STEPS].max(), reverse=True)
         seeing, seen = (int((np.diff(x.indptr) > 0).sum()) for x in (found, seen_by))
         self._all_see, self._all_seen = seeing == n_q, seen == n_k
-        self._stream = launcher.current_stream(device)
+        self._stream, self._of_bias = launcher.current_stream(device), None
         # By stream, alignment and size: (whether tensors have its layout, launches).
         self._known, self._lock = {}, Lock()
         if device.type == "cuda":
@@ -134,26 +149,58 @@ class Backward:
 
     def __call__(self, q, k, v, out, grad):
         """``(dq, dk, dv)``, contiguous. Raises `PatternError` or `DeviceError` for tensors other than planned."""
+        return self._run(q, k, v, out, grad)[5:8]
+
+    def of_bias(self, q, k, v, out, grad):
+        """``(dq, dk, dv, d_table)``, the last float32 [H, T]. Raises as a call does."""
+        launches, common, device = self._halves["queries"], self._forward.source.common, self._forward.device
+        tensors = self._run(q, k, v, out, grad)
+        if not len(q):
+            return *tensors[5:8], torch.zeros(common.bias.table.shape, device=device)
+        if self._of_bias is None:
+            _expect_no_capture()
+            with self._lock:
+                # Shared with the backwards of other values, whose lists are these.
+                self._of_bias = bias_gradients.BiasGradients(launches, common.bias.table.shape[1], common.heads, device)
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            return *tensors[5:8], self._of_bias(launches, tensors)
+
+    def with_bias(self, forward):
+        """The backward of `forward`, which differs from this one's executor in the values of its bias alone.
+
+        Lists and scratch memory are shared.
+        """
+        made, common, device = copy(self), forward.source.common, forward.device
+        made._forward, made._known, made._lock = forward, {}, Lock()
+        queries = [launch.with_bias(common) for launch in self._halves["queries"]]
+        peak = torch.zeros(forward.heads, forward.shape[0], device=device)
+        for launch in queries:
+            launch.put_peaks(common, peak)
+        keys = [launch.with_bias(common, peak) for launch in self._halves["keys"]]
+        made._halves = {"queries": queries, "keys": keys}
+        return made
+
+    def _run(self, q, k, v, out, grad):
+        """Launch; returns `tensors`."""
         device = self._forward.device
         if device.type == "cuda" and torch.cuda.current_device() != device.index:
             with torch.cuda.device(device):
-                return self(q, k, v, out, grad)
+                return self._run(q, k, v, out, grad)
         if grad.stride(-1) != 1:
             grad = grad.contiguous()
         given = q, k, v, out, grad
         tensors = self.tensors(*given)
-        found = tensors[5:8]
         addresses = [x.data_ptr() for x in tensors]
         key = (self._stream(), *(at & 15 for at in addresses), q.numel())
         for same, launches in self._known.get(key, ()):
             if launches and same(*given):
                 for launch in launches:
                     launch(*addresses)
-                return found
+                return tensors
         # Threads compile and store their calls one after the other.
         with self._lock:
             self._first(key, given, tensors)
-        return found
+        return tensors
 
     def tensors(self, q, k, v, out, grad):
         """What launches take: these, memory for their gradients, and for the numbers of each query."""
@@ -237,7 +284,7 @@ class _Launch:
 
     def __init__(self, lists, form, common, positions, device, peak=None):
         """positions: int [rows], [keys] of the lists, in the tensors. peak: see `tilewright_key_gradients`."""
-        self.lists, self._form, self._heads, self._peak = lists, form, common.heads, peak
+        self.lists, self.form, self._heads, self._peak = lists, form, common.heads, peak
         self._sign, self._size = executor.signed_scale(common)
         self._d0, self._d1 = HEAD_DIMS[common.head_dim]
         left, right, mask_heads = self._masks(common, device)
@@ -259,6 +306,15 @@ class _Launch:
     def _masks(self, common, device):
         return executor.masks(self.lists, common, self._size, device)
 
+    def with_bias(self, common, peak=None):
+        """This launch with the values of another bias, of the same pairs; lists and scratch memory are shared."""
+        made, held = copy(self), self._held
+        made._peak, made._held = peak, (*held[:4], self._refilled(common, held[0].device), held[5])
+        return made
+
+    def _refilled(self, common, device):
+        return executor.refilled(self.lists, common, self._size, device)
+
     @property
     def memory_bytes(self):
         """Bytes of lists and masks held between calls."""
@@ -273,7 +329,7 @@ class _Launch:
     def __call__(self, *tensors):
         """Launch through Triton; returns the compiled kernel. Raises `DeviceError` where a program does not fit."""
         memory, sizes, constants = self._arguments(tensors)
-        options = {"num_warps": self._form.num_warps, "maxnreg": self._form.maxnreg}
+        options = {"num_warps": self.form.num_warps, "maxnreg": self.form.maxnreg}
         own = (tensors[i] for i in self.taken)
         try:
             return self.kernel[self._grid(tensors[0])](*own, *memory, *sizes, **constants, **options)
@@ -341,6 +397,45 @@ class QueryLaunch(_Launch):
     def _counts(self, q, k):
         return (q.shape[2],)
 
+    # What `bias_gradients` takes.
+
+    @property
+    def constants(self):
+        """Constants of the kernel, but WIDE, by name."""
+        return self._constants
+
+    @property
+    def row_positions(self):
+        """int32, where the rows of the lists are in the tensors."""
+        return self._held[1]
+
+    @property
+    def key_positions(self):
+        """int32 [steps + 1, step_keys], likewise."""
+        return self._held[2]
+
+    @property
+    def bias_tiles(self):
+        """float32 [tiles, H, M, N], relative to the greatest of each row, over the scale."""
+        return self._held[4]
+
+    @property
+    def scale_log2(self):
+        """What scores are multiplied by to base 2."""
+        return self._size * math.log2(math.e)
+
+    def put_peaks(self, common, peak):
+        """Write the greatest bias of each query to `peak`, float32 [H, N_q]."""
+        lists, device = self.lists, peak.device
+        greatest = executor.greatest(lists, common, device).flatten(1)
+        items = lists.items.astype(np.int64)
+        m = np.arange(lists.rows)
+        row = items[:, Item.FIRST_ROW, None] + m
+        source = lists.family[items[:, Item.MASK_STEP], None] * lists.rows + m
+        there = m < items[:, Item.ROWS, None]
+        into = self.row_positions[_to(device, row[there])].long()
+        peak[:, into] = greatest[:, _to(device, source[there])]
+
 
 class KeyLaunch(_Launch):
     """Work items whose rows are keys."""
@@ -353,10 +448,11 @@ class KeyLaunch(_Launch):
         if self.lists.rank or common.bias is None:
             return super()._masks(common, device)
         # The bias itself: what is taken off it belongs to queries, which are no rows here.
-        table = common.bias.table.detach().float().to(device)
-        table = torch.cat((table, torch.full_like(table[:, :1], -torch.inf)), 1)
-        tiles = table[:, _to(device, self.lists.bias_index).long()].transpose(0, 1).contiguous()
-        return _to(device, self.lists.left).to(common.dtype), tiles, len(table)
+        tiles = executor.absolute(self.lists, common, device)
+        return _to(device, self.lists.left).to(common.dtype), tiles, len(common.bias.table)
+
+    def _refilled(self, common, device):
+        return executor.absolute(self.lists, common, device, hold=True)
 
     def _counts(self, q, k):
         return q.shape[2], k.shape[2]

@@ -7,8 +7,9 @@ reads. Rounds follow one another.
 import itertools
 import math
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
 from tilewright.targets.cuda import config, forms, launcher, tile_kernel, tile_lists
 from tilewright.targets.cuda.tile_lists import BYTES, INTERVALS, MASKED, RANKS, Item, Part
+from tilewright.targets.masks import Bias
 from tilewright.targets.setting import Setting, setting
 
 # Sizes of a scale for which scores, masks and the initial maximum of a row differ in float32.
@@ -125,6 +127,12 @@ class Launch:
         }  # fmt: skip
         # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
         self._stream, self._scratch = launcher.current_stream(left.device), {}
+
+    def with_bias(self, common):
+        """This launch with the values of another bias, of the same pairs; lists and scratch memory are shared."""
+        made, held = copy(self), self._held
+        made._held = (*held[:4], refilled(self.lists, common, signed_scale(common)[1], held[0].device), held[5])
+        return made
 
     def with_items(self, lists):
         """A launch of other work items over the same keys and masks, which both hold, with the same compiled kernel.
@@ -270,8 +278,26 @@ def masks(lists, common, scale, device):
         factor = tile_kernel.FACTOR_HALF if common.dtype == torch.float16 else tile_kernel.FACTOR
         return left * factor, _to(device, lists.right).to(common.dtype) * -factor, 1
     table = torch.zeros(1, 1) if common.bias is None else common.bias.table.detach().float()
-    tiles = _relative(table.to(device), _to(device, lists.bias_index).long(), _to(device, lists.family)) / scale
+    tiles = _relative(table.to(device), *_places(lists, device)) / scale
     return left, tiles.transpose(0, 1).contiguous(), len(table)
+
+
+def refilled(lists, common, scale, device):
+    """The masks of lists with a bias for other values of it: see `masks`."""
+    _places(lists, device, hold=True)
+    return masks(lists, common, scale, device)[1]
+
+
+def absolute(lists, common, device, hold=False):
+    """float32 [steps, H, M, N]: the bias itself, -inf where a pair is not allowed. hold: see `_places`."""
+    table = common.bias.table.detach().float().to(device)
+    return _of_places(table, _places(lists, device, hold)[0]).transpose(0, 1).contiguous()
+
+
+def greatest(lists, common, device):
+    """float32 [H, families, M]: the greatest bias of the rows of each family of `lists`, 0 for rows without one."""
+    bias_index, family = _places(lists, device)
+    return _peaks(_of_places(common.bias.table.detach().float().to(device), bias_index), family)
 
 
 def scratch_bytes(lists, hb, width):
@@ -288,18 +314,43 @@ def signed_scale(common):
     return (scale > 0) - (scale < 0), abs(scale) or 1.0
 
 
+# Of lists with a bias, whose values change in training: ``{device: (bias_index, family)}``.
+_PLACES: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def _places(lists, device, hold=False):
+    """``(bias_index, family)`` of the lists on the device; hold: there for as long as the lists are."""
+    found = _PLACES.get(lists, {}).get(device)
+    if found is None:
+        found = _to(device, lists.bias_index), _to(device, lists.family)
+        if hold:
+            _PLACES.setdefault(lists, {})[device] = found
+    return found
+
+
 def _relative(table, bias_index, family):
     """float32 [H, steps, M, N]: the bias of each pair, less the greatest of its row; -inf where it is not allowed.
 
-    A bias that all keys of a row have in common, of any size, is not rounded then. table: [H, T]; bias_index int64
+    A bias that all keys of a row have in common, of any size, is not rounded then. table: [H, T]; bias_index int32
     [steps, M, N] and family int64 [steps] as in `TileLists`.
     """
+    bias = _of_places(table, bias_index)
+    return bias - _peaks(bias, family)[:, family, :, None]
+
+
+def _of_places(table, bias_index):
+    """float32 [H, steps, M, N]: the bias of each pair, -inf where it is not allowed."""
     # The last entry, that of index -1, is for pairs that are not allowed.
-    bias = torch.cat((table, torch.full_like(table[:, :1], -torch.inf)), 1)[:, bias_index]
-    greatest = torch.full((len(table), int(family.max()) + 1, bias.shape[2]), -torch.inf, device=table.device)
+    table = torch.cat((table, torch.full_like(table[:, :1], -torch.inf)), 1)
+    return table[:, bias_index.long()]
+
+
+def _peaks(bias, family):
+    """float32 [H, families, M]: the greatest bias of the rows of each family; 0 where none is finite."""
+    most = torch.full((len(bias), int(family.max()) + 1, bias.shape[2]), -torch.inf, device=bias.device)
     of_step = bias.amax(3)
-    greatest.scatter_reduce_(1, family[:, None].expand_as(of_step), of_step, "amax")
-    return bias - greatest.masked_fill_(greatest == -torch.inf, 0.0)[:, family, :, None]
+    most.scatter_reduce_(1, family[:, None].expand_as(of_step), of_step, "amax")
+    return most.masked_fill_(most == -torch.inf, 0.0)
 
 
 class Executor:
@@ -364,6 +415,17 @@ class Executor:
         # Threads compile and store their calls one after the other.
         with self._lock:
             return self._first(key, q, k, v)
+
+    def with_bias(self, table):
+        """This executor with other values of its bias, float32 [H, T]: see the contract in `targets`."""
+        made, common = copy(self), self.source.common
+        common = replace(common, bias=Bias(table, common.bias.index))
+        made._rounds = tuple(tuple(launch.with_bias(common) for launch in each) for each in self._rounds)
+        made.source, made.preparing = replace(self.source, common=common), Lock()
+        made._known, made._lock = {}, Lock()
+        with self.preparing:
+            made.backward = self.backward and self.backward.with_bias(made)
+        return made
 
     def _first(self, key, q, k, v):
         """Check tensors of a new layout, launch through Triton, and store how to launch directly from then on."""

@@ -1,0 +1,164 @@
+"""The gradient of a bias on an NVIDIA GPU (training): the lists that `bias_kernels` take, and the calls.
+
+Equal tiles of a bias are held once (`tile_lists`). The steps that share one are the uses of it: programs, each of a part
+of the uses and some images, add up the gradients of their scores. Then the sums of a tile's parts are folded, and the
+pairs of each entry of the table added up. Memory: a tile for each part, as much as the bias itself has on the device,
+and about `PROGRAMS` tiles.
+"""
+
+import numpy as np
+import torch
+import triton
+from triton import OutOfResources
+
+from tilewright.core.errors import DeviceError
+from tilewright.targets.cuda import bias_kernels, executor, launcher
+from tilewright.targets.cuda.tile_lists import Item
+
+# Programs that the uses of all tiles are shared out to, where they are so many. ASSUME: a large GPU runs half of them
+# at a time, so that those that take longest are not alone at the end.
+PROGRAMS = 1024
+# Places that one list of an entry has at most; more are added up in a second step.
+LONGEST = 2048
+# Lists and places of a program at a time, and values that are folded at a time.
+LISTS, PLACES, FOLDED = 16, 64, 1024
+
+
+class BiasGradients:
+    """Sums the gradient of a bias for the query launches of a `backward.Backward`; made once, for all values.
+
+    entries: T of the table [H, T].
+    """
+
+    def __init__(self, launches, entries, heads, device):
+        """launches: `backward.QueryLaunch` of each tile, whose masks are tiles of the bias."""
+        self._entries, self._heads, self._device = entries, heads, device
+        self._parts, places, of_place, total = [], [], [], 0
+        for launch in launches:
+            lists = launch.lists
+            self._parts.append((_Parts(lists, heads, device), total))
+            index = lists.bias_index.reshape(-1)
+            at = np.flatnonzero(index >= 0)
+            places.append(at + total)
+            of_place.append(index[at])
+            total += index.size
+        if total >= 2**31:
+            raise DeviceError(f"bias: expected tiles of fewer than 2**31 values for its gradient, found {total}")
+        self._total = total
+        at, lists, more, self._sums = listed(np.concatenate(places), np.concatenate(of_place), entries)
+        self._steps = [(_to(device, at), _to(device, lists), len(lists))]
+        if len(more):
+            self._steps.append(
+                (torch.arange(self._sums, dtype=torch.int32, device=device), _to(device, more), len(more))
+            )
+
+    @property
+    def memory_bytes(self):
+        """Bytes of lists held between calls."""
+        return sum(x.nbytes for step in self._steps for x in step[:2]) + sum(p.memory_bytes for p, _ in self._parts)
+
+    def __call__(self, launches, tensors):
+        """The gradient of the table, float32 [H, T].
+
+        launches: as this was made of, maybe with other values of the bias. tensors: of a `backward.Backward`, whose
+        launches for queries have run.
+        """
+        tiles = torch.empty(self._heads, self._total, device=self._device)
+        for launch, (parts, begin) in zip(launches, self._parts, strict=True):
+            parts(launch, tensors, tiles, begin)
+        # Entries that no pair has stay zero.
+        sums, source = torch.zeros(self._heads, self._sums, device=self._device), tiles
+        for at, lists, count in self._steps:
+            grid = (triton.cdiv(count, LISTS), self._heads)
+            strides = source.stride(0), sums.stride(0)
+            bias_kernels.tilewright_sum_lists[grid](source, sums, at, lists, count, *strides, LISTS, PLACES)
+            source = sums
+        return sums[:, : self._entries].contiguous()
+
+
+def listed(places, entry, entries):
+    """``(places in order, lists, lists of sums, sums)`` that add up the `places` of each entry.
+
+    lists: int32 [., 3], begin, length and where the sum goes, the longest first: to the entry, or of an entry with more
+    than `LONGEST` places to one of the sums behind the `entries`, which the second lists add up. sums: how many there
+    are in all.
+    """
+    order = np.argsort(entry, kind="stable")
+    counts = np.bincount(entry, minlength=entries)
+    there = np.flatnonzero(counts)
+    begins, pieces = (np.cumsum(counts) - counts)[there], -(-counts[there] // LONGEST)
+    owner = np.repeat(np.arange(len(there)), pieces)
+    number = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    length = np.minimum(LONGEST, counts[there][owner] - number * LONGEST)
+    several = pieces[owner] > 1
+    into = np.where(several, entries + np.cumsum(several) - 1, there[owner])
+    lists = np.stack((begins[owner] + number * LONGEST, length, into), 1)
+    long = pieces > 1
+    begin_sums = entries + np.cumsum(pieces[long]) - pieces[long]
+    more = np.stack((begin_sums, pieces[long], there[long]), 1)
+    longest_first = [x[np.argsort(-x[:, 1], kind="stable")].astype(np.int32) for x in (lists, more)]
+    return places[order].astype(np.int32), *longest_first, entries + int(several.sum())
+
+
+class _Parts:
+    """The uses of each tile of a launch, in parts for a program each."""
+
+    def __init__(self, lists, heads, device):
+        items = lists.items.astype(np.int64)
+        steps = items[:, Item.STEPS]
+        owner = np.repeat(np.arange(len(items)), steps)
+        number = np.arange(len(owner)) - np.repeat(np.cumsum(steps) - steps, steps)
+        tile = items[owner, Item.MASK_STEP] + number
+        order = np.argsort(tile, kind="stable")
+        fields = Item.FIRST_ROW, Item.ROWS
+        uses = np.stack([*(items[owner, x] for x in fields), items[owner, Item.FIRST_STEP] + number, 0 * owner], 1)
+        n_tiles = len(lists.bias_index)
+        counts = np.bincount(tile, minlength=n_tiles)
+        most = max(1, -(-len(owner) * heads // PROGRAMS))
+        parts = -(-counts // most)
+        of_part = np.repeat(np.arange(n_tiles), parts)
+        before = np.arange(len(of_part)) - np.repeat(np.cumsum(parts) - parts, parts)
+        first = (np.cumsum(counts) - counts)[of_part] + before * most
+        length = np.minimum(most, counts[of_part] - before * most)
+        self._count, self._tiles = len(of_part), n_tiles
+        self._uses = _to(device, uses[order].astype(np.int32))
+        self._records = _to(device, np.stack((of_part, first, length, 0 * first), 1).astype(np.int32))
+        self._first = _to(device, np.concatenate(([0], np.cumsum(parts))).astype(np.int32))
+
+    @property
+    def memory_bytes(self):
+        return sum(x.nbytes for x in (self._uses, self._records, self._first))
+
+    def __call__(self, launch, tensors, tiles, begin):
+        """Write the sums of each tile to `tiles` [H, .], from `begin` on."""
+        q, k, v, _, grad, _, _, _, lse, delta = tensors
+        batch, constants = len(q), launch.constants
+        heads, size = constants["HEADS"], constants["BLOCK_M"] * constants["BLOCK_N"]
+        groups = max(1, min(batch, PROGRAMS // (self._count * heads)))
+        layers = max(1, -(-self._count // executor.MOST_ACROSS))
+        sums = torch.empty(groups * self._count * heads, size, device=q.device)
+        strided = q, k, v, grad
+        strides = [stride for x in strided for stride in x.stride()[:3]]
+        wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in strided)
+        form = launch.form
+        names = "BLOCK_M", "BLOCK_N", "HEAD_DIM", "D0", "D1", "HEADS", "ORDERED", "SIGN", "NUM_STAGES"
+        taken = {name: constants[name] for name in names} | {"WIDE": wide}
+        try:
+            bias_kernels.tilewright_bias_gradients[heads * groups, -(-self._count // layers), layers](
+                *strided, lse, delta, sums, self._uses, self._records, launch.row_positions, launch.key_positions,
+                launch.bias_tiles, *strides, self._count, batch, groups, q.shape[2], launch.scale_log2, **taken,
+                num_warps=form.num_warps,
+            )  # fmt: skip
+        except OutOfResources as error:
+            raise DeviceError(
+                f"gradient of a bias: expected to need at most {error.limit} of this device's {error.name}, found "
+                f"{error.required}"
+            ) from error
+        grid = self._tiles * heads, triton.cdiv(size, FOLDED)
+        bias_kernels.tilewright_fold_tiles[grid](
+            sums, tiles, self._first, self._count, groups, begin, tiles.stride(0), heads, size, FOLDED
+        )
+
+
+def _to(device, array):
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
