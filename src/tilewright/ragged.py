@@ -261,7 +261,7 @@ def _fake_attend(offsets, lists, q, k, v):
     return q.new_empty(q.shape)
 
 
-def _fake_attend_backward(offsets, lists, q, k, v, grad):
+def _fake_attend_backward(offsets, lists, q, k, v, out, grad):
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
@@ -285,7 +285,7 @@ _define("pad", "Tensor lists, Tensor x, int length", "Tensor", _fake_pad)
 _define("attend", "Tensor lists, Tensor q, Tensor k, Tensor v", "Tensor", _fake_attend)
 _define(
     "attend_backward",
-    "Tensor lists, Tensor q, Tensor k, Tensor v, Tensor grad",
+    "Tensor lists, Tensor q, Tensor k, Tensor v, Tensor out, Tensor grad",
     "(Tensor, Tensor, Tensor)",
     _fake_attend_backward,
 )

@@ -1,7 +1,8 @@
 """Gradients of the operators of packed batches: what gathers in one direction sums in the other (training).
 
 All but that of attention are operators of the same batch again. That one is a method of a target's executor,
-``attend_backward(lists, q, k, v, grad) -> (dq, dk, dv)``; targets without it refuse what needs a gradient, by name.
+``attend_backward(lists, q, k, v, out, grad) -> (dq, dk, dv)``; targets without it refuse what needs a gradient, by
+name.
 """
 
 import torch
@@ -82,7 +83,7 @@ def _pack(ctx, _, grad):
 
 
 def _save_attend(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:4])
+    ctx.save_for_backward(*inputs[:4], output)
 
 
 def _attend(ctx, grad):

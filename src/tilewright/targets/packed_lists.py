@@ -13,8 +13,9 @@ Contract of a target's ``packed.py``, which writes and reads it. ``Executor(offs
         such token;
     ``attend(lists, q, k, v) -> [capacity, H, D]``: attention of each image within itself, finite in rows of no image;
     ``attend_into(out, lists, q, k, v) -> out``: the same, written to `out`, contiguous;
-    ``attend_backward(lists, q, k, v, grad) -> (dq, dk, dv)``, optional: gradients of attention for that of its result,
-        zeros in rows of no image. Batches of a target without it have no gradients (`packed_backward`).
+    ``attend_backward(lists, q, k, v, out, grad) -> (dq, dk, dv)``, optional: gradients, contiguous, for the gradient
+        `grad` of the result `out` of attention; zeros in rows of no image. Batches of a target without it have no
+        gradients (`packed_backward`).
 All results are NaN where the lists say that the batch did not fit. Tensors that are not of this batch raise
 `PatternError` or `DeviceError`.
 """
@@ -110,6 +111,16 @@ def check_qkv(offsets, q, k, v, out):
     for name, x in (("q", q), ("k", k), ("v", v)):
         if out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
             raise PatternError(f"out: expected memory that no input uses, found that of {name}")
+
+
+def check_result(q, **tensors):
+    """Raise `PatternError` or `DeviceError` for tensors that have not the form of the result of queries q."""
+    for name, x in tensors.items():
+        if x.shape != q.shape or x.dtype != q.dtype:
+            raise PatternError(
+                f"{name}: expected {q.dtype} of shape {tuple(q.shape)}, found {x.dtype} of {tuple(x.shape)}"
+            )
+    check_tensors(q.device, **tensors)
 
 
 def check_rows(offsets, section, x, fill=None):

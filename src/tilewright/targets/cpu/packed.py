@@ -11,7 +11,16 @@ import torch.nn.functional as F
 
 from tilewright.core import _internals
 from tilewright.targets.cpu.workers import in_forks
-from tilewright.targets.packed_lists import BAD, EMPTY, KEPT, check_packed, check_qkv, check_rows, check_tensors
+from tilewright.targets.packed_lists import (
+    BAD,
+    EMPTY,
+    KEPT,
+    check_packed,
+    check_qkv,
+    check_result,
+    check_rows,
+    check_tensors,
+)
 
 # Scores that the backward holds at a time, as floats twice.
 _PAIRS = 1 << 22
@@ -110,9 +119,13 @@ class Executor:
         return out
 
     @in_forks
-    def attend_backward(self, lists, q, k, v, grad):
-        """See `packed_lists`. Weights are computed again, for some queries at a time."""
-        check_qkv(self.offsets, q, k, v, torch.empty_like(grad, memory_format=torch.contiguous_format))
+    def attend_backward(self, lists, q, k, v, out, grad):
+        """See `packed_lists`. Weights are computed again, for some queries at a time.
+
+        Of the result no value is read: sums over the weights are more exact where one key has nearly all of them.
+        """
+        check_qkv(self.offsets, q, k, v, torch.empty_like(q, memory_format=torch.contiguous_format))
+        check_result(q, out=out, grad=grad)
         check_tensors(self._device, q=q)
         stretches = self._stretches(lists)
         if stretches is None:

@@ -10,7 +10,6 @@ import math
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from threading import Lock
 
 import numpy as np
@@ -19,8 +18,8 @@ from triton import OutOfResources
 
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.targets import qkv
-from tilewright.targets.cuda import backward_kernels, backward_lists, bias_gradients, executor, launcher
-from tilewright.targets.cuda.config import HEAD_DIMS, KernelConfig
+from tilewright.targets.cuda import backward_kernels, backward_lists, bias_gradients, config, executor, launcher
+from tilewright.targets.cuda.config import HEAD_DIMS
 from tilewright.targets.cuda.tile_lists import Item, Part
 
 # The kernels of a backward, in order.
@@ -69,17 +68,8 @@ class Forms:
 
 def default(head_dim, dtype):
     """The `Forms` that hold unless others are asked for."""
-    width = sum(HEAD_DIMS[head_dim])
-    return Forms(partial(_form, width, dtype), partial(_form, width, dtype))
-
-
-def _form(width, dtype, tile):
-    # ASSUME: one form for both kernels. float32 does not use the tensor cores: it has few keys a step, and more warps.
-    if dtype.itemsize > 2:
-        return KernelConfig(32 if width <= 64 else 16, num_stages=1, num_warps=4 if tile.rows <= 16 else 8)
-    if width <= 64:
-        return KernelConfig(64, num_stages=2, num_warps=8 if tile.rows > 64 else 4)
-    return KernelConfig(64 if width <= 128 else 32, num_stages=2 if width <= 128 else 1, num_warps=8)
+    form = lambda tile: config.for_backward(tile.rows, head_dim, dtype)  # noqa: E731
+    return Forms(form, form)
 
 
 class Backward:

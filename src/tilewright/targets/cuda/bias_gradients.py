@@ -1,9 +1,9 @@
 """The gradient of a bias on an NVIDIA GPU (training): the lists that `bias_kernels` take, and the calls.
 
-Equal tiles of a bias are held once (`tile_lists`). The steps that share one are the uses of it: programs, each of a part
-of the uses and some images, add up the gradients of their scores. Then the sums of a tile's parts are folded, and the
-pairs of each entry of the table added up. Memory: a tile for each part, as much as the bias itself has on the device,
-and about `PROGRAMS` tiles.
+Equal tiles of a bias are held once (`tile_lists`). The steps that share one are the uses of it: programs, each of a
+part of the uses and some images, add up the gradients of their scores. Then the sums of a tile's parts are folded, and
+the pairs of each entry of the table added up. Memory: a tile for each part, as much as the bias itself has on the
+device, and about `PROGRAMS` tiles.
 """
 
 import numpy as np

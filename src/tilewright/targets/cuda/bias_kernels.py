@@ -1,8 +1,8 @@
 """The gradient of a bias as kernels for NVIDIA GPUs (training).
 
 `tilewright_bias_gradients` walks the steps of a work list that share a tile of the bias, and sums the gradients of
-their scores in registers, [BLOCK_M, BLOCK_N]. `tilewright_fold_tiles` adds up what several programs leave of a tile, and
-`tilewright_sum_lists` the pairs of each entry of the table. There are no atomics: all sums have one order.
+their scores in registers, [BLOCK_M, BLOCK_N]. `tilewright_fold_tiles` adds up what several programs leave of a tile,
+and `tilewright_sum_lists` the pairs of each entry of the table. There are no atomics: all sums have one order.
 
 Names are those of `backward_kernels`.
 """

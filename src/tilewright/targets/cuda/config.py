@@ -193,3 +193,14 @@ def check_head_dim(head_dim):
     """Raise `PatternError` for a head dim that the kernels do not have."""
     if head_dim not in HEAD_DIMS:
         raise PatternError(f"head_dim: expected a multiple of 8 from 8 to {max(HEAD_DIMS)} on a GPU, found {head_dim}")
+
+
+def for_backward(rows, head_dim, dtype):
+    """The `KernelConfig` of the backward's kernels with `rows` rows a program (docs/decisions/0048)."""
+    # ASSUME: one form for all. float32 does not use the tensor cores: it has few keys a step, and more warps.
+    width = sum(HEAD_DIMS[head_dim])
+    if dtype.itemsize > 2:
+        return KernelConfig(32 if width <= 64 else 16, num_stages=1, num_warps=4 if rows <= 16 else 8)
+    if width <= 64:
+        return KernelConfig(64, num_stages=2, num_warps=8 if rows > 64 else 4)
+    return KernelConfig(64 if width <= 128 else 32, num_stages=2 if width <= 128 else 1, num_warps=8)

@@ -10,13 +10,15 @@ import torch
 import triton
 
 from tilewright.core.errors import PatternError
-from tilewright.targets.cuda import config, packed_kernels
+from tilewright.targets.cuda import config, packed_backward_kernels, packed_kernels
 from tilewright.targets.cuda.launcher import KEYS, CachedLaunch, wide
-from tilewright.targets.packed_lists import check_packed, check_qkv, check_rows, check_tensors
+from tilewright.targets.packed_lists import check_packed, check_qkv, check_result, check_rows, check_tensors
 
 # Most images whose tokens the kernel that describes the batch gathers: each of its programs counts the batch itself.
 # Measured on an H200, docs/decisions/0011.
 FUSED = 32
+# Rows of a program of the backward, at most.
+BACKWARD_ROWS = 64
 # Values that a program counts at once; programs that gather tokens, a few for each multiprocessor of a large GPU; rows
 # and columns that one moves at once.
 COUNTED, GATHERING, ROWS, COLUMNS = 8192, 528, 16, 256
@@ -46,6 +48,8 @@ class Executor:
         self._pad = lru_cache(KEYS)(lambda length: CachedLaunch(partial(self._launch_pad, length), device))
         self.attend = CachedLaunch(self._launch_attend, device)
         self.attend_into = CachedLaunch(self._launch_attend_into, device)
+        self._of_queries = CachedLaunch(self._launch_of_queries, device)
+        self._of_keys = CachedLaunch(self._launch_of_keys, device)
 
     def lists(self, keep):
         """See `packed_lists`."""
@@ -76,6 +80,15 @@ class Executor:
     def pad(self, lists, x, length):
         """See `packed_lists`."""
         return self._pad(length)(lists, x)
+
+    def attend_backward(self, lists, q, k, v, out, grad):
+        """See `packed_lists`: two launches, and two floats for each row and head."""
+        if grad.stride(-1) != 1:
+            grad = grad.contiguous()
+        dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+        stats = self._of_queries(q.new_empty(2, *q.shape[1::-1], dtype=torch.float32), lists, q, k, v, out, grad, dq)
+        self._of_keys(stats, lists, q, k, v, grad, dk, dv)
+        return dq, dk, dv
 
     # What a `CachedLaunch` starts: each returns the result, the compiled kernel, its grid and what follows the tensors.
 
@@ -182,6 +195,35 @@ class Executor:
             out, lists, q, k, v, *arguments, num_warps=chosen.num_warps, maxnreg=chosen.maxnreg
         )
         return out, compiled, grid, arguments
+
+    def _launch_of_queries(self, stats, lists, q, k, v, out, grad, dq):
+        check_qkv(self.offsets, q, k, v, dq)
+        for name, x in (("out", out), ("grad", grad)):
+            check_result(q, **{name: x})
+        check_tensors(lists.device, q=q)
+        _side_by_side(q=q, k=k, v=v, out=out, grad=grad)
+        strided, kernel = (q, k, v, out, grad), packed_backward_kernels.tilewright_packed_query_gradients
+        return self._launch_gradients(kernel, strided, (stats, lists, *strided, dq))
+
+    def _launch_of_keys(self, stats, lists, q, k, v, grad, dk, dv):
+        strided, kernel = (q, k, v, grad), packed_backward_kernels.tilewright_packed_key_gradients
+        return self._launch_gradients(kernel, strided, (stats, lists, *strided, dk, dv))
+
+    def _launch_gradients(self, kernel, strided, tensors):
+        """Launch a kernel of the backward on `tensors`, `strided` among them."""
+        offsets, (heads, head_dim) = self.offsets, strided[0].shape[1:]
+        config.check_head_dim(head_dim)
+        block = min(offsets.rows, BACKWARD_ROWS)
+        form = config.for_backward(block, head_dim, strided[0].dtype)
+        is_wide = any(wide(offsets.tokens, x.stride(0)) for x in strided)
+        strides = (stride for x in strided for stride in x.stride()[:2])
+        scale = head_dim**-0.5
+        dims = head_dim, *config.HEAD_DIMS[head_dim]
+        constants = (heads, offsets.rows, block, form.step_keys, *dims, form.num_stages, is_wide)
+        arguments = (*strides, offsets.work, offsets.capacity, scale * math.log2(math.e), scale, *constants)
+        grid = offsets.items * (offsets.rows // block) * heads
+        compiled = kernel[(grid,)](*tensors, *arguments, num_warps=form.num_warps, maxnreg=form.maxnreg)
+        return tensors[0], compiled, grid, arguments
 
 
 def _grid(rows, width):
