@@ -5,10 +5,16 @@ their tokens in the plan's order. Times are of one attention layer: `forward_us`
 forward that records and its backward; `backward_us` is their difference. On a GPU all are replays of CUDA graphs where
 these can be captured. `peak_mb` is what a forward and backward hold beyond q, k, v and the result's gradient.
 
+`--bias` gives each pattern a table of relative positions in a square grid, with an entry for special tokens, and
+compares its gradient, too (`error_table`). `--ragged` compares packed batches, ``<images>-<tokens>``, whose images keep
+from 30 % to all of their tokens.
+
 `--forms` first times each kernel of our backward in several forms and takes the fastest of each.
 
     python benchmarks/backward.py --device cuda --forms --output results/logs/backward.csv
     python benchmarks/backward.py --device cpu --patterns kept-30-1024 --seconds 2
+    python benchmarks/backward.py --bias --patterns vil-tiny-224-s1-exact
+    python benchmarks/backward.py --patterns --ragged 64-197 8-4097
 """
 
 import argparse
@@ -25,10 +31,11 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tilewright
-from tilewright import graph, models, reference, targets
+from tilewright import graph, models, ragged, reference, targets
 from tilewright.blocks.tiles import parse
 from tilewright.core import timing
 from tilewright.core.errors import TilewrightError, Unavailable
+from tilewright.targets.masks import Bias
 from tilewright.torch_attention import flex, patterns, wide
 
 PATTERNS = ("vil-medium-wide-1024-s2-exact", "vil-tiny-224-s1-exact", "vil-tiny-224-s2-exact", "kept-30-4096")
@@ -57,21 +64,24 @@ KEY_FORMS = (
 def main():
     """Compare, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--patterns", nargs="+", default=PATTERNS)
+    parser.add_argument("--patterns", nargs="*", default=PATTERNS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=targets.NAMES)
     parser.add_argument("--dtype", help="default: bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--contenders", nargs="+", default=None, help="beginnings of names; default: all")
     parser.add_argument("--flex", nargs="+", default=FLEX, help="forms of FlexAttention")
     parser.add_argument("--forms", action="store_true", help="time our backward's kernels in several forms first")
+    parser.add_argument("--bias", action="store_true", help="give each pattern a table of relative positions")
+    parser.add_argument("--ragged", nargs="*", default=(), help="packed batches, <images>-<tokens>")
     parser.add_argument("--seconds", type=float, default=1.0, help="of timing, for each number")
     parser.add_argument("--output", type=Path, default=Path("results/logs/backward.csv"))
     arguments = parser.parse_args()
     arguments.dtype = getattr(torch, arguments.dtype or ("bfloat16" if arguments.device == "cuda" else "float32"))
     arguments.effort = {"min_reps": 10, "max_seconds": arguments.seconds, "rse_target": 0.01}
     rows, tried = [], []
-    for name in arguments.patterns:
-        for row, forms in compared(name, arguments):
+    cases = [(compared, name) for name in arguments.patterns] + [(packed, name) for name in arguments.ragged]
+    for compare, name in cases:
+        for row, forms in compare(name, arguments):
             rows, tried = rows + row, tried + forms
             write(arguments.output, rows)
             if tried:
@@ -103,44 +113,116 @@ def compared(name, arguments):
     pattern = pattern_of(name)
     sizes = {"heads": pattern.meta.get("heads") or HEADS, "head_dim": pattern.meta.get("head_dim") or HEAD_DIM}
     begin = time.perf_counter()
-    plan = tilewright.plan(pattern, **sizes, dtype=dtype, device=device)
+    make = torch.Generator().manual_seed(0)
+    places = table = None
+    if arguments.bias:
+        places = Places(pattern.n_rows)
+        table = torch.randn(sizes["heads"], places.entries, generator=make)
+    bias = table if table is None else Bias(table, places)
+    plan = tilewright.plan(pattern, **sizes, dtype=dtype, device=device, bias=bias)
     print(f"{name}: {pattern.n_rows} tokens, density {pattern.density:.4f}, {sizes}, planned in "
           f"{time.perf_counter() - begin:.1f} s\n{plan.summary()}", flush=True)  # fmt: skip
-    make = torch.Generator().manual_seed(0)
     counts = (pattern.n_rows, pattern.n_cols, pattern.n_cols, pattern.n_rows)
     shape = arguments.batch, sizes["heads"]
     q, k, v, grad = (torch.randn(*shape, n, sizes["head_dim"], generator=make).to(device, dtype) for n in counts)
     tokens = q, k, v, grad
-    expected = {kind: oracle(plan.graph if kind == "sparse" else None, *tokens) for kind in ("sparse", "dense")}
+    of_pairs = places and places.of(plan.graph, device)
+    values = None if table is None else table.to(device)
+    expected = {"sparse": oracle(plan.graph, *tokens, of_pairs, values)}
+    if not arguments.bias:
+        expected["dense"] = oracle(None, *tokens)
     common = {"pattern": name, "device": device, "dtype": str(dtype).removeprefix("torch."), "batch": arguments.batch,
-              **sizes, "tokens": pattern.n_rows, "density": pattern.density}  # fmt: skip
+              **sizes, "tokens": pattern.n_rows, "density": pattern.density, "bias": arguments.bias}  # fmt: skip
     forms = []
     if arguments.forms and device == "cuda":
         forms = [{**common, **row} for row in searched(plan, tokens, arguments)]
         yield [], forms
-    for contender, kind, prepare in contenders(plan, arguments):
-        if arguments.contenders and not contender.startswith(tuple(arguments.contenders)):
-            continue
-        found = measured(prepare, tokens, expected[kind], arguments)
-        print(f"  {contender:24}", "  ".join(f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}"
-              for n, v in found.items()), flush=True)  # fmt: skip
-        yield [{**common, "contender": contender, "computes": kind, **found}], []
+    for contender, kind, prepare in contenders(plan, of_pairs, arguments):
+        yield from row_of(contender, kind, prepare, (*tokens, values), expected.get(kind), common, arguments)
 
 
-def contenders(plan, arguments):
-    """``(name, sparse or dense, callable() -> attend(q, k, v))`` of each."""
+def row_of(contender, kind, prepare, tokens, expected, common, arguments):
+    """Yield ``([row], [])`` of a contender, where it is asked for."""
+    if arguments.contenders and not contender.startswith(tuple(arguments.contenders)):
+        return
+    found = measured(prepare, tokens, expected, arguments)
+    print(f"  {contender:24}", "  ".join(f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}"
+          for n, v in found.items()), flush=True)  # fmt: skip
+    yield [{**common, "contender": contender, "computes": kind, **found}], []
+
+
+def packed(name, arguments):
+    """Yield ``(rows, [])`` of each contender of one packed batch."""
+    images, n = map(int, name.split("-"))
+    device, dtype = arguments.device, arguments.dtype
+    lengths = np.random.default_rng(0).integers(max(1, n * 3 // 10), n + 1, images).tolist()
+    packing = ragged.pack_lengths(torch.tensor(lengths, device=device))
+    pattern, make = packing.graph(), torch.Generator().manual_seed(0)
+    print(f"ragged {name}: {packing.capacity} tokens, density {pattern.density:.4f}", flush=True)
+    shape = packing.capacity, HEADS, HEAD_DIM
+    tokens = [torch.randn(*shape, generator=make).to(device, dtype) for _ in range(4)]
+    by_head = [x.transpose(0, 1)[None] for x in tokens]
+    expected = [x[0].transpose(0, 1) for x in oracle(pattern, *by_head)]
+    common = {"pattern": f"ragged-{name}", "device": device, "dtype": str(dtype).removeprefix("torch."),
+              "batch": images, "heads": HEADS, "head_dim": HEAD_DIM, "tokens": packing.capacity,
+              "density": pattern.density, "bias": False}  # fmt: skip
+
+    def headed(prepare):
+        """Attention of heads of one image, of packed tokens."""
+        attend = prepare()
+        return lambda *given: attend(*(x.transpose(0, 1)[None] for x in given))[0].transpose(0, 1)
+
+    known = [("tilewright", lambda: packing.attend)]
+    if device == "cuda":
+        for form in (x for x in arguments.flex if "split" not in x):
+            known.append((f"flex {form}", partial(headed, partial(flexible, pattern, form, None, arguments))))
+    known.append(("sdpa masked", partial(headed, partial(masked, pattern, None, device))))
+    for contender, prepare in known:
+        yield from row_of(contender, "sparse", prepare, (*tokens, None), expected, common, arguments)
+
+
+class Places:
+    """Where pairs of tokens stand in a table of relative positions: a square grid, special tokens before it."""
+
+    def __init__(self, n):
+        self.side = int(n**0.5)
+        self.special = n - self.side**2
+        self.entries = (2 * self.side - 1) ** 2 + 1
+
+    def __call__(self, rows, cols):
+        """Of int arrays or tensors that broadcast; the last entry is that of special tokens."""
+        (qy, qx), (ky, kx) = (((x - self.special) // self.side, (x - self.special) % self.side) for x in (rows, cols))
+        place = (qy - ky + self.side - 1) * (2 * self.side - 1) + qx - kx + self.side - 1
+        inside = (rows >= self.special) & (cols >= self.special)
+        return place * inside + (self.entries - 1) * ~inside
+
+    def of(self, ordered, device):
+        """``callable(rows, cols)`` of positions in a graph's order, int64 tensors on `device`."""
+        natural = [torch.from_numpy(np.asarray(x, np.int64)).to(device) for x in (ordered.row_order, ordered.col_order)]
+        return lambda rows, cols: self(natural[0][rows], natural[1][cols])
+
+
+def contenders(plan, of_pairs, arguments):
+    """``(name, sparse or dense, callable() -> attend(q, k, v[, table]))`` of each. of_pairs: of a bias, or None."""
     gpu = arguments.device == "cuda"
-    yield "tilewright", "sparse", lambda: partial(plan, ordered=True)
+
+    def ours(q, k, v, table=None):
+        return plan(q, k, v, ordered=True, bias=table)
+
+    yield "tilewright", "sparse", lambda: ours
     for form in arguments.flex if gpu else ():
-        yield f"flex {form}", "sparse", partial(flexible, plan.graph, form, arguments)
-    yield "sdpa masked", "sparse", partial(masked, plan.graph, arguments.device)
+        if of_pairs is None or "split" not in form:
+            yield f"flex {form}", "sparse", partial(flexible, plan.graph, form, of_pairs, arguments)
+    yield "sdpa masked", "sparse", partial(masked, plan.graph, of_pairs, arguments.device)
+    if of_pairs is not None:
+        return
     for name, backend in BACKENDS.items() if gpu else ():
         yield name, "dense", partial(dense, backend)
     if not gpu:
         yield "dense sdpa", "dense", lambda: F.scaled_dot_product_attention
 
 
-def flexible(ordered, form, arguments):
+def flexible(ordered, form, of_pairs, arguments):
     """FlexAttention with gradients, in a form of `FLEX`: block size, whether wide queries are attended apart, and
     whether torch tunes its kernels."""
     block, *options = form.split("-")
@@ -156,8 +238,12 @@ def flexible(ordered, form, arguments):
     compiled = torch.compile(flex.flex_attention, dynamic=False, fullgraph=True, mode=mode)
     places = None if rows is None else torch.from_numpy(rows).to(device)
 
-    def attend(q, k, v):
-        out = compiled(q, k, v, block_mask=mask, kernel_options=stated)
+    def attend(q, k, v, table=None):
+        def biased(score, b, h, row, col):
+            return score + table[h, of_pairs(row, col)]
+
+        score_mod = None if table is None else biased
+        out = compiled(q, k, v, score_mod=score_mod, block_mask=mask, kernel_options=stated)
         if places is None:
             return out
         # ASSUME: wide queries see all keys, as global tokens do; the comparison with the reference says if not.
@@ -166,10 +252,18 @@ def flexible(ordered, form, arguments):
     return attend
 
 
-def masked(ordered, device):
-    """Torch's attention with the pattern as a mask."""
+def masked(ordered, of_pairs, device):
+    """Torch's attention with the pattern as a mask, and with its bias in it."""
     allowed = torch.from_numpy(ordered.to_dense()).to(device)
-    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+    if of_pairs is not None:
+        at = [torch.arange(n, device=device) for n in ordered.shape]
+        index = of_pairs(at[0][:, None], at[1])
+
+    def attend(q, k, v, table=None):
+        mask = allowed if table is None else table[:, index].masked_fill(~allowed, -torch.inf).to(q.dtype)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    return attend
 
 
 def dense(backend):
@@ -182,8 +276,12 @@ def dense(backend):
     return attend
 
 
-def oracle(ordered, q, k, v, grad):
-    """``(out, dq, dk, dv)`` in float64, some queries at a time. ordered: a `Graph`, None for all pairs."""
+def oracle(ordered, q, k, v, grad, of_pairs=None, table=None):
+    """``(out, dq, dk, dv)`` in float64, and the gradient of a table; some queries at a time.
+
+    ordered: a `Graph`, None for all pairs.
+    """
+    d_table = None if table is None else torch.zeros_like(table, dtype=torch.float64)
     q, k, v, grad = (x.double() for x in (q, k, v, grad))
     out, dq, dk, dv = (torch.zeros_like(x) for x in (q, q, k, v))
     scale = q.shape[-1] ** -0.5
@@ -195,24 +293,34 @@ def oracle(ordered, q, k, v, grad):
             flags = np.zeros((at.stop - lo, ordered.n_cols), bool)
             flags[np.repeat(np.arange(len(flags)), np.diff(indptr)), keys] = True
             allowed = torch.from_numpy(flags).to(q.device)
+        index = None
+        if table is not None:
+            rows = torch.arange(lo, at.stop, device=q.device)
+            index = of_pairs(rows[:, None], torch.arange(k.shape[2], device=q.device))
         for b, h in np.ndindex(*q.shape[:2]):
             scores = q[b, h, at] @ k[b, h].T * scale
+            if index is not None:
+                scores += table[h].double()[index]
             if allowed is not None:
                 scores.masked_fill_(~allowed, -torch.inf)
             weights = torch.softmax(scores, -1).nan_to_num_(0.0)
             out[b, h, at] = weights @ v[b, h]
             delta = (out[b, h, at] * grad[b, h, at]).sum(-1, keepdim=True)
-            d_scores = weights * (grad[b, h, at] @ v[b, h].T - delta) * scale
+            d_scores = weights * (grad[b, h, at] @ v[b, h].T - delta)
+            if index is not None:
+                d_table[h].index_add_(0, index.flatten(), d_scores.flatten())
+            d_scores *= scale
             dq[b, h, at] = d_scores @ k[b, h]
             dk[b, h] += d_scores.T @ q[b, h, at]
             dv[b, h] += weights.T @ grad[b, h, at]
-    return out, dq, dk, dv
+    return (out, dq, dk, dv) if table is None else (out, dq, dk, dv, d_table)
 
 
 def measured(prepare, tokens, expected, arguments):
     """Columns of one contender: its status and, where it is right, its errors, times and memory."""
-    gpu, (q, k, v, grad) = arguments.device == "cuda", tokens
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    gpu, (q, k, v, grad, table) = arguments.device == "cuda", tokens
+    inputs = (q, k, v) if table is None else (q, k, v, table)
+    leaves = [x.clone().requires_grad_() for x in inputs]
     try:
         attend = prepare()
 
@@ -221,12 +329,12 @@ def measured(prepare, tokens, expected, arguments):
 
         def forward():
             with torch.no_grad():
-                return attend(q, k, v)
+                return attend(*inputs)
 
         found = [forward(), *both()]
         errors = [float((x.double() - y).norm() / y.norm()) for x, y in zip(found, expected, strict=True)]
         del found
-        stated = dict(zip(("error", "error_dq", "error_dk", "error_dv"), errors, strict=True))
+        stated = dict(zip(("error", "error_dq", "error_dk", "error_dv", "error_table"), errors, strict=False))
         if not all(error <= TOLERANCE[q.dtype] for error in errors):
             return {"status": "wrong", **stated}
         memory = peak_mb(both) if gpu else None
