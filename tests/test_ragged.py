@@ -456,7 +456,8 @@ def test_tensors_lie_on_one_device(device):
 @pytest.fixture
 def without_backward(device, monkeypatch):
     """A target whose batches have no gradients."""
-    monkeypatch.delattr(cpu_packed.Executor, "attend_backward")
+    for module in (cpu_packed, cuda_packed):
+        monkeypatch.delattr(module.Executor, "attend_backward")
     return device
 
 

@@ -388,6 +388,33 @@ def test_a_plan_is_differentiable_also_checkpointed(compiled):
 
 
 @needs_gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_values_of_a_bias_are_differentiable_also_checkpointed(compiled):
+    dense, bias = plans.pattern(200, 200, empty=0), table_of(11)
+    plan = tilewright.plan(dense, heads=H, head_dim=32, dtype=torch.float16, device="cuda", solver="greedy", bias=bias)
+    q, k, v, grad = tokens(200, 200, 32, dtype=torch.float16)
+    given = [x.requires_grad_() for x in (q, k, v)]
+    call = (
+        torch.compile(lambda q, k, v, x: plan(q, k, v, bias=x), fullgraph=True)
+        if compiled
+        else (lambda q, k, v, x: plan(q, k, v, bias=x))
+    )
+    at = torch.from_numpy(bias.index(*np.ogrid[:200, :200]))
+    for factor in (1.0, -0.5):
+        # As after a step of an optimiser.
+        values = (factor * bias.table).to("cuda").requires_grad_()
+        leaves = [*given, values]
+        plain = torch.autograd.grad(call(*leaves), leaves, grad)
+        again = torch.autograd.grad(checkpoint(call, *leaves, use_reentrant=False), leaves, grad)
+        exact = [x.detach().cpu().double().requires_grad_() for x in leaves]
+        masked = reference.attention(*exact[:3], torch.from_numpy(dense), bias=exact[3][:, at])
+        wanted_now = torch.autograd.grad(masked, exact, grad.cpu().double())
+        for x, y, z in zip(plain, again, wanted_now, strict=True):
+            assert torch.equal(x, y)
+            assert (x.cpu().double() - z).norm() <= TOLERANCE[torch.float16] * z.norm()
+
+
+@needs_gpu
 def test_training_steps_are_captured():
     dense = plans.pattern(200, 200, 0.2, n_global=1)
     plan = tilewright.plan(dense, heads=H, head_dim=32, dtype=torch.float16, device="cuda", solver="greedy")
