@@ -12,8 +12,19 @@ from tilewright.pushmem.program import Program, Statement
 
 
 def is_coarse(program: Program) -> bool:
-    """Whether a statement reduces in time, which no common raster can hold."""
-    return any(len(s.loops) > s.rank for s in program.statements)
+    """Whether a statement reduces in time, or turns a buffer, which no common raster can hold."""
+    return any(len(s.loops) > s.rank or turns(s) for s in program.statements)
+
+
+def turns(statement: Statement) -> bool:
+    """Whether a read names the loops in another order than the statement, as a transposition does."""
+    place = {n: d for d, n in enumerate(statement.loops)}
+    for read in statement.reads:
+        used = [max((place[n] for n in i.names() if i.slope(n)), default=-1) for i in read.indices]
+        used = [d for d in used if d >= 0]
+        if used != sorted(used):
+            return True
+    return False
 
 
 def raster(shape) -> tuple[int, ...]:
@@ -78,9 +89,15 @@ def stencil(program: Program, pad: int = 0) -> dict[str, tuple[int, ...]]:
 
 def loops(statement: Statement, fetch: int) -> tuple[int, ...]:
     """Extents in time: a reduction runs through whole wide words, so that its innermost image loop is rounded up to
-    `fetch`; iterations beyond the statement's own extent do nothing."""
-    if len(statement.loops) == statement.rank or not statement.rank:
+    `fetch`; iterations beyond the statement's own extent do nothing. What turns a buffer has those loops rounded up
+    that go along the rows of what it reads."""
+    if not statement.rank or (len(statement.loops) == statement.rank and not turns(statement)):
         return statement.extents
+    if len(statement.loops) == statement.rank:
+        along = {n for read in statement.reads for n in read.indices[-1].names()}
+        return tuple(
+            -(-e // fetch) * fetch if n in along else e for n, e in zip(statement.loops, statement.extents, strict=True)
+        )
     # The innermost as written, also where the loops are in another order: rows are the wide words of memory.
     inner = max(range(statement.rank), key=lambda k: int(statement.loops[k][1:]))
     rounded = -(-statement.extents[inner] // fetch) * fetch
@@ -98,7 +115,7 @@ def coarse(program: Program, pad: int = 0, fetch: int = 1, paced: bool = False) 
         for n, shape in ((n, program.buffers[n].shape) for n in program.inputs)
     }
     for s in program.statements:
-        if len(s.loops) > s.rank:
+        if len(s.loops) > s.rank or turns(s):
             strides[s.name] = raster(loops(s, fetch))
             continue
         pace: list[Fraction | None] = [None] * s.rank
