@@ -59,8 +59,8 @@ def default(head_dim, dtype):
 
 
 def _form(large, width, dtype, tile):
-    # large: steps of tiles of more than 16 rows, as they were fastest on an H200 for 64 channels of 16 bits. ASSUME: all
-    # else is as good for both kernels. float32 does not use the tensor cores: it has few keys a step, and more warps.
+    # large: steps of tiles of more than 16 rows, as they were fastest on an H200 for 64 channels of 16 bits. ASSUME:
+    # all else is as good for both kernels. float32 uses no tensor cores: it has few keys a step, and more warps.
     if dtype.itemsize > 2:
         return KernelConfig(32 if width <= 64 else 16, num_stages=1, num_warps=4 if tile.rows <= 16 else 8)
     if width <= 64:
