@@ -38,7 +38,14 @@ class Mapped:
         return sum(d.cycles for d in self.wiring.delays)
 
 
-def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD, retries: int = 32) -> Mapped:
+def compile(
+    outputs,
+    memory: str = "pub",
+    *,
+    threshold: int = REGISTER_THRESHOLD,
+    retries: int = 32,
+    overlap: bool = True,
+) -> Mapped:
     """The program of the stages `outputs`, mapped to tiles of the kind `memory`.
 
     Where no schedule keeps an SRAM port free of conflicts, rows get a cycle longer (stencils), then buffers whose
@@ -52,7 +59,7 @@ def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD
     lowered = lower(outputs)
     asked = orders.choices(lowered)
     if len(asked) == 1:
-        made = _compiled(extract(orders.reordered(lowered, asked[0])), memory, threshold, retries)
+        made = _compiled(extract(orders.reordered(lowered, asked[0])), memory, threshold, retries, overlap)
         return replace(made, seconds=time.perf_counter() - begin)
     check_ranges(lowered)
     bounds, best, error = [], None, None
@@ -67,7 +74,7 @@ def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD
         if best is not None and cycles >= best.schedule.last_cycle:
             break
         try:
-            made = _compiled(extract(program), memory, threshold, retries)
+            made = _compiled(extract(program), memory, threshold, retries, overlap)
         except (MappingError, ProgramError) as found:
             error = error or found
             continue
@@ -104,14 +111,14 @@ def _least_cycles(program: Program, memory: str) -> int:
     return min(least)
 
 
-def _compiled(program: Program, memory: str, threshold: int, retries: int) -> Mapped:
+def _compiled(program: Program, memory: str, threshold: int, retries: int, overlap: bool = True) -> Mapped:
     """The mapping of a program with ports, whose loops are in order."""
     tile = memories.member(memory).PARAMETERS
     coarse = rates.is_coarse(program)
     error: MappingError | None = None
     best: Mapped | None = None
     found_at, tried = retries, 0
-    for way in _ways(program, coarse, tile.fetch):
+    for way in _ways(program, coarse, tile.fetch, overlap):
         if best is not None:
             break
         paced = way.paced
@@ -119,7 +126,9 @@ def _compiled(program: Program, memory: str, threshold: int, retries: int) -> Ma
             pad, wait = (0, attempt) if paced or way.whole else (attempt % 4, attempt // 4)
             if wait > found_at + _MORE:
                 break
-            strides = rates.coarse(program, pad, tile.fetch, paced) if coarse else rates.stencil(program, pad)
+            strides = (
+                rates.coarse(program, pad, tile.fetch, paced, way.overlap) if coarse else rates.stencil(program, pad)
+            )
             # The least latency of a word through a tile: three more words to fill, then write, fetch and read.
             fill = 4 if memory == "pub" else 0
             slack = {
@@ -155,21 +164,30 @@ def _compiled(program: Program, memory: str, threshold: int, retries: int) -> Ma
 class _Way:
     """How a program may be scheduled. paced: images come at the pace of the reduction that reads them. tiles: of the
     longest chain. whole: a buffer whose distances vary is read once all of it was written, so that no write meets a
-    read."""
+    read. overlap: stages work on iterations of their common outer loop that follow each other, and buffers between them
+    are double."""
 
     paced: bool = False
     tiles: int = 1
     whole: bool = False
+    overlap: bool = False
 
 
-def _ways(program, coarse, fetch) -> list[_Way]:
+def _ways(program, coarse, fetch, overlap) -> list[_Way]:
     """The ways to try, the one that needs fewest tiles first."""
     if not coarse:
         return [_Way(), _Way(tiles=MEMORY_TILES)]
-    paces = [False, *([True] if rates.coarse(program, 0, fetch) != rates.coarse(program, 0, fetch, True) else [])]
+    shared = overlap and rates.has_outer(program)
+    usual, other = (rates.coarse(program, 0, fetch, paced, shared) for paced in (False, True))
+    paces = [False, True] if usual != other else [False]
     alone = [_Way(paced) for paced in paces]
     chains = [_Way(paced, MEMORY_TILES) for paced in reversed(paces)]
-    return [*alone, *chains, _Way(tiles=MEMORY_TILES, whole=True)]
+    found = [*alone, *chains, _Way(tiles=MEMORY_TILES, whole=True)]
+    if shared:
+        # Images that come in one burst an iteration meet the reads of the one before: paced first.
+        overlapped = sorted((way for way in found if not way.whole), key=lambda way: (way.tiles, not way.paced))
+        return [*(replace(way, overlap=True) for way in overlapped), *found]
+    return found
 
 
 def _whole(program, strides, slack) -> dict[str, int]:
