@@ -1,4 +1,4 @@
-"""Reductions that share an outer loop: each stage works on another iteration, and what is between them is held twice."""
+"""Reductions that share an outer loop: each stage works on another iteration; what is between them is held twice."""
 
 import dataclasses
 
