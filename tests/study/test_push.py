@@ -143,7 +143,7 @@ def test_pieces_that_give_other_keys_fail_the_row(monkeypatch):
 
 
 def test_keys_stand_beside_those_without_an_order(tmp_path):
-    synthetic.write_push_streams(tmp_path, configured(push={"attention": ["vil-tiny-224-s1"]}))
-    found = streams_table.table(sorted(tmp_path.rglob("push_streams/*.csv"))).set_index(["reorder", "tile"])
-    assert found.loc[("hc", "64x1"), "of_none"] == 0.75 and found.loc[("none", "64x1"), "of_none"] == 1
-    assert found.loc[("hc", "64x1"), "keys_a_word"] == 4.5
+    rows = [synthetic.push_streams_row("vil-tiny-224-s1", order, "64x1") for order in ("none", "hc")]
+    synthetic.write_csv(tmp_path / "s.csv", "push_streams", rows)
+    found = streams_table.table([tmp_path / "s.csv"]).set_index("reorder")
+    assert found["of_none"].to_dict() == {"none": 1, "hc": 0.75} and found.loc["hc", "keys_a_word"] == 4.5
