@@ -118,9 +118,13 @@ def _compiled(program: Program, memory: str, threshold: int, retries: int, overl
     error: MappingError | None = None
     best: Mapped | None = None
     found_at, tried = retries, 0
+    too_large: set[tuple[bool, bool]] = set()
     for way in _ways(program, coarse, tile.fetch, overlap):
         if best is not None:
             break
+        if way.tiles > 1 and not way.whole and (way.paced, way.overlap) not in too_large:
+            # A chain helps what no tile holds, and nothing else.
+            continue
         paced = way.paced
         for attempt in range(retries):
             pad, wait = (0, attempt) if paced or way.whole else (attempt % 4, attempt // 4)
@@ -143,6 +147,7 @@ def _compiled(program: Program, memory: str, threshold: int, retries: int, overl
             except CapacityError as found:
                 # Waiting longer makes it no smaller.
                 error = found
+                too_large.add((way.paced, way.overlap))
                 break
             except MappingError as found:
                 error = found
