@@ -18,7 +18,8 @@ from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
 from tilewright.targets.cpu.launch import build, index, take, token_major
 from tilewright.targets.cpu.workers import alone, in_forks, workers
-from tilewright.targets.setting import setting
+from tilewright.targets.setting import of_units, setting
+from tilewright.targets.units import Units
 
 # ASSUME: masks may take a quarter of a gigabyte as floats. Those that do not fit are expanded in each call, a few items
 # at a time.
@@ -27,23 +28,33 @@ _CPU = torch.device("cpu")
 
 
 @in_forks
-def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
+def prepare(schedule, blocks, *, heads, head_dim, dtype, units=None, **options):
     """Return an `Executor` of `schedule`, see the contract in `targets`.
 
     Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order or bias that does not fit.
     """
     verify_inputs(schedule, blocks)
     shape = next(iter(blocks.values())).shape
+    if units is not None:
+        shape = shape[0] // units.patterns, shape[1]
     common = setting(shape, heads, head_dim, dtype, **options)
+    own = common if units is None else of_units(common, units, shape)
     launches, spare = [], MASK_BYTES
     batches = np.column_stack([schedule.round, schedule.tile, _forms(schedule, blocks)])
     distinct, batch_of = np.unique(batches, axis=0, return_inverse=True)
     for i, (_, tile, *form) in enumerate(distinct.tolist()):
         member = batch_of.ravel() == i
         columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
-        launches.append(build(common, blocks[schedule.tiles[tile]], form, *columns, spare))
+        cover = blocks[schedule.tiles[tile]]
+        if units is not None:
+            cover, *columns = units.spread(cover, *columns, shape[0])
+        launches.append(build(own, cover, form, *columns, spare))
         spare -= 0 if launches[-1].masks is None else launches[-1].masks.held_bytes
-    return assembled(launches, distinct[:, 0].tolist(), common, shape)
+    rounds = distinct[:, 0].tolist()
+    if units is None:
+        return assembled(launches, rounds, common, shape)
+    every = tuple(len(units.group) * size for size in shape)
+    return OfUnits(assembled(launches, rounds, own, every), units, shape, heads)
 
 
 def assembled(launches, rounds, common, shape):
@@ -141,6 +152,55 @@ class Executor:
                 results[b, begin : begin + len(sources)] = merge(parts[b], lse[b], sources, self.heads)
         out = take(results, self.back, 0, batch)
         return out.view(batch, self.shape[0], self.heads, self.head_dim).transpose(1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class OfUnits:
+    """A prepared schedule of several patterns: one pass of an `Executor` over the tokens of all units, side by side."""
+
+    inner: Executor
+    units: Units
+    shape: tuple[int, int]
+    heads: int
+
+    @property
+    def launches(self):
+        """Those of the pass."""
+        return self.inner.launches
+
+    @property
+    def memory_bytes(self):
+        """Bytes of indices and masks held between calls."""
+        return self.inner.memory_bytes
+
+    @property
+    def executed(self):
+        """Pairs of query and key that a head works through on average, padding included."""
+        return self.inner.executed // len(self.units.group)
+
+    def peak_bytes(self, batch):
+        """Most bytes that a call holds beyond its arguments, with copies of q, k and v, whose heads move."""
+        inner = self.inner
+        copied = batch * self.heads * inner.head_dim * inner.dtype.itemsize * 2 * sum(self.shape)
+        return copied + inner.peak_bytes(batch if self.units.by == "head" else 1)
+
+    def __call__(self, q, k, v):
+        """Attention over the patterns. Raises `PatternError` or `DeviceError` for tensors other than planned."""
+        inner = self.inner
+        sizes = {"heads": self.heads, "head_dim": inner.head_dim, "dtype": inner.dtype}
+        qkv.check(q, k, v, shape=self.shape, **sizes, device=_CPU)
+        self.units.check(len(q))
+        out = qkv.empty(q, self.shape[0])
+        found = inner(*(self._side_by_side(x) for x in (q, k, v)))
+        if self.units.by == "image":
+            return out.copy_(found.unflatten(2, (len(q), self.shape[0]))[0].transpose(0, 1))
+        return out.copy_(found.view(out.shape))
+
+    def _side_by_side(self, x):
+        """[B, H, N, D] → the tokens of all units one after the other: [B or 1, H or 1, U * N, D]."""
+        if self.units.by == "image":
+            return x.transpose(0, 1).flatten(1, 2)[None]
+        return x.flatten(1, 2)[:, None] if self.units.by == "head" else x.flatten(0, 2)[None, None]
 
 
 def merge(parts, lse, sources, heads):
