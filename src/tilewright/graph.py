@@ -253,7 +253,9 @@ def stacked(patterns: list[Graph]) -> Graph:
     first = patterns[0]
     for number, other in enumerate(patterns):
         if other.shape != first.shape:
-            raise PatternError(f"patterns: expected shape {first.shape}, as of the first, found {other.shape} at {number}")
+            raise PatternError(
+                f"patterns: expected shape {first.shape}, as of the first, found {other.shape} at {number}"
+            )
         if other.row_order is not None:
             raise PatternError(f"patterns: expected graphs in their natural order, found one reordered at {number}")
     sizes = np.cumsum([0] + [len(other.indices) for other in patterns])

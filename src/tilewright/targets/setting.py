@@ -49,9 +49,7 @@ def of_units(common, units, shape):
     n = len(units.group)
 
     def spread(arrays):
-        return tuple(
-            (np.arange(n)[:, None] * size + array).ravel() for size, array in zip(shape, arrays, strict=True)
-        )
+        return tuple((np.arange(n)[:, None] * size + array).ravel() for size, array in zip(shape, arrays, strict=True))
 
     return replace(
         common,

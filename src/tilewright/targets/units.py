@@ -123,5 +123,3 @@ def interleaved(pattern: NDArray[np.integer], length: NDArray[np.integer]) -> ND
     number = np.empty(len(pattern), np.int64)
     number[by_pattern] = np.arange(len(pattern)) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.lexsort((pattern, number, -np.asarray(length)))
-
-

@@ -58,7 +58,8 @@ class Part(IntEnum):
 class TileLists:
     """Work items of one tile, longest first, in steps of `step_keys` keys.
 
-    items: int32 [I, len(Item)], of several patterns with one more column, see `of_units`. keys: int32 [steps + 1, step_keys], in the graph's order.
+    items: int32 [I, len(Item)], of several patterns with one more column, see `of_units`.
+    keys: int32 [steps + 1, step_keys], in the graph's order.
     rank: of the mask factors left, bool [kinds, M, rank], and right, bool [steps, step_keys, rank]; `INTERVALS` or
         `BYTES` where masks are such, 0 where they are tiles of floats.
     intervals: int32 [steps, M], the first of the keys of a step that a row sees, plus 2**16 times how many it sees.
