@@ -14,6 +14,7 @@ from tilewright import api, targets
 from tilewright.core import _internals, operators
 from tilewright.core.errors import ArtifactError, ConfigError, DeviceError, PatternError
 from tilewright.nn import SparseAttention
+from tilewright.targets.masks import Bias
 
 GRID, DIM, HEADS = (6, 7), 32, 2
 
@@ -229,3 +230,31 @@ def test_another_plan_than_the_programs_is_refused(tmp_path):
         torch.ops.tilewright.attend(*3 * [torch.ones(1, 1, 3, 8)], "0" * 32, False, file)
     assert torch.equal(file, plans[0]._file()) and not torch.equal(file, plans[1]._file())
     assert api._from_program(file.numpy().tobytes()).digest() == plans[0].digest()
+
+
+class Biased(nn.Module):
+    """A plan that is given its bias in each call."""
+
+    def __init__(self):
+        super().__init__()
+        seen = torch.ones(20, 20).tril()
+        bias = Bias(torch.zeros(HEADS, 3), lambda rows, cols: (rows + cols) % 3)
+        self.plan = tw.plan(seen, heads=HEADS, head_dim=8, solver="greedy", bias=bias)
+        self.table = nn.Parameter(torch.randn(HEADS, 3))
+
+    def forward(self, q):
+        return self.plan(q, q, q, bias=self.table)
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["inference", "gradients"])
+def test_a_bias_that_is_given_in_the_call_is_an_input_of_the_program(recorded):
+    made, q = Biased(), torch.randn(1, HEADS, 20, 8)
+    with torch.set_grad_enabled(recorded):
+        program = torch.export.export(made, (q,)).module()
+    with torch.no_grad():
+        for x in (made.table, program.table):
+            x.copy_(torch.arange(6.0).view(HEADS, 3))
+        torch.testing.assert_close(program(q), made(q))
+        written = made(q)
+        program.table.mul_(-1)
+        assert not torch.allclose(program(q), written, atol=1e-3)

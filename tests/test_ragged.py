@@ -453,7 +453,15 @@ def test_tensors_lie_on_one_device(device):
         packing.attend(q, k.to("meta"), v)
 
 
-def test_gradients_are_not_lost_silently(device):
+@pytest.fixture
+def without_backward(device, monkeypatch):
+    """A target whose batches have no gradients."""
+    monkeypatch.delattr(cpu_packed.Executor, "attend_backward")
+    return device
+
+
+def test_gradients_are_not_lost_silently(without_backward):
+    device = without_backward
     packing = ragged.pack(keeping([2, 3], 3, device))
     x = tokens(2, 3, 4, device=device).requires_grad_()
     with pytest.raises(PatternError, match="tokens: packed batches have no backward"):
@@ -462,7 +470,8 @@ def test_gradients_are_not_lost_silently(device):
         packing.gather(x)
 
 
-def test_gradients_are_not_lost_after_calls_without(device):
+def test_gradients_are_not_lost_after_calls_without(without_backward):
+    device = without_backward
     packing = ragged.pack(keeping([2, 3], 3, device))
     q, k, v = (x.requires_grad_() for x in qkv(5, 1, 32, device=device))
     with torch.no_grad():
@@ -470,6 +479,122 @@ def test_gradients_are_not_lost_after_calls_without(device):
         packing.attend(q, k, v)
     with pytest.raises(PatternError, match="packed batches have no backward"):
         packing.attend(q, k, v)
+
+
+def test_compiled_code_refuses_gradients_where_there_are_none(without_backward):
+    packing = ragged.pack(keeping([2, 3], 3, without_backward))
+    x = tokens(2, 3, 4, device=without_backward).requires_grad_()
+    with pytest.raises(PatternError, match=r"packed batches have no backward on c.*; call this under torch.no_grad"):
+        torch.ops.tilewright.ragged_gather(packing.lists, x, packing.offsets)
+
+
+# Gradients, against autograd through the same steps written out in float64.
+
+
+def _written_out(keep, x, project, rows, masked):
+    """Tokens packed, attended and scattered with a fill, by torch's own indexing; rows of no image are zeros."""
+    packed = x[keep]
+    owner = torch.arange(len(keep))[:, None].expand(keep.shape)[keep]
+    q, k, v = (packed @ project).unflatten(1, (3, 2, -1)).unbind(1)
+    out = reference.attention(*(y.transpose(0, 1)[None] for y in (q, k, v)), owner[:, None] == owner)[0]
+    out = out.transpose(0, 1).flatten(1)
+    back = masked.clone()
+    back[keep] = out
+    starts = torch.cat((torch.zeros(1, dtype=torch.int64), keep.sum(1).cumsum(0)))
+    return back, out[starts[:-1]], torch.nn.utils.rnn.pad_sequence(out.split(keep.sum(1).tolist()), batch_first=True)
+
+
+def _packed(keep, x, project, rows, masked):
+    packing = ragged.pack(keep, rows, x)
+    q, k, v = (packing.tokens @ project).unflatten(1, (3, 2, -1)).unbind(1)
+    out = packing.attend(q, k, v).flatten(1)
+    return packing.scatter(out, masked), packing.first(out), packing.pad(out, int(keep.sum(1).max()))
+
+
+def _losses(call, given):
+    given = [x.detach().clone().requires_grad_() if x.is_floating_point() else x for x in given]
+    outs = call(*given)
+    weigh = [torch.randn(x.shape, generator=torch.Generator().manual_seed(i)) for i, x in enumerate(outs)]
+    loss = sum((x * w.to(x.dtype)).sum() for x, w in zip(outs, weigh, strict=True))
+    return torch.autograd.grad(loss, [x for x in given if x.is_floating_point()])
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(("lengths", "rows"), [([3, 7, 7, 1], 18), ([5, 5], 14), ([40, 1, 33], 74)])
+def test_a_packed_batch_has_the_gradients_of_its_images(lengths, rows, compiled, monkeypatch):
+    # Some queries at a time.
+    monkeypatch.setattr(cpu_packed, "_PAIRS", 300)
+    n = max(lengths) + 2
+    keep = keeping(lengths, n, "cpu")
+    x, masked = (tokens(len(lengths), n, 16, device="cpu", seed=seed) for seed in (1, 2))
+    project = tokens(16, 48, device="cpu", seed=3) / 4
+
+    def call(x, project, masked):
+        return _packed(keep, x, project, rows, masked)
+
+    torch.compiler.reset()
+    found = _losses(torch.compile(call, backend="aot_eager") if compiled else call, (x, project, masked))
+    wanted = _losses(
+        lambda x, project, masked: _written_out(keep, x, project, rows, masked),
+        [y.double() for y in (x, project, masked)],
+    )
+    for name, a, b in zip(("tokens", "weights", "fill"), found, wanted, strict=True):
+        assert (a - b).norm() <= 1e-5 * b.norm(), name
+
+
+def test_tokens_that_go_on_from_an_earlier_batch_have_gradients():
+    first = keeping([5, 7, 2], 8, "cpu")
+    x = tokens(3, 8, 4, device="cpu").requires_grad_()
+    one = ragged.pack(first, 16, x)
+    stays = torch.zeros(3, 7, dtype=torch.bool)
+    for b, count in enumerate([5, 7, 2]):
+        stays[b, :count:2] = True
+    two = ragged.pack(stays, 11, one.tokens, origin=one)
+    weigh = torch.randn(11, 4)
+    (found,) = torch.autograd.grad((two.tokens * weigh).sum(), x)
+    wanted, row = torch.zeros_like(x), 0
+    for b in range(3):
+        kept = first[b].nonzero().flatten()
+        for i in kept[::2]:
+            wanted[b, i] = weigh[row]
+            row += 1
+    assert torch.equal(found, wanted)
+
+
+def test_gather_has_a_gradient_and_rows_of_no_image_none():
+    keep = keeping([2, 3], 4, "cpu")
+    packing = ragged.pack(keep, 7)
+    x = tokens(2, 4, 3, device="cpu").requires_grad_()
+    weigh = torch.randn(7, 3)
+    (found,) = torch.autograd.grad((packing.gather(x) * weigh).sum(), x)
+    wanted = torch.zeros(2, 4, 3)
+    wanted[keep] = weigh[:5]
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_attention_in_sixteen_bits(dtype):
+    packing = ragged.pack(keeping([3, 9], 10, "cpu"), 14)
+    given = [x.to(dtype).requires_grad_() for x in qkv(14, 2, 16, device="cpu")]
+    grad = tokens(14, 2, 16, device="cpu", seed=9).to(dtype)
+    found = torch.autograd.grad(packing.attend(*given), given, grad)
+    exact = [x.detach().float().requires_grad_() for x in given]
+    for x, y in zip(found, torch.autograd.grad(packing.attend(*exact), exact, grad.float()), strict=True):
+        assert x.dtype == dtype and (x.float() - y).norm() <= 2 * reference.TOLERANCE[dtype] * y.norm()
+
+
+def test_gradients_of_a_batch_that_did_not_fit_are_nan():
+    packing = ragged.pack(keeping([3, 9], 10, "cpu"), 8)
+    given = [x.requires_grad_() for x in qkv(8, 1, 8, device="cpu")]
+    assert all(x.isnan().all() for x in torch.autograd.grad(packing.attend(*given).sum(), given))
+
+
+def test_a_second_derivative_of_packed_attention_is_refused():
+    packing = ragged.pack(keeping([3, 4], 5, "cpu"), 7)
+    given = [x.requires_grad_() for x in qkv(7, 1, 8, device="cpu")]
+    (first,) = torch.autograd.grad(packing.attend(*given).square().sum(), given[0], create_graph=True)
+    with pytest.raises(PatternError, match="backward of packed attention has no derivative"):
+        first.sum().backward()
 
 
 def test_lists_are_no_longer_than_their_numbers_reach():

@@ -112,7 +112,7 @@ def plan(
           device, or on the CPU where its tensors lie there;
         - where heads or images differ: an array [H, N_q, N_k] or [B, H or 1, N_q, N_k], a BlockMask or a mask_mod that
           depends on them, or a list of patterns of the other forms, `by` says of what.
-        Patterns that are equal share lists and masks. All run in one launch, see docs/decisions/0048.
+        Patterns that are equal share lists and masks. All run in one launch, see docs/decisions/0049.
     heads, head_dim, dtype, device: of the tensors that the plan will be called with; a GPU is the current one.
     reorder: an order's name, or ``auto``: of the model's own windows, where the graph declares them, ``none``, ``ic``
         and ``hc`` the one whose best tile is predicted to be fastest, on a device with a cost model, else the one with
@@ -254,23 +254,37 @@ class Plan:
         self.row_order = torch.from_numpy(ordered_graph.row_order[: self.shape[0]].astype(np.int64))
         self.col_order = torch.from_numpy(ordered_graph.col_order.astype(np.int64))
         self._prepared: dict[tuple[bool, int], Callable] = {}
+        # Of the last values of a bias that a call gave: these, and the executor with them.
+        self._valued: dict[tuple[bool, int], tuple[torch.Tensor, Callable]] = {}
         self._digest: str | None = None
         self._bytes: torch.Tensor | None = None
         self._name = operators.register(self)
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, ordered: bool = False) -> torch.Tensor:
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        ordered: bool = False,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Attention over the pattern: q [B, H, N_q, D], k and v [B, H, N_k, D] → [B, H, N_q, D].
 
         ordered: the tokens stand in plan order already (``q[:, :, plan.row_order]``) and so will the result.
-        Plans for a CPU are differentiable once, in q, k and v; their bias is constant.
+        bias: values in place of those that the plan was made with, of the same shape: the table [H, T] of its `Bias`,
+        or dense [H, N_q, N_k]. The index, and which pairs a `Bias` is asked for, stay. They are read in this call, and
+        where they changed since the last one the masks are filled again, on a GPU prepared anew.
+        Plans are differentiable once, in q, k and v where their device has a backward; on a CPU in the bias, too.
         Raises `PatternError` or `DeviceError` for tensors other than planned, or that need a gradient elsewhere.
         """
-        if operators.watched(q) or operators.records(q, k, v):
+        if operators.watched(q) or operators.records(q, k, v, bias):
             # Compilers hold the digest for a constant; what they compile is guarded by the name, which they read.
             # A program that is exported holds the plan's file. Dynamo, which traces no files, holds the digest alone.
-            held = (self._file(),) if operators.exporting() else ()
-            return torch.ops.tilewright.attend(q, k, v, self._name and self.digest(), ordered, *held)
-        return self.run(q, k, v, ordered)
+            held = self._file() if operators.exporting() else None
+            known = self._name and self.digest() if operators.watched(q) else self._name
+            return torch.ops.tilewright.attend(q, k, v, known, ordered, held, bias)
+        return self.run(q, k, v, ordered, bias)
 
     def with_bias(self, bias: Bias | torch.Tensor | None) -> "Plan":
         """This plan with another bias (a `Bias`, or a tensor [H, N_q, N_k]): same order, blocks and schedule.
@@ -308,7 +322,7 @@ class Plan:
     def _content(self):
         """Digest of what the results depend on."""
         s, scale = self.schedule, None if self.scale is None else float(self.scale)
-        forms = (s.forms,) if s.forms else ()
+        forms: tuple[Any, ...] = (s.forms,) if s.forms else ()
         forms += () if self.units is None else (self.units,)
         facts = self.device, self.heads, self.head_dim, self.dtype, scale, s.tiles, s.blocks_ids, s.lengths, *forms
         # As a file holds them. Where an item was predicted to run does not matter.
@@ -327,11 +341,15 @@ class Plan:
                 self._bytes = apart.submit(_written, self).result()
         return self._bytes
 
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ordered: bool) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ordered: bool, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The call behind the registered operator. The executor, prepared once for each device, checks and executes."""
-        return self._executor(q, ordered)(q, k, v)
+        return self._executor(q, ordered, bias)(q, k, v)
 
-    def _executor(self, q, ordered):
+    def _executor(self, q, ordered, bias=None):
+        if bias is not None:
+            return self._with_values(q, ordered, bias)
         key = ordered, q.get_device()
         executor = self._prepared.get(key)
         if executor is None:
@@ -341,41 +359,86 @@ class Plan:
                     executor = self._prepared[key] = self._prepare(ordered)
         return executor
 
-    def gradients(
-        self, grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, ordered: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The call behind the backward of the registered operator: those of q, k and v, contiguous."""
-        self.check_backward()
-        with torch.no_grad():
-            found = targets.backward(self.device).gradients(self._executor(q, ordered), q, k, v, out, grad)
-        return tuple(x.contiguous() for x in found)
+    def _with_values(self, q, ordered, bias):
+        """The executor for these values of the bias, the last one where they are the same."""
+        self._check_values(q, bias)
+        key = ordered, q.get_device()
+        before, executor = self._valued.get(key, (None, None))
+        if before is None or before.dtype != bias.dtype or not torch.equal(before, bias.detach()):
+            # A table of its own type is compared: to a wider type, values would have to be copied in each call.
+            before = bias.detach().clone()
+            taken = _by_value(Bias(before, self.bias.index) if isinstance(self.bias, Bias) else before)
+            with _PREPARING, torch.cuda.device_of(q):
+                filled = getattr(executor, "with_bias", None)
+                if filled is None:
+                    executor = self._prepare(ordered, taken)
+                else:
+                    executor = filled(taken.table if isinstance(taken, Bias) else taken.flatten(1))
+            # At once: other threads may call with other values.
+            self._valued[key] = before, executor
+        return executor
 
-    def check_backward(self) -> None:
-        """Raise `PatternError` where this plan's device has no backward."""
-        if not targets.differentiates(self.device):
-            raise PatternError(f"plans for {self.device} have no backward: call them under torch.no_grad()")
-        if self.units is not None:
+    def _check_values(self, q, bias):
+        """Raise `PatternError` for values of another form than those that the plan was made with."""
+        own = self.bias.table if isinstance(self.bias, Bias) else self.bias
+        if own is None or bias.shape != own.shape or not bias.is_floating_point() or bias.device != q.device:
+            planned = "none" if own is None else f"a float tensor {list(own.shape)} on {q.device}"
             raise PatternError(
-                "plans of several patterns, by head or image, have no backward: call them under torch.no_grad()"
+                f"bias: expected {planned}, as planned; found {bias.dtype} {list(bias.shape)} on {bias.device}"
             )
 
-    def _prepare(self, ordered):
+    def gradients(
+        self,
+        grad: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        ordered: bool,
+        bias: torch.Tensor | None = None,
+        of_bias: bool = False,
+    ) -> tuple[torch.Tensor, ...]:
+        """The call behind the backward of the registered operator: those of q, k, v, and `of_bias`, contiguous."""
+        self.check_backward(of_bias)
+        module = targets.backward(self.device)
+        differentiated = module.gradients_with_bias if of_bias else module.gradients
+        with torch.no_grad():
+            found = differentiated(self._executor(q, ordered, bias), q, k, v, out, grad)
+            if of_bias and bias is not None:
+                found = (*found[:3], found[3].view(bias.shape).to(bias.dtype))
+        return tuple(x.contiguous() for x in found)
+
+    def check_backward(self, of_bias: bool = False) -> None:
+        """Raise `PatternError` where this plan's device has no backward, or none `of_bias`."""
+        if not targets.differentiates(self.device):
+            raise PatternError(f"plans for {self.device} have no backward: call them under torch.no_grad()")
+        if of_bias and not targets.differentiates_bias(self.device):
+            raise PatternError(
+                f"plans for {self.device} have no gradient of a bias: freeze it by requires_grad_(False), or call them "
+                "under torch.no_grad()"
+            )
+
+    def _prepare(self, ordered, bias=None):
         return targets.executor(self.device).prepare(
             self.schedule,
             self.blocks,
             heads=self.heads,
             head_dim=self.head_dim,
             dtype=self.dtype,
-            row_order=self.graph.row_order[: self.shape[0]],
+            row_order=np.asarray(self.graph.row_order)[: self.shape[0]],
             col_order=self.graph.col_order,
-            bias=self.bias,
+            bias=self.bias if bias is None else bias,
             scale=self.scale,
             ordered=ordered,
             **({} if self.units is None else {"units": self.units}),
         )
 
-    def like_result(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def like_result(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Memory as `run` would return it, for compilers that only want its form; refuses what `run` would refuse."""
+        if bias is not None:
+            self._check_values(q, bias)
         expected = {"heads": self.heads, "head_dim": self.head_dim, "dtype": self.dtype}
         device = torch.device(targets.facts(self.device).TORCH_DEVICE)
         qkv.check(q, k, v, shape=self.shape, device=device, **expected)
@@ -525,7 +588,7 @@ def _stacked(found, ordered, info):
     return both.reordered(order, ordered.col_order), info
 
 
-def _reorder(pattern, name, kind, head_dim, stack):
+def _reorder(pattern, name, kind, head_dim, stack=_alone):
     """``(graph in the order `name`, info)``; ``auto`` takes the cheapest of the orders, see `_order_cost`.
 
     stack: see `_tried`.

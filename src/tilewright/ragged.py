@@ -16,7 +16,7 @@ from torch import Tensor, library
 from tilewright import graph, targets
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.core.operators import watched
-from tilewright.targets import packed_lists
+from tilewright.targets import packed_backward, packed_lists
 from tilewright.targets.packed_lists import BAD, EMPTY, KEPT, PackedOffsets
 
 # Modules of the targets that run packed batches, by torch's name of their device.
@@ -68,7 +68,7 @@ def pack(
 
 def _packed(offsets, keep, tokens, origin):
     """``(lists, packed tokens or None)``, by the operators where the call is compiled or traced."""
-    ops = torch.ops.tilewright if watched(keep) else None
+    ops = torch.ops.tilewright if watched(keep) or _records(keep.device, tokens) else None
     if tokens is None:
         return ops.ragged_lists(keep, offsets) if ops else _executor(offsets, keep.device).lists(keep), None
     given = keep, tokens, None if origin is None else origin.lists
@@ -127,6 +127,10 @@ class Packing:
     def _executor(self):
         return _executor(self.offsets, self.lists.device)
 
+    def _through_operator(self, *tensors):
+        """Whether a call on `tensors` is compiled or traced, or is to be differentiated."""
+        return watched(tensors[0]) or _records(self.lists.device, *tensors)
+
     @property
     def capacity(self) -> int:
         """Rows of packed tensors."""
@@ -144,7 +148,7 @@ class Packing:
 
     def gather(self, x: Tensor) -> Tensor:
         """Kept tokens of x [B, N, C] → [capacity, C]; zeros behind the last one."""
-        if watched(x):
+        if self._through_operator(x):
             return torch.ops.tilewright.ragged_gather(self.lists, x, self.offsets)
         return self._executor.gather(self.lists, x)
 
@@ -153,13 +157,13 @@ class Packing:
         if not isinstance(fill, Tensor) and fill != 0:
             raise PatternError(f"fill: expected a tensor or 0, found {fill!r}")
         given = fill if isinstance(fill, Tensor) else None
-        if watched(x):
+        if self._through_operator(x, given):
             return torch.ops.tilewright.ragged_scatter(self.lists, x, given, self.offsets)
         return self._executor.scatter(self.lists, x, given)
 
     def first(self, x: Tensor) -> Tensor:
         """The first kept token of each image, of packed x [capacity, C] → [B, C]."""
-        if watched(x):
+        if self._through_operator(x):
             return torch.ops.tilewright.ragged_first(self.lists, x, self.offsets)
         return self._executor.first(self.lists, x)
 
@@ -168,7 +172,7 @@ class Packing:
 
         length: at least the tokens of any image.
         """
-        if watched(x):
+        if self._through_operator(x):
             return torch.ops.tilewright.ragged_pad(self.lists, x, length, self.offsets)
         return self._executor.pad(self.lists, x, length)
 
@@ -181,7 +185,7 @@ class Packing:
         Raises `PatternError` or `DeviceError` for tensors that are not of this batch, such as those of another number
         of rows.
         """
-        if watched(q):
+        if self._through_operator(q, k, v):
             made = torch.ops.tilewright.ragged_attend(self.lists, q, k, v, self.offsets)
             return made if out is None else out.copy_(made)
         if out is None:
@@ -202,6 +206,22 @@ class Packing:
         starts = self.starts.cpu().numpy().astype(np.int64)
         owner = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
         return graph.from_distinct_rows(starts, np.arange(len(owner), dtype=np.int32), owner, len(owner))
+
+
+def differentiates(device: str | torch.device) -> bool:
+    """Whether packed batches have gradients on a device of this kind. Raises `DeviceError` where they do not run."""
+    kind = torch.device(device).type
+    if kind not in EXECUTORS:
+        raise DeviceError(f"expected one of {', '.join(EXECUTORS)}, found {device}")
+    return hasattr(import_module(EXECUTORS[kind]).Executor, "attend_backward")
+
+
+def _records(device, *tensors):
+    """Whether a call on tensors, or None, is to be differentiated where it can be; else the executor refuses it."""
+    if not torch.is_grad_enabled():
+        return False
+    needed = any(x is not None and x.requires_grad for x in tensors)
+    return needed and differentiates(device)
 
 
 # Offsets differ from batch to batch without a capacity. An executor holds no tensors: a few kilobytes.
@@ -241,6 +261,10 @@ def _fake_attend(offsets, lists, q, k, v):
     return q.new_empty(q.shape)
 
 
+def _fake_attend_backward(offsets, lists, q, k, v, grad):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+
 def _define(name: str, arguments: str, result: str, fake: Callable) -> None:
     """Define ``tilewright::ragged_<name>``, whose offsets come as a list of int."""
 
@@ -259,3 +283,10 @@ _define("scatter", "Tensor lists, Tensor x, Tensor? fill", "Tensor", _rows("posi
 _define("first", "Tensor lists, Tensor x", "Tensor", _rows("starts"))
 _define("pad", "Tensor lists, Tensor x, int length", "Tensor", _fake_pad)
 _define("attend", "Tensor lists, Tensor q, Tensor k, Tensor v", "Tensor", _fake_attend)
+_define(
+    "attend_backward",
+    "Tensor lists, Tensor q, Tensor k, Tensor v, Tensor grad",
+    "(Tensor, Tensor, Tensor)",
+    _fake_attend_backward,
+)
+packed_backward.register(_LIBRARY, differentiates)

@@ -53,6 +53,17 @@ def test_without_the_depth_of_modes_all_calls_are_watched(monkeypatch):
     assert hidden(monkeypatch, torch._C, "_len_torch_dispatch_stack").dispatch_depth() == 1
 
 
+def test_without_the_backward_of_softmax_it_is_written_out(monkeypatch):
+    weights, grads = torch.randn(3, 5).softmax(-1), torch.randn(3, 5)
+    module = hidden(monkeypatch, torch, "_softmax_backward_data")
+    assert module._softmax_backward_data is None
+    wanted = weights * (grads - (weights * grads).sum(-1, keepdim=True))
+    for each in (module, _internals):
+        taken = grads.clone()
+        torch.testing.assert_close(each.softmax_backward(taken, weights), wanted)
+        torch.testing.assert_close(taken, wanted)
+
+
 def test_without_the_raw_stream_it_is_asked_for_in_public(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 5 + index, raising=False)
     assert loaded().raw_stream(1) == 6

@@ -16,10 +16,10 @@ class Doubling:
     def digest(self):
         return self._digest
 
-    def run(self, q, k, v, ordered):
+    def run(self, q, k, v, ordered, bias=None):
         return q * 2 if ordered else q + k + v
 
-    def like_result(self, q, k, v):
+    def like_result(self, q, k, v, bias=None):
         return torch.empty_like(q)
 
 

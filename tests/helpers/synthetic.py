@@ -341,6 +341,37 @@ def write_push_attention(root, config):
         write_csv(root / f"results/logs/push_attention/{model}.csv", "push_attention", [push_attention_row(model)])
 
 
+def worth_row(side, asked, part, provider, us, **changes):
+    """One row of a grid; `us` None: skipped."""
+    known = {"part": part, "side": side, "tokens": side**2 + 1, "square": 1, "asked": asked, "density": asked}
+    known |= {"provider": provider, "batch": 1, "heads": 12, "head_dim": 64, "dtype": "float32", "tolerance": 1e-4}
+    known |= {"device": DEVICE["name"], "compiled": "False" if part == "block" else "", "plan_s": 1.5}
+    if us is None:
+        return known | {"status": "skipped", "reason": TOO_LONG} | changes
+    times = {"p20_us": 0.9 * us, "p50_us": us, "p80_us": 1.1 * us, "rse": 0.005, "relative_error": 1e-6}
+    return known | times | {"status": "ok"} | changes
+
+
+def write_worth(root, config):
+    """A file for each grid: plans take a share of dense attention and something more, the rest of a block the same."""
+    for side, _ in config.worth.grids:
+        dense, rest = float(side**4) / 100, 20.0 * side**2
+        rows = [
+            worth_row(side, 1.0, "layer", "sdpa_dense", dense),
+            worth_row(side, 1.0, "layer", "sdpa_flash", None),
+            worth_row(side, 1.0, "block", "sdpa_dense", dense + rest),
+        ]
+        for asked in config.worth.densities:
+            ours, window = 1.2 * asked * dense + 1000, {"window": 2 * int(asked * side) // 2 + 1}
+            rows += [
+                worth_row(side, asked, "layer", "tilewright", ours, **window),
+                worth_row(side, asked, "block", "tilewright", ours + rest, **window),
+            ]
+            if asked in config.worth.masked_densities:
+                rows.append(worth_row(side, asked, "layer", "sdpa_mask", 1.1 * dense, **window))
+        write_csv(root / f"results/logs/worth/{side}.csv", "worth", rows)
+
+
 def write_configure(root, config):
     """A file for each stream and engine."""
     for stream, engines in config.push.streams.items():
@@ -551,6 +582,7 @@ def write_logs(root, config, blank=()):
     write_configure(root, config)
     write_push(root, config)
     write_push_attention(root, config)
+    write_worth(root, config)
     write_paths(root, config)
     write_slices(root, config)
     write_recall(root, config)

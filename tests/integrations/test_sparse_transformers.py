@@ -3,12 +3,15 @@
 Skipped where transformers is not installed.
 """
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from helpers import gradients
 from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.nn import patterns
 
@@ -25,7 +28,7 @@ MODELS = {
     "registers": ("Dinov2WithRegisters", {**VIT, "num_register_tokens": 4}, "window-3-g5", 5),
     "dinov3": ("DINOv3ViT", {**VIT, "num_attention_heads": 3, "num_register_tokens": 4}, "axial-g5", 5),
     "siglip": ("SiglipVision", VIT, "swin-3", 0),
-    "beit": ("Beit", {**VIT, "use_relative_position_bias": True}, "window-3-g1", 1),
+    "beit": ("Beit", {**VIT, "use_relative_position_bias": True, "drop_path_rate": 0.0}, "window-3-g1", 1),
 }
 
 
@@ -98,6 +101,31 @@ def test_a_pattern_is_sdpa_with_its_mask_and_full_is_sdpa(case):
     assert close(model(images).last_hidden_state, whole)
     model.set_attn_implementation("sdpa")
     assert torch.equal(model(images).last_hidden_state, whole)
+
+
+def last_tokens(model):
+    return lambda images: model(images).last_hidden_state
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_it_trains_as_masked_attention(case):
+    model, pattern, n_special, images = made(case)
+    exact = copy.deepcopy(model).double()
+    wanted = gradients.of(exact, lambda x: expected(exact, pattern, n_special, x), images.double())
+    adapter.use(model, pattern)
+    gradients.agree(gradients.of(model, last_tokens(model), images), wanted)
+
+
+@pytest.mark.parametrize("way", ["compiled", "checkpointed"])
+@pytest.mark.parametrize("case", ["vit", "beit"])
+def test_it_trains_the_same_compiled_and_checkpointed(case, way):
+    model, pattern, _, images = made(case)
+    adapter.use(model.train(), pattern)
+    wanted = gradients.of(model, last_tokens(model), images)
+    if way == "checkpointed":
+        model.gradient_checkpointing_enable()
+    call = torch.compile(model, backend="aot_eager") if way == "compiled" else model
+    gradients.agree(gradients.of(model, last_tokens(call), images), wanted)
 
 
 @torch.no_grad()
@@ -208,7 +236,3 @@ def test_calls_that_cannot_be_honoured_are_refused():
         model.config.tilewright_pattern = None
         with pytest.raises(ConfigError, match="expected a pattern in the model's configuration, tilewright_pattern"):
             model(images)
-    model, pattern, _, images = made("beit")
-    adapter.use(model, pattern)
-    with pytest.raises(PatternError, match="a bias that needs no gradient"):
-        model(images)

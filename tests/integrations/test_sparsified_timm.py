@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from helpers import gradients
 from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.nn import patterns
 
@@ -113,6 +114,26 @@ def test_a_pattern_gives_the_logits_of_masked_attention_and_full_gives_timms_own
     full = sparsify(model, "full")
     assert close(model(images), whole)
     full.remove()
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_it_trains_as_masked_attention(case):
+    model, pattern, images = made(case)
+    exact = copy.deepcopy(model).double()
+    wanted = gradients.of(exact, lambda x: expected(exact, pattern, x), images.double())
+    sparsify(model, pattern)
+    gradients.agree(gradients.of(model, model, images), wanted)
+
+
+@pytest.mark.parametrize("way", ["compiled", "checkpointed"])
+@pytest.mark.parametrize("case", ["vit", "beit"])
+def test_it_trains_the_same_compiled_and_checkpointed(case, way):
+    model, pattern, images = made(case)
+    sparsify(model, pattern)
+    wanted = gradients.of(model, model, images)
+    model.set_grad_checkpointing(way == "checkpointed")
+    call = torch.compile(model, backend="aot_eager", fullgraph=True) if way == "compiled" else model
+    gradients.agree(gradients.of(model, call, images), wanted)
 
 
 @pytest.mark.parametrize("case", ["vit", "eva", "beit"])
@@ -254,8 +275,6 @@ def test_what_a_call_cannot_honour_is_refused():
         model(images, is_causal=True)
     model, pattern, images = made("beit")
     sparsify(model, pattern)
-    with pytest.raises(PatternError, match="bias table: expected one that needs no gradient"):
-        model(images)
     model.blocks[0].attn.attn_drop.p = 0.1
     with torch.no_grad(), pytest.raises(PatternError, match=r"dropout in training, found 0\.1"):
         model.train()(images)

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch.nn.attention.flex_attention import create_block_mask
 
-from tilewright import networks, ragged
+from helpers import gradients
+from tilewright import networks, ragged, targets
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, Unavailable, UnknownNameError
 from tilewright.models import dynamicvit as pattern
 from tilewright.networks import _pruned, _sites, dynamicvit
@@ -117,7 +118,15 @@ def test_pruned_blocks_attend_by_the_packed_kernel(monkeypatch):
     assert calls == [([1 + kept] * 2, False) for kept in network.options.kept]
 
 
-def test_packed_blocks_that_record_gradients_attend_and_refuse_a_backward():
+def test_packed_blocks_have_the_gradients_of_the_published_ones():
+    network = draw(create(variant="deit-256", image_size=64, attention="tilewright"))
+    other = same_weights(network, variant="deit-256", image_size=64, attention="native")
+    gradients.agree(gradients.of(network, network, images(64)), gradients.of(other, other, images(64)), 3e-5)
+
+
+def test_packed_blocks_attend_and_refuse_a_backward_where_there_is_none(monkeypatch):
+    monkeypatch.delattr("tilewright.targets.cpu.packed.Executor.attend_backward")
+    monkeypatch.setattr(targets, "differentiates", lambda kind: False)
     network = draw(create(variant="deit-256", image_size=64, attention="tilewright"))
     logits = network(images(64))
     torch.testing.assert_close(

@@ -107,7 +107,21 @@ def test_layers_of_a_site_choose_a_form_of_flex_once(monkeypatch, uncompiled):
     assert asked == [(flex.UNTUNED, 1), (flex.UNTUNED, 2)]
 
 
-def test_scheduled_layers_that_record_gradients_attend_and_refuse_a_backward():
+@pytest.mark.parametrize("attention", ["dense", "native", "tilewright"])
+def test_queries_keys_values_and_biases_have_gradients(attention):
+    at, grad = site(attention), torch.randn(2, HEADS, TOKENS, DIM)
+    given = [x.requires_grad_() for x in (*tensors(), drawn_bias())]
+    out = oracle(*given)
+    wanted = torch.autograd.grad(out, given, grad.double())
+    layer = at.layer()
+    for _ in range(2):
+        found = torch.autograd.grad(attended(layer, at, *given), given, grad)
+        for x, y in zip(found, wanted, strict=True):
+            assert (x - y).norm() <= 1e-5 * y.norm()
+
+
+def test_scheduled_layers_attend_and_refuse_a_backward_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(tilewright.targets, "differentiates", lambda kind: False)
     at = site("tilewright")
     q, k, v = tensors()
     out = attended(at.layer(), at, q.requires_grad_(), k, v, None)
@@ -206,6 +220,7 @@ def _replace(layer):
     ],
 )
 @pytest.mark.parametrize("attention", ["dense", "native", "tilewright"])
+@torch.no_grad()
 def test_a_learned_bias_is_made_once_and_again_when_it_was_written_to(attention, write):
     at, layer, made = site(attention), torch.nn.Linear(7 * 7 + 4, HEADS, bias=False), []
     attend = at.layer()

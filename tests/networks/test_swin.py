@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from helpers import gradients
 from tilewright import networks, paths
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.models import swin as pattern
@@ -230,6 +231,16 @@ def test_the_decoders_share_is_as_counted_elsewhere(monkeypatch):
     (fused,) = (layer.macs for layer in found if layer.name == "decode_head.fpn_bottleneck.conv")
     assert round(layers.macs(found) / 1e9) in (236, 237)
     assert round(100 * fused / layers.macs(found)) == 65
+
+
+@pytest.mark.parametrize("attention", ["tilewright", "dense", "native"])
+def test_parameters_have_the_gradients_of_the_published_formulation(network, inputs, attention):
+    exact = copy.deepcopy(network).double()
+    wanted = gradients.of(exact, exact, inputs.double())
+    other = draw(create(attention=attention))
+    found = gradients.of(other, other, inputs)
+    assert any("bias_table" in name and x.any() for name, x in found.items() if x is not None)
+    gradients.agree(found, wanted)
 
 
 # Compiled, checkpoints, names

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilewright import networks
+from tilewright import networks, targets
 from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.networks import _operator, _sites
 from tilewright.networks._sliding_chunks import Windows
@@ -140,8 +140,28 @@ def test_compiled_layers_follow_their_own_biases(attention):
             each.table.normal_()
 
 
-def test_a_compiled_layer_with_a_plan_refuses_a_backward():
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+@pytest.mark.parametrize("attention", ["native", "tilewright"])
+def test_compiled_layers_have_gradients_of_their_biases(attention, frozen):
+    layer, (q, k, v) = Layer(attention), tokens()
+    given = q.requires_grad_(), layer.table
+    # A layer that was called before with gradients of its table.
+    layer(q, k, v)
+    if frozen:
+        layer.table.requires_grad_(False)
+        given = given[:1]
+    wanted = torch.autograd.grad(layer(q, k, v).square().sum(), given)
+    torch.compiler.reset()
+    out = torch.compile(layer, fullgraph=True, backend="aot_eager")(q, k, v)
+    for x, y in zip(torch.autograd.grad(out.square().sum(), given), wanted, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_a_compiled_layer_with_a_plan_refuses_a_backward_where_there_is_none(monkeypatch):
+    for name in ("differentiates", "differentiates_bias"):
+        monkeypatch.setattr(targets, name, lambda kind: False)
     layer, (q, k, v) = Layer("tilewright"), tokens()
+    layer(q, k, v)
     torch.compiler.reset()
     out = torch.compile(layer, fullgraph=True, backend="eager")(q.requires_grad_(), k, v)
     torch.testing.assert_close(out, layer(q, k, v), atol=1e-6, rtol=0)

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import tilewright
+from helpers import gradients
 from tilewright import nn as sparse
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.nn import attention, patterns
@@ -45,7 +47,8 @@ def reference(made, x, grid=None):
                 bias[q, k] = table[qy - ky + grid[0] - 1, qx - kx + grid[1] - 1]
         mask = mask + bias.movedim(-1, 0)
     q, k, v = made.qkv(x).reshape(len(x), n, 3, made.num_heads, -1).permute(2, 0, 3, 1, 4)
-    out = F.scaled_dot_product_attention(made.q_norm(q), made.k_norm(k), v, attn_mask=mask, scale=made.attention.scale)
+    q, k, mask = made.q_norm(q), made.k_norm(k), mask.to(q.dtype)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=made.attention.scale)
     return made.proj(out.transpose(1, 2).flatten(2))
 
 
@@ -69,6 +72,24 @@ def test_it_is_masked_attention(options):
     wanted = reference(made, x)
     torch.testing.assert_close(made(x), wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(made.leave(made(made.enter(x), ordered=True)), wanted, rtol=1e-4, atol=1e-5)
+
+
+RUNS = {
+    "eager": lambda made: made,
+    "compiled": lambda made: torch.compile(made, backend="aot_eager"),
+    "checkpointed": lambda made: lambda x: checkpoint(made, x, use_reentrant=False),
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_it_trains_as_masked_attention(options, run):
+    made = layer(**options).train()
+    x = torch.randn(2, made.attention.n_special + made.grid[0] * made.grid[1], made.qkv.in_features)
+    exact = copy.deepcopy(made).double()
+    wanted = gradients.of(exact, lambda x: reference(exact, x), x.double())
+    torch.compiler.reset()
+    gradients.agree(gradients.of(made, run(made), x), wanted)
 
 
 def test_names_are_timms():
@@ -138,5 +159,3 @@ def test_calls_that_do_not_fit_are_named():
         q = torch.randn(1, 2, 36, 18)
         with pytest.raises(PatternError, match="of one dtype and device"):
             made.attention.attend(q, q.half(), q, (5, 7))
-    with pytest.raises(PatternError, match="bias table: expected one that needs no gradient"):
-        made(torch.randn(1, 36, 36))

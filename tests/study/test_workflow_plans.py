@@ -110,6 +110,12 @@ def test_the_overlay_of_trained_pruners_trains_each_seed_before_it_is_timed(tmp_
     assert trained == {("deit-tiny-224", str(seed)) for seed in range(3)}
 
 
+@pytest.mark.parametrize(("name", "cases"), [("h200_worth", 5), ("cpu_worth", 3)])
+def test_the_overlays_of_windows_that_pay_run_a_case_a_grid(tmp_path, name, cases):
+    counts = Counter(each for each, _ in plan(tmp_path, configs=[ROOT / f"config/{name}.yaml"]))
+    assert counts == {"experiment": cases, "figure": 1, "table": 1, "report": 1, "all": 1}
+
+
 @pytest.mark.parametrize("kinds", [2, 1])
 def test_the_overlay_of_patterns_that_mix_runs_tiles_side_by_side(tmp_path, kinds):
     given = [ROOT / "config/h200.yaml", ROOT / "config/h200_mix.yaml"]

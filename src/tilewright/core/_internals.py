@@ -60,6 +60,20 @@ except ImportError:
 
 
 try:
+    from torch import _softmax_backward_data
+except ImportError:
+    _softmax_backward_data = None
+
+
+def softmax_backward(grads, weights):
+    """Gradients of scores, for `weights`, their softmax over the last dimension, and its `grads`; written over the
+    latter. The stand-in passes over them three times."""
+    if _softmax_backward_data is None:
+        return grads.sub_((grads * weights).sum(-1, keepdim=True)).mul_(weights)
+    return _softmax_backward_data(grads, weights, -1, grads.dtype, grad_input=grads)
+
+
+try:
     from torch._C._dynamo.guards import TensorGuards as _TensorGuards
 except ImportError:
     _TensorGuards = None

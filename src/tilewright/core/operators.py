@@ -24,13 +24,13 @@ _CARRIED = {}
 
 _LIBRARY = library.Library("tilewright", "DEF")
 _LIBRARY.define(
-    "attend(Tensor q, Tensor k, Tensor v, str plan, bool ordered, Tensor? file=None) -> Tensor",
+    "attend(Tensor q, Tensor k, Tensor v, str plan, bool ordered, Tensor? file=None, Tensor? bias=None) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 _LIBRARY.define(
-    "attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, str plan, bool ordered)"
-    " -> (Tensor, Tensor, Tensor)",
+    "attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, str plan, bool ordered, Tensor? bias=None,"
+    " bool bias_needs_grad=False) -> (Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -38,7 +38,9 @@ _LIBRARY.define(
 def register(plan):
     """Make `plan` known to the operator; return a name that no other plan of this process has or had.
 
-    The operator is given ``plan.digest()`` and calls ``plan.run(q, k, v, ordered)`` and ``plan.like_result(q, k, v)``.
+    The operator is given ``plan.digest()``, or the name where nothing is compiled or exported, and calls
+    ``plan.run(q, k, v, ordered, bias)``, ``plan.like_result(q, k, v)``, ``plan.check_backward(of_bias)`` and
+    ``plan.gradients(…)``.
     """
     name = f"plan {next(_NUMBERS)}"
     _LIVE[name] = plan
@@ -55,10 +57,11 @@ def _read(content):
     raise ArtifactError("this program holds its plans: import tilewright.api before it is run")
 
 
-def records(q, k, v):
-    """True where a call on q, k and v is to be differentiated."""
+def records(q, k, v, bias=None):
+    """True where a call on q, k, v and values of a bias is to be differentiated."""
     # Written out: every call of a plan asks, and a generator would cost it a microsecond.
-    return (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
+    needed = q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
+    return needed and torch.is_grad_enabled()
 
 
 def exporting():
@@ -84,8 +87,8 @@ def watched(x):
 
 
 def _found(digest):
-    """A plan of this digest, or None: equal plans stand for each other."""
-    found = _CALLED.get(digest)
+    """A plan of this digest or name, or None: equal plans stand for each other."""
+    found = _CALLED.get(digest) or _LIVE.get(digest)
     if found is None:
         # Digests are computed here, not when plans are made: few plans are ever called by them.
         live = filter(None, (reference() for reference in _LIVE.valuerefs()))
@@ -112,8 +115,8 @@ def _plan(digest, file):
     return found
 
 
-def _attend(q, k, v, plan, ordered, file=None):
-    return _plan(plan, file).run(q, k, v, ordered)
+def _attend(q, k, v, plan, ordered, file=None, bias=None):
+    return _plan(plan, file).run(q, k, v, ordered, bias)
 
 
 # For tensors of every device: the plan's executor refuses those of another device than its own.
@@ -121,28 +124,34 @@ _LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")
 
 
 @library.register_fake("tilewright::attend", lib=_LIBRARY)
-def _(q, k, v, plan, ordered, file=None):
+def _(q, k, v, plan, ordered, file=None, bias=None):
     if file is not None and _found(plan) is None:
         # What is read of a program that is compiled again has no values yet: the form is that of the queries.
         heads, n, dim = q.shape[1:]
         return q.new_empty_strided(q.shape, (n * heads * dim, dim, heads * dim, 1))
-    return _plan(plan, file).like_result(q, k, v)
+    return _plan(plan, file).like_result(q, k, v, bias)
 
 
 def _setup(ctx, inputs, output):
-    q, k, v, ctx.plan, ctx.ordered, *_ = inputs
+    q, k, v, ctx.plan, ctx.ordered, _, bias = inputs
     # Refused here: once the graph is recorded, the call that lacks a backward is hard to find.
-    _plan(ctx.plan, None).check_backward()
-    ctx.save_for_backward(q, k, v, output)
+    # The plan is held: its owner may drop it before the backward.
+    ctx.held = _plan(ctx.plan, None)
+    ctx.of_bias = bias is not None and bias.requires_grad
+    ctx.held.check_backward(ctx.of_bias)
+    ctx.save_for_backward(q, k, v, output, bias)
 
 
 def _differentiated(ctx, grad):
-    found = torch.ops.tilewright.attend_backward(grad, *ctx.saved_tensors, ctx.plan, ctx.ordered)
-    return *found, None, None, None
+    *tensors, bias = ctx.saved_tensors
+    *found, d_bias = torch.ops.tilewright.attend_backward(grad, *tensors, ctx.plan, ctx.ordered, bias, ctx.of_bias)
+    return *found, None, None, None, d_bias if ctx.of_bias else None
 
 
-def _attend_backward(grad, q, k, v, out, plan, ordered):
-    return _plan(plan, None).gradients(grad, q, k, v, out, ordered)
+def _attend_backward(grad, q, k, v, out, plan, ordered, bias=None, bias_needs_grad=False):
+    found = _plan(plan, None).gradients(grad, q, k, v, out, ordered, bias, bias_needs_grad)
+    # An operator has always as many results.
+    return found if bias_needs_grad else (*found, grad.new_empty(0))
 
 
 def _refused(ctx, *_):
@@ -155,5 +164,6 @@ library.register_autograd("tilewright::attend_backward", _refused, lib=_LIBRARY)
 
 
 @library.register_fake("tilewright::attend_backward", lib=_LIBRARY)
-def _(grad, q, k, v, out, plan, ordered):
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+def _(grad, q, k, v, out, plan, ordered, bias=None, bias_needs_grad=False):
+    of_bias = bias.new_empty(bias.shape) if bias_needs_grad else grad.new_empty(0)
+    return *(x.new_empty(x.shape) for x in (q, k, v)), of_bias

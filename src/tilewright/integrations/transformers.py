@@ -25,9 +25,11 @@ SPECIAL = {
     "beit": lambda config: 1,
 }
 WINDOWED = ("swin",)
-# What is prepared for a layer: ``key, Patterned``, and ``plan, mask as it was, plan with it``.
+# What is prepared for a layer: ``key, Patterned``; ``plan, mask as it was, plan with it``; and ``plan, plan that takes
+# the mask in each call``, in training.
 _patterns: WeakKeyDictionary = WeakKeyDictionary()
 _biased: WeakKeyDictionary = WeakKeyDictionary()
+_trained: WeakKeyDictionary = WeakKeyDictionary()
 
 
 def register():
@@ -127,19 +129,20 @@ class _MaskBias:
         return self._mask.to(dtype)[None]
 
     def planned(self, plan):
-        """`plan` with the mask. Raises `PatternError` where its gradient is asked for."""
+        """``(plan with the mask, values)``: values are the mask where its gradient is recorded, else None."""
         mask = self._mask
         if torch.is_grad_enabled() and mask.requires_grad:
-            raise PatternError(
-                f"attention {NAME}: expected a bias that needs no gradient, found one that does; call under "
-                "torch.no_grad()"
-            )
+            before, found = _trained.get(self._module, (None, None))
+            if before is not plan:
+                found = plan.with_bias(mask.detach().float())
+                _trained[self._module] = plan, found
+            return found, mask
         before, remembered, found = _biased.get(self._module, (None, None, None))
         # The model makes a new tensor in every call: values are compared, on a GPU too.
         if before is not plan or remembered.shape != mask.shape or not torch.equal(remembered, mask):
             found = plan.with_bias(mask.detach().float())
             _biased[self._module] = plan, mask.detach().clone(), found
-        return found
+        return found, None
 
 
 def _windows(module, q, k, v, mask, scale):

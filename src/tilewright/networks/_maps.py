@@ -203,8 +203,9 @@ def run(operator, arguments, form):
     if form == TORCH:
         return operator(*arguments)
     # Each is one operator for a compiler, which does not look into it.
-    kernels = torch.ops.tilewright.decode_maps, torch.ops.tilewright.dwconv_gelu
-    return kernels[operator is dwconv_gelu](*arguments, form)
+    kernels = torch.ops.tilewright
+    kernel = kernels.dwconv_gelu if operator is dwconv_gelu else kernels.decode_maps
+    return kernel(*arguments, form)
 
 
 def forms(name, device):

@@ -184,6 +184,8 @@ class Attend(nn.Module):
         self._site = (site,)
         # What was prepared last: ``(dtype, device), the tables as they were, run(q, k, v)``.
         self._prepared = None, (), None
+        # Likewise, of a bias that is differentiated: ``(dtype, device), run(q, k, v, bias)``.
+        self._taking = None, None
         self._name = _operator.register(self)
 
     def __setstate__(self, state):
@@ -196,15 +198,33 @@ class Attend(nn.Module):
 
         bias: [H, n], the layer's relative-position bias with the zero entry last, or a function that makes it of
         tables, the parameters that decide it. It is prepared once, and again when a table was written to: through
-        ``.data`` that is not seen, as autograd does not see it. Not differentiated.
+        ``.data`` that is not seen, as autograd does not see it. Where a table needs a gradient, it gets one from the
+        members that have it (`attentions`), else it is a constant. The bias is then made in every call. A layer that is
+        to be compiled whole is called once before, so that what takes it is there.
 
         Compiled code sees one operator, or what the member computes where gradients pass through it.
         """
         if tables is None:
             tables = () if bias is None else (bias,)
+        if bias is not None and torch.is_grad_enabled() and _recorded(q, k, v, tables):
+            run = self._differentiable(q.dtype, q.device)
+            if run is not None:
+                return timed(run, q, k, v, bias() if callable(bias) else bias)
         if bias is not None and torch.compiler.is_compiling():
             return self._traced(q, k, v, bias() if callable(bias) else bias, tables)
         return timed(self.prepared(q.dtype, q.device, bias, tables), q, k, v)
+
+    def _differentiable(self, dtype, device):
+        """``run(q, k, v, bias)`` of a member that differentiates the bias there, else None."""
+        known, run = self._taking
+        return run if known == (dtype, device) else self._made_differentiable(dtype, device)
+
+    @torch.compiler.disable
+    def _made_differentiable(self, dtype, device):
+        taking = getattr(self.site.member, "taking", None)
+        run = None if taking is None else taking(self.site, dtype, device)
+        self._taking = (dtype, device), run
+        return run
 
     def prepared(self, dtype, device, bias, tables):
         """``run(q, k, v)`` for tensors of `dtype` on `device`; bias and tables as `forward` takes them."""
@@ -231,6 +251,12 @@ class Attend(nn.Module):
     @torch.compiler.disable
     def _untraced(self, q, k, v, bias, tables):
         return self.prepared(q.dtype, q.device, bias, tables)(q, k, v)
+
+
+def _recorded(q, k, v, tables):
+    """Whether a bias is given in the call: its tables need a gradient, or what a compiler sees as one operator does."""
+    needed = any(table.requires_grad for table in tables)
+    return needed or (torch.compiler.is_compiling() and any(x.requires_grad for x in (q, k, v)))
 
 
 class Table:

@@ -163,12 +163,16 @@ def _gather(x, places):
 def _pack(x, keep, count):
     """Those of the tokens x [B, N, C] that are in keep [B, N], `count` of each image: ``([B, count, C], attend)``."""
     packing = ragged.pack(keep, len(x) * count)
+    recorded = ragged.differentiates(x.device)
+    gather, attend_packed = (
+        call if recorded else partial(_sites.without_backward, call) for call in (packing.gather, packing.attend)
+    )
 
     def attend(q, k, v):
         packed = (heads.transpose(1, 2).flatten(0, 1) for heads in (q, k, v))
-        return _sites.without_backward(packing.attend, *packed).unflatten(0, (-1, count)).transpose(1, 2)
+        return attend_packed(*packed).unflatten(0, (-1, count)).transpose(1, 2)
 
-    return _sites.without_backward(packing.gather, x).unflatten(0, (-1, count)), partial(_sites.timed, attend)
+    return gather(x).unflatten(0, (-1, count)), partial(_sites.timed, attend)
 
 
 def _eps(lvvit):

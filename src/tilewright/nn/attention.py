@@ -111,14 +111,14 @@ class Patterned:
         if self.full:
             dense = None if bias is None else bias.dense(q.dtype)
             return F.scaled_dot_product_attention(q, k, v, attn_mask=dense, scale=self.scale)
-        found = self.plan(grid, q.dtype, q.device)
+        found, values = self.plan(grid, q.dtype, q.device), None
         if bias is not None:
-            found = bias.planned(found)
+            found, values = bias.planned(found)
         more = self._planned_dim - self.head_dim
         if more:
             # Zeros at the end of a head add nothing to its scores.
             q, k, v = (F.pad(x, (0, more)) for x in (q, k, v))
-        out = found(q, k, v, ordered=ordered)
+        out = found(q, k, v, ordered=ordered, bias=values)
         return out[..., : self.head_dim] if more else out
 
     def __deepcopy__(self, memo):
@@ -142,6 +142,8 @@ def copy_with_scale(plan, scale):
 class LayerBias:
     """The relative-position bias of one layer: its plan is made again only where its table was written to.
 
+    Where a gradient of the table is recorded, one plan takes the table in every call.
+
     Subclasses have ``table() -> tensor [H, T]``, read in every call; ``index(rows, cols) -> int array``, places of
     pairs in it, by token numbers in the model's own order; ``pairs() -> [H, N, N]``, of all pairs, for ``full``.
     """
@@ -149,6 +151,7 @@ class LayerBias:
     def __init__(self):
         """Nothing is made before the first call."""
         self._made = None, None, None
+        self._trained = None, None
 
     def dense(self, dtype):
         """The bias [1, H, N, N] of all pairs."""
@@ -156,14 +159,30 @@ class LayerBias:
 
     def __getstate__(self):
         # Plans are of one process, and a copy has a table of its own.
-        return {**self.__dict__, "_made": (None, None, None)}
+        return {**self.__dict__, "_made": (None, None, None), "_trained": (None, None)}
 
-    @torch.compiler.disable
     def planned(self, plan):
-        """`plan` with this bias. Raises `PatternError` where a gradient of the table is asked for.
+        """``(plan with this bias, values)``: values are the table where its gradient is recorded, else None.
 
         In a program that is exported the bias is what it was in the call before, which has to be one without gradients.
         """
+        if torch.is_grad_enabled() and not operators.exporting():
+            table = self.table()
+            if table.requires_grad:
+                before, found = self._trained
+                return found if before is plan else self._taking(plan), table
+        return self._holding(plan), None
+
+    @torch.compiler.disable
+    def _taking(self, plan):
+        """`plan` for values that each call gives."""
+        found = plan.with_bias(Bias(self.table().detach().float(), self.index))
+        self._trained = plan, found
+        return found
+
+    @torch.compiler.disable
+    def _holding(self, plan):
+        """`plan` with the values that the table has now."""
         if operators.exporting():
             # Tables have no values while a program is traced.
             before, _, found = self._made
@@ -171,11 +190,6 @@ class LayerBias:
                 raise PatternError("bias table: expected a call with such tokens before the export, found none")
             return found
         table = self.table()
-        if torch.is_grad_enabled() and table.requires_grad:
-            raise PatternError(
-                "bias table: expected one that needs no gradient, found one that does; call under torch.no_grad(), or "
-                "freeze it by requires_grad_(False)"
-            )
         before, remembered, found = self._made
         if before is not plan or not remembered.unchanged(table):
             found = plan.with_bias(Bias(table.detach().float(), self.index))

@@ -344,14 +344,20 @@ class Input(Source):
 
 @dataclass(frozen=True, eq=False)
 class Stage(Source):
-    """A function on a box: `make(*indices)` is the expression of one word."""
+    """A function on a box: `make(*indices)` is the expression of one word.
+
+    order: of a reduction's loops in time, outermost first, such as ``("i0", "i1", "r1", "r0")`` (i: index, r: reduced;
+    loops done in space are left out); ``"auto"`` for the fastest; None for the order in which they are written.
+    """
 
     make: Callable[..., Any] = field(default=None)  # type: ignore[assignment]
+    order: Any = None
 
-    def __init__(self, name, shape, make, *, dtype="uint16", unroll=()):
+    def __init__(self, name, shape, make, *, dtype="uint16", unroll=(), order=None):
         for key, value in {"name": name, "shape": tuple(shape), "dtype": dtype, "unroll": tuple(unroll)}.items():
             object.__setattr__(self, key, value)
         object.__setattr__(self, "make", make)
+        object.__setattr__(self, "order", order)
         self.__post_init__()
 
     def traced(self, *indices: Any) -> Expression:

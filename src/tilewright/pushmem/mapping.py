@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tilewright.pushmem import memories, rates, stencil
-from tilewright.pushmem.errors import CapacityError, MappingError
-from tilewright.pushmem.extract import extract
+from tilewright.pushmem import memories, orders, rates, stencil
+from tilewright.pushmem.errors import CapacityError, MappingError, ProgramError
+from tilewright.pushmem.extract import check_ranges, extract
 from tilewright.pushmem.pack import TileUse, pack
 from tilewright.pushmem.program import Program, lower
 from tilewright.pushmem.shift import REGISTER_THRESHOLD, Wiring, wire
@@ -43,12 +43,70 @@ def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD
 
     Where no schedule keeps an SRAM port free of conflicts, rows get a cycle longer (stencils), then buffers whose
     distances vary wait a cycle longer. Images that a reduction reads come at its pace where a tile cannot hold them
-    else. Of a program that reduces in time, the mapping with the fewest tiles, then cycles, is taken. Raises
-    `ProgramError`, `MappingError` and `UnknownNameError`.
+    else. Of a program that reduces in time, the mapping with the fewest tiles, then cycles, is taken. Where a stage
+    asks for the order ``auto``, each legal order is mapped so, and the one of fewest cycles, then tiles, is taken; an
+    order that cannot end earlier than one that is mapped is left out. Raises `ProgramError`, `MappingError` and
+    `UnknownNameError`.
     """
     begin = time.perf_counter()
+    lowered = lower(outputs)
+    asked = orders.choices(lowered)
+    if len(asked) == 1:
+        made = _compiled(extract(orders.reordered(lowered, asked[0])), memory, threshold, retries)
+        return replace(made, seconds=time.perf_counter() - begin)
+    check_ranges(lowered)
+    bounds, best, error = [], None, None
+    for k, each in enumerate(asked):
+        program = orders.reordered(lowered, each)
+        try:
+            bounds.append((_least_cycles(program, memory), k, program))
+        except ProgramError as found:
+            error = found
+    bounds.sort(key=lambda b: b[:2])
+    for cycles, _, program in bounds[: orders.MOST]:
+        if best is not None and cycles >= best.schedule.last_cycle:
+            break
+        try:
+            made = _compiled(extract(program), memory, threshold, retries)
+        except (MappingError, ProgramError) as found:
+            error = error or found
+            continue
+        if best is None or _rank(made) < _rank(best):
+            best = made
+    if best is None:
+        raise MappingError(f"no mapping in any of {len(asked)} orders; the first one: {error}")
+    return replace(best, seconds=time.perf_counter() - begin)
+
+
+def _rank(mapped: Mapped) -> tuple[int, int]:
+    """The fewer the better: cycles, then tiles."""
+    return mapped.schedule.last_cycle, len(mapped.tiles)
+
+
+def _least_cycles(program: Program, memory: str) -> int:
+    """The last cycle where every stage starts as soon as its words are written: no mapping of these loops ends earlier.
+
+    A longer pitch of inputs and the waits for memory only move starts to later cycles.
+    """
+    fetch = memories.member(memory).PARAMETERS.fetch
+    least = []
+    for paced in (False, True):
+        strides = rates.coarse(program, 0, fetch, paced)
+        starts = dict.fromkeys(program.buffers, 0)
+        edges, ends = stencil.gaps(program, strides), [0]
+        for s in program.statements:
+            starts[s.name] = max([0, *(starts[e.buffer] - e.low for e in edges if e.statement == s.name)])
+            if s.name in program.outputs:
+                own, offset = stencil.written(program, strides, s.name)
+                inner = sum(k * (e - 1) for k, e in zip(own, s.extents, strict=False))
+                ends.append(starts[s.name] + offset + inner)
+        least.append(max(ends))
+    return min(least)
+
+
+def _compiled(program: Program, memory: str, threshold: int, retries: int) -> Mapped:
+    """The mapping of a program with ports, whose loops are in order."""
     tile = memories.member(memory).PARAMETERS
-    program = extract(lower(outputs))
     coarse = rates.is_coarse(program)
     error: MappingError | None = None
     best: Mapped | None = None
@@ -81,13 +139,13 @@ def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD
             mapped = Mapped(_scheduled(program, plan), plan, wiring, tuple(tiles), sum(map(_pes, program.statements)))
             _fits(mapped)
             if not coarse:
-                return replace(mapped, seconds=time.perf_counter() - begin)
+                return mapped
             # Whether weights share tiles depends on when they are read: a few more schedules show it.
             found_at = min(found_at, wait)
             if best is None or (len(tiles), plan.last_cycle) < (len(best.tiles), best.schedule.last_cycle):
                 best = mapped
     if best is not None:
-        return replace(best, seconds=time.perf_counter() - begin)
+        return best
     raise MappingError(f"no mapping after {tried} schedules; the last one: {error}")
 
 

@@ -80,7 +80,7 @@ def run(mapped: Mapped, data: dict[str, np.ndarray], stalls: np.ndarray | None =
         found = out[out[:, 2 * k + 1] == 1, 2 * k]
         if len(found) != np.prod(buffer.shape, dtype=np.int64):
             raise RunError(f"RTL: expected {np.prod(buffer.shape)} words of {name}, found {len(found)}")
-        results[name] = found.astype(np.uint16).reshape(buffer.shape).view(buffer.dtype)
+        results[name] = program.as_written(name, found.astype(np.uint16).reshape(buffer.shape).view(buffer.dtype))
     return results
 
 

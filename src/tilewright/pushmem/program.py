@@ -4,6 +4,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tilewright.pushmem import dsl
 from tilewright.pushmem.dsl import Index
 from tilewright.pushmem.errors import ProgramError
@@ -80,7 +82,8 @@ class Program:
     """A program whose unrolled dimensions are separate buffers and statements.
 
     origins: for each buffer the source's name and its place in the unrolled dimensions. Statements stand after those
-    whose words they read.
+    whose words they read. orders: what stages ask of the order of their loops. axes: of a transposed buffer, the
+    dimension of its source for each of its own; see `orders`.
     """
 
     inputs: tuple[str, ...]
@@ -88,6 +91,12 @@ class Program:
     buffers: dict[str, UnifiedBuffer]
     statements: tuple[Statement, ...]
     origins: dict[str, tuple[str, tuple[tuple[int, int], ...]]] = field(default_factory=dict)
+    orders: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def as_written(self, name: str, words: np.ndarray) -> np.ndarray:
+        """The array of buffer `name` with its dimensions as the stage names them."""
+        return words.transpose(np.argsort(self.axes[name])) if name in self.axes else words
 
 
 def buffer_name(source: dsl.Source, lane: dict[int, int]) -> str:
@@ -114,7 +123,8 @@ def lower(outputs) -> Program:
     for name in buffers:
         if name not in used and name not in names:
             raise ProgramError(f"{name}: no stage reads it, and it is no output")
-    return Program(tuple(inputs), names, buffers, tuple(statements), origins)
+    orders = {s.name: s.order for s in sources if isinstance(s, dsl.Stage) and s.order is not None}
+    return Program(tuple(inputs), names, buffers, tuple(statements), origins, orders)
 
 
 def _statement(stage: dsl.Stage, lane: dict[int, int], name: str) -> Statement:

@@ -81,7 +81,8 @@ def loops(statement: Statement, fetch: int) -> tuple[int, ...]:
     `fetch`; iterations beyond the statement's own extent do nothing."""
     if len(statement.loops) == statement.rank or not statement.rank:
         return statement.extents
-    inner = statement.rank - 1
+    # The innermost as written, also where the loops are in another order: rows are the wide words of memory.
+    inner = max(range(statement.rank), key=lambda k: int(statement.loops[k][1:]))
     rounded = -(-statement.extents[inner] // fetch) * fetch
     return (*statement.extents[:inner], rounded, *statement.extents[inner + 1 :])
 

@@ -466,7 +466,7 @@ def run(mapped: Mapped, data: dict[str, np.ndarray], stalls: np.ndarray | None =
     if (results[:-1] < 0).any():
         raise RunError(f"{int((results[:-1] < 0).sum())} of {len(results) - 1} output words never came")
     outputs = {
-        n: results[a : a + size].reshape(shape).astype(np.uint16).view(program.buffers[n].dtype)
+        n: program.as_written(n, results[a : a + size].reshape(shape).astype(np.uint16).view(program.buffers[n].dtype))
         for n, a, size, shape in zip(program.outputs, result_starts[:-1], sizes, shapes, strict=True)
     }
     return Run(outputs, int(last), int(wall), int(accesses), len(results) - 1, seconds)

@@ -40,6 +40,8 @@ folder:
         order), ``ordered`` (q, k, v and the result have their tokens in that order), ``bias`` (see
         `targets.masks.as_bias`), ``scale`` (default ``head_dim ** -0.5``). Raises `ArtifactError` for blocks of another
         schedule, `PatternError` for an order, bias, head dim or scale that does not fit.
+    An executor may have ``with_bias(table) -> Executor``: itself with other values of its bias, float32 [H, T] on the
+        CPU. Without it executors are prepared anew for other values.
 
 ``mask_cost.py``, optional.
     ``mask_cost(graph, row_ptr, head_dim)``: how many times as much work costs with the masks of these groups of rows as
@@ -50,7 +52,9 @@ folder:
         ``Schedule.forms``, where a schedule states it.
 
 ``backward.py``, optional: ``gradients(executor, q, k, v, out, grad) -> (dq, dk, dv)`` of ``out = executor(q, k, v)``.
-    Calls on a target without it that need a gradient are refused.
+    Calls on a target without it that need a gradient are refused. Also, optional, of executors with a bias,
+    ``gradients_with_bias(…) -> (dq, dk, dv, d_table)``: the last float32 [H, T], the sums over the pairs of each entry.
+    Without it, calls that need a gradient of a bias are refused.
 
 ``packed.py``, optional: see `targets.packed_lists`. A target without it runs no packed batches.
 
@@ -251,6 +255,11 @@ def backward(kind: str) -> ModuleType:
 def differentiates(kind: str) -> bool:
     """Whether executors of `kind` have a backward. Raises `DeviceError` for a kind that is not known."""
     return _has(kind, "backward")
+
+
+def differentiates_bias(kind: str) -> bool:
+    """Whether executors of `kind` have a gradient of a bias. Raises `DeviceError` for a kind that is not known."""
+    return differentiates(kind) and hasattr(backward(kind), "gradients_with_bias")
 
 
 def runs_packed(kind: str) -> bool:

@@ -4,6 +4,7 @@ Items with equal masks share one. Masks are held packed, as bits or as indices i
 floats once where they fit a memory limit, else for a few items at a time. A pair with a bias of -inf is not allowed.
 """
 
+import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,14 +75,26 @@ class ItemMasks:
         self._table = self._floats = self._peaks = None
         if bias is not None:
             packed, self.ids = _bias_indices(packed, self.ids, rows, keys, bias)
-            masked = torch.full((len(bias.table), 1), -torch.inf)
-            self._table = torch.cat([bias.table.detach().cpu().float(), masked], 1)
         self._packed = torch.from_numpy(packed)
         if bias is not None:
-            step = max(1, _SLAB_PAIRS // (packed[0].size * self.heads))
-            peaks = torch.cat([self._expand(part).amax(-1) for part in self._packed.split(step)])
-            peaks[peaks.abs() <= _NEAR] = 0
-            self._peaks = peaks if peaks.any() else None
+            self._fill(bias.table.detach().cpu().float())
+
+    def _fill(self, table):
+        """Take the values of `table`, float32 [H, T]."""
+        masked = torch.full((len(table), 1), -torch.inf)
+        self._table = torch.cat([table, masked], 1)
+        step = max(1, _SLAB_PAIRS // (self._packed[0].numel() * self.heads))
+        peaks = torch.cat([self._expand(part).amax(-1) for part in self._packed.split(step)])
+        peaks[peaks.abs() <= _NEAR] = 0
+        self._peaks = peaks if peaks.any() else None
+
+    def with_table(self, table):
+        """The same masks with the values of another bias `table`, float32 [H, T]; indices are shared."""
+        made = copy.copy(self)
+        made._fill(table)
+        if self._floats is not None:
+            made.expand()
+        return made
 
     @property
     def size(self):
@@ -92,6 +105,11 @@ class ItemMasks:
     def heads(self):
         """Heads with masks of their own: 1 without a bias."""
         return 1 if self._table is None else len(self._table)
+
+    @property
+    def entries(self):
+        """Values of a head in the bias table; 0 without a bias."""
+        return 0 if self._table is None else self._table.shape[1] - 1
 
     @property
     def float_bytes(self):
@@ -120,6 +138,11 @@ class ItemMasks:
         if self._floats is None:
             return _lowered(self._expand(self._packed.index_select(0, ids)), peaks), peaks
         return _selected(self._floats, ids), peaks
+
+    def places(self, ids):
+        """Of masks with a bias: where the values of the masks `ids` stand in its table, int32 [len(ids), M, K], T for
+        pairs that are not allowed."""
+        return _selected(self._packed, ids)
 
     def _expand(self, packed):
         n, rows = packed.shape[:2]

@@ -12,7 +12,9 @@ Contract of a target's ``packed.py``, which writes and reads it. ``Executor(offs
     ``pad(lists, x, length) -> [B, length, C]``: packed x [capacity, C] by image and number, zeros where an image has no
         such token;
     ``attend(lists, q, k, v) -> [capacity, H, D]``: attention of each image within itself, finite in rows of no image;
-    ``attend_into(out, lists, q, k, v) -> out``: the same, written to `out`, contiguous.
+    ``attend_into(out, lists, q, k, v) -> out``: the same, written to `out`, contiguous;
+    ``attend_backward(lists, q, k, v, grad) -> (dq, dk, dv)``, optional: gradients of attention for that of its result,
+        zeros in rows of no image. Batches of a target without it have no gradients (`packed_backward`).
 All results are NaN where the lists say that the batch did not fit. Tensors that are not of this batch raise
 `PatternError` or `DeviceError`.
 """

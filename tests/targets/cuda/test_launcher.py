@@ -320,7 +320,7 @@ def test_calls_that_are_looked_through_do_not_change_meanwhile(ready, monkeypatc
 
 
 def test_many_items_are_spread_over_a_grid(ready, monkeypatch):
-    monkeypatch.setattr(cuda_executor, "_MOST_ACROSS", 3)
+    monkeypatch.setattr(cuda_executor, "MOST_ACROSS", 3)
     ready.call(*inputs(2))
     grid, arguments, _ = ready.usual[0]
     items = len(ready.call.launches[0].lists.items)

@@ -4,6 +4,8 @@ Contract of a member module:
     ``order(site) -> tensor | None``: the order in which tokens stand at a site, None for the model's own.
     ``prepare(site, bias, dtype, device) -> run(q, k, v)``: attention over the site's pattern for q, k, v [B, H, N, D]
         in that order; bias [H, n] or None.
+    ``taking(site, dtype, device) -> run(q, k, v, bias)``, optional: the same with a bias that is differentiated; None
+        where it cannot be. Without it a bias is a constant.
     ``TRACED``: what a compiler sees of a layer with a bias: ``"operator"``, one that it does not look into, which has
         no backward; ``"formula"``, the site's own; or None, nothing: compiled code is interrupted there.
 """

@@ -49,6 +49,16 @@ def prepare(site, bias, dtype, device):
     return run
 
 
+def taking(site, dtype, device):
+    """The mask is made in every call, and gradients pass through it."""
+
+    @torch.compiler.disable
+    def run(q, k, v, bias):
+        return prepare(site, bias, dtype, device)(q, k, v)
+
+    return run
+
+
 def _mask(site, bias, lo, hi, dtype, device):
     """Additive mask [H or 1, hi - lo, N_k] of some rows: the bias (or 0) where the pattern is, else minus infinity."""
     graph = site.graph

@@ -11,3 +11,8 @@ def order(site):
 def prepare(site, bias, dtype, device):
     """The site's own formulation."""
     return lambda q, k, v: site.native(q, k, v, bias)
+
+
+def taking(site, dtype, device):
+    """Likewise."""
+    return lambda q, k, v, bias: site.native(q, k, v, bias.to(dtype))

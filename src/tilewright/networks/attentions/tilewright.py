@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from functools import partial
 
 import torch
 
@@ -30,14 +31,40 @@ def prepare(site, bias, dtype, device):
     """The site's plan, with the layer's bias, for tokens in its order."""
     found = _plan(site, dtype, device)
     if bias is not None:
-        found = found.with_bias(
-            Bias(bias.float(), lambda rows, cols: site.bias_index(*map(_tensor, (rows, cols))).numpy())
-        )
+        found = _biased(found, site, bias)
 
     def attend(q, k, v):
-        return _sites.without_backward(lambda *qkv: found(*qkv, ordered=True), q, k, v)
+        return found(q, k, v, ordered=True)
+
+    # Where biases have no gradient, one that needs it must not be lost.
+    whole = targets.differentiates if bias is None else targets.differentiates_bias
+    return attend if whole(device.type) else partial(_sites.without_backward, attend)
+
+
+def taking(site, dtype, device):
+    """The site's plan, which takes the values of the bias in each call."""
+    if not targets.differentiates_bias(device.type):
+        return None
+    planned = _plan(site, dtype, device)
+    made = []
+
+    def attend(q, k, v, bias):
+        if not made:
+            made.append(_made(planned, site, bias))
+        return made[0](q, k, v, ordered=True, bias=bias)
 
     return attend
+
+
+@torch.compiler.disable
+def _made(planned, site, bias):
+    return _biased(planned, site, bias.detach())
+
+
+def _biased(planned, site, bias):
+    return planned.with_bias(
+        Bias(bias.float(), lambda rows, cols: site.bias_index(*map(_tensor, (rows, cols))).numpy())
+    )
 
 
 def _tensor(array):

@@ -16,6 +16,7 @@ def outputs(size):
         (CHANNELS, size, size),
         lambda c, y, x: Reduce((3, 3), lambda ry, rx: image[c, y + ry, x + rx] * weights[c, ry, rx]),
         unroll=(0,),
+        order="auto",
     )
 
     def pointwise(c, y, x):

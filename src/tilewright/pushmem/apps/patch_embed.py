@@ -22,4 +22,4 @@ def outputs(size):
             unroll=(0,),
         )
 
-    return (Stage("tokens", (WIDTH, size // PATCH, size // PATCH), token, unroll=(0,)),)
+    return (Stage("tokens", (WIDTH, size // PATCH, size // PATCH), token, unroll=(0,), order="auto"),)

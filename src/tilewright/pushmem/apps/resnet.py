@@ -14,4 +14,4 @@ def outputs(size):
     def sums(c, y, x):
         return Reduce((CHANNELS, 3, 3), lambda k, ry, rx: image[k, y + ry, x + rx] * weights[c, k, ry, rx], unroll=(0,))
 
-    return (Stage("sums", (CHANNELS, size, size), sums, unroll=(0,)),)
+    return (Stage("sums", (CHANNELS, size, size), sums, unroll=(0,), order="auto"),)

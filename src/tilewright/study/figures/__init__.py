@@ -44,6 +44,7 @@ _NAMES = (
     "push_live",
     "push_gantt",
     "push_attention",
+    "worth",
     "pattern",
     "fill",
     "prediction",

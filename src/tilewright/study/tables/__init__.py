@@ -31,6 +31,7 @@ NAMES = (
     "configure",
     "push",
     "push_attention",
+    "worth",
     "fill",
     "prediction",
     "solvers",

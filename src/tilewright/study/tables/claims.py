@@ -85,7 +85,8 @@ def needs(config):
 
 def table(inputs):
     """One row per claim about the rows among `inputs`: about experiments and cases that were asked for. Such a claim is
-    "not measured" where its rows hold no value. Rows of the heat map, of which nothing is claimed, may be among them.
+    "not measured" where its rows hold no value. Rows of the heat map and of ``worth``, of which nothing is claimed, may
+    be among them.
 
     ``margin``: by how much of what was expected the claim is held, above zero, or missed. ``cases``: how many there
     are; ``not_met``: how many miss; ``ties``: how many miss a claim to be as fast, but by less than two standard errors
@@ -96,7 +97,7 @@ def table(inputs):
     """
     import pandas as pd
 
-    kinds = ("claims", "paper_latency", *EXPERIMENTS, "heatmap")
+    kinds = ("claims", "paper_latency", *EXPERIMENTS, "heatmap", "worth")
     found = _read.sort(inputs, kinds, optional=kinds[2:])
     (frame,) = _read.frames(found["claims"], "claims")
     _check(found["claims"][0], frame)

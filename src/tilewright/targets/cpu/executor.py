@@ -7,7 +7,7 @@ merged by their log-sum-exp. A last gather puts the result of every query at its
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -105,6 +105,13 @@ class Executor:
         """Bytes of indices and masks held between calls."""
         return 4 * len(self.back) + sum(launch.memory_bytes for launch in self.launches)
 
+    @in_forks
+    def with_bias(self, table):
+        """This executor with other values of its bias, float32 [H, T]: see the contract in `targets`."""
+        now = {id(x): replace(x, masks=x.masks.with_table(table)) for x in self.launches}
+        jobs = tuple((now[id(launch)], *rest) for launch, *rest in self.jobs)
+        return replace(self, launches=tuple(now[id(x)] for x in self.launches), jobs=jobs)
+
     @property
     def executed(self):
         """Pairs of query and key that a head works through, padding included."""
@@ -178,6 +185,10 @@ class OfUnits:
         """Pairs of query and key that a head works through on average, padding included."""
         return self.inner.executed // len(self.units.group)
 
+    def with_bias(self, table):
+        """This executor with other values of its bias, float32 [H, T]: see the contract in `targets`."""
+        return replace(self, inner=self.inner.with_bias(table.reshape(1, -1) if self.units.apart else table))
+
     def peak_bytes(self, batch):
         """Most bytes that a call holds beyond its arguments, with copies of q, k and v, whose heads move."""
         inner = self.inner
@@ -190,13 +201,15 @@ class OfUnits:
         sizes = {"heads": self.heads, "head_dim": inner.head_dim, "dtype": inner.dtype}
         qkv.check(q, k, v, shape=self.shape, **sizes, device=_CPU)
         self.units.check(len(q))
-        out = qkv.empty(q, self.shape[0])
-        found = inner(*(self._side_by_side(x) for x in (q, k, v)))
-        if self.units.by == "image":
-            return out.copy_(found.unflatten(2, (len(q), self.shape[0]))[0].transpose(0, 1))
-        return out.copy_(found.view(out.shape))
+        return qkv.empty(q, self.shape[0]).copy_(self.apart(inner(*map(self.together, (q, k, v))), len(q)))
 
-    def _side_by_side(self, x):
+    def apart(self, x, batch):
+        """The inverse of `together`: [B, H, N, D], of a batch of B."""
+        if self.units.by == "image":
+            return x[0].unflatten(1, (batch, -1)).transpose(0, 1)
+        return x.reshape(batch, self.heads, -1, x.shape[-1])
+
+    def together(self, x):
         """[B, H, N, D] → the tokens of all units one after the other: [B or 1, H or 1, U * N, D]."""
         if self.units.by == "image":
             return x.transpose(0, 1).flatten(1, 2)[None]

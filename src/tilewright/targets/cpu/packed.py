@@ -9,8 +9,12 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 
+from tilewright.core import _internals
 from tilewright.targets.cpu.workers import in_forks
 from tilewright.targets.packed_lists import BAD, EMPTY, KEPT, check_packed, check_qkv, check_rows, check_tensors
+
+# Scores that the backward holds at a time, as floats twice.
+_PAIRS = 1 << 22
 
 
 class Executor:
@@ -105,6 +109,22 @@ class Executor:
             out[rows] = F.scaled_dot_product_attention(*taken).transpose(1, 2).flatten(0, 1)
         return out
 
+    @in_forks
+    def attend_backward(self, lists, q, k, v, grad):
+        """See `packed_lists`. Weights are computed again, for some queries at a time."""
+        check_qkv(self.offsets, q, k, v, torch.empty_like(grad, memory_format=torch.contiguous_format))
+        check_tensors(self._device, q=q)
+        stretches = self._stretches(lists)
+        if stretches is None:
+            return tuple(torch.full_like(x, torch.nan, memory_format=torch.contiguous_format) for x in (q, k, v))
+        sums = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v)]
+        for first, images, length in stretches:
+            rows = slice(first, first + images * length)
+            taken = (x[rows].unflatten(0, (images, length)).transpose(1, 2).float() for x in (q, k, v, grad))
+            for total, found in zip(sums, _gradients(*taken), strict=True):
+                total[rows] = found.transpose(1, 2).flatten(0, 1)
+        return tuple(x.to(q.dtype) for x in sums)
+
     def _stretches(self, lists):
         """Stretches of images of one length, ``(first row, images, length)`` each; None where the batch did not fit.
 
@@ -121,6 +141,21 @@ class Executor:
             # Assigned at once: other threads may ask for other lists at the same time.
             self._last = weakref.ref(lists), stretches
         return stretches
+
+
+def _gradients(q, k, v, grad):
+    """``(dq, dk, dv)`` of dense attention of q, k, v [B, H, N, D] for the gradient of its result, float32."""
+    batch, heads, n, dim = q.shape
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for part in torch.arange(n).split(max(1, _PAIRS // (batch * heads * n))):
+        at = slice(int(part[0]), int(part[-1]) + 1)
+        some = q[:, :, at] * dim**-0.5
+        weights = (some @ k.mT).softmax(-1)
+        dv += weights.mT @ grad[:, :, at]
+        d_scores = _internals.softmax_backward(grad[:, :, at] @ v.mT, weights)
+        dq[:, :, at] = d_scores @ k * dim**-0.5
+        dk += d_scores.mT @ some
+    return dq, dk, dv
 
 
 def _padded(x, starts, length):

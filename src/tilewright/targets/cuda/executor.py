@@ -7,7 +7,7 @@ reads. Rounds follow one another.
 import itertools
 import math
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Lock
 
 import numpy as np
@@ -19,12 +19,20 @@ from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
 from tilewright.targets.cuda import config, forms, launcher, tile_kernel, tile_lists
 from tilewright.targets.cuda.tile_lists import BYTES, INTERVALS, MASKED, RANKS, Item, Part
-from tilewright.targets.setting import setting
+from tilewright.targets.setting import Setting, setting
 
 # Sizes of a scale for which scores, masks and the initial maximum of a row differ in float32.
 SCALES = 2.0**-20, 2.0**20
 # Programs in the second dimension of a grid, at most.
-_MOST_ACROSS = 65535
+MOST_ACROSS = 65535
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What an executor was prepared from. used: ``[(Blocks, int ids), …]``, the blocks that its work items are of."""
+
+    common: Setting
+    used: list
 
 
 def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", units=None, **options):
@@ -64,7 +72,8 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", units=No
     written = sum(int(cover.rows[np.unique(schedule.block[member])].sum()) for cover, member in used)
     # A GPU takes the programs of the first launch first: the longest are not to be the last ones.
     rounds = tuple(tuple(sorted(each, key=_longest, reverse=True)) for each in rounds.values())
-    return Executor(rounds, shape, heads, head_dim, dtype, device, written < n_rows, units)
+    source = Source(common, [(cover, np.unique(schedule.block[member])) for cover, member in used])
+    return Executor(rounds, shape, heads, head_dim, dtype, device, written < n_rows, source)
 
 
 def _lists(cover, columns, step_keys, common):
@@ -120,7 +129,7 @@ class Launch:
 
     def __init__(self, lists, tile, common, device, form=None):
         self.lists, self._tile, self._heads, self._units = lists, tile, common.heads, common.units
-        sign, scale = _scale(common)
+        sign, scale = signed_scale(common)
         self._scale_log2 = scale * math.log2(math.e)
         self._config = form or forms.of(tile, common.head_dim, common.dtype)
         self._d0, self._d1 = config.HEAD_DIMS[common.head_dim]
@@ -133,7 +142,7 @@ class Launch:
         else:
             self._gathering, holds = self._config, _one_by_one(lists, keys)
         self._loads = self._loads if holds else config.GATHER
-        left, right, mask_heads = _masks(lists, common, scale, device)
+        left, right, mask_heads = masks(lists, common, scale, device)
         positions = (_to(device, x.astype(np.int32)) for x in (rows, keys[lists.keys]))
         # In the kernel's order.
         self._held = (_to(device, lists.items), *positions, left, right, _part_records(device, lists))
@@ -209,7 +218,7 @@ class Launch:
 
     def _grid(self, q):
         """Heads of an item side by side, and items in the dimensions that CUDA limits."""
-        layers = max(1, -(-len(self.lists.items) // _MOST_ACROSS))
+        layers = max(1, -(-len(self.lists.items) // MOST_ACROSS))
         return self._lanes(q.shape[0]), -(-len(self.lists.items) // layers), layers
 
     def _arguments(self, q, k, v, out):
@@ -284,7 +293,7 @@ def _to(device, array):
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
-def _masks(lists, common, scale, device):
+def masks(lists, common, scale, device):
     """``(left, right, mask heads)`` as the kernel reads them: factors, intervals, bytes, or tiles of a bias."""
     left = _to(device, lists.left).to(common.dtype)
     if lists.rank == INTERVALS:
@@ -307,7 +316,7 @@ def scratch_bytes(lists, hb, width):
     return 4 * hb * lists.part_rows * (width + 2)
 
 
-def _scale(common):
+def signed_scale(common):
     """``(sign, size)`` of the scale; the size of none is 1. Raises `PatternError` beyond `SCALES`."""
     scale = common.head_dim**-0.5 if common.scale is None else common.scale
     if scale and not SCALES[0] <= abs(scale) <= SCALES[1]:
@@ -338,13 +347,15 @@ class Executor:
     streams at once are safe. So is capture in a CUDA graph, after a first call; graphs captured from one executor share
     scratch memory with each other and with its calls: keep it as long as they are replayed, and replay one at a time.
 
-    rounds: the `Launch` of each round, in order. incomplete: some query has no key. units: which of several patterns
-    each head or image has, see `targets.units`.
+    rounds: the `Launch` of each round, in order. incomplete: some query has no key. source: what it was prepared from.
+    backward: what differentiates it, once that was asked for; preparing: a lock to hold while it is made.
     """
 
-    def __init__(self, rounds, shape, heads, head_dim, dtype, device, incomplete, units=None):
+    def __init__(self, rounds, shape, heads, head_dim, dtype, device, incomplete, source):
         self._rounds, self.shape, self.heads, self.head_dim = rounds, shape, heads, head_dim
-        self.dtype, self.device, self.incomplete, self.units = dtype, device, incomplete, units
+        self.dtype, self.device, self.incomplete = dtype, device, incomplete
+        self.source, self.backward, self.preparing = source, None, Lock()
+        self.units = source.common.units
         self._stream = launcher.current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
         # By stream, alignment and size: (whether tensors have its layout, memory for a result, launches).

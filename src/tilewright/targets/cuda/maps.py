@@ -78,7 +78,8 @@ def decode(maps, weights, bias, grid, classes, classes_bias, form):
     programs = len(maps[0]) * triton.cdiv(rows, form.rows) * triton.cdiv(columns, form.pixels)
     constants = (n_classes, channels, taken, form.rows, form.pixels, form.channels)
     precision = "ieee" if out.dtype == torch.float32 else "tf32"
-    read = [_read(form, grid, part.shape[1:3]) if part is not None and form.spread else (0, 0) for part in parts]
+    held = [tuple(part.shape[1:3]) for part in parts if part is not None and form.spread]
+    read = [_read(form, (rows, columns), side) for side in held] + [(0, 0)] * (MOST_GATHERED - len(held))
     map_kernels.tilewright_decode[(programs,)](
         out, bias.contiguous(), classes.contiguous(), classes_bias.contiguous(), first, weight, *parts,
         rows, columns, *sides, *constants, max(16, triton.next_power_of_2(taken)), most, rest, precision,

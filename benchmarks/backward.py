@@ -1,0 +1,308 @@
+"""Training side by side: forward and backward of plans, of FlexAttention, of masked and of dense attention of torch.
+
+Each contender's result and gradients are compared with a float64 reference before it is timed. Sparse contenders have
+their tokens in the plan's order. Times are of one attention layer: `forward_us` without gradients, `both_us` of a
+forward that records and its backward; `backward_us` is their difference. On a GPU all are replays of CUDA graphs where
+these can be captured. `peak_mb` is what a forward and backward hold beyond q, k, v and the result's gradient.
+
+`--forms` first times each kernel of our backward in several forms and takes the fastest of each.
+
+    python benchmarks/backward.py --device cuda --forms --output results/logs/backward.csv
+    python benchmarks/backward.py --device cpu --patterns kept-30-1024 --seconds 2
+"""
+
+import argparse
+import time
+import warnings
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import tilewright
+from tilewright import graph, models, reference, targets
+from tilewright.blocks.tiles import parse
+from tilewright.core import timing
+from tilewright.core.errors import TilewrightError, Unavailable
+from tilewright.torch_attention import flex, patterns, wide
+
+PATTERNS = ("vil-medium-wide-1024-s2-exact", "vil-tiny-224-s1-exact", "vil-tiny-224-s2-exact", "kept-30-4096")
+# Heads x head dim of patterns that state none.
+HEADS, HEAD_DIM = 6, 64
+FLEX = ("128", "64", "128-split", "64-split", "128-tuned", "128-split-tuned")
+BACKENDS = {"dense flash": SDPBackend.FLASH_ATTENTION, "dense cudnn": SDPBackend.CUDNN_ATTENTION}
+# A gradient sums products of four rounded factors where the result sums those of two: twice its tolerance. Norms of
+# whole tensors are compared.
+TOLERANCE = {dtype: 2 * error for dtype, error in reference.TOLERANCE.items()}
+# Queries that the reference takes at a time.
+SLAB = 1024
+# Forms of the kernels of 16 bits: rows of the large tile, keys a step, stages, warps, registers of a thread.
+QUERY_FORMS = (
+    (64, 64, 2, 4, None), (64, 64, 2, 4, 128), (64, 64, 3, 4, None), (64, 64, 1, 4, None), (64, 32, 2, 4, None),
+    (64, 32, 3, 4, None), (64, 128, 2, 4, None), (64, 128, 2, 8, None), (128, 64, 2, 8, None), (128, 32, 3, 8, None),
+    (128, 128, 2, 8, None),
+)  # fmt: skip
+KEY_FORMS = (
+    (64, 64, 2, 4, None), (64, 64, 2, 4, 168), (64, 64, 3, 4, None), (64, 64, 1, 4, None), (64, 32, 2, 4, None),
+    (64, 32, 2, 4, 128), (64, 32, 3, 4, None), (64, 32, 3, 4, 160), (128, 64, 2, 8, None), (128, 64, 2, 8, 168),
+    (128, 32, 2, 8, None),
+)  # fmt: skip
+
+
+def main():
+    """Compare, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--patterns", nargs="+", default=PATTERNS)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=targets.NAMES)
+    parser.add_argument("--dtype", help="default: bfloat16 on a GPU, float32 on a CPU")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--contenders", nargs="+", default=None, help="beginnings of names; default: all")
+    parser.add_argument("--flex", nargs="+", default=FLEX, help="forms of FlexAttention")
+    parser.add_argument("--forms", action="store_true", help="time our backward's kernels in several forms first")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of timing, for each number")
+    parser.add_argument("--output", type=Path, default=Path("results/logs/backward.csv"))
+    arguments = parser.parse_args()
+    arguments.dtype = getattr(torch, arguments.dtype or ("bfloat16" if arguments.device == "cuda" else "float32"))
+    arguments.effort = {"min_reps": 10, "max_seconds": arguments.seconds, "rse_target": 0.01}
+    rows, tried = [], []
+    for name in arguments.patterns:
+        for row, forms in compared(name, arguments):
+            rows, tried = rows + row, tried + forms
+            write(arguments.output, rows)
+            if tried:
+                write(arguments.output.with_stem(arguments.output.stem + "_forms"), tried)
+    wrong = [row for row in rows if row["status"] == "wrong"]
+    if wrong:
+        raise SystemExit(f"wrong: {', '.join(row['pattern'] + ' ' + row['contender'] for row in wrong)}")
+
+
+def write(path, rows):
+    """Write `rows` as they are so far."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_csv(path, index=False)
+
+
+def pattern_of(name):
+    """A `Graph`: a model's, or ``kept-<percent>-<tokens>``, where each query sees those kept at random and itself."""
+    kind, *numbers = name.split("-")
+    if kind != "kept":
+        return models.build(name)
+    percent, n = map(int, numbers)
+    kept = np.random.default_rng(0).random(n) < percent / 100
+    return graph.from_pattern(kept[None, :] | np.eye(n, dtype=bool), meta={"heads": HEADS, "head_dim": HEAD_DIM})
+
+
+def compared(name, arguments):
+    """Yield ``(rows, rows of forms)`` of each contender of one pattern."""
+    device, dtype = arguments.device, arguments.dtype
+    pattern = pattern_of(name)
+    sizes = {"heads": pattern.meta.get("heads") or HEADS, "head_dim": pattern.meta.get("head_dim") or HEAD_DIM}
+    begin = time.perf_counter()
+    plan = tilewright.plan(pattern, **sizes, dtype=dtype, device=device)
+    print(f"{name}: {pattern.n_rows} tokens, density {pattern.density:.4f}, {sizes}, planned in "
+          f"{time.perf_counter() - begin:.1f} s\n{plan.summary()}", flush=True)  # fmt: skip
+    make = torch.Generator().manual_seed(0)
+    counts = (pattern.n_rows, pattern.n_cols, pattern.n_cols, pattern.n_rows)
+    shape = arguments.batch, sizes["heads"]
+    q, k, v, grad = (torch.randn(*shape, n, sizes["head_dim"], generator=make).to(device, dtype) for n in counts)
+    tokens = q, k, v, grad
+    expected = {kind: oracle(plan.graph if kind == "sparse" else None, *tokens) for kind in ("sparse", "dense")}
+    common = {"pattern": name, "device": device, "dtype": str(dtype).removeprefix("torch."), "batch": arguments.batch,
+              **sizes, "tokens": pattern.n_rows, "density": pattern.density}  # fmt: skip
+    forms = []
+    if arguments.forms and device == "cuda":
+        forms = [{**common, **row} for row in searched(plan, tokens, arguments)]
+        yield [], forms
+    for contender, kind, prepare in contenders(plan, arguments):
+        if arguments.contenders and not contender.startswith(tuple(arguments.contenders)):
+            continue
+        found = measured(prepare, tokens, expected[kind], arguments)
+        print(f"  {contender:24}", "  ".join(f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}"
+              for n, v in found.items()), flush=True)  # fmt: skip
+        yield [{**common, "contender": contender, "computes": kind, **found}], []
+
+
+def contenders(plan, arguments):
+    """``(name, sparse or dense, callable() -> attend(q, k, v))`` of each."""
+    gpu = arguments.device == "cuda"
+    yield "tilewright", "sparse", lambda: partial(plan, ordered=True)
+    for form in arguments.flex if gpu else ():
+        yield f"flex {form}", "sparse", partial(flexible, plan.graph, form, arguments)
+    yield "sdpa masked", "sparse", partial(masked, plan.graph, arguments.device)
+    for name, backend in BACKENDS.items() if gpu else ():
+        yield name, "dense", partial(dense, backend)
+    if not gpu:
+        yield "dense sdpa", "dense", lambda: F.scaled_dot_product_attention
+
+
+def flexible(ordered, form, arguments):
+    """FlexAttention with gradients, in a form of `FLEX`: block size, whether wide queries are attended apart, and
+    whether torch tunes its kernels."""
+    block, *options = form.split("-")
+    block, device = int(block), arguments.device
+    narrow, rows = wide.split(ordered) if "split" in options else (ordered, None)
+    mask_mod, _ = flex.pairs(ordered, 1 << 31, device)
+    tables = [table for kind in patterns.kinds(narrow, block) for table in patterns.listed(kind, device)]
+    mask = flex.BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=ordered.shape)
+    mode = "max-autotune-no-cudagraphs" if "tuned" in options else None
+    sides = "BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2"
+    stated = dict.fromkeys(sides, block) if block < flex.BLOCK else None
+    torch._dynamo.reset()
+    compiled = torch.compile(flex.flex_attention, dynamic=False, fullgraph=True, mode=mode)
+    places = None if rows is None else torch.from_numpy(rows).to(device)
+
+    def attend(q, k, v):
+        out = compiled(q, k, v, block_mask=mask, kernel_options=stated)
+        if places is None:
+            return out
+        # ASSUME: wide queries see all keys, as global tokens do; the comparison with the reference says if not.
+        return out.index_copy(2, places, F.scaled_dot_product_attention(q[:, :, places], k, v))
+
+    return attend
+
+
+def masked(ordered, device):
+    """Torch's attention with the pattern as a mask."""
+    allowed = torch.from_numpy(ordered.to_dense()).to(device)
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+
+
+def dense(backend):
+    """Torch's attention over all pairs by one of its kernels."""
+
+    def attend(q, k, v):
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v)
+
+    return attend
+
+
+def oracle(ordered, q, k, v, grad):
+    """``(out, dq, dk, dv)`` in float64, some queries at a time. ordered: a `Graph`, None for all pairs."""
+    q, k, v, grad = (x.double() for x in (q, k, v, grad))
+    out, dq, dk, dv = (torch.zeros_like(x) for x in (q, q, k, v))
+    scale = q.shape[-1] ** -0.5
+    for lo in range(0, q.shape[2], SLAB):
+        at = slice(lo, min(lo + SLAB, q.shape[2]))
+        allowed = None
+        if ordered is not None:
+            indptr, keys = graph.take_rows(ordered.indptr, ordered.indices, ordered.row_id[at])
+            flags = np.zeros((at.stop - lo, ordered.n_cols), bool)
+            flags[np.repeat(np.arange(len(flags)), np.diff(indptr)), keys] = True
+            allowed = torch.from_numpy(flags).to(q.device)
+        for b, h in np.ndindex(*q.shape[:2]):
+            scores = q[b, h, at] @ k[b, h].T * scale
+            if allowed is not None:
+                scores.masked_fill_(~allowed, -torch.inf)
+            weights = torch.softmax(scores, -1).nan_to_num_(0.0)
+            out[b, h, at] = weights @ v[b, h]
+            delta = (out[b, h, at] * grad[b, h, at]).sum(-1, keepdim=True)
+            d_scores = weights * (grad[b, h, at] @ v[b, h].T - delta) * scale
+            dq[b, h, at] = d_scores @ k[b, h]
+            dk[b, h] += d_scores.T @ q[b, h, at]
+            dv[b, h] += weights.T @ grad[b, h, at]
+    return out, dq, dk, dv
+
+
+def measured(prepare, tokens, expected, arguments):
+    """Columns of one contender: its status and, where it is right, its errors, times and memory."""
+    gpu, (q, k, v, grad) = arguments.device == "cuda", tokens
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    try:
+        attend = prepare()
+
+        def both():
+            return torch.autograd.grad(attend(*leaves), leaves, grad)
+
+        def forward():
+            with torch.no_grad():
+                return attend(q, k, v)
+
+        found = [forward(), *both()]
+        errors = [float((x.double() - y).norm() / y.norm()) for x, y in zip(found, expected, strict=True)]
+        del found
+        stated = dict(zip(("error", "error_dq", "error_dk", "error_dv"), errors, strict=True))
+        if not all(error <= TOLERANCE[q.dtype] for error in errors):
+            return {"status": "wrong", **stated}
+        memory = peak_mb(both) if gpu else None
+        effort = arguments.effort
+        times = [timing.time_gpu(call, **effort) if gpu else timing.time_call(call, **effort)
+                 for call in (forward, both)]  # fmt: skip
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return {"status": "out of memory"}
+    except (Unavailable, TilewrightError, RuntimeError, NotImplementedError) as reason:
+        return {"status": f"unavailable: {str(reason).strip().splitlines()[0][:200]}"}
+    columns = {"status": "ok", "forward_us": times[0].p50_us, "backward_us": times[1].p50_us - times[0].p50_us,
+               "both_us": times[1].p50_us, "peak_mb": memory}  # fmt: skip
+    return {**columns, **stated, "rse": max(t.rse for t in times), "method": "+".join(t.method for t in times)}
+
+
+def peak_mb(call):
+    """Most megabytes that `call` holds beyond what is held before."""
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def searched(plan, tokens, arguments):
+    """Rows of the forms that each kernel was tried with; the plan's backward has the fastest of each from then on."""
+    from tilewright.targets.cuda import backward
+    from tilewright.targets.cuda.config import KernelConfig
+
+    q, k, v, grad = tokens
+    executor = plan._executor(q, True)
+    out = executor(q, k, v)
+    default = backward.default(plan.head_dim, plan.dtype)
+    prepared, best, rows = backward.Backward(executor), {}, []
+    for half, forms in (("queries", QUERY_FORMS), ("keys", KEY_FORMS)):
+        usual = getattr(default, half)(parse("64x1"))
+        trials = [("default", default, prepared)]
+        for tile_rows, step_keys, stages, warps, maxnreg in forms:
+            form = KernelConfig(step_keys, stages, warps, maxnreg)
+            if (tile_rows, form) == (64, usual):
+                continue
+            small = getattr(default, half)(parse("16x1"))
+            choice = {
+                half: lambda tile, form=form, small=small: form if tile.rows > 16 else small,
+                "query_tiles" if half == "queries" else "key_tiles": (f"{tile_rows}x1", "16x1"),
+            }
+            trials.append((f"{tile_rows}x1 {form}", replace(default, **choice), None))
+        least = np.inf
+        for name, chosen, made in trials:
+            row = {"half": half, "form": name}
+            try:
+                call = made or backward.Backward(executor, chosen, halves=(half,))
+                tensors = prepared.tensors(q, k, v, out, grad)
+                if half == "keys":
+                    prepared.run("queries", tensors)
+                took = timing.time_gpu(partial(call.run, half, tensors), **arguments.effort)
+                row |= {"status": "ok", "us": took.p50_us, "rse": took.rse, "method": took.method}
+                if took.p50_us < least:
+                    least, best[half] = took.p50_us, chosen
+            except (TilewrightError, RuntimeError) as error:
+                row |= {"status": str(error).strip().splitlines()[0][:200]}
+            print("  ", row, flush=True)
+            rows.append(row)
+    chosen = replace(
+        default, queries=best["queries"].queries, query_tiles=best["queries"].query_tiles, keys=best["keys"].keys,
+        key_tiles=best["keys"].key_tiles,
+    )  # fmt: skip
+    executor.backward = backward.Backward(executor, chosen)
+    return rows
+
+
+if __name__ == "__main__":
+    # Torch says so of each kernel that does not take a call.
+    warnings.filterwarnings("ignore", module="torch.nn.attention")
+    main()

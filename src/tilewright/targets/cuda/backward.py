@@ -1,0 +1,375 @@
+"""Gradients of a schedule on an NVIDIA GPU: one launch for those of the queries, one for those of keys and values.
+
+The first gives each query's log-sum-exp to the second (`backward_kernels`). Lists are made with the first backward of
+an executor, see `backward_lists`. Memory beyond the gradients: two floats for each query, and what the parts of split
+items leave. All sums have one order, so that no two calls differ.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+
+import numpy as np
+import torch
+from triton import OutOfResources
+
+from tilewright.core.errors import DeviceError, PatternError
+from tilewright.targets import qkv
+from tilewright.targets.cuda import backward_kernels, backward_lists, executor, launcher
+from tilewright.targets.cuda.config import HEAD_DIMS, KernelConfig
+from tilewright.targets.cuda.tile_lists import Item, Part
+
+# The kernels of a backward, in order.
+HALVES = "queries", "keys"
+
+
+def gradients(forward, q, k, v, out, grad):
+    """``(dq, dk, dv)`` of ``out = forward(q, k, v)`` for the gradient `grad` [B, H, N_q, D] of `out`, contiguous.
+
+    forward: an `executor.Executor`. Raises `DeviceError` while a CUDA graph is captured, unless a call with tensors of
+    these shapes and strides came before.
+    """
+    if forward.backward is None:
+        with forward.preparing:
+            if forward.backward is None:
+                forward.backward = Backward(forward)
+    return forward.backward(q, k, v, out, grad)
+
+
+@dataclass(frozen=True)
+class Forms:
+    """How the kernels of a backward are compiled. queries, keys: ``callable(tile) -> KernelConfig`` of either kernel.
+
+    query_tiles, key_tiles: names of the tiles that regions choose from. most_full: see `backward_lists.MOST_FULL`.
+    """
+
+    queries: object
+    keys: object
+    query_tiles: tuple[str, ...] = backward_lists.TILES
+    key_tiles: tuple[str, ...] = backward_lists.TILES
+    most_full: float = backward_lists.MOST_FULL
+
+
+def default(head_dim, dtype):
+    """The `Forms` that hold unless others are asked for."""
+    width = sum(HEAD_DIMS[head_dim])
+    return Forms(partial(_form, width, dtype), partial(_form, width, dtype))
+
+
+def _form(width, dtype, tile):
+    # ASSUME: one form for both kernels. float32 does not use the tensor cores: it has few keys a step, and more warps.
+    if dtype.itemsize > 2:
+        return KernelConfig(32 if width <= 64 else 16, num_stages=1, num_warps=4 if tile.rows <= 16 else 8)
+    if width <= 64:
+        return KernelConfig(64, num_stages=2, num_warps=8 if tile.rows > 64 else 4)
+    return KernelConfig(64 if width <= 128 else 32, num_stages=2 if width <= 128 else 1, num_warps=8)
+
+
+class Backward:
+    """The prepared backward of an executor. The first call with tensors of some layout compiles, later ones do not."""
+
+    def __init__(self, forward, forms=None, halves=HALVES):
+        """Make the lists of `forward`; forms: `Forms`, None for the default. halves: those to make, of `HALVES`."""
+        _expect_no_capture()
+        source, self._forward = forward.source, forward
+        common, (n_q, n_k), device = source.common, forward.shape, forward.device
+        forms = forms or default(common.head_dim, common.dtype)
+        seen_by = backward_lists.transposed(source.used, forward.shape)
+        found = seen_by.T.tocsr()
+        rows, keys = common.taken
+        natural_rows, natural_keys = common.natural
+        by_query = by_key = peak = None
+        if common.bias is not None:
+            by_query = lambda row, key: common.bias.index(natural_rows[row], natural_keys[key])  # noqa: E731
+            by_key = lambda key, row: common.bias.index(natural_rows[row], natural_keys[key])  # noqa: E731
+            # By the positions of the queries, as the other numbers of a query.
+            peak = torch.empty(forward.heads, n_q)
+            peak[:, torch.from_numpy(np.ascontiguousarray(rows))] = backward_lists.peaks(common, found)
+            peak = peak.to(device)
+        self._halves = {half: [] for half in HALVES}
+        if "queries" in halves:
+            made = backward_lists.as_graph(found)
+            lists = backward_lists.build(
+                made, lambda t: forms.queries(t).step_keys, by_query, forms.query_tiles, forms.most_full
+            )
+            self._halves["queries"] = [
+                QueryLaunch(each, forms.queries(tile), common, (rows, keys), device) for tile, each in lists
+            ]
+        if "keys" in halves:
+            made = backward_lists.as_graph(seen_by)
+            lists = backward_lists.build(
+                made, lambda t: forms.keys(t).step_keys, by_key, forms.key_tiles, forms.most_full
+            )
+            self._halves["keys"] = [
+                KeyLaunch(each, forms.keys(tile), common, (keys, rows), device, peak) for tile, each in lists
+            ]
+        for launches in self._halves.values():
+            # A GPU takes the programs of the first launch first: the longest are not to be the last ones.
+            launches.sort(key=lambda launch: launch.lists.items[:, Item.STEPS].max(), reverse=True)
+        seeing, seen = (int((np.diff(x.indptr) > 0).sum()) for x in (found, seen_by))
+        self._all_see, self._all_seen = seeing == n_q, seen == n_k
+        self._stream = launcher.current_stream(device)
+        # By stream, alignment and size: (whether tensors have its layout, launches).
+        self._known, self._lock = {}, Lock()
+        if device.type == "cuda":
+            # Calls may come on any stream.
+            torch.cuda.current_stream(device).synchronize()
+
+    @property
+    def memory_bytes(self):
+        """Bytes of lists and masks held between calls."""
+        return sum(launch.memory_bytes for launch in itertools.chain(*self._halves.values()))
+
+    @property
+    def launches(self):
+        """The launches of each of `HALVES`, by name."""
+        return self._halves
+
+    @property
+    def executed(self):
+        """Pairs of query and key that a head works through, padding included: ``(for queries, for keys)``."""
+        return tuple(sum(launch.executed for launch in half) for half in self._halves.values())
+
+    def __call__(self, q, k, v, out, grad):
+        """``(dq, dk, dv)``, contiguous. Raises `PatternError` or `DeviceError` for tensors other than planned."""
+        device = self._forward.device
+        if device.type == "cuda" and torch.cuda.current_device() != device.index:
+            with torch.cuda.device(device):
+                return self(q, k, v, out, grad)
+        if grad.stride(-1) != 1:
+            grad = grad.contiguous()
+        given = q, k, v, out, grad
+        tensors = self.tensors(*given)
+        found = tensors[5:8]
+        addresses = [x.data_ptr() for x in tensors]
+        key = (self._stream(), *(at & 15 for at in addresses), q.numel())
+        for same, launches in self._known.get(key, ()):
+            if launches and same(*given):
+                for launch in launches:
+                    launch(*addresses)
+                return found
+        # Threads compile and store their calls one after the other.
+        with self._lock:
+            self._first(key, given, tensors)
+        return found
+
+    def tensors(self, q, k, v, out, grad):
+        """What launches take: these, memory for their gradients, and for the numbers of each query."""
+        n_q, n_k = self._forward.shape
+        dq, dk, dv = (q.new_empty(*q.shape[:2], n, q.shape[3]) for n in (n_q, n_k, n_k))
+        stats = torch.empty(2, len(q) * self._forward.heads, n_q, dtype=torch.float32, device=q.device)
+        if not self._all_see:
+            dq.zero_()
+            # Blocks may hold queries without keys: what is read of them must be a number.
+            stats.zero_()
+        if not self._all_seen:
+            dk.zero_()
+            dv.zero_()
+        return q, k, v, out, grad, dq, dk, dv, *stats
+
+    def run(self, half, tensors):
+        """Launch one of `HALVES` through Triton; returns what does so directly, see `launcher.direct`."""
+        together = self._halves[half]
+        beside, calls = launcher.beside(self._forward.device, len(together) - 1), []
+        beside.fork()
+        try:
+            for launch, place in zip(together, beside.places, strict=True):
+                with place():
+                    calls.append(launch.direct(launch(*tensors), *tensors))
+        finally:
+            # Tensors may be freed once this returns, also where a launch was refused.
+            beside.join()
+        return beside.around(calls)
+
+    def _first(self, key, given, tensors):
+        """Check tensors of a new layout, launch through Triton, and store how to launch directly from then on."""
+        self._check(*given)
+        if not len(given[0]):
+            return
+        if not self._seen(given, lambda known: known[1:] == key[1:]):
+            _expect_no_capture()
+        launches = [call for half in HALVES for call in self.run(half, tensors)]
+        if not launcher.capturing() and not self._seen(given, lambda known: known == key):
+            launches = [] if None in launches else launches
+            launcher.store(self._known, key, (qkv.same_layout(*given), launches))
+
+    def _check(self, q, k, v, out, grad):
+        names = ("shape", "heads", "head_dim", "dtype", "device")
+        expected = {name: getattr(self._forward, name) for name in names}
+        qkv.check(q, k, v, **expected)
+        for name, x in (("out", out), ("grad", grad)):
+            if (x.shape, x.dtype, x.device) != ((*q.shape[:2], self._forward.shape[0], q.shape[3]), q.dtype, q.device):
+                raise PatternError(
+                    f"{name}: expected the shape, dtype and device of the result, found {tuple(x.shape)}, {x.dtype}, "
+                    f"{x.device}"
+                )
+        for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
+            if x.stride(3) != 1:
+                raise PatternError(f"{name}: expected the values of a head side by side, found stride {x.stride(3)}")
+
+    def _seen(self, given, which):
+        return any(same(*given) for key, calls in self._known.items() if which(key) for same, *_ in calls)
+
+
+def _expect_no_capture():
+    if launcher.capturing():
+        raise DeviceError(
+            "a CUDA graph is being captured: differentiate the plan once with tensors of these shapes and strides "
+            "before that"
+        )
+
+
+class _Launch:
+    """Work items of one tile and one kernel: their lists on the device, scratch memory, and the call.
+
+    Tensors of a call are q, k, v, out, grad, dq, dk, dv, log-sum-exps and deltas, in this order.
+    """
+
+    # Set by each: the kernel; the numbers of the tensors that it takes, and of those whose strides it takes; values in
+    # a scratch row, in row widths; whether parts leave their sums of weights.
+    kernel: object
+    taken: tuple[int, ...]
+    strided: tuple[int, ...]
+    sums: int
+    stated: bool
+
+    def __init__(self, lists, form, common, positions, device, peak=None):
+        """positions: int [rows], [keys] of the lists, in the tensors. peak: see `tilewright_key_gradients`."""
+        self.lists, self._form, self._heads, self._peak = lists, form, common.heads, peak
+        self._sign, self._size = executor.signed_scale(common)
+        self._d0, self._d1 = HEAD_DIMS[common.head_dim]
+        left, right, mask_heads = self._masks(common, device)
+        rows, keys = positions
+        held = (lists.items, rows.astype(np.int32), keys[lists.keys].astype(np.int32))
+        parts = lists.parts if len(lists.parts) else np.zeros((1, len(Part)), np.int32)
+        # In the kernels' order.
+        self._held = (*(_to(device, x) for x in held), left, right, _to(device, parts))
+        self._constants = {
+            "BLOCK_M": lists.rows, "BLOCK_N": lists.step_keys, "HEAD_DIM": common.head_dim, "D0": self._d0,
+            "D1": self._d1, "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": mask_heads, "FULL": lists.full,
+            "PARTIAL": lists.partial, "SPLIT": len(lists.parts) > 0,
+            "ORDERED": bool((rows == np.arange(len(rows))).all()), "SIGN": self._sign,
+            "NUM_STAGES": form.num_stages,
+        }  # fmt: skip
+        # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
+        self._stream, self._scratch = launcher.current_stream(left.device), {}
+
+    def _masks(self, common, device):
+        return executor.masks(self.lists, common, self._size, device)
+
+    @property
+    def memory_bytes(self):
+        """Bytes of lists and masks held between calls."""
+        return sum(x.nbytes for x in self._held)
+
+    @property
+    def executed(self):
+        """Pairs that a head works through."""
+        lists = self.lists
+        return lists.rows * lists.step_keys * int(lists.items[:, Item.STEPS].sum())
+
+    def __call__(self, *tensors):
+        """Launch through Triton; returns the compiled kernel. Raises `DeviceError` where a program does not fit."""
+        memory, sizes, constants = self._arguments(tensors)
+        options = {"num_warps": self._form.num_warps, "maxnreg": self._form.maxnreg}
+        own = (tensors[i] for i in self.taken)
+        try:
+            return self.kernel[self._grid(tensors[0])](*own, *memory, *sizes, **constants, **options)
+        except OutOfResources as error:
+            raise DeviceError(
+                f"backward of {self.lists.rows} rows: expected to need at most {error.limit} of this device's "
+                f"{error.name}, found {error.required}"
+            ) from error
+
+    def direct(self, compiled, *tensors):
+        """``callable(addresses of all tensors)`` that launches `compiled` for tensors of this layout, see
+        `launcher.direct`."""
+        memory, sizes, constants = self._arguments(tensors)
+        arguments = (*(x.data_ptr() for x in memory), *sizes, *constants.values())
+        grid, stream, taken = self._grid(tensors[0]), self._stream(), self.taken
+        launch = launcher.direct(compiled, grid, stream, arguments, tensors[0].device)
+        return launch and (lambda *addresses: launch(*(addresses[i] for i in taken)))
+
+    def _grid(self, q):
+        n = len(self.lists.items)
+        layers = max(1, -(-n // executor.MOST_ACROSS))
+        return q.shape[0] * self._heads, -(-n // layers), layers
+
+    def _arguments(self, tensors):
+        """What the kernel takes after the tensors: memory, sizes, and constants by name."""
+        q, k = tensors[:2]
+        batch, strided = q.shape[0], [tensors[i] for i in self.strided]
+        strides = (stride for x in strided for stride in x.stride()[:3])
+        wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in strided)
+        scale_log2 = self._size * math.log2(math.e)
+        sizes = (*strides, len(self.lists.items), batch * self._heads, *self._counts(q, k), scale_log2)
+        return (*self._held, *self._parts(batch)), (*sizes, *self._scales()), self._constants | {"WIDE": wide}
+
+    def _counts(self, q, k):
+        raise NotImplementedError
+
+    def _scales(self):
+        return (float(self._sign * self._size),)
+
+    def _parts(self, batch):
+        """Sums, statistics and counters of the parts for a batch or a larger one, each stream its own."""
+        made, hb = self._scratch.setdefault(self._stream(), []), batch * self._heads
+        # Counters that a graph set to zero would be so only after its first replay: it takes those of any stream.
+        known = itertools.chain(*self._scratch.values()) if launcher.capturing() else made
+        if (found := next((parts for most, parts in known if most >= hb), None)) is None:
+            # At least twice the largest before, so that batches of many sizes take little more than the largest alone.
+            hb, device = max(hb, 2 * made[-1][0] if made else 0), self._held[0].device
+            rows, groups = max(1, self.lists.part_rows), max(1, self.lists.groups)
+            found = (
+                torch.empty(rows * hb, self.sums * (self._d0 + self._d1), device=device),
+                *([torch.empty(rows * hb, 2, device=device)] if self.stated else []),
+                torch.zeros(groups * hb, dtype=torch.int32, device=device),
+            )
+            made.append((hb, found))
+        return found
+
+
+class QueryLaunch(_Launch):
+    """Work items whose rows are queries."""
+
+    kernel = backward_kernels.tilewright_query_gradients
+    taken, strided = (0, 1, 2, 3, 4, 5, 8, 9), (0, 1, 2, 3, 4)
+    sums, stated = 1, True
+
+    def _counts(self, q, k):
+        return (q.shape[2],)
+
+
+class KeyLaunch(_Launch):
+    """Work items whose rows are keys."""
+
+    kernel = backward_kernels.tilewright_key_gradients
+    taken, strided = (0, 1, 2, 4, 6, 7, 8, 9), (0, 1, 2, 4)
+    sums, stated = 2, False
+
+    def _masks(self, common, device):
+        if self.lists.rank or common.bias is None:
+            return super()._masks(common, device)
+        # The bias itself: what is taken off it belongs to queries, which are no rows here.
+        table = common.bias.table.detach().float().to(device)
+        table = torch.cat((table, torch.full_like(table[:, :1], -torch.inf)), 1)
+        tiles = table[:, _to(device, self.lists.bias_index).long()].transpose(0, 1).contiguous()
+        return _to(device, self.lists.left).to(common.dtype), tiles, len(table)
+
+    def _counts(self, q, k):
+        return q.shape[2], k.shape[2]
+
+    def _scales(self):
+        return (*super()._scales(), 1 / self._size)
+
+    def _parts(self, batch):
+        if self._peak is None:
+            # A pointer needs memory even where there is no bias.
+            self._peak = torch.zeros(1, device=self._held[0].device)
+        return (*super()._parts(batch), self._peak)
+
+
+def _to(device, array):
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

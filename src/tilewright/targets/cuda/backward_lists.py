@@ -1,0 +1,128 @@
+"""The lists of a backward: a plan's pattern, and its transpose, cut anew for `backward_kernels` (training).
+
+Blocks cover the queries of a plan. Its keys get blocks of their own: the transposed pattern, in the plan's order, is
+cut by the same functions.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numba import njit
+from scipy.sparse import csr_array
+
+from tilewright import blocks, graph
+from tilewright.blocks import work
+from tilewright.blocks.tiles import fitting, parse
+from tilewright.targets.cuda import facts, tile_lists
+
+# Tiles that regions choose from.
+TILES = "64x1", "16x1"
+# What a pair costs in a tile of 16 rows, in pairs of one with 64. ASSUME: tensor cores take a quarter of the rows at a
+# time, and steps have as many keys to load.
+SMALL_ROWS, SMALL_COST = 16, 2.5
+# Where a smaller share of the runs is full, all steps of a launch have masks. ASSUME: one loop over all steps is faster
+# then than two, one without masks: each fills its pipeline anew, and of two that share accumulators the assembler lets
+# no products overlap.
+MOST_FULL = 0.5
+# Pairs whose bias is read at a time.
+_PAIRS = 1 << 24
+
+
+def transposed(used, shape):
+    """The transpose of the pattern that the blocks cover, in the plan's order, as a boolean ``csr_array`` [N_k, N_q].
+
+    used: ``[(blocks, int ids), …]``, ids ascending.
+    """
+    counts = np.zeros(shape[1], np.int64)
+    for cover, ids in used:
+        _take(cover.row_ptr, cover.run_ptr, cover.run_keys, cover.run_mask, cover.masks, ids, counts, None)
+    indptr = np.concatenate(([0], np.cumsum(counts)))
+    indices, place = np.empty(indptr[-1], np.int32), indptr[:-1].copy()
+    for cover, ids in used:
+        _take(cover.row_ptr, cover.run_ptr, cover.run_keys, cover.run_mask, cover.masks, ids, place, indices)
+    return csr_array((np.ones(len(indices), bool), indices, indptr), shape=shape[::-1])
+
+
+@njit(cache=True, nogil=True)
+def _take(row_ptr, run_ptr, run_keys, run_mask, masks, ids, place, indices):
+    """Add the pairs of the blocks `ids` to `place`, how many each key has; write their rows to `indices`, if given,
+    where a key's `place` was."""
+    for b in ids:
+        first, n_rows = row_ptr[b], row_ptr[b + 1] - row_ptr[b]
+        for run in range(run_ptr[b], run_ptr[b + 1]):
+            mask = run_mask[run]
+            for row in range(n_rows):
+                for i in range(run_keys.shape[1]):
+                    # Padded keys and rows have no bits; a full run has no padded keys.
+                    if mask < 0 or masks[mask, row, i >> 3] >> (i & 7) & 1:
+                        key = run_keys[run, i]
+                        if indices is not None:
+                            indices[place[key]] = first + row
+                        place[key] += 1
+
+
+def as_graph(found):
+    """The `Graph` of a boolean sparse array whose rows are to be cut."""
+    found = found.tocsr()
+    found.sort_indices()
+    return graph.from_csr(found.indptr, found.indices, found.shape)
+
+
+def build(pattern, step_keys, index=None, names=TILES, most_full=MOST_FULL):
+    """``[(tile, TileLists), …]`` that cover the rows of `pattern`, a `Graph`; each region has the cheapest tile.
+
+    step_keys: ``callable(tile) -> int``. index: as for `tile_lists.build`. most_full: see `MOST_FULL`.
+    """
+    chosen = [parse(name) for name in fitting(names, pattern.shape, facts.FEWEST_ROWS)]
+    covers = list(blocks.extract_all(pattern, chosen).values())
+    cost = np.stack([_cost(cover) for cover in covers])
+    best, found = cost.argmin(0), []
+    for number, cover in enumerate(covers):
+        items = work.items(cover, facts.SPLIT_KEYS)
+        here = best[cover.region[items.block]] == number
+        if not here.any():
+            continue
+        columns = (column[here] for column in (items.block, items.run_lo, items.run_hi))
+        found.append((cover.tile, _lists(cover, *columns, step_keys(cover.tile), index, most_full)))
+    return found
+
+
+def _lists(cover, block, run_lo, run_hi, step_keys, index, most_full):
+    """`TileLists` of these items, with masks for all steps where few have none."""
+    made = partial(tile_lists.build, block=block, run_lo=run_lo, run_hi=run_hi, step_keys=step_keys, index=index)
+    first = np.concatenate(([0], np.cumsum(cover.run_mask < 0)))
+    share = (first[run_hi] - first[run_lo]).sum() / (run_hi - run_lo).sum()
+    if cover.tile.rows > SMALL_ROWS and 0 < share < most_full:
+        # A mask that allows all pairs, in place of none.
+        everything = np.full((1, *cover.masks.shape[1:]), 255, np.uint8)
+        masks = np.concatenate((cover.masks, everything))
+        run_mask = np.where(cover.run_mask < 0, len(cover.masks), cover.run_mask).astype(np.int32)
+        cover = replace(cover, masks=masks, run_mask=run_mask)
+    return made(cover)
+
+
+def _cost(cover):
+    """float [regions]: what each costs in this tile, in pairs of a large one."""
+    factor = SMALL_COST if cover.tile.rows <= SMALL_ROWS else 1.0
+    return np.bincount(cover.region, weights=cover.area, minlength=cover.n_regions) * factor
+
+
+def peaks(common, found):
+    """float32 [H, N_q]: the greatest bias of each query over the keys that it may see, in the plan's order; 0 for none.
+
+    found: the pattern, a sparse array in that order.
+    """
+    import torch
+
+    table = common.bias.table.detach().float().cpu()
+    most = torch.full((len(table), found.shape[0]), -torch.inf)
+    at = found.tocoo()
+    rows, keys = common.natural
+    for lo in range(0, at.nnz, _PAIRS):
+        row, key = at.row[lo : lo + _PAIRS], at.col[lo : lo + _PAIRS]
+        index = torch.from_numpy(np.asarray(common.bias.index(rows[row], keys[key]), np.int64))
+        row = torch.from_numpy(row.astype(np.int64))
+        for of_head, values in zip(most, table, strict=True):
+            of_head.scatter_reduce_(0, row, values[index], "amax")
+    return most.masked_fill_(most == -torch.inf, 0.0)

@@ -1,0 +1,308 @@
+"""Gradients of schedules on a GPU, against autograd through the reference in float64, where there is no GPU under
+Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+
+import tilewright
+from helpers import plans
+from helpers.gpu import TRITON_DEVICE as DEVICE
+from tilewright import models, reference, reorder
+from tilewright.blocks import tiles
+from tilewright.core.errors import DeviceError, PatternError
+from tilewright.targets.cuda import backward, tile_lists
+from tilewright.targets.cuda import executor as cuda_executor
+from tilewright.targets.masks import Bias
+
+H = 2
+needs_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="plans for a GPU are made on one")
+# Compiled in a process of its own, without the interpreter. Prints products and what the assembler says of registers.
+COMPILE = """
+import re, subprocess, sys, tempfile
+from pathlib import Path
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from tilewright.targets.cuda import backward_kernels
+from tilewright.targets.cuda.config import HEAD_DIMS
+
+name, *numbers = sys.argv[1:]
+rows, keys, head_dim, stages, rank, warps, split = map(int, numbers)
+kernel = getattr(backward_kernels, name)
+constants = {"BLOCK_M": rows, "BLOCK_N": keys, "HEAD_DIM": head_dim, "RANK": rank, "HEADS": 6, "MASK_HEADS": 1}
+constants |= dict(zip(("D0", "D1"), HEAD_DIMS[head_dim])) | {"FULL": False, "PARTIAL": True, "SPLIT": bool(split)}
+constants |= {"ORDERED": False, "SIGN": 1, "NUM_STAGES": stages, "WIDE": False}
+types = dict.fromkeys(("item_ptr", "row_ptr", "key_ptr", "part_ptr", "count_ptr"), "*i32")
+types |= dict.fromkeys(("acc_ptr", "stat_ptr", "lse_ptr", "delta_ptr", "peak_ptr"), "*fp32")
+types |= dict.fromkeys(("scale_log2", "scale", "mask_scale"), "fp32")
+types["right_ptr"] = {0: "*fp32", 1: "*fp32", 2: "*u8"}.get(rank, "*bf16")
+names = kernel.arg_names
+kinds = {each: types.get(each, "*bf16" if each.endswith("ptr") else "i32") for each in names}
+signature = {each: "constexpr" if each in constants else kind for each, kind in kinds.items()}
+free = {"scale_log2", "scale", "mask_scale", "n_items", "n_hb", "n_queries", "n_keys", *constants}
+aligned = {(i,): [["tt.divisibility", 16]] for i, each in enumerate(names) if each not in free}
+given = {(names.index(each),): value for each, value in constants.items()}
+source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=aligned)
+compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+ptx = compiled.asm["ptx"]
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "kernel.ptx"
+    path.write_text(ptx)
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    command = [str(assembler), "-v", "-arch=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+print(compiled.metadata.shared, ptx.count("wgmma.mma_async"), *re.findall(r"Used (\\d+) registers", said))
+print(*re.findall(r"(\\d+) bytes spill", said), "serialized" in said)
+"""
+# bfloat16 is silently wrong under some releases of the interpreter.
+DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
+# A gradient sums products of four rounded factors where the result sums those of two: twice its tolerance.
+TOLERANCE = {dtype: 2 * error for dtype, error in reference.TOLERANCE.items()}
+
+
+def tokens(n_q, n_k, head_dim, batch=1, dtype=torch.float32, seed=0):
+    make = torch.Generator().manual_seed(seed)
+    made = (torch.randn(batch, H, n, head_dim, generator=make) for n in (n_q, n_k, n_k, n_q))
+    return [x.to(DEVICE, dtype) for x in made]
+
+
+def wanted(dense, q, k, v, grad, bias, scale):
+    """Gradients of q, k and v by autograd through the reference in float64."""
+    leaves = [x.cpu().double().requires_grad_() for x in (q, k, v)]
+    allowed = torch.from_numpy(dense)
+    if isinstance(bias, Bias):
+        bias = bias.table[:, torch.from_numpy(bias.index(*np.ogrid[: dense.shape[0], : dense.shape[1]]))]
+    # Rows without a key have no gradient, but NaN in autograd's softmax: their result is left out.
+    has_keys = allowed.any(1)
+    if bias is not None:
+        has_keys &= ((bias > -torch.inf) & allowed).any(2).all(0)
+    rows = None if bias is None else bias[:, has_keys]
+    q_seen = leaves[0][:, :, has_keys]
+    reference.attention(q_seen, *leaves[1:], allowed[has_keys], bias=rows, scale=scale).backward(
+        grad.cpu().double()[:, :, has_keys]
+    )
+    return [x.grad for x in leaves]
+
+
+def check(dense, names, *, head_dim=32, batch=1, dtype=torch.float32, bias=None, scale=None, ordered=False, **options):
+    """Compare gradients of a random order and schedule with autograd's; returns the executor."""
+    q, k, v, grad = tokens(*dense.shape, head_dim, batch, dtype)
+    given = {"bias": bias, "scale": scale, "ordered": ordered, "region_rows": 64, "device": DEVICE, **options}
+    call, inputs, _ = plans.prepared(cuda_executor.prepare, dense, names, (q, k, v), **given)
+    expected = wanted(dense, q, k, v, grad, bias, scale)
+    if ordered:
+        common = call.source.common
+        row, col = (torch.from_numpy(np.asarray(order)).long() for order in common.natural)
+        grad = grad[:, :, row.to(grad.device)]
+        expected = [x[:, :, order] for x, order in zip(expected, (row, col, col), strict=True)]
+    out, first = call(*inputs), None
+    for _ in range(2):
+        # Twice: the counters of split blocks are to be as they were, and the sums have one order.
+        found = backward.gradients(call, *inputs, out, grad)
+        for name, x, y in zip("qkv", found, expected, strict=True):
+            assert x.dtype == dtype and x.is_contiguous() and not x.isnan().any()
+            error = (x.cpu().double() - y).norm() / max(y.norm(), 1e-30)
+            assert error <= TOLERANCE[dtype] or (not y.any() and not x.any()), f"d{name}: {error:.2e}"
+        assert first is None or all(torch.equal(x, y) for x, y in zip(first, found, strict=True))
+        first = found
+    return call
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("names", [["16x1"], ["64x64", "16x1"], ["128x1"]], ids=lambda names: "+".join(names))
+def test_gradients_are_those_of_the_reference(names, dtype):
+    check(plans.pattern(100, 90), names, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [8, 40, 48, 64, 128])
+def test_head_dims(head_dim, dtype):
+    check(plans.pattern(70, 90), ["16x1", "32x1"], head_dim=head_dim, dtype=dtype, split_keys=32)
+
+
+@pytest.mark.parametrize("n_global", [1, 9], ids=["few-rows", "many-rows"])
+@pytest.mark.parametrize("head_dim", [32, 48])
+def test_rows_and_columns_of_many_keys_are_split(n_global, head_dim, monkeypatch):
+    monkeypatch.setattr(backward.backward_lists.facts, "SPLIT_KEYS", 32)
+    dense = plans.pattern(170, 180, 0.1, n_global=n_global)
+    dense[:, :n_global] |= dense.any(1, keepdims=True)
+    call = check(dense, ["16x1"], head_dim=head_dim)
+    assert all(max(launch.lists.groups for launch in half) > 0 for half in call.backward.launches.values())
+
+
+def test_global_tokens_have_small_tiles_and_few_full_steps_masks():
+    ordered, _ = reorder.apply(models.build("vil-tiny-224-s1-exact"), "window")
+    small, large = sorted(backward.backward_lists.build(ordered, lambda tile: 64), key=lambda each: each[0].rows)
+    assert (small[0].rows, set(small[1].items[:, tile_lists.Item.ROWS])) == (16, {1}) and small[1].full
+    assert (large[0].rows, large[1].full, large[1].rank) == (64, False, 16)
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["natural", "ordered"])
+def test_batches(ordered):
+    check(plans.pattern(70, 70), ["16x1", "16x16"], batch=3, ordered=ordered, split_keys=32)
+
+
+@pytest.mark.parametrize("kind", ["rectangles", "band", "random"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_masks_of_each_form(kind, dtype):
+    at, rng = np.arange(160), np.random.default_rng(0)
+    dense = {
+        "rectangles": np.abs(at[:, None] // 8 - at // 8) <= 2,
+        "band": np.abs(at[:, None] - at) <= 50,
+        "random": rng.random((160, 160)) < 0.5,
+    }[kind]
+    # A query without keys, and a key that no query sees.
+    dense[90], dense[:, 20] = False, False
+    call = check(dense, ["64x1"], dtype=dtype, seed=None)
+    lists = [launch.lists for half in call.backward.launches.values() for launch in half]
+    ranks = {each.rank for each in lists if each.partial}
+    known = {"rectangles": {16}, "band": {tile_lists.INTERVALS}, "random": {tile_lists.BYTES}}
+    assert ranks & known[kind]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0, -0.5])
+def test_scales(scale):
+    check(plans.pattern(40, 50), ["16x1"], scale=scale)
+    bias = torch.randn(H, 40, 50, generator=torch.Generator().manual_seed(1))
+    check(plans.pattern(40, 50), ["16x1"], scale=scale, bias=bias)
+
+
+@pytest.mark.parametrize("kind", ["table", "dense", "large", "forbids"])
+def test_biases(kind):
+    generator = torch.Generator().manual_seed(1)
+    bias = torch.randn(H, 70, 80, generator=generator)
+    if kind == "table":
+        bias = Bias(torch.randn(H, 7, generator=generator), lambda rows, cols: (rows + 3 * cols) % 7)
+    elif kind == "large":
+        # All keys of a query have the same large bias: it cancels.
+        bias = bias + 1e5 * torch.randn(H, 70, 1, generator=generator).round(decimals=1)
+        bias = bias.to(torch.float32)
+    elif kind == "forbids":
+        bias[:, :, :30] = -torch.inf
+        bias[:, 5] = -torch.inf
+    check(plans.pattern(70, 80), ["16x1", "16x16"], bias=bias, split_keys=32)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    n_q=st.integers(33, 90),
+    n_k=st.integers(33, 100),
+    density=st.floats(0.02, 0.9),
+    n_global=st.integers(0, 3),
+    empty=st.integers(0, 5),
+    biased=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_gradients_of_random_patterns(n_q, n_k, density, n_global, empty, biased, seed):
+    bias = 40 * torch.randn(H, n_q, n_k, generator=torch.Generator().manual_seed(seed)) if biased else None
+    check(plans.pattern(n_q, n_k, density, seed, n_global, empty), ["16x1", "16x16"], bias=bias, seed=seed)
+
+
+def test_tensors_of_any_strides():
+    dense = plans.pattern(70, 70)
+    q, k, v, grad = tokens(70, 70, 32, batch=2)
+    call, _, _ = plans.prepared(cuda_executor.prepare, dense, ["16x1"], (q, k, v), device=DEVICE)
+    packed = torch.stack((q, k, v)).permute(1, 3, 0, 2, 4).contiguous().permute(2, 0, 3, 1, 4)
+    expected = wanted(dense, q, k, v, grad, None, None)
+    plain = backward.gradients(call, q, k, v, call(q, k, v), grad)
+    grads = (grad, grad.transpose(1, 2).contiguous().transpose(1, 2), grad.mT.contiguous().mT)
+    for given_grad in grads:
+        found = backward.gradients(call, *packed, call(*packed), given_grad)
+        assert all(torch.equal(x, y) for x, y in zip(found, plain, strict=True))
+    # As the gradient of a sum comes.
+    ones = torch.ones((), device=DEVICE).expand(2, H, 70, 32)
+    expected = wanted(dense, q, k, v, ones, None, None)
+    found = backward.gradients(call, *packed, call(*packed), ones)
+    # The gradients of q and k vanish but for what v varies: compared with those of v.
+    for x, y in zip(found, expected, strict=True):
+        assert (x.cpu().double() - y).norm() <= TOLERANCE[torch.float32] * expected[2].norm()
+
+
+def test_a_batch_without_entries():
+    call, (q, k, v), _ = plans.prepared(cuda_executor.prepare, plans.pattern(40, 40), ["16x1"], tokens(40, 40, 32)[:3],
+                                        device=DEVICE)  # fmt: skip
+    none = [x[:0] for x in (q, k, v)]
+    assert [x.shape for x in backward.gradients(call, *none, call(*none), q[:0])] == [(0, H, 40, 32)] * 3
+
+
+def test_other_tensors_are_refused():
+    q, k, v, grad = tokens(40, 50, 32)
+    call, _, _ = plans.prepared(cuda_executor.prepare, plans.pattern(40, 50), ["16x1"], (q, k, v), device=DEVICE)
+    out = call(q, k, v)
+    with pytest.raises(PatternError, match="grad: expected the shape, dtype and device of the result, found"):
+        backward.gradients(call, q, k, v, out, grad[:, :, 1:])
+    with pytest.raises(PatternError, match="k: expected the values of a head side by side, found stride 50"):
+        backward.gradients(call, q, k.mT.contiguous().mT, v, out, grad)
+
+
+def test_what_is_captured_is_to_be_called_once_before(monkeypatch):
+    q, k, v, grad = tokens(40, 50, 32)
+    call, _, _ = plans.prepared(cuda_executor.prepare, plans.pattern(40, 50), ["16x1"], (q, k, v), device=DEVICE)
+    out = call(q, k, v)
+    monkeypatch.setattr(backward.launcher, "capturing", lambda: True)
+    with pytest.raises(DeviceError, match="differentiate the plan once with tensors of these shapes"):
+        backward.gradients(call, q, k, v, out, grad)
+
+
+@pytest.mark.parametrize("kernel", ["query", "key"])
+@pytest.mark.parametrize("rank, head_dim", [(16, 64), (1, 64), (2, 64), (0, 64), (16, 128)])
+def test_it_compiles_for_hopper(kernel, rank, head_dim):
+    form = backward.default(head_dim, torch.bfloat16).keys(tiles.parse("64x1"))
+    numbers = 64, form.step_keys, head_dim, form.num_stages, rank, form.num_warps, 0
+    command = [sys.executable, "-c", COMPILE, f"tilewright_{kernel}_gradients", *map(str, numbers)]
+    given = {"env": {**os.environ, "TRITON_INTERPRET": "0"}, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(command, **given)
+    assert done.returncode == 0, done.stderr[-2000:]
+    counts, spills = done.stdout.splitlines()
+    shared, products, registers = map(int, counts.split())
+    # Stages of two tensors, and of a bias; tokens of the rows, at most.
+    stage = 2 * form.step_keys * head_dim * 2 + 4 * 64 * form.step_keys * (rank == 0)
+    assert shared <= form.num_stages * stage + 4 * 64 * head_dim * 2 + 16384
+    assert products >= (3 if kernel == "query" else 4) * head_dim // 16
+    # So many programs of four warps run side by side, or of eight warps.
+    assert registers * form.num_warps * 32 * (1 if head_dim > 64 else 3 if kernel == "query" else 2) <= 1 << 16
+    assert spills == "0 0 False"
+
+
+@needs_gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_plan_is_differentiable_also_checkpointed(compiled):
+    dense = plans.pattern(200, 200, empty=0)
+    plan = tilewright.plan(dense, heads=H, head_dim=32, dtype=torch.float16, device="cuda", solver="greedy")
+    q, k, v, grad = tokens(200, 200, 32, dtype=torch.float16)
+    expected = wanted(dense, q, k, v, grad, None, None)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    call = torch.compile(plan, fullgraph=True) if compiled else plan
+    plain = torch.autograd.grad(call(*leaves), leaves, grad)
+    again = torch.autograd.grad(checkpoint(call, *leaves, use_reentrant=False), leaves, grad)
+    for x, y, z in zip(plain, again, expected, strict=True):
+        assert torch.equal(x, y)
+        assert (x.cpu().double() - z).norm() <= TOLERANCE[torch.float16] * z.norm()
+
+
+@needs_gpu
+def test_training_steps_are_captured():
+    dense = plans.pattern(200, 200, 0.2, n_global=1)
+    plan = tilewright.plan(dense, heads=H, head_dim=32, dtype=torch.float16, device="cuda", solver="greedy")
+    q, k, v, grad = tokens(200, 200, 32, dtype=torch.float16)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    stream, captured = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        wanted_now = torch.autograd.grad(plan(*leaves), leaves, grad)
+    with torch.cuda.graph(captured, stream=stream):
+        found = torch.autograd.grad(plan(*leaves), leaves, grad)
+    for _ in range(2):
+        for x in found:
+            x.fill_(torch.nan)
+        captured.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(x, y) for x, y in zip(found, wanted_now, strict=True))
