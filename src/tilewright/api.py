@@ -412,6 +412,11 @@ class Plan:
         """Raise `PatternError` where this plan's device has no backward, or none `of_bias`."""
         if not targets.differentiates(self.device):
             raise PatternError(f"plans for {self.device} have no backward: call them under torch.no_grad()")
+        if self.units is not None and not targets.differentiates_units(self.device):
+            raise PatternError(
+                f"plans for {self.device} with patterns by head or image have no backward: call them under "
+                "torch.no_grad(), or plan each pattern"
+            )
         if of_bias and not targets.differentiates_bias(self.device):
             raise PatternError(
                 f"plans for {self.device} have no gradient of a bias: freeze it by requires_grad_(False), or call them "

@@ -17,6 +17,9 @@ from tilewright.targets.cpu import _scatter
 from tilewright.targets.cpu.executor import OfUnits
 from tilewright.targets.cpu.workers import alone, in_forks, workers
 
+# Executors of several patterns are differentiated, too.
+TAKES_UNITS = True
+
 
 def gradients(executor, q, k, v, out, grad):
     """``(dq, dk, dv)`` of ``out = executor(q, k, v)`` for the gradient `grad` [B, H, N_q, D] of `out`.
