@@ -207,7 +207,7 @@ class OfUnits:
         """The inverse of `together`: [B, H, N, D], of a batch of B."""
         if self.units.by == "image":
             return x[0].unflatten(1, (batch, -1)).transpose(0, 1)
-        return x.reshape(batch, self.heads, -1, x.shape[-1])
+        return x.reshape(batch, self.heads, x.shape[2] // len(self.units.group), x.shape[3])
 
     def together(self, x):
         """[B, H, N, D] → the tokens of all units one after the other: [B or 1, H or 1, U * N, D]."""
