@@ -262,6 +262,8 @@ def test_plans_are_saved_copied_and_compiled(tmp_path, by):
     loaded = tw.load(tmp_path / "p.plan")
     assert loaded.units == planned.units and loaded.digest() == planned.digest()
     near(loaded(q, k, v), expected)
+    # As compilers are told.
+    assert loaded(q, k, v).stride() == loaded.like_result(q, k, v).stride()
     assert loaded.summary() == planned.summary() and f"{planned.units.patterns} for " in loaded.summary()
     near(planned.with_bias(None)(q, k, v), masked(q, k, v, mask))
     near(copy.deepcopy(planned)(q, k, v), expected)

@@ -54,7 +54,15 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, units=None, **options):
     if units is None:
         return assembled(launches, rounds, common, shape)
     every = tuple(len(units.group) * size for size in shape)
-    return OfUnits(assembled(launches, rounds, own, every), units, shape, heads)
+    inner = assembled(launches, rounds, own, every)
+    return OfUnits(replace(inner, back=_by_token(inner.back, units, shape[0])), units, shape, heads)
+
+
+def _by_token(back, units, n_rows):
+    """`back` such that the heads of a token stand side by side, as in a result; of images they do already."""
+    if units.by == "image":
+        return back
+    return back.view(-1, units.heads, n_rows).transpose(1, 2).flatten()
 
 
 def assembled(launches, rounds, common, shape):
@@ -163,7 +171,10 @@ class Executor:
 
 @dataclass(frozen=True, eq=False)
 class OfUnits:
-    """A prepared schedule of several patterns: one pass of an `Executor` over the tokens of all units, side by side."""
+    """A prepared schedule of several patterns: one pass of an `Executor` over the tokens of all units, side by side.
+
+    inner: its results stand by token, the heads of each side by side.
+    """
 
     inner: Executor
     units: Units
@@ -192,7 +203,7 @@ class OfUnits:
     def peak_bytes(self, batch):
         """Most bytes that a call holds beyond its arguments, with copies of q, k and v, whose heads move."""
         inner = self.inner
-        copied = batch * self.heads * inner.head_dim * inner.dtype.itemsize * 2 * sum(self.shape)
+        copied = batch * self.heads * inner.head_dim * inner.dtype.itemsize * (self.shape[0] + 2 * self.shape[1])
         return copied + inner.peak_bytes(batch if self.units.by == "head" else 1)
 
     def __call__(self, q, k, v):
@@ -201,10 +212,11 @@ class OfUnits:
         sizes = {"heads": self.heads, "head_dim": inner.head_dim, "dtype": inner.dtype}
         qkv.check(q, k, v, shape=self.shape, **sizes, device=_CPU)
         self.units.check(len(q))
-        return qkv.empty(q, self.shape[0]).copy_(self.apart(inner(*map(self.together, (q, k, v))), len(q)))
+        found = inner(*map(self.together, (q, k, v)))
+        return found.transpose(1, 2).reshape(len(q), self.shape[0], self.heads, inner.head_dim).transpose(1, 2)
 
     def apart(self, x, batch):
-        """The inverse of `together`: [B, H, N, D], of a batch of B."""
+        """The inverse of `together`, for gradients: [B, H, N, D], of a batch of B."""
         if self.units.by == "image":
             return x[0].unflatten(1, (batch, -1)).transpose(0, 1)
         return x.reshape(batch, self.heads, x.shape[2] // len(self.units.group), x.shape[3])
