@@ -8,6 +8,7 @@ from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from tilewright import graph, reference
 from tilewright.core.errors import PatternError
+from tilewright.targets.cuda import backward
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.masks import Bias
 from tilewright.targets.units import Units
@@ -61,6 +62,36 @@ def check(call, q, k, v, masks, **options):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_each_has_its_pattern(by, dtype):
     check(*prepared(GROUPS[by], dtype=dtype))
+
+
+@pytest.mark.parametrize("by", GROUPS)
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("split_keys", [32, None], ids=["split", "whole"])
+def test_gradients(monkeypatch, by, bias, split_keys):
+    monkeypatch.setattr(backward.backward_lists.facts, "SPLIT_KEYS", split_keys)
+    # Of a size that shows where the greatest of another head or image is taken off.
+    table = 20 * torch.randn(H, 70, 60, generator=torch.Generator().manual_seed(1)) if bias else None
+    call, *tokens, masks = prepared(GROUPS[by], bias=table)
+    grad = torch.randn(tokens[0].shape, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    leaves = [x.cpu().double().requires_grad_() for x in tokens]
+    expected = torch.autograd.grad(masked(*leaves, masks, bias=table), leaves, grad.cpu().double())
+    out, first = call(*tokens), None
+    for _ in range(2):
+        # Twice: the counters of split blocks are to be as they were, and the sums have one order.
+        found = backward.gradients(call, *tokens, out, grad)
+        for x, y in zip(found, expected, strict=True):
+            # A gradient sums products of four rounded factors where the result sums those of two.
+            errors = (x.cpu().double() - y).flatten(2).norm(dim=2) / y.flatten(2).norm(dim=2)
+            assert errors.max() <= 2 * reference.TOLERANCE[x.dtype]
+        assert first is None or all(map(torch.equal, first, found))
+        first = found
+
+
+def test_gradients_of_a_batch_of_other_images_are_refused():
+    call, q, k, v, _ = prepared(GROUPS["image"])
+    out = call(q, k, v)
+    with pytest.raises(PatternError, match="expected a batch of 3, one for each image's pattern, found 2"):
+        backward.gradients(call, q[:2], k[:2], v[:2], out[:2], out[:2])
 
 
 @pytest.mark.parametrize("by", GROUPS)

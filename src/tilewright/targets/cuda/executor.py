@@ -8,6 +8,7 @@ import itertools
 import math
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 
 import numpy as np
@@ -63,7 +64,8 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", units=No
         cover = blocks[schedule.tiles[t]]
         columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
         form = config.read(schedule.forms[t]) if schedule.forms else forms.of(cover.tile, head_dim, dtype)
-        lists = _lists(cover, columns, form.step_keys, common)
+        build = partial(tile_lists.build, step_keys=form.step_keys, index=index(common))
+        lists = lists_of(build, cover, columns, common, shape[0])
         rounds.setdefault(number, []).append(Launch(lists, cover.tile, common, device, form))
     if device.type == "cuda":
         # Calls may come on any stream.
@@ -76,17 +78,19 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", units=No
     return Executor(rounds, shape, heads, head_dim, dtype, device, written < n_rows, source)
 
 
-def _lists(cover, columns, step_keys, common):
-    """The `TileLists` of items `columns` of a `cover`, of all units where there are several patterns."""
-    units, n_rows = common.units, len(common.natural[0])
+def lists_of(build, cover, columns, common, n_rows):
+    """The `TileLists` of items `columns` of a `cover`, of all units where there are several patterns of `n_rows` rows.
+
+    build: ``callable(cover, *columns) -> TileLists``.
+    """
+    units = common.units
     if units is None:
-        return tile_lists.build(cover, *columns, step_keys, _index(common))
-    if common.bias is None or not units.apart:
-        return tile_lists.of_units(tile_lists.build(cover, *columns, step_keys, _index(common)), units, n_rows)
-    # Masks hold the bias, which differs by head: each unit has its own.
-    cover, *columns = units.spread(cover, *columns, n_rows)
-    apart = replace(units, group=tuple(range(len(units.group))))
-    return tile_lists.of_units(tile_lists.build(cover, *columns, step_keys, _index(common)), apart, n_rows)
+        return build(cover, *columns)
+    if common.bias is not None and units.apart:
+        # Masks hold the bias, which differs by head: each unit has its own.
+        cover, *columns = units.spread(cover, *columns, n_rows)
+        units = replace(units, group=tuple(range(len(units.group))))
+    return tile_lists.of_units(build(cover, *columns), units, n_rows)
 
 
 def _longest(launch):
@@ -94,7 +98,7 @@ def _longest(launch):
     return launch.lists.rows * launch.lists.step_keys * int(launch.lists.items[:, Item.STEPS].max(initial=0))
 
 
-def _index(common):
+def index(common):
     """Index into the bias table by row and key in the graph's order, or None."""
     if common.bias is None:
         return None
@@ -104,11 +108,11 @@ def _index(common):
         return lambda row, key: common.bias.index(rows[row], keys[key])
     if not units.apart:
         return lambda row, key: common.bias.index(rows[row % n], keys[key])
-    # One table of one head holds those of all heads, see `_table`.
+    # One table of one head holds those of all heads, see `bias_table`.
     return lambda row, key: row // n % units.heads * length + common.bias.index(rows[row % n], keys[key])
 
 
-def _table(common):
+def bias_table(common):
     """The values of the bias, float32 [H, T]; [1, H * T] where heads have patterns of their own."""
     table = torch.zeros(1, 1) if common.bias is None else common.bias.table.detach().float()
     return table if common.units is None or not common.units.apart else table.reshape(1, -1)
@@ -119,6 +123,11 @@ def _expect_no_capture():
         raise DeviceError(
             "a CUDA graph is being captured: call the plan once with tensors of these shapes and strides before that"
         )
+
+
+def lanes(batch, heads, units):
+    """Heads that each work item has in a batch."""
+    return batch * heads if units is None else units.lanes(batch)
 
 
 class Launch:
@@ -214,7 +223,7 @@ class Launch:
 
     def _lanes(self, batch):
         """Heads that each item has in a batch."""
-        return batch * self._heads if self._units is None else self._units.lanes(batch)
+        return lanes(batch, self._heads, self._units)
 
     def _grid(self, q):
         """Heads of an item side by side, and items in the dimensions that CUDA limits."""
@@ -306,7 +315,7 @@ def masks(lists, common, scale, device):
     if lists.rank in RANKS:
         factor = tile_kernel.FACTOR_HALF if common.dtype == torch.float16 else tile_kernel.FACTOR
         return left * factor, _to(device, lists.right).to(common.dtype) * -factor, 1
-    table = _table(common)
+    table = bias_table(common)
     tiles = _relative(table.to(device), _to(device, lists.bias_index).long(), _to(device, lists.family)) / scale
     return left, tiles.transpose(0, 1).contiguous(), len(table)
 
