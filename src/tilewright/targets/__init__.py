@@ -262,6 +262,11 @@ def differentiates_bias(kind: str) -> bool:
     return differentiates(kind) and hasattr(backward(kind), "gradients_with_bias")
 
 
+def differentiates_units(kind: str) -> bool:
+    """Whether the backward of `kind` takes several patterns in one plan, see `targets.units`."""
+    return differentiates(kind) and getattr(backward(kind), "TAKES_UNITS", False)
+
+
 def runs_packed(kind: str) -> bool:
     """Whether packed batches run on `kind`. Raises `DeviceError` for a kind that is not known."""
     return _has(kind, "packed")
