@@ -258,7 +258,8 @@ def test_what_is_captured_is_to_be_called_once_before(monkeypatch):
     "rank, head_dim, across", [(16, 64, 0), (1, 64, 0), (2, 64, 0), (0, 64, 0), (16, 128, 0), (16, 64, 6), (0, 64, 1)]
 )
 def test_it_compiles_for_hopper(kernel, rank, head_dim, across):
-    form = backward.default(head_dim, torch.bfloat16).keys(tiles.parse("64x1"))
+    forms = backward.default(head_dim, torch.bfloat16)
+    form = (forms.queries if kernel == "query" else forms.keys)(tiles.parse("64x1"))
     numbers = 64, form.step_keys, head_dim, form.num_stages, rank, form.num_warps, 0, across
     command = [sys.executable, "-c", COMPILE, f"tilewright_{kernel}_gradients", *map(str, numbers)]
     given = {"env": {**os.environ, "TRITON_INTERPRET": "0"}, "capture_output": True, "text": True, "timeout": 300}
@@ -269,7 +270,8 @@ def test_it_compiles_for_hopper(kernel, rank, head_dim, across):
     # Stages of two tensors, and of a bias; tokens of the rows, at most.
     stage = 2 * form.step_keys * head_dim * 2 + 4 * 64 * form.step_keys * (rank == 0)
     assert shared <= form.num_stages * stage + 4 * 64 * head_dim * 2 + 16384
-    assert products >= (3 if kernel == "query" else 4) * head_dim // 16
+    # Two products sum over channels, the others over the keys, or queries, of a step; 16 at a time.
+    assert products >= (2 * head_dim + (1 if kernel == "query" else 2) * form.step_keys) // 16
     # So many programs of four warps run side by side, or of eight warps.
     assert registers * form.num_warps * 32 * (1 if head_dim > 64 else 3 if kernel == "query" else 2) <= 1 << 16
     assert spills == "0 0 False"

@@ -58,16 +58,17 @@ class Forms:
 def default(head_dim, dtype):
     """The `Forms` that hold unless others are asked for."""
     width = sum(HEAD_DIMS[head_dim])
-    return Forms(partial(_form, 64, width, dtype), partial(_form, 32, width, dtype))
+    return Forms(partial(_form, width, dtype), partial(_form, width, dtype))
 
 
-def _form(large, width, dtype, tile):
-    # large: steps of tiles of more than 16 rows, as they were fastest on an H200 for 64 channels of 16 bits. ASSUME:
-    # all else is as good for both kernels. float32 uses no tensor cores: it has few keys a step, and more warps.
+def _form(width, dtype, tile):
+    # ASSUME: one form for both kernels. On an H200 it was the fastest for queries; steps of 32 take 11 % less for keys,
+    # yet with masks of two factors the assembler then serialises the products. float32 does not use the tensor cores:
+    # it has few keys a step, and more warps.
     if dtype.itemsize > 2:
         return KernelConfig(32 if width <= 64 else 16, num_stages=1, num_warps=4 if tile.rows <= 16 else 8)
     if width <= 64:
-        return KernelConfig(large if tile.rows > 16 else 64, num_stages=2, num_warps=8 if tile.rows > 64 else 4)
+        return KernelConfig(64, num_stages=2, num_warps=8 if tile.rows > 64 else 4)
     return KernelConfig(64 if width <= 128 else 32, num_stages=2 if width <= 128 else 1, num_warps=8)
 
 
