@@ -25,13 +25,17 @@ GPU = ("config/h200.yaml", "config/h200_video.yaml")
 STEPS = ("train", "video", "pictures", "recall")
 
 
+def merged(first, second):
+    """``second`` over ``first``: maps at every depth, all else whole."""
+    both = (key for key in second if isinstance(second[key], dict) and isinstance(first.get(key), dict))
+    return first | second | {key: merged(first[key], second[key]) for key in both}
+
+
 def study(overlays, attention=()):
     """The configuration with overlays, maps merged as Snakemake does. attention: some of those of its video section."""
     found = yaml.safe_load((ROOT / "config.yaml").read_text())
     for overlay in overlays:
-        for key, value in yaml.safe_load((ROOT / overlay).read_text()).items():
-            merged = isinstance(value, dict) and isinstance(found.get(key), dict)
-            found[key] = {**found[key], **value} if merged else value
+        found = merged(found, yaml.safe_load((ROOT / overlay).read_text()))
     if attention:
         found["video"] = found["video"] | {"attention": {name: found["video"]["attention"][name] for name in attention}}
     return config.load(found)
@@ -51,9 +55,10 @@ def commands(chosen, steps, only, stated):
 
     for step in steps:
         if step == "train":
+            used = {*chosen.video.networks, *(name for name, grids in chosen.recall.networks.items() if grids)}
             for name, weights in chosen.video.weights.items():
                 path = Path(weights.file(name))
-                if weights.path is None and not path.exists():
+                if name in used and weights.path is None and not path.exists():
                     flags = ["--output", str(path), *(f"--{kind} {path.with_suffix(end)}" for kind, end in OUTPUTS)]
                     yield f"train {name}", words("train_video", *flags, *_weights.arguments(weights, chosen))
             continue

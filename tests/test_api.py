@@ -25,7 +25,7 @@ import tilewright as tw
 from helpers.factories import make_profile
 from helpers.gpu import hide_gpu
 from helpers.solvers import need
-from tilewright import api, blocks, graph, models, reorder, targets
+from tilewright import api, blocks, graph, models, patterns, reorder, targets
 from tilewright.blocks import tiles, work
 from tilewright.core.errors import InfeasibleError
 from tilewright.core.timing import Timing
@@ -61,6 +61,13 @@ def make(pattern, **options):
     return tw.plan(pattern, heads=H, head_dim=D, **options)
 
 
+def as_graph(pattern, shape=None, kind="cpu"):
+    """The graph of a pattern that is one for all heads and images."""
+    (found,), units = patterns.read(pattern, heads=H, kind=kind, shape=shape)
+    assert units is None
+    return found
+
+
 @pytest.fixture(scope="module")
 def dense():
     return banded(150, 130)
@@ -94,22 +101,6 @@ def test_a_mask_mod_without_its_shape_is_refused():
         make(lambda b, h, q, k: q >= k)
 
 
-HEADS_DIFFER = {
-    "head": lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() < 7 + h,
-    "one-pair": lambda b, h, q_idx, kv_idx: (q_idx == kv_idx) | ((q_idx == 89) & (kv_idx == 0) & (h == 1)),
-    "batch": lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() < 7 + b,
-}
-
-
-@pytest.mark.parametrize("case", HEADS_DIFFER)
-def test_a_mask_mod_that_depends_on_the_head_or_the_batch_is_refused(monkeypatch, case):
-    # Some rows at a time.
-    monkeypatch.setattr(api, "_MASK_MOD_PAIRS", 1000)
-    found = {"batch": "batch entry 1, head 0"}.get(case, "batch entry 0, head 1")
-    with pytest.raises(tw.errors.PatternError, match=f"expected one pattern for every head and batch entry.*{found}"):
-        make(HEADS_DIFFER[case], shape=(90, 90))
-
-
 def test_a_mask_mod_may_read_the_head():
     allowed = torch.rand(H, 20, 30, generator=torch.Generator().manual_seed(0)) < 0.5
     allowed[:] = allowed[0]
@@ -125,20 +116,21 @@ def test_a_mask_mod_that_raises_is_refused_in_one_line():
         make(lambda b, h, q_idx, kv_idx: allowed[b, q_idx, kv_idx], shape=(20, 30))
 
 
-def test_a_mask_mod_may_read_tensors_of_the_gpu_that_is_planned_for(monkeypatch):
+def test_a_mask_mod_is_evaluated_on_the_gpu_that_is_planned_for_else_on_the_cpu(monkeypatch):
     tried = []
 
-    def evaluate(mask_mod, n_q, n_k, entries, device):
-        tried.append((device, entries))
-        if device == "cpu":
+    def evaluate(mask_mod, n_q, n_k, heads, images, device):
+        tried.append(device)
+        if device == "cuda":
             raise tw.errors.PatternError("") from RuntimeError("tensors on different devices")
-        return graph.from_pattern(np.ones((n_q, n_k), bool))
+        return [[graph.from_pattern(np.ones((n_q, n_k), bool))]], False
 
-    monkeypatch.setattr(api, "_evaluate", evaluate)
-    assert api._as_graph(lambda b, h, q, k: q >= k, (20, 30), H, "cuda").shape == (20, 30)
-    assert tried == [(device, [(0, 0), (1, 0), (0, 1)]) for device in ("cpu", "cuda")]
-    with pytest.raises(tw.errors.PatternError):
-        api._as_graph(lambda b, h, q, k: q >= k, (20, 30), H, "cpu")
+    monkeypatch.setattr(patterns, "_evaluated", evaluate)
+    assert as_graph(lambda b, h, q, k: q >= k, (20, 30), "cuda").shape == (20, 30)
+    assert tried == ["cuda", "cpu"]
+    tried.clear()
+    assert as_graph(lambda b, h, q, k: q >= k, (20, 30)).shape == (20, 30)
+    assert tried == ["cpu"]
 
 
 def near(b, h, q_idx, kv_idx):
@@ -152,7 +144,7 @@ def test_a_block_mask_is_a_pattern(batch, heads, separate):
     if not {*options} <= {*inspect.signature(flex_attention.create_block_mask).parameters}:
         pytest.skip("this release of torch always separates full blocks")
     mask = flex_attention.create_block_mask(near, batch, heads, 90, 75, device="cpu", BLOCK_SIZE=(16, 32), **options)
-    found = api._as_graph(mask, None, H, "cpu")
+    found = as_graph(mask)
     np.testing.assert_array_equal(found.to_dense(), np.abs(np.subtract.outer(range(90), range(75))) < 9)
 
 
@@ -171,49 +163,31 @@ def test_a_block_mask_of_blocks_alone_is_a_pattern():
         blocks.sum(1).int()[None, None], order[None, None], BLOCK_SIZE=(8, 16), seq_lengths=(20, 40)
     )
     expected = blocks.repeat_interleave(8, 0).repeat_interleave(16, 1)[:20, :40]
-    np.testing.assert_array_equal(api._as_graph(mask, None, H, "cpu").to_dense(), expected)
-
-
-@pytest.mark.parametrize(
-    "batch, heads, found", [(None, H, "batch entry 0, head 1"), (2, None, "batch entry 1, head 0")]
-)
-def test_a_block_mask_that_depends_on_the_head_or_the_batch_is_refused(batch, heads, found):
-    mask = flex_attention.create_block_mask(
-        lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() < 7 + b + h, batch, heads, 90, 90, device="cpu"
-    )
-    with pytest.raises(tw.errors.PatternError, match=f"expected one pattern for every head and batch entry.*{found}"):
-        make(mask)
+    np.testing.assert_array_equal(as_graph(mask).to_dense(), expected)
 
 
 def test_another_shape_than_that_of_a_block_mask_is_refused():
     mask = flex_attention.create_block_mask(near, None, None, 90, 75, device="cpu")
     with pytest.raises(tw.errors.PatternError, match=r"expected that of the BlockMask, \(90, 75\), found \(90, 90\)"):
         make(mask, shape=(90, 90))
-    assert api._as_graph(mask, (90, 75), H, "cpu").shape == (90, 75)
+    assert as_graph(mask, (90, 75)).shape == (90, 75)
 
 
 @pytest.mark.parametrize("form", [np.asarray, torch.tensor], ids=["array", "tensor"])
 def test_equal_slices_of_a_mask_are_one_pattern(dense, form):
-    assert (
-        api._as_graph(form(np.broadcast_to(dense, (2, 3, *dense.shape))), None, H, "cpu").id
-        == graph.from_pattern(dense).id
-    )
-    other = np.array(np.broadcast_to(dense, (2, 3, *dense.shape)))
-    other[1, 2, 0, 0] ^= True
-    with pytest.raises(tw.errors.PatternError, match=r"shape \(2, 3, 150, 130\) whose slice at \(1, 2\) differs"):
-        make(form(other))
+    assert as_graph(form(np.broadcast_to(dense, (2, 3, *dense.shape)))).id == graph.from_pattern(dense).id
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
 def test_a_sparse_tensor_is_a_pattern(dense, layout):
     for dtype in (torch.float32, torch.bool):
         mask = torch.tensor(dense, dtype=dtype).to_sparse(layout=layout)
-        assert api._as_graph(mask, None, H, "cpu").id == graph.from_pattern(dense).id
+        assert as_graph(mask).id == graph.from_pattern(dense).id
 
 
 def test_a_mask_of_bfloat16_is_a_pattern(dense):
     mask = torch.tensor(dense, dtype=torch.bfloat16)
-    assert api._as_graph(mask, None, H, "cpu").id == graph.from_pattern(dense).id
+    assert as_graph(mask).id == graph.from_pattern(dense).id
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -228,7 +202,7 @@ def test_masks_may_lie_on_a_gpu(dense):
         mask,
         lambda b, h, q_idx, kv_idx: on_gpu[q_idx, kv_idx] & (q_idx + on_gpu[0, 0] >= 0),
     )
-    assert {api._as_graph(form, dense.shape, H, "cuda").id for form in forms} == {wanted}
+    assert {as_graph(form, dense.shape, "cuda").id for form in forms} == {wanted}
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf")])

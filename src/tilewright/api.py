@@ -10,12 +10,12 @@ import json
 import logging
 import math
 import os
-import sys
 import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -24,9 +24,8 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
 
-from tilewright import __version__, blocks, graph, profile, reorder, schedule, targets
+from tilewright import __version__, blocks, graph, patterns, profile, reorder, schedule, targets
 from tilewright.blocks import work
 from tilewright.blocks.cut import best_gathered
 from tilewright.blocks.tiles import fitting
@@ -47,6 +46,7 @@ from tilewright.graph import Graph
 from tilewright.targets import qkv, tuning
 from tilewright.targets.masks import Bias
 from tilewright.targets.measure import elsewhere, expected
+from tilewright.targets.units import Units
 
 if TYPE_CHECKING:
     from scipy.sparse import sparray, spmatrix
@@ -64,9 +64,7 @@ _GROUP_ROWS = 64
 # ASSUME: an order whose groups, padded to the smallest tile, cost so many times as much as another's is not faster. The
 # cost counts masks already, and to tile an order without any locality takes longer than all else.
 _HOPELESS = 1.5
-# A mask_mod is evaluated for this many (query, key) pairs at a time.
-_MASK_MOD_PAIRS = 1 << 24
-# The index of a bias likewise.
+# The index of a bias is evaluated for this many (query, key) pairs at a time.
 _INDEX_PAIRS = 1 << 24
 
 # Held while an executor is prepared: calls of several threads may come first.
@@ -101,6 +99,8 @@ def plan(
     tune: bool = False,
     time_limit_s: float = 10.0,
     seed: int = 0,
+    by: Literal["head", "image"] = "head",
+    images: int | None = None,
 ) -> "Plan":
     """Order, tile, profile and schedule an attention pattern; return a callable `Plan`.
 
@@ -108,10 +108,11 @@ def plan(
         - a scipy sparse matrix, or a boolean (or 0/1) array or tensor [N_q, N_k], on any device;
         - a `Graph`, or the path of a graph or mask file;
         - a FlexAttention ``BlockMask``;
-        - a FlexAttention ``mask_mod(b, h, q_idx, kv_idx)`` with ``shape=(N_q, N_k)``, which is evaluated for each head
-          and for two batch entries.
-        One plan has one pattern: masks with leading dimensions [..., N_q, N_k] (batch entries, heads) are taken where
-        all their slices are equal. Masks that differ by head or batch entry are not supported; make a plan for each.
+        - a FlexAttention ``mask_mod(b, h, q_idx, kv_idx)`` with ``shape=(N_q, N_k)``, which is evaluated on the plan's
+          device, or on the CPU where its tensors lie there;
+        - where heads or images differ: an array [H, N_q, N_k] or [B, H or 1, N_q, N_k], a BlockMask or a mask_mod that
+          depends on them, or a list of patterns of the other forms, `by` says of what.
+        Patterns that are equal share blocks and masks. All run in one launch, see docs/decisions/0049.
     heads, head_dim, dtype, device: of the tensors that the plan will be called with; a GPU is the current one.
     reorder: an order's name, or ``auto``: of the model's own windows, where the graph declares them, ``none``, ``ic``
         and ``hc`` the one whose best tile is predicted to be fastest, on a device with a cost model, else the one with
@@ -131,6 +132,11 @@ def plan(
         fastest (`targets.tuning`). It takes some seconds, and longer where kernels are compiled. `Plan.summary` says
         what was measured.
 
+    by: what a list of patterns, or an array of three dimensions, has one for: ``head`` or ``image``. The entries of a
+        list by image may be lists by head.
+    images: of the batch, for a mask_mod that depends on the batch entry. A plan whose patterns differ by image takes
+        batches of that number alone.
+
     Raises `TilewrightError` subclasses naming what was expected, what was found and what is known.
     """
     # `reorder` is the argument's published name; the family of that name is reached through its function.
@@ -141,14 +147,20 @@ def plan(
         raise ConfigError(f"max_tile_kinds: expected at least 1, found {max_tile_kinds}")
     description, defaults = targets.describe(kind), targets.facts(kind)
     limits = targets.limits(description, max_tile_kinds=max_tile_kinds)
-    unordered = _as_graph(pattern, shape, heads, kind)
+    found_patterns, units = patterns.read(pattern, heads=heads, kind=kind, shape=shape, by=by, images=images)
+    stack = partial(_stacked, found_patterns) if units is not None else _alone
+    unordered = found_patterns[0] if units is None else graph.union(found_patterns)
+    if tune and units is not None:
+        raise ConfigError("tune: expected one pattern for all heads and images, found several; plan without it")
     if tiles is None:
         names = fitting(defaults.TILES, unordered.shape, defaults.FEWEST_ROWS)
     else:
         names = tuple(dict.fromkeys(tiles))
-    options: dict[str, Any] = dict(heads=heads, head_dim=head_dim, dtype=_dtype_name(dtype))
+    # ASSUME: of several patterns, each is predicted for the heads that one has on average.
+    share = heads if units is None else units.share
+    options: dict[str, Any] = dict(heads=share, head_dim=head_dim, dtype=_dtype_name(dtype))
     options["split_keys"] = defaults.SPLIT_KEYS if split_keys == "auto" else split_keys
-    bias_heads = None if bias is None else heads
+    bias_heads = None if bias is None else share
     fewest_rows = min((parse_tile(name).rows for name in names), default=1)
 
     def tiled(ordered):
@@ -157,10 +169,10 @@ def plan(
 
     if reorder == "auto" and targets.predicts(kind):
         ordered_graph, order_info, blocks_by_tile, profiles = _fastest(
-            unordered, lambda ordered: _order_cost(ordered, kind, head_dim, fewest_rows), tiled, limits
+            unordered, lambda ordered: _order_cost(ordered, kind, head_dim, fewest_rows), tiled, limits, stack
         )
     else:
-        ordered_graph, order_info = _reorder(unordered, reorder, kind, head_dim)
+        ordered_graph, order_info = _reorder(unordered, reorder, kind, head_dim, stack)
         blocks_by_tile, profiles = tiled(ordered_graph)
     settings: dict[str, Any] = dict(solver=solver, time_limit_s=time_limit_s, seed=seed)
     found = schedule.solve(blocks_by_tile, profiles, limits, **settings, doubted=True)
@@ -169,7 +181,7 @@ def plan(
         finalists = tuning.finalists(found, blocks_by_tile, profiles, limits)
         found = tuning.fastest(finalists, blocks_by_tile, ordered_graph, **sizes, bias=bias, scale=scale)
         blocks_by_tile, profiles = ({name: each[name] for name in found.tiles} for each in (blocks_by_tile, profiles))
-    return Plan(ordered_graph, blocks_by_tile, profiles, found, bias=bias, scale=scale, reorder=order_info)
+    return Plan(ordered_graph, blocks_by_tile, profiles, found, bias=bias, scale=scale, reorder=order_info, units=units)
 
 
 def load(path: str | Path) -> "Plan":
@@ -212,7 +224,8 @@ class Plan:
     """A scheduled attention operator for one pattern. Several threads may call it, and on several GPUs of its kind.
 
     Attributes: `row_order`, `col_order` (int64 tensors, ``order[new] = old``), `schedule`, `blocks`, `profiles`,
-    `graph` (in plan order), `heads`, `head_dim`, `dtype`, `device` (its kind, ``cpu`` or ``cuda``).
+    `graph` (in plan order; of several patterns, one above the other, see `units`), `units` (which of several patterns
+    each head or image has, None for one), `heads`, `head_dim`, `dtype`, `device` (its kind, ``cpu`` or ``cuda``).
     """
 
     def __init__(
@@ -225,6 +238,7 @@ class Plan:
         bias: Bias | torch.Tensor | None = None,
         scale: float | None = None,
         reorder: dict[str, Any],
+        units: Units | None = None,
     ) -> None:
         """Assemble a plan from the stages' results; `plan` and `load` are the usual ways to get one."""
         if ordered_graph.row_order is None or ordered_graph.col_order is None:
@@ -232,9 +246,12 @@ class Plan:
         self.graph, self.blocks, self.profiles, self.schedule = ordered_graph, blocks_by_tile, profiles, work_list
         self.bias, self.scale, self.reorder = _by_value(bias), scale, reorder
         any_profile = next(iter(profiles.values()))
-        self.heads, self.head_dim = any_profile.heads, any_profile.head_dim
+        self.units, self.head_dim = units, any_profile.head_dim
+        self.heads = any_profile.heads if units is None else units.heads
+        n_q, n_k = ordered_graph.shape
+        self.shape = n_q // (1 if units is None else units.patterns), n_k
         self.dtype, self.device = getattr(torch, any_profile.dtype), any_profile.device["kind"]
-        self.row_order = torch.from_numpy(ordered_graph.row_order.astype(np.int64))
+        self.row_order = torch.from_numpy(ordered_graph.row_order[: self.shape[0]].astype(np.int64))
         self.col_order = torch.from_numpy(ordered_graph.col_order.astype(np.int64))
         self._prepared: dict[tuple[bool, int], Callable] = {}
         # Of the last values of a bias that a call gave: these, and the executor with them.
@@ -278,7 +295,7 @@ class Plan:
         return self._maker(bias)()
 
     def _maker(self, bias):
-        settings: dict[str, Any] = {"bias": bias, "scale": self.scale, "reorder": self.reorder}
+        settings: dict[str, Any] = {"bias": bias, "scale": self.scale, "reorder": self.reorder, "units": self.units}
         return partial(Plan, self.graph, self.blocks, self.profiles, self.schedule, **settings)
 
     def __reduce__(self):
@@ -305,13 +322,16 @@ class Plan:
     def _content(self):
         """Digest of what the results depend on."""
         s, scale = self.schedule, None if self.scale is None else float(self.scale)
-        forms = (s.forms,) if s.forms else ()
+        forms: tuple[Any, ...] = (s.forms,) if s.forms else ()
+        forms += () if self.units is None else (self.units,)
         facts = self.device, self.heads, self.head_dim, self.dtype, scale, s.tiles, s.blocks_ids, s.lengths, *forms
         # As a file holds them. Where an item was predicted to run does not matter.
         work = [
             np.asarray(getattr(s, n), dtype) for n, dtype in schedule.COLUMNS.items() if n not in ("lane", "start_us")
         ]
-        return sha256_arrays(repr(facts), self.graph.id, *work, *_bias_content(self.bias, self.graph))[:32]
+        return sha256_arrays(repr(facts), self.graph.id, *work, *_bias_content(self.bias, self.graph, self.shape[0]))[
+            :32
+        ]
 
     def _file(self):
         """What `save` writes, uint8 [bytes]: one tensor for all programs that hold it."""
@@ -392,10 +412,17 @@ class Plan:
         """Raise `PatternError` where this plan's device has no backward, or none `of_bias`."""
         if not targets.differentiates(self.device):
             raise PatternError(f"plans for {self.device} have no backward: call them under torch.no_grad()")
-        if of_bias and not targets.differentiates_bias(self.device):
+        if self.units is not None and not targets.differentiates_units(self.device):
             raise PatternError(
-                f"plans for {self.device} have no gradient of a bias: freeze it by requires_grad_(False), or call them "
-                "under torch.no_grad()"
+                f"plans for {self.device} with patterns by head or image have no backward: call them under "
+                "torch.no_grad(), or plan each pattern"
+            )
+        several = self.units is not None
+        if of_bias and not targets.differentiates_bias(self.device, several):
+            of_several = " with patterns by head or image" if several else ""
+            raise PatternError(
+                f"plans for {self.device}{of_several} have no gradient of a bias: freeze it by requires_grad_(False), "
+                "or call them under torch.no_grad()"
             )
 
     def _prepare(self, ordered, bias=None):
@@ -405,11 +432,12 @@ class Plan:
             heads=self.heads,
             head_dim=self.head_dim,
             dtype=self.dtype,
-            row_order=self.graph.row_order,
+            row_order=np.asarray(self.graph.row_order)[: self.shape[0]],
             col_order=self.graph.col_order,
             bias=self.bias if bias is None else bias,
             scale=self.scale,
             ordered=ordered,
+            **({} if self.units is None else {"units": self.units}),
         )
 
     def like_result(
@@ -420,8 +448,10 @@ class Plan:
             self._check_values(q, bias)
         expected = {"heads": self.heads, "head_dim": self.head_dim, "dtype": self.dtype}
         device = torch.device(targets.facts(self.device).TORCH_DEVICE)
-        qkv.check(q, k, v, shape=self.graph.shape, device=device, **expected)
-        return qkv.empty(q, self.graph.n_rows)
+        qkv.check(q, k, v, shape=self.shape, device=device, **expected)
+        if self.units is not None:
+            self.units.check(q.shape[0])
+        return qkv.empty(q, self.shape[0])
 
     def summary(self) -> str:
         """A few lines for people: the pattern, the order, the tiles, the schedule and its proof."""
@@ -430,7 +460,8 @@ class Plan:
         tiles = ", ".join(f"{name} × {n}" for name, n in zip(s.tiles, used, strict=True) if n) or "none"
         return "\n".join(
             [
-                f"pattern    {g.n_rows} × {g.n_cols}, {g.entries:,} pairs, density {g.density:.4f}",
+                f"pattern    {_patterns(self.units)}{self.shape[0]} × {g.n_cols}, {g.entries:,} pairs, "
+                f"density {g.density:.4f}",
                 f"attention  {self.heads} heads × {self.head_dim}, {str(self.dtype).removeprefix('torch.')}"
                 + (", with bias" if self.bias is not None else ""),
                 f"order      {self.reorder['order']}, gathered work {self.reorder['work_fraction']:.4f} of dense"
@@ -453,17 +484,29 @@ class Plan:
                 profile.save(folder / f"profile-{tile}.json", self.profiles[tile])
             schedule.save(folder / "schedule.json", self.schedule)
             if self.bias is not None:
-                artifacts.write_npz(folder / "bias.npz", "bias", VERSION, _bias_arrays(self.bias, self.graph), {})
+                artifacts.write_npz(
+                    folder / "bias.npz", "bias", VERSION, _bias_arrays(self.bias, self.graph, self.shape[0]), {}
+                )
             body = {
                 "tiles": list(self.blocks),
                 "scale": self.scale,
                 "reorder": self.reorder,
                 "bias": self.bias is not None,
             }
+            if self.units is not None:
+                body["units"] = asdict(self.units)
             artifacts.write_json(folder / "plan.json", KIND, VERSION, body, {"tilewright": __version__})
             with artifacts.atomic(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
                 for member in sorted(folder.iterdir()):
                     archive.write(member, member.name)
+
+
+def _patterns(units):
+    """What a summary says of several patterns, before their shape."""
+    if units is None:
+        return ""
+    whose = {"head": "heads", "image": "images", "both": "heads of images"}[units.by]
+    return f"{units.patterns} for {len(units.group)} {whose}, each "
 
 
 def _written(made):
@@ -518,118 +561,6 @@ def _dtype_name(dtype):
     return str(dtype).removeprefix("torch.")
 
 
-def _as_graph(pattern, shape, heads, kind):
-    """The `Graph` of a pattern of any form that `plan` takes. kind: where a mask_mod may keep its tensors."""
-    if isinstance(pattern, Graph):
-        return pattern
-    if isinstance(pattern, (str, Path)):
-        return graph.read_mask(pattern)
-    if _is_block_mask(pattern):
-        return _from_block_mask(pattern, shape)
-    if isinstance(pattern, torch.Tensor):
-        return graph.from_pattern(_host_array(pattern))
-    if callable(pattern):
-        if shape is None:
-            raise PatternError("a mask_mod needs its shape: plan(mask_mod, shape=(N_q, N_k), …)")
-        n_q, n_k = shape
-        return _from_mask_mod(pattern, n_q, n_k, heads, kind)
-    return graph.from_pattern(pattern)
-
-
-def _is_block_mask(pattern):
-    # Who has one has loaded its module, which takes long to load.
-    flex = sys.modules.get("torch.nn.attention.flex_attention")
-    return flex is not None and isinstance(pattern, flex.BlockMask)
-
-
-def _host_array(mask):
-    """A mask tensor as an array that `graph.from_pattern` takes: dense, or COO where the tensor is sparse."""
-    mask = mask.detach().cpu()
-    if mask.dtype == torch.bfloat16:
-        mask = mask.float()
-    if mask.layout == torch.strided:
-        return mask.numpy()
-    if mask.ndim != 2:
-        raise PatternError(f"expected a sparse mask of two dimensions, found shape {tuple(mask.shape)}")
-    coo = mask.to_sparse_coo().coalesce()
-    return coo_array((coo.values().numpy(), tuple(coo.indices().numpy())), shape=tuple(mask.shape))
-
-
-def _from_mask_mod(mask_mod, n_q, n_k, heads, kind):
-    """Evaluate ``mask_mod(b, h, q, k)`` for each head, and for a second batch entry.
-
-    On the CPU, or, where that raises since its tensors lie on the GPU, on the GPU that the plan is for.
-    """
-    entries = [(0, 0), (1, 0), *((0, h) for h in range(1, heads))]
-    try:
-        return _evaluate(mask_mod, n_q, n_k, entries, "cpu")
-    except PatternError as error:
-        facts = targets.facts(kind)
-        if not facts.CUDA or not isinstance(error.__cause__, RuntimeError):
-            raise
-        return _evaluate(mask_mod, n_q, n_k, entries, facts.TORCH_DEVICE)
-
-
-def _from_block_mask(mask, shape):
-    """The pattern of a FlexAttention ``BlockMask``: its full blocks, and its mask_mod in its other blocks."""
-    n_q, n_k = mask.seq_lengths
-    if shape is not None and tuple(shape) != (n_q, n_k):
-        raise PatternError(f"shape: expected that of the BlockMask, {(n_q, n_k)}, found {tuple(shape)}")
-    partial = _listed(mask.kv_num_blocks, mask.kv_indices)
-    full = torch.zeros_like(partial)
-    if mask.full_kv_num_blocks is not None:
-        full = _listed(mask.full_kv_num_blocks, mask.full_kv_indices)
-    rows, keys = mask.BLOCK_SIZE
-    # One of 4 dimensions names the batch entries and heads that it is for; those of fewer are for all.
-    partial, full = (x.reshape((1,) * (4 - x.ndim) + tuple(x.shape)) for x in (partial, full))
-
-    def allowed(b, h, q_idx, kv_idx):
-        at = b, h, q_idx // rows, kv_idx // keys
-        return full[at] | (partial[at] & mask.mask_mod(b, h, q_idx, kv_idx))
-
-    entries = [(b, h) for b in range(partial.shape[0]) for h in range(partial.shape[1])]
-    return _evaluate(allowed, n_q, n_k, entries, partial.device)
-
-
-def _listed(counts, indices):
-    """bool [..., rows, columns] of blocks: the first `counts` [..., rows] of `indices` [..., rows, columns]."""
-    n = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
-    return torch.zeros_like(n, dtype=torch.int32).scatter_add_(-1, indices.long(), n.int()) > 0
-
-
-def _evaluate(mask_mod, n_q, n_k, entries, device):
-    """The pattern of ``mask_mod(b, h, q, k)``, evaluated over all pairs, some rows at a time, for each of `entries`.
-
-    entries: ``(batch entry, head)``. Raises `PatternError` where two of them differ, or mask_mod raises an error.
-    """
-    keys = torch.arange(n_k, device=device)
-    step = max(1, _MASK_MOD_PAIRS // n_k)
-    counts, indices = [], []
-    for lo in range(0, n_q, step):
-        queries = torch.arange(lo, min(lo + step, n_q), device=device)[:, None]
-
-        def at(b, h, queries=queries):
-            b_and_h = torch.tensor((b, h), device=device)
-            try:
-                found = torch.as_tensor(mask_mod(*b_and_h, queries, keys))
-            # A user's function may raise anything.
-            except Exception as error:
-                raise PatternError(f"mask_mod: evaluated on {device} for batch entry {b}, head {h}: {error}") from error
-            return found.cpu().expand(len(queries), n_k)
-
-        allowed = at(*entries[0])
-        for b, h in entries[1:]:
-            if not torch.equal(at(b, h), allowed):
-                raise PatternError(
-                    "mask_mod: expected one pattern for every head and batch entry, found others at batch entry 0, "
-                    f"head 0 and at batch entry {b}, head {h}; make a plan for each"
-                )
-        counts.append(allowed.sum(1))
-        indices.append(allowed.nonzero()[:, 1].to(torch.int32))
-    indptr = np.concatenate(([0], torch.cat(counts).cumsum(0).numpy()))
-    return graph.from_csr(indptr, torch.cat(indices).numpy(), (n_q, n_k))
-
-
 def _by_value(bias):
     """`bias` with its values as they are now, float32 in the memory of the CPU; no part of what is differentiated."""
     if bias is None:
@@ -639,7 +570,7 @@ def _by_value(bias):
     return Bias(taken, bias.index) if isinstance(bias, Bias) else taken
 
 
-def _bias_content(bias, ordered):
+def _bias_content(bias, ordered, n_q):
     """What a bias consists of, for `sha256_arrays`: its values, and which of them the allowed pairs take."""
     if not isinstance(bias, Bias):
         return [] if bias is None else [bias.numpy()]
@@ -647,16 +578,31 @@ def _bias_content(bias, ordered):
     for lo in range(0, ordered.n_rows, step):
         queries = slice(lo, lo + step)
         indptr, cols = graph.take_rows(ordered.indptr, ordered.indices, ordered.row_id[queries])
-        rows = np.repeat(ordered.row_order[queries], np.diff(indptr))
+        rows = np.repeat(ordered.row_order[queries] % n_q, np.diff(indptr))
         content.append(sha256_arrays(np.asarray(bias.index(rows, ordered.col_order[cols]), np.int32)))
     return content
 
 
-def _reorder(pattern, name, kind, head_dim):
-    """``(graph in the order `name`, info)``; ``auto`` takes the cheapest of the orders, see `_order_cost`."""
+def _alone(ordered, info):
+    """What is tiled of one pattern in an order."""
+    return ordered, info
+
+
+def _stacked(found, ordered, info):
+    """``(patterns in the order of their union, one above the other, info)``."""
+    both, n = graph.stacked(found), ordered.n_rows
+    order = (np.arange(len(found))[:, None] * n + ordered.row_order).ravel()
+    return both.reordered(order, ordered.col_order), info
+
+
+def _reorder(pattern, name, kind, head_dim, stack=_alone):
+    """``(graph in the order `name`, info)``; ``auto`` takes the cheapest of the orders, see `_order_cost`.
+
+    stack: see `_tried`.
+    """
     if name != "auto":
-        return reorder.apply(pattern, name)
-    tried = _tried(pattern)
+        return stack(*reorder.apply(pattern, name))
+    tried = _tried(pattern, stack)
     costs = [_order_cost(ordered, kind, head_dim) for ordered, _ in tried]
     # Of equally cheap orders the first is taken.
     ordered, info = tried[costs.index(min(costs))]
@@ -664,8 +610,11 @@ def _reorder(pattern, name, kind, head_dim):
     return ordered, info | {"by": "work", "among": among}
 
 
-def _tried(pattern):
-    """``[(graph in an order, info), …]``: the orders that ``auto`` compares."""
+def _tried(pattern, stack):
+    """``[(graph in an order, info), …]``: the orders that ``auto`` compares.
+
+    stack: ``callable(graph in an order, info) -> (graph, info)``: what is then tiled in that order.
+    """
     tried: list[tuple[Graph, dict[str, Any]]] = []
     for candidate in ("window", "none", "ic", "hc"):
         # On a grid, the two clusterings are one.
@@ -673,16 +622,16 @@ def _tried(pattern):
         if (candidate == "window" and pattern.row_hint is None) or (candidate == "hc" and on_grid):
             continue
         tried.append(reorder.apply(pattern, candidate))
-    return tried
+    return [stack(*each) for each in tried]
 
 
-def _fastest(pattern, cost_of, tiled, limits):
+def _fastest(pattern, cost_of, tiled, limits, stack):
     """``(graph, info, blocks by tile, profiles)`` in the order whose best tile alone is predicted to be fastest.
 
     tiled: ``callable(graph) -> (blocks by tile, profiles)``. cost_of: ``callable(graph) -> cost``; an order that costs
-    more than `_HOPELESS` times as much as another is not tiled.
+    more than `_HOPELESS` times as much as another is not tiled. stack: see `_tried`.
     """
-    tried = _tried(pattern)
+    tried = _tried(pattern, stack)
     costs = [cost_of(ordered) for ordered, _ in tried]
     least = math.inf
     best: tuple[Any, ...] = ()
@@ -740,17 +689,18 @@ def _order_cost(ordered, kind, head_dim, multiple=1):
     return work * targets.mask_cost(kind, ordered, row_ptr, head_dim)
 
 
-def _bias_arrays(bias, ordered):
+def _bias_arrays(bias, ordered, n_q):
     """A bias as arrays: dense as it is, a table with its index for every allowed pair of the pattern."""
     if not isinstance(bias, Bias):
         return {"dense": bias.numpy()}
-    pair = _pairs(ordered)
+    pair = _pairs(ordered, n_q)
     index = np.asarray(bias.index(*np.divmod(pair, ordered.n_cols)), np.int32)
     return {"table": bias.table.numpy(), "pair": pair, "index": index}
 
 
-def _pairs(ordered):
-    """int64 [entries]: the allowed pairs in the natural order, as ``query * n_cols + key``, ascending.
+def _pairs(ordered, n_q):
+    """int64 [entries]: the allowed pairs in the natural order, as ``query * n_cols + key``, ascending;
+    of several patterns of `n_q` queries, those of any.
 
     Raises `PatternError` above `graph.FULL_ENTRIES` of them.
     """
@@ -758,15 +708,16 @@ def _pairs(ordered):
     keys = keys[np.lexsort((keys, ordered.entry_row_id))]
     row_id = ordered.row_id[np.argsort(ordered.row_order)]
     indptr, keys = graph.Graph(ordered.indptr, keys, row_id, ordered.n_cols).expand(limit=graph.FULL_ENTRIES)
-    return np.repeat(np.arange(ordered.n_rows) * ordered.n_cols, np.diff(indptr)) + keys
+    found = np.repeat(np.arange(ordered.n_rows) % n_q * ordered.n_cols, np.diff(indptr)) + keys
+    return found if n_q == ordered.n_rows else np.unique(found)
 
 
-def _bias_from(path, heads, ordered):
+def _bias_from(path, heads, ordered, n_q):
     """The bias that a file holds, checked against the pattern. Raises `ArtifactError`."""
     arrays, _ = artifacts.read_npz(path, "bias", VERSION)
-    pair = _pairs(ordered)
+    pair = _pairs(ordered, n_q)
     if "dense" in arrays:
-        contents.arrays(path, arrays, dense=(np.float32, heads, *ordered.shape))
+        contents.arrays(path, arrays, dense=(np.float32, heads, n_q, ordered.n_cols))
         table, index = arrays["dense"].reshape(heads, -1), pair
     else:
         forms = {"table": (np.float32, heads, None), "pair": (np.int64, len(pair)), "index": (np.int32, len(pair))}
@@ -799,6 +750,7 @@ class _Body(msgspec.Struct):
     scale: contents.Finite | None
     reorder: _Order
     bias: bool
+    units: Units | None = None
 
 
 def _load(folder, path):
@@ -810,6 +762,8 @@ def _load(folder, path):
     ordered_graph = graph.load(folder / "graph.npz")
     is_ordered = ordered_graph.row_order is not None and ordered_graph.col_order is not None
     contents.expect(path, is_ordered, "an ordered graph", "none")
+    if body.units is not None:
+        _check_units(path, body.units, ordered_graph)
     blocks_by_tile = {name: blocks.load(folder / f"blocks-{name}.npz") for name in body.tiles}
     profiles = {name: profile.load(folder / f"profile-{name}.json") for name in body.tiles}
     found = schedule.load(folder / "schedule.json")
@@ -829,9 +783,25 @@ def _load(folder, path):
     _check_device(one, path)
     blocks.verify(blocks_by_tile.values(), ordered_graph)
     schedule.verify_work(found, blocks_by_tile, profiles)
-    bias = _bias_from(folder / "bias.npz", one.heads, ordered_graph) if body.bias else None
-    facts = {"bias": bias, "scale": body.scale, "reorder": document["reorder"]}
+    units = body.units
+    n, heads = 1 if units is None else units.patterns, one.heads if units is None else units.heads
+    bias = _bias_from(folder / "bias.npz", heads, ordered_graph, ordered_graph.n_rows // n) if body.bias else None
+    facts = {"bias": bias, "scale": body.scale, "reorder": document["reorder"], "units": units}
     return Plan(ordered_graph, blocks_by_tile, profiles, found, **facts)
+
+
+def _check_units(path, units, ordered):
+    """Raise `ArtifactError` for units that are not those of several patterns one above the other in a graph."""
+    n = max(units.group, default=-1) + 1
+    known = sorted(set(units.group)) == list(range(n)) and units.heads > 0
+    whole = len(units.group) % units.heads == 0 if units.by == "both" else True
+    whole = whole and (units.by != "head" or len(units.group) == units.heads)
+    contents.expect(path, known and whole and n > 1, "a pattern for each of its units", f"units {units}")
+    fits = ordered.meta.get(graph.STACKED) == n and ordered.n_rows % n == 0
+    contents.expect(path, fits, f"a graph of {n} patterns", f"{ordered.meta.get(graph.STACKED, 1)} in its rows")
+    size = ordered.n_rows // n
+    orders = ordered.row_order.reshape(n, size) - np.arange(n)[:, None] * size
+    contents.expect(path, (orders == orders[0]).all(), "one order for all patterns", "several")
 
 
 def _is_tile(name):

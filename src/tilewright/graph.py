@@ -33,6 +33,8 @@ VERSION = 1
 # Above this many entries a file holds distinct rows instead of the full pattern, and says so (``storage: classes``).
 # 40 M entries are 160 MB of int32 column ids.
 FULL_ENTRIES = 40_000_000
+# The fact in `Graph.meta` of a graph that holds several patterns, one above the other: how many.
+STACKED = "stacked"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +70,12 @@ class Graph:
     def shape(self) -> tuple[int, int]:
         """``(N_q, N_k)``."""
         return self.n_rows, self.n_cols
+
+    @property
+    def bounds(self) -> NDArray[np.int64] | None:
+        """int64 [G+1]: the first row of each of the G patterns that stand one above the other; None for one."""
+        n = self.meta.get(STACKED, 1)
+        return None if n == 1 else np.arange(n + 1) * (self.n_rows // n)
 
     @property
     def n_distinct(self) -> int:
@@ -235,6 +243,49 @@ def from_distinct_rows(
     first, merged = _collapse(indptr, indices)
     distinct, keys = take_rows(indptr, indices, first)
     return Graph(distinct, keys, merged[row_id], n_cols, dict(meta or {}), row_hint, col_hint)
+
+
+def stacked(patterns: list[Graph]) -> Graph:
+    """Patterns of one shape, one above the other, as one graph; rows that are equal in several are held once.
+
+    Raises `PatternError` for patterns of unequal shapes, or that are reordered.
+    """
+    first = patterns[0]
+    for number, other in enumerate(patterns):
+        if other.shape != first.shape:
+            raise PatternError(
+                f"patterns: expected shape {first.shape}, as of the first, found {other.shape} at {number}"
+            )
+        if other.row_order is not None:
+            raise PatternError(f"patterns: expected graphs in their natural order, found one reordered at {number}")
+    sizes = np.cumsum([0] + [len(other.indices) for other in patterns])
+    numbers = np.cumsum([0] + [other.n_distinct for other in patterns])
+    indptr = [other.indptr[1:] + size for other, size in zip(patterns, sizes[:-1], strict=True)]
+    row_id = [other.row_id + number for other, number in zip(patterns, numbers[:-1], strict=True)]
+    return from_distinct_rows(
+        np.concatenate([[0], *indptr]),
+        np.concatenate([other.indices for other in patterns]),
+        np.concatenate(row_id),
+        first.n_cols,
+        meta=first.meta | {STACKED: len(patterns)},
+    )
+
+
+def union(patterns: list[Graph]) -> Graph:
+    """The pairs that any of `patterns`, of one shape, allows; with the hints that all have in common."""
+    total = patterns[0].to_csr()
+    for other in patterns[1:]:
+        total = total + other.to_csr()
+    found = from_pattern(total, meta=patterns[0].meta)
+
+    def common(name):
+        first = getattr(patterns[0], name)
+        same = first is not None and all(
+            getattr(x, name) is not None and np.array_equal(getattr(x, name), first) for x in patterns
+        )
+        return first if same else None
+
+    return replace(found, row_hint=common("row_hint"), col_hint=common("col_hint"))
 
 
 def _collapse(indptr, indices):

@@ -16,18 +16,18 @@ def commands(folder, *flags):
 def test_every_step_is_a_command_of_the_study(tmp_path):
     said = commands(tmp_path)
     assert [line[2:] for line in said[::2]] == [
-        *("train tiny", "video wan-1.3b-480p-81f", "video wan-1.3b-720p-81f", "video tiny", "pictures tiny"),
-        *("recall tiny-9x15x26", "recall tiny-21x30x52"),
+        *("train trained", "video wan-1.3b-480p-81f", "video wan-1.3b-720p-81f", "video trained"),
+        *("pictures trained", "recall trained-21x30x52"),
     ]
-    train, video, *_, pictures, recall, _ = said[1::2]
-    assert "--output results/video/tiny.safetensors" in train and "--device cuda --compiled" in train
+    train, video, *_, pictures, recall = said[1::2]
+    assert "--output results/video/trained.safetensors" in train and "--device cuda --compiled" in train
     assert "--case wan-1.3b-480p-81f --output results/logs/video/wan-1.3b-480p-81f.csv" in video
     assert "--dtype bfloat16" in video and "--dtype" not in pictures
-    assert "results/logs/video/tiny.npz" in pictures and "results/logs/recall/tiny-9x15x26.csv" in recall
+    assert "results/logs/video/trained.npz" in pictures and "results/logs/recall/trained-21x30x52.csv" in recall
     # What is trained is not trained again.
     (tmp_path / "results/video").mkdir(parents=True)
-    (tmp_path / "results/video/tiny.safetensors").touch()
-    assert "# train tiny" not in commands(tmp_path)
+    (tmp_path / "results/video/trained.safetensors").touch()
+    assert "# train trained" not in commands(tmp_path)
 
 
 def test_settings_and_cases_can_be_stated(tmp_path):

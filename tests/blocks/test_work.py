@@ -117,7 +117,7 @@ def full_blocks(rows, runs):
     run_ptr = np.concatenate(([0], np.cumsum(runs)))
     run_mask = np.full(run_ptr[-1], -1, np.int32)
     return SimpleNamespace(
-        tile=tiles.parse("16x1"), rows=np.array(rows), runs=np.array(runs), run_ptr=run_ptr, run_mask=run_mask
+        meta={}, tile=tiles.parse("16x1"), rows=np.array(rows), runs=np.array(runs), run_ptr=run_ptr, run_mask=run_mask
     )
 
 

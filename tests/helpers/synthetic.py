@@ -341,6 +341,20 @@ def write_push_attention(root, config):
         write_csv(root / f"results/logs/push_attention/{model}.csv", "push_attention", [push_attention_row(model)])
 
 
+def push_streams_row(model, reorder, tile, **changes):
+    """The row of a key stream."""
+    keys = 1200 if reorder == "none" else 900
+    known = {"model": model, "reorder": reorder, "tile": tile, "status": "ok", "tokens": 3137, "keys": keys}
+    return known | {"pieces": 30, "words": 200, "longest": 96, "wrong": 0, "device": DEVICE["name"]} | changes
+
+
+def write_push_streams(root, config):
+    """A file for each workload."""
+    for model in config.push.attention:
+        rows = [push_streams_row(model, order, tile) for order in config.orders for tile in config.tiles]
+        write_csv(root / f"results/logs/push_streams/{model}.csv", "push_streams", rows)
+
+
 def worth_row(side, asked, part, provider, us, **changes):
     """One row of a grid; `us` None: skipped."""
     known = {"part": part, "side": side, "tokens": side**2 + 1, "square": 1, "asked": asked, "density": asked}
@@ -582,6 +596,7 @@ def write_logs(root, config, blank=()):
     write_configure(root, config)
     write_push(root, config)
     write_push_attention(root, config)
+    write_push_streams(root, config)
     write_worth(root, config)
     write_paths(root, config)
     write_slices(root, config)

@@ -12,7 +12,13 @@ from tilewright.pushmem.errors import RunError
 
 extras.need("islpy")
 
-SIDES = {"resnet": (8, 13, 28), "mobilenet": (8, 13, 28), "patch_embed": (16, 29, 64)}
+SIDES = {
+    "layers": (8, 13, 16),
+    "mixer": (16, 29, 32),
+    "resnet": (8, 13, 28),
+    "mobilenet": (8, 13, 28),
+    "patch_embed": (16, 29, 64),
+}
 
 
 @pytest.mark.parametrize("memory", ["pub", "dp"])

@@ -104,7 +104,6 @@ IMAGE = Input("in", (8, 8))
         (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y, x, x]), "in has 2 dimensions; found 3 indices"),
         (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y // 0, x]), "positive constants only"),
         (lambda: Stage("s", (8, 8), lambda y, x: 1 if IMAGE[y, x] else 0), "use select"),
-        (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[x, y]), "no raster does so"),
         (lambda: Stage("s", (8, 4), lambda y, x: IMAGE[y, x] + IMAGE[y, 2 * x]), "do not balance"),
         (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y, x] + 70000), "expected a 16-bit constant"),
         (lambda: Stage("in", (8, 8), lambda y, x: IMAGE[y, x]), "two inputs or stages are called 'in'"),

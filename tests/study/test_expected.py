@@ -33,6 +33,7 @@ ROWS = {
     "configure": {"stream": "identity-16x16", "engine": "fit"},
     "push": {"app": "gaussian-64", "memory": "pub"},
     "push_attention": {"model": "vil-tiny-224-s1"},
+    "push_streams": {"model": "vil-tiny-224-s1", "reorder": "hc"},
     "worth": {"provider": "tilewright", "reorder": "window", "solver": "highs"},
 }
 

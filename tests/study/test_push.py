@@ -7,10 +7,11 @@ from helpers import extras, synthetic
 from helpers.checkout import ROOT
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.study import experiments, figures
-from tilewright.study.experiments import push, push_attention
+from tilewright.study.experiments import push, push_attention, push_streams
 from tilewright.study.stages import push_app
 from tilewright.study.tables import push as push_table
 from tilewright.study.tables import push_attention as attention_table
+from tilewright.study.tables import push_streams as streams_table
 
 PAPER = ROOT / "expected/paper/push.csv"
 
@@ -119,3 +120,30 @@ def test_cases_read_what_the_rules_write():
     assert experiments.sources("push", study, case) == [
         f"results/push/harris-64/dp/{name}" for name in ("mapped.json", "config.json", "run.csv")
     ]
+
+
+STREAMED = push_streams.Settings({}, ("none", "hc"), ("64x1", "64x64"), 128, {})
+
+
+def test_key_streams_are_told_by_order_and_tile():
+    rows = list(push_streams.run("vil-tiny-64-s1", STREAMED, None))
+    assert [(r["reorder"], r["tile"]) for r in rows] == [(o, t) for o in STREAMED.orders for t in STREAMED.tiles]
+    for row in rows:
+        push_streams.Row.of(row)
+        assert row.get("status", "ok") == "ok" and row["wrong"] == 0
+        assert 0 < row["pieces"] <= row["keys"] and row["words"] >= 2 * row["pieces"] and row["longest"] <= row["keys"]
+
+
+def test_pieces_that_give_other_keys_fail_the_row(monkeypatch):
+    from tilewright.pushmem import pieces
+
+    right = pieces.pieces
+    monkeypatch.setattr(pieces, "pieces", lambda keys: right(keys)[:-1])
+    assert {r["status"] for r in push_streams.run("vil-tiny-64-s1", STREAMED, None)} == {"failed"}
+
+
+def test_keys_stand_beside_those_without_an_order(tmp_path):
+    rows = [synthetic.push_streams_row("vil-tiny-224-s1", order, "64x1") for order in ("none", "hc")]
+    synthetic.write_csv(tmp_path / "s.csv", "push_streams", rows)
+    found = streams_table.table([tmp_path / "s.csv"]).set_index("reorder")
+    assert found["of_none"].to_dict() == {"none": 1, "hc": 0.75} and found.loc["hc", "keys_a_word"] == 4.5

@@ -324,12 +324,11 @@ def test_the_lists_of_names_are_those_of_the_modules():
 
 def test_the_overlay_for_a_gpu_is_a_study():
     import yaml
+    from snakemake.utils import update_config
 
     mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
     for name in ("h200", "h200_video"):
-        for key, value in yaml.safe_load((ROOT / f"config/{name}.yaml").read_text()).items():
-            merge = isinstance(value, dict) and isinstance(mapping.get(key), dict)
-            mapping[key] = {**mapping[key], **value} if merge else value
+        update_config(mapping, yaml.safe_load((ROOT / f"config/{name}.yaml").read_text()))
     study = config.load(mapping)
     assert experiments.cases("slices", study)[0] == "12x128-21x30x52"
 

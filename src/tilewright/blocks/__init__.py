@@ -159,7 +159,7 @@ def extract_all(graph: Graph, chosen: Iterable[Tile], region_rows: int = 128) ->
         tiles.check_fits(tile, graph.shape)
     most = max([region_rows, *(tile.rows for tile in chosen if tile.gathered)])
     windows = Windows(graph, tiles.SLICE_RUN, True, most)
-    region_ptr = regions(graph, region_rows, windows)
+    region_ptr = regions(graph, region_rows, windows, graph.bounds)
 
     def made(tile):
         row_ptr = cut(graph, tile.rows, tile.run, tile.gathered, region_ptr, windows=windows if tile.gathered else None)

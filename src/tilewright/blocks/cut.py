@@ -94,9 +94,14 @@ def plain(array: ArrayLike, dtype: type) -> NDArray:
     return np.require(array, dtype, ["C", "W"])
 
 
-def regions(graph: Graph, region_rows: int = 128, windows: Windows | None = None) -> NDArray[np.int32]:
-    """Row boundaries int32 [R+1] of the regions: the best cut into at most `region_rows` rows, keys gathered."""
-    return cut(graph, region_rows, SLICE_RUN, True, overhead=REGION_KEYS, windows=windows)
+def regions(
+    graph: Graph, region_rows: int = 128, windows: Windows | None = None, bounds: ArrayLike | None = None
+) -> NDArray[np.int32]:
+    """Row boundaries int32 [R+1] of the regions: the best cut into at most `region_rows` rows, keys gathered.
+
+    bounds: as of `cut`.
+    """
+    return cut(graph, region_rows, SLICE_RUN, True, bounds, REGION_KEYS, windows)
 
 
 def cut(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tilewright.blocks import Blocks
 from tilewright.core.errors import ConfigError
+from tilewright.graph import STACKED
 
 # Distinct padded row counts, and padded run counts for each of those. More of them pad less and launch more.
 ROW_STEPS = 3
@@ -136,8 +137,10 @@ def items(blocks: Blocks, split_keys: int | None) -> WorkItems:
     runs = blocks.runs[live]
     parts = np.ones(len(live), np.int64)
     if split_keys is not None:
-        most = max(1, split_keys // width, int(PART * runs.sum()))
-        long = (runs > most) & (runs > WHOLE * runs.sum())
+        # Of several patterns, one has this on average.
+        total = runs.sum() / blocks.meta.get(STACKED, 1)
+        most = max(1, split_keys // width, int(PART * total))
+        long = (runs > most) & (runs > WHOLE * total)
         parts[long] = -(-runs[long] // most)
     block = np.repeat(live, parts)
     index = np.arange(len(block)) - np.repeat(np.cumsum(parts) - parts, parts)

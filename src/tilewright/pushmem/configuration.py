@@ -13,7 +13,7 @@ DRAIN = 64
 
 def configuration(tile: TileUse) -> settings.Configuration:
     """The closed form: loops and strides of the mapping, modulo the widths of the tile."""
-    memory = memories.member(tile.memory)
+    memory = tile.member
     ports = memory.PARAMETERS.ports()
     controllers = {}
     for name in ports:
@@ -28,6 +28,11 @@ def configuration(tile: TileUse) -> settings.Configuration:
     return made
 
 
+def place(tile: TileUse) -> dict[str, int]:
+    """The registers that tell a tile's place in a chain; none for a tile alone."""
+    return {} if tile.chain is None else {"chain_index": tile.chain.index, "chain_mask": tile.chain.mask}
+
+
 def _affine(start, strides, bits):
     mask = (1 << bits) - 1
     return settings.Affine(start & mask, tuple(s & mask for s in strides))
@@ -39,7 +44,7 @@ def configurations(mapped: Mapped) -> list[settings.Configuration]:
 
 
 def stream(tile: TileUse) -> Stream:
-    """What enters and leaves `tile`, words numbered from 1; no schedule inside the tile is told."""
+    """What enters and leaves `tile`, words numbered from 1; no schedule inside the tile is told. No tile of a chain."""
     memory = memories.member(tile.memory)
     parameters = memory.PARAMETERS
     kinds = ("in2agg", "tb2out", 0) if tile.memory == "pub" else ("in2sram", "sram2out", 1)
@@ -70,7 +75,7 @@ def from_streams(mapped: Mapped) -> list[solve.Found | None]:
     """What the configurator finds for every tile from its stream alone, by algebra. Equal streams are solved once.
 
     None for a tile that also delivers words that nobody takes, where a loop is rounded up: its stream is no example of
-    what was meant.
+    what was meant. None for a tile of a chain: it delivers other tiles' words.
     """
     known: dict[bytes, solve.Found] = {}
     found: list[solve.Found | None] = []
@@ -81,7 +86,7 @@ def from_streams(mapped: Mapped) -> list[solve.Found | None]:
         if read.live is not None and not read.live.all()
     }
     for tile in mapped.tiles:
-        if idle.intersection(tile.targets):
+        if tile.chain is not None or idle.intersection(tile.targets):
             found.append(None)
             continue
         given = stream(tile)

@@ -38,21 +38,28 @@ class Mapped:
         return sum(d.cycles for d in self.wiring.delays)
 
 
-def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD, retries: int = 32) -> Mapped:
+def compile(
+    outputs,
+    memory: str = "pub",
+    *,
+    threshold: int = REGISTER_THRESHOLD,
+    retries: int = 32,
+    overlap: bool = True,
+) -> Mapped:
     """The program of the stages `outputs`, mapped to tiles of the kind `memory`.
 
     Where no schedule keeps an SRAM port free of conflicts, rows get a cycle longer (stencils), then buffers whose
     distances vary wait a cycle longer. Images that a reduction reads come at its pace where a tile cannot hold them
-    else. Of a program that reduces in time, the mapping with the fewest tiles, then cycles, is taken. Where a stage
-    asks for the order ``auto``, each legal order is mapped so, and the one of fewest cycles, then tiles, is taken; an
-    order that cannot end earlier than one that is mapped is left out. Raises `ProgramError`, `MappingError` and
-    `UnknownNameError`.
+    else, and what still is too large for a tile is kept by a chain of them. Of a program that reduces in time, the
+    mapping with the fewest tiles, then cycles, is taken. Where a stage asks for the order ``auto``, each legal order is
+    mapped so, and the one of fewest cycles, then tiles, is taken; an order that cannot end earlier than one that is
+    mapped is left out. Raises `ProgramError`, `MappingError` and `UnknownNameError`.
     """
     begin = time.perf_counter()
     lowered = lower(outputs)
     asked = orders.choices(lowered)
     if len(asked) == 1:
-        made = _compiled(extract(orders.reordered(lowered, asked[0])), memory, threshold, retries)
+        made = _compiled(extract(orders.reordered(lowered, asked[0])), memory, threshold, retries, overlap)
         return replace(made, seconds=time.perf_counter() - begin)
     check_ranges(lowered)
     bounds, best, error = [], None, None
@@ -67,7 +74,7 @@ def compile(outputs, memory: str = "pub", *, threshold: int = REGISTER_THRESHOLD
         if best is not None and cycles >= best.schedule.last_cycle:
             break
         try:
-            made = _compiled(extract(program), memory, threshold, retries)
+            made = _compiled(extract(program), memory, threshold, retries, overlap)
         except (MappingError, ProgramError) as found:
             error = error or found
             continue
@@ -104,34 +111,43 @@ def _least_cycles(program: Program, memory: str) -> int:
     return min(least)
 
 
-def _compiled(program: Program, memory: str, threshold: int, retries: int) -> Mapped:
+def _compiled(program: Program, memory: str, threshold: int, retries: int, overlap: bool = True) -> Mapped:
     """The mapping of a program with ports, whose loops are in order."""
     tile = memories.member(memory).PARAMETERS
     coarse = rates.is_coarse(program)
     error: MappingError | None = None
     best: Mapped | None = None
     found_at, tried = retries, 0
-    for paced in (False, True) if coarse else (False,):
+    too_large: set[tuple[bool, bool]] = set()
+    for way in _ways(program, coarse, tile.fetch, overlap):
         if best is not None:
             break
+        if way.tiles > 1 and not way.whole and (way.paced, way.overlap) not in too_large:
+            # A chain helps what no tile holds, and nothing else.
+            continue
+        paced = way.paced
         for attempt in range(retries):
-            pad, wait = (0, attempt) if paced else (attempt % 4, attempt // 4)
+            pad, wait = (0, attempt) if paced or way.whole else (attempt % 4, attempt // 4)
             if wait > found_at + _MORE:
                 break
-            strides = rates.coarse(program, pad, tile.fetch, paced) if coarse else rates.stencil(program, pad)
+            strides = (
+                rates.coarse(program, pad, tile.fetch, paced, way.overlap) if coarse else rates.stencil(program, pad)
+            )
             # The least latency of a word through a tile: three more words to fill, then write, fetch and read.
             fill = 4 if memory == "pub" else 0
             slack = {
                 n: 2 + fill + wait + (1 if memory == "pub" else 0) + fill * (max(1, _pace(strides[n])) - 1)
                 for n in program.buffers
             }
-            plan = stencil.schedule(program, strides, "coarse" if coarse else "stencil", slack)
+            whole = _whole(program, strides, slack) if way.whole else None
+            plan = stencil.schedule(program, strides, "coarse" if coarse else "stencil", slack, whole)
             tried += 1
             try:
-                wiring, tiles = _stored(program, plan, memory, threshold)
+                wiring, tiles = _stored(program, plan, memory, threshold, way.tiles)
             except CapacityError as found:
                 # Waiting longer makes it no smaller.
                 error = found
+                too_large.add((way.paced, way.overlap))
                 break
             except MappingError as found:
                 error = found
@@ -149,13 +165,52 @@ def _compiled(program: Program, memory: str, threshold: int, retries: int) -> Ma
     raise MappingError(f"no mapping after {tried} schedules; the last one: {error}")
 
 
-def _stored(program, plan, memory, threshold):
+@dataclass(frozen=True)
+class _Way:
+    """How a program may be scheduled. paced: images come at the pace of the reduction that reads them. tiles: of the
+    longest chain. whole: a buffer whose distances vary is read once all of it was written, so that no write meets a
+    read. overlap: stages work on iterations of their common outer loop that follow each other, and buffers between them
+    are double."""
+
+    paced: bool = False
+    tiles: int = 1
+    whole: bool = False
+    overlap: bool = False
+
+
+def _ways(program, coarse, fetch, overlap) -> list[_Way]:
+    """The ways to try, the one that needs fewest tiles first."""
+    if not coarse:
+        return [_Way(), _Way(tiles=MEMORY_TILES)]
+    shared = overlap and rates.has_outer(program)
+    usual, other = (rates.coarse(program, 0, fetch, paced, shared) for paced in (False, True))
+    paces = [False, True] if usual != other else [False]
+    alone = [_Way(paced) for paced in paces]
+    chains = [_Way(paced, MEMORY_TILES) for paced in reversed(paces)]
+    found = [*alone, *chains, _Way(tiles=MEMORY_TILES, whole=True)]
+    if shared:
+        # Images that come in one burst an iteration meet the reads of the one before: paced first.
+        overlapped = sorted((way for way in found if not way.whole), key=lambda way: (way.tiles, not way.paced))
+        return [*(replace(way, overlap=True) for way in overlapped), *found]
+    return found
+
+
+def _whole(program, strides, slack) -> dict[str, int]:
+    """Cycles from the start of a buffer's writes until all its words can be read."""
+    found = {}
+    for name, buffer in program.buffers.items():
+        steps, offset = stencil.written(program, strides, name)
+        found[name] = offset + sum(k * (e - 1) for k, e in zip(steps, buffer.shape, strict=True)) + slack[name]
+    return found
+
+
+def _stored(program, plan, memory, threshold, most):
     """``(wiring, tiles)`` with banks, or with copies of buffers where these need fewer tiles or banks fit none."""
     tile, error, found = memories.member(memory).PARAMETERS, None, []
     for banked in (True, False):
         made = None
         try:
-            made = wire(program, plan, tile.fetch, tile.depth * tile.fetch, threshold, banked)
+            made = wire(program, plan, tile.fetch, tile.depth * tile.fetch, threshold, banked, most)
             found.append((made, pack(memory, made.uses)))
         except MappingError as reason:
             error = reason

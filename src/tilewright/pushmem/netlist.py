@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.pushmem import memories, recurrence, rtl, settings
-from tilewright.pushmem.configuration import configurations
+from tilewright.pushmem import recurrence, rtl, settings
+from tilewright.pushmem.configuration import configurations, place
 from tilewright.pushmem.errors import RunError, need
 from tilewright.pushmem.mapping import Mapped
 from tilewright.pushmem.simulate import DRAIN, input_words
 
-_TILE = "push_tile"
+_TILE, _CHAINED = "push_tile", "push_tile_of_a_chain"
 # What inputs carry where no word is due: a word that shows in a result if it is taken.
 _JUNK = 0xA5A5
 
@@ -35,15 +35,22 @@ def netlist(mapped: Mapped) -> Netlist:
         return Netlist(rtl.rtlil(top), top.inputs, top.outputs)
     from amaranth.back import rtlil as writer
 
-    memory = memories.member(mapped.tiles[0].memory)
-    tile = memory.tile(memory.PARAMETERS)
-    part = writer.convert(tile, name=_TILE, ports=tile.ports, emit_src=False)
-    top = _top(mapped, {name: len(signal) for name, signal in tile.configuration.items()})
-    text = rtl.rtlil(top)
-    # Flattening then goes around the tile, and C++ gets one class for all instances of it.
-    marked = part.replace(f"module \\{_TILE}\n", f"attribute \\keep_hierarchy 1\nmodule \\{_TILE}\n", 1)
-    marked = marked.replace("attribute \\top 1\n", "")
-    return Netlist(text + "\n" + marked, top.inputs, top.outputs)
+    widths, parts = {}, []
+    for name, memory in {_module(t): t.member for t in mapped.tiles}.items():
+        tile = memory.tile(memory.PARAMETERS)
+        part = writer.convert(tile, name=name, ports=tile.ports, emit_src=False)
+        widths[name] = {register: len(signal) for register, signal in tile.configuration.items()}
+        # Flattening then goes around the tile, and C++ gets one class for all instances of it.
+        marked = part.replace(f"module \\{name}\n", f"attribute \\keep_hierarchy 1\nmodule \\{name}\n", 1)
+        # Modules inside get the name of the one around them.
+        parts.append(marked.replace("attribute \\top 1\n", ""))
+    top = _top(mapped, widths)
+    return Netlist("\n".join([rtl.rtlil(top), *parts]), top.inputs, top.outputs)
+
+
+def _module(tile):
+    """The name of a tile's module."""
+    return _TILE if tile.chain is None else _CHAINED
 
 
 def build(mapped: Mapped) -> rtl.Library:
@@ -85,7 +92,7 @@ def run(mapped: Mapped, data: dict[str, np.ndarray], stalls: np.ndarray | None =
 
 
 def _top(mapped, widths):
-    """The array. widths: bits of each register of a tile's configuration."""
+    """The array. widths: by module, bits of each register of a tile's configuration."""
     from amaranth.hdl import Array, C, ClockSignal, Elaboratable, Instance, Module, Mux, ResetSignal, Signal
 
     from tilewright.pushmem.memories._rtl import Controller
@@ -125,15 +132,19 @@ def _top(mapped, widths):
                     before = after
                 m.d.comb += signal(d.target).eq(before)
             for number, (tile, configuration) in enumerate(zip(mapped.tiles, configurations(mapped), strict=True)):
-                memory = memories.member(tile.memory)
-                values = recurrence.registers(configuration, memory)
-                ports = {f"i_{n}": C(values[n], bits) for n, bits in widths.items()}
+                memory, module = tile.member, _module(tile)
+                values = recurrence.registers(configuration, memory) | place(tile)
+                ports = {f"i_{n}": C(values[n], bits) for n, bits in widths[module].items()}
                 ports |= {"i_run": self.run, "i_clk": ClockSignal(), "i_rst": ResetSignal()}
                 for p in range(memory.PARAMETERS.inputs):
                     ports[f"i_data_in{p}"] = signal(tile.sources[p]) if p < len(tile.sources) else C(0, 16)
+                if tile.chain is not None:
+                    before = [signal(s) for s in tile.chain.sources]
+                    for p in range(memory.PARAMETERS.outputs):
+                        ports[f"i_chain_in{p}"] = before[p] if p < len(before) else C(0, 16)
                 for p, target in enumerate(tile.targets):
                     ports[f"o_data_out{p}"] = signal(target)
-                m.submodules[f"tile{number}"] = Instance(_TILE, **ports)
+                m.submodules[f"tile{number}"] = Instance(module, **ports)
             for s in program.statements:
                 self._statement(m, s, cycle)
             return m

@@ -11,19 +11,44 @@ from tilewright.pushmem.vectorise import Generator, Use, plan_dp, plan_pub
 
 
 @dataclass(frozen=True)
+class Chain:
+    """A tile's place among those that keep one buffer by address: tile ``address // capacity``, modulo a power of two.
+
+    index: of the tile; count: of tiles. sources: the signals at its chain inputs, those of the tile before; the first
+    tile has none.
+    """
+
+    index: int
+    count: int
+    sources: tuple[str, ...] = ()
+
+    @property
+    def mask(self) -> int:
+        """The bits of an address' tile that count: addresses wrap behind a power of two of tiles."""
+        return (1 << (self.count - 1).bit_length()) - 1
+
+
+@dataclass(frozen=True)
 class TileUse:
-    """A tile: the signals at its inputs and outputs, the buffers it holds, and its controllers."""
+    """A tile: the signals at its inputs and outputs, the buffers it holds, its controllers and its place in a chain."""
 
     memory: str
     buffers: tuple[str, ...]
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     controllers: dict[str, Generator]
+    chain: Chain | None = None
+
+    @property
+    def member(self):
+        """The memory, as a tile of a chain where it is one."""
+        return memories.member(self.memory) if self.chain is None else memories.chained(self.memory)
 
 
 def plan(memory: str, uses: list[Use]) -> dict[str, Generator] | None:
-    """Controllers of one tile that serves `uses`, or None."""
-    return plan_pub(uses) if memory == "pub" else plan_dp(uses)
+    """Controllers of one tile that serves `uses`, or of every tile of a chain that serves one use; or None."""
+    depth = memories.member(memory).PARAMETERS.depth * (Chain(0, uses[0].tiles).mask + 1)
+    return plan_pub(uses, depth=depth) if memory == "pub" else plan_dp(uses, depth)
 
 
 def pack(memory: str, uses: tuple[Use, ...]) -> list[TileUse]:
@@ -41,7 +66,7 @@ def pack(memory: str, uses: tuple[Use, ...]) -> list[TileUse]:
         key = tuple(
             a.tobytes() for u in uses for s in (u.write, *(r for _, r in u.reads)) for a in (s.times, s.addresses)
         )
-        key = (tuple(len(u.reads) for u in uses), hash(key))
+        key = (tuple((len(u.reads), u.tiles) for u in uses), hash(key))
         if key not in known:
             known[key] = plan(memory, uses)
         return known[key]
@@ -51,6 +76,8 @@ def pack(memory: str, uses: tuple[Use, ...]) -> list[TileUse]:
     for part in parts:
         for b, held in enumerate(bins):
             outputs = len(part.reads) + sum(len(u.reads) for u in held)
+            if max(u.tiles for u in (*held, part)) > 1:
+                continue
             if len(held) < tile.inputs and outputs <= tile.outputs:
                 joint = plan_once([*held, part])
                 if joint is not None:
@@ -59,19 +86,31 @@ def pack(memory: str, uses: tuple[Use, ...]) -> list[TileUse]:
         else:
             alone = plan_once([part])
             if alone is None:
-                raise MappingError(f"{part.buffer}: {_why(part, tile.levels)} on one {memory} tile")
+                raise MappingError(f"{part.buffer}: {_why(part, tile.levels)} on {_on(memory, part)}")
             bins.append([part])
             plans.append(alone)
     return [
-        TileUse(
-            memory,
-            tuple(u.buffer for u in held),
-            tuple(u.source for u in held),
-            tuple(t for u in held for t, _ in u.reads),
-            controllers,
-        )
+        tile_use
         for held, controllers in zip(bins, plans, strict=True)
+        for tile_use in _tiles(memory, held, controllers)
     ]
+
+
+def _tiles(memory, held, controllers):
+    """The tile of the uses `held`, or the tiles of a chain, in the order in which their outputs pass through."""
+    targets = tuple(t for u in held for t, _ in u.reads)
+    buffers, sources, count = tuple(u.buffer for u in held), tuple(u.source for u in held), held[0].tiles
+    if count == 1:
+        return [TileUse(memory, buffers, sources, targets, controllers)]
+    passed = [tuple(f"{t}~{k}" for t in targets) for k in range(count - 1)]
+    return [
+        TileUse(memory, buffers, sources, out, controllers, Chain(k, count, before))
+        for k, (before, out) in enumerate(zip([(), *passed], [*passed, targets], strict=True))
+    ]
+
+
+def _on(memory, use):
+    return f"one {memory} tile" if use.tiles == 1 else f"a chain of {use.tiles} {memory} tiles"
 
 
 def _why(use: Use, levels: int) -> str:

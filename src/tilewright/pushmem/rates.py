@@ -12,8 +12,19 @@ from tilewright.pushmem.program import Program, Statement
 
 
 def is_coarse(program: Program) -> bool:
-    """Whether a statement reduces in time, which no common raster can hold."""
-    return any(len(s.loops) > s.rank for s in program.statements)
+    """Whether a statement reduces in time, or turns a buffer, which no common raster can hold."""
+    return any(len(s.loops) > s.rank or turns(s) for s in program.statements)
+
+
+def turns(statement: Statement) -> bool:
+    """Whether a read names the loops in another order than the statement, as a transposition does."""
+    place = {n: d for d, n in enumerate(statement.loops)}
+    for read in statement.reads:
+        used = [max((place[n] for n in i.names() if i.slope(n)), default=-1) for i in read.indices]
+        used = [d for d in used if d >= 0]
+        if used != sorted(used):
+            return True
+    return False
 
 
 def raster(shape) -> tuple[int, ...]:
@@ -78,27 +89,59 @@ def stencil(program: Program, pad: int = 0) -> dict[str, tuple[int, ...]]:
 
 def loops(statement: Statement, fetch: int) -> tuple[int, ...]:
     """Extents in time: a reduction runs through whole wide words, so that its innermost image loop is rounded up to
-    `fetch`; iterations beyond the statement's own extent do nothing."""
-    if len(statement.loops) == statement.rank or not statement.rank:
+    `fetch`; iterations beyond the statement's own extent do nothing. What turns a buffer has those loops rounded up
+    that go along the rows of what it reads."""
+    if not statement.rank or (len(statement.loops) == statement.rank and not turns(statement)):
         return statement.extents
+    if len(statement.loops) == statement.rank:
+        along = {n for read in statement.reads for n in read.indices[-1].names()}
+        return tuple(
+            -(-e // fetch) * fetch if n in along else e for n, e in zip(statement.loops, statement.extents, strict=True)
+        )
     # The innermost as written, also where the loops are in another order: rows are the wide words of memory.
     inner = max(range(statement.rank), key=lambda k: int(statement.loops[k][1:]))
     rounded = -(-statement.extents[inner] // fetch) * fetch
     return (*statement.extents[:inner], rounded, *statement.extents[inner + 1 :])
 
 
-def coarse(program: Program, pad: int = 0, fetch: int = 1, paced: bool = False) -> dict[str, tuple[int, ...]]:
+def has_outer(program: Program) -> bool:
+    """Whether the first loop is the same in all stages: images, say, that go through two or more stages one by one.
+
+    Every stage has it, and every read either passes its index on as the first one, or is of an input and uses none of
+    it, as weights do.
+    """
+    if len(program.statements) < 2 or not is_coarse(program):
+        return False
+    first = program.statements[0]
+    count = first.extents[0] if first.rank and first.loops else 1
+    carried = {s.name for s in program.statements}
+    for s in program.statements:
+        if not s.rank or s.extents[0] != count:
+            return False
+        for read in s.reads:
+            used = [d for d, i in enumerate(read.indices) if s.loops[0] in i.names()]
+            passed = used == [0] and str(read.indices[0]) == s.loops[0]
+            if not (passed or (not used and read.buffer not in carried)):
+                return False
+    return count > 1
+
+
+def coarse(
+    program: Program, pad: int = 0, fetch: int = 1, paced: bool = False, overlap: bool = False
+) -> dict[str, tuple[int, ...]]:
     """Strides in cycles of the loops of each input and statement; rows of inputs are `pad` cycles longer.
 
     fetch: words of a wide word, see `loops`. paced: images come at the pace of the reduction that reads them, so that
-    few of their rows wait in memory, not at a word a cycle. Raises `ProgramError` where paces disagree.
+    few of their rows wait in memory, not at a word a cycle. overlap: all stages begin an iteration of the loop that
+    they share (`has_outer`) at the pace of the longest stage, so that each works on another one. Raises `ProgramError`
+    where paces disagree.
     """
     strides: dict[str, tuple[int, ...]] = {
         n: raster((*shape[:-1], shape[-1] + pad) if len(shape) > 1 else shape)
         for n, shape in ((n, program.buffers[n].shape) for n in program.inputs)
     }
     for s in program.statements:
-        if len(s.loops) > s.rank:
+        if len(s.loops) > s.rank or turns(s):
             strides[s.name] = raster(loops(s, fetch))
             continue
         pace: list[Fraction | None] = [None] * s.rank
@@ -111,28 +154,44 @@ def coarse(program: Program, pad: int = 0, fetch: int = 1, paced: bool = False) 
         if any(v is None or v.denominator != 1 for v in pace):
             raise ProgramError(f"{s.name}: no whole number of cycles an iteration follows from what it reads")
         strides[s.name] = tuple(int(v) for v in pace if v is not None)
-    return strides | _paced(program, strides) if paced else strides
+    strides = strides | _paced(program, strides, overlap) if paced else strides
+    return strides | _overlapped(program, strides) if overlap else strides
 
 
-def _paced(program, strides):
+def _overlapped(program, strides):
+    """Strides of what has the outer loop, all of them with the longest one's stride for it."""
+    shared = {s.name for s in program.statements}
+    for s in program.statements:
+        shared |= {r.buffer for r in s.reads if r.indices and s.loops[0] in r.indices[0].names()}
+    longest = max(strides[n][0] for n in shared)
+    return {n: (longest, *strides[n][1:]) for n in shared}
+
+
+def _paced(program, strides, overlap):
     """Strides of images that a reduction reads row by row: a row takes as long as the rows that need it."""
+    outer = int(overlap)
     rows: dict[str, set[Fraction]] = {}
     for s in program.statements:
         if len(s.loops) == s.rank:
             continue
         for read in s.reads:
-            if len(read.indices) == 2:
-                steps = zip(s.loops[: s.rank], strides[s.name], strict=False)
+            if len(read.indices) == outer + 2:
+                steps = zip(s.loops[outer : s.rank], strides[s.name][outer:], strict=False)
                 rows.setdefault(read.buffer, set()).update(
-                    cycles / slope for n, cycles in steps if (slope := read.indices[0].slope(n)) > 0
+                    cycles / slope for n, cycles in steps if (slope := read.indices[outer].slope(n)) > 0
                 )
     found = {}
     for n, paces in rows.items():
         if n in program.inputs and len(paces) == 1 and next(iter(paces)).denominator == 1:
             row = int(next(iter(paces)))
-            word = row // program.buffers[n].shape[1]
+            if overlap:
+                # All rows of an image come within the time of the longest stage.
+                row = min(
+                    row, max(strides[s.name][0] for s in program.statements) // program.buffers[n].shape[1] // 3 * 3
+                )
+            word = row // program.buffers[n].shape[-1]
             # Reads of three words a turn leave every third cycle of the memory's port: writes keep to it.
             word = word // 3 * 3 or word
             if word:
-                found[n] = (row, word)
+                found[n] = (*strides[n][:outer], row, word)
     return found

@@ -54,12 +54,14 @@ def wire(
     capacity: int,
     threshold: int = REGISTER_THRESHOLD,
     banked: bool = False,
+    most: int = 1,
 ) -> Wiring:
     """Wires, registers and memory streams of all reads.
 
     fetch: words of a wide word. capacity: words of a tile; a longer distance goes through several tiles in a row.
     banked: whether reads of one cycle go to banks where each asks one bank alone; else every two have all words.
-    Raises `CapacityError` where more words whose distances vary live at once.
+    most: tiles of a chain that may keep a buffer whose distances vary. Raises `CapacityError` where more words of one
+    live at once.
     """
     wires, delays, taps, uses, layouts = {}, [], [], [], {}
     found_banks: list[Bank] = []
@@ -72,6 +74,7 @@ def wire(
         addresses = storage.Layout(storage.LINEAR, (1,), storage.pitches(buffer.shape, fetch), 0).addresses(grid)
         last = np.full(len(born), -1, np.int64)
         streams: dict[str, list] = {}
+        chains: dict[str, int] = {}
 
         def rows_for(group, statements=statements, shape=buffer.shape):
             last = 0
@@ -127,15 +130,21 @@ def wire(
             until = _last(group.asked, buffer.shape, last)
             read = inside & (until >= 0)
             words = group.local([g[read] for g in grid])
-            kept = storage.layout(group.shape(buffer.shape), words, born[read], until[read], fetch, capacity)
+            # A chain wraps as a tile does: linear addresses stay affine.
+            free = capacity * (most if asked else 1)
+            kept = storage.layout(group.shape(buffer.shape), words, born[read], until[read], fetch, free)
             layouts[group.name] = kept
-            if asked and kept.size > capacity:
+            write = Stream(born[inside], kept.addresses(group.local([g[inside] for g in grid])))
+            tiles = storage.tiles(kept, int(write.addresses.max(initial=0)) + 1, capacity) if asked else 1
+            if tiles > most:
+                there = f"a tile has {capacity}" if most == 1 else f"the array has {most} tiles of {capacity}"
                 raise CapacityError(
-                    f"{group.name}: {kept.live} words live at once and need {kept.size} places; a tile has {capacity}"
+                    f"{group.name}: {kept.live} words live at once and need {kept.size} places, {tiles} tiles; {there}"
                 )
+            if tiles > 1:
+                chains[group.name] = tiles
             # Streams of one buffer share its words where all of them have the same addresses.
             shared = name if kept.kind == storage.LINEAR and group.name == name else group.name + " "
-            write = Stream(born[inside], kept.addresses(group.local([g[inside] for g in grid])))
             known: dict[bytes, str] = {}
             for each in group.asked:
                 where = kept.addresses(group.local(each.indices))
@@ -147,7 +156,8 @@ def wire(
         for source, reads in streams.items():
             write = max((w for _, _, w in reads), key=lambda w: len(w.times))
             signal = name if source.endswith(" ") else source
-            uses.append(Use(name, signal, write, tuple((target, r) for target, r, _ in reads)))
+            chain = chains.get(source.rstrip(" "), 1)
+            uses.append(Use(name, signal, write, tuple((target, r) for target, r, _ in reads), chain))
     return Wiring(wires, tuple(delays), tuple(taps), tuple(uses), layouts, tuple(found_banks))
 
 

@@ -110,7 +110,11 @@ def _tables(mapped: Mapped):
         ids += [-1] * (8 - len(ids))
         sources = [signal(s) for s in tile.sources] + [-1] * (2 - len(tile.sources))
         targets = [signal(s) for s in tile.targets] + [-1] * (2 - len(tile.targets))
-        tiles.append([int(tile.memory == "dp"), *ids, *sources, *targets])
+        row = [int(tile.memory == "dp"), *ids, *sources, *targets, 0, 0, -1, -1]
+        if tile.chain is not None:
+            row[13:15] = tile.chain.index, tile.chain.mask
+            row[15 : 15 + len(tile.chain.sources)] = map(signal, tile.chain.sources)
+        tiles.append(row)
 
     def table(rows, width):
         return np.array(rows, np.int64).reshape(-1, width)
@@ -141,7 +145,7 @@ def _tables(mapped: Mapped):
         "wires": np.array([*wires, 0], np.int64),
         "lut": np.array(lut, np.int64),
         "loops": loop_table,
-        "tiles": table(tiles, 13),
+        "tiles": table(tiles, 17),
         "generators": generator_table,
         "starts": generator_starts,
     }
@@ -258,6 +262,15 @@ def _fires(g, cycle, values, alive):
 
 
 @njit(cache=True)
+def _give(mine, word, known, before, target, value, there):
+    """The word of a tile's output: its own, or, in a chain, that of the tile before, which stands earlier."""
+    if mine:
+        value[target], there[target] = word, known
+    elif before >= 0:
+        value[target], there[target] = value[before], there[before]
+
+
+@njit(cache=True)
 def _run(
     cycles,
     stall,
@@ -299,6 +312,10 @@ def _run(
     sram, sram_there = np.zeros((n_tiles, 2048), np.int64), np.zeros((n_tiles, 2048), np.bool_)
     tb, tb_there = np.zeros((n_tiles, 2, 8), np.int64), np.zeros((n_tiles, 2, 8), np.bool_)
     held, held_there = np.zeros((n_tiles, 2, 4), np.int64), np.zeros((n_tiles, 2, 4), np.bool_)
+    # Of each row, and of the wide word on its way there, whether it is of this tile of a chain.
+    row_own, held_own = np.ones((n_tiles, 2, 2), np.bool_), np.ones((n_tiles, 2), np.bool_)
+    for i in range(n_tiles):
+        row_own[i] = tiles[i, 14] == 0
     held_row = np.full((n_tiles, 2), -1, np.int64)
     stack = np.zeros(256, np.int64)
     wall, accesses, last = 0, 0, 0
@@ -315,13 +332,16 @@ def _run(
                 there[target] = False
                 if tiles[i, 0] == 1:
                     if held_row[i, p] >= 0:
-                        value[target], there[target] = held[i, p, 0], held_there[i, p, 0]
+                        _give(
+                            held_own[i, p], held[i, p, 0], held_there[i, p, 0], tiles[i, 15 + p], target, value, there
+                        )
                         held_row[i, p] = -1
                     continue
                 g = tiles[i, 7 + p]
                 if _fires(g, cycle, values, alive):
                     word = values[g, 1] & 7
-                    value[target], there[target] = tb[i, p, word], tb_there[i, p, word]
+                    mine = row_own[i, p, word // 4]
+                    _give(mine, tb[i, p, word], tb_there[i, p, word], tiles[i, 15 + p], target, value, there)
                     _advance(g, table, generator_counters, values, alive)
         for d in range(n_del):
             place = ring_start[d] + t % delays[d, 2]
@@ -382,21 +402,24 @@ def _run(
                 if _fires(g, cycle, values, alive):
                     a = values[g, 1] & 2047
                     held[i, 0, 0], held_there[i, 0, 0], held_row[i, 0] = sram[i, a], sram_there[i, a], 0
-                    accesses += 1
+                    held_own[i, 0] = (values[g, 1] >> 11) & tiles[i, 14] == tiles[i, 13]
+                    accesses += held_own[i, 0]
                     _advance(g, table, generator_counters, values, alive)
                 g = tiles[i, 1]
                 if _fires(g, cycle, values, alive):
                     if not there[tiles[i, 9]]:
                         fault[0], fault[1], fault[2] = 4, t, i
                         return last, wall, accesses
-                    a = values[g, 1] & 2047
-                    sram[i, a], sram_there[i, a] = value[tiles[i, 9]], True
-                    accesses += 1
+                    if (values[g, 1] >> 11) & tiles[i, 14] == tiles[i, 13]:
+                        a = values[g, 1] & 2047
+                        sram[i, a], sram_there[i, a] = value[tiles[i, 9]], True
+                        accesses += 1
                     _advance(g, table, generator_counters, values, alive)
                 continue
             busy = 0
             for p in range(2):
                 if held_row[i, p] >= 0:
+                    row_own[i, p, held_row[i, p]] = held_own[i, p]
                     for lane in range(4):
                         tb[i, p, held_row[i, p] * 4 + lane] = held[i, p, lane]
                         tb_there[i, p, held_row[i, p] * 4 + lane] = held_there[i, p, lane]
@@ -404,8 +427,9 @@ def _run(
             for p in range(2):
                 g = tiles[i, 5 + p]
                 if _fires(g, cycle, values, alive):
-                    busy += 1
                     a = values[g, 1] & 511
+                    held_own[i, p] = (values[g, 1] >> 9) & tiles[i, 14] == tiles[i, 13]
+                    busy += held_own[i, p]
                     for lane in range(4):
                         held[i, p, lane] = sram[i, a * 4 + lane]
                         held_there[i, p, lane] = sram_there[i, a * 4 + lane]
@@ -413,11 +437,12 @@ def _run(
                     _advance(g, table, generator_counters, values, alive)
                 g = tiles[i, 3 + p]
                 if _fires(g, cycle, values, alive):
-                    busy += 1
-                    row, a = values[g, 1] & 3, values[g, 2] & 511
-                    for lane in range(4):
-                        sram[i, a * 4 + lane] = agg[i, p, row * 4 + lane]
-                        sram_there[i, a * 4 + lane] = agg_there[i, p, row * 4 + lane]
+                    if (values[g, 2] >> 9) & tiles[i, 14] == tiles[i, 13]:
+                        busy += 1
+                        row, a = values[g, 1] & 3, values[g, 2] & 511
+                        for lane in range(4):
+                            sram[i, a * 4 + lane] = agg[i, p, row * 4 + lane]
+                            sram_there[i, a * 4 + lane] = agg_there[i, p, row * 4 + lane]
                     _advance(g, table, generator_counters, values, alive)
                 g = tiles[i, 1 + p]
                 if _fires(g, cycle, values, alive):

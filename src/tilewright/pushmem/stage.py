@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError
-from tilewright.pushmem import apps, configuration, dsl, mapping, memories, netlist, recurrence, simulate
+from tilewright.pushmem import apps, configuration, dsl, mapping, netlist, recurrence, simulate
 from tilewright.pushmem.cost import cost
 
 VERSION = 1
@@ -62,6 +62,7 @@ def mapped_document(mapped: mapping.Mapped) -> dict:
         "taps": [dataclasses.asdict(t) for t in wiring.taps],
         "tiles": [
             {"memory": t.memory, "buffers": list(t.buffers), "sources": list(t.sources), "targets": list(t.targets)}
+            | ({} if t.chain is None else {"chain": dataclasses.asdict(t.chain)})
             for t in mapped.tiles
         ],
         "pes": mapped.pes,
@@ -133,13 +134,12 @@ def configure_app(mapped: mapping.Mapped, memory: str, folder, made_by=None) -> 
     """Write each tile's configuration in closed form with its registers, and what the configurator says."""
     begin = perf_counter()
     tiles = []
-    member = memories.member(memory)
     found = configuration.from_streams(mapped)
-    for one, other in zip(configuration.configurations(mapped), found, strict=True):
+    for tile, one, other in zip(mapped.tiles, configuration.configurations(mapped), found, strict=True):
         tiles.append(
             {
                 "controllers": {name: each.document() for name, each in one.controllers.items()},
-                "registers": recurrence.registers(one, member),
+                "registers": recurrence.registers(one, tile.member) | configuration.place(tile),
                 "from_stream": {"verdict": NOT_ASKED} if other is None else _told(other),
             }
         )

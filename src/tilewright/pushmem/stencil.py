@@ -80,9 +80,10 @@ def _span(isl, s: Statement, read: Access, own, theirs, offset) -> tuple[int, in
     return int(str(times.dim_min(0).min_val())), int(str(times.dim_max(0).max_val()))
 
 
-def schedule(program: Program, strides, policy: str, slack: dict[str, int]) -> Schedule:
+def schedule(program: Program, strides, policy: str, slack: dict[str, int], whole=None) -> Schedule:
     """The start cycles that keep the fewest words alive. slack: least cycles from write to read of a buffer whose
-    distances vary, as the memory needs them. Raises `ProgramError` where HiGHS finds no answer.
+    distances vary, as the memory needs them. whole: of buffers whose distances vary, least cycles from the start of the
+    writes to that of a read, whatever it reads. Raises `ProgramError` where HiGHS finds no answer.
     """
     from scipy.optimize import linprog
 
@@ -95,6 +96,8 @@ def schedule(program: Program, strides, policy: str, slack: dict[str, int]) -> S
     least = {}
     for e in edges:
         need_ = (0 if e.low == e.high else slack.get(e.buffer, 0)) - e.low
+        if whole is not None and e.low != e.high:
+            need_ = max(need_, whole[e.buffer])
         least[e] = need_
         row = np.zeros(len(names) + len(buffers))
         row[column[e.statement]] -= 1

@@ -76,6 +76,18 @@ def layout(shape, indices, write, last, fetch: int = 1, free: int = 0) -> Layout
     return min(linear, other, key=lambda each: each.size)
 
 
+def tiles(layout: Layout, span: int, capacity: int) -> int:
+    """Tiles of `capacity` words that hold a layout; 1 where it fits one.
+
+    span: 1 + the largest address before it wraps. A chain of tiles wraps behind a power of two of them. Where addresses
+    need not wrap, each tile counts.
+    """
+    needed = -(-layout.size // capacity)
+    if needed <= 1 or layout.kind == DIMENSIONS:
+        return max(1, needed)
+    return min(1 << (needed - 1).bit_length(), -(-span // capacity))
+
+
 def modulus(addresses, write, last) -> int:
     """1 + the largest difference of addresses of two words that conflict; 1 where none do."""
     order = np.argsort(write, kind="stable")

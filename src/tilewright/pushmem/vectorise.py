@@ -35,12 +35,15 @@ class Stream:
 
 @dataclass(frozen=True)
 class Use:
-    """What a buffer asks of a tile: the words of signal `source`, and the streams to deliver by target signal."""
+    """What a buffer asks of a tile: the words of signal `source`, and the streams to deliver by target signal.
+
+    tiles: of the chain that keeps it, 1 for a tile alone."""
 
     buffer: str
     source: str
     write: Stream
     reads: tuple[tuple[str, Stream], ...]
+    tiles: int = 1
 
 
 @dataclass(frozen=True)

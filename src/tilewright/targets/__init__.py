@@ -54,7 +54,8 @@ folder:
 ``backward.py``, optional: ``gradients(executor, q, k, v, out, grad) -> (dq, dk, dv)`` of ``out = executor(q, k, v)``.
     Calls on a target without it that need a gradient are refused. Also, optional, of executors with a bias,
     ``gradients_with_bias(…) -> (dq, dk, dv, d_table)``: the last float32 [H, T], the sums over the pairs of each entry.
-    Without it, calls that need a gradient of a bias are refused.
+    Without it, calls that need a gradient of a bias are refused. ``TAKES_UNITS`` and ``BIAS_TAKES_UNITS``: True where
+    these take several patterns in one plan (`targets.units`); refused without.
 
 ``packed.py``, optional: see `targets.packed_lists`. A target without it runs no packed batches.
 
@@ -257,9 +258,18 @@ def differentiates(kind: str) -> bool:
     return _has(kind, "backward")
 
 
-def differentiates_bias(kind: str) -> bool:
-    """Whether executors of `kind` have a gradient of a bias. Raises `DeviceError` for a kind that is not known."""
-    return differentiates(kind) and hasattr(backward(kind), "gradients_with_bias")
+def differentiates_bias(kind: str, several: bool = False) -> bool:
+    """Whether executors of `kind` have a gradient of a bias; several: in plans of several patterns (`targets.units`).
+
+    Raises `DeviceError` for a kind that is not known.
+    """
+    needed = "BIAS_TAKES_UNITS" if several else "gradients_with_bias"
+    return differentiates(kind) and bool(getattr(backward(kind), needed, False))
+
+
+def differentiates_units(kind: str) -> bool:
+    """Whether the backward of `kind` takes several patterns in one plan, see `targets.units`."""
+    return differentiates(kind) and getattr(backward(kind), "TAKES_UNITS", False)
 
 
 def runs_packed(kind: str) -> bool:

@@ -1,12 +1,13 @@
 """What every executor is prepared for: heads, types and scale, the order of the tokens and the bias (stages T3, T5)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from tilewright.core.errors import PatternError
 from tilewright.targets.masks import Bias, as_bias
+from tilewright.targets.units import Units
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,6 +16,7 @@ class Setting:
 
     natural: ``(rows, keys)``, int arrays that map the graph's order to natural token numbers. taken: likewise, to the
         positions of tokens in q, k and v.
+    units: which of several patterns each head or image has; None for one pattern.
     """
 
     heads: int
@@ -24,6 +26,7 @@ class Setting:
     taken: tuple[np.ndarray, np.ndarray]
     bias: Bias | None
     scale: float | None
+    units: Units | None = None
 
 
 def setting(shape, heads, head_dim, dtype, *, row_order=None, col_order=None, bias=None, scale=None, ordered=False):
@@ -36,3 +39,23 @@ def setting(shape, heads, head_dim, dtype, *, row_order=None, col_order=None, bi
         natural.append(order)
     taken = tuple(np.arange(size) for size in shape) if ordered else tuple(natural)
     return Setting(heads, head_dim, dtype, tuple(natural), taken, as_bias(bias, heads, shape), scale)
+
+
+def of_units(common, units, shape):
+    """The `Setting` where all units' tokens follow one another: U patterns of `shape` (rows, keys) side by side.
+
+    common: of one unit. Where units are heads, those of a token are not side by side: there is one head.
+    """
+    n = len(units.group)
+
+    def spread(arrays):
+        return tuple((np.arange(n)[:, None] * size + array).ravel() for size, array in zip(shape, arrays, strict=True))
+
+    return replace(
+        common,
+        heads=1 if units.apart else common.heads,
+        natural=spread(common.natural),
+        taken=spread(common.taken),
+        bias=units.bias(common.bias, shape),
+        units=units,
+    )

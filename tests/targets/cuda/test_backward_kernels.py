@@ -35,11 +35,12 @@ from tilewright.targets.cuda import backward_kernels
 from tilewright.targets.cuda.config import HEAD_DIMS
 
 name, *numbers = sys.argv[1:]
-rows, keys, head_dim, stages, rank, warps, split = map(int, numbers)
+rows, keys, head_dim, stages, rank, warps, split, across = map(int, numbers)
 kernel = getattr(backward_kernels, name)
 constants = {"BLOCK_M": rows, "BLOCK_N": keys, "HEAD_DIM": head_dim, "RANK": rank, "HEADS": 6, "MASK_HEADS": 1}
 constants |= dict(zip(("D0", "D1"), HEAD_DIMS[head_dim])) | {"FULL": False, "PARTIAL": True, "SPLIT": bool(split)}
-constants |= {"ORDERED": False, "SIGN": 1, "NUM_STAGES": stages, "WIDE": False}
+constants |= {"ORDERED": False, "SIGN": 1, "NUM_STAGES": stages, "WIDE": False, "ACROSS": across}
+constants |= {"PEAKS": 6} if name == "tilewright_key_gradients" else {}
 types = dict.fromkeys(("item_ptr", "row_ptr", "key_ptr", "part_ptr", "count_ptr"), "*i32")
 types |= dict.fromkeys(("acc_ptr", "stat_ptr", "lse_ptr", "delta_ptr", "peak_ptr"), "*fp32")
 types |= dict.fromkeys(("scale_log2", "scale", "mask_scale"), "fp32")
@@ -352,10 +353,13 @@ def test_what_is_captured_is_to_be_called_once_before(monkeypatch):
 
 
 @pytest.mark.parametrize("kernel", ["query", "key"])
-@pytest.mark.parametrize("rank, head_dim", [(16, 64), (1, 64), (2, 64), (0, 64), (16, 128)])
-def test_it_compiles_for_hopper(kernel, rank, head_dim):
-    form = backward.default(head_dim, torch.bfloat16).keys(tiles.parse("64x1"))
-    numbers = 64, form.step_keys, head_dim, form.num_stages, rank, form.num_warps, 0
+@pytest.mark.parametrize(
+    "rank, head_dim, across", [(16, 64, 0), (1, 64, 0), (2, 64, 0), (0, 64, 0), (16, 128, 0), (16, 64, 6), (0, 64, 1)]
+)
+def test_it_compiles_for_hopper(kernel, rank, head_dim, across):
+    forms = backward.default(head_dim, torch.bfloat16)
+    form = (forms.queries if kernel == "query" else forms.keys)(tiles.parse("64x1"))
+    numbers = 64, form.step_keys, head_dim, form.num_stages, rank, form.num_warps, 0, across
     command = [sys.executable, "-c", COMPILE, f"tilewright_{kernel}_gradients", *map(str, numbers)]
     given = {"env": {**os.environ, "TRITON_INTERPRET": "0"}, "capture_output": True, "text": True, "timeout": 300}
     done = subprocess.run(command, **given)
@@ -365,7 +369,8 @@ def test_it_compiles_for_hopper(kernel, rank, head_dim):
     # Stages of two tensors, and of a bias; tokens of the rows, at most.
     stage = 2 * form.step_keys * head_dim * 2 + 4 * 64 * form.step_keys * (rank == 0)
     assert shared <= form.num_stages * stage + 4 * 64 * head_dim * 2 + 16384
-    assert products >= (3 if kernel == "query" else 4) * head_dim // 16
+    # Two products sum over channels, the others over the keys, or queries, of a step; 16 at a time.
+    assert products >= (2 * head_dim + (1 if kernel == "query" else 2) * form.step_keys) // 16
     # So many programs of four warps run side by side, or of eight warps.
     assert registers * form.num_warps * 32 * (1 if head_dim > 64 else 3 if kernel == "query" else 2) <= 1 << 16
     assert spills == "0 0 False"

@@ -31,9 +31,10 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from tilewright.targets.cuda.tile_warp_kernel import tilewright_tile_attention_by_warps as kernel
 
-rows, keys, head_dim, stages, rank, most = map(int, sys.argv[1:])
+rows, keys, head_dim, stages, rank, most, across = map(int, sys.argv[1:])
 constants = {"BLOCK_M": rows, "BLOCK_N": keys, "HEAD_DIM": head_dim, "RANK": rank, "HEADS": 3, "FULL": True}
 constants |= {"PARTIAL": rank > 0, "SPLIT": True, "ORDERED": False, "NUM_STAGES": stages, "MAXNREG": most, "WIDE": 0}
+constants["ACROSS"] = across
 types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr", "left_ptr", "right_ptr"), "*bf16")
 types |= dict.fromkeys(("item_ptr", "row_ptr", "key_ptr", "part_ptr", "count_ptr"), "*i32")
 types |= {"acc_ptr": "*fp32", "stat_ptr": "*fp32", "scale_log2": "fp32"}
@@ -57,11 +58,17 @@ print(*re.findall(r"(\\d+) bytes spill", said), "serialized" in said)
 
 
 @pytest.mark.parametrize(
-    "rows, keys, head_dim, stages, rank, most",
-    [(64, 64, 64, 3, 16, 80), (64, 64, 64, 3, 1, 128), (64, 64, 64, 3, 2, 128), (128, 128, 64, 3, 0, 168)],
+    "rows, keys, head_dim, stages, rank, most, across",
+    [
+        (64, 64, 64, 3, 16, 80, 0),
+        (64, 64, 64, 3, 16, 80, 3),
+        (64, 64, 64, 3, 1, 128, 0),
+        (64, 64, 64, 3, 2, 128, 1),
+        (128, 128, 64, 3, 0, 168, 0),
+    ],
 )
-def test_it_compiles_for_hopper(rows, keys, head_dim, stages, rank, most):
-    form = map(str, (rows, keys, head_dim, stages, rank, most))
+def test_it_compiles_for_hopper(rows, keys, head_dim, stages, rank, most, across):
+    form = map(str, (rows, keys, head_dim, stages, rank, most, across))
     given = {"env": {**os.environ, "TRITON_INTERPRET": "0"}, "capture_output": True, "text": True, "timeout": 300}
     done = subprocess.run([sys.executable, "-c", COMPILE, *form], **given)
     assert done.returncode == 0, done.stderr[-2000:]

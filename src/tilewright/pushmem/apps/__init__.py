@@ -15,7 +15,7 @@ from tilewright.pushmem.dsl import Source
 
 NAMES = (
     *("brighten_blur", "gaussian", "cascade", "harris", "unsharp", "camera", "upsample", "downsample", "pyramid"),
-    *("resnet", "mobilenet", "patch_embed"),
+    *("resnet", "mobilenet", "patch_embed", "transpose", "channels", "layers", "mixer"),
 )
 
 

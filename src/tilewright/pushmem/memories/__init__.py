@@ -18,9 +18,15 @@ that fires in cycle t:
 | ``agg2sram<p>`` | ``agg_row``, ``sram`` | the wide word takes the aggregator's row as of t, at the end of t |
 | ``sram2tb<p>`` | ``sram``, ``tb_row`` | the read register takes the wide word at the end of t, the row in t + 1 |
 | ``tb2out<p>`` | ``tb`` | ``data_out[p]`` is the transpose buffer's word as of t, and valid |
+
+A tile of a chain (`chained`) has `CHAIN_BITS` more bits in each ``sram`` address. These are the number of the tile that
+keeps the word: a write goes to this tile alone. All tiles of a chain have the same controllers. A word that goes out is
+the tile's own where its fetch found this tile's number, and else what enters at ``chain_in<p>``: the output of the tile
+before, in the same cycle.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -29,6 +35,8 @@ from tilewright.core import registry
 from tilewright.core.errors import TilewrightError
 
 NAMES = ("pub", "dp")
+# Of the number of a tile in a chain: the published array has 128 memory tiles.
+CHAIN_BITS = 7
 
 
 class ConflictError(TilewrightError):
@@ -48,7 +56,8 @@ class Port:
 @dataclass(frozen=True)
 class Parameters:
     """Sizes of a tile. fetch: words of a wide word. depth: wide words. rows, tb_rows: of an aggregator and of a
-    transpose buffer. inputs, outputs: ports. levels: loops of a controller, at most. bits: of a word.
+    transpose buffer. inputs, outputs: ports. levels: loops of a controller, at most. bits: of a word. chain: bits of an
+    ``sram`` address that tell the tile of a chain, above those that tell the place in it.
 
     kinds: the controllers' kinds in the order of data, with ``i`` where each input has one and ``o`` for outputs.
     """
@@ -61,6 +70,7 @@ class Parameters:
     tb_rows: int = 2
     levels: int = 6
     bits: int = 16
+    chain: int = 0
     kinds: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
 
     @cached_property
@@ -68,7 +78,8 @@ class Parameters:
         """Bits of each address."""
         words = {"agg": self.rows * self.fetch, "agg_row": self.rows, "sram": self.depth}
         words |= {"tb_row": self.tb_rows, "tb": self.tb_rows * self.fetch}
-        return {name: max(1, (count - 1).bit_length()) for name, count in words.items()}
+        widths = {name: max(1, (count - 1).bit_length()) for name, count in words.items()}
+        return widths | {"sram": widths["sram"] + self.chain}
 
     def ports(self) -> dict[str, Port]:
         """Every controller by its name."""
@@ -81,6 +92,27 @@ class Parameters:
     def priority(self) -> list[str]:
         """Controllers that share the memory's port, the first one wins: writes before reads, port 0 before 1."""
         return [name for kind in ("agg2sram", "sram2tb") for name in self.ports() if name.startswith(kind)]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A tile's place in a chain: it keeps the words whose number, of the bits in `mask`, is `index`. data: int64
+    [cycles, outputs], the words at ``chain_in<p>``; None for the first tile."""
+
+    index: int
+    mask: int
+    data: np.ndarray | None = None
+
+    def owned(self, fired, parameters):
+        """``(fired, mine)``: the events at this tile's own memory, and for each controller which ones these are."""
+        bits, own, mine = parameters.widths["sram"] - parameters.chain, dict(fired), {}
+        for name, (times, addresses) in fired.items():
+            if "sram" not in addresses:
+                continue
+            mine[name] = (addresses["sram"] >> bits) & self.mask == self.index
+            told = {what: values[mine[name]] for what, values in addresses.items()}
+            own[name] = times[mine[name]], told | {"sram": told["sram"] & ((1 << bits) - 1)}
+        return own, mine
 
 
 @dataclass
@@ -97,3 +129,27 @@ class Run:
 def member(name):
     """The module of a memory. Raises `UnknownNameError`."""
     return registry.member(__name__, "memory", name, NAMES)
+
+
+@dataclass(frozen=True)
+class Chained:
+    """A member as a tile of a chain. Its `run` takes a `Link` besides."""
+
+    NAME: str
+    PARAMETERS: Parameters
+    run: Callable
+    tile: Callable
+
+
+def chained(name) -> Chained:
+    """The memory `name` as a tile of a chain. Raises `UnknownNameError`."""
+    one = member(name)
+    parameters = replace(one.PARAMETERS, chain=CHAIN_BITS)
+
+    def run(fired, data_in, parameters=parameters, **options):
+        return one.run(fired, data_in, parameters, **options)
+
+    def tile(parameters=parameters):
+        return one.tile(parameters)
+
+    return Chained(one.NAME, parameters, run, tile)

@@ -83,18 +83,38 @@ class _Tile(Elaboratable):
             if kinds is None or port.kind in kinds
         }
         self.told = []
+        # Only a tile of a chain has these.
+        self.chain_in = [Signal(parameters.bits, name=f"chain_in{port}") for port in range(parameters.outputs)]
+        self.chain_in = self.chain_in if parameters.chain else []
+        self.chain = {name: Signal(parameters.chain, name=name) for name in ("chain_index", "chain_mask")}
+        self.chain = self.chain if parameters.chain else {}
 
     @property
     def configuration(self):
-        """``{register: Signal}`` of all controllers."""
-        return {name: signal for each in self.controllers.values() for name, signal in each.configuration.items()}
+        """``{register: Signal}`` of all controllers, and of the place in a chain."""
+        stated = {name: signal for each in self.controllers.values() for name, signal in each.configuration.items()}
+        return stated | self.chain
 
     @property
     def ports(self):
         """Inputs and outputs."""
         fires = [each.fire for each in self.controllers.values()]
         stated = self.configuration.values()
-        return [self.run, *self.data_in, *stated, *self.data_out, *self.valid_out, *fires, *self.told]
+        return [self.run, *self.data_in, *self.chain_in, *stated, *self.data_out, *self.valid_out, *fires, *self.told]
+
+    def _here(self, controller):
+        """Whether a controller fires at this tile's memory."""
+        return controller.fire & self._mine(controller) if self.chain else controller.fire
+
+    def _mine(self, controller):
+        """Whether a controller's address is of this tile."""
+        number = controller.values["sram"][-self.parameters.chain :]
+        return (number & self.chain["chain_mask"]) == self.chain["chain_index"]
+
+    def _place(self, controller):
+        """A controller's address within this tile."""
+        address = controller.values["sram"]
+        return address[: len(address) - self.parameters.chain] if self.chain else address
 
     def _started(self):
         m = Module()
@@ -146,11 +166,13 @@ class _Wide(_Tile):
         m.d.comb += read.en.eq(0)
         # The last assignment wins: reads before writes, port 1 before 0.
         for port in reversed(range(p.outputs)):
-            with m.If(at[f"sram2tb{port}"].fire):
-                m.d.comb += [read.addr.eq(at[f"sram2tb{port}"].values["sram"]), read.en.eq(1)]
+            fetched = at[f"sram2tb{port}"]
+            with m.If(self._here(fetched)):
+                m.d.comb += [read.addr.eq(self._place(fetched)), read.en.eq(1)]
         for port in reversed(range(p.inputs)):
-            with m.If(at[f"agg2sram{port}"].fire):
-                m.d.comb += [write.addr.eq(at[f"agg2sram{port}"].values["sram"]), write.data.eq(self.rows[port])]
+            given = at[f"agg2sram{port}"]
+            with m.If(self._here(given)):
+                m.d.comb += [write.addr.eq(self._place(given)), write.data.eq(self.rows[port])]
                 m.d.comb += [write.en.eq(1), read.en.eq(0)]
         m.d.comb += self.register.eq(read.data)
 
@@ -165,6 +187,15 @@ class _Wide(_Tile):
                 with m.If(self.run & due & (row == place // p.fetch)):
                     m.d.sync += word.eq(self.register.word_select(place % p.fetch, p.bits))
             shown = Array(words)[given.values["tb"]]
+            if self.chain:
+                # Of each row, whether its wide word is this tile's: it came when the word came.
+                own, here = Signal(p.tb_rows, name=f"own{port}"), Signal(name=f"due_own{port}")
+                with m.If(self.run):
+                    m.d.sync += here.eq(self._mine(fetched))
+                with m.If(self.run & due):
+                    m.d.sync += own.bit_select(row, 1).eq(here)
+                turn = given.values["tb"][(p.fetch - 1).bit_length() :]
+                shown = Mux(own.bit_select(turn, 1), shown, self.chain_in[port])
             m.d.comb += [self.valid_out[port].eq(given.fire), self.data_out[port].eq(Mux(given.fire, shown, 0))]
 
 
@@ -175,11 +206,17 @@ class _DualPort(_Tile):
         m.submodules.sram = memory
         write, read = memory.write_port(), memory.read_port()
         taken, given, valid = at["in2sram0"], at["sram2out0"], Signal(name="valid")
-        m.d.comb += [write.addr.eq(taken.values["sram"]), write.data.eq(self.data_in[0]), write.en.eq(taken.fire)]
-        m.d.comb += [read.addr.eq(given.values["sram"]), read.en.eq(given.fire)]
+        m.d.comb += [write.addr.eq(self._place(taken)), write.data.eq(self.data_in[0])]
+        m.d.comb += [write.en.eq(self._here(taken)), read.addr.eq(self._place(given)), read.en.eq(given.fire)]
         with m.If(self.run):
             m.d.sync += valid.eq(given.fire)
-        m.d.comb += [self.valid_out[0].eq(valid & self.run), self.data_out[0].eq(Mux(valid & self.run, read.data, 0))]
+        shown = read.data
+        if self.chain:
+            own = Signal(name="own")
+            with m.If(self.run):
+                m.d.sync += own.eq(self._mine(given))
+            shown = Mux(own, shown, self.chain_in[0])
+        m.d.comb += [self.valid_out[0].eq(valid & self.run), self.data_out[0].eq(Mux(valid & self.run, shown, 0))]
         return m
 
 

@@ -18,16 +18,23 @@ PARAMETERS = Parameters(
 )
 
 
-def run(fired, data_in, parameters=PARAMETERS, *, strict=True):
-    """The `Run` of a tile. fired: `recurrence.fired`; data_in: int64 [cycles, 1]. See the family's contract."""
-    (at, where), (asked, what) = fired["in2sram0"], fired["sram2out0"]
+def run(fired, data_in, parameters=PARAMETERS, *, strict=True, link=None):
+    """The `Run` of a tile. fired: `recurrence.fired`; data_in: int64 [cycles, 1]. link: its place in a chain. See the
+    family's contract."""
+    every = fired["sram2out0"][0]
+    own, mine = (fired, None) if link is None else link.owned(fired, parameters)
+    (at, where), (asked, what) = own["in2sram0"], own["sram2out0"]
     found = _events.latest(at, where["sram"], asked, what["sram"])
     if strict and (found < 0).any():
         first = asked[np.flatnonzero(found < 0)[0]]
         raise ConflictError(f"cycle {first}: sram2out0 reads a word that was never written")
     data_out = np.zeros((len(data_in) + 1, 1), dtype=np.int64)
     valid_out = np.zeros_like(data_out, dtype=bool)
-    data_out[asked + 1, 0], valid_out[asked + 1, 0] = _events.taken(data_in[at, 0], found), True
+    if link is not None and link.data is not None:
+        passed = every[~mine["sram2out0"]]
+        passed = passed[passed + 1 < len(data_in)]
+        data_out[passed + 1, 0] = link.data[passed + 1, 0]
+    data_out[asked + 1, 0], valid_out[every + 1, 0] = _events.taken(data_in[at, 0], found), True
     return Run(data_out[:-1], valid_out[:-1])
 
 

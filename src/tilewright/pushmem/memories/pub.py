@@ -19,11 +19,14 @@ PARAMETERS = Parameters(
 )
 
 
-def run(fired, data_in, parameters=PARAMETERS, *, strict=True):
-    """The `Run` of a tile. fired: `recurrence.fired`; data_in: int64 [cycles, inputs]. See the family's contract."""
-    rows, known = aggregated(fired, data_in, parameters)
-    register, whole = stored(fired, rows, known, parameters, strict=strict)
-    data_out, valid_out = buffered(fired, register, whole, parameters, strict=strict)
+def run(fired, data_in, parameters=PARAMETERS, *, strict=True, link=None):
+    """The `Run` of a tile. fired: `recurrence.fired`; data_in: int64 [cycles, inputs]. link: its place in a chain. See
+    the family's contract."""
+    own, mine = (fired, None) if link is None else link.owned(fired, parameters)
+    rows, known = aggregated(own, data_in, parameters)
+    register, whole = stored(own, rows, known, parameters, strict=strict)
+    data_out, valid_out = buffered(fired, register, whole, parameters, strict=strict, link=link, mine=mine)
+    fired = own
     inside = {"rows": rows, "rows_valid": _at(fired, "agg2sram", parameters.inputs, len(rows))}
     inside |= {
         "rows_known": known,
@@ -65,8 +68,10 @@ def stored(fired, rows, known, parameters=PARAMETERS, *, strict=True):
     return _events.taken(rows[at, port], found), _events.taken(known[at, port], found)
 
 
-def buffered(fired, register, known, parameters=PARAMETERS, *, strict=True):
-    """``(data_out, valid_out)`` [cycles, outputs] of the transpose buffers, given the read register of each cycle."""
+def buffered(fired, register, known, parameters=PARAMETERS, *, strict=True, link=None, mine=None):
+    """``(data_out, valid_out)`` [cycles, outputs] of the transpose buffers, given the read register of each cycle.
+
+    link: the place in a chain. mine: of each controller's fetches, those that this tile's memory answers."""
     cycles = len(register)
     data_out, valid_out = (
         np.zeros((cycles, parameters.outputs), dtype=np.int64),
@@ -79,10 +84,16 @@ def buffered(fired, register, known, parameters=PARAMETERS, *, strict=True):
         asked, where = fired[f"tb2out{port}"]
         row, lane = np.divmod(where["tb"], parameters.fetch)
         found, each = _events.latest(at, filled, asked, row), np.arange(len(asked))
-        if strict and not (defined := _events.taken(known[at], found)[each, lane]).all():
+        word, defined = _events.taken(register[at], found)[each, lane], _events.taken(known[at], found)[each, lane]
+        if link is not None:
+            own = _events.taken(mine[f"sram2tb{port}"][: len(at)], found)
+            word = np.where(own, word, 0 if link.data is None else link.data[asked, port])
+            # What is another tile's is checked there.
+            defined = defined | ~own if strict else defined
+        if strict and not defined.all():
             first = asked[np.flatnonzero(~defined)[0]]
             raise ConflictError(f"cycle {first}: tb2out{port} reads a word that was never written")
-        data_out[asked, port], valid_out[asked, port] = _events.taken(register[at], found)[each, lane], True
+        data_out[asked, port], valid_out[asked, port] = word, True
     return data_out, valid_out
 
 

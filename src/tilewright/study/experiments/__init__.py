@@ -41,7 +41,7 @@ from tilewright.core.errors import ConfigError
 
 NAMES = (
     *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "paths", "stream", "heatmap", "orders"),
-    *("pruned_accuracy", "accelerator", "configure", "push", "push_attention", "worth"),
+    *("pruned_accuracy", "accelerator", "configure", "push", "push_attention", "push_streams", "worth"),
 )
 LOGS = "results/logs/"
 

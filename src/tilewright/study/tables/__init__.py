@@ -31,6 +31,7 @@ NAMES = (
     "configure",
     "push",
     "push_attention",
+    "push_streams",
     "worth",
     "fill",
     "prediction",

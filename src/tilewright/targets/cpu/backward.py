@@ -14,7 +14,11 @@ import torch
 
 from tilewright.core import _internals
 from tilewright.targets.cpu import _scatter
+from tilewright.targets.cpu.executor import OfUnits
 from tilewright.targets.cpu.workers import alone, in_forks, workers
+
+# Executors of several patterns are differentiated, too.
+TAKES_UNITS = BIAS_TAKES_UNITS = True
 
 
 def gradients(executor, q, k, v, out, grad):
@@ -22,13 +26,25 @@ def gradients(executor, q, k, v, out, grad):
 
     They have the shapes and dtypes of q, k and v. Sums are taken in float32.
     """
+    if isinstance(executor, OfUnits):
+        return _of_units(executor, (q, k, v, out, grad), gradients)
     return _gradients(executor, (q, k, v, out, grad), None)
 
 
 def gradients_with_bias(executor, q, k, v, out, grad):
     """``(dq, dk, dv, d_table)`` of an executor with a bias: d_table float32 [H, T], the sums over an entry's pairs."""
+    if isinstance(executor, OfUnits):
+        *found, table = _of_units(executor, (q, k, v, out, grad), gradients_with_bias)
+        # One table of one head may hold those of all.
+        return *found, table.view(executor.heads, -1)
     entries = next((launch.masks.entries for launch in executor.launches), 0)
     return _gradients(executor, (q, k, v, out, grad), torch.zeros(executor.heads, entries))
+
+
+def _of_units(executor, tensors, differentiated):
+    """What `differentiated` gives for the tokens of all units side by side; of q, k and v, heads and images apart."""
+    found = differentiated(executor.inner, *map(executor.together, tensors))
+    return *(executor.apart(x, len(tensors[0])) for x in found[:3]), *found[3:]
 
 
 @in_forks

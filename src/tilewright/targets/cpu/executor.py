@@ -18,7 +18,8 @@ from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
 from tilewright.targets.cpu.launch import build, index, take, token_major
 from tilewright.targets.cpu.workers import alone, in_forks, workers
-from tilewright.targets.setting import setting
+from tilewright.targets.setting import of_units, setting
+from tilewright.targets.units import Units
 
 # ASSUME: masks may take a quarter of a gigabyte as floats. Those that do not fit are expanded in each call, a few items
 # at a time.
@@ -27,23 +28,41 @@ _CPU = torch.device("cpu")
 
 
 @in_forks
-def prepare(schedule, blocks, *, heads, head_dim, dtype, **options):
+def prepare(schedule, blocks, *, heads, head_dim, dtype, units=None, **options):
     """Return an `Executor` of `schedule`, see the contract in `targets`.
 
     Raises `ArtifactError` for blocks of another schedule, `PatternError` for an order or bias that does not fit.
     """
     verify_inputs(schedule, blocks)
     shape = next(iter(blocks.values())).shape
+    if units is not None:
+        shape = shape[0] // units.patterns, shape[1]
     common = setting(shape, heads, head_dim, dtype, **options)
+    own = common if units is None else of_units(common, units, shape)
     launches, spare = [], MASK_BYTES
     batches = np.column_stack([schedule.round, schedule.tile, _forms(schedule, blocks)])
     distinct, batch_of = np.unique(batches, axis=0, return_inverse=True)
     for i, (_, tile, *form) in enumerate(distinct.tolist()):
         member = batch_of.ravel() == i
         columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
-        launches.append(build(common, blocks[schedule.tiles[tile]], form, *columns, spare))
+        cover = blocks[schedule.tiles[tile]]
+        if units is not None:
+            cover, *columns = units.spread(cover, *columns, shape[0])
+        launches.append(build(own, cover, form, *columns, spare))
         spare -= 0 if launches[-1].masks is None else launches[-1].masks.held_bytes
-    return assembled(launches, distinct[:, 0].tolist(), common, shape)
+    rounds = distinct[:, 0].tolist()
+    if units is None:
+        return assembled(launches, rounds, common, shape)
+    every = tuple(len(units.group) * size for size in shape)
+    inner = assembled(launches, rounds, own, every)
+    return OfUnits(replace(inner, back=_by_token(inner.back, units, shape[0])), units, shape, heads)
+
+
+def _by_token(back, units, n_rows):
+    """`back` such that the heads of a token stand side by side, as in a result; of images they do already."""
+    if units.by == "image":
+        return back
+    return back.view(-1, units.heads, n_rows).transpose(1, 2).flatten()
 
 
 def assembled(launches, rounds, common, shape):
@@ -148,6 +167,65 @@ class Executor:
                 results[b, begin : begin + len(sources)] = merge(parts[b], lse[b], sources, self.heads)
         out = take(results, self.back, 0, batch)
         return out.view(batch, self.shape[0], self.heads, self.head_dim).transpose(1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class OfUnits:
+    """A prepared schedule of several patterns: one pass of an `Executor` over the tokens of all units, side by side.
+
+    inner: its results stand by token, the heads of each side by side.
+    """
+
+    inner: Executor
+    units: Units
+    shape: tuple[int, int]
+    heads: int
+
+    @property
+    def launches(self):
+        """Those of the pass."""
+        return self.inner.launches
+
+    @property
+    def memory_bytes(self):
+        """Bytes of indices and masks held between calls."""
+        return self.inner.memory_bytes
+
+    @property
+    def executed(self):
+        """Pairs of query and key that a head works through on average, padding included."""
+        return self.inner.executed // len(self.units.group)
+
+    def with_bias(self, table):
+        """This executor with other values of its bias, float32 [H, T]: see the contract in `targets`."""
+        return replace(self, inner=self.inner.with_bias(table.reshape(1, -1) if self.units.apart else table))
+
+    def peak_bytes(self, batch):
+        """Most bytes that a call holds beyond its arguments, with copies of q, k and v, whose heads move."""
+        inner = self.inner
+        copied = batch * self.heads * inner.head_dim * inner.dtype.itemsize * (self.shape[0] + 2 * self.shape[1])
+        return copied + inner.peak_bytes(batch if self.units.by == "head" else 1)
+
+    def __call__(self, q, k, v):
+        """Attention over the patterns. Raises `PatternError` or `DeviceError` for tensors other than planned."""
+        inner = self.inner
+        sizes = {"heads": self.heads, "head_dim": inner.head_dim, "dtype": inner.dtype}
+        qkv.check(q, k, v, shape=self.shape, **sizes, device=_CPU)
+        self.units.check(len(q))
+        found = inner(*map(self.together, (q, k, v)))
+        return found.transpose(1, 2).reshape(len(q), self.shape[0], self.heads, inner.head_dim).transpose(1, 2)
+
+    def apart(self, x, batch):
+        """The inverse of `together`, for gradients: [B, H, N, D], of a batch of B."""
+        if self.units.by == "image":
+            return x[0].unflatten(1, (batch, -1)).transpose(0, 1)
+        return x.reshape(batch, self.heads, x.shape[2] // len(self.units.group), x.shape[3])
+
+    def together(self, x):
+        """[B, H, N, D] → the tokens of all units one after the other: [B or 1, H or 1, U * N, D]."""
+        if self.units.by == "image":
+            return x.transpose(0, 1).flatten(1, 2)[None]
+        return x.flatten(1, 2)[:, None] if self.units.by == "head" else x.flatten(0, 2)[None, None]
 
 
 def merge(parts, lse, sources, heads):

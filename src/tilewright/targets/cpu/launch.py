@@ -98,6 +98,10 @@ def build(setting, blocks, form, block, run_lo, run_hi, spare_bytes):
     height, n_runs, masked, split = form
     rows, real = _padded_rows(blocks, block, height)
     keys, run_ids = _padded_keys(blocks, run_lo, run_hi, n_runs)
+    if setting.units is not None:
+        # Each unit sees its own keys.
+        n = len(setting.units.group)
+        keys = keys + rows[:, :1] // (len(setting.natural[0]) // n) * (len(setting.natural[1]) // n)
     masks = None
     if masked or setting.bias is not None:
         tokens = setting.natural[0][rows], setting.natural[1][keys]

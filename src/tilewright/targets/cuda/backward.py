@@ -10,10 +10,12 @@ import math
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 
 import numpy as np
 import torch
+from scipy import sparse
 from triton import OutOfResources
 
 from tilewright.core.errors import DeviceError, PatternError
@@ -24,6 +26,8 @@ from tilewright.targets.cuda.tile_lists import Item, Part
 
 # The kernels of a backward, in order.
 HALVES = "queries", "keys"
+# Executors of several patterns are differentiated, but for a bias.
+TAKES_UNITS = True
 
 
 def gradients(forward, q, k, v, out, grad):
@@ -81,31 +85,45 @@ class Backward:
         source, self._forward = forward.source, forward
         common, (n_q, n_k), device = source.common, forward.shape, forward.device
         forms = forms or default(common.head_dim, common.dtype)
-        seen_by = backward_lists.transposed(source.used, forward.shape)
+        units, n_patterns = common.units, 1 if common.units is None else common.units.patterns
+        seen_by = backward_lists.transposed(source.used, (n_patterns * n_q, n_k))
         found = seen_by.T.tocsr()
+        each = [found[g * n_q : (g + 1) * n_q] for g in range(n_patterns)]
+        if units is not None:
+            seen_by = sparse.vstack([x.T for x in each], format="csr")
         rows, keys = common.taken
         natural_rows, natural_keys = common.natural
         by_query = by_key = peak = None
         if common.bias is not None:
-            by_query = lambda row, key: common.bias.index(natural_rows[row], natural_keys[key])  # noqa: E731
-            by_key = lambda key, row: common.bias.index(natural_rows[row], natural_keys[key])  # noqa: E731
-            # By the positions of the queries, as the other numbers of a query.
-            peak = torch.empty(forward.heads, n_q)
-            peak[:, torch.from_numpy(np.ascontiguousarray(rows))] = backward_lists.peaks(common, found)
+            length = common.bias.table.shape[1]
+            by_query = executor.index(common)
+
+            def by_key(key, row):
+                at = common.bias.index(natural_rows[row], natural_keys[key % n_k])
+                # As in `executor.bias_table`.
+                apart = units is not None and units.apart
+                return key // n_k % units.heads * length + at if apart else at
+
+            # By the positions of the queries, as the other numbers of a query; of all images where patterns are theirs.
+            own = _of_units([backward_lists.peaks(common, x) for x in each], units)
+            peak = torch.empty_like(own)
+            peak[:, torch.from_numpy(np.ascontiguousarray(rows))] = own
             peak = peak.to(device)
         self._halves = {half: [] for half in HALVES}
         if "queries" in halves:
-            made = backward_lists.as_graph(found)
+            made = backward_lists.as_graph(found, n_patterns)
+            arranged = partial(executor.lists_of, common=common, n_rows=n_q)
             lists = backward_lists.build(
-                made, lambda t: forms.queries(t).step_keys, by_query, forms.query_tiles, forms.most_full
+                made, lambda t: forms.queries(t).step_keys, by_query, forms.query_tiles, forms.most_full, arranged
             )
             self._halves["queries"] = [
                 QueryLaunch(each, forms.queries(tile), common, (rows, keys), device) for tile, each in lists
             ]
         if "keys" in halves:
-            made = backward_lists.as_graph(seen_by)
+            made = backward_lists.as_graph(seen_by, n_patterns)
+            arranged = partial(executor.lists_of, common=common, n_rows=n_k)
             lists = backward_lists.build(
-                made, lambda t: forms.keys(t).step_keys, by_key, forms.key_tiles, forms.most_full
+                made, lambda t: forms.keys(t).step_keys, by_key, forms.key_tiles, forms.most_full, arranged
             )
             self._halves["keys"] = [
                 KeyLaunch(each, forms.keys(tile), common, (keys, rows), device, peak) for tile, each in lists
@@ -114,7 +132,7 @@ class Backward:
             # A GPU takes the programs of the first launch first: the longest are not to be the last ones.
             launches.sort(key=lambda launch: launch.lists.items[:, Item.STEPS].max(), reverse=True)
         seeing, seen = (int((np.diff(x.indptr) > 0).sum()) for x in (found, seen_by))
-        self._all_see, self._all_seen = seeing == n_q, seen == n_k
+        self._all_see, self._all_seen = seeing == found.shape[0], seen == seen_by.shape[0]
         self._stream, self._of_bias = launcher.current_stream(device), None
         # By stream, alignment and size: (whether tensors have its layout, launches).
         self._known, self._lock = {}, Lock()
@@ -236,6 +254,8 @@ class Backward:
         names = ("shape", "heads", "head_dim", "dtype", "device")
         expected = {name: getattr(self._forward, name) for name in names}
         qkv.check(q, k, v, **expected)
+        if self._forward.units is not None:
+            self._forward.units.check(len(q))
         for name, x in (("out", out), ("grad", grad)):
             if (x.shape, x.dtype, x.device) != ((*q.shape[:2], self._forward.shape[0], q.shape[3]), q.dtype, q.device):
                 raise PatternError(
@@ -248,6 +268,15 @@ class Backward:
 
     def _seen(self, given, which):
         return any(same(*given) for key, calls in self._known.items() if which(key) for same, *_ in calls)
+
+
+def _of_units(of_pattern, units):
+    """The rows of all heads [H or B * H, …] of what each pattern has, ``[[H, …], …]``."""
+    if units is None:
+        return of_pattern[0]
+    if units.by == "image":
+        return torch.cat([of_pattern[g] for g in units.group])
+    return torch.stack([of_pattern[g][u % units.heads] for u, g in enumerate(units.group)])
 
 
 def _expect_no_capture():
@@ -275,6 +304,7 @@ class _Launch:
     def __init__(self, lists, form, common, positions, device, peak=None):
         """positions: int [rows], [keys] of the lists, in the tensors. peak: see `tilewright_key_gradients`."""
         self.lists, self.form, self._heads, self._peak = lists, form, common.heads, peak
+        self._units = common.units
         self._sign, self._size = executor.signed_scale(common)
         self._d0, self._d1 = HEAD_DIMS[common.head_dim]
         left, right, mask_heads = self._masks(common, device)
@@ -288,7 +318,7 @@ class _Launch:
             "D1": self._d1, "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": mask_heads, "FULL": lists.full,
             "PARTIAL": lists.partial, "SPLIT": len(lists.parts) > 0,
             "ORDERED": bool((rows == np.arange(len(rows))).all()), "SIGN": self._sign,
-            "NUM_STAGES": form.num_stages,
+            "NUM_STAGES": form.num_stages, "ACROSS": 0 if common.units is None else common.units.step,
         }  # fmt: skip
         # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
         self._stream, self._scratch = launcher.current_stream(left.device), {}
@@ -341,7 +371,11 @@ class _Launch:
     def _grid(self, q):
         n = len(self.lists.items)
         layers = max(1, -(-n // executor.MOST_ACROSS))
-        return q.shape[0] * self._heads, -(-n // layers), layers
+        return self._lanes(q.shape[0]), -(-n // layers), layers
+
+    def _lanes(self, batch):
+        """Heads that each item has in a batch."""
+        return executor.lanes(batch, self._heads, self._units)
 
     def _arguments(self, tensors):
         """What the kernel takes after the tensors: memory, sizes, and constants by name."""
@@ -350,7 +384,7 @@ class _Launch:
         strides = (stride for x in strided for stride in x.stride()[:3])
         wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in strided)
         scale_log2 = self._size * math.log2(math.e)
-        sizes = (*strides, len(self.lists.items), batch * self._heads, *self._counts(q, k), scale_log2)
+        sizes = (*strides, len(self.lists.items), self._lanes(batch), *self._counts(q, k), scale_log2)
         return (*self._held, *self._parts(batch)), (*sizes, *self._scales()), self._constants | {"WIDE": wide}
 
     def _counts(self, q, k):
@@ -361,7 +395,7 @@ class _Launch:
 
     def _parts(self, batch):
         """Sums, statistics and counters of the parts for a batch or a larger one, each stream its own."""
-        made, hb = self._scratch.setdefault(self._stream(), []), batch * self._heads
+        made, hb = self._scratch.setdefault(self._stream(), []), self._lanes(batch)
         # Counters that a graph set to zero would be so only after its first replay: it takes those of any stream.
         known = itertools.chain(*self._scratch.values()) if launcher.capturing() else made
         if (found := next((parts for most, parts in known if most >= hb), None)) is None:
@@ -439,10 +473,14 @@ class KeyLaunch(_Launch):
             return super()._masks(common, device)
         # The bias itself: what is taken off it belongs to queries, which are no rows here.
         tiles = executor.absolute(self.lists, common, device)
-        return _to(device, self.lists.left).to(common.dtype), tiles, len(common.bias.table)
+        return _to(device, self.lists.left).to(common.dtype), tiles, tiles.shape[1]
 
     def _refilled(self, common, device):
         return executor.absolute(self.lists, common, device, hold=True)
+
+    def _arguments(self, tensors):
+        memory, sizes, constants = super()._arguments(tensors)
+        return memory, sizes, constants | {"PEAKS": len(self._peak)}
 
     def _counts(self, q, k):
         return q.shape[2], k.shape[2]

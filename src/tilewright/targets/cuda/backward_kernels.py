@@ -53,18 +53,23 @@ def tilewright_query_gradients(
     n_items, n_hb, n_queries, scale_log2, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     RANK: tl.constexpr, HEADS: tl.constexpr, MASK_HEADS: tl.constexpr, FULL: tl.constexpr, PARTIAL: tl.constexpr,
-    SPLIT: tl.constexpr, ORDERED: tl.constexpr, SIGN: tl.constexpr, NUM_STAGES: tl.constexpr, WIDE: tl.constexpr,
+    SPLIT: tl.constexpr, ORDERED: tl.constexpr, SIGN: tl.constexpr, NUM_STAGES: tl.constexpr,
+    ACROSS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """See the module. Grid and lists: as of `tile_kernel.tilewright_tile_attention`.
+    """See the module. Grid, lists and ACROSS: as of `tile_kernel.tilewright_tile_attention`.
 
     o_ptr, g_ptr: the result and its gradient. dq_ptr [n_hb, n_queries, HEAD_DIM]. lse_ptr, delta_ptr: float32 [n_hb,
     n_queries]; the log-sum-exps are those of the scores times scale_log2, in base 2, less the greatest bias of the row,
     and infinite for a query without a key. acc_ptr [rows * n_hb, D0 + D1], stat_ptr [rows * n_hb, 2] for the rows of
     all parts, count_ptr [groups, n_hb], zeros. scale: what scores are multiplied by, with its sign; 0 for none.
     """
-    hb, item = tl.program_id(0), tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
+    lane, item = tl.program_id(0), tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     if item >= n_items:
         return
+    p_item = item_ptr + item * (ITEM_SIZE + (1 if ACROSS else 0))
+    hb = lane
+    if ACROSS:
+        hb = tl.load(p_item + ITEM_SIZE) + lane * ACROSS
     # A batch, and all heads of an image, may span more than 2**31 values.
     b, h = (hb // HEADS).to(tl.int64), hb % HEADS
     head = h.to(tl.int64)
@@ -72,7 +77,6 @@ def tilewright_query_gradients(
         stride_qn, stride_kn = tl.cast(stride_qn, tl.int64), tl.cast(stride_kn, tl.int64)
         stride_vn, stride_on = tl.cast(stride_vn, tl.int64), tl.cast(stride_on, tl.int64)
         stride_gn = tl.cast(stride_gn, tl.int64)
-    p_item = item_ptr + item * ITEM_SIZE
     first_row, n_rows = tl.load(p_item + ITEM_FIRST_ROW), tl.load(p_item + ITEM_ROWS)
     first_step = tl.load(p_item + ITEM_FIRST_STEP)
     n_full, n_steps = tl.load(p_item + ITEM_FULL_STEPS), tl.load(p_item + ITEM_STEPS)
@@ -146,13 +150,13 @@ def tilewright_query_gradients(
         n_parts = tl.load(p_part + PART_COUNT)
         # Scratch rows of all heads may hold more than 2**31 values. From a part to the next there are `part_rows`.
         part_rows = n_hb.to(tl.int64) * n_rows
-        first = tl.load(p_part + PART_SCRATCH_ROW).to(tl.int64) * n_hb + hb * n_rows
+        first = tl.load(p_part + PART_SCRATCH_ROW).to(tl.int64) * n_hb + lane * n_rows
         at = first + tl.load(p_part + PART_NUMBER) * part_rows + m
         keep_sums(acc_ptr, at, acc0, acc1, m_rows, 0, D0 + D1, D0, D1)
         tl.store(stat_ptr + at * 2, m_i, mask=m_rows)
         tl.store(stat_ptr + at * 2 + 1, l_i, mask=m_rows)
         tl.debug_barrier()
-        count_ptr += group.to(tl.int64) * n_hb + hb
+        count_ptr += group.to(tl.int64) * n_hb + lane
         done = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu")
         if done == n_parts - 1:
             # For the next call.
@@ -183,23 +187,29 @@ def tilewright_key_gradients(
     n_items, n_hb, n_queries, n_keys, scale_log2, scale, mask_scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     RANK: tl.constexpr, HEADS: tl.constexpr, MASK_HEADS: tl.constexpr, FULL: tl.constexpr, PARTIAL: tl.constexpr,
-    SPLIT: tl.constexpr, ORDERED: tl.constexpr, SIGN: tl.constexpr, NUM_STAGES: tl.constexpr, WIDE: tl.constexpr,
+    SPLIT: tl.constexpr, ORDERED: tl.constexpr, SIGN: tl.constexpr, NUM_STAGES: tl.constexpr,
+    ACROSS: tl.constexpr, WIDE: tl.constexpr, PEAKS: tl.constexpr,
 ):  # fmt: skip
-    """See the module. Grid: as of `tilewright_query_gradients`. The rows of the lists are keys, their keys queries.
+    """See the module. Grid and ACROSS: as of `tilewright_query_gradients`. The rows of the lists are keys, their keys
+    queries.
 
     dk_ptr, dv_ptr [n_hb, n_keys, HEAD_DIM]. lse_ptr, delta_ptr: as `tilewright_query_gradients` leaves them. acc_ptr
-    [rows * n_hb, 2 * (D0 + D1)]. With RANK 0, right_ptr holds the bias itself, and peak_ptr, float32 [MASK_HEADS,
-    n_queries], the greatest of each query; their difference times mask_scale is added to the scores.
+    [rows * n_hb, 2 * (D0 + D1)]. With RANK 0, right_ptr holds the bias itself, and peak_ptr, float32 [PEAKS,
+    n_queries], the greatest of each query, of one image or of all; their difference times mask_scale is added to the
+    scores.
     """
-    hb, item = tl.program_id(0), tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
+    lane, item = tl.program_id(0), tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     if item >= n_items:
         return
+    p_item = item_ptr + item * (ITEM_SIZE + (1 if ACROSS else 0))
+    hb = lane
+    if ACROSS:
+        hb = tl.load(p_item + ITEM_SIZE) + lane * ACROSS
     b, h = (hb // HEADS).to(tl.int64), hb % HEADS
     head = h.to(tl.int64)
     if WIDE:
         stride_qn, stride_kn = tl.cast(stride_qn, tl.int64), tl.cast(stride_kn, tl.int64)
         stride_vn, stride_gn = tl.cast(stride_vn, tl.int64), tl.cast(stride_gn, tl.int64)
-    p_item = item_ptr + item * ITEM_SIZE
     first_row, n_rows = tl.load(p_item + ITEM_FIRST_ROW), tl.load(p_item + ITEM_ROWS)
     first_step = tl.load(p_item + ITEM_FIRST_STEP)
     n_full, n_steps = tl.load(p_item + ITEM_FULL_STEPS), tl.load(p_item + ITEM_STEPS)
@@ -217,7 +227,7 @@ def tilewright_key_gradients(
     delta_ptr += hb.to(tl.int64) * n_queries
     dk_ptr += hb.to(tl.int64) * n_keys * HEAD_DIM
     dv_ptr += hb.to(tl.int64) * n_keys * HEAD_DIM
-    peak_ptr += (h % MASK_HEADS) * n_queries
+    peak_ptr += (hb % PEAKS).to(tl.int64) * n_queries
     b_k0, b_k1 = load_rows(k_ptr, rows, stride_kn, HEAD_DIM, D0, D1)  # [BLOCK_M, D0], [BLOCK_M, D1]
     b_v0, b_v1 = load_rows(v_ptr, rows, stride_vn, HEAD_DIM, D0, D1)  # [BLOCK_M, D0], [BLOCK_M, D1]
     if SIGN != 1:
@@ -273,13 +283,13 @@ def tilewright_key_gradients(
         group = tl.load(p_part + PART_GROUP)
         n_parts = tl.load(p_part + PART_COUNT)
         part_rows = n_hb.to(tl.int64) * n_rows
-        first = tl.load(p_part + PART_SCRATCH_ROW).to(tl.int64) * n_hb + hb * n_rows
+        first = tl.load(p_part + PART_SCRATCH_ROW).to(tl.int64) * n_hb + lane * n_rows
         at = first + tl.load(p_part + PART_NUMBER) * part_rows + m
         width: tl.constexpr = 2 * (D0 + D1)
         keep_sums(acc_ptr, at, dk0, dk1, m_rows, 0, width, D0, D1)
         keep_sums(acc_ptr, at, dv0, dv1, m_rows, D0 + D1, width, D0, D1)
         tl.debug_barrier()
-        count_ptr += group.to(tl.int64) * n_hb + hb
+        count_ptr += group.to(tl.int64) * n_hb + lane
         done = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu")
         if done == n_parts - 1:
             # For the next call.

@@ -62,17 +62,19 @@ def _take(row_ptr, run_ptr, run_keys, run_mask, masks, ids, place, indices):
                         place[key] += 1
 
 
-def as_graph(found):
-    """The `Graph` of a boolean sparse array whose rows are to be cut."""
+def as_graph(found, patterns=1):
+    """The `Graph` of a boolean sparse array whose rows are to be cut: of several patterns, one above the other."""
     found = found.tocsr()
     found.sort_indices()
-    return graph.from_csr(found.indptr, found.indices, found.shape)
+    meta = {} if patterns == 1 else {graph.STACKED: patterns}
+    return graph.from_csr(found.indptr, found.indices, found.shape, meta=meta)
 
 
-def build(pattern, step_keys, index=None, names=TILES, most_full=MOST_FULL):
+def build(pattern, step_keys, index=None, names=TILES, most_full=MOST_FULL, arranged=None):
     """``[(tile, TileLists), …]`` that cover the rows of `pattern`, a `Graph`; each region has the cheapest tile.
 
     step_keys: ``callable(tile) -> int``. index: as for `tile_lists.build`. most_full: see `MOST_FULL`.
+    arranged: ``callable(build, cover, columns) -> TileLists``, see `executor.lists_of`; None for one pattern.
     """
     chosen = [parse(name) for name in fitting(names, pattern.shape, facts.FEWEST_ROWS)]
     covers = list(blocks.extract_all(pattern, chosen).values())
@@ -83,14 +85,15 @@ def build(pattern, step_keys, index=None, names=TILES, most_full=MOST_FULL):
         here = best[cover.region[items.block]] == number
         if not here.any():
             continue
-        columns = (column[here] for column in (items.block, items.run_lo, items.run_hi))
-        found.append((cover.tile, _lists(cover, *columns, step_keys(cover.tile), index, most_full)))
+        columns = [column[here] for column in (items.block, items.run_lo, items.run_hi)]
+        made = partial(tile_lists.build, step_keys=step_keys(cover.tile), index=index)
+        masked = _masked(cover, *columns[1:], most_full)
+        found.append((cover.tile, made(masked, *columns) if arranged is None else arranged(made, masked, columns)))
     return found
 
 
-def _lists(cover, block, run_lo, run_hi, step_keys, index, most_full):
-    """`TileLists` of these items, with masks for all steps where few have none."""
-    made = partial(tile_lists.build, block=block, run_lo=run_lo, run_hi=run_hi, step_keys=step_keys, index=index)
+def _masked(cover, run_lo, run_hi, most_full):
+    """`cover` with masks for all runs, where few of these items have none."""
     first = np.concatenate(([0], np.cumsum(cover.run_mask < 0)))
     share = (first[run_hi] - first[run_lo]).sum() / (run_hi - run_lo).sum()
     if cover.tile.rows > SMALL_ROWS and 0 < share < most_full:
@@ -99,7 +102,7 @@ def _lists(cover, block, run_lo, run_hi, step_keys, index, most_full):
         masks = np.concatenate((cover.masks, everything))
         run_mask = np.where(cover.run_mask < 0, len(cover.masks), cover.run_mask).astype(np.int32)
         cover = replace(cover, masks=masks, run_mask=run_mask)
-    return made(cover)
+    return cover
 
 
 def _cost(cover):

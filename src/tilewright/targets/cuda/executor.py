@@ -8,6 +8,7 @@ import itertools
 import math
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from weakref import WeakKeyDictionary
 
@@ -37,7 +38,7 @@ class Source:
     used: list
 
 
-def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", **options):
+def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", units=None, **options):
     """Return an `Executor` of `schedule`: ``callable(q [B, H, N_q, D], k, v [B, H, N_k, D]) -> [B, H, N_q, D]``.
 
     blocks: ``{tile: Blocks}``. Kernels have the forms that the schedule states, else this GPU's (`forms`). device: of
@@ -51,7 +52,12 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", **option
     _expect_no_capture()
     config.check_head_dim(head_dim)
     shape = next(iter(blocks.values())).shape
+    n_rows = shape[0]
+    if units is not None:
+        shape = n_rows // units.patterns, shape[1]
     common = setting(shape, heads, head_dim, dtype, **options)
+    if units is not None:
+        common = replace(common, units=units)
     device = torch.empty(0, device=device).device
     rounds = {}
     batches = np.unique(np.stack([schedule.round, schedule.tile]), axis=1).T.tolist()
@@ -60,7 +66,8 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", **option
         cover = blocks[schedule.tiles[t]]
         columns = schedule.block[member], schedule.run_lo[member], schedule.run_hi[member]
         form = config.read(schedule.forms[t]) if schedule.forms else forms.of(cover.tile, head_dim, dtype)
-        lists = tile_lists.build(cover, *columns, form.step_keys, _index(common))
+        build = partial(tile_lists.build, step_keys=form.step_keys, index=index(common))
+        lists = lists_of(build, cover, columns, common, shape[0])
         rounds.setdefault(number, []).append(Launch(lists, cover.tile, common, device, form))
     if device.type == "cuda":
         # Calls may come on any stream.
@@ -70,7 +77,22 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", **option
     # A GPU takes the programs of the first launch first: the longest are not to be the last ones.
     rounds = tuple(tuple(sorted(each, key=_longest, reverse=True)) for each in rounds.values())
     source = Source(common, [(cover, np.unique(schedule.block[member])) for cover, member in used])
-    return Executor(rounds, shape, heads, head_dim, dtype, device, written < shape[0], source)
+    return Executor(rounds, shape, heads, head_dim, dtype, device, written < n_rows, source)
+
+
+def lists_of(build, cover, columns, common, n_rows):
+    """The `TileLists` of items `columns` of a `cover`, of all units where there are several patterns of `n_rows` rows.
+
+    build: ``callable(cover, *columns) -> TileLists``.
+    """
+    units = common.units
+    if units is None:
+        return build(cover, *columns)
+    if common.bias is not None and units.apart:
+        # Masks hold the bias, which differs by head: each unit has its own.
+        cover, *columns = units.spread(cover, *columns, n_rows)
+        units = replace(units, group=tuple(range(len(units.group))))
+    return tile_lists.of_units(build(cover, *columns), units, n_rows)
 
 
 def _longest(launch):
@@ -78,12 +100,24 @@ def _longest(launch):
     return launch.lists.rows * launch.lists.step_keys * int(launch.lists.items[:, Item.STEPS].max(initial=0))
 
 
-def _index(common):
+def index(common):
     """Index into the bias table by row and key in the graph's order, or None."""
     if common.bias is None:
         return None
     rows, keys = common.natural
-    return lambda row, key: common.bias.index(rows[row], keys[key])
+    n, units, length = len(rows), common.units, common.bias.table.shape[1]
+    if units is None:
+        return lambda row, key: common.bias.index(rows[row], keys[key])
+    if not units.apart:
+        return lambda row, key: common.bias.index(rows[row % n], keys[key])
+    # One table of one head holds those of all heads, see `bias_table`.
+    return lambda row, key: row // n % units.heads * length + common.bias.index(rows[row % n], keys[key])
+
+
+def bias_table(common):
+    """The values of the bias, float32 [H, T]; [1, H * T] where heads have patterns of their own."""
+    table = torch.zeros(1, 1) if common.bias is None else common.bias.table.detach().float()
+    return table if common.units is None or not common.units.apart else table.reshape(1, -1)
 
 
 def _expect_no_capture():
@@ -93,6 +127,11 @@ def _expect_no_capture():
         )
 
 
+def lanes(batch, heads, units):
+    """Heads that each work item has in a batch."""
+    return batch * heads if units is None else units.lanes(batch)
+
+
 class Launch:
     """Work items of one tile: their lists on the device, scratch memory for what split items leave, and the call.
 
@@ -100,7 +139,7 @@ class Launch:
     """
 
     def __init__(self, lists, tile, common, device, form=None):
-        self.lists, self._tile, self._heads = lists, tile, common.heads
+        self.lists, self._tile, self._heads, self._units = lists, tile, common.heads, common.units
         sign, scale = signed_scale(common)
         self._scale_log2 = scale * math.log2(math.e)
         self._config = form or forms.of(tile, common.head_dim, common.dtype)
@@ -124,6 +163,7 @@ class Launch:
             "D1": self._d1, "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": mask_heads, "FULL": lists.full,
             "PARTIAL": lists.partial, "SPLIT": len(lists.parts) > 0,
             "ORDERED": bool((rows == np.arange(len(rows))).all()), "SIGN": sign,
+            "ACROSS": 0 if common.units is None else common.units.step,
         }  # fmt: skip
         # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
         self._stream, self._scratch = launcher.current_stream(left.device), {}
@@ -153,7 +193,7 @@ class Launch:
     def scratch_bytes(self, batch):
         """Bytes that what split items leave takes, for each stream that calls; at most four times those of the largest
         batch where smaller ones came before."""
-        return scratch_bytes(self.lists, batch * self._heads, self._d0 + self._d1)
+        return scratch_bytes(self.lists, self._lanes(batch), self._d0 + self._d1)
 
     def __call__(self, q, k, v, out):
         """Attend the items through Triton's own launch; returns the compiled kernel.
@@ -189,24 +229,30 @@ class Launch:
         arguments = (*(x.data_ptr() for x in memory), *sizes, *constants.values())
         return launcher.direct(compiled, self._grid(q), self._stream(), arguments, q.device)
 
+    def _lanes(self, batch):
+        """Heads that each item has in a batch."""
+        return lanes(batch, self._heads, self._units)
+
     def _grid(self, q):
-        """Heads side by side, and items in the dimensions that CUDA limits."""
+        """Heads of an item side by side, and items in the dimensions that CUDA limits."""
         layers = max(1, -(-len(self.lists.items) // MOST_ACROSS))
-        return q.shape[0] * self._heads, -(-len(self.lists.items) // layers), layers
+        return self._lanes(q.shape[0]), -(-len(self.lists.items) // layers), layers
 
     def _arguments(self, q, k, v, out):
         """What the kernel takes after q, k, v and out: memory, sizes, and constants by name."""
         batch = q.shape[0]
         strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
         wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
-        memory, sizes = (*self._held, *self._parts(batch)), (*strides, len(self.lists.items), batch * self._heads)
+        memory, sizes = (*self._held, *self._parts(batch)), (*strides, len(self.lists.items), self._lanes(batch))
         if (loads := self.loads(q, k, v)) == config.WARPS:
             from tilewright.targets.cuda import tile_warp_kernel
 
             named = self._constants | {"NUM_STAGES": self._config.num_stages, "MAXNREG": self._config.maxnreg}
-            constants = {name: named[name] for name in tile_warp_kernel.CONSTANTS} | {"WIDE": wide}
+            constants = {name: named[name] for name in tile_warp_kernel.CONSTANTS}
+            constants |= {"WIDE": wide, "ACROSS": self._constants["ACROSS"]}
             return memory, (*sizes, self._scale_log2), constants
         constants = self._constants | {"NUM_STAGES": self._gathering.num_stages, "LOADS": loads, "WIDE": wide}
+        constants["ACROSS"] = constants.pop("ACROSS")
         return memory, (*sizes, self._n_keys, self._scale_log2), constants
 
     def loads(self, q, k, v):
@@ -223,7 +269,7 @@ class Launch:
 
     def _parts(self, batch):
         """``(accumulators, statistics, counters)`` of the parts for a batch or a larger one, each stream its own."""
-        made, hb = self._scratch.setdefault(self._stream(), []), batch * self._heads
+        made, hb = self._scratch.setdefault(self._stream(), []), self._lanes(batch)
         # Counters that a graph set to zero would be so only after its first replay: it takes those of any stream.
         known = itertools.chain(*self._scratch.values()) if launcher.capturing() else made
         if (found := next((parts for most, parts in known if most >= hb), None)) is not None:
@@ -277,7 +323,7 @@ def masks(lists, common, scale, device):
     if lists.rank in RANKS:
         factor = tile_kernel.FACTOR_HALF if common.dtype == torch.float16 else tile_kernel.FACTOR
         return left * factor, _to(device, lists.right).to(common.dtype) * -factor, 1
-    table = torch.zeros(1, 1) if common.bias is None else common.bias.table.detach().float()
+    table = bias_table(common)
     tiles = _relative(table.to(device), *_places(lists, device)) / scale
     return left, tiles.transpose(0, 1).contiguous(), len(table)
 
@@ -290,14 +336,14 @@ def refilled(lists, common, scale, device):
 
 def absolute(lists, common, device, hold=False):
     """float32 [steps, H, M, N]: the bias itself, -inf where a pair is not allowed. hold: see `_places`."""
-    table = common.bias.table.detach().float().to(device)
+    table = bias_table(common).to(device)
     return _of_places(table, _places(lists, device, hold)[0]).transpose(0, 1).contiguous()
 
 
 def greatest(lists, common, device):
     """float32 [H, families, M]: the greatest bias of the rows of each family of `lists`, 0 for rows without one."""
     bias_index, family = _places(lists, device)
-    return _peaks(_of_places(common.bias.table.detach().float().to(device), bias_index), family)
+    return _peaks(_of_places(bias_table(common).to(device), bias_index), family)
 
 
 def scratch_bytes(lists, hb, width):
@@ -369,6 +415,7 @@ class Executor:
         self._rounds, self.shape, self.heads, self.head_dim = rounds, shape, heads, head_dim
         self.dtype, self.device, self.incomplete = dtype, device, incomplete
         self.source, self.backward, self.preparing = source, None, Lock()
+        self.units = source.common.units
         self._stream = launcher.current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
         # By stream, alignment and size: (whether tensors have its layout, memory for a result, launches).
@@ -388,7 +435,8 @@ class Executor:
     def executed(self):
         """Pairs of query and key that a head works through, padding included."""
         lists = [launch.lists for launch in self.launches]
-        return sum(x.rows * x.step_keys * int(x.items[:, Item.STEPS].sum()) for x in lists)
+        total = sum(x.rows * x.step_keys * int(x.items[:, Item.STEPS].sum()) for x in lists)
+        return total // (1 if self.units is None else len(self.units.group))
 
     def peak_bytes(self, batch):
         """Most bytes that calls hold beyond their arguments: the result, and what split items leave."""
@@ -424,13 +472,16 @@ class Executor:
         made.source, made.preparing = replace(self.source, common=common), Lock()
         made._known, made._lock = {}, Lock()
         with self.preparing:
-            made.backward = self.backward and self.backward.with_bias(made)
+            # Where patterns differ by head or image it is made anew once it is asked for.
+            made.backward = self.backward.with_bias(made) if self.backward and self.units is None else None
         return made
 
     def _first(self, key, q, k, v):
         """Check tensors of a new layout, launch through Triton, and store how to launch directly from then on."""
         expected = {name: getattr(self, name) for name in ("shape", "heads", "head_dim", "dtype", "device")}
         qkv.check(q, k, v, **expected)
+        if self.units is not None:
+            self.units.check(len(q))
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.stride(3) != 1:
                 raise PatternError(f"{name}: expected the values of a head side by side, found stride {x.stride(3)}")

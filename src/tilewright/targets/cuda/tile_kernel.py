@@ -59,9 +59,12 @@ def tilewright_tile_attention(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     RANK: tl.constexpr, HEADS: tl.constexpr, MASK_HEADS: tl.constexpr, FULL: tl.constexpr, PARTIAL: tl.constexpr,
     SPLIT: tl.constexpr, ORDERED: tl.constexpr, SIGN: tl.constexpr, NUM_STAGES: tl.constexpr, LOADS: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """See the module. Grid: (n_hb, ., .), in all at least `n_items` times; n_hb: heads times batch.
+
+    ACROSS: 0, or where heads have patterns of their own, see `tile_lists.of_units`, the step from a head of an item to
+    the next, heads of all images counted through: n_hb is how many heads an item has then.
 
     item_ptr: int32 [items, ITEM_SIZE], records of `tile_lists.Item`. row_ptr: int32, the position of each query of the
     order (not read if ORDERED). key_ptr: int32 [steps + 1, BLOCK_N], the positions of the keys of a step. left_ptr [.,
@@ -73,16 +76,19 @@ def tilewright_tile_attention(
     scale, 0 for none. LOADS: of `config.LOADS`, for keys and values. WIDE: the tokens of a head span 2**31 values or
     more.
     """
-    hb, item = tl.program_id(0), tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
+    lane, item = tl.program_id(0), tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     if item >= n_items:
         return
+    p_item = item_ptr + item * (ITEM_SIZE + (1 if ACROSS else 0))
+    hb = lane
+    if ACROSS:
+        hb = tl.load(p_item + ITEM_SIZE) + lane * ACROSS
     # A batch, and all heads of an image, may span more than 2**31 values.
     b, h = (hb // HEADS).to(tl.int64), hb % HEADS
     head = h.to(tl.int64)
     if WIDE:
         stride_qn, stride_kn = tl.cast(stride_qn, tl.int64), tl.cast(stride_kn, tl.int64)
         stride_vn, stride_on = tl.cast(stride_vn, tl.int64), tl.cast(stride_on, tl.int64)
-    p_item = item_ptr + item * ITEM_SIZE
     first_row, n_rows = tl.load(p_item + ITEM_FIRST_ROW), tl.load(p_item + ITEM_ROWS)
     first_step = tl.load(p_item + ITEM_FIRST_STEP)
     n_full, n_steps = tl.load(p_item + ITEM_FULL_STEPS), tl.load(p_item + ITEM_STEPS)
@@ -165,7 +171,7 @@ def tilewright_tile_attention(
         n_parts = tl.load(p_part + PART_COUNT)
         # Scratch rows of all heads may hold more than 2**31 values. From a part to the next there are `part_rows`.
         part_rows = n_hb.to(tl.int64) * n_rows
-        first = tl.load(p_part + PART_SCRATCH_ROW).to(tl.int64) * n_hb + hb * n_rows
+        first = tl.load(p_part + PART_SCRATCH_ROW).to(tl.int64) * n_hb + lane * n_rows
         at = first + tl.load(p_part + PART_NUMBER) * part_rows + m
         d0 = tl.arange(0, D0)
         tl.store(acc_ptr + at[:, None] * (D0 + D1) + d0[None, :], acc0, mask=m_rows[:, None])
@@ -175,7 +181,7 @@ def tilewright_tile_attention(
         tl.store(stat_ptr + at * 2, m_i, mask=m_rows)
         tl.store(stat_ptr + at * 2 + 1, l_i, mask=m_rows)
         tl.debug_barrier()
-        count_ptr += group.to(tl.int64) * n_hb + hb
+        count_ptr += group.to(tl.int64) * n_hb + lane
         done = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu")
         if done == n_parts - 1:
             # For the next call.

@@ -10,6 +10,7 @@ import numpy as np
 from tilewright.targets.cuda.mask_factors import factors
 from tilewright.targets.cuda.mask_intervals import intervals
 from tilewright.targets.masks import distinct_rows
+from tilewright.targets.units import interleaved
 
 # In place of the number of a mask: a run that only fills up a step, and a full run.
 _ABSENT, _FULL = -2, -1
@@ -57,7 +58,8 @@ class Part(IntEnum):
 class TileLists:
     """Work items of one tile, longest first, in steps of `step_keys` keys.
 
-    items: int32 [I, len(Item)]. keys: int32 [steps + 1, step_keys], in the graph's order.
+    items: int32 [I, len(Item)], of several patterns with one more column, see `of_units`.
+    keys: int32 [steps + 1, step_keys], in the graph's order.
     rank: of the mask factors left, bool [kinds, M, rank], and right, bool [steps, step_keys, rank]; `INTERVALS` or
         `BYTES` where masks are such, 0 where they are tiles of floats.
     intervals: int32 [steps, M], the first of the keys of a step that a row sees, plus 2**16 times how many it sees.
@@ -161,6 +163,32 @@ def subset(lists, here):
     rows = np.zeros(lists.groups + len(items), np.int64)
     rows[block] = items[:, Item.ROWS]
     parts, items[:, Item.PART], groups, part_rows = _parts(block, number, rows)
+    return replace(lists, items=items, parts=parts, groups=groups, part_rows=part_rows)
+
+
+def of_units(lists, units, n_rows):
+    """`TileLists` of patterns that stand one above the other, `n_rows` each, as those of all `units`.
+
+    Keys and masks stay those of the patterns. The record of an item has one more field: the first head of its unit,
+    those of all images counted through. Rows count within a pattern. The longest items come first, those of several
+    patterns side by side.
+    """
+    pattern = lists.items[:, Item.FIRST_ROW] // n_rows
+    order = interleaved(pattern, lists.items[:, Item.STEPS])
+    here, unit = units.members(pattern[order])
+    here = order[here]
+    items = lists.items[here]
+    items[:, Item.FIRST_ROW] -= pattern[here] * n_rows
+    part = items[:, Item.PART]
+    # Blocks of the lists: split ones, then items that are no parts; each unit has its own.
+    n = len(units.group)
+    block, number = lists.groups + here, np.zeros(len(items), np.int64)
+    block[part >= 0], number[part >= 0] = lists.parts[part[part >= 0]][:, [Part.GROUP, Part.NUMBER]].T
+    block = block * n + unit
+    rows = np.zeros((lists.groups + len(lists.items)) * n, np.int64)
+    rows[block] = items[:, Item.ROWS]
+    parts, items[:, Item.PART], groups, part_rows = _parts(block, number, rows)
+    items = np.column_stack([items, units.first[unit]]).astype(np.int32)
     return replace(lists, items=items, parts=parts, groups=groups, part_rows=part_rows)
 
 

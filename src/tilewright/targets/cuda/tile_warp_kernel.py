@@ -64,17 +64,20 @@ def tilewright_tile_attention_by_warps(
     n_items, n_hb, scale_log2,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, RANK: gl.constexpr, HEADS: gl.constexpr,
     FULL: gl.constexpr, PARTIAL: gl.constexpr, SPLIT: gl.constexpr, ORDERED: gl.constexpr, NUM_STAGES: gl.constexpr,
-    MAXNREG: gl.constexpr, WIDE: gl.constexpr,
+    MAXNREG: gl.constexpr, WIDE: gl.constexpr, ACROSS: gl.constexpr,
 ):  # fmt: skip
     """Arguments and grid are those of `tile_kernel.tilewright_tile_attention`, for a scale above zero.
 
     q_ptr, k_ptr, v_ptr: aligned to 16 bytes, as their strides are. HEAD_DIM: a power of two. MAXNREG: registers of a
     thread, on average, a multiple of 8.
     """
-    hb, item = gl.program_id(0), gl.program_id(1) + gl.program_id(2) * gl.num_programs(1)
+    lane, item = gl.program_id(0), gl.program_id(1) + gl.program_id(2) * gl.num_programs(1)
     # All warps come to the end alike: a program beyond the items has no steps and no rows.
     is_there = item < n_items
-    p_item = item_ptr + gl.minimum(item, n_items - 1) * ITEM_SIZE
+    p_item = item_ptr + gl.minimum(item, n_items - 1) * (ITEM_SIZE + (1 if ACROSS else 0))
+    hb = lane
+    if ACROSS:
+        hb = gl.load(p_item + ITEM_SIZE) + lane * ACROSS
     b, h = (hb // HEADS).to(gl.int64), (hb % HEADS).to(gl.int64)
     if WIDE:
         stride_qn, stride_kn = gl.cast(stride_qn, gl.int64), gl.cast(stride_kn, gl.int64)
@@ -131,7 +134,7 @@ def tilewright_tile_attention_by_warps(
     rows = row_ptr, first_row, last_row, n_rows
     steps = n_full, n_steps, right_ptr
     tokens = q_ptr, k_ptr, v_ptr, stride_qn, stride_kn, stride_vn, key_ptr, left_ptr
-    results = o_ptr, stride_on, hb, n_hb, part, part_ptr, acc_ptr, stat_ptr, count_ptr, scale_log2
+    results = o_ptr, stride_on, lane, n_hb, part, part_ptr, acc_ptr, stat_ptr, count_ptr, scale_log2
     # Of a thread that gathers, and of one that multiplies. The first four warps take what is left.
     FEW: gl.constexpr = 56 if BLOCK_N > 64 else 40 if MAXNREG >= 128 else 32
     MANY: gl.constexpr = (MAXNREG * (PIECES + 1) - FEW) // PIECES // 8 * 8
