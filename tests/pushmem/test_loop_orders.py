@@ -3,6 +3,8 @@
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from helpers import extras
 from helpers.push import words
@@ -24,6 +26,19 @@ def convolution(order, size=8):
         order=order,
     )
     return [Stage("more", (size, size), lambda y, x: sums[y, x] + 1)]
+
+
+def matmul(order, rows, columns, inner):
+    """A reduction whose reads skip an outer loop each."""
+    left, right = Input("left", (rows, inner)), Input("right", (inner, columns))
+    return [
+        Stage(
+            "product",
+            (rows, columns),
+            lambda y, x: Reduce((inner,), lambda r: left[y, r] * right[r, x]),
+            order=order,
+        )
+    ]
 
 
 def exact(outputs, memory):
@@ -74,6 +89,32 @@ def test_columns_that_only_round_up_a_loop_cost_nothing_where_they_come_last():
     assert mapped.program.axes["depthwise_0"] == (1, 0)
     assert mapped.schedule.last_cycle < 14 * 16 * 9
     assert len(mapped.tiles) == 6
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_random_reductions(data):
+    """Any legal order gives numpy's words or is refused in one line; ``auto`` is never slower than one that maps."""
+    memory = data.draw(st.sampled_from(["pub", "dp"]), label="memory")
+    if data.draw(st.booleans(), label="matmul"):
+        sizes = [data.draw(st.integers(2, 9)) for _ in range(3)]
+
+        def program(order):
+            return matmul(order, *sizes)
+    else:
+        size = data.draw(st.integers(3, 12), label="size")
+
+        def program(order):
+            return convolution(order, size)
+
+    order = data.draw(st.sampled_from(list(orders.legal(lower(program(None)).statements[0]))), label="order")
+    try:
+        named = exact(program(order), memory)
+    except mapping.MappingError as error:
+        assert "\n" not in str(error)
+        return
+    found = exact(program("auto"), memory)
+    assert found.schedule.last_cycle <= named.schedule.last_cycle
 
 
 def test_the_rtl_of_a_transposed_stage_gives_the_words_of_numpy():

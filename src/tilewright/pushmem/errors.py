@@ -19,11 +19,11 @@ class RunError(TilewrightError):
     """A run that broke a rule of the hardware; the message names the cycle and the unit."""
 
 
-def need(module: str):
-    """The optional package `module`, or an error that says how to install it."""
+def need(module: str, extra: str = "push"):
+    """The optional package `module`, or an error that says with which `extra` to install it."""
     import importlib
 
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise ProgramError(f'push memories need {module}: pip install "tilewright[push]"') from None
+        raise ProgramError(f'push memories need {module}: pip install "tilewright[{extra}]"') from None
