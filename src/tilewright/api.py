@@ -275,7 +275,7 @@ class Plan:
         bias: values in place of those that the plan was made with, of the same shape: the table [H, T] of its `Bias`,
         or dense [H, N_q, N_k]. The index, and which pairs a `Bias` is asked for, stay. They are read in this call, and
         where they changed since the last one the masks are filled again, on a GPU prepared anew.
-        Plans are differentiable once, in q, k and v where their device has a backward; on a CPU in the bias, too.
+        Plans are differentiable once, in q, k, v and the bias, where their device has a backward.
         Raises `PatternError` or `DeviceError` for tensors other than planned, or that need a gradient elsewhere.
         """
         if operators.watched(q) or operators.records(q, k, v, bias):

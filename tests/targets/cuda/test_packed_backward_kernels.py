@@ -217,7 +217,6 @@ def test_it_compiles_for_hopper(kernel, head_dim):
     assert done.returncode == 0, done.stderr[-2000:]
     counts, spills = done.stdout.splitlines()
     shared, products, registers = map(int, counts.split())
-    print(kernel, head_dim, "shared", shared, "wgmma", products, "registers", registers, spills)
     # What a multiprocessor has: two programs of four warps, or one of eight, with their stages.
     assert shared * (1 if head_dim > 64 else 2) <= 227 * 1024
     assert products >= 2 * head_dim // 16
