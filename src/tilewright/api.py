@@ -274,7 +274,7 @@ class Plan:
         ordered: the tokens stand in plan order already (``q[:, :, plan.row_order]``) and so will the result.
         bias: values in place of those that the plan was made with, of the same shape: the table [H, T] of its `Bias`,
         or dense [H, N_q, N_k]. The index, and which pairs a `Bias` is asked for, stay. They are read in this call, and
-        where they changed since the last one the masks are filled again, on a GPU prepared anew.
+        where they changed since the last one the masks are filled again.
         Plans are differentiable once, in q, k, v and the bias, where their device has a backward.
         Raises `PatternError` or `DeviceError` for tensors other than planned, or that need a gradient elsewhere.
         """
