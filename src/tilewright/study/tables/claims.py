@@ -53,7 +53,7 @@ PARTS = ("verdict", VERDICTS)
 # Experiments that claims are about.
 EXPERIMENTS = (
     *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "orders"),
-    *("pruned_accuracy", "paths", "stream", "accelerator", "configure", "push", "push_attention"),
+    *("pruned_accuracy", "paths", "stream", "accelerator", "configure", "push", "push_attention", "push_streams"),
 )
 _JUDGED = ["measured", "verdict", "margin", "where", "cases", "not_met", "ties", "device"]
 # ASSUME: who is slower by more than this share is slower, however noisy the measurement.
@@ -534,6 +534,19 @@ def _push_attention_exact(frame, _):
     return _cases([100 * exact.mean()], [next(iter(frame.loc[~exact, "model"]), f"{len(frame)} workloads")])
 
 
+def _cut(inputs):
+    (frame,) = _read.frames(inputs, "push_streams")
+    return frame
+
+
+def _push_streams_exact(frame, _):
+    """Share of orders and tiles whose pieces give each key of T2's blocks and no other, in percent."""
+    exact = (frame["wrong"] == 0) & (frame["status"] == "ok")
+    first = frame[~exact].head(1)
+    named = [f"{row.model} {row.reorder} {row.tile}" for row in first.itertuples()]
+    return _cases([100 * exact.mean()], named or [f"{len(frame)} orders and tiles"])
+
+
 def _workload(column):
     def values(frame, case):
         return _by_name(frame[frame["model"] == case].head(1), column, "model")
@@ -634,6 +647,7 @@ _MEASURES = {
     "push_tiles": (("push",), _pushed, _push("tiles")),
     "push_cycles": (("push",), _pushed, _push("last_cycle")),
     "push_saved": (("push",), _pushed, _push("saved", 100)),
+    "push_streams_exact": (("push_streams",), _cut, _push_streams_exact),
     "push_attention_exact": (("push_attention",), _streamed, _push_attention_exact),
     "push_attention_cycles": (("push_attention",), _streamed, _push_attention("cycles_global")),
     "prediction_error": (("attention",), prediction.table, _prediction_error),
