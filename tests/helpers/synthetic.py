@@ -320,7 +320,8 @@ def write_push(root, config):
     for app in config.push.apps:
         for memory in config.push.memories:
             held = {"app": app, "memory": memory, "status": "ok", "buffer": "in", "device": DEVICE["name"]}
-            live = [held | {"part": "live", "cycle": cycle, "live": min(cycle, 129)} for cycle in range(0, 4096, 256)]
+            kept = held | {"part": "live", "modulus": 129}
+            live = [kept | {"cycle": cycle, "live": min(cycle, 129)} for cycle in range(0, 4096, 256)]
             port = held | {"part": "port", "first": 0, "last": 4031, "words": 4032}
             ports = [port | {"side": "in", "name": "in"}, port | {"side": "out", "name": "in@64", "first": 64}]
             path = root / f"results/logs/push/{app}.{memory}.csv"

@@ -34,6 +34,16 @@ def test_an_app_leaves_four_files_that_agree(tmp_path, capsys):
     assert "0 of 529 words differ; RTL: not run" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("memory", ["pub", "dp"])
+@pytest.mark.parametrize("app", ["harris-32", "upsample-16", "transpose-64", "mobilenet-16", "layers-12", "mixer-16"])
+def test_live_words_lie_within_the_modulus_that_is_told(app, memory):
+    mapped = mapping.compile(apps.program(app), memory)
+    held, layouts = stage.mapped_document(mapped)["held"], mapped.wiring.layouts
+    assert held and all(each["buffer"] in layouts for each in held)
+    for each in held:
+        assert 1 <= max(each["live"]) <= each["modulus"] == layouts[each["buffer"]].size
+
+
 def test_words_that_differ_are_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(simulate, "differing_words", lambda *_: 3)
     with pytest.raises(TilewrightError, match="expected the words of numpy, found 3"):

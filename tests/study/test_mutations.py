@@ -336,22 +336,22 @@ def _first_part_alone(
     _merge_block(acc_ptr, stat_ptr, o_ptr, rows, stride_on, m_rows, 1, part_rows, BLOCK_M, HEAD_DIM, D0, D1)
 
 
-def neighbours_first_key(build, *arguments):
+def neighbours_first_key(build, *arguments, **options):
     """A step reads the keys of the step behind it."""
-    lists = build(*arguments)
+    lists = build(*arguments, **options)
     return replace(lists, keys=np.roll(lists.keys, 1, 0))
 
 
-def no_masks(build, *arguments):
+def no_masks(build, *arguments, **options):
     """Partial steps count as full ones."""
-    lists = build(*arguments)
+    lists = build(*arguments, **options)
     items = lists.items.copy()
     items[:, Item.FULL_STEPS] = items[:, Item.STEPS]
     return replace(lists, items=items, full=True)
 
 
-def others_masks(build, *arguments):
-    lists = build(*arguments)
+def others_masks(build, *arguments, **options):
+    lists = build(*arguments, **options)
     return replace(
         lists,
         bias_index=np.roll(lists.bias_index, 1, 0),

@@ -15,10 +15,10 @@ import numpy as np
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError
-from tilewright.pushmem import apps, configuration, dsl, mapping, netlist, recurrence, simulate
+from tilewright.pushmem import apps, configuration, dsl, mapping, netlist, recurrence, simulate, storage
 from tilewright.pushmem.cost import cost
 
-VERSION = 1
+VERSION = 2
 # Of a tile whose stream is no example, see `configuration.from_streams`.
 NOT_ASKED = "not asked"
 # Points of a buffer's live words that are told.
@@ -72,22 +72,31 @@ def mapped_document(mapped: mapping.Mapped) -> dict:
 
 
 def _held(use):
-    """What a tile holds of a buffer: live words over time, at most `POINTS`, and when each of its ports is in use."""
-    last = dict(zip(use.write.addresses.tolist(), use.write.times.tolist(), strict=True))
-    for _, read in use.reads:
+    """What a tile holds of a buffer: live words over time, at most `POINTS`; the modulus at which addresses may
+    wrap; when each of its ports is in use."""
+    addresses, born = use.write.addresses.astype(np.int64), use.write.times.astype(np.int64)
+    reads = [read for _, read in use.reads]
+    # Words by address, then by cycle: a layout that has wrapped writes an address many times.
+    order = np.lexsort((born, addresses))
+    far = 1 + max(int(each.times.max()) for each in (use.write, *reads))
+    known, last = addresses[order] * far + born[order], born[order].copy()
+    for read in reads:
         taken = np.ones(len(read.times), bool) if read.live is None else read.live
-        for address, cycle in zip(read.addresses[taken].tolist(), read.times[taken].tolist(), strict=True):
-            if address in last:
-                last[address] = max(last[address], cycle)
-    ends = np.sort(np.fromiter(last.values(), np.int64, len(last)))
+        at, cycle = read.addresses[taken].astype(np.int64), read.times[taken].astype(np.int64)
+        # A word that is written in the cycle of a read is not what it takes.
+        word = np.searchsorted(known, at * far + cycle) - 1
+        there = (word >= 0) & (addresses[order][word] == at)
+        np.maximum.at(last, word[there], cycle[there])
+    ends = np.sort(last)
     cycles = np.unique(np.linspace(int(use.write.times[0]), int(ends[-1]), POINTS).astype(np.int64))
-    begun = np.searchsorted(np.sort(use.write.times), cycles, side="right")
+    begun = np.searchsorted(np.sort(born), cycles, side="right")
     live = begun - np.searchsorted(ends, cycles)
     ports = [("in", use.source, use.write), *(("out", target, read) for target, read in use.reads)]
     return {
         "buffer": use.buffer,
         "cycles": cycles.tolist(),
         "live": live.tolist(),
+        "modulus": storage.modulus(addresses[order], born[order], last),
         "ports": [
             {
                 "kind": kind,

@@ -73,7 +73,8 @@ class Settings(sections.Section, frozen=True):
 class Row(_rows.Row, frozen=True, kw_only=True):
     """A mapped app, or a part of what its tiles hold.
 
-    part: ``whole``; ``live``, words that a tile holds of a buffer in a cycle; ``port``, a buffer's port, and when it is
+    part: ``whole``; ``live``, words that a tile holds of a buffer in a cycle, and the modulus of its
+    addresses; ``port``, a buffer's port, and when it is
     in use. last_cycle: of the last output. occupancy: accesses of a tile's memory in a cycle. words: of the outputs.
     ports: reads of buffers that keep words. saved: tiles that registers and sharing save, of one a port. area_um2,
     energy_nj: of cited parameters, see `pushmem.cost`. wrong_model, wrong_rtl: words that differ from numpy's. asked,
@@ -108,6 +109,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     buffer: str = ""
     cycle: Count = None
     live: Count = None
+    modulus: Count = None
     side: str = ""
     name: str = ""
     first: Count = None
@@ -198,7 +200,7 @@ def run(case, settings, how):
     for held in sorted(mapped["held"], key=lambda each: -max(each["live"]))[:BUFFERS]:
         shared = known | {"buffer": held["buffer"]}
         for cycle, live in zip(held["cycles"], held["live"], strict=True):
-            yield shared | {"part": "live", "cycle": cycle, "live": live}
+            yield shared | {"part": "live", "cycle": cycle, "live": live, "modulus": held["modulus"]}
         for port in held["ports"]:
             at = {"first": port["first"], "last": port["last"], "words": port["words"]}
             yield shared | at | {"part": "port", "side": port["kind"], "name": port["name"]}

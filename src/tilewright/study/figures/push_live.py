@@ -25,7 +25,8 @@ def draw(inputs):
         own = live[(live["app"] == app) & (live["memory"] == memory)]
         most = own["live"].max()
         for (buffer, rows), colour in zip(own.groupby("buffer", sort=False), COLOURS, strict=False):
-            axes.plot(rows["cycle"], rows["live"], color=colour, linewidth=1.2, label=buffer)
+            label = f"{buffer}, modulus {rows['modulus'].iloc[0]:,.0f}"
+            axes.plot(rows["cycle"], rows["live"], color=colour, linewidth=1.2, label=label)
         axes.axhline(CAPACITY, color="#999999", linewidth=0.8, linestyle="--")
         axes.set_title(f"{app}, {memory}: at most {most:,.0f}", loc="left", fontsize=9)
         axes.set(yscale="symlog", ylim=(0, 2 * max(CAPACITY, most)))
@@ -43,7 +44,8 @@ def draw(inputs):
         drawn,
         [
             "A word lives from the cycle in which it comes in to that of its last read; short distances are shift "
-            "registers and not shown. The dashed line is what one tile holds. At most four buffers of an app are "
+            "registers and not shown. Addresses may wrap at the modulus: no two words that live at once are so far "
+            "apart. The dashed line is what one tile holds. At most four buffers of an app are "
             "shown, those that hold most; several buffers may share a tile.",
         ],
         width=120,
