@@ -42,8 +42,8 @@ TIMED = {"timing": 1, "gpu": 1} if EXCLUSIVE else {"timing": 1}
 COMPILED = "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor"
 # It is for as many threads as torch has. Snakemake sets those of a job to its own, which for one that compiles ahead is one.
 TIMED_THREADS = f"OMP_NUM_THREADS={THREADS} MKL_NUM_THREADS={THREADS}"
-# Experiments that the rule `experiment` runs on this device, and those that time the host's processors.
-ON_HOST, ON_DEVICE = experiments.by_place()
+# Experiments that the rule `experiment` runs on this device, those that time the host's processors, and those that time nothing.
+UNTIMED, ON_HOST, ON_DEVICE = experiments.by_place()
 
 # What a job asks of a cluster. Bytes and microseconds for each number of its graph (`models.size`): 30 bytes and 0.3 to 2 us were
 # measured for T1 and T2 up to 4.7e8 numbers, see docs/slurm.md. Megabytes and minutes come on top: Python, its libraries,

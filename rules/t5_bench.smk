@@ -255,3 +255,14 @@ use rule experiment as experiment_on_host with:
         timing=1,
         mem_mb=mem_mb(of_case, LEAST_TIMED_MB),
         runtime=runtime(of_case, LEAST_TIMED_MINUTES),
+
+
+use rule experiment as experiment_untimed with:
+    wildcard_constraints:
+        experiment="|".join(UNTIMED),
+    conda:
+        "../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=mem_mb(of_case),
+        runtime=runtime(of_case),

@@ -17,6 +17,8 @@ from tilewright.study import config, experiments, figures, tables
 
 # Parts of the study, as docs/running.md has them.
 DOCUMENTED = re.findall(r"^snakemake (.+?)(?:  +#.*)?$", (ROOT / "docs/running.md").read_text(), re.MULTILINE)
+# The rules of experiments whose cases need no file of the study.
+EXPERIMENTS = ("experiment", "experiment_on_host", "experiment_untimed")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def test_default_study_plans_every_job_once(tmp_path):
     for names, shown in zip((figures.NAMES, tables.NAMES), figures.selected(study), strict=True):
         assert {*names} - {*shown} == {"network_plans"}
     assert {w["m"] for name, w in jobs if name == "baselines"} == set(study.workloads)
-    ran = {(w["experiment"], w["case"]) for name, w in jobs if name in ("experiment", "experiment_on_host")}
+    ran = {(w["experiment"], w["case"]) for name, w in jobs if name in EXPERIMENTS}
     general = [name for name in experiments.NAMES if name != "attention"]
     assert ran == {(name, case) for name in general for case in experiments.cases(name, study)}
     # FlexAttention is compiled ahead wherever it is timed.
@@ -98,7 +100,7 @@ def test_the_peers_overlay_follows_the_gpu_study(tmp_path):
     given = [ROOT / "config/h200.yaml", ROOT / "config/h200_peers.yaml"]
     counts = Counter(name for name, _ in plan(tmp_path, configs=given))
     assert counts["profile"] == counts["bench"] == counts["baselines"] == 12
-    assert not {"experiment", "experiment_on_host"} & set(counts)
+    assert not {*EXPERIMENTS} & set(counts)
 
 
 def test_the_overlay_of_trained_pruners_trains_each_seed_before_it_is_timed(tmp_path):
@@ -175,6 +177,14 @@ def test_orders_are_timed_on_the_host_of_a_gpu(tmp_path):
     assert done.returncode == 0, done.stderr
     (body,) = [body for name, body in JOB.findall(done.stdout + done.stderr) if name == "experiment_on_host"]
     assert "timing=1" in body and "gpu" not in body
+
+
+def test_what_times_nothing_runs_beside_others(tmp_path):
+    given = ("--configfile", ROOT / "config/h200.yaml", "--config", "experiments=[push,push_attention,push_streams]")
+    done = snakemake(tmp_path, "--dry-run", *given, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    bodies = [body for name, body in JOB.findall(done.stdout + done.stderr) if name == "experiment_untimed"]
+    assert bodies and not any("timing" in body or "gpu" in body or "threads" in body for body in bodies)
 
 
 def test_a_cluster_gives_a_gpu_to_the_rules_that_ask_for_one():

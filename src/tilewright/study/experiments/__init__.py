@@ -22,7 +22,8 @@ whose import stays light (no torch):
     ``sources(settings) -> paths``, of a member whose cases may read files of the user's own: those files.
     ``NAMED``, ``remark(row)``: how the log calls a row, a format of its columns, and what it says of one that passed,
         None for nothing.
-    ``ON_HOST = True``, of a member that times the host's processors whatever device the study is for.
+    ``ON_HOST = True``, of a member that runs on the host's processors whatever device the study is for; ``TIMES =
+        False``, of one of these that times nothing, and so may run beside others.
     ``FOLDER``: where its files are below results/logs; by default a folder of its name.
 
 A member whose cases need other files of the study has rules of its own, and none of ``Settings``, ``settings``,
@@ -67,11 +68,12 @@ def row_types():
 
 
 def by_place():
-    """``(on_host, on_device)``: names of the experiments that time the host's processors, and of those that time the
-    device that the study is for; none with rules of its own."""
-    general = [name for name in NAMES if hasattr(member(name), "run")]
-    on_host = [name for name in general if getattr(member(name), "ON_HOST", False)]
-    return on_host, [name for name in general if name not in on_host]
+    """``(untimed, on_host, on_device)``: names of the experiments that time nothing, of those that time the host's
+    processors, and of those that time the device that the study is for; none with rules of its own."""
+    general = {name: member(name) for name in NAMES if hasattr(member(name), "run")}
+    host = {name: made for name, made in general.items() if getattr(made, "ON_HOST", False)}
+    untimed = [name for name, made in host.items() if not getattr(made, "TIMES", True)]
+    return untimed, [name for name in host if name not in untimed], [name for name in general if name not in host]
 
 
 def cases(name, config):

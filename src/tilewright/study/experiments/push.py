@@ -20,6 +20,8 @@ from tilewright.study import sections
 from tilewright.study.experiments import _rows
 from tilewright.study.experiments._rows import Count, Number, Status
 
+# What is timed the rules of the files have timed.
+ON_HOST, TIMES = True, False
 FOLDER_OF = "results/push/{}/{}"
 FILES = ("mapped.json", "config.json", "run.csv")
 Positive = Annotated[float, msgspec.Meta(gt=0)]

@@ -8,6 +8,8 @@ from tilewright.study.experiments import _rows, push
 from tilewright.study.experiments._rows import Count, Number, Status
 
 SECTION, Section = "push", push.Section
+# Cycles are counted, in a model.
+ON_HOST, TIMES = True, False
 # float32 sums of a few hundred to a few thousand terms, in another order than the reference's.
 TOLERANCE = 1e-4
 

@@ -10,7 +10,7 @@ from tilewright.study.experiments._rows import Count, Status
 
 SECTION, Section = "push", push.Section
 # Streams are cut on the host, whatever device the study times.
-ON_HOST = True
+ON_HOST, TIMES = True, False
 
 
 class Settings(sections.Section, frozen=True):
