@@ -417,7 +417,7 @@ def path_row(case, rung, skipped, part, **changes):
         "fit": 0.6 - lost,
         "lost": lost,
     }
-    facts |= {"predicted": 0.605 - lost, "loss_error": 0.004, "pairs": "stage", "choice": 0.59 - lost}
+    facts |= {"predicted": 0.605 - lost, "loss_error": 0.004, "pairs": "stage, log", "choice": 0.59 - lost}
     if part in ("base", "proposed"):
         facts |= {"p99_us": 1.1 * us, "promise_us": 1.2 * us, "test": 0.58 - lost, "novel": 0.4 - lost}
     return facts | changes

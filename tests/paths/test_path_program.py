@@ -1,13 +1,18 @@
 """Which blocks are skipped for a budget: the program against all sets of blocks, and the models that it is made of."""
 
+import csv
 import itertools
+from dataclasses import replace
+from pathlib import Path as File
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewright import paths
 from tilewright.core.errors import ConfigError
+from tilewright.networks import segformer
 from tilewright.paths import Path, accuracy, latency, program, space
 
 BASE = Path(("11", "11", "1", "11"))
@@ -114,6 +119,44 @@ def test_losses_that_are_such_a_form_are_found(seed):
     assert np.median(errors) < 2e-3
     assert found.chosen != "none"
     assert found.predict(BASE) == 0.6
+
+
+@pytest.mark.parametrize("link", ["log", "logit"])
+def test_the_scale_on_which_losses_add_up_is_found(link):
+    """Where each block takes a share of what is left, losses of many blocks do not add up themselves."""
+    rng = np.random.default_rng(3)
+    truth = replace(losses(rng.uniform(0.1, 1.2, BLOCKS)), link=link)
+    measured = [*space.singles(BASE), *space.drawn(BASE, 40, 3)]
+    accuracies = [truth.predict(path) for path in measured]
+    assert 0 < min(accuracies) < 0.2
+    found = accuracy.fit(BASE, 0.6, measured, accuracies)
+    assert found.link == link
+    errors = [abs(found.predict(path) - truth.predict(path)) for path in space.every(BASE)]
+    assert max(errors) < 1e-3
+    assert found.predict(BASE) == pytest.approx(0.6, abs=1e-12)
+
+
+def test_an_accuracy_of_nothing_is_no_infinite_loss():
+    measured = [*space.singles(BASE), *space.drawn(BASE, 30, 0)]
+    found = accuracy.fit(BASE, 0.6, measured, [0.6 * 0.5 ** space.skips(path).sum() for path in measured[:-1]] + [0.0])
+    assert np.isfinite(found.single).all() and np.isfinite(found.pair).all()
+
+
+@pytest.mark.parametrize("rung", ["trained", "statistics"])
+def test_recorded_paths_that_nothing_was_fitted_to_are_predicted(rung):
+    """All sets of blocks of a trained network at full size, as one H200 measured them."""
+    folder = File(__file__).parents[2] / "expected/h200/logs/paths"
+    options = segformer.Options(variant="b0", image_size=512)
+    with open(folder / "segformer-b0-512.sampled.csv", newline="") as stream:
+        rows = [r for r in csv.DictReader(stream) if r["rung"] == rung and "scale=1 " in r["base"] and r["fit"]]
+    known = {part: [r for r in rows if r["part"] == part] for part in ("base", "single", "drawn", "every")}
+    full, (base,) = paths.Path.full(options), known["base"]
+    fitted = [*known["single"], *known["drawn"]]
+    found = accuracy.fit(full, float(base["fit"]), [paths.parse(r["path"], options) for r in fitted],
+                         [float(r["fit"]) for r in fitted])  # fmt: skip
+    errors = [abs(found.predict(paths.parse(r["path"], options)) - float(r["fit"])) for r in known["every"]]
+    assert len(errors) == 180 and found.link != "identity"
+    assert np.median(errors) < 0.014 and found.error < 0.01
 
 
 def test_too_few_paths_to_fit_to():

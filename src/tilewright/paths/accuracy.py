@@ -1,17 +1,23 @@
 """What a path of a base is predicted to lose in mean IoU, from single skips and pairs: a quadratic form of its skips.
 
-``loss = sum a_i d_i + sum b_ij d_i d_j`` with d the skips. The weights are fitted by ridge regression to measured
-paths; which pairs have a weight, and how strong the ridge is, is decided by cross-validation.
+``loss = sum a_i d_i + sum b_ij d_i d_j`` with d the skips, on a scale where losses add up: the mean IoU itself, its
+logarithm, or its log-odds, where many skips cannot lose more than there is. All rise with it, so that the least loss is
+the best path of a base on any of them. The weights are fitted by ridge regression to measured paths, each weighted by
+what an error on the scale is in mean IoU; scale, which pairs have a weight, and how strong the ridge is, is decided by
+cross-validation.
 """
 
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
 from tilewright.core.errors import ConfigError
 from tilewright.paths import Path, space
 
+# Scales on which losses add up, the simplest first, and how close to 0 and 1 they tell accuracies apart.
+LINKS = ("identity", "log", "logit")
+LEAST = 1e-3
 # Which pairs of blocks may have a weight of their own: none, those of one stage, neighbours of two stages besides, all.
 PAIRS = ("none", "stage", "neighbours", "all")
 # Strength of the ridge, in sizes of the mean square of a column.
@@ -26,7 +32,8 @@ class Losses:
     """The quadratic form of a base.
 
     base: the path. accuracy: its own. single: float64 [blocks]. pairs: ``(i, j)`` with i < j. pair: float64 [pairs].
-    chosen: of `PAIRS`. ridge: of `RIDGES`. error: median absolute error of held-out paths, in cross-validation.
+    chosen: of `PAIRS`. ridge: of `RIDGES`. error: median absolute error of held-out paths' accuracies, in
+    cross-validation. link: of `LINKS`, the scale of losses.
     """
 
     base: Path
@@ -37,9 +44,10 @@ class Losses:
     chosen: str
     ridge: float
     error: float
+    link: str = "identity"
 
     def loss(self, skips) -> np.ndarray:
-        """float64 [...]: predicted losses of skips, bool [..., blocks]."""
+        """float64 [...]: predicted losses of skips, bool [..., blocks], on the scale of `link`."""
         skips = np.asarray(skips, dtype=np.float64)
         found = skips @ self.single
         if self.pairs:
@@ -49,7 +57,7 @@ class Losses:
 
     def predict(self, path: Path) -> float:
         """Predicted accuracy of a path of the base."""
-        return self.accuracy - float(self.loss(space.skips(path)))
+        return float(_accuracy(_on_scale(self.accuracy, self.link) - self.loss(space.skips(path)), self.link))
 
 
 def pairs_of(base: Path, kind: str) -> tuple[tuple[int, int], ...]:
@@ -71,25 +79,50 @@ def fit(base: Path, accuracy: float, measured: list[Path], accuracies, *, seed: 
     if len(measured) < FEWEST:
         raise ConfigError(f"accuracy: expected at least {FEWEST} measured paths to fit to, found {len(measured)}")
     skips = np.array([space.skips(path) for path in measured], dtype=np.float64)
-    losses = accuracy - np.asarray(accuracies, dtype=np.float64)
-    folds = np.random.default_rng(seed).permutation(len(losses)) % min(FOLDS, len(losses))
+    measured_at = np.asarray(accuracies, dtype=np.float64)
+    folds = np.random.default_rng(seed).permutation(len(skips)) % min(FOLDS, len(skips))
     best = None
-    for kind in PAIRS:
+    for link, kind in product(LINKS, PAIRS):
         pairs = pairs_of(base, kind)
-        columns = _columns(skips, pairs)
+        weight = _slope(measured_at, link)
+        own = _on_scale(accuracy, link)
+        columns, losses = _columns(skips, pairs) * weight[:, None], (own - _on_scale(measured_at, link)) * weight
         for ridge in RIDGES:
             held = np.empty_like(losses)
             for fold in np.unique(folds):
                 out = folds == fold
                 held[out] = columns[out] @ _solved(columns[~out], losses[~out], ridge)
-            score = np.mean((held - losses) ** 2)
+            errors = abs(_accuracy(own - held / weight, link) - measured_at)
+            score = np.mean(errors**2)
             # Of two that are equally good, the simpler one, which comes first.
             if best is None or score < best[0] * (1 - 1e-9):
-                best = score, kind, ridge, pairs, columns, float(np.median(abs(held - losses)))
-    _, kind, ridge, pairs, columns, error = best
+                best = score, link, kind, ridge, pairs, columns, losses, float(np.median(errors))
+    _, link, kind, ridge, pairs, columns, losses, error = best
     weights = _solved(columns, losses, ridge)
     blocks = skips.shape[1]
-    return Losses(base, accuracy, weights[:blocks], pairs, weights[blocks:], kind, ridge, error)
+    return Losses(base, accuracy, weights[:blocks], pairs, weights[blocks:], kind, ridge, error, link)
+
+
+def _on_scale(accuracy, link):
+    if link == "identity":
+        return accuracy
+    known = np.clip(accuracy, LEAST, 1 - LEAST)
+    return np.log(known) if link == "log" else np.log(known / (1 - known))
+
+
+def _accuracy(value, link):
+    """The accuracy at a value on the scale: the inverse of `_on_scale`."""
+    if link == "identity":
+        return value
+    return np.exp(value) if link == "log" else 1 / (1 + np.exp(-value))
+
+
+def _slope(accuracy, link):
+    """What a step on the scale is in accuracy, there."""
+    if link == "identity":
+        return np.ones_like(accuracy)
+    known = np.clip(accuracy, LEAST, 1 - LEAST)
+    return known if link == "log" else known * (1 - known)
 
 
 def _columns(skips, pairs):

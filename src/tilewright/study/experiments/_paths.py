@@ -205,7 +205,7 @@ def _row(bench, rung, base, path, part, model, sampled, by, seconds):
         found |= {
             "saved_us": bench.times_us[base] - bench.times_us[path], "predicted_us": times.predict(path),
             "lost": bench.see(rung, "fit", base) - seen["fit"], "predicted": losses.predict(path),
-            "loss_error": losses.error, "pairs": losses.chosen, "plan_seconds": seconds,
+            "loss_error": losses.error, "pairs": f"{losses.chosen}, {losses.link}", "plan_seconds": seconds,
         }  # fmt: skip
     return found | {"time": now()} | machine(bench.device)
 

@@ -152,7 +152,8 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     case: the configuration's name of the network. base: text of the path with all blocks; part: why it was measured,
     ``base``, ``single`` skip, ``drawn`` set, ``proposed``, ``every`` set or ``alone``, the first that holds. skipped:
     blocks; saved_us, lost: beside the base, the latter on scenes of ``fit``. loss_error: of the model of losses, median
-    of held-out paths in cross-validation; pairs: which pairs of blocks it has; plan_seconds: of the solvers, for all
+    of held-out paths in cross-validation; pairs: which pairs of blocks it has, and the scale on
+    which losses add up; plan_seconds: of the solvers, for all
     budgets of this base and rung; budgets: how many of them each solver in ``proposed`` met.
     """
 
