@@ -207,7 +207,7 @@ def test_a_plan_of_a_block_mask_computes_what_flex_attention_does():
 )
 def test_a_mask_mod_may_depend_on_head_and_batch(monkeypatch, mask_mod, units):
     # Some rows at a time.
-    monkeypatch.setattr(patterns, "_HOST_PAIRS", 1000)
+    monkeypatch.setattr(patterns, "_PAIRS_ON", {"cpu": 1000})
     planned = make(mask_mod, shape=(90, 90), heads=2, images=2)
     assert planned.units == units
     at = torch.arange(90)

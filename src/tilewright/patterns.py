@@ -18,9 +18,9 @@ from tilewright.core.errors import ConfigError, PatternError
 from tilewright.graph import Graph
 from tilewright.targets.units import Units
 
-# A mask is evaluated for this many (query, key) pairs at a time.
+# A mask is evaluated for this many (query, key) pairs at a time; on a CPU, where caches are small, for fewer.
 _PAIRS = 1 << 26
-_HOST_PAIRS = 1 << 24
+_PAIRS_ON = {"cpu": 1 << 24}
 # Queries for which a mask_mod is asked whether it depends on heads or batch entries.
 _ASKED = 61
 
@@ -200,7 +200,7 @@ def compress(rows: Callable[[int, int], torch.Tensor], n_q: int, n_k: int, devic
     It is asked some rows at a time. Keys are listed on the device; the host is given those lists.
     """
     device = torch.device(device)
-    step = max(1, (_HOST_PAIRS if device.type == "cpu" else _PAIRS) // n_k)
+    step = max(1, _PAIRS_ON.get(device.type, _PAIRS) // n_k)
     counts, indices = [], []
     for lo in range(0, n_q, step):
         allowed = rows(lo, min(lo + step, n_q))
@@ -220,11 +220,11 @@ def compress(rows: Callable[[int, int], torch.Tensor], n_q: int, n_k: int, devic
 def _of_mask_mod(mask_mod, n_q, n_k, heads, kind, images):
     """`_table` of ``mask_mod(b, h, q, k)``: on the GPU that the plan is for, or, where that raises since its tensors
     lie in the host's memory, on the CPU."""
-    place = targets.facts(kind).TORCH_DEVICE
+    facts = targets.facts(kind)
     try:
-        return _evaluated(mask_mod, n_q, n_k, heads, images, place)
+        return _evaluated(mask_mod, n_q, n_k, heads, images, facts.TORCH_DEVICE)
     except PatternError as error:
-        if place == "cpu" or not isinstance(error.__cause__, RuntimeError):
+        if not facts.CUDA or not isinstance(error.__cause__, RuntimeError):
             raise
         return _evaluated(mask_mod, n_q, n_k, heads, images, "cpu")
 
@@ -292,7 +292,7 @@ def _depends(mask_mod, n_q, n_k, heads, images, device):
 def _differs(mask_mod, n_q, n_k, heads, images, device):
     """`_depends`, by all rows of all entries."""
     keys = torch.arange(n_k, device=device)
-    step = max(1, (_HOST_PAIRS if str(device) == "cpu" else _PAIRS) // n_k)
+    step = max(1, _PAIRS_ON.get(torch.device(device).type, _PAIRS) // n_k)
     by_image = by_head = False
     for lo in range(0, n_q, step):
         queries = torch.arange(lo, min(lo + step, n_q), device=device)[:, None]
