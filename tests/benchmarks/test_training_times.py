@@ -40,7 +40,7 @@ def test_what_cannot_run_says_why():
     def refused():
         raise RuntimeError("no kernel\nfor this")
 
-    found = backward.measured(refused, (torch.zeros(1, 1, 1, 1),) * 4, None, Namespace(device="cpu"))
+    found = backward.measured(refused, (*(torch.zeros(1, 1, 1, 1),) * 4, None), None, Namespace(device="cpu"))
     assert found == {"status": "unavailable: no kernel"}
 
 

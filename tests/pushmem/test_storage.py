@@ -107,8 +107,15 @@ def test_an_image_that_no_tile_holds_comes_at_the_pace_of_its_reduction(height, 
     assert mapped.schedule.last_cycle < 9 * height * (width + 2)
 
 
-def test_words_that_live_in_no_tile_are_counted():
-    image = Input("in", (3, 40, 40))
-    outputs = [Stage("sums", (40, 40), lambda y, x: Reduce((3,), lambda k: image[k, y, x]))]
-    with pytest.raises(MappingError, match="in: 3206 words live at once and need 4268 places; a tile has 2048"):
-        mapping.compile(outputs)
+def sums_of_channels(side):
+    image = Input("in", (3, side, side))
+    return [Stage("sums", (side, side), lambda y, x: Reduce((3,), lambda k: image[k, y, x]))]
+
+
+def test_words_that_no_tile_holds_are_in_a_chain():
+    assert len(mapping.compile(sums_of_channels(40)).tiles) == 3
+
+
+def test_words_that_the_array_does_not_hold_are_counted():
+    with pytest.raises(MappingError, match="in: 270000 words .* 132 tiles; the array has 128"):
+        mapping.compile(sums_of_channels(300))
