@@ -117,5 +117,5 @@ def test_words_that_no_tile_holds_are_in_a_chain():
 
 
 def test_words_that_the_array_does_not_hold_are_counted():
-    with pytest.raises(MappingError, match="in: 270000 words .* 132 tiles; the array has 128"):
+    with pytest.raises(MappingError, match=r"in: 270000 words .* 132 tiles; the array has 128 tiles"):
         mapping.compile(sums_of_channels(300))
