@@ -20,6 +20,8 @@ timm = pytest.importorskip("timm", reason="timm is not installed")
 
 from tilewright.integrations.timm import sparsify  # noqa: E402
 
+# Of timm's, what it does not do yet.
+OLDER = tuple(map(int, timm.__version__.split(".")[:3])) < (1, 0, 31)
 SMALL = {"depth": 3, "embed_dim": 48, "num_heads": 3, "num_classes": 11}
 # Name, options, pattern, size of the images. The grids are not square where the model takes such.
 MODELS = {
@@ -118,6 +120,8 @@ def test_a_pattern_gives_the_logits_of_masked_attention_and_full_gives_timms_own
 
 @pytest.mark.parametrize("case", MODELS)
 def test_it_trains_as_masked_attention(case):
+    if case == "rotations-of-each-layer" and OLDER:
+        pytest.skip(f"timm {timm.__version__} turns by a layer's own rotations in float32 alone")
     model, pattern, images = made(case)
     exact = copy.deepcopy(model).double()
     wanted = gradients.of(exact, lambda x: expected(exact, pattern, x), images.double())
@@ -168,6 +172,8 @@ def test_images_of_several_sizes():
 @torch.no_grad()
 def test_timm_may_resize_a_sparse_model(case):
     model, pattern, _ = made(case)
+    if not hasattr(model, "set_input_size"):
+        pytest.skip(f"timm {timm.__version__} does not resize a {type(model).__name__}")
     sparsify(model, pattern)
     model.set_input_size((112, 80))
     images = torch.randn(1, 3, 112, 80)
