@@ -141,6 +141,34 @@ def test_the_controller_forgets():
     assert opened.slowdown == 1
 
 
+def after(times, frames=20):
+    """The slowdown that is left so many quiet frames after frames took these times, of a promise of 100."""
+    controller = stream.Controller()
+    for us in (*times, *([90] * frames)):
+        controller.saw(us, 100)
+    return controller.slowdown
+
+
+def test_one_slow_frame_is_forgotten_and_several_are_not():
+    assert after([300]) == pytest.approx(1 + 2 * stream.FORGET**20)
+    assert after([300, 250]) == pytest.approx(1 + 2 * stream.DECAY**21)
+    assert after([300, 90, 90, 110]) == pytest.approx(1 + 2 * stream.FORGET**2 * stream.DECAY**21)
+    assert after([300, *[90] * (stream.CONFIRM + 1), 110]) < 1.1
+    # A small one on its own does not end what was confirmed.
+    assert after([300, 250, *[90] * 10, 101]) > 2
+
+
+def test_single_slow_frames_cost_few_good_paths():
+    """A quiet device, one of whose frames in a hundred takes twice its time, against one that always goes on slowly."""
+    table, controller, drawn = look_up(), stream.Controller(), np.random.default_rng(0)
+    full = 0
+    for _ in range(2000):
+        picked = table.select(950 / controller.slowdown, late="fastest")
+        full += picked.path == FULL
+        controller.saw(picked.promise_us * (2.0 if drawn.random() < 0.01 else 0.95), picked.promise_us)
+    assert full > 0.85 * 2000
+
+
 def test_an_oracle_knows_each_time():
     trace = stream.Trace("x", np.array([10.0, 3.0, 1.0]), np.zeros(3), np.zeros(3, dtype=bool))
     times = {"slow": np.array([9.0, 9.0, 9.0]), "fast": np.array([2.0, 2.0, 2.0])}
@@ -156,7 +184,9 @@ def test_promises_are_made_anew_by_a_rehearsal(network):
     assert runner.table.rows is before, "under a load, promises stay"
     assert {len(times) for times in took.values()} == {7} and min(times.min() for times in took.values()) > 10_000
     took = runner.rehearse(images, 7)
-    assert all(entry.promise_us == took[entry.path].max() for entry in runner.table.rows)
+    tail = max((times / np.median(times)).max() for times in took.values())
+    for entry in runner.table.rows:
+        assert entry.promise_us == pytest.approx(np.median(took[entry.path]) * tail)
 
 
 def test_a_path_that_hardly_sees_anything_is_not_picked():

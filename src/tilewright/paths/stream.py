@@ -15,8 +15,9 @@ from tilewright.paths.table import Table
 TRACES = ("uniform", "steps", "contended")
 # Frames a second of the trace `steps`, for a third of the frames each.
 RATES = (30, 60, 120)
-# A slowdown that was seen counts for this share of itself at the next frame.
-DECAY = 0.98
+# A slowdown that was seen counts for this share of itself at the next frame: one of a single frame, and one that
+# another frame within so many confirmed.
+FORGET, DECAY, CONFIRM = 0.6, 0.98, 4
 # The budget under a load, in slowest promises; frames of a burst of it, and quiet ones before.
 ROOM = 1.1
 BURST, PAUSE = 24, 40
@@ -26,16 +27,27 @@ BURST, PAUSE = 24, 40
 class Controller:
     """How much slower the device runs now than the table promises: a decaying maximum of measured over promised times.
 
-    It is at least 1. closed: whether it looks at all; an open one always says 1.
+    It is at least 1. A promise is not kept by some calls in a thousand on a quiet device, too: one slow frame is soon
+    forgotten, unless another one follows it. closed: whether it looks at all; an open one always says 1.
     """
 
     closed: bool = True
     slowdown: float = 1.0
+    _decay: float = field(default=FORGET, repr=False)
+    _since: int = field(default=CONFIRM + 1, repr=False)
 
     def saw(self, measured_us: float, promised_us: float) -> None:
         """Take in a frame's time and what its path promises."""
-        if self.closed:
-            self.slowdown = max(1.0, 1.0 + (self.slowdown - 1.0) * DECAY, measured_us / promised_us)
+        if not self.closed:
+            return
+        ratio = measured_us / promised_us
+        if ratio > 1:
+            if self._since <= CONFIRM:
+                self._decay = DECAY
+            elif ratio >= self.slowdown:
+                self._decay = FORGET
+        self._since = 0 if ratio > 1 else self._since + 1
+        self.slowdown = max(1.0, 1.0 + (self.slowdown - 1.0) * self._decay, ratio)
 
 
 @dataclass(frozen=True)
