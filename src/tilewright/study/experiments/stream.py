@@ -73,10 +73,10 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     """A trace with one contender, in all (``frame`` is blank) or one frame of it.
 
     part: ``frames``, or ``switching``, where two paths took turns and ``measured_us`` is what one switch takes beyond
-    a repeated replay. frames: in all; missed: share of frames that took longer than their budget; miou: over all
-    frames, of the frames of the camera's path; paths: different ones that ran; pick_us: of the host, to pick a path.
-    Of a frame: budget_us, path, promised_us, measured_us, slowdown as the controller saw it, loaded: whether a foreign
-    load was on the device.
+    a repeated replay. frames: in all; missed: share of frames that took longer than their budget; miou: of
+    the pixels of all frames together; mean_miou: the mean of the frames' own; paths: different ones that ran; pick_us:
+    of the host, to pick a path. Of a frame: its miou, budget_us, path, promised_us, measured_us, slowdown as the
+    controller saw it, loaded: whether a foreign load was on the device.
     """
 
     kind: Literal["stream"] = "stream"
@@ -95,6 +95,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     frames: Count = None
     missed: Number = None
     miou: Number = None
+    mean_miou: Number = None
     p50_us: Number = None
     p99_us: Number = None
     paths: Count = None
