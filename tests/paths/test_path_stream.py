@@ -169,6 +169,37 @@ def test_single_slow_frames_cost_few_good_paths():
     assert full > 0.85 * 2000
 
 
+def test_a_share_of_late_frames_is_aimed_at():
+    """Times that scatter well below their promises, and budgets that only just do not reach the next path."""
+    table, drawn = look_up(), np.random.default_rng(0)
+    budgets = drawn.uniform(100, 1080, 20_000)
+    scatter = 0.9 * np.exp(0.03 * drawn.standard_normal(len(budgets)))
+    late, score = {}, {}
+    for target in (0.0, 0.005):
+        controller, missed, seen = stream.Controller(target=target), 0, 0.0
+        for budget, share in zip(budgets, scatter, strict=True):
+            picked = table.select(budget / controller.factor, late="fastest")
+            us = share * picked.promise_us
+            controller.saw(us, picked.promise_us, late=us > budget)
+            missed, seen = missed + (us > budget), seen + picked.choice
+        late[target], score[target] = missed / len(budgets), seen / len(budgets)
+    assert late[0.0] < 0.001 and late[0.005] == pytest.approx(0.005, rel=0.2)
+    assert score[0.005] > score[0.0]
+
+
+def test_a_controller_without_a_target_keeps_promises():
+    controller = stream.Controller()
+    for _ in range(100):
+        controller.saw(50, 100)
+    assert controller.factor == 1
+    aiming = stream.Controller(target=0.1)
+    for _ in range(10_000):
+        aiming.saw(50, 100)
+    assert aiming.factor == stream.FLOOR
+    aiming.saw(150, 100, late=True)
+    assert aiming.factor == 1.5
+
+
 def test_an_oracle_knows_each_time():
     trace = stream.Trace("x", np.array([10.0, 3.0, 1.0]), np.zeros(3), np.zeros(3, dtype=bool))
     times = {"slow": np.array([9.0, 9.0, 9.0]), "fast": np.array([2.0, 2.0, 2.0])}

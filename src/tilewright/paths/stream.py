@@ -18,6 +18,9 @@ RATES = (30, 60, 120)
 # A slowdown that was seen counts for this share of itself at the next frame: one of a single frame, and one that
 # another frame within so many confirmed.
 FORGET, DECAY, CONFIRM = 0.6, 0.98, 4
+# A controller that aims at late frames moves by this share of a promise where one was late, goes no further below the
+# promise than to this share of it, and leaves that to others while the device is this much slower than promised.
+STEP, FLOOR, ALARM = 0.02, 0.7, 1.05
 # The budget under a load, in slowest promises; frames of a burst of it, and quiet ones before.
 ROOM = 1.1
 BURST, PAUSE = 24, 40
@@ -29,17 +32,32 @@ class Controller:
 
     It is at least 1. A promise is not kept by some calls in a thousand on a quiet device, too: one slow frame is soon
     forgotten, unless another one follows it. closed: whether it looks at all; an open one always says 1.
+
+    target: share of frames that may be late. Above 0, `factor` may be below 1: promises are of the slowest few calls,
+    and most budgets leave room beside them. Each late frame raises it, each other one lowers it, such that the share
+    comes out in the long run whatever the times are (Gibbs and Candes, "Adaptive Conformal Inference", 2021).
     """
 
     closed: bool = True
+    target: float = 0.0
     slowdown: float = 1.0
+    _share: float = field(default=1.0, repr=False)
     _decay: float = field(default=FORGET, repr=False)
     _since: int = field(default=CONFIRM + 1, repr=False)
 
-    def saw(self, measured_us: float, promised_us: float) -> None:
-        """Take in a frame's time and what its path promises."""
+    @property
+    def factor(self) -> float:
+        """What promises are multiplied with: 1 or more, or less where frames may be late."""
+        if self.target == 0 or self.slowdown > ALARM:
+            return self.slowdown
+        return self._share
+
+    def saw(self, measured_us: float, promised_us: float, *, late: bool = False) -> None:
+        """Take in a frame's time, what its path promises, and whether it was late."""
         if not self.closed:
             return
+        if self.target > 0:
+            self._share = min(1.0, max(FLOOR, self._share + STEP * (late - self.target)))
         ratio = measured_us / promised_us
         if ratio > 1:
             if self._since <= CONFIRM:
@@ -120,14 +138,14 @@ def run(trace: Trace, contender: Callable, *, controller: Controller, load=None)
             due = max(due, perf_counter_ns())
             _sleep_until(due)
             due += int(trace.period_us[frame] * 1e3)
-        slowdown = controller.slowdown
+        slowdown = controller.factor
         begin = perf_counter_ns()
         if trace.loaded[frame] and load is not None:
             load()
         text, promised, call = contender(frame, float(budget), slowdown)
         call()
         measured = (perf_counter_ns() - begin) / 1e3
-        controller.saw(measured, promised)
+        controller.saw(measured, promised, late=measured > budget)
         for column, value in zip(vars(found).values(), (text, promised, measured, slowdown), strict=True):
             column.append(value)
     return found

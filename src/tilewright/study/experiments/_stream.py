@@ -102,7 +102,7 @@ class Contenders:
             }
             return stream.oracle(trace, times, {entry.path: entry.choice for entry in self.table.rows})
         self.warm()
-        controller = stream.Controller(closed=name == "closed")
+        controller = stream.Controller(name in ("closed", "target"), self.settings.late if name == "target" else 0.0)
         return stream.run(trace, self.contender(name, trace), controller=controller, load=self.loaded)
 
     def miou(self, texts):

@@ -5,6 +5,7 @@ from tilewright.study.tables import _read, stream
 
 NAMES = {
     "closed": ("paths, with controller", _contenders.BLUE),
+    "target": ("paths, with a share of late frames", "#CC79A7"),
     "open": ("paths, without", "#56B4E9"),
     "full": ("always the best path", "#5A5A5A"),
     "fixed": ("one path for the least budget", "#E69F00"),
