@@ -100,6 +100,9 @@ def test_traces():
     steps = stream.trace("steps", table, 10)
     assert np.array_equal(steps.budgets_us, steps.period_us) and len(np.unique(steps.budgets_us)) == 3
     assert steps.budgets_us.min() > 100, "the fastest path meets every budget"
+    # Paths that are within a factor of two of each other, on a device that is much faster than any camera.
+    narrow = Table([entry(SHORT, 554.0, 0.4), entry(FULL, 913.0, 0.6)])
+    assert np.unique(stream.trace("steps", narrow, 9).budgets_us) == pytest.approx([554 / 0.8, 913, 2 * 913])
     loaded = stream.trace("contended", table, 300).loaded
     assert loaded.any() and not loaded.all()
     with pytest.raises(ConfigError, match="unknown 'waves'; known: uniform, steps, contended"):

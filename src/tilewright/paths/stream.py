@@ -86,7 +86,8 @@ def trace(name: str, table: Table, frames: int, *, seed: int = 0) -> Trace:
     """A trace of `TRACES` for the paths of a table.
 
     ``uniform``: each budget drawn between the fastest promise and 1.2 of the slowest one. ``steps``: 30, 60 and 120
-    frames a second where the fastest path meets them, else those rates divided alike; a budget is the period.
+    frames a second where the fastest path meets them, else those rates divided alike; a budget is the period. Where the
+    slowest path meets all of them, rates are multiplied, but no period is shorter than what the fastest path can meet.
     ``contended``: a constant budget, `ROOM` times the slowest promise, under bursts of a foreign load.
 
     Raises `ConfigError` for an unknown name, or no frame.
@@ -106,6 +107,7 @@ def trace(name: str, table: Table, frames: int, *, seed: int = 0) -> Trace:
     rates *= min(1.0, 0.8e6 / (rates.max() * fastest))
     # A much faster device would always run the full path: its rates are those at which it cannot.
     rates *= max(1.0, 1.0e6 / (rates.min() * 2 * slowest))
+    rates = np.minimum(rates, 0.8e6 / fastest)
     periods = np.repeat(1e6 / rates, -(-frames // len(rates)))[:frames]
     return Trace(name, periods, periods, quiet)
 
