@@ -6,13 +6,15 @@ GPU's time of a replay among others of a CUDA graph, `call_us` the host's clock 
 
     python benchmarks/segformer.py --output results/logs/segformer.csv
     python benchmarks/segformer.py --variants b0 --sizes 512,1024 --batches 1,8
+    python benchmarks/segformer.py --variants b2 --sizes 1024 --only-compiled --cases network/decode,network/published
     python benchmarks/segformer.py --tiny
 
 Cases: `published` and `folded`, operators of torch; `kernels`, folded with the kernels that were the fastest; `decode`,
 folded with that of the decoder alone, for a compiler fuses other operators with their neighbours; and `transformers`,
-its own network, where it is installed. Each is called as it is, and compiled by torch. After --seconds
-no case begins: what is left is listed as skipped. --tiny runs small sizes on a CPU, without graphs, to see that
-everything works.
+its own network, where it is installed. Each is called as it is, and compiled by torch. --cases takes some of them, in
+the order that is stated. After --seconds no case begins: what is left is listed as skipped. What torch compiles it
+keeps on disk: a run beside other work makes the next one's compilations short. --tiny runs small sizes on a CPU,
+without graphs, to see that everything works.
 """
 
 import argparse
@@ -81,7 +83,10 @@ def main():
     parser.add_argument("--sizes", default="512,1024", help="default 512,1024")
     parser.add_argument("--batches", default="1", help="default 1")
     parser.add_argument("--seconds", type=float, default=100.0, help="no case begins after this time; default 100")
-    parser.add_argument("--no-compile", action="store_true", help="nothing is compiled by torch")
+    parser.add_argument("--cases", default="", metavar="PART/CASE,...", help="default all, e.g. network/published")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--no-compile", action="store_true", help="nothing is compiled by torch")
+    which.add_argument("--only-compiled", action="store_true", help="nothing is called as it is")
     parser.add_argument("--tiny", action="store_true", help="small sizes, float32, on a CPU")
     parser.add_argument("--output", type=Path, default=None, help="default $OUT/segformer.csv, where OUT is set")
     given = parser.parse_args()
@@ -89,15 +94,17 @@ def main():
     variants, sizes, batches = (text.split(",") for text in (given.variants, given.sizes, given.batches))
     if given.tiny:
         variants, sizes, batches = ["b0"], ["64"], ["1"]
+    cases = chosen_cases(parser, given.cases)
+    # All that is called comes before what is compiled.
+    forms = (True,) if given.only_compiled else (False,) if given.no_compile or given.tiny else (False, True)
     device = torch.device("cpu" if given.tiny else "cuda")
     with torch.inference_mode():
         rows, chosen = [], []
         names = [(v, int(size), int(n)) for v in variants for size in sizes for n in batches]
         points = [prepared(*name, device, chosen) for name in names if time.monotonic() < deadline]
-        # All that is called comes before what is compiled.
-        for compiled in (False,) if given.no_compile or given.tiny else (False, True):
+        for compiled in forms:
             for point in points:
-                rows += of_point(point, compiled, deadline)
+                rows += of_point(point, compiled, deadline, cases)
     if not rows:
         raise SystemExit("no time left before anything was compared")
     frame, kernels = pd.DataFrame(rows), pd.DataFrame(chosen)
@@ -109,6 +116,16 @@ def main():
         for table, path in ((frame, output), (kernels, output.with_name(f"{output.stem}_kernels.csv"))):
             with atomic(path) as written:
                 table.to_csv(written, index=False)
+
+
+def chosen_cases(parser, text):
+    """`CASES`, or those that a text lists, in its order."""
+    if not text:
+        return CASES
+    known = {f"{part}/{case}": (part, case) for part, case in CASES}
+    if unknown := [name for name in text.split(",") if name not in known]:
+        parser.error(f"--cases: unknown {unknown[0]!r}; known: {', '.join(known)}")
+    return tuple(known[name] for name in text.split(","))
 
 
 def prepared(variant, size, batch, device, chosen):
@@ -133,13 +150,13 @@ def prepared(variant, size, batch, device, chosen):
     return point
 
 
-def of_point(point, compiled, deadline):
-    """Rows of one network, size and batch, called or compiled."""
+def of_point(point, compiled, deadline, cases):
+    """Rows of `cases` of one network, size and batch, called or compiled."""
     network, images = point.network, point.images
     facts = {"network": segformer.name(network.options), "batch": len(images), "dtype": str(images.dtype)[6:]}
     facts |= {"device": torch.cuda.get_device_name() if images.is_cuda else "cpu", "torch": torch.__version__}
     rows = []
-    for part, case in CASES:
+    for part, case in cases:
         if case == "transformers" and point.theirs is None:
             continue
         taken = {"kernels": ("decode", "dwconv_gelu"), "decode": ("decode",)}.get(case, ())

@@ -23,3 +23,12 @@ def test_what_there_is_no_time_for_is_not_begun(tmp_path):
     command = [sys.executable, "benchmarks/segformer.py", "--tiny", "--seconds", "-1", "--output", tmp_path / "x.csv"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "no time left" in done.stderr
+
+
+def test_cases_are_taken_in_the_order_that_is_stated(tmp_path):
+    command = [sys.executable, "benchmarks/segformer.py", "--tiny", "--output", tmp_path / "x.csv", "--cases"]
+    subprocess.run([*command, "network/folded,decoder/published"], cwd=ROOT, check=True, capture_output=True)
+    rows = pd.read_csv(tmp_path / "x.csv")
+    assert list(zip(rows["part"], rows["case"], strict=True)) == [("network", "folded"), ("decoder", "published")]
+    done = subprocess.run([*command, "network/x"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "unknown 'network/x'; known: decoder/published" in done.stderr

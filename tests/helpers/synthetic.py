@@ -443,7 +443,13 @@ def write_paths(root, config):
                 for frame in range(10):
                     told = {"frame": frame, "budget_us": 3000, "path": "x", "promised_us": 2900, "slowdown": 1}
                     rows.append(own | told | {"measured_us": 2500 + 100 * frame, "loaded": float(frame > 5)})
-                all_frames = {"frames": 10, "missed": 0.1 * place, "miou": 0.5 + 0.01 * place, "p50_us": 2900}
+                all_frames = {
+                    "frames": 10,
+                    "missed": 0.1 * place,
+                    "miou": 0.6,
+                    "mean_miou": 0.5 + 0.01 * place,
+                    "p50_us": 2900,
+                }
                 rows.append(own | all_frames | {"p99_us": 3400, "paths": 3, "pick_us": 0.5})
         rows.append(known | {"part": "switching", "path": "x | y", "measured_us": 4.0})
         write_csv(root / f"results/logs/stream/{case}.csv", "stream", rows)

@@ -87,6 +87,23 @@ def test_promise_is_the_996th_of_1000():
         table.promised([])
 
 
+def test_promises_of_few_samples_share_their_tail():
+    drawn = np.random.default_rng(0)
+    samples = {"slow": drawn.permutation(np.r_[np.full(39, 10.0), 12.0]), "fast": np.full(40, 4.0)}
+    found = table.promises(samples)
+    # One of 80 took 1.2 times its median.
+    assert found == {"slow": pytest.approx(12.0), "fast": pytest.approx(4.8)}
+    # A stall of the host beside the faster path does not make it the slower one.
+    samples["fast"][7] = 40.0
+    found = table.promises(samples)
+    assert found["fast"] < found["slow"] and found["fast"] == 40
+
+
+def test_promises_of_many_samples_are_each_path_s_own():
+    samples = {"slow": np.arange(1.0, 1001), "fast": np.full(1000, 2.0)}
+    assert table.promises(samples) == {"slow": 996, "fast": 2}
+
+
 def test_files(tmp_path):
     entries = [entry(10, 0.5, test=0.4, dominated="b", predicted_us=9.5), entry(20, None, path="1 levels=12")]
     table.write(tmp_path / "t.csv", entries)

@@ -151,6 +151,23 @@ def test_camvid_is_read_as_published(tmp_path):
     assert len(camvid.CLASSES) == 11
 
 
+def test_frames_of_camvid_are_opened_once(tmp_path):
+    folder = make("camvid", tmp_path)
+    source, other = (scenes.create("camvid", folder=folder) for _ in range(2))
+    first, labels = source.read("train", [0, 1], (6, 8))
+    # What a caller does to its own images leaves the next one's alone.
+    first.zero_()
+    for path in folder.rglob("*.*"):
+        path.write_bytes(b"no longer there")
+    again, same = source.read("train", [1, 0], (6, 8))
+    assert again.abs().sum() > 0 and torch.equal(labels.flip(0), same)
+    for split, size in (("train", (12, 16)), ("val", (6, 8))):
+        with pytest.raises(ArtifactError, match="expected an image, found"):
+            source.read(split, [0], size)
+    with pytest.raises(ArtifactError, match="expected an image, found"):
+        other.read("train", [0], (6, 8))
+
+
 def test_ade20k_is_read_as_published(tmp_path):
     source = scenes.create("ade20k", folder=make("ade20k", tmp_path))
     _, labels = source.read("val", [0], (6, 8))

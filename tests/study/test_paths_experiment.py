@@ -205,6 +205,13 @@ def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monk
     assert len(whole) == len(settings.traces) * len(settings.contenders)
     assert all(0 <= row["missed"] <= 1 and 0 <= row["miou"] <= 1 for row in whole)
     assert sum("frame" in row for row in rows) == 3 * len(whole)
+    # Six frames, of which the first three are told, are those of two scenes by turns.
+    for one in whole:
+        told = [x for x in rows if "frame" in x and all(x[key] == one[key] for key in ("trace", "contender"))]
+        assert all(0 <= x["miou"] <= 1 for x in told)
+        if one["contender"] == "full":
+            assert told[0]["miou"] == told[2]["miou"]
+            assert one["mean_miou"] == pytest.approx((told[0]["miou"] + told[1]["miou"]) / 2)
 
 
 def test_plans_from_measured_rows(rows, tmp_path, capsys):

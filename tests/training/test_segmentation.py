@@ -351,6 +351,7 @@ def test_the_command_trains(tmp_path):
     recipe = '{"stages": [{"until": 1, "sizes": [32], "batch": 2}], "measured": 2}'
     command = [sys.executable, ROOT / "workflow/scripts/train.py", "--network", "segformer-b0-32", "--steps", "2"]
     command += ["--output", "w.index.json", "--recipe", recipe, "--log", "w.csv", "--scores", "w.json", "--judged", "2"]
+    command += ["--paths", "1.1.1.1", "2.2.2.2"]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "written after 2 steps, 4 images" in done.stdout and "novel: mIoU" in done.stdout
@@ -358,6 +359,8 @@ def test_the_command_trains(tmp_path):
     assert [row["images"] for row in rows] == ["2", "4"] and all(float(row["loss"]) > 0 for row in rows)
     scores = json.loads((tmp_path / "w.json").read_text())
     assert 0 <= scores["miou_test"] <= 1 and len(scores["ious_novel"]) == 21
+    fewer, whole = scores["paths"].values()
+    assert whole["miou_test"] == scores["miou_test"] and fewer["ious_test"] != whole["ious_test"]
     network = create(classes=21, checkpoint=tmp_path / "w.index.json")
     assert network.weights.endswith("w.index.json")
     refused = subprocess.run([*command, "--data", "coco"], cwd=tmp_path, env=os.environ, capture_output=True, text=True)

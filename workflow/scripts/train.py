@@ -20,6 +20,7 @@ add("--from", dest="start", metavar="FILE", help="weights to go on from, maybe o
 add("--log", metavar="CSV", help="images seen, rate and losses of each step")
 add("--scores", metavar="JSON", help="mean IoU on images that are not trained with, and images a second")
 add("--judged", type=int, default=256, metavar="N", help="images of each split that it is judged by (default: 256)")
+add("--paths", nargs="+", default=[], metavar="PATH", help="execution paths that it is judged by besides")
 add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
 add("--seed", type=int, help="seed of weights and of all that is drawn (default: of the recipe)")
 add("--limit-s", type=float, metavar="S", help="stop after so many seconds; the same command goes on (default: never)")

@@ -12,7 +12,7 @@ import torch
 from tilewright.core import timing
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.paths.calls import Calls
-from tilewright.paths.table import LATE, SAMPLES, Entry, Table, promised
+from tilewright.paths.table import LATE, SAMPLES, Entry, Table, promises
 
 
 class Told(NamedTuple):
@@ -93,12 +93,13 @@ class Runner:
             timing.wait(images)
             found[entry.path].append((perf_counter_ns() - begin) / 1e3)
         if beside is None:
+            promised = promises(found)
             self.table = Table(
                 [
                     msgspec.structs.replace(
                         entry,
                         p99_us=float(np.percentile(found[entry.path], 99)),
-                        promise_us=promised(found[entry.path]),
+                        promise_us=promised[entry.path],
                     )
                     for entry in self.table.rows
                 ]

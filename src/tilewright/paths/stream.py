@@ -15,8 +15,12 @@ from tilewright.paths.table import Table
 TRACES = ("uniform", "steps", "contended")
 # Frames a second of the trace `steps`, for a third of the frames each.
 RATES = (30, 60, 120)
-# A slowdown that was seen counts for this share of itself at the next frame.
-DECAY = 0.98
+# A slowdown that was seen counts for this share of itself at the next frame: one of a single frame, and one that
+# another frame within so many confirmed.
+FORGET, DECAY, CONFIRM = 0.6, 0.98, 4
+# A controller that aims at late frames moves by this share of a promise where one was late, goes no further below the
+# promise than to this share of it, and leaves that to others while the device is this much slower than promised.
+STEP, FLOOR, ALARM = 0.02, 0.7, 1.05
 # The budget under a load, in slowest promises; frames of a burst of it, and quiet ones before.
 ROOM = 1.1
 BURST, PAUSE = 24, 40
@@ -26,16 +30,42 @@ BURST, PAUSE = 24, 40
 class Controller:
     """How much slower the device runs now than the table promises: a decaying maximum of measured over promised times.
 
-    It is at least 1. closed: whether it looks at all; an open one always says 1.
+    It is at least 1. A promise is not kept by some calls in a thousand on a quiet device, too: one slow frame is soon
+    forgotten, unless another one follows it. closed: whether it looks at all; an open one always says 1.
+
+    target: share of frames that may be late. Above 0, `factor` may be below 1: promises are of the slowest few calls,
+    and most budgets leave room beside them. Each late frame raises it, each other one lowers it, such that the share
+    comes out in the long run whatever the times are (Gibbs and Candes, "Adaptive Conformal Inference", 2021).
     """
 
     closed: bool = True
+    target: float = 0.0
     slowdown: float = 1.0
+    _share: float = field(default=1.0, repr=False)
+    _decay: float = field(default=FORGET, repr=False)
+    _since: int = field(default=CONFIRM + 1, repr=False)
 
-    def saw(self, measured_us: float, promised_us: float) -> None:
-        """Take in a frame's time and what its path promises."""
-        if self.closed:
-            self.slowdown = max(1.0, 1.0 + (self.slowdown - 1.0) * DECAY, measured_us / promised_us)
+    @property
+    def factor(self) -> float:
+        """What promises are multiplied with: 1 or more, or less where frames may be late."""
+        if self.target == 0 or self.slowdown > ALARM:
+            return self.slowdown
+        return self._share
+
+    def saw(self, measured_us: float, promised_us: float, *, late: bool = False) -> None:
+        """Take in a frame's time, what its path promises, and whether it was late."""
+        if not self.closed:
+            return
+        if self.target > 0:
+            self._share = min(1.0, max(FLOOR, self._share + STEP * (late - self.target)))
+        ratio = measured_us / promised_us
+        if ratio > 1:
+            if self._since <= CONFIRM:
+                self._decay = DECAY
+            elif ratio >= self.slowdown:
+                self._decay = FORGET
+        self._since = 0 if ratio > 1 else self._since + 1
+        self.slowdown = max(1.0, 1.0 + (self.slowdown - 1.0) * self._decay, ratio)
 
 
 @dataclass(frozen=True)
@@ -56,7 +86,8 @@ def trace(name: str, table: Table, frames: int, *, seed: int = 0) -> Trace:
     """A trace of `TRACES` for the paths of a table.
 
     ``uniform``: each budget drawn between the fastest promise and 1.2 of the slowest one. ``steps``: 30, 60 and 120
-    frames a second where the fastest path meets them, else those rates divided alike; a budget is the period.
+    frames a second where the fastest path meets them, else those rates divided alike; a budget is the period. Where the
+    slowest path meets all of them, rates are multiplied, but no period is shorter than what the fastest path can meet.
     ``contended``: a constant budget, `ROOM` times the slowest promise, under bursts of a foreign load.
 
     Raises `ConfigError` for an unknown name, or no frame.
@@ -76,6 +107,7 @@ def trace(name: str, table: Table, frames: int, *, seed: int = 0) -> Trace:
     rates *= min(1.0, 0.8e6 / (rates.max() * fastest))
     # A much faster device would always run the full path: its rates are those at which it cannot.
     rates *= max(1.0, 1.0e6 / (rates.min() * 2 * slowest))
+    rates = np.minimum(rates, 0.8e6 / fastest)
     periods = np.repeat(1e6 / rates, -(-frames // len(rates)))[:frames]
     return Trace(name, periods, periods, quiet)
 
@@ -108,14 +140,14 @@ def run(trace: Trace, contender: Callable, *, controller: Controller, load=None)
             due = max(due, perf_counter_ns())
             _sleep_until(due)
             due += int(trace.period_us[frame] * 1e3)
-        slowdown = controller.slowdown
+        slowdown = controller.factor
         begin = perf_counter_ns()
         if trace.loaded[frame] and load is not None:
             load()
         text, promised, call = contender(frame, float(budget), slowdown)
         call()
         measured = (perf_counter_ns() - begin) / 1e3
-        controller.saw(measured, promised)
+        controller.saw(measured, promised, late=measured > budget)
         for column, value in zip(vars(found).values(), (text, promised, measured, slowdown), strict=True):
             column.append(value)
     return found

@@ -8,10 +8,11 @@ import bisect
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path as File
 
 import msgspec
+import numpy as np
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, BudgetError, ConfigError
@@ -66,6 +67,20 @@ def promised(samples_us: Sequence[float]) -> float:
         raise ConfigError("promise: expected samples, found none")
     ordered = sorted(samples_us)
     return float(ordered[min(len(ordered), math.ceil(len(ordered) * PROMISED / SAMPLES)) - 1])
+
+
+def promises(samples_us: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The promise of each path, microseconds, from samples that were taken in random order.
+
+    With `SAMPLES` of each it is its own, see `promised`. The tail of fewer is the slowest one or two: whichever path
+    the host was busy beside would look slow. Then each path promises its median times the tail of all of them together,
+    in medians. ASSUME: what delays a call does not ask for its path.
+    """
+    if all(len(samples) >= SAMPLES for samples in samples_us.values()):
+        return {text: promised(samples) for text, samples in samples_us.items()}
+    medians = {text: float(np.median(samples)) for text, samples in samples_us.items()}
+    tail = promised([sample / medians[text] for text, samples in samples_us.items() for sample in samples])
+    return {text: median * tail for text, median in medians.items()}
 
 
 def marked(entries: Sequence[Entry]) -> list[Entry]:

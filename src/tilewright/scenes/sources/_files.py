@@ -17,14 +17,15 @@ class Labelled:
     """Images with a label map each, see `tilewright.scenes.sources`.
 
     files: by split, pairs of paths. table: uint8 [256], the label of each value of a map, or `UNKNOWN`. Images are
-    resized by a bicubic filter, labels to the nearest.
+    resized by a bicubic filter, labels to the nearest. keep: hold what was read, 4 bytes a pixel and size: for sets
+    that a training goes through hundreds of times.
     """
 
     task = "maps"
 
-    def __init__(self, classes, files, table):
+    def __init__(self, classes, files, table, *, keep=False):
         self.classes, self._files, self._table = tuple(classes), files, table
-        self.splits = tuple(files)
+        self.splits, self._kept = tuple(files), {} if keep else None
 
     def count(self, split):
         """How many images a split has."""
@@ -36,11 +37,19 @@ class Labelled:
         import torch
 
         indices, pixels = sources.checked(self, split, indices), sources.pixels(size)
-        found = [self._pair(*self._files[split][index], pixels) for index in indices]
+        found = [self._held(split, index, pixels) for index in indices]
         if not found:
             return torch.empty(0, 3, *pixels, device=device), torch.empty(0, *pixels, dtype=torch.uint8, device=device)
         pictures, labels = (torch.from_numpy(np.stack(x)).to(device) for x in zip(*found, strict=True))
         return sources.normalised(pictures.permute(0, 3, 1, 2)), labels
+
+    def _held(self, split, index, pixels):
+        if self._kept is None:
+            return self._pair(*self._files[split][index], pixels)
+        key = split, index, tuple(pixels)
+        if key not in self._kept:
+            self._kept[key] = self._pair(*self._files[split][index], pixels)
+        return self._kept[key]
 
     def _pair(self, picture, label, pixels):
         from PIL import Image

@@ -1,7 +1,8 @@
 """CamVid in the layout of the SegNet tutorial: road frames of 360 x 480 pixels (Brostow, Fauqueur and Cipolla, 2009).
 
 ``FOLDER/{train,trainannot,val,valannot,test,testannot}/*.png``, 11 classes, 11 for pixels without one; frames and
-maps may also be WebP. Its licence is CC BY-NC: measure with it, and cite it.
+maps may also be WebP. Frames are held once they were read: all 701 take 0.5 GB. Its licence is
+CC BY-NC: measure with it, and cite it.
 """
 
 from tilewright.scenes import sources
@@ -16,4 +17,4 @@ def create(folder=None):
     splits = ("train", "val", "test")
     found = {split: _files.pairs(folder / split, folder / f"{split}annot", lambda stem: stem) for split in splits}
     labels = {**{label: label for label in range(len(CLASSES))}, len(CLASSES): sources.VOID, sources.VOID: sources.VOID}
-    return _files.Labelled(CLASSES, found, _files.table(labels))
+    return _files.Labelled(CLASSES, found, _files.table(labels), keep=True)

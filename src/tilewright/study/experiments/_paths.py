@@ -121,13 +121,15 @@ def rows(case, settings, how):
             if path in kept or part in ("base", "alone")
         ],
     )
+    promises = table.promises(sampled)
     for rung in settings.rungs:
         found = []
         for base, parts in measured.items():
             for path, part in parts.items():
                 model = times.get(base), fitted.get((rung, base))
                 by = ", ".join(proposals[rung].get(path, ()))
-                found.append(_row(bench, rung, base, path, part, model, sampled.get(path), by, seconds[rung]))
+                made = sampled.get(path), promises.get(path)
+                found.append(_row(bench, rung, base, path, part, model, made, by, seconds[rung]))
         yield from _marked(found)
 
 
@@ -181,8 +183,8 @@ def samples(bench, wanted):
     return {path: found[str(path)] for path in slowest_first}
 
 
-def _row(bench, rung, base, path, part, model, sampled, by, seconds):
-    times, losses = model
+def _row(bench, rung, base, path, part, model, made, by, seconds):
+    (times, losses), (sampled, promise_us) = model, made
     stated = bench.settings
     planned = part != "alone"
     seen = {"fit": bench.see(rung, "fit", path)} if planned else {}
@@ -200,7 +202,7 @@ def _row(bench, rung, base, path, part, model, sampled, by, seconds):
         "skipped": int(space.skips(path).sum()), "p50_us": bench.times_us[path], "proposed": by, **seen,
     }  # fmt: skip
     if sampled is not None:
-        found |= {"p99_us": float(np.percentile(sampled, 99)), "promise_us": table.promised(sampled)}
+        found |= {"p99_us": float(np.percentile(sampled, 99)), "promise_us": promise_us}
     if planned:
         found |= {
             "saved_us": bench.times_us[base] - bench.times_us[path], "predicted_us": times.predict(path),

@@ -14,7 +14,8 @@ from tilewright.paths.runner import Runner
 from tilewright.study.experiments._rows import machine, now
 from tilewright.training import evaluation
 
-# A foreign load takes this share of the slowest path's time: on a GPU products of square matrices of this side.
+# A foreign load takes this share of what the slowest path promises: on a GPU products of square matrices of this side.
+# Under it that path meets no budget of the trace, the others may.
 SIDE, LOAD = 4096, 0.5
 # Picks that are timed together.
 PICKS = 10_000
@@ -56,13 +57,15 @@ class Contenders:
         self.sees = {
             text: shown.confusions(self.network, "test", path, own.get(text), batch=1) for text, path in paths.items()
         }
-        self.loaded = self._load(kept) if self.images.is_cuda else self._host_load(kept)
-        loads = {False: None} | ({True: self.loaded} if "contended" in settings.traces else {})
-        # Quiet ones come last, since they make the promises anew, and paths that are dominated then go.
-        self.took = {
-            loaded: self.runner.rehearse(self.images, settings.samples, seed=how.seed, beside=beside)
-            for loaded, beside in reversed(loads.items())
+        self.scores = {
+            text: np.array([evaluation.mean_iou(confusion) for confusion in found]) for text, found in self.sees.items()
         }
+        # Quiet ones come first: they make the promises anew, paths that are dominated then go, and the load follows.
+        self.took = {False: self.runner.rehearse(self.images, settings.samples, seed=how.seed)}
+        us = LOAD * self.table.rows[-1].promise_us
+        self.loaded = self._load(us) if self.images.is_cuda else self._host_load(us)
+        if "contended" in settings.traces:
+            self.took[True] = self.runner.rehearse(self.images, settings.samples, seed=how.seed, beside=self.loaded)
 
     @property
     def table(self):
@@ -99,12 +102,16 @@ class Contenders:
             }
             return stream.oracle(trace, times, {entry.path: entry.choice for entry in self.table.rows})
         self.warm()
-        controller = stream.Controller(closed=name == "closed")
+        controller = stream.Controller(name in ("closed", "target"), self.settings.late if name == "target" else 0.0)
         return stream.run(trace, self.contender(name, trace), controller=controller, load=self.loaded)
 
     def miou(self, texts):
-        """Mean IoU over frames, each as the path that ran sees it."""
+        """Mean IoU of the pixels of all frames together, each as the path that ran sees it."""
         return evaluation.mean_iou(sum(self.sees[text][frame % len(self.images)] for frame, text in enumerate(texts)))
+
+    def frame_mious(self, texts):
+        """float64 [frames]: the mean IoU of each frame, over the classes that occur in it."""
+        return np.array([self.scores[text][frame % len(self.images)] for frame, text in enumerate(texts)])
 
     def warm(self):
         """Run every path, so that the first frames find what later ones do."""
@@ -113,13 +120,13 @@ class Contenders:
                 self.runner.run(entry, self.images[:1])
         timing.wait(self.images)
 
-    def _load(self, kept):
+    def _load(self, us):
         """Foreign work on another stream: it takes turns with the frames' kernels."""
         beside = torch.cuda.Stream()
         x = torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16)
         with torch.cuda.stream(beside):
             one = timing.time_gpu(lambda: x @ x, min_reps=3, max_seconds=0.1, rse_target=0.05).p50_us
-        times = max(1, round(LOAD * kept.rows[-1].p50_us / one))
+        times = max(1, round(us / one))
 
         def load():
             with torch.cuda.stream(beside):
@@ -128,9 +135,8 @@ class Contenders:
 
         return load
 
-    def _host_load(self, kept):
+    def _host_load(self, us):
         """Foreign work on the host, within the frame's time."""
-        us = LOAD * kept.rows[-1].p50_us
 
         def load():
             end = perf_counter_ns() + us * 1e3
@@ -153,13 +159,15 @@ def rows(case, settings, how):
         for contender in settings.contenders:
             found = bench.met(contender, trace, how.seed)
             told = known | {"trace": name, "contender": contender, "part": "frames"}
-            missed = found.missed(trace)
+            missed, mious = found.missed(trace), bench.frame_mious(found.path)
             for at in range(min(settings.shown, len(trace))):
                 shown = {"frame": at, "budget_us": trace.budgets_us[at], "path": found.path[at]}
                 shown |= {"promised_us": found.promised_us[at], "measured_us": found.measured_us[at]}
+                shown |= {"miou": float(mious[at])}
                 yield told | shown | {"slowdown": found.slowdown[at], "loaded": float(trace.loaded[at]), "time": now()}
             yield told | {
                 "frames": len(trace), "missed": float(missed.mean()), "miou": bench.miou(found.path),
+                "mean_miou": float(mious.mean()),
                 "p50_us": float(np.percentile(found.measured_us, 50)),
                 "p99_us": float(np.percentile(found.measured_us, 99)), "paths": len(set(found.path)),
                 "pick_us": pick_us(bench), "time": now(),

@@ -9,7 +9,7 @@ from tilewright.study.experiments import paths as of_paths
 from tilewright.study.experiments._rows import Count, Number, Status
 
 TRACES = ("uniform", "steps", "contended")
-CONTENDERS = ("closed", "open", "full", "fixed", "oracle")
+CONTENDERS = ("closed", "target", "open", "full", "fixed", "oracle")
 
 
 class Section(sections.Section, frozen=True):
@@ -18,11 +18,12 @@ class Section(sections.Section, frozen=True):
     traces: budgets over time
     frames: of a trace
     shown: of these, the first ones, which rows tell one by one
-    contenders: closed and open, our paths with a controller and without; full, always everything; fixed, always the
-    path that the least budget allows; oracle, which knows how long each path would take, as calls before the first
-    frame took, and is not run
+    contenders: closed and open, our paths with a controller and without; target, with one that lets a share `late` of
+    the frames be late; full, always everything; fixed, always the path that the least budget allows; oracle, which
+    knows how long each path would take, as calls before the first frame took, chooses by the table, and is not run
     rung: of the paths, trained or statistics
     margin: share of a promise that a budget has to leave beside it
+    late: share of late frames that the contender target aims at
     least: share of the best mean IoU that a path needs to be among those that are picked
     samples: calls of each path before the first frame, from which its promise is made anew
     scenes: frames of a camera's path over a scene, shown again and again
@@ -35,6 +36,7 @@ class Section(sections.Section, frozen=True):
     contenders: tuple[str, ...]
     rung: str
     margin: float
+    late: float
     least: float
     samples: int
     scenes: int
@@ -50,6 +52,7 @@ class Section(sections.Section, frozen=True):
         sections.at_least("stream.shown", 0, [self.shown])
         sections.at_least("stream.margin", 0, [self.margin])
         sections.at_least("stream.least", 0, [self.least])
+        sections.above_zero("stream.late", self.late)
 
 
 class Settings(sections.Section, frozen=True):
@@ -63,6 +66,7 @@ class Settings(sections.Section, frozen=True):
     contenders: tuple[str, ...]
     rung: str
     margin: float
+    late: float
     least: float
     samples: int
     scenes: int
@@ -73,10 +77,10 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     """A trace with one contender, in all (``frame`` is blank) or one frame of it.
 
     part: ``frames``, or ``switching``, where two paths took turns and ``measured_us`` is what one switch takes beyond
-    a repeated replay. frames: in all; missed: share of frames that took longer than their budget; miou: over all
-    frames, of the frames of the camera's path; paths: different ones that ran; pick_us: of the host, to pick a path.
-    Of a frame: budget_us, path, promised_us, measured_us, slowdown as the controller saw it, loaded: whether a foreign
-    load was on the device.
+    a repeated replay. frames: in all; missed: share of frames that took longer than their budget; miou: of
+    the pixels of all frames together; mean_miou: the mean of the frames' own; paths: different ones that ran; pick_us:
+    of the host, to pick a path. Of a frame: its miou, budget_us, path, promised_us, measured_us, slowdown as the
+    controller saw it, loaded: whether a foreign load was on the device.
     """
 
     kind: Literal["stream"] = "stream"
@@ -95,6 +99,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     frames: Count = None
     missed: Number = None
     miou: Number = None
+    mean_miou: Number = None
     p50_us: Number = None
     p99_us: Number = None
     paths: Count = None

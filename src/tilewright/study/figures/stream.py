@@ -5,6 +5,7 @@ from tilewright.study.tables import _read, stream
 
 NAMES = {
     "closed": ("paths, with controller", _contenders.BLUE),
+    "target": ("paths, with a share of late frames", "#CC79A7"),
     "open": ("paths, without", "#56B4E9"),
     "full": ("always the best path", "#5A5A5A"),
     "fixed": ("one path for the least budget", "#E69F00"),
@@ -53,7 +54,10 @@ def draw(inputs):
         over.set(xlabel="frame", ylabel="time (ms)")
         over.set_title(f"{case}: {trace}", loc="left")
         own = own.set_index("contender").reindex([name for name in NAMES if name in set(own["contender"])])
-        for axes, column, what in ((left, "missed", "budgets missed (%)"), (right, "miou", "mean IoU (%)")):
+        for axes, column, what in (
+            (left, "missed", "budgets missed (%)"),
+            (right, "mean_miou", "mean IoU of frames (%)"),
+        ):
             bars = axes.barh(range(len(own)), 100 * own[column], color=[NAMES[name][1] for name in own.index])
             axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
             axes.set(xlabel=what, yticks=[], xlim=(0, max(1e-9, 130 * own[column].max())))

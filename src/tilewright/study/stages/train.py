@@ -11,7 +11,7 @@ from tilewright.core.errors import ConfigError
 
 def run(
     *, network, output, data, recipe, minutes, steps, size, batch, start, log, scores, judged, device, seed, limit_s,
-    compiled,
+    compiled, paths=(),
 ):  # fmt: skip
     """Train the network of a name; see ``train.py --help``.
 
@@ -19,6 +19,7 @@ def run(
     JSON file, or JSON. minutes, steps, seed: instead of the recipe's, or None. size, batch: one stage of images of this
     side, so many a step, instead of the recipe's stages, or None. start: weights to go on from, or None. log: CSV of
     the steps, scores: JSON of how well the network does, each or None. judged: images of a split that it is judged by.
+    paths: texts of execution paths that it is judged by besides, with the network's statistics.
     limit_s, compiled: as `segmentation.train` takes them. Raises `TilewrightError`.
     """
     # Here, so that the settings of `cli` come before torch.
@@ -48,6 +49,7 @@ def run(
     def show(line):
         print(f"{network}: {line}", flush=True)
 
+    asked = [made.path(text) for text in paths]
     trained = segmentation.train(made, source, chosen, output, limit_s=limit_s, compiled=compiled, show=show)
     if log is not None:
         segmentation.write_log(log, trained)
@@ -56,6 +58,8 @@ def run(
     show(f"{output}: written after {done} steps, {trained.images} images, {trained.seconds:.0f} s{so_far}")
     found = {"network": network, "data": data, "steps": done, "images": trained.images, "seconds": trained.seconds}
     found |= {"images_per_s": pace} | _judged(made, source, judged, show)
+    if asked:
+        found["paths"] = {str(path): _judged(made, source, judged, show, path) for path in asked}
     if scores is not None:
         artifacts.write_json(scores, "training scores", 1, found, {"recipe": msgspec.to_builtins(chosen)})
 
@@ -67,8 +71,8 @@ def _source(data):
     return scenes.create(name, **({"folder": folder} if folder else {}))
 
 
-def _judged(network, source, count, show):
-    """Mean IoU on splits that are not trained with, by name."""
+def _judged(network, source, count, show, path=None):
+    """Mean IoU on splits that are not trained with, by name; of a path, or of the whole network."""
     from tilewright.training import evaluation
 
     found = {}
@@ -76,10 +80,11 @@ def _judged(network, source, count, show):
         if split in ("train", "fit", "choice") or not count:
             continue
         begin, indices = perf_counter(), range(min(count, source.count(split)))
-        confusion = evaluation.confusion(network, source, split, indices)
+        confusion = evaluation.confusion(network, source, split, indices, path=path)
         found[f"miou_{split}"] = evaluation.mean_iou(confusion)
         ious = [None if value != value else value for value in evaluation.ious(confusion).tolist()]
         found[f"ious_{split}"] = dict(zip(source.classes, ious, strict=True))
         seconds = perf_counter() - begin
-        show(f"{split}: mIoU {found[f'miou_{split}']:.4f} on {len(indices)} images, {seconds:.1f} s")
+        named = split if path is None else f"{split}, {path}"
+        show(f"{named}: mIoU {found[f'miou_{split}']:.4f} on {len(indices)} images, {seconds:.1f} s")
     return found
