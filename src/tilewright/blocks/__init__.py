@@ -162,8 +162,9 @@ def extract_all(graph: Graph, chosen: Iterable[Tile], region_rows: int = 128) ->
     region_ptr = regions(graph, region_rows, windows, graph.bounds)
 
     def made(tile):
-        row_ptr = cut(graph, tile.rows, tile.run, tile.gathered, region_ptr, windows=windows if tile.gathered else None)
-        runs = cover(graph, row_ptr, tile)
+        counted = windows if tile.gathered else Windows(graph, tile.run, False, tile.rows)
+        row_ptr = cut(graph, tile.rows, tile.run, tile.gathered, region_ptr, windows=counted)
+        runs = cover(graph, row_ptr, tile, counted)
         return Blocks(tile, graph.shape, graph.id, graph.meta, region_rows, region_ptr, row_ptr, *runs)
 
     # Compiled functions run side by side, array operations hardly do.

@@ -73,6 +73,11 @@ class Windows:
             yield begin, union
         self._kept = kept if keep else None
 
+    @property
+    def kept(self) -> bool:
+        """Whether they are counted, and need not be again."""
+        return self._kept is not None
+
     def sizes(self, ptr: ArrayLike) -> NDArray[np.int64]:
         """int64 [G]: units of each group of rows ``ptr[g]..ptr[g+1]``, of at most `most` rows each."""
         ptr, found = np.asarray(ptr, np.int64), np.zeros(len(np.asarray(ptr)) - 1, np.int64)
@@ -191,6 +196,9 @@ def unit_rows(graph: Graph, width: int, gathered: bool) -> tuple[NDArray[np.int6
     """``(indptr, units, n_units)``: what each distinct row touches, its keys or aligned blocks of `width` keys."""
     if gathered:
         return graph.indptr, graph.indices, graph.n_cols
+    if width & (width - 1) == 0 and (fast := functions(graph)):
+        indptr, indices, _ = _plain_rows(graph.indptr, graph.indices, graph.row_id)
+        return *fast.blocks_of(indptr, indices, width.bit_length() - 1), -(-graph.n_cols // width)
     blocks = graph.indices // np.int32(width)
     new = np.ones(len(blocks), bool)
     new[1:] = blocks[1:] != blocks[:-1]

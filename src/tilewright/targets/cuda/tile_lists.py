@@ -6,6 +6,7 @@ from enum import IntEnum
 from functools import partial
 
 import numpy as np
+from numba import njit
 
 from tilewright.targets.cuda.mask_factors import factors
 from tilewright.targets.cuda.mask_intervals import intervals
@@ -101,12 +102,10 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True, form
     first = np.concatenate(([0], np.cumsum(steps)))
     owner = np.repeat(np.arange(len(block)), steps)
     number = np.arange(first[-1]) - first[owner]
-    run = run_lo[owner][:, None] + number[:, None] * per_step + np.arange(per_step)
-    there = run < run_hi[owner][:, None]
-    run = np.where(there, run, run_lo[owner][:, None])
-    of_run = np.where(there, blocks.run_mask[run], _ABSENT)
-    keys = blocks.run_keys[run].reshape(len(run), step_keys)
-    keys = np.where(keys < 0, keys[:, :1], keys)
+    # The kernel reads one step ahead.
+    keys = np.empty((first[-1] + min(first[-1], 1), step_keys), np.int32)
+    of_run = np.full((first[-1], per_step), _ABSENT, np.int32)
+    _fill_steps(run_lo, run_hi, first, blocks.run_keys, blocks.run_mask, keys[:-1], of_run)
 
     n_full = steps.copy()
     masked = (of_run != _FULL).any(1) | (index is not None)
@@ -118,13 +117,14 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True, form
         owner[late],
         (number - n_full[owner])[late],
         of_run[late],
-        keys[late],
+        keys[:-1][late],
         index,
         forms if masks else (),
     )
     if places:
         keys, steps = _placed(keys, steps, n_full, kind, places)
         first = np.concatenate(([0], np.cumsum(steps)))
+    keys[-1:] = keys[:1]
 
     parts, part, groups, part_rows = _parts(block, run_lo, blocks.rows)
     fields = {
@@ -142,8 +142,7 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True, form
         rows=blocks.tile.rows,
         step_keys=step_keys,
         items=items.astype(np.int32),
-        # The kernel reads one step ahead.
-        keys=np.concatenate((keys, keys[:1])).astype(np.int32),
+        keys=keys,
         parts=parts,
         groups=groups,
         part_rows=part_rows,
@@ -151,6 +150,25 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True, form
         partial=bool((n_full < steps).any()),
         **made,
     )
+
+
+@njit(cache=True, nogil=True)
+def _fill_steps(run_lo, run_hi, first, run_keys, run_mask, keys, of_run):
+    """Fill `keys` [steps, step_keys] and `of_run` [steps, runs], the masks, of the items run_lo..run_hi, whose steps
+    begin at `first`. Where no run is, the keys of an item's first stand; where no key is, the first of the step."""
+    width = run_keys.shape[1]
+    for i in range(len(run_lo)):
+        for step in range(first[i], first[i + 1]):
+            begin = run_lo[i] + (step - first[i]) * of_run.shape[1]
+            for r in range(of_run.shape[1]):
+                there = begin + r < run_hi[i]
+                run = begin + r if there else run_lo[i]
+                if there:
+                    of_run[step, r] = run_mask[run]
+                keys[step, r * width : (r + 1) * width] = run_keys[run]
+            for j in range(keys.shape[1]):
+                if keys[step, j] < 0:
+                    keys[step, j] = keys[step, 0]
 
 
 def subset(lists, here):
@@ -293,15 +311,15 @@ def _as_intervals(kinds, counts, most, height, step_keys):
 def _placed(keys, steps, n_full, kind, places):
     """``(keys, steps of each item)``, the partial steps of an item having its keys where the `places` of its kind say.
 
-    keys: int [all steps, step_keys]. places: int [steps, step_keys] for each kind, of the keys of an item's partial
-    steps.
+    keys: int [all steps + 1, step_keys], the last of no meaning, as in the result. places: int [steps, step_keys] for
+    each kind, of the keys of an item's partial steps.
     """
     after = n_full + np.array([len(place) for place in places])[kind]
     old, new = (np.cumsum(each) - each + n_full for each in (steps, after))
-    found = np.empty((int(after.sum()), keys.shape[1]), keys.dtype)
-    late = np.arange(len(keys)) - np.repeat(old, steps) >= 0
-    fresh = np.arange(len(found)) - np.repeat(new, after) >= 0
-    found[~fresh] = keys[~late]
+    found = np.empty((int(after.sum()) + 1, keys.shape[1]), keys.dtype)
+    late = np.arange(len(keys) - 1) - np.repeat(old, steps) >= 0
+    fresh = np.arange(len(found) - 1) - np.repeat(new, after) >= 0
+    found[:-1][~fresh] = keys[:-1][~late]
     by_kind = np.split(np.argsort(kind, kind="stable"), np.cumsum(np.bincount(kind))[:-1])
     for own, place in zip(by_kind, places, strict=True):
         n_old = steps[own[0]] - n_full[own[0]]
