@@ -163,7 +163,9 @@ def _ascending(touched, owner, b):
 @njit(
     uint8[:, ::1](_I8, _I4, _I4, _I8, _I8, int64, int64, int64, int64, int32[:, ::1], _I4, _I4), cache=True, nogil=True
 )
-def fill_runs(indptr, indices, row_id, row_ptr, run_ptr, n_units, shift, height, width, run_keys, run_mask, run_entries):
+def fill_runs(
+    indptr, indices, row_id, row_ptr, run_ptr, n_units, shift, height, width, run_keys, run_mask, run_entries
+):
     """Fill the runs of all blocks in place; returns the masks, uint8 [n_masks, height * ceil(width / 8)].
 
     indices: keys. A unit is what a run is filled with: a key of a slice (shift 0), or the aligned block of ``2**shift``

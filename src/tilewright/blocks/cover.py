@@ -4,12 +4,10 @@ Public entry is `blocks.extract`. A run is filled with units: with keys, one by 
 block of keys in a block tile.
 """
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.blocks.cut import Windows, functions, plain, seen_units, unions
+from tilewright.blocks.cut import Windows, functions, kinds, plain, seen_units, taken, unions
 from tilewright.blocks.tiles import Tile, aligned_keys
 from tilewright.graph import Graph, take_rows
 
@@ -19,14 +17,11 @@ def cover(
 ) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
     """``(run_ptr, run_keys, run_mask, masks, run_entries)`` of `blocks.Blocks` for blocks of rows `row_ptr`.
 
-    windows: of the tile's units, read where they are counted already. Blocks of equal rows have equal runs: one of each
-    kind is covered.
+    windows: of the tile's units, read where they are counted already. Blocks of a kind have equal runs: the first of
+    each is covered, which numbers the masks as if all were.
     """
-    first, kind = _kinds(graph, row_ptr, tile.rows)
-    height = np.diff(row_ptr)
-    ptr = np.concatenate(([0], np.cumsum(height[first]))).astype(row_ptr.dtype)
-    rows = np.arange(ptr[-1]) + np.repeat(row_ptr[first] - ptr[:-1], height[first])
-    few = replace(graph, row_id=graph.row_id[rows])
+    first, kind = kinds(graph, row_ptr)
+    few, ptr = taken(graph, row_ptr, first)
     if fast := functions(few):
         n_units = windows.sizes(row_ptr)[first] if windows is not None and windows.kept else None
         run_ptr, *of_runs, masks = _compiled_cover(fast, few, ptr, tile, n_units)
@@ -35,25 +30,12 @@ def cover(
     n_runs = np.diff(run_ptr)[kind]
     every = np.concatenate(([0], np.cumsum(n_runs)))
     if len(first) < len(kind):
-        taken = np.arange(every[-1]) + np.repeat(run_ptr[kind] - every[:-1], n_runs)
-        of_runs = [each[taken] for each in of_runs]
+        runs = np.arange(every[-1]) + np.repeat(run_ptr[kind] - every[:-1], n_runs)
+        of_runs = [each[runs] for each in of_runs]
     keys, run_mask, run_entries = of_runs
     if not tile.gathered:
         keys = aligned_keys(keys, tile.run, graph.n_cols)
     return every, keys, run_mask, masks, run_entries
-
-
-def _kinds(graph, row_ptr, height):
-    """``(first, kind)`` of the blocks of rows `row_ptr`, at most `height` each: the first of each kind, in order, and
-    the kind of each block. Those of a kind have the same distinct rows."""
-    rows = np.full((len(row_ptr) - 1, height), -1, np.int32)
-    block = np.repeat(np.arange(len(rows)), np.diff(row_ptr))
-    rows[block, np.arange(len(block)) - row_ptr[block]] = graph.row_id
-    whole = rows.view(np.dtype((np.void, rows.itemsize * height))).ravel()
-    _, first, kind = np.unique(whole, return_index=True, return_inverse=True)
-    # By first appearance, so that masks are numbered as if each block were covered.
-    order = np.argsort(first)
-    return first[order], np.argsort(order)[kind]
 
 
 def _array_cover(graph, row_ptr, tile):
