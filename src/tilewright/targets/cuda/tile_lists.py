@@ -3,7 +3,6 @@
 import hashlib
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import partial
 
 import numpy as np
 from numba import njit
@@ -245,11 +244,11 @@ def _masks(blocks, block, owner, number, masks, keys, index, forms):
         return made, none, none, None
     if index is None:
         kind, kinds = _kinds(blocks, block, owner, number, masks)
-        if "factors" in forms and (found := _as_factors(kinds, height, step_keys)) is not None:
+        if "factors" in forms and (found := _as_factors(blocks, kinds, step_keys)) is not None:
             factored, first = found
             return made | factored, first[kind], kind, None
         most = (MOST_STEPS if "bytes" in forms else step_keys) * len(owner)
-        if "intervals" in forms and (found := _as_intervals(kinds, np.bincount(kind), most, height, step_keys)):
+        if "intervals" in forms and (found := _as_intervals(blocks, kinds, np.bincount(kind), most, step_keys)):
             bounded, first, places = found
             return made | bounded, first[kind], kind, places
     tiled, mask_step = _as_tiles(blocks, block, owner, masks, keys, index)
@@ -258,45 +257,52 @@ def _masks(blocks, block, owner, number, masks, keys, index, forms):
 
 
 def _kinds(blocks, block, owner, number, masks):
-    """``(kind of each item, [callable() -> bool [rows, K], …])``: items of a kind have equal partial steps, which allow
-    these pairs. Arguments as of `_masks`."""
+    """``(kind of each item, [(masks of its runs int [runs], rows), …])``: items of a kind have equal partial steps, and
+    as many rows. Arguments as of `_masks`."""
     per_step = masks.shape[1]
     signature = np.full((len(block), (number.max(initial=0) + 1) * per_step + 1), _ABSENT - 1, np.int32)
     signature[:, -1] = blocks.rows[block]
     signature[owner[:, None], number[:, None] * per_step + np.arange(per_step)] = masks
     distinct, kind = distinct_rows(signature)
-
-    def allowed(row):
-        pairs = _allowed(blocks, row[:-1][row[:-1] >= _ABSENT][:, None])[:, : row[-1], :]
-        return pairs.transpose(1, 0, 2).reshape(row[-1], -1)
-
-    return kind, [partial(allowed, row) for row in distinct]
+    return kind, [(row[:-1][row[:-1] >= _ABSENT], int(row[-1])) for row in distinct]
 
 
-def _as_factors(kinds, height, step_keys):
+def _pairs(blocks, runs, rows):
+    """bool [rows, K]: the pairs of query and key that `runs` with these masks allow, side by side."""
+    return _allowed(blocks, runs[:, None])[:, :rows].transpose(1, 0, 2).reshape(rows, -1)
+
+
+def _as_factors(blocks, kinds, step_keys):
     """``(fields of TileLists, first mask step of each kind)``; None where some kind has no factors."""
-    found = []
-    for allowed in kinds:
-        pair = factors(~allowed(), RANKS[-1])
-        if pair is None:
+    found, known = [], {}
+    for runs, rows in kinds:
+        # Factors depend on which masks there are, not on how often.
+        masks, of_run = np.unique(runs, return_inverse=True)
+        same = masks.tobytes(), rows
+        if same not in known:
+            known[same] = factors(~_pairs(blocks, masks, rows), RANKS[-1])
+        if known[same] is None:
             return None
-        found.append(pair)
-    rank = next(rank for rank in RANKS if rank >= max(a.shape[1] for a, _ in found))
-    offset = np.concatenate(([0], np.cumsum([b.shape[1] // step_keys for _, b in found], dtype=np.int64)))
-    left = np.zeros((len(found), height, rank), bool)
+        found.append((*known[same], of_run))
+    rank = next(rank for rank in RANKS if rank >= max(a.shape[1] for a, _, _ in found))
+    per_step = step_keys // blocks.tile.run
+    offset = np.concatenate(([0], np.cumsum([len(of_run) // per_step for *_, of_run in found], dtype=np.int64)))
+    left = np.zeros((len(found), blocks.tile.rows, rank), bool)
     right = np.zeros((max(1, offset[-1]), step_keys, rank), bool)
-    for i, (a, b) in enumerate(found):
+    for i, (a, b, of_run) in enumerate(found):
         left[i, : len(a), : a.shape[1]] = a
-        right[offset[i] : offset[i + 1], :, : len(b)] = b.T.reshape(b.shape[1] // step_keys, step_keys, len(b))
+        by_run = b.T.reshape(b.shape[1] // blocks.tile.run, blocks.tile.run, len(b))[of_run]
+        right[offset[i] : offset[i + 1], :, : len(b)] = by_run.reshape(len(of_run) // per_step, step_keys, len(b))
     return {"rank": rank, "left": left, "right": right}, offset[:-1]
 
 
-def _as_intervals(kinds, counts, most, height, step_keys):
+def _as_intervals(blocks, kinds, counts, most, step_keys):
     """``(fields of TileLists, first mask step of each kind, places of each)``; None where all items together have more
     than `most` partial steps then. counts: items of each kind."""
-    left, places, bounds = most, [], [np.zeros((0, height), np.int64)]
-    for allowed, count in zip(kinds, counts.tolist(), strict=True):
-        found = intervals(allowed(), step_keys, int(left / count))
+    height, left, places = blocks.tile.rows, most, []
+    bounds = [np.zeros((0, height), np.int64)]
+    for (runs, rows), count in zip(kinds, counts.tolist(), strict=True):
+        found = intervals(_pairs(blocks, runs, rows), step_keys, int(left / count))
         if found is None:
             return None
         place, begin, length = found
