@@ -365,6 +365,18 @@ def test_auto_predicts_an_order_of_two_names_once(monkeypatch):
     assert len(model.asked) == len({id for id, _ in model.asked}) < len(among)
 
 
+def test_orders_that_are_tiled_side_by_side_give_the_same_plan(monkeypatch):
+    pattern = models.build("vil-tiny-128-s1")
+    plans = []
+    for workers in (1, 3):
+        with_cost_model(monkeypatch, lambda cover: 1.0 + cover.n_blocks)
+        monkeypatch.setattr(api, "_at_once", lambda pattern, workers=workers: workers)
+        plans.append(make(pattern, tiles=("16x1", "32x1"), solver="greedy"))
+    one, three = plans
+    assert three.reorder["among"] == one.reorder["among"] and list(three.reorder["among"]) == list(one.reorder["among"])
+    assert three.digest() == one.digest()
+
+
 def test_auto_leaves_out_a_tile_that_does_not_fit(monkeypatch):
     class Refusing(FakeCostModel):
         def predict(self, cover, **options):

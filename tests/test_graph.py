@@ -117,6 +117,22 @@ def test_an_order_must_be_a_permutation(order, message):
         graph.from_pattern(TRIANGLE).reordered(order, np.arange(5))
 
 
+@pytest.mark.parametrize("long", [0, 1 << 10], ids=["row-by-row", "at-once"])
+@pytest.mark.parametrize("n_rows", [1, 40])
+def test_a_reordered_graph_is_the_reordered_pattern(monkeypatch, long, n_rows):
+    monkeypatch.setattr(graph, "_LONG", long)
+    rng = np.random.default_rng(n_rows)
+    dense = rng.random((n_rows, 90)) < 0.4
+    dense[n_rows // 2 :, 5] = True
+    rows, cols = rng.permutation(n_rows), rng.permutation(90)
+    found = graph.from_pattern(dense).reordered(rows, cols)
+    assert np.array_equal(found.to_dense(), dense[rows][:, cols]) and found.indices.dtype == np.int32
+    steps = np.diff(found.indices)
+    starts = np.zeros(len(found.indices), bool)
+    starts[found.indptr[:-1][np.diff(found.indptr) > 0]] = True
+    assert (steps[~starts[1:]] > 0).all()
+
+
 def test_a_graph_is_reordered_once():
     with pytest.raises(PatternError, match="natural order"):
         reorder(reorder(graph.from_pattern(TRIANGLE), 0), 1)

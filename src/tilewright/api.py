@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from tilewright import __version__, blocks, graph, patterns, profile, reorder, schedule, targets
 from tilewright.blocks import work
-from tilewright.blocks.cut import best_gathered
+from tilewright.blocks.cut import best_gathered, functions
 from tilewright.blocks.tiles import fitting
 from tilewright.blocks.tiles import parse as parse_tile
 from tilewright.core import artifacts, contents, operators
@@ -64,6 +64,8 @@ _GROUP_ROWS = 64
 # ASSUME: an order whose groups, padded to the smallest tile, cost so many times as much as another's is not faster. The
 # cost counts masks already, and to tile an order without any locality takes longer than all else.
 _HOPELESS = 1.5
+# Orders are tiled side by side up to so many rows, with so many processors for each: its tiles are side by side, too.
+_MOST_ROWS, _TILES = 1 << 17, 4
 # The index of a bias is evaluated for this many (query, key) pairs at a time.
 _INDEX_PAIRS = 1 << 24
 
@@ -164,16 +166,19 @@ def plan(
     fewest_rows = min((parse_tile(name).rows for name in names), default=1)
 
     def tiled(ordered):
-        made = blocks.extract_all(ordered, [parse_tile(name) for name in names], region_rows)
-        return made, expected(made, device=kind, seed=seed, bias_heads=bias_heads, **options)
+        return blocks.extract_all(ordered, [parse_tile(name) for name in names], region_rows)
+
+    def profiled(made):
+        return expected(made, device=kind, seed=seed, bias_heads=bias_heads, **options)
 
     if reorder == "auto" and targets.predicts(kind):
         ordered_graph, order_info, blocks_by_tile, profiles = _fastest(
-            unordered, lambda ordered: _order_cost(ordered, kind, head_dim, fewest_rows), tiled, limits, stack
+            unordered, lambda ordered: _order_cost(ordered, kind, head_dim, fewest_rows), tiled, profiled, limits, stack
         )
     else:
         ordered_graph, order_info = _reorder(unordered, reorder, kind, head_dim, stack)
-        blocks_by_tile, profiles = tiled(ordered_graph)
+        blocks_by_tile = tiled(ordered_graph)
+        profiles = profiled(blocks_by_tile)
     settings: dict[str, Any] = dict(solver=solver, time_limit_s=time_limit_s, seed=seed)
     found = schedule.solve(blocks_by_tile, profiles, limits, **settings, doubted=True)
     if tune:
@@ -625,11 +630,12 @@ def _tried(pattern, stack):
     return [stack(*each) for each in tried]
 
 
-def _fastest(pattern, cost_of, tiled, limits, stack):
+def _fastest(pattern, cost_of, tiled, profiled, limits, stack):
     """``(graph, info, blocks by tile, profiles)`` in the order whose best tile alone is predicted to be fastest.
 
-    tiled: ``callable(graph) -> (blocks by tile, profiles)``. cost_of: ``callable(graph) -> cost``; an order that costs
-    more than `_HOPELESS` times as much as another is not tiled. stack: see `_tried`.
+    tiled: ``callable(graph) -> blocks by tile``, for several orders side by side; profiled: ``callable(blocks by tile)
+    -> profiles``. cost_of: ``callable(graph) -> cost``; an order that costs more than `_HOPELESS` times as much as
+    another is not tiled. stack: see `_tried`.
     """
     tried = _tried(pattern, stack)
     costs = [cost_of(ordered) for ordered, _ in tried]
@@ -637,20 +643,29 @@ def _fastest(pattern, cost_of, tiled, limits, stack):
     best: tuple[Any, ...] = ()
     among: dict[str, float] = {}
     first: dict[str, str] = {}
-    for ordered, info in (each for each, cost in zip(tried, costs, strict=True) if cost <= _HOPELESS * min(costs)):
-        name = info["order"]
-        # The same order by another name is as fast.
-        if first.setdefault(ordered.id, name) != name:
-            among[name] = among[first[ordered.id]]
-            continue
-        blocks_by_tile, profiles = tiled(ordered)
-        among[name] = _best_tile_us(blocks_by_tile, profiles, limits)
-        # Of equally fast orders the first is taken.
-        if among[name] < least:
-            least, best = among[name], (ordered, info, blocks_by_tile, profiles)
+    near = [each for each, cost in zip(tried, costs, strict=True) if cost <= _HOPELESS * min(costs)]
+    # The same order by another name is as fast.
+    distinct = [each for each in near if first.setdefault(each[0].id, each[1]["order"]) == each[1]["order"]]
+    with ThreadPoolExecutor(_at_once(pattern)) as pool:
+        covers = pool.map(tiled, [ordered for ordered, _ in distinct])
+        for (ordered, info), blocks_by_tile in zip(distinct, covers, strict=True):
+            # In this thread, whose device it is.
+            profiles = profiled(blocks_by_tile)
+            among[info["order"]] = _best_tile_us(blocks_by_tile, profiles, limits)
+            # Of equally fast orders the first is taken.
+            if among[info["order"]] < least:
+                least, best = among[info["order"]], (ordered, info, blocks_by_tile, profiles)
+    among = {info["order"]: among[first[ordered.id]] for ordered, info in near}
     left_out = {info["order"]: cost for (_, info), cost in zip(tried, costs, strict=True) if info["order"] not in among}
     ordered, info, blocks_by_tile, profiles = best
     return ordered, info | {"by": "predicted_us", "among": among, "left_out": left_out}, blocks_by_tile, profiles
+
+
+def _at_once(pattern):
+    """Orders of a pattern that are tiled at a time. Each has its blocks in memory: of many tokens, gigabytes."""
+    if pattern.n_rows > _MOST_ROWS or not functions(pattern):
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // _TILES)
 
 
 def _best_tile_us(blocks_by_tile, profiles, limits):

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tilewright.graph import Graph, take_rows
+from tilewright.graph import Graph
 
 # Largest `relative_error` of an executor, for standard normal q, k and v and head dims from 16 to 128. A row of the
 # result is sum_j w_j v_j, about as long as v is times the length of its weights, whatever the number of keys; so is
@@ -109,13 +109,18 @@ def attention_rows(
     by_row_id = np.argsort(first[row_id], kind="stable")
     for lo in range(0, len(rows), _SLAB_ROWS):
         places = by_row_id[lo : lo + _SLAB_ROWS]
-        indptr, indices = take_rows(graph.indptr, graph.indices, graph.row_id[rows[places]])
+        # Equal rows are read once, and one by one: all pairs of some rows at a time take longer than to attend to them.
+        distinct, of_row = np.unique(graph.row_id[rows[places]], return_inverse=True)
+        each = [graph.indices[graph.indptr[r] : graph.indptr[r + 1]] for r in distinct]
         seen = np.zeros(graph.n_cols, bool)
-        seen[indices] = True
-        keys = np.flatnonzero(seen)
-        seen_by = np.zeros((len(places), len(keys)), bool)
-        seen_by[np.repeat(np.arange(len(places)), np.diff(indptr)), np.cumsum(seen)[indices] - 1] = True
-        allowed, taken = torch.from_numpy(seen_by).to(q.device), (k[:, :, keys].double(), v[:, :, keys].double())
+        for own in each:
+            seen[own] = True
+        keys, at = np.flatnonzero(seen), np.cumsum(seen) - 1
+        seen_by = np.zeros((len(distinct), len(keys)), bool)
+        for i, own in enumerate(each):
+            seen_by[i, at[own]] = True
+        allowed = torch.from_numpy(seen_by).to(q.device)[torch.from_numpy(of_row).to(q.device)]
+        taken = k[:, :, keys].double(), v[:, :, keys].double()
         step = max(1, _SLAB_SCORES[q.device.type] // (q.shape[0] * q.shape[1] * max(1, len(keys))))
         for part in range(0, len(places), step):
             here = places[part : part + step]

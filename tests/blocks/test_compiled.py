@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tilewright import __main__ as command
 from tilewright import blocks, reorder
-from tilewright.blocks import Blocks, cut, tiles
+from tilewright.blocks import Blocks, cover, cut, tiles
 from tilewright.core import compiled
 from tilewright.graph import from_pattern
 
@@ -116,7 +116,8 @@ def patterns(draw):
         at = np.arange(draw(st.integers(1, 90)))
         apart, step = at[:, None] - at, 3 if kind == "dilated" else 1
         dense = (np.abs(apart) <= 6 * step) & (apart % step == 0)
-    dense = dense.copy()
+    # Rows that come again after others, as those of windows that queries share do line by line.
+    dense = np.tile(dense, (draw(st.sampled_from([1, 1, 3])), 1))[:120]
     dense[rng.random(len(dense)) < draw(st.sampled_from([0.0, 0.3]))] = False
     dense[rng.random(len(dense)) < draw(st.sampled_from([0.0, 0.05]))] = True
     dense[len(dense) // 2, dense.shape[1] // 2] = True
@@ -169,6 +170,38 @@ def test_windows_counted_once_serve_every_cut(dense, kept, large, chunk):
             assert ptr.tolist() == cut.cut(graph, rows, tiles.SLICE_RUN, True).tolist()
             groups = [dense[lo:hi].any(0).sum() for lo, hi in itertools.pairwise(ptr)]
             assert shared.sizes(ptr).tolist() == cut.unions(graph, ptr, 1, True).tolist() == groups
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_blocks_of_equal_rows_are_covered_once(monkeypatch, large):
+    # Four lines of three squares of 16 rows each: of 16 rows a block, three kinds.
+    rng = np.random.default_rng(0)
+    squares = rng.random((3, 200)) < 0.5
+    dense = np.tile(np.repeat(squares, 16, axis=0), (4, 1))
+    graph, tile = from_pattern(dense), tiles.parse("16x1")
+    # Kinds are numbered as they come, whatever the numbers of their rows.
+    for each in (graph, graph.reordered(np.arange(192)[::-1], np.arange(200))):
+        first, kind = cut.kinds(each, np.arange(0, 193, 16))
+        assert first.tolist() == [0, 1, 2] and kind.tolist() == [0, 1, 2] * 4
+    sizes = []
+    module, name = (cover, "_compiled_cover") if large else (cover, "_array_cover")
+    whole = getattr(module, name)
+
+    def counted(*arguments):
+        sizes.append(len(arguments[-3 if large else 1]) - 1)
+        return whole(*arguments)
+
+    monkeypatch.setattr(module, name, counted)
+    found = extracted(graph, [tile], 64, large)["16x1"]
+    assert found.id == oracle(dense, graph, tile, 64).id and found.n_blocks == 12 and sizes == [3]
+
+
+def test_groups_of_very_unequal_heights_are_not_padded():
+    dense = np.tile(np.eye(8, dtype=bool), (20, 1))
+    ptr = np.concatenate((np.arange(100), [160]))
+    first, kind = cut.kinds(from_pattern(dense), ptr)
+    assert first.tolist() == kind.tolist() == list(range(100))
+    assert cut.unions(from_pattern(dense), ptr, 1, True).tolist() == [1] * 99 + [8]
 
 
 def test_many_masks_are_told_apart():

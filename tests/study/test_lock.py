@@ -1,15 +1,17 @@
 """The lock on a GPU, with an nvidia-smi that the test writes."""
 
+import fcntl
 import os
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tilewright import targets
-from tilewright.core.errors import DeviceError
+from tilewright.core.errors import ConfigError, DeviceError
 from tilewright.study.experiments import _lock
 
 
@@ -87,6 +89,20 @@ def test_a_gpu_is_lent_while_nothing_is_timed(gpus, monkeypatch):
         came.append("held again")
     other.join(30)
     assert came == ["borrowed", "returned", "held again"]
+
+
+def test_a_program_that_is_being_ended_does_not_wait_for_its_device(gpus, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with ExitStack() as stack, _lock.exclusive("cuda"), pytest.raises(KeyboardInterrupt), _lock.untimed():
+        # Another holds it from now on.
+        other = stack.enter_context(open(gpus / "tilewright-GPU-a.lock"))
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        raise KeyboardInterrupt
+    with _lock.exclusive("cuda"):
+        with pytest.raises(ConfigError), _lock.untimed():
+            raise ConfigError("what an experiment may catch")
+        with open(gpus / "tilewright-GPU-a.lock") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_without_a_lock_nothing_is_lent():

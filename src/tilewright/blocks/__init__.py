@@ -162,10 +162,15 @@ def extract_all(graph: Graph, chosen: Iterable[Tile], region_rows: int = 128) ->
     region_ptr = regions(graph, region_rows, windows, graph.bounds)
 
     def made(tile):
-        row_ptr = cut(graph, tile.rows, tile.run, tile.gathered, region_ptr, windows=windows if tile.gathered else None)
-        runs = cover(graph, row_ptr, tile)
-        return Blocks(tile, graph.shape, graph.id, graph.meta, region_rows, region_ptr, row_ptr, *runs)
+        counted = windows if tile.gathered else Windows(graph, tile.run, False, tile.rows)
+        row_ptr = cut(graph, tile.rows, tile.run, tile.gathered, region_ptr, windows=counted)
+        runs = cover(graph, row_ptr, tile, counted)
+        found = Blocks(tile, graph.shape, graph_id, graph.meta, region_rows, region_ptr, row_ptr, *runs)
+        # All who take blocks ask for their digest: they are computed side by side, too.
+        _ = found.id
+        return found
 
+    graph_id = graph.id
     # Compiled functions run side by side, array operations hardly do.
     workers = len(os.sched_getaffinity(0)) if functions(graph) else 1
     with ThreadPoolExecutor(workers) as pool:

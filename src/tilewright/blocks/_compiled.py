@@ -63,6 +63,27 @@ def fill_best(union, begin, rows, first, step, unit_keys, group_rows, overhead, 
         best[j + 1], back[j + 1] = least, chosen
 
 
+@njit(types.Tuple((_I8, _I4))(_I8, _I4, int64), cache=True, nogil=True)
+def blocks_of(indptr, indices, shift):
+    """``(indptr, blocks)``: the aligned blocks of ``2**shift`` keys that each distinct row touches, ascending."""
+    ptr, n = np.zeros(len(indptr), np.int64), 0
+    for r in range(len(indptr) - 1):
+        last = np.int64(-1)
+        for e in range(indptr[r], indptr[r + 1]):
+            n += indices[e] >> shift != last
+            last = indices[e] >> shift
+        ptr[r + 1] = n
+    found = np.empty(n, np.int32)
+    for r in range(len(indptr) - 1):
+        last, n = np.int64(-1), ptr[r]
+        for e in range(indptr[r], indptr[r + 1]):
+            if indices[e] >> shift != last:
+                last = indices[e] >> shift
+                found[n] = last
+                n += 1
+    return ptr, found
+
+
 @njit(_I8(_I8, _I4, _I4, int64, _I8), cache=True, nogil=True)
 def unions(indptr, units, row_id, n_units, ptr):
     """int64 [G]: distinct units of the rows ``ptr[g]..ptr[g+1]`` of each group."""
@@ -87,7 +108,7 @@ def _last_equal(row_id, row, hi):
     return last
 
 
-@njit(_I4(_I4, _I8, int64), cache=True, nogil=True)
+@njit(_I4(_I4, _I4, int64), cache=True, nogil=True)
 def _full_first(keys, seen, rows):
     """`keys`, those that all `rows` see before the others, order kept otherwise."""
     out, n = np.empty_like(keys), 0
@@ -126,21 +147,38 @@ def _twice(array):
     return out
 
 
+@njit(_I4(_I4, _I4, int64), cache=True, nogil=True)
+def _ascending(touched, owner, b):
+    """The units `touched`, those whose `owner` is `b`, in order: sorted, or read off where they are many."""
+    if 16 * len(touched) < len(owner):
+        return np.sort(touched)
+    out, n = np.empty_like(touched), 0
+    for unit in range(len(owner)):
+        if owner[unit] == b:
+            out[n] = unit
+            n += 1
+    return out
+
+
 @njit(
     uint8[:, ::1](_I8, _I4, _I4, _I8, _I8, int64, int64, int64, int64, int32[:, ::1], _I4, _I4), cache=True, nogil=True
 )
 def fill_runs(
-    indptr, indices, row_id, row_ptr, run_ptr, n_units, unit_keys, height, width, run_keys, run_mask, run_entries
+    indptr, indices, row_id, row_ptr, run_ptr, n_units, shift, height, width, run_keys, run_mask, run_entries
 ):
     """Fill the runs of all blocks in place; returns the masks, uint8 [n_masks, height * ceil(width / 8)].
 
-    indices: keys. A unit is what a run is filled with: a key of a slice, or the aligned block of `unit_keys` keys of a
-    block tile, of which `run_keys` [U, 1] takes the first key. run_keys and run_mask hold -1, run_entries zeros.
+    indices: keys. A unit is what a run is filled with: a key of a slice (shift 0), or the aligned block of ``2**shift``
+    keys of a block tile, of which `run_keys` [U, 1] takes the first key. run_keys and run_mask hold -1, run_entries
+    zeros.
     """
-    per_run, row_bytes = width // unit_keys, (width + 7) // 8
-    mask_bytes = height * row_bytes
-    owner, seen = np.full(n_units, -1, np.int64), np.zeros(n_units, np.int64)
-    place, touched = np.zeros(n_units, np.int64), np.empty(n_units, np.int32)
+    unit_keys, row_bytes = 1 << shift, (width + 7) // 8
+    per_run, mask_bytes = width // unit_keys, height * row_bytes
+    # 32 bits, which the nearest caches hold for more keys.
+    owner, seen = np.full(n_units, -1, np.int32), np.zeros(n_units, np.int32)
+    # The partial run that a unit lies in, or -1, and its first bit there.
+    partial_of, bit_of = np.zeros(n_units, np.int32), np.zeros(n_units, np.int32)
+    touched = np.empty(n_units, np.int32)
     bits, partial = np.zeros(mask_bytes, np.uint8), np.zeros(1, np.int64)
     masks, hashes = np.zeros((16, mask_bytes), np.uint8), np.zeros(16, np.uint64)
     table, n_masks = np.full(64, -1, np.int64), 0
@@ -150,20 +188,23 @@ def fill_runs(
         while row < hi:
             last = _last_equal(row_id, row, hi)
             for e in range(indptr[row_id[row]], indptr[row_id[row] + 1]):
-                unit = indices[e] // unit_keys
+                unit = indices[e] >> shift
                 if owner[unit] != b:
                     owner[unit], seen[unit] = b, 0
                     touched[n_touched] = unit
                     n_touched += 1
                 seen[unit] += last - row
             row = last
-        units = np.sort(touched[:n_touched])
+        units = _ascending(touched[:n_touched], owner, b)
         if unit_keys == 1:
             units = _full_first(units, seen, hi - lo)
-        for i in range(n_touched):
-            place[units[i]] = i
-            run_keys[first_run + i // per_run, i % per_run] = units[i] * unit_keys
-            run_entries[first_run + i // per_run] += seen[units[i]]
+        run, place = first_run, 0
+        for unit in units:
+            if place == per_run:
+                run, place = run + 1, 0
+            run_keys[run, place] = unit * unit_keys
+            run_entries[run] += seen[unit]
+            place += 1
 
         # Partial runs of this block get a bit mask each.
         if len(partial) < n_runs:
@@ -179,16 +220,22 @@ def fill_runs(
         if len(bits) < n_partial * mask_bytes:
             bits = np.zeros(2 * n_partial * mask_bytes, np.uint8)
         bits[: n_partial * mask_bytes] = 0
+        run, place = 0, 0
+        for unit in units:
+            if place == per_run:
+                run, place = run + 1, 0
+            partial_of[unit], bit_of[unit] = partial[run], place
+            place += 1
         row = lo
         while row < hi:
             last = _last_equal(row_id, row, hi)
             for e in range(indptr[row_id[row]], indptr[row_id[row] + 1]):
-                at = place[indices[e] // unit_keys]
-                mask = partial[at // per_run]
-                if mask >= 0:
-                    bit = at % per_run + indices[e] % unit_keys
+                unit = indices[e] >> shift
+                if partial_of[unit] >= 0:
+                    bit = bit_of[unit] + indices[e] - (unit << shift)
+                    at = partial_of[unit] * mask_bytes + bit // 8
                     for r in range(row - lo, last - lo):
-                        bits[mask * mask_bytes + r * row_bytes + bit // 8] |= np.uint8(1 << (bit % 8))
+                        bits[at + r * row_bytes] |= np.uint8(1 << (bit % 8))
             row = last
 
         # Equal masks are held once: a table of mask numbers by hash, compared byte by byte.

@@ -7,15 +7,39 @@ block of keys in a block tile.
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.blocks.cut import functions, plain, seen_units
+from tilewright.blocks.cut import Windows, functions, kinds, plain, seen_units, taken, unions
 from tilewright.blocks.tiles import Tile, aligned_keys
 from tilewright.graph import Graph, take_rows
 
 
-def cover(graph: Graph, row_ptr: NDArray[np.int32], tile: Tile) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
-    """``(run_ptr, run_keys, run_mask, masks, run_entries)`` of `blocks.Blocks` for blocks of rows `row_ptr`."""
-    if fast := functions(graph):
-        return _compiled_cover(fast, graph, row_ptr, tile)
+def cover(
+    graph: Graph, row_ptr: NDArray[np.int32], tile: Tile, windows: Windows | None = None
+) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
+    """``(run_ptr, run_keys, run_mask, masks, run_entries)`` of `blocks.Blocks` for blocks of rows `row_ptr`.
+
+    windows: of the tile's units, read where they are counted already. Blocks of a kind have equal runs: the first of
+    each is covered, which numbers the masks as if all were.
+    """
+    first, kind = kinds(graph, row_ptr)
+    few, ptr = taken(graph, row_ptr, first)
+    if fast := functions(few):
+        n_units = windows.sizes(row_ptr)[first] if windows is not None and windows.kept else None
+        run_ptr, *of_runs, masks = _compiled_cover(fast, few, ptr, tile, n_units)
+    else:
+        run_ptr, *of_runs, masks = _array_cover(few, ptr, tile)
+    n_runs = np.diff(run_ptr)[kind]
+    every = np.concatenate(([0], np.cumsum(n_runs)))
+    if len(first) < len(kind):
+        runs = np.arange(every[-1]) + np.repeat(run_ptr[kind] - every[:-1], n_runs)
+        of_runs = [each[runs] for each in of_runs]
+    keys, run_mask, run_entries = of_runs
+    if not tile.gathered:
+        keys = aligned_keys(keys, tile.run, graph.n_cols)
+    return every, keys, run_mask, masks, run_entries
+
+
+def _array_cover(graph, row_ptr, tile):
+    """``(run_ptr, run_keys, run_mask, run_entries, masks)``, of a block tile the first key of each run alone."""
     unit_keys = 1 if tile.gathered else tile.keys
     n_units, units = -(-graph.n_cols // unit_keys), graph.indices // np.int32(unit_keys)
     known: dict[bytes, int] = {}
@@ -24,27 +48,23 @@ def cover(graph: Graph, row_ptr: NDArray[np.int32], tile: Tile) -> tuple[NDArray
         for lo, hi, seen in seen_units(graph.indptr, units, graph.row_id, n_units, row_ptr)
     ]
     n_runs, keys, run_mask, run_entries = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    if not tile.gathered:
-        keys = aligned_keys(keys, tile.run, graph.n_cols)
     masks = np.frombuffer(b"".join(known), np.uint8).reshape(-1, tile.rows, -(-tile.run // 8)).copy()
-    return np.concatenate(([0], np.cumsum(n_runs))), keys, run_mask, masks, run_entries
+    return np.concatenate(([0], np.cumsum(n_runs))), keys, run_mask, run_entries, masks
 
 
-def _compiled_cover(fast, graph, row_ptr, tile):
-    """As `cover`, by the compiled functions `fast`."""
-    unit_keys = 1 if tile.gathered else tile.keys
-    n_units, width = -(-graph.n_cols // unit_keys), tile.run
-    arrays = plain(graph.indptr, np.int64), plain(graph.indices, np.int32), plain(graph.row_id, np.int32)
-    row_ptr = plain(row_ptr, np.int64)
-    units = fast.unions(arrays[0], arrays[1] // np.int32(unit_keys), arrays[2], n_units, row_ptr)
-    run_ptr = np.concatenate(([0], np.cumsum(-(-units // (width // unit_keys)))))
-    keys = np.full((run_ptr[-1], width // unit_keys), -1, np.int32)
+def _compiled_cover(fast, graph, row_ptr, tile, n_units=None):
+    """As `_array_cover`, by the compiled functions `fast`. n_units: int64 [B], those of each block where known."""
+    width, unit_keys = tile.run, 1 if tile.gathered else tile.keys
+    per_run, row_ptr = width // unit_keys, plain(row_ptr, np.int64)
+    if n_units is None:
+        n_units = unions(graph, row_ptr, unit_keys, tile.gathered)
+    run_ptr = np.concatenate(([0], np.cumsum(-(-n_units // per_run))))
+    keys = np.full((run_ptr[-1], per_run), -1, np.int32)
     run_mask, run_entries = np.full(run_ptr[-1], -1, np.int32), np.zeros(run_ptr[-1], np.int32)
-    sizes = n_units, unit_keys, tile.rows, width
+    arrays = plain(graph.indptr, np.int64), plain(graph.indices, np.int32), plain(graph.row_id, np.int32)
+    sizes = -(-graph.n_cols // unit_keys), unit_keys.bit_length() - 1, tile.rows, width
     masks = fast.fill_runs(*arrays, row_ptr, run_ptr, *sizes, keys, run_mask, run_entries)
-    if not tile.gathered:
-        keys = aligned_keys(keys, width, graph.n_cols)
-    return run_ptr, keys, run_mask, masks.reshape(-1, tile.rows, -(-width // 8)), run_entries
+    return run_ptr, keys, run_mask, run_entries, masks.reshape(-1, tile.rows, -(-width // 8))
 
 
 def _cover(graph, row_ptr, tile, seen, known):

@@ -13,6 +13,7 @@ are cut by the functions of `_compiled`, where these are compiled already.
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -38,6 +39,8 @@ REGION_KEYS = 128
 _CHUNK = 1 << 21
 # Windows that are kept for another cut: 64 MB.
 _KEPT = 1 << 24
+# Groups are compared, padded to the longest, where that takes at most so many numbers for each row.
+_PADDED = 4
 # Entries from which on compiled functions are worth loading: 10^6 take NumPy 0.2 s, loading takes 0.4 to 0.8 s.
 LARGE = 1 << 21
 ENTERED = ("tilewright.blocks._compiled",)
@@ -72,6 +75,11 @@ class Windows:
                 kept.append((begin, union))
             yield begin, union
         self._kept = kept if keep else None
+
+    @property
+    def kept(self) -> bool:
+        """Whether they are counted, and need not be again."""
+        return self._kept is not None
 
     def sizes(self, ptr: ArrayLike) -> NDArray[np.int64]:
         """int64 [G]: units of each group of rows ``ptr[g]..ptr[g+1]``, of at most `most` rows each."""
@@ -161,11 +169,39 @@ def _fill_best(best, back, first, begin, cost):
 
 def unions(graph: Graph, ptr: ArrayLike, width: int, gathered: bool) -> NDArray[np.int64]:
     """int64 [G]: keys that each group of rows ``ptr[g]..ptr[g+1]`` sees, or aligned blocks of `width` keys."""
-    indptr, units, n_units = unit_rows(graph, width, gathered)
-    if fast := functions(graph):
-        return fast.unions(*_plain_rows(indptr, units, graph.row_id), n_units, plain(ptr, np.int64))
-    seen = seen_units(indptr, units, graph.row_id, n_units, ptr)
-    return np.concatenate([np.diff(part.indptr) for _, _, part in seen]).astype(np.int64)
+    first, kind = kinds(graph, ptr)
+    few, ptr = taken(graph, ptr, first)
+    indptr, units, n_units = unit_rows(few, width, gathered)
+    if fast := functions(few):
+        return fast.unions(*_plain_rows(indptr, units, few.row_id), n_units, plain(ptr, np.int64))[kind]
+    seen = seen_units(indptr, units, few.row_id, n_units, ptr)
+    return np.concatenate([np.diff(part.indptr) for _, _, part in seen]).astype(np.int64)[kind]
+
+
+def kinds(graph: Graph, ptr: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """``(first, kind)`` of the groups of rows ``ptr[g]..ptr[g+1]``: the first of each kind, ascending, and the kind of
+    each group. Groups of a kind have the same distinct rows, one after the other. Where the longest group is far above
+    the mean, each is one of its own."""
+    ptr = np.asarray(ptr, np.int64)
+    n, most = len(ptr) - 1, int(np.diff(ptr).max())
+    if n * most > _PADDED * graph.n_rows:
+        return np.arange(n), np.arange(n)
+    rows = np.full((n, most), -1, np.int32)
+    group = np.repeat(np.arange(len(rows)), np.diff(ptr))
+    rows[group, np.arange(len(group)) - ptr[group]] = graph.row_id
+    whole = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).ravel()
+    _, first, kind = np.unique(whole, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return first[order], np.argsort(order)[kind]
+
+
+def taken(graph: Graph, ptr: ArrayLike, groups: NDArray[np.int64]) -> tuple[Graph, NDArray[np.int64]]:
+    """``(graph, ptr)`` of some `groups` of rows ``ptr[g]..ptr[g+1]`` alone, one after the other, all keys there."""
+    ptr = np.asarray(ptr, np.int64)
+    height = np.diff(ptr)[groups]
+    own = np.concatenate(([0], np.cumsum(height)))
+    rows = np.arange(own[-1]) + np.repeat(ptr[groups] - own[:-1], height)
+    return replace(graph, row_id=graph.row_id[rows]), own
 
 
 def gathered(graph: Graph, ptr: ArrayLike, height: ArrayLike, windows: Windows | None = None) -> float:
@@ -191,6 +227,9 @@ def unit_rows(graph: Graph, width: int, gathered: bool) -> tuple[NDArray[np.int6
     """``(indptr, units, n_units)``: what each distinct row touches, its keys or aligned blocks of `width` keys."""
     if gathered:
         return graph.indptr, graph.indices, graph.n_cols
+    if width & (width - 1) == 0 and (fast := functions(graph)):
+        indptr, indices, _ = _plain_rows(graph.indptr, graph.indices, graph.row_id)
+        return *fast.blocks_of(indptr, indices, width.bit_length() - 1), -(-graph.n_cols // width)
     blocks = graph.indices // np.int32(width)
     new = np.ones(len(blocks), bool)
     new[1:] = blocks[1:] != blocks[:-1]

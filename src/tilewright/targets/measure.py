@@ -1,5 +1,7 @@
 """Profiles of blocks, measured on this device (stage T3) or predicted for it, and whether one still holds here."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tilewright import targets
@@ -7,6 +9,9 @@ from tilewright.blocks import Blocks, work
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, DeviceError
 from tilewright.profile import DTYPES, Profile, SplitCosts
+
+# Runs from which on tiles are predicted side by side.
+LARGE = 1 << 17
 
 
 def measure(
@@ -62,15 +67,19 @@ def expected(
     options = _options(next(iter(blocks_by_tile.values())), **sizes)
     model, chosen = targets.cost_model(device), [each.tile for each in blocks_by_tile.values()]
     calibrations = model.calibrated(chosen, options["head_dim"], options["dtype"])
-    found = {}
-    for name, each in blocks_by_tile.items():
-        more = {"calibration": calibrations[name], "bias_heads": bias_heads}
 
-        def cost(length, begun, each=each, more=more):
+    def predicted(name):
+        each, more = blocks_by_tile[name], {"calibration": calibrations[name], "bias_heads": bias_heads}
+
+        def cost(length, begun):
             return model.predict(each, **options, split_keys=length, **more)
 
-        found[name] = _profile("predicted", each, device, options, split_keys, cost)
-    return found
+        return _profile("predicted", each, device, options, split_keys, cost)
+
+    # What is large is read by compiled functions and copied, which runs side by side.
+    large = sum(len(each.run_mask) for each in blocks_by_tile.values()) >= LARGE
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if large else 1) as pool:
+        return dict(zip(blocks_by_tile, pool.map(predicted, blocks_by_tile), strict=True))
 
 
 def _options(blocks, heads=None, head_dim=None, dtype=None):

@@ -19,6 +19,7 @@ from tilewright.blocks import tiles, work
 from tilewright.core import caches, provenance
 from tilewright.core.errors import DeviceError
 from tilewright.core.timing import time_gpu
+from tilewright.targets import measure
 from tilewright.targets.cuda import calibration, calibration_fit, calibration_points, cost_model, probe, tile_lists
 from tilewright.targets.cuda.calibration_points import VARIANTS, Point, Setup
 from tilewright.targets.cuda.cost_model import Calibration, Kernel, Launch
@@ -448,7 +449,63 @@ def test_a_lock_is_waited_for(tmp_path):
     other.join()
 
 
+def plain_scattered(lists):
+    keys = np.sort(lists.keys[:-1], axis=1)
+    return float((np.diff(keys, axis=1) > 1).mean())
+
+
+def plain_missed(lists, wave, row_bytes, l2_bytes, mask_bytes):
+    """`cost_model._missed` read by read: what came between the last wave that read a key and this one, in bytes."""
+    steps, used = lists.items[:, Item.STEPS], lists.keys[:-1]
+    wave = max(wave, -(-len(steps) // cost_model._WAVES))
+    owner = np.repeat(np.arange(len(steps)), steps) // wave
+    reads = [set(used[owner == w].ravel().tolist()) for w in range(owner[-1] + 1)]
+    total, distinct = sum(map(len, reads)), len(set().union(*reads))
+    read_bytes = distinct * row_bytes + mask_bytes + int(lists.items[:, Item.ROWS].sum()) * row_bytes
+    if read_bytes <= l2_bytes:
+        return 0.0, read_bytes
+    until = np.concatenate(([0.0], np.cumsum([len(own) * (row_bytes + mask_bytes / total) for own in reads])))
+    last, missed = {}, 0
+    for w, own in enumerate(reads):
+        for key in own:
+            missed += key not in last or min(until[w] - until[last[key]], read_bytes) > l2_bytes
+            last[key] = w
+    return missed / used.size, read_bytes
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_cache_misses_is_counted_read_by_read(monkeypatch, seed):
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(cost_model, "_WAVES", int(rng.integers(2, 40)))
+    steps = rng.integers(0 if seed % 2 else 1, 5, 50)
+    steps[-1] = 3
+    items = np.zeros((50, len(Item)), np.int32)
+    items[:, Item.STEPS], items[:, Item.ROWS] = steps, 16
+    # Windows that move on, some keys again, in any order and in order.
+    keys = (np.arange(steps.sum() + 1)[:, None] * 8 + rng.integers(0, 90, (steps.sum() + 1, 64))).astype(np.int32)
+    keys[::3] = np.sort(keys[::3], axis=1)
+    lists = types.SimpleNamespace(items=items, keys=keys)
+    assert cost_model._scattered(lists) == plain_scattered(lists)
+    for l2_bytes in (1 << 30, 60_000, 9_000, 1):
+        given = 2, 128, l2_bytes, 4096
+        assert cost_model._missed(lists, *given) == plain_missed(lists, *given)
+    shares = [cost_model._missed(lists, 2, 128, l2_bytes, 4096)[0] for l2_bytes in (1 << 30, 9_000, 1)]
+    assert shares[0] == 0 < shares[1] <= shares[2] <= 1
+
+
 # Who asks for calibrations.
+
+
+def test_tiles_are_predicted_side_by_side_as_one_by_one(gpu, monkeypatch):
+    ordered = models.build("vil-tiny-224-s1-exact")
+    ordered, _ = reorder.apply(ordered, "window")
+    made = blocks.extract_all(ordered, [tiles.parse(name) for name in ("16x1", "64x1", "64x64")])
+    monkeypatch.setattr(calibration, "of", lambda tiles, *form: {tile.name: truth() for tile in tiles})
+    found = []
+    for large in (0, 1 << 60):
+        monkeypatch.setattr(measure, "LARGE", large)
+        found.append(expected(made, device="cuda", heads=6, head_dim=64, dtype="bfloat16", split_keys=(512, 64)))
+    assert list(found[0]) == list(made) and found[0] == found[1]
 
 
 def test_profiles_are_predicted_where_there_is_a_cost_model(gpu, monkeypatch, windows):

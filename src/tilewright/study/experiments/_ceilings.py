@@ -9,12 +9,17 @@ RATES = {"8.0": (2048, 16, 64), "9.0": (4096, 16, 128)}
 # float32 instructions for each score beside its exponential: scale and shift, maximum, sum, conversion, and its share
 # of fading the sums (counted in compiled kernels for Hopper).
 ALU_PER_SCORE = 5.5
+# Keys that are read at a time.
+_KEYS = 1 << 24
 
 
 def floor_bytes(graph, *, batch, heads, head_dim, itemsize):
     """Bytes that attention over `graph` moves at least: q and the result, and k and v that some query sees, once."""
-    seen = len(np.unique(graph.indices))
-    return 2 * (graph.n_rows + seen) * batch * heads * head_dim * itemsize
+    seen = np.zeros(graph.n_cols, bool)
+    # Some at a time: of a billion keys, 64-bit copies would take 8 GB.
+    for lo in range(0, len(graph.indices), _KEYS):
+        seen[graph.indices[lo : lo + _KEYS]] = True
+    return 2 * (graph.n_rows + int(seen.sum())) * batch * heads * head_dim * itemsize
 
 
 def softmax_bound_gflops(device, head_dim, dtype):

@@ -50,17 +50,23 @@ def exclusive(kind):
 def untimed():
     """Lend the device that `exclusive` holds to others, for long work on the host; then wait for the same device.
 
-    What runs inside is not timed, and times nothing. Without a lock nothing happens.
+    What runs inside is not timed, and times nothing. Without a lock nothing happens. A program that is being ended does
+    not wait for the device.
     """
     if not _LOCKS:
         yield
         return
     lock = _LOCKS[-1]
     fcntl.flock(lock, fcntl.LOCK_UN)
+    ending = False
     try:
         yield
+    except (KeyboardInterrupt, SystemExit):
+        ending = True
+        raise
     finally:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not ending:
+            fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _hold(name):

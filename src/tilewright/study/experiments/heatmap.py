@@ -150,7 +150,7 @@ def cell(name, settings, how):
     from tilewright.study.experiments import _attention
 
     effort = how.effort(settings.max_seconds)
-    # Of 65,537 tokens it takes minutes on the host.
+    # Of 65,537 tokens it takes long, on the host alone.
     with _lock.untimed():
         plan = make_plan(models.build(name), settings, how)
     tokens = _attention.Tokens(plan.graph, device=how.device, dtype=how.dtype, seed=how.seed)

@@ -1,9 +1,13 @@
 """Stage T5 on files: an experiment's case and its settings in, a CSV file of rows out."""
 
+import signal
 import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
 
 from tilewright.core import artifacts
-from tilewright.core.errors import ConfigError
+from tilewright.core.errors import ConfigError, TilewrightError
 from tilewright.study import experiments, recorded
 from tilewright.study.cli import settings
 from tilewright.study.experiments import _lock, _rows
@@ -14,8 +18,8 @@ def run(experiment, case, output, device, dtype, rse, min_repetitions, seed, sta
     """Run the `case` of an `experiment` and write its rows to `output`.
 
     stated: its settings, ``key=value`` in JSON or YAML. Each row is printed as it is measured, which may take minutes.
-    compile_only: nothing is timed, `output` lists what was compiled instead. Raises `TilewrightError`; nothing is
-    written then.
+    compile_only: nothing is timed, `output` lists what was compiled instead. Raises `TilewrightError`; `output` is not
+    written then. Where that, another exception, SIGINT or SIGTERM ends it, the rows so far go to `partial` of it.
     """
     chosen = experiments.parse(experiment, settings(stated))
     how = checked(Run(device, dtype, seed, rse, min_repetitions))
@@ -26,10 +30,58 @@ def run(experiment, case, output, device, dtype, rse, min_repetitions, seed, sta
         if compile_only:
             write_names(output, module.first_calls(case, chosen, how) if hasattr(module, "first_calls") else ())
             return
-        for row in module.run(case, chosen, how):
-            rows.append(row)
-            show(module, row)
+        with _terminating(), _keeping(output, experiment, rows, place):
+            for row in module.run(case, chosen, how):
+                rows.append(row)
+                show(module, row)
     write(output, experiment, rows, place)
+    # Of an earlier run, which did not end.
+    partial(output).unlink(missing_ok=True)
+
+
+def partial(output):
+    """Where the rows of a run go that does not end: beside its `output`, which is not written then."""
+    return Path(f"{output}.partial.csv")
+
+
+@contextmanager
+def _keeping(output, experiment, rows, device):
+    """Write the `rows` so far where the run is ended early, and say so; what ended it goes on."""
+    try:
+        yield
+    except BaseException:
+        if rows:
+            _keep(output, experiment, rows, device)
+        raise
+
+
+def _keep(output, experiment, rows, device):
+    path = partial(output)
+    try:
+        write(path, experiment, rows, device)
+        print(f"{path}: the {len(rows)} rows that were measured before the run ended", file=sys.stderr, flush=True)
+    except (TilewrightError, OSError) as error:
+        # What ended the run is to be told, not this.
+        print(f"{path}: the {len(rows)} rows so far are lost: {error}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _terminating():
+    """SIGTERM ends the program as an exception does, with the status that shells know it by."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number, _):
+        # Once: a second one is not to disturb what the first one began.
+        signal.signal(number, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def checked(how):

@@ -268,8 +268,28 @@ def _merged(lists):
 
 def _scattered(lists):
     """Share of the keys that do not follow another key of their step."""
-    keys = np.sort(lists.keys[:-1], axis=1)
-    return float((np.diff(keys, axis=1) > 1).mean()) if len(keys) else 0.0
+    keys = lists.keys[:-1]
+    pairs = keys.shape[0] * (keys.shape[1] - 1)
+    return float(_breaks(keys) / pairs) if pairs else 0.0
+
+
+@njit(cache=True, nogil=True)
+def _breaks(keys):
+    """How many keys of each step of `keys` [steps, step_keys], in order, do not follow the one before."""
+    count, held = 0, np.empty(keys.shape[1], keys.dtype)
+    for s in range(len(keys)):
+        here, ascend = 0, True
+        for i in range(1, keys.shape[1]):
+            ascend = ascend and keys[s, i] >= keys[s, i - 1]
+            here += keys[s, i] - keys[s, i - 1] > 1
+        if not ascend:
+            held[:] = keys[s]
+            held.sort()
+            here = 0
+            for i in range(1, len(held)):
+                here += held[i] - held[i - 1] > 1
+        count += here
+    return count
 
 
 def _missed(lists, wave, row_bytes, l2_bytes, mask_bytes):
@@ -278,27 +298,39 @@ def _missed(lists, wave, row_bytes, l2_bytes, mask_bytes):
     wave: items that run at a time. row_bytes: of a key and its value, in all heads. A key is held if what came between
     two waves that read it fits; where not all that the launch reads fits, the first to read a key does not find it.
     """
-    used = lists.keys[:-1]
-    n_keys = int(used.max()) + 1
-    distinct = np.count_nonzero(np.bincount(used.ravel(), minlength=n_keys))
+    used, n_items = lists.keys[:-1], len(lists.items)
+    wave = max(wave, -(-n_items // _WAVES))
+    reads = _reads(used, lists.items[:, Item.STEPS].astype(np.int64), wave)
     # Queries and results beside.
-    read_bytes = distinct * row_bytes + mask_bytes + int(lists.items[:, Item.ROWS].sum()) * row_bytes
+    read_bytes = int(reads[:, 0].sum()) * row_bytes + mask_bytes + int(lists.items[:, Item.ROWS].sum()) * row_bytes
     if read_bytes <= l2_bytes:
         return 0.0, read_bytes
-    n_items = len(lists.items)
-    wave = max(wave, -(-n_items // _WAVES))
-    owner = np.repeat(np.arange(n_items), lists.items[:, Item.STEPS]) // wave
-    reads = np.unique(owner[:, None] * np.int64(n_keys) + used)
-    at, key = np.divmod(reads, n_keys)
-    counts = np.bincount(at)
-    until = np.concatenate(([0.0], np.cumsum(counts * (row_bytes + mask_bytes / len(at)))))
-    order = np.lexsort((at, key))
-    at, key = at[order], key[order]
-    again = np.flatnonzero(key[1:] == key[:-1]) + 1
-    between = np.full(len(at), np.inf)
+    until = np.concatenate(([0.0], np.cumsum(reads.sum(1) * (row_bytes + mask_bytes / reads.sum()))))
     # No more than all that there is comes between.
-    between[again] = np.minimum(until[at[again]] - until[at[again - 1]], read_bytes)
-    return float((between > l2_bytes).sum() / used.size), read_bytes
+    between = np.minimum(until[:-1, None] - until[:-1], read_bytes)
+    missed = np.column_stack([np.full(len(reads), True), between > l2_bytes])
+    return float((reads * missed).sum() / used.size), read_bytes
+
+
+@njit(cache=True, nogil=True)
+def _reads(used, steps, wave):
+    """int64 [waves, 1 + waves]: keys that each wave reads, by the wave that read them last, counted from 1; 0 for none.
+
+    used: keys [steps, step_keys]; steps: int64 [I], of each item. A wave is `wave` items, and reads a key once.
+    """
+    n_waves = -(-len(steps) // wave)
+    reads = np.zeros((n_waves, 1 + n_waves), np.int64)
+    last = np.zeros(np.int64(used.max()) + 1, np.int32)
+    step = 0
+    for i in range(len(steps)):
+        now = i // wave + 1
+        for _ in range(steps[i]):
+            for key in used[step]:
+                if last[key] != now:
+                    reads[now - 1, last[key]] += 1
+                    last[key] = now
+            step += 1
+    return reads
 
 
 def depth(rank):

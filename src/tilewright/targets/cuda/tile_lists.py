@@ -3,9 +3,9 @@
 import hashlib
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import partial
 
 import numpy as np
+from numba import njit
 
 from tilewright.targets.cuda.mask_factors import factors
 from tilewright.targets.cuda.mask_intervals import intervals
@@ -101,12 +101,10 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True, form
     first = np.concatenate(([0], np.cumsum(steps)))
     owner = np.repeat(np.arange(len(block)), steps)
     number = np.arange(first[-1]) - first[owner]
-    run = run_lo[owner][:, None] + number[:, None] * per_step + np.arange(per_step)
-    there = run < run_hi[owner][:, None]
-    run = np.where(there, run, run_lo[owner][:, None])
-    of_run = np.where(there, blocks.run_mask[run], _ABSENT)
-    keys = blocks.run_keys[run].reshape(len(run), step_keys)
-    keys = np.where(keys < 0, keys[:, :1], keys)
+    # The kernel reads one step ahead.
+    keys = np.empty((first[-1] + min(first[-1], 1), step_keys), np.int32)
+    of_run = np.full((first[-1], per_step), _ABSENT, np.int32)
+    _fill_steps(run_lo, run_hi, first, blocks.run_keys, blocks.run_mask, keys[:-1], of_run)
 
     n_full = steps.copy()
     masked = (of_run != _FULL).any(1) | (index is not None)
@@ -118,13 +116,14 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True, form
         owner[late],
         (number - n_full[owner])[late],
         of_run[late],
-        keys[late],
+        keys[:-1][late],
         index,
         forms if masks else (),
     )
     if places:
         keys, steps = _placed(keys, steps, n_full, kind, places)
         first = np.concatenate(([0], np.cumsum(steps)))
+    keys[-1:] = keys[:1]
 
     parts, part, groups, part_rows = _parts(block, run_lo, blocks.rows)
     fields = {
@@ -142,8 +141,7 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True, form
         rows=blocks.tile.rows,
         step_keys=step_keys,
         items=items.astype(np.int32),
-        # The kernel reads one step ahead.
-        keys=np.concatenate((keys, keys[:1])).astype(np.int32),
+        keys=keys,
         parts=parts,
         groups=groups,
         part_rows=part_rows,
@@ -151,6 +149,25 @@ def build(blocks, block, run_lo, run_hi, step_keys, index=None, masks=True, form
         partial=bool((n_full < steps).any()),
         **made,
     )
+
+
+@njit(cache=True, nogil=True)
+def _fill_steps(run_lo, run_hi, first, run_keys, run_mask, keys, of_run):
+    """Fill `keys` [steps, step_keys] and `of_run` [steps, runs], the masks, of the items run_lo..run_hi, whose steps
+    begin at `first`. Where no run is, the keys of an item's first stand; where no key is, the first of the step."""
+    width = run_keys.shape[1]
+    for i in range(len(run_lo)):
+        for step in range(first[i], first[i + 1]):
+            begin = run_lo[i] + (step - first[i]) * of_run.shape[1]
+            for r in range(of_run.shape[1]):
+                there = begin + r < run_hi[i]
+                run = begin + r if there else run_lo[i]
+                if there:
+                    of_run[step, r] = run_mask[run]
+                keys[step, r * width : (r + 1) * width] = run_keys[run]
+            for j in range(keys.shape[1]):
+                if keys[step, j] < 0:
+                    keys[step, j] = keys[step, 0]
 
 
 def subset(lists, here):
@@ -227,11 +244,11 @@ def _masks(blocks, block, owner, number, masks, keys, index, forms):
         return made, none, none, None
     if index is None:
         kind, kinds = _kinds(blocks, block, owner, number, masks)
-        if "factors" in forms and (found := _as_factors(kinds, height, step_keys)) is not None:
+        if "factors" in forms and (found := _as_factors(blocks, kinds, step_keys)) is not None:
             factored, first = found
             return made | factored, first[kind], kind, None
         most = (MOST_STEPS if "bytes" in forms else step_keys) * len(owner)
-        if "intervals" in forms and (found := _as_intervals(kinds, np.bincount(kind), most, height, step_keys)):
+        if "intervals" in forms and (found := _as_intervals(blocks, kinds, np.bincount(kind), most, step_keys)):
             bounded, first, places = found
             return made | bounded, first[kind], kind, places
     tiled, mask_step = _as_tiles(blocks, block, owner, masks, keys, index)
@@ -240,45 +257,52 @@ def _masks(blocks, block, owner, number, masks, keys, index, forms):
 
 
 def _kinds(blocks, block, owner, number, masks):
-    """``(kind of each item, [callable() -> bool [rows, K], …])``: items of a kind have equal partial steps, which allow
-    these pairs. Arguments as of `_masks`."""
+    """``(kind of each item, [(masks of its runs int [runs], rows), …])``: items of a kind have equal partial steps, and
+    as many rows. Arguments as of `_masks`."""
     per_step = masks.shape[1]
     signature = np.full((len(block), (number.max(initial=0) + 1) * per_step + 1), _ABSENT - 1, np.int32)
     signature[:, -1] = blocks.rows[block]
     signature[owner[:, None], number[:, None] * per_step + np.arange(per_step)] = masks
     distinct, kind = distinct_rows(signature)
-
-    def allowed(row):
-        pairs = _allowed(blocks, row[:-1][row[:-1] >= _ABSENT][:, None])[:, : row[-1], :]
-        return pairs.transpose(1, 0, 2).reshape(row[-1], -1)
-
-    return kind, [partial(allowed, row) for row in distinct]
+    return kind, [(row[:-1][row[:-1] >= _ABSENT], int(row[-1])) for row in distinct]
 
 
-def _as_factors(kinds, height, step_keys):
+def _pairs(blocks, runs, rows):
+    """bool [rows, K]: the pairs of query and key that `runs` with these masks allow, side by side."""
+    return _allowed(blocks, runs[:, None])[:, :rows].transpose(1, 0, 2).reshape(rows, -1)
+
+
+def _as_factors(blocks, kinds, step_keys):
     """``(fields of TileLists, first mask step of each kind)``; None where some kind has no factors."""
-    found = []
-    for allowed in kinds:
-        pair = factors(~allowed(), RANKS[-1])
-        if pair is None:
+    found, known = [], {}
+    for runs, rows in kinds:
+        # Factors depend on which masks there are, not on how often.
+        masks, of_run = np.unique(runs, return_inverse=True)
+        same = masks.tobytes(), rows
+        if same not in known:
+            known[same] = factors(~_pairs(blocks, masks, rows), RANKS[-1])
+        if known[same] is None:
             return None
-        found.append(pair)
-    rank = next(rank for rank in RANKS if rank >= max(a.shape[1] for a, _ in found))
-    offset = np.concatenate(([0], np.cumsum([b.shape[1] // step_keys for _, b in found], dtype=np.int64)))
-    left = np.zeros((len(found), height, rank), bool)
+        found.append((*known[same], of_run))
+    rank = next(rank for rank in RANKS if rank >= max(a.shape[1] for a, _, _ in found))
+    per_step = step_keys // blocks.tile.run
+    offset = np.concatenate(([0], np.cumsum([len(of_run) // per_step for *_, of_run in found], dtype=np.int64)))
+    left = np.zeros((len(found), blocks.tile.rows, rank), bool)
     right = np.zeros((max(1, offset[-1]), step_keys, rank), bool)
-    for i, (a, b) in enumerate(found):
+    for i, (a, b, of_run) in enumerate(found):
         left[i, : len(a), : a.shape[1]] = a
-        right[offset[i] : offset[i + 1], :, : len(b)] = b.T.reshape(b.shape[1] // step_keys, step_keys, len(b))
+        by_run = b.T.reshape(b.shape[1] // blocks.tile.run, blocks.tile.run, len(b))[of_run]
+        right[offset[i] : offset[i + 1], :, : len(b)] = by_run.reshape(len(of_run) // per_step, step_keys, len(b))
     return {"rank": rank, "left": left, "right": right}, offset[:-1]
 
 
-def _as_intervals(kinds, counts, most, height, step_keys):
+def _as_intervals(blocks, kinds, counts, most, step_keys):
     """``(fields of TileLists, first mask step of each kind, places of each)``; None where all items together have more
     than `most` partial steps then. counts: items of each kind."""
-    left, places, bounds = most, [], [np.zeros((0, height), np.int64)]
-    for allowed, count in zip(kinds, counts.tolist(), strict=True):
-        found = intervals(allowed(), step_keys, int(left / count))
+    height, left, places = blocks.tile.rows, most, []
+    bounds = [np.zeros((0, height), np.int64)]
+    for (runs, rows), count in zip(kinds, counts.tolist(), strict=True):
+        found = intervals(_pairs(blocks, runs, rows), step_keys, int(left / count))
         if found is None:
             return None
         place, begin, length = found
@@ -293,15 +317,15 @@ def _as_intervals(kinds, counts, most, height, step_keys):
 def _placed(keys, steps, n_full, kind, places):
     """``(keys, steps of each item)``, the partial steps of an item having its keys where the `places` of its kind say.
 
-    keys: int [all steps, step_keys]. places: int [steps, step_keys] for each kind, of the keys of an item's partial
-    steps.
+    keys: int [all steps + 1, step_keys], the last of no meaning, as in the result. places: int [steps, step_keys] for
+    each kind, of the keys of an item's partial steps.
     """
     after = n_full + np.array([len(place) for place in places])[kind]
     old, new = (np.cumsum(each) - each + n_full for each in (steps, after))
-    found = np.empty((int(after.sum()), keys.shape[1]), keys.dtype)
-    late = np.arange(len(keys)) - np.repeat(old, steps) >= 0
-    fresh = np.arange(len(found)) - np.repeat(new, after) >= 0
-    found[~fresh] = keys[~late]
+    found = np.empty((int(after.sum()) + 1, keys.shape[1]), keys.dtype)
+    late = np.arange(len(keys) - 1) - np.repeat(old, steps) >= 0
+    fresh = np.arange(len(found) - 1) - np.repeat(new, after) >= 0
+    found[:-1][~fresh] = keys[:-1][~late]
     by_kind = np.split(np.argsort(kind, kind="stable"), np.cumsum(np.bincount(kind))[:-1])
     for own, place in zip(by_kind, places, strict=True):
         n_old = steps[own[0]] - n_full[own[0]]
