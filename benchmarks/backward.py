@@ -6,7 +6,9 @@ forward that records and its backward; `backward_us` is their difference. On a G
 these can be captured. `peak_mb` is what a forward and backward hold beyond q, k, v and the result's gradient.
 
 `--bias` gives each pattern a table of relative positions in a square grid, with an entry for special tokens, and
-compares its gradient, too (`error_table`). `--ragged` compares packed batches, ``<images>-<tokens>``, whose images keep
+compares its gradient, too (`error_table`). On a GPU a graph of a forward and a backward is captured, the table's values
+change, and the graph is replayed: `replayed` says whether its results are those of the new values. `host_us` is what
+the host takes to queue both. `--ragged` compares packed batches, ``<images>-<tokens>``, whose images keep
 from 30 % to all of their tokens.
 
 `--forms` first times each kernel of our backward in several forms and takes the fastest of each.
@@ -334,13 +336,18 @@ def measured(prepare, tokens, expected, arguments):
         found = [forward(), *both()]
         errors = [float((x.double() - y).norm() / y.norm()) for x, y in zip(found, expected, strict=True)]
         del found
+        replays = {}
+        if gpu and table is not None:
+            replays = {"replayed": replayed(both, leaves[3])}
         stated = dict(zip(("error", "error_dq", "error_dk", "error_dv", "error_table"), errors, strict=False))
-        if not all(error <= TOLERANCE[q.dtype] for error in errors):
-            return {"status": "wrong", **stated}
+        if replays.get("replayed") == "wrong" or not all(error <= TOLERANCE[q.dtype] for error in errors):
+            return {"status": "wrong", **stated, **replays}
         memory = peak_mb(both) if gpu else None
         effort = arguments.effort
         times = [timing.time_gpu(call, **effort) if gpu else timing.time_call(call, **effort)
                  for call in (forward, both)]  # fmt: skip
+        if replays:
+            replays["host_us"] = timing.time_host(both, **effort)[1]
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return {"status": "out of memory"}
@@ -348,7 +355,37 @@ def measured(prepare, tokens, expected, arguments):
         return {"status": f"unavailable: {str(reason).strip().splitlines()[0][:200]}"}
     columns = {"status": "ok", "forward_us": times[0].p50_us, "backward_us": times[1].p50_us - times[0].p50_us,
                "both_us": times[1].p50_us, "peak_mb": memory}  # fmt: skip
-    return {**columns, **stated, "rse": max(t.rse for t in times), "method": "+".join(t.method for t in times)}
+    spread, method = max(t.rse for t in times), "+".join(t.method for t in times)
+    return {**columns, **stated, **replays, "rse": spread, "method": method}
+
+
+def replayed(call, table):
+    """Whether replays of a CUDA graph of `call` see values that `table` takes later: ``right``, ``wrong``, or ``not
+    captured``. The values are as they were afterwards."""
+    current, stream, captured = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            call()
+        with torch.cuda.graph(captured, stream=stream):
+            found = call()
+    except (TilewrightError, RuntimeError):
+        torch.cuda.synchronize()
+        return "not captured"
+    finally:
+        # A capture that fails leaves its stream as the current one.
+        torch.cuda.set_stream(current)
+    before = table.detach().clone()
+    try:
+        with torch.no_grad():
+            table.mul_(-0.5)
+        captured.replay()
+        right = all(bool((x.double() - y.double()).norm() <= TOLERANCE[x.dtype] * y.double().norm())
+                    for x, y in zip(found, call(), strict=True))  # fmt: skip
+    finally:
+        with torch.no_grad():
+            table.copy_(before)
+    return "right" if right else "wrong"
 
 
 def peak_mb(call):
@@ -369,6 +406,7 @@ def searched(plan, tokens, arguments):
     from tilewright.targets.cuda.config import KernelConfig
 
     q, k, v, grad = tokens
+    # Of the plan's own values of a bias, where it has one: the forms hold for all values.
     executor = plan._executor(q, True)
     out = executor(q, k, v)
     default = backward.default(plan.head_dim, plan.dtype)
@@ -394,6 +432,8 @@ def searched(plan, tokens, arguments):
                 tensors = prepared.tensors(q, k, v, out, grad)
                 if half == "keys":
                     prepared.run("queries", tensors)
+                # Tiles of a bias are those of the lists.
+                tensors = (*tensors[: len(tensors) - len(prepared.values())], *call.values())
                 took = timing.time_gpu(partial(call.run, half, tensors), **arguments.effort)
                 row |= {"status": "ok", "us": took.p50_us, "rse": took.rse, "method": took.method}
                 if took.p50_us < least:

@@ -278,8 +278,9 @@ class Plan:
 
         ordered: the tokens stand in plan order already (``q[:, :, plan.row_order]``) and so will the result.
         bias: values in place of those that the plan was made with, of the same shape: the table [H, T] of its `Bias`,
-        or dense [H, N_q, N_k]. The index, and which pairs a `Bias` is asked for, stay. They are read in this call, and
-        where they changed since the last one the masks are filled again.
+        or dense [H, N_q, N_k]. The index, and which pairs a `Bias` is asked for, stay. They are read in this call: on a
+        GPU by the call's own launches, which a CUDA graph repeats; elsewhere the masks are filled again where values
+        changed since the last call.
         Plans are differentiable once, in q, k, v and the bias, where their device has a backward.
         Raises `PatternError` or `DeviceError` for tensors other than planned, or that need a gradient elsewhere.
         """
@@ -365,8 +366,11 @@ class Plan:
         return executor
 
     def _with_values(self, q, ordered, bias):
-        """The executor for these values of the bias, the last one where they are the same."""
+        """The executor for these values of the bias: one that reads them where they are, or the last one where they are
+        the same."""
         self._check_values(q, bias)
+        if getattr(targets.executor(self.device), "READS_TABLES", False):
+            return self._executor(q, ordered).with_bias(bias.detach().flatten(1))
         key = ordered, q.get_device()
         before, executor = self._valued.get(key, (None, None))
         if before is None or before.dtype != bias.dtype or not torch.equal(before, bias.detach()):

@@ -2,7 +2,9 @@
 
 import importlib.util
 from argparse import Namespace
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -53,3 +55,55 @@ def test_the_reference_is_that_of_autograd():
     for x, y in zip(backward.oracle(ordered, q, k, v, grad), expected, strict=True):
         torch.testing.assert_close(x, y)
     assert isinstance(ordered, graph.Graph)
+
+
+def test_a_table_is_compared_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["backward.py", *ARGUMENTS, "--bias", "--output", str(tmp_path / "x.csv")])
+    backward.main()
+    rows = pd.read_csv(tmp_path / "x.csv").set_index("contender")
+    assert set(rows["status"]) == {"ok"} and (rows["error_table"] <= backward.TOLERANCE[torch.float32]).all()
+
+
+class Graphs:
+    """CUDA graphs where there is no GPU: a replay makes the results anew, of new values or of those that were captured.
+
+    Stands in for torch.cuda.
+    """
+
+    def __init__(self, call, sees, refuses=False):
+        self.call, self.sees, self.refuses = call, sees, refuses
+        self.Stream = self.current_stream = lambda: SimpleNamespace(wait_stream=lambda other: None)
+        self.set_stream = self.synchronize = lambda *_: None
+        self.stream = lambda stream: nullcontext()
+        self.CUDAGraph = lambda: SimpleNamespace(replay=self.replay)
+
+    @contextmanager
+    def graph(self, captured, stream):
+        if self.refuses:
+            raise RuntimeError("not while capturing")
+        yield
+        self.held = self.call.last
+
+    def replay(self):
+        if self.sees:
+            self.held.copy_(self.call.now())
+
+
+@pytest.mark.parametrize(
+    "answer, given",
+    [("right", {"sees": True}), ("wrong", {"sees": False}), ("not captured", {"sees": True, "refuses": True})],
+)
+def test_a_graph_that_does_not_see_new_values_is_told(monkeypatch, answer, given):
+    table = torch.randn(2, 5)
+
+    class Call:
+        def now(self):
+            return table.detach() * 2
+
+        def __call__(self):
+            self.last = self.now()
+            return (self.last,)
+
+    before, call = table.clone(), Call()
+    monkeypatch.setattr(torch, "cuda", Graphs(call, **given))
+    assert backward.replayed(call, table) == answer and torch.equal(table, before)

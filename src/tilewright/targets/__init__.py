@@ -41,7 +41,9 @@ folder:
         `targets.masks.as_bias`), ``scale`` (default ``head_dim ** -0.5``). Raises `ArtifactError` for blocks of another
         schedule, `PatternError` for an order, bias, head dim or scale that does not fit.
     An executor may have ``with_bias(table) -> Executor``: itself with other values of its bias, float32 [H, T] on the
-        CPU. Without it executors are prepared anew for other values.
+        CPU. Without it executors are prepared anew for other values. Where the module states ``READS_TABLES = True``
+        the table is of any float type and on the executor's device. Each call reads it there and waits for nothing, so
+        that a capture in a CUDA graph sees the values of each replay.
 
 ``mask_cost.py``, optional.
     ``mask_cost(graph, row_ptr, head_dim)``: how many times as much work costs with the masks of these groups of rows as

@@ -12,7 +12,7 @@ from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from tilewright import graph, reference
 from tilewright.core.errors import PatternError
-from tilewright.targets.cuda import backward, config
+from tilewright.targets.cuda import backward, bias_gradients, config
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.masks import Bias
 from tilewright.targets.units import Units
@@ -121,6 +121,43 @@ def test_gradients(monkeypatch, by, bias, split_keys):
             assert errors.max() <= 2 * reference.TOLERANCE[x.dtype]
         assert first is None or all(map(torch.equal, first, found))
         first = found
+
+
+@pytest.mark.parametrize("by", GROUPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("kind, programs", [("dense", 1024), ("table", 1024), ("table", 1)])
+def test_gradients_of_a_bias(monkeypatch, by, dtype, kind, programs):
+    # Few programs sum many uses of a tile each.
+    monkeypatch.setattr(bias_gradients, "PROGRAMS", programs)
+    monkeypatch.setattr(backward.backward_lists.facts, "SPLIT_KEYS", 32)
+    make = torch.Generator().manual_seed(1)
+    values = 20 * torch.randn(H, 70, 60, generator=make)
+    at = torch.arange(70 * 60).view(70, 60)
+    bias = values
+    if kind == "table":
+        # In patterns of repeated tiles, too: equal places of rows and keys have equal entries.
+        values, at = values[:, 0, :13].contiguous(), (torch.arange(70)[:, None] + 3 * torch.arange(60)) % 13
+        bias = Bias(values, lambda rows, keys: (rows + 3 * keys) % 13)
+    call, *tokens, masks = prepared(GROUPS[by], bias=bias, dtype=dtype)
+    grad = torch.randn(tokens[0].shape, generator=make).to(DEVICE, dtype)
+    # Those that it was made with, and others.
+    for given in (None, torch.randn(values.shape, generator=make)):
+        now = call if given is None else call.with_bias(given.to(DEVICE))
+        table = (values if given is None else given).double().requires_grad_()
+        leaves = [*(x.cpu().double().requires_grad_() for x in tokens), table]
+        pairs = table.flatten(1)[:, at]
+        pairs.retain_grad()
+        masked(*leaves[:3], masks, bias=pairs).backward(grad.cpu().double())
+        out, first = now(*tokens), None
+        for _ in range(2):
+            found = backward.gradients_with_bias(now, *tokens, out, grad)
+            assert found[3].dtype == torch.float32
+            for x, leaf in zip(found, leaves, strict=True):
+                # Gradients of pairs may cancel each other in an entry of a table; their errors do not.
+                norm = torch.maximum(leaf.grad.norm(), pairs.grad.norm()) if leaf is table else leaf.grad.norm()
+                assert (x.cpu().double().view(leaf.shape) - leaf.grad).norm() <= 2 * reference.TOLERANCE[dtype] * norm
+            assert first is None or all(map(torch.equal, first, found))
+            first = found
 
 
 def test_gradients_of_a_batch_of_other_images_are_refused():

@@ -8,7 +8,6 @@ items leave. All sums have one order, so that no two calls differ.
 import itertools
 import math
 from contextlib import nullcontext
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -20,14 +19,24 @@ from triton import OutOfResources
 
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.targets import qkv
-from tilewright.targets.cuda import backward_kernels, backward_lists, bias_gradients, config, executor, launcher
+from tilewright.targets.cuda import (
+    backward_kernels,
+    backward_lists,
+    bias_gradients,
+    bias_values,
+    config,
+    executor,
+    launcher,
+)
 from tilewright.targets.cuda.config import HEAD_DIMS
 from tilewright.targets.cuda.tile_lists import Item, Part
 
 # The kernels of a backward, in order.
 HALVES = "queries", "keys"
-# Executors of several patterns are differentiated, but for a bias.
-TAKES_UNITS = True
+# Executors of several patterns are differentiated, also in a bias.
+TAKES_UNITS = BIAS_TAKES_UNITS = True
+# Numbers of what calls give beside the tokens: the greatest bias of each query, and tiles of the launches from then on.
+_PEAK, _TILES = 10, 11
 
 
 def gradients(forward, q, k, v, out, grad):
@@ -36,16 +45,17 @@ def gradients(forward, q, k, v, out, grad):
     forward: an `executor.Executor`. Raises `DeviceError` while a CUDA graph is captured, unless a call with tensors of
     these shapes and strides came before.
     """
-    return prepared(forward)(q, k, v, out, grad)
+    return prepared(forward)(q, k, v, out, grad, forward.table)
 
 
 def prepared(forward):
-    """The `Backward` of an executor, made when it is first asked for."""
-    if forward.backward is None:
-        with forward.preparing:
-            if forward.backward is None:
-                forward.backward = Backward(forward)
-    return forward.backward
+    """The `Backward` of an executor, for all values of its bias, made when it is first asked for."""
+    base = forward.base
+    if base.backward is None:
+        with base.preparing:
+            if base.backward is None:
+                base.backward = Backward(base)
+    return base.backward
 
 
 def gradients_with_bias(forward, q, k, v, out, grad):
@@ -53,7 +63,7 @@ def gradients_with_bias(forward, q, k, v, out, grad):
 
     Otherwise as `gradients`.
     """
-    return prepared(forward).of_bias(q, k, v, out, grad)
+    return prepared(forward).of_bias(q, k, v, out, grad, forward.table)
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,8 @@ class Backward:
     """The prepared backward of an executor. The first call with tensors of some layout compiles, later ones do not."""
 
     def __init__(self, forward, forms=None, halves=HALVES):
-        """Make the lists of `forward`; forms: `Forms`, None for the default. halves: those to make, of `HALVES`."""
+        """Make the lists of `forward`; forms: `Forms`, None for the default. halves: those to make, of `HALVES`; with a
+        bias those of queries are always made."""
         _expect_no_capture()
         source, self._forward = forward.source, forward
         common, (n_q, n_k), device = source.common, forward.shape, forward.device
@@ -93,7 +104,7 @@ class Backward:
             seen_by = sparse.vstack([x.T for x in each], format="csr")
         rows, keys = common.taken
         natural_rows, natural_keys = common.natural
-        by_query = by_key = peak = None
+        by_query = by_key = None
         if common.bias is not None:
             length = common.bias.table.shape[1]
             by_query = executor.index(common)
@@ -104,13 +115,9 @@ class Backward:
                 apart = units is not None and units.apart
                 return key // n_k % units.heads * length + at if apart else at
 
-            # By the positions of the queries, as the other numbers of a query; of all images where patterns are theirs.
-            own = _of_units([backward_lists.peaks(common, x) for x in each], units)
-            peak = torch.empty_like(own)
-            peak[:, torch.from_numpy(np.ascontiguousarray(rows))] = own
-            peak = peak.to(device)
         self._halves = {half: [] for half in HALVES}
-        if "queries" in halves:
+        # What is taken off a bias is known by the tiles of the queries.
+        if "queries" in halves or common.bias is not None:
             made = backward_lists.as_graph(found, n_patterns)
             arranged = partial(executor.lists_of, common=common, n_rows=n_q)
             lists = backward_lists.build(
@@ -119,6 +126,7 @@ class Backward:
             self._halves["queries"] = [
                 QueryLaunch(each, forms.queries(tile), common, (rows, keys), device) for tile, each in lists
             ]
+            _longest_first(self._halves["queries"])
         if "keys" in halves:
             made = backward_lists.as_graph(seen_by, n_patterns)
             arranged = partial(executor.lists_of, common=common, n_rows=n_k)
@@ -126,11 +134,13 @@ class Backward:
                 made, lambda t: forms.keys(t).step_keys, by_key, forms.key_tiles, forms.most_full, arranged
             )
             self._halves["keys"] = [
-                KeyLaunch(each, forms.keys(tile), common, (keys, rows), device, peak) for tile, each in lists
+                KeyLaunch(each, forms.keys(tile), common, (keys, rows), device) for tile, each in lists
             ]
-        for launches in self._halves.values():
-            # A GPU takes the programs of the first launch first: the longest are not to be the last ones.
-            launches.sort(key=lambda launch: launch.lists.items[:, Item.STEPS].max(), reverse=True)
+            _longest_first(self._halves["keys"])
+        for number, launch in enumerate(itertools.chain(*self._halves.values())):
+            launch.number = number
+        # Values of the bias that the plan was made with, made when they are first asked for; none without a bias.
+        self._own, self._valued = () if common.bias is None else None, None
         seeing, seen = (int((np.diff(x.indptr) > 0).sum()) for x in (found, seen_by))
         self._all_see, self._all_seen = seeing == found.shape[0], seen == seen_by.shape[0]
         self._stream, self._of_bias = launcher.current_stream(device), None
@@ -143,7 +153,9 @@ class Backward:
     @property
     def memory_bytes(self):
         """Bytes of lists and masks held between calls."""
-        return sum(launch.memory_bytes for launch in itertools.chain(*self._halves.values()))
+        own, places = sum(x.nbytes for x in self._own or ()), self._valued
+        held = 0 if places is None else places.memory_bytes
+        return own + held + sum(launch.memory_bytes for launch in itertools.chain(*self._halves.values()))
 
     @property
     def launches(self):
@@ -155,49 +167,59 @@ class Backward:
         """Pairs of query and key that a head works through, padding included: ``(for queries, for keys)``."""
         return tuple(sum(launch.executed for launch in half) for half in self._halves.values())
 
-    def __call__(self, q, k, v, out, grad):
-        """``(dq, dk, dv)``, contiguous. Raises `PatternError` or `DeviceError` for tensors other than planned."""
-        return self._run(q, k, v, out, grad)[5:8]
+    def __call__(self, q, k, v, out, grad, table=None):
+        """``(dq, dk, dv)``, contiguous. Raises `PatternError` or `DeviceError` for tensors other than planned.
 
-    def of_bias(self, q, k, v, out, grad):
+        table: values [H, T] in place of those of the bias, on the device, which are read in each call.
+        """
+        return self._run(q, k, v, out, grad, table)[5:8]
+
+    def of_bias(self, q, k, v, out, grad, table=None):
         """``(dq, dk, dv, d_table)``, the last float32 [H, T]. Raises as a call does."""
         launches, common, device = self._halves["queries"], self._forward.source.common, self._forward.device
-        tensors = self._run(q, k, v, out, grad)
+        tensors = self._run(q, k, v, out, grad, table)
         if not len(q):
             return *tensors[5:8], torch.zeros(common.bias.table.shape, device=device)
         if self._of_bias is None:
             _expect_no_capture()
             with self._lock:
-                # Shared with the backwards of other values, whose lists are these.
-                self._of_bias = bias_gradients.BiasGradients(launches, common.bias.table.shape[1], common.heads, device)
+                self._of_bias = bias_gradients.BiasGradients(launches, common, device)
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             return *tensors[5:8], self._of_bias(launches, tensors)
 
-    def with_bias(self, forward):
-        """The backward of `forward`, which differs from this one's executor in the values of its bias alone.
+    def values(self, table=None):
+        """What launches take of a bias: ``(greatest of each query, tiles of each launch, …)``; nothing without one.
 
-        Lists and scratch memory are shared.
+        table: as of a call. Two calls of one table have the same.
         """
-        made, common, device = copy(self), forward.source.common, forward.device
-        made._forward, made._known, made._lock = forward, {}, Lock()
-        queries = [launch.with_bias(common) for launch in self._halves["queries"]]
-        peak = torch.zeros(forward.heads, forward.shape[0], device=device)
-        for launch in queries:
-            launch.put_peaks(common, peak)
-        keys = [launch.with_bias(common, peak) for launch in self._halves["keys"]]
-        made._halves = {"queries": queries, "keys": keys}
-        return made
+        if table is None and self._own is not None:
+            return self._own
+        common, device, places = self._forward.source.common, self._forward.device, self._valued
+        if places is None:
+            _expect_no_capture()
+            launches = itertools.chain(*self._halves.values())
+            places = _Values(list(launches), common, self._forward.shape[0], device)
+            if table is not None:
+                self._valued = places
+        found = places(executor.bias_table(common, table).to(device))
+        if table is None:
+            _expect_no_capture()
+            if device.type == "cuda":
+                # Calls may come on any stream.
+                torch.cuda.current_stream(device).synchronize()
+            self._own = found
+        return found
 
-    def _run(self, q, k, v, out, grad):
+    def _run(self, q, k, v, out, grad, table):
         """Launch; returns `tensors`."""
         device = self._forward.device
         if device.type == "cuda" and torch.cuda.current_device() != device.index:
             with torch.cuda.device(device):
-                return self._run(q, k, v, out, grad)
+                return self._run(q, k, v, out, grad, table)
         if grad.stride(-1) != 1:
             grad = grad.contiguous()
         given = q, k, v, out, grad
-        tensors = self.tensors(*given)
+        tensors = self.tensors(*given, table)
         addresses = [x.data_ptr() for x in tensors]
         key = (self._stream(), *(at & 15 for at in addresses), q.numel())
         for same, launches in self._known.get(key, ()):
@@ -210,8 +232,8 @@ class Backward:
             self._first(key, given, tensors)
         return tensors
 
-    def tensors(self, q, k, v, out, grad):
-        """What launches take: these, memory for their gradients, and for the numbers of each query."""
+    def tensors(self, q, k, v, out, grad, table=None):
+        """What launches take: these, memory for their gradients, for the numbers of each query, and `values`."""
         n_q, n_k = self._forward.shape
         dq, dk, dv = (q.new_empty(*q.shape[:2], n, q.shape[3]) for n in (n_q, n_k, n_k))
         stats = torch.empty(2, len(q) * self._forward.heads, n_q, dtype=torch.float32, device=q.device)
@@ -222,7 +244,7 @@ class Backward:
         if not self._all_seen:
             dk.zero_()
             dv.zero_()
-        return q, k, v, out, grad, dq, dk, dv, *stats
+        return q, k, v, out, grad, dq, dk, dv, *stats, *self.values(table)
 
     def run(self, half, tensors):
         """Launch one of `HALVES` through Triton; returns what does so directly, see `launcher.direct`."""
@@ -270,13 +292,48 @@ class Backward:
         return any(same(*given) for key, calls in self._known.items() if which(key) for same, *_ in calls)
 
 
-def _of_units(of_pattern, units):
-    """The rows of all heads [H or B * H, …] of what each pattern has, ``[[H, …], …]``."""
-    if units is None:
-        return of_pattern[0]
-    if units.by == "image":
-        return torch.cat([of_pattern[g] for g in units.group])
-    return torch.stack([of_pattern[g][u % units.heads] for u, g in enumerate(units.group)])
+def _longest_first(launches):
+    """A GPU takes the programs of the first launch first: the longest are not to be the last ones."""
+    launches.sort(key=lambda launch: launch.lists.items[:, Item.STEPS].max(), reverse=True)
+
+
+class _Values:
+    """Puts the values of a table where the launches of a backward read them; made once, for all values."""
+
+    def __init__(self, launches, common, n_queries, device):
+        heads = executor.mask_heads(common)
+        size = executor.signed_scale(common)[1]
+        of_queries = [isinstance(launch, QueryLaunch) for launch in launches]
+        self._tiles = [
+            bias_values.Tiles(launch.lists, heads, size, device, relative)
+            for launch, relative in zip(launches, of_queries, strict=True)
+        ]
+        self._device, self._peaks = (
+            device,
+            [x.peaks if of else 0 for x, of in zip(self._tiles, of_queries, strict=True)],
+        )
+        units = common.units
+        # Rows of the greatest bias of each query: heads, of all images where patterns are theirs.
+        lanes = common.heads if units is None or units.by == "head" else len(units.group)
+        lanes *= common.heads if units is not None and units.by == "image" else 1
+        # Queries without a key take any value.
+        source = np.zeros((lanes, n_queries), np.int64)
+        before = np.cumsum(self._peaks) - self._peaks
+        for launch, begin in zip((x for x in launches if isinstance(x, QueryLaunch)), before, strict=False):
+            launch.find_peaks(common, heads, int(begin), source)
+        self._source, self._shape = _to(device, source.ravel()), source.shape
+
+    @property
+    def memory_bytes(self):
+        """Bytes of lists held between calls."""
+        return self._source.nbytes + sum(x.memory_bytes for x in self._tiles)
+
+    def __call__(self, table):
+        """``(greatest of each query, tiles of each launch, …)`` for a contiguous table [mask heads, T]."""
+        greatest = torch.empty(max(1, sum(self._peaks)), device=self._device)
+        parts = greatest.split([*self._peaks, len(greatest) - sum(self._peaks)])
+        tiles = [put(table, part if n else None) for put, part, n in zip(self._tiles, parts, self._peaks, strict=False)]
+        return greatest.index_select(0, self._source).view(self._shape), *tiles
 
 
 def _expect_no_capture():
@@ -300,18 +357,20 @@ class _Launch:
     strided: tuple[int, ...]
     sums: int
     stated: bool
+    # Among the launches of a backward.
+    number: int
 
-    def __init__(self, lists, form, common, positions, device, peak=None):
-        """positions: int [rows], [keys] of the lists, in the tensors. peak: see `tilewright_key_gradients`."""
-        self.lists, self.form, self._heads, self._peak = lists, form, common.heads, peak
+    def __init__(self, lists, form, common, positions, device):
+        """positions: int [rows], [keys] of the lists, in the tensors."""
+        self.lists, self.form, self._heads = lists, form, common.heads
         self._units = common.units
         self._sign, self._size = executor.signed_scale(common)
         self._d0, self._d1 = HEAD_DIMS[common.head_dim]
-        left, right, mask_heads = self._masks(common, device)
+        left, right, mask_heads = executor.masks(lists, common, device)
         rows, keys = positions
         held = (lists.items, rows.astype(np.int32), keys[lists.keys].astype(np.int32))
         parts = lists.parts if len(lists.parts) else np.zeros((1, len(Part)), np.int32)
-        # In the kernels' order.
+        # In the kernels' order; tiles of a bias are of each call.
         self._held = (*(_to(device, x) for x in held), left, right, _to(device, parts))
         self._constants = {
             "BLOCK_M": lists.rows, "BLOCK_N": lists.step_keys, "HEAD_DIM": common.head_dim, "D0": self._d0,
@@ -323,22 +382,15 @@ class _Launch:
         # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
         self._stream, self._scratch = launcher.current_stream(left.device), {}
 
-    def _masks(self, common, device):
-        return executor.masks(self.lists, common, self._size, device)
-
-    def with_bias(self, common, peak=None):
-        """This launch with the values of another bias, of the same pairs; lists and scratch memory are shared."""
-        made, held = copy(self), self._held
-        made._peak, made._held = peak, (*held[:4], self._refilled(common, held[0].device), held[5])
-        return made
-
-    def _refilled(self, common, device):
-        return executor.refilled(self.lists, common, self._size, device)
-
     @property
     def memory_bytes(self):
         """Bytes of lists and masks held between calls."""
-        return sum(x.nbytes for x in self._held)
+        return sum(x.nbytes for x in self._held if x is not None)
+
+    @property
+    def tiled(self):
+        """Whether masks are tiles of a bias, which each call is given."""
+        return self._held[executor.RIGHT] is None
 
     @property
     def executed(self):
@@ -363,10 +415,24 @@ class _Launch:
         """``callable(addresses of all tensors)`` that launches `compiled` for tensors of this layout, see
         `launcher.direct`."""
         memory, sizes, constants = self._arguments(tensors)
-        arguments = (*(x.data_ptr() for x in memory), *sizes, *constants.values())
-        grid, stream, taken = self._grid(tensors[0]), self._stream(), self.taken
-        launch = launcher.direct(compiled, grid, stream, arguments, tensors[0].device)
-        return launch and (lambda *addresses: launch(*(addresses[i] for i in taken)))
+        scalars, held = (*sizes, *constants.values()), tuple(x.data_ptr() for x in memory)
+        grid, stream, taken, given = self._grid(tensors[0]), self._stream(), self.taken, self._given()
+        if not given:
+            launch = launcher.direct(compiled, grid, stream, (*held, *scalars), tensors[0].device)
+            return launch and (lambda *addresses: launch(*(addresses[i] for i in taken)))
+        launch = launcher.direct(compiled, grid, stream, scalars, tensors[0].device)
+
+        def call(*addresses):
+            now = list(held)
+            for place, number in given:
+                now[place] = addresses[number]
+            launch(*(addresses[i] for i in taken), *now)
+
+        return launch and call
+
+    def _given(self):
+        """``((place in the kernel's memory, number of the tensor), …)`` of what each call gives of a bias."""
+        return ((executor.RIGHT, _TILES + self.number),) if self.tiled else ()
 
     def _grid(self, q):
         n = len(self.lists.items)
@@ -385,7 +451,10 @@ class _Launch:
         wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in strided)
         scale_log2 = self._size * math.log2(math.e)
         sizes = (*strides, len(self.lists.items), self._lanes(batch), *self._counts(q, k), scale_log2)
-        return (*self._held, *self._parts(batch)), (*sizes, *self._scales()), self._constants | {"WIDE": wide}
+        memory = [*self._held, *self._parts(batch)]
+        for place, number in self._given():
+            memory[place] = tensors[number]
+        return memory, (*sizes, *self._scales()), self._constants | {"WIDE": wide}
 
     def _counts(self, q, k):
         raise NotImplementedError
@@ -438,27 +507,36 @@ class QueryLaunch(_Launch):
         """int32 [steps + 1, step_keys], likewise."""
         return self._held[2]
 
-    @property
-    def bias_tiles(self):
-        """float32 [tiles, H, M, N], relative to the greatest of each row, over the scale."""
-        return self._held[4]
+    def images(self, batch):
+        """Images of a batch that each item has."""
+        return batch if self._units is None or self._units.by == "head" else 1
+
+    def tiles(self, tensors):
+        """float32 [tiles, mask heads, M, N] of a call: relative to the greatest of each row, over the scale."""
+        return tensors[_TILES + self.number]
 
     @property
     def scale_log2(self):
         """What scores are multiplied by to base 2."""
         return self._size * math.log2(math.e)
 
-    def put_peaks(self, common, peak):
-        """Write the greatest bias of each query to `peak`, float32 [H, N_q]."""
-        lists, device = self.lists, peak.device
-        greatest = executor.greatest(lists, common, device).flatten(1)
+    def find_peaks(self, common, heads, begin, source):
+        """Write to `source`, int64 [lanes, N_q], where the greatest bias of each query of these lists stands.
+
+        They stand by family, heads of tiles and rows from `begin` on, see `bias_values.Tiles`.
+        """
+        lists, units = self.lists, common.units
         items = lists.items.astype(np.int64)
         m = np.arange(lists.rows)
-        row = items[:, Item.FIRST_ROW, None] + m
-        source = lists.family[items[:, Item.MASK_STEP], None] * lists.rows + m
         there = m < items[:, Item.ROWS, None]
-        into = self.row_positions[_to(device, row[there])].long()
-        peak[:, into] = greatest[:, _to(device, source[there])]
+        row = _to_host(self.row_positions)[(items[:, Item.FIRST_ROW, None] + m)[there]]
+        family = lists.family[items[:, Item.MASK_STEP]]
+        # The first head of an item, and further ones as far as tiles tell them apart.
+        first = np.zeros(len(items), np.int64) if units is None else items[:, len(Item)]
+        for h in range(heads):
+            at = begin + ((family * heads + h) * lists.rows)[:, None] + m
+            lane = np.broadcast_to((first + h)[:, None], there.shape)
+            source[lane[there], row] = at[there]
 
 
 class KeyLaunch(_Launch):
@@ -468,19 +546,9 @@ class KeyLaunch(_Launch):
     taken, strided = (0, 1, 2, 4, 6, 7, 8, 9), (0, 1, 2, 4)
     sums, stated = 2, False
 
-    def _masks(self, common, device):
-        if self.lists.rank or common.bias is None:
-            return super()._masks(common, device)
-        # The bias itself: what is taken off it belongs to queries, which are no rows here.
-        tiles = executor.absolute(self.lists, common, device)
-        return _to(device, self.lists.left).to(common.dtype), tiles, tiles.shape[1]
-
-    def _refilled(self, common, device):
-        return executor.absolute(self.lists, common, device, hold=True)
-
     def _arguments(self, tensors):
         memory, sizes, constants = super()._arguments(tensors)
-        return memory, sizes, constants | {"PEAKS": len(self._peak)}
+        return memory, sizes, constants | {"PEAKS": len(tensors[_PEAK]) if self.tiled else 1}
 
     def _counts(self, q, k):
         return q.shape[2], k.shape[2]
@@ -489,11 +557,18 @@ class KeyLaunch(_Launch):
         return (*super()._scales(), 1 / self._size)
 
     def _parts(self, batch):
-        if self._peak is None:
-            # A pointer needs memory even where there is no bias.
-            self._peak = torch.zeros(1, device=self._held[0].device)
-        return (*super()._parts(batch), self._peak)
+        # A pointer needs memory even where there is no bias.
+        parts = super()._parts(batch)
+        return (*parts, parts[0])
+
+    def _given(self):
+        # The greatest of each query comes last.
+        return (*super()._given(), (-1, _PEAK)) if self.tiled else ()
 
 
 def _to(device, array):
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def _to_host(tensor):
+    return tensor.cpu().numpy()

@@ -25,8 +25,6 @@ SMALL_ROWS, SMALL_COST = 16, 2.5
 # then than two, one without masks: each fills its pipeline anew, and of two that share accumulators the assembler lets
 # no products overlap.
 MOST_FULL = 0.5
-# Pairs whose bias is read at a time.
-_PAIRS = 1 << 24
 
 
 def transposed(used, shape):
@@ -109,23 +107,3 @@ def _cost(cover):
     """float [regions]: what each costs in this tile, in pairs of a large one."""
     factor = SMALL_COST if cover.tile.rows <= SMALL_ROWS else 1.0
     return np.bincount(cover.region, weights=cover.area, minlength=cover.n_regions) * factor
-
-
-def peaks(common, found):
-    """float32 [H, N_q]: the greatest bias of each query over the keys that it may see, in the plan's order; 0 for none.
-
-    found: the pattern, a sparse array in that order.
-    """
-    import torch
-
-    table = common.bias.table.detach().float().cpu()
-    most = torch.full((len(table), found.shape[0]), -torch.inf)
-    at = found.tocoo()
-    rows, keys = common.natural
-    for lo in range(0, at.nnz, _PAIRS):
-        row, key = at.row[lo : lo + _PAIRS], at.col[lo : lo + _PAIRS]
-        index = torch.from_numpy(np.asarray(common.bias.index(rows[row], keys[key]), np.int64))
-        row = torch.from_numpy(row.astype(np.int64))
-        for of_head, values in zip(most, table, strict=True):
-            of_head.scatter_reduce_(0, row, values[index], "amax")
-    return most.masked_fill_(most == -torch.inf, 0.0)

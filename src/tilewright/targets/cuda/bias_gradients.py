@@ -13,26 +13,33 @@ from triton import OutOfResources
 
 from tilewright.core.errors import DeviceError
 from tilewright.targets.cuda import bias_kernels, executor, launcher
+from tilewright.targets.cuda.repeated import Repeated
 from tilewright.targets.cuda.tile_lists import Item
 
 # Programs that the uses of all tiles are shared out to, where they are so many. ASSUME: a large GPU runs half of them
 # at a time, so that those that take longest are not alone at the end.
 PROGRAMS = 1024
-# Places that one list of an entry has at most; more are added up in a second step.
-LONGEST = 2048
-# Lists and places of a program at a time, and values that are folded at a time.
-LISTS, PLACES, FOLDED = 16, 64, 1024
+# Places that one list of an entry has at most; more are added up in a second step. ASSUME: a program waits for memory
+# once for each `PLACES` of its longest list, so that more of them take longer than the second step does.
+LONGEST = 512
+# Lists and places of a program at a time, and values and parts that are folded at a time.
+LISTS, PLACES, FOLDED, PARTS = 16, 64, 512, 8
+# What is said of a capture that comes first.
+REFUSED = "differentiate the plan once with tensors of these shapes and strides before that"
 
 
 class BiasGradients:
     """Sums the gradient of a bias for the query launches of a `backward.Backward`; made once, for all values.
 
-    entries: T of the table [H, T].
+    Where heads have patterns of their own, one head of the tiles holds the entries of all (`executor.bias_table`).
     """
 
-    def __init__(self, launches, entries, heads, device):
-        """launches: `backward.QueryLaunch` of each tile, whose masks are tiles of the bias."""
-        self._entries, self._heads, self._device = entries, heads, device
+    def __init__(self, launches, common, device):
+        """launches: `backward.QueryLaunch` of each tile, whose masks are tiles of the bias. common: their `Setting`."""
+        heads, self._shape = executor.mask_heads(common), common.bias.table.shape
+        self._entries = entries = common.bias.table.numel() // heads
+        self._heads, self._device = heads, device
+        self._sum_lists = Repeated(bias_kernels.tilewright_sum_lists, device, REFUSED)
         self._parts, places, of_place, total = [], [], [], 0
         for launch in launches:
             lists = launch.lists
@@ -60,8 +67,7 @@ class BiasGradients:
     def __call__(self, launches, tensors):
         """The gradient of the table, float32 [H, T].
 
-        launches: as this was made of, maybe with other values of the bias. tensors: of a `backward.Backward`, whose
-        launches for queries have run.
+        launches: as this was made of. tensors: of a `backward.Backward`, whose launches for queries have run.
         """
         tiles = torch.empty(self._heads, self._total, device=self._device)
         for launch, (parts, begin) in zip(launches, self._parts, strict=True):
@@ -69,11 +75,11 @@ class BiasGradients:
         # Entries that no pair has stay zero.
         sums, source = torch.zeros(self._heads, self._sums, device=self._device), tiles
         for at, lists, count in self._steps:
-            grid = (triton.cdiv(count, LISTS), self._heads)
-            strides = source.stride(0), sums.stride(0)
-            bias_kernels.tilewright_sum_lists[grid](source, sums, at, lists, count, *strides, LISTS, PLACES)
+            grid = triton.cdiv(count, LISTS), self._heads, 1
+            following = count, source.stride(0), sums.stride(0), LISTS, PLACES
+            self._sum_lists(grid, (source, sums, at, lists), following)
             source = sums
-        return sums[:, : self._entries].contiguous()
+        return sums[:, : self._entries].reshape(self._shape)
 
 
 def listed(places, entry, entries):
@@ -110,8 +116,10 @@ class _Parts:
         number = np.arange(len(owner)) - np.repeat(np.cumsum(steps) - steps, steps)
         tile = items[owner, Item.MASK_STEP] + number
         order = np.argsort(tile, kind="stable")
-        fields = Item.FIRST_ROW, Item.ROWS
-        uses = np.stack([*(items[owner, x] for x in fields), items[owner, Item.FIRST_STEP] + number, 0 * owner], 1)
+        # The first head of a unit, heads of all images counted through.
+        first_head = items[:, len(Item)] if items.shape[1] > len(Item) else np.zeros(len(items), np.int64)
+        fields = items[owner, Item.FIRST_ROW], items[owner, Item.ROWS], items[owner, Item.FIRST_STEP] + number
+        uses = np.stack([*fields, first_head[owner]], 1)
         n_tiles = len(lists.bias_index)
         counts = np.bincount(tile, minlength=n_tiles)
         most = max(1, -(-len(owner) * heads // PROGRAMS))
@@ -120,7 +128,11 @@ class _Parts:
         before = np.arange(len(of_part)) - np.repeat(np.cumsum(parts) - parts, parts)
         first = (np.cumsum(counts) - counts)[of_part] + before * most
         length = np.minimum(most, counts[of_part] - before * most)
-        self._count, self._tiles = len(of_part), n_tiles
+        self._count, self._tiles, self._heads = len(of_part), n_tiles, heads
+        self._of_steps, self._fold = (
+            Repeated(kernel, device, REFUSED)
+            for kernel in (bias_kernels.tilewright_bias_gradients, bias_kernels.tilewright_fold_tiles)
+        )
         self._uses = _to(device, uses[order].astype(np.int32))
         self._records = _to(device, np.stack((of_part, first, length, 0 * first), 1).astype(np.int32))
         self._first = _to(device, np.concatenate(([0], np.cumsum(parts))).astype(np.int32))
@@ -131,9 +143,10 @@ class _Parts:
 
     def __call__(self, launch, tensors, tiles, begin):
         """Write the sums of each tile to `tiles` [H, .], from `begin` on."""
-        q, k, v, _, grad, _, _, _, lse, delta = tensors
-        batch, constants = len(q), launch.constants
-        heads, size = constants["HEADS"], constants["BLOCK_M"] * constants["BLOCK_N"]
+        q, k, v, _, grad, _, _, _, lse, delta = tensors[:10]
+        constants, heads = launch.constants, self._heads
+        # Where patterns are those of images, a use is of one of them.
+        batch, size = launch.images(len(q)), constants["BLOCK_M"] * constants["BLOCK_N"]
         groups = max(1, min(batch, PROGRAMS // (self._count * heads)))
         layers = max(1, -(-self._count // executor.MOST_ACROSS))
         sums = torch.empty(groups * self._count * heads, size, device=q.device)
@@ -141,23 +154,24 @@ class _Parts:
         strides = [stride for x in strided for stride in x.stride()[:3]]
         wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in strided)
         form = launch.form
-        names = "BLOCK_M", "BLOCK_N", "HEAD_DIM", "D0", "D1", "HEADS", "ORDERED", "SIGN", "NUM_STAGES"
-        taken = {name: constants[name] for name in names} | {"WIDE": wide}
+        # In the kernel's order.
+        names = "BLOCK_M", "BLOCK_N", "HEAD_DIM", "D0", "D1", "HEADS", "MASK_HEADS", "ORDERED", "SIGN", "NUM_STAGES"
+        grid = heads * groups, -(-self._count // layers), layers
+        memory = (
+            *strided, lse, delta, sums, self._uses, self._records, launch.row_positions, launch.key_positions,
+            launch.tiles(tensors),
+        )  # fmt: skip
+        sizes = *strides, self._count, batch, groups, q.shape[2], launch.scale_log2
         try:
-            bias_kernels.tilewright_bias_gradients[heads * groups, -(-self._count // layers), layers](
-                *strided, lse, delta, sums, self._uses, self._records, launch.row_positions, launch.key_positions,
-                launch.bias_tiles, *strides, self._count, batch, groups, q.shape[2], launch.scale_log2, **taken,
-                num_warps=form.num_warps,
-            )  # fmt: skip
+            self._of_steps(grid, memory, (*sizes, *(constants[name] for name in names), wide), num_warps=form.num_warps)
         except OutOfResources as error:
             raise DeviceError(
                 f"gradient of a bias: expected to need at most {error.limit} of this device's {error.name}, found "
                 f"{error.required}"
             ) from error
-        grid = self._tiles * heads, triton.cdiv(size, FOLDED)
-        bias_kernels.tilewright_fold_tiles[grid](
-            sums, tiles, self._first, self._count, groups, begin, tiles.stride(0), heads, size, FOLDED
-        )
+        grid = self._tiles * heads, triton.cdiv(size, FOLDED), 1
+        following = self._count, groups, begin, tiles.stride(0), heads, size, FOLDED, PARTS
+        self._fold(grid, (sums, tiles, self._first), following)
 
 
 def _to(device, array):

@@ -12,7 +12,8 @@ import triton.language as tl
 
 from tilewright.targets.cuda.online_softmax import load_rows, products
 
-# Fields of a use: the first row of its item, its rows, its step of keys. Of a part: its tile, first use, uses.
+# Fields of a use: the first row of its item, its rows, its step of keys, the first head of its unit. Of a part: its
+# tile, first use, uses.
 USE_SIZE, PART_SIZE = tl.constexpr(4), tl.constexpr(4)
 
 
@@ -24,19 +25,21 @@ def tilewright_bias_gradients(
     stride_gb, stride_gh, stride_gn,
     n_parts, batch, n_groups, n_queries, scale_log2,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-    HEADS: tl.constexpr, ORDERED: tl.constexpr, SIGN: tl.constexpr, NUM_STAGES: tl.constexpr, WIDE: tl.constexpr,
+    HEADS: tl.constexpr, MASK_HEADS: tl.constexpr, ORDERED: tl.constexpr, SIGN: tl.constexpr,
+    NUM_STAGES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """See the module. Grid: (n_groups * HEADS, parts, layers of parts), groups of images side by side.
+    """See the module. Grid: (n_groups * MASK_HEADS, parts, layers of parts), groups of images side by side.
 
-    lse_ptr, delta_ptr: as `tilewright_query_gradients` leaves them. sum_ptr [n_groups, n_parts, HEADS, BLOCK_M,
-    BLOCK_N]. use_ptr [uses, USE_SIZE], those of a part side by side; part_ptr [n_parts, PART_SIZE]. row_ptr, key_ptr:
-    as of that kernel. bias_ptr [tiles, HEADS, BLOCK_M, BLOCK_N], its tiles with RANK 0.
+    batch: images that each use has. MASK_HEADS: heads that tiles have of their own; a use has each of them, from the
+    first head of its unit on. lse_ptr, delta_ptr: as `tilewright_query_gradients` leaves them. sum_ptr [n_groups,
+    n_parts, MASK_HEADS, BLOCK_M, BLOCK_N]. use_ptr [uses, USE_SIZE], those of a part side by side; part_ptr [n_parts,
+    PART_SIZE]. row_ptr, key_ptr: as of that kernel. bias_ptr [tiles, MASK_HEADS, BLOCK_M, BLOCK_N], its tiles with
+    RANK 0.
     """
-    group, h = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    group, h = tl.program_id(0) // MASK_HEADS, tl.program_id(0) % MASK_HEADS
     part = tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     if part >= n_parts:
         return
-    head = h.to(tl.int64)
     if WIDE:
         stride_qn, stride_kn = tl.cast(stride_qn, tl.int64), tl.cast(stride_kn, tl.int64)
         stride_vn, stride_gn = tl.cast(stride_vn, tl.int64), tl.cast(stride_gn, tl.int64)
@@ -45,44 +48,41 @@ def tilewright_bias_gradients(
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
     at = m[:, None] * BLOCK_N + n[None, :]
-    b_bias = tl.load(bias_ptr + (tile.to(tl.int64) * HEADS + h) * (BLOCK_M * BLOCK_N) + at)  # [BLOCK_M, BLOCK_N]
-    q_ptr += head * stride_qh
-    k_ptr += head * stride_kh
-    v_ptr += head * stride_vh
-    g_ptr += head * stride_gh
+    b_bias = tl.load(bias_ptr + (tile.to(tl.int64) * MASK_HEADS + h) * (BLOCK_M * BLOCK_N) + at)  # [BLOCK_M, BLOCK_N]
     first_image = group * batch // n_groups
     images = (group + 1) * batch // n_groups - first_image
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for j in tl.range(0, n_uses * images, num_stages=NUM_STAGES):
         p_use = use_ptr + (first_use + j % n_uses) * USE_SIZE
         first_row, n_rows, step = tl.load(p_use), tl.load(p_use + 1), tl.load(p_use + 2)
-        b = (first_image + j // n_uses).to(tl.int64)
+        hb = tl.load(p_use + 3) + h + (first_image + j // n_uses) * HEADS
+        b, head = (hb // HEADS).to(tl.int64), (hb % HEADS).to(tl.int64)
         rows = first_row + tl.minimum(m, n_rows - 1)
         if not ORDERED:
             rows = tl.load(row_ptr + rows)
         keys = tl.load(key_ptr + step.to(tl.int64) * BLOCK_N + n)  # [BLOCK_N]
-        of_head = (b * HEADS + h) * n_queries
+        of_head = hb.to(tl.int64) * n_queries
         lse, delta = tl.load(lse_ptr + of_head + rows), tl.load(delta_ptr + of_head + rows)  # [BLOCK_M]
         # Rows beyond the last have no weights.
         lse = tl.where(m < n_rows, lse, float("inf"))
-        b_q0, b_q1 = load_rows(q_ptr + b * stride_qb, rows, stride_qn, HEAD_DIM, D0, D1)
-        b_k0, b_k1 = load_rows(k_ptr + b * stride_kb, keys, stride_kn, HEAD_DIM, D0, D1)
+        b_q0, b_q1 = load_rows(q_ptr + b * stride_qb + head * stride_qh, rows, stride_qn, HEAD_DIM, D0, D1)
+        b_k0, b_k1 = load_rows(k_ptr + b * stride_kb + head * stride_kh, keys, stride_kn, HEAD_DIM, D0, D1)
         b_s = products(b_q0, b_q1, b_k0, b_k1, D1)
         b_s = b_s * SIGN + b_bias
-        b_g0, b_g1 = load_rows(g_ptr + b * stride_gb, rows, stride_gn, HEAD_DIM, D0, D1)
-        b_v0, b_v1 = load_rows(v_ptr + b * stride_vb, keys, stride_vn, HEAD_DIM, D0, D1)
+        b_g0, b_g1 = load_rows(g_ptr + b * stride_gb + head * stride_gh, rows, stride_gn, HEAD_DIM, D0, D1)
+        b_v0, b_v1 = load_rows(v_ptr + b * stride_vb + head * stride_vh, keys, stride_vn, HEAD_DIM, D0, D1)
         b_dp = products(b_g0, b_g1, b_v0, b_v1, D1) - delta[:, None]
         acc += tl.exp2(b_s * scale_log2 - lse[:, None]) * b_dp
-    sums = (group.to(tl.int64) * n_parts + part) * HEADS + h
+    sums = (group.to(tl.int64) * n_parts + part) * MASK_HEADS + h
     tl.store(sum_ptr + sums * (BLOCK_M * BLOCK_N) + at, acc)
 
 
 @triton.jit(do_not_specialize=["n_parts", "n_groups", "begin"])
 def tilewright_fold_tiles(
     sum_ptr, out_ptr, first_ptr, n_parts, n_groups, begin, stride_h,
-    HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Add up the parts of each tile, over all groups. Grid: (tiles * HEADS, SIZE / BLOCK rounded up).
+    """Add up the parts of each tile, over all groups, PARTS at a time. Grid: (tiles * HEADS, SIZE / BLOCK rounded up).
 
     sum_ptr [n_groups, n_parts, HEADS, SIZE]. first_ptr [tiles + 1]: the first part of each tile. out_ptr: float32,
     heads stride_h apart, tiles side by side from `begin` on.
@@ -90,13 +90,14 @@ def tilewright_fold_tiles(
     tile, h = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     first, end = tl.load(first_ptr + tile), tl.load(first_ptr + tile + 1)
-    acc = tl.zeros((BLOCK,), tl.float32)
+    p = tl.arange(0, PARTS)
+    acc = tl.zeros((PARTS, BLOCK), tl.float32)
     for group in range(n_groups):
-        for part in range(first, end):
-            p_sum = sum_ptr + ((group * n_parts + part).to(tl.int64) * HEADS + h) * SIZE
-            acc += tl.load(p_sum + at, mask=at < SIZE, other=0.0)
+        for lo in range(first, end, PARTS):
+            p_sum = sum_ptr + ((group * n_parts + lo + p).to(tl.int64) * HEADS + h)[:, None] * SIZE
+            acc += tl.load(p_sum + at[None, :], mask=(lo + p < end)[:, None] & (at < SIZE)[None, :], other=0.0)
     p_out = out_ptr + h.to(tl.int64) * stride_h + begin + tile.to(tl.int64) * SIZE
-    tl.store(p_out + at, acc, mask=at < SIZE)
+    tl.store(p_out + at, tl.sum(acc, 0), mask=at < SIZE)
 
 
 @triton.jit(do_not_specialize=["n_lists", "stride_x", "stride_out"])

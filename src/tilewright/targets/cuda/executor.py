@@ -10,7 +10,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,15 +18,18 @@ from triton import OutOfResources
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
-from tilewright.targets.cuda import config, forms, launcher, tile_kernel, tile_lists
+from tilewright.targets.cuda import bias_values, config, forms, launcher, tile_kernel, tile_lists
 from tilewright.targets.cuda.tile_lists import BYTES, INTERVALS, MASKED, RANKS, Item, Part
-from tilewright.targets.masks import Bias
 from tilewright.targets.setting import Setting, setting
 
+# Values of a bias are read from their table in each call, where it is on the device.
+READS_TABLES = True
 # Sizes of a scale for which scores, masks and the initial maximum of a row differ in float32.
 SCALES = 2.0**-20, 2.0**20
 # Programs in the second dimension of a grid, at most.
 MOST_ACROSS = 65535
+# Where the masks of the steps are in the memory that a kernel takes.
+RIGHT = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +116,18 @@ def index(common):
     return lambda row, key: row // n % units.heads * length + common.bias.index(rows[row % n], keys[key])
 
 
-def bias_table(common):
-    """The values of the bias, float32 [H, T]; [1, H * T] where heads have patterns of their own."""
-    table = torch.zeros(1, 1) if common.bias is None else common.bias.table.detach().float()
-    return table if common.units is None or not common.units.apart else table.reshape(1, -1)
+def bias_table(common, table=None):
+    """The values of the bias, or those of `table` [H, T], contiguous; [1, H * T] where heads have patterns of their
+    own."""
+    if table is None:
+        table = torch.zeros(1, 1) if common.bias is None else common.bias.table.detach().float()
+    return table.reshape(mask_heads(common), -1).contiguous()
+
+
+def mask_heads(common):
+    """Heads that tiles of a bias have of their own."""
+    alone = common.bias is None or (common.units is not None and common.units.apart)
+    return 1 if alone else common.heads
 
 
 def _expect_no_capture():
@@ -153,14 +163,16 @@ class Launch:
         else:
             self._gathering, holds = self._config, _one_by_one(lists, keys)
         self._loads = self._loads if holds else config.GATHER
-        left, right, mask_heads = masks(lists, common, scale, device)
+        # Where values of a bias stand in its tiles, and the tiles of those that it was planned with, once asked for.
+        self._common, self._scale, self._places, self._own = common, scale, None, None
+        left, right, heads = masks(lists, common, device)
         positions = (_to(device, x.astype(np.int32)) for x in (rows, keys[lists.keys]))
-        # In the kernel's order.
+        # In the kernel's order; tiles of a bias are of each call.
         self._held = (_to(device, lists.items), *positions, left, right, _part_records(device, lists))
         # In the kernel's order, but for NUM_STAGES, LOADS and WIDE.
         self._constants = {
             "BLOCK_M": lists.rows, "BLOCK_N": lists.step_keys, "HEAD_DIM": common.head_dim, "D0": self._d0,
-            "D1": self._d1, "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": mask_heads, "FULL": lists.full,
+            "D1": self._d1, "RANK": lists.rank, "HEADS": common.heads, "MASK_HEADS": heads, "FULL": lists.full,
             "PARTIAL": lists.partial, "SPLIT": len(lists.parts) > 0,
             "ORDERED": bool((rows == np.arange(len(rows))).all()), "SIGN": sign,
             "ACROSS": 0 if common.units is None else common.units.step,
@@ -168,11 +180,34 @@ class Launch:
         # By stream, the latest and largest last. Graphs hold the addresses of all: none is given back.
         self._stream, self._scratch = launcher.current_stream(left.device), {}
 
-    def with_bias(self, common):
-        """This launch with the values of another bias, of the same pairs; lists and scratch memory are shared."""
-        made, held = copy(self), self._held
-        made._held = (*held[:4], refilled(self.lists, common, signed_scale(common)[1], held[0].device), held[5])
-        return made
+    @property
+    def tiled(self):
+        """Whether masks are tiles of a bias, which each call is given."""
+        return self._held[RIGHT] is None
+
+    def tiles(self, table):
+        """The tiles of these values of the bias [H, T], in new memory.
+
+        The lists that say where values stand are held from the first call on.
+        """
+        if self._places is None:
+            self._places = self._placing()
+        return self._places(bias_table(self._common, table).to(self._held[0].device))
+
+    def own_tiles(self):
+        """The tiles of the bias that it was planned with, made by the first call."""
+        if self._own is None:
+            device = self._held[0].device
+            own = self._placing()(bias_table(self._common).to(device))
+            if device.type == "cuda":
+                # Calls may come on any stream.
+                torch.cuda.current_stream(device).synchronize()
+            self._own = own
+        return self._own
+
+    def _placing(self):
+        _expect_no_capture()
+        return bias_values.Tiles(self.lists, mask_heads(self._common), self._scale, self._held[0].device)
 
     def with_items(self, lists):
         """A launch of other work items over the same keys and masks, which both hold, with the same compiled kernel.
@@ -181,26 +216,30 @@ class Launch:
         """
         other, held = copy(self), self._held[1:-1]
         device = held[0].device
-        other.lists, other._scratch = lists, {}
+        other.lists, other._scratch, other._places, other._own = lists, {}, None, None
         other._held = (_to(device, lists.items), *held, _part_records(device, lists))
         return other
 
     @property
     def memory_bytes(self):
         """Bytes of lists and masks held between calls."""
-        return sum(x.nbytes for x in self._held)
+        held = sum(x.nbytes for x in (*self._held, self._own) if x is not None)
+        return held + (0 if self._places is None else self._places.memory_bytes)
 
     def scratch_bytes(self, batch):
         """Bytes that what split items leave takes, for each stream that calls; at most four times those of the largest
         batch where smaller ones came before."""
         return scratch_bytes(self.lists, self._lanes(batch), self._d0 + self._d1)
 
-    def __call__(self, q, k, v, out):
+    def __call__(self, q, k, v, out, tiles=None):
         """Attend the items through Triton's own launch; returns the compiled kernel.
 
+        tiles: of a bias, see `tiles`; None for those that it was planned with.
         Raises `DeviceError` where a program's tile does not fit the device.
         """
         memory, sizes, constants = self._arguments(q, k, v, out)
+        if self.tiled:
+            memory = _with_tiles(memory, self.own_tiles() if tiles is None else tiles)
         loads = self.loads(q, k, v)
         if loads == config.WARPS:
             from tilewright.targets.cuda import tile_warp_kernel
@@ -222,12 +261,18 @@ class Launch:
                 f"{error.required}; plan with a smaller tile"
             ) from error
 
-    def direct(self, compiled, q, k, v, out):
-        """``callable(addresses of q, k, v, out)`` that launches `compiled` for tensors of this layout, see
-        `launcher.direct`."""
+    def direct(self, compiled, q, k, v, out, number=0):
+        """``callable(addresses of q, k, v, out, and of tiles, the launch's own at this number)`` that launches
+        `compiled` for tensors of this layout, see `launcher.direct`."""
         memory, sizes, constants = self._arguments(q, k, v, out)
-        arguments = (*(x.data_ptr() for x in memory), *sizes, *constants.values())
-        return launcher.direct(compiled, self._grid(q), self._stream(), arguments, q.device)
+        grid, stream, scalars = self._grid(q), self._stream(), (*sizes, *constants.values())
+        # Those of tiles are of each call.
+        addresses = [0 if x is None else x.data_ptr() for x in memory]
+        if not self.tiled:
+            return launcher.direct(compiled, grid, stream, (*addresses, *scalars), q.device)
+        launch = launcher.direct(compiled, grid, stream, scalars, q.device)
+        before, after = addresses[:RIGHT], addresses[RIGHT + 1 :]
+        return launch and (lambda *given: launch(*given[:4], *before, given[4 + number], *after))
 
     def _lanes(self, batch):
         """Heads that each item has in a batch."""
@@ -286,6 +331,10 @@ class Launch:
         return parts
 
 
+def _with_tiles(memory, tiles):
+    return (*memory[:RIGHT], tiles, *memory[RIGHT + 1 :])
+
+
 def _runs_by_warps(lists, common, device):
     """Whether `tile_warp_kernel` runs here."""
     device = torch.device(device)
@@ -310,8 +359,9 @@ def _to(device, array):
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
-def masks(lists, common, scale, device):
-    """``(left, right, mask heads)`` as the kernel reads them: factors, intervals, bytes, or tiles of a bias."""
+def masks(lists, common, device):
+    """``(left, right, mask heads)`` as the kernel reads them: factors, intervals or bytes; None for tiles of a bias,
+    which calls are given."""
     left = _to(device, lists.left).to(common.dtype)
     if lists.rank == INTERVALS:
         begin, length = lists.intervals & 0xFFFF, lists.intervals >> 16
@@ -323,27 +373,7 @@ def masks(lists, common, scale, device):
     if lists.rank in RANKS:
         factor = tile_kernel.FACTOR_HALF if common.dtype == torch.float16 else tile_kernel.FACTOR
         return left * factor, _to(device, lists.right).to(common.dtype) * -factor, 1
-    table = bias_table(common)
-    tiles = _relative(table.to(device), *_places(lists, device)) / scale
-    return left, tiles.transpose(0, 1).contiguous(), len(table)
-
-
-def refilled(lists, common, scale, device):
-    """The masks of lists with a bias for other values of it: see `masks`."""
-    _places(lists, device, hold=True)
-    return masks(lists, common, scale, device)[1]
-
-
-def absolute(lists, common, device, hold=False):
-    """float32 [steps, H, M, N]: the bias itself, -inf where a pair is not allowed. hold: see `_places`."""
-    table = bias_table(common).to(device)
-    return _of_places(table, _places(lists, device, hold)[0]).transpose(0, 1).contiguous()
-
-
-def greatest(lists, common, device):
-    """float32 [H, families, M]: the greatest bias of the rows of each family of `lists`, 0 for rows without one."""
-    bias_index, family = _places(lists, device)
-    return _peaks(_of_places(bias_table(common).to(device), bias_index), family)
+    return left, None, mask_heads(common)
 
 
 def scratch_bytes(lists, hb, width):
@@ -360,45 +390,6 @@ def signed_scale(common):
     return (scale > 0) - (scale < 0), abs(scale) or 1.0
 
 
-# Of lists with a bias, whose values change in training: ``{device: (bias_index, family)}``.
-_PLACES: WeakKeyDictionary = WeakKeyDictionary()
-
-
-def _places(lists, device, hold=False):
-    """``(bias_index, family)`` of the lists on the device; hold: there for as long as the lists are."""
-    found = _PLACES.get(lists, {}).get(device)
-    if found is None:
-        found = _to(device, lists.bias_index), _to(device, lists.family)
-        if hold:
-            _PLACES.setdefault(lists, {})[device] = found
-    return found
-
-
-def _relative(table, bias_index, family):
-    """float32 [H, steps, M, N]: the bias of each pair, less the greatest of its row; -inf where it is not allowed.
-
-    A bias that all keys of a row have in common, of any size, is not rounded then. table: [H, T]; bias_index int32
-    [steps, M, N] and family int64 [steps] as in `TileLists`.
-    """
-    bias = _of_places(table, bias_index)
-    return bias - _peaks(bias, family)[:, family, :, None]
-
-
-def _of_places(table, bias_index):
-    """float32 [H, steps, M, N]: the bias of each pair, -inf where it is not allowed."""
-    # The last entry, that of index -1, is for pairs that are not allowed.
-    table = torch.cat((table, torch.full_like(table[:, :1], -torch.inf)), 1)
-    return table[:, bias_index.long()]
-
-
-def _peaks(bias, family):
-    """float32 [H, families, M]: the greatest bias of the rows of each family; 0 where none is finite."""
-    most = torch.full((len(bias), int(family.max()) + 1, bias.shape[2]), -torch.inf, device=bias.device)
-    of_step = bias.amax(3)
-    most.scatter_reduce_(1, family[:, None].expand_as(of_step), of_step, "amax")
-    return most.masked_fill_(most == -torch.inf, 0.0)
-
-
 class Executor:
     """A prepared schedule; call it with q, k and v, the values of whose heads lie side by side.
 
@@ -408,14 +399,17 @@ class Executor:
     scratch memory with each other and with its calls: keep it as long as they are replayed, and replay one at a time.
 
     rounds: the `Launch` of each round, in order. incomplete: some query has no key. source: what it was prepared from.
-    backward: what differentiates it, once that was asked for; preparing: a lock to hold while it is made.
+    table: values of a bias in place of those, see `Valued`; base: itself. backward: what differentiates it, once that
+    was asked for; preparing: a lock to hold while it is made.
     """
 
     def __init__(self, rounds, shape, heads, head_dim, dtype, device, incomplete, source):
         self._rounds, self.shape, self.heads, self.head_dim = rounds, shape, heads, head_dim
         self.dtype, self.device, self.incomplete = dtype, device, incomplete
         self.source, self.backward, self.preparing = source, None, Lock()
-        self.units = source.common.units
+        self.units, self.base, self.table = source.common.units, self, None
+        # Tiles of the bias that it was planned with, made when they are first asked for.
+        self._own = None if any(launch.tiled for launch in self.launches) else ()
         self._stream = launcher.current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
         # By stream, alignment and size: (whether tensors have its layout, memory for a result, launches).
@@ -443,11 +437,17 @@ class Executor:
         result = batch * self.heads * self.shape[0] * self.head_dim * self.dtype.itemsize
         return result + sum(launch.scratch_bytes(batch) for launch in self.launches)
 
-    def __call__(self, q, k, v):
-        """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned."""
+    def __call__(self, q, k, v, table=None):
+        """Attention over the pattern. Raises `PatternError` or `DeviceError` for tensors other than planned.
+
+        table: values [H, T] in place of those of the bias, see `with_bias`.
+        """
         if self._several and torch.cuda.current_device() != self.device.index:
             with torch.cuda.device(self.device):
-                return self(q, k, v)
+                return self(q, k, v, table)
+        tiles = self._own
+        if tiles is None or table is not None:
+            tiles = self._filled(table)
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         # A kernel is compiled for the alignment of its tensors; batches are many, and found at once so.
         key = (self._stream(), at_q & 15, at_k & 15, at_v & 15, q.numel())
@@ -456,27 +456,26 @@ class Executor:
                 out = empty()
                 if self.incomplete:
                     out.zero_()
-                at_out = out.data_ptr()
+                at_out, at_tiles = out.data_ptr(), tiles and [x.data_ptr() for x in tiles]
                 for launch in launches:
-                    launch(at_q, at_k, at_v, at_out)
+                    launch(at_q, at_k, at_v, at_out, *at_tiles)
                 return out
         # Threads compile and store their calls one after the other.
         with self._lock:
-            return self._first(key, q, k, v)
+            return self._first(key, q, k, v, tiles)
 
     def with_bias(self, table):
-        """This executor with other values of its bias, float32 [H, T]: see the contract in `targets`."""
-        made, common = copy(self), self.source.common
-        common = replace(common, bias=Bias(table, common.bias.index))
-        made._rounds = tuple(tuple(launch.with_bias(common) for launch in each) for each in self._rounds)
-        made.source, made.preparing = replace(self.source, common=common), Lock()
-        made._known, made._lock = {}, Lock()
-        with self.preparing:
-            # Where patterns differ by head or image it is made anew once it is asked for.
-            made.backward = self.backward.with_bias(made) if self.backward and self.units is None else None
-        return made
+        """This executor with other values of its bias, float [H, T] on its device: see the contract in `targets`."""
+        return Valued(self, table)
 
-    def _first(self, key, q, k, v):
+    def _filled(self, table):
+        """The tiles of each launch for the values of `table`, or for its own, which are then kept."""
+        if table is not None:
+            return [launch.tiles(table) for launch in self.launches]
+        self._own = [launch.own_tiles() for launch in self.launches]
+        return self._own
+
+    def _first(self, key, q, k, v, tiles):
         """Check tensors of a new layout, launch through Triton, and store how to launch directly from then on."""
         expected = {name: getattr(self, name) for name in ("shape", "heads", "head_dim", "dtype", "device")}
         qkv.check(q, k, v, **expected)
@@ -492,20 +491,25 @@ class Executor:
             _expect_no_capture()
         if self.incomplete:
             out.zero_()
-        launches = tuple(itertools.chain(*(self._side_by_side(each, q, k, v, out) for each in self._rounds)))
+        numbered = iter(enumerate(tiles or itertools.repeat(None)))
+        found = (self._side_by_side([(x, *next(numbered)) for x in each], q, k, v, out) for each in self._rounds)
+        launches = tuple(itertools.chain(*found))
         if not launcher.capturing() and not self._seen(q, k, v, lambda known: known == key):
             launches = () if None in launches else launches
             launcher.store(self._known, key, (qkv.same_layout(q, k, v), qkv.empty_like_result(out), launches))
         return out
 
     def _side_by_side(self, together, *tensors):
-        """Run the launches of a round through Triton; returns what does so directly, see `Launch.direct`."""
+        """Run the launches of a round through Triton; returns what does so directly, see `Launch.direct`.
+
+        together: of each the launch, its number and its tiles of a bias.
+        """
         beside, calls = launcher.beside(self.device, len(together) - 1), []
         beside.fork()
         try:
-            for launch, place in zip(together, beside.places, strict=True):
+            for (launch, number, tiles), place in zip(together, beside.places, strict=True):
                 with place():
-                    calls.append(launch.direct(launch(*tensors), *tensors))
+                    calls.append(launch.direct(launch(*tensors, tiles), *tensors, number))
         finally:
             # Tensors may be freed once this returns, also where a launch was refused.
             beside.join()
@@ -514,3 +518,24 @@ class Executor:
     def _seen(self, q, k, v, which):
         """Whether calls with tensors of this layout are stored, under keys that ``which(key)``."""
         return any(same(q, k, v) for key, calls in self._known.items() if which(key) for same, *_ in calls)
+
+
+class Valued:
+    """An executor with other values of its bias, read from a table on its device in each call.
+
+    A call puts them into new memory, by launches on the current stream. Nothing is copied to the host and nothing
+    waits, so that values may change between calls, and between the replays of a CUDA graph. Other attributes are those
+    of the executor.
+
+    base: the executor. table: the values, float [H, T].
+    """
+
+    def __init__(self, base, table):
+        self.base, self.table = base, table.detach()
+
+    def __getattr__(self, name):
+        return getattr(self.base, name)
+
+    def __call__(self, q, k, v):
+        """Attention over the pattern, see `Executor`."""
+        return self.base(q, k, v, self.table)
