@@ -1,16 +1,20 @@
 """What predicting slice lists takes on this GPU, of the fastest dense call: checked, timed, and as a short table.
 
 For each case: torch's dense kernels; `slices.predict` by pools of 128 and 32 queries and each rule; its parts by
-themselves; both ways of counting codes and other sizes of blocks. Codes and lists of some groups are compared with
+themselves, beside the bytes and products that they have to move and make; the host's time of `predict`, `attend` and
+both. Codes and lists of some groups are compared with
 float64 and with the selection on the CPU before anything is timed. Times are medians of CUDA graph replays, all of one
 run; a second call must not wait for the device.
 
     python benchmarks/slice_predictors.py --output results/logs/slice_predictors.csv
+    python benchmarks/slice_predictors.py --sweep       other sizes of blocks and ways of counting, too: minutes
+    python benchmarks/slice_predictors.py --forms       after finding the fastest forms, as `tilewright calibrate` does
     TRITON_INTERPRET=1 python benchmarks/slice_predictors.py --tiny        no GPU: whether it runs at all
 """
 
 import argparse
 import itertools
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -23,7 +27,9 @@ from tilewright.core.timing import time_call, time_gpu, time_host
 from tilewright.slices import operators, prediction
 from tilewright.slices.layout import make_layout
 from tilewright.targets.cpu.slice_selection import Selection as CpuSelection
-from tilewright.targets.cuda.slice_selection import Config, Selection, config_for
+from tilewright.targets.cuda import slice_prediction_forms, slice_prediction_search
+from tilewright.targets.cuda.slice_prediction_forms import Config, Kind, config_for
+from tilewright.targets.cuda.slice_selection import Selection
 from tilewright.targets.selection import OCTAVE, Rule, part_layout, parts
 from tilewright.torch_attention import kernels
 
@@ -107,7 +113,7 @@ def check(q, k, layout, pool, rule, config=None):
         assert torch.equal(keys[0, h, g, :n].cpu(), right[0][0, 0, 0, :n]), f"keys of group {g} of head {h}"
 
 
-def measure(table, case, dtype, tiny):
+def measure(table, case, dtype, tiny, sweep):
     """All rows of a case."""
     n, heads, head_dim, rows = case
     device = table.device
@@ -132,25 +138,78 @@ def measure(table, case, dtype, tiny):
             before = torch.cuda.memory_allocated()
             call()
             peak = (torch.cuda.max_memory_allocated() - before - 4 * lists.keys.numel()) / 1e6
-            table.add(
-                "host of predict",
-                time_host(call, min_reps=20, max_seconds=10 * table.seconds, rse_target=0.01)[1],
-                f"workspace {peak:.0f} MB",
-            )
+            setting = f"pool {pool}, workspace {peak:.0f} MB"
+            attend = partial(slices.attend, q, k, k)
+            for what, host_call in (
+                ("host of predict", call),
+                ("host of attend", partial(attend, lists)),
+                ("host of both", lambda call=call, attend=attend: attend(call())),
+            ):
+                host_call()
+                host_call()
+                table.add(
+                    what, time_host(host_call, min_reps=20, max_seconds=table.seconds, rse_target=0.01)[1], setting
+                )
     # The parts below are of the heads that are predicted at a time.
     part = parts(layout, n)[0]
     layout = part_layout(layout, part)
     q, k = q[part.batch, part.heads], k[part.batch, part.heads]
-    alone(table, q, k, layout, pools, tiny)
+    parts_alone(table, q, k, layout, pools)
+    if sweep:
+        alone(table, q, k, layout, pools, tiny)
+
+
+def parts_alone(table, q, k, layout, pools):
+    """Each launch of a prediction by itself, in the forms that `predict` takes, with what it has to do."""
+    scale, heads, n = q.shape[-1] ** -0.5, layout.heads, layout.keys
+    selection = Selection(layout, table.device)
+    size, groups = q.element_size(), heads * layout.groups
+    tokens_mb, codes_mb = q.numel() * size / 1e6, groups * n / 1e6
+    for pool in pools:
+        means = selection.means(q, pool)
+        lse = selection.log_sum_exps(means, k, scale, None, pool)
+        products, means_mb = 2e-9 * means.numel() * n, means.numel() * size / 1e6
+        what = {
+            "means": (lambda p=pool: selection.means(q, p), tokens_mb + means_mb, 0),
+            "log-sum-exps": (
+                lambda m=means, p=pool: selection.log_sum_exps(m, k, scale, None, p),
+                *(tokens_mb + means_mb, products),
+            ),
+            "codes": (
+                lambda m=means, s=lse, p=pool: selection._codes(m, k, s, p, False, scale),
+                *(tokens_mb + means_mb + codes_mb, products),
+            ),
+        }
+        for name, (call, megabytes, gflop) in what.items():
+            call()
+            p50_us = table.time(call)
+            done = (
+                f"{megabytes:.0f} MB, {gflop:.0f} GFLOP: {megabytes / p50_us:.2f} TB/s, {gflop / p50_us * 1e3:.0f} TF/s"
+            )
+            table.add(f"{name}, pool {pool}", p50_us, done)
+    codes = selection.pooled(q, k, pools[0], scale)
+    counts = torch.empty(codes.shape[:3], dtype=torch.int32, device=table.device)
+    keys = counts.new_empty(*counts.shape, layout.capacity)
+    for name, rule in rules_of(layout).items():
+        selection.select(codes, rule, keys, counts)
+        p50_us = table.time(lambda r=rule: selection.select(codes, r, keys, counts))
+        megabytes = codes_mb + 4 * float(counts.double().sum()) / 1e6
+        table.add(f"select, {name}", p50_us, f"{megabytes:.0f} MB: {megabytes / p50_us:.2f} TB/s")
+
+
+def rules_of(layout):
+    """Rules of selection that are timed by themselves."""
+    return {
+        "mass": Rule(mass=0.9, least=64, most=layout.capacity),
+        "keep": Rule(count=layout.keys // 5, least=64, most=layout.capacity),
+        "threshold": Rule(code=120, least=64, most=layout.capacity),
+    }
 
 
 def alone(table, q, k, layout, pools, tiny):
     """The parts of a prediction by themselves, with several `Config`s."""
-    n, scale = layout.keys, q.shape[-1] ** -0.5
-    rules = {
-        "mass": Rule(mass=0.9, least=64, most=layout.capacity),
-        "keep": Rule(count=n // 5, least=64, most=layout.capacity),
-    }
+    scale = q.shape[-1] ** -0.5
+    rules = {name: rule for name, rule in rules_of(layout).items() if name != "threshold"}
     chosen, heads = config_for(q.shape[-1], q.dtype), f"of {layout.heads} heads"
     products = [(128, 64, 8, 3), (128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3), (64, 128, 4, 2), (64, 128, 4, 3)]
     programs = (264, 528, 1056, 2112)
@@ -202,6 +261,8 @@ def main():
     parser = argparse.ArgumentParser(description="Prediction of slice lists on this GPU")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES)[:2])
     parser.add_argument("--seconds", type=float, default=0.2, help="most that one timing takes")
+    parser.add_argument("--sweep", action="store_true", help="parts with other sizes of blocks, too")
+    parser.add_argument("--forms", action="store_true", help="find the fastest forms first")
     parser.add_argument("--tiny", action="store_true", help="300 tokens, to see whether it runs")
     parser.add_argument("--output", type=Path, help="CSV of all rows")
     given = parser.parse_args()
@@ -215,12 +276,19 @@ def main():
         prediction.SELECTIONS["cpu"] = Selection.__module__
     # The interpreter's bfloat16 is not right in every release.
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+    if given.forms:
+        for head_dim in {CASES[name][2] for name in given.cases}:
+            slice_prediction_search.search(head_dim, "bfloat16", anew=True)
+            for each in (*(f"pool{n}" for n in slice_prediction_search.POOLS), slice_prediction_forms.SELECT):
+                kind = Kind(each, slice_prediction_search.ROWS, head_dim, "bfloat16")
+                kind = slice_prediction_forms.selecting() if each == slice_prediction_forms.SELECT else kind
+                print(each, head_dim, slice_prediction_forms.of(kind, device), flush=True)
     cases = {"tiny": TINY} if given.tiny else {name: CASES[name] for name in given.cases}
     rows = []
     for name, case in cases.items():
         table = Table(name, device, given.seconds)
         with torch.inference_mode():
-            measure(table, case, dtype, given.tiny)
+            measure(table, case, dtype, given.tiny, given.sweep or given.tiny)
         rows += table.rows
     frame = pd.DataFrame(rows).reindex(columns=SHOWN)
     if given.output:

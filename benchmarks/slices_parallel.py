@@ -8,10 +8,12 @@ attention that returns memory that is there; in a pass, of as many as the networ
 end.
 
     torchrun --nproc-per-node 2 benchmarks/slices_parallel.py --output results/logs/slices_parallel.csv
+    torchrun --nproc-per-node 2 benchmarks/slices_parallel.py --sparsities 0.8 --output results/logs/slices_parallel.csv
     torchrun --nproc-per-node 2 benchmarks/slices_parallel.py --tiny
 
---graph times attention calls, and their exchanges, as replays of CUDA graphs, whose results are compared, too. --tiny
-runs small sizes in float32 on a CPU with Gloo, to see that everything works.
+Rows are written as they are measured: a run that is ended leaves those that it has. --graph times attention calls, and
+their exchanges, as replays of CUDA graphs, whose results are compared, too. --tiny runs small sizes in float32 on a CPU
+with Gloo, to see that everything works.
 """
 
 import argparse
@@ -25,7 +27,8 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from tilewright import networks, reference
+from tilewright import networks, reference, targets
+from tilewright.core import provenance
 from tilewright.core.artifacts import atomic
 from tilewright.core.errors import TilewrightError
 from tilewright.core.registry import member
@@ -33,6 +36,7 @@ from tilewright.models import wan as pattern
 from tilewright.networks import video_attentions
 from tilewright.networks.video_attentions import Call, Video
 from tilewright.slices import parallel
+from tilewright.study.experiments._rows import machine, now
 from tilewright.targets import qkv
 
 SPARSITIES = (0.7, 0.8, 0.9)
@@ -73,6 +77,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tiny", action="store_true", help="small sizes, float32, on a CPU")
     parser.add_argument("--ranks", default=None, help="numbers of ranks, e.g. 1,2; one and all by default")
+    parser.add_argument("--sparsities", default=None, help=f"of lists, e.g. 0.8; default {SPARSITIES}")
     parser.add_argument("--network", default=None, help=f"another one, e.g. wan-1.3b-720p-81f; default {FULL.network}")
     parser.add_argument("--graph", action="store_true", help="attention calls as CUDA graphs")
     parser.add_argument("--output", type=Path, default=None)
@@ -85,35 +90,36 @@ def main():
     numbers = sorted({1, *map(int, given.ranks.split(","))} if given.ranks else {1, world})
     groups = {ranks: dist.new_group(range(ranks)) for ranks in numbers}
     size = TINY if given.tiny else replace(FULL, network=given.network or FULL.network)
+    sparsities = SPARSITIES if given.sparsities is None else tuple(map(float, given.sparsities.split(",")))
+    known, rows = machine(targets.describe(device.type)) | {"commit": provenance.commit()}, []
     with torch.inference_mode():
-        rows = measured(size, groups, device, given.graph)
+        for found in measured(size, groups, device, given.graph, sparsities):
+            rows += [{**row, **known, "time": now()} for row in found]
+            if dist.get_rank() == 0 and given.output is not None:
+                given.output.parent.mkdir(parents=True, exist_ok=True)
+                with atomic(given.output) as path:
+                    pd.DataFrame(rows).to_csv(path, index=False)
     if dist.get_rank() == 0:
-        frame = pd.DataFrame(rows)
-        print(frame[SHOWN].round(4).to_string(index=False), flush=True)
-        if given.output is not None:
-            with atomic(given.output) as path:
-                frame.to_csv(path, index=False)
+        print(pd.DataFrame(rows)[SHOWN].round(4).to_string(index=False), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def measured(size, groups, device, graph):
-    """The rows of all cases, on rank 0. graph: attention calls are captured."""
+def measured(size, groups, device, graph, sparsities):
+    """Yield the rows of each case, on rank 0. graph: attention calls are captured."""
     with device:
         network = networks.create_video(size.network, **size.chosen).lowered(size.dtype)
-    rows = []
-    for name, settings, sparsity in attentions(size):
+    for name, settings, sparsity in attentions(size, sparsities):
         network = network.with_attention(name, settings)
         for case in (AttentionCall(network, size, device), Pass(network, size, device)):
-            columns = {"attention": name, "sparsity": sparsity, "device": named(device)}
-            rows += of_case(case, groups, columns, graph and isinstance(case, AttentionCall))
-    return rows
+            columns = {"attention": name, "sparsity": sparsity}
+            yield of_case(case, groups, columns, graph and isinstance(case, AttentionCall))
 
 
-def attentions(size):
+def attentions(size, sparsities):
     """``(name, settings, sparsity)`` of what attends."""
     yield "dense", {}, 0.0
-    for sparsity in SPARSITIES:
+    for sparsity in sparsities:
         keep = round(1 - sparsity, 6)
         # Tiny sequences are shorter than what lists are rounded up to.
         yield "slices", {"keep": keep, "budget": 1.0 if size is TINY else keep, **size.settings}, sparsity
@@ -139,7 +145,7 @@ def of_case(case, groups, columns, graph):
             row |= {"latency_ms": latency, "exchange_ms": exchange, "exchange_share": exchange / latency}
             row |= {"times_as_fast": rows[0]["latency_ms"] / latency if rows else 1.0}
             row |= {"sent_mb": case.sent_bytes(group) / 1e6, "repetitions": case.repetitions, "graph": graph}
-            rows.append(row | {"torch": torch.__version__, "dtype": str(case.size.dtype).removeprefix("torch.")})
+            rows.append(row | {"dtype": str(case.size.dtype).removeprefix("torch.")})
     dist.barrier()
     return rows
 
@@ -313,11 +319,6 @@ def median_ms(call, group, repetitions):
         times[at] = (time.perf_counter() - begin) * 1e3
     dist.all_reduce(times, dist.ReduceOp.MAX, group)
     return statistics.median(times.tolist())
-
-
-def named(device):
-    """The name of the GPU, or ``cpu``."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Attention by slice lists in T5: what lists keep, checked before it is timed, what tables and claims make of it."""
 
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -331,6 +333,38 @@ def test_the_overlay_for_a_gpu_is_a_study():
         update_config(mapping, yaml.safe_load((ROOT / f"config/{name}.yaml").read_text()))
     study = config.load(mapping)
     assert experiments.cases("slices", study)[0] == "12x128-21x30x52"
+
+
+def test_the_overlay_for_trained_maps_has_one_case_of_its_own_weights():
+    import yaml
+    from snakemake.utils import update_config
+
+    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    for name in ("h200", "h200_recall"):
+        update_config(mapping, yaml.safe_load((ROOT / f"config/{name}.yaml").read_text()))
+    study = config.load(mapping)
+    assert list(experiments.cases("recall", study)) == ["brief-21x30x52"]
+    assert "results/video/brief.safetensors" in " ".join(experiments.arguments("recall", study, "brief-21x30x52"))
+
+
+def test_shapes_of_as_many_queries_share_what_groups_attend_to(monkeypatch):
+    from tilewright.slices import measures
+    from tilewright.study.experiments import _slices
+
+    asked, group_shares = [], measures.group_shares
+
+    def counted(q, k, groups, *, rows):
+        asked.append(rows)
+        return group_shares(q, k, groups, rows=rows)
+
+    monkeypatch.setattr(measures, "group_shares", counted)
+    made = types.SimpleNamespace(**dict(zip("qkv", torch.randn(3, 1, 2, 160, 64), strict=True)))
+    maps = _slices.Maps(2, 64, (2, 8, 10), "hilbert", made=made)
+    for shape in ("32x1", "32x16", "16x1", "32x1"):
+        maps.ranked(shape)
+    assert asked == [32, 32, 16, 16]
+    right = torch.stack([group_shares(*(x[0, h] for x in maps.exact[:2]), torch.arange(5), rows=32) for h in range(2)])
+    torch.testing.assert_close(maps.ranked("32x16").cumulative[..., -1].float(), right.sum(-1))
 
 
 # Tables and claims

@@ -12,6 +12,7 @@ from helpers.slices import DTYPES, tokens
 from tilewright.slices.layout import STEP, Layout
 from tilewright.targets.cpu import slice_selection as on_cpu
 from tilewright.targets.cuda import slice_selection as on_cuda
+from tilewright.targets.cuda.slice_prediction_forms import Config
 from tilewright.targets.selection import UNKNOWN, WORKSPACE, Rule, padded, part_layout, parts
 
 TARGETS = {"cpu": (on_cpu.Selection, "cpu"), "cuda": (on_cuda.Selection, TRITON_DEVICE)}
@@ -58,7 +59,7 @@ def test_one_query_to_a_pool_gives_exact_shares(target):
 
 def test_pools_of_more_rows_than_one_product_has():
     q, k = inputs(75, 70, TRITON_DEVICE)
-    selection = made(TARGETS["cuda"], q, k, 64, config=on_cuda.Config(block_m=16, block_n=32))
+    selection = made(TARGETS["cuda"], q, k, 64, config=Config(block_m=16, block_n=32))
     error = oracle.CODE_ERROR[torch.float32]
     oracle.check_codes(selection.pooled(q, k, 2, SCALE), oracle.pooled(q, k, 64, 2, SCALE), error)
     for largest in (True, False):

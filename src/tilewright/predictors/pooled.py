@@ -24,8 +24,8 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
 
 
 def group_bytes(params, layout, head_dim):
-    """See the contract: means in the type of q, at most 16 log-sum-exps of each."""
-    return layout.keys + layout.rows // params.pool * (4 * head_dim + 64)
+    """See the contract: means in the type of q, at most 32 log-sum-exps of each."""
+    return layout.keys + layout.rows // params.pool * (4 * head_dim + 128)
 
 
 def codes(selection, q, k, params, *, scale, lengths):

@@ -23,6 +23,10 @@ One chooses by codes:
         Where a group's keys must not be cut and do not fit, its count is larger than the capacity; where it has no
         shares, its count is `UNKNOWN`; where its length is out of range, `NO_LENGTH`.
 ``memory(device) -> bytes``: of the device.
+``recorded(device, call, *inputs) -> (result, replay)``, where calls are launches: the result of ``call(tape,
+    *inputs)``, which tells ``tape.settle(*results)`` after each part of its work what results it has so far, and a
+    ``callable(*inputs) -> results`` for other tensors of these layouts, or None in place of it. It returns None for
+    tensors that it is not for.
 """
 
 import math

@@ -19,7 +19,14 @@ from tilewright import __main__ as command
 from tilewright import profile, reference, schedule, targets
 from tilewright.blocks import tiles
 from tilewright.core.errors import ArtifactError, DeviceError, TileError
-from tilewright.targets.cuda import calibration, config, form_search, forms, slice_form_search
+from tilewright.targets.cuda import (
+    calibration,
+    config,
+    form_search,
+    forms,
+    slice_form_search,
+    slice_prediction_search,
+)
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.cuda.calibration_points import Setup
 from tilewright.targets.cuda.tile_lists import Item
@@ -296,13 +303,14 @@ def test_launches_hold_as_many_keys_in_each_form():
 def test_the_command_chooses_forms_when_asked(gpu, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(form_search, "search", lambda *arguments: asked.append(arguments))
-    monkeypatch.setattr(slice_form_search, "search", lambda *arguments: asked.append(arguments))
+    for module in (slice_form_search, slice_prediction_search):
+        monkeypatch.setattr(module, "search", lambda *arguments: asked.append(arguments))
     found = types.SimpleNamespace(made_for={}, rows=64, error=0.0, spread=0.0, seconds=1.0, kernels=())
     found.kernel = lambda rank: types.SimpleNamespace(registers=1, resident=1, steady_us=(1, 1, 1))
     monkeypatch.setattr(calibration, "of", lambda chosen, head_dim, dtype, anew: {"64x1": found})
     assert command.main(["calibrate", "--tiles", "64x1"]) == 0 and not asked
     assert command.main(["calibrate", "--tiles", "64x1", "--forms"]) == 0
-    assert asked == [([TILE], 64, "bfloat16", False), (64, "bfloat16", False)]
+    assert asked == [([TILE], 64, "bfloat16", False), (64, "bfloat16", False), (64, "bfloat16", False)]
     assert "form" in capsys.readouterr().out.split()
 
 

@@ -11,7 +11,8 @@ from helpers.slices import qkv, tokens
 from tilewright import slices
 from tilewright.core.errors import PatternError
 from tilewright.slices.layout import Layout
-from tilewright.targets.cuda.slice_selection import Selection, config_for
+from tilewright.targets.cuda.slice_prediction_forms import config_for
+from tilewright.targets.cuda.slice_selection import Selection
 from tilewright.targets.selection import WORKSPACE
 
 needs_gpu = pytest.mark.skipif(TRITON_DEVICE == "cpu", reason="captures CUDA graphs, and this machine has no GPU")

@@ -125,14 +125,22 @@ class Maps:
         """`measures.Ranked` of the exact shares [H, G, runs] of groups of `shape`."""
         if shape not in self.cached:
             rows, width = group(shape)
+            first, last = self.text
+            token = torch.arange(self.tokens, device=self.place)
+            always = measures.run_shares(((token < first) | (token >= self.tokens - last)).float(), width) > 0
+            self.cached[shape] = measures.Ranked(measures.run_shares(self.shares(rows), width), always)
+        return self.cached[shape]
+
+    def shares(self, rows):
+        """The exact shares [H, G, N] of groups of `rows` queries, which all shapes of so many queries sum over runs."""
+        key = "shares", rows
+        if key not in self.cached:
             (first, last), (q, k, _) = self.text, self.exact
             q = q[:, :, first : self.tokens - last]
             groups = torch.arange(-(-q.shape[2] // rows), device=self.place)
             each = [measures.group_shares(q[0, h], k[0, h], groups, rows=rows) for h in range(self.heads)]
-            token = torch.arange(self.tokens, device=self.place)
-            always = measures.run_shares(((token < first) | (token >= self.tokens - last)).float(), width) > 0
-            self.cached[shape] = measures.Ranked(measures.run_shares(torch.stack(each), width), always)
-        return self.cached[shape]
+            self.cached[key] = torch.stack(each)
+        return self.cached[key]
 
     def oracle(self, shape, *, keep=None, mass=None):
         """`Lists` by the exact shares: the share `keep` of the keys of every group, or the fewest that hold `mass`. The

@@ -222,7 +222,8 @@ def _rows_of(maps, settings, how):
 
     first, *_ = settings.orders
     for order in settings.orders:
-        maps.arrange(order)
+        if order != maps.order:
+            maps.arrange(order)
         for target in settings.recalls:
             chosen = [maps.oracle_for(name, target) for name in settings.groups]
             if order == first:

@@ -126,12 +126,13 @@ class Launch:
 
 def calibrated(tiles, head_dim, dtype, anew=False, choose=False):
     """``{tile name: Calibration}``, see `calibration.of`; choose: of the fastest forms, see `form_search.search`,
-    and find those of attention to slices, too."""
-    from tilewright.targets.cuda import calibration, form_search, slice_form_search
+    and find those of attention to slices and of their prediction, too."""
+    from tilewright.targets.cuda import calibration, form_search, slice_form_search, slice_prediction_search
 
     if choose:
         form_search.search(tiles, head_dim, dtype, anew)
         slice_form_search.search(head_dim, dtype, anew)
+        slice_prediction_search.search(head_dim, dtype, anew)
     return calibration.of(tiles, head_dim, dtype, anew)
 
 

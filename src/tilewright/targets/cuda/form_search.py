@@ -48,6 +48,7 @@ class OfTile:
 
     MODULE: ClassVar = "form_search"
     read: ClassVar = staticmethod(config.read)
+    as_stated: ClassVar = staticmethod(forms.as_stated)
 
     def __str__(self):
         return f"tile {self.tile.name}"
@@ -107,7 +108,7 @@ def choose(subject, candidates, done, stated):
         if form == candidates[0] or subject.job(form) in done:
             found.append(subject.tried(form))
         else:
-            found.append(Trial(forms.as_stated(form), "not compiled"))
+            found.append(Trial(subject.as_stated(form), "not compiled"))
     timed = [trial for trial in found if trial.us]
     if not timed:
         raise DeviceError(f"{subject}: expected a form that runs on this GPU, found {found[0].status}")
@@ -117,16 +118,19 @@ def choose(subject, candidates, done, stated):
     return Choice(stated, best.form, tuple(found))
 
 
-def trial(form, measured):
-    """The `Trial` of a form: ``measured() -> (relative error, the largest allowed, callable() -> microseconds)``."""
+def trial(form, measured, as_stated=forms.as_stated):
+    """The `Trial` of a form: ``measured() -> (relative error, the largest allowed, callable() -> microseconds)``.
+
+    as_stated: what writes the form.
+    """
     try:
         error, allowed, timed = measured()
         # A NaN is wrong, too.
         if not error <= allowed:
-            return Trial(forms.as_stated(form), f"wrong: relative error {error:.1e}")
-        return Trial(forms.as_stated(form), "ok", tuple(timed()))
+            return Trial(as_stated(form), f"wrong: relative error {error:.1e}")
+        return Trial(as_stated(form), "ok", tuple(timed()))
     except FAILURES as error:
-        return Trial(forms.as_stated(form), f"{type(error).__name__}: {error}".splitlines()[0])
+        return Trial(as_stated(form), f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 def _score(trial):

@@ -5,7 +5,7 @@ same in every call of a plan. Triton's own C launcher, given the address of each
 """
 
 from contextlib import nullcontext
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from functools import lru_cache, partial, reduce
 from operator import or_
 from threading import Lock
@@ -20,6 +20,16 @@ from tilewright.targets import qkv
 KEYS, CALLS = 256, 8
 # Pointers aligned to so many bytes, a power of two, are compiled for as such.
 ALIGNED = 16
+
+# What takes down the launches of this thread, see `tape`, or None.
+RECORDER: ContextVar = ContextVar("recorder", default=None)
+
+
+def lasting(x):
+    """`x`, a tensor that its owner keeps, and whose values do not change: what is recorded need not make it again."""
+    if (recorder := RECORDER.get()) is not None:
+        recorder.keep(x)
+    return x
 
 
 def with_scratch(call, device):
@@ -168,6 +178,12 @@ class CachedLaunch:
         if self._several and torch.cuda.current_device() != self._device.index:
             with torch.cuda.device(self._device):
                 return self(*tensors)
+        if (recorder := RECORDER.get()) is not None:
+            with self._lock:
+                out, compiled, grid, arguments = self._start(*tensors)
+            given = tensors if out is tensors[0] else (out, *tensors)
+            recorder.add(compiled, (grid, 1, 1), given, arguments)
+            return out
         key = self._stream(), len(tensors)
         for direct_call in self._known.get(key, ()):
             if (out := direct_call(*tensors)) is not None:

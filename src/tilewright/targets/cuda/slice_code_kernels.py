@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from tilewright.targets import selection
-from tilewright.targets.cuda.slice_selection_kernels import head_tokens, row_log_sum_exps
+from tilewright.targets.cuda.slice_selection_kernels import fast_log2, head_tokens, row_log_sum_exps
 
 CODES, OCTAVE = tl.constexpr(selection.CODES), tl.constexpr(selection.OCTAVE)
 # Of each row of a product, a thread has two columns of every eight: four threads share a row.
@@ -58,7 +58,7 @@ def tilewright_slice_codes_by_keys(
         p_k = k_ptr + tl.minimum(n, n_keys - 1).to(tl.int64)[:, None] * stride_kn + d[None, :]
         b_x = tl.dot(tl.load(p_k), b_q, input_precision="ieee") * scale_log2 - b_l[None, :]
         b_m = _over_rows(b_x, LARGEST, BLOCK_G, PAIRS, BLOCK_N)  # [BLOCK_N, BLOCK_G]
-        b_c = (b_m if LARGEST else tl.log2(b_m)) * -OCTAVE
+        b_c = (b_m if LARGEST else fast_log2(b_m)) * -OCTAVE
         # NaN, and what stands for it among maxima, is no share.
         b_c = tl.where((b_c == b_c) & (b_c > -float("inf")), b_c, CODES - 1.0)
         b_c = tl.minimum(tl.maximum(b_c, 0.0), CODES - 1.0).to(tl.int32).to(tl.uint8)

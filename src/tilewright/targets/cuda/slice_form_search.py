@@ -42,6 +42,7 @@ class OfSlices:
 
     MODULE: ClassVar = "slice_form_search"
     read: ClassVar = staticmethod(slice_config.read)
+    as_stated: ClassVar = staticmethod(forms.as_stated)
 
     def __str__(self):
         return f"slices {self.kind.rows}x{self.kind.width}"

@@ -46,6 +46,12 @@ def candidates(kind, device):
 def made_for(kind, device):
     """What a choice holds for that is made now on a GPU, a JSON-able dict. Asks nothing of the GPU, which may be
     capturing a graph."""
+    own = {"dtype": kind.dtype, "head_dim": kind.head_dim, "rows": kind.rows, "run": kind.width}
+    return device_for(CODE, device) | own
+
+
+def device_for(code, device):
+    """What of `made_for` says which device, releases and modules `code` it is."""
     facts = torch.cuda.get_device_properties(device)
     return {
         "name": facts.name,
@@ -53,11 +59,7 @@ def made_for(kind, device):
         "multiprocessors": facts.multi_processor_count,
         "driver": _internals.driver_version(),
         **provenance.versions("torch", "triton"),
-        "code": provenance.text_digest(*CODE),
-        "dtype": kind.dtype,
-        "head_dim": kind.head_dim,
-        "rows": kind.rows,
-        "run": kind.width,
+        "code": provenance.text_digest(*code),
     }
 
 

@@ -6,54 +6,22 @@ all of them can be captured in a CUDA graph after a first call with such tensors
 
 import math
 from functools import lru_cache, partial
-from typing import NamedTuple
 
 import torch
 import triton
 
 from tilewright.core.errors import PatternError
-from tilewright.targets.cuda import slice_code_kernels, slice_selection_kernels
-from tilewright.targets.cuda.launcher import KEYS, CachedLaunch
+from tilewright.targets.cuda import slice_code_kernels, slice_prediction_forms, slice_selection_kernels
+from tilewright.targets.cuda.launcher import KEYS, CachedLaunch, lasting
+from tilewright.targets.cuda.slice_prediction_forms import Kind, config_for, selecting
+from tilewright.targets.cuda.tape import recorded  # noqa: F401  of the contract
 from tilewright.targets.selection import padded
 
 LOG2_E = math.log2(math.e)
-# Tokens that are averaged at once, and codes that a program moves at once.
-AVERAGED, MOVED = 64, 2048
-# Of a large GPU, eight for each multiprocessor: many short programs share a few that are late.
-PROGRAMS = 1056
-# Most ranges of keys that log-sum-exps are computed in, and keys of such a range at least.
-MOST_SPLITS, LEAST_SPLIT = 16, 512
-
-
-class Config(NamedTuple):
-    """How the kernels are compiled.
-
-    block_m, block_n: rows and keys of a product; num_warps, num_stages: of the kernels that compute some. counted:
-    codes that a program selects from at once; count_warps: of that kernel. programs: about as many as keys are shared
-    out to. by_keys: codes of several rows a group by `slice_code_kernels`, with block_m rows and keyed keys of a
-    product, keyed_warps and keyed_stages.
-    """
-
-    # Two programs of this size fit a multiprocessor: one computes while the other waits. Of those that were tried on
-    # an H200 (docs/decisions/0024) they took the least with pools of 32 queries, and 10 µs more than that with 128.
-    block_m: int = 128
-    block_n: int = 64
-    num_warps: int = 8
-    num_stages: int = 3
-    counted: int = 4096
-    count_warps: int = 4
-    programs: int = PROGRAMS
-    by_keys: bool = True
-    keyed: int = 128
-    keyed_warps: int = 8
-    keyed_stages: int = 2
-
-
-def config_for(head_dim, dtype):
-    """The `Config` for keys of a type: pipelines fit the shared memory, products without tensor cores the registers."""
-    if dtype == torch.float32:
-        return Config(block_m=32, block_n=32, num_warps=4, num_stages=1, keyed=32, keyed_warps=4, keyed_stages=1)
-    return Config() if head_dim <= 128 else Config(num_stages=2, keyed=64)
+# Codes that a program moves at once.
+MOVED = 2048
+# Keys of a range that log-sum-exps are computed in, at least.
+LEAST_SPLIT = 512
 
 
 def memory(device):
@@ -65,7 +33,7 @@ def memory(device):
 
 
 class Selection:
-    """Methods as in `selection`. config: a `Config`, None: `config_for`."""
+    """Methods as in `selection`. config: a `Config`, None: `slice_prediction_forms.of`."""
 
     def __init__(self, layout, device, config=None):
         """Compile nothing yet."""
@@ -81,21 +49,23 @@ class Selection:
     def pooled(self, q, k, pool, scale, lengths=None):
         """See `selection`."""
         rows = self.means(q, pool)
-        return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths), pool, False, scale)
+        return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths, pool), pool, False, scale)
 
     def means(self, q, pool):
         """Means of `pool` consecutive queries each, [B, H, P, D]."""
         return q if pool == 1 else self._launch("_start_means", pool)(q)
 
-    def log_sum_exps(self, rows, k, scale, lengths=None):
-        """Log2-sum-exp2 of the scores of rows [B, H, P, D], float32 [B, H, ranges of keys, P]."""
-        return self._launch("_start_lse", 1, 0.0, scale)(rows, k, self._all(k.shape[2]) if lengths is None else lengths)
+    def log_sum_exps(self, rows, k, scale, lengths=None, step=None):
+        """Log2-sum-exp2 of the scores of rows [B, H, P, D], float32 [B, H, ranges of keys, P]. step: queries that a row
+        stands for, by which the form is chosen."""
+        known = self._all(k.shape[2]) if lengths is None else lengths
+        return self._launch("_start_lse", step, 1, 0.0, scale)(rows, k, known)
 
     def column(self, q, k, lse, step, largest, scale, lengths=None):
         """See `selection`."""
         rows = q[:, :, ::step]
         if lse is None:
-            return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths), step, largest, scale)
+            return self._codes(rows, k, self.log_sum_exps(rows, k, scale, lengths, step), step, largest, scale)
         return self._codes(rows, k, lse[:, :, None, ::step], step, largest, scale, LOG2_E)
 
     def blocks(self, q, k, block, similarity, scale):
@@ -108,7 +78,7 @@ class Selection:
             self._launch("_start_means", n)(x, cosine)
             for x, n, cosine in zip((q, k), (layout.rows, block), alike, strict=True)
         ]
-        lse = self._launch("_start_lse", block, similarity, scale)(*means, self._all(groups[1]), alike[1])
+        lse = self._launch("_start_lse", None, block, similarity, scale)(*means, self._all(groups[1]), alike[1])
         coded = self._launch("_start_block_codes", similarity, scale)(*means, lse, *alike)
         return self._launch("_start_spread", block)(coded)
 
@@ -126,12 +96,19 @@ class Selection:
         if rule.width > 1:
             known = self._all(self.layout.keys) if lengths is None else lengths
             codes = self._launch("_start_runs", rule.width)(codes, known)
-        entries = self._entries(rule.always)
-        entries = entries if lengths is None else cut(entries, rule.width, lengths)
-        self._launch("_start_select", rule)(keys, counts, codes, entries)
+        known = self._all(self.layout.keys) if lengths is None else lengths
+        self._launch("_start_select", rule)(keys, counts, codes, known, self._always(rule.always))
+
+    @lru_cache(KEYS)  # noqa: B019
+    def _form(self, step, head_dim, dtype):
+        """The `Config` for rows that stand for so many queries each; None: for others."""
+        if self._config or step is None:
+            return self._config or config_for(head_dim, dtype)
+        kind = Kind(f"pool{step}", self.layout.rows, head_dim, str(dtype).removeprefix("torch."))
+        return slice_prediction_forms.of(kind, self._device)
 
     def _codes(self, rows, k, lse, step, largest, scale, lse_log2=1.0):
-        config, of_group = self._config or config_for(k.shape[-1], k.dtype), self.layout.rows // step
+        config, of_group = self._form(step, k.shape[-1], k.dtype), self.layout.rows // step
         fits = (
             of_group >= slice_code_kernels.FEWEST_ROWS and of_group * slice_code_kernels.FEWEST_GROUPS <= config.block_m
         )
@@ -143,16 +120,21 @@ class Selection:
         shape = layout.batch, layout.heads, layout.groups, padded(n)
         return torch.empty(shape, dtype=torch.uint8, device=self._device)[..., :n]
 
-    @lru_cache(KEYS)  # noqa: B019
-    def _entries(self, ranges):
-        """int32 [B, 2 + 2 * ranges]: the keys of each batch entry, the units in ranges, and these."""
-        inside = sum(end - first for first, end in ranges)
-        row = [self.layout.keys, inside, *(number for one in ranges for number in one)]
-        return torch.tensor([row] * self.layout.batch, dtype=torch.int32, device=self._device)
+    def _always(self, ranges):
+        """int32 [2 * ranges]: ranges of units, one of none where there are none."""
+        return lasting(self._always_of(ranges))
 
-    @lru_cache(KEYS)  # noqa: B019
     def _all(self, n_keys):
         """Lengths of batch entries that have all keys."""
+        return lasting(self._all_of(n_keys))
+
+    @lru_cache(KEYS)  # noqa: B019
+    def _always_of(self, ranges):
+        numbers = [number for one in ranges or ((0, 0),) for number in one]
+        return torch.tensor(numbers, dtype=torch.int32, device=self._device)
+
+    @lru_cache(KEYS)  # noqa: B019
+    def _all_of(self, n_keys):
         return torch.full((self.layout.batch,), n_keys, dtype=torch.int32, device=self._device)
 
     # What a `CachedLaunch` starts: each returns the result, the compiled kernel, its grid and what follows the tensors.
@@ -162,19 +144,22 @@ class Selection:
         _check_head_dim(head_dim)
         rows = math.ceil(tokens / n)
         mean = x.new_empty(batch, heads, rows, head_dim)
-        block_t = min(n, AVERAGED)
-        block_r = AVERAGED // block_t
+        config = self._form(n, head_dim, x.dtype)
+        block_t = min(n, config.averaged)
+        block_r = config.averaged // block_t
         arguments = (*x.stride()[:3], tokens, rows, heads, n, head_dim, block_r, block_t)
         grid = batch * heads * math.ceil(rows / block_r)
-        compiled = slice_selection_kernels.tilewright_slice_means[(grid,)](mean, x, cosine, *arguments)
+        compiled = slice_selection_kernels.tilewright_slice_means[(grid,)](
+            mean, x, cosine, *arguments, num_warps=config.mean_warps
+        )
         return mean, compiled, grid, arguments if cosine is not None else (None, *arguments)
 
-    def _start_lse(self, size, similarity, scale, rows, k, lengths, alike=None):
+    def _start_lse(self, step, size, similarity, scale, rows, k, lengths, alike=None):
         batch, heads, n_rows, head_dim = rows.shape
         _check_head_dim(head_dim)
-        n_keys, config = k.shape[2], self._config or config_for(head_dim, k.dtype)
+        n_keys, config = k.shape[2], self._form(step, head_dim, k.dtype)
         tiles = math.ceil(n_rows / config.block_m)
-        splits = max(1, min(MOST_SPLITS, n_keys // LEAST_SPLIT, math.ceil(config.programs / (batch * heads * tiles))))
+        splits = max(1, min(config.splits, n_keys // LEAST_SPLIT, math.ceil(config.programs / (batch * heads * tiles))))
         split = math.ceil(n_keys / splits / config.block_n) * config.block_n
         splits = math.ceil(n_keys / split)
         lse = rows.new_empty(batch, heads, splits, n_rows, dtype=torch.float32)
@@ -197,7 +182,7 @@ class Selection:
     ):  # fmt: skip
         layout = self.layout
         batch, heads, n_rows, head_dim = rows.shape
-        config = self._config or config_for(head_dim, k.dtype)
+        config = self._form(step, head_dim, k.dtype)
         _check_head_dim(head_dim)
         n_keys, of_group = k.shape[2], layout.rows // step
         codes = self._empty_codes(n_keys)
@@ -221,7 +206,7 @@ class Selection:
     def _start_codes_by_keys(self, step, largest, scale, lse_log2, rows, k, lse):
         layout = self.layout
         batch, heads, n_rows, head_dim = rows.shape
-        config = self._config or config_for(head_dim, k.dtype)
+        config = self._form(step, head_dim, k.dtype)
         _check_head_dim(head_dim)
         n_keys, of_group, splits = k.shape[2], layout.rows // step, lse.shape[2]
         codes = self._empty_codes(n_keys)
@@ -278,8 +263,8 @@ class Selection:
         compiled = slice_selection_kernels.tilewright_slice_runs[(grid,)](runs, codes, lengths, *arguments)
         return runs, compiled, grid, arguments
 
-    def _start_select(self, rule, keys, counts, codes, entries):
-        config = self._config or Config()
+    def _start_select(self, rule, keys, counts, codes, lengths, always):
+        config = self._config or slice_prediction_forms.of(selecting(), self._device)
         units = codes.shape[3]
         stated = (
             0 if rule.mass is None else rule.mass_units,
@@ -287,22 +272,15 @@ class Selection:
             0 if rule.count is None else rule.count,
         )
         of_entry = self._lists // self.layout.batch
-        sizes = (of_entry, len(rule.always), *stated, rule.least, rule.most)
+        sizes = (self.layout.keys, of_entry, len(rule.always), *stated, rule.least, rule.most)
         forms = (rule.mass is not None, rule.code is not None, bool(rule.always), rule.free, rule.whole, rule.width)
-        block = min(max(64, config.counted // rule.width), max(64, triton.next_power_of_2(units)))
+        least = triton.next_power_of_2(math.ceil(units / slice_selection_kernels.MOST_BLOCKS))
+        block = min(max(64, config.counted // rule.width, least), max(64, triton.next_power_of_2(units)))
         arguments = (*sizes, keys.shape[-1], codes.stride(2), *forms, block)
         compiled = slice_selection_kernels.tilewright_slice_select[(self._lists,)](
-            keys, counts, codes, entries, *arguments, num_warps=config.count_warps
+            keys, counts, codes, lengths, always, *arguments, num_warps=config.count_warps
         )
         return keys, compiled, self._lists, arguments
-
-
-def cut(entries, width, lengths):
-    """Entries, see `Selection._entries`, of which each has so many first keys alone; 0 where there are not as many."""
-    known = lengths.where((lengths > 0) & (lengths <= entries[:, 0]), 0)[:, None]
-    ranges = torch.minimum(entries[:, 2:], (known + width - 1) // width)
-    inside = (ranges[:, 1::2] - ranges[:, ::2]).sum(1, keepdim=True)
-    return torch.cat([known, inside, ranges], 1).int()
 
 
 def _check_head_dim(head_dim):

@@ -7,6 +7,7 @@ end, so that threads store 16 codes at once; what stands behind the last key is 
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from tilewright.slices import layout
 from tilewright.targets import selection
@@ -18,8 +19,27 @@ STEP = tl.constexpr(layout.STEP)
 BIN, BINS = tl.constexpr(selection.BIN), tl.constexpr(selection.CODES // selection.BIN)
 W0, W1 = (tl.constexpr(weight) for weight in selection.WEIGHTS)
 MASS_UNIT = tl.constexpr(selection.MASS_UNIT)
+# Of four codes in a word: their lowest bits, all but their highest ones, and these.
+ONES, LOW, HIGH = tl.constexpr(0x01010101), tl.constexpr(0x7F7F7F7F), tl.constexpr(0x80808080)
+# Blocks of a row that counts in bytes are enough for.
+MOST_BLOCKS = 255
 # Below all scores, and finite: a row may have no score at all.
 LOWEST = tl.constexpr(-1e30)
+
+
+if triton.knobs.runtime.interpret:
+
+    @triton.jit
+    def fast_log2(x):
+        """log2 of float32."""
+        return tl.log2(x)
+
+else:
+
+    @triton.jit
+    def fast_log2(x):
+        """log2 of float32, to 2^-22: one instruction of the special functions, where Triton's own takes twenty."""
+        return libdevice.fast_log2f(x)
 
 
 @triton.jit(do_not_specialize=["n_tokens", "n_rows"])
@@ -177,7 +197,7 @@ def tilewright_slice_codes(
             b_x = _scores(b_q, k_ptr, n, n_keys, stride_kn, HEAD_DIM) * scale_log2 - b_l[:, None]
             b_m = _over_rows(b_x, LARGEST, BLOCK_G, BLOCK_R, BLOCK_N)  # [BLOCK_G, BLOCK_N]
             if BLOCK_R > 1 and not LARGEST:
-                b_m = tl.log2(b_m)
+                b_m = fast_log2(b_m)
         else:
             b_m = tl.full((BLOCK_G, BLOCK_N), -float("inf") if LARGEST else 0.0, tl.float32)
             for start in range(0, OF_GROUP, BLOCK_R):
@@ -214,7 +234,7 @@ def tilewright_slice_codes(
                 b_part = _over_rows(b_x, LARGEST, BLOCK_G, BLOCK_R, BLOCK_N)
                 b_m = tl.maximum(b_m, b_part) if LARGEST else b_m + b_part
             if not LARGEST:
-                b_m = tl.log2(b_m)
+                b_m = fast_log2(b_m)
         b_c = b_m * -OCTAVE
         # NaN, and what stands for it among maxima, is no share.
         b_c = tl.where((b_c == b_c) & (b_c > -float("inf")), b_c, CODES - 1.0)
@@ -335,52 +355,76 @@ def tilewright_slice_runs(
     n = unit[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     b_c = tl.load(code_ptr + row * stride_c + n, mask=n < n_keys, other=CODES - 1)
     b_p = tl.where(b_c < CODES - 1, tl.exp2((b_c.to(tl.float32) + 0.5) * (-1 / OCTAVE)), 0.0)
-    b_r = tl.log2(tl.sum(b_p, 1)) * -OCTAVE
+    b_r = fast_log2(tl.sum(b_p, 1)) * -OCTAVE
     b_r = tl.minimum(tl.maximum(b_r, 0.0), CODES - 1.0)
     tl.store(run_ptr + row * stride_r + unit, b_r.to(tl.int32).to(tl.uint8), mask=unit < stride_r)
 
 
-@triton.jit(do_not_specialize=["of_entry", "n_always", "mass", "code", "count", "least", "most"])
+@triton.jit(do_not_specialize=["n_keys", "of_entry", "n_always", "mass", "code", "count", "least", "most"])
 def tilewright_slice_select(
-    key_ptr, count_ptr, code_ptr, entry_ptr, of_entry, n_always, mass, code, count, least, most, capacity, stride_c,
+    key_ptr, count_ptr, code_ptr, length_ptr, always_ptr, n_keys, of_entry, n_always, mass, code, count, least, most,
+    capacity, stride_c,
     BY_MASS: tl.constexpr, BY_CODE: tl.constexpr, ALWAYS: tl.constexpr, FREE: tl.constexpr, WHOLE: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The list of a group. Grid: (groups in all,). Arguments are the fields of `selection.Rule`, mass in `MASS_UNIT`.
 
     key_ptr: int32 [groups in all, capacity]. count_ptr: int32 [groups in all]. code_ptr: uint8, rows of codes stride_c
-    apart, a multiple of 4. entry_ptr: int32 [batch, 2 + 2 * n_always], of each entry its keys, 0 where their number is
-    out of range, the units in ranges that are always listed, and these; ALWAYS: there are some. of_entry: groups of an
-    entry. BLOCK_N: units at a time, a multiple of 4. Codes are read four to a word.
+    apart, a multiple of 4. length_ptr: int32 [batch], of n_keys keys those that each entry has; none for a number out
+    of range. always_ptr: int32 [2 * n_always], ranges of units that are always listed; ALWAYS: there are some.
+    of_entry: groups of an entry. BLOCK_N: units at a time, a multiple of 4. Codes are read four to a word.
     """
     row = tl.program_id(0).to(tl.int64)
     code_ptr += row * stride_c
     key_ptr += row * capacity
-    entry_ptr += row // of_entry * (2 + 2 * n_always)
-    n_keys, in_always = tl.load(entry_ptr), tl.load(entry_ptr + 1)
-    always_ptr = entry_ptr + 2
+    length = tl.load(length_ptr + row // of_entry)
+    n_keys = tl.where((length > 0) & (length <= n_keys), length, 0)
     n_units = tl.cdiv(n_keys, WIDTH)
+    in_always = tl.zeros((), tl.int32)
+    if ALWAYS:
+        for a in range(0, n_always):
+            first, end = _always(always_ptr, a, n_units)
+            in_always += end - first
+    others = tl.zeros((), tl.int32)
     if BY_MASS:
-        code = _code_of_mass(code_ptr, always_ptr, n_units, n_always, mass, ALWAYS, FREE, BLOCK_N)
+        code, others = _code_of_mass(code_ptr, always_ptr, n_units, n_always, mass, ALWAYS, FREE, BLOCK_N)
+    elif BY_CODE:
+        others = _count_others(code_ptr, always_ptr, n_units, n_always, code, ALWAYS, BLOCK_N)
     if BY_MASS or BY_CODE:
-        count = in_always + _count_others(code_ptr, always_ptr, n_units, n_always, code, ALWAYS, BLOCK_N)
+        count = in_always + others
     asked = tl.maximum(count, tl.maximum(tl.minimum(least, n_units), in_always))
     wanted = tl.minimum(asked, most) - in_always
-    # The last code of which units are listed, but for those from `cut` on. The code that the rule ends at needs no
-    # search where nothing else limits the list.
+    # The last code of which units are listed, and how many of its units are not. The code that the rule ends at needs
+    # no search where nothing else limits the list.
     last = wanted * 0 + code
-    cut = n_units
+    ties, n_ties = wanted * 0, wanted * 0
     if (code < 0) | (wanted + in_always != count):
-        last = _code_of_count(code_ptr, always_ptr, n_units, n_always, wanted, ALWAYS, BLOCK_N)
-        below = _count_others(code_ptr, always_ptr, n_units, n_always, last - 1, ALWAYS, BLOCK_N)
-        upto = _count_others(code_ptr, always_ptr, n_units, n_always, last, ALWAYS, BLOCK_N)
-        if wanted < upto:
-            cut = _cut(code_ptr, always_ptr, n_units, n_always, last, wanted - below, ALWAYS, BLOCK_N)
-    listed = tl.zeros((), tl.int32)
-    for lo in range(0, n_units, BLOCK_N):
-        listed = _list_block(
-            key_ptr, code_ptr, always_ptr, lo, n_units, n_keys, n_always, last, cut, listed, ALWAYS, WIDTH, BLOCK_N
+        last, below, upto = _code_of_count(
+            code_ptr, always_ptr, n_units, n_always, n_units - in_always, wanted, ALWAYS, BLOCK_N
         )
+        ties, n_ties = wanted - below, upto - below
+    listed = tl.zeros((), tl.int32)
+    tied = tl.zeros((), tl.int32)
+    for lo in range(0, n_units, BLOCK_N):
+        listed, tied = _list_block(
+            key_ptr,
+            code_ptr,
+            always_ptr,
+            lo,
+            n_units,
+            n_keys,
+            n_always,
+            last,
+            ties,
+            n_ties,
+            tied,
+            listed,
+            ALWAYS,
+            WIDTH,
+            BLOCK_N,
+        )
+    # Where another unit than those of ranges is listed, and the last code is not, the group has shares.
+    has_none = (last >= CODES - 1) | (listed <= in_always)
     # The last unit, for the end of the list, was written by another thread.
     tl.debug_barrier()
     if WIDTH > 1:
@@ -397,22 +441,46 @@ def tilewright_slice_select(
     # A list that does not fit, or of a group without shares, says so.
     if WHOLE:
         listed = tl.where(asked > most, asked * WIDTH, listed)
-    else:
+    elif has_none:
         listed = tl.where(_count(code_ptr, 0, n_units, CODES - 2, BLOCK_N) == 0, UNKNOWN, listed)
     tl.store(count_ptr + row, tl.where(n_keys < 1, NO_LENGTH, listed))
 
 
 @triton.jit
+def _always(always_ptr, a, n_units):
+    """The first unit and the end of a range that is always listed, of those that there are."""
+    first, end = tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1)
+    return tl.minimum(first, n_units), tl.minimum(end, n_units)
+
+
+@triton.jit
 def _list_block(
-    key_ptr, code_ptr, always_ptr, lo, n_units, n_keys, n_always, last, cut, listed,
+    key_ptr, code_ptr, always_ptr, lo, n_units, n_keys, n_always, last, ties, n_ties, tied, listed,
     ALWAYS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """List those of BLOCK_N units from `lo` that are chosen; returns how many units are listed so far."""
+    """List those of BLOCK_N units from `lo` that are chosen; returns how many units are listed so far, and how many of
+    the last code were seen, of which the first `ties` are chosen, of `n_ties`."""
     n = lo + 4 * tl.arange(0, BLOCK_N // 4)
     b_w = _words(code_ptr, lo, n_units, BLOCK_N)
-    b_taken = _at_most(b_w, tl.where(lo < cut, last, last - 1))
-    if (lo < cut) & (cut < lo + BLOCK_N):
-        b_taken = _at_most(b_w, last - 1) | (_at_most(b_w, last) & _first(cut - n))
+    b_taken = _at_most(b_w, last)
+    if ties < n_ties:
+        b_less = _at_most(b_w, last - 1)
+        b_tie = b_taken & ~b_less
+        if ALWAYS:
+            b_tie &= ~_of_ranges(always_ptr, n_always, n)
+        if lo + BLOCK_N > n_units:
+            b_tie &= _first(n_units - n)
+        b_of_word = _how_many(b_tie)
+        in_block = tl.sum(b_of_word, 0)
+        if tied >= ties:
+            b_taken = b_less
+        elif tied + in_block > ties:
+            # Of each word as many as are left: the number of those up to each, in bytes, against that.
+            left = ties - tied - (tl.cumsum(b_of_word, 0) - b_of_word)
+            b_left = tl.minimum(tl.maximum(left, 0), 4).to(tl.uint32) * ONES
+            b_fits = ((b_left | HIGH) - b_tie.to(tl.uint32) * ONES) >> 7
+            b_taken = b_less | (b_tie & b_fits.to(tl.int32))
+        tied += in_block
     if ALWAYS:
         b_taken |= _of_ranges(always_ptr, n_always, n)
     if lo + BLOCK_N > n_units:
@@ -420,13 +488,13 @@ def _list_block(
     b_of_word = _how_many(b_taken)
     b_to = listed + tl.cumsum(b_of_word, 0) - b_of_word
     for i in tl.static_range(4):
-        b_one = (b_taken >> (i % 2 + i // 2 * 16)) & 1
+        b_one = (b_taken >> (8 * i)) & 1
         for w in tl.static_range(WIDTH):
             key = (n + i) * WIDTH + w
             m_key = (b_one != 0) & (key < n_keys) if WIDTH > 1 else b_one != 0
             tl.store(key_ptr + b_to * WIDTH + w, key, mask=m_key)
         b_to += b_one
-    return listed + tl.sum(b_of_word, 0)
+    return listed + tl.sum(b_of_word, 0), tied
 
 
 @triton.jit
@@ -448,60 +516,36 @@ def _words(code_ptr, lo, end, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _at_most(b_w, code):
-    """Which codes of words are at most this one, or none for -1: bits 0, 1, 16 and 17, int32, for those of a word."""
-    # Two codes of a word at a time, each in 16 bits: bit 8 of 256 + code - c tells whether c is at most the code.
-    least = ((tl.zeros((), tl.int32) + code + 256) * 0x10001).to(tl.uint32)
-    b_even = (least - (b_w & 0xFF00FF)) >> 8
-    b_odd = (least - ((b_w >> 8) & 0xFF00FF)) >> 7
-    return ((b_even & 0x10001) | (b_odd & 0x20002)).to(tl.int32)
+    """Which codes of words are at most this one, or none for -1: int32, the lowest bit of each byte."""
+    code = tl.zeros((), tl.int32) + code
+    # Of seven bits, bit 7 of 128 + code - c tells, and no byte borrows from another. Where the eighth bits differ,
+    # they tell.
+    b_low = (tl.where(code < 128, code + 128, code).to(tl.uint32) * ONES) - (b_w & LOW)
+    upper = tl.where(code < 128, 0, HIGH).to(tl.uint32)
+    b_not = b_w ^ 0xFFFFFFFF
+    b_high = (b_low & b_not) | (upper & (b_low | b_not))
+    return ((b_high >> 7) & ONES).to(tl.int32)
 
 
 @triton.jit
 def _first(m):
     """The bits, as those of `_at_most`, of the first m of the four codes of a word; m is any number."""
-    return tl.where(m > 1, 3, tl.where(m > 0, 1, 0)) | tl.where(m > 3, 0x30000, tl.where(m > 2, 0x10000, 0))
+    return tl.where(m > 1, 0x101, tl.where(m > 0, 1, 0)) | tl.where(m > 3, 0x1010000, tl.where(m > 2, 0x10000, 0))
 
 
 @triton.jit
 def _how_many(b_bits):
     """How many bits, of those of `_at_most`, are set."""
-    b_pair = (b_bits & 0x10001) + ((b_bits >> 1) & 0x10001)
-    return (b_pair + (b_pair >> 16)) & 7
-
-
-@triton.jit
-def _cut(
-    code_ptr, always_ptr, n_units, n_always, code, ties,
-    ALWAYS: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """The unit of `code`, outside of the ranges, that `ties` such units stand before."""
-    seen = tl.zeros((), tl.int32)
-    cut = n_units
-    for lo in range(0, n_units, BLOCK_N):
-        n = lo + 4 * tl.arange(0, BLOCK_N // 4)
-        b_w = _words(code_ptr, lo, n_units, BLOCK_N)
-        b_same = _at_most(b_w, code) & ~_at_most(b_w, code - 1)
-        if ALWAYS:
-            b_same &= ~_of_ranges(always_ptr, n_always, n)
-        if lo + BLOCK_N > n_units:
-            b_same &= _first(n_units - n)
-        b_of_word = _how_many(b_same)
-        b_at = seen + tl.cumsum(b_of_word, 0) - b_of_word
-        b_cut = tl.zeros((BLOCK_N // 4,), tl.int32) + n_units
-        for i in tl.static_range(4):
-            b_one = (b_same >> (i % 2 + i // 2 * 16)) & 1
-            b_at += b_one
-            b_cut = tl.where((b_one != 0) & (b_at > ties), tl.minimum(b_cut, n + i), b_cut)
-        cut = tl.minimum(cut, tl.min(b_cut, 0))
-        seen += tl.sum(b_of_word, 0)
-    return cut
+    # The product's highest byte is the sum of all.
+    return ((b_bits.to(tl.uint32) * ONES) >> 24).to(tl.int32)
 
 
 @triton.jit
 def _code_of_mass(
     code_ptr, always_ptr, n_units, n_always, mass, ALWAYS: tl.constexpr, FREE: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """The smallest code up to which units, with the ranges, have the mass asked for. FREE: code 0 has none."""
+    """The smallest code up to which units, with the ranges, have the mass asked for, and how many units outside of the
+    ranges have at most this code. FREE: code 0 has none."""
     c = tl.arange(0, BINS)
     # The codes of a bin have one weight: the bin is found by masses, and the code in it by counts.
     b_w = _weight(c)
@@ -511,7 +555,7 @@ def _code_of_mass(
     always_free = tl.zeros((), tl.int32)
     if ALWAYS:
         for a in range(0, n_always):
-            first, end = tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1)
+            first, end = _always(always_ptr, a, n_units)
             b_always += _range_histogram(code_ptr, first, end, BLOCK_N)
             if FREE:
                 always_free += _range_count(code_ptr, first, end, 0, BLOCK_N)
@@ -529,11 +573,14 @@ def _code_of_mass(
     lower = tl.sum(tl.where(c < bin, b_rest, 0), 0) + tl.where(bin == 0, n_free - always_free, 0)
     weight = tl.sum(tl.where(c == bin, b_w, 0), 0)
     code = bin * BIN + (BIN - 1)
+    count = tl.sum(tl.where(c <= bin, b_rest, 0), 0)
     for i in tl.static_range(BIN - 1):
         found = bin * BIN + (BIN - 2 - i)
-        n = _count_others(code_ptr, always_ptr, n_units, n_always, found, ALWAYS, BLOCK_N) - lower
-        code = tl.where((before + n.to(tl.int64) * weight).to(tl.float64) >= target, found, code)
-    return code
+        n = _count_others(code_ptr, always_ptr, n_units, n_always, found, ALWAYS, BLOCK_N)
+        reached = (before + (n - lower).to(tl.int64) * weight).to(tl.float64) >= target
+        code = tl.where(reached, found, code)
+        count = tl.where(reached, n, count)
+    return code, count
 
 
 @triton.jit
@@ -571,14 +618,13 @@ def _range_histogram(code_ptr, first, end, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _count(code_ptr, lo, end, code, BLOCK_N: tl.constexpr):
-    """How many units from `lo`, a multiple of 4, to `end` have at most this code, which may be -1."""
+    """How many units from `lo`, a multiple of 4, to `end` have at most this code, which may be -1. There are at most
+    `MOST_BLOCKS` times BLOCK_N units."""
+    # Sums in bytes: one for each block.
     found = tl.zeros((BLOCK_N // 4,), tl.uint32)
-    # As in `_at_most`; the sums of two codes of a word, in 16 bits each.
-    least = ((tl.zeros((), tl.int32) + code + 256) * 0x10001).to(tl.uint32)
     for start in range(lo, end, BLOCK_N):
-        b_w = _words(code_ptr, start, end, BLOCK_N)
-        b_one = (least - (b_w & 0xFF00FF)) & 0x1000100
-        found += (b_one + ((least - ((b_w >> 8) & 0xFF00FF)) & 0x1000100)) >> 8
+        found += _at_most(_words(code_ptr, start, end, BLOCK_N), code).to(tl.uint32)
+    found = (found & 0xFF00FF) + ((found >> 8) & 0xFF00FF)
     total = tl.sum(((found & 0xFFFF) + (found >> 16)).to(tl.int32), 0)
     # Those that are not there have the last code.
     beyond = (end - lo + BLOCK_N - 1) // BLOCK_N * BLOCK_N - (end - lo)
@@ -604,24 +650,52 @@ def _count_others(
     found = _count(code_ptr, 0, n_units, code, BLOCK_N)
     if ALWAYS:
         for a in range(0, n_always):
-            first, end = tl.load(always_ptr + 2 * a), tl.load(always_ptr + 2 * a + 1)
+            first, end = _always(always_ptr, a, n_units)
             found -= _range_count(code_ptr, first, end, code, BLOCK_N)
     return found
 
 
 @triton.jit
 def _code_of_count(
-    code_ptr, always_ptr, n_units, n_always, wanted, ALWAYS: tl.constexpr, BLOCK_N: tl.constexpr
+    code_ptr, always_ptr, n_units, n_always, others, wanted, ALWAYS: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """The smallest code up to which so many units outside of the ranges have a code."""
+    """The smallest code up to which so many units outside of the ranges, of all these `others`, have a code; how many
+    have a smaller one, and at most this one."""
     lo = tl.zeros((), tl.int32)
     hi = lo + (CODES - 1)
-    for _ in range(8):
-        mid = (lo + hi) // 2
-        enough = _count_others(code_ptr, always_ptr, n_units, n_always, mid, ALWAYS, BLOCK_N) >= wanted
-        lo = tl.where(enough, lo, tl.minimum(mid + 1, hi))
+    below, upto = lo, lo + others
+    # From where a sample has it, in steps that double, until it lies between two counts: then by halves.
+    mid = tl.minimum(_sampled_code(code_ptr, n_units, wanted, BLOCK_N), hi - 1)
+    step, from_below, from_above = lo + 1, lo, lo
+    while lo < hi:
+        n = _count_others(code_ptr, always_ptr, n_units, n_always, mid, ALWAYS, BLOCK_N)
+        enough = n >= wanted
+        below = tl.where(enough, below, n)
+        upto = tl.where(enough, n, upto)
+        lo = tl.where(enough, lo, mid + 1)
         hi = tl.where(enough, mid, hi)
-    return hi
+        from_below |= tl.where(enough, 0, 1)
+        from_above |= tl.where(enough, 1, 0)
+        further = tl.where(enough, tl.maximum(hi - step, lo), tl.minimum(lo + step, hi) - 1)
+        mid = tl.where((from_below & from_above) != 0, (lo + hi) // 2, further)
+        step += step
+    return hi, below, upto
+
+
+@triton.jit
+def _sampled_code(code_ptr, n_units, wanted, BLOCK_N: tl.constexpr):
+    """About the smallest code up to which so many units have a code, by those of as many words as a block has."""
+    words = (n_units + 3) // 4
+    i = tl.arange(0, BLOCK_N // 4)
+    p_word = code_ptr.to(tl.pointer_type(tl.uint32)) + (i.to(tl.int64) * words // (BLOCK_N // 4)).to(tl.int32)
+    # Codes behind the last unit may be anything, and are few.
+    b_w = tl.load(p_word)
+    wanted = (wanted.to(tl.int64) * BLOCK_N // tl.maximum(words * 4, 1)).to(tl.int32)
+    code = tl.zeros((), tl.int32)
+    for i in tl.static_range(8):
+        least = code + (128 >> i)
+        code = tl.where(tl.sum(_how_many(_at_most(b_w, least - 1)), 0) < wanted, least, code)
+    return code
 
 
 @triton.jit
