@@ -84,7 +84,7 @@ def _candidates(chosen, head_dim, dtype):
         for trial in found.trials:
             us = dict(zip(("window_us", "kept_us"), trial.us, strict=False))
             rows.append(
-                {"tile": tile.name, **trial.form, **us, "status": trial.status, "kept": trial.form == found.form}
+                {"tile": tile.name, **trial.form, **us, "status": trial.status, "kept": trial.form in found.forms}
             )
     return pd.DataFrame(rows)
 

@@ -41,6 +41,8 @@ class OfSlices:
     kind: Kind
 
     MODULE: ClassVar = "slice_form_search"
+    # Nothing chooses between two by the lists of a call.
+    MOST: ClassVar = 1
     read: ClassVar = staticmethod(slice_config.read)
 
     def __str__(self):
