@@ -165,7 +165,7 @@ def print_forms(output):
         if timed:
             _, best = min(timed, key=lambda found: found[0])
             stated = forms.made_for(tiles.parse(name), SIZES["head_dim"], "bfloat16")
-            forms.keep(forms.path_of(stated), forms.Choice(stated, asdict(best), ()))
+            forms.keep(forms.path_of(stated), forms.Choice(stated, (asdict(best),), ()))
 
 
 # Patterns

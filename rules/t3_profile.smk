@@ -1,4 +1,5 @@
-"""T3: every tile of one reordered graph is timed on this device, results/profiling/<m>/<r>/<t>.json."""
+"""T3: every tile of one reordered graph is timed on this device, results/profiling/<m>/<r>/<t>.json. The forms of its kernel
+are those of the cache that networks have their plans in: docs/running.md says how they come there."""
 
 
 rule profile:
@@ -22,5 +23,5 @@ rule profile:
         split=SPLIT,
         seed=CONFIG.seed,
     shell:
-        "python {params.script} --profile_only --blocks {input.blocks} {params.device} {params.split}"
+        "TILEWRIGHT_CACHE=.snakemake/plans python {params.script} --profile_only --blocks {input.blocks} {params.device} {params.split}"
         " --seed {params.seed} --output {output.profile} 2>&1 | tee {log}"

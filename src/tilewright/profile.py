@@ -70,7 +70,8 @@ class Profile:
     further: costs at other lengths than `split_keys`, of which a schedule may choose one for each region. Only those
         whose work items differ are there.
     device: description by `targets`; device_id: digest of what makes two devices differ for timing.
-    form: how the tile's kernel is compiled, see `targets.form`; None where a device has one form, or a file tells none.
+    form: how the tile's kernel is compiled, one of `targets.forms`; None where a device has one alone, or a file tells
+        none.
     """
 
     tile: str

@@ -127,6 +127,16 @@ def test_the_overlay_of_patterns_that_mix_runs_tiles_side_by_side(tmp_path, kind
     assert planned.count(f"--max-tile-kinds {kinds} ") == planned.count("solve_ilp.py ") > 0
 
 
+def test_profiles_and_networks_read_one_cache(tmp_path):
+    """Where a calibration has kept forms of kernels."""
+    options = ("--dry-run", "--printshellcmds", "--cores", "2", "--configfile", str(ROOT / "config/h200.yaml"))
+    planned = snakemake(tmp_path, *options, capture_output=True).stdout
+    found = re.findall(r"(\S+) python \S+/(run_bench\.py --profile_only|run_experiment\.py)", planned)
+    assert {cache for cache, _ in found} == {"TILEWRIGHT_CACHE=.snakemake/plans"}
+    assert {script for _, script in found} == {"run_bench.py --profile_only", "run_experiment.py"}
+    assert len(found) == planned.count("--profile_only") + planned.count("run_experiment.py")
+
+
 @pytest.mark.parametrize("more", [(), ("h200_peers",), ("h200_ragged",)])
 def test_recorded_gpu_rows_suffice_for_every_overlay(tmp_path, more):
     recorded = overlay(tmp_path / "recorded.yaml", {"recorded": str(ROOT / "expected/h200")})

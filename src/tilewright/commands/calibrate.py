@@ -13,7 +13,7 @@ def arguments(parser):
     parser.add_argument("--device", default="cuda", help="kind of the device")
     parser.add_argument("--anew", action="store_true", help="measure what is already there, too")
     parser.add_argument(
-        "--forms", action="store_true", help="choose the form of each tile's kernel among candidates first"
+        "--forms", action="store_true", help="choose the forms of each tile's kernel among candidates first"
     )
 
 
@@ -28,7 +28,8 @@ def run(head_dim, dtype, tiles, device, anew, forms):
         {"type": each, "head dim": str(dim), "tile": name, **model.summary(found)}
         for each in dtype
         for dim in head_dim
-        for name, found in model.calibrated(chosen, dim, each, anew, forms).items()
+        for name, calibrations in model.calibrated(chosen, dim, each, anew, forms).items()
+        for found in calibrations
     ]
     print("\n".join(table(rows)))
     compiling.ahead()

@@ -50,8 +50,9 @@ folder:
         without. A target without it applies masks at no cost.
 
 ``forms.py``, optional: kernels that may be compiled in several forms. A target without it has one.
-    ``stated(tile, head_dim, dtype)``: the form of a tile on this device, a JSON-able dict; the executor takes it from
-        ``Schedule.forms``, where a schedule states it.
+    ``stated(tile, head_dim, dtype)``: the forms of a tile on this device that a pattern may be fastest with, a tuple of
+        JSON-able dicts. ``probe.measure`` takes one as ``form``. The executor takes it from ``Schedule.forms``, where a
+        schedule states it, else the first.
 
 ``backward.py``, optional: ``gradients(executor, q, k, v, out, grad) -> (dq, dk, dv)`` of ``out = executor(q, k, v)``.
     Calls on a target without it that need a gradient are refused. Also, optional, of executors with a bias,
@@ -87,8 +88,9 @@ folder:
 
 ``cost_model.py``, optional: plans are made, and orders compared, by its predictions; without it plans are made of what
     the probe measures.
-    ``calibrated(tiles, head_dim, dtype, anew=False, choose=False)``: ``{tile name: calibration}``, read from a file of
-        this device or measured; anew: measured; choose: of the fastest form of each tile, which is found first.
+    ``calibrated(tiles, head_dim, dtype, anew=False, choose=False)``: ``{tile name: calibrations}``, one for each of the
+        tile's `forms`, read from a file of this device or measured; anew: measured; choose: of the fastest forms of
+        each tile, which are found first.
     ``predict(blocks, *, heads, head_dim, dtype, split_keys, calibration, bias_heads)``: returns what ``probe.measure``
         does. bias_heads: heads with a bias of their own, None without a bias.
     ``summary(calibration)``: what a person wants to know of one, ``{name: text}``.
@@ -242,12 +244,12 @@ def mask_cost(kind: str, graph: "Graph", row_ptr: "NDArray[np.int32]", head_dim:
     return _module(kind, "mask_cost").mask_cost(graph, row_ptr, head_dim) if _has(kind, "mask_cost") else 1.0
 
 
-def form(kind: str, tile: "Tile", head_dim: int, dtype: str) -> dict[str, int | str | None] | None:
-    """The form in which `kind` runs `tile`; None where there is one alone.
+def forms(kind: str, tile: "Tile", head_dim: int, dtype: str) -> tuple[dict[str, int | str | None] | None, ...]:
+    """The forms in which `kind` runs `tile`: which is fastest depends on the pattern. None where there is one alone.
 
     Raises `DeviceError` for a kind that is not known and `TileError` for a tile that it does not run.
     """
-    return _module(kind, "forms").stated(tile, head_dim, dtype) if _has(kind, "forms") else None
+    return _module(kind, "forms").stated(tile, head_dim, dtype) if _has(kind, "forms") else (None,)
 
 
 def backward(kind: str) -> ModuleType:

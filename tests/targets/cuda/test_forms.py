@@ -145,7 +145,8 @@ def test_a_form_of_before_gathers():
 
 
 class MadeUp:
-    """A GPU whose times and failures follow from the form; see `search`."""
+    """A GPU whose times and failures follow from the form; see `search`. us: of a form, in all launches or in those
+    with and without masks."""
 
     us, fails, wrong = staticmethod(lambda form: 10.0), {}, ()
     made = 0
@@ -160,7 +161,8 @@ class MadeUp:
             raise self.fails[form]
 
     def timed(self, lists, n_tokens, batch):
-        return float(self.us(self.form)), 0.0
+        masked = (lists.items[:, Item.FULL_STEPS] < lists.items[:, Item.STEPS]).any()
+        return float(np.broadcast_to(self.us(self.form), 2)[0 if masked else 1]), 0.0
 
 
 @pytest.fixture
@@ -186,12 +188,20 @@ def among(head_dim=64):
 
 
 def searched(head_dim=64, **options):
-    """The form that is used after a search, and the trials."""
+    """The form that is used after a search, the only one that is kept, and the trials."""
+    (found,), trials = kept(head_dim, **options)
+    return found, trials
+
+
+def kept(head_dim=64, **options):
+    """The forms that are kept after a search, and the trials."""
     form_search.search([TILE], head_dim, "bfloat16", **options)
-    found = forms.of(TILE, head_dim, torch.bfloat16)
+    found = forms.kept(TILE, head_dim, torch.bfloat16)
     stated = forms.made_for(TILE, head_dim, "bfloat16")
     choice = forms.held(forms.path_of(stated), stated)
-    assert choice.form == asdict(found) and len(choice.trials) == len(among(head_dim))
+    assert forms.of(TILE, head_dim, torch.bfloat16) == found[0]
+    assert choice.forms == tuple(map(asdict, found)) == targets.forms("cuda", TILE, head_dim, "bfloat16")
+    assert len(choice.trials) == len(among(head_dim))
     return found, choice.trials
 
 
@@ -218,7 +228,49 @@ def test_each_launch_counts_alike(gpu, monkeypatch):
     """Half of a short launch and a tenth more of a long one is faster."""
     times = iter([10.0, 1000.0, 5.0, 1100.0] + [10.0, 1000.0] * 7)
     monkeypatch.setattr(gpu, "timed", lambda self, *work: (next(times), 0.0))
-    assert searched()[0] == among()[1]
+    assert kept()[0] == (among()[1], among()[0])
+
+
+# Times of forms with and without masks, by place among the candidates, where the default takes 10 and 100; and the
+# places of those that are kept.
+LAUNCHES = {
+    "each launch has its own": ({1: (8.0, 120.0), 2: (12.0, 79.0)}, (2, 1)),
+    "the best compromise is neither's": ({1: (8.0, 120.0), 2: (12.0, 79.0), 3: (8.1, 80.0)}, (2, 1)),
+    "one is best in both": ({4: (9.0, 90.0)}, (4,)),
+    "hardly better with masks": ({1: (9.9, 150.0), 2: (11.0, 80.0)}, (2, 0)),
+    "hardly worse with masks": ({2: (10.1, 80.0)}, (2,)),
+    "better without masks alone": ({2: (15.0, 90.0)}, (0, 2)),
+    "better with masks alone": ({2: (9.0, 150.0)}, (0, 2)),
+    "hardly better at all": ({2: (9.9, 99.0)}, (0,)),
+}
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_the_fastest_form_of_each_launch_is_kept(gpu, monkeypatch, case):
+    us, places = LAUNCHES[case]
+    gpu.us = staticmethod(lambda form: us.get(among().index(form), (10.0, 100.0)))
+    found, _ = kept()
+    assert found == tuple(among()[place] for place in places)
+    monkeypatch.setattr(forms, "_HELD", {})
+    assert forms.kept(TILE, 64, torch.bfloat16) == found, "from the file"
+
+
+@given(st.lists(st.tuples(*[st.floats(1.0, 2.0)] * 2), min_size=1, max_size=9), st.sampled_from([1, 2]))
+def test_a_third_form_is_never_kept_and_no_launch_is_much_slower_than_its_best(times, most):
+    tried = [forms.Trial({"step_keys": place}, "ok", us) for place, us in enumerate(times)]
+    found = form_search._kept(tried, tried[0], most)
+    assert 1 <= len({trial.form["step_keys"] for trial in found}) == len(found) <= most
+    if most == 2:
+        # What is left out for the default, and for the first.
+        allowed = (1 - form_search.MARGIN) ** -2 + 1e-9
+        for launch in (0, 1):
+            assert min(each.us[launch] for each in found) <= allowed * min(us[launch] for us in times)
+
+
+def test_a_form_that_fails_is_not_the_default(gpu):
+    gpu.fails = {among()[0]: DeviceError("too large")}
+    gpu.us = staticmethod(lambda form: {among()[1]: (8.0, 120.0), among()[2]: (12.0, 79.0)}.get(form, (10.0, 100.0)))
+    assert kept()[0] == (among()[2], among()[1])
 
 
 def test_what_is_hardly_faster_does_not_replace_the_default(gpu):
@@ -271,17 +323,24 @@ def test_few_cores_compile_few_candidates(gpu, monkeypatch):
     assert len(tried) == 2 * 4 == len(set(tried))
 
 
-@pytest.mark.parametrize("damage", ["cut", "foreign", "form"])
+@pytest.mark.parametrize("damage", ["cut", "foreign", "form", "none", "three", "twice", "older"])
 def test_a_broken_file_is_replaced_with_one_line(gpu, monkeypatch, caplog, damage):
     gpu.us = staticmethod(lambda form: 5.0 if form == among()[2] else 10.0)
     searched()
     stated = forms.made_for(TILE, 64, "bfloat16")
     path = forms.path_of(stated)
     text, document = path.read_text(), json.loads(path.read_text())
-    document["form"]["num_warps"] = 0
-    path.write_text(
-        {"cut": text[:99], "foreign": text.replace("Made-up", "Another"), "form": json.dumps(document)}[damage]
-    )
+    (form,) = document["forms"]
+    changes = {
+        "form": {"forms": [form | {"num_warps": 0}]},
+        "none": {"forms": []},
+        "three": {"forms": [form | {"num_warps": n} for n in (1, 2, 4)]},
+        "twice": {"forms": [form, form]},
+        # As it was before, with one form.
+        "older": {"form": form, "version": 1},
+    }
+    broken = {"cut": text[:99], "foreign": text.replace("Made-up", "Another")}
+    path.write_text(broken[damage] if damage in broken else json.dumps(document | changes[damage]))
     monkeypatch.setattr(forms, "_HELD", {})
     assert forms.of(TILE, 64, torch.bfloat16) == among()[0]
     assert searched()[0] == among()[2]
@@ -307,20 +366,42 @@ def test_the_command_chooses_forms_when_asked(gpu, monkeypatch, capsys):
         monkeypatch.setattr(module, "search", lambda *arguments: asked.append(arguments))
     found = types.SimpleNamespace(made_for={}, rows=64, error=0.0, spread=0.0, seconds=1.0, kernels=())
     found.kernel = lambda rank: types.SimpleNamespace(registers=1, resident=1, steady_us=(1, 1, 1))
-    monkeypatch.setattr(calibration, "of", lambda chosen, head_dim, dtype, anew: {"64x1": found})
+    monkeypatch.setattr(calibration, "of", lambda chosen, head_dim, dtype, anew: {"64x1": (found, found)})
     assert command.main(["calibrate", "--tiles", "64x1"]) == 0 and not asked
     assert command.main(["calibrate", "--tiles", "64x1", "--forms"]) == 0
     assert asked == [([TILE], 64, "bfloat16", False), (64, "bfloat16", False), (64, "bfloat16", False)]
-    assert "form" in capsys.readouterr().out.split()
+    # A row for each form.
+    assert capsys.readouterr().out.count("64x1") == 4
 
 
 def test_another_form_has_another_calibration(gpu):
-    before = calibration.made_for(TILE, 64, "bfloat16")
-    gpu.us = staticmethod(lambda form: 5.0 if form == among()[3] else 10.0)
-    searched()
-    after = calibration.made_for(TILE, 64, "bfloat16")
-    assert after["num_stages"] == 3 != before["num_stages"]
-    assert calibration.path_of(after) != calibration.path_of(before)
+    one, other = (calibration.made_for(TILE, 64, "bfloat16", among()[place]) for place in (0, 3))
+    assert other["num_stages"] == 3 != one["num_stages"]
+    assert calibration.path_of(one) != calibration.path_of(other)
+
+
+def test_each_form_is_calibrated(gpu, monkeypatch):
+    gpu.us = staticmethod(lambda form: {among()[1]: (8.0, 120.0), among()[2]: (12.0, 79.0)}.get(form, (10.0, 100.0)))
+    found, _ = kept()
+    compiled, measured = [], []
+
+    def measure(made, stated):
+        measured.append(made.form)
+        return types.SimpleNamespace(spread=0.0, made_for=stated)
+
+    monkeypatch.setattr(calibration, "compile_ahead", lambda jobs, *kind: compiled.extend(jobs))
+    monkeypatch.setattr(calibration, "measure", measure)
+    monkeypatch.setattr(calibration, "asdict", lambda made: vars(made) if not hasattr(made, "loads") else asdict(made))
+    calibrations = calibration.of([TILE], 64, "bfloat16")["64x1"]
+    assert measured == list(found) and compiled == [(TILE, form) for form in found]
+    assert [each.made_for["step_keys"] for each in calibrations] == [form.step_keys for form in found]
+    calibration.of([TILE], 64, "bfloat16")
+    assert len(measured) == 2, "once"
+
+
+def test_a_form_is_read_from_a_word_as_it_was_written():
+    for form in (*among(), *config.candidates(tiles.parse("128x64"), 64, torch.bfloat16, config.ANY_ROOM)):
+        assert forms.from_word(forms.as_word(form)) == form and " " not in forms.as_word(form)
 
 
 # Kernels, under the interpreter where there is no GPU
@@ -436,8 +517,8 @@ def test_a_schedule_runs_with_the_forms_that_it_states():
 def test_a_schedule_states_the_forms_of_its_profiles(gpu, tmp_path):
     pattern = plans.reordered(plans.pattern(100, 90), heads=2, head_dim=16)
     cover = plans.covers(pattern, ["16x1", "32x1"])
-    assert targets.form("cpu", TILE, 64, "float32") is None
-    stated = [targets.form("cuda", each.tile, 16, "bfloat16") for each in cover.values()]
+    assert targets.forms("cpu", TILE, 64, "float32") == (None,)
+    stated = [form for each in cover.values() for form in targets.forms("cuda", each.tile, 16, "bfloat16")]
     found = replace(plans.scheduled(cover), forms=tuple(stated))
     schedule.save(tmp_path / "s.json", found)
     assert schedule.load(tmp_path / "s.json").forms == found.forms

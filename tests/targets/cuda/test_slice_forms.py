@@ -83,6 +83,17 @@ def test_the_fastest_form_that_is_right_is_kept(gpu, monkeypatch):
     assert slice_forms.of(KIND, GPU) == default
 
 
+def test_lists_keep_one_form(gpu, monkeypatch):
+    """Also where short lists have another than long ones."""
+    _, one, other, *_ = slice_forms.candidates(KIND, GPU)
+    us = {one: (5.0, 50.0), other: (20.0, 10.0)}
+    monkeypatch.setattr(slice_form_search, "timed", lambda kind, form: iter(us.get(form, (10.0, 30.0))))
+    slice_form_search.search(128, "bfloat16", kinds=[(KIND.rows, KIND.width)])
+    stated = slice_forms.made_for(KIND, GPU)
+    assert forms.held(forms.path_of(stated), stated, read=slice_config.read).forms == (forms.as_stated(other),)
+    assert slice_forms.of(KIND, GPU) == other
+
+
 def test_what_is_hardly_faster_does_not_replace_the_default(gpu):
     default, other, *_ = slice_forms.candidates(KIND, GPU)
     gpu.us = lambda form: 9.9 if form == other else 10.0

@@ -60,9 +60,9 @@ _LOG = logging.getLogger(__name__)
 _HELD: dict = {}
 
 
-def made_for(tile, head_dim, dtype):
-    """What a calibration of `tile` made here and now holds for, a JSON-able dict."""
-    return forms.here(CODE, tile, head_dim, dtype) | forms.stated(tile, head_dim, dtype)
+def made_for(tile, head_dim, dtype, form):
+    """What a calibration of `tile` in a form, made here and now, holds for, a JSON-able dict."""
+    return forms.here(CODE, tile, head_dim, dtype) | asdict(form)
 
 
 def path_of(stated):
@@ -72,29 +72,31 @@ def path_of(stated):
 
 
 def of(chosen, head_dim, dtype, anew=False):
-    """``{tile name: Calibration}`` of the tiles `chosen`: what no file holds yet is measured and written.
+    """``{tile name: (Calibration, …)}`` of the tiles `chosen`, one for each form that is `forms.kept` of it, in their
+    order: what no file holds yet is measured and written.
 
     anew: measure all. Two processes that need the same measure it once. Raises `DeviceError` without a GPU, and for a
     tile that does not fit it.
     """
     config.check_head_dim(head_dim)
-    stated = {tile: made_for(tile, head_dim, dtype) for tile in chosen}
+    kept = {tile: forms.kept(tile, head_dim, getattr(torch, dtype)) for tile in chosen}
+    stated = {(tile, form): made_for(tile, head_dim, dtype, form) for tile in chosen for form in kept[tile]}
     # Several tiles may have one form.
-    forms = {path_of(each): tile for tile, each in stated.items()}
-    if anew or any(_held(path, stated[tile]) is None for path, tile in forms.items()):
+    jobs = {path_of(each): job for job, each in stated.items()}
+    if anew or any(_held(path, stated[job]) is None for path, job in jobs.items()):
         with caches.locked(caches.folder() / KIND / "lock"):
             # Another process may have come first.
-            left = {path: tile for path, tile in forms.items() if anew or _held(path, stated[tile], say=True) is None}
+            left = {path: job for path, job in jobs.items() if anew or _held(path, stated[job], say=True) is None}
             if left:
                 compile_ahead(left.values(), head_dim, dtype)
-            for path, tile in left.items():
-                _HELD[path] = found = measure(Gpu(tile, head_dim, dtype), stated[tile])
+            for path, (tile, form) in left.items():
+                _HELD[path] = found = measure(Gpu(tile, head_dim, dtype, form), stated[tile, form])
                 _say_spread(tile, found)
                 try:
                     artifacts.write_json(path, KIND, VERSION, asdict(found))
                 except ArtifactError as error:
                     _LOG.warning("the calibration serves this process alone: %s", error)
-    return {tile.name: _HELD[path_of(each)] for tile, each in stated.items()}
+    return {tile.name: tuple(_HELD[path_of(stated[tile, form])] for form in kept[tile]) for tile in chosen}
 
 
 def _held(path, stated, say=False):
@@ -202,11 +204,13 @@ def measure(gpu, stated):
 
 
 def compile_ahead(chosen, head_dim, dtype):
-    """Compile the variants for the tiles `chosen` in processes side by side; Triton finds them in its cache then.
+    """Compile the variants for pairs `chosen` of a tile and a form in processes side by side; Triton finds them in its
+    cache then.
 
     What they do not compile is compiled later, one after the other.
     """
-    jobs = [f"{tile.name},{rank},{split:d}" for tile in chosen for rank in VARIANTS for split in (False, True)]
+    variants = list(itertools.product(VARIANTS, (False, True)))
+    jobs = [f"{tile.name},{rank},{split:d},{forms.as_word(form)}" for tile, form in chosen for rank, split in variants]
     side_by_side("calibration", head_dim, dtype, jobs)
 
 
@@ -231,8 +235,8 @@ def side_by_side(module, head_dim, dtype, jobs):
 def _compile(head_dim, dtype, *jobs):
     """Compile the variants that `jobs` name, as `compile_ahead` asks for them."""
     for job in jobs:
-        name, rank, split = job.split(",")
-        gpu = Gpu(tiles.parse(name), int(head_dim), dtype)
+        name, rank, split, word = job.split(",", 3)
+        gpu = Gpu(tiles.parse(name), int(head_dim), dtype, forms.from_word(word))
         gpu.resources(gpu.setup.compiled(None if rank == "None" else int(rank), bool(int(split))))
 
 

@@ -125,7 +125,7 @@ class Launch:
 
 
 def calibrated(tiles, head_dim, dtype, anew=False, choose=False):
-    """``{tile name: Calibration}``, see `calibration.of`; choose: of the fastest forms, see `form_search.search`,
+    """``{tile name: (Calibration, …)}``, see `calibration.of`; choose: of the fastest forms, see `form_search.search`,
     and find those of attention to slices and of their prediction, too."""
     from tilewright.targets.cuda import calibration, form_search, slice_form_search, slice_prediction_search
 

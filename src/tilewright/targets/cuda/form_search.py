@@ -1,14 +1,14 @@
-"""The fastest form of a tile's kernel on this GPU, found by timing the candidates once (stage T3).
+"""The fastest forms of a tile's kernel on this GPU, found by timing the candidates once (stage T3).
 
 Processes side by side compile the candidates of `config`. One that does not compile, does not fit the GPU or attends
 wrongly is dropped. The others run two launches of made-up items: short ones with masks, as windows have them, and long
-ones without, as kept tokens do.
+ones without, as kept tokens do. The fastest of each launch is kept.
 """
 
 import math
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -29,7 +29,8 @@ WINDOW_KEYS, KEPT_KEYS = 22 * 22, 4096
 PROGRAMS = 12
 # Candidates that a core compiles, at most: the last ones are left out. Each takes it one to two seconds.
 TURNS = 8
-# A candidate has to be faster than the default by this share, which two timings of one launch may differ by.
+# A candidate has to be faster than the default by this share, which two timings of one launch may differ by, and a
+# second form faster than the first.
 MARGIN = 0.02
 # Tokens of the pattern that candidates are checked with, how far queries see, and groups of a tile's queries that see
 # the same keys: so many that all masks have the least rank.
@@ -40,13 +41,14 @@ FAILURES = (DeviceError, RuntimeError, TritonError)
 
 @dataclass(frozen=True)
 class OfTile:
-    """A tile whose form is searched: what `find` needs of it."""
+    """A tile whose forms are searched: what `find` needs of it. MOST: forms that are kept of it."""
 
     tile: tiles.Tile
     head_dim: int
     dtype: str
 
     MODULE: ClassVar = "form_search"
+    MOST: ClassVar = forms.MOST
     read: ClassVar = staticmethod(config.read)
     as_stated: ClassVar = staticmethod(forms.as_stated)
 
@@ -73,7 +75,7 @@ class OfTile:
 
 
 def search(chosen, head_dim, dtype, anew=False):
-    """Find the fastest form of each of the tiles `chosen` that has no file yet, and write it; anew: of each.
+    """Find the fastest forms of each of the tiles `chosen` that has no file yet, and write it; anew: of each.
 
     Two processes that need the same find it once. Raises `DeviceError` without a GPU, and where no form of a tile runs.
     """
@@ -112,10 +114,32 @@ def choose(subject, candidates, done, stated):
     timed = [trial for trial in found if trial.us]
     if not timed:
         raise DeviceError(f"{subject}: expected a form that runs on this GPU, found {found[0].status}")
-    best = min(timed, key=_score)
-    if found[0].us and _score(best) > _score(found[0]) + len(best.us) * math.log(1 - MARGIN):
-        best = found[0]
-    return Choice(stated, best.form, tuple(found))
+    return Choice(stated, tuple(each.form for each in _kept(timed, found[0], subject.MOST)), tuple(found))
+
+
+def _kept(timed, default, most):
+    """The trials of those `timed` whose forms are kept, at most `most`.
+
+    The fastest of each launch: first the one of them that is best over all, then what its own launch takes less in.
+    """
+    launches = range(len(timed[0].us))
+    if most == 1:
+        return [_best(timed, default, launches)]
+    by_launch = [_best(timed, default, [launch]) for launch in launches]
+    first = _best(by_launch, default, launches)
+    clearly = [each for launch, each in zip(launches, by_launch, strict=True) if _faster(each, first, [launch])]
+    return [first, *clearly][:most]
+
+
+def _best(timed, default, launches):
+    """The trial that takes least in `launches`; where the default is among them, only if clearly less than it does."""
+    best = min(timed, key=lambda trial: _score(trial, launches))
+    return best if default not in timed or _faster(best, default, launches) else default
+
+
+def _faster(trial, other, launches):
+    """Whether a trial takes less than another by more than timings differ; each launch counts alike."""
+    return _score(trial, launches) <= _score(other, launches) + len(launches) * math.log(1 - MARGIN)
 
 
 def trial(form, measured, as_stated=forms.as_stated):
@@ -133,9 +157,9 @@ def trial(form, measured, as_stated=forms.as_stated):
         return Trial(as_stated(form), f"{type(error).__name__}: {error}".splitlines()[0])
 
 
-def _score(trial):
+def _score(trial, launches):
     """The ratios of times to those of another trial, multiplied: each launch counts alike."""
-    return sum(math.log(us) for us in trial.us)
+    return sum(math.log(trial.us[launch]) for launch in launches)
 
 
 def _tried(tile, head_dim, dtype, form):
@@ -177,20 +201,14 @@ def _small(tile, step_keys):
 
 
 def _job(tile, form):
-    return ",".join(map(str, (tile.name, *asdict(form).values())))
-
-
-def _read_form(words):
-    """The `KernelConfig` that `_job` wrote as words."""
-    values = (None if word == "None" else int(word) if word.isdigit() else word for word in words)
-    return config.KernelConfig(*values)
+    return f"{tile.name},{forms.as_word(form)}"
 
 
 def _compile(head_dim, dtype, *jobs):
     """Compile the candidates that `jobs` name, and say which are done."""
     for job in jobs:
-        name, *values = job.split(",")
-        form = _read_form(values)
+        name, _, word = job.partition(",")
+        form = forms.from_word(word)
         try:
             gpu = calibration.Gpu(tiles.parse(name), int(head_dim), dtype, form)
             gpu.resources(gpu.setup.compiled(tile_lists.RANKS[0], False))

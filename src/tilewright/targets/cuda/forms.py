@@ -1,8 +1,10 @@
-"""The form in which a GPU runs a tile's kernel: what a calibration found fastest, else the default (stage T3).
+"""The forms in which a GPU runs a tile's kernel: what a calibration found fastest, else the default (stage T3).
 
 `form_search` times the candidates of `config` and writes a file for each tile, type and head dim, on a GPU with a
-driver, a torch, a triton and this code. A profile states the form that it holds for, and a schedule those of its tiles:
-it runs with them wherever it is loaded. A schedule that states none runs with those of the GPU that it is on.
+driver, a torch, a triton and this code. It keeps one form, or two where short items with masks and long ones without
+have different ones. Which of two a pattern takes is measured or predicted for its own items: a profile states the form
+that it holds for, and a schedule those of its tiles: it runs with them wherever it is loaded. A schedule that states
+none runs with the first of each tile on the GPU that it is on.
 """
 
 import hashlib
@@ -19,7 +21,9 @@ from tilewright.core.errors import ArtifactError, DeviceError
 from tilewright.targets.cuda import config
 
 KIND = "form"
-VERSION = 1
+VERSION = 2
+# Forms that a choice keeps, at most.
+MOST = 2
 # What the fastest form depends on beside the device.
 CODE = tuple(
     f"tilewright.targets.cuda.{name}"
@@ -44,37 +48,57 @@ class Trial:
 
 @dataclass(frozen=True)
 class Choice:
-    """The form of one tile that was found fastest among `trials`, the first of which is the default.
+    """The forms of one tile that were found fastest among `trials`, the first of which is the default.
 
-    made_for: what it holds for, see `made_for`.
+    made_for: what it holds for, see `made_for`. forms: one, or `MOST`, distinct: first the one that is best over all
+    launches, for where the pattern is not known.
     """
 
     made_for: dict[str, str | int | float | None]
-    form: dict[str, int | str | None]
+    forms: tuple[dict[str, int | str | None], ...]
     trials: tuple[Trial, ...]
 
 
 def of(tile, head_dim, dtype):
-    """The `KernelConfig` of `tile` for programs of `head_dim` and torch's `dtype` on this GPU.
+    """The first of the forms `kept`, for a launch of which nothing else is known."""
+    return kept(tile, head_dim, dtype)[0]
+
+
+def kept(tile, head_dim, dtype):
+    """The forms of `tile` for programs of `head_dim` and torch's `dtype` on this GPU, a tuple of `KernelConfig`: those
+    of its `Choice`, else the default alone.
 
     Raises `TileError` for a tile with too few rows.
     """
     device = _device()
     if device is None:
-        return config.for_tile(tile, head_dim, dtype)
+        return (config.for_tile(tile, head_dim, dtype),)
     stated = made_for(tile, head_dim, str(dtype).removeprefix("torch."))
     found = held(path_of(stated), stated)
-    return config.for_tile(tile, head_dim, dtype, room(device)) if found is None else config.read(found.form)
+    if found is None:
+        return (config.for_tile(tile, head_dim, dtype, room(device)),)
+    return tuple(map(config.read, found.forms))
 
 
 def stated(tile, head_dim, dtype):
-    """The form of `tile` on this GPU as profiles state it, a JSON-able dict; dtype: a name."""
-    return asdict(of(tile, head_dim, getattr(torch, dtype)))
+    """The forms `kept` as profiles state them, JSON-able dicts; dtype: a name."""
+    return tuple(asdict(form) for form in kept(tile, head_dim, getattr(torch, dtype)))
 
 
 def as_stated(form):
     """A form as files state it: numbers, words and None by name."""
     return {name: int(value) if isinstance(value, bool) else value for name, value in asdict(form).items()}
+
+
+def as_word(form):
+    """A `KernelConfig` as one word, for the command line of a process; `from_word` reads it."""
+    return ",".join(map(str, asdict(form).values()))
+
+
+def from_word(word):
+    """The `KernelConfig` that `as_word` wrote."""
+    values = (None if each == "None" else int(each) if each.isdigit() else each for each in word.split(","))
+    return config.KernelConfig(*values)
 
 
 def room(device):
@@ -133,7 +157,10 @@ def _read(path, stated, say, read):
         found = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Choice)
         others = [name for name in stated if found.made_for.get(name) != stated[name]]
         contents.expect(path, not others, "a choice for this device and code", f"another {', '.join(others)}")
-        read(found.form)
+        distinct = {read(form) for form in found.forms}
+        contents.expect(
+            path, 1 <= len(distinct) == len(found.forms) <= MOST, f"1 to {MOST} forms, distinct", found.forms
+        )
         return found
     except ArtifactError as error:
         if say:

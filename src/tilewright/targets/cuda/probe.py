@@ -24,7 +24,7 @@ MIN_REPS = 10
 MOST_THREADS, MOST_PROGRAMS, PARTS = 2048, 32, 4
 
 
-def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None):
+def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None, form=None):
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; arguments as in `targets.measure`.
 
     An item is one program for each head. A shape is timed with as many items as all blocks have, since the time of a
@@ -35,14 +35,15 @@ def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known
     every other one. The difference tells the load of all, which the latencies are scaled to, and the rest is `tile_us`
     (`profile.fitted`). The schedule with this tile alone is then predicted as it was timed, and a part of the
     regions takes its share of the load. All launches are of one compiled kernel, that of all items. A launch is a cost
-    of the round, see `targets.cuda.facts`. known: not used, for split items beside it change what an item takes.
+    of the round, see `targets.cuda.facts`. known: not used, for split items beside it change what an item takes. form:
+    of the kernel, as `forms.stated` has it; None for the first of this GPU's.
     """
     config.check_head_dim(head_dim)
     device, items = targets.describe("cuda"), work.items(blocks, split_keys)
     if not items.n_shapes:
         return 0.0, 0.0, []
     multiprocessors, launch_us, n_items = device["multiprocessors"], device["launch_us"], len(items.block)
-    probe = Probe(blocks, items, heads=heads, head_dim=head_dim, dtype=dtype, seed=seed)
+    probe = Probe(blocks, items, heads=heads, head_dim=head_dim, dtype=dtype, seed=seed, form=form)
     share_s, lists = budget_s / (3 * items.n_shapes + 2), probe.lists
     needs, shapes = resources(probe.compiled(), device), []
     for shape in progress.with_progress(range(items.n_shapes), f"profile {blocks.tile.name}"):
@@ -89,10 +90,11 @@ class Probe:
     lists: `TileLists` of all `items`. shape: int [I], the shape of each item of the lists. setting: of the kernel.
     """
 
-    def __init__(self, blocks, items, *, heads, head_dim, dtype, seed):
-        """Make lists and tokens; items: ``work.items(blocks, …)``; dtype: a name such as ``bfloat16``."""
+    def __init__(self, blocks, items, *, heads, head_dim, dtype, seed, form=None):
+        """Make lists and tokens; items: ``work.items(blocks, …)``; dtype: a name such as ``bfloat16``; form: see
+        `measure`."""
         self.setting = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
-        form = forms.of(blocks.tile, head_dim, self.setting.dtype)
+        form = forms.of(blocks.tile, head_dim, self.setting.dtype) if form is None else config.read(form)
         self.lists = tile_lists.build(blocks, items.block, items.run_lo, items.run_hi, form.step_keys)
         # The lists have the longest first.
         self.shape = items.shape[np.argsort(items.run_lo - items.run_hi, kind="stable")]

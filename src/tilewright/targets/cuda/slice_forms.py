@@ -34,7 +34,7 @@ def of(kind, device):
         stated = made_for(kind, device)
         found = forms.held(forms.path_of(stated), stated, read=slice_config.read)
         if found is not None:
-            return slice_config.read(found.form)
+            return slice_config.read(found.forms[0])
     return candidates(kind, device)[0]
 
 
