@@ -518,7 +518,7 @@ def test_tiles_are_predicted_side_by_side_as_one_by_one(gpu, monkeypatch):
     ordered = models.build("vil-tiny-224-s1-exact")
     ordered, _ = reorder.apply(ordered, "window")
     made = blocks.extract_all(ordered, [tiles.parse(name) for name in ("16x1", "64x1", "64x64")])
-    monkeypatch.setattr(calibration, "of", lambda tiles, *form: {tile.name: truth() for tile in tiles})
+    monkeypatch.setattr(calibration, "of", lambda tiles, *form: {tile.name: (truth(),) for tile in tiles})
     found = []
     for large in (0, 1 << 60):
         monkeypatch.setattr(measure, "LARGE", large)

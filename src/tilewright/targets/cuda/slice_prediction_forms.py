@@ -98,7 +98,7 @@ def of(kind, device):
         stated = made_for(kind, device)
         found = forms.held(forms.path_of(stated), stated, read=read)
         if found is not None:
-            return read(found.form)
+            return read(found.forms[0])
     return candidates(kind)[0]
 
 

@@ -44,6 +44,7 @@ class OfPrediction:
     kind: Kind
 
     MODULE: ClassVar = "slice_prediction_search"
+    MOST: ClassVar = 1
     read: ClassVar = staticmethod(slice_prediction_forms.read)
     as_stated: ClassVar = staticmethod(slice_prediction_forms.as_stated)
 
