@@ -119,7 +119,8 @@ def runs_of(jobs, tokens):
         cover, items = covers[tile.name], work.items(covers[tile.name], targets.facts("cuda").SPLIT_KEYS)
         lists = tile_lists.build(cover, items.block, items.run_lo, items.run_hi, form.step_keys)
         launch = executor.Launch(lists, tile, common, tokens[0].device, form)
-        call = executor.Executor(((launch,),), ordered.shape, *SIZES.values(), DTYPE, tokens[0].device, False)
+        source = executor.Source(common, [(cover, np.unique(items.block))])
+        call = executor.Executor(((launch,),), ordered.shape, *SIZES.values(), DTYPE, tokens[0].device, False, source)
         yield tile, form, lambda call=call: call(*tokens)
 
 

@@ -120,8 +120,9 @@ def measured(name, order, tile, known, given):
         if lists.rank not in ranks or not lists.partial:
             continue
         launch = executor.Launch(lists, tile, common, q.device, form)
+        source = executor.Source(common, [(cover, np.unique(items.block))])
         call = executor.Executor(
-            ((launch,),), shape, given.heads, given.head_dim, dtype, q.device, incomplete=incomplete
+            ((launch,),), shape, given.heads, given.head_dim, dtype, q.device, incomplete=incomplete, source=source
         )
         wrong = float(reference.relative_error(call(q, k, v).cpu()[:, :, checked], right))
         row = {"pattern": name, "order": order, "form": which + "*" * (lists.rank == chosen), "rank": lists.rank}
