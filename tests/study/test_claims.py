@@ -79,8 +79,9 @@ def recorded(pattern):
 
 
 def test_recorded_schedules_are_near_the_proven_optimum():
+    # A tuned one may be greedy, whose bound is that of the tiles it was chosen from.
     rows = (row for row in recorded("*/*/*.csv") if row["status"] == "ok")
-    gaps = [float(row["gap"]) for row in rows if row["solver"] not in ("", *_read.HEURISTICS)]
+    gaps = [float(row["gap"]) for row in rows if row["solver"] not in ("", _read.TUNED, *_read.HEURISTICS)]
     assert len(gaps) > 0 and max(gaps) <= 0.01
 
 
