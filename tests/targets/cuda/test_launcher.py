@@ -433,6 +433,26 @@ def test_a_repeated_kernel_writes_to_the_memory_that_it_is_given_first(launched)
     assert list(given) == [out.data_ptr(), x.data_ptr(), 32]
 
 
+def test_a_repeated_kernel_takes_one_tensor_twice(repeated, launched):
+    call, started = repeated
+    x, y = torch.randn(2, 4, 8)
+    for _ in range(3):
+        out = call(x, y, x, x)
+    assert len(started) == 1 and len(launched) == 2
+    given = launched[-1][-1] if triton.__version__ >= "3.7" else launched[-1][13:]
+    assert list(given)[:5] == [each.data_ptr() for each in (out, x, y, x, x)]
+
+
+def test_one_tensor_given_twice_keeps_its_gradient(repeated):
+    call, started = repeated
+    x = torch.randn(4, 8, requires_grad=True)
+    # `start` is where kernels refuse tensors whose gradient would be lost.
+    start = call._start
+    call._start = lambda *given: started.append(given) or start(*given)
+    call(x, x)
+    assert started[0][0] is x and all(each.requires_grad for each in started[0])
+
+
 def test_a_repeated_kernel_checks_again_where_a_gradient_would_be_lost(repeated, launched):
     call, started = repeated
     x = torch.randn(4, 8, requires_grad=True)
