@@ -1,5 +1,7 @@
 """Codes and selection of slices on every target: the GPU's kernels on a GPU, else under Triton's interpreter."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from helpers.slices import DTYPES, tokens
 from tilewright.slices.layout import STEP, Layout
 from tilewright.targets.cpu import slice_selection as on_cpu
 from tilewright.targets.cuda import slice_selection as on_cuda
-from tilewright.targets.cuda.slice_prediction_forms import Config
+from tilewright.targets.cuda.slice_prediction_forms import Config, config_for
 from tilewright.targets.selection import UNKNOWN, WORKSPACE, Rule, padded, part_layout, parts
 
 TARGETS = {"cpu": (on_cpu.Selection, "cpu"), "cuda": (on_cuda.Selection, TRITON_DEVICE)}
@@ -72,6 +74,23 @@ def test_log_sum_exps_of_several_ranges_of_keys(monkeypatch):
     q, k = inputs(40, 150, TRITON_DEVICE)
     codes = made(TARGETS["cuda"], q, k, 32).pooled(q, k, 16, SCALE)
     oracle.check_codes(codes, oracle.pooled(q, k, 32, 16, SCALE), oracle.CODE_ERROR[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_log_sum_exps_of_a_head_do_not_depend_on_those_beside_it(dtype, monkeypatch):
+    monkeypatch.setattr(on_cuda, "LEAST_SPLIT", 32)
+    q, k = inputs(75, 300, TRITON_DEVICE, batch=2, heads=4, dtype=dtype)
+    # As many programs as make the number of ranges vary with that of heads, if it does.
+    config = config_for(16, dtype)._replace(programs=24)
+
+    def sums(b, h):
+        one = made(TARGETS["cuda"], q[b, h], k[b, h], 32, config=config)
+        return one.log_sum_exps(one.means(q[b, h], 16), k[b, h], SCALE, None, 16)
+
+    whole = sums(slice(None), slice(None))
+    assert whole.shape[2] > 1
+    for b, h in ((slice(0, 1), slice(0, 2)), (slice(1, 2), slice(3, 4)), (slice(None), slice(1, 4))):
+        assert torch.equal(sums(b, h), whole[b, h])
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -265,6 +284,20 @@ def test_a_group_without_shares_is_marked(target):
     for rule in (Rule(mass=0.9, most=64), Rule(code=40, most=64), Rule(mass=0.9, width=4, most=16)):
         _, counts = check_selection(target, codes, rule, 64)
         assert (counts[0, 0] == UNKNOWN).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("left_out", [1, 3])
+@pytest.mark.parametrize("ties", [1, 5, 65, 69])
+def test_the_last_tie_listed_may_be_the_first_of_a_word(ties, left_out, target):
+    # The first word of all, another one, and both of the second block of 64 codes. The next one or three are ties, too.
+    codes = torch.full((1, 1, 1, 150), 110, dtype=torch.uint8)
+    codes[..., : ties + left_out] = 100
+    below = [120, 123, 125]
+    codes[..., below] = 90
+    if target == TARGETS["cuda"]:
+        target = partial(on_cuda.Selection, config=Config(counted=64)), TRITON_DEVICE
+    keys, counts = check_selection(target, codes, Rule(count=ties + len(below), most=128), 128)
+    assert keys[0, 0, 0][: counts[0, 0, 0]].tolist() == [*range(ties), *below]
 
 
 def test_no_run_is_listed_of_fewer_keys_than_a_run_has(target):

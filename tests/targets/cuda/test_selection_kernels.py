@@ -7,10 +7,12 @@ import torch
 
 from helpers import selection as oracle
 from helpers.gpu import TRITON_DEVICE
-from helpers.slices import qkv, tokens
+from helpers.slices import DTYPES, qkv, tokens
 from tilewright import slices
 from tilewright.core.errors import PatternError
+from tilewright.slices import operators, prediction
 from tilewright.slices.layout import Layout
+from tilewright.targets.cuda import slice_prediction_forms, slice_selection
 from tilewright.targets.cuda.slice_prediction_forms import config_for
 from tilewright.targets.cuda.slice_selection import Selection
 from tilewright.targets.selection import WORKSPACE
@@ -104,6 +106,44 @@ def test_offsets_beyond_32_bits(monkeypatch):
         for q, k in ((far, other), (other, far)):
             codes = Selection(layout_of(q, k, 16), q.device).pooled(q, k, 4, 0.1)
             oracle.check_codes(codes, oracle.pooled(q, k, 16, 4, 0.1), oracle.CODE_ERROR[torch.float16])
+
+
+def exchanged(*given):
+    """Tensors [B, h, N, D] as an exchange between ranks leaves them: tokens 3 B h D values apart."""
+    whole = torch.stack(given, 2).permute(3, 0, 2, 1, 4).contiguous()
+    return [x.permute(1, 2, 0, 3) for x in whole.unbind(2)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_lists_and_results_of_a_head_do_not_depend_on_those_beside_it(dtype, monkeypatch):
+    monkeypatch.setattr(slice_selection, "LEAST_SPLIT", 16)
+    of = slice_prediction_forms.of
+    # As many programs as make the number of ranges of keys vary with that of heads, if it does.
+    monkeypatch.setattr(slice_prediction_forms, "of", lambda *given: of(*given)._replace(programs=8))
+    monkeypatch.setitem(prediction.SELECTIONS, TRITON_DEVICE, Selection.__module__)
+    monkeypatch.setitem(operators.EXECUTORS, TRITON_DEVICE, "tilewright.targets.cuda.slices")
+    for cache in (operators.executor, prediction._selection):
+        cache.cache_clear()
+    given = qkv(1, 4, 200, 200, 64, dtype=dtype, device=TRITON_DEVICE)
+    for x in given[:2]:
+        # All scores have thousands in common: what log-sum-exps are rounded by moves the codes of some keys.
+        x[..., :4] = 64
+
+    def made(q, k, v):
+        lists = slices.predict(q, k, pool=8, rows=32, keep=0.2, budget=0.2, least=1)
+        lists.check()
+        return slices.attend(q, k, v, lists), *lists.tensors[:2]
+
+    try:
+        whole = made(*given)
+        assert 0 < int(whole[2].min()) <= int(whole[2].max()) < 200
+        for heads in (slice(0, 2), slice(3, 4)):
+            for one, other in zip(made(*exchanged(*(x[:, heads] for x in given))), whole, strict=True):
+                assert torch.equal(one, other[:, heads])
+    finally:
+        for cache in (operators.executor, prediction._selection):
+            cache.cache_clear()
+        prediction._REPLAYS.clear()
 
 
 def test_head_dims_that_no_product_takes_are_refused():

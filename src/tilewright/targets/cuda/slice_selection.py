@@ -22,6 +22,9 @@ LOG2_E = math.log2(math.e)
 MOVED = 2048
 # Keys of a range that log-sum-exps are computed in, at least.
 LEAST_SPLIT = 512
+# Heads of a call that those ranges are chosen for, whatever it has: sums over other ranges are rounded otherwise, and
+# a head's lists would depend on the heads beside it. ASSUME: as many as the calls that ranges were measured with.
+HEADS = 12
 
 
 def memory(device):
@@ -159,7 +162,7 @@ class Selection:
         _check_head_dim(head_dim)
         n_keys, config = k.shape[2], self._form(step, head_dim, k.dtype)
         tiles = math.ceil(n_rows / config.block_m)
-        splits = max(1, min(config.splits, n_keys // LEAST_SPLIT, math.ceil(config.programs / (batch * heads * tiles))))
+        splits = max(1, min(config.splits, n_keys // LEAST_SPLIT, math.ceil(config.programs / (HEADS * tiles))))
         split = math.ceil(n_keys / splits / config.block_n) * config.block_n
         splits = math.ceil(n_keys / split)
         lse = rows.new_empty(batch, heads, splits, n_rows, dtype=torch.float32)
