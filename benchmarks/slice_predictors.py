@@ -28,7 +28,7 @@ from tilewright.slices import operators, prediction
 from tilewright.slices.layout import make_layout
 from tilewright.targets.cpu.slice_selection import Selection as CpuSelection
 from tilewright.targets.cuda import slice_prediction_forms, slice_prediction_search
-from tilewright.targets.cuda.slice_prediction_forms import Config, Kind, config_for
+from tilewright.targets.cuda.slice_prediction_forms import Config, config_for
 from tilewright.targets.cuda.slice_selection import Selection
 from tilewright.targets.selection import OCTAVE, Rule, part_layout, parts
 from tilewright.torch_attention import kernels
@@ -279,10 +279,8 @@ def main():
     if given.forms:
         for head_dim in {CASES[name][2] for name in given.cases}:
             slice_prediction_search.search(head_dim, "bfloat16", anew=True)
-            for each in (*(f"pool{n}" for n in slice_prediction_search.POOLS), slice_prediction_forms.SELECT):
-                kind = Kind(each, slice_prediction_search.ROWS, head_dim, "bfloat16")
-                kind = slice_prediction_forms.selecting() if each == slice_prediction_forms.SELECT else kind
-                print(each, head_dim, slice_prediction_forms.of(kind, device), flush=True)
+            for kind in slice_prediction_search.kinds(head_dim, "bfloat16"):
+                print(kind.what, head_dim, slice_prediction_forms.of(kind, device), flush=True)
     cases = {"tiny": TINY} if given.tiny else {name: CASES[name] for name in given.cases}
     rows = []
     for name, case in cases.items():

@@ -51,6 +51,13 @@ def test_planned_tensors_pass():
         qkv.check(*(x.requires_grad_() for x in tensors()), **PLANNED)
 
 
+def test_one_tensor_given_twice_is_compared_as_two():
+    q, k, v = tensors()
+    both, apart = qkv.same_layout(q, k, k), qkv.same_layout(q, k, v)
+    assert both(q, k, k) and both(q, v, v) and both(q, k, v) and apart(q, k, v)
+    assert not both(q[:1], k[:1], k[:1]) and not both(q, k.half(), k.half())
+
+
 CHANGES = {
     "batch": lambda q, k, v: (q[:1], k[:1], v[:1]),
     "strides": lambda q, k, v: (q, k.mT.contiguous().mT, v),

@@ -30,12 +30,27 @@ def same_layout(*tensors):
     """``callable(*tensors) -> bool``: true only for tensors that `check` and a kernel treat as they treat these.
 
     They may lie elsewhere, in the same device's memory. Tensors that need a gradient match only where none is
-    recorded.
+    recorded. One tensor given twice, as k and v, is compared as two.
     """
-    same = _internals.same_tensors(*tensors)
+    apart = _told_apart(tensors)
+    same = compared = _internals.same_tensors(*apart)
+    if any(x is not y for x, y in zip(tensors, apart, strict=True)):
+
+        def same(*others):
+            return compared(*_told_apart(others))
+
     if not any(x.requires_grad for x in tensors):
         return same
     return lambda *others: not torch.is_grad_enabled() and same(*others)
+
+
+def _told_apart(tensors):
+    """`tensors`, with a view in place of each that came before: no comparison takes one twice."""
+    seen, found = set(), []
+    for x in tensors:
+        found.append(x.view(x.shape) if id(x) in seen else x)
+        seen.add(id(x))
+    return found
 
 
 def empty(q, n_queries):

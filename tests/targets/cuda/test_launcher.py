@@ -242,6 +242,13 @@ def test_batches_are_not_compiled_for(ready):
     assert len(ready.usual) == 20 and len(compiled_for) == 1
 
 
+def test_a_plan_recognises_keys_that_are_values_too(ready):
+    q, k, _ = inputs()
+    for _ in range(3):
+        ready.call(q, k, k)
+    assert len(ready.usual) == 1 and len(ready.direct) == 2
+
+
 def test_what_is_remembered_is_bounded(ready, monkeypatch):
     monkeypatch.setattr(cuda_launcher, "KEYS", 10)
     (launch,) = ready.call.launches

@@ -161,6 +161,16 @@ def test_given_lists_and_numbers_are_not_taken_down(launched):
         slices.predict(q, k, keep=0.2, pool=[1, 2], **COMMON)
 
 
+def test_queries_that_are_keys_too_are_taken_down(launched):
+    given = {"keep": 0.2, **COMMON}
+    q, _ = inputs(1)
+    wanted = slices.predict(q, q.clone(), **given)
+    for _ in range(2):
+        same_lists(slices.predict(q, q, **given), wanted)
+    # The clone's call and the one whose tensors are the same.
+    assert replayed() == 2
+
+
 def test_as_many_calls_as_stated_are_kept(launched, monkeypatch):
     monkeypatch.setattr(prediction, "KEPT", 2)
     for keep in (0.1, 0.2, 0.3):

@@ -188,9 +188,6 @@ class CachedLaunch:
         for direct_call in self._known.get(key, ()):
             if (out := direct_call(*tensors)) is not None:
                 return out
-        if len(set(map(id, tensors))) < len(tensors):
-            # No comparison recognises one tensor given twice: it would go through Triton in every call.
-            return self(*_told_apart(tensors))
         # Threads compile and store their calls one after the other.
         with self._lock:
             out, compiled, grid, arguments = self._start(*tensors)
@@ -199,15 +196,6 @@ class CachedLaunch:
             if known is not None and aligned and same(*tensors):
                 store(self._known, key, _direct_call(known, same, out, tensors, arguments))
             return out
-
-
-def _told_apart(tensors):
-    """`tensors`, with a view in place of each that came before."""
-    seen, found = set(), []
-    for x in tensors:
-        found.append(x.view(x.shape) if id(x) in seen else x)
-        seen.add(id(x))
-    return found
 
 
 def _direct_call(launcher, same, out, tensors, arguments):

@@ -31,10 +31,12 @@ RULES = (Rule(count=TOKENS // 5, least=64, most=TOKENS // 3), Rule(mass=0.9, lea
 def search(head_dim, dtype, anew=False):
     """As `slice_form_search.search`."""
     if head_dim in layouts.HEAD_DIMS:
-        kinds = [Kind(f"pool{pool}", ROWS, head_dim, dtype) for pool in POOLS]
-        form_search.find(
-            [OfPrediction(kind) for kind in (*kinds, slice_prediction_forms.selecting())], head_dim, dtype, anew
-        )
+        form_search.find([OfPrediction(kind) for kind in kinds(head_dim, dtype)], head_dim, dtype, anew)
+
+
+def kinds(head_dim, dtype):
+    """What has a form of its own."""
+    return [*(Kind(f"pool{pool}", ROWS, head_dim, dtype) for pool in POOLS), slice_prediction_forms.selecting()]
 
 
 @dataclass(frozen=True)

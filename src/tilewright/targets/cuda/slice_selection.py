@@ -96,10 +96,9 @@ class Selection:
 
     def select(self, codes, rule, keys, counts, lengths=None):
         """See `selection`."""
-        if rule.width > 1:
-            known = self._all(self.layout.keys) if lengths is None else lengths
-            codes = self._launch("_start_runs", rule.width)(codes, known)
         known = self._all(self.layout.keys) if lengths is None else lengths
+        if rule.width > 1:
+            codes = self._launch("_start_runs", rule.width)(codes, known)
         self._launch("_start_select", rule)(keys, counts, codes, known, self._always(rule.always))
 
     @lru_cache(KEYS)  # noqa: B019

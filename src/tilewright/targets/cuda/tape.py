@@ -87,7 +87,6 @@ class Tape:
         # Kernels are compiled for how addresses are aligned: all are as far from aligned ones in every call.
         aligned = not reduce(or_, map(torch.Tensor.data_ptr, inputs)) & (ALIGNED - 1)
         same = qkv.same_layout(*inputs)
-        # One tensor given twice is never recognised.
         if not self._usable or self._pending or not self._steps or not aligned or not same(*inputs):
             return None
         empties = [qkv.empty_like_result(x) for x in self._results]
