@@ -422,7 +422,7 @@ def searched(plan, tokens, arguments):
             choice = {
                 half: lambda tile, form=form, small=small: form if tile.rows > 16 else small,
                 "query_tiles" if half == "queries" else "key_tiles": (f"{tile_rows}x1", "16x1"),
-            }
+            } | ({"wide_keys": None} if half == "keys" else {})
             trials.append((f"{tile_rows}x1 {form}", replace(default, **choice), None))
         least = np.inf
         for name, chosen, made in trials:
@@ -444,7 +444,7 @@ def searched(plan, tokens, arguments):
             rows.append(row)
     chosen = replace(
         default, queries=best["queries"].queries, query_tiles=best["queries"].query_tiles, keys=best["keys"].keys,
-        key_tiles=best["keys"].key_tiles,
+        wide_keys=best["keys"].wide_keys, key_tiles=best["keys"].key_tiles,
     )  # fmt: skip
     executor.backward = backward.Backward(executor, chosen)
     return rows

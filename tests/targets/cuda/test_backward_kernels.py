@@ -1,9 +1,11 @@
 """Gradients of schedules on a GPU, against autograd through the reference in float64, where there is no GPU under
 Triton's interpreter."""
 
+import itertools
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,10 +37,10 @@ from tilewright.targets.cuda import backward_kernels
 from tilewright.targets.cuda.config import HEAD_DIMS
 
 name, *numbers = sys.argv[1:]
-rows, keys, head_dim, stages, rank, warps, split, across = map(int, numbers)
+rows, keys, head_dim, stages, rank, warps, split, across, full = map(int, numbers)
 kernel = getattr(backward_kernels, name)
 constants = {"BLOCK_M": rows, "BLOCK_N": keys, "HEAD_DIM": head_dim, "RANK": rank, "HEADS": 6, "MASK_HEADS": 1}
-constants |= dict(zip(("D0", "D1"), HEAD_DIMS[head_dim])) | {"FULL": False, "PARTIAL": True, "SPLIT": bool(split)}
+constants |= dict(zip(("D0", "D1"), HEAD_DIMS[head_dim])) | {"FULL": bool(full), "PARTIAL": True, "SPLIT": bool(split)}
 constants |= {"ORDERED": False, "SIGN": 1, "NUM_STAGES": stages, "WIDE": False, "ACROSS": across}
 constants |= {"PEAKS": 6} if name == "tilewright_key_gradients" else {}
 types = dict.fromkeys(("item_ptr", "row_ptr", "key_ptr", "part_ptr", "count_ptr"), "*i32")
@@ -144,6 +146,33 @@ def test_global_tokens_have_small_tiles_and_few_full_steps_masks():
     small, large = sorted(backward.backward_lists.build(ordered, lambda tile: 64), key=lambda each: each[0].rows)
     assert (small[0].rows, set(small[1].items[:, tile_lists.Item.ROWS])) == (16, {1}) and small[1].full
     assert (large[0].rows, large[1].full, large[1].rank) == (64, False, 16)
+
+
+def test_keys_have_32_queries_a_step_where_that_compiles_well():
+    forms = backward.default(64, torch.bfloat16)
+    large, small = tiles.parse("64x1"), tiles.parse("16x1")
+    assert (forms.keys(large).step_keys, forms.wide_keys(large).step_keys) == (32, 64)
+    assert forms.keys(small) == forms.wide_keys(small) == forms.queries(small)
+    assert forms.queries(large).step_keys == 64
+    wide = backward.default(128, torch.bfloat16), backward.default(64, torch.float32)
+    assert all(each.keys(large) == each.wide_keys(large) for each in wide)
+
+
+@pytest.mark.parametrize("kind, expected", [("rectangles", 32), ("random", 64), ("both", 64)])
+def test_launches_of_keys_have_the_form_of_their_masks(kind, expected):
+    at, rng = np.arange(160), np.random.default_rng(0)
+    dense = {
+        "rectangles": np.abs(at[:, None] // 8 - at // 8) <= 2,
+        "random": rng.random((160, 160)) < 0.5,
+        "both": np.abs(at[:, None] // 64 - at // 64) <= 1,
+    }[kind]
+    if kind == "both":
+        # Most steps are full, a few are not.
+        dense[::7, 150:] ^= True
+    call = check(dense, ["64x1"], dtype=torch.float16, seed=None)
+    found = [launch for launch in call.backward.launches["keys"] if launch.lists.rows == 64]
+    assert found and {launch.form.step_keys for launch in found} == {expected}
+    assert all(backward.narrow(launch.lists) == (expected == 32) for launch in found)
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["natural", "ordered"])
@@ -352,14 +381,35 @@ def test_what_is_captured_is_to_be_called_once_before(monkeypatch):
         backward.gradients(call, q, k, v, out, grad)
 
 
-@pytest.mark.parametrize("kernel", ["query", "key"])
-@pytest.mark.parametrize(
-    "rank, head_dim, across", [(16, 64, 0), (1, 64, 0), (2, 64, 0), (0, 64, 0), (16, 128, 0), (16, 64, 6), (0, 64, 1)]
-)
-def test_it_compiles_for_hopper(kernel, rank, head_dim, across):
+# Kernel, rank, head dim, ACROSS, whether some steps are full, and whether items are split. Of kernels of keys those are
+# left out that the assembler serialises with 64 queries a step, too: full steps beside masks of two factors, where
+# factors are 32 or items are split.
+KERNELS = [
+    *itertools.product(("query", "key"), (0, 1, 2, 16), (64,), (0,), (False,), (False,)),
+    *itertools.product(("query", "key"), (16,), (128,), (0,), (False,), (False,)),
+    *(("query", 16, 64, 6, False, False), ("query", 0, 64, 1, False, False)),
+    *(("key", 16, 64, 6, False, False), ("key", 0, 64, 1, False, False)),
+    *(("key", 32, 64, 0, False, False), ("key", 16, 64, 0, False, True), ("key", 32, 64, 0, False, True)),
+    *(("key", 0, 64, 0, True, False), ("key", 2, 64, 0, True, True), ("key", 16, 64, 0, True, False)),
+    *(("key", 16, 48, 0, False, True), ("key", 16, 32, 0, False, True)),
+]
+
+
+def default_form(kernel, rank, head_dim, full):
+    """The form of tiles of 64 rows whose masked steps have such masks."""
     forms = backward.default(head_dim, torch.bfloat16)
-    form = (forms.queries if kernel == "query" else forms.keys)(tiles.parse("64x1"))
-    numbers = 64, form.step_keys, head_dim, form.num_stages, rank, form.num_warps, 0, across
+    if kernel == "query":
+        chosen = forms.queries
+    else:
+        holds = backward.narrow(SimpleNamespace(rank=rank, full=full, partial=True))
+        chosen = forms.keys if holds else forms.wide_keys
+    return chosen(tiles.parse("64x1"))
+
+
+@pytest.mark.parametrize("kernel, rank, head_dim, across, full, split", KERNELS)
+def test_it_compiles_for_hopper(kernel, rank, head_dim, across, full, split):
+    form = default_form(kernel, rank, head_dim, full)
+    numbers = 64, form.step_keys, head_dim, form.num_stages, rank, form.num_warps, int(split), across, int(full)
     command = [sys.executable, "-c", COMPILE, f"tilewright_{kernel}_gradients", *map(str, numbers)]
     given = {"env": {**os.environ, "TRITON_INTERPRET": "0"}, "capture_output": True, "text": True, "timeout": 300}
     done = subprocess.run(command, **given)

@@ -27,6 +27,7 @@ from tilewright.targets.cuda import (
     config,
     executor,
     launcher,
+    tile_lists,
 )
 from tilewright.targets.cuda.config import HEAD_DIMS
 from tilewright.targets.cuda.tile_lists import Item, Part
@@ -70,11 +71,13 @@ def gradients_with_bias(forward, q, k, v, out, grad):
 class Forms:
     """How the kernels of a backward are compiled. queries, keys: ``callable(tile) -> KernelConfig`` of either kernel.
 
-    query_tiles, key_tiles: names of the tiles that regions choose from. most_full: see `backward_lists.MOST_FULL`.
+    wide_keys: of the launches of keys that are not `narrow`; None for that of all. query_tiles, key_tiles: names of the
+    tiles that regions choose from. most_full: see `backward_lists.MOST_FULL`.
     """
 
     queries: object
     keys: object
+    wide_keys: object = None
     query_tiles: tuple[str, ...] = backward_lists.TILES
     key_tiles: tuple[str, ...] = backward_lists.TILES
     most_full: float = backward_lists.MOST_FULL
@@ -82,8 +85,17 @@ class Forms:
 
 def default(head_dim, dtype):
     """The `Forms` that hold unless others are asked for."""
-    form = lambda tile: config.for_backward(tile.rows, head_dim, dtype)  # noqa: E731
-    return Forms(form, form)
+    form = lambda tile, narrow=False: config.for_backward(tile.rows, head_dim, dtype, narrow)  # noqa: E731
+    return Forms(form, partial(form, narrow=True), form)
+
+
+def narrow(lists):
+    """Whether a kernel of keys may have 32 queries a step of these `TileLists`.
+
+    ASSUME: with masks in bytes, or with a loop over full steps beside one over masked steps, the assembler serialises
+    the products of some of these kernels, and of fewer with 64 (triton 3.7, sm_90a, head dim 64).
+    """
+    return lists.rank != tile_lists.BYTES and not (lists.full and lists.partial)
 
 
 class Backward:
@@ -130,12 +142,18 @@ class Backward:
         if "keys" in halves:
             made = backward_lists.as_graph(seen_by, n_patterns)
             arranged = partial(executor.lists_of, common=common, n_rows=n_k)
-            lists = backward_lists.build(
-                made, lambda t: forms.keys(t).step_keys, by_key, forms.key_tiles, forms.most_full, arranged
-            )
-            self._halves["keys"] = [
-                KeyLaunch(each, forms.keys(tile), common, (keys, rows), device) for tile, each in lists
-            ]
+
+            def listed(form):
+                def step_keys(tile):
+                    return form(tile).step_keys
+
+                found = backward_lists.build(made, step_keys, by_key, forms.key_tiles, forms.most_full, arranged)
+                return [(lists, form(tile)) for tile, lists in found]
+
+            lists = listed(forms.keys)
+            if forms.wide_keys is not None and not all(narrow(each) for each, _ in lists):
+                lists = [x if narrow(x[0]) else y for x, y in zip(lists, listed(forms.wide_keys), strict=True)]
+            self._halves["keys"] = [KeyLaunch(each, form, common, (keys, rows), device) for each, form in lists]
             _longest_first(self._halves["keys"])
         for number, launch in enumerate(itertools.chain(*self._halves.values())):
             launch.number = number

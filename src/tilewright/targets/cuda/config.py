@@ -195,14 +195,17 @@ def check_head_dim(head_dim):
         raise PatternError(f"head_dim: expected a multiple of 8 from 8 to {max(HEAD_DIMS)} on a GPU, found {head_dim}")
 
 
-def for_backward(rows, head_dim, dtype):
-    """The `KernelConfig` of the backward's kernels with `rows` rows a program (docs/decisions/0048)."""
-    # ASSUME: one form for both kernels. On an H200 it was the fastest for queries; steps of 32 take 11 % less for keys,
-    # yet with masks of two factors the assembler then serialises the products. float32 does not use the tensor cores:
-    # it has few keys a step, and more warps.
+def for_backward(rows, head_dim, dtype, narrow=False):
+    """The `KernelConfig` of the backward's kernels with `rows` rows a program (docs/decisions/0048).
+
+    narrow: of a kernel of keys whose lists let it have 32 queries a step, see `backward.narrow`.
+    """
+    # ASSUME: the rest is one form for both kernels. On an H200 it was the fastest for queries, and with 32 queries a
+    # step for keys, of head dim 64: 98 us where 64 took 110. float32 does not use the tensor cores: it has few keys a
+    # step, and more warps.
     width = sum(HEAD_DIMS[head_dim])
     if dtype.itemsize > 2:
         return KernelConfig(32 if width <= 64 else 16, num_stages=1, num_warps=4 if rows <= 16 else 8)
     if width <= 64:
-        return KernelConfig(64, num_stages=2, num_warps=8 if rows > 64 else 4)
+        return KernelConfig(32 if narrow and rows == 64 else 64, num_stages=2, num_warps=8 if rows > 64 else 4)
     return KernelConfig(64 if width <= 128 else 32, num_stages=2 if width <= 128 else 1, num_warps=8)
