@@ -284,12 +284,14 @@ class Plan:
         Plans are differentiable once, in q, k, v and the bias, where their device has a backward.
         Raises `PatternError` or `DeviceError` for tensors other than planned, or that need a gradient elsewhere.
         """
-        if operators.watched(q) or operators.records(q, k, v, bias):
+        if operators.watched(q):
             # Compilers hold the digest for a constant; what they compile is guarded by the name, which they read.
             # A program that is exported holds the plan's file. Dynamo, which traces no files, holds the digest alone.
             held = self._file() if operators.exporting() else None
-            known = self._name and self.digest() if operators.watched(q) else self._name
+            known = self._name and self.digest()
             return torch.ops.tilewright.attend(q, k, v, known, ordered, held, bias)
+        if operators.records(q, k, v, bias):
+            return operators.differentiated(q, k, v, self._name, ordered, bias)
         return self.run(q, k, v, ordered, bias)
 
     def with_bias(self, bias: Bias | torch.Tensor | None) -> "Plan":
@@ -370,7 +372,7 @@ class Plan:
         the same."""
         self._check_values(q, bias)
         if getattr(targets.executor(self.device), "READS_TABLES", False):
-            return self._executor(q, ordered).with_bias(bias.detach().flatten(1))
+            return self._executor(q, ordered).with_bias(bias.flatten(1))
         key = ordered, q.get_device()
         before, executor = self._valued.get(key, (None, None))
         if before is None or before.dtype != bias.dtype or not torch.equal(before, bias.detach()):

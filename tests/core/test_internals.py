@@ -53,6 +53,13 @@ def test_without_the_depth_of_modes_all_calls_are_watched(monkeypatch):
     assert hidden(monkeypatch, torch._C, "_len_torch_dispatch_stack").dispatch_depth() == 1
 
 
+def test_without_the_types_of_transforms_all_tensors_may_be_batched(monkeypatch):
+    x, seen = torch.ones(2), []
+    torch.vmap(lambda each: (seen.append(_internals.is_batched(each)), each)[1])(x)
+    assert seen == [True] and not _internals.is_batched(x)
+    assert hidden(monkeypatch, torch._C._functorch, "is_legacy_batchedtensor").is_batched(x)
+
+
 def test_without_the_backward_of_softmax_it_is_written_out(monkeypatch):
     weights, grads = torch.randn(3, 5).softmax(-1), torch.randn(3, 5)
     module = hidden(monkeypatch, torch, "_softmax_backward_data")

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import tilewright
@@ -143,6 +144,43 @@ def test_a_second_derivative_is_refused():
     (first,) = torch.autograd.grad(plan(q, k, v).square().sum(), q, create_graph=True)
     with pytest.raises(PatternError, match="no derivative"):
         first.sum().backward()
+
+
+def test_gradients_of_several_at_once():
+    plan = tilewright.plan(pattern(40, 40, empty=0), heads=2, head_dim=32, solver="greedy")
+    q, k, v = (torch.randn(1, 2, 40, 32, requires_grad=True) for _ in range(3))
+    grads = torch.randn(3, 1, 2, 40, 32)
+    wanted = [torch.autograd.grad(plan(q, k, v), (q, k, v), grad) for grad in grads]
+    found = torch.autograd.grad(plan(q, k, v), (q, k, v), grads, is_grads_batched=True)
+    for x, each in zip(found, zip(*wanted, strict=True), strict=True):
+        assert torch.equal(x, torch.stack(each))
+
+
+class Named(TorchDispatchMode):
+    """The names of the operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._opname)
+        return func(*args, **(kwargs or {}))
+
+
+def test_who_looks_at_operators_sees_those_of_plans():
+    plan = tilewright.plan(pattern(40, 40, empty=0), heads=2, head_dim=32, solver="greedy")
+    q, k, v = (torch.randn(1, 2, 40, 32, requires_grad=True) for _ in range(3))
+    with Named() as seen:
+        watched = torch.autograd.grad(plan(q, k, v).square().sum(), (q, k, v))
+    assert {"attend", "attend_backward"} <= set(seen.names)
+    # Also where only one half is looked at.
+    out = plan(q, k, v).square().sum()
+    with Named() as seen:
+        half = torch.autograd.grad(out, (q, k, v))
+    assert "attend_backward" in seen.names
+    plain = torch.autograd.grad(plan(q, k, v).square().sum(), (q, k, v))
+    assert all(map(torch.equal, watched, plain)) and all(map(torch.equal, half, plain))
 
 
 def _biased(n=40, heads=2, entries=5, form=Bias):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, library
 from torch.compiler import is_compiling
 
-from tilewright.core._internals import dispatch_depth, is_tracing
+from tilewright.core._internals import dispatch_depth, is_batched, is_tracing
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 
 # Plans by names of this process, and those that were called by digest. A plan lives as long as its owner holds it.
@@ -144,8 +144,29 @@ def _setup(ctx, inputs, output):
 
 def _differentiated(ctx, grad):
     *tensors, bias = ctx.saved_tensors
-    *found, d_bias = torch.ops.tilewright.attend_backward(grad, *tensors, ctx.plan, ctx.ordered, bias, ctx.of_bias)
-    return *found, None, None, None, d_bias if ctx.of_bias else None
+    if torch.is_grad_enabled() or watched(grad) or is_batched(grad):
+        found = torch.ops.tilewright.attend_backward(grad, *tensors, ctx.plan, ctx.ordered, bias, ctx.of_bias)
+    else:
+        # Nobody looks: an operator with an autograd formula costs the host 25 µs a call.
+        found = ctx.held.gradients(grad, *tensors, ctx.ordered, bias, ctx.of_bias)
+    return *found[:3], None, None, None, found[3] if ctx.of_bias else None
+
+
+class _Attend(torch.autograd.Function):
+    """``attend`` and its formula where nobody looks at the operator."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = _attend(*inputs)
+        _setup(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_differentiated)
+
+
+def differentiated(q, k, v, plan, ordered, bias=None):
+    """A call of the plan of this name that is not `watched`, with what its backward needs."""
+    return _Attend.apply(q, k, v, plan, ordered, None, bias)
 
 
 def _attend_backward(grad, q, k, v, out, plan, ordered, bias=None, bias_needs_grad=False):
