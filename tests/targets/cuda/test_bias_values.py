@@ -42,6 +42,7 @@ KERNELS = (
     (backward_kernels, "tilewright_key_gradients"),
     (bias_value_kernels, "tilewright_bias_peaks"),
     (bias_value_kernels, "tilewright_bias_tiles"),
+    (bias_value_kernels, "tilewright_spread_peaks"),
     (bias_kernels, "tilewright_bias_gradients"),
     (bias_kernels, "tilewright_fold_tiles"),
     (bias_kernels, "tilewright_sum_lists"),
@@ -69,13 +70,13 @@ constants |= {"SIZE": rows * keys, "BLOCK": 512, "PARTS": 8, "BLOCK_R": 16, "BLO
 constants |= {"HEAD_DIM": 64, "D0": 64, "D1": 0, "ORDERED": False, "SIGN": 1, "NUM_STAGES": 2, "WIDE": False}
 constants = {each: value for each, value in constants.items() if each in kernel.arg_names}
 types = dict.fromkeys(("index_ptr", "family_ptr", "first_ptr", "member_ptr"), "*i32")
-types |= dict.fromkeys(("use_ptr", "part_ptr", "row_ptr", "key_ptr", "at_ptr", "list_ptr"), "*i32")
+types |= dict.fromkeys(("use_ptr", "part_ptr", "row_ptr", "key_ptr", "at_ptr", "list_ptr", "source_ptr"), "*i32")
 types |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "g_ptr"), "*bf16")
 types |= {"table_ptr": "*" + table, "inv_scale": "fp32", "scale_log2": "fp32"}
 names = kernel.arg_names
 kinds = {each: types.get(each, "*fp32" if each.endswith("ptr") else "i32") for each in names}
 signature = {each: "constexpr" if each in constants else kind for each, kind in kinds.items()}
-free = {"n_entries", "inv_scale", "scale_log2", "n_parts", "batch", "n_groups", "n_queries", "begin", "n_lists"}
+free = {"n_entries", "inv_scale", "scale_log2", "n_parts", "batch", "n_groups", "n_queries", "begin", "n_lists", "n"}
 free |= {*constants}
 aligned = {(i,): [["tt.divisibility", 16]] for i, each in enumerate(names) if each not in free}
 given = {(names.index(each),): value for each, value in constants.items()}
@@ -334,7 +335,7 @@ def test_a_plan_takes_values_where_they_are(monkeypatch, dense):
         ("tilewright_bias_peaks", 64, 64, 4), ("tilewright_bias_tiles", 64, 64, 4),
         ("tilewright_bias_tiles", 16, 64, 1), ("tilewright_bias_tiles", 128, 64, 8),
         ("tilewright_bias_gradients", 64, 64, 4), ("tilewright_fold_tiles", 64, 64, 4),
-        ("tilewright_sum_lists", 64, 64, 4),
+        ("tilewright_sum_lists", 64, 64, 4), ("tilewright_spread_peaks", 64, 64, 4),
     ],
 )  # fmt: skip
 def test_it_compiles_for_hopper(name, rows, keys, warps, table):

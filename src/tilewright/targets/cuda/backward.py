@@ -339,19 +339,20 @@ class _Values:
         before = np.cumsum(self._peaks) - self._peaks
         for launch, begin in zip((x for x in launches if isinstance(x, QueryLaunch)), before, strict=False):
             launch.find_peaks(common, heads, int(begin), source)
-        self._source, self._shape = _to(device, source.ravel()), source.shape
+        self._spread = bias_values.Spread(source, device)
 
     @property
     def memory_bytes(self):
         """Bytes of lists held between calls."""
-        return self._source.nbytes + sum(x.memory_bytes for x in self._tiles)
+        return self._spread.memory_bytes + sum(x.memory_bytes for x in self._tiles)
 
     def __call__(self, table):
         """``(greatest of each query, tiles of each launch, …)`` for a contiguous table [mask heads, T]."""
-        greatest = torch.empty(max(1, sum(self._peaks)), device=self._device)
-        parts = greatest.split([*self._peaks, len(greatest) - sum(self._peaks)])
+        n = sum(self._peaks)
+        greatest = torch.empty(max(1, n), device=self._device)
+        parts = greatest.split([*self._peaks, max(1, n) - n])
         tiles = [put(table, part if n else None) for put, part, n in zip(self._tiles, parts, self._peaks, strict=False)]
-        return greatest.index_select(0, self._source).view(self._shape), *tiles
+        return self._spread(greatest), *tiles
 
 
 def _expect_no_capture():

@@ -1,8 +1,9 @@
 """The values of a bias as a work list's kernels read them, from its table (stage T5).
 
 `tilewright_bias_peaks` finds the greatest bias of each row in each step, `tilewright_bias_tiles` that of each row in
-all steps of its family, and writes the tiles. Both read the table through the lists' own indices: nothing waits for the
-device, and a CUDA graph that holds them sees the values of each replay.
+all steps of its family, and writes the tiles; `tilewright_spread_peaks` gives each query that of its row. The first two
+read the table through the lists' own indices: nothing waits for the device, and a CUDA graph that holds them sees the
+values of each replay.
 """
 
 import triton
@@ -58,6 +59,15 @@ def tilewright_bias_tiles(
         b_bias = (b_bias - peak[:, None]) * inv_scale
     p_tile = tile_ptr + (tile.to(tl.int64) * HEADS + h) * (BLOCK_M * BLOCK_N)
     tl.store(p_tile + m[:, None] * BLOCK_N + n[None, :], b_bias)
+
+
+@triton.jit(do_not_specialize=["n"])
+def tilewright_spread_peaks(peak_ptr, out_ptr, source_ptr, n, BLOCK: tl.constexpr):
+    """Values of peak_ptr for `n` places of out_ptr. Grid: (n / BLOCK rounded up,). source_ptr int32 [n]: where."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_there = i < n
+    source = tl.load(source_ptr + i, mask=m_there, other=0)
+    tl.store(out_ptr + i, tl.load(peak_ptr + source, mask=m_there, other=0.0), mask=m_there)
 
 
 @triton.jit

@@ -10,12 +10,17 @@ import torch
 from triton import next_power_of_2
 
 from tilewright.targets.cuda import bias_value_kernels
+from tilewright.targets.cuda.launcher import lasting
 from tilewright.targets.cuda.repeated import Repeated
 
 # Steps of a family whose greatest values a program reads at a time.
 STEPS = 16
 # Values of a tile for each warp of a program, and most warps.
 PER_WARP, MOST_WARPS = 1024, 8
+# Queries that a program gives their greatest bias.
+SPREAD = 256
+# What is said of a capture that comes first.
+REFUSED = "call the plan once with a bias of this type and alignment before that"
 
 
 class Tiles:
@@ -38,9 +43,8 @@ class Tiles:
         self._inv_scale = 1 / scale
         size = lists.rows * lists.step_keys
         self._warps = min(MOST_WARPS, max(1, next_power_of_2(size // PER_WARP)))
-        refused = "call the plan once with a bias of this type and alignment before that"
         self._of_rows, self._of_tiles = (
-            Repeated(kernel, device, refused)
+            Repeated(kernel, device, REFUSED)
             for kernel in (bias_value_kernels.tilewright_bias_peaks, bias_value_kernels.tilewright_bias_tiles)
         )
 
@@ -65,12 +69,34 @@ class Tiles:
         steps = torch.empty(self._shape[:3], device=self._device) if self._relative else tiles
         if peaks is None:
             peaks = torch.empty(self.peaks if self._relative else 1, device=self._device)
-        if not len(tiles):
+        if not self._shape[0]:
             return tiles
-        index, *families = self._held
-        grid, entries, sizes = (len(tiles) * self._heads, 1, 1), table.shape[1], (self._heads, *self._shape[2:])
+        index, *families = map(lasting, self._held)
+        grid, entries, sizes = (self._shape[0] * self._heads, 1, 1), table.shape[1], (self._heads, *self._shape[2:])
         if self._relative:
             self._of_rows(grid, (table, steps, index), (entries, *sizes), num_warps=self._warps)
         following = entries, self._inv_scale, *sizes, self._relative, STEPS
         self._of_tiles(grid, (table, tiles, steps, peaks, index, *families), following, num_warps=self._warps)
         return tiles
+
+
+class Spread:
+    """Gives each query the greatest bias of its row, out of the peaks of several `Tiles`; made once, for all values."""
+
+    def __init__(self, source, device):
+        """source: int [lanes, N_q], where the greatest bias of each query stands among the peaks."""
+        self._source, self._shape = torch.from_numpy(source.astype(np.int32)).to(device), source.shape
+        self._gather = Repeated(bias_value_kernels.tilewright_spread_peaks, device, REFUSED)
+
+    @property
+    def memory_bytes(self):
+        """Bytes of lists held between calls."""
+        return self._source.nbytes
+
+    def __call__(self, peaks):
+        """float32 [lanes, N_q] of `peaks`, float32 [.]."""
+        found = torch.empty(self._shape, device=peaks.device)
+        n = found.numel()
+        if n:
+            self._gather((-(-n // SPREAD), 1, 1), (peaks, found, lasting(self._source)), (n, SPREAD))
+        return found
