@@ -1,11 +1,9 @@
 """Predictions that were taken down and made again: without a GPU, what would be launched runs under the interpreter."""
 
-import ctypes
-from types import SimpleNamespace
-
 import pytest
 import torch
 
+from helpers.direct import Kernel
 from helpers.gpu import TRITON_DEVICE
 from helpers.slices import qkv, tokens
 from tilewright import slices
@@ -28,33 +26,6 @@ STATED = {
 }
 # Of every prediction here.
 COMMON = {"budget": 0.5, "rows": 32, "least": 2}
-
-
-class Kernel:
-    """A kernel of the interpreter that says how it is launched on addresses."""
-
-    def __init__(self, kernel, launched):
-        self.kernel, self.launched = kernel, launched
-
-    def __getitem__(self, grid):
-        def run(*given, **options):
-            self.kernel[grid](*given, **options)
-            pointers = [x for x in given if isinstance(x, torch.Tensor)]
-
-            def launch(*direct):
-                self.launched.append(self.kernel)
-                at = [at_address(a, x) for a, x in zip(direct, pointers, strict=False)]
-                self.kernel[grid](*at, *direct[len(at) :], **options)
-
-            return SimpleNamespace(launch=launch)
-
-        return run
-
-
-def at_address(address, like):
-    """What lies at an address, as many values as `like` has behind its first one."""
-    n = like.untyped_storage().nbytes() - (like.data_ptr() - like.untyped_storage().data_ptr())
-    return torch.frombuffer((ctypes.c_char * n).from_address(address), dtype=like.dtype)
 
 
 @pytest.fixture

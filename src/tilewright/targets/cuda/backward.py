@@ -27,6 +27,7 @@ from tilewright.targets.cuda import (
     config,
     executor,
     launcher,
+    tape,
     tile_lists,
 )
 from tilewright.targets.cuda.config import HEAD_DIMS
@@ -164,6 +165,9 @@ class Backward:
         self._stream, self._of_bias = launcher.current_stream(device), None
         # By stream, alignment and size: (whether tensors have its layout, launches).
         self._known, self._lock = {}, Lock()
+        # Calls with a table, by whether its gradient is asked for. What writes zeros is no launch.
+        self._launches_all = self._all_see and self._all_seen
+        self._of_tables = {of: tape.Calls(device, partial(self._made, of)) for of in (False, True)}
         if device.type == "cuda":
             # Calls may come on any stream.
             torch.cuda.current_stream(device).synchronize()
@@ -190,14 +194,30 @@ class Backward:
 
         table: values [H, T] in place of those of the bias, on the device, which are read in each call.
         """
-        return self._run(q, k, v, out, grad, table)[5:8]
+        return self._again(False, q, k, v, out, grad, table)
 
     def of_bias(self, q, k, v, out, grad, table=None):
         """``(dq, dk, dv, d_table)``, the last float32 [H, T]. Raises as a call does."""
+        if not len(q):
+            shape = self._forward.source.common.bias.table.shape
+            return *self(q, k, v, out, grad, table), torch.zeros(shape, device=q.device)
+        *found, sums = self._again(True, q, k, v, out, grad, table)
+        return *found, self._of_bias.of_table(sums)
+
+    def _again(self, of_bias, q, k, v, out, grad, table):
+        """What `_made` returns, by launches that were taken down where it consists of them."""
+        if grad.stride(-1) != 1:
+            grad = grad.contiguous()
+        placed = table is not None and table.is_contiguous() and table.device == q.device
+        made = self._of_tables[of_bias] if placed and self._launches_all else partial(self._made, of_bias)
+        return made(q, k, v, out, grad, table)
+
+    def _made(self, of_bias, q, k, v, out, grad, table):
+        """``(dq, dk, dv)``, with the sums of `bias_gradients` where they are asked for."""
         launches, common, device = self._halves["queries"], self._forward.source.common, self._forward.device
         tensors = self._run(q, k, v, out, grad, table)
-        if not len(q):
-            return *tensors[5:8], torch.zeros(common.bias.table.shape, device=device)
+        if not of_bias:
+            return tensors[5:8]
         if self._of_bias is None:
             _expect_no_capture()
             with self._lock:
@@ -234,14 +254,12 @@ class Backward:
         if device.type == "cuda" and torch.cuda.current_device() != device.index:
             with torch.cuda.device(device):
                 return self._run(q, k, v, out, grad, table)
-        if grad.stride(-1) != 1:
-            grad = grad.contiguous()
         given = q, k, v, out, grad
         tensors = self.tensors(*given, table)
         addresses = [x.data_ptr() for x in tensors]
         key = (self._stream(), *(at & 15 for at in addresses), q.numel())
         for same, launches in self._known.get(key, ()):
-            if launches and same(*given):
+            if launches and same(*given) and launcher.RECORDER.get() is None:
                 for launch in launches:
                     launch(*addresses)
                 return tensors
@@ -421,14 +439,16 @@ class _Launch:
         """Launch through Triton; returns the compiled kernel. Raises `DeviceError` where a program does not fit."""
         memory, sizes, constants = self._arguments(tensors)
         options = {"num_warps": self.form.num_warps, "maxnreg": self.form.maxnreg}
-        own = (tensors[i] for i in self.taken)
+        own, grid = [tensors[i] for i in self.taken], self._grid(tensors[0])
         try:
-            return self.kernel[self._grid(tensors[0])](*own, *memory, *sizes, **constants, **options)
+            compiled = self.kernel[grid](*own, *memory, *sizes, **constants, **options)
         except OutOfResources as error:
             raise DeviceError(
                 f"backward of {self.lists.rows} rows: expected to need at most {error.limit} of this device's "
                 f"{error.name}, found {error.required}"
             ) from error
+        launcher.taken_down(compiled, grid, (*own, *memory), (*sizes, *constants.values()))
+        return compiled
 
     def direct(self, compiled, *tensors):
         """``callable(addresses of all tensors)`` that launches `compiled` for tensors of this layout, see
@@ -470,7 +490,7 @@ class _Launch:
         wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in strided)
         scale_log2 = self._size * math.log2(math.e)
         sizes = (*strides, len(self.lists.items), self._lanes(batch), *self._counts(q, k), scale_log2)
-        memory = [*self._held, *self._parts(batch)]
+        memory = [x if x is None else launcher.lasting(x) for x in (*self._held, *self._parts(batch))]
         for place, number in self._given():
             memory[place] = tensors[number]
         return memory, (*sizes, *self._scales()), self._constants | {"WIDE": wide}

@@ -13,6 +13,7 @@ from triton import OutOfResources
 
 from tilewright.core.errors import DeviceError
 from tilewright.targets.cuda import bias_kernels, executor, launcher
+from tilewright.targets.cuda.launcher import lasting
 from tilewright.targets.cuda.repeated import Repeated
 from tilewright.targets.cuda.tile_lists import Item
 
@@ -37,7 +38,7 @@ class BiasGradients:
     def __init__(self, launches, common, device):
         """launches: `backward.QueryLaunch` of each tile, whose masks are tiles of the bias. common: their `Setting`."""
         heads, self._shape = executor.mask_heads(common), common.bias.table.shape
-        self._entries = entries = common.bias.table.numel() // heads
+        entries = common.bias.table.numel() // heads
         self._heads, self._device = heads, device
         self._sum_lists = Repeated(bias_kernels.tilewright_sum_lists, device, REFUSED)
         self._parts, places, of_place, total = [], [], [], 0
@@ -53,6 +54,8 @@ class BiasGradients:
             raise DeviceError(f"bias: expected tiles of fewer than 2**31 values for its gradient, found {total}")
         self._total = total
         at, lists, more, self._sums = listed(np.concatenate(places), np.concatenate(of_place), entries)
+        # One head of the sums may hold the entries of all.
+        self._strides = (self._shape[1] if heads == 1 else self._sums), 1
         self._steps = [(_to(device, at), _to(device, lists), len(lists))]
         if len(more):
             self._steps.append(
@@ -65,43 +68,45 @@ class BiasGradients:
         return sum(x.nbytes for step in self._steps for x in step[:2]) + sum(p.memory_bytes for p, _ in self._parts)
 
     def __call__(self, launches, tensors):
-        """The gradient of the table, float32 [H, T].
+        """Sums, float32, of which `of_table` is the gradient of the table.
 
         launches: as this was made of. tensors: of a `backward.Backward`, whose launches for queries have run.
         """
         tiles = torch.empty(self._heads, self._total, device=self._device)
         for launch, (parts, begin) in zip(launches, self._parts, strict=True):
             parts(launch, tensors, tiles, begin)
-        # Entries that no pair has stay zero.
-        sums, source = torch.zeros(self._heads, self._sums, device=self._device), tiles
+        sums, source = torch.empty(self._heads, self._sums, device=self._device), tiles
         for at, lists, count in self._steps:
             grid = triton.cdiv(count, LISTS), self._heads, 1
             following = count, source.stride(0), sums.stride(0), LISTS, PLACES
-            self._sum_lists(grid, (source, sums, at, lists), following)
+            self._sum_lists(grid, (source, sums, lasting(at), lasting(lists)), following)
             source = sums
-        return sums[:, : self._entries].reshape(self._shape)
+        return sums
+
+    def of_table(self, sums):
+        """The gradient of the table, float32 [H, T]."""
+        return sums.as_strided(self._shape, self._strides).contiguous()
 
 
 def listed(places, entry, entries):
     """``(places in order, lists, lists of sums, sums)`` that add up the `places` of each entry.
 
     lists: int32 [., 3], begin, length and where the sum goes, the longest first: to the entry, or of an entry with more
-    than `LONGEST` places to one of the sums behind the `entries`, which the second lists add up. sums: how many there
-    are in all.
+    than `LONGEST` places to one of the sums behind the `entries`, which the second lists add up. An entry without
+    places has an empty list. sums: how many there are in all.
     """
     order = np.argsort(entry, kind="stable")
     counts = np.bincount(entry, minlength=entries)
-    there = np.flatnonzero(counts)
-    begins, pieces = (np.cumsum(counts) - counts)[there], -(-counts[there] // LONGEST)
-    owner = np.repeat(np.arange(len(there)), pieces)
+    begins, pieces = np.cumsum(counts) - counts, np.maximum(1, -(-counts // LONGEST))
+    owner = np.repeat(np.arange(entries), pieces)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    length = np.minimum(LONGEST, counts[there][owner] - number * LONGEST)
+    length = np.minimum(LONGEST, counts[owner] - number * LONGEST)
     several = pieces[owner] > 1
-    into = np.where(several, entries + np.cumsum(several) - 1, there[owner])
+    into = np.where(several, entries + np.cumsum(several) - 1, owner)
     lists = np.stack((begins[owner] + number * LONGEST, length, into), 1)
     long = pieces > 1
     begin_sums = entries + np.cumsum(pieces[long]) - pieces[long]
-    more = np.stack((begin_sums, pieces[long], there[long]), 1)
+    more = np.stack((begin_sums, pieces[long], np.flatnonzero(long)), 1)
     longest_first = [x[np.argsort(-x[:, 1], kind="stable")].astype(np.int32) for x in (lists, more)]
     return places[order].astype(np.int32), *longest_first, entries + int(several.sum())
 
@@ -157,10 +162,8 @@ class _Parts:
         # In the kernel's order.
         names = "BLOCK_M", "BLOCK_N", "HEAD_DIM", "D0", "D1", "HEADS", "MASK_HEADS", "ORDERED", "SIGN", "NUM_STAGES"
         grid = heads * groups, -(-self._count // layers), layers
-        memory = (
-            *strided, lse, delta, sums, self._uses, self._records, launch.row_positions, launch.key_positions,
-            launch.tiles(tensors),
-        )  # fmt: skip
+        held = map(lasting, (self._uses, self._records, launch.row_positions, launch.key_positions))
+        memory = (*strided, lse, delta, sums, *held, launch.tiles(tensors))
         sizes = *strides, self._count, batch, groups, q.shape[2], launch.scale_log2
         try:
             self._of_steps(grid, memory, (*sizes, *(constants[name] for name in names), wide), num_warps=form.num_warps)
@@ -171,7 +174,7 @@ class _Parts:
             ) from error
         grid = self._tiles * heads, triton.cdiv(size, FOLDED), 1
         following = self._count, groups, begin, tiles.stride(0), heads, size, FOLDED, PARTS
-        self._fold(grid, (sums, tiles, self._first), following)
+        self._fold(grid, (sums, tiles, lasting(self._first)), following)
 
 
 def _to(device, array):

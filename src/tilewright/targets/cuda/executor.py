@@ -18,7 +18,7 @@ from triton import OutOfResources
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
-from tilewright.targets.cuda import bias_values, config, forms, launcher, tile_kernel, tile_lists
+from tilewright.targets.cuda import bias_values, config, forms, launcher, tape, tile_kernel, tile_lists
 from tilewright.targets.cuda.tile_lists import BYTES, INTERVALS, MASKED, RANKS, Item, Part
 from tilewright.targets.setting import Setting, setting
 
@@ -247,19 +247,21 @@ class Launch:
             kernel, form = tile_warp_kernel.tilewright_tile_attention_by_warps, self._config
         else:
             kernel, form = tile_kernel.tilewright_tile_attention, self._gathering
-        options = {"num_warps": form.num_warps, "maxnreg": form.maxnreg}
+        options, grid = {"num_warps": form.num_warps, "maxnreg": form.maxnreg}, self._grid(q)
 
         def launch():
-            return kernel[self._grid(q)](q, k, v, out, *memory, *sizes, **constants, **options)
+            return kernel[grid](q, k, v, out, *memory, *sizes, **constants, **options)
 
         try:
             # Descriptors are written to memory that Triton asks for.
-            return launcher.with_scratch(launch, q.device) if loads == config.TMA else launch()
+            compiled = launcher.with_scratch(launch, q.device) if loads == config.TMA else launch()
         except OutOfResources as error:
             raise DeviceError(
                 f"tile {self._tile.name}: expected to need at most {error.limit} of this device's {error.name}, found "
                 f"{error.required}; plan with a smaller tile"
             ) from error
+        launcher.taken_down(compiled, grid, (q, k, v, out, *memory), (*sizes, *constants.values()))
+        return compiled
 
     def direct(self, compiled, q, k, v, out, number=0):
         """``callable(addresses of q, k, v, out, and of tiles, the launch's own at this number)`` that launches
@@ -288,7 +290,8 @@ class Launch:
         batch = q.shape[0]
         strides = (stride for x in (q, k, v, out) for stride in x.stride()[:3])
         wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in (q, k, v, out))
-        memory, sizes = (*self._held, *self._parts(batch)), (*strides, len(self.lists.items), self._lanes(batch))
+        memory = [x if x is None else launcher.lasting(x) for x in (*self._held, *self._parts(batch))]
+        sizes = (*strides, len(self.lists.items), self._lanes(batch))
         if (loads := self.loads(q, k, v)) == config.WARPS:
             from tilewright.targets.cuda import tile_warp_kernel
 
@@ -414,6 +417,7 @@ class Executor:
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
         # By stream, alignment and size: (whether tensors have its layout, memory for a result, launches).
         self._known, self._lock = {}, Lock()
+        self._of_tables = tape.Calls(device, self._with_table)
 
     @property
     def launches(self):
@@ -463,6 +467,22 @@ class Executor:
         # Threads compile and store their calls one after the other.
         with self._lock:
             return self._first(key, q, k, v, tiles)
+
+    def of_table(self, q, k, v, table):
+        """As a call with a `table`, by launches that were taken down where it consists of them."""
+        # What writes zeros or copies a table is no launch.
+        if self.incomplete or not table.is_contiguous() or table.device != q.device:
+            return self(q, k, v, table)
+        return self._of_tables(q, k, v, table)[0]
+
+    def _with_table(self, q, k, v, table):
+        """``(result,)`` of a call, through Triton where launches are taken down."""
+        if launcher.RECORDER.get() is None:
+            return (self(q, k, v, table),)
+        key = (self._stream(), *(x.data_ptr() & 15 for x in (q, k, v)), q.numel())
+        tiles = self._filled(table)
+        with self._lock:
+            return (self._first(key, q, k, v, tiles),)
 
     def with_bias(self, table):
         """This executor with other values of its bias, float [H, T] on its device: see the contract in `targets`."""
@@ -538,4 +558,4 @@ class Valued:
 
     def __call__(self, q, k, v):
         """Attention over the pattern, see `Executor`."""
-        return self.base(q, k, v, self.table)
+        return self.base.of_table(q, k, v, self.table)

@@ -32,6 +32,12 @@ def lasting(x):
     return x
 
 
+def taken_down(compiled, grid, tensors, arguments):
+    """Tell who takes down the launches of this thread of one through Triton, see `direct`."""
+    if (recorder := RECORDER.get()) is not None:
+        recorder.add(compiled, grid, tensors, arguments)
+
+
 def with_scratch(call, device):
     """The result of ``call()``, a launch through Triton of a kernel that may ask for scratch memory.
 
@@ -39,13 +45,14 @@ def with_scratch(call, device):
     """
 
     def launched():
-        triton.set_allocator(lambda size, alignment, stream: _scratch(device, size))
+        triton.set_allocator(lambda size, alignment, stream: scratch(device, size))
         return call()
 
     return copy_context().run(launched)
 
 
-def _scratch(device, size):
+def scratch(device, size):
+    """Memory that a kernel asks for, in bytes."""
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 
@@ -57,7 +64,7 @@ def direct(compiled, grid, stream, arguments, device=None):
     arguments: all that follow, tensors by their addresses, constants included. device: where the kernel's scratch
     memory is held, if it asks for any; it is of this stream alone. Launch hooks are not called.
     """
-    known = _internals.triton_launcher(compiled, grid, stream, device and partial(_scratch, device))
+    known = _internals.triton_launcher(compiled, grid, stream, device and partial(scratch, device))
     if known is None:
         return None
     launch, head, in_tuple = known
@@ -119,12 +126,16 @@ class Beside:
 
     def fork(self, *_):
         """Have the other streams begin after what their own was given before."""
+        if (recorder := RECORDER.get()) is not None:
+            recorder.add_call(self.fork)
         self._begin.record(self._own)
         for stream in self._streams:
             self._begin.wait(stream)
 
     def join(self, *_):
         """Have their own stream go on after what the others were given."""
+        if (recorder := RECORDER.get()) is not None:
+            recorder.add_call(self.join)
         for stream, end in zip(self._streams, self._ends, strict=True):
             end.record(stream)
             end.wait(self._own)

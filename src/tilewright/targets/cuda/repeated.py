@@ -25,10 +25,10 @@ class Repeated:
         options: of Triton, a function of the others.
         """
         addresses = [x.data_ptr() for x in tensors]
-        kinds = ((at & (launcher.ALIGNED - 1), x.dtype) for at, x in zip(addresses, tensors, strict=True))
-        key = self._stream(), *kinds, *grid, *following
+        offsets = [at & (launcher.ALIGNED - 1) for at in addresses]
+        key = self._stream(), *offsets, *[x.dtype for x in tensors], *grid, *following
         *_, launch = self._known.get(key, (None,))
-        if launch is not None:
+        if launch is not None and launcher.RECORDER.get() is None:
             launch(*addresses)
             return
         # Threads compile and store their calls one after the other.
@@ -36,5 +36,6 @@ class Repeated:
             if launcher.capturing() and not any(known[1:] == key[1:] for known in self._known):
                 raise DeviceError(f"a CUDA graph is being captured: {self._refused}")
             compiled = self._kernel[grid](*tensors, *following, **options)
-            if not launcher.capturing():
+            launcher.taken_down(compiled, grid, tensors, following)
+            if launch is None and not launcher.capturing():
                 launcher.store(self._known, key, launcher.direct(compiled, grid, key[0], following, self._device))

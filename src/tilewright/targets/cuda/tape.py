@@ -6,13 +6,15 @@ is the same again, and so is the distance of each address from where an input, a
 """
 
 from contextlib import contextmanager
-from functools import reduce
-from operator import or_
+from functools import partial, reduce
+from operator import itemgetter, or_
+from threading import Lock
 
 import torch
 
 from tilewright.core import _internals
 from tilewright.targets import qkv
+from tilewright.targets.cuda import launcher
 from tilewright.targets.cuda.launcher import ALIGNED, RECORDER, current_stream
 
 # What lies in the memory of a call begins at multiples of so many bytes, as torch's own memory does.
@@ -20,7 +22,7 @@ SPACED = 512
 
 
 class Tape:
-    """What takes down the launches of a call: `CachedLaunch` knows it while `running`.
+    """What takes down the launches of a call: those who launch know it while `running`, by `launcher.RECORDER`.
 
     inputs: tensors that the call is given, which differ from call to call. All that launches read beside these must be
     written by launches before them, be given by `keep`, or be a result: torch's operators are not seen.
@@ -30,7 +32,8 @@ class Tape:
         """Take down a call on `device`, a ``torch.device`` with its index."""
         self._device, self._results = device, ()
         self._kept, self._pending, self._steps, self._bytes = {}, [], [], 0
-        self._on = current_stream(device)()
+        self._stream = current_stream(device)
+        self._on = self._stream()
         # Tensors whose elements overlap have no copies that are strided likewise.
         self._usable = not any(n > 1 and not step for x in inputs for n, step in zip(x.shape, x.stride(), strict=True))
         # What the call is to be made with: each input has memory of its own, so that addresses tell them apart.
@@ -50,12 +53,17 @@ class Tape:
         self._kept[x.untyped_storage().data_ptr()] = x
 
     def add(self, compiled, grid, tensors, arguments):
-        """A launch: see `launcher.direct`. Tensors are held until `settle`."""
-        launcher = _internals.triton_launcher(compiled, grid, self._on)
-        if launcher is None:
+        """A launch on the current stream: see `launcher.direct`. Tensors are held until `settle`."""
+        memory = partial(launcher.scratch, self._device)
+        known = _internals.triton_launcher(compiled, grid, self._stream(), memory)
+        if known is None:
             self._usable = False
         elif self._usable:
-            self._pending.append((launcher, tensors, arguments))
+            self._pending.append((known, tensors, arguments))
+
+    def add_call(self, call):
+        """What is called between two launches, without arguments."""
+        self._pending.append(((call, (), False), (), ()))
 
     def settle(self, *results):
         """Of what was launched since the last call, say where all tensors lie; what is neither an input, nor a result,
@@ -100,7 +108,11 @@ class Replay:
     def __init__(self, device, on, same, steps, empties, kept):
         """See `Tape`. empties: of the results, and of the call's memory. kept: tensors that must last as long."""
         self._stream, self._on, self._same = current_stream(device), on, same
-        self._steps, self._empties, self._kept = steps, empties, kept
+        self._empties, self._kept = empties, kept
+        # Each address once: most are taken by several launches.
+        self._places = list(dict.fromkeys(place for *_, step, _ in steps for place in step))
+        number = {place: i for i, place in enumerate(self._places)}
+        self._steps = [(*called, _taking([number[x] for x in step]), given) for *called, step, given in steps]
         several = device.type == "cuda" and torch.cuda.device_count() > 1
         self._index = device.index if several else None
 
@@ -119,14 +131,60 @@ class Replay:
         # Behind those of inputs and results: the call's memory, and what addresses are counted from that do not move.
         addresses += map(address, made)
         addresses.append(0)
-        for launch, head, in_tuple, step, arguments in self._steps:
-            pointers = [addresses[i] + offset for i, offset in step]
+        pointers = [addresses[i] + offset for i, offset in self._places]
+        for launch, head, in_tuple, taken, arguments in self._steps:
             if in_tuple:
-                launch(*head, (*pointers, *arguments))
+                launch(*head, (*taken(pointers), *arguments))
             else:
-                launch(*head, *pointers, *arguments)
+                launch(*head, *taken(pointers), *arguments)
         # Freed here, the call's memory is used by what comes later on this stream.
         return made[:-1]
+
+
+def _taking(numbers):
+    """``callable(list) -> tuple`` of its elements at these numbers."""
+    return itemgetter(*numbers) if len(numbers) > 1 else lambda x: tuple(x[i] for i in numbers)
+
+
+class Calls:
+    """Calls that are many launches: the first with tensors of a layout is taken down, later ones are made again.
+
+    What does not fit goes the usual way: calls off multiples of 16 bytes, the first ones of a stream in a capture, and
+    those whose launches cannot be made directly. Several threads may call.
+    """
+
+    def __init__(self, device, usual):
+        """usual: ``callable(*inputs) -> results``, the usual way, on `device`. Its results are tensors in new memory.
+        Between its launches, torch only makes memory and views of it, see `Tape`."""
+        self._device, self._usual, self._stream = device, usual, current_stream(device)
+        self._several = device.type == "cuda" and torch.cuda.device_count() > 1
+        # By stream and size of the first tensor: what makes calls of one layout, or returns None.
+        self._known, self._lock = {}, Lock()
+
+    def __call__(self, *inputs):
+        """The results of a call, a sequence. Raises what the usual way raises."""
+        if self._several and torch.cuda.current_device() != self._device.index:
+            with torch.cuda.device(self._device):
+                return self(*inputs)
+        key = self._stream(), inputs[0].numel()
+        for again in self._known.get(key, ()):
+            if (results := again(*inputs)) is not None:
+                return results
+        if launcher.capturing() or reduce(or_, map(torch.Tensor.data_ptr, inputs)) & (ALIGNED - 1):
+            return self._usual(*inputs)
+        # Threads take down their calls one after the other.
+        with self._lock:
+            results, replay = recorded(self._device, self._taken_down, *inputs)
+            launcher.store(self._known, key, replay or self._as_usual(qkv.same_layout(*inputs)))
+        return results
+
+    def _taken_down(self, tape, *inputs):
+        results = self._usual(*inputs)
+        tape.settle(*results)
+        return results
+
+    def _as_usual(self, same):
+        return lambda *inputs: self._usual(*inputs) if same(*inputs) else None
 
 
 def apart(tensors):
