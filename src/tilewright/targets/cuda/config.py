@@ -200,12 +200,14 @@ def for_backward(rows, head_dim, dtype, narrow=False):
 
     narrow: of a kernel of keys whose lists let it have 32 queries a step, see `backward.narrow`.
     """
-    # ASSUME: the rest is one form for both kernels. On an H200 it was the fastest for queries, and with 32 queries a
-    # step for keys, of head dim 64: 98 us where 64 took 110. float32 does not use the tensor cores: it has few keys a
-    # step, and more warps.
+    # ASSUME: the rest is one form for both kernels. On an H200 it was the fastest for queries. With 32 queries a step
+    # kernels of keys took 100 us where 64 took 110, of head dim 64, and of 48 32 us where they took 35. float32 does
+    # not use the tensor cores: it has few keys a step, and more warps.
     width = sum(HEAD_DIMS[head_dim])
     if dtype.itemsize > 2:
         return KernelConfig(32 if width <= 64 else 16, num_stages=1, num_warps=4 if rows <= 16 else 8)
     if width <= 64:
-        return KernelConfig(32 if narrow and rows == 64 else 64, num_stages=2, num_warps=8 if rows > 64 else 4)
+        if narrow and rows == 64:
+            return KernelConfig(32, num_stages=3, num_warps=4)
+        return KernelConfig(64, num_stages=2, num_warps=8 if rows > 64 else 4)
     return KernelConfig(64 if width <= 128 else 32, num_stages=2 if width <= 128 else 1, num_warps=8)
