@@ -18,7 +18,7 @@ from tilewright.networks.attentions import dense, tilewright
 from tilewright.torch_attention import flex
 
 HEADS, DIM = 2, 16
-WINDOWS = Windows(side=7, n_global=1, radius=2, mode="chunk")
+WINDOWS = Windows(grid=(7, 7), n_global=1, radius=2, mode="chunk")
 TOKENS = 50
 
 
@@ -137,7 +137,7 @@ def test_flex_compiles_more_patterns_than_torch_does_by_itself(monkeypatch):
     compiled = torch._dynamo.utils.counters["stats"]
     before = compiled["unique_graphs"]
     for side in range(4, 14):
-        windows = Windows(side, 1, 2, "chunk")
+        windows = Windows((side, side), 1, 2, "chunk")
         at = _sites.Site("flex", windows.graph, 1, DIM, windows.attend)
         at.layer()(*torch.randn(3, 1, 1, 1 + side * side, DIM))
     assert compiled["unique_graphs"] - before == 10 > torch._dynamo.config.recompile_limit
@@ -380,7 +380,7 @@ def test_a_damaged_plan_is_made_anew(cache, caplog):
 
 def test_patterns_and_dtypes_have_plans_of_their_own(cache):
     at = site("tilewright")
-    other = Windows(side=6, n_global=1, radius=2, mode="exact")
+    other = Windows(grid=(6, 6), n_global=1, radius=2, mode="exact")
     for asked, dtype in (
         (at, torch.float32),
         (at, torch.float16),

@@ -47,37 +47,38 @@ def images(size=SIZE, batch=2):
 
 
 def published(q, k, v, windows, tables=None):
-    """Attention of one image and head by the published definition, query by query: q, k, v [g + side^2, D] in float64.
+    """Attention of one image and head by the published definition, query by query: q, k, v [g + m n, D] in float64.
 
     The grid is padded with zeros to whole chunks. In cyclic mode a zero is left out only where the last chunk is
     reached directly. tables: local [(4f-1)^2], local to global [g], global to local [g], global to global [g, g].
     """
-    n, g, f, m = windows.side, windows.n_global, windows.radius, windows.chunks
+    (rows, columns), g, f = windows.grid, windows.n_global, windows.radius
+    tall, wide = (-(-side // f) * f for side in windows.grid)
     own, to_global, from_global, between = tables or (None, torch.zeros(g), torch.zeros(g), torch.zeros(g, g))
     out = torch.empty_like(q)
     scores = q @ k.T / math.sqrt(q.shape[1])
     for i in range(g):
-        bias = torch.cat([between[i], from_global[i].expand(n * n)])
+        bias = torch.cat([between[i], from_global[i].expand(rows * columns)])
         out[i] = torch.softmax(scores[i] + bias, 0) @ v
     zero = torch.zeros(q.shape[1], dtype=q.dtype)
-    for y in range(n):
-        for x in range(n):
-            at = g + y * n + x
+    for y in range(rows):
+        for x in range(columns):
+            at = g + y * columns + x
             seen = [(scores[at, i] + to_global[i], v[i]) for i in range(g)]
             for b in range((y // f - 1) * f, (y // f + 2) * f):
                 for a in range((x // f - 1) * f, (x // f + 2) * f):
                     if windows.mode == "cyclic":
-                        visible = not (n <= b < m * f or n <= a < m * f)
-                        ky, kx = b % (m * f), a % (m * f)
+                        visible = not (rows <= b < tall or columns <= a < wide)
+                        ky, kx = b % tall, a % wide
                     else:
-                        visible = 0 <= b < n and 0 <= a < n
+                        visible = 0 <= b < rows and 0 <= a < columns
                         visible &= windows.mode == "chunk" or max(abs(y - b), abs(x - a)) <= f
                         ky, kx = b, a
                     if visible:
-                        real = ky < n and kx < n
-                        score = scores[at, g + ky * n + kx] if real else torch.tensor(0.0)
+                        real = ky < rows and kx < columns
+                        score = scores[at, g + ky * columns + kx] if real else torch.tensor(0.0)
                         bias = 0 if own is None else own[(y - b + 2 * f - 1) * (4 * f - 1) + x - a + 2 * f - 1]
-                        seen.append((score + bias, v[g + ky * n + kx] if real else zero))
+                        seen.append((score + bias, v[g + ky * columns + kx] if real else zero))
             weights = torch.softmax(torch.stack([score for score, _ in seen]), 0)
             out[at] = weights @ torch.stack([value for _, value in seen])
     return out
@@ -87,12 +88,23 @@ def published(q, k, v, windows, tables=None):
 @pytest.mark.parametrize("attention", ["dense", "native"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("side", "n_global", "radius"), [(6, 1, 2), (7, 2, 3), (8, 1, 3), (5, 0, 2), (9, 1, 4)], ids=str
+    ("grid", "n_global", "radius"),
+    [
+        ((6, 6), 1, 2),
+        ((7, 7), 2, 3),
+        ((8, 8), 1, 3),
+        ((5, 5), 0, 2),
+        ((9, 9), 1, 4),
+        ((5, 9), 1, 2),
+        ((11, 7), 2, 3),
+        ((6, 8), 0, 2),
+    ],
+    ids=str,
 )
-def test_windows_follow_the_published_definition(side, n_global, radius, mode, attention, relative):
-    windows, g = Windows(side, n_global, radius, mode), n_global
-    generator = torch.Generator().manual_seed(side)
-    q, k, v = (torch.randn(g + side * side, 8, generator=generator, dtype=torch.float64) for _ in range(3))
+def test_windows_follow_the_published_definition(grid, n_global, radius, mode, attention, relative):
+    windows, g = Windows(grid, n_global, radius, mode), n_global
+    generator = torch.Generator().manual_seed(grid[0])
+    q, k, v = (torch.randn(g + math.prod(grid), 8, generator=generator, dtype=torch.float64) for _ in range(3))
     sizes = ((4 * radius - 1) ** 2, g, g, g * g)
     tables = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
     bias = torch.cat([*tables, torch.zeros(1)])[None].double() if relative else None
@@ -106,8 +118,8 @@ def test_windows_follow_the_published_definition(side, n_global, radius, mode, a
 @pytest.mark.parametrize("mode", ["chunk", "cyclic"])
 def test_a_sparse_layer_follows_the_published_definition(mode):
     side, g, heads, f = 5, 2, 2, 2
-    shape = _msvit_arch.Shape(1, heads, 16, 1, 4, True, g, f, False, side)
-    windows = Windows(side, g, f, mode)
+    shape = _msvit_arch.Shape(1, heads, 16, 1, 4, True, g, f, False, (side, side))
+    windows = Windows((side, side), g, f, mode)
     at = _sites.Site("dense", windows.graph, heads, 8, windows.attend, windows.bias_index)
     layer = draw(networks.SparseAttention(shape, windows, at)).double()
     x = torch.randn(1, g + side * side, 16, dtype=torch.float64)
@@ -123,7 +135,7 @@ def test_a_sparse_layer_follows_the_published_definition(mode):
 
 
 def test_sliding_chunks_run_some_rows_at_a_time(monkeypatch):
-    windows = Windows(8, 1, 3, "exact")
+    windows = Windows((8, 8), 1, 3, "exact")
     q, k, v = torch.randn(3, 2, 2, 65, 8)
     bias = torch.randn(2, 11 * 11 + 4)
     whole = windows.attend(q, k, v, bias)
@@ -135,14 +147,14 @@ def test_sliding_chunks_run_some_rows_at_a_time(monkeypatch):
 def test_bias_indices_and_patterns_are_those_of_the_graphs(mode):
     for stage, side in ((1, 14), (2, 9)):
         params = graphs.Params("tiny", side << (stage - 1), stage, patch=1, mode=mode, window=7)
-        windows = Windows(side, 1, 3, mode)
+        windows = Windows((side, side), 1, 3, mode)
         at = np.arange(1 + side * side)
         wanted = graphs.bias_index(params, at[:, None], at)
         at = torch.arange(len(at))
-        if windows.padding:
+        if windows.padded:
             # The zeros are further tokens, so that only what the real ones see of each other can be compared.
             real = windows.real(torch.zeros(1)).flatten().nonzero().flatten()
-            assert windows.graph().n_rows == 1 + windows.width**2
+            assert windows.graph().n_rows == 1 + math.prod(windows.whole)
             np.testing.assert_array_equal(
                 windows.graph().to_dense()[np.ix_(real, real)], graphs.graph(params).to_dense()
             )
@@ -166,7 +178,7 @@ def test_the_sparse_stages_of_a_variant_are_its_graphs(variant):
             graph.meta["heads"],
             graph.meta["head_dim"],
         )
-        assert graph.meta["grid"] == [stage.shape.side] * 2
+        assert graph.meta["grid"] == list(stage.shape.grid)
         assert graph.meta["n_global"] == stage.shape.n_global
         if stage.site is not None:
             assert stage.site.graph.id == graph.id
@@ -175,16 +187,17 @@ def test_the_sparse_stages_of_a_variant_are_its_graphs(variant):
 # ------------------------------------------------------------------------------------------- full stages
 
 
+@pytest.mark.parametrize("grid", [(4, 4), (3, 5), (5, 2)], ids=str)
 @pytest.mark.parametrize("n_global", [0, 2])
-def test_full_stages_add_the_published_bias(n_global, monkeypatch):
-    n, g, heads = 4, n_global, 2
-    shape = _msvit_arch.Shape(3, heads, 16, 1, 2, False, g, 7, False, n)
+def test_full_stages_add_the_published_bias(n_global, grid, monkeypatch):
+    (m, n), g, heads = grid, n_global, 2
+    shape = _msvit_arch.Shape(3, heads, 16, 1, 2, False, g, 7, False, grid)
     attention = draw(networks.FullAttention(shape)).double()
-    x = torch.randn(2, g + n * n, 16, dtype=torch.float64)
+    x = torch.randn(2, g + m * n, 16, dtype=torch.float64)
     q, k, v = (part.view(2, -1, heads, 8).transpose(1, 2) for part in attention.qkv(x).split(16, 2))
-    bias = torch.zeros(heads, g + n * n, g + n * n, dtype=torch.float64)
-    for i in range(g + n * n):
-        for j in range(g + n * n):
+    bias = torch.zeros(heads, g + m * n, g + m * n, dtype=torch.float64)
+    for i in range(g + m * n):
+        for j in range(g + m * n):
             (y, x_), (b, a) = divmod(i - g, n), divmod(j - g, n)
             if i < g:
                 bias[:, i, j] = (
@@ -195,7 +208,7 @@ def test_full_stages_add_the_published_bias(n_global, monkeypatch):
             elif j < g:
                 bias[:, i, j] = attention.g2l_relative_position_bias[1, :, j]
             else:
-                offset = (y - b + n - 1) * (2 * n - 1) + x_ - a + n - 1
+                offset = (y - b + m - 1) * (2 * n - 1) + x_ - a + n - 1
                 bias[:, i, j] = attention.local_relative_position_bias_table[offset]
     weights = torch.softmax(q @ k.mT / math.sqrt(8) + bias, -1)
     wanted = attention.proj((weights @ v).transpose(1, 2).flatten(2))

@@ -114,7 +114,7 @@ class Layer(torch.nn.Module):
 
     def __init__(self, attention):
         super().__init__()
-        windows = Windows(side=7, n_global=1, radius=2, mode="chunk")
+        windows = Windows(grid=(7, 7), n_global=1, radius=2, mode="chunk")
         self.attend = _sites.Site(attention, windows.graph, 2, 16, windows.attend, windows.bias_index).layer()
         self.table = torch.nn.Parameter(torch.randn(2, 7 * 7 + 3))
 

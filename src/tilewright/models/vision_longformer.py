@@ -19,7 +19,7 @@ from tilewright.core.errors import ConfigError
 from tilewright.graph import from_distinct_rows
 
 NAMING = "vil-<variant>-<resolution>[-p<patch>]-s<stage>[-exact|-cyclic], e.g. vil-tiny-224-s1"
-NETWORK_NAMING = "vil-<variant>-<size>[-relative][-exact|-cyclic], e.g. vil-tiny-224"
+NETWORK_NAMING = "vil-<variant>-<size or height x width>[-relative][-exact|-cyclic], e.g. vil-tiny-224"
 
 # Heads and width of each stage: the published configurations.
 STAGES = {
@@ -85,11 +85,12 @@ def fields(name):
 
 def network_fields(name):
     """Options of the network that a name states, or None."""
-    match = re.fullmatch(rf"vil-({'|'.join(STAGES)})-([1-9]\d*)(?:-(relative))?(?:-(exact|cyclic))?", name)
+    size = r"([1-9]\d*)(?:x([1-9]\d*))?"
+    match = re.fullmatch(rf"vil-({'|'.join(STAGES)})-{size}(?:-(relative))?(?:-(exact|cyclic))?", name)
     if not match:
         return None
-    variant, size, position, mode = match.groups()
-    stated = {"variant": variant, "image_size": int(size)}
+    variant, height, width, position, mode = match.groups()
+    stated = {"variant": variant, "image_size": int(height) if width is None else (int(height), int(width))}
     return stated | ({"position": position} if position else {}) | ({"window_mode": mode} if mode else {})
 
 
@@ -189,29 +190,28 @@ def bias_index(params, rows, cols):
     """
     reach = 2 * params.radius if params.stage in SPARSE_STAGES else params.side
     chunk = params.radius if params.mode == "cyclic" else None
-    return bias_index_at(np.where, params.side, params.n_global, reach, chunk, rows, cols)
+    return bias_index_at(np.where, (params.side, params.side), params.n_global, reach, chunk, rows, cols)
 
 
-def bias_index_at(where, side, n_global, reach, chunk, rows, cols):
+def bias_index_at(where, grid, n_global, reach, chunk, rows, cols):
     """`bias_index` by the geometry of a stage, for arrays or tensors: ``where`` is numpy's or torch's.
 
-    side: of the grid, padding included. reach: 2f in the sparse stages, `side` in the full ones. chunk: f where chunks
-    wrap around, else None.
+    grid: its rows and columns, padding included. reach: 2f in the sparse stages, the side of the square grid in the
+    full ones. chunk: f where chunks wrap around, else None.
     """
-    n, g = side, n_global
-    qy, qx, ky, kx = (rows - g) // n, (rows - g) % n, (cols - g) // n, (cols - g) % n
+    (height, width), g = grid, n_global
+    qy, qx, ky, kx = (rows - g) // width, (rows - g) % width, (cols - g) // width, (cols - g) % width
     if chunk is not None:
-        count = -(-n // chunk)
         # The copy of the key that lies in one of the three chunks around the query's own.
         ky, kx = (
-            chunk * (q // chunk - 1 + (k // chunk - q // chunk + 1) % count) + k % chunk
-            for q, k in ((qy, ky), (qx, kx))
+            chunk * (q // chunk - 1 + (k // chunk - q // chunk + 1) % -(-side // chunk)) + k % chunk
+            for q, k, side in ((qy, ky, height), (qx, kx, width))
         )
     dy, dx = qy - ky, qx - kx
-    width = 2 * reach - 1
-    size = width * width
+    offsets = 2 * reach - 1
+    size = offsets * offsets
     inside = (abs(dy) < reach) & (abs(dx) < reach)
-    local = where(inside, (dy + reach - 1) * width + dx + reach - 1, size + 2 * g + g * g)
+    local = where(inside, (dy + reach - 1) * offsets + dx + reach - 1, size + 2 * g + g * g)
     of_global = where(cols < g, size + 2 * g + rows * g + cols, size + g + rows)
     return where(rows < g, of_global, where(cols < g, size + cols, local))
 

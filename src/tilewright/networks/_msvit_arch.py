@@ -28,7 +28,7 @@ FLAGS = ("s", "a")
 
 @dataclass(frozen=True)
 class Shape:
-    """One stage. patch: stride on the grid before. radius: the published f. side: tokens along a side of its grid."""
+    """One stage. patch: stride on the grid before. radius: the published f. grid: its rows and columns of tokens."""
 
     number: int
     heads: int
@@ -39,7 +39,7 @@ class Shape:
     n_global: int
     radius: int
     absolute: bool
-    side: int
+    grid: tuple[int, int]
 
 
 def published(variant):
@@ -51,13 +51,13 @@ def published(variant):
     )
 
 
-def parse(arch, image_size, position=None):
-    """The stages of an arch string on images of `image_size` pixels a side, as a tuple of `Shape`.
+def parse(arch, pixels, position=None):
+    """The stages of an arch string on images of ``(height, width)`` pixels, as a tuple of `Shape`.
 
     position: ``absolute`` or ``relative``, for stages that do not state ``a``. Raises `ConfigError` for letters or
-    values that are unknown or missing, for a position that contradicts ``a``, and for stages that leave no token.
+    values that are unknown or missing, and for a position that contradicts ``a``. Small images leave no token.
     """
-    side, sparse, shapes = image_size, True, []
+    grid, sparse, shapes = tuple(pixels), True, []
     for number, text in enumerate(arch.split("_"), 1):
         stated = _stated(text, f"arch, stage {number}")
         if position is not None:
@@ -66,9 +66,7 @@ def parse(arch, image_size, position=None):
                 raise ConfigError(f"arch, stage {number}: position {position!r} contradicts a{stated['a']}")
         values = DEFAULTS | stated
         _check(values, number)
-        side //= values["p"]
-        if not side:
-            raise ConfigError(f"image_size {image_size} leaves no token at stage {number}")
+        grid = tuple(side // values["p"] for side in grid)
         # As published: behind a full stage, all are full.
         sparse = sparse and bool(values["s"])
         shape = (
@@ -81,7 +79,7 @@ def parse(arch, image_size, position=None):
             values["f"],
             bool(values["a"]),
         )
-        shapes.append(Shape(number, *shape, side))
+        shapes.append(Shape(number, *shape, grid))
     if len(shapes) not in (3, 4):
         raise ConfigError(f"arch: expected 3 or 4 stages, found {len(shapes)}")
     return tuple(shapes)

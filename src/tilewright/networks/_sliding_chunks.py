@@ -16,40 +16,50 @@ SCORES = 1 << 25
 
 
 def by_offset(table, keys):
-    """A view [H, q, q, keys, keys] of a bias by offsets, table [H, L, L]: of queries and keys on two square grids.
+    """A view [H, p, q, m, n] of a bias by offsets, table [H, K, L]: of queries and keys on two grids; keys: (m, n).
 
-    Entry [h, y, x, b, a] is ``table[h, keys - 1 + y - b, keys - 1 + x - a]``; q = L - keys + 1.
+    Entry [h, y, x, b, a] is ``table[h, m - 1 + y - b, n - 1 + x - a]``; p = K - m + 1 and q = L - n + 1.
     """
-    windows = table.flip(1, 2).unfold(1, keys, 1).unfold(2, keys, 1)
+    rows, columns = keys
+    windows = table.flip(1, 2).unfold(1, rows, 1).unfold(2, columns, 1)
     return windows.flip(1, 2)
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Tokens of a sparse stage, `n_global` ones and a grid of `side` x `side`, and the window of each.
+    """Tokens of a sparse stage, `n_global` ones and a grid of ``(rows, columns)``, and the window of each.
 
     radius: the published f, side of a chunk. mode: ``chunk``, ``exact`` or ``cyclic``, see `models.vision_longformer`.
     """
 
-    side: int
+    grid: tuple[int, int]
     n_global: int
     radius: int
     mode: str
 
     @property
     def chunks(self):
-        """Chunks along a side."""
-        return -(-self.side // self.radius)
+        """Chunks down and across."""
+        rows, columns = self.grid
+        return -(-rows // self.radius), -(-columns // self.radius)
 
     @property
     def padding(self):
         """Rows and columns of zeros that are tokens of the stage: in cyclic mode, the first chunks attend to them."""
-        return self.chunks * self.radius - self.side if self.mode == "cyclic" else 0
+        rows, columns = self.grid
+        return (-rows % self.radius, -columns % self.radius) if self.mode == "cyclic" else (0, 0)
 
     @property
-    def width(self):
-        """Tokens along a side of the grid, padding included."""
-        return self.side + self.padding
+    def padded(self):
+        """Whether there is any padding."""
+        below, right = self.padding
+        return below > 0 or right > 0
+
+    @property
+    def whole(self):
+        """Rows and columns of the grid, padding included."""
+        (rows, columns), (below, right) = self.grid, self.padding
+        return rows + below, columns + right
 
     @property
     def table_side(self):
@@ -58,30 +68,33 @@ class Windows:
 
     def graph(self):
         """The pattern, in the model's own order."""
-        return vision_longformer.pattern(self.side, self.n_global, self.radius, self.mode, padding=self.padding)
+        return vision_longformer.pattern(self.grid, self.n_global, self.radius, self.mode, padding=self.padding)
 
     def bias_index(self, rows, cols):
         """Slots of (query, key) pairs in a head's bias, as `models.vision_longformer.bias_index` lays it out."""
         chunk = self.radius if self.mode == "cyclic" else None
         return vision_longformer.bias_index_at(
-            torch.where, self.width, self.n_global, 2 * self.radius, chunk, rows, cols
+            torch.where, self.whole, self.n_global, 2 * self.radius, chunk, rows, cols
         )
 
     def pad(self, x):
         """Tokens x [B, N, C] of the globals and the grid, with the padding's zeros as further tokens."""
-        return x if not self.padding else self._resized(x, self.side, self.padding)
+        return self._resized(x, self.grid, self.padding) if self.padded else x
 
     def unpad(self, x):
         """Undo `pad`."""
-        return x if not self.padding else self._resized(x, self.width, -self.padding)
+        below, right = self.padding
+        return self._resized(x, self.whole, (-below, -right)) if self.padded else x
 
     def real(self, like):
         """Ones [1, N, 1] where `pad` has put tokens, zeros where it has padded."""
-        return self.pad(like.new_ones(1, self.n_global + self.side**2, 1))
+        rows, columns = self.grid
+        return self.pad(like.new_ones(1, self.n_global + rows * columns, 1))
 
-    def _resized(self, x, side, more):
-        grid = x[:, self.n_global :].unflatten(1, (side, side))
-        return torch.cat([x[:, : self.n_global], F.pad(grid, (0, 0, 0, more, 0, more)).flatten(1, 2)], 1)
+    def _resized(self, x, grid, more):
+        below, right = more
+        tokens = x[:, self.n_global :].unflatten(1, grid)
+        return torch.cat([x[:, : self.n_global], F.pad(tokens, (0, 0, 0, right, 0, below)).flatten(1, 2)], 1)
 
     def attend(self, q, k, v, bias):
         """The published formulation: q, k, v [B, H, N, D] in the model's own order, bias [H, n] or None.
@@ -99,23 +112,24 @@ class Windows:
         if bias is not None:
             scores[..., :g] += bias[:, size + 2 * g : -1].unflatten(1, (g, g))
             scores[..., g:] += bias[:, size + g : size + 2 * g, None]
-        if self.padding:
+        if self.padded:
             scores.masked_fill_(self.real(scores).flatten() == 0, -torch.inf)
         return scores.softmax(-1) @ v
 
     def _of_locals(self, q, k, v, bias):
-        f, m, g = self.radius, self.chunks, self.n_global
-        batch, heads, _, dim = q.shape
-        rest = m * f - self.width
-        q = F.pad(self._grid(q), (0, 0, 0, rest, 0, rest)).view(batch, heads, m, f, m, f, dim).transpose(4, 3)
+        f, (down, across), g = self.radius, self.chunks, self.n_global
+        (height, width), (batch, heads, _, dim) = self.whole, q.shape
+        rest = below, right = down * f - height, across * f - width
+        q = F.pad(self._by_rows(q), (0, 0, 0, right, 0, below))
+        q = q.view(batch, heads, down, f, across, f, dim).transpose(4, 3)
         near = [(x[:, :, None, None, :g], self._neighbourhoods(x, rest)) for x in (k, v)]
         bias, outside = self._bias(bias, q), ~self._inside(q.device)
-        step = max(1, SCORES // (batch * heads * m * f * f * (g + 9 * f * f)))
+        step = max(1, SCORES // (batch * heads * across * f * f * (g + 9 * f * f)))
         parts = []
-        for lo in range(0, m, step):
-            rows = slice(lo, min(lo + step, m))
+        for lo in range(0, down, step):
+            rows = slice(lo, min(lo + step, down))
             keys, values = (
-                torch.cat([own.expand(-1, -1, rows.stop - lo, m, -1, -1), others[:, :, rows].flatten(4, 5)], 4)
+                torch.cat([own.expand(-1, -1, rows.stop - lo, across, -1, -1), others[:, :, rows].flatten(4, 5)], 4)
                 for own, others in near
             )
             scores = q[:, :, rows].flatten(4, 5) @ keys.mT
@@ -123,27 +137,31 @@ class Windows:
                 scores += bias
             scores[..., g:].masked_fill_(outside[rows, :, None], -torch.inf)
             parts.append(scores.softmax(-1) @ values)
-        out = torch.cat(parts, 2).unflatten(4, (f, f)).transpose(3, 4).reshape(batch, heads, m * f, m * f, dim)
-        return out[:, :, : self.width, : self.width].flatten(2, 3)
+        out = torch.cat(parts, 2).unflatten(4, (f, f)).transpose(3, 4).reshape(batch, heads, down * f, across * f, dim)
+        return out[:, :, :height, :width].flatten(2, 3)
 
-    def _grid(self, x):
-        return x[:, :, self.n_global :].unflatten(2, (self.width, self.width))
+    def _by_rows(self, x):
+        return x[:, :, self.n_global :].unflatten(2, self.whole)
 
     def _neighbourhoods(self, x, rest):
-        """A view [B, H, m, m, 3f, 3f, D] of the tokens around each chunk."""
-        f = self.radius
+        """A view [B, H, m, n, 3f, 3f, D] of the tokens around each chunk; rest: rows and columns to whole chunks."""
+        f, (below, right) = self.radius, rest
         how = ("circular",) if self.mode == "cyclic" else ()
-        x = F.pad(self._grid(x), (0, 0, f, f + rest, f, f + rest), *how)
+        x = F.pad(self._by_rows(x), (0, 0, f, f + right, f, f + below), *how)
         return x.unfold(2, 3 * f, f).unfold(3, 3 * f, f).movedim(4, -1)
 
     def _inside(self, device):
-        """Bool [m, m, 9 f^2]: keys of each chunk's neighbourhood that it may see."""
-        f, m = self.radius, self.chunks
+        """Bool [m, n, 9 f^2]: keys of each chunk's neighbourhood that it may see."""
+        down, across = (self._seen(side, m, device) for side, m in zip(self.grid, self.chunks, strict=True))
+        return (down[:, None, :, None] & across[None, :, None, :]).flatten(2)
+
+    def _seen(self, side, m, device):
+        """Bool [m, 3f]: coordinates around each of m chunks that it may see, along one axis of `side` tokens."""
+        f = self.radius
         at = torch.arange(-f, 2 * f, device=device) + f * torch.arange(m, device=device)[:, None]
-        seen = at < self.side
+        seen = at < side
         # Around the edge lie whole chunks, with the zeros that they were padded with.
-        seen = seen | (at >= m * f) if self.mode == "cyclic" else seen & (at >= 0)
-        return (seen[:, None, :, None] & seen[None, :, None, :]).flatten(2)
+        return seen | (at >= m * f) if self.mode == "cyclic" else seen & (at >= 0)
 
     def _bias(self, bias, like):
         """Additive [H or 1, 1, 1, f^2, g + 9 f^2] for each query of a chunk and key of its neighbourhood, or None."""
@@ -154,7 +172,7 @@ class Windows:
             full = like.new_zeros(1, f * f, g + 9 * f * f)
         else:
             table = bias[:, :size].unflatten(1, (self.table_side, self.table_side))
-            local = by_offset(table, 3 * f).flatten(1, 2).flatten(2)
+            local = by_offset(table, (3 * f, 3 * f)).flatten(1, 2).flatten(2)
             full = torch.cat([bias[:, None, size : size + g].expand(-1, f * f, -1), local], 2)
         if self.mode == "exact":
             at = torch.arange(3 * f, device=like.device)

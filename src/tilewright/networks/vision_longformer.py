@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright.core.errors import ConfigError
-from tilewright.networks import _msvit_arch, _parameters, _precision, _sites, attentions
+from tilewright.networks import _msvit_arch, _parameters, _precision, _sites, _vit, attentions
 from tilewright.networks._sliding_chunks import Windows, by_offset
 
 EXCHANGED = attentions
@@ -23,19 +23,20 @@ EXCHANGED = attentions
 EPS = 1e-6
 # Names under which a published file repeats the projections that globals share with locals.
 ALIASES = {f".{own}_global.": f".{own}." for own in ("query", "kv", "proj")}
+TABLE = "local_relative_position_bias_table"
 # Bias that is spelt out at a time in a stage that attends to everything.
 BIAS_BYTES = 1 << 26
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides a network. image_size: pixels a side.
+class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
+    """What decides a network. image_size: pixels a side, or (height, width).
 
     arch: an arch string (see `msvit_arch`) instead of the variant's own. position: of the stages whose arch string does
     not state ``a``; None for ``absolute``, as in the public code. window_mode: SW_EXACT 0, 1 or -1 of the public code.
     """
 
     variant: Literal["tiny", "small", "medium-deep", "medium-wide", "base-deep", "base-wide"]
-    image_size: Annotated[int, msgspec.Meta(ge=1)] = 224
+    image_size: int | tuple[int, int] = 224
     position: Literal["absolute", "relative"] | None = None
     window_mode: Literal["chunk", "exact", "cyclic"] = "chunk"
     num_classes: Annotated[int, msgspec.Meta(ge=1)] = 1000
@@ -43,29 +44,32 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self):
         for shape in self.shapes():
-            if self.window_mode == "cyclic" and shape.sparse and -(-shape.side // shape.radius) < 3:
+            fewest = min(shape.grid)
+            if fewest < 1:
+                raise ConfigError(f"image_size {self.size_name} leaves no token at stage {shape.number}")
+            if self.window_mode == "cyclic" and shape.sparse and -(-fewest // shape.radius) < 3:
                 # With two chunks, the left and the right neighbour are one: a key would count twice.
                 raise ConfigError(
-                    f"cyclic chunks: expected a grid of at least 3 chunks of {shape.radius} a side, found {shape.side} "
-                    f"tokens at stage {shape.number} of images of {self.image_size} pixels"
+                    f"cyclic chunks: expected a grid of at least 3 chunks of {shape.radius} a side, found {fewest} "
+                    f"tokens at stage {shape.number} of images of {self.size_name} pixels"
                 )
 
     def shapes(self):
         """The stages, a tuple of `msvit_arch.Shape`."""
         arch = _msvit_arch.published(self.variant) if self.arch is None else self.arch
-        return _msvit_arch.parse(arch, self.image_size, self.position)
+        return _msvit_arch.parse(arch, self.pixels, self.position)
 
 
 def name(options):
     """Name of the network in files and figures, e.g. ``vil-tiny-224``; what is not the default follows."""
-    parts = ["vil", options.variant, str(options.image_size)]
+    parts = ["vil", options.variant, options.size_name]
     parts += [part for part in (options.position, options.window_mode) if part not in (None, "absolute", "chunk")]
     parts += [] if options.arch is None else [hashlib.sha256(options.arch.encode()).hexdigest()[:8]]
     return "-".join(parts)
 
 
 class Network(_parameters.Counted):
-    """Images [B, 3, R, R] to logits [B, classes]; R is fixed by the options."""
+    """Images [B, 3, H, W] to logits [B, classes]; H and W are fixed by the options."""
 
     def __init__(self, options, attention):
         """Random weights, drawn as the public code draws them. attention: of `attentions.NAMES`."""
@@ -90,8 +94,8 @@ class Network(_parameters.Counted):
         x = images
         for stage in self.stages:
             tokens = stage(x)
-            n_global, side = stage.shape.n_global, stage.shape.side
-            x = tokens[:, n_global:].mT.unflatten(2, (side, side))
+            n_global = stage.shape.n_global
+            x = tokens[:, n_global:].mT.unflatten(2, stage.shape.grid)
         tokens = self.norm(tokens)
         return _precision.logits(self.head, tokens[:, 0] if n_global else tokens.mean(1))
 
@@ -104,7 +108,7 @@ class Stage(nn.Sequential):
         super().__init__(PatchEmbed(channels, shape))
         self.shape, self.windows, self.site = shape, None, None
         if shape.sparse:
-            self.windows = Windows(shape.side, shape.n_global, shape.radius, mode)
+            self.windows = Windows(shape.grid, shape.n_global, shape.radius, mode)
             head_dim = shape.dim // shape.heads
             build, native, index = self.windows.graph, self.windows.attend, self.windows.bias_index
             self.site = _sites.Site(attention, build, shape.heads, head_dim, native, index)
@@ -113,7 +117,7 @@ class Stage(nn.Sequential):
             self.append(AttentionBlock(shape.dim, attend)).append(MlpBlock(shape.dim))
 
     def forward(self, image):
-        """Image [B, C, R, R] to tokens [B, g + n^2, d] in the model's own order: globals, then the grid by rows."""
+        """Image [B, C, H, W] to tokens [B, g + m n, d] in the model's own order: globals, then the grid by rows."""
         embed, *blocks = self
         x = embed(image)
         if self.site is not None:
@@ -135,16 +139,18 @@ class PatchEmbed(nn.Module):
         self.cls_token = _drawn(1, shape.n_global, shape.dim) if shape.n_global else None
         if shape.absolute:
             self.cls_pos_embed = _drawn(1, shape.n_global, shape.dim)
-            self.x_pos_embed = _drawn(1, shape.side, shape.dim // 2)
-            self.y_pos_embed = _drawn(1, shape.side, shape.dim // 2)
+            rows, columns = shape.grid
+            # In the published names x goes down, y across.
+            self.x_pos_embed = _drawn(1, rows, shape.dim // 2)
+            self.y_pos_embed = _drawn(1, columns, shape.dim // 2)
 
     def forward(self, image):
-        """Image [B, C, R, R] to tokens [B, g + n^2, d]."""
+        """Image [B, C, H, W] to tokens [B, g + m n, d]."""
         x = self.norm_embed(self.proj(image).flatten(2).mT)
         if self.absolute:
-            n = self.x_pos_embed.shape[1]
+            m, n = self.x_pos_embed.shape[1], self.y_pos_embed.shape[1]
             down, across = self.x_pos_embed[:, :, None], self.y_pos_embed[:, None]
-            x = x + torch.cat([down.expand(-1, -1, n, -1), across.expand(-1, n, -1, -1)], 3).flatten(1, 2)
+            x = x + torch.cat([down.expand(-1, -1, n, -1), across.expand(-1, m, -1, -1)], 3).flatten(1, 2)
         if self.cls_token is None:
             return x
         first = self.cls_token + self.cls_pos_embed if self.absolute else self.cls_token
@@ -185,11 +191,13 @@ class RelativePosition(nn.Module):
     """What the attention of both kinds of stages shares: the bias tables, none with absolute position."""
 
     def __init__(self, shape, reach):
-        """A table of offsets up to ``reach - 1`` either way, and terms of the globals."""
+        """A table of offsets up to ``reach - 1`` either way, reach: down and across; and terms of the globals."""
         super().__init__()
         self.heads, self.n_global, self.relative = shape.heads, shape.n_global, not shape.absolute
+        # Offsets down and across, which the table lists row by row.
+        self.offsets = 2 * reach[0] - 1, 2 * reach[1] - 1
         if self.relative:
-            self.local_relative_position_bias_table = _drawn((2 * reach - 1) ** 2, shape.heads)
+            self.local_relative_position_bias_table = _drawn(self.offsets[0] * self.offsets[1], shape.heads)
             if shape.n_global:
                 self.g2l_relative_position_bias = _drawn(2, shape.heads, shape.n_global)
                 self.g2g_relative_position_bias = _drawn(shape.heads, shape.n_global, shape.n_global)
@@ -200,7 +208,7 @@ class SparseAttention(RelativePosition):
 
     def __init__(self, shape, windows, site):
         """One layer at `site`."""
-        super().__init__(shape, 2 * windows.radius)
+        super().__init__(shape, (2 * windows.radius, 2 * windows.radius))
         self.query = nn.Linear(shape.dim, shape.dim)
         self.kv = nn.Linear(shape.dim, 2 * shape.dim)
         self.proj = nn.Linear(shape.dim, shape.dim)
@@ -209,7 +217,7 @@ class SparseAttention(RelativePosition):
     def forward(self, x):
         """Tokens [B, N, d], in the site's order, to tokens."""
         kv = self.kv(x)
-        if self.windows.padding:
+        if self.windows.padded:
             kv = kv * self.site.enter(self.windows.real(kv))
         q = self.query(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
         k, v = kv.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -232,10 +240,10 @@ class FullAttention(RelativePosition):
 
     def __init__(self, shape):
         """One layer of a stage of `shape`."""
-        super().__init__(shape, shape.side)
+        super().__init__(shape, shape.grid)
         self.qkv = nn.Linear(shape.dim, 3 * shape.dim)
         self.proj = nn.Linear(shape.dim, shape.dim)
-        self.side = shape.side
+        self.grid = shape.grid
 
     def forward(self, x):
         """Tokens [B, N, d] to tokens."""
@@ -252,14 +260,14 @@ class FullAttention(RelativePosition):
 
     def _biases(self):
         """The bias [H, some rows, N] of the globals, then of some rows of the grid at a time: any size fits memory."""
-        g, n = self.n_global, self.side
+        g, (rows, columns) = self.n_global, self.grid
         table = self.local_relative_position_bias_table
-        local = by_offset(table.mT.unflatten(1, (2 * n - 1, 2 * n - 1)), n)
+        local = by_offset(table.mT.unflatten(1, self.offsets), self.grid)
         if g:
             of_global, of_local = self.g2l_relative_position_bias
-            yield torch.cat([self.g2g_relative_position_bias, of_global[..., None].expand(-1, -1, n * n)], 2)
-        step = max(1, BIAS_BYTES // (self.heads * n**3 * table.itemsize))
-        for y in range(0, n, step):
+            yield torch.cat([self.g2g_relative_position_bias, of_global[..., None].expand(-1, -1, rows * columns)], 2)
+        step = max(1, BIAS_BYTES // (self.heads * rows * columns**2 * table.itemsize))
+        for y in range(0, rows, step):
             bias = local[:, y : y + step].flatten(1, 2).flatten(2)
             yield torch.cat([of_local[:, None].expand(-1, bias.shape[1], -1), bias], 2) if g else bias
 
@@ -279,13 +287,19 @@ def adapt(state, network):
 
     Tensors of an alias that differ from the projection they stand for stay in, and so does all that is unknown.
     """
-    wanted = network.state_dict()
-    adapted = {}
+    wanted, tables = network.state_dict(), _tables(network)
+    of_square, adapted = _of_square(state, tables), {}
     for key, tensor in state.items():
         if key.endswith(".relative_position_index") or _repeats(key, tensor, state):
             continue
-        if key in wanted and tensor.shape != wanted[key].shape:
-            tensor = _resized(key, tensor, wanted[key].shape)
+        other = key in wanted and tensor.shape != wanted[key].shape
+        if key in tables:
+            down, across = tables[key]
+            # ASSUME: where all tables have as many entries as those of a square, they are of one, as published.
+            if (other and down == across) or (down != across and of_square):
+                tensor = _resized_table(tensor, (down, across))
+        elif other and key.endswith((".x_pos_embed", ".y_pos_embed")) and tensor.shape[1] > 1:
+            tensor = _resized_axis(tensor, wanted[key].shape[1])
         adapted[key] = tensor
     return adapted
 
@@ -295,12 +309,24 @@ def _repeats(key, tensor, state):
     return any(owner in state and torch.equal(tensor, state[owner]) for owner in owners)
 
 
-def _resized(key, tensor, shape):
-    """A position table in another size, by bilinear interpolation; any other tensor as it is."""
-    kind = key.rpartition(".")[2]
-    if kind in ("x_pos_embed", "y_pos_embed") and tensor.shape[1] > 1:
-        return F.interpolate(tensor.mT[..., None], (shape[1], 1), mode="bilinear").squeeze(-1).mT
-    if kind == "local_relative_position_bias_table":
-        old, new = isqrt(len(tensor)), isqrt(shape[0])
-        return F.interpolate(tensor.mT.unflatten(1, (old, old))[None], (new, new), mode="bilinear")[0].flatten(1).mT
-    return tensor
+def _tables(network):
+    """Offsets down and across of each table of relative positions, by its name in the network's state."""
+    found = [(name, module) for name, module in network.named_modules() if isinstance(module, RelativePosition)]
+    return {f"{name}.{TABLE}": module.offsets for name, module in found if module.relative}
+
+
+def _of_square(state, tables):
+    """Whether a file may be of square images, by the tables of it that in the network are of none."""
+    lengths = [state[key].shape[0] for key, (down, across) in tables.items() if down != across and key in state]
+    return all(isqrt(length) ** 2 == length for length in lengths)
+
+
+def _resized_axis(positions, length):
+    """Positions [1, n, C] along an axis in another length, by linear interpolation."""
+    return F.interpolate(positions.mT[..., None], (length, 1), mode="bilinear").squeeze(-1).mT
+
+
+def _resized_table(table, offsets):
+    """A table [n^2, H] of a square file in another size, by bilinear interpolation."""
+    old = isqrt(len(table))
+    return F.interpolate(table.mT.unflatten(1, (old, old))[None], offsets, mode="bilinear")[0].flatten(1).mT

@@ -135,13 +135,14 @@ def _kept(network, pixels):
 
 @dataclass(frozen=True)
 class _Stage:
-    """A sparse stage. width: of the grid as its pattern has it, `side` of it being the image. patch: pixels of a token.
-    first: tokens before the grid, and what they are called."""
+    """A sparse stage. width: of the grid as its pattern has it, `side` of it being the image; of a grid that may be no
+    square both are (rows, columns). patch: pixels of a token. first: tokens before the grid, and what they are called.
+    """
 
     number: int
     site: object
-    side: int
-    width: int
+    side: int | tuple[int, int]
+    width: int | tuple[int, int]
     patch: int
     first: int
     called: str
@@ -153,7 +154,7 @@ def _longformer_stages(network):
         patch *= stage.shape.patch
         if stage.site is not None:
             windows = stage.windows
-            sides = windows.side, windows.width, patch
+            sides = windows.grid, windows.whole, patch
             found.append(_Stage(stage.shape.number, stage.site, *sides, windows.n_global, "global"))
     return found
 
@@ -172,22 +173,31 @@ def _region_stages(network):
 def _query(place, size, stage):
     """Pixel in the middle of the query token: of the first stage, or of the image."""
     if place is None:
-        return size // 2, size // 2
-    if not all(0 <= at < stage.side for at in place):
-        raise ConfigError(f"--token: expected a row and a column from 0 to {stage.side - 1}, found {place}")
+        height, width = _pair(size)
+        return height // 2, width // 2
+    rows, columns = _pair(stage.side)
+    if not (0 <= place[0] < rows and 0 <= place[1] < columns):
+        most = rows - 1 if rows == columns else f"{rows - 1} and {columns - 1}"
+        raise ConfigError(f"--token: expected a row and a column from 0 to {most}, found {place}")
     return tuple(stage.patch * at + stage.patch // 2 for at in place)
 
 
 def _attended(stage, query, size):
-    y, x = (min(at // stage.patch, stage.side - 1) for at in query)
-    ids = stage.site.graph.row(stage.first + y * stage.width + x)
-    seen = np.zeros(stage.width**2, bool)
+    (rows, columns), (tall, wide) = _pair(stage.side), _pair(stage.width)
+    y, x = min(query[0] // stage.patch, rows - 1), min(query[1] // stage.patch, columns - 1)
+    ids = stage.site.graph.row(stage.first + y * wide + x)
+    seen = np.zeros(tall * wide, bool)
     local = ids - stage.first
     seen[local[(local >= 0) & (local < len(seen))]] = True
-    seen = seen.reshape(stage.width, -1)[: stage.side, : stage.side]
+    seen = seen.reshape(tall, wide)[:rows, :columns]
     others = int((local < 0).sum())
     title = f"stage {stage.number}: {seen.sum()} of {seen.size} tokens and {others} {stage.called}"
     return View(title, _by_pixel(seen, stage.patch, size), (y * stage.patch, x * stage.patch, stage.patch))
+
+
+def _pair(sides):
+    """``(rows, columns)`` of an int, which stands for both, or of a pair."""
+    return (sides, sides) if isinstance(sides, int) else sides
 
 
 def _by_pixel(seen, patch, size):
@@ -195,5 +205,5 @@ def _by_pixel(seen, patch, size):
 
     Pixels that no token covers are not seen.
     """
-    at = (np.minimum(np.arange(side) // patch, n) for side, n in zip(np.broadcast_to(size, 2), seen.shape, strict=True))
+    at = (np.minimum(np.arange(side) // patch, n) for side, n in zip(_pair(size), seen.shape, strict=True))
     return np.pad(seen, (0, 1))[np.ix_(*at)]
