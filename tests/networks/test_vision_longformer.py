@@ -1,13 +1,16 @@
 """Vision Longformer: windows and full stages against slow loops, published counts and names, files, sizes, errors."""
 
 import math
+from functools import partial
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tilewright import models
+from tilewright import networks as networks_of
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.models import vision_longformer as graphs
 from tilewright.networks import _msvit_arch, _sites, _sliding_chunks
@@ -17,6 +20,9 @@ from tilewright.networks._sliding_chunks import Windows
 # Two sparse stages of other windows, globals and strides, one of which needs padding, and a full one; 60 pixels.
 ARCH = "l1,h1,d16,n2,s1,g2,p4,f2_l2,h2,d32,n1,s1,g1,p2,f3_l3,h2,d32,n1,s0,g1,p2_l4,h2,d32,n1,s0,g0,p1"
 SIZE = 60
+# Sparse stages of 23 x 14 and 11 x 7 tokens, and of 15 x 23 and 7 x 11. Beyond whole chunks of 2 stand 1 and 0, and 1
+# and 1 of them; beyond those of 3, 2 and 1, and 1 and 2.
+NO_SQUARES = [(92, 56), (60, 92)]
 MODES = ("chunk", "exact", "cyclic")
 
 
@@ -40,7 +46,8 @@ def draw(network, seed=0):
 
 
 def images(size=SIZE, batch=2):
-    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(7))
+    height, width = (size, size) if isinstance(size, int) else size
+    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(7))
 
 
 # ----------------------------------------------------------------------------------------------- windows
@@ -234,6 +241,89 @@ def test_every_attention_gives_the_same_logits(mode, position):
     torch.testing.assert_close(logits["tilewright"], logits["dense"], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("size", NO_SQUARES, ids=str)
+@pytest.mark.parametrize("position", ["absolute", "relative"])
+@pytest.mark.parametrize("mode", MODES)
+@torch.no_grad()
+def test_every_attention_gives_the_same_logits_of_images_that_are_no_squares(mode, position, size):
+    made = partial(create, image_size=size, window_mode=mode, position=position)
+    logits = {each: draw(made(attention=each))(images(size)) for each in ("dense", "native", "tilewright")}
+    assert logits["dense"].std() > 0.3
+    torch.testing.assert_close(logits["native"], logits["dense"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits["tilewright"], logits["dense"], atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_flex_gives_the_same_logits_of_images_that_are_no_squares(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    made = partial(create, image_size=NO_SQUARES[0], window_mode="cyclic", position="relative")
+    dense, flex = (draw(made(attention=each))(images(NO_SQUARES[0])) for each in ("dense", "flex"))
+    torch.testing.assert_close(flex, dense, atol=1e-4, rtol=0)
+
+
+def transposed(network):
+    """The state of the network that sees transposed images as this one sees them as they are.
+
+    Half of a position's channels are of its row and half of its column, so that with the tables the halves of all
+    channels between the layers change places.
+    """
+    state, other = network.state_dict(), {}
+    for name, weight in state.items():
+        if name.endswith(".0.proj.weight"):
+            weight = swapped(weight, 0).mT if name.startswith("layer1.") else swapped(swapped(weight, 0), 1).mT
+        elif name.endswith((".x_pos_embed", ".y_pos_embed")):
+            axis = "y" if ".x_pos" in name else "x"
+            weight = state[name.replace(name[-11:], f"{axis}_pos_embed")]
+        elif name.endswith("bias_table"):
+            offsets = network.get_submodule(name.rpartition(".")[0]).offsets
+            weight = weight.unflatten(0, offsets).transpose(0, 1).flatten(0, 1)
+        elif "norm" in name or "cls_" in name or name.endswith(".0.proj.bias"):
+            weight = swapped(weight, -1)
+        elif name.endswith((".query.weight", ".kv.weight", ".qkv.weight", ".fc1.weight", "head.weight")):
+            weight = swapped(weight, 1)
+        elif ".attn.proj." in name or ".fc2." in name:
+            weight = swapped(weight, 0)
+        other[name] = weight
+    return other
+
+
+def swapped(weight, axis):
+    return weight.roll(weight.shape[axis] // 2, axis)
+
+
+@pytest.mark.parametrize("position", ["absolute", "relative"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("attention", ["dense", "native"])
+@torch.no_grad()
+def test_a_transposed_network_sees_transposed_images(attention, mode, position):
+    made = partial(create, window_mode=mode, position=position, attention=attention)
+    for height, width in NO_SQUARES:
+        network, other = draw(made(image_size=(height, width))), made(image_size=(width, height))
+        other.load_state_dict(transposed(network))
+        batch = images((height, width))
+        found = other(batch.mT.contiguous())
+        torch.testing.assert_close(found, network(batch), atol=1e-4, rtol=0)
+        assert (network(batch.flip(2)) - found).abs().max() > 1e-2
+
+
+def test_positions_down_and_across_have_the_published_shapes():
+    state = create(image_size=(92, 56)).state_dict()
+    shapes = [tuple(state[f"layer{stage}.0.{axis}_pos_embed"].shape) for stage in (1, 2, 3) for axis in "xy"]
+    assert shapes == [(1, 23, 8), (1, 14, 8), (1, 11, 16), (1, 7, 16), (1, 5, 16), (1, 3, 16)]
+    state = create(image_size=(92, 56), position="relative").state_dict()
+    table = "1.attn.local_relative_position_bias_table"
+    assert [len(state[f"layer{stage}.{table}"]) for stage in (1, 2, 3, 4)] == [7 * 7, 11 * 11, 9 * 5, 9 * 5]
+
+
+def test_equal_sides_are_a_square():
+    one, pair = create(), create(image_size=(60, 60))
+    assert networks.name(pair.options) == networks.name(one.options)
+    for key, weight in one.state_dict().items():
+        assert torch.equal(weight, pair.state_dict()[key])
+    assert [stage.site.graph.id for stage in pair.stages[:2]] == [stage.site.graph.id for stage in one.stages[:2]]
+    assert torch.equal(pair(images()), one(images()))
+
+
 def test_window_modes_and_positions_differ():
     logits = [draw(create(window_mode=mode))(images()).detach() for mode in MODES]
     logits += [draw(create(position="relative"))(images()).detach()]
@@ -263,6 +353,12 @@ def test_names_of_networks():
     assert name(networks.Options("tiny")) == "vil-tiny-224"
     assert name(networks.Options("base-wide", 384, "relative", "cyclic")) == "vil-base-wide-384-relative-cyclic"
     assert name(networks.Options("tiny", 60, "absolute", arch=ARCH)).startswith("vil-tiny-60-")
+    for size, stated in ((224, "224"), ((224, 224), "224"), ((224, 160), "224x160")):
+        options = networks.Options("small", size, "relative", "exact")
+        assert name(options) == f"vil-small-{stated}-relative-exact"
+        family, read = networks_of.parse(name(options))
+        assert (family, networks.Options(**read).pixels) == ("vision_longformer", options.pixels)
+    assert networks_of.parse("vil-tiny-224x160")[1] == {"variant": "tiny", "image_size": (224, 160)}
 
 
 # ------------------------------------------------------------------------------------------- published counts
@@ -413,6 +509,49 @@ def test_positions_are_resized_to_other_images(tmp_path, size):
     assert resized(images(size)).shape == (2, 1000)
 
 
+# In the second, a full stage of 5 x 13 tokens has as many offsets as one of 8 x 8.
+@pytest.mark.parametrize(("square", "size"), [(60, (92, 56)), (128, (80, 208))], ids=str)
+def test_positions_of_squares_are_resized_to_images_that_are_none(tmp_path, square, size):
+    path = tmp_path / "c.pth"
+    small = draw(create(image_size=square))
+    state = create(image_size=size, checkpoint=published_file(small, path)).state_dict()
+    for name, old in small.state_dict().items():
+        new = state[name]
+        if name.endswith("pos_embed") and "cls" not in name:
+            side = size[name.endswith("y_pos_embed")] // {"1": 4, "2": 8}.get(name[5], 16)
+            torch.testing.assert_close(new, F.interpolate(old.mT, side, mode="linear").mT)
+        else:
+            assert torch.equal(new, old)
+    small = draw(create(image_size=square, position="relative"))
+    state = create(image_size=size, position="relative", checkpoint=published_file(small, path)).state_dict()
+    n, offsets = 2 * (square // 16) - 1, tuple(2 * (side // 16) - 1 for side in size)
+    for name, old in small.state_dict().items():
+        new = state[name]
+        if name.endswith("bias_table") and name.startswith(("layer3", "layer4")):
+            table = F.interpolate(old.mT.unflatten(1, (n, n))[None], offsets, mode="bilinear")[0]
+            torch.testing.assert_close(new, table.flatten(1).mT)
+            kernels = [resample(n, side) for side in offsets]
+            grid = torch.einsum("ya,xb,abh->yxh", *kernels, old.view(n, n, -1))
+            torch.testing.assert_close(new, grid.flatten(0, 1))
+        else:
+            assert torch.equal(new, old)
+
+
+@pytest.mark.parametrize("position", ["absolute", "relative"])
+def test_weights_of_images_that_are_no_squares_load_again(tmp_path, position):
+    network = draw(create(image_size=(92, 56), position=position))
+    path = published_file(network, tmp_path / "c.pth")
+    again = create(image_size=(92, 56), position=position, checkpoint=path)
+    assert torch.equal(again(images((92, 56))), network(images((92, 56))))
+
+
+def test_relative_positions_of_no_square_fit_no_other_images(tmp_path):
+    path = published_file(draw(create(image_size=(92, 56), position="relative")), tmp_path / "c.pth")
+    for size in (60, (56, 120)):
+        with pytest.raises(ArtifactError, match="not a checkpoint of this network"):
+            create(image_size=size, position="relative", checkpoint=path)
+
+
 def test_a_table_of_another_window_is_resized(tmp_path):
     small = draw(create(position="relative"))
     arch = ARCH.replace("p4,f2", "p4,f3")
@@ -429,6 +568,12 @@ def test_a_table_of_another_window_is_resized(tmp_path):
 def test_other_images_are_refused(shape):
     with pytest.raises(PatternError, match=r"expected a tensor \[B, 3, 60, 60\] with B at least 1, found"):
         create()(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(56, 92), (92, 92), (92, 60)], ids=str)
+def test_images_of_another_shape_are_refused(shape):
+    with pytest.raises(PatternError, match=r"expected a tensor \[B, 3, 92, 56\] with B at least 1, found"):
+        create(image_size=(92, 56))(images(shape))
 
 
 @pytest.mark.parametrize(
@@ -459,6 +604,18 @@ def test_other_images_are_refused(shape):
         ({"arch": ARCH.partition("_l3")[0]}, "arch: expected 3 or 4 stages, found 2"),
         ({"arch": ARCH + ",a0", "position": "absolute"}, "arch, stage 4: position 'absolute' contradicts a0"),
         ({"image_size": 3}, "image_size 3 leaves no token at stage 1"),
+        ({"image_size": -5}, "image_size -5 leaves no token at stage 1"),
+        ({"image_size": (60, 12)}, "image_size 60x12 leaves no token at stage 3"),
+        ({"image_size": (7, 60)}, "image_size 7x60 leaves no token at stage 2"),
+        ({"image_size": (60, 60, 60)}, "Expected `array` of length 2"),
+        (
+            {"image_size": (60, 40), "window_mode": "cyclic"},
+            "at least 3 chunks of 3 a side, found 5 tokens at stage 2 of images of 60x40 pixels",
+        ),
+        (
+            {"image_size": (40, 60), "window_mode": "cyclic"},
+            "at least 3 chunks of 3 a side, found 5 tokens at stage 2 of images of 40x60 pixels",
+        ),
         ({"image_size": 40, "window_mode": "cyclic"}, "at least 3 chunks of 3 a side, found 5 tokens at stage 2"),
     ],
 )

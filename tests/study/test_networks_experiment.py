@@ -54,6 +54,7 @@ def small(tmp_path, monkeypatch):
         ("vil-tiny-224", "vision_longformer", {"variant": "tiny", "image_size": 224}),
         ("vil-base-wide-384-exact", "vision_longformer", {"window_mode": "exact"}),
         ("vil-small-224-relative-cyclic", "vision_longformer", {"position": "relative", "window_mode": "cyclic"}),
+        ("vil-tiny-224x160-exact", "vision_longformer", {"image_size": (224, 160), "window_mode": "exact"}),
         ("regionvit-tiny-224", "regionvit", {"variant": "tiny", "image_size": 224}),
         ("regionvit-small-384-w14-peg", "regionvit", {"variant": "small", "window": 14, "peg": True}),
         ("dynamicvit-s-224", "dynamicvit", {"variant": "deit-s", "image_size": 224}),
