@@ -89,7 +89,8 @@ def test_attentions_are_asked_for_by_name(attention, capsys):
 def views(name, place=None, **options):
     family, stated = networks.parse(name, options)
     network = networks.create(family, **stated, attention="native")
-    pixels = torch.randn(1, 3, stated["image_size"], stated["image_size"], generator=torch.Generator().manual_seed(0))
+    height, width = np.broadcast_to(stated["image_size"], 2)
+    pixels = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(0))
     return network, pixels, inference.views(family, network, pixels, place)
 
 
@@ -110,6 +111,20 @@ def test_a_longformers_token_sees_its_window_in_exact_mode():
     expected = np.zeros((96, 96), bool)
     expected[5 * 4 : 20 * 4, 5 * 4 : 20 * 4] = True
     assert np.array_equal(first.seen, expected) and first.token == (48, 48, 4)
+
+
+def test_a_longformers_picture_may_be_no_square():
+    # 16 x 24 tokens; the centre is token (8, 12), and token (15, 23) the last.
+    _, _, (first, _) = views("vil-tiny-64x96-exact")
+    expected = np.zeros((64, 96), bool)
+    expected[4:, 5 * 4 : 20 * 4] = True
+    assert np.array_equal(first.seen, expected) and first.token == (32, 48, 4)
+    _, _, (first, _) = views("vil-tiny-64x96-exact", (15, 23))
+    expected = np.zeros((64, 96), bool)
+    expected[8 * 4 :, 16 * 4 :] = True
+    assert np.array_equal(first.seen, expected)
+    with pytest.raises(ConfigError, match="a row and a column from 0 to 15 and 23, found"):
+        views("vil-tiny-64x96-exact", (16, 0))
 
 
 def test_padding_of_cyclic_chunks_is_no_part_of_the_image():
