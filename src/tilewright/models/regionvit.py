@@ -6,6 +6,7 @@ that every region has a window; local tokens beyond the image are padding and ar
 regionals, row by row, then the locals, row by row.
 """
 
+import math
 import re
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -17,7 +18,7 @@ from tilewright.core.errors import ConfigError
 from tilewright.graph import from_distinct_rows
 
 NAMING = "regionvit-<variant>-<resolution>[-w14][-p<patch>]-s<stage>[-windows], e.g. regionvit-tiny-224-s1"
-NETWORK_NAMING = "regionvit-<variant>-<size>[-w14][-peg], e.g. regionvit-tiny-224"
+NETWORK_NAMING = "regionvit-<variant>-<size or height x width>[-w14][-peg], e.g. regionvit-tiny-224"
 
 # Heads of stage 1; they double with each stage, as the width does.
 HEADS = {"tiny": 2, "small": 3, "medium": 3, "base": 4}
@@ -76,11 +77,11 @@ def fields(name):
 def network_fields(name):
     """Options of the network that a name states, or None. Suffixes may also stand before the size, as published."""
     suffixes = "(-w14)?(-peg)?"
-    match = re.fullmatch(rf"regionvit-({'|'.join(HEADS)}){suffixes}-([1-9]\d*){suffixes}", name)
+    match = re.fullmatch(rf"regionvit-({'|'.join(HEADS)}){suffixes}-([1-9]\d*)(?:x([1-9]\d*))?{suffixes}", name)
     if not match:
         return None
-    variant, wide, peg, size, wide_after, peg_after = match.groups()
-    stated = {"variant": variant, "image_size": int(size)}
+    variant, wide, peg, height, width, wide_after, peg_after = match.groups()
+    stated = {"variant": variant, "image_size": int(height) if width is None else (int(height), int(width))}
     return stated | ({"window": 14} if wide or wide_after else {}) | ({"peg": True} if peg or peg_after else {})
 
 
@@ -108,7 +109,7 @@ def graph(params):
     }
     if params.part == "windows":
         return replace(windows(n, r, w), meta=meta)
-    region, members = _members(n, r, w)
+    region, members = _members((n, n), (r, r), w)
     regionals = np.arange(r * r, dtype=np.int32)
     rows = [np.concatenate((regionals, window)) for window in members]
     rows += [np.concatenate((regionals[i : i + 1], window)) for i, window in enumerate(members)]
@@ -125,46 +126,77 @@ def graph(params):
 
 
 def windows(side, regions, window):
-    """The pattern of the windows alone: each region's token with its locals, on grids of `side` and `regions` tokens.
+    """The pattern of the windows alone: each region's token with its locals.
 
+    side, regions: tokens along a side of the local and of the regional grid, or ``(rows, columns)`` of each.
     Where the regions reach beyond the image, the published mask of the last window hides only the corner of its
     padding: the window sees the padding to the right of the image and that below it, and each of these two sees itself
     and the window. They are tokens like others, behind the locals: first those to the right, then those below.
     """
-    n, r, w = side, regions, window
-    region, members = _members(n, r, w)
+    grid, regions = pair(side), pair(regions)
+    n_regional, n_local = math.prod(regions), math.prod(grid)
+    region, members = _members(grid, regions, window)
     rows = [np.concatenate(([i], locals_)) for i, locals_ in enumerate(members)]
-    padding = np.arange(r * r + n * n, r * r + places(n, r, w).shape[1], dtype=np.int32)
-    right, below = np.split(padding, 2)
-    if len(padding):
-        last = rows[-1]
-        rows[-1:] = [np.concatenate((last, seen)) for seen in (padding, right, below)]
-    hint = np.concatenate((np.arange(r * r), region, np.full(len(padding), r * r - 1)))
-    behind = np.repeat((r * r, r * r + 1), len(right))
+    right, below = (len(ys) * len(xs) for ys, xs in _paddings(grid, regions, window))
+    padding = np.arange(n_regional + n_local, n_regional + n_local + right + below, dtype=np.int32)
+    # Padding of one kind alone sees what the window sees.
+    behind = np.full(len(padding), n_regional - 1)
+    if right and below:
+        rows[-1:] = [np.concatenate((rows[-1], seen)) for seen in (padding, padding[:right], padding[right:])]
+        behind = np.repeat((n_regional, n_regional + 1), (right, below))
+    else:
+        rows[-1] = np.concatenate((rows[-1], padding))
+    hint = np.concatenate((np.arange(n_regional), region, np.full(len(padding), n_regional - 1)))
     return from_distinct_rows(
         np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
         np.concatenate(rows, dtype=np.int32),
-        np.concatenate((hint[: r * r + n * n], behind), dtype=np.int32),
+        np.concatenate((hint[: n_regional + n_local], behind), dtype=np.int32),
         len(hint),
-        meta={"family": "regionvit", "grid": [n, n], "n_regional": r * r, "window": w, "mode": "windows"},
+        meta={
+            "family": "regionvit",
+            "grid": list(grid),
+            "n_regional": n_regional,
+            "window": window,
+            "mode": "windows",
+        },
         row_hint=hint,
         col_hint=hint,
     )
 
 
 def places(side, regions, window):
-    """Row and column, int64 [2, N - R], of the tokens of `windows` that follow its R regional tokens."""
-    inside, beyond = np.arange((regions - 1) * window, side), np.arange(side, regions * window)
-    grid, at = np.indices((side, side)).reshape(2, -1), np.array(np.meshgrid(inside, beyond, indexing="ij"))
-    return np.concatenate((grid, at.reshape(2, -1), at.transpose(0, 2, 1)[::-1].reshape(2, -1)), axis=1)
+    """Row and column, int64 [2, N - R], of the tokens of `windows` that follow its R regional tokens.
+
+    side, regions: as `windows` takes them.
+    """
+    grid, regions = pair(side), pair(regions)
+    parts = [np.meshgrid(ys, xs, indexing="ij") for ys, xs in _paddings(grid, regions, window)]
+    return np.concatenate([np.reshape(part, (2, -1)) for part in (np.indices(grid), *parts)], axis=1)
 
 
-def _members(n, r, w):
-    """Region of each local token, row by row, and for each region the ids of its local tokens."""
-    at = np.arange(n, dtype=np.int32)
-    spans = [at[at // w == i] for i in range(r)]
-    region = (at // w)[:, None] * r + at // w
-    return region.ravel(), [r * r + np.add.outer(n * y, x).ravel() for y in spans for x in spans]
+def _paddings(grid, regions, window):
+    """Rows and columns, int64 each, of the last window's padding: to the right of the image, and below it."""
+    axes = list(zip(grid, regions, strict=True))
+    ys, xs = (np.arange((r - 1) * window, n) for n, r in axes)
+    below, right = (np.arange(n, r * window) for n, r in axes)
+    return (ys, right), (below, xs)
+
+
+def pair(sides):
+    """``(rows, columns)`` of an int, which stands for both, or of a pair."""
+    return (sides, sides) if np.ndim(sides) == 0 else tuple(sides)
+
+
+def _members(grid, regions, w):
+    """Region of each local token, row by row, and for each region the ids of its local tokens.
+
+    grid, regions: rows and columns of local and of regional tokens.
+    """
+    ys, xs = (np.arange(n, dtype=np.int32) for n in grid)
+    down, across = ([at[at // w == i] for i in range(r)] for at, r in zip((ys, xs), regions, strict=True))
+    region = (ys // w)[:, None] * regions[1] + xs // w
+    first, columns = math.prod(regions), grid[1]
+    return region.ravel(), [first + np.add.outer(columns * y, x).ravel() for y in down for x in across]
 
 
 def bias_index(params, rows, cols):

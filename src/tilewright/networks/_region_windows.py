@@ -1,5 +1,6 @@
 """Windows of one regional and w^2 local tokens: how they stand in a stage of RegionViT, and attention within them."""
 
+import math
 from functools import cached_property
 
 import torch
@@ -17,11 +18,12 @@ class Windows:
     """
 
     def __init__(self, side, regions, window, heads, attention):
-        """side, regions: tokens along a side of the local and of the regional grid."""
-        self.side, self.regions, self.window = side, regions, window
+        """side, regions: tokens along a side of the local and of the regional grid, or ``(rows, columns)`` of each."""
+        self.grid, self.regions, self.window = pattern.pair(side), pattern.pair(regions), window
         self.copies = {}
+        self.n_regional = n_regional = math.prod(self.regions)
         # The one behind all tokens of the grids: padding.
-        self.zero = regions**2 + side**2
+        self.zero = n_regional + math.prod(self.grid)
         # By device: copied there once. A plain variable, since torch cannot compile the way to an attribute's copies.
         places = {torch.device("cpu"): torch.from_numpy(pattern.places(side, regions, window))}
 
@@ -30,13 +32,13 @@ class Windows:
                 with torch.inference_mode(False):
                     places[rows.device] = places[torch.device("cpu")].to(rows.device)
             y, x = places[rows.device]
-            q, k = ((tokens - regions**2).clamp(min=0) for tokens in (rows, cols))
-            local = (rows >= regions**2) & (cols >= regions**2)
+            q, k = ((tokens - n_regional).clamp(min=0) for tokens in (rows, cols))
+            local = (rows >= n_regional) & (cols >= n_regional)
             return torch.where(local, pattern.offset_index(y[k] - y[q], x[k] - x[q], window), (2 * window - 1) ** 2)
 
         # A single window is full attention, which is the same in every mode.
         self.site = _sites.Site(
-            attention if regions > 1 else "native",
+            attention if n_regional > 1 else "native",
             lambda: pattern.windows(side, regions, window),
             heads,
             pattern.HEAD_DIM,
@@ -46,7 +48,7 @@ class Windows:
         )
 
     def enter(self, regionals, locals_):
-        """Grids [B, C, r, r] and [B, C, n, n] to tokens [B, N, C]; padding is zero."""
+        """Grids [B, C, r, s] and [B, C, n, m] to tokens [B, N, C]; padding is zero."""
         grids = [grid.flatten(2).transpose(1, 2) for grid in (regionals, locals_)]
         x = torch.cat((*grids, torch.zeros_like(grids[0][:, :1])), 1)
         return x.index_select(1, _sites.resident(self, "_tokens", x.device))
@@ -54,22 +56,22 @@ class Windows:
     def leave(self, x):
         """Undo `enter`; padding is dropped."""
         x = x.index_select(1, _sites.resident(self, "_back", x.device)).transpose(1, 2)
-        regionals, locals_ = x.split((self.regions**2, self.side**2), 2)
-        return regionals.unflatten(2, (self.regions, -1)), locals_.unflatten(2, (self.side, -1))
+        regionals, locals_ = x.split((self.n_regional, self.zero - self.n_regional), 2)
+        return regionals.unflatten(2, self.regions), locals_.unflatten(2, self.grid)
 
     def regionals(self, device):
         """Where the regional tokens stand, a tensor on `device`."""
-        return _sites.resident(self, "_back", device)[: self.regions**2]
+        return _sites.resident(self, "_back", device)[: self.n_regional]
 
     @cached_property
     def _tokens(self):
         """Which token of the two grids, one after the other, each token is."""
         if self.site.attention == "native":
-            r, w = self.regions, self.window
-            at = torch.arange(r * w)
-            grid = torch.where(at[:, None].maximum(at) < self.side, r * r + self.side * at[:, None] + at, self.zero)
-            grid = grid.view(r, w, r, w).transpose(1, 2).reshape(r * r, w * w)
-            return torch.cat((torch.arange(r * r)[:, None], grid), 1).flatten()
+            (rows, columns), w, (height, width) = self.regions, self.window, self.grid
+            y, x = torch.arange(rows * w)[:, None], torch.arange(columns * w)
+            grid = torch.where((y < height) & (x < width), self.n_regional + width * y + x, self.zero)
+            grid = grid.view(rows, w, columns, w).transpose(1, 2).reshape(-1, w * w)
+            return torch.cat((torch.arange(self.n_regional)[:, None], grid), 1).flatten()
         tokens = torch.arange(self.site.graph.n_rows).clamp(max=self.zero)
         return tokens if self.site.order is None else tokens[self.site.order]
 
@@ -81,13 +83,14 @@ class Windows:
 
     @cached_property
     def _seen(self):
-        """Bool [r^2, 1 + w^2, 1 + w^2]: the published mask where the windows reach beyond the image, else None."""
-        inside = torch.arange(self.window) < self.side - (self.regions - 1) * self.window
-        if inside.all():
+        """Bool [r s, 1 + w^2, 1 + w^2]: the published mask where the windows reach beyond the image, else None."""
+        w, axes = self.window, zip(self.grid, self.regions, strict=True)
+        rows, columns = (torch.arange(w) < n - (r - 1) * w for n, r in axes)
+        if rows.all() and columns.all():
             return None
-        right, below = inside.repeat(self.window), inside.repeat_interleave(self.window)
+        right, below = columns.repeat(w), rows.repeat_interleave(w)
         right, below = (x.outer(x) for x in (F.pad(at, (1, 0), value=True) for at in (right, below)))
-        seen = torch.ones(self.regions, self.regions, *right.shape, dtype=torch.bool)
+        seen = torch.ones(*self.regions, *right.shape, dtype=torch.bool)
         seen[:, -1], seen[-1] = right, below
         # Either, where both would be meant: the last window attends to some of its padding, and weights know it so.
         seen[-1, -1] = right | below
@@ -102,7 +105,7 @@ class Windows:
         return F.pad(local, (1, 0, 1, 0), value=(2 * self.window - 1) ** 2)
 
     def native(self, q, k, v, bias):
-        """The windows as one batch: q, k, v [B, H, r^2 (1 + w^2), D], bias [H, n]."""
+        """The windows as one batch: q, k, v [B, H, r s (1 + w^2), D], bias [H, n]."""
         batch, length = len(q), 1 + self.window**2
         q, k, v = (x.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
         mask = bias[:, _sites.resident(self, "_bias_indices", bias.device)][None]

@@ -13,7 +13,7 @@ from torch import nn
 
 from tilewright.core.errors import ConfigError
 from tilewright.models import regionvit as pattern
-from tilewright.networks import _parameters, _precision, _sites, attentions
+from tilewright.networks import _parameters, _precision, _sites, _vit, attentions
 from tilewright.networks._region_windows import Windows
 
 EXCHANGED = attentions
@@ -29,8 +29,9 @@ PATCH = 4
 MLP_RATIO = 4
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One network. image_size: pixels a side. window: w, local tokens along a side of a region; default 7.
+class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
+    """One network. image_size: pixels a side, or (height, width). window: w, local tokens along a side of a region;
+    default 7.
 
     peg: a positional convolution after the first block of each stage. A variant's ``-w14`` and ``-peg`` state the same.
     """
@@ -38,7 +39,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variant: Literal[
         "tiny", "small", "medium", "base", "tiny-w14", "small-w14", "small-w14-peg", "base-w14", "base-w14-peg"
     ]
-    image_size: Annotated[int, msgspec.Meta(ge=PATCH)] = 224
+    # Without a bound of its own: msgspec crashes on a union of a bounded number and a tuple.
+    image_size: int | tuple[int, int] = 224
     num_classes: Annotated[int, msgspec.Meta(ge=1)] = 1000
     window: Annotated[int, msgspec.Meta(ge=2)] | None = None
     peg: bool | None = None
@@ -52,12 +54,14 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = meant if suffix in suffixes else default
             msgspec.structs.force_setattr(self, option, value if stated is None else stated)
         msgspec.structs.force_setattr(self, "variant", size)
+        if min(self.pixels) < PATCH:
+            raise ConfigError(f"image_size: expected at least a patch of {PATCH}, found {self.size_name}")
 
 
 def name(options):
     """The network's name in files and figures, e.g. ``regionvit-tiny-224``, ``regionvit-small-384-w14-peg``."""
     window = "" if options.window == 7 else f"-w{options.window}"
-    return f"regionvit-{options.variant}-{options.image_size}{window}{'-peg' * options.peg}"
+    return f"regionvit-{options.variant}-{options.size_name}{window}{'-peg' * options.peg}"
 
 
 def adapt(state, network):
@@ -91,20 +95,21 @@ class Network(_parameters.Counted):
         """Draw random weights, in the main as the public code does (it cuts the normals off at 100 deviations)."""
         super().__init__()
         self.options = options
-        size, w = options.image_size, options.window
+        w = options.window
         depths, stem = SIZES[options.variant]
         heads = pattern.HEADS[options.variant]
         width = heads * pattern.HEAD_DIM
         self.patch_embed = nn.ModuleDict({"proj": _stem(width, stem)})
         self.cls_token = nn.ModuleDict({"proj": nn.Conv2d(3, width, PATCH * w, PATCH * w)})
         # One convolution of 8 x 8 after a border of 3 leaves out a last single row of pixels; three round up.
-        side = -(-size // PATCH) if stem == 3 else (size + 2) // PATCH
-        regions = -(-size // (PATCH * w))
+        grid = tuple(-(-side // PATCH) if stem == 3 else (side + 2) // PATCH for side in options.pixels)
+        regions = tuple(-(-side // (PATCH * w)) for side in options.pixels)
         self.layers, before = nn.ModuleList(), width
         for stage, depth in enumerate(depths):
             if stage:
-                side, regions, heads = -(-side // 2), -(-regions // 2), 2 * heads
-            windows = Windows(side, regions, w, heads, attention)
+                grid, regions = (tuple(-(-side // 2) for side in sides) for sides in (grid, regions))
+                heads *= 2
+            windows = Windows(grid, regions, w, heads, attention)
             width = heads * pattern.HEAD_DIM
             self.layers.append(_Stage(before, width, depth, windows, options.peg))
             before = width
@@ -114,11 +119,13 @@ class Network(_parameters.Counted):
 
     @_precision.checked
     def forward(self, images):
-        """Images [B, 3, R, R] to logits [B, num_classes]; raises `PatternError` for images of another shape."""
+        """Images [B, 3, H, W] to logits [B, num_classes]; raises `PatternError` for images of another shape."""
         # The regional convolution sees the image amid its border; the locals are padded to the right and below.
-        border = -self.options.image_size % (PATCH * self.options.window)
-        before, after = border // 2, border - border // 2
-        regionals = self.cls_token["proj"](F.pad(images, (before, after, before, after)))
+        # ASSUME: an axis of whole regions has no border. The public code gives it one of a whole region where the other
+        # axis has one; published weights are of squares, which tell nothing of it.
+        down, across = (-side % (PATCH * self.options.window) for side in self.options.pixels)
+        border = across // 2, across - across // 2, down // 2, down - down // 2
+        regionals = self.cls_token["proj"](F.pad(images, border))
         locals_ = self.patch_embed["proj"](images)
         for stage in self.layers:
             regionals, locals_ = stage(regionals, locals_)
@@ -162,7 +169,7 @@ def _projection(before, width):
 
 
 class _Stage(nn.Module):
-    """Grids [B, C, r, r] of regional and [B, C, n, n] of local tokens, in the width before, to those of the stage."""
+    """Grids [B, C, r, s] of regional and [B, C, n, m] of local tokens, in the width before, to those of the stage."""
 
     def __init__(self, before, width, depth, windows, peg):
         super().__init__()
