@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tilewright import models
+from tilewright import models, networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.graph import from_pattern
 from tilewright.models import regionvit as pattern
@@ -38,7 +38,8 @@ def drawn(variant="tiny", attention="dense", **options):
 
 
 def pictures(size, batch=2):
-    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(size))
+    height, width = pattern.pair(size)
+    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(height))
 
 
 def defined(state, images, w):
@@ -63,33 +64,33 @@ def defined(state, images, w):
         weights = (scores if seen is None else scores.masked_fill(~seen, -1e30)).softmax(3)
         return linear((weights @ v).transpose(1, 2).flatten(2), f"{at}.proj")
 
-    def sights(n, r):
+    def sights(grid, regions):
         """Which pairs of a window's tokens see each other, by window."""
-        inside = torch.arange(w) < n - (r - 1) * w
-        column = torch.cat((torch.tensor([True]), inside.repeat(w)))
-        row = torch.cat((torch.tensor([True]), inside.repeat_interleave(w)))
+        (tall, wide), (r, s) = grid, regions
+        column = torch.cat((torch.tensor([True]), (torch.arange(w) < wide - (s - 1) * w).repeat(w)))
+        row = torch.cat((torch.tensor([True]), (torch.arange(w) < tall - (r - 1) * w).repeat_interleave(w)))
         column, row, every = (x[:, None] & x for x in (column, row, torch.ones(1 + w * w, dtype=torch.bool)))
         edge = {(True, False): column, (False, True): row, (True, True): column | row, (False, False): every}
-        return {at: edge[at[1] == r - 1, at[0] == r - 1] for at in itertools.product(range(r), repeat=2)}
+        return {at: edge[at[1] == s - 1, at[0] == r - 1] for at in itertools.product(range(r), range(s))}
 
     def cut(regionals, locals_):
-        n, r = locals_.shape[2], regionals.shape[2]
-        locals_ = F.pad(locals_, (0, r * w - n, 0, r * w - n))
+        (tall, wide), (r, s) = locals_.shape[2:], regionals.shape[2:]
+        locals_ = F.pad(locals_, (0, s * w - wide, 0, r * w - tall))
         pieces = {
             (y, x): (regionals[:, :, y, x, None], locals_[:, :, y * w : y * w + w, x * w : x * w + w].flatten(2))
-            for y, x in itertools.product(range(r), repeat=2)
+            for y, x in itertools.product(range(r), range(s))
         }
-        return n, {at: torch.cat(piece, 2).transpose(1, 2) for at, piece in pieces.items()}
+        return (tall, wide), {at: torch.cat(piece, 2).transpose(1, 2) for at, piece in pieces.items()}
 
-    def paste(n, windows):
-        r = round(len(windows) ** 0.5)
+    def paste(grid, windows):
+        r, s = (1 + most for most in max(windows))
         squares = {at: x[:, 1:].transpose(1, 2).unflatten(2, (w, w)) for at, x in windows.items()}
-        rows = [torch.cat([squares[y, x] for x in range(r)], 3) for y in range(r)]
-        regionals = torch.stack([x[:, 0] for x in windows.values()], 2).unflatten(2, (r, r))
-        return regionals, torch.cat(rows, 2)[:, :, :n, :n]
+        rows = [torch.cat([squares[y, x] for x in range(s)], 3) for y in range(r)]
+        regionals = torch.stack([x[:, 0] for x in windows.values()], 2).unflatten(2, (r, s))
+        return regionals, torch.cat(rows, 2)[:, :, : grid[0], : grid[1]]
 
-    border = -images.shape[2] % (4 * w)
-    framed = F.pad(images, (border // 2, border - border // 2) * 2)
+    down, across = (-side % (4 * w) for side in images.shape[2:])
+    framed = F.pad(images, (across // 2, across - across // 2, down // 2, down - down // 2))
     regionals = conv(framed, "cls_token.proj", stride=4 * w)
     if "patch_embed.proj.weight" in state:
         locals_ = conv(images, "patch_embed.proj", stride=4, padding=3)
@@ -106,8 +107,8 @@ def defined(state, images, w):
             half = {"stride": 2, "padding": 1, "groups": groups}
             grids = regionals, locals_
             regionals, locals_ = (conv(grid_act(grid, f"{at}.0.proj.0"), f"{at}.0.proj.2", **half) for grid in grids)
-        n, windows = cut(regionals, locals_)
-        seen = sights(n, regionals.shape[2])
+        grid, windows = cut(regionals, locals_)
+        seen = sights(grid, regionals.shape[2:])
         for block in itertools.count(1):
             of = f"{at}.{block}"
             if f"{of}.norm0.weight" not in state:
@@ -121,9 +122,9 @@ def defined(state, images, w):
                 x = x + attention(norm(x, f"{of}.norm1"), f"{of}.attn", bias, seen[place])
                 windows[place] = x + linear(F.gelu(linear(norm(x, f"{of}.norm2"), f"{of}.mlp.fc1")), f"{of}.mlp.fc2")
             if block == 1 and f"layers.{stage}.peg.weight" in state:
-                peg = [conv(x, f"layers.{stage}.peg", padding=1, groups=x.shape[1]) + x for x in paste(n, windows)]
-                n, windows = cut(*peg)
-        regionals, locals_ = paste(n, windows)
+                peg = [conv(x, f"layers.{stage}.peg", padding=1, groups=x.shape[1]) + x for x in paste(grid, windows)]
+                grid, windows = cut(*peg)
+        regionals, locals_ = paste(grid, windows)
     return linear(norm(regionals.flatten(2).transpose(1, 2), "norm").mean(1), "head")
 
 
@@ -135,6 +136,12 @@ def defined(state, images, w):
         pytest.param("tiny", 20, {"window": 3, "peg": True}, id="peg"),
         pytest.param("small-w14", 60, {}, id="w14"),
         pytest.param("medium", 57, {}, id="a-row-of-regions-without-locals"),
+        pytest.param("tiny", (28, 84), {}, id="whole-windows-in-a-row"),
+        pytest.param("tiny", (84, 61), {}, id="padded-to-the-right"),
+        pytest.param("medium", (61, 84), {}, id="padded-below"),
+        pytest.param("tiny", (41, 30), {"window": 3, "peg": True}, id="padded-by-another-number-each-way"),
+        pytest.param("medium", (25, 44), {"window": 3}, id="only-a-row-of-regions-without-locals"),
+        pytest.param("small", (75, 9), {"window": 2, "peg": True}, id="few-columns"),
     ],
 )
 def test_logits_are_those_of_the_definition(variant, size, options, tmp_path, monkeypatch, little):
@@ -150,16 +157,52 @@ def test_logits_are_those_of_the_definition(variant, size, options, tmp_path, mo
             torch.testing.assert_close(network(images), wanted, rtol=0, atol=1e-4, msg=f"{attention}: other logits")
 
 
-def test_flex_gives_the_same_attention(monkeypatch):
+@pytest.mark.parametrize(("n", "r"), [(6, 2), ((5, 10), (2, 3))], ids=["square", "rectangle"])
+def test_flex_gives_the_same_attention(n, r, monkeypatch):
     # A padded grid, with a bias, in plan order.
     monkeypatch.setattr(flex, "UNTUNED", ("16",))
-    windows = Windows(6, 2, 4, 2, "flex")
+    windows = Windows(n, r, 4, 2, "flex")
     assert windows.site.order is not None and not torch.equal(windows.site.order, windows.site.order.sort().values)
     q, k, v = torch.randn(3, 2, 2, windows.site.graph.n_rows, 32).unbind()
     bias = F.pad(torch.randn(2, 49), (0, 1))
-    dense = Windows(6, 2, 4, 2, "dense").site.layer()
+    dense = Windows(n, r, 4, 2, "dense").site.layer()
     found = windows.site.layer()(*(x[:, :, windows.site.order] for x in (q, k, v)), bias)
     torch.testing.assert_close(found, dense(q, k, v, bias)[:, :, windows.site.order], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("variant", "size", "options"),
+    [
+        pytest.param("tiny", (41, 30), {"window": 3, "peg": True}, id="three-convolutions"),
+        pytest.param("medium", (61, 84), {}, id="one-convolution"),
+    ],
+)
+@pytest.mark.parametrize("attention", ["native", "dense"])
+def test_transposed_weights_take_transposed_images(variant, size, options, attention, little):
+    network = drawn(variant, attention, image_size=size, **options)
+    other = drawn(variant, attention, image_size=size[::-1], **options)
+    state = network.state_dict()
+    for key, x in state.items():
+        if key.endswith(".rel_pos"):
+            side = 2 * network.options.window - 1
+            state[key] = x.unflatten(1, (side, side)).mT.flatten(1)
+        elif x.ndim == 4:
+            state[key] = x.mT
+    images = pictures(size)
+    with torch.inference_mode():
+        wanted, untransposed = network(images), other(images.mT)
+        other.load_state_dict(state)
+        torch.testing.assert_close(other(images.mT), wanted, rtol=0, atol=1e-4)
+    # The weights are of no symmetry of their own.
+    assert (untransposed - wanted).abs().max() > 0.01
+
+
+def test_squares_by_two_sides_are_those_by_one(little):
+    one, two = (drawn(image_size=size) for size in (64, (64, 64)))
+    for stage, other in zip(one.layers, two.layers, strict=True):
+        assert stage.windows.site.graph.id == other.windows.site.graph.id
+    with torch.inference_mode():
+        assert torch.equal(one(pictures(64)), two(pictures(64)))
 
 
 @pytest.mark.parametrize(
@@ -183,6 +226,8 @@ def test_parameter_counts_are_the_published_ones(variant, millions):
         ({"variant": "small-w14-peg"}, ("small", 14, True), "regionvit-small-224-w14-peg"),
         ({"variant": "small", "window": 14, "peg": True}, ("small", 14, True), "regionvit-small-224-w14-peg"),
         ({"variant": "medium", "peg": True, "image_size": 96}, ("medium", 7, True), "regionvit-medium-96-peg"),
+        ({"variant": "tiny", "image_size": (224, 224)}, ("tiny", 7, False), "regionvit-tiny-224"),
+        ({"variant": "tiny-w14", "image_size": (64, 96)}, ("tiny", 14, False), "regionvit-tiny-64x96-w14"),
     ],
 )
 def test_a_variant_and_the_options_state_the_same(stated, meant, name):
@@ -197,13 +242,38 @@ def test_a_variant_and_the_options_state_the_same(stated, meant, name):
         ({"variant": "large"}, "large"),
         ({"variant": "tiny-w14", "window": 7}, "window: expected 14 for variant tiny-w14, found 7"),
         ({"variant": "small-w14-peg", "peg": False}, "peg: expected True"),
-        ({"variant": "tiny", "image_size": 3}, ">= 4"),
+        ({"variant": "tiny", "image_size": 3}, "image_size: expected at least a patch of 4, found 3$"),
+        ({"variant": "tiny", "image_size": (3, 96)}, "image_size: expected at least a patch of 4, found 3x96$"),
+        ({"variant": "tiny", "image_size": (96, 3)}, "image_size: expected at least a patch of 4, found 96x3$"),
+        ({"variant": "tiny", "image_size": (96, 96, 3)}, "image_size"),
         ({"variant": "tiny", "stage": 1}, "variant, image_size, num_classes, window, peg"),
     ],
 )
 def test_wrong_options_are_refused(stated, said):
     with pytest.raises(ConfigError, match=said):
         models.create("regionvit", **stated)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("regionvit-tiny-224", 224),
+        ("regionvit-tiny-64x96", (64, 96)),
+        ("regionvit-small-64x96-w14-peg", (64, 96)),
+        ("regionvit-small-w14-peg-64x96", (64, 96)),
+    ],
+)
+def test_a_name_states_a_size_or_height_and_width(name, size):
+    family, stated = networks.parse(name)
+    assert family == "regionvit" and stated["image_size"] == size
+    published = name.replace("-w14-peg-64x96", "-64x96-w14-peg")
+    assert regionvit.name(regionvit.Options(**stated)) == published
+
+
+def test_images_of_another_shape_are_refused(little):
+    network = models.create("regionvit", variant="tiny", image_size=(28, 56))
+    with pytest.raises(PatternError, match=r"\[B, 3, 28, 56\] with B at least 1, found \[1, 3, 56, 28\]$"):
+        network(torch.zeros(1, 3, 56, 28))
 
 
 def test_images_of_another_size_are_refused(little):
@@ -216,23 +286,35 @@ def test_images_of_another_size_are_refused(little):
 
 def windows_dense(n, r, w):
     """Bool pattern of the windows from the published mask; tokens as places in the padded grid, regionals first."""
-    inside = n - (r - 1) * w
-    tokens = [(y, x, True) for y in range(r) for x in range(r)]
-    last = [(y, x) for y in range((r - 1) * w, r * w) for x in range((r - 1) * w, r * w)]
-    right = [(y, x) for y, x in last if y < n <= x]
-    below = [(y, x) for y, x in last if x < n <= y]
-    tokens += [(y, x, False) for y, x in [*itertools.product(range(n), repeat=2), *right, *below]]
+    (tall, wide), (r, s) = pattern.pair(n), pattern.pair(r)
+    tokens = [(y, x, True) for y in range(r) for x in range(s)]
+    last = [(y, x) for y in range((r - 1) * w, r * w) for x in range((s - 1) * w, s * w)]
+    right = [(y, x) for y, x in last if y < tall and x >= wide]
+    below = [(y, x) for y, x in last if y >= tall and x < wide]
+    tokens += [(y, x, False) for y, x in [*itertools.product(range(tall), range(wide)), *right, *below]]
 
     def sees(a, b):
         at = [(y, x) if regional else (y // w, x // w) for y, x, regional in (a, b)]
-        rows = all(regional or y % w < inside or y // w < r - 1 for y, _, regional in (a, b))
-        columns = all(regional or x % w < inside or x // w < r - 1 for _, x, regional in (a, b))
+        rows = all(regional or y < tall for y, _, regional in (a, b))
+        columns = all(regional or x < wide for _, x, regional in (a, b))
         return at[0] == at[1] and (rows or columns)
 
     return np.array([[sees(a, b) for b in tokens] for a in tokens])
 
 
-@pytest.mark.parametrize(("n", "r", "w"), [(6, 2, 3), (5, 2, 3), (7, 2, 4), (4, 3, 2), (3, 1, 4)])
+# Padded nowhere, to the right, below, by another number each way; without locals in the last row, column, and both.
+RECTANGLES = [
+    ((3, 6), (1, 2), 3),
+    ((6, 5), (2, 2), 3),
+    ((5, 9), (2, 3), 3),
+    ((7, 10), (2, 3), 4),
+    ((4, 5), (3, 3), 2),
+    ((7, 8), (4, 5), 2),
+    ((4, 6), (3, 4), 2),
+]
+
+
+@pytest.mark.parametrize(("n", "r", "w"), [(6, 2, 3), (5, 2, 3), (7, 2, 4), (4, 3, 2), (3, 1, 4), *RECTANGLES])
 def test_windows_follow_the_published_mask(n, r, w):
     graph = pattern.windows(n, r, w)
     np.testing.assert_array_equal(graph.to_dense(), windows_dense(n, r, w))
