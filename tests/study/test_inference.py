@@ -144,6 +144,22 @@ def test_a_regions_token_sees_its_window():
     assert first.title == "stage 1: 21 of 576 tokens and 1 regional"
 
 
+def test_a_regions_token_sees_its_window_in_an_image_that_is_no_square():
+    # 12 rows and 24 columns of tokens: the last window has 5 rows and 3 columns.
+    _, _, (first, *_) = views("regionvit-tiny-48x96", (8, 23))
+    expected = np.zeros((48, 96), bool)
+    expected[7 * 4 :, 21 * 4 :] = True
+    # What is seen of the padding is no part of the picture.
+    assert np.array_equal(first.seen, expected) and first.token == (32, 92, 4)
+    with pytest.raises(ConfigError, match="from 0 to 11 and 23"):
+        views("regionvit-tiny-48x96", (12, 0))
+
+
+def test_a_photograph_that_is_no_square_is_refused():
+    with pytest.raises(ConfigError, match=r"image_size: expected pixels a side, .* found \(64, 96\)"):
+        infer("--model", "regionvit-tiny-64x96", "--image", "coffee")
+
+
 def test_pixels_beyond_the_last_token_are_not_seen():
     _, _, (first, *_) = views("vil-tiny-66-exact", (15, 15))
     assert first.seen[63, 63] and not first.seen[64:].any() and not first.seen[:, 64:].any()

@@ -50,6 +50,8 @@ def run(model, image, checkpoint, attention, device, output, labels, token, set)
     family, options = networks.parse(model, settings(set))
     place = None if token is None else _place(token)
     size = options["image_size"]
+    if isinstance(size, tuple | list):
+        raise ConfigError(f"image_size: expected pixels a side, since photographs are cut to squares; found {size}")
     pixels = torch.from_numpy(_gates.pixels(image, size))[None]
     what, _ = networks.exchanged(family)
     network = networks.create(family, **options, checkpoint=checkpoint, **{what: attention})
@@ -164,9 +166,9 @@ def _region_stages(network):
 
     # A single region is full attention.
     return [
-        _Stage(i + 1, windows.site, windows.side, windows.side, PATCH << i, windows.regions**2, "regional")
+        _Stage(i + 1, windows.site, windows.grid, windows.grid, PATCH << i, windows.n_regional, "regional")
         for i, windows in enumerate(stage.windows for stage in network.layers)
-        if windows.regions > 1
+        if windows.n_regional > 1
     ]
 
 
