@@ -101,6 +101,10 @@ class Network(_parameters.Counted):
         width = heads * pattern.HEAD_DIM
         self.patch_embed = nn.ModuleDict({"proj": _stem(width, stem)})
         self.cls_token = nn.ModuleDict({"proj": nn.Conv2d(3, width, PATCH * w, PATCH * w)})
+        # ASSUME: an axis of whole regions has no border. The public code gives it one of a whole region where the other
+        # axis has one; published weights are of squares, which tell nothing of it.
+        down, across = (-side % (PATCH * w) for side in options.pixels)
+        self.border = across // 2, across - across // 2, down // 2, down - down // 2
         # One convolution of 8 x 8 after a border of 3 leaves out a last single row of pixels; three round up.
         grid = tuple(-(-side // PATCH) if stem == 3 else (side + 2) // PATCH for side in options.pixels)
         regions = tuple(-(-side // (PATCH * w)) for side in options.pixels)
@@ -121,11 +125,7 @@ class Network(_parameters.Counted):
     def forward(self, images):
         """Images [B, 3, H, W] to logits [B, num_classes]; raises `PatternError` for images of another shape."""
         # The regional convolution sees the image amid its border; the locals are padded to the right and below.
-        # ASSUME: an axis of whole regions has no border. The public code gives it one of a whole region where the other
-        # axis has one; published weights are of squares, which tell nothing of it.
-        down, across = (-side % (PATCH * self.options.window) for side in self.options.pixels)
-        border = across // 2, across - across // 2, down // 2, down - down // 2
-        regionals = self.cls_token["proj"](F.pad(images, border))
+        regionals = self.cls_token["proj"](F.pad(images, self.border))
         locals_ = self.patch_embed["proj"](images)
         for stage in self.layers:
             regionals, locals_ = stage(regionals, locals_)
