@@ -148,13 +148,13 @@ class Backward:
                 def step_keys(tile):
                     return form(tile).step_keys
 
-                found = backward_lists.build(made, step_keys, by_key, forms.key_tiles, forms.most_full, arranged)
-                return [(lists, form(tile)) for tile, lists in found]
+                built = backward_lists.build(made, step_keys, by_key, forms.key_tiles, forms.most_full, arranged)
+                return [(tile, lists, form(tile)) for tile, lists in built]
 
-            lists = listed(forms.keys)
-            if forms.wide_keys is not None and not all(narrow(each) for each, _ in lists):
-                lists = [x if narrow(x[0]) else y for x, y in zip(lists, listed(forms.wide_keys), strict=True)]
-            self._halves["keys"] = [KeyLaunch(each, form, common, (keys, rows), device) for each, form in lists]
+            wide, lists = forms.wide_keys or forms.keys, listed(forms.keys)
+            if any(not narrow(each) and form != wide(tile) for tile, each, form in lists):
+                lists = [x if narrow(x[1]) else y for x, y in zip(lists, listed(wide), strict=True)]
+            self._halves["keys"] = [KeyLaunch(each, form, common, (keys, rows), device) for _, each, form in lists]
             _longest_first(self._halves["keys"])
         for number, launch in enumerate(itertools.chain(*self._halves.values())):
             launch.number = number
