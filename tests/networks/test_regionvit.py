@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from tilewright import models, networks
+from tilewright.core import sides
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.graph import from_pattern
 from tilewright.models import regionvit as pattern
@@ -38,7 +39,7 @@ def drawn(variant="tiny", attention="dense", **options):
 
 
 def pictures(size, batch=2):
-    height, width = pattern.pair(size)
+    height, width = sides.pair(size)
     return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(height))
 
 
@@ -286,7 +287,7 @@ def test_images_of_another_size_are_refused(little):
 
 def windows_dense(n, r, w):
     """Bool pattern of the windows from the published mask; tokens as places in the padded grid, regionals first."""
-    (tall, wide), (r, s) = pattern.pair(n), pattern.pair(r)
+    (tall, wide), (r, s) = sides.pair(n), sides.pair(r)
     tokens = [(y, x, True) for y in range(r) for x in range(s)]
     last = [(y, x) for y in range((r - 1) * w, r * w) for x in range((s - 1) * w, s * w)]
     right = [(y, x) for y, x in last if y < tall and x >= wide]

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
+from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.graph import from_distinct_rows
 
@@ -77,11 +78,11 @@ def fields(name):
 def network_fields(name):
     """Options of the network that a name states, or None. Suffixes may also stand before the size, as published."""
     suffixes = "(-w14)?(-peg)?"
-    match = re.fullmatch(rf"regionvit-({'|'.join(HEADS)}){suffixes}-([1-9]\d*)(?:x([1-9]\d*))?{suffixes}", name)
+    match = re.fullmatch(rf"regionvit-({'|'.join(HEADS)}){suffixes}-{sides.SIZE}{suffixes}", name)
     if not match:
         return None
     variant, wide, peg, height, width, wide_after, peg_after = match.groups()
-    stated = {"variant": variant, "image_size": int(height) if width is None else (int(height), int(width))}
+    stated = {"variant": variant, "image_size": sides.stated(height, width)}
     return stated | ({"window": 14} if wide or wide_after else {}) | ({"peg": True} if peg or peg_after else {})
 
 
@@ -133,7 +134,7 @@ def windows(side, regions, window):
     padding: the window sees the padding to the right of the image and that below it, and each of these two sees itself
     and the window. They are tokens like others, behind the locals: first those to the right, then those below.
     """
-    grid, regions = pair(side), pair(regions)
+    grid, regions = sides.pair(side), sides.pair(regions)
     n_regional, n_local = math.prod(regions), math.prod(grid)
     region, members = _members(grid, regions, window)
     rows = [np.concatenate(([i], locals_)) for i, locals_ in enumerate(members)]
@@ -169,7 +170,7 @@ def places(side, regions, window):
 
     side, regions: as `windows` takes them.
     """
-    grid, regions = pair(side), pair(regions)
+    grid, regions = sides.pair(side), sides.pair(regions)
     parts = [np.meshgrid(ys, xs, indexing="ij") for ys, xs in _paddings(grid, regions, window)]
     return np.concatenate([np.reshape(part, (2, -1)) for part in (np.indices(grid), *parts)], axis=1)
 
@@ -180,11 +181,6 @@ def _paddings(grid, regions, window):
     ys, xs = (np.arange((r - 1) * window, n) for n, r in axes)
     below, right = (np.arange(n, r * window) for n, r in axes)
     return (ys, right), (below, xs)
-
-
-def pair(sides):
-    """``(rows, columns)`` of an int, which stands for both, or of a pair."""
-    return (sides, sides) if np.ndim(sides) == 0 else tuple(sides)
 
 
 def _members(grid, regions, w):

@@ -8,6 +8,8 @@ and names.
 import re
 from typing import NamedTuple
 
+from tilewright.core import sides
+
 NETWORK_NAMING = "segformer-<b0|b1|b2|b3|b4|b5>-<size or height x width>, e.g. segformer-b0-512"
 
 
@@ -38,11 +40,10 @@ LEAST = 32
 
 def network_fields(name):
     """Options of the network that a name states, or None."""
-    match = re.fullmatch(rf"segformer-({'|'.join(VARIANTS)})-([1-9]\d*)(?:x([1-9]\d*))?", name)
+    match = re.fullmatch(rf"segformer-({'|'.join(VARIANTS)})-{sides.SIZE}", name)
     if not match:
         return None
-    size = int(match[2]) if match[3] is None else (int(match[2]), int(match[3]))
-    return {"variant": match[1], "image_size": size}
+    return {"variant": match[1], "image_size": sides.stated(match[2], match[3])}
 
 
 def grids(pixels):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.models import _ready
 
@@ -57,11 +58,10 @@ def fields(name):
 
 def network_fields(name):
     """Options of the network that a name states, or None."""
-    match = re.fullmatch(rf"swin-({'|'.join(VARIANTS)})-([1-9]\d*)(?:x([1-9]\d*))?", name)
+    match = re.fullmatch(rf"swin-({'|'.join(VARIANTS)})-{sides.SIZE}", name)
     if not match:
         return None
-    size = int(match[2]) if match[3] is None else (int(match[2]), int(match[3]))
-    return {"variant": match[1], "image_size": size}
+    return {"variant": match[1], "image_size": sides.stated(match[2], match[3])}
 
 
 def grids(pixels):

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.graph import from_distinct_rows
 from tilewright.models import swin
@@ -39,22 +40,22 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def pixels(self):
         """Height and width of images."""
-        return (self.resolution, self.resolution) if isinstance(self.resolution, int) else tuple(self.resolution)
+        return sides.pair(self.resolution)
 
     @property
     def grid(self):
         """Rows and columns of tokens, those of whole windows."""
-        sides = swin.grids(self.pixels)[self.stage - 1]
-        return tuple(-(-side // swin.WINDOW) * swin.WINDOW for side in sides)
+        grid = swin.grids(self.pixels)[self.stage - 1]
+        return tuple(-(-side // swin.WINDOW) * swin.WINDOW for side in grid)
 
 
 def fields(name):
     """Parameters stated by a workload name, or None."""
-    match = re.fullmatch(rf"swin-({'|'.join(swin.VARIANTS)})-([1-9]\d*)(?:x([1-9]\d*))?-s([1-4])(-shifted)?", name)
+    match = re.fullmatch(rf"swin-({'|'.join(swin.VARIANTS)})-{sides.SIZE}-s([1-4])(-shifted)?", name)
     if not match:
         return None
     variant, height, width, stage, shifted = match.groups()
-    resolution = int(height) if width is None else (int(height), int(width))
+    resolution = sides.stated(height, width)
     return {"variant": variant, "resolution": resolution, "stage": int(stage), "shifted": shifted is not None}
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
+from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.graph import from_distinct_rows
 
@@ -85,12 +86,11 @@ def fields(name):
 
 def network_fields(name):
     """Options of the network that a name states, or None."""
-    size = r"([1-9]\d*)(?:x([1-9]\d*))?"
-    match = re.fullmatch(rf"vil-({'|'.join(STAGES)})-{size}(?:-(relative))?(?:-(exact|cyclic))?", name)
+    match = re.fullmatch(rf"vil-({'|'.join(STAGES)})-{sides.SIZE}(?:-(relative))?(?:-(exact|cyclic))?", name)
     if not match:
         return None
     variant, height, width, position, mode = match.groups()
-    stated = {"variant": variant, "image_size": int(height) if width is None else (int(height), int(width))}
+    stated = {"variant": variant, "image_size": sides.stated(height, width)}
     return stated | ({"position": position} if position else {}) | ({"window_mode": mode} if mode else {})
 
 
@@ -128,8 +128,8 @@ def pattern(side, n_global, radius, mode, *, padding=0, meta=None):
     mode: of `Params.mode`, or ``full``. padding: rows and columns of zeros behind the grid, as tokens of their own; the
     public code pads to whole chunks, and in ``cyclic`` mode its first chunks attend to those zeros.
     """
-    g, (height, width) = n_global, _pair(side)
-    below, right = _pair(padding)
+    g, (height, width) = n_global, sides.pair(side)
+    below, right = sides.pair(padding)
     (down, tall), (across, wide) = _axis(height, radius, mode, below), _axis(width, radius, mode, right)
     columns = width + right
     seen_globals = np.arange(g, dtype=np.int32)
@@ -147,11 +147,6 @@ def pattern(side, n_global, radius, mode, *, padding=0, meta=None):
         row_hint=hint,
         col_hint=hint,
     )
-
-
-def _pair(sides):
-    """``(rows, columns)`` of an int, which stands for both, or of a pair."""
-    return (sides, sides) if np.ndim(sides) == 0 else tuple(sides)
 
 
 def _axis(n, f, mode, padding):

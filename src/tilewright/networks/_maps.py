@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import library, nn
 
 from tilewright import targets
+from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.networks import _sites
 
@@ -43,7 +44,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def pixels(self):
         """Height and width of images."""
-        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+        return sides.pair(self.image_size)
 
     @property
     def size_name(self):

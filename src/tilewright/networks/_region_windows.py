@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
+from tilewright.core import sides
 from tilewright.models import regionvit as pattern
 from tilewright.networks import _sites
 
@@ -19,7 +20,7 @@ class Windows:
 
     def __init__(self, side, regions, window, heads, attention):
         """side, regions: tokens along a side of the local and of the regional grid, or ``(rows, columns)`` of each."""
-        self.grid, self.regions, self.window = pattern.pair(side), pattern.pair(regions), window
+        self.grid, self.regions, self.window = sides.pair(side), sides.pair(regions), window
         self.copies = {}
         self.n_regional = n_regional = math.prod(self.regions)
         # The one behind all tokens of the grids: padding.

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tilewright.core import sides
+
 
 class Patches(nn.Module):
     """Patches by a convolution that steps by a patch: [B, channels, H, W] to [B, width, H // patch, W // patch]."""
@@ -87,7 +89,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def pixels(self):
         """Height and width of images."""
-        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+        return sides.pair(self.image_size)
 
     @property
     def size_name(self):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tilewright import networks, targets
-from tilewright.core import images
+from tilewright.core import images, sides
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import _gates
 from tilewright.study.cli import settings
@@ -137,14 +137,13 @@ def _kept(network, pixels):
 
 @dataclass(frozen=True)
 class _Stage:
-    """A sparse stage. width: of the grid as its pattern has it, `side` of it being the image; of a grid that may be no
-    square both are (rows, columns). patch: pixels of a token. first: tokens before the grid, and what they are called.
-    """
+    """A sparse stage. whole: rows and columns of the grid as its pattern has it, `grid` of them being the image. patch:
+    pixels of a token. first: tokens before the grid, and what they are called."""
 
     number: int
     site: object
-    side: int | tuple[int, int]
-    width: int | tuple[int, int]
+    grid: tuple[int, int]
+    whole: tuple[int, int]
     patch: int
     first: int
     called: str
@@ -156,8 +155,8 @@ def _longformer_stages(network):
         patch *= stage.shape.patch
         if stage.site is not None:
             windows = stage.windows
-            sides = windows.grid, windows.whole, patch
-            found.append(_Stage(stage.shape.number, stage.site, *sides, windows.n_global, "global"))
+            held = windows.grid, windows.whole, patch
+            found.append(_Stage(stage.shape.number, stage.site, *held, windows.n_global, "global"))
     return found
 
 
@@ -175,9 +174,9 @@ def _region_stages(network):
 def _query(place, size, stage):
     """Pixel in the middle of the query token: of the first stage, or of the image."""
     if place is None:
-        height, width = _pair(size)
+        height, width = sides.pair(size)
         return height // 2, width // 2
-    rows, columns = _pair(stage.side)
+    rows, columns = stage.grid
     if not (0 <= place[0] < rows and 0 <= place[1] < columns):
         most = rows - 1 if rows == columns else f"{rows - 1} and {columns - 1}"
         raise ConfigError(f"--token: expected a row and a column from 0 to {most}, found {place}")
@@ -185,7 +184,7 @@ def _query(place, size, stage):
 
 
 def _attended(stage, query, size):
-    (rows, columns), (tall, wide) = _pair(stage.side), _pair(stage.width)
+    (rows, columns), (tall, wide) = stage.grid, stage.whole
     y, x = min(query[0] // stage.patch, rows - 1), min(query[1] // stage.patch, columns - 1)
     ids = stage.site.graph.row(stage.first + y * wide + x)
     seen = np.zeros(tall * wide, bool)
@@ -197,15 +196,10 @@ def _attended(stage, query, size):
     return View(title, _by_pixel(seen, stage.patch, size), (y * stage.patch, x * stage.patch, stage.patch))
 
 
-def _pair(sides):
-    """``(rows, columns)`` of an int, which stands for both, or of a pair."""
-    return (sides, sides) if isinstance(sides, int) else sides
-
-
 def _by_pixel(seen, patch, size):
     """Tokens bool [n, m] of `patch` pixels as bool of `size`, a side or (height, width) of pixels.
 
     Pixels that no token covers are not seen.
     """
-    at = (np.minimum(np.arange(side) // patch, n) for side, n in zip(_pair(size), seen.shape, strict=True))
+    at = (np.minimum(np.arange(side) // patch, n) for side, n in zip(sides.pair(size), seen.shape, strict=True))
     return np.pad(seen, (0, 1))[np.ix_(*at)]
