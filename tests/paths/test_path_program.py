@@ -5,6 +5,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path as File
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -104,6 +105,30 @@ def test_the_best_of_several_bases():
     more = program.Proposal(space.with_skips(BASE, [True] + [False] * 6), 2.0, 0.6, "highs", 0.0)
     assert program.best([None, fast, more, good]) is good
     assert program.best([None]) is None
+
+
+@pytest.mark.parametrize("solver", ["greedy", "highs"])
+@settings(max_examples=30, deadline=None)
+@given(st.tuples(instances(), instances()), st.lists(st.integers(-30, 230), min_size=1, max_size=8))
+def test_budgets_together_are_planned_as_each_alone(solver, pair, needs):
+    """Also where bases are equally good, and where nothing meets a budget."""
+    models = []
+    for scale, (form, saved, _) in zip((1.0, 0.5), pair, strict=True):
+        base = msgspec.structs.replace(BASE, scale=scale)
+        models.append((latency.Latency(base, 1000.0, saved), replace(form, base=base)))
+    budgets = [1000.0 - need for need in needs]
+    plans = program.plan(models, budgets, solver)
+    second = program.runners_up(models, plans, solver)
+    assert plans.keys() == second.keys() == set(budgets)
+    for budget in budgets:
+        alone = program.best([program.propose(*model, budget, solver) for model in models])
+        assert (plans[budget] and plans[budget].path) == (alone and alone.path)
+        if alone is None:
+            assert second[budget] is None
+            continue
+        own = models[0] if alone.path.scale == 1.0 else models[1]
+        expected = program.propose(*own, budget, solver, without=[alone.path])
+        assert (second[budget] and second[budget].path) == (expected and expected.path)
 
 
 @settings(max_examples=30, deadline=None)

@@ -20,7 +20,7 @@ from tilewright.schedule.solvers import Model
 
 # Losses beyond the least that count as the least, and microseconds that count as none.
 SAME, SAME_US = 1e-9, 1e-6
-# Blocks whose order is decided by one program: weights of 2 ** 16 and of 1 stand in one objective.
+# Blocks whose order is decided by one program: numbers of skips times 2 ** 16 and weights of 1 stand in one objective.
 AT_ONCE = 16
 SOLVERS = ("greedy", *solvers.NAMES)
 
@@ -52,6 +52,49 @@ def propose(latency: Latency, losses: Losses, budget_us: float, solver: str, *, 
         return None
     path = space.with_skips(losses.base, skips)
     return Proposal(path, latency.predict(path), losses.predict(path), solver, perf_counter() - begin)
+
+
+def plan(models, budgets_us, solver: str, *, time_limit_s=10.0) -> dict[float, Proposal | None]:
+    """The best proposal of several bases for each budget, None where none meets it.
+
+    models: pairs of `Latency` and `Losses`, one a base. From the largest budget down, what met the one before and meets
+    this one stays the best of its base, and no base gets better than it was: that saves most programs.
+    """
+    found, latest = {}, {}
+    for budget in sorted(set(budgets_us), reverse=True):
+        made = []
+        # Those that were best come first: of the others, what was worse before need not be solved again.
+        for place in sorted(range(len(models)), key=lambda at: -latest[at].accuracy if latest.get(at) else np.inf):
+            held = latest.get(place)
+            again = place not in latest or (held is not None and not _meets(held, budget))
+            if again and held and made and solver != "greedy" and held.accuracy < best(made).accuracy - SAME:
+                continue
+            if again:
+                held = latest[place] = propose(*models[place], budget, solver, time_limit_s=time_limit_s)
+            if held is not None:
+                made.append(held)
+        found[budget] = best(made)
+    return found
+
+
+def runners_up(models, plans, solver: str, *, time_limit_s=10.0) -> dict[float, Proposal | None]:
+    """The best proposal beside that of each budget, of the same base; `plans` as `plan` returns them."""
+    by_base, found, before = {losses.base: (times, losses) for times, losses in models}, {}, (None, None)
+    for budget in sorted(plans, reverse=True):
+        first = plans[budget]
+        if first is None:
+            found[budget] = None
+            continue
+        path, held = before
+        if path != first.path or (held is not None and not _meets(held, budget)):
+            own = by_base[space.base_of(first.path)]
+            held = propose(*own, budget, solver, without=[first.path], time_limit_s=time_limit_s)
+        found[budget], before = held, (first.path, held)
+    return found
+
+
+def _meets(proposal, budget_us):
+    return proposal.us <= budget_us + SAME_US
 
 
 def best(proposals) -> Proposal | None:
@@ -90,8 +133,11 @@ def model(saved_us, losses: Losses, need_us: float, without=()) -> Model:
     rows = [(dict(enumerate(saved_us)), need_us, np.inf)]
     for number, (i, j) in enumerate(losses.pairs):
         y = blocks + number
-        rows += [({y: -1.0, i: 1.0}, 0.0, np.inf), ({y: -1.0, j: 1.0}, 0.0, np.inf)]
-        rows += [({y: 1.0, i: -1.0, j: -1.0}, -1.0, np.inf)]
+        # The least loss presses a product down where it costs, up where it pays: the other bounds never bind.
+        if losses.pair[number] > 0:
+            rows.append(({y: 1.0, i: -1.0, j: -1.0}, -1.0, np.inf))
+        else:
+            rows += [({y: -1.0, i: 1.0}, 0.0, np.inf), ({y: -1.0, j: 1.0}, 0.0, np.inf)]
     rows += [_no_good(cut) for cut in without]
     return _record(
         np.concatenate((losses.single, losses.pair, [constant])),
@@ -136,14 +182,14 @@ def _solved(saved_us, losses, need_us, without, solver, time_limit_s):
         return None
     least = float(program.cost @ found)
     bounded = _with_row(program, program.cost, least + SAME)
-    fewest = np.where(np.arange(len(program.cost)) < blocks, 1.0, 0.0)
-    found = _point(_with_cost(bounded, fewest), solver, time_limit_s)
-    bounded = _with_row(bounded, fewest, float(np.round(fewest @ found)))
     for lo in range(0, blocks, AT_ONCE):
         places = np.arange(lo, min(lo + AT_ONCE, blocks))
-        # A 0 comes before a 1 in a path's text, so that skips of early blocks come first.
+        # A 0 comes before a 1 in a path's text, so that skips of early blocks come first. The number of skips outweighs
+        # them, the constant keeps the objective above zero.
         order = np.zeros(len(program.cost))
-        order[places] = -(2.0 ** (AT_ONCE - 1 - np.arange(len(places))))
+        if not lo:
+            order[:blocks] = 2.0**AT_ONCE
+        order[places] -= 2.0 ** (AT_ONCE - 1 - np.arange(len(places)))
         order[-1] = 2.0**AT_ONCE
         found = _point(_with_cost(bounded, order), solver, time_limit_s)
         bounded = _with_row(bounded, order, float(np.round(order @ found)))

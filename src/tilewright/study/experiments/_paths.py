@@ -140,17 +140,13 @@ def proposed(settings, models):
     """
     most = max(times.base_us for times, _ in models.values())
     least = min(times.base_us - times.saved_us.clip(min=0).sum() for times, _ in models.values())
-    found = {}
-    for budget in budgets_of(least, most, settings.budgets):
-        for solver in settings.solvers:
-            best = program.best([program.propose(*model, budget, solver) for model in models.values()])
-            if best is None:
-                continue
-            found.setdefault(best.path, {})[f"{solver} {budget:.0f}"] = None
-            if solver == "highs":
-                second = program.propose(*models[space.base_of(best.path)], budget, solver, without=[best.path])
-                if second is not None:
-                    found.setdefault(second.path, {})[f"second {budget:.0f}"] = None
+    budgets, own, found = budgets_of(least, most, settings.budgets), list(models.values()), {}
+    plans = {solver: program.plan(own, budgets, solver) for solver in settings.solvers}
+    second = program.runners_up(own, plans["highs"], "highs") if "highs" in plans else {}
+    for budget in budgets:
+        for by, made in [*((solver, plans[solver]) for solver in settings.solvers), ("second", second)]:
+            if (proposal := made.get(budget)) is not None:
+                found.setdefault(proposal.path, {})[f"{by} {budget:.0f}"] = None
     return found
 
 

@@ -34,8 +34,9 @@ def run(profile, output, solver, budgets, count, rung, seed):
         least = min(times.base_us - times.saved_us.clip(min=0).sum() for times, _ in models)
         budgets = of_paths.budgets_of(least, most, count)
     found = []
+    plans = program.plan(models, budgets, solver)
     for budget in budgets:
-        best = program.best([program.propose(*model, budget, solver) for model in models])
+        best = plans[budget]
         if best is None:
             print(f"{budget:,.0f} us: no path is predicted to be so fast")
             continue
