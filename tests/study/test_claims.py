@@ -4,6 +4,7 @@ import csv
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -106,6 +107,15 @@ def test_a_ceiling_has_its_margin_below_it(tmp_path):
     rows = [bench(tmp_path / "b.csv", plan(10.0, predicted_us=12.0))]
     row = judged(tmp_path, rows, id="prediction_error:p90", relation="<=", expected=16, unit="%")
     assert (row["measured"], row["margin"], row["verdict"]) == (20, -0.25, "not met")
+
+
+@pytest.mark.parametrize(
+    ("expected", "margin", "verdict"), [(-1, 1.5, "met"), (-4, 1.125, "met"), (1, -0.5, "not met")]
+)
+def test_a_margin_is_a_share_of_the_size_of_what_was_expected(expected, margin, verdict):
+    claim = SimpleNamespace(expected=expected, relation=">=")
+    found = claims._judged(claim, pd.DataFrame({"value": [0.5], "noise": [0.0]}, index=["x"]))
+    assert (found["margin"], found["verdict"]) == (margin, verdict)
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,8 @@ def _judged(claim, cases):
     if not len(cases):
         blank = {"measured": np.nan, "verdict": "not measured", "margin": np.nan, "where": ""}
         return blank | {"cases": 0, "not_met": 0, "ties": 0}
-    ratio = cases["value"] / claim.expected
-    margin = {">": ratio - 1, ">=": ratio - 1, "<=": 1 - ratio, "=": -(ratio - 1).abs()}[claim.relation]
+    above, below = cases["value"] - claim.expected, claim.expected - cases["value"]
+    margin = {">": above, ">=": above, "<=": below, "=": -above.abs()}[claim.relation] / abs(claim.expected)
     met = cases["value"].map(lambda value: _RELATIONS[claim.relation](value, claim.expected))
     # To be as fast is not refuted by what may be noise, nor shown by what is mostly noise.
     as_fast = claim.relation == ">=" and claim.expected == 1
