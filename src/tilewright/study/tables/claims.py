@@ -445,6 +445,101 @@ def _path_plan_s(frame, name):
     return _by_name(rows, "plan_seconds", "rung")
 
 
+def _path_static(frame, name):
+    """The least points of mean IoU by which the table of a network is above static ones at equal time, up to its best
+    path or to the full path of that network, whichever is slower."""
+    frame = frame[frame["rung"] == "trained"]
+    rows = frame[frame["case"] == name]
+    if not len(rows):
+        return ()
+    alike = frame[(frame[paths.ALIKE] == rows[paths.ALIKE].iloc[0]).all(axis=1)]
+    # Of every recipe: its times scatter, and the static network of the same size is to be among those compared.
+    full = alike[(alike["network"] == rows["network"].iloc[0]) & (alike["path"] == alike["full"])]
+    kept = rows[rows["kept"] == "yes"]
+    both = paths.against_static(kept, paths.static(alike), max(kept["p50_us"].max(), full["p50_us"].max()))
+    return _at_time("idxmin", [100 * (both["ours"] - both["theirs"])])
+
+
+def _families(frame, resolution):
+    """The tables of all networks of a resolution together, against static ones: one for each device and type."""
+    rows = frame[(frame["resolution"] == resolution) & (frame["rung"] == "trained")]
+    groups = rows.groupby(paths.ALIKE, sort=False)
+    return [paths.against_static(alike[alike["kept"] == "yes"], paths.static(alike)) for _, alike in groups]
+
+
+def _path_families(frame, resolution):
+    """The least mean IoU of the tables of all networks, in percent of that of static ones at equal time."""
+    return _at_time("idxmin", [100 * both["ours"] / both["theirs"] for both in _families(frame, resolution)])
+
+
+def _path_between(frame, resolution):
+    """The most points of mean IoU by which the tables of all networks are above static ones at a time between two of
+    these. Fronts are steps: what holds at the time of the faster holds right after it, too."""
+    families = [both.iloc[:-1] for both in _families(frame, resolution)]
+    return _at_time("idxmax", [100 * (both["ours"] - both["theirs"]) for both in families])
+
+
+def _at_time(which, found):
+    """Of each series over microseconds the value at ``idxmin`` or ``idxmax``; none of one that is empty."""
+    places = [getattr(values, which)() if len(values) else None for values in found]
+    values = [np.nan if place is None else values[place] for values, place in zip(found, places, strict=True)]
+    return _cases(values, ["" if place is None else f"at {place:,.0f} µs" for place in places])
+
+
+def _path_full(frame, network):
+    """Points of mean IoU on test scenes that the full path loses where paths are trained, as trained."""
+    rows = frame[(frame["rung"] == "trained") & (frame["path"] == frame["full"])].drop_duplicates("case")
+    plain, sampled = rows.set_index("case")["test"].reindex([f"{network}.plain", f"{network}.sampled"])
+    return () if np.isnan([plain, sampled]).all() else _cases([100 * (plain - sampled)], [network])
+
+
+def _path_folded(frame, name):
+    """Time, in percent of the full path's with the published decoder, that the folded one saves."""
+    rows = frame[(frame["case"] == name) & (frame["rung"] == "trained")]
+    published = rows[rows["path"] == rows["full"].str.replace("decoder=folded", "decoder=published")]
+    full = rows[rows["path"] == rows["full"]]
+    return _by_name(full.assign(saved=100 * (1 - full["p50_us"] / published["p50_us"].min())), "saved", "path")
+
+
+def _path_true_front(frame, name):
+    """Share, in percent, of the area below the front of all sets of blocks of a base that is below the front of what
+    planners proposed for any base, too: on each rung where all sets were measured.
+
+    On scenes of ``fit``, which planners plan for, and which alone all sets see: random sets are not measured on those
+    of ``choice``. The base counts as proposed; a proposal counts if it has a promise, as what a table holds.
+    """
+    found = {}
+    for rung, rows in frame[frame["case"] == name].groupby("rung", sort=False):
+        bases = rows.loc[rows["part"] == "every", "base"]
+        if len(bases):
+            every = rows[rows["base"] == bases.iloc[0]]
+            proposed = rows["proposed"].astype(bool) & rows["promise_us"].notna()
+            reached = rows[proposed | (rows["path"] == bases.iloc[0])]
+            true, ours = (paths.front(these, chosen="fit", seen="fit") for these in (every, reached))
+            slowest_us = every["p50_us"].max()
+            share = paths.area(true, ours, slowest_us=slowest_us) / paths.area(true, slowest_us=slowest_us)
+            found[rung] = 100 * share
+    return _cases(list(found.values()), found)
+
+
+def _path_hypervolume(frame, name):
+    """Area below the front of what the program proposed over that of what greedy did, on test scenes, up to the slowest
+    of both: on each rung, of budgets for which both were measured, as what exceeds `proposals` was not."""
+    rows = frame[frame["case"] == name]
+    rows = rows.assign(by=rows["proposed"].str.split(", ")).explode("by", ignore_index=True)
+    rows[["solver", "budget"]] = rows["by"].str.extract(r"(\S+) (\S+)")
+    found = {}
+    for rung, own in rows.groupby("rung", sort=False):
+        solvers = [own[own["solver"] == solver] for solver in ("highs", "greedy")]
+        both = set.intersection(*(set(these["budget"]) for these in solvers))
+        if both:
+            solvers = [these[these["budget"].isin(both)] for these in solvers]
+            slowest_us = max(these["p50_us"].max() for these in solvers)
+            ours, greedy = (paths.area(paths.front(these), slowest_us=slowest_us) for these in solvers)
+            found[rung] = ours / greedy if greedy else np.nan
+    return _cases(list(found.values()), found)
+
+
 def _stream(column, scale=1):
     def values(frame, case):
         """A column of what one contender did on a trace: ``<trace>/<contender>/<case>``."""
@@ -633,6 +728,13 @@ _MEASURES = {
     "path_error_us": (("paths",), paths.measured, _path_error_us),
     "path_error_points": (("paths",), paths.measured, _path_error_points),
     "path_plan_s": (("paths",), paths.measured, _path_plan_s),
+    "path_static": (("paths",), paths.table, _path_static),
+    "path_families": (("paths",), paths.table, _path_families),
+    "path_between": (("paths",), paths.table, _path_between),
+    "path_full": (("paths",), paths.table, _path_full),
+    "path_folded": (("paths",), paths.table, _path_folded),
+    "path_true_front": (("paths",), paths.measured, _path_true_front),
+    "path_hypervolume": (("paths",), paths.table, _path_hypervolume),
     "stream_missed": (("stream",), stream.table, _stream("missed", 100)),
     "stream_share": (("stream",), stream.table, _stream("oracle_share", 100)),
     "stream_over_one": (("stream",), stream.table, _stream("over_fixed")),

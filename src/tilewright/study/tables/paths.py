@@ -5,6 +5,8 @@ import numpy as np
 from tilewright.study.tables import _read, _select
 
 TIMES = ["p50_us", "p99_us", "promise_us", "saved_us"]
+# What paths of two networks have alike where one is compared with the other.
+ALIKE = ["resolution", "data", "device", "dtype", "batch"]
 
 SHOWN = {
     "case": ("network", ""),
@@ -34,11 +36,12 @@ def needs(config):
 
 
 def measured(inputs):
-    """All rows; what did not run has no time. ``full``: text of the path that leaves nothing out."""
+    """All rows; what did not run has no time. ``full``: text of the path that leaves nothing out; ``resolution``: of
+    the network, as its name has it."""
     (rows,) = _read.frames(inputs, "paths")
     rows.loc[rows["status"] != "ok", TIMES] = np.nan
     bases = rows[rows["part"] == "base"].drop_duplicates("case").set_index("case")["path"]
-    return rows.assign(full=rows["case"].map(bases))
+    return rows.assign(full=rows["case"].map(bases), resolution=rows["network"].str.rpartition("-")[2])
 
 
 def table(inputs):
@@ -58,3 +61,43 @@ def table(inputs):
         points=100 * (rows["test"] - rows["full_test"]),
         kept=rows["dominated"].map(lambda path: "" if path else "yes"),
     )
+
+
+def front(rows, *, chosen="choice", seen="test"):
+    """Mean IoU on scenes of `seen` of the best of `rows` by the scenes of `chosen`, over ``p50_us``: a series of the
+    times from which a better one is there."""
+    rows = rows.dropna(subset=["p50_us", chosen, seen])
+    rows = rows.sort_values(["p50_us", chosen], ascending=[True, False], kind="stable")
+    return rows[rows[chosen] > rows[chosen].cummax().shift(fill_value=-np.inf)].set_index("p50_us")[seen]
+
+
+def at(front, times_us):
+    """Mean IoU of a `front` at times in microseconds; 0 before its first."""
+    return np.array([0, *front])[np.searchsorted(front.index, times_us, side="right")]
+
+
+def area(*fronts, slowest_us):
+    """Area below all of `fronts`, in mean IoU times microseconds: their hypervolume, for which the reference point is a
+    mean IoU of 0 at `slowest_us`."""
+    times = np.unique([time for front in fronts for time in front.index if time < slowest_us])
+    return float(np.min([at(front, times) for front in fronts], axis=0) @ np.diff([*times, slowest_us]))
+
+
+def static(rows):
+    """The full paths of what the recipe ``plain`` trained, among `rows` of `table`: one for each network and rung."""
+    plain = rows[(rows["case"] == rows["network"] + ".plain") & (rows["path"] == rows["full"])]
+    return plain.drop_duplicates(["case", "rung"])
+
+
+def against_static(rows, static, slowest_us=None):
+    """Mean IoU on test scenes of the front of `rows`, ``ours``, and of that of `static` networks, ``theirs``, at equal
+    times in microseconds: one row per time where either has another, from the first at which both have one to
+    `slowest_us`, or to the last of `static`. There is no row where static networks are no front, for want of two."""
+    import pandas as pd
+
+    ours, theirs = front(rows), front(static)
+    if len(theirs) < 2:
+        return pd.DataFrame({"ours": [], "theirs": []})
+    times = np.union1d(ours.index, theirs.index)
+    times = times[(times >= max(ours.index[0], theirs.index[0])) & (times <= (slowest_us or theirs.index[-1]))]
+    return pd.DataFrame({"ours": at(ours, times), "theirs": at(theirs, times)}, index=times)

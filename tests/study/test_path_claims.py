@@ -1,0 +1,148 @@
+"""Claims about paths of trained networks: small tables whose answers are worked out by hand."""
+
+import pandas as pd
+import pytest
+
+from helpers import synthetic
+from helpers.checkout import ROOT
+from tilewright.study.tables import _select, claims, paths
+
+B2 = "segformer-b2-64.sampled"
+
+
+def row(case, us, choice, test, part="base", rung="trained", **changes):
+    """A path of `case` that takes `us` microseconds; its text is its time, but for the full path's."""
+    seen = {"choice": choice, "test": test, "fit": choice, "p50_us": us, "promise_us": us}
+    network = {"network": case.rpartition(".")[0]}
+    text = {"path": "full decoder=folded" if part == "base" else f"{us} {choice}", "base": "full decoder=folded"}
+    return synthetic.path_row(case, rung, (), part, **seen | network | text | changes)
+
+
+def static(**changes):
+    """Full paths of three networks as published."""
+    found = [(0, 100, 0.50), (1, 200, 0.60), (2, 400, 0.70)]
+    return [row(f"segformer-b{size}-64.plain", us, seen, seen, **changes) for size, us, seen in found]
+
+
+def sampled(first=(150, 0.56, 0.55)):
+    """Paths of the largest network that stand in its table, and two of the other rung, which claims are not about."""
+    found = [row(B2, *first, "proposed"), row(B2, 300, 0.62, 0.63, "single"), row(B2, 390, 0.69, 0.69)]
+    return [*found, row(B2, 160, 0.9, 0.9, "single", "statistics"), row(B2, 395, 0.4, 0.4, "base", "statistics")]
+
+
+def judged(tmp_path, rows, name, **claim):
+    """The verdict on one claim, or None where the rows are of another case."""
+    synthetic.write_csv(tmp_path / "paths.csv", "paths", rows)
+    claim = {"id": name, "experiments": "paths", "claim": "c", "relation": ">=", "expected": 1, "unit": "", **claim}
+    pd.DataFrame([claim]).to_csv(tmp_path / "claims.csv", index=False)
+    found = claims.table([tmp_path / "claims.csv", ROOT / _select.PAPER_LATENCY, tmp_path / "paths.csv"])
+    return found.iloc[0] if len(found) else None
+
+
+def answer(*given, **claim):
+    """What was measured, and where."""
+    found = judged(*given, **claim)
+    return found["measured"], found["where"]
+
+
+def test_a_front_is_chosen_on_one_split_and_seen_on_another():
+    rows = pd.DataFrame({"p50_us": [30, 10, 20, 20, 25, 40], "choice": [0.4, 0.1, 0.3, 0.2, 0.25, 0.4]})
+    found = paths.front(rows.assign(test=[3, 1, 2, 9, 9, 9]))
+    assert dict(found) == {10: 1, 20: 2, 30: 3}
+    assert paths.at(found, [9, 10, 29, 50]).tolist() == [0, 1, 2, 3]
+
+
+def test_the_area_of_several_fronts_lies_below_all_of_them():
+    one, other = pd.Series({10: 0.1, 20: 0.3, 50: 0.9}), pd.Series({15: 0.2})
+    assert paths.area(one, slowest_us=40) == pytest.approx(10 * 0.1 + 20 * 0.3)
+    assert paths.area(one, other, slowest_us=40) == pytest.approx(5 * 0.1 + 20 * 0.2)
+
+
+def test_a_table_is_judged_where_it_is_least_above_static_networks(tmp_path):
+    # Above by 5 points at 150, -5 at 200, 3 at 300, 9 at 390 and -1 at 400.
+    assert answer(tmp_path, static() + sampled(), f"path_static:{B2}", expected=-1) == (-5, "at 200 µs")
+
+
+def test_a_table_is_held_against_its_own_network_that_is_slower_when_published(tmp_path):
+    rows = static() + sampled(first=(150, 0.61, 0.61))
+    assert answer(tmp_path, rows, f"path_static:{B2}", expected=-1) == (-1, "at 400 µs")
+
+
+def test_a_table_is_not_held_against_larger_networks(tmp_path):
+    rows = [*static(), row("segformer-b0-64.sampled", 120, 0.52, 0.52)]
+    assert answer(tmp_path, rows, "path_static:segformer-b0-64.sampled") == (2, "at 120 µs")
+
+
+def test_paths_that_are_dominated_are_in_no_table(tmp_path):
+    rows = [*static(), *sampled(), row(B2, 160, 0.9, 0.9, "single", dominated="x")]
+    assert answer(tmp_path, rows, f"path_static:{B2}") == (-5, "at 200 µs")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"network": "segformer-b1-32"}, {"device": "other"}, {"dtype": "float16"}, {"batch": 2}, {"data": "x"}]
+)
+def test_static_networks_are_alike(changes, tmp_path):
+    case = f"{changes.get('network', 'segformer-b3-64')}.plain"
+    other = row(case, 160, 0.9, 0.9, **changes)
+    assert answer(tmp_path, [*static(), *sampled(), other], f"path_static:{B2}") == (-5, "at 200 µs")
+
+
+@pytest.mark.parametrize("name", [f"path_static:{B2}", "path_families:64", "path_between:64"])
+def test_one_static_network_is_no_front(name, tmp_path):
+    assert judged(tmp_path, static()[2:] + sampled(), name)["verdict"] == "not measured"
+
+
+@pytest.mark.parametrize("name", ["path_static:x.sampled", "path_families:128", "path_full:x", "path_folded:x.plain"])
+def test_claims_about_networks_without_rows_are_left_out(name, tmp_path):
+    assert judged(tmp_path, static() + sampled(), name) is None
+
+
+def test_all_tables_together_are_in_percent_of_static_networks(tmp_path):
+    # A path that the scenes of choice prefer at 200, and those of test do not.
+    rows = static() + sampled(first=(150, 0.61, 0.57))
+    assert answer(tmp_path, rows, "path_families:64", expected=100) == (95, "at 200 µs")
+
+
+def test_between_static_networks_is_before_the_slowest(tmp_path):
+    rows = [*static(), *sampled(), row(B2, 400, 0.9, 0.9, "single"), row(B2, 500, 0.99, 0.99, "single")]
+    assert answer(tmp_path, rows, "path_between:64", relation=">") == (9, "at 390 µs")
+
+
+def test_the_full_path_is_held_against_the_one_without_trained_paths(tmp_path):
+    rows = static() + sampled()
+    assert answer(tmp_path, rows, "path_full:segformer-b2-64", relation="<=") == (1, "segformer-b2-64")
+    assert judged(tmp_path, rows, "path_full:segformer-b1-64")["verdict"] == "not measured"
+
+
+def test_the_folded_decoder_is_held_against_the_published_one(tmp_path):
+    rows = [*sampled(), row(B2, 520, 0.69, 0.69, "alone", path="full decoder=published")]
+    assert answer(tmp_path, rows, f"path_folded:{B2}") == (25, "full decoder=folded")
+    assert judged(tmp_path, sampled(), f"path_folded:{B2}")["verdict"] == "not measured"
+
+
+def test_the_true_front_is_reached_as_far_as_proposals_lie_above_it(tmp_path):
+    # The true front has an area of 10 * 0.1 + 10 * 0.3 + 10 * 0.4 = 8, of which proposals reach all but the first 1.
+    rows = [
+        row(B2, 40, 0.5, 0.5),
+        row(B2, 10, 0.1, None, "every", promise_us=None, proposed="second 10"),
+        row(B2, 20, 0.3, 0.3, "single", proposed="highs 20"),
+        row(B2, 30, 0.4, None, "every", promise_us=None),
+        row(B2, 30, 0.6, 0.6, "proposed", proposed="greedy 30", base="smaller decoder=folded"),
+    ]
+    assert answer(tmp_path, rows, f"path_true_front:{B2}") == (87.5, "trained")
+    assert judged(tmp_path, rows[:1], f"path_true_front:{B2}") is None
+
+
+def test_the_program_is_held_against_greedy_for_budgets_of_both(tmp_path):
+    # Up to 30: 10 * 0.2 + 10 * 0.4 = 6, over 15 * 0.1 = 1.5.
+    rows = [
+        row(B2, 30, 0.5, 0.5, proposed="greedy 2, second 3"),
+        row(B2, 10, 0.2, 0.2, "proposed", proposed="highs 1, second 2"),
+        row(B2, 20, 0.4, 0.4, "proposed", proposed="highs 2"),
+        row(B2, 15, 0.1, 0.1, "proposed", proposed="greedy 1"),
+        row(B2, 5, 0.6, 0.6, "proposed", proposed="greedy 3"),
+    ]
+    assert answer(tmp_path, rows, f"path_hypervolume:{B2}") == (4, "trained")
+    # Both proposed the full path alone, which spans nothing.
+    rows = [row(B2, 30, 0.5, 0.5, proposed="greedy 2, highs 2")]
+    assert judged(tmp_path, rows, f"path_hypervolume:{B2}")["verdict"] == "not measured"
