@@ -5,6 +5,7 @@ import pytest
 
 from helpers import synthetic
 from helpers.checkout import ROOT
+from tilewright.study.figures import path_front
 from tilewright.study.tables import _select, claims, paths
 
 B2 = "segformer-b2-64.sampled"
@@ -95,6 +96,14 @@ def test_one_static_network_is_no_front(name, tmp_path):
 @pytest.mark.parametrize("name", ["path_static:x.sampled", "path_families:128", "path_full:x", "path_folded:x.plain"])
 def test_claims_about_networks_without_rows_are_left_out(name, tmp_path):
     assert judged(tmp_path, static() + sampled(), name) is None
+
+
+def test_static_networks_stand_beside_the_paths_of_others_that_are_like_them(tmp_path):
+    rows = [*static(), *sampled(), row("segformer-b3-32.plain", 160, 0.9, 0.9)]
+    synthetic.write_csv(tmp_path / "paths.csv", "paths", rows)
+    panels = path_front.draw([tmp_path / "paths.csv"]).axes[1::2]
+    shown = [[text.get_text() for text in axes.texts] for axes in panels]
+    assert shown == [["b1", "b2"], ["b0", "b2"], ["b0", "b1"], ["b0", "b1", "b2"], [], []]
 
 
 def test_all_tables_together_are_in_percent_of_static_networks(tmp_path):

@@ -20,11 +20,12 @@ def needs(config):
 
 def draw(inputs):
     """A row of two panels per network and rung: paths and predictions on scenes of ``fit``, promised paths on ``test``.
-    Whole networks of the study stand in every panel of tested paths."""
+    Static networks, the full paths of what the recipe ``plain`` trained, stand in the panels of tested paths of other
+    networks of the same resolution, device and type."""
     from matplotlib.lines import Line2D
 
     rows, promised = paths.measured(inputs), paths.table(inputs)
-    whole = promised[promised["path"] == promised["full"]].drop_duplicates(["case", "rung"])
+    static, compared = paths.static(promised), False
     cases = list(rows.groupby(["case", "rung"], sort=False))
     drawn = _style.figure(10.4, 1.5 + 3.5 * len(cases))
     for (left, right), ((case, rung), own) in zip(drawn.subplots(len(cases), 2, squeeze=False), cases, strict=True):
@@ -47,11 +48,13 @@ def draw(inputs):
             marker="|",
             markersize=9,
         )
-        same = whole[(whole["rung"] == rung) & (whole["device"] == own["device"].iloc[0])]
-        others = same[same["case"] != case]
-        right.scatter(others["promise_us"] / 1e3, 100 * others["test"], marker="*", s=70, color=_style.PAPER, zorder=4)
+        alike = (static[paths.ALIKE] == own[paths.ALIKE].iloc[0]).all(axis=1)
+        others = static[alike & (static["rung"] == rung) & (static["case"] != case)]
+        compared |= len(others) > 0
+        right.scatter(others["promise_ms"], 100 * others["test"], marker="*", s=70, color=_style.PAPER, zorder=4)
         for row in others.itertuples():
-            right.annotate(row.case, (row.promise_ms, 100 * row.test), (4, 4), textcoords="offset points", fontsize=7)
+            size = row.network.split("-")[1]
+            right.annotate(size, (row.promise_ms, 100 * row.test), (3, -10), textcoords="offset points", fontsize=8)
         said = "as trained" if rung == "trained" else "batch norm of each path"
         left.set_title(f"{case}, {said}: scenes of fit", loc="left")
         right.set_title("promised paths: scenes of test", loc="left")
@@ -67,8 +70,8 @@ def draw(inputs):
         Line2D([], [], linestyle="", marker="o", markerfacecolor="none", color="#009E73", label="as it was predicted"),
         Line2D([], [], color=_contenders.BLUE, linewidth=1.6, label="what a runner picks from"),
     ]
-    if whole["case"].nunique() > 1:
-        handles.append(_mark(Line2D, "another whole network", _style.PAPER, "*"))
+    if compared:
+        handles.append(_mark(Line2D, "static network, by its size", _style.PAPER, "*"))
     _style.head(drawn, "Paths of trained networks: mean IoU over time", handles, columns=4)
     _style.notes(
         drawn,
