@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -23,51 +24,38 @@ class Told(NamedTuple):
     accuracy: float | None
 
 
-class Runner:
-    """A network and its paths, for images of one shape.
+class Picker:
+    """Calls by the texts of a table, of which a budget picks one: paths of a network, or whole networks.
 
-    ``runner(images, budget_us=900)`` returns ``(maps, told)``: maps in the network's type, in memory that the next call
-    overwrites on a GPU, and a `Told`. A call picks a path and replays its CUDA graph, see `calls.Calls`: the host does
-    not wait. One thread and one stream at a time may call.
+    One thread and one stream at a time may call.
     """
 
-    def __init__(self, network, table: Table, *, batch: int = 1, margin: float = 0.0, late: str = "error", folded=None):
-        """Capture the paths of `table`.
+    def __init__(self, calls: Callable, table: Table, *, margin: float = 0.0, late: str = "error"):
+        """calls: ``calls(text, images)`` gives maps. margin: share of a promise that a budget has to leave beside it.
+        late: see `Table.select`.
 
-        network: on its device, in its type, for inference; decoders are folded here, so that later changes of weights
-        ask for a new runner. margin: share of a promise that a budget has to leave beside it. late: see `Table.select`.
-        folded: ``{text of a path: Folded}`` for paths with statistics of their own.
-
-        Raises `ConfigError` for a table of another network, type or batch.
+        Raises `ConfigError` for a margin or `late` that is none.
         """
         if late not in LATE:
             raise ConfigError(f"late: expected one of {', '.join(LATE)}, found {late!r}")
         if not margin >= 0:
             raise ConfigError(f"margin: expected a share of at least 0, found {margin}")
-        self.network, self.table, self.margin, self.late = network, table, margin, late
-        table.check(batch=batch, dtype=str(next(network.parameters()).dtype).removeprefix("torch."))
-        # The slowest first: its memory serves the others.
-        paths = {entry.path: network.path(entry.path) for entry in reversed(table.rows)}
-        self.calls = Calls(network, paths, batch=batch, folded=folded)
+        self.calls, self.table, self.margin, self.late = calls, table, margin, late
         self._turn, self._owner = threading.Lock(), None
 
-    def __call__(self, images, budget_us: float, *, slowdown: float = 1.0):
-        """``(maps, told)`` of images [batch, 3, H, W] within a budget in microseconds; see the class.
+    def pick(self, budget_us: float, *, slowdown: float = 1.0) -> Entry:
+        """The entry that a call with this budget in microseconds runs.
 
         slowdown: how much slower the device is than when the table was made, as a `stream.Controller` tells it; the
-        budget is divided by it.
-
-        Raises `BudgetError` as `Table.select` does, `PatternError` for images of another shape and for a second caller.
+        budget is divided by it. Raises `BudgetError` as `Table.select` does.
         """
-        entry = self.pick(budget_us, slowdown=slowdown)
-        return self.run(entry, images), Told(entry.path, entry.promise_us, entry.test)
-
-    def pick(self, budget_us: float, *, slowdown: float = 1.0) -> Entry:
-        """The entry that a call with this budget runs."""
         return self.table.select(budget_us / (slowdown * (1 + self.margin)), late=self.late)
 
     def run(self, entry: Entry, images):
-        """Maps of images by the path of `entry`, of this runner's table."""
+        """Maps of images [batch, 3, H, W] by an `entry` of the table.
+
+        Raises `PatternError` for a second caller, and what the call raises.
+        """
         with self._alone(images):
             return self.calls(entry.path, images)
 
@@ -121,3 +109,36 @@ class Runner:
             yield
         finally:
             self._turn.release()
+
+
+class Runner(Picker):
+    """A network and its paths, for images of one shape.
+
+    ``runner(images, budget_us=900)`` returns ``(maps, told)``: maps in the network's type, in memory that the next call
+    overwrites on a GPU, and a `Told`. A call picks a path and replays its CUDA graph, see `calls.Calls`: the host does
+    not wait. One thread and one stream at a time may call.
+    """
+
+    def __init__(self, network, table: Table, *, batch: int = 1, margin: float = 0.0, late: str = "error", folded=None):
+        """Capture the paths of `table`.
+
+        network: on its device, in its type, for inference; decoders are folded here, so that later changes of weights
+        ask for a new runner. margin, late: see `Picker`. folded: ``{text of a path: Folded}`` for paths with statistics
+        of their own.
+
+        Raises `ConfigError` as `Picker` does, and for a table of another network, type or batch.
+        """
+        table.check(batch=batch, dtype=str(next(network.parameters()).dtype).removeprefix("torch."))
+        # The slowest first: its memory serves the others.
+        paths = {entry.path: network.path(entry.path) for entry in reversed(table.rows)}
+        super().__init__(Calls(network, paths, batch=batch, folded=folded), table, margin=margin, late=late)
+        self.network = network
+
+    def __call__(self, images, budget_us: float, *, slowdown: float = 1.0):
+        """``(maps, told)`` of images [batch, 3, H, W] within a budget in microseconds; see the class.
+
+        slowdown: see `pick`. Raises `BudgetError` as `Table.select` does, `PatternError` for images of another shape
+        and for a second caller.
+        """
+        entry = self.pick(budget_us, slowdown=slowdown)
+        return self.run(entry, images), Told(entry.path, entry.promise_us, entry.test)
