@@ -9,20 +9,28 @@ import torch
 from tilewright import networks, scenes, targets
 from tilewright.core import provenance, timing
 from tilewright.core.errors import ArtifactError
-from tilewright.paths import measure, stream, table
-from tilewright.paths.runner import Runner
+from tilewright.paths import Path, layers, measure, stream, table
+from tilewright.paths.calls import Calls
+from tilewright.paths.runner import Picker, Runner
 from tilewright.study.experiments._rows import machine, now
+from tilewright.study.experiments.stream import pixels
 from tilewright.training import evaluation
 
+# Contenders whose controller sees how slow the device is.
+CLOSED = ("closed", "target", "static")
 # A foreign load takes this share of what the slowest path promises: on a GPU products of square matrices of this side.
 # Under it that path meets no budget of the trace, the others may.
 SIDE, LOAD = 4096, 0.5
 # Picks that are timed together.
 PICKS = 10_000
+# Scenes that statistics of a path are measured on, and those that static networks are chosen by.
+SCENES = 64
+# A timing of one network, or of the load, ends after so many seconds.
+SECONDS = 0.1
 
 
 class Contenders:
-    """A runner, the frames that it is shown, and what each of its paths sees of them."""
+    """The frames, a runner of the case's paths, a picker of static networks, and what each of these sees of a frame."""
 
     def __init__(self, settings, how):
         stated = settings.network
@@ -40,28 +48,26 @@ class Contenders:
         )
         place = targets.facts(how.device).TORCH_DEVICE
         source = scenes.create("stream", frames=settings.scenes)
-        family, options = networks.parse(stated.network)
-        classes = len(source.classes)
-        network = networks.create(family, checkpoint=stated.checkpoint, num_classes=classes, **options)
-        self.network = network.to(place).to(getattr(torch, how.dtype)).eval()
-        shown = measure.Scenes(source, {"test": settings.scenes}, self.network.options.pixels, place)
+        shown = measure.Scenes(source, {"test": settings.scenes}, pixels(stated), place)
         self.images = shown.kept["test"][0].to(getattr(torch, how.dtype))
-        if self.images.is_cuda:
-            networks.choose_kernels(self.network, self.images[:1])
+        self.network = self._network(stated, source)
         paths = {entry.path: self.network.path(entry.path) for entry in kept.rows}
         own = {}
         if settings.rung == "statistics":
-            fit = measure.Scenes(scenes.create("scenes"), {"fit": 64}, self.network.options.pixels, place)
+            fit = measure.Scenes(scenes.create("scenes"), {"fit": SCENES}, pixels(stated), place)
             own = {text: fit.own(self.network, "fit", path) for text, path in paths.items()}
         self.runner = Runner(self.network, kept, margin=settings.margin, late="fastest", folded=own)
         self.sees = {
             text: shown.confusions(self.network, "test", path, own.get(text), batch=1) for text, path in paths.items()
         }
+        self.static = self._static(shown, how) if "static" in settings.contenders else None
         self.scores = {
             text: np.array([evaluation.mean_iou(confusion) for confusion in found]) for text, found in self.sees.items()
         }
         # Quiet ones come first: they make the promises anew, paths that are dominated then go, and the load follows.
         self.took = {False: self.runner.rehearse(self.images, settings.samples, seed=how.seed)}
+        if self.static:
+            self.static.rehearse(self.images, settings.samples, seed=how.seed)
         us = LOAD * self.table.rows[-1].promise_us
         self.loaded = self._load(us) if self.images.is_cuda else self._host_load(us)
         if "contended" in settings.traces:
@@ -72,17 +78,21 @@ class Contenders:
         """The paths that are picked from, with the promises of this process."""
         return self.runner.table
 
+    def picker(self, name):
+        """What a contender of this name picks with."""
+        return self.static if name == "static" else self.runner
+
     def contender(self, name, trace):
         """What `stream.run` asks for a frame's path."""
-        rows = self.table.rows
+        rows, picker = self.table.rows, self.picker(name)
         fixed = {"full": rows[-1], "fixed": stream.fixed(self.table, trace.budgets_us.min())}.get(name)
 
         def asked(frame, budget, slowdown):
-            entry = fixed or self.runner.pick(budget, slowdown=slowdown)
+            entry = fixed or picker.pick(budget, slowdown=slowdown)
             images = self.images[frame % len(self.images)][None]
 
             def call():
-                self.runner.run(entry, images)
+                picker.run(entry, images)
                 timing.wait(images)
 
             return entry.path, entry.promise_us, call
@@ -101,8 +111,8 @@ class Contenders:
                 for entry in self.table.rows
             }
             return stream.oracle(trace, times, {entry.path: entry.choice for entry in self.table.rows})
-        self.warm()
-        controller = stream.Controller(name in ("closed", "target"), self.settings.late if name == "target" else 0.0)
+        self.warm(self.picker(name))
+        controller = stream.Controller(name in CLOSED, self.settings.late if name == "target" else 0.0)
         return stream.run(trace, self.contender(name, trace), controller=controller, load=self.loaded)
 
     def miou(self, texts):
@@ -113,19 +123,62 @@ class Contenders:
         """float64 [frames]: the mean IoU of each frame, over the classes that occur in it."""
         return np.array([self.scores[text][frame % len(self.images)] for frame, text in enumerate(texts)])
 
-    def warm(self):
-        """Run every path, so that the first frames find what later ones do."""
-        for entry in self.table.rows:
+    def warm(self, picker):
+        """Run all that may be picked, so that the first frames find what later ones do."""
+        for entry in picker.table.rows:
             for _ in range(3):
-                self.runner.run(entry, self.images[:1])
+                picker.run(entry, self.images[:1])
         timing.wait(self.images)
+
+    def _network(self, stated, source):
+        """A network on the images' device, in their type, with the fastest kernels."""
+        family, options = networks.parse(stated.network)
+        made = networks.create(family, checkpoint=stated.checkpoint, num_classes=len(source.classes), **options)
+        made = made.to(self.images).eval()
+        if self.images.is_cuda:
+            networks.choose_kernels(made, self.images[:1])
+        return made
+
+    def _static(self, shown, how):
+        """A `Picker` of the static networks, whose promises are their times until they are rehearsed.
+
+        What they see of the frames joins `sees`.
+        """
+        # They need no table of their paths: mean IoU that decides is measured here, as there on scenes of ``choice``.
+        judged = scenes.create("scenes")
+        judged = measure.Scenes(judged, {"choice": SCENES}, pixels(self.settings.network), self.images.device)
+        calls, entries = {}, []
+        for name, stated in self.settings.static.items():
+            network = self._network(stated, shown.source)
+            path = Path.full(network.options)
+            us = measure.times(network, [path], **how.effort(SECONDS).limits)[path]
+            calls[name] = Calls(network, {name: path})
+            self.sees[name] = shown.confusions(network, "test", path, batch=1)
+            # A table is of one network, whose paths these are.
+            entries.append(
+                table.Entry(
+                    network=", ".join(self.settings.static),
+                    checkpoint="",
+                    path=name,
+                    rung="trained",
+                    batch=1,
+                    device=targets.describe(how.device)["name"],
+                    dtype=how.dtype,
+                    macs=layers.macs(getattr(layers, networks.parse(stated.network)[0])(network.options, path)),
+                    p50_us=us,
+                    promise_us=us,
+                    choice=judged.mean_iou(network, "choice", path),
+                )
+            )
+        kept = table.Table(entries, least=self.settings.least)
+        return Picker(lambda name, images: calls[name](name, images), kept, margin=self.settings.margin, late="fastest")
 
     def _load(self, us):
         """Foreign work on another stream: it takes turns with the frames' kernels."""
         beside = torch.cuda.Stream()
         x = torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16)
         with torch.cuda.stream(beside):
-            one = timing.time_gpu(lambda: x @ x, min_reps=3, max_seconds=0.1, rse_target=0.05).p50_us
+            one = timing.time_gpu(lambda: x @ x, min_reps=3, max_seconds=SECONDS, rse_target=0.05).p50_us
         times = max(1, round(us / one))
 
         def load():
@@ -170,17 +223,17 @@ def rows(case, settings, how):
                 "mean_miou": float(mious.mean()),
                 "p50_us": float(np.percentile(found.measured_us, 50)),
                 "p99_us": float(np.percentile(found.measured_us, 99)), "paths": len(set(found.path)),
-                "pick_us": pick_us(bench), "time": now(),
+                "pick_us": pick_us(bench.picker(contender)), "time": now(),
             }  # fmt: skip
     yield from (known | {"part": "switching", "time": now()} | row for row in switching(bench, settings.switches))
 
 
-def pick_us(bench):
+def pick_us(picker):
     """Microseconds of the host to pick a path."""
-    budgets = np.random.default_rng(0).uniform(1, 2 * bench.table.rows[-1].promise_us, PICKS).tolist()
+    budgets = np.random.default_rng(0).uniform(1, 2 * picker.table.rows[-1].promise_us, PICKS).tolist()
     begin = perf_counter_ns()
     for budget in budgets:
-        bench.runner.pick(budget)
+        picker.pick(budget)
     return (perf_counter_ns() - begin) / 1e3 / PICKS
 
 

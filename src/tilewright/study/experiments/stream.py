@@ -3,13 +3,15 @@
 from typing import Literal
 
 from tilewright import networks, paths, targets
+from tilewright.core import sides
+from tilewright.core.errors import ConfigError
 from tilewright.study import sections
 from tilewright.study.experiments import _rows
 from tilewright.study.experiments import paths as of_paths
 from tilewright.study.experiments._rows import Count, Number, Status
 
 TRACES = ("uniform", "steps", "contended")
-CONTENDERS = ("closed", "target", "open", "full", "fixed", "oracle")
+CONTENDERS = ("closed", "target", "open", "full", "fixed", "static", "oracle")
 
 
 class Section(sections.Section, frozen=True):
@@ -19,8 +21,10 @@ class Section(sections.Section, frozen=True):
     frames: of a trace
     shown: of these, the first ones, which rows tell one by one
     contenders: closed and open, our paths with a controller and without; target, with one that lets a share `late` of
-    the frames be late; full, always everything; fixed, always the path that the least budget allows; oracle, which
-    knows how long each path would take, as calls before the first frame took, chooses by the table, and is not run
+    the frames be late; full, always everything; fixed, always the path that the least budget allows; static, the
+    networks of `static`, each with its full path only, with a controller as closed has it; oracle, which knows how long
+    each path would take, as calls before the first frame took, chooses by the table, and is not run
+    static: names of paths.networks that the contender static switches between, of one image size with all of these
     rung: of the paths, trained or statistics
     margin: share of a promise that a budget has to leave beside it
     late: share of late frames that the contender target aims at
@@ -34,6 +38,7 @@ class Section(sections.Section, frozen=True):
     frames: int
     shown: int
     contenders: tuple[str, ...]
+    static: tuple[str, ...]
     rung: str
     margin: float
     late: float
@@ -46,6 +51,10 @@ class Section(sections.Section, frozen=True):
         """Raise `ConfigError` for unknown names and for numbers out of range."""
         sections.known("stream.traces", "trace", self.traces, TRACES)
         sections.known("stream.contenders", "contender", self.contenders, CONTENDERS)
+        sections.known("stream.static", "network", self.static, of_paths.cases(config))
+        sections.distinct("stream.static", self.static)
+        for case in cases(config):
+            check_static("stream.static", case, settings(config, case))
         sections.known("stream.rung", "rung", [self.rung], of_paths.RUNGS)
         for name in ("frames", "samples", "scenes", "switches"):
             sections.at_least(f"stream.{name}", 1, [getattr(self, name)])
@@ -56,7 +65,7 @@ class Section(sections.Section, frozen=True):
 
 
 class Settings(sections.Section, frozen=True):
-    """What one network is run with; values as in `Section`. table: the file of its paths."""
+    """What one network is run with; values as in `Section`. table: the file of its paths. static: networks by name."""
 
     network: of_paths.Network
     table: str
@@ -64,6 +73,7 @@ class Settings(sections.Section, frozen=True):
     frames: int
     shown: int
     contenders: tuple[str, ...]
+    static: dict[str, of_paths.Network]
     rung: str
     margin: float
     late: float
@@ -79,8 +89,8 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     part: ``frames``, or ``switching``, where two paths took turns and ``measured_us`` is what one switch takes beyond
     a repeated replay. frames: in all; missed: share of frames that took longer than their budget; miou: of
     the pixels of all frames together; mean_miou: the mean of the frames' own; paths: different ones that ran; pick_us:
-    of the host, to pick a path. Of a frame: its miou, budget_us, path, promised_us, measured_us, slowdown as the
-    controller saw it, loaded: whether a foreign load was on the device.
+    of the host, to pick a path. Of a frame: its miou, budget_us, path, of the contender static the name of a network,
+    promised_us, measured_us, slowdown as the controller saw it, loaded: whether a foreign load was on the device.
     """
 
     kind: Literal["stream"] = "stream"
@@ -124,12 +134,32 @@ def settings(config, case):
     """`Settings` of one network."""
     section = config.stream
     fields = {name: getattr(section, name) for name in Section.__struct_fields__}
+    fields["static"] = {name: of_paths.settings(config, name).network for name in section.static}
     return Settings(of_paths.settings(config, case).network, f"results/logs/paths/{case}.csv", **fields)
+
+
+def check_static(place, case, settings):
+    """Raise `ConfigError` where the contender static has no network, or one of another image size than the case's."""
+    if "static" not in settings.contenders:
+        return
+    if not settings.static:
+        raise ConfigError(f"{place}: expected networks for the contender static, found none")
+    expected = pixels(settings.network)
+    for name, stated in settings.static.items():
+        if (found := pixels(stated)) != expected:
+            wanted, other = ("x".join(map(str, size)) for size in (expected, found))
+            raise ConfigError(f"{place}: expected images of {wanted}, as {case} has them, found {other} of {name}")
+
+
+def pixels(stated):
+    """Height and width of the images of a `paths.Network`."""
+    _, options = networks.parse(stated.network)
+    return sides.pair(options["image_size"])
 
 
 def planned(case, settings):
     """What decides the rows of a case, as `modules` asks for it."""
-    return [{"network": settings.network.network}]
+    return [{"network": stated.network} for stated in (settings.network, *settings.static.values())]
 
 
 def modules(row, device):
@@ -143,21 +173,22 @@ def modules(row, device):
 
 
 def sources(settings):
-    """The weights, and the table of paths."""
-    return [settings.network.checkpoint, settings.table]
+    """The weights of all networks, and the table of paths."""
+    weights = [stated.checkpoint for stated in (settings.network, *settings.static.values())]
+    return [*dict.fromkeys(weights), settings.table]
 
 
 def size(case, settings):
     """Numbers that a case holds: scenes, and the network's activations."""
-    _, options = networks.parse(settings.network.network)
-    side = options["image_size"]
-    return 4 * (side**2 if isinstance(side, int) else side[0] * side[1]) * (settings.scenes + 64)
+    height, width = pixels(settings.network)
+    return 4 * height * width * (settings.scenes + 64)
 
 
 def run(case, settings, how):
     """Yield the rows of `case`. Raises `TilewrightError`."""
     from tilewright.study.experiments import _stream
 
+    check_static("static", case, settings)
     yield from _stream.rows(case, settings, how)
 
 

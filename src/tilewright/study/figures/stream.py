@@ -9,6 +9,7 @@ NAMES = {
     "open": ("paths, without", "#56B4E9"),
     "full": ("always the best path", "#5A5A5A"),
     "fixed": ("one path for the least budget", "#E69F00"),
+    "static": ("static networks, with controller", "#882255"),
     "oracle": ("an oracle of times", "#009E73"),
 }
 SHOWN = "closed"
@@ -72,7 +73,7 @@ def draw(inputs):
         Patch(facecolor="#F2E6D8", label="foreign load"),
         *(Patch(facecolor=NAMES[name][1], label=NAMES[name][0]) for name in NAMES if name in set(found["contender"])),
     ]
-    _style.head(drawn, "Frames with budgets", handles, columns=5)
+    _style.head(drawn, "Frames with budgets", handles, columns=4)
     _style.notes(
         drawn,
         [

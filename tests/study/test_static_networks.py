@@ -1,0 +1,181 @@
+"""The contender `static` of streams: networks of their own, of which a budget picks one."""
+
+import msgspec
+import numpy as np
+import pytest
+import safetensors.torch
+import yaml
+
+from helpers.checkout import ROOT
+from tilewright import networks, scenes, targets
+from tilewright.core import provenance
+from tilewright.core.errors import ConfigError
+from tilewright.paths import Path, measure, runner
+from tilewright.paths import stream as streams
+from tilewright.paths import table as look_up
+from tilewright.study import config, experiments
+from tilewright.study.experiments import _effort, _stream
+from tilewright.training import evaluation
+
+HOW = _effort.Run("cpu", "float32", 0, 0.5, 3)
+SMALL, LARGE = "segformer-b0-64.plain", "segformer-b1-64.plain"
+# Mean IoU of networks, of which the larger one is the better.
+BETTER = {"b0": 0.3, "b1": 0.5}
+
+
+def configured(static, contenders=("closed", "static"), **others):
+    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    mapping["experiments"] = ["paths", "stream"]
+    named = {name: {"network": name.removesuffix(".plain"), "checkpoint": None} for name in (SMALL, LARGE)}
+    mapping["paths"]["networks"] = named | others
+    mapping["stream"] |= {"static": list(static), "contenders": list(contenders)}
+    return config.load(mapping)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    """The network B0 with two paths, beside B0 and B1; random weights."""
+    folder = tmp_path_factory.mktemp("static")
+    classes, static = len(scenes.create("stream").classes), {}
+    for seed, name in enumerate((SMALL, LARGE)):
+        network = name.removesuffix(".plain")
+        family, options = networks.parse(network)
+        made = networks.create(family, seed=seed, num_classes=classes, **options)
+        safetensors.torch.save_file(made.state_dict(), folder / f"{name}.safetensors")
+        static[name] = {"network": network, "checkpoint": str(folder / f"{name}.safetensors")}
+    facts = {
+        "network": "segformer-b0-64",
+        "checkpoint": provenance.sha256_file(static[SMALL]["checkpoint"])[:12],
+        "batch": 1,
+    }
+    facts |= {"rung": "trained", "device": targets.describe("cpu")["name"], "dtype": "float32", "macs": 1}
+    entries = [
+        look_up.Entry(path=path, p50_us=us, promise_us=us, choice=score, **facts)
+        for path, us, score in (("11.11.11.11 scale=0.5", 1e3, 0.4), ("11.11.11.11", 2e3, 0.5))
+    ]
+    look_up.write(folder / "table.csv", entries)
+    stated = {"network": static[SMALL], "table": str(folder / "table.csv"), "traces": ["uniform"], "frames": 12}
+    stated |= {"shown": 2, "contenders": ["closed", "static", "oracle"], "static": static, "rung": "trained"}
+    stated |= {"margin": 0.0, "late": 0.005, "least": 0.0, "samples": 20, "scenes": 3, "switches": 2}
+    return experiments.parse("stream", stated)
+
+
+def contenders(settings, patch, scores):
+    """`_stream.Contenders` whose networks take 1 and 2 ns at first and have these mean IoUs on scenes of ``choice``."""
+    took = {"b0": 1e-3, "b1": 2e-3}
+    patch.setattr(measure, "times", lambda network, paths, **_: dict.fromkeys(paths, took[network.options.variant]))
+    patch.setattr(measure.Scenes, "mean_iou", lambda self, network, *_: scores[network.options.variant])
+    return _stream.Contenders(settings, HOW)
+
+
+@pytest.fixture(scope="module")
+def bench(settings):
+    """Contenders that promise 1,000 us for the first network, or path, and 2,000 us for the second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "promises", lambda found: dict(zip(found, (1e3, 2e3), strict=True)))
+        return contenders(settings, patch, BETTER)
+
+
+def test_a_budget_picks_the_best_network_that_it_allows(bench):
+    trace = streams.Trace("x", np.array([1e3]), np.zeros(1), np.zeros(1, dtype=bool))
+    asked = bench.contender("static", trace)
+    for budget, slowdown, name in ((500, 1, SMALL), (1999, 1, SMALL), (2000, 1, LARGE), (2000, 1.01, SMALL)):
+        picked, promised, call = asked(0, budget, slowdown)
+        assert (picked, promised) == (name, 1e3 if name == SMALL else 2e3)
+        call()
+
+
+def test_a_network_that_was_picked_gives_its_own_maps(bench, settings):
+    images = bench.images[:1]
+    for name, stated in settings.static.items():
+        network = bench._network(stated, scenes.create("stream"))
+        found = bench.static.calls(name, images)
+        np.testing.assert_allclose(found, network(images).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_frame_is_seen_as_the_network_that_ran_sees_it(bench, settings):
+    shown = measure.Scenes(scenes.create("stream", frames=3), {"test": 3}, (64, 64), "cpu")
+    seen = {}
+    for name, stated in settings.static.items():
+        network = bench._network(stated, shown.source)
+        confusions = shown.confusions(network, "test", Path.full(network.options), batch=1)
+        seen[name] = [evaluation.mean_iou(one) for one in confusions]
+    assert seen[SMALL] != pytest.approx(seen[LARGE])
+    texts = [SMALL, LARGE, LARGE, LARGE]
+    expected = [seen[SMALL][0], seen[LARGE][1], seen[LARGE][2], seen[LARGE][0]]
+    assert bench.frame_mious(texts) == pytest.approx(expected)
+
+
+def test_the_controller_of_static_networks_is_closed(bench):
+    """A budget that the larger network's promise meets. Its first frame takes longer."""
+    promised = bench.static.table
+    bench.static.table = look_up.Table(
+        [msgspec.structs.replace(entry, promise_us=entry.promise_us / 1e3) for entry in promised.rows]
+    )
+    trace = streams.Trace("x", np.full(4, 3.0), np.zeros(4), np.zeros(4, dtype=bool))
+    found = bench.met("static", trace, 0)
+    bench.static.table = promised
+    assert found.path == [LARGE, SMALL, SMALL, SMALL] and found.slowdown[1] > 2
+
+
+def test_a_network_that_is_slower_and_no_better_is_left_out(settings, monkeypatch):
+    kept = contenders(settings, monkeypatch, {"b0": 0.4, "b1": 0.4}).static.table.rows
+    assert [entry.path for entry in kept] == [SMALL]
+
+
+def test_a_network_that_sees_too_little_is_left_out(settings, monkeypatch):
+    least = msgspec.structs.replace(settings, least=0.7)
+    kept = contenders(least, monkeypatch, BETTER).static.table.rows
+    assert [entry.path for entry in kept] == [LARGE]
+
+
+def test_promises_of_static_networks_are_rehearsed(settings, monkeypatch):
+    rows = contenders(settings, monkeypatch, BETTER).static.table.rows
+    assert min(entry.promise_us for entry in rows) > 100
+
+
+def test_rows_of_static_networks_name_the_network_that_ran(settings):
+    rows = list(experiments.member("stream").run("mine", settings, HOW))
+    static = [row for row in rows if row.get("contender") == "static"]
+    assert len(static) == settings.shown + 1
+    assert {row["path"] for row in static if "frame" in row} <= {SMALL, LARGE}
+    assert all(0 <= row["miou"] <= 1 for row in static)
+
+
+@pytest.mark.parametrize(
+    ("static", "message"),
+    [
+        (["segformer-b2-64.plain"], "stream.static: unknown network 'segformer-b2-64.plain'; known: " + SMALL),
+        ([], "stream.static: expected networks for the contender static, found none"),
+        ([SMALL, SMALL], f"stream.static: '{SMALL}' stands twice"),
+        (
+            [SMALL, "segformer-b0-96.plain"],
+            f"expected images of 64x64, as {SMALL} has them, found 96x96 of segformer-b0-96",
+        ),
+    ],
+)
+def test_what_static_refuses(static, message):
+    other = {"segformer-b0-96.plain": {"network": "segformer-b0-96", "checkpoint": None}}
+    with pytest.raises(ConfigError, match=message):
+        configured(static, **(other if "segformer-b0-96.plain" in static else {}))
+
+
+def test_no_static_networks_where_the_contender_is_not_asked_for():
+    assert configured([], contenders=["closed"]).stream.static == ()
+
+
+def test_a_case_of_its_own_without_static_networks_is_refused(settings):
+    with pytest.raises(ConfigError, match="static: expected networks for the contender static, found none"):
+        list(experiments.member("stream").run("mine", msgspec.structs.replace(settings, static={}), HOW))
+
+
+def test_a_case_waits_for_the_weights_of_static_networks():
+    study = configured([SMALL, LARGE])
+    weights = [f"results/checkpoints/{name}.safetensors" for name in (SMALL, LARGE)]
+    assert experiments.sources("stream", study, SMALL) == [*weights, f"results/logs/paths/{SMALL}.csv"]
+    words = experiments.arguments("stream", study, SMALL)
+    (stated,) = (word for word in words if word.startswith("'static="))
+    assert all(name in stated and path in stated for name, path in zip((SMALL, LARGE), weights, strict=True))
+    module = experiments.member("stream")
+    planned = module.planned(SMALL, module.settings(study, SMALL))
+    assert {row["network"] for row in planned} == {"segformer-b0-64", "segformer-b1-64"}
