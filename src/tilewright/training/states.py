@@ -1,6 +1,7 @@
 """What a training goes on from, and the weights that it leaves: shared by all recipes."""
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,16 +38,26 @@ class State:
         others = [x for x in self.weights if not any(x is y for y in matrices)]
         groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.optimiser = torch.optim.AdamW(groups, betas=betas, fused=self.weights[0].is_cuda)
+        # Nothing is scaled: it leaves out steps whose gradients are not finite, and no host waits for that of a GPU.
+        self.guard = torch.amp.GradScaler(self.device.type, init_scale=1.0)
+        self.guard.scale(torch.ones((), device=self.device))
+        self.left_out = torch.zeros((), device=self.device)
         self.averages = [x.detach().clone() for x in self.weights]
         # seconds: of the training before it was interrupted. told: the numbers of each step, float32 [width].
         self.step, self.seconds, self.told = 0, 0.0, []
 
     def take(self, rate: float, *numbers: Tensor | float) -> None:
-        """One step down the gradients that the weights hold, at a `rate` of learning; `numbers` are kept."""
-        torch.nn.utils.clip_grad_norm_(self.weights, self.recipe.norm)
+        """One step down the gradients that the weights hold, at a `rate` of learning; `numbers` are kept.
+
+        Weights stay as they are where a gradient is not finite: the step counts, and `settle` tells of it.
+        """
+        self.guard.unscale_(self.optimiser)
+        norm = torch.nn.utils.clip_grad_norm_(self.weights, self.recipe.norm)
+        self.left_out += ~norm.isfinite()
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        self.optimiser.step()
+        self.guard.step(self.optimiser)
+        self.guard.update(1.0)
         self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
         weight = min(self.recipe.average, self.step / (self.step + 10))
@@ -99,7 +110,9 @@ class State:
             self.optimiser.state[owners[name]][moment] = value.to(place)
 
     def settle(self) -> None:
-        """Leave the averages in the network."""
+        """Leave the averages in the network, and warn of steps that were left out since the training went on."""
+        if count := int(self.left_out):
+            warnings.warn(f"{count} of {self.step} steps were left out: their gradients were not finite", stacklevel=2)
         with torch.no_grad():
             for x, average in zip(self.weights, self.averages, strict=True):
                 x.copy_(average)

@@ -1,0 +1,79 @@
+"""Steps of a training: what a gradient that is not finite leaves of the weights."""
+
+import copy
+import warnings
+
+import msgspec
+import pytest
+import torch
+
+from tilewright.training import states
+
+
+class Recipe(msgspec.Struct):
+    """What a state asks of a recipe."""
+
+    weight_decay: float = 0.05
+    norm: float = 1.0
+    average: float = 0.9
+
+
+def made(tmp_path):
+    torch.manual_seed(0)
+    network = torch.nn.Linear(3, 2)
+    return network, states.State("test", network, Recipe(), tmp_path / "weights.safetensors")
+
+
+def steps(network, state, scales):
+    """A step for each of `scales`, which the gradients of its loss are multiplied by."""
+    for number, scale in enumerate(scales):
+        images = torch.linspace(-1, 1, 12).view(4, 3) + number
+        loss = network(images).square().mean()
+        loss.backward()
+        for x in network.parameters():
+            x.grad.mul_(scale)
+        state.take(0.1, loss)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_a_gradient_that_is_not_finite_moves_nothing(tmp_path, wrong):
+    network, state = made(tmp_path)
+    steps(network, state, [1.0, 1.0])
+    before = copy.deepcopy(network.state_dict())
+    steps(network, state, [wrong])
+    assert all(torch.equal(x, before[name]) for name, x in network.state_dict().items())
+    assert state.step == 3 and len(state.told) == 3
+    steps(network, state, [1.0])
+    assert not any(torch.equal(x, before[name]) for name, x in network.state_dict().items())
+    with pytest.warns(UserWarning, match="1 of 4 steps were left out"):
+        state.settle()
+    assert all(x.isfinite().all() for x in network.parameters())
+
+
+def test_one_gradient_of_many_is_enough(tmp_path):
+    """Also where the others are as they should be, before they are clipped."""
+    network, state = made(tmp_path)
+    before = copy.deepcopy(network.state_dict())
+    network(torch.ones(1, 3)).sum().backward()
+    network.bias.grad[0] = float("inf")
+    state.take(0.1, 0.0)
+    assert all(torch.equal(x, before[name]) for name, x in network.state_dict().items())
+
+
+def test_finite_gradients_move_weights_as_adamw_does(tmp_path):
+    network, state = made(tmp_path)
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(3, 2)
+    groups = [{"params": [plain.weight], "weight_decay": 0.05}, {"params": [plain.bias], "weight_decay": 0.0}]
+    optimiser = torch.optim.AdamW(groups, lr=0.1)
+    for number in range(4):
+        for each in (network, plain):
+            each(torch.linspace(-1, 1, 12).view(4, 3) + number).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        state.take(0.1, 0.0)
+        assert all(torch.equal(x, y) for x, y in zip(network.parameters(), plain.parameters(), strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state.settle()
