@@ -246,7 +246,7 @@ def training_arguments(wildcards):
     """Parameter: the flags of a recipe: its data, its minutes, and the weights that it goes on from."""
     start = trained_from(wildcards)
     stated = ["--from", start] if start else []
-    minutes = CONFIG.training.minutes[wildcards.recipe]
+    minutes = CONFIG.training.minutes_of(wildcards.network, wildcards.recipe)
     for flag in ("size", "batch"):
         if (value := getattr(CONFIG.training, flag)) is not None:
             stated += [f"--{flag}", value]

@@ -127,6 +127,9 @@ def test_default_study_loads():
         ("split_keys", [64, 0], "split_keys: expected at least 1, found 0"),
         ("split_keys", [], "split_keys: expected at least one length, found none"),
         ("schedule/rounds", 0, "schedule.rounds: expected at least 1"),
+        ("training/minutes", {"plane": 1}, "training.minutes: unknown recipe 'plane'; known: plain"),
+        ("training/minutes", {"segformer-b9-512.plain": 1}, "training.minutes: .*b9"),
+        ("training/minutes", {"segformer-b2-512.plain": 0}, "training.minutes.segformer-b2-512.plain: expected"),
         ("schedule/max_tile_kinds", 0, "schedule.max_tile_kinds: expected at least 1"),
         ("schedule/time_limit_s", 0, "schedule.time_limit_s: expected a number above 0"),
         ("schedule/gap", 1, "schedule.gap: expected a fraction"),
@@ -184,6 +187,12 @@ def test_an_experiment_that_is_not_selected_needs_no_section():
 @pytest.mark.parametrize("path", ["split_keys", "schedule/rounds", "schedule/max_tile_kinds"])
 def test_what_may_be_left_to_the_device_is_null(path):
     assert config.load(changed(path, None))
+
+
+def test_a_network_may_be_trained_for_other_minutes():
+    study = config.load(changed("training/minutes", {"plain": 3.2, "segformer-b2-512.plain": 9}))
+    assert study.training.minutes_of("segformer-b2-512", "plain") == 9
+    assert study.training.minutes_of("segformer-b1-512", "plain") == 3.2
 
 
 def test_several_split_lengths_are_a_list():

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from tilewright import models, reorder, scenes, targets, training
+from tilewright import models, networks, reorder, scenes, targets, training
 from tilewright.blocks import tiles, work
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError
@@ -79,7 +79,7 @@ class Training(Section, frozen=True):
     """How the rule `train` trains networks for segmentation; nothing of the study asks for it by default.
 
     data: a source of images with labels, scenes, or camvid, ade20k or cityscapes with =<folder>
-    minutes: how long each recipe takes, by its name
+    minutes: how long each recipe takes, by its name, or by <network>.<recipe> where a network needs other ones
     size: pixels of a side of all images of a training; null is the recipe's own sizes
     batch: images of a step where size is stated; null is the recipe's own
     """
@@ -92,13 +92,20 @@ class Training(Section, frozen=True):
     def check(self, config):
         """Raise `ConfigError` for unknown names and for numbers out of range."""
         sections.known("training.data", "source", (self.data.partition("=")[0],), scenes.NAMES)
-        sections.known("training.minutes", "recipe", self.minutes, training.RECIPES)
-        for recipe, minutes in self.minutes.items():
-            sections.above_zero(f"training.minutes.{recipe}", minutes)
+        for name, minutes in self.minutes.items():
+            network, _, recipe = name.rpartition(".")
+            sections.known("training.minutes", "recipe", [recipe], training.RECIPES)
+            if network:
+                sections.at("training.minutes", networks.parse, network)
+            sections.above_zero(f"training.minutes.{name}", minutes)
         sections.at_least("training.size", 32, [self.size])
         sections.at_least("training.batch", 1, [self.batch])
         if self.batch is not None and self.size is None:
             raise ConfigError("training.batch: expected a size beside it, found none")
+
+    def minutes_of(self, network, recipe):
+        """How long a network takes by a recipe."""
+        return self.minutes.get(f"{network}.{recipe}", self.minutes[recipe])
 
 
 class Figures(Section, frozen=True):
