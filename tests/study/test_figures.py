@@ -140,6 +140,22 @@ def test_the_fastest_peer_is_named_with_its_order(study, tmp_path):
     assert (row.peer_natural, row.peer_us_natural) == ("flex (none)", 75)
 
 
+def test_a_peer_that_ran_in_one_order_is_not_missing(study, tmp_path):
+    """Missing ones are told once, with the workloads that lack them."""
+    blank = {"status": "skipped", "reason": "fa4 cannot be imported; known: flash_attn"}
+    rows = [synthetic.row("vil-tiny-224-s1", "fa4", None, reorder="none", **blank)]
+    rows += [synthetic.row("vil-tiny-224-s1", "fa4", 60, reorder="window")]
+    rows += [synthetic.row("vil-tiny-224-s1", "tilewright", 20, ordered="True", **_read.HEADLINE)]
+    for model in ("vil-tiny-224-s1", "vil-tiny-384-s1"):
+        rows += [synthetic.row(model, "natten", None, reorder="none", status="skipped", reason="not installed")]
+    rows += [synthetic.row("vil-tiny-384-s1", "tilewright", 20, ordered="True", **_read.HEADLINE)]
+    synthetic.write_csv(tmp_path / "study.bench.csv", synthetic.BENCH, rows)
+    inputs = [tmp_path / "study.bench.csv", _select.PAPER_LATENCY]
+    assert list(table("speedup", study, inputs)["reason"]) == ["natten: not installed"] * 2
+    said = figures.member("speedup").draw(inputs).get_supxlabel()
+    assert said.count("natten") == 1 and "vil-tiny-224-s1, vil-tiny-384-s1: natten: not installed." in said
+
+
 @pytest.mark.parametrize(
     ("name", "suffix"), [*((name, "svg") for name in figures.NAMES), ("reorder_time", "png"), ("reorder_time", "pdf")]
 )

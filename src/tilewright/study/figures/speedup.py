@@ -1,6 +1,8 @@
 """The headline plan against dense attention for every workload, with the paper's best speed-up and the peers beside
 it."""
 
+import re
+
 from tilewright.study.figures import _style
 from tilewright.study.tables import _read, speedup
 
@@ -71,11 +73,20 @@ def draw(inputs):
             f"({_style.dense_names(frame)}; {_read.devices(frame)}); below each its number. Peers in plan order, too. "
             f"Best of up to {frame['plans'].max():.0f} plans: the least of as many measurements. "
             "Diamonds: the paper's fastest over FlashAttention on an A100, whole networks.",
-            *(f"{_style.listed(rows['model'])}: {why}." for why, rows in frame.groupby("reason", sort=False) if why),
+            *(f"{_style.listed(models)}: {why}." for why, models in _reasons(frame).items()),
         ],
         width=max(110, int(15 * sum(counts) + 30)),
     )
     return drawn
+
+
+def _reasons(frame):
+    """``{"provider: reason": workloads}`` of what is missing."""
+    found = {}
+    for row in frame.itertuples():
+        for why in filter(None, re.split(r"; (?=\w+: )", row.reason)):
+            found.setdefault(why, []).append(row.model)
+    return found
 
 
 def _bar(axes, row):

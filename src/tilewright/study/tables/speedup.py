@@ -75,7 +75,9 @@ def table(inputs):
         best, best_us = _fastest(plans, "p50_us")
         # Inference's form is of a part of the pattern.
         whole = group[group["provider"] != _select.INFERENCE]
-        blank = group[(group["status"] != "ok") & group["reason"].ne("")]
+        # Who was measured in one order is not missing.
+        ran = group.loc[group["status"] == "ok", "provider"]
+        blank = group[(group["status"] != "ok") & group["reason"].ne("") & ~group["provider"].isin(ran)]
         forms = [_compared(group, suffix, *form) for suffix, form in FORMS.items()]
         flex = group[group["provider"].str.startswith("flex")]
         result.append(
