@@ -6,7 +6,7 @@ graphs, in turns, tokens in plan order. Prints what became of each candidate, th
 was predicted, what stage T3 says, what was measured, and which form either takes. A form that is wrong, or one taken
 that is slower than another by more than noise, is a fault. To keep forms: ``tilewright calibrate --forms``.
 
-    python benchmarks/bench_forms.py --head-dim 64 --tiles 64x1 128x1
+    python benchmarks/bench_forms.py --head-dim 64 --tiles 64x1 128x1 --output bench_forms.csv
 """
 
 import argparse
@@ -48,6 +48,7 @@ def main():
     parser.add_argument("--heads", type=int, default=6)
     parser.add_argument("--tiles", nargs="+", default=targets.facts("cuda").TILES)
     parser.add_argument("--seconds", type=float, default=240.0, help="after which no further pattern begins")
+    parser.add_argument("--output", type=Path, help="CSV of all rows")
     given = parser.parse_args()
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as cache:
@@ -68,8 +69,8 @@ def main():
             found = compared(name, order, chosen, given)
             print(pd.DataFrame(found).to_string(index=False, float_format="{:.4g}".format), flush=True)
             rows += found
-    if "OUT" in os.environ:
-        pd.DataFrame(rows).to_csv(Path(os.environ["OUT"]) / "bench_forms.csv", index=False)
+    if given.output is not None:
+        pd.DataFrame(rows).to_csv(given.output, index=False)
 
 
 def _candidates(chosen, head_dim, dtype):

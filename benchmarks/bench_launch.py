@@ -65,7 +65,7 @@ def main():
     parser = argparse.ArgumentParser(description="Launches side by side and blocks of keys on this GPU")
     parser.add_argument("patterns", nargs="*", help="of the cases; all by default")
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT", "results/logs")))
+    parser.add_argument("--output", type=Path, default=Path("results/logs"), help="folder of the CSVs")
     parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.compile is not None:

@@ -4,13 +4,12 @@ Each pattern is covered by one tile, and its work items run in one launch for ea
 those that are not chosen. A form is timed after its result was compared with the reference; times are replays of a CUDA
 graph, tokens in plan order. Beside them stands what the cost model predicts from this GPU's calibration, which is made
 first where there is none. Steps: of the tile's keys, all and with a mask. Prints a row as soon as it is known, and
-begins no further pattern after `--seconds`. With $OUT set, all rows go to ``$OUT/bench_masks.csv``.
+begins no further pattern after `--seconds`. All rows go to `--output`.
 
-    python benchmarks/bench_masks.py --tile 64x1 --seconds 90
+    python benchmarks/bench_masks.py --tile 64x1 --seconds 90 --output bench_masks.csv
 """
 
 import argparse
-import os
 import time
 from pathlib import Path
 
@@ -59,6 +58,7 @@ def main():
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--output", type=Path, help="CSV of all rows")
     given, begin, rows = parser.parse_args(), time.perf_counter(), []
     tile = tiles.parse(given.tile)
     # Of the first form that is kept of the tile.
@@ -73,8 +73,8 @@ def main():
             rows.append(row)
             print(pd.DataFrame([row]).to_string(index=False, header=len(rows) == 1, formatters=SHOWN), flush=True)
     print(f"{time.perf_counter() - begin:.0f} s in all")
-    if "OUT" in os.environ:
-        pd.DataFrame(rows).to_csv(Path(os.environ["OUT"]) / "bench_masks.csv", index=False)
+    if given.output is not None:
+        pd.DataFrame(rows).to_csv(given.output, index=False)
 
 
 SHOWN = {

@@ -63,8 +63,7 @@ def main():
     elif given.timed:
         timed(given.timed)
     else:
-        folder = os.environ.get("OUT")
-        compared(given.cases, given.output or (Path(folder) / "bench_warps.csv" if folder else None))
+        compared(given.cases, given.output)
 
 
 def contenders(tile, head_dim):

@@ -19,7 +19,6 @@ without graphs, to see that everything works.
 
 import argparse
 import importlib.util
-import os
 import tempfile
 import time
 from dataclasses import dataclass
@@ -88,7 +87,7 @@ def main():
     which.add_argument("--no-compile", action="store_true", help="nothing is compiled by torch")
     which.add_argument("--only-compiled", action="store_true", help="nothing is called as it is")
     parser.add_argument("--tiny", action="store_true", help="small sizes, float32, on a CPU")
-    parser.add_argument("--output", type=Path, default=None, help="default $OUT/segformer.csv, where OUT is set")
+    parser.add_argument("--output", type=Path, help="CSV of all rows; kernels go beside it")
     given = parser.parse_args()
     deadline = time.monotonic() + given.seconds
     variants, sizes, batches = (text.split(",") for text in (given.variants, given.sizes, given.batches))
@@ -111,8 +110,7 @@ def main():
     print(frame[[column for column in SHOWN if column in frame]].round(5).to_string(index=False), flush=True)
     show_kernels(kernels)
     show_ratios(frame)
-    output = given.output or (Path(os.environ["OUT"]) / "segformer.csv" if os.environ.get("OUT") else None)
-    if output is not None:
+    if (output := given.output) is not None:
         for table, path in ((frame, output), (kernels, output.with_name(f"{output.stem}_kernels.csv"))):
             with atomic(path) as written:
                 table.to_csv(written, index=False)

@@ -14,7 +14,6 @@ case. Random keys are right for times and say nothing about recall.
 
 import argparse
 import itertools
-import os
 import subprocess
 import sys
 import time
@@ -361,10 +360,8 @@ def main():
     parser.add_argument("--kernels", action="store_true", help="the forms of every kernel that may win, alone")
     parser.add_argument("--try", dest="trial", type=int, help="the number of one of those forms: try it, time nothing")
     parser.add_argument("--tiny", action="store_true", help="300 tokens, to see whether it runs")
-    parser.add_argument("--output", type=Path, help="CSV of all rows; slices.csv in the folder that $OUT names")
+    parser.add_argument("--output", type=Path, help="CSV of all rows")
     given = parser.parse_args()
-    if given.output is None and os.environ.get("OUT") and given.trial is None:
-        given.output = Path(os.environ["OUT"]) / "slices.csv"
     torch.manual_seed(0)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     if device.type != "cuda":

@@ -9,7 +9,6 @@ may see. Times are medians of CUDA graph replays, all of one run; a call that wa
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import numpy as np
@@ -100,9 +99,8 @@ def main():
     parser.add_argument("--cases", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--seconds", type=float, default=0.5, help="of a timing, at most")
     parser.add_argument("--tiny", action="store_true", help="small cases in float16, without a GPU")
-    parser.add_argument("--output", type=Path, help="a CSV; default slices_text.csv in $OUT, where that is set")
+    parser.add_argument("--output", type=Path, help="CSV of all rows")
     args = parser.parse_args()
-    output = args.output or (Path(os.environ["OUT"]) / "slices_text.csv" if os.environ.get("OUT") else None)
     device = torch.device("cpu") if args.tiny else torch.device("cuda", torch.cuda.current_device())
     dtype = torch.float16 if args.tiny else torch.bfloat16
     cases = TINY if args.tiny else {name: MODELS[name] for name in args.cases}
@@ -111,8 +109,8 @@ def main():
     with torch.no_grad():
         for case, name in cases.items():
             found += measured(case, name, device, dtype, 0.01 if args.tiny else args.seconds)
-            if output:
-                pd.DataFrame(found).to_csv(output, index=False)
+            if args.output:
+                pd.DataFrame(found).to_csv(args.output, index=False)
     print(pd.DataFrame(found).to_string(index=False, float_format="{:,.3g}".format))
 
 

@@ -17,7 +17,6 @@ pixels do not divide 1024: images have 1022. Without --images they are smooth no
 """
 
 import argparse
-import os
 import time
 from pathlib import Path
 
@@ -85,7 +84,7 @@ def main():
     add("--no-compile", action="store_true", help="networks are called as they are")
     add("--seconds", type=float, default=240.0, help="no case begins after this time; default 240")
     add("--tiny", action="store_true", help="three layers of 48 channels at a tenth of the size, on a CPU")
-    add("--output", type=Path, default=None, help="default $OUT/timm_network.csv, where OUT is set")
+    add("--output", type=Path, help="CSV of all rows")
     given = parser.parse_args()
     if given.tiny:
         given.device = "cpu"
@@ -101,10 +100,9 @@ def main():
     print(frame[[column for column in SHOWN if column in frame]].round(4).to_string(index=False), flush=True)
     for _, row in frame[frame["status"] != "ok"].iterrows():
         print(f"{row['model']} batch {row['batch']} {row['case']}: {row['status']}: {row['reason']}")
-    output = given.output or (Path(os.environ["OUT"]) / "timm_network.csv" if os.environ.get("OUT") else None)
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(output) as written:
+    if given.output is not None:
+        given.output.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(given.output) as written:
             frame.to_csv(written, index=False)
 
 
