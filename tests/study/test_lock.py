@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -65,6 +66,50 @@ def test_who_comes_second_waits(gpus, monkeypatch):
         came.append("first")
     waiting.join(30)
     assert came == ["first", "second"]
+
+
+def test_whoever_waits_gets_a_turn(gpus, monkeypatch):
+    """Also where another one asks again as soon as it is done, and never sleeps."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    came, over = [], threading.Event()
+
+    def greedy():
+        while not over.is_set():
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+            with _lock.exclusive("cuda"):
+                came.append("greedy")
+                time.sleep(0.02)
+
+    def patient():
+        with _lock.exclusive("cuda"):
+            came.append("patient")
+
+    threads = [threading.Thread(target=greedy) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while len(came) < 3:
+        time.sleep(0.01)
+    waiting = threading.Thread(target=patient)
+    waiting.start()
+    begun = len(came)
+    waiting.join(30)
+    over.set()
+    for thread in threads:
+        thread.join(30)
+    assert came.index("patient") - begun < 8
+
+
+def test_who_waits_for_another_gpu_does_not_stand_in_line(gpus, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with _lock.exclusive("cuda"):
+        waiting = threading.Thread(target=lambda: _lock.exclusive("cuda").__enter__(), daemon=True)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        waiting.start()
+        waiting.join(3 * _lock.PAUSE)
+        assert waiting.is_alive()
+        other = elsewhere(gpus, 'print(os.environ["CUDA_VISIBLE_DEVICES"])', CUDA_VISIBLE_DEVICES="1")
+        assert other.stdout.strip() == "GPU-b"
+    waiting.join(30)
 
 
 def test_a_gpu_is_lent_while_nothing_is_timed(gpus, monkeypatch):
@@ -142,10 +187,11 @@ def test_a_lock_is_for_every_user(gpus):
     before = os.umask(0o077)
     try:
         with _lock.exclusive("cuda"):
-            (lock,) = gpus.glob("*.lock")
+            locks = list(gpus.glob("*.lock"))
     finally:
         os.umask(before)
-    assert lock.name == "tilewright-GPU-a.lock" and lock.stat().st_mode & 0o777 == 0o644
+    assert len(locks) == 2 and gpus / "tilewright-GPU-a.lock" in locks
+    assert all(lock.stat().st_mode & 0o777 == 0o644 for lock in locks)
 
 
 def test_what_stands_in_place_of_a_lock_is_not_touched(gpus):

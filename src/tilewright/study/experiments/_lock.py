@@ -5,6 +5,7 @@ on cores enough for all, and each waits for the lock. On a CPU the workflow itse
 """
 
 import fcntl
+import hashlib
 import os
 import time
 from contextlib import contextmanager, suppress
@@ -25,7 +26,8 @@ _LOCKS = []
 def exclusive(kind):
     """Hold a device of `kind` that nobody else holds by this function; wait for one.
 
-    Of several, the first free one becomes the only one that this process sees: enter before torch uses any.
+    Of several, the first free one becomes the only one that this process sees: enter before torch uses any. Who waits
+    for the same devices gets one in turn.
     ASSUME: all who time on the machine see the same `FOLDER`. Raises `DeviceError` where there is no such device, or
     its lock cannot be opened.
     """
@@ -34,8 +36,12 @@ def exclusive(kind):
         return
     facts = targets.facts(kind)
     names = facts.available()
-    while (held := next(filter(None, map(_hold, names)), None)) is None:
-        time.sleep(PAUSE)
+    # One of those that wait for the same devices looks for a free one, the others wait for it: none waits for ever.
+    digest = hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:12]
+    with _opened(FOLDER / f"tilewright-queue-{digest}.lock") as queue:
+        fcntl.flock(queue, fcntl.LOCK_EX)
+        while (held := next(filter(None, map(_hold, names)), None)) is None:
+            time.sleep(PAUSE)
     name, lock = held
     with lock:
         facts.claim(name)
