@@ -6,13 +6,15 @@ from tilewright.study.tables import _read, stream
 NAMES = {
     "closed": ("paths, with controller", _contenders.BLUE),
     "target": ("paths, with a share of late frames", "#CC79A7"),
-    "open": ("paths, without", "#56B4E9"),
+    "open": ("paths, without a controller", "#56B4E9"),
     "full": ("always the best path", "#5A5A5A"),
     "fixed": ("one path for the least budget", "#E69F00"),
     "static": ("static networks, with controller", "#882255"),
     "oracle": ("an oracle of times", "#009E73"),
 }
 SHOWN = "closed"
+# Percent that an axis shows at least, also where no budget was missed.
+LEAST = 1.0
 
 
 def needs(config):
@@ -63,7 +65,7 @@ def draw(inputs):
         ):
             bars = axes.barh(range(len(own)), 100 * own[column], color=[NAMES[name][1] for name in own.index])
             axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
-            axes.set(xlabel=what, yticks=[], xlim=(0, max(1e-9, 130 * own[column].max())))
+            axes.set(xlabel=what, yticks=[], xlim=(0, max(LEAST, 130 * own[column].max())))
             axes.invert_yaxis()
             axes.grid(axis="y", visible=False)
     handles = [
