@@ -76,11 +76,12 @@ class Executor:
         if out is None:
             out = qkv.empty(q, self.layout.queries)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        self._attend(lists, (q, k, v), scale, out, lse)
+        # Before it is one, for the operators of a worker.
+        self._attend(lists, (q, k, v), scale, out, lse, torch.get_num_threads())
         return out, lse if with_lse else None
 
     @in_forks
-    def _attend(self, lists, tokens, scale, out, lse):
+    def _attend(self, lists, tokens, scale, out, lse, threads):
         """Write the attention of `tokens` and its log-sum-exps; the longest lists of each head start first."""
         keys, counts, order, state = lists
         if state[layouts.OVERFLOW]:
@@ -90,7 +91,7 @@ class Executor:
         counts, order = counts.numpy(), order.numpy()
         jobs = [(b, h, g) for b, h in np.ndindex(order.shape[:2]) for g in order[b, h].tolist()]
         with alone():
-            workers(self._threads).run(partial(self._group, keys, counts, tokens, scale, out, lse), jobs)
+            workers(threads).run(partial(self._group, keys, counts, tokens, scale, out, lse), jobs)
 
     def _group(self, keys, counts, tokens, scale, out, lse, job):
         b, h, g = job
@@ -103,10 +104,6 @@ class Executor:
         taken = (x[b, h].index_select(0, listed)[None, None] for x in (k, v))
         found, sums = attention_with_lse(q[b : b + 1, h : h + 1, rows], *taken, attn_mask=None, scale=scale)
         out[b, h, rows], lse[b, h, rows] = found[0, 0], sums[0, 0]
-
-    @property
-    def _threads(self):
-        return torch.get_num_threads()
 
     @property
     def _groups(self):
