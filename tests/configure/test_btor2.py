@@ -112,7 +112,7 @@ def test_a_tile_in_btor2_runs_as_its_library_does():
         tile = rtl.Tile(memory)
     except Unavailable as error:
         pytest.skip(str(error))
-    constants = [name for name in tile.library.constants if name != "rst"]
+    constants = [name for name in tile.compiled.constants if name != "rst"]
     system = btor2.read(rtl.btor2(memory), "|".join(constants))
     rng, cycles, moved = np.random.default_rng(5), 200, 0
     for _ in range(30):
@@ -121,11 +121,11 @@ def test_a_tile_in_btor2_runs_as_its_library_does():
         often = [name for name in constants if name.endswith(("_enable", "_cycle_step0", "_cycle_step1"))]
         registers |= {name: 1 for name in often if rng.random() < 0.8}
         registers |= {name: int(rng.integers(4, 40)) for name in constants if name.endswith("_last0")}
-        inputs = {name: rng.integers(0, 1 << system.width(name), cycles).tolist() for name in tile.library.inputs}
+        inputs = {name: rng.integers(0, 1 << system.width(name), cycles).tolist() for name in tile.compiled.inputs}
         inputs["run"] = (rng.random(cycles) < 0.95).astype(int).tolist()
-        found = replay.run(system, registers, inputs, cycles, tile.library.outputs)
-        given = np.array([inputs[name] for name in tile.library.inputs]).T
-        ran = tile.library.run({**registers, "rst": 0}, given)
-        assert [found[name] for name in tile.library.outputs] == ran.T.tolist()
-        moved += sum(any(found[name]) for name in tile.library.outputs if name.startswith("data_out"))
+        found = replay.run(system, registers, inputs, cycles, tile.compiled.outputs)
+        given = np.array([inputs[name] for name in tile.compiled.inputs]).T
+        ran = tile.compiled.run({**registers, "rst": 0}, given)
+        assert [found[name] for name in tile.compiled.outputs] == ran.T.tolist()
+        moved += sum(any(found[name]) for name in tile.compiled.outputs if name.startswith("data_out"))
     assert moved > 5

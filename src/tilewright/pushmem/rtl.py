@@ -186,12 +186,12 @@ class Tile:
         self.told = [signal.name for signal in tile.told]
         ports = [signal.name for signal in (*tile.data_out, *tile.valid_out, *tile.told)]
         given = ["run", *(signal.name for signal in tile.data_in)]
-        self.library = Library(rtlil(tile), [*tile.configuration, "rst"], given, ports)
+        self.compiled = Library(rtlil(tile), [*tile.configuration, "rst"], given, ports)
 
     def run(self, configuration, data_in: np.ndarray, run=None) -> Run:
         """The `Run` of data_in [cycles, inputs]. run: bool [cycles], which cycles count; None for all."""
         stated = recurrence.registers(configuration, self.memory) | {"rst": 0}
         counts = np.ones(len(data_in), np.uint64) if run is None else np.asarray(run, dtype=np.uint64)
-        out = self.library.run(stated, np.column_stack([counts, data_in.astype(np.uint64)]))
+        out = self.compiled.run(stated, np.column_stack([counts, data_in.astype(np.uint64)]))
         told = dict(zip(self.told, out[:, 2 * self.ports :].T, strict=True))
         return Run(out[:, : self.ports].astype(np.int64), out[:, self.ports : 2 * self.ports].astype(bool), told)
