@@ -193,6 +193,8 @@ def test_a_network_may_be_trained_for_other_minutes():
     study = config.load(changed("training/minutes", {"plain": 3.2, "segformer-b2-512.plain": 9}))
     assert study.training.minutes_of("segformer-b2-512", "plain") == 9
     assert study.training.minutes_of("segformer-b1-512", "plain") == 3.2
+    study = config.load(changed("training/minutes", {"segformer-b2-512.plain": 9}))
+    assert study.training.minutes_of("segformer-b2-512", "plain") == 9
 
 
 def test_several_split_lengths_are_a_list():

@@ -105,7 +105,8 @@ class Training(Section, frozen=True):
 
     def minutes_of(self, network, recipe):
         """How long a network takes by a recipe."""
-        return self.minutes.get(f"{network}.{recipe}", self.minutes[recipe])
+        own = f"{network}.{recipe}"
+        return self.minutes[own if own in self.minutes else recipe]
 
 
 class Figures(Section, frozen=True):
