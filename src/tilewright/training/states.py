@@ -40,6 +40,7 @@ class State:
         self.optimiser = torch.optim.AdamW(groups, betas=betas, fused=self.weights[0].is_cuda)
         # Nothing is scaled: it leaves out steps whose gradients are not finite, and no host waits for that of a GPU.
         self.guard = torch.amp.GradScaler(self.device.type, init_scale=1.0)
+        # It exists on the device once it has scaled something.
         self.guard.scale(torch.ones((), device=self.device))
         self.left_out = torch.zeros((), device=self.device)
         self.averages = [x.detach().clone() for x in self.weights]

@@ -12,7 +12,7 @@ from tilewright.paths import accuracy, latency, measure, program, space, table
 from tilewright.paths import layers as counted
 from tilewright.paths.calls import Calls
 from tilewright.study.experiments._rows import machine, now
-from tilewright.study.experiments.paths import budgets_of, texts
+from tilewright.study.experiments.paths import budgets_for, texts
 
 # Why a path is measured, the first that holds.
 PARTS = ("base", "single", "drawn", "proposed", "every", "alone")
@@ -100,7 +100,7 @@ def rows(case, settings, how):
                 seed=how.seed,
             )  # fmt: skip
         begin = perf_counter()
-        proposals[rung] = proposed(settings, {base: (times[base], fitted[rung, base]) for base in bench.bases})
+        proposals[rung] = proposed(settings, [(times[base], fitted[rung, base]) for base in bench.bases])
         seconds[rung] = perf_counter() - begin
     kept = {path for found in proposals.values() for path in thinned(found, settings.proposals * len(bench.bases))}
     for path in sorted(kept, key=str):
@@ -136,16 +136,15 @@ def rows(case, settings, how):
 def proposed(settings, models):
     """``{path: {what proposed it: None}}`` for all budgets: of each solver the best over the bases, and the runner-up.
 
-    models: ``{base: (Latency, Losses)}``.
+    models: pairs of `Latency` and `Losses`, one a base.
     """
-    most = max(times.base_us for times, _ in models.values())
-    least = min(times.base_us - times.saved_us.clip(min=0).sum() for times, _ in models.values())
-    budgets, own, found = budgets_of(least, most, settings.budgets), list(models.values()), {}
-    plans = {solver: program.plan(own, budgets, solver) for solver in settings.solvers}
-    second = program.runners_up(own, plans["highs"], "highs") if "highs" in plans else {}
+    budgets, found = budgets_for(models, settings.budgets), {}
+    plans = {solver: program.plan(models, budgets, solver) for solver in settings.solvers}
+    if "highs" in plans:
+        plans["second"] = program.runners_up(models, plans["highs"], "highs")
     for budget in budgets:
-        for by, made in [*((solver, plans[solver]) for solver in settings.solvers), ("second", second)]:
-            if (proposal := made.get(budget)) is not None:
+        for by, made in plans.items():
+            if (proposal := made[budget]) is not None:
                 found.setdefault(proposal.path, {})[f"{by} {budget:.0f}"] = None
     return found
 

@@ -270,6 +270,15 @@ def remark(row):
     return f"{row['p50_us']:,.0f} us, {seen}"
 
 
+def budgets_for(models, count):
+    """`count` budgets for bases: from what is predicted of the fastest path of all to the slowest base.
+
+    models: pairs of `Latency` and `Losses`, one a base.
+    """
+    least = min(times.base_us - times.saved_us.clip(min=0).sum() for times, _ in models)
+    return budgets_of(least, max(times.base_us for times, _ in models), count)
+
+
 def budgets_of(least_us, most_us, count):
     """`count` budgets in microseconds, evenly from the fastest to the full path."""
     if count == 1:

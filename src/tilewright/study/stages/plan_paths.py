@@ -30,9 +30,7 @@ def run(profile, output, solver, budgets, count, rung, seed):
         raise ConfigError(f"count: expected at least 1, found {count}")
     models = _models(profile, rung, seed)
     if budgets is None:
-        most = max(times.base_us for times, _ in models)
-        least = min(times.base_us - times.saved_us.clip(min=0).sum() for times, _ in models)
-        budgets = of_paths.budgets_of(least, most, count)
+        budgets = of_paths.budgets_for(models, count)
     found = []
     plans = program.plan(models, budgets, solver)
     for budget in budgets:

@@ -76,7 +76,7 @@ class Executor:
         if out is None:
             out = qkv.empty(q, self.layout.queries)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        # Before it is one, for the operators of a worker.
+        # Counted here: where groups are shared, this thread's operators have one core.
         self._attend(lists, (q, k, v), scale, out, lse, torch.get_num_threads())
         return out, lse if with_lse else None
 
