@@ -1,4 +1,4 @@
-"""Steps of a training: what a gradient that is not finite leaves of the weights."""
+"""Steps of a training: what a gradient that is not finite leaves of the weights, on a GPU where there is one."""
 
 import copy
 import warnings
@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 
+from helpers.gpu import TRITON_DEVICE as DEVICE
 from tilewright.training import states
 
 
@@ -20,14 +21,14 @@ class Recipe(msgspec.Struct):
 
 def made(tmp_path):
     torch.manual_seed(0)
-    network = torch.nn.Linear(3, 2)
+    network = torch.nn.Linear(3, 2).to(DEVICE)
     return network, states.State("test", network, Recipe(), tmp_path / "weights.safetensors")
 
 
 def steps(network, state, scales):
     """A step for each of `scales`, which the gradients of its loss are multiplied by."""
     for number, scale in enumerate(scales):
-        images = torch.linspace(-1, 1, 12).view(4, 3) + number
+        images = torch.linspace(-1, 1, 12, device=DEVICE).view(4, 3) + number
         loss = network(images).square().mean()
         loss.backward()
         for x in network.parameters():
@@ -54,7 +55,7 @@ def test_one_gradient_of_many_is_enough(tmp_path):
     """Also where the others are as they should be, before they are clipped."""
     network, state = made(tmp_path)
     before = copy.deepcopy(network.state_dict())
-    network(torch.ones(1, 3)).sum().backward()
+    network(torch.ones(1, 3, device=DEVICE)).sum().backward()
     network.bias.grad[0] = float("inf")
     state.take(0.1, 0.0)
     assert all(torch.equal(x, before[name]) for name, x in network.state_dict().items())
@@ -63,12 +64,12 @@ def test_one_gradient_of_many_is_enough(tmp_path):
 def test_finite_gradients_move_weights_as_adamw_does(tmp_path):
     network, state = made(tmp_path)
     torch.manual_seed(0)
-    plain = torch.nn.Linear(3, 2)
+    plain = torch.nn.Linear(3, 2).to(DEVICE)
     groups = [{"params": [plain.weight], "weight_decay": 0.05}, {"params": [plain.bias], "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=0.1)
+    optimiser = torch.optim.AdamW(groups, lr=0.1, fused=DEVICE == "cuda")
     for number in range(4):
         for each in (network, plain):
-            each(torch.linspace(-1, 1, 12).view(4, 3) + number).square().mean().backward()
+            each(torch.linspace(-1, 1, 12, device=DEVICE).view(4, 3) + number).square().mean().backward()
         torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
