@@ -84,14 +84,13 @@ def predicted(q, k):
 
 
 def forms(layout, q):
-    """Forms of attention: the candidates of this device, and the plain kernel with each of its options."""
+    """Forms of attention: the default, one of each kind of kernel, and the plain kernel with each of its options."""
     facts = device_facts(q.device)
+    first, *others = slice_config.candidates(layout.rows, q.shape[-1], q.dtype, *facts)
     plain = slice_config.plain(layout.rows, q.shape[-1], q.dtype, facts[1])
+    kinds = {(form.by_warps, form.loose): form for form in others}
     options = ({"ahead": True}, {"k_columns": True}, {"slack": 8})
-    return [
-        *slice_config.candidates(layout.rows, q.shape[-1], q.dtype, *facts),
-        *(replace(plain, **option) for option in options),
-    ]
+    return [*dict.fromkeys((first, *kinds.values(), *(replace(plain, **option) for option in options)))]
 
 
 def error(lists, out, q, k, v):
