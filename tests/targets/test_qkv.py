@@ -98,6 +98,14 @@ def test_memory_for_another_result_is_as_for_the_first():
     assert other.data_ptr() != first.data_ptr()
 
 
+def test_memory_for_another_result_has_all_of_its_last_row():
+    """Of rows of 304 bytes, 300 are shown: a kernel fills all of them, beyond the last one that is shown."""
+    first = torch.empty(2, 3, 304, dtype=torch.uint8)[..., :300]
+    other = qkv.empty_like_result(first)()
+    assert (other.shape, other.stride(), other.dtype) == (first.shape, first.stride(), first.dtype)
+    assert other.untyped_storage().nbytes() == 2 * 3 * 304
+
+
 def test_a_result_has_the_heads_of_a_token_side_by_side():
     out = qkv.empty(tensors()[0], 7)
     assert out.shape == (3, 2, 7, 16) and out.transpose(1, 2).is_contiguous()

@@ -64,8 +64,21 @@ def empty(q, n_queries):
 
 
 def empty_like_result(x):
-    """``callable()``: memory like that of `x`, on the current GPU as compiled code asks for it, at half the cost."""
-    shape, stride, dtype = tuple(x.shape), x.stride(), x.dtype
+    """``callable()``: memory like that of `x`, on the current GPU as compiled code asks for it, at half the cost.
+
+    As much of it as `x` has: kernels may fill rows that are longer than what is shown of them, the last one, too.
+    """
+    shape, stride = tuple(x.shape), x.stride()
+    held = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    shown = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    if x.numel() and held > shown:
+        whole = _memory(x, (held,), (1,))
+        return lambda: whole().as_strided(shape, stride)
+    return _memory(x, shape, stride)
+
+
+def _memory(x, shape, stride):
+    """``callable()``: memory of the type of `x`, where it lies."""
     if x.device.type == "cuda":
-        return partial(_internals.empty_strided_cuda, shape, stride, dtype)
+        return partial(_internals.empty_strided_cuda, shape, stride, x.dtype)
     return partial(x.new_empty_strided, shape, stride)
