@@ -2,13 +2,15 @@
 
 import copy
 import warnings
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
 
 from helpers.gpu import TRITON_DEVICE as DEVICE
-from tilewright.training import states
+from tilewright.core.errors import TrainingError
+from tilewright.training import _attention, classification, segmentation, states, video
 
 
 class Recipe(msgspec.Struct):
@@ -78,3 +80,49 @@ def test_finite_gradients_move_weights_as_adamw_does(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         state.settle()
+
+
+def test_many_steps_without_finite_gradients_end_the_training(tmp_path, monkeypatch):
+    """Also where every other step is as it should be."""
+    monkeypatch.setattr(states, "COUNTED", 10)
+    monkeypatch.setattr(states, "MOST_LEFT_OUT", 4)
+    network, state = made(tmp_path)
+    steps(network, state, [1.0] * 10 + [1.0, float("nan")] * 4)
+    with pytest.raises(TrainingError, match="found 5 of the 10 steps to step 20 without"):
+        steps(network, state, [1.0, float("nan")])
+
+
+def test_few_steps_without_finite_gradients_do_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(states, "COUNTED", 10)
+    monkeypatch.setattr(states, "MOST_LEFT_OUT", 4)
+    network, state = made(tmp_path)
+    steps(network, state, ([1.0] * 6 + [float("inf")] * 4) * 3)
+    assert state.step == 30 and state.left_out == 12
+
+
+def test_attention_of_cudnn_is_left_out_of_a_training_alone():
+    @_attention.finite()
+    def inside():
+        return torch.backends.cuda.cudnn_sdp_enabled()
+
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    assert before and not inside() and torch.backends.cuda.cudnn_sdp_enabled()
+    with pytest.raises(ZeroDivisionError), _attention.finite():
+        raise ZeroDivisionError
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize(
+    "train", [segmentation.train, classification.train, classification.train_predictor, video.train]
+)
+def test_every_training_leaves_it_out(train, monkeypatch):
+    class Seen(Exception):
+        """What was found."""
+
+    def seen(*_):
+        raise Seen(torch.backends.cuda.cudnn_sdp_enabled())
+
+    for module, name in ((segmentation, "_check"), (classification, "_check"), (video, "Path")):
+        monkeypatch.setattr(module, name, seen)
+    with pytest.raises(Seen, match="False"):
+        train(SimpleNamespace(attention="dense"), None, None, "weights.safetensors")

@@ -54,6 +54,10 @@ class DeviceError(TilewrightError):
     """A device that is absent, or differs from the one that an artifact was made for."""
 
 
+class TrainingError(TilewrightError):
+    """A training that cannot go on: many of its gradients are not finite."""
+
+
 class Unavailable(TilewrightError):
     """An attention, a batching or a baseline that cannot run here, or not for this pattern, and why."""
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from tilewright import targets
 from tilewright.core.errors import ConfigError
-from tilewright.training import states
+from tilewright.training import _attention, states
 from tilewright.training._pace import Pace, rate
 
 KIND = "classifier training"
@@ -82,6 +82,7 @@ class Trained:
     kept: list[float] = field(default_factory=list)
 
 
+@_attention.finite()
 def train(
     network,
     source,
@@ -100,7 +101,8 @@ def train(
     it ends, the earlier one. compiled: by ``torch.compile``, for which the clock waits. show: takes lines about the
     progress. The network is left with the averaged weights.
 
-    Raises `ConfigError` for a network of other classes than the source's, or without an end.
+    Raises `ConfigError` for a network of other classes than the source's, or without an end, `TrainingError` where many
+    gradients are not finite.
     """
     _check(network, source)
     run = torch.compile(network, dynamic=False) if compiled else network
@@ -114,6 +116,7 @@ def train(
     return _run(state, source, recipe, loss_of, Pace(steps, seconds), first, path, show)
 
 
+@_attention.finite()
 def train_predictor(
     network,
     source,

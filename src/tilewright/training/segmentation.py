@@ -31,7 +31,7 @@ from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import segformer as pattern
 from tilewright.networks import _maps, segformer
 from tilewright.scenes.sources import VOID
-from tilewright.training import states, statistics
+from tilewright.training import _attention, states, statistics
 
 KIND = "segmentation training"
 # Written weights: matrices, and all others.
@@ -138,12 +138,14 @@ RECIPES = {
 @dataclass
 class Trained:
     """What a training left. path: of the averaged weights. done: whether it came to the recipe's end. seconds: that it
-    took in all. log: for each step its loss, that of its paths, its images and its rate, lists of floats."""
+    took in all. log: for each step its loss, that of its paths, its images and its rate, lists of floats. left_out:
+    steps since the training went on whose gradients were not finite."""
 
     path: Path
     done: bool
     seconds: float
     log: dict[str, list[float]]
+    left_out: int = 0
 
     @property
     def images(self) -> int:
@@ -151,6 +153,7 @@ class Trained:
         return int(sum(self.log["images"]))
 
 
+@_attention.finite()
 def train(
     network,
     source,
@@ -171,7 +174,7 @@ def train(
     batch norm that were measured with them.
 
     Raises `ConfigError` for a source, a network or a recipe that cannot be trained with, `ArtifactError` for a state of
-    another recipe.
+    another recipe, `TrainingError` where many gradients are not finite.
     """
     _check(network, source, recipe)
     path = Path(path)
@@ -196,7 +199,8 @@ def train(
     if done:
         state.path.unlink(missing_ok=True)
     names = ("loss", "paths", "images", "rate")
-    return Trained(path, done, state.seconds, dict(zip(names, state.columns(), strict=True)))
+    log = dict(zip(names, state.columns(), strict=True))
+    return Trained(path, done, state.seconds, log, int(state.left_out))
 
 
 def _run(state, step, recipe, limit_s, every_s, show):

@@ -13,11 +13,13 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from tilewright.core import artifacts
-from tilewright.core.errors import ArtifactError
+from tilewright.core.errors import ArtifactError, TrainingError
 
 VERSION = "1"
 # Bytes of a file, of weights that are written in several.
 PART_BYTES = 15 << 20
+# Steps after which those that were left out are counted, and how many of them a training may have.
+COUNTED, MOST_LEFT_OUT = 200, 40
 
 
 class State:
@@ -42,7 +44,7 @@ class State:
         self.guard = torch.amp.GradScaler(self.device.type, init_scale=1.0)
         # It exists on the device once it has scaled something.
         self.guard.scale(torch.ones((), device=self.device))
-        self.left_out = torch.zeros((), device=self.device)
+        self.left_out, self._known = torch.zeros((), device=self.device), 0
         self.averages = [x.detach().clone() for x in self.weights]
         # seconds: of the training before it was interrupted. told: the numbers of each step, float32 [width].
         self.step, self.seconds, self.told = 0, 0.0, []
@@ -50,7 +52,8 @@ class State:
     def take(self, rate: float, *numbers: Tensor | float) -> None:
         """One step down the gradients that the weights hold, at a `rate` of learning; `numbers` are kept.
 
-        Weights stay as they are where a gradient is not finite: the step counts, and `settle` tells of it.
+        Weights stay as they are where a gradient is not finite: the step counts, and `settle` tells of it. Where that
+        happens often something is wrong that time does not cure, and this raises `TrainingError`.
         """
         self.guard.unscale_(self.optimiser)
         norm = torch.nn.utils.clip_grad_norm_(self.weights, self.recipe.norm)
@@ -68,6 +71,18 @@ class State:
         like = torch.zeros((), device=self.device)
         told = [x.detach().float() if isinstance(x, Tensor) else torch.full_like(like, x) for x in numbers]
         self.told.append(torch.stack(told))
+        if self.step % COUNTED == 0:
+            self._count()
+
+    def _count(self):
+        """Raise `TrainingError` where many of the last steps were left out. The host waits for them."""
+        found = int(self.left_out)
+        recent, self._known = found - self._known, found
+        if recent > MOST_LEFT_OUT:
+            raise TrainingError(
+                f"training: expected finite gradients, found {recent} of the {COUNTED} steps to step {self.step} "
+                "without; a smaller rate of learning, other sizes of images or float32 may help"
+            )
 
     def columns(self) -> list[list[float]]:
         """The numbers of all steps, a list for each that a step has."""

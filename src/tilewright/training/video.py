@@ -22,7 +22,7 @@ from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import wan as pattern
 from tilewright.networks import _flow
-from tilewright.training import states
+from tilewright.training import _attention, states
 
 KIND = "video training"
 # Written weights: half the bytes, and what a GPU computes with.
@@ -114,6 +114,7 @@ class Trained:
     constant: list[float] = field(default_factory=list)
 
 
+@_attention.finite()
 def train(
     network, latents: Callable, recipe: Recipe, path, *, limit_s=None, every_s=120.0, compiled=False, show=None
 ) -> Trained:
@@ -126,7 +127,8 @@ def train(
     ``<stem>.state.safetensors``. compiled: its layers, by ``torch.compile``. show: takes lines about the progress. On a
     GPU products are in bfloat16. The network is left with the averaged weights.
 
-    Raises `ConfigError` for a network that cannot be trained, `ArtifactError` for a state of another recipe.
+    Raises `ConfigError` for a network that cannot be trained, `ArtifactError` for a state of another recipe,
+    `TrainingError` where many gradients are not finite.
     """
     if network.attention != "dense":
         raise ConfigError(f"attention: expected dense, through which gradients go, found {network.attention!r}")
