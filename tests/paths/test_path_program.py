@@ -192,7 +192,39 @@ def test_too_few_paths_to_fit_to():
 def test_times_by_leaving_out():
     measured = {BASE: 100.0} | {path: 100.0 - at for at, path in enumerate(space.singles(BASE))}
     model = latency.model(BASE, measured)
-    assert model.predict(space.with_skips(BASE, [True] * 7)) == 100.0 - sum(range(7))
+    assert model.predict(space.with_skips(BASE, [True] * 7)) == pytest.approx(100.0 - sum(range(7)))
     del measured[space.singles(BASE)[3]]
     with pytest.raises(ConfigError, match=r"found none of 11\.10\.1\.11"):
         latency.model(BASE, measured)
+
+
+def test_times_of_sets_of_blocks_say_what_these_save_together():
+    """Each block alone saves 10 of 100, two of them 18, all seven 49."""
+    drawn = [
+        space.with_skips(BASE, [at in chosen for at in range(7)]) for chosen in itertools.combinations(range(7), 2)
+    ]
+    whole = space.with_skips(BASE, [True] * 7)
+    singles = {BASE: 100.0} | dict.fromkeys(space.singles(BASE), 90.0)
+    assert latency.model(BASE, singles).predict(whole) == pytest.approx(30.0)
+    model = latency.model(BASE, singles | dict.fromkeys(drawn, 82.0) | {whole: 51.0})
+    assert model.predict(BASE) == 100.0
+    assert [model.predict(path) for path in (space.singles(BASE)[0], drawn[0])] == pytest.approx([90.0, 82.0], rel=0.03)
+    assert model.predict(whole) == pytest.approx(51.0, rel=0.2)
+
+
+def test_recorded_times_of_paths_that_nothing_was_fitted_to_are_predicted():
+    """All sets of blocks of a network at full size, as one H200 timed them, by single and random ones."""
+    folder = File(__file__).parents[2] / "expected/h200/logs/paths"
+    options = segformer.Options(variant="b0", image_size=512)
+    with open(folder / "segformer-b0-512.sampled.csv", newline="") as stream:
+        rows = [r for r in csv.DictReader(stream) if r["rung"] == "trained" and "scale=1 " in r["base"]]
+    times_us = {part: {paths.parse(r["path"], options): float(r["p50_us"]) for r in rows if r["part"] == part}
+                for part in ("base", "single", "drawn", "every")}  # fmt: skip
+    full, known = paths.Path.full(options), times_us["base"] | times_us["single"]
+
+    def error(model):
+        return np.median([abs(model.predict(path) / us - 1) for path, us in times_us["every"].items()])
+
+    assert len(times_us["every"]) == 180
+    assert error(latency.model(full, known)) > 0.05
+    assert error(latency.model(full, known | times_us["drawn"])) < 0.01

@@ -1,7 +1,7 @@
-"""How long a path of a base takes, from what leaving out each block saves: an additive model.
+"""How long a path of a base takes, from what each block saves where it is left out: a linear model.
 
-``T(p) = T_base - sum delta_i d_i``, with delta_i the time of the base less that of the base without block i, measured
-in turns.
+``T(p) = T_base - sum delta_i d_i``, with d the skips. The deltas are fitted to measured paths, all timed in turns:
+blocks that are left out together save less than each of them alone, since what comes behind waits less for them.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,17 @@ class Latency:
 
 
 def model(base: Path, times_us: dict[Path, float]) -> Latency:
-    """The `Latency` of a base from the times of itself and of its single skips. Raises `ConfigError` without them."""
-    singles = space.singles(base)
-    missing = [str(path) for path in (base, *singles) if path not in times_us]
+    """The `Latency` of a base from the times of itself, of its single skips and of any other paths of it.
+
+    Least squares of relative errors, through the base's own time. With single skips alone each saves what it was
+    measured to save. Raises `ConfigError` where one of these is missing.
+    """
+    missing = [str(path) for path in (base, *space.singles(base)) if path not in times_us]
     if missing:
         raise ConfigError(f"latency: expected times of the base and each single skip, found none of {missing[0]}")
     base_us = times_us[base]
-    return Latency(base, base_us, np.array([base_us - times_us[path] for path in singles]))
+    others = [path for path in times_us if path != base]
+    us = np.array([times_us[path] for path in others])
+    skips = np.array([space.skips(path) for path in others], dtype=np.float64)
+    saved_us, *_ = np.linalg.lstsq(skips / us[:, None], (base_us - us) / us, rcond=None)
+    return Latency(base, base_us, saved_us)

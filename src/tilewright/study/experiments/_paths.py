@@ -89,8 +89,7 @@ def rows(case, settings, how):
     # Together, as proposals are later: in turns with few others a path finds more of itself in the caches.
     bench.time([path for found in measured.values() for path in found])
     for base in bench.bases:
-        of_base = (base, *space.singles(base))
-        times[base] = latency.model(base, {path: bench.times_us[path] for path in of_base})
+        times[base] = latency.model(base, {path: bench.times_us[path] for path in measured[base]})
     fitted, proposals, seconds = {}, {}, {}
     for rung in settings.rungs:
         for base in bench.bases:

@@ -3,10 +3,10 @@
 from tilewright.study.figures import _style
 from tilewright.study.tables import _read, paths
 
-# Parts that nothing is fitted to: times are of single skips alone, losses of random sets as well.
-HELD = {"time": ("drawn", "proposed", "every"), "loss": ("proposed", "every")}
-COLOURS = {"drawn": "#56B4E9", "proposed": "#009E73", "every": "#9A9A9A"}
-NAMES = {"drawn": "random set of blocks", "proposed": "proposed by a planner", "every": "any other set of blocks"}
+# Parts that nothing is fitted to: models are of single skips and of random sets of blocks.
+HELD = ("proposed", "every")
+COLOURS = {"proposed": "#009E73", "every": "#9A9A9A"}
+NAMES = {"proposed": "proposed by a planner", "every": "any other set of blocks"}
 
 
 def needs(config):
@@ -16,7 +16,7 @@ def needs(config):
 
 def held(rows, what):
     """Rows of paths that a model was not fitted to, with ``error``: of time as a share, of mean IoU in points."""
-    rows = rows[rows["part"].isin(HELD[what])].dropna(subset=["predicted_us", "p50_us", "predicted", "fit"])
+    rows = rows[rows["part"].isin(HELD)].dropna(subset=["predicted_us", "p50_us", "predicted", "fit"])
     if what == "time":
         rows = rows.drop_duplicates(["case", "path"])
         return rows.assign(error=(rows["predicted_us"] / rows["p50_us"] - 1).abs())
@@ -46,15 +46,15 @@ def draw(inputs):
                 loc="left",
                 fontsize=9,
             )
-    shown = [part for part in HELD["time"] if part in set(rows["part"])]
+    shown = [part for part in HELD if part in set(rows["part"])]
     handles = [Line2D([], [], linestyle="", marker="o", color=COLOURS[part], label=NAMES[part]) for part in shown]
     _style.head(drawn, "Predictions for paths that were not fitted to", handles)
     _style.notes(
         drawn,
         [
-            f"{_read.devices(rows)}, {', '.join(sorted(set(rows['dtype'])))}. Time: the full path's less what each "
-            "skipped block saves. Mean IoU: a quadratic form of skips, fitted to single and random ones on scenes "
-            "of fit; its errors are in points.",
+            f"{_read.devices(rows)}, {', '.join(sorted(set(rows['dtype'])))}. Time: the full path's less what skipped "
+            "blocks save, mean IoU: a quadratic form of skips on scenes of fit, both fitted to single and random "
+            "ones. Errors of mean IoU are in points.",
         ],
         width=46 * (1 + len(rungs)),
     )

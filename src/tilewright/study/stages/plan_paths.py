@@ -64,7 +64,8 @@ def _models(profile, rung, seed):
             path, float(base["fit"]), [_path(row["path"]) for row in fitted], [float(row["fit"]) for row in fitted],
             seed=seed,
         )  # fmt: skip
-        made.append((latency.model(path, {_path(row["path"]): float(row["p50_us"]) for row in own}), losses))
+        times = latency.model(path, {_path(row["path"]): float(row["p50_us"]) for row in (base, *fitted)})
+        made.append((times, losses))
     return made
 
 
