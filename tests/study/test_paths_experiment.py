@@ -104,6 +104,26 @@ def test_predictions_are_judged_on_paths_that_were_not_fitted_to(rows):
     assert timed["error"].median() == pytest.approx(0.01) and seen["error"].median() == pytest.approx(0.5)
 
 
+def test_times_of_a_slower_moment_are_stated_as_of_the_first_one(monkeypatch):
+    """All calls take twice as long the second time, half as long the third time."""
+    bench = object.__new__(_paths.Bench)
+    base, *others = (Path(blocks) for blocks in (("11",) * 4, ("10", "11", "11", "11"), ("01", "11", "11", "11")))
+    bench.network, bench.bases, bench.times_us, slower = None, [base], {}, iter([1.0, 2.0, 0.5])
+    bench.settings = msgspec.defstruct("Settings", ["max_seconds", "batch"])(0.1, 1)
+    bench.how = _effort.Run("cpu", "float32", 0, 0.02, 10)
+    us = {base: 100.0, others[0]: 90.0, others[1]: 80.0}
+
+    def times(network, wanted, **_):
+        by = next(slower)
+        return {path: by * us[path] for path in wanted}
+
+    monkeypatch.setattr(_paths.measure, "times", times)
+    for wanted in ([base], [others[0]], [others[1], others[0]]):
+        bench.time(wanted)
+    assert bench.times_us == pytest.approx(us)
+    bench.time(list(us))
+
+
 def test_streams_are_over_the_oracle_and_one_path(rows):
     found = stream.table(rows[1:]).set_index(["trace", "contender"])
     uniform = found.loc["uniform"]
