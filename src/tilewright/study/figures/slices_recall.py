@@ -14,12 +14,14 @@ def needs(config):
 
 
 def draw(inputs):
-    """A row of panels per case: shapes of groups, choosers, orders of tokens."""
+    """A row of panels per case: shapes of groups, choosers, and orders of tokens where there are several."""
     frame = recall.table(inputs)
     lists = frame[(frame["chosen_by"] != "") & frame["provider"].isin(["", "tilewright"]) & (frame["status"] == "ok")]
     cases = list(lists.groupby("case", sort=False))
-    drawn = _style.figure(10.2, 1.2 + 3.3 * len(cases))
-    for panels, (case, rows) in zip(drawn.subplots(len(cases), 3, squeeze=False, sharey=True), cases, strict=True):
+    columns = 3 if lists["token_order"].nunique() > 1 else 2
+    drawn = _style.figure(3.4 * columns, 1.2 + 4.0 * len(cases))
+    rows_of = drawn.subplots(len(cases), columns, squeeze=False, sharex="row", sharey=True)
+    for panels, (case, rows) in zip(rows_of, cases, strict=True):
         first = rows["token_order"].iloc[0]
         exact, main = rows[rows["chosen_by"] == ORACLE], rows[rows["token_order"] == first]
         groups = {
@@ -28,28 +30,35 @@ def draw(inputs):
         }
         colours = {name.replace("x", "×"): colour for name, colour in COLOURS.items()}
         _lines(panels[0], groups, colours, "shape of groups", f"{case}\nslices and blocks")
-        choosers = {
-            ("exact shares" if name == ORACLE else name): own
-            for name, own in main[main["group"] == SLICE].groupby("chosen_by", sort=False)
-        }
-        _lines(
-            panels[1], choosers, {"exact shares": _contenders.BLUE}, f"{SLICE.replace('x', '×')} chosen by", "choosers"
-        )
-        in_orders = dict(list(exact[exact["group"] == SLICE].groupby("token_order", sort=False)))
-        _lines(panels[2], in_orders, ORDER_COLOURS, "order of tokens", "orders")
+        chosen = main[(main["group"] == SLICE) | (main["chosen_by"] != ORACLE)]
+        choosers = {_chooser(*key): own for key, own in chosen.groupby(["chosen_by", "group"], sort=False)}
+        _lines(panels[1], choosers, {"exact shares": _contenders.BLUE}, "chosen by", "choosers")
+        if columns == 3:
+            in_orders = dict(list(exact[exact["group"] == SLICE].groupby("token_order", sort=False)))
+            _lines(panels[2], in_orders, ORDER_COLOURS, "order of tokens", "orders")
         panels[0].set_ylabel("recall: share of attention kept")
+        # From nothing on where some keep little, so that twice as many keys lie twice as far.
+        least, most = 100 * rows["density"].min(), 100 * rows["density"].max()
+        panels[0].set_xlim(0 if least < 40 else least - 2, most + 2)
     _style.head(drawn, "Attention kept over keys kept")
     maps, dtypes = (", ".join(sorted(set(frame[name]))) for name in ("maps", "dtype"))
     _style.notes(
         drawn,
         [
             f"Maps: {maps}; {dtypes}, {_read.devices(frame)}. Recall is measured from log-sum-exps, the "
-            "mean over all queries of all heads. Left and right: keys chosen by the exact shares of each group. "
-            f"Left and middle: tokens in the order {frame['token_order'].iloc[0]}. Planted maps say nothing about what "
-            "trained networks attend to.",
+            "mean over all queries of all heads. Keys are chosen by the exact shares of each group, but for choosers. "
+            f"Slices and blocks, and choosers: tokens in the order {frame['token_order'].iloc[0]}. Planted maps say "
+            "nothing about what trained networks attend to.",
         ],
+        width=46 * columns,
     )
     return drawn
+
+
+def _chooser(name, group):
+    """What a line of choosers is called."""
+    said = "exact shares" if name == ORACLE else name
+    return said if group == SLICE else f"{said}, {group.replace('x', '×')}"
 
 
 def _lines(axes, lines, colours, title, heading):
@@ -58,6 +67,7 @@ def _lines(axes, lines, colours, title, heading):
         rows = rows.sort_values("density")
         colour = colours.get(name, FURTHER[place % len(FURTHER)])
         axes.plot(100 * rows["density"], rows["recall"], marker="o", markersize=4, color=colour, label=name)
-    axes.set(xlabel="keys kept (%)", xlim=(0, 100))
+    axes.set(xlabel="keys kept (%)")
     axes.set_title(heading, loc="left")
-    axes.legend(title=title, loc="best")
+    # Lines leave no corner free.
+    axes.legend(title=title, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False)

@@ -26,7 +26,7 @@ from tilewright.study.tables import (
 )
 
 # Recorded runs, `results/logs` of which lies in ``logs``.
-FOLDERS = {"cpu": "expected/cpu-2-cores", "h200": "expected/h200"}
+FOLDERS = {"cpu": "expected/cpu-2-cores", "h200": "expected/h200", "h100": "expected/h100"}
 # The patterns beside those of the paper, and what they are.
 PATTERNS = {
     "vil-medium-wide-512-s2-exact": "15×15 windows + global, 4,097 tokens",
@@ -72,7 +72,7 @@ HEADLINE = [
 # Heads of the published table of packed kernels, those of DeiT-B.
 PUBLISHED_HEADS, PUBLISHED_DIM = 12, 64
 _PEERS = {"flex": "FlexAttention", "sdpa_kept": "kept keys gathered, SDPA", "sdpa_dense": "dense SDPA"}
-_DEVICES = {"cpu": "2 CPU cores", "h200": "H200"}
+_DEVICES = {"cpu": "2 CPU cores", "h200": "H200", "h100": "H100"}
 _STRATEGIES = {
     "padded_unfused": "full length, unfused as published",
     "padded": "full length",
