@@ -32,6 +32,16 @@ def test_the_shorter_side_is_resized_and_the_middle_cut_out(tmp_path):
     np.testing.assert_array_equal(pixels[:, 5:-5, 5:-5].mean((1, 2)), [0, 1, 0])
 
 
+def test_a_photograph_that_is_no_square_is_cut_likewise(tmp_path):
+    """Of the same strip the upper and lower ends are cut off, where it is to be flatter still."""
+    strip = np.kron(np.eye(3)[None] * 255, np.ones((40, 40, 1))).astype(np.uint8)
+    Image.fromarray(strip).save(tmp_path / "strip.png")
+    pixels = images.load(tmp_path / "strip.png", (20, 40))
+    assert pixels.shape == (3, 20, 40)
+    assert pixels[1, 5:-5, 15:-15].min() == 1 and pixels[0, 5:-5, :5].min() == pixels[2, 5:-5, -5:].min() == 1
+    assert images.load(tmp_path / "strip.png", (5, 60)).shape == (3, 5, 60)
+
+
 def test_an_upright_photograph_is_shown_upright(tmp_path):
     image = Image.fromarray(np.concatenate([np.zeros((8, 16, 3)), np.full((8, 16, 3), 255)]).astype(np.uint8))
     exif = Image.Exif()

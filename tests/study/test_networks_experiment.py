@@ -135,6 +135,12 @@ def test_every_attention_and_batch_has_a_row(rows):
         assert row["parameters"] == sum(p.numel() for p in networks.create(family, **options).parameters())
 
 
+def test_images_may_be_no_squares():
+    (row,) = run("vil-tiny-64x144", {"native": [1]}, QUICK)
+    # A square of 96 pixels a side has as many.
+    assert (row["status"], row["network"], row["resolution"]) == ("ok", "vil-tiny-64x144", 96)
+
+
 def test_attention_and_rest_make_up_the_latency(rows):
     for row in rows:
         assert 0 < row["p20_us"] <= row["p50_us"] <= row["p80_us"]

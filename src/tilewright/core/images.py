@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tilewright.core import sides
 from tilewright.core.errors import ArtifactError, UnknownNameError
 
 
@@ -51,9 +52,10 @@ def path(name_or_path):
 
 
 def load(name_or_path, size):
-    """A square photograph as float32 [3, size, size] in 0..1: the shorter side resized to `size`, the middle cut out.
+    """A photograph as float32 [3, height, width] in 0..1: resized until it covers `size`, the middle cut out.
 
-    Resampling is bicubic. Raises `UnknownNameError` as `path` does, and `ArtifactError` for what is no RGB image.
+    size: a side of a square, or height and width. Resampling is bicubic. Raises `UnknownNameError` as `path` does, and
+    `ArtifactError` for what is no RGB image.
     """
     from PIL import Image, ImageOps
 
@@ -66,5 +68,6 @@ def load(name_or_path, size):
         raise ArtifactError(f"{where}: expected an image, found: {error}") from error
     if image.mode != "RGB":
         raise ArtifactError(f"{where}: expected an RGB image, found mode {image.mode}; convert it first")
-    square = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
-    return np.asarray(square, np.float32).transpose(2, 0, 1) / 255
+    height, width = sides.pair(size)
+    cut = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
+    return np.asarray(cut, np.float32).transpose(2, 0, 1) / 255

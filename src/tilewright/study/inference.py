@@ -20,8 +20,8 @@ RSE, RUNS, SECONDS = 0.03, 5, 2.0
 
 @dataclass(frozen=True)
 class View:
-    """What a part of a network takes of an image. seen: bool [R, R], by pixel. token: top, left and side of the query
-    token in pixels, or None where there is no single one."""
+    """What a part of a network takes of an image. seen: bool [height, width], by pixel. token: top, left and side of
+    the query token in pixels, or None where there is no single one."""
 
     title: str
     seen: np.ndarray
@@ -50,8 +50,7 @@ def run(model, image, checkpoint, attention, device, output, labels, token, set)
     family, options = networks.parse(model, settings(set))
     place = None if token is None else _place(token)
     size = options["image_size"]
-    if isinstance(size, tuple | list):
-        raise ConfigError(f"image_size: expected pixels a side, since photographs are cut to squares; found {size}")
+    height, width = sides.pair(size)
     pixels = torch.from_numpy(_gates.pixels(image, size))[None]
     what, _ = networks.exchanged(family)
     network = networks.create(family, **options, checkpoint=checkpoint, **{what: attention})
@@ -65,7 +64,7 @@ def run(model, image, checkpoint, attention, device, output, labels, token, set)
         first = time.perf_counter() - begin
         timing = time_call(lambda: network(pixels).cpu(), min_reps=RUNS, max_seconds=SECONDS, rse_target=RSE)
     print(
-        f"{model}, {attention} {what}, one image of {size} x {size}: {timing.p50_us / 1e3:.1f} ms "
+        f"{model}, {attention} {what}, one image of {height} x {width}: {timing.p50_us / 1e3:.1f} ms "
         f"(p50 of {timing.repetitions} runs; first call {first:.1f} s)"
     )
     if network.weights is None:
@@ -104,8 +103,9 @@ def _place(text):
 def views(family, network, pixels, place=None):
     """Views of a network of `family`: what DynamicViT keeps of the image, what a query token of the others attends to.
 
-    pixels: normalised, [1, 3, R, R]. place: row and column of the query token in the grid of the first stage, default
-    the centre. Raises `ConfigError` for a place outside that grid, or none to choose, and where no stage is sparse.
+    pixels: normalised, [1, 3, height, width]. place: row and column of the query token in the grid of the first stage,
+    default the centre. Raises `ConfigError` for a place outside that grid, or none to choose, and where no stage is
+    sparse.
     """
     if family == "dynamicvit":
         if place is not None:

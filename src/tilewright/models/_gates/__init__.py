@@ -17,7 +17,7 @@ STD = np.array([0.229, 0.224, 0.225], np.float32)
 
 
 def pixels(image, size):
-    """A photograph as networks take it: cut and resized as `images.load` does, normalised, float32 [3, size, size]."""
+    """A photograph as networks take it: cut and resized by `images.load`, normalised, float32 [3, height, width]."""
     return (images.load(image, size) - MEAN[:, None, None]) / STD[:, None, None]
 
 

@@ -21,7 +21,7 @@ from tilewright.networks import _sites
 from tilewright.profile import DTYPES
 from tilewright.study.experiments._checks import refusal, refuted
 from tilewright.study.experiments._rows import machine, now
-from tilewright.study.experiments.networks import columns
+from tilewright.study.experiments.networks import columns, side
 
 # Of logits in float32: 12 layers of rounding, measured 1e-6.
 TOLERANCE = 1e-4
@@ -57,7 +57,10 @@ class Oracle:
 
 
 def photographs(count, size):
-    """`count` normalised photographs, float32 [count, 3, size, size]: `images.PHOTOGRAPHS`, then these mirrored."""
+    """`count` normalised photographs, float32 [count, 3, height, width]: `images.PHOTOGRAPHS`, then these mirrored.
+
+    size: a side of a square, or height and width.
+    """
     names = list(images.PHOTOGRAPHS)
     pixels = [_gates.pixels(name, size) for name in names[:count]]
     chosen = [(i % len(names), i // len(names) % 2 == 1) for i in range(count)]
@@ -91,7 +94,7 @@ def run_network(name, batches, effort, *, compiled=None, plans=(), device="cpu",
         "network": name,
         "family": family,
         "variant": options["variant"],
-        "resolution": options["image_size"],
+        "resolution": side(options["image_size"]),
         "status": "ok",
         "dtype": dtype,
         "parameters": parameters,

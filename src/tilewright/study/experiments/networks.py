@@ -1,8 +1,10 @@
 """Whole networks, from images to logits, with each kind of attention (stage T5)."""
 
+import math
 from typing import Literal
 
 from tilewright import networks, targets
+from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.networks import Plans, attentions, batching
 from tilewright.study import sections
@@ -56,6 +58,7 @@ class Settings(sections.Section, frozen=True):
 class Row(_rows.Row, frozen=True, kw_only=True):
     """A network with one attention and batch.
 
+    resolution: pixels of a side of its images, of those that are no squares of one that has as many.
     reorder, solver, tiles: of its plans, blank where they are not chosen; compiled: by torch.compile;
     peak_bytes: the most that torch held of a GPU's memory in a call, weights and images included.
     relative_error: of an image's logits, over the spread of the oracle's; attention_error: `reference.relative_error`
@@ -146,7 +149,12 @@ def modules(row, device):
 def size(case, settings):
     """Numbers that a case holds: its graphs are small beside its tokens' values."""
     # ASSUME: fifty numbers of 40 bytes for each pixel hold an image's features at the largest batch.
-    return 50 * networks.parse(case)[1]["image_size"] ** 2
+    return 50 * side(networks.parse(case)[1]["image_size"]) ** 2
+
+
+def side(size):
+    """Pixels of a side of an image, or of the square that has as many as one of this height and width."""
+    return round(math.prod(sides.pair(size)) ** 0.5)
 
 
 def run(case, settings, how):

@@ -9,16 +9,17 @@ DIMMED = 0.75
 
 
 def picture(image, seen):
-    """float32 [R, R, 3]: the image [3, R, R] in 0..1, dimmed where bool [R, R] is False."""
+    """float32 [height, width, 3]: the image [3, height, width] in 0..1, dimmed where bool [height, width] is False."""
     image = image.transpose(1, 2, 0)
     return np.where(seen[:, :, None], image, 1 - (1 - DIMMED) * (1 - image))
 
 
 def draw(image, views, title):
-    """A panel of the image, float32 [3, R, R] in 0..1, and one for each of `views` (`study.inference.View`)."""
+    """A panel of the image, float32 [3, height, width] in 0..1, and one for each of `views`, see `inference.View`."""
     from matplotlib.patches import Rectangle
 
-    drawn = _style.figure(2.9 * (1 + len(views)), 3.5)
+    _, height, width = image.shape
+    drawn = _style.figure(2.9 * (1 + len(views)), 0.6 + 2.9 * height / width)
     whole, *panels = drawn.subplots(1, 1 + len(views), squeeze=False)[0]
     whole.imshow(image.transpose(1, 2, 0))
     whole.set_title("image", fontsize=8.5)
