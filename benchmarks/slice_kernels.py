@@ -41,7 +41,7 @@ PREDICTORS = (
 RULES = ({"mass": 0.9}, {"keep": 0.3}, {"threshold": 1e-3})
 # Queries of a group, and keys that are listed together.
 GROUPS = ((128, 1), (64, 1), (16, 1), (128, 64))
-# Rows that are checked: every so manieth.
+# Every row of so many is checked.
 STRIDE = 37
 
 
