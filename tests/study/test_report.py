@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,19 @@ def test_claims_come_with_expected_measured_and_verdict(written):
 def shown_verdicts(written, name):
     table = re.search(rf'<table id="rows-{name}">.*?</table>', written, re.DOTALL)[0]
     return re.findall(r'class="verdict [^"]*">([^<]*)<', table)
+
+
+def test_the_run_is_headed_by_what_its_verdicts_are_of(study, tmp_path, monkeypatch):
+    """Not by the longest name: one of a cost model is longer than that of a machine."""
+    load = _origin.load
+
+    def renamed(path):
+        found = load(path)
+        return found if path.stem == "claims" else replace(found, hardware="a cost model, uncalibrated" * 5)
+
+    monkeypatch.setattr(_origin, "load", renamed)
+    page_of_run = write(str(tmp_path / "report.html"), [])
+    assert f"<h3>This run: {load(Path('results/tables/claims.json')).hardware}</h3>" in page_of_run
 
 
 @pytest.mark.parametrize("name", ["claims", "h200"])

@@ -54,8 +54,8 @@ def write(figure_files, table_files, explored, captions, output, recorded=()):
     made = [_table(Path(path), texts) for path in table_files]
     claims = next((item for item in made if item.name == "claims"), None)
     scene = explorer.scene(explored) if explored else None
-    # The longest names all facts that the others name some of.
-    hardware = max((item.hardware for item in made), key=len, default="")
+    # What the verdicts are of. Without any it is the longest, which names all facts that the others name some of.
+    hardware = claims.hardware if claims else max((item.hardware for item in made), key=len, default="")
     runs = [("This run", hardware, claims)] if claims else []
     runs += [(f"Recorded run {item.name}", item.hardware, item) for item in map(_recorded, map(Path, recorded))]
     parts = {
