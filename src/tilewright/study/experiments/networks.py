@@ -149,7 +149,7 @@ def modules(row, device):
 def size(case, settings):
     """Numbers that a case holds: its graphs are small beside its tokens' values."""
     # ASSUME: fifty numbers of 40 bytes for each pixel hold an image's features at the largest batch.
-    return 50 * side(networks.parse(case)[1]["image_size"]) ** 2
+    return 50 * math.prod(sides.pair(networks.parse(case)[1]["image_size"]))
 
 
 def side(size):

@@ -1,5 +1,6 @@
 """Execution paths of trained networks: what each takes and sees, what planners propose for budgets (stage T5)."""
 
+import math
 import os
 from pathlib import Path
 from typing import Literal
@@ -7,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from tilewright import networks, paths, scenes, targets, training
+from tilewright.core import sides
 from tilewright.core.errors import ConfigError
 from tilewright.schedule import solvers
 from tilewright.study import sections
@@ -246,8 +248,7 @@ def sources(settings):
 def size(case, settings):
     """Numbers that a case holds: scenes, and the network's activations of a batch."""
     _, options = networks.parse(settings.network.network)
-    side = options["image_size"]
-    pixels = side**2 if isinstance(side, int) else side[0] * side[1]
+    pixels = math.prod(sides.pair(options["image_size"]))
     return 4 * pixels * (settings.fit + settings.choice + settings.test + settings.novel + 64)
 
 

@@ -57,8 +57,7 @@ def run(
     so_far = "" if trained.done else ", before the end; the same command goes on"
     show(f"{output}: written after {done} steps, {trained.images} images, {trained.seconds:.0f} s{so_far}")
     found = {"network": network, "data": data, "steps": done, "images": trained.images, "seconds": trained.seconds}
-    found["left_out"] = trained.left_out
-    found |= {"images_per_s": pace} | _judged(made, source, judged, show)
+    found |= {"left_out": trained.left_out, "images_per_s": pace} | _judged(made, source, judged, show)
     if asked:
         found["paths"] = {str(path): _judged(made, source, judged, show, path) for path in asked}
     if scores is not None:
