@@ -23,17 +23,20 @@ from tilewright.study.tables import claims, path_layers, paths, stream
 CASE = "segformer-b0-64.plain"
 
 
-def configured(network="segformer-b0-64", checkpoint=None, name=CASE, **changes):
+def configured(network="segformer-b0-64", checkpoint=None, name=CASE, static=(), **changes):
     mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
     mapping["experiments"] = ["paths", "stream"]
     stated = {"networks": {name: {"network": network, "checkpoint": checkpoint}}}
     mapping["paths"] |= stated | {"rungs": ["trained", "statistics"]} | changes
+    if static:
+        contenders = [*mapping["stream"]["contenders"], "static"]
+        mapping["stream"] |= {"contenders": contenders, "static": static}
     return config.load(mapping)
 
 
 @pytest.fixture
 def rows(tmp_path):
-    synthetic.write_paths(tmp_path, configured())
+    synthetic.write_paths(tmp_path, configured(static=[CASE]))
     return tmp_path / f"results/logs/paths/{CASE}.csv", tmp_path / f"results/logs/stream/{CASE}.csv"
 
 
@@ -124,12 +127,13 @@ def test_times_of_a_slower_moment_are_stated_as_of_the_first_one(monkeypatch):
     bench.time(list(us))
 
 
-def test_streams_are_over_the_oracle_and_one_path(rows):
+def test_streams_are_over_the_oracle_one_path_and_static_networks(rows):
     found = stream.table(rows[1:]).set_index(["trace", "contender"])
     uniform = found.loc["uniform"]
     assert uniform.loc["oracle", "oracle_share"] == 1 and uniform.loc["closed", "oracle_share"] == pytest.approx(
         50 / 54
     )
+    assert uniform.loc["closed", "over_static"] == pytest.approx(-5)
     assert uniform.loc["closed", "over_fixed"] == pytest.approx(-3) and set(found["switch_us"]) == {4.0}
 
 
@@ -140,6 +144,8 @@ def test_streams_are_over_the_oracle_and_one_path(rows):
         ("stream_share", "closed", 92.6, "not met"),
         ("stream_over_one", "closed", -3.1, "met"),
         ("stream_over_one", "oracle", 1.1, "not met"),
+        ("stream_over_static", "closed", -5.1, "met"),
+        ("stream_over_static", "oracle", -0.9, "not met"),
         ("stream_switch_us", "closed", 4.0, "met"),
     ],
 )

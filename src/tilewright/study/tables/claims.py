@@ -738,6 +738,7 @@ _MEASURES = {
     "stream_missed": (("stream",), stream.table, _stream("missed", 100)),
     "stream_share": (("stream",), stream.table, _stream("oracle_share", 100)),
     "stream_over_one": (("stream",), stream.table, _stream("over_fixed")),
+    "stream_over_static": (("stream",), stream.table, _stream("over_static")),
     "stream_pick_us": (("stream",), stream.table, _stream("pick_us")),
     "stream_switch_us": (("stream",), stream.table, _stream("switch_us")),
     "accelerator_decoder": (("accelerator",), accelerator.table, _accelerator_folded("decoder_energy_over")),

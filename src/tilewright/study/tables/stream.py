@@ -13,6 +13,7 @@ SHOWN = {
     "mean_miou": ("mean of the frames' mIoU", ".4f"),
     "oracle_share": ("of the oracle's", ".1%"),
     "over_fixed": ("points over one path", "+.2f"),
+    "over_static": ("points over static networks", "+.2f"),
     "p50_us": ("time (µs)", ",.0f"),
     "p99_us": ("99th percentile (µs)", ",.0f"),
     "paths": ("paths that ran", ".0f"),
@@ -35,16 +36,17 @@ def rows(inputs):
 
 
 def table(inputs):
-    """One row per network, trace and contender. oracle_share, over_fixed: of the mean of the frames' mean IoU.
-    switch_us: the median over neighbours in the table of what a call
-    takes beyond a repeated one where two paths take turns."""
+    """One row per network, trace and contender. oracle_share, over_fixed, over_static: of the mean of the frames' mean
+    IoU. switch_us: the median over neighbours in the table of what a call takes beyond a repeated one where two paths
+    take turns."""
     found, _, switching = rows(inputs)
     key = ["case", "trace"]
-    for name in ("oracle", "fixed"):
+    for name in ("oracle", "fixed", "static"):
         other = found[found["contender"] == name].drop_duplicates(key).set_index(key)["mean_miou"]
         found = found.join(other.rename(f"{name}_miou"), on=key)
     return found.assign(
         oracle_share=found["mean_miou"] / found["oracle_miou"],
         over_fixed=100 * (found["mean_miou"] - found["fixed_miou"]),
+        over_static=100 * (found["mean_miou"] - found["static_miou"]),
         switch_us=found["case"].map(switching.groupby("case")["measured_us"].median()),
     ).reset_index(drop=True)
