@@ -29,6 +29,9 @@ def test_candidates_fit_the_device(capability, dtype, rows, head_dim):
     assert found[0] == slice_config.for_slices(*given) and 1 < len(set(found)) == len(found)
     assert all(slice_config.shared_bytes(form, rows, head_dim, dtype.itemsize) <= given[-1] for form in found)
     assert any(form.by_warps for form in found) == (capability == (9, 0) and rows == 128 and dtype.itemsize == 2)
+    # Scores of a step and sums, 32 bits each, leave a thread registers for the rest.
+    plain = [form for form in found if not form.by_warps]
+    assert all(rows * (form.step_keys + head_dim) / (32 * form.num_warps) < 256 for form in plain)
 
 
 @pytest.mark.parametrize("change", [{"step_keys": None}, {"warps": 4}, {"num_warps": -1}], ids=str)

@@ -11,6 +11,8 @@ from tilewright.targets.cuda.facts import FEWEST_ROWS
 PLAIN_GRID = {"step_keys": (32, 64, 128), "num_stages": (2, 3), "warp_rows": (16, 32)}
 WARPS_GRID = {"step_keys": (128, 64), "num_stages": (3, 5), "loose": (False, True)}
 HOPPER, WARPS_ROWS = (9, 0), 128
+# Registers of a thread, at most.
+REGISTERS = 255
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,20 @@ def candidates(rows, head_dim, dtype, capability, most_shared_bytes):
         ]
     # With room for what the compiler adds.
     most = most_shared_bytes - 1024
-    fitting = [form for form in found if shared_bytes(form, rows, head_dim, dtype.itemsize) <= most]
+    fitting = [
+        form
+        for form in found
+        if shared_bytes(form, rows, head_dim, dtype.itemsize) <= most and _registers(form, rows, head_dim) <= REGISTERS
+    ]
     return tuple(dict.fromkeys((first, *fitting)))
+
+
+def _registers(form, rows, head_dim):
+    """Registers of a thread for scores and sums alone; where there are more, the compiler keeps them in memory."""
+    if form.by_warps:
+        # It shares them out by itself, and two times four warps multiply.
+        return 0
+    return rows * (form.step_keys + head_dim) // (32 * form.num_warps)
 
 
 def read(stated):
