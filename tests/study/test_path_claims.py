@@ -1,11 +1,12 @@
 """Claims about paths of trained networks: small tables whose answers are worked out by hand."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from helpers import synthetic
 from helpers.checkout import ROOT
-from tilewright.study.figures import path_front
+from tilewright.study.figures import path_families, path_front
 from tilewright.study.tables import _select, claims, paths
 
 B2 = "segformer-b2-64.sampled"
@@ -104,6 +105,21 @@ def test_static_networks_stand_beside_the_paths_of_others_that_are_like_them(tmp
     panels = path_front.draw([tmp_path / "paths.csv"]).axes[1::2]
     shown = [[text.get_text() for text in axes.texts] for axes in panels]
     assert shown == [["b1", "b2"], ["b0", "b2"], ["b0", "b1"], ["b0", "b1", "b2"], [], []]
+
+
+def test_each_table_has_a_front_and_all_have_one_together(tmp_path):
+    rows = [*static(), *sampled(), row("segformer-b3-32.plain", 160, 0.9, 0.9)]
+    synthetic.write_csv(tmp_path / "paths.csv", "paths", rows)
+    panels = path_families.draw([tmp_path / "paths.csv"]).axes
+    assert [[text.get_text() for text in axes.texts] for axes in panels] == [["b0", "b1", "b2"], ["b3"]]
+    together, *tables, plain = (line.get_xydata() for line in panels[0].lines)
+    # Each ends at the time of the slowest path of all.
+    slowest = [0.4, 70]
+    assert plain == pytest.approx(np.array([[0.1, 50], [0.2, 60], slowest, slowest]))
+    assert len(tables) == 4
+    own = [[0.15, 55], [0.3, 63], [0.39, 69]]
+    assert tables[-1] == pytest.approx(np.array([*own, [0.4, 69]]))
+    assert together == pytest.approx(np.array([[0.1, 50], own[0], [0.2, 60], *own[1:], slowest, slowest]))
 
 
 def test_all_tables_together_are_in_percent_of_static_networks(tmp_path):

@@ -34,6 +34,7 @@ _NAMES = (
     "video_clips",
     "heatmap",
     "path_front",
+    "path_families",
     "path_skips",
     "path_prediction",
     "scene",

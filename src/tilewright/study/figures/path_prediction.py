@@ -41,11 +41,11 @@ def draw(inputs):
             _panel(axes, seen, "predicted", "fit", 100, "mean IoU (%)")
             crossed = 100 * of_rung["loss_error"].median()
             said = "as trained" if rung == "trained" else "batch norm of each path"
-            axes.set_title(
-                f"{said}: median error {seen['error'].median():.2f} of {len(seen)},\n{crossed:.2f} in cross-validation",
-                loc="left",
-                fontsize=9,
-            )
+            if len(seen):
+                said += (
+                    f": median error {seen['error'].median():.2f} of {len(seen)},\n{crossed:.2f} in cross-validation"
+                )
+            axes.set_title(said, loc="left", fontsize=9)
     shown = [part for part in HELD if part in set(rows["part"])]
     handles = [Line2D([], [], linestyle="", marker="o", color=COLOURS[part], label=NAMES[part]) for part in shown]
     _style.head(drawn, "Predictions for paths that were not fitted to", handles)

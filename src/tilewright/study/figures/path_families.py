@@ -1,0 +1,62 @@
+"""Paths of several networks against static ones: mean IoU over time of each table, and of all tables together."""
+
+import itertools
+
+from tilewright.study.figures import _style
+from tilewright.study.tables import _read, paths
+
+COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#44AA99", "#999933")
+
+
+def needs(config):
+    """What the table `paths` needs."""
+    return paths.needs(config)
+
+
+def draw(inputs):
+    """A panel for networks of each resolution, device and type: fronts as the claims have them, of median times."""
+    from matplotlib.lines import Line2D
+
+    rows = paths.table(inputs)
+    rows = rows[rows["rung"] == "trained"]
+    groups = list(rows.groupby(paths.ALIKE, sort=False))
+    colours = dict(zip(dict.fromkeys(rows["case"]), itertools.cycle(COLOURS)))
+    drawn = _style.figure(8.6, 1.9 + 4.2 * len(groups))
+    for axes, (key, own) in zip(drawn.subplots(len(groups), squeeze=False)[:, 0], groups, strict=True):
+        kept = own[own["kept"] == "yes"]
+        static = paths.static(own)
+        slowest_us = max(kept["p50_us"].max(), static["p50_us"].max())
+        _step(axes, paths.front(kept), slowest_us, color=_style.PALE, linewidth=6, zorder=1)
+        for case, of_case in kept.groupby("case", sort=False):
+            _step(axes, paths.front(of_case), slowest_us, color=colours[case], linewidth=1.5, zorder=3)
+        _step(axes, paths.front(static), slowest_us, color=_style.PAPER, linewidth=1.3, linestyle="--", zorder=2)
+        axes.scatter(static["p50_us"] / 1e3, 100 * static["test"], marker="*", s=90, color=_style.PAPER, zorder=4)
+        for row in static.itertuples():
+            size = row.network.split("-")[1]
+            axes.annotate(size, (row.p50_us / 1e3, 100 * row.test), (4, -11), textcoords="offset points", fontsize=8)
+        axes.set(xlabel="time (ms)", ylabel="mean IoU, scenes of test (%)", xlim=(0, None), ylim=(0, None))
+        axes.set_title(f"{key[0]} px, {key[2]}", loc="left")
+    handles = [Line2D([], [], color=colour, linewidth=1.5, label=case) for case, colour in colours.items()]
+    handles += [
+        Line2D([], [], color=_style.PALE, linewidth=6, label="all tables together"),
+        Line2D([], [], color=_style.PAPER, linewidth=1.3, linestyle="--", marker="*", label="static networks"),
+    ]
+    _style.head(drawn, "Paths of all networks, against static ones", handles, columns=3)
+    _style.notes(
+        drawn,
+        [
+            f"{_read.devices(rows)}, {', '.join(sorted(set(rows['dtype'])))}. At each time the path that scenes of "
+            "choice prefer, as scenes of test see it, with the statistics of the training. Static networks are the "
+            "full paths of what the recipe plain trained.",
+        ],
+        width=116,
+    )
+    return drawn
+
+
+def _step(axes, front, slowest_us, **style):
+    """A front, up to the time of the slowest path."""
+    if len(front):
+        axes.step(
+            [*front.index / 1e3, slowest_us / 1e3], 100 * front.iloc[[*range(len(front)), -1]], where="post", **style
+        )
