@@ -37,10 +37,11 @@ def draw(inputs):
         axes.set(xlabel="time (ms)", ylabel="mean IoU, scenes of test (%)", xlim=(0, None), ylim=(0, None))
         axes.set_title(f"{key[0]} px, {key[2]}", loc="left")
     handles = [Line2D([], [], color=colour, linewidth=1.5, label=case) for case, colour in colours.items()]
-    handles += [
-        Line2D([], [], color=_style.PALE, linewidth=6, label="all tables together"),
-        Line2D([], [], color=_style.PAPER, linewidth=1.3, linestyle="--", marker="*", label="static networks"),
-    ]
+    if len(colours) > 1:
+        handles.append(Line2D([], [], color=_style.PALE, linewidth=6, label="all tables together"))
+    if len(paths.static(rows)):
+        mark = {"color": _style.PAPER, "linewidth": 1.3, "linestyle": "--", "marker": "*"}
+        handles.append(Line2D([], [], label="static networks", **mark))
     _style.head(drawn, "Paths of all networks, against static ones", handles, columns=3)
     _style.notes(
         drawn,
