@@ -7,6 +7,9 @@
 
 Without torch's cache each tensor is an allocation of its own, beyond whose end a tool sees. A kernel that was not
 launched is an error: a new one has to be called here, too.
+
+racecheck reports what the compiler adds to the kernel with warps of different tasks: both sides of each report are in
+the lines of its ``def`` and of its ``warp_specialize``. It does so of ``warp_roles.py``, which cannot race.
 """
 
 import argparse

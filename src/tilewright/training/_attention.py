@@ -13,8 +13,8 @@ def finite():
     far below zero (https://github.com/pytorch/pytorch/issues/196678): the loss is finite, and no step is of use. All
     stages of a SegFormer have 64 keys where images have 256 pixels.
 
-    ASSUME: that this is what took half of the steps of SegFormer-B1 and -B2 on an H100, those of images of 256 pixels
-    alone; the report is of calls with a mask, ours have none.
+    On an H100 half of the steps of SegFormer-B1 and -B2 were lost to it, those of images of 256 pixels: all of these
+    before, none since (docs/dynamic.md). The report is of calls with a mask, ours have none.
     """
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
