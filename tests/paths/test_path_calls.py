@@ -1,0 +1,73 @@
+"""Paths as calls: what a path gave first it gives again, whatever ran between; CUDA graphs where there is a GPU."""
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from tilewright import models
+from tilewright.paths.calls import Calls
+
+CUDA = torch.cuda.is_available()
+DEVICE, DTYPE, SIZE = ("cuda", torch.bfloat16, 512) if CUDA else ("cpu", torch.float32, 64)
+# Of a replay; a call on a CPU takes a thousand times as long.
+SWITCHES = 1000 if CUDA else 30
+# The largest first: the published decoder has maps of all levels at the size of the first one.
+TEXTS = (
+    "2.2.2.2 decoder=published",
+    "2.2.2.2",
+    "11.01.10.00",
+    "2.2.2.2 levels=123",
+    "1.1.1.1 scale=0.5",
+    "2.2.2.2 scale=0.75",
+)
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    made = models.create("segformer", variant="b0", image_size=SIZE, num_classes=21)
+    return made.to(DEVICE, DTYPE).eval()
+
+
+@pytest.fixture(scope="module")
+def calls(network):
+    return Calls(network, {text: network.path(text) for text in TEXTS})
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(1, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0)).to(DEVICE, DTYPE)
+
+
+def test_paths_repeat_their_first_result_after_random_switches(calls, images):
+    first = {text: calls(text, images).clone() for text in TEXTS}
+    for text in np.random.default_rng(0).choice(TEXTS, SWITCHES):
+        assert torch.equal(calls(str(text), images), first[text]), text
+    assert len({tuple(maps.flatten()[:64].tolist()) for maps in first.values()}) >= len(TEXTS) - 1
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_path_gives_what_the_network_gives(text, network, calls, images):
+    with torch.inference_mode():
+        expected = network(images, network.path(text)).float()
+    error = (calls(text, images).float() - expected).norm() / expected.norm()
+    assert error <= (1e-2 if CUDA else 1e-5)
+
+
+@pytest.mark.skipif(not CUDA, reason="graphs hold memory of a GPU, and this machine has none")
+def test_all_graphs_take_little_more_memory_than_the_largest(network):
+    def taken(texts):
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        held = Calls(network, {text: network.path(text) for text in texts})
+        # What was called before each capture is given back: what stays is the graphs'.
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved() - before, held
+
+    one, held = taken(TEXTS[:1])
+    del held
+    every, _ = taken(TEXTS)
+    assert 0 < one <= every <= 1.3 * one
