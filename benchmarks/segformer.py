@@ -1,4 +1,4 @@
-"""SegFormer on one GPU: its decoder and the whole network, published and folded, against compiled `transformers`.
+"""SegFormer on a GPU or a CPU: its decoder and the whole network, published and folded, against `transformers`.
 
 Random weights, in bfloat16; everything is compared with float32 of the same rounded weights before it is timed, and a
 result that is further off than three times what the published operators are off there is not timed. `graph_us` is the
@@ -7,14 +7,15 @@ GPU's time of a replay among others of a CUDA graph, `call_us` the host's clock 
     python benchmarks/segformer.py --output results/logs/segformer.csv
     python benchmarks/segformer.py --variants b0 --sizes 512,1024 --batches 1,8
     python benchmarks/segformer.py --variants b2 --sizes 1024 --only-compiled --cases network/decode,network/published
+    python benchmarks/segformer.py --device cpu --variants b0,b2 --sizes 512 --no-compile
     python benchmarks/segformer.py --tiny
 
 Cases: `published` and `folded`, operators of torch; `kernels`, folded with the kernels that were the fastest; `decode`,
 folded with that of the decoder alone, for a compiler fuses other operators with their neighbours; and `transformers`,
 its own network, where it is installed. Each is called as it is, and compiled by torch. --cases takes some of them, in
 the order that is stated. After --seconds no case begins: what is left is listed as skipped. What torch compiles it
-keeps on disk: a run beside other work makes the next one's compilations short. --tiny runs small sizes on a CPU,
-without graphs, to see that everything works.
+keeps on disk: a run beside other work makes the next one's compilations short. A CPU computes in float32, without
+graphs, and has no kernels of its own. --tiny runs all cases on one, at a small size, to see that everything works.
 """
 
 import argparse
@@ -62,6 +63,9 @@ CASES = (
     *(("network", "transformers"), ("network", "kernels"), ("network", "folded"), ("decoder", "folded")),
 )
 
+# Kernels of our own that a case takes.
+KERNELS = {"kernels": ("decode", "dwconv_gelu"), "decode": ("decode",)}
+
 
 @dataclass
 class Point:
@@ -86,6 +90,7 @@ def main():
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--no-compile", action="store_true", help="nothing is compiled by torch")
     which.add_argument("--only-compiled", action="store_true", help="nothing is called as it is")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default cuda")
     parser.add_argument("--tiny", action="store_true", help="small sizes, float32, on a CPU")
     parser.add_argument("--output", type=Path, help="CSV of all rows; kernels go beside it")
     given = parser.parse_args()
@@ -94,13 +99,16 @@ def main():
     if given.tiny:
         variants, sizes, batches = ["b0"], ["64"], ["1"]
     cases = chosen_cases(parser, given.cases)
+    if given.device == "cpu":
+        cases = [(part, case) for part, case in cases if case not in KERNELS]
     # All that is called comes before what is compiled.
     forms = (True,) if given.only_compiled else (False,) if given.no_compile or given.tiny else (False, True)
-    device = torch.device("cpu" if given.tiny else "cuda")
+    device = torch.device("cpu" if given.tiny else given.device)
     with torch.inference_mode():
         rows, chosen = [], []
         names = [(v, int(size), int(n)) for v in variants for size in sizes for n in batches]
-        points = [prepared(*name, device, chosen) for name in names if time.monotonic() < deadline]
+        own = any(case in KERNELS for _, case in cases)
+        points = [prepared(*name, device, chosen if own else None) for name in names if time.monotonic() < deadline]
         for compiled in forms:
             for point in points:
                 rows += of_point(point, compiled, deadline, cases)
@@ -127,7 +135,7 @@ def chosen_cases(parser, text):
 
 
 def prepared(variant, size, batch, device, chosen):
-    """A `Point` with random weights; what was timed to choose its kernels is added to `chosen`."""
+    """A `Point` with random weights; what was timed to choose its kernels is added to `chosen`, unless it is None."""
     theirs, checkpoint = of_transformers(variant), None
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode(False):
         if theirs is not None:
@@ -142,9 +150,10 @@ def prepared(variant, size, batch, device, chosen):
     images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device, kind)
     point = Point(network, images, theirs, {}, {})
     point.oracles = {part: exact(point, part) for part in ("decoder", "network")}
-    measured = networks.choose_kernels(network, images)
-    chosen += ({"network": f"segformer-{variant}-{size}", "batch": batch, **row} for row in measured)
-    point.kernels = network.operators.chosen
+    if chosen is not None:
+        measured = networks.choose_kernels(network, images)
+        chosen += ({"network": f"segformer-{variant}-{size}", "batch": batch, **row} for row in measured)
+        point.kernels = network.operators.chosen
     return point
 
 
@@ -157,7 +166,7 @@ def of_point(point, compiled, deadline, cases):
     for part, case in cases:
         if case == "transformers" and point.theirs is None:
             continue
-        taken = {"kernels": ("decode", "dwconv_gelu"), "decode": ("decode",)}.get(case, ())
+        taken = KERNELS.get(case, ())
         network.operators.chosen = {key: form for key, form in point.kernels.items() if key[0] in taken}
         row = facts | {"part": part, "case": case, "compiled": compiled, "gmac": gmac(network, case, part)}
         late = {"status": "skipped", "reason": "no time left"}

@@ -32,3 +32,15 @@ def test_cases_are_taken_in_the_order_that_is_stated(tmp_path):
     assert list(zip(rows["part"], rows["case"], strict=True)) == [("network", "folded"), ("decoder", "published")]
     done = subprocess.run([*command, "network/x"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "unknown 'network/x'; known: decoder/published" in done.stderr
+
+
+def test_a_cpu_has_no_kernels_of_its_own(tmp_path):
+    command = [sys.executable, "benchmarks/segformer.py", "--device", "cpu", "--variants", "b0", "--sizes", "64"]
+    subprocess.run(
+        [*command, "--no-compile", "--output", tmp_path / "x.csv"], cwd=ROOT, check=True, capture_output=True
+    )
+    rows = pd.read_csv(tmp_path / "x.csv")
+    assert set(rows["status"]) == {"ok"} and {"published", "folded"} <= set(rows["case"]) <= {
+        "published", "folded", "transformers"
+    }  # fmt: skip
+    assert set(rows["dtype"]) == {"float32"} and set(rows["device"]) == {"cpu"}
