@@ -30,7 +30,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from tilewright import networks
+from tilewright import networks, targets
 from tilewright.core import timing
 from tilewright.core.artifacts import atomic
 from tilewright.models import segformer as pattern
@@ -161,7 +161,7 @@ def of_point(point, compiled, deadline, cases):
     """Rows of `cases` of one network, size and batch, called or compiled."""
     network, images = point.network, point.images
     facts = {"network": segformer.name(network.options), "batch": len(images), "dtype": str(images.dtype)[6:]}
-    facts |= {"device": torch.cuda.get_device_name() if images.is_cuda else "cpu", "torch": torch.__version__}
+    facts |= {"device": targets.describe(images.device.type)["name"], "torch": torch.__version__}
     rows = []
     for part, case in cases:
         if case == "transformers" and point.theirs is None:
