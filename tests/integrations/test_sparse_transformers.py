@@ -1,6 +1,6 @@
 """Vision transformers of Hugging Face, with random weights: attention ``tilewright`` is its own ``sdpa`` with a mask.
 
-Skipped where transformers is not installed.
+Skipped where transformers 5 is not installed: before it BEiT and Swin take no attention from the registry.
 """
 
 import copy
@@ -15,7 +15,9 @@ from helpers import gradients
 from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.nn import patterns
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed, or cannot be imported")
+transformers = pytest.importorskip(
+    "transformers", minversion="5", reason="transformers 5 is not installed, or cannot be imported"
+)
 
 from tilewright.integrations import transformers as adapter  # noqa: E402
 
@@ -218,6 +220,15 @@ def test_other_models_are_refused():
     config = transformers.BertConfig(**{**SMALL, "vocab_size": 20})
     with pytest.raises(ConfigError, match=r"expected one of vit, dinov2.*found bert"):
         adapter.use(transformers.BertModel(config), "full")
+
+
+def test_a_model_that_keeps_its_attention_is_refused(monkeypatch):
+    """As BEiT and Swin do before transformers 5, with a warning alone."""
+    model, pattern, _, _ = made("beit")
+    monkeypatch.setattr(type(model), "set_attn_implementation", lambda self, name: None)
+    with pytest.raises(ConfigError, match=r"takes attention from the registry of transformers, found beit of"):
+        adapter.use(model, pattern)
+    assert model.config._attn_implementation == "sdpa" and not hasattr(model.config, "tilewright_pattern")
 
 
 def test_calls_that_cannot_be_honoured_are_refused():

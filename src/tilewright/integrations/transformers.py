@@ -55,9 +55,6 @@ def use(model, pattern, grid=None):
         raise ConfigError(f"model: expected one of {_families()}, found {model.config.model_type}")
     for config in configs:
         _check(config, pattern, grid)
-    for config in configs:
-        config.tilewright_pattern = pattern
-        config.tilewright_grid = None if grid is None else list(grid)
     if len(configs) == 1 and configs[0] is model.config:
         model.set_attn_implementation(NAME)
     else:
@@ -65,6 +62,17 @@ def use(model, pattern, grid=None):
         model.set_attn_implementation(
             {key: NAME for key in model.config.sub_configs if getattr(model.config, key) in configs}
         )
+    # Models that have classes of attention of their own keep these, with a warning alone: BEiT and Swin before 5.0.
+    if kept := [config.model_type for config in configs if config._attn_implementation != NAME]:
+        from transformers import __version__
+
+        raise ConfigError(
+            f"model: expected one that takes attention from the registry of transformers, found {', '.join(kept)} of "
+            f"transformers {__version__}; transformers 5 or later may be needed"
+        )
+    for config in configs:
+        config.tilewright_pattern = pattern
+        config.tilewright_grid = None if grid is None else list(grid)
     return model
 
 
