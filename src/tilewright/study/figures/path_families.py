@@ -25,7 +25,7 @@ def draw(inputs):
     for axes, (key, own) in zip(drawn.subplots(len(groups), squeeze=False)[:, 0], groups, strict=True):
         kept = own[own["kept"] == "yes"]
         static = paths.static(own)
-        slowest_us = max(kept["p50_us"].max(), static["p50_us"].max())
+        slowest_us = max(each["p50_us"].max() for each in (kept, static) if len(each))
         _step(axes, paths.front(kept), slowest_us, color=_style.PALE, linewidth=6, zorder=1)
         for case, of_case in kept.groupby("case", sort=False):
             _step(axes, paths.front(of_case), slowest_us, color=colours[case], linewidth=1.5, zorder=3)
