@@ -26,7 +26,8 @@ def draw(inputs):
         kept = own[own["kept"] == "yes"]
         static = paths.static(own)
         slowest_us = max(each["p50_us"].max() for each in (kept, static) if len(each))
-        _step(axes, paths.front(kept), slowest_us, color=_style.PALE, linewidth=6, zorder=1)
+        if len(colours) > 1:
+            _step(axes, paths.front(kept), slowest_us, color=_style.PALE, linewidth=6, zorder=1)
         for case, of_case in kept.groupby("case", sort=False):
             _step(axes, paths.front(of_case), slowest_us, color=colours[case], linewidth=1.5, zorder=3)
         _step(axes, paths.front(static), slowest_us, color=_style.PAPER, linewidth=1.3, linestyle="--", zorder=2)
@@ -39,10 +40,12 @@ def draw(inputs):
     handles = [Line2D([], [], color=colour, linewidth=1.5, label=case) for case, colour in colours.items()]
     if len(colours) > 1:
         handles.append(Line2D([], [], color=_style.PALE, linewidth=6, label="all tables together"))
+    title = "Paths of all networks"
     if len(paths.static(rows)):
+        title += ", against static ones"
         mark = {"color": _style.PAPER, "linewidth": 1.3, "linestyle": "--", "marker": "*"}
         handles.append(Line2D([], [], label="static networks", **mark))
-    _style.head(drawn, "Paths of all networks, against static ones", handles, columns=3)
+    _style.head(drawn, title, handles, columns=3)
     _style.notes(
         drawn,
         [
