@@ -98,9 +98,7 @@ def main():
     variants, sizes, batches = (text.split(",") for text in (given.variants, given.sizes, given.batches))
     if given.tiny:
         variants, sizes, batches = ["b0"], ["64"], ["1"]
-    cases = chosen_cases(parser, given.cases)
-    if given.device == "cpu":
-        cases = [(part, case) for part, case in cases if case not in KERNELS]
+    cases = chosen_cases(parser, given.cases, given.device)
     # All that is called comes before what is compiled.
     forms = (True,) if given.only_compiled else (False,) if given.no_compile or given.tiny else (False, True)
     device = torch.device("cpu" if given.tiny else given.device)
@@ -124,11 +122,11 @@ def main():
                 table.to_csv(written, index=False)
 
 
-def chosen_cases(parser, text):
-    """`CASES`, or those that a text lists, in its order."""
+def chosen_cases(parser, text, device):
+    """`CASES` that a device has, or those of them that a text lists, in its order."""
+    known = {f"{part}/{case}": (part, case) for part, case in CASES if device == "cuda" or case not in KERNELS}
     if not text:
-        return CASES
-    known = {f"{part}/{case}": (part, case) for part, case in CASES}
+        return tuple(known.values())
     if unknown := [name for name in text.split(",") if name not in known]:
         parser.error(f"--cases: unknown {unknown[0]!r}; known: {', '.join(known)}")
     return tuple(known[name] for name in text.split(","))

@@ -46,3 +46,5 @@ def test_a_cpu_has_no_kernels_of_its_own(tmp_path):
         "published", "folded", "transformers"
     }  # fmt: skip
     assert set(rows["dtype"]) == {"float32"} and set(rows["device"]) == {targets.describe("cpu")["name"]}
+    done = subprocess.run([*command, "--cases", "network/kernels"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "unknown 'network/kernels'; known: decoder/published" in done.stderr
