@@ -6,12 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from helpers.gpu import TRITON_DEVICE
+from helpers.gpu import needs_hopper
 
 FILE = Path(__file__).parents[2] / "benchmarks/warp_roles.py"
-HOPPER = TRITON_DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 # Compiled in a process of its own, without the interpreter: prints what the kernel shares.
 COMPILE = """
 import importlib.util
@@ -46,7 +44,7 @@ def test_kernels_of_roles_compile_for_hopper(name, copies):
     assert read > 0 and shares > 0 and (copied > 0) == copies and (shared > 2 * 1024 * 4) == copies
 
 
-@pytest.mark.skipif(not HOPPER, reason="Gluon has no interpreter, and this machine has no Hopper GPU")
+@needs_hopper
 def test_roles_give_the_right_numbers():
     done = subprocess.run([sys.executable, str(FILE)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.split() == ["alone", "right", "handed", "right"]

@@ -10,15 +10,13 @@ import sys
 import pytest
 import torch
 
-from helpers.gpu import TRITON_DEVICE
+from helpers.gpu import TRITON_DEVICE, needs_hopper
 from helpers.slices import LSE_TOLERANCE, expected, mask_of, qkv
 from tilewright import reference, slices
 from tilewright.targets.cuda import slice_warp_kernel
 from tilewright.targets.cuda.slice_config import SliceConfig
 from tilewright.targets.cuda.slices import Executor
 
-HOPPER = TRITON_DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
-needs_hopper = pytest.mark.skipif(not HOPPER, reason="Gluon has no interpreter, and this machine has no Hopper GPU")
 # Compiled in a process of its own, without the interpreter: prints registers, spilled bytes and shared memory.
 COMPILE = """
 import sys

@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from helpers import plans
+from helpers.gpu import HOPPER, needs_hopper
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from tilewright import models, reference, reorder
 from tilewright.blocks import tiles
 from tilewright.targets.cuda import config, tile_lists
 from tilewright.targets.cuda import executor as cuda_executor
 
-HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
-needs_hopper = pytest.mark.skipif(not HOPPER, reason="Gluon has no interpreter, and this machine has no Hopper GPU")
 # Compiled in a process of its own, without the interpreter. Prints shared memory, warps, copies, products, and what
 # the assembler says of registers.
 COMPILE = """
