@@ -2,7 +2,7 @@
 
 import itertools
 
-from tilewright.study.figures import _style
+from tilewright.study.figures import _paths, _style
 from tilewright.study.tables import _read, paths
 
 COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#44AA99", "#999933")
@@ -31,10 +31,7 @@ def draw(inputs):
         for case, of_case in kept.groupby("case", sort=False):
             _step(axes, paths.front(of_case), slowest_us, color=colours[case], linewidth=1.5, zorder=3)
         _step(axes, paths.front(static), slowest_us, color=_style.PAPER, linewidth=1.3, linestyle="--", zorder=2)
-        axes.scatter(static["p50_us"] / 1e3, 100 * static["test"], marker="*", s=90, color=_style.PAPER, zorder=4)
-        for row in static.itertuples():
-            size = row.network.split("-")[1]
-            axes.annotate(size, (row.p50_us / 1e3, 100 * row.test), (4, -11), textcoords="offset points", fontsize=8)
+        _paths.stars(axes, static, "p50_ms")
         axes.set(xlabel="time (ms)", ylabel="mean IoU, scenes of test (%)", xlim=(0, None), ylim=(0, None))
         axes.set_title(f"{key[0]} px, {key[2]}", loc="left")
     handles = [Line2D([], [], color=colour, linewidth=1.5, label=case) for case, colour in colours.items()]
@@ -43,8 +40,7 @@ def draw(inputs):
     title = "Paths of all networks"
     if len(paths.static(rows)):
         title += ", against static ones"
-        mark = {"color": _style.PAPER, "linewidth": 1.3, "linestyle": "--", "marker": "*"}
-        handles.append(Line2D([], [], label="static networks", **mark))
+        handles.append(Line2D([], [], linewidth=1.3, linestyle="--", label="static networks", **_paths.STAR))
     _style.head(drawn, title, handles, columns=3)
     _style.notes(
         drawn,

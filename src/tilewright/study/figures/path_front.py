@@ -1,6 +1,6 @@
 """Paths of trained networks: mean IoU over time of every path that was measured, and those that a runner picks from."""
 
-from tilewright.study.figures import _contenders, _style
+from tilewright.study.figures import _contenders, _paths, _style
 from tilewright.study.tables import _read, paths
 
 PARTS = {
@@ -51,10 +51,7 @@ def draw(inputs):
         alike = (static[paths.ALIKE] == own[paths.ALIKE].iloc[0]).all(axis=1)
         others = static[alike & (static["rung"] == rung) & (static["case"] != case)]
         compared |= len(others) > 0
-        right.scatter(others["promise_ms"], 100 * others["test"], marker="*", s=70, color=_style.PAPER, zorder=4)
-        for row in others.itertuples():
-            size = row.network.split("-")[1]
-            right.annotate(size, (row.promise_ms, 100 * row.test), (3, -10), textcoords="offset points", fontsize=8)
+        _paths.stars(right, others, "promise_ms")
         said = "as trained" if rung == "trained" else "batch norm of each path"
         left.set_title(f"{case}, {said}: scenes of fit", loc="left")
         right.set_title("promised paths: scenes of test", loc="left")
