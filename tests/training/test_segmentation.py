@@ -1,6 +1,7 @@
 """SegFormer learns scenes; a training that is resumed ends with the weights of an unbroken one."""
 
 import csv
+import functools
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tilewright import networks, scenes, training
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.networks import _maps
+from tilewright.networks import _maps, segformer
 from tilewright.training import evaluation, segmentation, states, statistics
 from tilewright.training.segmentation import Paths, Recipe, Stage
 
@@ -97,6 +98,42 @@ def test_paths_learn_from_the_full_one(tmp_path):
     assert np.mean(trained.log["loss"][-4:]) < 0.8 * np.mean(trained.log["loss"][:4])
     plain = segmentation.train(create(), Blobs(), SHORT, tmp_path / "y.safetensors")
     assert not any(plain.log["paths"])
+
+
+def gradients(monkeypatch, recipe, lowered, compiled):
+    """Losses of a step, gradients of the weights by name, and graphs that were compiled."""
+    # What is dropped would differ.
+    monkeypatch.setattr(segformer, "DROPOUT", 0.0)
+    network = create(size=64).train()
+    network.set_drop_path(0.0)
+    step = segmentation._Step(network, Blobs(), recipe, compiled)
+    step.lowered = lowered
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    with step.reader, step.parts_compiled():
+        if compiled:
+            step.warm()
+        warmed = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        found = [step(at, 0.1) for at in range(3)]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == warmed
+    assert not any(getattr(module, "_compiled_call_impl", None) for module in network.modules())
+    return found, {name: x.grad for name, x in network.named_parameters()}, warmed
+
+
+def test_paths_share_weights_and_what_is_compiled(monkeypatch):
+    """However a step is taken, its gradients are the same."""
+    stage = Stage(until=1.0, sizes=(64,), batch=2)
+    beside = Paths(count=2, scales=(1.0, 0.75), levels=("1234", "123"))
+    recipe = msgspec.structs.replace(SHORT, stages=(stage,), paths=beside)
+    losses, expected, _ = gradients(monkeypatch, recipe, False, False)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    for lowered, compiled in ((True, False), (False, True), (True, True)):
+        found, others, graphs = gradients(monkeypatch, recipe, lowered, compiled)
+        torch.testing.assert_close(found, losses)
+        torch.testing.assert_close(others, expected, atol=1e-6, rtol=1e-4)
+        # The whole path; of three scales a block of each stage, two with the same last grid, and the decoder of two
+        # sets of levels.
+        assert graphs == compiled * (1 + (3 * 4 - 1) + 3 * 2)
 
 
 def test_time_ends_a_training(tmp_path):

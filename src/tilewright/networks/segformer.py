@@ -6,6 +6,7 @@ commute, and ``norm(fuse(cat(up(L_i c_i + l_i))))`` is ``sum_i up(M_i c_i) + b``
 (docs/decisions/0034).
 """
 
+import contextlib
 import logging
 import re
 from typing import NamedTuple
@@ -168,6 +169,22 @@ class Network(_parameters.Counted):
         blocks = [module for module in self.modules() if isinstance(module, _Block)]
         for block, share in zip(blocks, torch.linspace(0, rate, len(blocks)).tolist(), strict=True):
             block.drop_path = share
+
+    @contextlib.contextmanager
+    def parts_compiled(self, **options):
+        """Within, each block and the decoder are compiled by ``torch.compile(**options)``.
+
+        Paths share these parts; compiled whole, each set of blocks would be compiled by itself.
+        """
+        parts = [module for module in self.modules() if isinstance(module, _Block | _Decoder)]
+        for part in parts:
+            part.compile(**options)
+        try:
+            yield
+        finally:
+            # ASSUME: where `Module.compile` keeps what it made; torch has no way back.
+            for part in parts:
+                part._compiled_call_impl = None
 
     def fold(self, path=None):
         """The `Folded` decoder of a path, as the weights and the batch norm's statistics are now."""

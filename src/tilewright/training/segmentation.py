@@ -38,6 +38,8 @@ KIND = "segmentation training"
 SAVED, SAVED_VECTORS = torch.float16, torch.float32
 # A split of so many images never repeats; a step of it has at most so many.
 ENDLESS, MOST = 1 << 31, 1024
+# Forms of a part of a network that are compiled, at most: one for each size, scale and set of levels.
+FORMS = 256
 # Seconds between two lines about the progress, and steps that the host may be ahead of a GPU.
 SHOWN_S, AHEAD = 10.0, 2
 
@@ -169,7 +171,8 @@ def train(
 
     path: a ``.safetensors`` file, or an ``.index.json`` beside several. limit_s: stop after so many seconds, and write
     the averages so far; the next call with the same arguments goes on. every_s: how often the state is written, beside
-    `path` until the end. compiled: the full path's step, by ``torch.compile``; the time that this takes does not count.
+    `path` until the end. compiled: the full path's step, and for other paths each block and the decoder, by
+    ``torch.compile``; the time that this takes does not count.
     show: takes lines about the progress. The network is left with the averaged weights, and with statistics of its
     batch norm that were measured with them.
 
@@ -185,7 +188,7 @@ def train(
     network.train()
     network.set_drop_path(recipe.drop_path)
     try:
-        with _tuned(step.lowered), step.reader:
+        with _tuned(step.lowered), step.reader, step.parts_compiled():
             done = _run(state, step, recipe, limit_s, every_s, show)
     finally:
         network.set_drop_path(0.0)
@@ -272,7 +275,10 @@ class _Step:
         self.sized(tuple(images.shape[2:]))
         loss, maps = self._loss(images, labels, drawn)
         loss.backward()
-        losses = [self._distilled(images, maps, path) for path in self._paths(drawn)]
+        losses = []
+        if self.recipe.paths:
+            with self._leaves() as weights:
+                losses = [self._distilled(images, maps, path, weights) for path in self._paths(drawn)]
         return loss.detach(), torch.stack(losses).mean() if losses else torch.zeros_like(loss), len(images)
 
     def sized(self, size):
@@ -286,8 +292,26 @@ class _Step:
             images = torch.randn(count, 3, *size, device=self.device, dtype=self.dtype)
             labels = torch.zeros(count, *size, dtype=torch.uint8, device=self.device)
             self.sized(size)
-            self._loss(images, labels, np.random.default_rng(0))[0].backward()
+            loss, maps = self._loss(images, labels, np.random.default_rng(0))
+            loss.backward()
+            if self.recipe.paths:
+                with self._leaves() as weights:
+                    for path in self._kinds():
+                        self._distilled(images, maps, path, weights)
             self.network.zero_grad(set_to_none=True)
+
+    @contextlib.contextmanager
+    def parts_compiled(self):
+        """Within, parts of the network are compiled, where paths are trained that share them."""
+        if not self.compiled or self.recipe.paths is None:
+            yield
+            return
+        # fullgraph: beyond its limit of forms torch would otherwise run uncompiled, without a warning.
+        with (
+            torch._dynamo.config.patch(recompile_limit=FORMS),
+            self.network.parts_compiled(dynamic=False, fullgraph=True),
+        ):
+            yield
 
     def wait(self):
         """Wait for the device, where the host is too far ahead: what has elapsed would not be known."""
@@ -333,11 +357,11 @@ class _Step:
         loss = F.cross_entropy(logits.flatten(0, 2).float(), labels.flatten(), ignore_index=VOID)
         return loss, maps.detach()
 
-    def _distilled(self, images, maps, path):
-        """The loss of a path, towards the full path's maps of logits; gradients are added to those of the weights."""
-        found = self._maps(images, path).permute(0, 2, 3, 1).flatten(0, 2).float().log_softmax(1)
-        wanted = maps.permute(0, 2, 3, 1).flatten(0, 2).float().softmax(1)
-        loss = -(wanted * found).sum(1).mean()
+    def _distilled(self, images, maps, path, weights):
+        """The loss of a path, towards the full path's maps of logits; gradients are added to those of `weights`."""
+        found = functional_call(self.network, weights, (images, path))
+        found, wanted = (x.permute(0, 2, 3, 1).flatten(0, 2).float() for x in (found, maps))
+        loss = -(wanted.softmax(1) * found.log_softmax(1)).sum(1).mean()
         loss.backward()
         return loss.detach()
 
@@ -349,11 +373,33 @@ class _Step:
         weights = {name: x if ".bn." in name else x.to(images.dtype) for name, x in self.network.named_parameters()}
         return functional_call(self.network, weights, (images, path))
 
+    @contextlib.contextmanager
+    def _leaves(self):
+        """The weights of a step's paths by name, in the type of its images; their gradients join the network's.
+
+        All paths of a step share them: each would otherwise make its own, and gradients in 32 bits of them.
+        """
+        own = dict(self.network.named_parameters())
+        weights = own
+        if self.lowered:
+            weights = {
+                name: x if ".bn." in name else x.detach().to(self.dtype).requires_grad_() for name, x in own.items()
+            }
+        yield weights
+        for name, x in weights.items():
+            if x is not own[name] and x.grad is not None:
+                own[name].grad.add_(x.grad)
+
+    def _kinds(self):
+        """All that paths of a step differ by but for their blocks."""
+        asked, full = self.recipe.paths, self.network.path()
+        for scale in dict.fromkeys((*map(float, asked.scales), self.smallest.scale)):
+            for levels in dict.fromkeys((*asked.levels, self.smallest.levels)):
+                yield self.network.path(msgspec.structs.replace(full, levels=levels, scale=scale))
+
     def _paths(self, drawn):
         """The smallest path, and random ones."""
         asked = self.recipe.paths
-        if asked is None:
-            return
         yield self.smallest
         full = self.network.path()
         for _ in range(asked.count):
