@@ -109,7 +109,7 @@ def test_the_best_of_several_bases():
 
 @pytest.mark.parametrize("solver", ["greedy", "highs"])
 @settings(max_examples=30, deadline=None)
-@given(st.tuples(instances(), instances()), st.lists(st.integers(-30, 230), min_size=1, max_size=8))
+@given(st.tuples(instances(), instances()), st.lists(st.integers(-30, 230), min_size=1, max_size=16))
 def test_budgets_together_are_planned_as_each_alone(solver, pair, needs):
     """Also where bases are equally good, and where nothing meets a budget."""
     models = []

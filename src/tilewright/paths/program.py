@@ -5,7 +5,10 @@ binary. Programs go to the solvers of stage T4. Of several optima, the one with 
 text comes first, so that plans are reproducible.
 """
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
@@ -23,6 +26,9 @@ SAME, SAME_US = 1e-9, 1e-6
 # Blocks whose order is decided by one program: numbers of skips times 2 ** 16 and weights of 1 stand in one objective.
 AT_ONCE = 16
 SOLVERS = ("greedy", *solvers.NAMES)
+# Parts that budgets are planned in, for each core, and budgets of a part, at least: from one to the next most of what
+# was found stays the best.
+PARTS, BUDGETS = 3, 4
 
 
 @dataclass(frozen=True)
@@ -57,11 +63,17 @@ def propose(latency: Latency, losses: Losses, budget_us: float, solver: str, *, 
 def plan(models, budgets_us, solver: str, *, time_limit_s=10.0) -> dict[float, Proposal | None]:
     """The best proposal of several bases for each budget, None where none meets it.
 
-    models: pairs of `Latency` and `Losses`, one a base. From the largest budget down, what met the one before and meets
-    this one stays the best of its base, and no base gets better than it was: that saves most programs.
+    models: pairs of `Latency` and `Losses`, one a base. Each core takes neighbouring budgets.
     """
+    budgets = sorted(set(budgets_us), reverse=True)
+    return _in_parts(lambda part: _planned(models, part, solver, time_limit_s), budgets)
+
+
+def _planned(models, budgets_us, solver, time_limit_s):
+    """`plan` of budgets that fall: what met the one before and meets this one stays the best of its base, and no base
+    gets better than it was, which saves most programs."""
     found, latest = {}, {}
-    for budget in sorted(set(budgets_us), reverse=True):
+    for budget in budgets_us:
         made = []
         # Those that were best come first: of the others, what was worse before need not be solved again.
         for place in sorted(range(len(models)), key=lambda at: -latest[at].accuracy if latest.get(at) else np.inf):
@@ -79,18 +91,33 @@ def plan(models, budgets_us, solver: str, *, time_limit_s=10.0) -> dict[float, P
 
 def runners_up(models, plans, solver: str, *, time_limit_s=10.0) -> dict[float, Proposal | None]:
     """The best proposal beside that of each budget, of the same base; `plans` as `plan` returns them."""
-    by_base, found, before = {losses.base: (times, losses) for times, losses in models}, {}, (None, None)
-    for budget in sorted(plans, reverse=True):
-        first = plans[budget]
-        if first is None:
-            found[budget] = None
-            continue
-        path, held = before
-        if path != first.path or (held is not None and not _meets(held, budget)):
-            own = by_base[space.base_of(first.path)]
-            held = propose(*own, budget, solver, without=[first.path], time_limit_s=time_limit_s)
-        found[budget], before = held, (first.path, held)
-    return found
+    by_base = {losses.base: (times, losses) for times, losses in models}
+
+    def beside(budgets):
+        found, before = {}, (None, None)
+        for budget in budgets:
+            first = plans[budget]
+            if first is None:
+                found[budget] = None
+                continue
+            path, held = before
+            if path != first.path or (held is not None and not _meets(held, budget)):
+                own = by_base[space.base_of(first.path)]
+                held = propose(*own, budget, solver, without=[first.path], time_limit_s=time_limit_s)
+            found[budget], before = held, (first.path, held)
+        return found
+
+    return _in_parts(beside, sorted(plans, reverse=True))
+
+
+def _in_parts(work, budgets):
+    """``work(part)`` of parts of `budgets`, a dict by budget, joined. Solvers let other threads run."""
+    cores = len(os.sched_getaffinity(0))
+    parts = max(1, min(PARTS * cores, len(budgets) // BUDGETS))
+    ends = np.linspace(0, len(budgets), parts + 1).round().astype(int)
+    with ThreadPoolExecutor(cores) as pool:
+        made = pool.map(work, [budgets[lo:hi] for lo, hi in pairwise(ends)])
+        return {budget: proposal for part in made for budget, proposal in part.items()}
 
 
 def _meets(proposal, budget_us):
