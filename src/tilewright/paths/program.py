@@ -26,9 +26,9 @@ SAME, SAME_US = 1e-9, 1e-6
 # Blocks whose order is decided by one program: numbers of skips times 2 ** 16 and weights of 1 stand in one objective.
 AT_ONCE = 16
 SOLVERS = ("greedy", *solvers.NAMES)
-# Parts that budgets are planned in, for each core, and budgets of a part, at least: from one to the next most of what
-# was found stays the best.
-PARTS, BUDGETS = 3, 4
+# Parts that budgets are planned in, for each core: from one budget to the next of its part most of what was found stays
+# the best, and parts take unlike times.
+PARTS = 3
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def runners_up(models, plans, solver: str, *, time_limit_s=10.0) -> dict[float, 
 def _in_parts(work, budgets):
     """``work(part)`` of parts of `budgets`, a dict by budget, joined. Solvers let other threads run."""
     cores = len(os.sched_getaffinity(0))
-    parts = max(1, min(PARTS * cores, len(budgets) // BUDGETS))
+    parts = max(1, min(PARTS * cores, len(budgets)))
     ends = np.linspace(0, len(budgets), parts + 1).round().astype(int)
     with ThreadPoolExecutor(cores) as pool:
         made = pool.map(work, [budgets[lo:hi] for lo, hi in pairwise(ends)])
