@@ -92,6 +92,13 @@ def test_two_callers_at_once(network):
     thread.join()
 
 
+def test_frames_that_are_told_are_of_each_rate():
+    assert stream.told(stream.trace("uniform", look_up(), 50), 4).tolist() == [0, 1, 2, 3]
+    assert stream.told(stream.trace("steps", look_up(), 90), 7).tolist() == [0, 1, 30, 31, 60, 61]
+    assert stream.told(stream.trace("steps", look_up(), 4), 99).tolist() == [0, 1, 2, 3]
+    assert stream.told(stream.trace("contended", look_up(), 5), 0).tolist() == []
+
+
 def test_traces():
     table = look_up()
     uniform = stream.trace("uniform", table, 500)

@@ -112,6 +112,13 @@ def trace(name: str, table: Table, frames: int, *, seed: int = 0) -> Trace:
     return Trace(name, periods, periods, quiet)
 
 
+def told(trace: Trace, count: int) -> np.ndarray:
+    """int64, at most `count`: the first frames of a trace, of one with several rates the first at each."""
+    ends = [0, *(1 + np.flatnonzero(np.diff(trace.period_us))), len(trace)]
+    parts = [np.arange(*ends[at : at + 2]) for at in range(len(ends) - 1)]
+    return np.concatenate([part[: count // len(parts)] for part in parts])
+
+
 @dataclass
 class Frames:
     """What became of the frames of a trace: a list for each column. slowdown: as the controller saw it before."""

@@ -213,7 +213,7 @@ def rows(case, settings, how):
             found = bench.met(contender, trace, how.seed)
             told = known | {"trace": name, "contender": contender, "part": "frames"}
             missed, mious = found.missed(trace), bench.frame_mious(found.path)
-            for at in range(min(settings.shown, len(trace))):
+            for at in stream.told(trace, settings.shown).tolist():
                 shown = {"frame": at, "budget_us": trace.budgets_us[at], "path": found.path[at]}
                 shown |= {"promised_us": found.promised_us[at], "measured_us": found.measured_us[at]}
                 shown |= {"miou": float(mious[at])}

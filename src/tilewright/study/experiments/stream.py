@@ -19,7 +19,7 @@ class Section(sections.Section, frozen=True):
 
     traces: budgets over time
     frames: of a trace
-    shown: of these, the first ones, which rows tell one by one
+    shown: of these, the first ones at each rate, which rows tell one by one
     contenders: closed and open, our paths with a controller and without; target, with one that lets a share `late` of
     the frames be late; full, always everything; fixed, always the path that the least budget allows; static, the
     networks of `static`, each with its full path only, with a controller as closed has it; oracle, which knows how long

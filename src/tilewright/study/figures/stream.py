@@ -1,5 +1,7 @@
 """Frames with budgets: how long the paths take that run, and what contenders miss and see in all."""
 
+import numpy as np
+
 from tilewright.study.figures import _contenders, _style
 from tilewright.study.tables import _read, stream
 
@@ -36,13 +38,16 @@ def draw(inputs):
     for (over, left, right), ((case, trace), own) in zip(drawn.subplots(len(cases), 3, **shape), cases, strict=True):
         one = frames[(frames["case"] == case) & (frames["trace"] == trace) & (frames["contender"] == SHOWN)]
         late = one["measured_us"] > one["budget_us"]
-        over.step(one["frame"], one["budget_us"] / 1e3, where="mid", color=_style.PAPER, linewidth=0.9)
+        # Frames that are told stand side by side, wherever they are in the trace.
+        numbers = one["frame"].to_numpy()
+        places = one["frame"] * 0 + range(len(one))
+        over.step(places, one["budget_us"] / 1e3, where="mid", color=_style.PAPER, linewidth=0.9)
         # A frame that the host lost to something else would hide all others: it stands at the edge.
         top = 1.15 * max(one["budget_us"].max(), one["measured_us"].quantile(0.98)) / 1e3
         shown = (one["measured_us"] / 1e3).clip(upper=0.97 * top)
-        over.scatter(one["frame"], shown, s=7, color=_contenders.BLUE, zorder=3)
+        over.scatter(places, shown, s=7, color=_contenders.BLUE, zorder=3)
         over.scatter(
-            one["frame"][late],
+            places[late],
             shown[late],
             s=26,
             marker="x",
@@ -51,13 +56,16 @@ def draw(inputs):
             linewidths=1,
         )
         for first, behind in spans(one["loaded"] > 0):
-            over.axvspan(one["frame"].iloc[first] - 0.5, one["frame"].iloc[behind - 1] + 0.5, color="#F2E6D8", zorder=0)
+            over.axvspan(first - 0.5, behind - 0.5, color="#F2E6D8", zorder=0)
+        for place in np.flatnonzero(np.diff(numbers) > 1):
+            over.axvline(place + 0.5, color=_style.INK, linewidth=0.8, linestyle=":")
         if len(one):
             over.set_ylim(0, top)
         else:
             _style.nothing(over, "not told frame by frame")
         over.set(xlabel="frame", ylabel="time (ms)")
-        over.set_title(f"{case}: {trace}", loc="left")
+        over.xaxis.set_major_formatter(lambda place, _, numbers=numbers: _number(place, numbers))
+        over.set_title(f"{case}: {trace}, {own['frames'].max():,.0f} frames", loc="left")
         own = own.set_index("contender").reindex([name for name in NAMES if name in set(own["contender"])])
         for axes, column, what in (
             (left, "missed", "budgets missed (%)"),
@@ -80,10 +88,15 @@ def draw(inputs):
         drawn,
         [
             f"{_read.devices(found)}, {', '.join(sorted(set(found['dtype'])))}; "
-            f"{found['frames'].min():,.0f} frames a trace, of which the first are drawn. A camera moves over a scene, "
-            "and each frame is labelled by the path that ran. Times end when maps are on the device. Frames that took "
-            "longer than is drawn stand at the edge. The best path is that on scenes of choice.",
+            "some frames are drawn, bars are of all. A camera moves over a scene, and each frame is labelled by the "
+            "path that ran. Times end when maps are on the device. Frames that took longer than is drawn stand at the "
+            "edge. The best path is that on scenes of choice.",
         ],
         width=150,
     )
     return drawn
+
+
+def _number(place, numbers):
+    """The frame at a place of the axis, where one stands there."""
+    return f"{numbers[int(place)]:.0f}" if place == int(place) and 0 <= place < len(numbers) else ""
