@@ -28,6 +28,7 @@ def configured(network="segformer-b0-64", checkpoint=None, name=CASE, static=(),
     mapping["experiments"] = ["paths", "stream"]
     stated = {"networks": {name: {"network": network, "checkpoint": checkpoint}}}
     mapping["paths"] |= stated | {"rungs": ["trained", "statistics"]} | changes
+    mapping["stream"]["networks"] = [name]
     if static:
         contenders = [*mapping["stream"]["contenders"], "static"]
         mapping["stream"] |= {"contenders": contenders, "static": static}
@@ -50,6 +51,27 @@ def test_weights_that_are_not_there_are_named_with_what_trains_them(tmp_path):
     there = tmp_path / "b.safetensors"
     there.write_bytes(b"")
     assert experiments.cases("paths", configured(checkpoint=str(there), name="mine"))
+
+
+def test_weights_that_are_trained_for_another_network_need_not_be_there():
+    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    mapping["experiments"] = ["paths"]
+    other = {"network": "segformer-b0-64", "checkpoint": f"results/checkpoints/{CASE}.safetensors"}
+    mapping["paths"]["networks"] = {CASE: {"network": "segformer-b0-64", "checkpoint": None}, "batches": other}
+    mapping["paths"]["network_settings"] = {"batches": {"batch": 8}}
+    found = config.load(mapping)
+    stated = [experiments.member("paths").settings(found, name) for name in (CASE, "batches")]
+    assert stated[0].network == stated[1].network and [one.batch for one in stated] == [1, 8]
+    mapping["experiments"], mapping["stream"]["networks"] = ["paths", "stream"], ["batches"]
+    with pytest.raises(ConfigError, match=r"stream\.networks: expected paths for one image a call, found 8 of batches"):
+        config.load(mapping)
+    mapping["stream"]["networks"] = ["none"]
+    with pytest.raises(ConfigError, match=r"stream\.networks: unknown network 'none'; known: " + CASE):
+        config.load(mapping)
+    del mapping["paths"]["networks"][CASE]
+    mapping["experiments"], mapping["paths"]["network_settings"] = ["paths"], {}
+    with pytest.raises(ConfigError, match=r"paths\.networks\.batches: no weights at results/checkpoints/"):
+        config.load(mapping)
 
 
 @pytest.mark.parametrize("name", ["segformer-b0-64", "segformer-b0-64.quick", "segformer-b1-64.plain"])

@@ -28,7 +28,8 @@ def configured(static, contenders=("closed", "static"), **others):
     mapping["experiments"] = ["paths", "stream"]
     named = {name: {"network": name.removesuffix(".plain"), "checkpoint": None} for name in (SMALL, LARGE)}
     mapping["paths"]["networks"] = named | others
-    mapping["stream"] |= {"static": list(static), "contenders": list(contenders)}
+    listed = {"static": list(static), "contenders": list(contenders), "networks": list(mapping["paths"]["networks"])}
+    mapping["stream"] |= listed
     return config.load(mapping)
 
 

@@ -27,7 +27,8 @@ class Network(sections.Section, frozen=True):
     """A network and its weights.
 
     network: by its name, such as segformer-b0-256
-    checkpoint: a file of weights; null where they are trained here
+    checkpoint: a file of weights, also one that is trained here for another of the networks; null where they are
+    trained here
     """
 
     network: str
@@ -82,7 +83,7 @@ class Section(sections.Section, frozen=True):
             stated = self.networks[name]
             sections.at(f"paths.networks.{name}", networks.parse, stated.network)
             if "paths" in config.experiments and config.recorded is None:
-                _check_weights(name, stated)
+                _check_weights(name, stated, self.networks)
         _check_values("paths", self)
         sections.known("paths.network_settings", "network", self.network_settings, self.networks)
         for name in self.network_settings.keys() & set(cases(config)):
@@ -105,14 +106,16 @@ def _check_values(place, values):
     sections.above_zero(f"{place}.max_seconds", values.max_seconds)
 
 
-def _check_weights(name, stated):
-    """Raise `ConfigError` where a network's weights are neither there nor made by the rule `train`."""
+def _check_weights(name, stated, others):
+    """Raise `ConfigError` where weights are neither there nor made by the rule `train`, for a network or for others."""
     place = f"paths.networks.{name}"
     if stated.checkpoint is None:
         network, _, recipe = name.rpartition(".")
         if network != stated.network or recipe not in training.RECIPES:
             expected = " or ".join(f"{stated.network}.{recipe}" for recipe in training.RECIPES)
             raise ConfigError(f"{place}: expected the name {expected} of weights that are trained here, found {name!r}")
+    elif stated.checkpoint in [TRAINED.format(other) for other, its in others.items() if its and not its.checkpoint]:
+        return
     elif not Path(_found(stated.checkpoint)).is_file():
         recipe = name.rpartition(".")[2]
         recipe = recipe if recipe in training.RECIPES else training.RECIPES[0]

@@ -15,8 +15,9 @@ CONTENDERS = ("closed", "target", "open", "full", "fixed", "static", "oracle")
 
 
 class Section(sections.Section, frozen=True):
-    """Streams of frames, for the networks of paths.
+    """Streams of frames, for networks of paths.
 
+    networks: names of paths.networks, whose images come one by one
     traces: budgets over time
     frames: of a trace
     shown: of these, the first ones at each rate, which rows tell one by one
@@ -24,7 +25,7 @@ class Section(sections.Section, frozen=True):
     the frames be late; full, always everything; fixed, always the path that the least budget allows; static, the
     networks of `static`, each with its full path only, with a controller as closed has it; oracle, which knows how long
     each path would take, as calls before the first frame took, chooses by the table, and is not run
-    static: names of paths.networks that the contender static switches between, of one image size with all of these
+    static: names of paths.networks that the contender static switches between, of one image size with all of `networks`
     rung: of the paths, trained or statistics
     margin: share of a promise that a budget has to leave beside it
     late: share of late frames that the contender target aims at
@@ -34,6 +35,7 @@ class Section(sections.Section, frozen=True):
     switches: how often two paths take turns, to see what switching costs
     """
 
+    networks: tuple[str, ...]
     traces: tuple[str, ...]
     frames: int
     shown: int
@@ -53,8 +55,10 @@ class Section(sections.Section, frozen=True):
         sections.known("stream.contenders", "contender", self.contenders, CONTENDERS)
         sections.known("stream.static", "network", self.static, of_paths.cases(config))
         sections.distinct("stream.static", self.static)
-        for case in cases(config):
-            check_static("stream.static", case, settings(config, case))
+        if cases(config) and "stream" in config.experiments:
+            sections.known("stream.networks", "network", self.networks, of_paths.cases(config))
+            sections.distinct("stream.networks", self.networks)
+            self._check_cases(config)
         sections.known("stream.rung", "rung", [self.rung], of_paths.RUNGS)
         for name in ("frames", "samples", "scenes", "switches"):
             sections.at_least(f"stream.{name}", 1, [getattr(self, name)])
@@ -62,6 +66,12 @@ class Section(sections.Section, frozen=True):
         sections.at_least("stream.margin", 0, [self.margin])
         sections.at_least("stream.least", 0, [self.least])
         sections.above_zero("stream.late", self.late)
+
+    def _check_cases(self, config):
+        for case in self.networks:
+            if (batch := of_paths.settings(config, case).batch) != 1:
+                raise ConfigError(f"stream.networks: expected paths for one image a call, found {batch} of {case}")
+            check_static("stream.static", case, settings(config, case))
 
 
 class Settings(sections.Section, frozen=True):
@@ -126,14 +136,14 @@ NAMED = "{case} {trace} {contender} {frame}"
 
 
 def cases(config):
-    """The networks of the section `paths`."""
-    return of_paths.cases(config) if "paths" in config.experiments else []
+    """The networks that are listed, where their paths are measured, too."""
+    return list(config.stream.networks) if "paths" in config.experiments else []
 
 
 def settings(config, case):
     """`Settings` of one network."""
     section = config.stream
-    fields = {name: getattr(section, name) for name in Section.__struct_fields__}
+    fields = {name: getattr(section, name) for name in Section.__struct_fields__ if name != "networks"}
     fields["static"] = {name: of_paths.settings(config, name).network for name in section.static}
     return Settings(of_paths.settings(config, case).network, f"results/logs/paths/{case}.csv", **fields)
 
