@@ -24,7 +24,7 @@ measurements = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 20)), min_s
 @given(measurements)
 def test_just_the_best_stay(found):
     entries = [entry(time, score / 20, path=str(at)) for at, (time, score) in enumerate(found)]
-    marked = table.marked(entries)
+    marked = table.marked(entries, gain=0.0)
     best = {pair for pair in found if not any(t <= pair[0] and s >= pair[1] and (t, s) != pair for t, s in found)}
     assert {found[int(x.path)] for x in marked if not x.dominated} == best
     assert sum(not x.dominated for x in marked) == len(best)
@@ -33,6 +33,14 @@ def test_just_the_best_stay(found):
         if x.dominated:
             over = by_path[x.dominated]
             assert over.promise_us <= x.promise_us and over.choice >= x.choice
+
+
+def test_a_slower_path_sees_more_than_rounding():
+    step = table.ROUNDING / 2
+    scores = [0.5, 0.5 + step, 0.5 + 3 * step, 0.5 + 4 * step, 0.5 + 6 * step]
+    marked = table.marked([entry(10 + at, score, path=str(at)) for at, score in enumerate(scores)])
+    assert [x.dominated for x in marked] == ["", "0", "", "2", ""]
+    assert [x.path for x in Table(marked).rows] == ["0", "2", "4"]
 
 
 @given(measurements, st.lists(st.floats(0.5, 40), min_size=2, max_size=20))

@@ -34,6 +34,7 @@ SMALL = {
         },
         "rungs": ["trained", "statistics"],
     },
+    "stream": {"networks": ["segformer-b0-64.plain"]},
     "workloads": ["vil-tiny-128-s1", "vil-tiny-224-s1", "regionvit-tiny-224-s1", "dynamicvit-s-224"],
     "orders": ["none", "rcm", "ic", "window"],
     "tiles": ["8x1", "16x16"],

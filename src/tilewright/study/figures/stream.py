@@ -37,14 +37,14 @@ def draw(inputs):
     shape = {"width_ratios": (3.2, 1, 1), "squeeze": False}
     for (over, left, right), ((case, trace), own) in zip(drawn.subplots(len(cases), 3, **shape), cases, strict=True):
         one = frames[(frames["case"] == case) & (frames["trace"] == trace) & (frames["contender"] == SHOWN)]
-        late = one["measured_us"] > one["budget_us"]
+        late = (one["measured_us"] > one["budget_us"]).to_numpy()
         # Frames that are told stand side by side, wherever they are in the trace.
         numbers = one["frame"].to_numpy()
-        places = one["frame"] * 0 + range(len(one))
+        places = np.arange(len(one))
         over.step(places, one["budget_us"] / 1e3, where="mid", color=_style.PAPER, linewidth=0.9)
         # A frame that the host lost to something else would hide all others: it stands at the edge.
         top = 1.15 * max(one["budget_us"].max(), one["measured_us"].quantile(0.98)) / 1e3
-        shown = (one["measured_us"] / 1e3).clip(upper=0.97 * top)
+        shown = (one["measured_us"] / 1e3).clip(upper=0.97 * top).to_numpy()
         over.scatter(places, shown, s=7, color=_contenders.BLUE, zorder=3)
         over.scatter(
             places[late],
