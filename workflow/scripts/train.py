@@ -24,7 +24,7 @@ add("--paths", nargs="+", default=[], metavar="PATH", help="execution paths that
 add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
 add("--seed", type=int, help="seed of weights and of all that is drawn (default: of the recipe)")
 add("--limit-s", type=float, metavar="S", help="stop after so many seconds; the same command goes on (default: never)")
-add("--compiled", action="store_true", help="compile the full path's step by torch.compile")
+add("--compiled", action="store_true", help="compile the step by torch.compile, of paths blocks and decoder")
 
 if __name__ == "__main__":
     script(parser, run)
