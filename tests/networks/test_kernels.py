@@ -69,6 +69,26 @@ def test_the_fastest_kernel_runs_from_then_on(network, images, kernels):
 
 
 @torch.inference_mode()
+def test_paths_of_other_sizes_have_kernels_of_their_own(kernels):
+    network = networks.create("segformer", variant="b0", image_size=64, num_classes=5)
+    images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    half, early = "2.2.2.2 scale=0.5", network.path("2.2.2.2 levels=123")
+    taken = {half: 9, early: 7, "1.1.1.0 scale=0.5": 4}
+    expected = [network(images, path) for path in taken]
+    networks.choose_kernels(network, images)
+    kernels.runs.clear()
+    network(images, half)
+    assert kernels.runs == []
+    assert networks.choose_kernels(network, images, [None, half, early])
+    # Sets of blocks have no sizes of their own, and nothing is chosen twice.
+    assert networks.choose_kernels(network, images, list(taken)) == []
+    for (path, calls), maps in zip(taken.items(), expected, strict=True):
+        kernels.runs.clear()
+        assert torch.equal(network(images, path), maps)
+        assert [form for _, form in kernels.runs] == ["b"] * calls
+
+
+@torch.inference_mode()
 def test_a_wrong_kernel_is_not_timed_and_not_chosen(network, images, kernels):
     kernels.wrong = {"b"}
     rows = networks.choose_kernels(network, images)

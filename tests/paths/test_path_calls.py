@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tilewright import models
+from tilewright import models, networks
 from tilewright.paths.calls import Calls
+from tilewright.paths.runner import Runner
+from tilewright.paths.table import Entry, Table
 
 CUDA = torch.cuda.is_available()
 DEVICE, DTYPE, SIZE = ("cuda", torch.bfloat16, 512) if CUDA else ("cpu", torch.float32, 64)
@@ -71,3 +73,15 @@ def test_all_graphs_take_little_more_memory_than_the_largest(network):
     del held
     every, _ = taken(TEXTS)
     assert 0 < one <= every <= 1.3 * one
+
+
+@pytest.mark.skipif(not CUDA, reason="kernels of our own are those of a GPU, and this machine has none")
+def test_a_runner_has_kernels_for_the_sizes_of_its_paths(images):
+    made = models.create("segformer", variant="b0", image_size=SIZE, num_classes=21).to(DEVICE, DTYPE).eval()
+    facts = {"network": "b0", "checkpoint": "x", "rung": "trained", "batch": 1, "device": "x", "dtype": "bfloat16"}
+    texts = {"2.2.2.2": 0.5, "1.1.1.1 scale=0.5": 0.4, "2.2.2.2 levels=123": 0.45}
+    rows = [Entry(path=x, choice=y, promise_us=1e4 * y, p50_us=1.0, macs=1, **facts) for x, y in texts.items()]
+    Runner(made, Table(rows))
+    for text in texts:
+        assert networks.choose_kernels(made, images, [text]) == []
+    assert len(made.operators.chosen) == 2 * 5 + 1

@@ -134,15 +134,18 @@ def sequence_parallel(network, group=None):
     return import_module(f"{__name__}._sequence_parallel").shared(network, group)
 
 
-def choose_kernels(network, images, path=None):
-    """Choose, for each operator that a path of a network of maps runs on such images, the fastest kernel that is right.
+def choose_kernels(network, images, paths=(None,)):
+    """Choose, for each operator that paths of a network of maps run on such images, the fastest kernel that is right.
+
+    paths: or their texts; None is the full one. Those of other scales or levels have operators of other sizes, for
+    which torch's run until others are chosen; sets of blocks have not. What was chosen before stays.
 
     Candidates are torch's operators, and the forms of kernels that the images' target has for them. Each is first
     compared with float32, of the same arguments; then timed. The network runs the chosen ones from then on. Returns a
     dict a candidate: operator, dtype, shapes, form, status (``ok``, ``failed``, ``skipped``), reason, error, tolerance,
     us, chosen. Raises `ConfigError` for a network without such operators, and what its call raises.
     """
-    return import_module(f"{__name__}._kernels").choose(network, images, path)
+    return import_module(f"{__name__}._kernels").choose(network, images, paths)
 
 
 def _options(module, family, stated):

@@ -13,11 +13,16 @@ EFFORT = {"min_reps": 10, "max_seconds": 0.1, "rse_target": 0.02}
 
 
 @torch.inference_mode()
-def choose(network, images, path=None):
+def choose(network, images, paths):
     """See `networks.choose_kernels`."""
     operators = getattr(network, "operators", None)
     if operators is None:
         raise ConfigError(f"expected a network whose operators have kernels, found {type(network).__module__}")
+    return [row for path in paths for row in _chosen(network, operators, images, path)]
+
+
+def _chosen(network, operators, images, path):
+    """The rows of what a path runs that nothing was chosen for."""
     operators.seen = seen = {}
     try:
         network(images, path)
@@ -25,6 +30,8 @@ def choose(network, images, path=None):
         operators.seen = None
     rows = []
     for key, arguments in seen.items():
+        if key in operators.chosen:
+            continue
         forms = (_maps.TORCH, *_maps.forms(key[0], images.device))
         found = [_measured(key, arguments, form) for form in forms]
         fastest = min((row for row in found if row["status"] == "ok"), key=lambda row: row["us"])

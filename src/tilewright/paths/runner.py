@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
+from tilewright import networks
 from tilewright.core import timing
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.paths.calls import Calls
@@ -123,14 +124,19 @@ class Runner(Picker):
         """Capture the paths of `table`.
 
         network: on its device, in its type, for inference; decoders are folded here, so that later changes of weights
-        ask for a new runner. margin, late: see `Picker`. folded: ``{text of a path: Folded}`` for paths with statistics
-        of their own.
+        ask for a new runner. On a GPU it gets the fastest kernels for these paths (`networks.choose_kernels`), with
+        which tables are measured. margin, late: see `Picker`. folded: ``{text of a path: Folded}`` for paths with
+        statistics of their own.
 
         Raises `ConfigError` as `Picker` does, and for a table of another network, type or batch.
         """
         table.check(batch=batch, dtype=str(next(network.parameters()).dtype).removeprefix("torch."))
         # The slowest first: its memory serves the others.
         paths = {entry.path: network.path(entry.path) for entry in reversed(table.rows)}
+        weight = next(network.parameters())
+        if weight.is_cuda and hasattr(network, "operators"):
+            images = torch.randn(batch, 3, *network.options.pixels, dtype=weight.dtype, device=weight.device)
+            networks.choose_kernels(network, images, paths.values())
         super().__init__(Calls(network, paths, batch=batch, folded=folded), table, margin=margin, late=late)
         self.network = network
 

@@ -47,11 +47,11 @@ class Bench:
         self.images = self.scenes.kept["fit"][0][: self.settings.batch].to(getattr(torch, how.dtype))
         if len(self.images) < self.settings.batch:
             self.images = self.images.repeat(self.settings.batch, 1, 1, 1)[: self.settings.batch]
-        if self.images.is_cuda:
-            networks.choose_kernels(self.network, self.images)
         self.seen, self.times_us, self.own = {}, {}, {}
         self.bases = texts(self.options, self.settings.bases)
         self.alone = texts(self.options, self.settings.alone)
+        if self.images.is_cuda:
+            networks.choose_kernels(self.network, self.images, [*self.bases, *self.alone])
         self.digest = provenance.sha256_file(stated.checkpoint)[:12]
 
     def folded(self, rung, path):

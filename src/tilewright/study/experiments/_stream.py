@@ -131,7 +131,7 @@ class Contenders:
         timing.wait(self.images)
 
     def _network(self, stated, source):
-        """A network on the images' device, in their type, with the fastest kernels."""
+        """A network on the images' device, in their type, with the fastest kernels for its full path."""
         family, options = networks.parse(stated.network)
         made = networks.create(family, checkpoint=stated.checkpoint, num_classes=len(source.classes), **options)
         made = made.to(self.images).eval()
