@@ -63,13 +63,14 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of Yu and Huang, "Universally Slimmable Networks", 2019).
 
     count: random paths of a step, beside `smallest`. keep: range from which the share of blocks that a path keeps is
-    drawn. levels, scales: what is drawn from, all alike.
+    drawn. levels, scales: what is drawn from, all alike: mostly all levels, since no other set is in tables that were
+    measured, where early exit comes nearest.
     """
 
     count: Positive = 2
     smallest: str = "1.1.1.1 scale=0.5"
     keep: tuple[Share, Share] = (0.3, 1.0)
-    levels: tuple[str, ...] = ("1234", "1234", "1234", "123", "234", "134")
+    levels: tuple[str, ...] = ("1234", "1234", "1234", "1234", "123")
     scales: tuple[float, ...] = (1.0, 1.0, 0.75, 0.5)
 
 
