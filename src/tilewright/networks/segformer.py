@@ -178,13 +178,13 @@ class Network(_parameters.Counted):
         """
         parts = [module for module in self.modules() if isinstance(module, _Block | _Decoder)]
         for part in parts:
-            part.compile(**options)
+            # Of this module alone, before that of its class; `Module.compile` has no way back.
+            part.forward = torch.compile(part.forward, **options)
         try:
             yield
         finally:
-            # ASSUME: where `Module.compile` keeps what it made; torch has no way back.
             for part in parts:
-                part._compiled_call_impl = None
+                del part.forward
 
     def fold(self, path=None):
         """The `Folded` decoder of a path, as the weights and the batch norm's statistics are now."""

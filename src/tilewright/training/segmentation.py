@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from tilewright import paths, targets
-from tilewright.core import artifacts, checkpoints
+from tilewright.core import _internals, artifacts, checkpoints
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import segformer as pattern
 from tilewright.networks import _maps, segformer
@@ -309,7 +309,7 @@ class _Step:
             return
         # fullgraph: beyond its limit of forms torch would otherwise run uncompiled, without a warning.
         with (
-            torch._dynamo.config.patch(recompile_limit=FORMS),
+            _internals.recompile_limit(FORMS),
             self.network.parts_compiled(dynamic=False, fullgraph=True),
         ):
             yield
