@@ -180,7 +180,7 @@ def test_losses_are_those_of_all_pixels():
     images, labels = Blobs().read("train", [0, 1], 32)
     step = segmentation._Step(network, Blobs(), SHORT, False)
     maps = torch.randn(2, 3, 8, 8)
-    step._maps = lambda images, path: maps
+    step._maps = lambda images: maps
 
     class Phase:
         def __init__(self, *phases):

@@ -353,7 +353,7 @@ class _Step:
         return self.labelled(images, labels, rows, columns)
 
     def _labelled(self, images, labels, rows, columns):
-        maps = self._maps(images, None)
+        maps = self._maps(images)
         logits = _maps.spread(maps, rows, columns).permute(0, 2, 3, 1)
         loss = F.cross_entropy(logits.flatten(0, 2).float(), labels.flatten(), ignore_index=VOID)
         return loss, maps.detach()
@@ -366,13 +366,15 @@ class _Step:
         loss.backward()
         return loss.detach()
 
-    def _maps(self, images, path):
-        """Maps of logits of a path, of the weights in the type of the images."""
+    def _maps(self, images):
+        """Maps of logits of the full path, of the weights in the type of the images."""
         if not self.lowered:
-            return self.network(images, path)
-        # The batch norm's weights stay in 32 bits, as its sums do.
-        weights = {name: x if ".bn." in name else x.to(images.dtype) for name, x in self.network.named_parameters()}
-        return functional_call(self.network, weights, (images, path))
+            return self.network(images)
+        return functional_call(self.network, self._rounded(lambda x: x.to(images.dtype)), (images,))
+
+    def _rounded(self, made):
+        """The weights by name, as ``made(x)`` rounds them. The batch norm's stay in 32 bits, as its sums do."""
+        return {name: x if ".bn." in name else made(x) for name, x in self.network.named_parameters()}
 
     @contextlib.contextmanager
     def _leaves(self):
@@ -381,11 +383,7 @@ class _Step:
         All paths of a step share them: each would otherwise make its own, and gradients in 32 bits of them.
         """
         own = dict(self.network.named_parameters())
-        weights = own
-        if self.lowered:
-            weights = {
-                name: x if ".bn." in name else x.detach().to(self.dtype).requires_grad_() for name, x in own.items()
-            }
+        weights = self._rounded(lambda x: x.detach().to(self.dtype).requires_grad_()) if self.lowered else own
         yield weights
         for name, x in weights.items():
             if x is not own[name] and x.grad is not None:
