@@ -1,5 +1,6 @@
 """What paths of a network really take and see: times, samples of a stream, and mean IoU on scenes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
 
@@ -13,8 +14,10 @@ from tilewright.training import evaluation, statistics
 
 # How paths' statistics are: of the trained network, or of each path.
 RUNGS = ("trained", "statistics")
-# Images that are labelled at once on a GPU, and on a CPU.
+# Images that are labelled at once on a GPU, and on a CPU, and the most pixels of theirs: torch interpolates fewer than
+# 2^31 values, and the published decoder has 768 channels on a sixteenth of the pixels.
 BATCH = {True: 64, False: 8}
+MOST_PIXELS = 64 * 512 * 512
 
 
 class Scenes:
@@ -34,7 +37,7 @@ class Scenes:
         """int64 [classes, classes] of each `batch` scenes of a split; see `evaluation.confusion`."""
         images, labels = self.kept[split]
         weight, classes = next(network.parameters()), len(self.source.classes)
-        batch = batch or BATCH[weight.is_cuda]
+        batch = batch or at_once(images.shape[2:], weight.is_cuda)
         found = []
         for lo in range(0, len(images), batch):
             maps = network(images[lo : lo + batch].to(weight.dtype), path, folded).float()
@@ -59,6 +62,11 @@ class Scenes:
         """As a source: what is kept."""
         images, labels = self.kept[split]
         return images[list(indices)], labels[list(indices)]
+
+
+def at_once(pixels: Sequence[int], gpu: bool) -> int:
+    """How many images of (height, width) `pixels` are labelled at once."""
+    return max(1, min(BATCH[gpu], MOST_PIXELS // math.prod(pixels)))
 
 
 def times(network, paths: Sequence[Path], *, batch: int = 1, **effort) -> dict[Path, float]:
