@@ -1,5 +1,6 @@
 """Paths as calls: what a path gave first it gives again, whatever ran between; CUDA graphs where there is a GPU."""
 
+import functools
 import gc
 
 import numpy as np
@@ -7,6 +8,9 @@ import pytest
 import torch
 
 from tilewright import models, networks
+from tilewright.core.errors import ConfigError
+from tilewright.models import segformer
+from tilewright.paths import scaled
 from tilewright.paths.calls import Calls
 from tilewright.paths.runner import Runner
 from tilewright.paths.table import Entry, Table
@@ -85,3 +89,56 @@ def test_a_runner_has_kernels_for_the_sizes_of_its_paths(images):
     for text in texts:
         assert networks.choose_kernels(made, images, [text]) == []
     assert len(made.operators.chosen) == 2 * 5 + 1
+
+
+# The published decoder with some of its channels, too.
+COMPILED = (*TEXTS, "2.2.2.2 decoder=published fuse=128 width=64")
+
+
+def graphs():
+    """How many torch has compiled."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.fixture(scope="module")
+def compiled(network):
+    """Paths whose parts are compiled, and how many graphs these took."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        if not CUDA:
+            # Machine code of so many forms takes a CPU a minute.
+            patch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+        made = Calls(network, {text: network.path(text) for text in COMPILED}, compiled=True)
+    return made, graphs()
+
+
+@pytest.mark.parametrize("text", COMPILED)
+def test_a_compiled_path_gives_what_the_network_gives(text, network, compiled, images):
+    calls, count = compiled
+    with torch.inference_mode():
+        expected = network(images, network.path(text)).float()
+    found = calls(text, images).float()
+    assert (found - expected).norm() / expected.norm() <= (1e-2 if CUDA else 1e-5)
+    assert graphs() == count > 0
+
+
+def test_compiled_paths_share_parts_and_weights(network, compiled, images):
+    calls, count = compiled
+    pixels = {scaled((SIZE, SIZE), path.scale) for path in calls.paths.values()}
+    blocks = {(stage, grid) for each in pixels for stage, grid in enumerate(segformer.grids(each))}
+    decoders = {(path.scale, path.levels, path.decoder, path.fuse) for path in calls.paths.values()}
+    # A kernel of our own may break a graph in two.
+    assert count == len(blocks) + len(decoders) or (CUDA and count > len(blocks) + len(decoders))
+    assert all(one is other for one, other in zip(network.parameters(), calls.network.parameters(), strict=True))
+    assert not any("forward" in vars(part) for part in network.modules())
+    # The network itself is as it was: other sizes compile nothing.
+    with torch.inference_mode():
+        network(torch.cat((images, images)))
+    assert graphs() == count
+
+
+def test_networks_without_parts_to_compile_are_named():
+    other = models.create("swin", variant="tiny", image_size=32, num_classes=3).to(DEVICE).eval()
+    with pytest.raises(ConfigError, match=r"compiled: expected a network with parts to compile, found .*swin"):
+        Calls(other, {}, compiled=True)

@@ -133,7 +133,11 @@ SDPA_BACKENDS = {
 packed_flash = getattr(torch.ops.aten, "_flash_attention_forward", None)
 
 
-def recompile_limit(most):
+# Forms of a function that are compiled, at most: of a part of a network one for each size, scale and set of levels.
+FORMS = 256
+
+
+def recompile_limit(most=FORMS):
     """Context in which a function is compiled up to `most` times; the stand-in leaves torch's own limit."""
     config = getattr(getattr(torch, "_dynamo", None), "config", None)
     if not hasattr(config, "recompile_limit"):

@@ -7,6 +7,7 @@ commute, and ``norm(fuse(cat(up(L_i c_i + l_i))))`` is ``sum_i up(M_i c_i) + b``
 """
 
 import contextlib
+import copy
 import logging
 import re
 from typing import NamedTuple
@@ -145,7 +146,8 @@ class Network(_parameters.Counted):
         """Images [B, 3, H, W] to maps of logits.
 
         path: a `Path`, or its text, which a compiler does not read; None runs everything. folded: what `fold` returned
-        for such a path, where the caller keeps it, for instance for compiled code, which folds in each call otherwise.
+        for such a path, where the caller keeps it, for instance for compiled code, which makes it in each call
+        otherwise.
 
         Raises `PatternError` for images of another shape, `ConfigError` for a path of another network, and
         `Unavailable` with an attention that has no pattern to use.
@@ -176,19 +178,40 @@ class Network(_parameters.Counted):
 
         Paths share these parts; compiled whole, each set of blocks would be compiled by itself.
         """
-        parts = [module for module in self.modules() if isinstance(module, _Block | _Decoder)]
-        for part in parts:
-            # Of this module alone, before that of its class; `Module.compile` has no way back.
-            part.forward = torch.compile(part.forward, **options)
         try:
+            self._compile_parts(options)
             yield
         finally:
-            for part in parts:
-                del part.forward
+            for part in self._parts():
+                vars(part).pop("forward", None)
+
+    def compiled(self, **options):
+        """This network with the very same weights, its parts compiled as in `parts_compiled`, for as long as it lives.
+
+        Kernels that were chosen are its own from then on.
+        """
+        shared = {id(x): x for x in (*self.parameters(), *self.buffers())}
+        made = copy.deepcopy(self, shared)
+        made._compile_parts(options)
+        return made
+
+    def _parts(self):
+        return [module for module in self.modules() if isinstance(module, _Block | _Decoder)]
+
+    def _compile_parts(self, options):
+        for part in self._parts():
+            # Of this module alone, before that of its class; `Module.compile` has no way back.
+            part.forward = torch.compile(part.forward, **options)
 
     def fold(self, path=None):
-        """The `Folded` decoder of a path, as the weights and the batch norm's statistics are now."""
-        return self.decode_head.fold(self.path(path).levels)
+        """What the decoder of a path makes of the weights and the batch norm's statistics, as they are now.
+
+        `Folded`, the weights of the channels that a published decoder keeps, or None where that keeps all.
+        """
+        path = self.path(path)
+        if path.decoder == "folded":
+            return self.decode_head.fold(path.levels)
+        return None if path.fuse is None and path.width is None else self.decode_head.narrowed(path)
 
 
 class _Backbone(nn.Module):
@@ -318,7 +341,7 @@ class _Decoder(nn.Module):
             return self._folded(maps, grid, folded or self._remembered(("fold", path.levels), self.fold, path.levels))
         if path.fuse is None and path.width is None:
             return self._published(maps, grid, path.levels)
-        return self._narrow(maps, grid, self._remembered(path, self._narrowed, path))
+        return self._narrow(maps, grid, folded or self._remembered(path, self.narrowed, path))
 
     def fold(self, levels):
         """`Folded` for a sum of these levels. In training it leaves out the batch norm, whose statistics are not known.
@@ -372,7 +395,7 @@ class _Decoder(nn.Module):
     def _predicted(self, x):
         return self.linear_pred(F.dropout2d(x.relu(), DROPOUT, self.training))
 
-    def _narrowed(self, path):
+    def narrowed(self, path):
         """Weights of the published decoder for the channels that `path` keeps, each contiguous.
 
         ASSUME: channels go by weight x deviation: the norm of the weights that read a channel, times its standard

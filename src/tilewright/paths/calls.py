@@ -1,10 +1,12 @@
 """Paths of one network as calls: CUDA graphs on a GPU, functions on a CPU."""
 
+import contextlib
 from collections.abc import Mapping
 
 import torch
 
-from tilewright.core.errors import PatternError
+from tilewright.core import _internals
+from tilewright.core.errors import ConfigError, PatternError
 from tilewright.paths import Path
 
 # Calls before a capture: kernels are compiled, chosen and warmed in them.
@@ -18,18 +20,28 @@ class Calls:
     replayed at once: together they need hardly more memory than the largest, where that comes first.
     """
 
-    def __init__(self, network, paths: Mapping[str, Path], *, batch: int = 1, folded=None):
+    def __init__(self, network, paths: Mapping[str, Path], *, batch: int = 1, folded=None, compiled: bool = False):
         """paths: by the text that they are called by. folded: ``{text: Folded}`` of paths with statistics of their own;
-        other decoders are folded here, once."""
-        self.network, self.paths = network, dict(paths)
+        other decoders are folded here, once. compiled: whether torch compiles blocks and decoders first, which paths
+        share; the network itself stays as it is.
+
+        Raises `ConfigError` for a network whose parts cannot be compiled.
+        """
+        if compiled and not hasattr(network, "compiled"):
+            raise ConfigError(f"compiled: expected a network with parts to compile, found {type(network).__module__}")
+        self.network, self.paths = network.compiled(dynamic=False) if compiled else network, dict(paths)
         weight = next(network.parameters())
         self.device, self.dtype, self.shape = weight.device, weight.dtype, (batch, 3, *network.options.pixels)
         with torch.inference_mode():
             self.folded = {text: (folded or {}).get(text) or self._fold(path) for text, path in self.paths.items()}
             self.images = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
             self.stream, self.maps, self._graphs = None, None, {}
-            if weight.is_cuda:
-                self._capture()
+            with _internals.recompile_limit() if compiled else contextlib.nullcontext():
+                if weight.is_cuda:
+                    self._capture()
+                elif compiled:
+                    for text in self.paths:
+                        self._called(text, self.images)
 
     @torch.inference_mode()
     def __call__(self, text: str, images):
@@ -58,7 +70,7 @@ class Calls:
             self._graphs[text].replay()
 
     def _fold(self, path):
-        return self.network.fold(path) if path.decoder == "folded" else None
+        return self.network.fold(path) if hasattr(self.network, "fold") else None
 
     def _called(self, text, images):
         path, folded = self.paths[text], self.folded[text]

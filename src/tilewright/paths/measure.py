@@ -69,10 +69,13 @@ def at_once(pixels: Sequence[int], gpu: bool) -> int:
     return max(1, min(BATCH[gpu], MOST_PIXELS // math.prod(pixels)))
 
 
-def times(network, paths: Sequence[Path], *, batch: int = 1, **effort) -> dict[Path, float]:
-    """``{path: microseconds}``: medians of calls in turns, on a GPU replays of graphs. effort: of `time_together`."""
+def times(network, paths: Sequence[Path], *, batch: int = 1, compiled: bool = False, **effort) -> dict[Path, float]:
+    """``{path: microseconds}``: medians of calls in turns, on a GPU replays of graphs.
+
+    compiled: see `Calls`. effort: of `time_together`.
+    """
     named = {str(path): path for path in paths}
-    calls = Calls(network, named, batch=batch)
+    calls = Calls(network, named, batch=batch, compiled=compiled)
     for text in named:
         calls.run(text)
     gpu = calls.stream is not None

@@ -124,9 +124,9 @@ class Runner(Picker):
         """Capture the paths of `table`.
 
         network: on its device, in its type, for inference; decoders are folded here, so that later changes of weights
-        ask for a new runner. On a GPU it gets the fastest kernels for these paths (`networks.choose_kernels`), with
-        which tables are measured. margin, late: see `Picker`. folded: ``{text of a path: Folded}`` for paths with
-        statistics of their own.
+        ask for a new runner. It runs as tables are measured: on a GPU with the fastest kernels for these paths
+        (`networks.choose_kernels`), compiled by torch where this one says so. margin, late: see `Picker`. folded:
+        ``{text of a path: Folded}`` for paths with statistics of their own.
 
         Raises `ConfigError` as `Picker` does, and for a table of another network, type or batch.
         """
@@ -137,7 +137,8 @@ class Runner(Picker):
         if weight.is_cuda and hasattr(network, "operators"):
             images = torch.randn(batch, 3, *network.options.pixels, dtype=weight.dtype, device=weight.device)
             networks.choose_kernels(network, images, paths.values())
-        super().__init__(Calls(network, paths, batch=batch, folded=folded), table, margin=margin, late=late)
+        calls = Calls(network, paths, batch=batch, folded=folded, compiled=table.rows[0].compiled)
+        super().__init__(calls, table, margin=margin, late=late)
         self.network = network
 
     def __call__(self, images, budget_us: float, *, slowdown: float = 1.0):

@@ -34,12 +34,12 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """A path that was measured.
 
     network, checkpoint: name, and digest of the weights. path: its text. rung: ``trained``, as the weights are, or
-    ``statistics``, with the batch norm's own of the path. batch, device, dtype: of the calls. macs: multiplications of
-    an image. p50_us: microseconds of a call among those of other paths. p99_us, promise_us: of calls as a stream makes
-    them, until the maps are there, see `promised`; blank where none were made. fit, choice, test, novel: mean IoU on
-    scenes of these splits, blank where not measured. predicted_us, predicted: of the planner.
-    proposed: what proposed it. energy: of a cost model, over the full path's. dominated: text of a path that is no
-    slower and sees as much, blank for none.
+    ``statistics``, with the batch norm's own of the path. batch, device, dtype: of the calls. compiled: whether torch
+    compiled their parts, see `calls.Calls`. macs: multiplications of an image. p50_us: microseconds of a call among
+    those of other paths. p99_us, promise_us: of calls as a stream makes them, until the maps are there, see `promised`;
+    blank where none were made. fit, choice, test, novel: mean IoU on scenes of these splits, blank where not measured.
+    predicted_us, predicted: of the planner. proposed: what proposed it. energy: of a cost model, over the full path's.
+    dominated: text of a path that is no slower and sees as much, blank for none.
     """
 
     network: str
@@ -62,6 +62,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     proposed: str = ""
     energy: float | None = None
     dominated: str = ""
+    compiled: bool = False
 
 
 def promised(samples_us: Sequence[float]) -> float:
@@ -112,7 +113,8 @@ class Table:
     """
 
     def __init__(self, entries: Sequence[Entry], *, least: float = 0.0):
-        """The front of those of `entries` that have a promise, all of one network, checkpoint, device, dtype and batch.
+        """The front of those of `entries` that have a promise, all of one network, checkpoint, device, dtype and batch,
+        and all or none of them compiled.
 
         least: share of the best mean IoU on the scenes of ``choice`` that a path needs: one that hardly sees anything
         is no answer to a short budget. Paths whose mean IoU was not measured are kept.
@@ -124,7 +126,7 @@ class Table:
         entries = [entry for entry in entries if entry.choice is None or entry.choice >= least * best]
         if not entries:
             raise ConfigError("path table: expected at least one path with a promise, found none")
-        for field in ("network", "checkpoint", "device", "dtype", "batch"):
+        for field in ("network", "checkpoint", "device", "dtype", "batch", "compiled"):
             values = sorted({str(getattr(entry, field)) for entry in entries})
             if len(values) > 1:
                 raise ConfigError(f"path table: expected paths of one {field}, found {', '.join(values)}")
@@ -153,7 +155,7 @@ class Table:
         return self.rows[at]
 
     def check(self, **asked) -> None:
-        """Raise `ConfigError` unless the table is of this network, checkpoint, device, dtype and batch."""
+        """Raise `ConfigError` unless the table is of this network, checkpoint, device, dtype, batch and so on."""
         for field, value in asked.items():
             if (found := getattr(self.rows[0], field)) != value:
                 raise ConfigError(f"path table: expected one of {field} {value}, found {found}")

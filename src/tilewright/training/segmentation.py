@@ -38,8 +38,6 @@ KIND = "segmentation training"
 SAVED, SAVED_VECTORS = torch.float16, torch.float32
 # A split of so many images never repeats; a step of it has at most so many.
 ENDLESS, MOST = 1 << 31, 1024
-# Forms of a part of a network that are compiled, at most: one for each size, scale and set of levels.
-FORMS = 256
 # Seconds between two lines about the progress, and steps that the host may be ahead of a GPU.
 SHOWN_S, AHEAD = 10.0, 2
 
@@ -309,7 +307,7 @@ class _Step:
             return
         # fullgraph: beyond its limit of forms torch would otherwise run uncompiled, without a warning.
         with (
-            _internals.recompile_limit(FORMS),
+            _internals.recompile_limit(),
             self.network.parts_compiled(dynamic=False, fullgraph=True),
         ):
             yield

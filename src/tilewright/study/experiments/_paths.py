@@ -24,7 +24,8 @@ CHOSEN = ("base", "single", "every", "alone")
 class Bench:
     """A network with its weights on a device, scenes, and what was measured of its paths.
 
-    seen: ``{(rung, split, path): mean IoU}``; times_us: ``{path: microseconds}``; own: decoders by path.
+    called: how `Calls` are made. seen: ``{(rung, split, path): mean IoU}``; times_us: ``{path: microseconds}``; own:
+    decoders by path.
     """
 
     case: str
@@ -47,6 +48,7 @@ class Bench:
         self.images = self.scenes.kept["fit"][0][: self.settings.batch].to(getattr(torch, how.dtype))
         if len(self.images) < self.settings.batch:
             self.images = self.images.repeat(self.settings.batch, 1, 1, 1)[: self.settings.batch]
+        self.called = {"batch": self.settings.batch, "compiled": self.settings.compiled}
         self.seen, self.times_us, self.own = {}, {}, {}
         self.bases = texts(self.options, self.settings.bases)
         self.alone = texts(self.options, self.settings.alone)
@@ -79,7 +81,7 @@ class Bench:
         if wanted:
             effort = self.how.effort(self.settings.max_seconds).limits
             known = [base for base in self.bases if base in self.times_us]
-            found = measure.times(self.network, [*known, *wanted], batch=self.settings.batch, **effort)
+            found = measure.times(self.network, [*known, *wanted], **self.called, **effort)
             slower = np.exp(np.mean([np.log(found[base] / self.times_us[base]) for base in known])) if known else 1.0
             self.times_us |= {path: float(found[path] / slower) for path in wanted}
 
@@ -177,7 +179,7 @@ def thinned(found, most):
 def samples(bench, wanted):
     """``{path: microseconds}`` of calls as a stream makes them."""
     slowest_first = sorted(wanted, key=lambda path: -bench.times_us[path])
-    calls = Calls(bench.network, {str(path): path for path in slowest_first}, batch=bench.settings.batch)
+    calls = Calls(bench.network, {str(path): path for path in slowest_first}, **bench.called)
     found = measure.samples(
         calls, list(map(str, slowest_first)), bench.settings.samples, bench.images, seed=bench.how.seed
     )
@@ -199,7 +201,7 @@ def _row(bench, rung, base, path, part, model, made, by, seconds):
     found = {
         "case": bench.case, "network": stated.network.network, "checkpoint": bench.digest, "data": stated.data,
         "base": str(base), "part": part, "path": str(path), "rung": rung, "dtype": bench.how.dtype,
-        "batch": stated.batch, "macs": counted.macs(count(bench.options, path)),
+        "batch": stated.batch, "compiled": stated.compiled, "macs": counted.macs(count(bench.options, path)),
         "skipped": int(space.skips(path).sum()), "p50_us": bench.times_us[path], "proposed": by, **seen,
     }  # fmt: skip
     if sampled is not None:

@@ -60,7 +60,7 @@ class Contenders:
         self.sees = {
             text: shown.confusions(self.network, "test", path, own.get(text), batch=1) for text, path in paths.items()
         }
-        self.static = self._static(shown, how) if "static" in settings.contenders else None
+        self.static = self._static(shown, how, kept.rows[0].compiled) if "static" in settings.contenders else None
         self.scores = {
             text: np.array([evaluation.mean_iou(confusion) for confusion in found]) for text, found in self.sees.items()
         }
@@ -139,7 +139,7 @@ class Contenders:
             networks.choose_kernels(made, self.images[:1])
         return made
 
-    def _static(self, shown, how):
+    def _static(self, shown, how, compiled):
         """A `Picker` of the static networks, whose promises are their times until they are rehearsed.
 
         What they see of the frames joins `sees`.
@@ -151,8 +151,8 @@ class Contenders:
         for name, stated in self.settings.static.items():
             network = self._network(stated, shown.source)
             path = Path.full(network.options)
-            us = measure.times(network, [path], **how.effort(SECONDS).limits)[path]
-            calls[name] = Calls(network, {name: path})
+            us = measure.times(network, [path], compiled=compiled, **how.effort(SECONDS).limits)[path]
+            calls[name] = Calls(network, {name: path}, compiled=compiled)
             self.sees[name] = shown.confusions(network, "test", path, batch=1)
             # A table is of one network, whose paths these are.
             entries.append(
@@ -164,6 +164,7 @@ class Contenders:
                     batch=1,
                     device=targets.describe(how.device)["name"],
                     dtype=how.dtype,
+                    compiled=compiled,
                     macs=layers.macs(getattr(layers, networks.parse(stated.network)[0])(network.options, path)),
                     p50_us=us,
                     promise_us=us,
@@ -205,7 +206,7 @@ def rows(case, settings, how):
     first = bench.table.rows[0]
     known = {
         "case": case, "network": settings.network.network, "checkpoint": first.checkpoint, "rung": settings.rung,
-        "dtype": how.dtype, **machine(targets.describe(how.device)),
+        "dtype": how.dtype, "compiled": first.compiled, **machine(targets.describe(how.device)),
     }  # fmt: skip
     for name in settings.traces:
         trace = stream.trace(name, bench.table, settings.frames, seed=how.seed)

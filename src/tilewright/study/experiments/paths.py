@@ -55,6 +55,7 @@ class Section(sections.Section, frozen=True):
     proposals: paths of a base that are measured because they were proposed, at most
     samples: calls of each path that is promised, as a stream makes them
     batch: images of a call
+    compiled: whether torch compiles blocks and decoders before calls are timed, and graphs captured on a GPU
     max_seconds: a timing stops after this time, in seconds
     """
 
@@ -75,6 +76,7 @@ class Section(sections.Section, frozen=True):
     proposals: int
     samples: int
     batch: int
+    compiled: bool
     max_seconds: float
 
     def check(self, config):
@@ -144,6 +146,7 @@ class Settings(sections.Section, frozen=True):
     proposals: int
     samples: int
     batch: int
+    compiled: bool
     max_seconds: float
 
 
@@ -176,6 +179,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     reason: str = ""
     dtype: str = ""
     batch: Count = None
+    compiled: bool = False
     macs: Count = None
     skipped: Count = None
     p50_us: Number = None

@@ -97,10 +97,11 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     """A trace with one contender, in all (``frame`` is blank) or one frame of it.
 
     part: ``frames``, or ``switching``, where two paths took turns and ``measured_us`` is what one switch takes beyond
-    a repeated replay. frames: in all; missed: share of frames that took longer than their budget; miou: of
-    the pixels of all frames together; mean_miou: the mean of the frames' own; paths: different ones that ran; pick_us:
-    of the host, to pick a path. Of a frame: its miou, budget_us, path, of the contender static the name of a network,
-    promised_us, measured_us, slowdown as the controller saw it, loaded: whether a foreign load was on the device.
+    a repeated replay. compiled: as in the table of paths. frames: in all; missed: share of frames that took longer than
+    their budget; miou: of the pixels of all frames together; mean_miou: the mean of the frames' own; paths: different
+    ones that ran; pick_us: of the host, to pick a path. Of a frame: its miou, budget_us, path, of the contender static
+    the name of a network, promised_us, measured_us, slowdown as the controller saw it, loaded: whether a foreign load
+    was on the device.
     """
 
     kind: Literal["stream"] = "stream"
@@ -115,6 +116,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     status: Status = "ok"
     reason: str = ""
     dtype: str = ""
+    compiled: bool = False
     frame: Count = None
     frames: Count = None
     missed: Number = None

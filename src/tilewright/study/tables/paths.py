@@ -6,7 +6,7 @@ from tilewright.study.tables import _read, _select
 
 TIMES = ["p50_us", "p99_us", "promise_us", "saved_us"]
 # What paths of two networks have alike where one is compared with the other.
-ALIKE = ["resolution", "data", "device", "dtype", "batch"]
+ALIKE = ["resolution", "data", "device", "dtype", "batch", "compiled"]
 
 SHOWN = {
     "case": ("network", ""),
@@ -14,6 +14,7 @@ SHOWN = {
     "path": ("path", ""),
     "dtype": ("type", ""),
     "batch": ("batch", ".0f"),
+    "compiled": ("compiled", ""),
     "part": ("measured as", ""),
     "gmacs": ("GMAC", ",.2f"),
     "p50_ms": ("time (ms)", ",.3f"),
@@ -59,6 +60,7 @@ def table(inputs):
         promise_ms=rows["promise_us"] / 1e3,
         time_over=rows["p50_us"] / rows["full_us"],
         points=100 * (rows["test"] - rows["full_test"]),
+        compiled=rows["compiled"].map(lambda text: "yes" if text == "True" else ""),
         kept=rows["dominated"].map(lambda path: "" if path else "yes"),
     )
 
