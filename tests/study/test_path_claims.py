@@ -145,6 +145,18 @@ def test_the_folded_decoder_is_held_against_the_published_one(tmp_path):
     assert judged(tmp_path, sampled(), f"path_folded:{B2}")["verdict"] == "not measured"
 
 
+def test_what_is_saved_does_not_count_another_decoder(tmp_path):
+    full = "full decoder=published"
+    rows = [
+        row(B2, 400, 0.7, 0.7, path=full, base=full),
+        row(B2, 200, 0.7, 0.7, "alone", path="full decoder=folded"),
+        row(B2, 300, 0.67, 0.67, "single", path="some decoder=published", base=full),
+        row(B2, 240, 0.6, 0.6, "single", path="fewer decoder=published", base=full),
+    ]
+    for points, expected in ((1, (0, full)), (4, (25, "some decoder=published")), (11, (40, "fewer decoder=published"))):
+        assert answer(tmp_path, rows, f"path_saving:{points}/trained/{B2}") == (pytest.approx(expected[0]), expected[1])
+
+
 def test_the_true_front_is_reached_as_far_as_proposals_lie_above_it(tmp_path):
     # The true front has an area of 10 * 0.1 + 10 * 0.3 + 10 * 0.4 = 8, of which proposals reach all but the first 1.
     rows = [
