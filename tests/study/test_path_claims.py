@@ -153,8 +153,8 @@ def test_what_is_saved_does_not_count_another_decoder(tmp_path):
         row(B2, 300, 0.67, 0.67, "single", path="some decoder=published", base=full),
         row(B2, 240, 0.6, 0.6, "single", path="fewer decoder=published", base=full),
     ]
-    for points, expected in ((1, (0, full)), (4, (25, "some decoder=published")), (11, (40, "fewer decoder=published"))):
-        assert answer(tmp_path, rows, f"path_saving:{points}/trained/{B2}") == (pytest.approx(expected[0]), expected[1])
+    for points, saved, where in ((1, 0, full), (4, 25, "some decoder=published"), (11, 40, "fewer decoder=published")):
+        assert answer(tmp_path, rows, f"path_saving:{points}/trained/{B2}") == (pytest.approx(saved), where)
 
 
 def test_the_true_front_is_reached_as_far_as_proposals_lie_above_it(tmp_path):
