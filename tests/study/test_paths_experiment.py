@@ -134,7 +134,7 @@ def test_times_of_a_slower_moment_are_stated_as_of_the_first_one(monkeypatch):
     bench = object.__new__(_paths.Bench)
     base, *others = (Path(blocks) for blocks in (("11",) * 4, ("10", "11", "11", "11"), ("01", "11", "11", "11")))
     bench.network, bench.bases, bench.times_us, slower = None, [base], {}, iter([1.0, 2.0, 0.5])
-    bench.settings = msgspec.defstruct("Settings", ["max_seconds", "batch"])(0.1, 1)
+    bench.settings = msgspec.defstruct("Settings", ["max_seconds", "batch", "compiled"])(0.1, 1, False)
     bench.how = _effort.Run("cpu", "float32", 0, 0.02, 10)
     us = {base: 100.0, others[0]: 90.0, others[1]: 80.0}
 
@@ -252,6 +252,10 @@ def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monk
     whole = [row for row in rows if "missed" in row]
     assert len(whole) == len(settings.traces) * len(settings.contenders)
     assert all(0 <= row["missed"] <= 1 and 0 <= row["miou"] <= 1 for row in whole)
+    for row in whole:
+        assert row["mean_miou"] * (1 - row["missed"]) - row["missed"] <= row["timely_miou"] <= row["mean_miou"]
+        assert row["missed"] or row["timely_miou"] == row["mean_miou"]
+        assert row["missed"] < 1 or row["timely_miou"] == 0
     assert sum("frame" in row for row in rows) == 3 * len(whole)
     # Six frames, of which the first three are told, are those of two scenes by turns.
     for one in whole:

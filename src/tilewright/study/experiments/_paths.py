@@ -24,8 +24,7 @@ CHOSEN = ("base", "single", "every", "alone")
 class Bench:
     """A network with its weights on a device, scenes, and what was measured of its paths.
 
-    called: how `Calls` are made. seen: ``{(rung, split, path): mean IoU}``; times_us: ``{path: microseconds}``; own:
-    decoders by path.
+    seen: ``{(rung, split, path): mean IoU}``; times_us: ``{path: microseconds}``; own: decoders by path.
     """
 
     case: str
@@ -48,13 +47,17 @@ class Bench:
         self.images = self.scenes.kept["fit"][0][: self.settings.batch].to(getattr(torch, how.dtype))
         if len(self.images) < self.settings.batch:
             self.images = self.images.repeat(self.settings.batch, 1, 1, 1)[: self.settings.batch]
-        self.called = {"batch": self.settings.batch, "compiled": self.settings.compiled}
         self.seen, self.times_us, self.own = {}, {}, {}
         self.bases = texts(self.options, self.settings.bases)
         self.alone = texts(self.options, self.settings.alone)
         if self.images.is_cuda:
             networks.choose_kernels(self.network, self.images, [*self.bases, *self.alone])
         self.digest = provenance.sha256_file(stated.checkpoint)[:12]
+
+    @property
+    def called(self):
+        """How `Calls` are made."""
+        return {"batch": self.settings.batch, "compiled": self.settings.compiled}
 
     def folded(self, rung, path):
         """The decoder of a path on a rung; None for the network's own."""

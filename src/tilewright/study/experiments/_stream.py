@@ -221,7 +221,7 @@ def rows(case, settings, how):
                 yield told | shown | {"slowdown": found.slowdown[at], "loaded": float(trace.loaded[at]), "time": now()}
             yield told | {
                 "frames": len(trace), "missed": float(missed.mean()), "miou": bench.miou(found.path),
-                "mean_miou": float(mious.mean()),
+                "mean_miou": float(mious.mean()), "timely_miou": float((mious * ~missed).mean()),
                 "p50_us": float(np.percentile(found.measured_us, 50)),
                 "p99_us": float(np.percentile(found.measured_us, 99)), "paths": len(set(found.path)),
                 "pick_us": pick_us(bench.picker(contender)), "time": now(),

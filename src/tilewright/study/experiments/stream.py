@@ -98,10 +98,10 @@ class Row(_rows.Row, frozen=True, kw_only=True):
 
     part: ``frames``, or ``switching``, where two paths took turns and ``measured_us`` is what one switch takes beyond
     a repeated replay. compiled: as in the table of paths. frames: in all; missed: share of frames that took longer than
-    their budget; miou: of the pixels of all frames together; mean_miou: the mean of the frames' own; paths: different
-    ones that ran; pick_us: of the host, to pick a path. Of a frame: its miou, budget_us, path, of the contender static
-    the name of a network, promised_us, measured_us, slowdown as the controller saw it, loaded: whether a foreign load
-    was on the device.
+    their budget; miou: of the pixels of all frames together; mean_miou: the mean of the frames' own; timely_miou: where
+    a late frame counts 0; paths: different ones that ran; pick_us: of the host, to pick a path. Of a frame: its miou,
+    budget_us, path, of the contender static the name of a network, promised_us, measured_us, slowdown as the controller
+    saw it, loaded: whether a foreign load was on the device.
     """
 
     kind: Literal["stream"] = "stream"
@@ -122,6 +122,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     missed: Number = None
     miou: Number = None
     mean_miou: Number = None
+    timely_miou: Number = None
     p50_us: Number = None
     p99_us: Number = None
     paths: Count = None

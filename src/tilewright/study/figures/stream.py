@@ -17,6 +17,8 @@ NAMES = {
 SHOWN = "closed"
 # Percent that an axis shows at least, also where no budget was missed.
 LEAST = 1.0
+# Of the mean IoU that counts frames that came late.
+FAINT = 0.3
 
 
 def needs(config):
@@ -67,13 +69,18 @@ def draw(inputs):
         over.xaxis.set_major_formatter(lambda place, _, numbers=numbers: _number(place, numbers))
         over.set_title(f"{case}: {trace}, {own['frames'].max():,.0f} frames", loc="left")
         own = own.set_index("contender").reindex([name for name in NAMES if name in set(own["contender"])])
-        for axes, column, what in (
-            (left, "missed", "budgets missed (%)"),
-            (right, "mean_miou", "mean IoU of frames (%)"),
+        # Rows of before say nothing of frames in time.
+        timely = own["timely_miou"].fillna(own["mean_miou"])
+        colors = [NAMES[name][1] for name in own.index]
+        right.barh(range(len(own)), 100 * own["mean_miou"], color=colors, alpha=FAINT)
+        for axes, values, what in (
+            (left, own["missed"], "budgets missed (%)"),
+            (right, timely, "mean IoU of frames (%)"),
         ):
-            bars = axes.barh(range(len(own)), 100 * own[column], color=[NAMES[name][1] for name in own.index])
+            bars = axes.barh(range(len(own)), 100 * values, color=colors)
             axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
-            axes.set(xlabel=what, yticks=[], xlim=(0, max(LEAST, 130 * own[column].max())))
+            most = max(values.max(), own["mean_miou"].max() if axes is right else 0)
+            axes.set(xlabel=what, yticks=[], xlim=(0, max(LEAST, 130 * most)))
             axes.invert_yaxis()
             axes.grid(axis="y", visible=False)
     handles = [
@@ -84,13 +91,15 @@ def draw(inputs):
         *(Patch(facecolor=NAMES[name][1], label=NAMES[name][0]) for name in NAMES if name in set(found["contender"])),
     ]
     _style.head(drawn, "Frames with budgets", handles, columns=4)
+    timed = "Mean IoU: a frame that came late counts 0; the faint bar is without that. "
+    timed = timed if found["timely_miou"].notna().any() else "Mean IoU counts late frames, too. "
     _style.notes(
         drawn,
         [
             f"{_read.devices(found)}, {', '.join(sorted(set(found['dtype'])))}; "
             "some frames are drawn, bars are of all. A camera moves over a scene, and each frame is labelled by the "
             "path that ran. Times end when maps are on the device. Frames that took longer than is drawn stand at the "
-            "edge. The best path is that on scenes of choice.",
+            f"edge. {timed}The best path is that on scenes of choice.",
         ],
         width=150,
     )
