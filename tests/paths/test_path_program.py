@@ -136,7 +136,11 @@ def test_budgets_together_are_planned_as_each_alone(solver, pair, needs):
 def test_losses_that_are_such_a_form_are_found(seed):
     rng = np.random.default_rng(seed)
     pairs = accuracy.pairs_of(BASE, "stage")
-    truth = losses(rng.normal(0.03, 0.02, BLOCKS), rng.normal(0, 0.02, len(pairs)), pairs)
+    # No skip gains anything: what one loses besides may not be more than what it loses by itself.
+    either = rng.uniform(0, 0.01, len(pairs))
+    single = rng.uniform(0.01, 0.05, BLOCKS)
+    np.add.at(single, np.array(pairs), either[:, None])
+    truth = losses(single, rng.uniform(0, 0.01, len(pairs)) - either, pairs)
     measured = [*space.singles(BASE), *space.drawn(BASE, 60, seed)]
     found = accuracy.fit(BASE, 0.6, measured, [truth.predict(path) for path in measured])
     others = [path for path in space.every(BASE) if path not in measured]
@@ -144,6 +148,21 @@ def test_losses_that_are_such_a_form_are_found(seed):
     assert np.median(errors) < 2e-3
     assert found.chosen != "none"
     assert found.predict(BASE) == 0.6
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(4, 40))
+def test_nothing_is_predicted_to_gain_by_a_further_skip(seed, count):
+    """Whatever was measured."""
+    rng = np.random.default_rng(seed)
+    measured = [*space.singles(BASE), *space.drawn(BASE, 40, seed)][:count]
+    found = accuracy.fit(BASE, 0.6, measured, rng.uniform(0, 0.9, len(measured)), seed=seed)
+    for path in space.every(BASE):
+        skips = space.skips(path)
+        for at in np.flatnonzero(~skips):
+            more = skips.copy()
+            more[at] = True
+            assert found.loss(more) >= found.loss(skips) - 1e-9
 
 
 @pytest.mark.parametrize("link", ["log", "logit"])

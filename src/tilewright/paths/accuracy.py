@@ -2,15 +2,17 @@
 
 ``loss = sum a_i d_i + sum b_ij d_i d_j`` with d the skips, on a scale where losses add up: the mean IoU itself, its
 logarithm, or its log-odds, where many skips cannot lose more than there is. All rise with it, so that the least loss is
-the best path of a base on any of them. The weights are fitted by ridge regression to measured paths, each weighted by
-what an error on the scale is in mean IoU; scale, which pairs have a weight, and how strong the ridge is, is decided by
-cross-validation.
+the best path of a base on any of them. A further skip is never predicted to gain: the form is a sum, with weights of at
+least 0, of skips, of pairs that are both left out, and of pairs of which one or both are. The weights are fitted to
+measured paths by least squares with a ridge, each path weighted by what an error on the scale is in mean IoU; scale,
+which pairs have weights, and how strong the ridge is, is decided by cross-validation.
 """
 
 from dataclasses import dataclass
 from itertools import combinations, product
 
 import numpy as np
+from scipy import optimize
 
 from tilewright.core.errors import ConfigError
 from tilewright.paths import Path, space
@@ -98,9 +100,10 @@ def fit(base: Path, accuracy: float, measured: list[Path], accuracies, *, seed: 
             if best is None or score < best[0] * (1 - 1e-9):
                 best = score, link, kind, ridge, pairs, columns, losses, float(np.median(errors))
     _, link, kind, ridge, pairs, columns, losses, error = best
-    weights = _solved(columns, losses, ridge)
-    blocks = skips.shape[1]
-    return Losses(base, accuracy, weights[:blocks], pairs, weights[blocks:], kind, ridge, error, link)
+    single, both, either = np.split(_solved(columns, losses, ridge), np.cumsum((skips.shape[1], len(pairs))))
+    # i or j is i + j - i j.
+    np.add.at(single, np.array(pairs, dtype=int).reshape(-1, 2), either[:, None])
+    return Losses(base, accuracy, single, pairs, both - either, kind, ridge, error, link)
 
 
 def _on_scale(accuracy, link):
@@ -126,13 +129,16 @@ def _slope(accuracy, link):
 
 
 def _columns(skips, pairs):
+    """Skips, pairs of which both are skipped, and pairs of which one or both are."""
     if not pairs:
         return skips
-    first, second = np.array(pairs).T
-    return np.hstack((skips, skips[:, first] * skips[:, second]))
+    first, second = (skips[:, places] for places in np.array(pairs).T)
+    return np.hstack((skips, first * second, np.maximum(first, second)))
 
 
 def _solved(columns, losses, ridge):
-    """Weights of the ridge regression, without an intercept: no skip, no loss."""
-    scale = ridge * np.mean(columns**2) * len(columns)
-    return np.linalg.solve(columns.T @ columns + scale * np.eye(columns.shape[1]), columns.T @ losses)
+    """Weights of at least 0 of the ridge regression, without an intercept: no skip, no loss."""
+    count = columns.shape[1]
+    own = np.sqrt(ridge * np.mean(columns**2) * len(columns)) * np.eye(count)
+    rows, right = np.vstack((columns, own)), np.concatenate((losses, np.zeros(count)))
+    return optimize.nnls(rows, right, maxiter=100 * count)[0]
