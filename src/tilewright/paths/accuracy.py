@@ -103,7 +103,11 @@ def fit(base: Path, accuracy: float, measured: list[Path], accuracies, *, seed: 
     single, both, either = np.split(_solved(columns, losses, ridge), np.cumsum((skips.shape[1], len(pairs))))
     # i or j is i + j - i j.
     np.add.at(single, np.array(pairs, dtype=int).reshape(-1, 2), either[:, None])
-    return Losses(base, accuracy, single, pairs, both - either, kind, ridge, error, link)
+    pair = both - either
+    # Those without a weight would be variables of the program for nothing.
+    kept = pair != 0
+    pairs = tuple(places for places, own in zip(pairs, kept, strict=True) if own)
+    return Losses(base, accuracy, single, pairs, pair[kept], kind, ridge, error, link)
 
 
 def _on_scale(accuracy, link):
