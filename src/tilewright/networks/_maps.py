@@ -4,6 +4,7 @@ A map is a tensor [B, C, H, W] whose channels lie next to each other in memory, 
 to the other copies nothing.
 """
 
+import itertools
 import math
 from functools import cache
 from typing import Annotated, ClassVar
@@ -59,6 +60,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 # The form of an operator that no kernel runs.
 TORCH = "torch"
+# Bytes of a decoder's sum that a CPU works on at once, and the types in which the order of its sums does not matter.
+CACHED = 1 << 21
+EXACT = torch.float32, torch.float64
 
 
 class Operators:
@@ -185,12 +189,45 @@ def largest(scores, count):
 
 def decode(maps, weights, bias, grid, classes, classes_bias):
     """A folded decoder: ``classes relu(sum_i up(weights_i maps_i) + bias) + classes_bias``, a map on `grid`."""
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (*maps, *weights, bias, classes, classes_bias))
+    plain = not (recorded or torch.compiler.is_compiling())
+    if plain and bias.device.type == "cpu" and bias.dtype in EXACT:
+        return _by_rows(maps, weights, bias, tuple(grid), classes, classes_bias)
     total = None
     for x, weight in zip(maps, weights, strict=True):
         # The bias goes with the first product, which the library adds at no cost.
         part = resized(product(x, weight, bias if total is None else None), grid)
         total = part if total is None else total.add_(part)
     return product(total.relu(), classes, classes_bias)
+
+
+def _by_rows(maps, weights, bias, grid, classes, classes_bias):
+    """`decode`, some rows of the grid after the other: sums of all channels then never leave the caches of a CPU."""
+    (height, width), channels = grid, len(bias)
+    whole, wide = [], []
+    for x, weight in zip(maps, weights, strict=True):
+        if tuple(x.shape[2:]) == grid:
+            whole.append((x.permute(0, 2, 3, 1), weight))
+        else:
+            part = resized(product(x, weight), (x.shape[2], width)).permute(0, 2, 3, 1).flatten(2)
+            wide.append((part, interpolation(x.shape[2], height, part.dtype, part.device)))
+    found = classes.new_empty(len(maps[0]), height, width, len(classes))
+    rows = max(1, CACHED // (bias.element_size() * width * channels))
+    for image, lo in itertools.product(range(len(found)), range(0, height, rows)):
+        hi = min(height, lo + rows)
+        total = bias.repeat((hi - lo) * width, 1)
+        for x, weight in whole:
+            total.addmm_(x[image, lo:hi].flatten(0, 1), weight.T)
+        total = total.view(hi - lo, -1)
+        for part, shares in wide:
+            # Those rows of the smaller map that these lie between.
+            side = part.shape[1]
+            first, last = ((2 * row + 1) * side // (2 * height) for row in (lo, hi - 1))
+            near = slice(max(0, first - 1), last + 2)
+            total.addmm_(shares[lo:hi, near], part[image, near])
+        pixels = total.view(-1, channels).relu_()
+        torch.addmm(classes_bias, pixels, classes.T, out=found[image, lo:hi].view(len(pixels), -1))
+    return found.permute(0, 3, 1, 2)
 
 
 def dwconv_gelu(x, grid, weight, bias):
