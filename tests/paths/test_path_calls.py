@@ -138,6 +138,20 @@ def test_compiled_paths_share_parts_and_weights(network, compiled, images):
     assert graphs() == count
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_runner_is_compiled_where_its_table_was(asked, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    made = models.create("segformer", variant="b0", image_size=64, num_classes=3).to(DEVICE, DTYPE).eval()
+    facts = {"network": "b0", "checkpoint": "x", "rung": "trained", "batch": 1, "device": "x", "compiled": asked}
+    dtype = str(DTYPE).removeprefix("torch.")
+    row = Entry(path="2.2.2.2", choice=0.5, promise_us=1.0, p50_us=1.0, macs=1, dtype=dtype, **facts)
+    parts = [vars(part) for part in Runner(made, Table([row])).calls.network.modules()]
+    assert any("forward" in part for part in parts) == asked
+    other = Entry(path="1.1.1.1", promise_us=1.0, p50_us=1.0, macs=1, dtype=dtype, **facts | {"compiled": not asked})
+    with pytest.raises(ConfigError, match="expected paths of one compiled, found False, True"):
+        Table([row, other])
+
+
 def test_networks_without_parts_to_compile_are_named():
     other = models.create("swin", variant="tiny", image_size=32, num_classes=3).to(DEVICE).eval()
     with pytest.raises(ConfigError, match=r"compiled: expected a network with parts to compile, found .*swin"):

@@ -155,7 +155,7 @@ class Table:
         return self.rows[at]
 
     def check(self, **asked) -> None:
-        """Raise `ConfigError` unless the table is of this network, checkpoint, device, dtype, batch and so on."""
+        """Raise `ConfigError` unless each field of `Entry` that is stated has this value, e.g. ``dtype="bfloat16"``."""
         for field, value in asked.items():
             if (found := getattr(self.rows[0], field)) != value:
                 raise ConfigError(f"path table: expected one of {field} {value}, found {found}")
