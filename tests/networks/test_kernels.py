@@ -123,6 +123,18 @@ def test_other_sizes_and_gradients_run_torchs_operators(network, images, kernels
 
 
 @torch.inference_mode()
+def test_compiled_parts_run_the_chosen_kernels(network, images, kernels):
+    """A kernel is one operator for the compiler, which cuts no graph there."""
+    networks.choose_kernels(network, images)
+    expected = network(images, None, network.fold())
+    torch.compiler.reset()
+    compiled = network.compiled(backend="eager", fullgraph=True, dynamic=False)
+    kernels.runs.clear()
+    torch.testing.assert_close(compiled(images, None, compiled.fold()), expected)
+    assert len(kernels.runs) == 9 and {form for _, form in kernels.runs} == {"b"}
+
+
+@torch.inference_mode()
 def test_a_target_without_kernels_keeps_torchs_operators(network, images):
     assert targets.maps("cpu") is None
     assert {row["form"] for row in networks.choose_kernels(network, images)} == {"torch"}
