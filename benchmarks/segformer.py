@@ -225,7 +225,7 @@ def call_of(point, part, case):
     if case == "transformers":
         return point.theirs, (images,)
     path = path_of(network, case)
-    folded = network.fold(path) if path.decoder == "folded" else None
+    folded = network.fold(path)
     if part == "network":
         return network, (images, path, folded)
     return network.decode_head, (network.backbone(images, path), path, folded)

@@ -313,7 +313,7 @@ def test_multiplications_of_a_path_are_those_that_torch_counts(text, size, kept,
     with torch.device("meta"):
         network = segformer.Network(options, "dense").eval()
         batch = torch.empty(1, 3, *size)
-    folded = network.fold(path) if path.decoder == "folded" else None
+    folded = network.fold(path)
     # Attention as two products, which the counter knows.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         network(batch, path, folded)
