@@ -41,3 +41,20 @@ def test_a_decoder_that_is_trained_has_gradients():
     x, weight = torch.randn(1, 3, 4, 4), torch.randn(5, 3, requires_grad=True)
     _maps.decode([x], [weight], torch.randn(5), (8, 8), torch.randn(4, 5), torch.randn(4)).sum().backward()
     assert weight.grad.abs().sum() > 0
+
+
+def test_a_decoder_in_lower_precision_is_the_decoder_as_well():
+    arguments = (
+        [torch.randn(1, 3, 4, 4)],
+        [torch.randn(5, 3)],
+        torch.randn(5),
+        (8, 8),
+        torch.randn(4, 5),
+        torch.randn(4),
+    )
+    with torch.no_grad():
+        expected = _maps.decode(*arguments)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = _maps.decode(*arguments)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
