@@ -190,8 +190,8 @@ def largest(scores, count):
 def decode(maps, weights, bias, grid, classes, classes_bias):
     """A folded decoder: ``classes relu(sum_i up(weights_i maps_i) + bias) + classes_bias``, a map on `grid`."""
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (*maps, *weights, bias, classes, classes_bias))
-    plain = not (recorded or torch.compiler.is_compiling() or torch.is_autocast_enabled(bias.device.type))
-    if plain and bias.is_cpu and bias.dtype in EXACT:
+    exact = bias.is_cpu and bias.dtype in EXACT and not torch.is_autocast_enabled(bias.device.type)
+    if exact and not recorded and not torch.compiler.is_compiling():
         return _by_rows(maps, weights, bias, tuple(grid), classes, classes_bias)
     total = None
     for x, weight in zip(maps, weights, strict=True):
