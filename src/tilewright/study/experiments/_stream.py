@@ -60,7 +60,7 @@ class Contenders:
         self.sees = {
             text: shown.confusions(self.network, "test", path, own.get(text), batch=1) for text, path in paths.items()
         }
-        self.static = self._static(shown, how, kept.rows[0].compiled) if "static" in settings.contenders else None
+        self.static = self._static(shown, how) if "static" in settings.contenders else None
         self.scores = {
             text: np.array([evaluation.mean_iou(confusion) for confusion in found]) for text, found in self.sees.items()
         }
@@ -139,7 +139,7 @@ class Contenders:
             networks.choose_kernels(made, self.images[:1])
         return made
 
-    def _static(self, shown, how, compiled):
+    def _static(self, shown, how):
         """A `Picker` of the static networks, whose promises are their times until they are rehearsed.
 
         What they see of the frames joins `sees`.
@@ -147,7 +147,7 @@ class Contenders:
         # They need no table of their paths: mean IoU that decides is measured here, as there on scenes of ``choice``.
         judged = scenes.create("scenes")
         judged = measure.Scenes(judged, {"choice": SCENES}, pixels(self.settings.network), self.images.device)
-        calls, entries = {}, []
+        compiled, calls, entries = self.table.rows[0].compiled, {}, []
         for name, stated in self.settings.static.items():
             network = self._network(stated, shown.source)
             path = Path.full(network.options)

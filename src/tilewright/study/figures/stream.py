@@ -73,13 +73,12 @@ def draw(inputs):
         timely = own["timely_miou"].fillna(own["mean_miou"])
         colors = [NAMES[name][1] for name in own.index]
         right.barh(range(len(own)), 100 * own["mean_miou"], color=colors, alpha=FAINT)
-        for axes, values, what in (
-            (left, own["missed"], "budgets missed (%)"),
-            (right, timely, "mean IoU of frames (%)"),
+        for axes, values, most, what in (
+            (left, own["missed"], own["missed"].max(), "budgets missed (%)"),
+            (right, timely, own["mean_miou"].max(), "mean IoU of frames (%)"),
         ):
             bars = axes.barh(range(len(own)), 100 * values, color=colors)
             axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
-            most = max(values.max(), own["mean_miou"].max() if axes is right else 0)
             axes.set(xlabel=what, yticks=[], xlim=(0, max(LEAST, 130 * most)))
             axes.invert_yaxis()
             axes.grid(axis="y", visible=False)
