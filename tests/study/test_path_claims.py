@@ -107,6 +107,14 @@ def test_static_networks_stand_beside_the_paths_of_others_that_are_like_them(tmp
     assert shown == [["b1", "b2"], ["b0", "b2"], ["b0", "b1"], ["b0", "b1", "b2"], [], []]
 
 
+def test_networks_that_are_trained_for_longer_are_static_ones_too(tmp_path):
+    longer = row("segformer-b1-64.continued", 200, 0.66, 0.66)
+    rows = [*static(), *sampled(), longer, row("segformer-b1-64.depthless", 200, 0.9, 0.9)]
+    assert answer(tmp_path, rows, f"path_static:{B2}") == (-11, "at 200 µs")
+    shown = [text.get_text() for text in path_families.draw([tmp_path / "paths.csv"]).axes[0].texts]
+    assert shown == ["b0", "b1 continued", "b1", "b2"]
+
+
 def test_each_table_has_a_front_and_all_have_one_together(tmp_path):
     rows = [*static(), *sampled(), row("segformer-b3-32.plain", 160, 0.9, 0.9)]
     synthetic.write_csv(tmp_path / "paths.csv", "paths", rows)

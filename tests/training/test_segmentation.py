@@ -330,7 +330,7 @@ def test_recipes_are_read_strictly(tmp_path):
     for text, message in texts:
         with pytest.raises(ConfigError, match=message):
             segmentation.read_recipe(text)
-    with pytest.raises(ArtifactError, match="no such file; expected a recipe: plain, sampled, depthless"):
+    with pytest.raises(ArtifactError, match="no such file; expected a recipe: plain, sampled, continued, depthless"):
         segmentation.read_recipe(tmp_path / "none.json")
 
 

@@ -5,13 +5,14 @@ import argparse
 from tilewright import targets
 from tilewright.study.cli import script
 from tilewright.study.stages.train import run
+from tilewright.training import RECIPES
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--network", required=True, help="network, e.g. segformer-b0-512")
 add("--output", required=True, metavar="FILE", help="weights, .safetensors or in parts .index.json; a training goes on")
 add("--data", default="scenes", help="scenes, or camvid, ade20k or cityscapes with =FOLDER (default: scenes)")
-add("--recipe", default="plain", help="plain, sampled, depthless, or a recipe in JSON or a file of it (default: plain)")
+add("--recipe", default="plain", help=f"{', '.join(RECIPES)}, or one in JSON or a file of it (default: plain)")
 add("--minutes", type=float, help="end after so many minutes, what torch compiles not counted")
 add("--steps", type=int, help="end after so many steps")
 add("--size", type=int, metavar="PIXELS", help="sides of all images (default: the recipe's sizes, one after the other)")

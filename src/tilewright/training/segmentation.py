@@ -121,16 +121,14 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # As published, but from scratch, at the rate of the head there. ASSUME: most is learned from small images, of which a
 # second sees four times as many; the rest of the time is for the sizes that are measured.
 PLAIN = Recipe()
+# From the weights of `plain`, at a lower rate.
+CONTINUED = msgspec.structs.replace(PLAIN, stages=(Stage(until=1.0, sizes=(512, 256), batch=32),), rate=5e-4)
 RECIPES = {
     "plain": PLAIN,
-    # From the weights of `plain`: a lower rate, and no branch left out at random, since paths leave out blocks.
-    "sampled": msgspec.structs.replace(
-        PLAIN,
-        stages=(Stage(until=1.0, sizes=(512, 256), batch=32),),
-        rate=5e-4,
-        drop_path=0.0,
-        paths=Paths(),
-    ),
+    # No branch is left out at random, since paths leave out blocks.
+    "sampled": msgspec.structs.replace(CONTINUED, drop_path=0.0, paths=Paths()),
+    # The control of what is said of `sampled`: the same time for the full path alone.
+    "continued": CONTINUED,
     # The control of the claim that networks owe their resilience to `drop_path`.
     "depthless": msgspec.structs.replace(PLAIN, drop_path=0.0),
 }

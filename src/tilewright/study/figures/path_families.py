@@ -2,6 +2,7 @@
 
 import itertools
 
+from tilewright import training
 from tilewright.study.figures import _paths, _style
 from tilewright.study.tables import _read, paths
 
@@ -47,7 +48,7 @@ def draw(inputs):
         [
             f"{_read.devices(rows)}, {', '.join(sorted(set(rows['dtype'])))}. At each time the path that scenes of "
             "choice prefer, as scenes of test see it, with the statistics of the training. Static networks are the "
-            "full paths of what the recipe plain trained.",
+            f"full paths of what the recipes {' and '.join(training.STATIC)} trained.",
         ],
         width=116,
     )

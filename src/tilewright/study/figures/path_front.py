@@ -20,8 +20,8 @@ def needs(config):
 
 def draw(inputs):
     """A row of two panels per network and rung: paths and predictions on scenes of ``fit``, promised paths on ``test``.
-    Static networks, the full paths of what the recipe ``plain`` trained, stand in the panels of tested paths of other
-    networks of the same resolution, device and type."""
+    Static networks, the full paths of what the recipes `training.STATIC` trained, stand in the panels of tested paths
+    of other networks of the same resolution, device and type."""
     from matplotlib.lines import Line2D
 
     rows, promised = paths.measured(inputs), paths.table(inputs)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tilewright import training
 from tilewright.study.tables import _read, _select
 
 TIMES = ["p50_us", "p99_us", "promise_us", "saved_us"]
@@ -86,9 +87,11 @@ def area(*fronts, slowest_us):
 
 
 def static(rows):
-    """The full paths of what the recipe ``plain`` trained, among `rows` of `table`: one for each network and rung."""
-    plain = rows[(rows["case"] == rows["network"] + ".plain") & (rows["path"] == rows["full"])]
-    return plain.drop_duplicates(["case", "rung"])
+    """The full paths of what the recipes `training.STATIC` trained, among `rows` of `table`: one for each network,
+    recipe and rung."""
+    recipe = rows["case"].str.rpartition(".")[2]
+    whole = recipe.isin(training.STATIC) & (rows["case"] == rows["network"] + "." + recipe)
+    return rows[whole & (rows["path"] == rows["full"])].drop_duplicates(["case", "rung"])
 
 
 def against_static(rows, static, slowest_us=None):
