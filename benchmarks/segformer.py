@@ -34,7 +34,7 @@ from tilewright import networks, targets
 from tilewright.core import timing
 from tilewright.core.artifacts import atomic
 from tilewright.models import segformer as pattern
-from tilewright.networks import segformer
+from tilewright.networks import _maps, segformer
 from tilewright.paths import Path as ExecutionPath
 from tilewright.paths import layers
 
@@ -64,7 +64,7 @@ CASES = (
 )
 
 # Kernels of our own that a case takes.
-KERNELS = {"kernels": ("decode", "dwconv_gelu"), "decode": ("decode",)}
+KERNELS = {"kernels": tuple(_maps.KERNELS), "decode": ("decode",)}
 
 
 @dataclass

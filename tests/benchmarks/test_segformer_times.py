@@ -18,7 +18,7 @@ def test_every_case_is_compared_and_timed(tmp_path):
     assert set(rows["status"]) == {"ok"} and set(rows["part"]) == {"decoder", "network"}
     assert set(rows["case"]) >= {"published", "folded", "kernels"} and (rows["call_us"] > 0).all()
     assert (rows["error"] <= rows["tolerance"]).all() and "published/folded" in printed
-    assert set(kernels["operator"]) == {"decode", "dwconv_gelu"}
+    assert set(kernels["operator"]) == {"decode", "dwconv_gelu", "norm_linear", "reduced_linear", "linear_add"}
 
 
 def test_what_there_is_no_time_for_is_not_begun(tmp_path):

@@ -83,6 +83,18 @@ class Operators:
         """See `dwconv_gelu` of this module."""
         return self._run(dwconv_gelu, arguments)
 
+    def norm_linear(self, *arguments):
+        """See `norm_linear` of this module."""
+        return self._run(norm_linear, arguments)
+
+    def reduced_linear(self, *arguments):
+        """See `reduced_linear` of this module."""
+        return self._run(reduced_linear, arguments)
+
+    def linear_add(self, *arguments):
+        """See `linear_add` of this module."""
+        return self._run(linear_add, arguments)
+
     def _run(self, operator, arguments):
         if not self.chosen and self.seen is None:
             return operator(*arguments)
@@ -236,14 +248,29 @@ def dwconv_gelu(x, grid, weight, bias):
     return F.gelu(to_tokens(x))
 
 
+def norm_linear(x, gain, offset, eps, weight, bias, kept):
+    """Tokens x [B, N, C] through a layer norm and a linear layer; and what the norm made of them, empty unless kept."""
+    normed = F.layer_norm(x, x.shape[-1:], gain, offset, eps)
+    return F.linear(normed, weight, bias), normed if kept else normed.new_empty(0)
+
+
+def reduced_linear(x, grid, conv_weight, conv_bias, gain, offset, eps, weight, bias):
+    """Tokens x [B, N, C] of a grid through a convolution of patches that do not overlap, a norm and a linear layer."""
+    x = to_tokens(F.conv2d(to_map(x, grid), conv_weight, conv_bias, stride=conv_weight.shape[2:]))
+    return norm_linear(x, gain, offset, eps, weight, bias, False)[0]
+
+
+def linear_add(x, weight, bias, residual):
+    """Tokens x through a linear layer, added to a residual."""
+    return residual + F.linear(x, weight, bias)
+
+
 def run(operator, arguments, form):
     """An operator of this module: torch's, or a form of a kernel by its name."""
     if form == TORCH:
         return operator(*arguments)
     # Each is one operator for a compiler, which does not look into it.
-    kernels = torch.ops.tilewright
-    kernel = kernels.dwconv_gelu if operator is dwconv_gelu else kernels.decode_maps
-    return kernel(*arguments, form)
+    return getattr(torch.ops.tilewright, KERNELS[operator.__name__])(*arguments, form)
 
 
 def forms(name, device):
@@ -252,13 +279,15 @@ def forms(name, device):
     return {} if module is None else {str(form): form for form in module.FORMS[name]}
 
 
-def _decode(maps, weights, bias, grid, classes, classes_bias, form):
-    form = forms("decode", bias.device)[form]
-    return targets.maps(bias.device.type).decode(maps, weights, bias, grid, classes, classes_bias, form)
+def _launched(name):
+    """The launch of the kernel of an operator, by the name of its form."""
 
+    def launch(*arguments):
+        *arguments, form = arguments
+        device = next(x.device for x in arguments if isinstance(x, torch.Tensor))
+        return getattr(targets.maps(device.type), name)(*arguments, forms(name, device)[form])
 
-def _dwconv_gelu(x, grid, weight, bias, form):
-    return targets.maps(x.device.type).dwconv_gelu(x, grid, weight, bias, forms("dwconv_gelu", x.device)[form])
+    return launch
 
 
 def _like_decode(maps, weights, bias, grid, classes, classes_bias, form):
@@ -269,16 +298,42 @@ def _like_dwconv_gelu(x, grid, weight, bias, form):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _like_norm_linear(x, gain, offset, eps, weight, bias, kept, form):
+    normed = torch.empty_like(x, memory_format=torch.contiguous_format) if kept else x.new_empty(0)
+    return x.new_empty(*x.shape[:-1], len(weight)), normed
+
+
+def _like_reduced_linear(x, grid, conv_weight, conv_bias, gain, offset, eps, weight, bias, form):
+    keys = math.prod(side // step for side, step in zip(grid, conv_weight.shape[2:], strict=True))
+    return x.new_empty(len(x), keys, len(weight))
+
+
+def _like_linear_add(x, weight, bias, residual, form):
+    return torch.empty_like(residual, memory_format=torch.contiguous_format)
+
+
 _LIBRARY = library.Library("tilewright", "FRAGMENT")
-_DECODE = "Tensor[] maps, Tensor[] weights, Tensor bias, int[] grid, Tensor classes, Tensor classes_bias, str form"
-_LIBRARY.define(f"decode_maps({_DECODE}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-_LIBRARY.define(
-    "dwconv_gelu(Tensor x, int[] grid, Tensor weight, Tensor bias, str form) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-for _name, _run, _like in (
-    ("decode_maps", _decode, _like_decode),
-    ("dwconv_gelu", _dwconv_gelu, _like_dwconv_gelu),
-):
-    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
-    library.register_fake(f"tilewright::{_name}", _like, lib=_LIBRARY)
+_NORM = "Tensor gain, Tensor offset, float eps, Tensor weight, Tensor bias"
+# For a compiler: arguments, results, and what these look like.
+_SCHEMAS = {
+    "decode": (
+        "Tensor[] maps, Tensor[] weights, Tensor bias, int[] grid, Tensor classes, Tensor classes_bias",
+        "Tensor",
+        _like_decode,
+    ),
+    "dwconv_gelu": ("Tensor x, int[] grid, Tensor weight, Tensor bias", "Tensor", _like_dwconv_gelu),
+    "norm_linear": (f"Tensor x, {_NORM}, bool kept", "(Tensor, Tensor)", _like_norm_linear),
+    "reduced_linear": (
+        f"Tensor x, int[] grid, Tensor conv_weight, Tensor conv_bias, {_NORM}",
+        "Tensor",
+        _like_reduced_linear,
+    ),
+    "linear_add": ("Tensor x, Tensor weight, Tensor bias, Tensor residual", "Tensor", _like_linear_add),
+}
+# Their names in torch's library, by those of the operators here.
+KERNELS = {name: "decode_maps" if name == "decode" else name for name in _SCHEMAS}
+for _name, (_arguments, _results, _like) in _SCHEMAS.items():
+    _schema = f"{KERNELS[_name]}({_arguments}, str form) -> {_results}"
+    _LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(KERNELS[_name], _launched(_name), "CompositeExplicitAutograd")
+    library.register_fake(f"tilewright::{KERNELS[_name]}", _like, lib=_LIBRARY)

@@ -260,41 +260,50 @@ class _Block(nn.Module):
 
     def __init__(self, width, heads, reduction, operators):
         super().__init__()
+        self.operators = operators
         self.norm1, self.norm2 = nn.LayerNorm(width, EPS), nn.LayerNorm(width, EPS)
-        self.attn = _Attention(width, heads, reduction)
+        self.attn = _Attention(width, heads, reduction, operators)
         self.mlp = _MixMlp(width, pattern.MLP_RATIO * width, operators)
         # In training: the share of images that leave out a branch.
         self.drop_path = 0.0
 
     def forward(self, x, grid):
-        x = x + self._kept(self.attn(self.norm1(x), grid))
-        return x + self._kept(self.mlp(self.norm2(x), grid))
+        x = self._added(x, self.attn(x, self.norm1, grid), self.attn.proj)
+        return self._added(x, self.mlp(x, self.norm2, grid), self.mlp.fc2)
 
-    def _kept(self, branch):
-        """In training, `branch` for all but some images, chosen anew, and as much more for the others."""
+    def _added(self, x, branch, linear):
+        """Tokens x and a branch, behind its last layer. In training some images leave it out, chosen anew, and it
+        counts as much more for the others."""
         if not self.training or not self.drop_path:
-            return branch
+            return self.operators.linear_add(branch, linear.weight, linear.bias, x)
         share = 1 - self.drop_path
-        return branch * (branch.new_empty(len(branch), 1, 1).bernoulli_(share) / share)
+        branch = linear(branch)
+        return x + branch * (branch.new_empty(len(branch), 1, 1).bernoulli_(share) / share)
 
 
 class _Attention(nn.Module):
-    def __init__(self, width, heads, reduction):
+    def __init__(self, width, heads, reduction, operators):
         super().__init__()
-        self.heads = heads
+        self.heads, self.operators = heads, operators
         self.q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
         self.proj = nn.Linear(width, width)
         self.sr = nn.Conv2d(width, width, reduction, reduction) if reduction > 1 else None
         if reduction > 1:
             self.norm = nn.LayerNorm(width, TORCH_EPS)
 
-    def forward(self, x, grid):
-        """Tokens x [B, N, C] of a grid."""
-        q = self.q(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
-        if self.sr is not None:
-            x = self.norm(_maps.to_tokens(self.sr(_maps.to_map(x, grid))))
-        k, v = self.kv(x).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.proj(_sites.full(q, k, v).transpose(1, 2).flatten(2))
+    def forward(self, x, norm, grid):
+        """Tokens x [B, N, C] of a grid, behind `norm`. Its last layer, `proj`, is the caller's."""
+        q, normed = _norm_linear(self.operators, x, norm, self.q, kept=True)
+        if self.sr is None:
+            kv = self.kv(normed)
+        else:
+            of_norm = self.norm.weight, self.norm.bias, self.norm.eps
+            kv = self.operators.reduced_linear(
+                normed, grid, self.sr.weight, self.sr.bias, *of_norm, self.kv.weight, self.kv.bias
+            )
+        q = q.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        k, v = kv.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return _sites.full(q, k, v).transpose(1, 2).flatten(2)
 
 
 class _MixMlp(nn.Module):
@@ -304,10 +313,15 @@ class _MixMlp(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
         self.dwconv = nn.ModuleDict({"dwconv": nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)})
 
-    def forward(self, x, grid):
-        """Tokens x [B, N, C] of a grid."""
+    def forward(self, x, norm, grid):
+        """Tokens x [B, N, C] of a grid, behind `norm`. Its last layer, `fc2`, is the caller's."""
         conv = self.dwconv["dwconv"]
-        return self.fc2(self.operators.dwconv_gelu(self.fc1(x), grid, conv.weight, conv.bias))
+        x, _ = _norm_linear(self.operators, x, norm, self.fc1)
+        return self.operators.dwconv_gelu(x, grid, conv.weight, conv.bias)
+
+
+def _norm_linear(operators, x, norm, linear, kept=False):
+    return operators.norm_linear(x, norm.weight, norm.bias, norm.eps, linear.weight, linear.bias, kept)
 
 
 class _Linear(nn.Module):

@@ -10,11 +10,13 @@ from tilewright import networks, targets
 from tilewright.core.errors import PatternError
 from tilewright.networks import _kernels, _maps
 from tilewright.targets.cuda import maps
-from tilewright.targets.cuda.maps import Form
+from tilewright.targets.cuda.maps import Form, Tile
 
 # The interpreter is wrong in bfloat16.
 TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (TRITON_DEVICE == "cuda")
 SMALL = {"decode": Form(32, 32, 2), "dwconv_gelu": Form(8, 16, 2)}
+# Rows in one piece, and in several.
+TILES = [Tile(16, 32, 64, 2), Tile(16, 16, 16, 2)]
 # Whether pixels gather what they read of smaller maps, or share it.
 DECODE = [Form(16, 32, 2, rows=2), Form(8, 32, 2, rows=4, spread=True)]
 
@@ -96,23 +98,74 @@ def test_a_convolution_of_any_size_with_its_gelu(grid, channels, batch, dtype, s
     close(found, expected, dtype)
 
 
+def block(rows, grid, channels, features, step, dtype, seed=0):
+    """Arguments of the operators of a block, by their names: an image of `grid` after another."""
+    tokens, kept = (rows, grid[0] * grid[1]), {"dtype": dtype, "seed": seed}
+    # Means as large as what is around them.
+    x, residual = drawn(*tokens, channels, **kept) + 1, drawn(*tokens, features, **kept)
+    gain, offset = drawn(channels, **kept), drawn(channels, dtype=dtype, seed=seed + 1)
+    weight, bias = drawn(features, channels, **kept) / channels**0.5, drawn(features, **kept)
+    conv, shift = drawn(channels, channels, step, step, **kept) / (step * channels**0.5), drawn(channels, **kept)
+    norm = gain, offset, 1e-6
+    return {
+        "norm_linear": (x, *norm, weight, bias, True),
+        "reduced_linear": (x, grid, conv, shift, *norm, weight, bias),
+        "linear_add": (x, weight, bias, residual),
+        "dwconv_gelu": (x, grid, drawn(channels, 1, 3, 3, **kept) / 3, shift),
+    }
+
+
+def check_block(operator, arguments, form):
+    """The result of an operator, and each of several, is that of torch in float64."""
+    exact = [x.double() if isinstance(x, torch.Tensor) else x for x in arguments]
+    with torch.no_grad():
+        found, expected = getattr(maps, operator)(*arguments, form), getattr(_maps, operator)(*exact)
+    for one, other in zip(*(x if isinstance(x, tuple) else (x,) for x in (found, expected)), strict=True):
+        assert one.shape == other.shape and one.is_contiguous()
+        close(one, other, arguments[0].dtype)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    operator=st.sampled_from(["norm_linear", "reduced_linear", "linear_add"]),
+    sizes=st.tuples(st.integers(1, 2), st.integers(1, 40), st.integers(1, 50)),
+    grid=st.tuples(*2 * [st.integers(2, 6)]),
+    step=st.integers(1, 2),
+    form=st.sampled_from(TILES),
+    dtype=st.sampled_from(TYPES),
+    seed=st.integers(0, 9),
+)
+def test_linear_layers_of_any_size(operator, sizes, grid, step, form, dtype, seed):
+    batch, channels, features = sizes
+    # A norm of a few channels divides by what may be next to nothing.
+    check_block(operator, block(batch, grid, channels + 8, features, step, dtype, seed)[operator], form)
+
+
+def test_what_a_norm_made_is_empty_unless_it_is_kept():
+    *arguments, _ = block(1, (2, 3), 16, 8, 1, torch.float32)["norm_linear"]
+    with torch.no_grad():
+        kept, both = (maps.norm_linear(*arguments, kept, TILES[1]) for kept in (True, False))
+    assert torch.equal(kept[0], both[0]) and kept[1].shape == (1, 6, 16) and both[1].numel() == 0
+
+
 @pytest.mark.parametrize("operator", maps.FORMS)
 def test_every_form_gives_the_same(operator):
     grids = [(10, 7), (5, 4), (3, 2), (2, 1)]
     given = decoder(1, grids, (32, 64, 160, 256), 128, 150, torch.float32)
-    x, weight, bias = (drawn(*s, dtype=torch.float32, seed=3) for s in ((1, 10 * 7, 72), (72, 1, 3, 3), (72,)))
+    arguments = None if operator == "decode" else block(1, (8, 6), 160, 72, 2, torch.float32)[operator]
     for form in maps.FORMS[operator]:
         if operator == "decode":
             check_decode(grids[0], *given, form)
         else:
-            expected = _maps.dwconv_gelu(*(t.double() for t in (x,)), grids[0], weight.double(), bias.double())
-            close(maps.dwconv_gelu(x, grids[0], weight, bias, form), expected, torch.float32)
+            check_block(operator, arguments, form)
 
 
 @torch.inference_mode()
 def test_a_network_runs_its_kernels(monkeypatch):
     monkeypatch.setattr(targets, "maps", lambda kind: maps)
-    monkeypatch.setattr(maps, "FORMS", {"decode": (Form(64, 64, 4),), "dwconv_gelu": (Form(8, 128, 2),)})
+    forms = {"decode": (Form(64, 64, 4),), "dwconv_gelu": (Form(8, 128, 2),)}
+    linears = dict.fromkeys(("norm_linear", "reduced_linear", "linear_add"), (Tile(16, 64, 64, 2),))
+    monkeypatch.setattr(maps, "FORMS", forms | linears)
     monkeypatch.setattr(_kernels, "EFFORT", {"min_reps": 3, "max_seconds": 0.01, "rse_target": 1})
     network = networks.create("segformer", variant="b0", image_size=32, num_classes=21).to(TRITON_DEVICE)
     images = drawn(1, 3, 32, 32, dtype=torch.float32, seed=0)

@@ -1,4 +1,4 @@
-"""Operators on maps on an NVIDIA GPU (stage T5): launches of `map_kernels`.
+"""Operators of networks of maps on an NVIDIA GPU (stage T5): launches of `map_kernels` and `linear_kernels`.
 
 The contract is that of `targets`.
 """
@@ -14,7 +14,7 @@ import triton
 from triton.runtime.errors import OutOfResources
 
 from tilewright.core.errors import PatternError
-from tilewright.targets.cuda import map_kernels
+from tilewright.targets.cuda import linear_kernels, map_kernels
 
 # What is raised for a form that does not fit the device, or the tensors.
 REFUSALS = (PatternError, OutOfResources)
@@ -40,6 +40,25 @@ class Form(NamedTuple):
         return "-".join(map(str, self[:4])) + (f"-{self.rows}" if self.rows > 1 else "") + "-spread" * self.spread
 
 
+class Tile(NamedTuple):
+    """Rows and features that a program works on, channels that it multiplies at once, its warps, and steps whose loads
+    overlap."""
+
+    rows: int
+    features: int
+    channels: int
+    num_warps: int
+    num_stages: int = 1
+
+    def __str__(self):
+        return f"{self.rows}x{self.features}x{self.channels}-{self.num_warps}-{self.num_stages}"
+
+
+# For norms, whose rows are in one piece where a program's channels are as many as a row's.
+NORMED = (
+    *(Tile(16, 64, 512, 4), Tile(32, 64, 512, 4), Tile(64, 64, 512, 8)),
+    *(Tile(32, 64, 64, 4), Tile(64, 64, 64, 4), Tile(128, 64, 64, 8), Tile(128, 128, 64, 8)),
+)
 # ASSUME: these are worth timing; which is the fastest depends on the map, and is measured (`networks.choose_kernels`).
 FORMS = {
     "decode": (
@@ -50,6 +69,12 @@ FORMS = {
         *(Form(16, 32, 8, 3, 8, True), Form(8, 32, 4, 3, 8, True)),
     ),
     "dwconv_gelu": (Form(8, 64, 2), Form(8, 64, 4), Form(16, 64, 4), Form(16, 32, 2), Form(8, 128, 4)),
+    "norm_linear": NORMED,
+    "reduced_linear": NORMED,
+    "linear_add": (
+        *(Tile(16, 32, 128, 2, 4), Tile(16, 64, 128, 4, 4), Tile(32, 32, 128, 4, 4), Tile(32, 64, 128, 4, 3)),
+        *(Tile(64, 64, 64, 4, 4), Tile(128, 64, 64, 4, 3), Tile(128, 64, 64, 8, 3)),
+    ),
 }
 
 
@@ -77,12 +102,11 @@ def decode(maps, weights, bias, grid, classes, classes_bias, form):
     rest = 0 if most >= n_classes else max(16, triton.next_power_of_2(n_classes - most))
     programs = len(maps[0]) * triton.cdiv(rows, form.rows) * triton.cdiv(columns, form.pixels)
     constants = (n_classes, channels, taken, form.rows, form.pixels, form.channels)
-    precision = "ieee" if out.dtype == torch.float32 else "tf32"
     held = [tuple(part.shape[1:3]) for part in parts if part is not None and form.spread]
     read = [_read(form, (rows, columns), side) for side in held] + [(0, 0)] * (MOST_GATHERED - len(held))
     map_kernels.tilewright_decode[(programs,)](
         out, bias.contiguous(), classes.contiguous(), classes_bias.contiguous(), first, weight, *parts,
-        rows, columns, *sides, *constants, max(16, triton.next_power_of_2(taken)), most, rest, precision,
+        rows, columns, *sides, *constants, max(16, triton.next_power_of_2(taken)), most, rest, _precision(out),
         *(number for numbers in read for number in numbers), num_warps=form.num_warps, num_stages=form.num_stages,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)
@@ -125,6 +149,55 @@ def dwconv_gelu(x, grid, weight, bias, form):
         num_warps=form.num_warps,
     )  # fmt: skip
     return out
+
+
+def norm_linear(x, gain, offset, eps, weight, bias, kept, form):
+    """See `targets`."""
+    return _norm_linear(x, None, gain, offset, eps, weight, bias, kept, form)
+
+
+def reduced_linear(x, grid, conv_weight, conv_bias, gain, offset, eps, weight, bias, form):
+    """See `targets`."""
+    _check(x, conv_weight, conv_bias)
+    x = x.unflatten(1, tuple(grid)).permute(0, 3, 1, 2)
+    # A library adds the bias in a kernel of its own.
+    x = F.conv2d(x, conv_weight, stride=conv_weight.shape[2:]).permute(0, 2, 3, 1).flatten(1, 2)
+    return _norm_linear(x, conv_bias, gain, offset, eps, weight, bias, False, form)[0]
+
+
+def _norm_linear(x, shift, gain, offset, eps, weight, bias, kept, form):
+    """``(linear(norm(x + shift)), norm(x + shift))``; the latter is empty unless it is `kept`."""
+    _check(x, gain, offset, weight, bias)
+    x, (features, channels) = x.contiguous(), weight.shape
+    rows = math.prod(x.shape[:-1])
+    out, normed = x.new_empty(*x.shape[:-1], features), torch.empty_like(x) if kept else x.new_empty(0)
+    linear_kernels.tilewright_norm_linear[triton.cdiv(rows, form.rows), triton.cdiv(features, form.features)](
+        out, normed if kept else None, x, shift, gain.contiguous(), offset.contiguous(), weight.contiguous(),
+        bias.contiguous(), rows, features, eps, channels, *_blocks(form, channels), _precision(x),
+        num_warps=form.num_warps, num_stages=form.num_stages,
+    )  # fmt: skip
+    return out, normed
+
+
+def linear_add(x, weight, bias, residual, form):
+    """See `targets`."""
+    _check(x, weight, bias, residual)
+    x, residual, (features, channels) = x.contiguous(), residual.contiguous(), weight.shape
+    rows, out = math.prod(x.shape[:-1]), torch.empty_like(residual)
+    linear_kernels.tilewright_linear_add[triton.cdiv(rows, form.rows), triton.cdiv(features, form.features)](
+        out, x, weight.contiguous(), bias.contiguous(), residual, rows, features, channels,
+        *_blocks(form, channels), _precision(x), num_warps=form.num_warps, num_stages=form.num_stages,
+    )  # fmt: skip
+    return out
+
+
+def _blocks(form, channels):
+    """Rows, features and channels of a program: of the latter no more than there are."""
+    return form.rows, form.features, min(form.channels, max(16, triton.next_power_of_2(channels)))
+
+
+def _precision(x):
+    return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
 def _check(first, *others):
