@@ -88,7 +88,7 @@ def test_a_runner_has_kernels_for_the_sizes_of_its_paths(images):
     Runner(made, Table(rows))
     for text in texts:
         assert networks.choose_kernels(made, images, [text]) == []
-    assert len(made.operators.chosen) == 2 * 24 + 1
+    assert len(made.operators.chosen) == 2 * 29 + 1
 
 
 # The published decoder with some of its channels, too.

@@ -83,13 +83,21 @@ class Operators:
         """See `dwconv_gelu` of this module."""
         return self._run(dwconv_gelu, arguments)
 
+    def patches(self, *arguments):
+        """See `patches` of this module."""
+        return self._run(patches, arguments)
+
+    def norm(self, *arguments):
+        """See `norm` of this module."""
+        return self._run(norm, arguments)
+
     def norm_linear(self, *arguments):
         """See `norm_linear` of this module."""
         return self._run(norm_linear, arguments)
 
-    def reduced_linear(self, *arguments):
-        """See `reduced_linear` of this module."""
-        return self._run(reduced_linear, arguments)
+    def attention(self, *arguments):
+        """See `attention` of this module."""
+        return self._run(attention, arguments)
 
     def linear_add(self, *arguments):
         """See `linear_add` of this module."""
@@ -101,20 +109,20 @@ class Operators:
         key = sizes(operator, arguments)
         if self.seen is not None:
             self.seen[key] = arguments
-        tensors = arguments[0] if isinstance(arguments[0], list) else arguments[:1]
-        recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        recorded = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(arguments))
         return run(operator, arguments, TORCH if recorded else self.chosen.get(key, TORCH))
 
 
 def sizes(operator, arguments):
     """What a kernel is chosen for: ``(name, type, shapes)``."""
-    shapes, dtype = [], None
-    for x in arguments:
-        for tensor in x if isinstance(x, list | tuple) else (x,):
-            if isinstance(tensor, torch.Tensor):
-                dtype = tensor.dtype
-                shapes.append(tuple(tensor.shape))
-    return operator.__name__, dtype, tuple(shapes)
+    tensors = _tensors(arguments)
+    return operator.__name__, tensors[-1].dtype, tuple(tuple(x.shape) for x in tensors)
+
+
+def _tensors(arguments):
+    """Those among arguments, and in lists of them."""
+    lists = (x if isinstance(x, list | tuple) else (x,) for x in arguments)
+    return [x for x in itertools.chain.from_iterable(lists) if isinstance(x, torch.Tensor)]
 
 
 class Remembered:
@@ -248,16 +256,35 @@ def dwconv_gelu(x, grid, weight, bias):
     return F.gelu(to_tokens(x))
 
 
-def norm_linear(x, gain, offset, eps, weight, bias, kept):
-    """Tokens x [B, N, C] through a layer norm and a linear layer; and what the norm made of them, empty unless kept."""
-    normed = F.layer_norm(x, x.shape[-1:], gain, offset, eps)
-    return F.linear(normed, weight, bias), normed if kept else normed.new_empty(0)
+def patches(x, weight, bias, stride, gain, offset, eps):
+    """A map through a convolution of overlapping patches, as tokens, through a layer norm."""
+    return norm(to_tokens(F.conv2d(x, weight, bias, stride, weight.shape[2] // 2)), gain, offset, eps)
 
 
-def reduced_linear(x, grid, conv_weight, conv_bias, gain, offset, eps, weight, bias):
-    """Tokens x [B, N, C] of a grid through a convolution of patches that do not overlap, a norm and a linear layer."""
-    x = to_tokens(F.conv2d(to_map(x, grid), conv_weight, conv_bias, stride=conv_weight.shape[2:]))
-    return norm_linear(x, gain, offset, eps, weight, bias, False)[0]
+def norm(x, gain, offset, eps):
+    """Tokens x [B, N, C] through a layer norm."""
+    return F.layer_norm(x, x.shape[-1:], gain, offset, eps)
+
+
+def norm_linear(x, gain, offset, eps, weight, bias):
+    """Tokens x [B, N, C] through a layer norm and a linear layer."""
+    return F.linear(norm(x, gain, offset, eps), weight, bias)
+
+
+def attention(
+    x, grid, heads, gain, offset, eps, weight, bias,
+    conv_weight, conv_bias, key_gain, key_offset, key_eps, kv_weight, kv_bias,
+):  # fmt: skip
+    """Tokens x [B, N, C] of a grid, behind a norm, attend to themselves, or to what a convolution of patches that do
+    not overlap and another norm make of them: conv_weight [C, C, s, s] to key_offset [C], or None all. weight, bias: of
+    queries; kv_weight [2 C, C], kv_bias: of keys, then values."""
+    x = norm(x, gain, offset, eps)
+    q = F.linear(x, weight, bias).unflatten(2, (heads, -1)).transpose(1, 2)
+    if conv_weight is not None:
+        x = to_tokens(F.conv2d(to_map(x, grid), conv_weight, conv_bias, stride=conv_weight.shape[2:]))
+        x = norm(x, key_gain, key_offset, key_eps)
+    k, v = F.linear(x, kv_weight, kv_bias).unflatten(2, (2, heads, -1)).permute(2, 0, 3, 1, 4)
+    return _sites.full(q, k, v).transpose(1, 2).flatten(2)
 
 
 def linear_add(x, weight, bias, residual):
@@ -294,18 +321,17 @@ def _like_decode(maps, weights, bias, grid, classes, classes_bias, form):
     return classes.new_empty(len(maps[0]), *grid, len(classes)).permute(0, 3, 1, 2)
 
 
-def _like_dwconv_gelu(x, grid, weight, bias, form):
+def _like_patches(x, weight, bias, stride, gain, offset, eps, form):
+    rows, columns = (-(-side // stride) for side in x.shape[2:])
+    return x.new_empty(len(x), rows * columns, len(weight))
+
+
+def _like_first(x, *others):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _like_norm_linear(x, gain, offset, eps, weight, bias, kept, form):
-    normed = torch.empty_like(x, memory_format=torch.contiguous_format) if kept else x.new_empty(0)
-    return x.new_empty(*x.shape[:-1], len(weight)), normed
-
-
-def _like_reduced_linear(x, grid, conv_weight, conv_bias, gain, offset, eps, weight, bias, form):
-    keys = math.prod(side // step for side, step in zip(grid, conv_weight.shape[2:], strict=True))
-    return x.new_empty(len(x), keys, len(weight))
+def _like_norm_linear(x, gain, offset, eps, weight, bias, form):
+    return x.new_empty(*x.shape[:-1], len(weight))
 
 
 def _like_linear_add(x, weight, bias, residual, form):
@@ -313,27 +339,28 @@ def _like_linear_add(x, weight, bias, residual, form):
 
 
 _LIBRARY = library.Library("tilewright", "FRAGMENT")
-_NORM = "Tensor gain, Tensor offset, float eps, Tensor weight, Tensor bias"
-# For a compiler: arguments, results, and what these look like.
+_NORM = "Tensor gain, Tensor offset, float eps"
+# For a compiler: arguments, and what the result looks like.
 _SCHEMAS = {
     "decode": (
         "Tensor[] maps, Tensor[] weights, Tensor bias, int[] grid, Tensor classes, Tensor classes_bias",
-        "Tensor",
         _like_decode,
     ),
-    "dwconv_gelu": ("Tensor x, int[] grid, Tensor weight, Tensor bias", "Tensor", _like_dwconv_gelu),
-    "norm_linear": (f"Tensor x, {_NORM}, bool kept", "(Tensor, Tensor)", _like_norm_linear),
-    "reduced_linear": (
-        f"Tensor x, int[] grid, Tensor conv_weight, Tensor conv_bias, {_NORM}",
-        "Tensor",
-        _like_reduced_linear,
+    "dwconv_gelu": ("Tensor x, int[] grid, Tensor weight, Tensor bias", _like_first),
+    "patches": (f"Tensor x, Tensor weight, Tensor bias, int stride, {_NORM}", _like_patches),
+    "norm": (f"Tensor x, {_NORM}", _like_first),
+    "norm_linear": (f"Tensor x, {_NORM}, Tensor weight, Tensor bias", _like_norm_linear),
+    "attention": (
+        f"Tensor x, int[] grid, int heads, {_NORM}, Tensor weight, Tensor bias, Tensor? conv_weight, Tensor? conv_bias, Tensor? key_gain, "
+        "Tensor? key_offset, float key_eps, Tensor kv_weight, Tensor kv_bias",
+        _like_first,
     ),
-    "linear_add": ("Tensor x, Tensor weight, Tensor bias, Tensor residual", "Tensor", _like_linear_add),
+    "linear_add": ("Tensor x, Tensor weight, Tensor bias, Tensor residual", _like_linear_add),
 }
 # Their names in torch's library, by those of the operators here.
 KERNELS = {name: "decode_maps" if name == "decode" else name for name in _SCHEMAS}
-for _name, (_arguments, _results, _like) in _SCHEMAS.items():
-    _schema = f"{KERNELS[_name]}({_arguments}, str form) -> {_results}"
+for _name, (_arguments, _like) in _SCHEMAS.items():
+    _schema = f"{KERNELS[_name]}({_arguments}, str form) -> Tensor"
     _LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(KERNELS[_name], _launched(_name), "CompositeExplicitAutograd")
     library.register_fake(f"tilewright::{KERNELS[_name]}", _like, lib=_LIBRARY)

@@ -140,6 +140,8 @@ class Network(_parameters.Counted):
         self.decode_head = _Decoder(options, self.operators)
         _maps.initialise(self)
         nn.init.normal_(self.decode_head.linear_pred.weight, std=0.01)
+        # As maps are in memory: no call of a convolution copies its weights.
+        self.backbone.to(memory_format=torch.channels_last)
 
     @_precision.checked
     def forward(self, images, path=None, folded=None):
@@ -219,11 +221,12 @@ class _Backbone(nn.Module):
 
     def __init__(self, options, operators):
         super().__init__()
+        self.operators = operators
         size, before = pattern.VARIANTS[options.variant], 3
         for stage, (width, depth) in enumerate(zip(size.widths, size.depths, strict=True)):
             sizes = width, pattern.HEADS[stage], pattern.REDUCTIONS[stage]
             blocks = [_Block(*sizes, operators) for _ in range(depth)]
-            patches = _Patches(before, width, pattern.PATCHES[stage], pattern.STRIDES[stage])
+            patches = _Patches(before, width, pattern.PATCHES[stage], pattern.STRIDES[stage], operators)
             self.add_module(f"patch_embed{stage + 1}", patches)
             self.add_module(f"block{stage + 1}", nn.ModuleList(blocks))
             self.add_module(f"norm{stage + 1}", nn.LayerNorm(width, EPS))
@@ -237,7 +240,8 @@ class _Backbone(nn.Module):
             for block, keep in zip(getattr(self, f"block{stage}"), kept, strict=True):
                 if keep == "1":
                     x = block(x, grid)
-            x = _maps.to_map(getattr(self, f"norm{stage}")(x), grid)
+            norm = getattr(self, f"norm{stage}")
+            x = _maps.to_map(self.operators.norm(x, norm.weight, norm.bias, norm.eps), grid)
             found.append(x)
         return found
 
@@ -245,14 +249,17 @@ class _Backbone(nn.Module):
 class _Patches(nn.Module):
     """Overlapping patches: a map to tokens [B, N, C] and their grid."""
 
-    def __init__(self, before, width, patch, stride):
+    def __init__(self, before, width, patch, stride, operators):
         super().__init__()
+        self.stride, self.operators = stride, operators
         self.proj = nn.Conv2d(before, width, patch, stride, patch // 2)
         self.norm = nn.LayerNorm(width, TORCH_EPS)
 
     def forward(self, x):
-        x = self.proj(x)
-        return self.norm(_maps.to_tokens(x)), x.shape[2:]
+        conv, norm = self.proj, self.norm
+        grid = tuple(-(-side // self.stride) for side in x.shape[2:])
+        of_norm = norm.weight, norm.bias, norm.eps
+        return self.operators.patches(x, conv.weight, conv.bias, self.stride, *of_norm), grid
 
 
 class _Block(nn.Module):
@@ -272,13 +279,17 @@ class _Block(nn.Module):
         return self._added(x, self.mlp(x, self.norm2, grid), self.mlp.fc2)
 
     def _added(self, x, branch, linear):
-        """Tokens x and a branch, behind its last layer. In training some images leave it out, chosen anew, and it
-        counts as much more for the others."""
+        """Tokens x and a branch, behind its last layer."""
+        if self.training and self.drop_path:
+            return x + self._kept(linear(branch))
+        return self.operators.linear_add(branch, linear.weight, linear.bias, x)
+
+    def _kept(self, branch):
+        """In training, `branch` for all but some images, chosen anew, and as much more for the others."""
         if not self.training or not self.drop_path:
-            return self.operators.linear_add(branch, linear.weight, linear.bias, x)
+            return branch
         share = 1 - self.drop_path
-        branch = linear(branch)
-        return x + branch * (branch.new_empty(len(branch), 1, 1).bernoulli_(share) / share)
+        return branch * (branch.new_empty(len(branch), 1, 1).bernoulli_(share) / share)
 
 
 class _Attention(nn.Module):
@@ -293,17 +304,13 @@ class _Attention(nn.Module):
 
     def forward(self, x, norm, grid):
         """Tokens x [B, N, C] of a grid, behind `norm`. Its last layer, `proj`, is the caller's."""
-        q, normed = _norm_linear(self.operators, x, norm, self.q, kept=True)
-        if self.sr is None:
-            kv = self.kv(normed)
-        else:
-            of_norm = self.norm.weight, self.norm.bias, self.norm.eps
-            kv = self.operators.reduced_linear(
-                normed, grid, self.sr.weight, self.sr.bias, *of_norm, self.kv.weight, self.kv.bias
-            )
-        q = q.unflatten(2, (self.heads, -1)).transpose(1, 2)
-        k, v = kv.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return _sites.full(q, k, v).transpose(1, 2).flatten(2)
+        keys = None, None, None, None, 0.0
+        if self.sr is not None:
+            keys = self.sr.weight, self.sr.bias, self.norm.weight, self.norm.bias, self.norm.eps
+        return self.operators.attention(
+            x, grid, self.heads, norm.weight, norm.bias, norm.eps, self.q.weight, self.q.bias, *keys, self.kv.weight,
+            self.kv.bias,
+        )  # fmt: skip
 
 
 class _MixMlp(nn.Module):
@@ -316,12 +323,8 @@ class _MixMlp(nn.Module):
     def forward(self, x, norm, grid):
         """Tokens x [B, N, C] of a grid, behind `norm`. Its last layer, `fc2`, is the caller's."""
         conv = self.dwconv["dwconv"]
-        x, _ = _norm_linear(self.operators, x, norm, self.fc1)
+        x = self.operators.norm_linear(x, norm.weight, norm.bias, norm.eps, self.fc1.weight, self.fc1.bias)
         return self.operators.dwconv_gelu(x, grid, conv.weight, conv.bias)
-
-
-def _norm_linear(operators, x, norm, linear, kept=False):
-    return operators.norm_linear(x, norm.weight, norm.bias, norm.eps, linear.weight, linear.bias, kept)
 
 
 class _Linear(nn.Module):

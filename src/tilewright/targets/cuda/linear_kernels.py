@@ -1,4 +1,4 @@
-"""Linear layers of a block on an NVIDIA GPU (stage T5), with the norm before them or the sum behind them.
+"""Layers of a block on an NVIDIA GPU (stage T5): products with the norm before them or the sum behind them.
 
 At one image a block is bound by the number of its kernels: a library runs norm, product and sum in one each.
 """
@@ -6,16 +6,21 @@ At one image a block is bound by the number of its kernels: a library runs norm,
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
-def _part(x_ptr, shift_ptr, m, k, m_m, CHANNELS: tl.constexpr):
-    """Channels k [BLOCK_K] of rows m [BLOCK_M] in float32, plus those of `shift_ptr`, rounded as a sum in memory is."""
+def _part(x_ptr, at, k, m_m, shift_ptr, apart, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr):
+    """Channels k [BLOCK_K] of rows that begin at `at` [BLOCK_M], in float32: the sum of tensors that lie `apart`, and of
+    `shift_ptr`."""
     m_k = k < CHANNELS
-    b_x = tl.load(x_ptr + m[:, None] * CHANNELS + k[None, :], mask=m_m[:, None] & m_k[None, :], other=0)
+    place, m = x_ptr + at[:, None] + k[None, :], m_m[:, None] & m_k[None, :]
+    b_x = tl.load(place, mask=m, other=0).to(tl.float32)
+    for i in tl.static_range(1, SUMMANDS):
+        b_x += tl.load(place + i * apart, mask=m, other=0).to(tl.float32)
     if shift_ptr is not None:
-        b_shift = tl.load(shift_ptr + k, mask=m_k, other=0).to(tl.float32)
-        b_x = (b_x.to(tl.float32) + b_shift[None, :]).to(x_ptr.dtype.element_ty)
-    return b_x.to(tl.float32)
+        b_x += tl.load(shift_ptr + k, mask=m_k, other=0).to(tl.float32)[None, :]
+    return b_x
 
 
 @triton.jit
@@ -27,63 +32,167 @@ def _normed(b_x, mean, scale, gain_ptr, offset_ptr, k, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def tilewright_norm_linear(
-    out_ptr, kept_ptr, x_ptr, shift_ptr, gain_ptr, offset_ptr, weight_ptr, bias_ptr, rows, features, eps,
-    CHANNELS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Rows through a layer norm and a linear layer. Grid: (cdiv(rows, BLOCK_M), cdiv(features, BLOCK_N)).
+def _moments(b_x, k, eps, CHANNELS: tl.constexpr):
+    """Mean, and one over the standard deviation, of rows in one piece."""
+    mean = tl.sum(b_x, 1) / CHANNELS
+    off = tl.where((k < CHANNELS)[None, :], b_x - mean[:, None], 0.0)
+    return mean, tl.rsqrt(tl.sum(off * off, 1) / CHANNELS + eps)
 
-    x_ptr: [rows, CHANNELS]; shift_ptr: [CHANNELS], added before, or None; kept_ptr: [rows, CHANNELS], takes the norm's
-    result, or None; gain_ptr, offset_ptr: [CHANNELS], of the norm; weight_ptr: [features, CHANNELS]; bias_ptr:
-    [features]; out_ptr: [rows, features]. Each program norms its rows by itself: they are few, and stay in the cache.
-    """
-    m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m_m, m_n = m < rows, n < features
-    dtype = x_ptr.dtype.element_ty
+
+@triton.jit
+def _with_product(
+    acc, x_ptr, at, m_m, shift_ptr, apart, gain_ptr, offset_ptr, eps, weight_ptr, to, m_n,
+    CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """acc [BLOCK_M, BLOCK_N] and the product of normed rows that begin at `at`, see `_part`, with weights that begin at
+    `to` [BLOCK_N]. Each program norms its rows by itself: they are few, and stay in the cache."""
+    dtype = weight_ptr.dtype.element_ty
     k = tl.arange(0, BLOCK_K)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if BLOCK_K >= CHANNELS:
-        b_x = _part(x_ptr, shift_ptr, m, k, m_m, CHANNELS)
-        b_weight = tl.load(
-            weight_ptr + n[None, :] * CHANNELS + k[:, None], mask=m_n[None, :] & (k < CHANNELS)[:, None], other=0
-        )
-        mean = tl.sum(b_x, 1) / CHANNELS
-        off = tl.where((k < CHANNELS)[None, :], b_x - mean[:, None], 0.0)
-        scale = tl.rsqrt(tl.sum(off * off, 1) / CHANNELS + eps)
+        b_x = _part(x_ptr, at, k, m_m, shift_ptr, apart, CHANNELS, SUMMANDS)
+        m_weight = (k < CHANNELS)[:, None] & m_n[None, :]
+        b_weight = tl.load(weight_ptr + to[None, :] + k[:, None], mask=m_weight, other=0)
+        mean, scale = _moments(b_x, k, eps, CHANNELS)
         b_normed = _normed(b_x, mean, scale, gain_ptr, offset_ptr, k, CHANNELS).to(dtype)
-        if kept_ptr is not None:
-            if tl.program_id(1) == 0:
-                m_kept = m_m[:, None] & (k < CHANNELS)[None, :]
-                tl.store(kept_ptr + m[:, None] * CHANNELS + k[None, :], b_normed, mask=m_kept)
         acc = tl.dot(b_normed, b_weight, acc, input_precision=PRECISION)
     else:
-        total = tl.zeros((BLOCK_M,), tl.float32)
+        total = tl.zeros_like(at).to(tl.float32)
         for lo in tl.static_range(0, CHANNELS, BLOCK_K):
-            total += tl.sum(_part(x_ptr, shift_ptr, m, lo + k, m_m, CHANNELS), 1)
+            total += tl.sum(_part(x_ptr, at, lo + k, m_m, shift_ptr, apart, CHANNELS, SUMMANDS), 1)
         mean = total / CHANNELS
-        squares = tl.zeros((BLOCK_M,), tl.float32)
+        squares = tl.zeros_like(mean)
         for lo in tl.static_range(0, CHANNELS, BLOCK_K):
-            off = _part(x_ptr, shift_ptr, m, lo + k, m_m, CHANNELS) - mean[:, None]
+            off = _part(x_ptr, at, lo + k, m_m, shift_ptr, apart, CHANNELS, SUMMANDS) - mean[:, None]
             off = tl.where((lo + k < CHANNELS)[None, :], off, 0.0)
             squares += tl.sum(off * off, 1)
         scale = tl.rsqrt(squares / CHANNELS + eps)
         for lo in tl.static_range(0, CHANNELS, BLOCK_K):
-            b_x = _part(x_ptr, shift_ptr, m, lo + k, m_m, CHANNELS)
-            m_k = lo + k < CHANNELS
+            b_x = _part(x_ptr, at, lo + k, m_m, shift_ptr, apart, CHANNELS, SUMMANDS)
             b_normed = _normed(b_x, mean, scale, gain_ptr, offset_ptr, lo + k, CHANNELS).to(dtype)
-            if kept_ptr is not None:
-                if tl.program_id(1) == 0:
-                    place = kept_ptr + m[:, None] * CHANNELS + (lo + k)[None, :]
-                    tl.store(place, b_normed, mask=m_m[:, None] & m_k[None, :])
-            b_weight = tl.load(
-                weight_ptr + n[None, :] * CHANNELS + (lo + k)[:, None], mask=m_n[None, :] & m_k[:, None], other=0
-            )
+            m_weight = (lo + k < CHANNELS)[:, None] & m_n[None, :]
+            b_weight = tl.load(weight_ptr + to[None, :] + (lo + k)[:, None], mask=m_weight, other=0)
             acc = tl.dot(b_normed, b_weight, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def tilewright_norm(
+    out_ptr, x_ptr, shift_ptr, gain_ptr, offset_ptr, rows, eps, CHANNELS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Rows through a layer norm. Grid: (cdiv(rows, BLOCK_M),).
+
+    x_ptr, out_ptr: [rows, CHANNELS]; shift_ptr: [CHANNELS], added to a row before, or None; gain_ptr, offset_ptr:
+    [CHANNELS], of the norm. BLOCK_K: no less than CHANNELS.
+    """
+    m, k = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64), tl.arange(0, BLOCK_K)
+    at, m_m = m * CHANNELS, m < rows
+    b_x = _part(x_ptr, at, k, m_m, shift_ptr, 0, CHANNELS, 1)
+    mean, scale = _moments(b_x, k, eps, CHANNELS)
+    b_normed = _normed(b_x, mean, scale, gain_ptr, offset_ptr, k, CHANNELS)
+    place, m_out = out_ptr + at[:, None] + k[None, :], m_m[:, None] & (k < CHANNELS)[None, :]
+    tl.store(place, b_normed.to(out_ptr.dtype.element_ty), mask=m_out)
+
+
+@triton.jit
+def tilewright_norm_linear(
+    out_ptr, x_ptr, shift_ptr, gain_ptr, offset_ptr, weight_ptr, bias_ptr, rows, features, apart, eps,
+    CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Rows through a layer norm and a linear layer. Grid: (cdiv(rows, BLOCK_M), cdiv(features, BLOCK_N)).
+
+    x_ptr: [SUMMANDS, rows, CHANNELS], each `apart` from the next; shift_ptr: [CHANNELS], added to their sum, or None;
+    gain_ptr, offset_ptr: [CHANNELS], of the norm; weight_ptr: [features, CHANNELS]; bias_ptr: [features]; out_ptr:
+    [rows, features].
+    """
+    m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_m, m_n = m < rows, n < features
+    acc = _with_product(
+        tl.zeros((BLOCK_M, BLOCK_N), tl.float32), x_ptr, m * CHANNELS, m_m, shift_ptr, apart, gain_ptr, offset_ptr,
+        eps, weight_ptr, n * CHANNELS, m_n, CHANNELS, SUMMANDS, BLOCK_K, PRECISION,
+    )  # fmt: skip
     acc += tl.load(bias_ptr + n, mask=m_n, other=0).to(tl.float32)[None, :]
     place = out_ptr + m[:, None] * features + n[None, :]
     tl.store(place, acc.to(out_ptr.dtype.element_ty), mask=m_m[:, None] & m_n[None, :])
+
+
+@triton.jit
+def tilewright_norm_patches(
+    out_ptr, x_ptr, gain_ptr, offset_ptr, weight_ptr, batch, rows, columns, features, eps,
+    STEP: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SUMMANDS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Tokens through a layer norm and a convolution of STEP x STEP patches that do not overlap, as SUMMANDS of it.
+
+    Grid: (cdiv(patches, BLOCK_M), cdiv(features, BLOCK_N), SUMMANDS): a patch has so many values that a program of all
+    would take long. x_ptr: [batch, rows, columns, CHANNELS]; weight_ptr: [features, STEP * STEP, CHANNELS]; out_ptr:
+    [SUMMANDS, patches, features], float32.
+    """
+    of_rows, of_columns = rows // STEP, columns // STEP
+    patches = batch * of_rows * of_columns
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_m, m_n = m < patches, n < features
+    line, x = m // of_columns, m % of_columns * STEP
+    line = (line // of_rows * rows + line % of_rows * STEP).to(tl.int64)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    TAPS: tl.constexpr = STEP * STEP // SUMMANDS
+    for i in range(TAPS):
+        tap = tl.program_id(2) * TAPS + i
+        at = ((line + tap // STEP) * columns + x + tap % STEP) * CHANNELS
+        acc = _with_product(
+            acc, x_ptr, at, m_m, None, 0, gain_ptr, offset_ptr, eps, weight_ptr, (n * STEP * STEP + tap) * CHANNELS,
+            m_n, CHANNELS, 1, BLOCK_K, PRECISION,
+        )  # fmt: skip
+    place = out_ptr + (tl.program_id(2) * patches + m[:, None]).to(tl.int64) * features + n[None, :]
+    tl.store(place, acc, mask=m_m[:, None] & m_n[None, :])
+
+
+@triton.jit
+def tilewright_norm_attention(
+    out_ptr, x_ptr, gain_ptr, offset_ptr, weight_ptr, bias_ptr, kv_ptr, tokens, keys, eps, scale,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Tokens through a layer norm, the linear layer of queries, and attention. Grid: (batch * cdiv(tokens, BLOCK_M),
+    HEADS).
+
+    x_ptr, out_ptr: [batch, tokens, CHANNELS]; weight_ptr: [CHANNELS, CHANNELS]; bias_ptr: [CHANNELS]; kv_ptr: [batch,
+    keys, 2, HEADS, WIDTH]. Queries are rounded, as they are in memory.
+    """
+    tiles = tl.cdiv(tokens, BLOCK_M)
+    b, h = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(1)
+    m, d = tl.program_id(0) % tiles * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    m_m, m_d = m < tokens, d < WIDTH
+    at, of_head = (b * tokens + m) * CHANNELS, h * WIDTH + d
+    dtype = kv_ptr.dtype.element_ty
+    q = (
+        tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        + tl.load(bias_ptr + of_head, mask=m_d, other=0).to(tl.float32)[None, :]
+    )
+    q = _with_product(
+        q, x_ptr, at, m_m, None, 0, gain_ptr, offset_ptr, eps, weight_ptr, of_head * CHANNELS, m_d, CHANNELS, 1,
+        BLOCK_K, PRECISION,
+    ).to(dtype)  # fmt: skip
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    most, total = tl.full((BLOCK_M,), -float("inf"), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
+    for lo in range(0, keys, BLOCK_N):
+        n = lo + tl.arange(0, BLOCK_N)
+        place = kv_ptr + (b * keys + n) * 2 * CHANNELS
+        m_key = (n < keys)[None, :] & m_d[:, None]
+        b_k = tl.load(place[None, :] + of_head[:, None], mask=m_key, other=0)  # [BLOCK_D, BLOCK_N]
+        s = tl.dot(q, b_k, input_precision=PRECISION) * (scale * LOG2E)
+        s = tl.where((n < keys)[None, :], s, -float("inf"))
+        larger = tl.maximum(most, tl.max(s, 1))
+        share, p = tl.exp2(most - larger), tl.exp2(s - larger[:, None])
+        most, total, acc = larger, total * share + tl.sum(p, 1), acc * share[:, None]
+        b_v = tl.load(place[:, None] + (CHANNELS + of_head)[None, :], mask=tl.trans(m_key), other=0)
+        acc = tl.dot(p.to(dtype), b_v, acc, input_precision=PRECISION)
+    acc /= total[:, None]
+    m_out = m_m[:, None] & m_d[None, :]
+    tl.store(out_ptr + at[:, None] + of_head[None, :], acc.to(out_ptr.dtype.element_ty), mask=m_out)
 
 
 @triton.jit
@@ -113,5 +222,5 @@ def tilewright_linear_add(
         b_x = tl.load(at, mask=m_m[:, None] & m_k[None, :], other=0)
         b_weight = tl.load(to, mask=m_n[None, :] & m_k[:, None], other=0)
         acc = tl.dot(b_x, b_weight, acc, input_precision=PRECISION)
-    acc = acc.to(out_ptr.dtype.element_ty).to(tl.float32) + b_residual.to(tl.float32)
+    acc += b_residual.to(tl.float32)
     tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=m_out)

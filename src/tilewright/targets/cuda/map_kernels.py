@@ -32,10 +32,60 @@ def tilewright_dwconv_gelu(
         place = ((line + dy).to(tl.int64) * columns + x + dx) * channels
         b_x = tl.load(x_ptr + place[:, None] + c[None, :], mask=m_x[:, None] & m_c[None, :], other=0)
         acc += b_x.to(tl.float32) * b_weight[None, :]  # [BLOCK_M, BLOCK_C]
+    _store_gelu(acc, out_ptr, y, x, c, m_c, line, rows, columns, channels)
+
+
+@triton.jit
+def _tap(acc, b_x, weight_ptr, c, m_c, FROM: tl.constexpr, TO: tl.constexpr, DX: tl.constexpr):
+    """A row of results and what it takes of the row FROM, where that is next to it."""
+    if FROM - TO >= -1 and FROM - TO <= 1:
+        tap: tl.constexpr = 3 * (FROM - TO + 1) + DX + 1
+        acc += b_x * tl.load(weight_ptr + c * 9 + tap, mask=m_c, other=0).to(tl.float32)[None, :]
+    return acc
+
+
+@triton.jit
+def _store_gelu(acc, out_ptr, y, x, c, m_c, line, rows, columns, channels):
     acc = 0.5 * acc * (1.0 + tl.erf(acc * SQRT_HALF))
     place = (line.to(tl.int64) * columns + x) * channels
-    m_out = (x < columns)[:, None] & m_c[None, :]
+    m_out = ((y < rows) & (x < columns))[:, None] & m_c[None, :]
     tl.store(out_ptr + place[:, None] + c[None, :], acc.to(out_ptr.dtype.element_ty), mask=m_out)
+
+
+@triton.jit
+def tilewright_dwconv_gelu_rows(
+    out_ptr, x_ptr, weight_ptr, bias_ptr, rows, columns, channels, BLOCK_Y: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """As `tilewright_dwconv_gelu`, BLOCK_Y rows, 2 or 4, a program: each row is loaded for all that take of it.
+
+    Grid: (batch * cdiv(rows, BLOCK_Y) * cdiv(columns, BLOCK_M), cdiv(channels, BLOCK_C)).
+    """
+    tiles, groups = tl.cdiv(columns, BLOCK_M), tl.cdiv(rows, BLOCK_Y)
+    group = tl.program_id(0) // tiles
+    y = group % groups * BLOCK_Y
+    line = group // groups * rows + y
+    x = tl.program_id(0) % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = c < channels
+    bias = tl.zeros((BLOCK_M, BLOCK_C), tl.float32) + tl.load(bias_ptr + c, mask=m_c, other=0).to(tl.float32)[None, :]
+    acc_0, acc_1, acc_2, acc_3 = bias, bias, bias, bias
+    for r in tl.static_range(BLOCK_Y + 2):
+        for dx in tl.static_range(3):
+            m_x = (x + dx >= 1) & (x + dx <= columns) & (y + r >= 1) & (y + r <= rows)
+            place = ((line + r - 1).to(tl.int64) * columns + x + dx - 1) * channels
+            b_x = tl.load(x_ptr + place[:, None] + c[None, :], mask=m_x[:, None] & m_c[None, :], other=0)
+            b_x = b_x.to(tl.float32)
+            acc_0 = _tap(acc_0, b_x, weight_ptr, c, m_c, r - 1, 0, dx - 1)
+            acc_1 = _tap(acc_1, b_x, weight_ptr, c, m_c, r - 1, 1, dx - 1)
+            if BLOCK_Y == 4:
+                acc_2 = _tap(acc_2, b_x, weight_ptr, c, m_c, r - 1, 2, dx - 1)
+                acc_3 = _tap(acc_3, b_x, weight_ptr, c, m_c, r - 1, 3, dx - 1)
+    _store_gelu(acc_0, out_ptr, y, x, c, m_c, line, rows, columns, channels)
+    _store_gelu(acc_1, out_ptr, y + 1, x, c, m_c, line + 1, rows, columns, channels)
+    if BLOCK_Y == 4:
+        _store_gelu(acc_2, out_ptr, y + 2, x, c, m_c, line + 2, rows, columns, channels)
+        _store_gelu(acc_3, out_ptr, y + 3, x, c, m_c, line + 3, rows, columns, channels)
 
 
 @triton.jit

@@ -25,8 +25,8 @@ LEAST_TAPS, MOST_TAPS = 16, 256
 
 
 class Form(NamedTuple):
-    """Pixels of a row and channels that a program works on at once, its warps, and steps whose loads overlap; for
-    `decode` also how many rows, and whether what pixels share of a smaller map is loaded once and spread by a
+    """Pixels of a row and channels that a program works on at once, its warps, steps whose loads overlap, and how many
+    rows; for `decode` also whether what pixels share of a smaller map is loaded once and spread by a
     product."""
 
     pixels: int
@@ -54,11 +54,8 @@ class Tile(NamedTuple):
         return f"{self.rows}x{self.features}x{self.channels}-{self.num_warps}-{self.num_stages}"
 
 
-# For norms, whose rows are in one piece where a program's channels are as many as a row's.
-NORMED = (
-    *(Tile(16, 64, 512, 4), Tile(32, 64, 512, 4), Tile(64, 64, 512, 8)),
-    *(Tile(32, 64, 64, 4), Tile(64, 64, 64, 4), Tile(128, 64, 64, 8), Tile(128, 128, 64, 8)),
-)
+# Programs that keep a GPU busy, for which a convolution is cut into summands.
+BUSY = 128
 # ASSUME: these are worth timing; which is the fastest depends on the map, and is measured (`networks.choose_kernels`).
 FORMS = {
     "decode": (
@@ -68,14 +65,31 @@ FORMS = {
         *(Form(16, 64, 8, stages, 8, True) for stages in (1, 2, 3)),
         *(Form(16, 32, 8, 3, 8, True), Form(8, 32, 4, 3, 8, True)),
     ),
-    "dwconv_gelu": (Form(8, 64, 2), Form(8, 64, 4), Form(16, 64, 4), Form(16, 32, 2), Form(8, 128, 4)),
-    "norm_linear": NORMED,
-    "reduced_linear": NORMED,
+    "dwconv_gelu": (
+        *(Form(8, 64, 2), Form(8, 64, 4), Form(8, 128, 4)),
+        *(Form(8, 64, 2, rows=2), Form(8, 64, 4, rows=2), Form(8, 64, 4, rows=4), Form(4, 64, 2, rows=4)),
+    ),
+    # Rows in one piece.
+    "norm": tuple(Tile(rows, 0, 512, 4) for rows in (4, 16, 64)),
+    "patches": tuple(Tile(rows, 0, 512, 4) for rows in (4, 16, 64)),
+    # Rows in one piece, and in several.
+    "norm_linear": (
+        *(Tile(16, 64, 512, 4), Tile(32, 64, 512, 4), Tile(64, 64, 512, 8)),
+        *(Tile(32, 64, 64, 4), Tile(64, 64, 64, 4), Tile(128, 64, 64, 8), Tile(128, 128, 64, 8)),
+    ),
+    # Features of these are keys.
+    "attention": (
+        *(Tile(16, 64, 512, 4), Tile(32, 64, 512, 4), Tile(64, 64, 512, 4), Tile(64, 64, 512, 8)),
+        *(Tile(64, 64, 64, 4), Tile(128, 64, 64, 8), Tile(128, 128, 64, 8)),
+    ),
     "linear_add": (
         *(Tile(16, 32, 128, 2, 4), Tile(16, 64, 128, 4, 4), Tile(32, 32, 128, 4, 4), Tile(32, 64, 128, 4, 3)),
         *(Tile(64, 64, 64, 4, 4), Tile(128, 64, 64, 4, 3), Tile(128, 64, 64, 8, 3)),
     ),
 }
+# What makes keys and values: these are few.
+KEYS, MORE_KEYS = Tile(16, 64, 512, 4), Tile(64, 64, 512, 8)
+PATCHES, MORE_PATCHES = Tile(16, 64, 512, 4), Tile(64, 64, 512, 8)
 
 
 def decode(maps, weights, bias, grid, classes, classes_bias, form):
@@ -143,40 +157,106 @@ def dwconv_gelu(x, grid, weight, bias, form):
         raise PatternError(f"dwconv_gelu: expected {rows} x {columns} tokens and a 3 x 3 each channel, found {found}")
     x = x.contiguous()
     out = torch.empty_like(x)
-    programs = batch * rows * triton.cdiv(columns, form.pixels), triton.cdiv(channels, form.channels)
-    map_kernels.tilewright_dwconv_gelu[programs](
-        out, x, weight.contiguous(), bias.contiguous(), rows, columns, channels, form.pixels, form.channels,
-        num_warps=form.num_warps,
+    tiles = batch * triton.cdiv(rows, form.rows) * triton.cdiv(columns, form.pixels)
+    kernel, blocks = map_kernels.tilewright_dwconv_gelu, (form.pixels, form.channels)
+    if form.rows > 1:
+        kernel, blocks = map_kernels.tilewright_dwconv_gelu_rows, (form.rows, *blocks)
+    kernel[tiles, triton.cdiv(channels, form.channels)](
+        out, x, weight.contiguous(), bias.contiguous(), rows, columns, channels, *blocks, num_warps=form.num_warps
+    )
+    return out
+
+
+def norm(x, gain, offset, eps, form):
+    """See `targets`."""
+    return _norm(x.contiguous(), None, gain, offset, eps, form)
+
+
+def patches(x, weight, bias, stride, gain, offset, eps, form):
+    """See `targets`."""
+    _check(x, weight, bias)
+    # A library adds the bias in a kernel of its own.
+    x = F.conv2d(x, weight, None, stride, weight.shape[2] // 2).permute(0, 2, 3, 1)
+    return _norm(x.contiguous(), bias, gain, offset, eps, form).flatten(1, 2)
+
+
+def _norm(x, shift, gain, offset, eps, form):
+    """A norm of x [..., C], and of `shift` [C], which is added before."""
+    _check(x, gain, offset)
+    *sizes, channels = x.shape
+    rows, out = math.prod(sizes), torch.empty_like(x)
+    linear_kernels.tilewright_norm[(triton.cdiv(rows, form.rows),)](
+        out, x, shift, gain.contiguous(), offset.contiguous(), rows, eps, channels, form.rows,
+        triton.next_power_of_2(channels), num_warps=form.num_warps,
     )  # fmt: skip
     return out
 
 
-def norm_linear(x, gain, offset, eps, weight, bias, kept, form):
+def norm_linear(x, gain, offset, eps, weight, bias, form):
     """See `targets`."""
-    return _norm_linear(x, None, gain, offset, eps, weight, bias, kept, form)
+    return _norm_linear(x.contiguous(), None, gain, offset, eps, weight, bias, form)
 
 
-def reduced_linear(x, grid, conv_weight, conv_bias, gain, offset, eps, weight, bias, form):
-    """See `targets`."""
-    _check(x, conv_weight, conv_bias)
-    x = x.unflatten(1, tuple(grid)).permute(0, 3, 1, 2)
-    # A library adds the bias in a kernel of its own.
-    x = F.conv2d(x, conv_weight, stride=conv_weight.shape[2:]).permute(0, 2, 3, 1).flatten(1, 2)
-    return _norm_linear(x, conv_bias, gain, offset, eps, weight, bias, False, form)[0]
-
-
-def _norm_linear(x, shift, gain, offset, eps, weight, bias, kept, form):
-    """``(linear(norm(x + shift)), norm(x + shift))``; the latter is empty unless it is `kept`."""
-    _check(x, gain, offset, weight, bias)
-    x, (features, channels) = x.contiguous(), weight.shape
-    rows = math.prod(x.shape[:-1])
-    out, normed = x.new_empty(*x.shape[:-1], features), torch.empty_like(x) if kept else x.new_empty(0)
+def _norm_linear(x, shift, gain, offset, eps, weight, bias, form):
+    """A linear layer behind a norm of x [..., C]; or of the sum of x [n, B, N, C] and `shift` [C], which are float32."""
+    _check(gain, offset, weight, bias)
+    features, channels = weight.shape
+    sizes = x.shape[:-1] if shift is None else x.shape[1:-1]
+    rows, out = math.prod(sizes), weight.new_empty(*sizes, features)
     linear_kernels.tilewright_norm_linear[triton.cdiv(rows, form.rows), triton.cdiv(features, form.features)](
-        out, normed if kept else None, x, shift, gain.contiguous(), offset.contiguous(), weight.contiguous(),
-        bias.contiguous(), rows, features, eps, channels, *_blocks(form, channels), _precision(x),
+        out, x, shift, gain.contiguous(), offset.contiguous(), weight.contiguous(), bias.contiguous(), rows, features,
+        rows * channels, eps, channels, 1 if shift is None else len(x), *_blocks(form, channels), _precision(weight),
         num_warps=form.num_warps, num_stages=form.num_stages,
     )  # fmt: skip
-    return out, normed
+    return out
+
+
+def attention(
+    x, grid, heads, gain, offset, eps, weight, bias,
+    conv_weight, conv_bias, key_gain, key_offset, key_eps, kv_weight, kv_bias, form,
+):  # fmt: skip
+    """See `targets`."""
+    _check(x, gain, offset, weight, bias, kv_weight, kv_bias)
+    x, norm = x.contiguous(), (gain.contiguous(), offset.contiguous())
+    batch, tokens, channels = x.shape
+    if channels % heads:
+        raise PatternError(f"attention: expected channels in multiples of {heads} heads, found {channels}")
+    if conv_weight is None:
+        kv = norm_linear(x, gain, offset, eps, kv_weight, kv_bias, _of_few(batch * tokens, KEYS, MORE_KEYS))
+    else:
+        _check(x, conv_weight, conv_bias, key_gain, key_offset)
+        parts = _norm_patches(x, grid, norm, eps, conv_weight)
+        tile = _of_few(parts[0, ..., 0].numel(), KEYS, MORE_KEYS)
+        kv = _norm_linear(parts, conv_bias, key_gain, key_offset, key_eps, kv_weight, kv_bias, tile)
+    width, out = channels // heads, torch.empty_like(x)
+    rows, keys, block_k = _blocks(form, channels)
+    linear_kernels.tilewright_norm_attention[batch * triton.cdiv(tokens, rows), heads](
+        out, x, *norm, weight.contiguous(), bias.contiguous(), kv, tokens, kv.shape[1], eps, width**-0.5,
+        heads, width, channels, rows, keys, max(16, triton.next_power_of_2(width)), block_k, _precision(x),
+        num_warps=form.num_warps, num_stages=form.num_stages,
+    )  # fmt: skip
+    return out
+
+
+def _norm_patches(x, grid, norm, eps, conv_weight):
+    """Summands [n, B, N, C], float32, of a convolution of patches without its bias, behind a norm of x."""
+    features, channels, step, _ = conv_weight.shape
+    (batch, *_), sides = x.shape, [side // step for side in grid]
+    patches = batch * math.prod(sides)
+    tile = _of_few(patches, PATCHES, MORE_PATCHES)
+    programs = triton.cdiv(patches, tile.rows), triton.cdiv(features, tile.features)
+    summands = math.gcd(step * step, triton.next_power_of_2(triton.cdiv(BUSY, math.prod(programs))))
+    out = torch.empty(summands, batch, math.prod(sides), features, dtype=torch.float32, device=x.device)
+    linear_kernels.tilewright_norm_patches[(*programs, summands)](
+        out, x, *norm, conv_weight.permute(0, 2, 3, 1).contiguous(), batch, *grid, features, eps, step, channels,
+        *_blocks(tile, channels), summands, _precision(x), num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    return out
+
+
+def _of_few(rows, few, more):
+    """One of two tiles, by how many rows there are."""
+    return few if rows <= few.rows * BUSY // 4 else more
 
 
 def linear_add(x, weight, bias, residual, form):
