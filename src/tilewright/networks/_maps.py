@@ -351,8 +351,8 @@ _SCHEMAS = {
     "norm": (f"Tensor x, {_NORM}", _like_first),
     "norm_linear": (f"Tensor x, {_NORM}, Tensor weight, Tensor bias", _like_norm_linear),
     "attention": (
-        f"Tensor x, int[] grid, int heads, {_NORM}, Tensor weight, Tensor bias, Tensor? conv_weight, Tensor? conv_bias, Tensor? key_gain, "
-        "Tensor? key_offset, float key_eps, Tensor kv_weight, Tensor kv_bias",
+        f"Tensor x, int[] grid, int heads, {_NORM}, Tensor weight, Tensor bias, Tensor? conv_weight, "
+        "Tensor? conv_bias, Tensor? key_gain, Tensor? key_offset, float key_eps, Tensor kv_weight, Tensor kv_bias",
         _like_first,
     ),
     "linear_add": ("Tensor x, Tensor weight, Tensor bias, Tensor residual", _like_linear_add),

@@ -19,7 +19,7 @@ from torch import nn
 from tilewright import paths
 from tilewright.core.errors import ConfigError, Unavailable
 from tilewright.models import segformer as pattern
-from tilewright.networks import _maps, _parameters, _precision, _sites, attentions
+from tilewright.networks import _maps, _parameters, _precision, attentions
 from tilewright.paths import Path
 from tilewright.paths.layers import segformer as layers
 

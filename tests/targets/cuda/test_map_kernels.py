@@ -10,13 +10,16 @@ from tilewright import networks, targets
 from tilewright.core.errors import PatternError
 from tilewright.networks import _kernels, _maps
 from tilewright.targets.cuda import maps
-from tilewright.targets.cuda.maps import Form, Tile
+from tilewright.targets.cuda.maps import Apart, Form, Tile
 
 # The interpreter is wrong in bfloat16.
 TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (TRITON_DEVICE == "cuda")
 SMALL = {"decode": Form(32, 32, 2), "dwconv_gelu": Form(8, 16, 2)}
-# Rows in one piece, and in several.
-TILES = [Tile(16, 32, 64, 2), Tile(16, 16, 16, 2)]
+# Rows in one piece, and in several; and libraries.
+TILES = [Tile(16, 32, 64, 2), Tile(16, 16, 16, 2), Apart(4)]
+# Operators of a block that have such forms.
+OF_TILES = "patches", "norm_linear", "attention", "linear_add"
+OF_APART = "norm", "patches", "norm_linear", "attention"
 # Whether pixels gather what they read of smaller maps, or share it.
 DECODE = [Form(16, 32, 2, rows=2), Form(8, 32, 2, rows=4, spread=True)]
 
@@ -134,20 +137,35 @@ def check_block(operator, arguments, form):
     close(found, expected, arguments[0].dtype)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
-    operator=st.sampled_from(["norm", "patches", "norm_linear", "attention", "linear_add"]),
+    chosen=st.sampled_from(
+        [(name, form) for form in TILES for name in (OF_APART if isinstance(form, Apart) else OF_TILES)]
+    ),
     sizes=st.tuples(st.integers(1, 2), st.tuples(*2 * [st.integers(4, 9)])),
     heads=st.integers(1, 3),
     width=st.integers(8, 20),
     features=st.integers(1, 50),
     step=st.sampled_from([1, 2, 4]),
-    form=st.sampled_from(TILES),
     dtype=st.sampled_from(TYPES),
     seed=st.integers(0, 9),
 )
-def test_layers_of_any_size(operator, sizes, heads, width, features, step, form, dtype, seed):
+def test_layers_of_any_size(chosen, sizes, heads, width, features, step, dtype, seed):
+    operator, form = chosen
     check_block(operator, block(*sizes, heads, width, features, step, dtype, seed)[operator], form)
+
+
+@pytest.mark.parametrize("form", [Tile(16, 16, 32, 2, 2), Tile(32, 16, 16, 2)], ids=str)
+@pytest.mark.parametrize("side, stride", [(7, 4), (3, 2)])
+@pytest.mark.parametrize("channels, last", [(3, False), (3, True), (32, True), (48, True)])
+def test_overlapping_patches_of_maps_in_any_layout(channels, last, side, stride, form, monkeypatch):
+    kept = {"dtype": torch.float32, "seed": 0}
+    layout = torch.channels_last if last else torch.contiguous_format
+    x, others = drawn(2, channels, 13, 10, **kept).to(memory_format=layout), drawn(3, 24, **kept)
+    weight = drawn(24, channels, side, side, **kept) / side
+    for busy in (1, 100):
+        monkeypatch.setattr(maps, "BUSY", busy)
+        check_block("patches", (x, weight, others[0], stride, *others[1:], 1e-5), form)
 
 
 def test_a_convolution_is_a_sum_of_parts(monkeypatch):
@@ -177,9 +195,11 @@ def test_every_form_gives_the_same(operator):
 def test_a_network_runs_its_kernels(monkeypatch):
     monkeypatch.setattr(targets, "maps", lambda kind: maps)
     forms = {"decode": (Form(64, 64, 4),), "dwconv_gelu": (Form(8, 128, 2),)}
-    linears = dict.fromkeys(maps.FORMS.keys() - forms, (Tile(16, 64, 64, 2),))
+    linears = dict.fromkeys(OF_TILES, (Tile(16, 64, 64, 2),)) | {"norm": (Apart(4),)}
     monkeypatch.setattr(maps, "FORMS", forms | linears)
-    monkeypatch.setattr(_kernels, "EFFORT", {"min_reps": 3, "max_seconds": 0.01, "rse_target": 1})
+    # An interpreter takes its time for each program.
+    monkeypatch.setattr(maps, "BUSY", 4)
+    monkeypatch.setattr(_kernels, "EFFORT", {"min_reps": 1, "max_seconds": 0.001, "rse_target": 1})
     network = networks.create("segformer", variant="b0", image_size=32, num_classes=21).to(TRITON_DEVICE)
     images = drawn(1, 3, 32, 32, dtype=torch.float32, seed=0)
     expected = network(images)

@@ -11,8 +11,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _part(x_ptr, at, k, m_m, shift_ptr, apart, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr):
-    """Channels k [BLOCK_K] of rows that begin at `at` [BLOCK_M], in float32: the sum of tensors that lie `apart`, and of
-    `shift_ptr`."""
+    """Channels k [BLOCK_K] of rows that begin at `at` [BLOCK_M], in float32: the sum of SUMMANDS tensors, each `apart`
+    from the next, and of `shift_ptr`."""
     m_k = k < CHANNELS
     place, m = x_ptr + at[:, None] + k[None, :], m_m[:, None] & m_k[None, :]
     b_x = tl.load(place, mask=m, other=0).to(tl.float32)
@@ -77,17 +77,17 @@ def _with_product(
 
 @triton.jit
 def tilewright_norm(
-    out_ptr, x_ptr, shift_ptr, gain_ptr, offset_ptr, rows, eps, CHANNELS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    out_ptr, x_ptr, shift_ptr, gain_ptr, offset_ptr, rows, apart, eps, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Rows through a layer norm. Grid: (cdiv(rows, BLOCK_M),).
 
-    x_ptr, out_ptr: [rows, CHANNELS]; shift_ptr: [CHANNELS], added to a row before, or None; gain_ptr, offset_ptr:
-    [CHANNELS], of the norm. BLOCK_K: no less than CHANNELS.
+    x_ptr: [SUMMANDS, rows, CHANNELS], each `apart` from the next; shift_ptr: [CHANNELS], added to their sum, or None;
+    gain_ptr, offset_ptr: [CHANNELS], of the norm; out_ptr: [rows, CHANNELS]. BLOCK_K: no less than CHANNELS.
     """
     m, k = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64), tl.arange(0, BLOCK_K)
     at, m_m = m * CHANNELS, m < rows
-    b_x = _part(x_ptr, at, k, m_m, shift_ptr, 0, CHANNELS, 1)
+    b_x = _part(x_ptr, at, k, m_m, shift_ptr, apart, CHANNELS, SUMMANDS)
     mean, scale = _moments(b_x, k, eps, CHANNELS)
     b_normed = _normed(b_x, mean, scale, gain_ptr, offset_ptr, k, CHANNELS)
     place, m_out = out_ptr + at[:, None] + k[None, :], m_m[:, None] & (k < CHANNELS)[None, :]
@@ -151,6 +151,51 @@ def tilewright_norm_patches(
 
 
 @triton.jit
+def tilewright_patches(
+    out_ptr, x_ptr, weight_ptr, batch, rows, columns, features, of_b, of_c, of_y, of_x,
+    SIDE: tl.constexpr, STRIDE: tl.constexpr, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A map through a convolution of SIDE x SIDE overlapping patches, centred, as SUMMANDS of it.
+
+    Grid: (cdiv(patches, BLOCK_M), cdiv(features, BLOCK_N), SUMMANDS). x_ptr: [batch, CHANNELS, rows, columns] by the
+    strides `of_b` to `of_x`; weight_ptr: [features, SIDE * SIDE, CHANNELS]; out_ptr: [SUMMANDS, patches, features].
+    WHOLE: whether channels are a multiple of BLOCK_K: a step then reads neighbours in memory.
+    """
+    of_rows, of_columns = (rows + STRIDE - 1) // STRIDE, (columns + STRIDE - 1) // STRIDE
+    patches = batch * of_rows * of_columns
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_m, m_n = m < patches, n < features
+    line = m // of_columns
+    y, x = line % of_rows * STRIDE - SIDE // 2, m % of_columns * STRIDE - SIDE // 2
+    first = x_ptr + (line // of_rows).to(tl.int64) * of_b
+    VALUES: tl.constexpr = SIDE * SIDE * CHANNELS
+    STEPS: tl.constexpr = ((VALUES + BLOCK_K - 1) // BLOCK_K + SUMMANDS - 1) // SUMMANDS
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(STEPS):
+        lo = (tl.program_id(2) * STEPS + step) * BLOCK_K
+        k = lo + tl.arange(0, BLOCK_K)
+        if WHOLE:
+            tap, c = lo // CHANNELS, lo % CHANNELS + tl.arange(0, BLOCK_K)
+            at_y, at_x = y + tap // SIDE, x + tap % SIDE
+            m_x = m_m & (at_y >= 0) & (at_y < rows) & (at_x >= 0) & (at_x < columns)
+            place = first + at_y * of_y + at_x * of_x
+            b_x = tl.load(place[:, None] + (c * of_c)[None, :], mask=m_x[:, None] & (k < VALUES)[None, :], other=0)
+        else:
+            tap, c = k // CHANNELS, k % CHANNELS
+            at_y, at_x = y[:, None] + (tap // SIDE)[None, :], x[:, None] + (tap % SIDE)[None, :]
+            m_x = (at_y >= 0) & (at_y < rows) & (at_x >= 0) & (at_x < columns)
+            place = first[:, None] + at_y * of_y + at_x * of_x + (c * of_c)[None, :]
+            b_x = tl.load(place, mask=m_x & m_m[:, None] & (k < VALUES)[None, :], other=0)
+        m_weight = (k < VALUES)[:, None] & m_n[None, :]
+        b_weight = tl.load(weight_ptr + n[None, :] * VALUES + k[:, None], mask=m_weight, other=0)
+        acc = tl.dot(b_x, b_weight, acc, input_precision=PRECISION)
+    place = out_ptr + (tl.program_id(2) * patches + m[:, None]).to(tl.int64) * features + n[None, :]
+    tl.store(place, acc.to(out_ptr.dtype.element_ty), mask=m_m[:, None] & m_n[None, :])
+
+
+@triton.jit
 def tilewright_norm_attention(
     out_ptr, x_ptr, gain_ptr, offset_ptr, weight_ptr, bias_ptr, kv_ptr, tokens, keys, eps, scale,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -168,10 +213,8 @@ def tilewright_norm_attention(
     m_m, m_d = m < tokens, d < WIDTH
     at, of_head = (b * tokens + m) * CHANNELS, h * WIDTH + d
     dtype = kv_ptr.dtype.element_ty
-    q = (
-        tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-        + tl.load(bias_ptr + of_head, mask=m_d, other=0).to(tl.float32)[None, :]
-    )
+    b_bias = tl.load(bias_ptr + of_head, mask=m_d, other=0).to(tl.float32)
+    q = tl.zeros((BLOCK_M, BLOCK_D), tl.float32) + b_bias[None, :]
     q = _with_product(
         q, x_ptr, at, m_m, None, 0, gain_ptr, offset_ptr, eps, weight_ptr, of_head * CHANNELS, m_d, CHANNELS, 1,
         BLOCK_K, PRECISION,

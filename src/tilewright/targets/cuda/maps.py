@@ -54,8 +54,20 @@ class Tile(NamedTuple):
         return f"{self.rows}x{self.features}x{self.channels}-{self.num_warps}-{self.num_stages}"
 
 
-# Programs that keep a GPU busy, for which a convolution is cut into summands.
-BUSY = 128
+class Apart(NamedTuple):
+    """A norm in a kernel of its own, of so many rows a program; all else by libraries."""
+
+    rows: int
+
+    def __str__(self):
+        return f"norm-{self.rows}"
+
+
+# Programs that keep a GPU busy, for which a convolution is cut into summands, and how many these may be: what follows
+# adds them up.
+BUSY, SUMMANDS = 512, 32
+# Rows of a norm's program go by how wide they are.
+APART, NARROW, NORM_WARPS = (Apart(4), Apart(16)), 128, 4
 # ASSUME: these are worth timing; which is the fastest depends on the map, and is measured (`networks.choose_kernels`).
 FORMS = {
     "decode": (
@@ -69,16 +81,20 @@ FORMS = {
         *(Form(8, 64, 2), Form(8, 64, 4), Form(8, 128, 4)),
         *(Form(8, 64, 2, rows=2), Form(8, 64, 4, rows=2), Form(8, 64, 4, rows=4), Form(4, 64, 2, rows=4)),
     ),
-    # Rows in one piece.
-    "norm": tuple(Tile(rows, 0, 512, 4) for rows in (4, 16, 64)),
-    "patches": tuple(Tile(rows, 0, 512, 4) for rows in (4, 16, 64)),
+    "norm": (*APART, Apart(64)),
+    "patches": (
+        *APART,
+        *(Tile(16, 64, 64, 4, 3), Tile(32, 64, 64, 4, 3), Tile(64, 64, 64, 4, 3), Tile(64, 64, 32, 4, 3)),
+    ),
     # Rows in one piece, and in several.
     "norm_linear": (
+        *APART,
         *(Tile(16, 64, 512, 4), Tile(32, 64, 512, 4), Tile(64, 64, 512, 8)),
         *(Tile(32, 64, 64, 4), Tile(64, 64, 64, 4), Tile(128, 64, 64, 8), Tile(128, 128, 64, 8)),
     ),
     # Features of these are keys.
     "attention": (
+        *APART,
         *(Tile(16, 64, 512, 4), Tile(32, 64, 512, 4), Tile(64, 64, 512, 4), Tile(64, 64, 512, 8)),
         *(Tile(64, 64, 64, 4), Tile(128, 64, 64, 8), Tile(128, 128, 64, 8)),
     ),
@@ -87,7 +103,8 @@ FORMS = {
         *(Tile(64, 64, 64, 4, 4), Tile(128, 64, 64, 4, 3), Tile(128, 64, 64, 8, 3)),
     ),
 }
-# What makes keys and values: these are few.
+# What makes keys and values: of few rows, and of more.
+FEW = 512
 KEYS, MORE_KEYS = Tile(16, 64, 512, 4), Tile(64, 64, 512, 8)
 PATCHES, MORE_PATCHES = Tile(16, 64, 512, 4), Tile(64, 64, 512, 8)
 
@@ -169,36 +186,56 @@ def dwconv_gelu(x, grid, weight, bias, form):
 
 def norm(x, gain, offset, eps, form):
     """See `targets`."""
-    return _norm(x.contiguous(), None, gain, offset, eps, form)
+    return _norm(x.contiguous()[None], None, gain, offset, eps, form)
 
 
-def patches(x, weight, bias, stride, gain, offset, eps, form):
-    """See `targets`."""
-    _check(x, weight, bias)
-    # A library adds the bias in a kernel of its own.
-    x = F.conv2d(x, weight, None, stride, weight.shape[2] // 2).permute(0, 2, 3, 1)
-    return _norm(x.contiguous(), bias, gain, offset, eps, form).flatten(1, 2)
-
-
-def _norm(x, shift, gain, offset, eps, form):
-    """A norm of x [..., C], and of `shift` [C], which is added before."""
-    _check(x, gain, offset)
-    *sizes, channels = x.shape
-    rows, out = math.prod(sizes), torch.empty_like(x)
+def _norm(parts, shift, gain, offset, eps, form):
+    """A norm of the sum of `parts` [n, ..., C] and `shift` [C], which may be None."""
+    _check(gain, offset)
+    summands, *sizes, channels = parts.shape
+    rows, out = math.prod(sizes), gain.new_empty(*sizes, channels)
     linear_kernels.tilewright_norm[(triton.cdiv(rows, form.rows),)](
-        out, x, shift, gain.contiguous(), offset.contiguous(), rows, eps, channels, form.rows,
-        triton.next_power_of_2(channels), num_warps=form.num_warps,
+        out, parts, shift, gain.contiguous(), offset.contiguous(), rows, rows * channels, eps, channels, summands,
+        form.rows, triton.next_power_of_2(channels), num_warps=NORM_WARPS,
     )  # fmt: skip
     return out
 
 
+def patches(x, weight, bias, stride, gain, offset, eps, form):
+    """See `targets`."""
+    _check(x, weight, bias, gain)
+    if isinstance(form, Apart):
+        # A library adds the bias in a kernel of its own.
+        parts = F.conv2d(x, weight, None, stride, weight.shape[2] // 2).permute(0, 2, 3, 1).flatten(1, 2)[None]
+        return _norm(parts.contiguous(), bias, gain, offset, eps, form)
+    features, channels, side, _ = weight.shape
+    batch, _, rows, columns = x.shape
+    tokens = triton.cdiv(rows, stride) * triton.cdiv(columns, stride)
+    # The most channels of a step that lie next to each other in memory; for few of them, those of several places.
+    whole = math.gcd(channels, form.channels)
+    block_k = whole if whole >= 16 else form.channels
+    programs = triton.cdiv(batch * tokens, form.rows), triton.cdiv(features, form.features)
+    steps = triton.cdiv(side * side * channels, block_k)
+    summands = min(triton.cdiv(BUSY, math.prod(programs)), steps, SUMMANDS)
+    dtype = x.dtype if summands == 1 else torch.float32
+    out = torch.empty(summands, batch, tokens, features, dtype=dtype, device=x.device)
+    linear_kernels.tilewright_patches[(*programs, summands)](
+        out, x, weight.permute(0, 2, 3, 1).contiguous(), batch, rows, columns, features, *x.stride(),
+        side, stride, channels, summands, whole >= 16, form.rows, form.features, block_k, _precision(x),
+        num_warps=form.num_warps, num_stages=form.num_stages,
+    )  # fmt: skip
+    return _norm(out, bias, gain, offset, eps, APART[features <= NARROW])
+
+
 def norm_linear(x, gain, offset, eps, weight, bias, form):
     """See `targets`."""
+    if isinstance(form, Apart):
+        return F.linear(norm(x, gain, offset, eps, form), weight, bias)
     return _norm_linear(x.contiguous(), None, gain, offset, eps, weight, bias, form)
 
 
 def _norm_linear(x, shift, gain, offset, eps, weight, bias, form):
-    """A linear layer behind a norm of x [..., C]; or of the sum of x [n, B, N, C] and `shift` [C], which are float32."""
+    """A linear layer behind a norm of x [..., C]; or, with `shift` [C], of the sum of that and x [n, B, N, C]."""
     _check(gain, offset, weight, bias)
     features, channels = weight.shape
     sizes = x.shape[:-1] if shift is None else x.shape[1:-1]
@@ -221,6 +258,11 @@ def attention(
     batch, tokens, channels = x.shape
     if channels % heads:
         raise PatternError(f"attention: expected channels in multiples of {heads} heads, found {channels}")
+    if isinstance(form, Apart):
+        return _attention_apart(
+            _norm(x[None], None, *norm, eps, form), grid, heads, weight, bias, conv_weight, conv_bias, key_gain,
+            key_offset, key_eps, kv_weight, kv_bias, form,
+        )  # fmt: skip
     if conv_weight is None:
         kv = norm_linear(x, gain, offset, eps, kv_weight, kv_bias, _of_few(batch * tokens, KEYS, MORE_KEYS))
     else:
@@ -238,6 +280,19 @@ def attention(
     return out
 
 
+def _attention_apart(
+    x, grid, heads, weight, bias, conv_weight, conv_bias, key_gain, key_offset, key_eps, kv_weight, kv_bias, form
+):
+    """`attention` of what the norm made of tokens, by libraries."""
+    q = F.linear(x, weight, bias).unflatten(2, (heads, -1)).transpose(1, 2)
+    if conv_weight is not None:
+        x = F.conv2d(x.unflatten(1, tuple(grid)).permute(0, 3, 1, 2), conv_weight, stride=conv_weight.shape[2:])
+        x = x.permute(0, 2, 3, 1).flatten(1, 2).contiguous()
+        x = _norm(x[None], conv_bias, key_gain, key_offset, key_eps, form)
+    k, v = F.linear(x, kv_weight, kv_bias).unflatten(2, (2, heads, -1)).permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).contiguous()
+
+
 def _norm_patches(x, grid, norm, eps, conv_weight):
     """Summands [n, B, N, C], float32, of a convolution of patches without its bias, behind a norm of x."""
     features, channels, step, _ = conv_weight.shape
@@ -245,7 +300,8 @@ def _norm_patches(x, grid, norm, eps, conv_weight):
     patches = batch * math.prod(sides)
     tile = _of_few(patches, PATCHES, MORE_PATCHES)
     programs = triton.cdiv(patches, tile.rows), triton.cdiv(features, tile.features)
-    summands = math.gcd(step * step, triton.next_power_of_2(triton.cdiv(BUSY, math.prod(programs))))
+    wanted = min(SUMMANDS, triton.next_power_of_2(triton.cdiv(BUSY, math.prod(programs))))
+    summands = math.gcd(step * step, wanted)
     out = torch.empty(summands, batch, math.prod(sides), features, dtype=torch.float32, device=x.device)
     linear_kernels.tilewright_norm_patches[(*programs, summands)](
         out, x, *norm, conv_weight.permute(0, 2, 3, 1).contiguous(), batch, *grid, features, eps, step, channels,
@@ -256,7 +312,7 @@ def _norm_patches(x, grid, norm, eps, conv_weight):
 
 def _of_few(rows, few, more):
     """One of two tiles, by how many rows there are."""
-    return few if rows <= few.rows * BUSY // 4 else more
+    return few if rows <= FEW else more
 
 
 def linear_add(x, weight, bias, residual, form):
