@@ -100,6 +100,13 @@ def test_paths_learn_from_the_full_one(tmp_path):
     assert not any(plain.log["paths"])
 
 
+def test_paths_may_begin_later(tmp_path):
+    beside = msgspec.structs.replace(BESIDE, begin=0.5)
+    recipe = msgspec.structs.replace(SHORT, steps=8, paths=beside)
+    log = segmentation.train(create(), Blobs(), recipe, tmp_path / "x.safetensors").log
+    assert not any(log["paths"][:4]) and min(log["paths"][4:]) > 0
+
+
 def gradients(monkeypatch, recipe, lowered, compiled):
     """Losses of a step, gradients of the weights by name, and graphs that were compiled."""
     # What is dropped would differ.

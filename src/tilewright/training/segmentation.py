@@ -60,11 +60,13 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Paths that are trained beside the full one, each towards its logits (the sandwich rule and in-place distillation
     of Yu and Huang, "Universally Slimmable Networks", 2019).
 
-    count: random paths of a step, beside `smallest`. keep: range from which the share of blocks that a path keeps is
+    begin: the share of the training before which the full path is trained alone: a step of several takes two to three
+    times as long. count: random paths of a step, beside `smallest`. keep: range from which the share of blocks that a path keeps is
     drawn. levels, scales: what is drawn from, all alike: mostly all levels, since no other set is in tables that were
     measured, where early exit comes nearest.
     """
 
+    begin: Share = 0.0
     count: Positive = 2
     smallest: str = "1.1.1.1 scale=0.5"
     keep: tuple[Share, Share] = (0.3, 1.0)
@@ -126,7 +128,7 @@ CONTINUED = msgspec.structs.replace(PLAIN, stages=(Stage(until=1.0, sizes=(512, 
 RECIPES = {
     "plain": PLAIN,
     # No branch is left out at random, since paths leave out blocks.
-    "sampled": msgspec.structs.replace(CONTINUED, drop_path=0.0, paths=Paths()),
+    "sampled": msgspec.structs.replace(CONTINUED, drop_path=0.0, paths=Paths(begin=0.4)),
     # The control of what is said of `sampled`: the same time for the full path alone.
     "continued": CONTINUED,
     # The control of the claim that networks owe their resilience to `drop_path`.
@@ -273,7 +275,7 @@ class _Step:
         loss, maps = self._loss(images, labels, drawn)
         loss.backward()
         losses = []
-        if self.recipe.paths:
+        if self.recipe.paths and share >= self.recipe.paths.begin:
             with self._leaves() as weights:
                 losses = [self._distilled(images, maps, path, weights) for path in self._paths(drawn)]
         return loss.detach(), torch.stack(losses).mean() if losses else torch.zeros_like(loss), len(images)

@@ -195,24 +195,25 @@ def test_every_form_gives_the_same(operator):
 def test_a_network_runs_its_kernels(monkeypatch):
     monkeypatch.setattr(targets, "maps", lambda kind: maps)
     forms = {"decode": (Form(64, 64, 4),), "dwconv_gelu": (Form(8, 128, 2),)}
-    linears = dict.fromkeys(OF_TILES, (Tile(16, 64, 64, 2),)) | {"norm": (Apart(4),)}
+    linears = dict.fromkeys(OF_TILES, (Tile(16, 256, 256, 2),)) | {"norm": (Apart(4),)}
     monkeypatch.setattr(maps, "FORMS", forms | linears)
     # An interpreter takes its time for each program.
     monkeypatch.setattr(maps, "BUSY", 4)
     monkeypatch.setattr(_kernels, "EFFORT", {"min_reps": 1, "max_seconds": 0.001, "rse_target": 1})
     network = networks.create("segformer", variant="b0", image_size=32, num_classes=21).to(TRITON_DEVICE)
     images = drawn(1, 3, 32, 32, dtype=torch.float32, seed=0)
-    expected = network(images)
-    rows = networks.choose_kernels(network, images)
+    path = network.path("1.1.1.1")
+    expected = network(images, path)
+    rows = networks.choose_kernels(network, images, [path])
     assert {row["status"] for row in rows} == {"ok"} and all(row["us"] > 0 for row in rows)
     # Whatever is faster here: the kernels.
     for key in network.operators.chosen:
         (network.operators.chosen[key],) = _maps.forms(key[0], images.device)
-    torch.testing.assert_close(network(images), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(network(images, path), expected, atol=1e-5, rtol=1e-4)
     # Dynamo leaves them alone.
     torch.compiler.reset()
     compiled = torch.compile(network, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(images), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(compiled(images, path), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_what_a_kernel_does_not_take_is_named():
