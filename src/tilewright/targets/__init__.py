@@ -76,8 +76,9 @@ folder:
 
 ``maps.py``, optional: kernels for networks that make maps. A target without it runs torch's operators alone.
     ``FORMS``: ``{operator: forms}``, those worth timing. ``REFUSALS``: what is raised for a form that does not fit.
-    ``decode(…, form)``, ``dwconv_gelu(…, form)``: what the operators of these names in `networks._maps` compute, with
-        sums in float32. Raises `PatternError` for tensors of several types, or that need a gradient.
+    ``decode(…, form)``, ``dwconv_gelu(…, form)``, ``patches(…, form)``, ``norm(…, form)``, ``norm_linear(…, form)``,
+        ``attention(…, form)``, ``linear_add(…, form)``: what the operators of these names in `networks._maps` compute,
+        with sums in float32. Raises `PatternError` for tensors of several types, or that need a gradient.
 
 ``scenes.py``, optional: a kernel that draws scenes. Without it they are drawn on the CPU.
     ``draw(arrays, texels, pixels) -> (pictures, labels, owners)``: what `scenes.drawing.drawn` draws, uint8 [B, 3, H,

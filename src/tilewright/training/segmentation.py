@@ -61,9 +61,9 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of Yu and Huang, "Universally Slimmable Networks", 2019).
 
     begin: the share of the training before which the full path is trained alone: a step of several takes two to three
-    times as long. count: random paths of a step, beside `smallest`. keep: range from which the share of blocks that a path keeps is
-    drawn. levels, scales: what is drawn from, all alike: mostly all levels, since no other set is in tables that were
-    measured, where early exit comes nearest.
+    times as long. count: random paths of a step, beside `smallest`. keep: range from which the share of blocks that a
+    path keeps is drawn. levels, scales: what is drawn from, all alike: mostly all levels, since no other set is in
+    tables that were measured, where early exit comes nearest.
     """
 
     begin: Share = 0.0
