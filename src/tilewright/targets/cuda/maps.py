@@ -26,8 +26,7 @@ LEAST_TAPS, MOST_TAPS = 16, 256
 
 class Form(NamedTuple):
     """Pixels of a row and channels that a program works on at once, its warps, steps whose loads overlap, and how many
-    rows; for `decode` also whether what pixels share of a smaller map is loaded once and spread by a
-    product."""
+    rows; for `decode` also whether what pixels share of a smaller map is loaded once and spread by a product."""
 
     pixels: int
     channels: int
@@ -103,10 +102,8 @@ FORMS = {
         *(Tile(64, 64, 64, 4, 4), Tile(128, 64, 64, 4, 3), Tile(128, 64, 64, 8, 3)),
     ),
 }
-# What makes keys and values: of few rows, and of more.
-FEW = 512
-KEYS, MORE_KEYS = Tile(16, 64, 512, 4), Tile(64, 64, 512, 8)
-PATCHES, MORE_PATCHES = Tile(16, 64, 512, 4), Tile(64, 64, 512, 8)
+# What makes keys and values goes by how many there are: up to `FEW`, and more.
+FEW, OF_FEW, OF_MORE = 512, Tile(16, 64, 512, 4), Tile(64, 64, 512, 8)
 
 
 def decode(maps, weights, bias, grid, classes, classes_bias, form):
@@ -186,12 +183,12 @@ def dwconv_gelu(x, grid, weight, bias, form):
 
 def norm(x, gain, offset, eps, form):
     """See `targets`."""
+    _check(x, gain, offset)
     return _norm(x.contiguous()[None], None, gain, offset, eps, form)
 
 
 def _norm(parts, shift, gain, offset, eps, form):
     """A norm of the sum of `parts` [n, ..., C] and `shift` [C], which may be None."""
-    _check(gain, offset)
     summands, *sizes, channels = parts.shape
     rows, out = math.prod(sizes), gain.new_empty(*sizes, channels)
     linear_kernels.tilewright_norm[(triton.cdiv(rows, form.rows),)](
@@ -203,7 +200,7 @@ def _norm(parts, shift, gain, offset, eps, form):
 
 def patches(x, weight, bias, stride, gain, offset, eps, form):
     """See `targets`."""
-    _check(x, weight, bias, gain)
+    _check(x, weight, bias, gain, offset)
     if isinstance(form, Apart):
         # A library adds the bias in a kernel of its own.
         parts = F.conv2d(x, weight, None, stride, weight.shape[2] // 2).permute(0, 2, 3, 1).flatten(1, 2)[None]
@@ -229,6 +226,7 @@ def patches(x, weight, bias, stride, gain, offset, eps, form):
 
 def norm_linear(x, gain, offset, eps, weight, bias, form):
     """See `targets`."""
+    _check(x, gain, offset, weight, bias)
     if isinstance(form, Apart):
         return F.linear(norm(x, gain, offset, eps, form), weight, bias)
     return _norm_linear(x.contiguous(), None, gain, offset, eps, weight, bias, form)
@@ -236,7 +234,6 @@ def norm_linear(x, gain, offset, eps, weight, bias, form):
 
 def _norm_linear(x, shift, gain, offset, eps, weight, bias, form):
     """A linear layer behind a norm of x [..., C]; or, with `shift` [C], of the sum of that and x [n, B, N, C]."""
-    _check(gain, offset, weight, bias)
     features, channels = weight.shape
     sizes = x.shape[:-1] if shift is None else x.shape[1:-1]
     rows, out = math.prod(sizes), weight.new_empty(*sizes, features)
@@ -264,12 +261,12 @@ def attention(
             key_offset, key_eps, kv_weight, kv_bias, form,
         )  # fmt: skip
     if conv_weight is None:
-        kv = norm_linear(x, gain, offset, eps, kv_weight, kv_bias, _of_few(batch * tokens, KEYS, MORE_KEYS))
+        kv = norm_linear(x, gain, offset, eps, kv_weight, kv_bias, _of_keys(batch * tokens))
     else:
         _check(x, conv_weight, conv_bias, key_gain, key_offset)
         parts = _norm_patches(x, grid, norm, eps, conv_weight)
-        tile = _of_few(parts[0, ..., 0].numel(), KEYS, MORE_KEYS)
-        kv = _norm_linear(parts, conv_bias, key_gain, key_offset, key_eps, kv_weight, kv_bias, tile)
+        of_keys = _of_keys(math.prod(parts.shape[1:-1]))
+        kv = _norm_linear(parts, conv_bias, key_gain, key_offset, key_eps, kv_weight, kv_bias, of_keys)
     width, out = channels // heads, torch.empty_like(x)
     rows, keys, block_k = _blocks(form, channels)
     linear_kernels.tilewright_norm_attention[batch * triton.cdiv(tokens, rows), heads](
@@ -298,7 +295,7 @@ def _norm_patches(x, grid, norm, eps, conv_weight):
     features, channels, step, _ = conv_weight.shape
     (batch, *_), sides = x.shape, [side // step for side in grid]
     patches = batch * math.prod(sides)
-    tile = _of_few(patches, PATCHES, MORE_PATCHES)
+    tile = _of_keys(patches)
     programs = triton.cdiv(patches, tile.rows), triton.cdiv(features, tile.features)
     wanted = min(SUMMANDS, triton.next_power_of_2(triton.cdiv(BUSY, math.prod(programs))))
     summands = math.gcd(step * step, wanted)
@@ -310,9 +307,8 @@ def _norm_patches(x, grid, norm, eps, conv_weight):
     return out
 
 
-def _of_few(rows, few, more):
-    """One of two tiles, by how many rows there are."""
-    return few if rows <= FEW else more
+def _of_keys(count):
+    return OF_FEW if count <= FEW else OF_MORE
 
 
 def linear_add(x, weight, bias, residual, form):
