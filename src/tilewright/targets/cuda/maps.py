@@ -100,6 +100,7 @@ FORMS = {
     "linear_add": (
         *(Tile(16, 32, 128, 2, 4), Tile(16, 64, 128, 4, 4), Tile(32, 32, 128, 4, 4), Tile(32, 64, 128, 4, 3)),
         *(Tile(64, 64, 64, 4, 4), Tile(128, 64, 64, 4, 3), Tile(128, 64, 64, 8, 3)),
+        *(Tile(16, 32, 256, 4, 3), Tile(32, 32, 256, 4, 3)),
     ),
 }
 # What makes keys and values goes by how many there are: up to `FEW`, and more.
