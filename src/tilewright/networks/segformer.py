@@ -241,7 +241,7 @@ class _Backbone(nn.Module):
                 if keep == "1":
                     x = block(x, grid)
             norm = getattr(self, f"norm{stage}")
-            x = _maps.to_map(self.operators.norm(x, norm.weight, norm.bias, norm.eps), grid)
+            x = _maps.to_map(self.operators(_maps.norm, x, norm.weight, norm.bias, norm.eps), grid)
             found.append(x)
         return found
 
@@ -259,7 +259,7 @@ class _Patches(nn.Module):
         conv, norm = self.proj, self.norm
         grid = tuple(-(-side // self.stride) for side in x.shape[2:])
         of_norm = norm.weight, norm.bias, norm.eps
-        return self.operators.patches(x, conv.weight, conv.bias, self.stride, *of_norm), grid
+        return self.operators(_maps.patches, x, conv.weight, conv.bias, self.stride, *of_norm), grid
 
 
 class _Block(nn.Module):
@@ -282,7 +282,7 @@ class _Block(nn.Module):
         """Tokens x and a branch, behind its last layer."""
         if self.training and self.drop_path:
             return x + self._kept(linear(branch))
-        return self.operators.linear_add(branch, linear.weight, linear.bias, x)
+        return self.operators(_maps.linear_add, branch, linear.weight, linear.bias, x)
 
     def _kept(self, branch):
         """In training, `branch` for all but some images, chosen anew, and as much more for the others."""
@@ -304,13 +304,12 @@ class _Attention(nn.Module):
 
     def forward(self, x, norm, grid):
         """Tokens x [B, N, C] of a grid, behind `norm`. Its last layer, `proj`, is the caller's."""
-        keys = None, None, None, None, 0.0
+        queries = norm.weight, norm.bias, norm.eps, self.q.weight, self.q.bias
+        reduced = None, None, None, None, 0.0
         if self.sr is not None:
-            keys = self.sr.weight, self.sr.bias, self.norm.weight, self.norm.bias, self.norm.eps
-        return self.operators.attention(
-            x, grid, self.heads, norm.weight, norm.bias, norm.eps, self.q.weight, self.q.bias, *keys, self.kv.weight,
-            self.kv.bias,
-        )  # fmt: skip
+            reduced = self.sr.weight, self.sr.bias, self.norm.weight, self.norm.bias, self.norm.eps
+        keys = *reduced, self.kv.weight, self.kv.bias
+        return self.operators(_maps.attention, x, grid, self.heads, *queries, *keys)
 
 
 class _MixMlp(nn.Module):
@@ -323,8 +322,8 @@ class _MixMlp(nn.Module):
     def forward(self, x, norm, grid):
         """Tokens x [B, N, C] of a grid, behind `norm`. Its last layer, `fc2`, is the caller's."""
         conv = self.dwconv["dwconv"]
-        x = self.operators.norm_linear(x, norm.weight, norm.bias, norm.eps, self.fc1.weight, self.fc1.bias)
-        return self.operators.dwconv_gelu(x, grid, conv.weight, conv.bias)
+        x = self.operators(_maps.norm_linear, x, norm.weight, norm.bias, norm.eps, self.fc1.weight, self.fc1.bias)
+        return self.operators(_maps.dwconv_gelu, x, grid, conv.weight, conv.bias)
 
 
 class _Linear(nn.Module):
@@ -389,8 +388,8 @@ class _Decoder(nn.Module):
                     part = _maps.spread(part, *(_maps.interpolation(*side, part.dtype, part.device) for side in sides))
                 total = part if total is None else total + part
             return self._predicted(self.linear_fuse["bn"](total))
-        return self.operators.decode(
-            maps, weights, bias, grid, self.linear_pred.weight.flatten(1), self.linear_pred.bias
+        return self.operators(
+            _maps.decode, maps, weights, bias, grid, self.linear_pred.weight.flatten(1), self.linear_pred.bias
         )
 
     def _published(self, maps, grid, levels):
