@@ -62,8 +62,9 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     begin: the share of the training before which the full path is trained alone: a step of several takes two to three
     times as long. count: random paths of a step, beside `smallest`. keep: range from which the share of blocks that a
-    path keeps is drawn. levels, scales: what is drawn from, all alike: mostly all levels, since no other set is in
-    tables that were measured, where early exit comes nearest.
+    path keeps is drawn. levels, scales: what is drawn from, all alike: mostly all levels, and smaller images, since
+    tables that were measured hold no other set of levels, where early exit comes nearest, and at full size hardly a
+    path without some blocks.
     """
 
     begin: Share = 0.0
@@ -71,7 +72,7 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     smallest: str = "1.1.1.1 scale=0.5"
     keep: tuple[Share, Share] = (0.3, 1.0)
     levels: tuple[str, ...] = ("1234", "1234", "1234", "1234", "123")
-    scales: tuple[float, ...] = (1.0, 1.0, 0.75, 0.5)
+    scales: tuple[float, ...] = (1.0, 0.75, 0.5, 0.5)
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
