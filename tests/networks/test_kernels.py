@@ -112,6 +112,20 @@ def test_torchs_operator_may_be_the_fastest_and_a_form_may_not_fit(network, imag
     assert kernels.runs == []
 
 
+def test_weights_of_convolutions_lie_as_maps_do(network, images, kernels):
+    before = {name: x.detach().clone() for name, x in network.state_dict().items()}
+    old = network.backbone.block1[0].attn.sr.weight.data
+    networks.choose_kernels(network, images)
+    weight = network.backbone.block1[0].attn.sr.weight
+    assert weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+    assert all(torch.equal(x, before[name]) for name, x in network.state_dict().items())
+    # Who captured the network before reads what is still there; a second choice copies nothing.
+    assert any(x.data_ptr() == old.data_ptr() for x in network.operators.held)
+    places = weight.data_ptr(), len(network.operators.held)
+    networks.choose_kernels(network, images, ["2.2.2.2 levels=123"])
+    assert places == (weight.data_ptr(), len(network.operators.held))
+
+
 def test_other_sizes_and_gradients_run_torchs_operators(network, images, kernels):
     networks.choose_kernels(network, images)
     kernels.runs.clear()

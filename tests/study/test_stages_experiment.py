@@ -91,6 +91,8 @@ cli.script(argparse.ArgumentParser(), lambda: experiment.run("orders", "times", 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell that starts the tests in the background has them ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert any(line == "waiting\n" for line in process.stdout)

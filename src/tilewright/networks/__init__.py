@@ -138,7 +138,9 @@ def choose_kernels(network, images, paths=(None,)):
     """Choose, for each operator that paths of a network of maps run on such images, the fastest kernel that is right.
 
     paths: or their texts; None is the full one. Those of other scales or levels have operators of other sizes, for
-    which torch's run until others are chosen; sets of blocks have not. What was chosen before stays.
+    which torch's run until others are chosen; sets of blocks have not. What was chosen before stays. On a device with
+    such kernels the weights of convolutions lie channels last in memory from then on, which ``safetensors`` does not
+    save as they are.
 
     Candidates are torch's operators, and the forms of kernels that the images' target has for them. Each is first
     compared with float32, of the same arguments; then timed. The network runs the chosen ones from then on. Returns a

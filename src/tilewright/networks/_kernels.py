@@ -1,6 +1,7 @@
 """Which kernel runs each operator on maps: the fastest that passed its check, on the device that runs it (stage T3)."""
 
 import torch
+from torch import nn
 
 from tilewright import targets
 from tilewright.core import timing
@@ -18,7 +19,19 @@ def choose(network, images, paths):
     operators = getattr(network, "operators", None)
     if operators is None:
         raise ConfigError(f"expected a network whose operators have kernels, found {type(network).__module__}")
+    if targets.maps(images.device.type) is not None:
+        _lay_out(network, operators)
     return [row for path in paths for row in _chosen(network, operators, images, path)]
+
+
+def _lay_out(network, operators):
+    """Lay out the weights of convolutions as maps are, channels last: each call would copy them."""
+    with torch.inference_mode(False), torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d) and not module.weight.is_contiguous(memory_format=torch.channels_last):
+                # Graphs that were captured before read them where they were.
+                operators.held.append(module.weight.data)
+                module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
 
 
 def _chosen(network, operators, images, path):

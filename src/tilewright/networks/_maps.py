@@ -70,10 +70,11 @@ class Operators:
     (`networks.choose_kernels`). Kernels serve inference: where gradients are recorded torch's operators run.
 
     chosen: ``{sizes: name of a form}``, see `sizes`. seen: a dict that takes the arguments of every call, or None.
+    held: tensors that were weights, and are kept for who may still read them.
     """
 
     def __init__(self):
-        self.chosen, self.seen = {}, None
+        self.chosen, self.seen, self.held = {}, None, []
 
     def __call__(self, operator, *arguments):
         """What an operator of this module returns, such as `decode`: torch's, or its kernel for these sizes."""

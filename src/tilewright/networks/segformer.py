@@ -140,8 +140,6 @@ class Network(_parameters.Counted):
         self.decode_head = _Decoder(options, self.operators)
         _maps.initialise(self)
         nn.init.normal_(self.decode_head.linear_pred.weight, std=0.01)
-        # As maps are in memory: no call of a convolution copies its weights.
-        self.backbone.to(memory_format=torch.channels_last)
 
     @_precision.checked
     def forward(self, images, path=None, folded=None):
