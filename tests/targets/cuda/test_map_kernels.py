@@ -183,7 +183,7 @@ def test_a_convolution_is_a_sum_of_parts(monkeypatch):
 def test_every_form_gives_the_same(operator):
     grids = [(10, 7), (5, 4), (3, 2), (2, 1)]
     given = decoder(1, grids, (32, 64, 160, 256), 128, 150, torch.float32)
-    arguments = None if operator == "decode" else block(1, (8, 6), 5, 32, 72, 2, torch.float32)[operator]
+    arguments = None if operator == "decode" else block(1, grids[0], 5, 32, 72, 2, torch.float32)[operator]
     for form in maps.FORMS[operator]:
         if operator == "decode":
             check_decode(grids[0], *given, form)
