@@ -10,32 +10,6 @@ SQRT_HALF = tl.constexpr(0.7071067811865476)
 
 
 @triton.jit
-def tilewright_dwconv_gelu(
-    out_ptr, x_ptr, weight_ptr, bias_ptr, rows, columns, channels, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr
-):
-    """A 3 x 3 depthwise convolution and a GELU. Grid: (batch * rows * cdiv(columns, BLOCK_M), cdiv(channels, BLOCK_C)).
-
-    out_ptr, x_ptr: [batch, rows, columns, channels]; weight_ptr: [channels, 9]; bias_ptr: [channels]; contiguous.
-    """
-    tiles = (columns + BLOCK_M - 1) // BLOCK_M
-    line = tl.program_id(0) // tiles
-    y = line % rows
-    x = tl.program_id(0) % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_c = c < channels
-    acc = tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
-    acc += tl.load(bias_ptr + c, mask=m_c, other=0).to(tl.float32)[None, :]
-    for tap in tl.static_range(9):
-        dy, dx = tap // 3 - 1, tap % 3 - 1
-        b_weight = tl.load(weight_ptr + c * 9 + tap, mask=m_c, other=0).to(tl.float32)  # [BLOCK_C]
-        m_x = (x + dx >= 0) & (x + dx < columns) & (y + dy >= 0) & (y + dy < rows)
-        place = ((line + dy).to(tl.int64) * columns + x + dx) * channels
-        b_x = tl.load(x_ptr + place[:, None] + c[None, :], mask=m_x[:, None] & m_c[None, :], other=0)
-        acc += b_x.to(tl.float32) * b_weight[None, :]  # [BLOCK_M, BLOCK_C]
-    _store_gelu(acc, out_ptr, y, x, c, m_c, line, rows, columns, channels)
-
-
-@triton.jit
 def _tap(acc, b_x, weight_ptr, c, m_c, FROM: tl.constexpr, TO: tl.constexpr, DX: tl.constexpr):
     """A row of results and what it takes of the row FROM, where that is next to it."""
     if FROM - TO >= -1 and FROM - TO <= 1:
@@ -53,13 +27,14 @@ def _store_gelu(acc, out_ptr, y, x, c, m_c, line, rows, columns, channels):
 
 
 @triton.jit
-def tilewright_dwconv_gelu_rows(
+def tilewright_dwconv_gelu(
     out_ptr, x_ptr, weight_ptr, bias_ptr, rows, columns, channels, BLOCK_Y: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """As `tilewright_dwconv_gelu`, BLOCK_Y rows, 2 or 4, a program: each row is loaded for all that take of it.
+    """A 3 x 3 depthwise convolution and a GELU, 1, 2 or 4 rows a program: each is loaded once for all that take of it.
 
-    Grid: (batch * cdiv(rows, BLOCK_Y) * cdiv(columns, BLOCK_M), cdiv(channels, BLOCK_C)).
+    Grid: (batch * cdiv(rows, BLOCK_Y) * cdiv(columns, BLOCK_M), cdiv(channels, BLOCK_C)). out_ptr, x_ptr: [batch, rows,
+    columns, channels]; weight_ptr: [channels, 9]; bias_ptr: [channels]; contiguous.
     """
     tiles, groups = tl.cdiv(columns, BLOCK_M), tl.cdiv(rows, BLOCK_Y)
     group = tl.program_id(0) // tiles
@@ -77,13 +52,15 @@ def tilewright_dwconv_gelu_rows(
             b_x = tl.load(x_ptr + place[:, None] + c[None, :], mask=m_x[:, None] & m_c[None, :], other=0)
             b_x = b_x.to(tl.float32)
             acc_0 = _tap(acc_0, b_x, weight_ptr, c, m_c, r - 1, 0, dx - 1)
-            acc_1 = _tap(acc_1, b_x, weight_ptr, c, m_c, r - 1, 1, dx - 1)
-            if BLOCK_Y == 4:
+            if BLOCK_Y > 1:
+                acc_1 = _tap(acc_1, b_x, weight_ptr, c, m_c, r - 1, 1, dx - 1)
+            if BLOCK_Y > 2:
                 acc_2 = _tap(acc_2, b_x, weight_ptr, c, m_c, r - 1, 2, dx - 1)
                 acc_3 = _tap(acc_3, b_x, weight_ptr, c, m_c, r - 1, 3, dx - 1)
     _store_gelu(acc_0, out_ptr, y, x, c, m_c, line, rows, columns, channels)
-    _store_gelu(acc_1, out_ptr, y + 1, x, c, m_c, line + 1, rows, columns, channels)
-    if BLOCK_Y == 4:
+    if BLOCK_Y > 1:
+        _store_gelu(acc_1, out_ptr, y + 1, x, c, m_c, line + 1, rows, columns, channels)
+    if BLOCK_Y > 2:
         _store_gelu(acc_2, out_ptr, y + 2, x, c, m_c, line + 2, rows, columns, channels)
         _store_gelu(acc_3, out_ptr, y + 3, x, c, m_c, line + 3, rows, columns, channels)
 

@@ -128,14 +128,14 @@ def decode(maps, weights, bias, grid, classes, classes_bias, form):
     n_classes, taken = len(classes), maps[0].shape[1]
     out = classes.new_empty(len(maps[0]), rows, columns, n_classes)
     most = max(16, 1 << (n_classes.bit_length() - 1))
-    rest = 0 if most >= n_classes else max(16, triton.next_power_of_2(n_classes - most))
+    rest = 0 if most >= n_classes else _padded(n_classes - most)
     programs = len(maps[0]) * triton.cdiv(rows, form.rows) * triton.cdiv(columns, form.pixels)
     constants = (n_classes, channels, taken, form.rows, form.pixels, form.channels)
     held = [tuple(part.shape[1:3]) for part in parts if part is not None and form.spread]
     read = [_read(form, (rows, columns), side) for side in held] + [(0, 0)] * (MOST_GATHERED - len(held))
     map_kernels.tilewright_decode[(programs,)](
         out, bias.contiguous(), classes.contiguous(), classes_bias.contiguous(), first, weight, *parts,
-        rows, columns, *sides, *constants, max(16, triton.next_power_of_2(taken)), most, rest, _precision(out),
+        rows, columns, *sides, *constants, _padded(taken), most, rest, _precision(out),
         *(number for numbers in read for number in numbers), num_warps=form.num_warps, num_stages=form.num_stages,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)
@@ -173,12 +173,10 @@ def dwconv_gelu(x, grid, weight, bias, form):
     x = x.contiguous()
     out = torch.empty_like(x)
     tiles = batch * triton.cdiv(rows, form.rows) * triton.cdiv(columns, form.pixels)
-    kernel, blocks = map_kernels.tilewright_dwconv_gelu, (form.pixels, form.channels)
-    if form.rows > 1:
-        kernel, blocks = map_kernels.tilewright_dwconv_gelu_rows, (form.rows, *blocks)
-    kernel[tiles, triton.cdiv(channels, form.channels)](
-        out, x, weight.contiguous(), bias.contiguous(), rows, columns, channels, *blocks, num_warps=form.num_warps
-    )
+    map_kernels.tilewright_dwconv_gelu[tiles, triton.cdiv(channels, form.channels)](
+        out, x, weight.contiguous(), bias.contiguous(), rows, columns, channels, form.rows, form.pixels, form.channels,
+        num_warps=form.num_warps,
+    )  # fmt: skip
     return out
 
 
@@ -272,7 +270,7 @@ def attention(
     rows, keys, block_k = _blocks(form, channels)
     linear_kernels.tilewright_norm_attention[batch * triton.cdiv(tokens, rows), heads](
         out, x, *norm, weight.contiguous(), bias.contiguous(), kv, tokens, kv.shape[1], eps, width**-0.5,
-        heads, width, channels, rows, keys, max(16, triton.next_power_of_2(width)), block_k, _precision(x),
+        heads, width, channels, rows, keys, _padded(width), block_k, _precision(x),
         num_warps=form.num_warps, num_stages=form.num_stages,
     )  # fmt: skip
     return out
@@ -326,7 +324,12 @@ def linear_add(x, weight, bias, residual, form):
 
 def _blocks(form, channels):
     """Rows, features and channels of a program: of the latter no more than there are."""
-    return form.rows, form.features, min(form.channels, max(16, triton.next_power_of_2(channels)))
+    return form.rows, form.features, min(form.channels, _padded(channels))
+
+
+def _padded(count):
+    """How many a product takes for `count`: a power of two, 16 at least."""
+    return max(16, triton.next_power_of_2(count))
 
 
 def _precision(x):
