@@ -24,6 +24,13 @@ OF_APART = "norm", "patches", "norm_linear", "attention"
 DECODE = [Form(16, 32, 2, rows=2), Form(8, 32, 2, rows=4, spread=True)]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def whole_float32():
+    """Torch lets cuDNN convolve float32 in TensorFloat-32 by default, with 10 bits of its 23."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
 def close(found, expected, dtype):
     """Sums of some hundred terms are made in float32, and rounded once in the middle and once at the end."""
     assert found.dtype == dtype
