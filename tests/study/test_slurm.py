@@ -11,20 +11,19 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
 
+from helpers.checkout import ROOT, TINY, overlay, plan
 from tilewright import blocks, graph
 
-ROOT = Path(__file__).parents[2]
-TINY = ROOT / "tests/config/tiny.yaml"
 NODE = ROOT / "tests/study/slurm_node.sh"
 PROFILE = ROOT / "profiles/slurm-a100/profile.yaml"
 # What its user would put in.
 FILLED = {"CHANGE-ME-account": "lab", "CHANGE-ME-cpu-partition": "cpu", "CHANGE-ME-gpu-partition": "gpu"}
 GRAPH = "results/graphs/vil-tiny-64-s1.npz"
+EVERY_RULE = ["attention", "video", "paths", "orders", "configure", "push", "pruned_accuracy", "accelerator"]
 # Seconds that a run on the node may take, whatever else the machine does.
 PATIENCE = 2400
 
@@ -115,8 +114,14 @@ def until(condition, seconds=120):
         time.sleep(0.2)
 
 
-def test_the_small_study_goes_through(node, tmp_path):
-    directory, chosen = tmp_path / "run", profile(tmp_path / "profile")
+def test_every_rule_goes_through(node, tmp_path):
+    # What has every rule of the small study, in less than half as many jobs: `.ci/run` runs the whole on one machine.
+    fewer = {"experiments": EVERY_RULE, "workloads": ["vil-tiny-64-s1"], "orders": ["ic"]}
+    configs = [TINY, overlay(tmp_path / "fewer.yaml", fewer)]
+    directory, whole = tmp_path / "run", plan(tmp_path / "run")
+    begun = plan(directory, configs=configs)
+    assert {rule for rule, _ in begun} == {rule for rule, _ in whole} and 2 * len(begun) < len(whole)
+    chosen = profile(tmp_path / "profile", configfile=[*map(str, configs)])
     status, output = run(directory, chosen)
     assert status == 0, output[-4000:]
     assert (directory / "results/report.html").stat().st_size
