@@ -140,19 +140,19 @@ def test_a_failed_rule_prints_the_end_of_its_log(tmp_path):
 
 
 def test_a_changed_page_makes_the_report_again_alone(study, checkout, tmp_path, tmp_path_factory):
-    # One order takes half the jobs and selects the same figures.
-    configs = (TINY, overlay(tmp_path / "order.yaml", {"orders": ["ic"]}))
+    # Most of what this part of the study shows was made with `study`.
+    part = {"experiments": ["attention", "ragged", "pruned"], "workloads": ["vil-tiny-64-s1"], "orders": ["ic"]}
+    configs = (TINY, overlay(tmp_path / "part.yaml", part))
     shown = figures.selected(config.load(merged(*configs)))
-    assert shown == figures.selected(config.load(merged(TINY)))
     # As deep as the study: commands name the checkout by its relative path, and others would run again.
     directory = shutil.copytree(study, tmp_path_factory.mktemp("page"), dirs_exist_ok=True)
     jobs = plan(directory, "results/report.html", configs=configs, source=checkout)
-    assert not {"profile", "bench", "baselines"} & {name for name, w in jobs if w.get("m") == "vil-tiny-64-s1"}
+    assert not {"profile", "bench", "baselines", "experiment"} & {name for name, _ in jobs}
     run = ("--cores", "2", "--configfile", *configs)
     done = snakemake(directory, "results/report.html", *run, source=checkout, capture_output=True)
     assert done.returncode == 0, done.stderr[-4000:]
     text = (directory / "results/report.html").read_text()
-    assert all(f'id="figure-{name}"' in text for name in shown[0])
+    assert len(shown[0]) > 5 and all(f'id="figure-{name}"' in text for name in shown[0])
     with appended(checkout / "src/tilewright/study/report/style.css", "\nbody { color: red; }\n"):
         jobs = plan(directory, "results/report.html", configs=configs, source=checkout)
     assert [name for name, _ in jobs] == ["report"]
