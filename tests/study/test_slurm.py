@@ -23,7 +23,8 @@ PROFILE = ROOT / "profiles/slurm-a100/profile.yaml"
 # What its user would put in.
 FILLED = {"CHANGE-ME-account": "lab", "CHANGE-ME-cpu-partition": "cpu", "CHANGE-ME-gpu-partition": "gpu"}
 GRAPH = "results/graphs/vil-tiny-64-s1.npz"
-EVERY_RULE = ["attention", "video", "paths", "orders", "configure", "push", "pruned_accuracy", "accelerator"]
+# Experiments that have every rule between them.
+EXPERIMENTS = ["attention", "video", "paths", "orders", "configure", "push", "pruned_accuracy", "accelerator"]
 # Seconds that a run on the node may take, whatever else the machine does.
 PATIENCE = 2400
 
@@ -116,7 +117,7 @@ def until(condition, seconds=120):
 
 def test_every_rule_goes_through(node, tmp_path):
     # What has every rule of the small study, in less than half as many jobs: `.ci/run` runs the whole on one machine.
-    fewer = {"experiments": EVERY_RULE, "workloads": ["vil-tiny-64-s1"], "orders": ["ic"]}
+    fewer = {"experiments": EXPERIMENTS, "workloads": ["vil-tiny-64-s1"], "orders": ["ic"]}
     configs = [TINY, overlay(tmp_path / "fewer.yaml", fewer)]
     directory, whole = tmp_path / "run", plan(tmp_path / "run")
     begun = plan(directory, configs=configs)
