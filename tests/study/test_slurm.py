@@ -26,7 +26,7 @@ GRAPH = "results/graphs/vil-tiny-64-s1.npz"
 # Experiments that have every rule between them.
 EXPERIMENTS = ["attention", "video", "paths", "orders", "configure", "push", "pruned_accuracy", "accelerator"]
 # Seconds that a run on the node may take, whatever else the machine does.
-PATIENCE = 2400
+PATIENCE = 1500
 
 
 @pytest.fixture(scope="module")
@@ -163,9 +163,23 @@ def test_a_job_that_keeps_failing_ends_the_run_and_shows_its_log(node, tmp_path)
 
 
 def processes(number):
-    """Processes of a job; none before it has some."""
+    """Processes of a job; none before it has some.
+
+    A task without a process is listed as -1, which is every process of the machine where a signal is sent to it.
+    """
     told = subprocess.run(["scontrol", "listpids", number], capture_output=True, text=True)
-    return [int(line.split()[0]) for line in told.stdout.splitlines()[1:]] if told.returncode == 0 else []
+    found = [int(line.split()[0]) for line in told.stdout.splitlines()[1:]] if told.returncode == 0 else []
+    return [process for process in found if process > 0]
+
+
+def test_a_task_without_a_process_has_none(tmp_path, monkeypatch):
+    listing = "PID      JOBID    STEPID   LOCALID GLOBALID"
+    stand_in = tmp_path / "scontrol"
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for rows, expected in (("-1 7 batch 0 0", []), ("-1 7 batch 0 0\n41 7 batch - -", [41])):
+        stand_in.write_text(f"#!/bin/sh\ncat <<'EOF'\n{listing}\n{rows}\nEOF\n")
+        stand_in.chmod(0o755)
+        assert processes("7") == expected
 
 
 def test_a_job_over_its_time_is_killed_by_name(node, tmp_path):
