@@ -48,7 +48,9 @@ def test_what_has_no_answer_is_refuted_before_all_loops_are_tried(monkeypatch):
     memory, system = memories.member("pub"), bmc._controller(NAME, 6)
     chosen, tried = bmc._layers(memory, [NAME], {NAME: ()}, 4), []
     monkeypatch.setattr(query, "Unrolled", lambda *args: tried.append(1) or Unrolled(*args))
+    # Asked at once, for as long as it takes: how fast this machine is decides nothing.
     monkeypatch.setattr(query, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(query, "ALONE", 1e9)
     answer = query.solve(system, example, layers=chosen)
     assert answer.verdict == query.INFEASIBLE and answer.cause.least and len(tried) < 7
     assert (f"{NAME}.{NAME}_cycle_sum", 6, 7) in answer.cause.asked

@@ -11,9 +11,9 @@ from tilewright.configure.system import System
 from tilewright.configure.unroll import Unrolled
 from tilewright.core.errors import SolverError
 
-# Seconds of choices without an answer after which the question is asked without choices, for twice as long; and how
-# many times as long it takes until it is asked again.
-PATIENCE_S, AGAIN = 8.0, 8.0
+# Seconds of choices without an answer after which the question is asked without choices; for how many times as long
+# as they took; and after how many times as long it is asked again.
+PATIENCE_S, ALONE, AGAIN = 8.0, 2.0, 8.0
 SOLVED, INFEASIBLE, GAVE_UP = "solved", "infeasible", "unknown"
 
 
@@ -82,7 +82,7 @@ def solve(
         spent = perf_counter() - begin
         if enumerated and spent >= patience:
             patience = AGAIN * spent
-            left = 2 * spent if end is None else min(2 * spent, end - perf_counter())
+            left = ALONE * spent if end is None else min(ALONE * spent, end - perf_counter())
             found = explain.cause(system, example, fixed, left)
             if found is not None:
                 if explained and not found.least:
