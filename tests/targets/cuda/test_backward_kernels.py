@@ -2,9 +2,6 @@
 Triton's interpreter."""
 
 import itertools
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,54 +14,16 @@ from torch.utils.checkpoint import checkpoint
 import tilewright
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
+from helpers.hopper import compiled
 from tilewright import models, reference, reorder
 from tilewright.blocks import tiles
 from tilewright.core.errors import DeviceError, PatternError
-from tilewright.targets.cuda import backward, bias_gradients, tile_lists
+from tilewright.targets.cuda import backward, backward_kernels, bias_gradients, config, tile_lists
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.masks import Bias
 
 H = 2
 needs_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="plans for a GPU are made on one")
-# Compiled in a process of its own, without the interpreter. Prints products and what the assembler says of registers.
-COMPILE = """
-import re, subprocess, sys, tempfile
-from pathlib import Path
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from tilewright.targets.cuda import backward_kernels
-from tilewright.targets.cuda.config import HEAD_DIMS
-
-name, *numbers = sys.argv[1:]
-rows, keys, head_dim, stages, rank, warps, split, across, full = map(int, numbers)
-kernel = getattr(backward_kernels, name)
-constants = {"BLOCK_M": rows, "BLOCK_N": keys, "HEAD_DIM": head_dim, "RANK": rank, "HEADS": 6, "MASK_HEADS": 1}
-constants |= dict(zip(("D0", "D1"), HEAD_DIMS[head_dim])) | {"FULL": bool(full), "PARTIAL": True, "SPLIT": bool(split)}
-constants |= {"ORDERED": False, "SIGN": 1, "NUM_STAGES": stages, "WIDE": False, "ACROSS": across}
-constants |= {"PEAKS": 6} if name == "tilewright_key_gradients" else {}
-types = dict.fromkeys(("item_ptr", "row_ptr", "key_ptr", "part_ptr", "count_ptr"), "*i32")
-types |= dict.fromkeys(("acc_ptr", "stat_ptr", "lse_ptr", "delta_ptr", "peak_ptr"), "*fp32")
-types |= dict.fromkeys(("scale_log2", "scale", "mask_scale"), "fp32")
-types["right_ptr"] = {0: "*fp32", 1: "*fp32", 2: "*u8"}.get(rank, "*bf16")
-names = kernel.arg_names
-kinds = {each: types.get(each, "*bf16" if each.endswith("ptr") else "i32") for each in names}
-signature = {each: "constexpr" if each in constants else kind for each, kind in kinds.items()}
-free = {"scale_log2", "scale", "mask_scale", "n_items", "n_hb", "n_queries", "n_keys", *constants}
-aligned = {(i,): [["tt.divisibility", 16]] for i, each in enumerate(names) if each not in free}
-given = {(names.index(each),): value for each, value in constants.items()}
-source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=aligned)
-compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-ptx = compiled.asm["ptx"]
-with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder) / "kernel.ptx"
-    path.write_text(ptx)
-    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    command = [str(assembler), "-v", "-arch=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-print(compiled.metadata.shared, ptx.count("wgmma.mma_async"), *re.findall(r"Used (\\d+) registers", said))
-print(*re.findall(r"(\\d+) bytes spill", said), "serialized" in said)
-"""
 # bfloat16 is silently wrong under some releases of the interpreter.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 # A gradient sums products of four rounded factors where the result sums those of two: twice its tolerance.
@@ -409,21 +368,25 @@ def default_form(kernel, rank, head_dim, full):
 @pytest.mark.parametrize("kernel, rank, head_dim, across, full, split", KERNELS)
 def test_it_compiles_for_hopper(kernel, rank, head_dim, across, full, split):
     form = default_form(kernel, rank, head_dim, full)
-    numbers = 64, form.step_keys, head_dim, form.num_stages, rank, form.num_warps, int(split), across, int(full)
-    command = [sys.executable, "-c", COMPILE, f"tilewright_{kernel}_gradients", *map(str, numbers)]
-    given = {"env": {**os.environ, "TRITON_INTERPRET": "0"}, "capture_output": True, "text": True, "timeout": 300}
-    done = subprocess.run(command, **given)
-    assert done.returncode == 0, done.stderr[-2000:]
-    counts, spills = done.stdout.splitlines()
-    shared, products, registers = map(int, counts.split())
+    constants = {"BLOCK_M": 64, "BLOCK_N": form.step_keys, "HEAD_DIM": head_dim, "RANK": rank, "HEADS": 6}
+    constants |= dict(zip(("D0", "D1"), config.HEAD_DIMS[head_dim], strict=True))
+    constants |= {"MASK_HEADS": 1, "FULL": full, "PARTIAL": True, "SPLIT": split, "ORDERED": False, "SIGN": 1}
+    constants |= {"NUM_STAGES": form.num_stages, "WIDE": False, "ACROSS": across, "PEAKS": 6}
+    types = dict.fromkeys(("item_ptr", "row_ptr", "key_ptr", "part_ptr", "count_ptr"), "*i32")
+    types |= dict.fromkeys(("acc_ptr", "stat_ptr", "lse_ptr", "delta_ptr", "peak_ptr"), "*fp32")
+    types |= dict.fromkeys(("scale_log2", "scale", "mask_scale"), "fp32")
+    types |= {"right_ptr": {0: "*fp32", 1: "*fp32", 2: "*u8"}.get(rank, "*bf16")}
+    given = {"free": ("n_items", "n_hb", "n_queries", "n_keys"), "num_warps": form.num_warps}
+    made = compiled(backward_kernels.__name__, f"tilewright_{kernel}_gradients", constants, types, **given)
     # Stages of two tensors, and of a bias; tokens of the rows, at most.
     stage = 2 * form.step_keys * head_dim * 2 + 4 * 64 * form.step_keys * (rank == 0)
-    assert shared <= form.num_stages * stage + 4 * 64 * head_dim * 2 + 16384
+    assert made.shared <= form.num_stages * stage + 4 * 64 * head_dim * 2 + 16384
     # Two products sum over channels, the others over the keys, or queries, of a step; 16 at a time.
+    products = made.ptx.count("wgmma.mma_async")
     assert products >= (2 * head_dim + (1 if kernel == "query" else 2) * form.step_keys) // 16
     # So many programs of four warps run side by side, or of eight warps.
-    assert registers * form.num_warps * 32 * (1 if head_dim > 64 else 3 if kernel == "query" else 2) <= 1 << 16
-    assert spills == "0 0 False"
+    assert made.registers * form.num_warps * 32 * (1 if head_dim > 64 else 3 if kernel == "query" else 2) <= 1 << 16
+    assert made.spilled == [0, 0] and not made.serialized
 
 
 @needs_gpu

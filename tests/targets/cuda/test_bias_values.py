@@ -4,9 +4,6 @@ Where there is no GPU, kernels run under Triton's interpreter, or what would be 
 """
 
 import itertools
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +17,7 @@ from triton.backends.nvidia.driver import CudaLauncher
 import tilewright
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
+from helpers.hopper import compiled
 from tilewright import reference
 from tilewright.core.errors import DeviceError
 from tilewright.targets.cuda import (
@@ -53,43 +51,6 @@ QUEUED = {
     "slice", "select", "split_with_sizes", "index_select", "reshape", "clone", "_reshape_alias", "as_strided", "alias",
     "unbind",
 }  # fmt: skip
-# Compiled in a process of its own, without the interpreter. Prints spilled bytes.
-COMPILE = """
-import re, subprocess, sys, tempfile
-from pathlib import Path
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from tilewright.targets.cuda import bias_kernels, bias_value_kernels
-
-name, table, *numbers = sys.argv[1:]
-rows, keys, warps = map(int, numbers)
-kernel = getattr(bias_value_kernels, name, None) or getattr(bias_kernels, name)
-constants = {"HEADS": 6, "MASK_HEADS": 1, "BLOCK_M": rows, "BLOCK_N": keys, "RELATIVE": True, "STEPS": 16}
-constants |= {"SIZE": rows * keys, "BLOCK": 512, "PARTS": 8, "BLOCK_R": 16, "BLOCK_W": 64}
-constants |= {"HEAD_DIM": 64, "D0": 64, "D1": 0, "ORDERED": False, "SIGN": 1, "NUM_STAGES": 2, "WIDE": False}
-constants = {each: value for each, value in constants.items() if each in kernel.arg_names}
-types = dict.fromkeys(("index_ptr", "family_ptr", "first_ptr", "member_ptr"), "*i32")
-types |= dict.fromkeys(("use_ptr", "part_ptr", "row_ptr", "key_ptr", "at_ptr", "list_ptr", "source_ptr"), "*i32")
-types |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "g_ptr"), "*bf16")
-types |= {"table_ptr": "*" + table, "inv_scale": "fp32", "scale_log2": "fp32"}
-names = kernel.arg_names
-kinds = {each: types.get(each, "*fp32" if each.endswith("ptr") else "i32") for each in names}
-signature = {each: "constexpr" if each in constants else kind for each, kind in kinds.items()}
-free = {"n_entries", "inv_scale", "scale_log2", "n_parts", "batch", "n_groups", "n_queries", "begin", "n_lists", "n"}
-free |= {*constants}
-aligned = {(i,): [["tt.divisibility", 16]] for i, each in enumerate(names) if each not in free}
-given = {(names.index(each),): value for each, value in constants.items()}
-source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=aligned)
-compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder) / "kernel.ptx"
-    path.write_text(compiled.asm["ptx"])
-    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    command = [str(assembler), "-v", "-arch=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-print(*re.findall(r"(\\d+) bytes spill", said))
-"""
 
 
 def table_of(seed=0, mean=0.0, dtype=torch.float32):
@@ -339,11 +300,17 @@ def test_a_plan_takes_values_where_they_are(monkeypatch, dense):
     ],
 )  # fmt: skip
 def test_it_compiles_for_hopper(name, rows, keys, warps, table):
-    command = [sys.executable, "-c", COMPILE, name, table, *map(str, (rows, keys, warps))]
-    given = {"env": {**os.environ, "TRITON_INTERPRET": "0"}, "capture_output": True, "text": True, "timeout": 300}
-    done = subprocess.run(command, **given)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert set(done.stdout.split()) == {"0"}
+    constants = {"HEADS": 6, "MASK_HEADS": 1, "BLOCK_M": rows, "BLOCK_N": keys, "RELATIVE": True, "STEPS": 16}
+    constants |= {"SIZE": rows * keys, "BLOCK": 512, "PARTS": 8, "BLOCK_R": 16, "BLOCK_W": 64}
+    constants |= {"HEAD_DIM": 64, "D0": 64, "D1": 0, "ORDERED": False, "SIGN": 1, "NUM_STAGES": 2, "WIDE": False}
+    types = dict.fromkeys(("index_ptr", "family_ptr", "first_ptr", "member_ptr"), "*i32")
+    types |= dict.fromkeys(("use_ptr", "part_ptr", "row_ptr", "key_ptr", "at_ptr", "list_ptr", "source_ptr"), "*i32")
+    types |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "g_ptr"), "*bf16")
+    types |= {"table_ptr": f"*{table}", "inv_scale": "fp32", "scale_log2": "fp32"}
+    free = "n_entries", "n_parts", "batch", "n_groups", "n_queries", "begin", "n_lists", "n"
+    module = bias_value_kernels if hasattr(bias_value_kernels, name) else bias_kernels
+    made = compiled(module.__name__, name, constants, types, pointers="*fp32", free=free, num_warps=warps)
+    assert made.spilled == [0, 0]
 
 
 @needs_gpu

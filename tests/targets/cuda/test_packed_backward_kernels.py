@@ -1,10 +1,6 @@
 """Gradients of packed batches on a GPU, against autograd through the reference in float64, where there is no GPU under
 Triton's interpreter."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,51 +8,15 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 from helpers.gpu import TRITON_DEVICE as DEVICE
+from helpers.hopper import compiled
 from tilewright import ragged, reference
 from tilewright.core.errors import PatternError
-from tilewright.targets.cuda import config, packed
+from tilewright.targets.cuda import bias_kernels, config, packed, packed_backward_kernels
 
 # bfloat16 is silently wrong under some releases of the interpreter.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 # A gradient sums products of four rounded factors where the result sums those of two: twice its tolerance.
 TOLERANCE = {dtype: 2 * error for dtype, error in reference.TOLERANCE.items()}
-# Compiled in a process of its own, without the interpreter. Prints products and what the assembler says of registers.
-COMPILE = """
-import re, subprocess, sys, tempfile
-from pathlib import Path
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from tilewright.targets.cuda import bias_kernels, packed_backward_kernels
-from tilewright.targets.cuda.config import HEAD_DIMS
-
-name, *numbers = sys.argv[1:]
-rows, keys, head_dim, stages, warps = map(int, numbers)
-kernel = getattr(packed_backward_kernels, name, None) or getattr(bias_kernels, name)
-constants = {"BLOCK_M": rows, "ROWS": rows, "BLOCK_N": keys, "HEAD_DIM": head_dim, "HEADS": 6, "NUM_STAGES": stages}
-constants |= dict(zip(("D0", "D1"), HEAD_DIMS[head_dim])) | {"WIDE": False, "ORDERED": False, "SIGN": 1}
-names = kernel.arg_names
-constants = {each: value for each, value in constants.items() if each in names}
-types = dict.fromkeys(("list_ptr", "use_ptr", "part_ptr", "row_ptr", "key_ptr"), "*i32")
-types |= dict.fromkeys(("stats_ptr", "lse_ptr", "delta_ptr", "sum_ptr", "bias_ptr"), "*fp32")
-types |= dict.fromkeys(("scale_log2", "scale"), "fp32")
-kinds = {each: types.get(each, "*bf16" if each.endswith("ptr") else "i32") for each in names}
-signature = {each: "constexpr" if each in constants else kind for each, kind in kinds.items()}
-free = {"scale_log2", "scale", "work_at", "capacity", "n_parts", "batch", "n_groups", "n_queries", *constants}
-aligned = {(i,): [["tt.divisibility", 16]] for i, each in enumerate(names) if each not in free}
-given = {(names.index(each),): value for each, value in constants.items()}
-source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=aligned)
-compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-ptx = compiled.asm["ptx"]
-with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder) / "kernel.ptx"
-    path.write_text(ptx)
-    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    command = [str(assembler), "-v", "-arch=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-print(compiled.metadata.shared, ptx.count("wgmma.mma_async"), *re.findall(r"Used (\\d+) registers", said))
-print(*re.findall(r"(\\d+) bytes spill", said), "serialized" in said)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -210,15 +170,17 @@ def test_a_gradient_of_another_form_is_named():
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_it_compiles_for_hopper(kernel, head_dim):
     form = config.for_backward(64, head_dim, torch.bfloat16)
-    numbers = 64, form.step_keys, head_dim, form.num_stages, form.num_warps
-    command = [sys.executable, "-c", COMPILE, kernel, *map(str, numbers)]
-    given = {"env": {**os.environ, "TRITON_INTERPRET": "0"}, "capture_output": True, "text": True, "timeout": 300}
-    done = subprocess.run(command, **given)
-    assert done.returncode == 0, done.stderr[-2000:]
-    counts, spills = done.stdout.splitlines()
-    shared, products, registers = map(int, counts.split())
+    constants = {"BLOCK_M": 64, "ROWS": 64, "BLOCK_N": form.step_keys, "HEAD_DIM": head_dim, "HEADS": 6}
+    constants |= dict(zip(("D0", "D1"), config.HEAD_DIMS[head_dim], strict=True))
+    constants |= {"NUM_STAGES": form.num_stages, "WIDE": False, "ORDERED": False, "SIGN": 1}
+    types = dict.fromkeys(("list_ptr", "use_ptr", "part_ptr", "row_ptr", "key_ptr"), "*i32")
+    types |= dict.fromkeys(("stats_ptr", "lse_ptr", "delta_ptr", "sum_ptr", "bias_ptr"), "*fp32")
+    types |= dict.fromkeys(("scale_log2", "scale"), "fp32")
+    free = "work_at", "capacity", "n_parts", "batch", "n_groups", "n_queries"
+    module = packed_backward_kernels if hasattr(packed_backward_kernels, kernel) else bias_kernels
+    made = compiled(module.__name__, kernel, constants, types, free=free, num_warps=form.num_warps)
     # What a multiprocessor has: two programs of four warps, or one of eight, with their stages.
-    assert shared * (1 if head_dim > 64 else 2) <= 227 * 1024
-    assert products >= 2 * head_dim // 16
-    assert registers * form.num_warps * 32 * (1 if head_dim > 64 else 2) <= 1 << 16
-    assert spills == "0 0 False"
+    assert made.shared * (1 if head_dim > 64 else 2) <= 227 * 1024
+    assert made.ptx.count("wgmma.mma_async") >= 2 * head_dim // 16
+    assert made.registers * form.num_warps * 32 * (1 if head_dim > 64 else 2) <= 1 << 16
+    assert made.spilled == [0, 0] and not made.serialized

@@ -3,43 +3,17 @@
 Gluon has no interpreter, so that nothing here runs the kernel without a GPU.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from helpers.gpu import TRITON_DEVICE, needs_hopper
+from helpers.hopper import compiled
 from helpers.slices import LSE_TOLERANCE, expected, mask_of, qkv
 from tilewright import reference, slices
 from tilewright.targets.cuda import slice_warp_kernel
 from tilewright.targets.cuda.slice_config import SliceConfig
 from tilewright.targets.cuda.slices import Executor
 
-# Compiled in a process of its own, without the interpreter: prints registers, spilled bytes and shared memory.
-COMPILE = """
-import sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon._runtime import GluonASTSource
-from tilewright.targets.cuda import slice_warp_kernel as module
-
-kernel = module.tilewright_slice_attention_by_warps
-head_dim, step_keys, stages, run = map(int, sys.argv[1:])
-constants = {"HEADS": 3, "BLOCK_M": 128, "BLOCK_N": step_keys, "RUN": run, "HEAD_DIM": head_dim}
-constants |= {"NUM_STAGES": stages, "LOOSE": run == 1, "WIDE": False}
-types = {"o_ptr": "*bf16", "q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "lse_ptr": "*fp32"}
-types |= dict.fromkeys(("key_ptr", "count_ptr", "order_ptr", "state_ptr"), "*i32") | {"scale_log2": "fp32"}
-signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
-free = {"scale_log2", "n_queries", "groups", *constants}
-aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name not in free}
-given = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-source = GluonASTSource(fn=kernel, signature=signature, constexprs=given, attrs=aligned)
-compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": module.NUM_WARPS})
-ptx = compiled.asm["ptx"]
-print(compiled.metadata.shared, ptx.count("cp.async.cg"), ptx.count("wgmma.mma_async"), ptx.count("setmaxnreg"))
-"""
 FORMS = [
     SliceConfig(128, 3, 4, by_warps=True),
     SliceConfig(64, 5, 4, by_warps=True),
@@ -49,16 +23,18 @@ FORMS = [
 
 @pytest.mark.parametrize("head_dim, step_keys, stages, run", [(128, 128, 3, 1), (64, 64, 5, 16)])
 def test_it_compiles_for_hopper(head_dim, step_keys, stages, run):
-    form = map(str, (head_dim, step_keys, stages, run))
-    given = {"env": {**os.environ, "TRITON_INTERPRET": "0"}, "capture_output": True, "text": True, "timeout": 120}
-    done = subprocess.run([sys.executable, "-c", COMPILE, *form], **given)
-    assert done.returncode == 0, done.stderr[-2000:]
-    shared, copies, products, shares = map(int, done.stdout.split())
+    constants = {"HEADS": 3, "BLOCK_M": 128, "BLOCK_N": step_keys, "RUN": run, "HEAD_DIM": head_dim}
+    constants |= {"NUM_STAGES": stages, "LOOSE": run == 1, "WIDE": False}
+    types = dict.fromkeys(("key_ptr", "count_ptr", "order_ptr", "state_ptr"), "*i32")
+    types |= {"lse_ptr": "*fp32", "scale_log2": "fp32"}
+    given = {"free": ("n_queries", "groups"), "gluon": True, "num_warps": slice_warp_kernel.NUM_WARPS}
+    made = compiled(slice_warp_kernel.__name__, "tilewright_slice_attention_by_warps", constants, types, **given)
     stages_and_queries = (2 * stages * step_keys + 128) * head_dim * 2
-    assert stages_and_queries <= shared <= stages_and_queries + 1024
+    assert stages_and_queries <= made.shared <= stages_and_queries + 1024
     # Copies of 16 bytes: of queries, keys and values by 128 threads.
-    assert copies == (128 + 2 * step_keys) * head_dim // 8 // 128
-    assert products >= 2 * 2 * (head_dim // 16 + step_keys // 16) and shares > 0
+    assert made.ptx.count("cp.async.cg") == (128 + 2 * step_keys) * head_dim // 8 // 128
+    assert made.ptx.count("wgmma.mma_async") >= 2 * 2 * (head_dim // 16 + step_keys // 16)
+    assert "setmaxnreg" in made.ptx
 
 
 @pytest.mark.parametrize("lse", [False, True])

@@ -3,9 +3,6 @@
 Gluon has no interpreter, so that nothing here runs the kernel without a GPU.
 """
 
-import os
-import subprocess
-import sys
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -15,45 +12,11 @@ import torch
 from helpers import plans
 from helpers.gpu import HOPPER, needs_hopper
 from helpers.gpu import TRITON_DEVICE as DEVICE
+from helpers.hopper import compiled
 from tilewright import models, reference, reorder
 from tilewright.blocks import tiles
-from tilewright.targets.cuda import config, tile_lists
+from tilewright.targets.cuda import config, tile_lists, tile_warp_kernel
 from tilewright.targets.cuda import executor as cuda_executor
-
-# Compiled in a process of its own, without the interpreter. Prints shared memory, warps, copies, products, and what
-# the assembler says of registers.
-COMPILE = """
-import re, subprocess, sys, tempfile
-from pathlib import Path
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon._runtime import GluonASTSource
-from tilewright.targets.cuda.tile_warp_kernel import tilewright_tile_attention_by_warps as kernel
-
-rows, keys, head_dim, stages, rank, most, across = map(int, sys.argv[1:])
-constants = {"BLOCK_M": rows, "BLOCK_N": keys, "HEAD_DIM": head_dim, "RANK": rank, "HEADS": 3, "FULL": True}
-constants |= {"PARTIAL": rank > 0, "SPLIT": True, "ORDERED": False, "NUM_STAGES": stages, "MAXNREG": most, "WIDE": 0}
-constants["ACROSS"] = across
-types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr", "left_ptr", "right_ptr"), "*bf16")
-types |= dict.fromkeys(("item_ptr", "row_ptr", "key_ptr", "part_ptr", "count_ptr"), "*i32")
-types |= {"acc_ptr": "*fp32", "stat_ptr": "*fp32", "scale_log2": "fp32"}
-types["right_ptr"] = {1: "*fp32", 2: "*u8"}.get(rank, "*bf16")
-signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
-free = {"scale_log2", "n_items", "n_hb", *constants}
-aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name not in free}
-given = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-source = GluonASTSource(fn=kernel, signature=signature, constexprs=given, attrs=aligned)
-compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": most})
-ptx = compiled.asm["ptx"]
-print(compiled.metadata.shared, compiled.metadata.num_warps, ptx.count("cp.async.cg"), ptx.count("wgmma.mma_async"))
-with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder) / "kernel.ptx"
-    path.write_text(ptx)
-    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    command = [str(assembler), "-v", "-arch=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-print(*re.findall(r"(\\d+) bytes spill", said), "serialized" in said)
-"""
 
 
 @pytest.mark.parametrize(
@@ -67,19 +30,22 @@ print(*re.findall(r"(\\d+) bytes spill", said), "serialized" in said)
     ],
 )
 def test_it_compiles_for_hopper(rows, keys, head_dim, stages, rank, most, across):
-    form = map(str, (rows, keys, head_dim, stages, rank, most, across))
-    given = {"env": {**os.environ, "TRITON_INTERPRET": "0"}, "capture_output": True, "text": True, "timeout": 300}
-    done = subprocess.run([sys.executable, "-c", COMPILE, *form], **given)
-    assert done.returncode == 0, done.stderr[-2000:]
-    counts, spills = done.stdout.splitlines()
-    shared, warps, copies, products = map(int, counts.split())
+    constants = {"BLOCK_M": rows, "BLOCK_N": keys, "HEAD_DIM": head_dim, "RANK": rank, "HEADS": 3, "FULL": True}
+    constants |= {"PARTIAL": rank > 0, "SPLIT": True, "ORDERED": False, "NUM_STAGES": stages, "MAXNREG": most}
+    constants |= {"WIDE": 0, "ACROSS": across}
+    types = dict.fromkeys(("item_ptr", "row_ptr", "key_ptr", "part_ptr", "count_ptr"), "*i32")
+    types |= {"acc_ptr": "*fp32", "stat_ptr": "*fp32", "scale_log2": "fp32"}
+    types |= {"right_ptr": {1: "*fp32", 2: "*u8"}.get(rank, "*bf16")}
+    given = {"free": ("n_items", "n_hb"), "gluon": True, "num_warps": 4, "maxnreg": most}
+    made = compiled(tile_warp_kernel.__name__, "tilewright_tile_attention_by_warps", constants, types, **given)
     factors = rank if rank > 2 else 0
     held = (2 * stages * keys + rows) * head_dim * 2 + (stages * keys + rows) * factors * 2
-    assert held <= shared <= held + 8192 and warps == 4 + rows // 16
+    assert held <= made.shared <= held + 8192 and made.warps == 4 + rows // 16
     # Copies of 16 bytes, by 128 threads: of queries, keys and values, and factors.
+    copies = made.ptx.count("cp.async.cg")
     assert copies == ((rows + 2 * keys) * head_dim + (rows + keys) * factors) // 8 // 128
-    assert products >= rows // 64 * (head_dim // 16 + keys // 16)
-    assert spills == "0 0 False"
+    assert made.ptx.count("wgmma.mma_async") >= rows // 64 * (head_dim // 16 + keys // 16)
+    assert made.spilled == [0, 0] and not made.serialized
 
 
 def by_warps(rows, head_dim, dtype):
