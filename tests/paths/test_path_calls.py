@@ -62,6 +62,17 @@ def test_a_path_gives_what_the_network_gives(text, network, calls, images):
     assert error <= (1e-2 if CUDA else 1e-5)
 
 
+@pytest.mark.parametrize("text", [*TEXTS, "2.2.2.2 decoder=published fuse=64 width=64"])
+def test_16_bits_are_computed_in_float32_on_a_cpu(text):
+    network = models.create("segformer", variant="b0", image_size=64, num_classes=21).to(torch.bfloat16).eval()
+    images = torch.randn(1, 3, 64, 64).to(torch.bfloat16)
+    found = Calls(network, {text: network.path(text)})(text, images)
+    with torch.inference_mode():
+        expected = network.float()(images.float(), text)
+    # What a decoder makes of the weights is rounded once more.
+    assert (found - expected).norm() <= 1e-2 * expected.norm()
+
+
 @pytest.mark.skipif(not CUDA, reason="graphs hold memory of a GPU, and this machine has none")
 def test_all_graphs_take_little_more_memory_than_the_largest(network):
     def taken(texts):

@@ -12,6 +12,18 @@ def float32(module):
     return {name: x.float() if x.is_floating_point() else x for name, x in state}
 
 
+def widened(value):
+    """`value` with its tensors in 16 bits, also those in tuples, lists and dicts of it, in float32."""
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+    if isinstance(value, dict):
+        return {key: widened(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        parts = map(widened, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
 def in_float32(module, x):
     """``module(x)`` in float32, whatever the network runs in: in half precision many scores would tie."""
     with torch.autocast(x.device.type, enabled=False):

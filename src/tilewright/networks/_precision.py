@@ -17,6 +17,7 @@ from tilewright.networks import check_images
 
 def checked(forward):
     """Of a network's ``forward(self, images)``: images are checked; on a CPU it runs in float32, whatever they come in.
+    So do tensors among its other arguments.
 
     Raises `PatternError` for images of another shape than the network's.
     """
@@ -25,7 +26,8 @@ def checked(forward):
     def run(network, images, *arguments, **named):
         check_images(images, network.options.image_size)
         if images.is_cpu and images.dtype in (torch.float16, torch.bfloat16):
-            return functional_call(network, precision.float32(network), (images.float(), *arguments), named)
+            given, named = precision.widened(((images, *arguments), named))
+            return functional_call(network, precision.float32(network), given, named)
         return forward(network, images, *arguments, **named)
 
     return run

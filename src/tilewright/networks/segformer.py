@@ -415,14 +415,14 @@ class _Decoder(nn.Module):
         ASSUME: channels go by weight x deviation: the norm of the weights that read a channel, times its standard
         deviation. That of a linear layer's channel is estimated by the norm of its weights, since a stage's norm makes
         its inputs vary by one times the norm's own weights, which stand with the backbone and are near one; that of a
-        fused channel is the batch norm's weight.
+        fused channel is the batch norm's weight. They are compared in float32: in 16 bits some tie.
         """
         bn, fuse, predict = self.linear_fuse["bn"], self._fuse, self.linear_pred.weight.flatten(1)
-        outputs = _maps.largest(bn.weight.abs() * predict.norm(dim=0), path.width)
+        outputs = _maps.largest(bn.weight.float().abs() * predict.float().norm(dim=0), path.width)
         linears, parts = [], []
         for level in path.levels:
             linear, part = self._linear(level), fuse[:, self._columns(level)]
-            kept = _maps.largest(part.norm(dim=0) * linear.weight.norm(dim=1), path.fuse)
+            kept = _maps.largest(part.float().norm(dim=0) * linear.weight.float().norm(dim=1), path.fuse)
             linears.append((linear.weight[kept], linear.bias[kept]))
             parts.insert(0, part[outputs][:, kept])
         norm = [x[outputs] for x in (bn.running_mean, bn.running_var, bn.weight, bn.bias)]
