@@ -16,8 +16,8 @@ from tilewright.networks import check_images
 
 
 def checked(forward):
-    """Of a network's ``forward(self, images)``: images are checked; on a CPU it runs in float32, whatever they come in.
-    So do tensors among its other arguments.
+    """Of a network's ``forward(self, images)``: images are checked; on a CPU it runs in float32, whatever they come in,
+    and tensors among its other arguments come along.
 
     Raises `PatternError` for images of another shape than the network's.
     """
