@@ -88,9 +88,10 @@ def test_gradients(monkeypatch, by, bias, split_keys):
         first = found
 
 
-@pytest.mark.parametrize("dtype, by", [*((torch.float32, by) for by in GROUPS), (torch.float16, "both")])
+@pytest.mark.parametrize("by", GROUPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("kind, programs", [("dense", 1024), ("table", 1024), ("table", 1)])
-def test_gradients_of_a_bias(monkeypatch, dtype, by, kind, programs):
+def test_gradients_of_a_bias(monkeypatch, by, dtype, kind, programs):
     # Few programs sum many uses of a tile each.
     monkeypatch.setattr(bias_gradients, "PROGRAMS", programs)
     monkeypatch.setattr(backward.backward_lists.facts, "SPLIT_KEYS", 32)
