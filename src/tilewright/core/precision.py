@@ -5,6 +5,8 @@ from itertools import chain
 import torch
 from torch.func import functional_call
 
+SIXTEEN_BITS = torch.float16, torch.bfloat16
+
 
 def float32(module):
     """Its parameters and buffers by name, 16-bit ones in float32, as `functional_call` takes them."""
@@ -15,7 +17,7 @@ def float32(module):
 def widened(value):
     """`value` with its tensors in 16 bits, also those in tuples, lists and dicts of it, in float32."""
     if isinstance(value, torch.Tensor):
-        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+        return value.float() if value.dtype in SIXTEEN_BITS else value
     if isinstance(value, dict):
         return {key: widened(each) for key, each in value.items()}
     if isinstance(value, tuple | list):

@@ -7,7 +7,6 @@ float32 networks do.
 
 from functools import wraps
 
-import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
@@ -25,7 +24,7 @@ def checked(forward):
     @wraps(forward)
     def run(network, images, *arguments, **named):
         check_images(images, network.options.image_size)
-        if images.is_cpu and images.dtype in (torch.float16, torch.bfloat16):
+        if images.is_cpu and images.dtype in precision.SIXTEEN_BITS:
             given, named = precision.widened(((images, *arguments), named))
             return functional_call(network, precision.float32(network), given, named)
         return forward(network, images, *arguments, **named)
