@@ -1,16 +1,14 @@
 """The benchmark of joint attention runs, checks what it times, and stops at a wrong result."""
 
-import importlib.util
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from helpers.files import loaded
 from tilewright import slices
 
-spec = importlib.util.spec_from_file_location("slices_text", Path(__file__).parents[2] / "benchmarks/slices_text.py")
-benchmark = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(benchmark)
+benchmark = loaded(Path(__file__).parents[2] / "benchmarks/slices_text.py")
 
 
 def test_small_cases_are_checked_and_timed(monkeypatch, tmp_path, capsys):

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from helpers.files import loaded
 from tilewright.networks._vit import Block
 from tilewright.nn import patterns
 from tilewright.nn.attention import Patterned
@@ -24,10 +25,7 @@ SCRIPT = ROOT / "benchmarks/timm_network.py"
 
 @pytest.fixture(scope="module")
 def bench():
-    spec = importlib.util.spec_from_file_location("timm_network", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(SCRIPT)
 
 
 @pytest.fixture(autouse=True)

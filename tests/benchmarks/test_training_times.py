@@ -1,6 +1,5 @@
 """The benchmark of training, on a CPU and small."""
 
-import importlib.util
 from argparse import Namespace
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -10,11 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
+from helpers.files import loaded
 from tilewright import graph
 
-spec = importlib.util.spec_from_file_location("backward", Path(__file__).parents[2] / "benchmarks/backward.py")
-backward = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(backward)
+backward = loaded(Path(__file__).parents[2] / "benchmarks/backward.py")
 
 ARGUMENTS = ["--device", "cpu", "--patterns", "kept-30-256", "--seconds", "0.05"]
 

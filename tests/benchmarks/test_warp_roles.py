@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.files import loaded
 from helpers.gpu import needs_hopper
 from helpers.hopper import compiled
 
@@ -14,9 +15,9 @@ FILE = Path(__file__).parents[2] / "benchmarks/warp_roles.py"
 
 @pytest.mark.parametrize("name, copies", [("alone", False), ("handed", True)])
 def test_kernels_of_roles_compile_for_hopper(name, copies):
-    # The number of warps, and of what a program works on, are the benchmark's.
-    constants = {"BLOCK": 1024, "REGISTERS": 40}
-    made = compiled(FILE, name, constants, pointers="*fp32", free=("n",), gluon=True, num_warps=4)
+    module = loaded(FILE)
+    constants, warps = {"BLOCK": module.NUMBERS, "REGISTERS": 40}, module.WARPS.value
+    made = compiled(FILE, name, constants, pointers="*fp32", free=("n",), gluon=True, num_warps=warps)
     # The compiler hands out roles and their arguments in shared memory, where the kernel itself asks for none.
     assert "ld.shared" in made.ptx and "setmaxnreg" in made.ptx
     assert ("cp.async.c" in made.ptx) == copies and (made.shared > 2 * 1024 * 4) == copies

@@ -1,7 +1,6 @@
 """Each private name of torch and Triton hidden in turn: what stands in for it does the same."""
 
 import ast
-import importlib.util
 import os
 import re
 import subprocess
@@ -16,6 +15,7 @@ import triton
 from torch._inductor import cpp_builder
 
 import tilewright
+from helpers import files
 from tilewright.core import _internals
 
 PACKAGE = Path(tilewright.__file__).parent
@@ -36,10 +36,7 @@ class Lacking:
 
 def loaded():
     """The module as it is loaded now."""
-    spec = importlib.util.spec_from_file_location("internals_of_another_torch", _internals.__file__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return files.loaded(_internals.__file__)
 
 
 def hidden(monkeypatch, owner, name):

@@ -7,7 +7,6 @@ a kernel to compile.
 import atexit
 import functools
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -19,15 +18,16 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
+from helpers.files import loaded
+
 # Seconds that a kernel may take.
 PATIENCE = 300
 
 
 class Compiled(NamedTuple):
-    """ttir, ptx: its texts. shared: bytes. warps: of a program. registers: of a thread. spilled: bytes of stores and of
+    """ptx: its text. shared: bytes. warps: of a program. registers: of a thread. spilled: bytes of stores and of
     loads. serialized: whether the assembler had to keep products apart."""
 
-    ttir: str
     ptx: str
     shared: int
     warps: int
@@ -71,7 +71,7 @@ def _compile(module, name, constants, types, pointers, free, gluon, options):
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    kernel = getattr(_module(module), name)
+    kernel = getattr(loaded(module) if module.endswith(".py") else importlib.import_module(module), name)
     names = kernel.arg_names
     constants = {each: value for each, value in constants.items() if each in names}
     kinds = {each: types.get(each, pointers if each.endswith("ptr") else "i32") for each in names}
@@ -83,7 +83,6 @@ def _compile(module, name, constants, types, pointers, free, gluon, options):
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     said = _assembled(triton, made.asm["ptx"])
     return {
-        "ttir": made.asm.get("ttir", ""),
         "ptx": made.asm["ptx"],
         "shared": made.metadata.shared,
         "warps": made.metadata.num_warps,
@@ -91,15 +90,6 @@ def _compile(module, name, constants, types, pointers, free, gluon, options):
         "spilled": list(map(int, re.findall(r"(\d+) bytes spill", said))),
         "serialized": "serialized" in said,
     }
-
-
-def _module(place):
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _assembled(triton, ptx):

@@ -1,5 +1,4 @@
 import contextlib
-import importlib.util
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from helpers import plans
+from helpers.files import loaded
 from helpers.gpu import TRITON_DEVICE
 from helpers.rows import run_baselines, run_schedule, whole
 from tilewright import api, blocks, graph, models, profile, reference, schedule, targets
@@ -307,9 +307,7 @@ def test_orders_are_timed():
 
 def command(name, root, *arguments):
     """Run the script `name` in this process, in the folder `root`."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded(SCRIPTS / f"{name}.py")
     quick = ["--max-seconds", "0.01", "--min-repetitions", "3"]
     with contextlib.chdir(root):
         module.run(**vars(module.parser.parse_args([*quick, *arguments])))

@@ -1,7 +1,6 @@
 """Networks on folders of images: shares that are right, all attentions, and bad input in one line."""
 
 import csv
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from helpers.files import loaded
 from tilewright import networks, scenes
 from tilewright.core.errors import TilewrightError
 
@@ -48,9 +48,7 @@ def checkpoint(tmp_path):
 
 def evaluate(*arguments):
     """Run the script in this process, as the shell would."""
-    spec = importlib.util.spec_from_file_location("evaluate", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded(SCRIPT)
     module.run(**vars(module.parser.parse_args([str(each) for each in arguments])))
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
+from helpers.files import loaded
 from helpers.rows import whole
 from tilewright import networks
 from tilewright.baselines import sparse as sparse_baselines
@@ -341,9 +341,7 @@ def test_the_share_of_attention_is_that_of_the_timed_calls(monkeypatch):
 
 def command(*arguments):
     """Run the script in this process."""
-    spec = importlib.util.spec_from_file_location("run_experiment", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded(SCRIPT)
     quick = ["--experiment", "networks", "--min-repetitions", "3"]
     module.run(**vars(module.parser.parse_args([*quick, *arguments])))
 
