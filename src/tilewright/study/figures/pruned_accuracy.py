@@ -1,5 +1,6 @@
 """Pruned networks that were trained: images named right over images a second, for each pruner and how much it keeps."""
 
+from tilewright import scenes
 from tilewright.networks.batching import UNPRUNED
 from tilewright.study.figures import _contenders, _style
 from tilewright.study.tables import _read, pruned, pruned_accuracy
@@ -78,13 +79,14 @@ def draw(inputs):
     _style.head(drawn, "Accuracy beside speed where tokens are pruned", handles, columns=3)
     packed = frame[frame["batching"] == pruned.OURS]
     changed, crops = packed["changed"].sum(), packed["crops"].sum()
+    chance = 1 / len(scenes.create("crops").classes)
     _style.notes(
         drawn,
         [
             f"{_read.devices(frame)}, {', '.join(sorted(set(frame['dtype'])))}. Networks are trained here, on crops of "
             "scenes; all pruners prune the same weights, DynamicViT's predictor is trained besides. Numbers at "
             "marks: tokens kept after the last pruning. Marks are means over the trainings, whiskers the least and the "
-            "most top-1. "
+            f"most top-1; chance names {chance:.0%} right. "
             f"Packed tokens name otherwise than padded ones: {changed:,.0f} of {crops:,.0f} images.",
             *_contenders.blanks(_reasons(frame), "batching", ["network", "pruner", "setting"]),
         ],
