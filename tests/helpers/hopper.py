@@ -25,10 +25,12 @@ PATIENCE = 300
 
 
 class Compiled(NamedTuple):
-    """ptx: its text. shared: bytes. warps: of a program. registers: of a thread. spilled: bytes of stores and of
-    loads. serialized: whether the assembler had to keep products apart."""
+    """ptx: its text. arguments: names of those that are no constants, in the order of its parameters. shared: bytes.
+    warps: of a program. registers: of a thread. spilled: bytes of stores and of loads. serialized: whether the
+    assembler had to keep products apart."""
 
     ptx: str
+    arguments: list[str]
     shared: int
     warps: int
     registers: int
@@ -84,6 +86,7 @@ def _compile(module, name, constants, types, pointers, free, gluon, options):
     said = _assembled(triton, made.asm["ptx"])
     return {
         "ptx": made.asm["ptx"],
+        "arguments": [each for each in names if each not in constants],
         "shared": made.metadata.shared,
         "warps": made.metadata.num_warps,
         "registers": int(re.search(r"Used (\d+) registers", said)[1]),

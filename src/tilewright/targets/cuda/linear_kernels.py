@@ -6,28 +6,34 @@ At one image a block is bound by the number of its kernels: a library runs norm,
 import triton
 import triton.language as tl
 
+from tilewright.targets.cuda.overlap import wait
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _part(x_ptr, at, k, m_m, shift_ptr, apart, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr):
+def _channels(weights_ptr, k, CHANNELS: tl.constexpr):
+    """Channels k [BLOCK_K] of weights in float32, zeros behind the last."""
+    return tl.load(weights_ptr + k, mask=k < CHANNELS, other=0).to(tl.float32)
+
+
+@triton.jit
+def _part(x_ptr, at, k, m_m, shift, apart, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr):
     """Channels k [BLOCK_K] of rows that begin at `at` [BLOCK_M], in float32: the sum of SUMMANDS tensors, each `apart`
-    from the next, and of `shift_ptr`."""
+    from the next, and of `shift` [BLOCK_K], which may be None."""
     m_k = k < CHANNELS
     place, m = x_ptr + at[:, None] + k[None, :], m_m[:, None] & m_k[None, :]
     b_x = tl.load(place, mask=m, other=0).to(tl.float32)
     for i in tl.static_range(1, SUMMANDS):
         b_x += tl.load(place + i * apart, mask=m, other=0).to(tl.float32)
-    if shift_ptr is not None:
-        b_x += tl.load(shift_ptr + k, mask=m_k, other=0).to(tl.float32)[None, :]
+    if shift is not None:
+        b_x += shift[None, :]
     return b_x
 
 
 @triton.jit
-def _normed(b_x, mean, scale, gain_ptr, offset_ptr, k, CHANNELS: tl.constexpr):
+def _normed(b_x, mean, scale, gain, offset):
     """A part of rows less their mean, scaled, with the norm's own weights; zeros behind the last channel."""
-    gain = tl.load(gain_ptr + k, mask=k < CHANNELS, other=0).to(tl.float32)
-    offset = tl.load(offset_ptr + k, mask=k < CHANNELS, other=0).to(tl.float32)
     return (b_x - mean[:, None]) * scale[:, None] * gain[None, :] + offset[None, :]
 
 
@@ -43,32 +49,42 @@ def _moments(b_x, k, eps, CHANNELS: tl.constexpr):
 def _with_product(
     acc, x_ptr, at, m_m, shift_ptr, apart, gain_ptr, offset_ptr, eps, weight_ptr, to, m_n,
     CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """acc [BLOCK_M, BLOCK_N] and the product of normed rows that begin at `at`, see `_part`, with weights that begin at
-    `to` [BLOCK_N]. Each program norms its rows by itself: they are few, and stay in the cache."""
+    `to` [BLOCK_N]. Each program norms its rows by itself: they are few, and stay in the cache. OVERLAP: it waits, after
+    all weights are loaded where rows are in one piece."""
     dtype = weight_ptr.dtype.element_ty
     k = tl.arange(0, BLOCK_K)
     if BLOCK_K >= CHANNELS:
-        b_x = _part(x_ptr, at, k, m_m, shift_ptr, apart, CHANNELS, SUMMANDS)
         m_weight = (k < CHANNELS)[:, None] & m_n[None, :]
         b_weight = tl.load(weight_ptr + to[None, :] + k[:, None], mask=m_weight, other=0)
+        gain, offset = _channels(gain_ptr, k, CHANNELS), _channels(offset_ptr, k, CHANNELS)
+        shift = None if shift_ptr is None else _channels(shift_ptr, k, CHANNELS)
+        wait(OVERLAP)
+        b_x = _part(x_ptr, at, k, m_m, shift, apart, CHANNELS, SUMMANDS)
         mean, scale = _moments(b_x, k, eps, CHANNELS)
-        b_normed = _normed(b_x, mean, scale, gain_ptr, offset_ptr, k, CHANNELS).to(dtype)
+        b_normed = _normed(b_x, mean, scale, gain, offset).to(dtype)
         acc = tl.dot(b_normed, b_weight, acc, input_precision=PRECISION)
     else:
+        wait(OVERLAP)
         total = tl.zeros_like(at).to(tl.float32)
         for lo in tl.static_range(0, CHANNELS, BLOCK_K):
-            total += tl.sum(_part(x_ptr, at, lo + k, m_m, shift_ptr, apart, CHANNELS, SUMMANDS), 1)
+            shift = None if shift_ptr is None else _channels(shift_ptr, lo + k, CHANNELS)
+            total += tl.sum(_part(x_ptr, at, lo + k, m_m, shift, apart, CHANNELS, SUMMANDS), 1)
         mean = total / CHANNELS
         squares = tl.zeros_like(mean)
         for lo in tl.static_range(0, CHANNELS, BLOCK_K):
-            off = _part(x_ptr, at, lo + k, m_m, shift_ptr, apart, CHANNELS, SUMMANDS) - mean[:, None]
+            shift = None if shift_ptr is None else _channels(shift_ptr, lo + k, CHANNELS)
+            off = _part(x_ptr, at, lo + k, m_m, shift, apart, CHANNELS, SUMMANDS) - mean[:, None]
             off = tl.where((lo + k < CHANNELS)[None, :], off, 0.0)
             squares += tl.sum(off * off, 1)
         scale = tl.rsqrt(squares / CHANNELS + eps)
         for lo in tl.static_range(0, CHANNELS, BLOCK_K):
-            b_x = _part(x_ptr, at, lo + k, m_m, shift_ptr, apart, CHANNELS, SUMMANDS)
-            b_normed = _normed(b_x, mean, scale, gain_ptr, offset_ptr, lo + k, CHANNELS).to(dtype)
+            shift = None if shift_ptr is None else _channels(shift_ptr, lo + k, CHANNELS)
+            b_x = _part(x_ptr, at, lo + k, m_m, shift, apart, CHANNELS, SUMMANDS)
+            gain, offset = _channels(gain_ptr, lo + k, CHANNELS), _channels(offset_ptr, lo + k, CHANNELS)
+            b_normed = _normed(b_x, mean, scale, gain, offset).to(dtype)
             m_weight = (lo + k < CHANNELS)[:, None] & m_n[None, :]
             b_weight = tl.load(weight_ptr + to[None, :] + (lo + k)[:, None], mask=m_weight, other=0)
             acc = tl.dot(b_normed, b_weight, acc, input_precision=PRECISION)
@@ -78,7 +94,7 @@ def _with_product(
 @triton.jit
 def tilewright_norm(
     out_ptr, x_ptr, shift_ptr, gain_ptr, offset_ptr, rows, apart, eps, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Rows through a layer norm. Grid: (cdiv(rows, BLOCK_M),).
 
@@ -87,9 +103,12 @@ def tilewright_norm(
     """
     m, k = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64), tl.arange(0, BLOCK_K)
     at, m_m = m * CHANNELS, m < rows
-    b_x = _part(x_ptr, at, k, m_m, shift_ptr, apart, CHANNELS, SUMMANDS)
+    gain, offset = _channels(gain_ptr, k, CHANNELS), _channels(offset_ptr, k, CHANNELS)
+    shift = None if shift_ptr is None else _channels(shift_ptr, k, CHANNELS)
+    wait(OVERLAP)
+    b_x = _part(x_ptr, at, k, m_m, shift, apart, CHANNELS, SUMMANDS)
     mean, scale = _moments(b_x, k, eps, CHANNELS)
-    b_normed = _normed(b_x, mean, scale, gain_ptr, offset_ptr, k, CHANNELS)
+    b_normed = _normed(b_x, mean, scale, gain, offset)
     place, m_out = out_ptr + at[:, None] + k[None, :], m_m[:, None] & (k < CHANNELS)[None, :]
     tl.store(place, b_normed.to(out_ptr.dtype.element_ty), mask=m_out)
 
@@ -98,7 +117,7 @@ def tilewright_norm(
 def tilewright_norm_linear(
     out_ptr, x_ptr, shift_ptr, gain_ptr, offset_ptr, weight_ptr, bias_ptr, rows, features, apart, eps,
     CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Rows through a layer norm and a linear layer. Grid: (cdiv(rows, BLOCK_M), cdiv(features, BLOCK_N)).
 
@@ -109,20 +128,34 @@ def tilewright_norm_linear(
     m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_m, m_n = m < rows, n < features
+    b_bias = tl.load(bias_ptr + n, mask=m_n, other=0).to(tl.float32)
     acc = _with_product(
         tl.zeros((BLOCK_M, BLOCK_N), tl.float32), x_ptr, m * CHANNELS, m_m, shift_ptr, apart, gain_ptr, offset_ptr,
-        eps, weight_ptr, n * CHANNELS, m_n, CHANNELS, SUMMANDS, BLOCK_K, PRECISION,
+        eps, weight_ptr, n * CHANNELS, m_n, CHANNELS, SUMMANDS, BLOCK_K, PRECISION, OVERLAP,
     )  # fmt: skip
-    acc += tl.load(bias_ptr + n, mask=m_n, other=0).to(tl.float32)[None, :]
+    acc += b_bias[None, :]
     place = out_ptr + m[:, None] * features + n[None, :]
     tl.store(place, acc.to(out_ptr.dtype.element_ty), mask=m_m[:, None] & m_n[None, :])
+
+
+@triton.jit
+def _with_tap(
+    acc, tap, x_ptr, line, x, columns, m_m, gain_ptr, offset_ptr, eps, weight_ptr, n, m_n, STEP: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """acc and one place of patches, the number `tap` of STEP * STEP, that begin in row `line` and column `x`."""
+    at = ((line + tap // STEP) * columns + x + tap % STEP) * CHANNELS
+    return _with_product(
+        acc, x_ptr, at, m_m, None, 0, gain_ptr, offset_ptr, eps, weight_ptr, (n * STEP * STEP + tap) * CHANNELS,
+        m_n, CHANNELS, 1, BLOCK_K, PRECISION, OVERLAP,
+    )  # fmt: skip
 
 
 @triton.jit
 def tilewright_norm_patches(
     out_ptr, x_ptr, gain_ptr, offset_ptr, weight_ptr, batch, rows, columns, features, eps,
     STEP: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SUMMANDS: tl.constexpr, PRECISION: tl.constexpr,
+    SUMMANDS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Tokens through a layer norm and a convolution of STEP x STEP patches that do not overlap, as SUMMANDS of it.
 
@@ -139,12 +172,15 @@ def tilewright_norm_patches(
     line = (line // of_rows * rows + line % of_rows * STEP).to(tl.int64)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     TAPS: tl.constexpr = STEP * STEP // SUMMANDS
-    for i in range(TAPS):
-        tap = tl.program_id(2) * TAPS + i
-        at = ((line + tap // STEP) * columns + x + tap % STEP) * CHANNELS
-        acc = _with_product(
-            acc, x_ptr, at, m_m, None, 0, gain_ptr, offset_ptr, eps, weight_ptr, (n * STEP * STEP + tap) * CHANNELS,
-            m_n, CHANNELS, 1, BLOCK_K, PRECISION,
+    # The first, often the only one, apart from the loop: it waits.
+    acc = _with_tap(
+        acc, tl.program_id(2) * TAPS, x_ptr, line, x, columns, m_m, gain_ptr, offset_ptr, eps, weight_ptr, n, m_n,
+        STEP, CHANNELS, BLOCK_K, PRECISION, OVERLAP,
+    )  # fmt: skip
+    for i in range(1, TAPS):
+        acc = _with_tap(
+            acc, tl.program_id(2) * TAPS + i, x_ptr, line, x, columns, m_m, gain_ptr, offset_ptr, eps, weight_ptr, n,
+            m_n, STEP, CHANNELS, BLOCK_K, PRECISION, False,
         )  # fmt: skip
     place = out_ptr + (tl.program_id(2) * patches + m[:, None]).to(tl.int64) * features + n[None, :]
     tl.store(place, acc, mask=m_m[:, None] & m_n[None, :])
@@ -155,6 +191,7 @@ def tilewright_patches(
     out_ptr, x_ptr, weight_ptr, batch, rows, columns, features, of_b, of_c, of_y, of_x,
     SIDE: tl.constexpr, STRIDE: tl.constexpr, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr, WHOLE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A map through a convolution of SIDE x SIDE overlapping patches, centred, as SUMMANDS of it.
 
@@ -173,6 +210,8 @@ def tilewright_patches(
     VALUES: tl.constexpr = SIDE * SIDE * CHANNELS
     STEPS: tl.constexpr = ((VALUES + BLOCK_K - 1) // BLOCK_K + SUMMANDS - 1) // SUMMANDS
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    # Before any weight: whoever wrote them may be the kernel ahead of a network's first.
+    wait(OVERLAP)
     for step in range(STEPS):
         lo = (tl.program_id(2) * STEPS + step) * BLOCK_K
         k = lo + tl.arange(0, BLOCK_K)
@@ -199,7 +238,7 @@ def tilewright_patches(
 def tilewright_norm_attention(
     out_ptr, x_ptr, gain_ptr, offset_ptr, weight_ptr, bias_ptr, kv_ptr, tokens, keys, eps, scale,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Tokens through a layer norm, the linear layer of queries, and attention. Grid: (batch * cdiv(tokens, BLOCK_M),
     HEADS).
@@ -217,7 +256,7 @@ def tilewright_norm_attention(
     q = tl.zeros((BLOCK_M, BLOCK_D), tl.float32) + b_bias[None, :]
     q = _with_product(
         q, x_ptr, at, m_m, None, 0, gain_ptr, offset_ptr, eps, weight_ptr, of_head * CHANNELS, m_d, CHANNELS, 1,
-        BLOCK_K, PRECISION,
+        BLOCK_K, PRECISION, OVERLAP,
     ).to(dtype)  # fmt: skip
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     most, total = tl.full((BLOCK_M,), -float("inf"), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
@@ -242,7 +281,7 @@ def tilewright_norm_attention(
 def tilewright_linear_add(
     out_ptr, x_ptr, weight_ptr, bias_ptr, residual_ptr, rows, features,
     CHANNELS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Rows through a linear layer, added to others. Grid: (cdiv(rows, BLOCK_M), cdiv(features, BLOCK_N)).
 
@@ -255,9 +294,10 @@ def tilewright_linear_add(
     m_m, m_n = m < rows, n < features
     m_out = m_m[:, None] & m_n[None, :]
     place = m[:, None] * features + n[None, :]
-    b_residual = tl.load(residual_ptr + place, mask=m_out, other=0)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     acc += tl.load(bias_ptr + n, mask=m_n, other=0).to(tl.float32)[None, :]
+    wait(OVERLAP)
+    b_residual = tl.load(residual_ptr + place, mask=m_out, other=0)
     for lo in range(0, CHANNELS, BLOCK_K):
         m_k = lo + k < CHANNELS
         at = x_ptr + m[:, None] * CHANNELS + (lo + k)[None, :]

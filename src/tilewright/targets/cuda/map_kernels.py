@@ -6,15 +6,21 @@ Channels of a pixel lie next to each other: libraries want them apart for such c
 import triton
 import triton.language as tl
 
+from tilewright.targets.cuda.overlap import wait
+
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 
 
 @triton.jit
-def _tap(acc, b_x, weight_ptr, c, m_c, FROM: tl.constexpr, TO: tl.constexpr, DX: tl.constexpr):
-    """A row of results and what it takes of the row FROM, where that is next to it."""
+def _of_tap(weight_ptr, c, m_c, TAP: tl.constexpr):
+    return tl.load(weight_ptr + c * 9 + TAP, mask=m_c, other=0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _tap(acc, b_x, weights, FROM: tl.constexpr, TO: tl.constexpr, DX: tl.constexpr):
+    """A row of results and what it takes of the row FROM, where that is next to it. weights: of the nine taps."""
     if FROM - TO >= -1 and FROM - TO <= 1:
-        tap: tl.constexpr = 3 * (FROM - TO + 1) + DX + 1
-        acc += b_x * tl.load(weight_ptr + c * 9 + tap, mask=m_c, other=0).to(tl.float32)[None, :]
+        acc += b_x * weights[3 * (FROM - TO + 1) + DX + 1]
     return acc
 
 
@@ -29,7 +35,7 @@ def _store_gelu(acc, out_ptr, y, x, c, m_c, line, rows, columns, channels):
 @triton.jit
 def tilewright_dwconv_gelu(
     out_ptr, x_ptr, weight_ptr, bias_ptr, rows, columns, channels, BLOCK_Y: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    BLOCK_C: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A 3 x 3 depthwise convolution and a GELU, 1, 2 or 4 rows a program: each is loaded once for all that take of it.
 
@@ -45,18 +51,24 @@ def tilewright_dwconv_gelu(
     m_c = c < channels
     bias = tl.zeros((BLOCK_M, BLOCK_C), tl.float32) + tl.load(bias_ptr + c, mask=m_c, other=0).to(tl.float32)[None, :]
     acc_0, acc_1, acc_2, acc_3 = bias, bias, bias, bias
+    weights = (
+        _of_tap(weight_ptr, c, m_c, 0), _of_tap(weight_ptr, c, m_c, 1), _of_tap(weight_ptr, c, m_c, 2),
+        _of_tap(weight_ptr, c, m_c, 3), _of_tap(weight_ptr, c, m_c, 4), _of_tap(weight_ptr, c, m_c, 5),
+        _of_tap(weight_ptr, c, m_c, 6), _of_tap(weight_ptr, c, m_c, 7), _of_tap(weight_ptr, c, m_c, 8),
+    )  # fmt: skip
+    wait(OVERLAP)
     for r in tl.static_range(BLOCK_Y + 2):
         for dx in tl.static_range(3):
             m_x = (x + dx >= 1) & (x + dx <= columns) & (y + r >= 1) & (y + r <= rows)
             place = ((line + r - 1).to(tl.int64) * columns + x + dx - 1) * channels
             b_x = tl.load(x_ptr + place[:, None] + c[None, :], mask=m_x[:, None] & m_c[None, :], other=0)
             b_x = b_x.to(tl.float32)
-            acc_0 = _tap(acc_0, b_x, weight_ptr, c, m_c, r - 1, 0, dx - 1)
+            acc_0 = _tap(acc_0, b_x, weights, r - 1, 0, dx - 1)
             if BLOCK_Y > 1:
-                acc_1 = _tap(acc_1, b_x, weight_ptr, c, m_c, r - 1, 1, dx - 1)
+                acc_1 = _tap(acc_1, b_x, weights, r - 1, 1, dx - 1)
             if BLOCK_Y > 2:
-                acc_2 = _tap(acc_2, b_x, weight_ptr, c, m_c, r - 1, 2, dx - 1)
-                acc_3 = _tap(acc_3, b_x, weight_ptr, c, m_c, r - 1, 3, dx - 1)
+                acc_2 = _tap(acc_2, b_x, weights, r - 1, 2, dx - 1)
+                acc_3 = _tap(acc_3, b_x, weights, r - 1, 3, dx - 1)
     _store_gelu(acc_0, out_ptr, y, x, c, m_c, line, rows, columns, channels)
     if BLOCK_Y > 1:
         _store_gelu(acc_1, out_ptr, y + 1, x, c, m_c, line + 1, rows, columns, channels)
@@ -122,7 +134,7 @@ def tilewright_decode(
     CLASSES: tl.constexpr, CHANNELS: tl.constexpr, FIRST: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, REST_K: tl.constexpr, PRECISION: tl.constexpr,
     U_WIDE: tl.constexpr, U_TAPS: tl.constexpr, V_WIDE: tl.constexpr, V_TAPS: tl.constexpr, W_WIDE: tl.constexpr,
-    W_TAPS: tl.constexpr,
+    W_TAPS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A folded decoder in one pass: class maps of relu(first weight' + the maps u, v, w on the grid of first + bias).
 
@@ -147,6 +159,8 @@ def tilewright_decode(
     if w_ptr is not None:
         w = _level(y, x, b, rows, columns, w_ptr, w_rows, w_columns, CHANNELS, W_WIDE, W_TAPS)
     f = tl.arange(0, BLOCK_F)
+    # Before any weight: the kernel ahead may have made them of others.
+    wait(OVERLAP)
     if first_ptr is not None:
         m_first = m_pixel[:, None] & (f < FIRST)[None, :]
         b_first = tl.load(first_ptr + pixel[:, None] * FIRST + f[None, :], mask=m_first, other=0)

@@ -14,7 +14,7 @@ import triton
 from triton.runtime.errors import OutOfResources
 
 from tilewright.core.errors import PatternError
-from tilewright.targets.cuda import linear_kernels, map_kernels
+from tilewright.targets.cuda import linear_kernels, map_kernels, overlap
 
 # What is raised for a form that does not fit the device, or the tensors.
 REFUSALS = (PatternError, OutOfResources)
@@ -137,6 +137,7 @@ def decode(maps, weights, bias, grid, classes, classes_bias, form):
         out, bias.contiguous(), classes.contiguous(), classes_bias.contiguous(), first, weight, *parts,
         rows, columns, *sides, *constants, _padded(taken), most, rest, _precision(out),
         *(number for numbers in read for number in numbers), num_warps=form.num_warps, num_stages=form.num_stages,
+        **overlap.options(out),
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)
 
@@ -175,7 +176,7 @@ def dwconv_gelu(x, grid, weight, bias, form):
     tiles = batch * triton.cdiv(rows, form.rows) * triton.cdiv(columns, form.pixels)
     map_kernels.tilewright_dwconv_gelu[tiles, triton.cdiv(channels, form.channels)](
         out, x, weight.contiguous(), bias.contiguous(), rows, columns, channels, form.rows, form.pixels, form.channels,
-        num_warps=form.num_warps,
+        num_warps=form.num_warps, **overlap.options(x, weight, bias),
     )  # fmt: skip
     return out
 
@@ -193,6 +194,7 @@ def _norm(parts, shift, gain, offset, eps, form):
     linear_kernels.tilewright_norm[(triton.cdiv(rows, form.rows),)](
         out, parts, shift, gain.contiguous(), offset.contiguous(), rows, rows * channels, eps, channels, summands,
         form.rows, triton.next_power_of_2(channels), num_warps=NORM_WARPS,
+        **overlap.options(out, shift, gain, offset),
     )  # fmt: skip
     return out
 
@@ -218,7 +220,7 @@ def patches(x, weight, bias, stride, gain, offset, eps, form):
     linear_kernels.tilewright_patches[(*programs, summands)](
         out, x, weight.permute(0, 2, 3, 1).contiguous(), batch, rows, columns, features, *x.stride(),
         side, stride, channels, summands, whole >= 16, form.rows, form.features, block_k, _precision(x),
-        num_warps=form.num_warps, num_stages=form.num_stages,
+        num_warps=form.num_warps, num_stages=form.num_stages, **overlap.options(x),
     )  # fmt: skip
     return _norm(out, bias, gain, offset, eps, APART[features <= NARROW])
 
@@ -240,6 +242,7 @@ def _norm_linear(x, shift, gain, offset, eps, weight, bias, form):
         out, x, shift, gain.contiguous(), offset.contiguous(), weight.contiguous(), bias.contiguous(), rows, features,
         rows * channels, eps, channels, 1 if shift is None else len(x), *_blocks(form, channels), _precision(weight),
         num_warps=form.num_warps, num_stages=form.num_stages,
+        **overlap.options(x, shift, gain, offset, weight, bias),
     )  # fmt: skip
     return out
 
@@ -250,7 +253,7 @@ def attention(
 ):  # fmt: skip
     """See `targets`."""
     _check(x, gain, offset, weight, bias, kv_weight, kv_bias)
-    x, norm = x.contiguous(), (gain.contiguous(), offset.contiguous())
+    x, norm = x.contiguous(), (gain, offset)
     batch, tokens, channels = x.shape
     if channels % heads:
         raise PatternError(f"attention: expected channels in multiples of {heads} heads, found {channels}")
@@ -269,9 +272,9 @@ def attention(
     width, out = channels // heads, torch.empty_like(x)
     rows, keys, block_k = _blocks(form, channels)
     linear_kernels.tilewright_norm_attention[batch * triton.cdiv(tokens, rows), heads](
-        out, x, *norm, weight.contiguous(), bias.contiguous(), kv, tokens, kv.shape[1], eps, width**-0.5,
+        out, x, *(w.contiguous() for w in (*norm, weight, bias)), kv, tokens, kv.shape[1], eps, width**-0.5,
         heads, width, channels, rows, keys, _padded(width), block_k, _precision(x),
-        num_warps=form.num_warps, num_stages=form.num_stages,
+        num_warps=form.num_warps, num_stages=form.num_stages, **overlap.options(x, *norm, weight, bias),
     )  # fmt: skip
     return out
 
@@ -293,6 +296,7 @@ def _norm_patches(x, grid, norm, eps, conv_weight):
     """Summands [n, B, N, C], float32, of a convolution of patches without its bias, behind a norm of x."""
     features, channels, step, _ = conv_weight.shape
     (batch, *_), sides = x.shape, [side // step for side in grid]
+    weights = *norm, conv_weight.permute(0, 2, 3, 1)
     patches = batch * math.prod(sides)
     tile = _of_keys(patches)
     programs = triton.cdiv(patches, tile.rows), triton.cdiv(features, tile.features)
@@ -300,8 +304,9 @@ def _norm_patches(x, grid, norm, eps, conv_weight):
     summands = math.gcd(step * step, wanted)
     out = torch.empty(summands, batch, math.prod(sides), features, dtype=torch.float32, device=x.device)
     linear_kernels.tilewright_norm_patches[(*programs, summands)](
-        out, x, *norm, conv_weight.permute(0, 2, 3, 1).contiguous(), batch, *grid, features, eps, step, channels,
+        out, x, *(w.contiguous() for w in weights), batch, *grid, features, eps, step, channels,
         *_blocks(tile, channels), summands, _precision(x), num_warps=tile.num_warps, num_stages=tile.num_stages,
+        **overlap.options(x, *weights),
     )  # fmt: skip
     return out
 
@@ -318,6 +323,7 @@ def linear_add(x, weight, bias, residual, form):
     linear_kernels.tilewright_linear_add[triton.cdiv(rows, form.rows), triton.cdiv(features, form.features)](
         out, x, weight.contiguous(), bias.contiguous(), residual, rows, features, channels,
         *_blocks(form, channels), _precision(x), num_warps=form.num_warps, num_stages=form.num_stages,
+        **overlap.options(x, bias),
     )  # fmt: skip
     return out
 
