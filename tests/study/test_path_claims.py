@@ -81,7 +81,11 @@ def test_paths_that_are_dominated_are_in_no_table(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"network": "segformer-b1-32"}, {"device": "other"}, {"dtype": "float16"}, {"batch": 2}, {"data": "x"}]
+    "changes",
+    [
+        *({"network": "segformer-b1-32"}, {"device": "other"}, {"dtype": "float16"}, {"batch": 2}, {"data": "x"}),
+        {"code": "other"},
+    ],
 )
 def test_static_networks_are_alike(changes, tmp_path):
     case = f"{changes.get('network', 'segformer-b3-64')}.plain"
@@ -134,6 +138,14 @@ def test_all_tables_together_are_in_percent_of_static_networks(tmp_path):
     # A path that the scenes of choice prefer at 200, and those of test do not.
     rows = static() + sampled(first=(150, 0.61, 0.57))
     assert answer(tmp_path, rows, "path_families:64", expected=100) == (95, "at 200 µs")
+
+
+def test_tables_that_hold_the_static_networks_are_never_below_them(tmp_path):
+    # 100 * x / x is less than 100 for the last of these in binary.
+    shares = (0.5, 0.6, 0.7269414)
+    assert 100 * shares[-1] / shares[-1] < 100
+    rows = [row(f"segformer-b{size}-64.plain", 100 * 2**size, seen, seen) for size, seen in enumerate(shares)]
+    assert judged(tmp_path, rows, "path_families:64", expected=100)["verdict"] == "met"
 
 
 def test_between_static_networks_is_before_the_slowest(tmp_path):

@@ -463,7 +463,7 @@ def _path_static(frame, name):
 
 
 def _families(frame, resolution):
-    """The tables of all networks of a resolution together, against static ones: one for each device and type."""
+    """The tables of all networks of a resolution together, against static ones: one for each device, type and code."""
     rows = frame[(frame["resolution"] == resolution) & (frame["rung"] == "trained")]
     groups = rows.groupby(paths.ALIKE, sort=False)
     return [paths.against_static(alike[alike["kept"] == "yes"], paths.static(alike)) for _, alike in groups]
@@ -471,7 +471,7 @@ def _families(frame, resolution):
 
 def _path_families(frame, resolution):
     """The least mean IoU of the tables of all networks, in percent of that of static ones at equal time."""
-    return _at_time("idxmin", [100 * both["ours"] / both["theirs"] for both in _families(frame, resolution)])
+    return _at_time("idxmin", [100 * (both["ours"] / both["theirs"]) for both in _families(frame, resolution)])
 
 
 def _path_between(frame, resolution):

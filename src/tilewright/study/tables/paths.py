@@ -6,8 +6,8 @@ from tilewright import training
 from tilewright.study.tables import _read, _select
 
 TIMES = ["p50_us", "p99_us", "promise_us", "saved_us"]
-# What paths of two networks have alike where one is compared with the other.
-ALIKE = ["resolution", "data", "device", "dtype", "batch", "compiled"]
+# What paths of two networks have alike where one is compared with the other: other code may be other kernels.
+ALIKE = ["resolution", "data", "device", "dtype", "batch", "compiled", "code"]
 
 SHOWN = {
     "case": ("network", ""),
