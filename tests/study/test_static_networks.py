@@ -182,13 +182,15 @@ def test_a_case_waits_for_the_weights_of_static_networks():
     assert {row["network"] for row in planned} == {"segformer-b0-64", "segformer-b1-64"}
 
 
-def test_a_load_keeps_the_slowest_path_from_its_budget():
-    """Whether promises are hardly longer than what paths mostly take, or twice as long."""
-    facts = {"network": "n", "checkpoint": "", "rung": "trained", "batch": 1, "device": "d", "dtype": "float32"}
-    for promise, mostly in ((110.0, 100.0), (200.0, 100.0)):
-        slowest = look_up.Entry(path="full", p50_us=mostly, promise_us=promise, macs=1, choice=0.5, **facts)
-        load = _stream.load_us(slowest, {"full": np.array([mostly] * 99 + [promise])})
-        # On a GPU a frame waits for some two thirds of it.
-        assert mostly + 2 / 3 * load > streams.ROOM * promise
-    # One that is faster than it promises to be is loaded by the promise alone.
-    assert load > _stream.LOAD * promise == _stream.load_us(slowest, {"full": np.array([2 * promise])})
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.3])
+def test_a_load_adds_what_is_wanted_though_frames_wait_for_a_part_of_it(share):
+    started = []
+    load = _stream.load_of(300.0, lambda us: started.append(us) or us, lambda us: share * us)
+    assert share * load == pytest.approx(300.0, rel=0.2) and load == started[-1] and len(started) == _stream.TRIES
+
+
+def test_a_load_keeps_the_slowest_path_from_its_budget(settings, monkeypatch):
+    bench = contenders(settings, monkeypatch, BETTER)
+    trace = streams.trace("contended", bench.table, 64)
+    found = streams.run(trace, bench.contender("full", trace), controller=streams.Controller(False), load=bench.loaded)
+    assert _stream.SLOWED > streams.ROOM and found.missed(trace)[trace.loaded].mean() > 0.5

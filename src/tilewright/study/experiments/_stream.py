@@ -18,10 +18,11 @@ from tilewright.training import evaluation
 
 # Contenders whose controller sees how slow the device is.
 CLOSED = ("closed", "target", "static")
-# A foreign load takes this share of what the slowest path promises, and besides as much as that promise is longer than
-# the path mostly takes: on a GPU products of square matrices of this side. Under it that path meets no budget of the
-# trace, the others may.
-SIDE, LOAD = 4096, 0.5
+# Under a foreign load the slowest path takes so many of its promises: more than a budget has, which is `stream.ROOM`.
+SLOWED = 1.25
+# On a GPU the load is products of square matrices of this side. How much of one a frame waits for is tried in so many
+# frames, and again with what that says.
+SIDE, FRAMES, TRIES = 4096, 20, 3
 # Picks that are timed together.
 PICKS = 10_000
 # Scenes that statistics of a path are measured on, and those that static networks are chosen by.
@@ -69,8 +70,7 @@ class Contenders:
         self.took = {False: self.runner.rehearse(self.images, settings.samples, seed=how.seed)}
         if self.static:
             self.static.rehearse(self.images, settings.samples, seed=how.seed)
-        us = load_us(self.table.rows[-1], self.took[False])
-        self.loaded = self._load(us) if self.images.is_cuda else self._host_load(us)
+        self.loaded = self._foreign()
         if "contended" in settings.traces:
             self.took[True] = self.runner.rehearse(self.images, settings.samples, seed=how.seed, beside=self.loaded)
 
@@ -175,6 +175,24 @@ class Contenders:
         kept = table.Table(entries, least=self.settings.least)
         return Picker(lambda name, images: calls[name](name, images), kept, margin=self.settings.margin, late="fastest")
 
+    def _foreign(self):
+        """A load under which the slowest path takes `SLOWED` of its promises, in the median."""
+        slowest = self.table.rows[-1]
+        mostly = float(np.median(self.took[False][slowest.path]))
+
+        def added_us(load):
+            took = []
+            for at in range(FRAMES):
+                begin = perf_counter_ns()
+                load()
+                self.runner.run(slowest, self.images[at % len(self.images)][None])
+                timing.wait(self.images)
+                took.append((perf_counter_ns() - begin) / 1e3)
+            return float(np.median(took)) - mostly
+
+        start = self._load if self.images.is_cuda else self._host_load
+        return load_of(SLOWED * slowest.promise_us - mostly, start, added_us)
+
     def _load(self, us):
         """Foreign work on another stream: it takes turns with the frames' kernels."""
         beside = torch.cuda.Stream()
@@ -201,12 +219,16 @@ class Contenders:
         return load
 
 
-def load_us(slowest, took):
-    """Microseconds of a foreign load that keeps the slowest path of a table from a budget of `stream.ROOM` promises.
+def load_of(wanted_us, start, added_us):
+    """A load, of ``start(us)``, that adds so many microseconds to a frame, of which it may wait for a part alone.
 
-    took: calls of each path, by its text, on the quiet device.
+    added_us: what one adds, tried on the device.
     """
-    return LOAD * slowest.promise_us + max(0.0, slowest.promise_us - float(np.median(took[slowest.path])))
+    us = wanted_us
+    for _ in range(TRIES):
+        load = start(us)
+        us *= wanted_us / max(added_us(load), wanted_us / 2)
+    return load
 
 
 def rows(case, settings, how):
