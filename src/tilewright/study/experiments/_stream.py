@@ -18,8 +18,6 @@ from tilewright.training import evaluation
 
 # Contenders whose controller sees how slow the device is.
 CLOSED = ("closed", "target", "static")
-# Under a foreign load the slowest path takes so many of its promises: more than a budget has, which is `stream.ROOM`.
-SLOWED = 1.25
 # On a GPU the load is products of square matrices of this side. How much of one a frame waits for is tried in so many
 # frames, and again with what that says.
 SIDE, FRAMES, TRIES = 4096, 20, 3
@@ -176,9 +174,10 @@ class Contenders:
         return Picker(lambda name, images: calls[name](name, images), kept, margin=self.settings.margin, late="fastest")
 
     def _foreign(self):
-        """A load under which the slowest path takes `SLOWED` of its promises, in the median."""
+        """A load under which the slowest path misses a budget of `stream.ROOM` promises by as much as the fastest one
+        keeps it, in medians."""
         slowest = self.table.rows[-1]
-        mostly = float(np.median(self.took[False][slowest.path]))
+        fast, mostly = (float(np.median(self.took[False][row.path])) for row in (self.table.rows[0], slowest))
 
         def added_us(load):
             took = []
@@ -191,7 +190,7 @@ class Contenders:
             return float(np.median(took)) - mostly
 
         start = self._load if self.images.is_cuda else self._host_load
-        return load_of(SLOWED * slowest.promise_us - mostly, start, added_us)
+        return load_of(stream.ROOM * slowest.promise_us - (fast + mostly) / 2, start, added_us)
 
     def _load(self, us):
         """Foreign work on another stream: it takes turns with the frames' kernels."""
