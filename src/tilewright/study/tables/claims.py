@@ -471,6 +471,7 @@ def _families(frame, resolution):
 
 def _path_families(frame, resolution):
     """The least mean IoU of the tables of all networks, in percent of that of static ones at equal time."""
+    # Divided first: 100 * x / x may be less than 100.
     return _at_time("idxmin", [100 * (both["ours"] / both["theirs"]) for both in _families(frame, resolution)])
 
 
