@@ -68,8 +68,9 @@ class Contenders:
         self.took = {False: self.runner.rehearse(self.images, settings.samples, seed=how.seed)}
         if self.static:
             self.static.rehearse(self.images, settings.samples, seed=how.seed)
-        self.loaded = self._foreign()
+        self.loaded = None
         if "contended" in settings.traces:
+            self.loaded = self._foreign()
             self.took[True] = self.runner.rehearse(self.images, settings.samples, seed=how.seed, beside=self.loaded)
 
     @property
@@ -179,18 +180,16 @@ class Contenders:
         slowest = self.table.rows[-1]
         fast, mostly = (float(np.median(self.took[False][row.path])) for row in (self.table.rows[0], slowest))
 
+        budgets_us = np.full(FRAMES, stream.ROOM * slowest.promise_us)
+        trace = stream.Trace("contended", budgets_us, np.zeros(FRAMES), np.ones(FRAMES, dtype=bool))
+
         def added_us(load):
-            took = []
-            for at in range(FRAMES):
-                begin = perf_counter_ns()
-                load()
-                self.runner.run(slowest, self.images[at % len(self.images)][None])
-                timing.wait(self.images)
-                took.append((perf_counter_ns() - begin) / 1e3)
-            return float(np.median(took)) - mostly
+            frames = self.contender("full", trace)
+            found = stream.run(trace, frames, controller=stream.Controller(False), load=load)
+            return float(np.median(found.measured_us)) - mostly
 
         start = self._load if self.images.is_cuda else self._host_load
-        return load_of(stream.ROOM * slowest.promise_us - (fast + mostly) / 2, start, added_us)
+        return load_of(float(budgets_us[0]) - (fast + mostly) / 2, start, added_us)
 
     def _load(self, us):
         """Foreign work on another stream: it takes turns with the frames' kernels."""
