@@ -28,7 +28,7 @@ AT_ONCE = 16
 SOLVERS = ("greedy", *solvers.NAMES)
 # Parts that budgets are planned in, for each core: from one budget to the next of its part most of what was found stays
 # the best, and parts take unlike times. More than so many in all solve what a neighbour has solved: with the recorded
-# table of B2 and 48 budgets 97 programs in one part, 143 in 16, 283 in 48.
+# table of B2 and 48 budgets 83 programs in one part, 108 in 16, 192 in 48.
 PARTS = 3
 MOST_PARTS = 16
 
@@ -44,18 +44,56 @@ class Proposal:
     seconds: float
 
 
-def propose(latency: Latency, losses: Losses, budget_us: float, solver: str, *, without=(), time_limit_s=10.0):
+def propose(latency: Latency, losses: Losses, budget_us, solver: str, *, without=(), time_limit_s=10.0):
     """The `Proposal` of a base for a budget, or None where no set of skips meets it.
 
     without: paths that are not to be proposed again (no-good cuts). Raises `SolverError` where a solver gives up.
     """
+    found = _optimal(latency, losses, budget_us, solver, without, time_limit_s)
+    return found and _earliest(found, latency, losses, budget_us, without, time_limit_s)
+
+
+def _optimal(latency, losses, budget_us, solver, without, time_limit_s):
+    """One `Proposal` of those that lose least; greedy's is the only one that greedy has."""
     begin = perf_counter()
-    cut = [space.skips(path) for path in without]
-    need = latency.base_us - budget_us
+    cut, need = [space.skips(path) for path in without], latency.base_us - budget_us
     if solver == "greedy":
         skips = greedy(latency.saved_us, losses, need, cut)
     else:
-        skips = _solved(latency.saved_us, losses, need, cut, solver, time_limit_s)
+        point = _point(_met(latency, losses, need, cut), solver, time_limit_s)
+        skips = None if point is None else point[: len(latency.saved_us)] > 0.5
+    return _proposal(latency, losses, skips, solver, begin)
+
+
+def _earliest(found, latency, losses, budget_us, without, time_limit_s):
+    """Of the proposals that lose as little as `found`, that of the fewest skips, and of those the earliest text."""
+    if found.solver == "greedy":
+        return found
+    begin = perf_counter() - found.seconds
+    blocks, skips = len(latency.saved_us), space.skips(found.path)
+    program = _met(latency, losses, latency.base_us - budget_us, [space.skips(path) for path in without])
+    bounded = _with_row(program, program.cost, float(losses.loss(skips)) + float(program.cost[-1]) + SAME)
+    for lo in range(0, blocks, AT_ONCE):
+        places = np.arange(lo, min(lo + AT_ONCE, blocks))
+        # A 0 comes before a 1 in a path's text, so that skips of early blocks come first. The number of skips outweighs
+        # them, the constant keeps the objective above zero.
+        order = np.zeros(len(program.cost))
+        if not lo:
+            order[:blocks] = 2.0**AT_ONCE
+        order[places] -= 2.0 ** (AT_ONCE - 1 - np.arange(len(places)))
+        order[-1] = 2.0**AT_ONCE
+        point = _point(_with_cost(bounded, order), found.solver, time_limit_s)
+        bounded = _with_row(bounded, order, float(np.round(order @ point)))
+    return _proposal(latency, losses, point[:blocks] > 0.5, found.solver, begin)
+
+
+def _met(latency, losses, need_us, cut):
+    """The `model` of a need. One that only rounding keeps from being met is met."""
+    return model(latency.saved_us, losses, need_us - SAME_US, cut)
+
+
+def _proposal(latency, losses, skips, solver, begin):
+    """The `Proposal` of skips that were looked for since `begin`; None for none."""
     if skips is None:
         return None
     path = space.with_skips(losses.base, skips)
@@ -73,21 +111,26 @@ def plan(models, budgets_us, solver: str, *, time_limit_s=10.0) -> dict[float, P
 
 def _planned(models, budgets_us, solver, time_limit_s):
     """`plan` of budgets that fall: what met the one before and meets this one stays the best of its base, and no base
-    gets better than it was, which saves most programs."""
-    found, latest = {}, {}
+    gets better than it was, which saves most programs. Which of several optima is taken is asked of the best base."""
+    found, latest, taken = {}, {}, {}
     for budget in budgets_us:
-        made = []
+        made = {}
         # Those that were best come first: of the others, what was worse before need not be solved again.
         for place in sorted(range(len(models)), key=lambda at: -latest[at].accuracy if latest.get(at) else np.inf):
             held = latest.get(place)
             again = place not in latest or (held is not None and not _meets(held, budget))
-            if again and held and made and solver != "greedy" and held.accuracy < best(made).accuracy - SAME:
+            if again and held and made and solver != "greedy" and held.accuracy < best(made.values()).accuracy - SAME:
                 continue
             if again:
-                held = latest[place] = propose(*models[place], budget, solver, time_limit_s=time_limit_s)
+                held = latest[place] = _optimal(*models[place], budget, solver, (), time_limit_s)
             if held is not None:
-                made.append(held)
-        found[budget] = best(made)
+                made[place] = held
+        top = best(made.values())
+        for place in [place for place, held in made.items() if held.accuracy >= top.accuracy - SAME]:
+            if taken.get(place) is not latest[place]:
+                taken[place] = latest[place] = _earliest(latest[place], *models[place], budget, (), time_limit_s)
+            made[place] = latest[place]
+        found[budget] = best(made.values())
     return found
 
 
@@ -199,30 +242,6 @@ def _record(cost, rows, lower, integers, names):
         integrality=integers,
         names=names,
     )
-
-
-def _solved(saved_us, losses, need_us, without, solver, time_limit_s):
-    """The skips of the least loss, of those the fewest, of those the earliest text; None where there are none."""
-    blocks = len(saved_us)
-    # A need that only rounding keeps from being met is met.
-    program = model(saved_us, losses, need_us - SAME_US, without)
-    found = _point(program, solver, time_limit_s)
-    if found is None:
-        return None
-    least = float(program.cost @ found)
-    bounded = _with_row(program, program.cost, least + SAME)
-    for lo in range(0, blocks, AT_ONCE):
-        places = np.arange(lo, min(lo + AT_ONCE, blocks))
-        # A 0 comes before a 1 in a path's text, so that skips of early blocks come first. The number of skips outweighs
-        # them, the constant keeps the objective above zero.
-        order = np.zeros(len(program.cost))
-        if not lo:
-            order[:blocks] = 2.0**AT_ONCE
-        order[places] -= 2.0 ** (AT_ONCE - 1 - np.arange(len(places)))
-        order[-1] = 2.0**AT_ONCE
-        found = _point(_with_cost(bounded, order), solver, time_limit_s)
-        bounded = _with_row(bounded, order, float(np.round(order @ found)))
-    return found[:blocks] > 0.5
 
 
 def _point(program, solver, time_limit_s):
