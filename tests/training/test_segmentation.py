@@ -27,7 +27,7 @@ SHORT = Recipe(
     measured=4,
     steps=6,
 )
-BESIDE = Paths(count=1, smallest="1.1.1.1", scales=(1.0,))
+BESIDE = Paths(count=1, scales=(1.0,))
 
 
 class Blobs:
@@ -107,6 +107,17 @@ def test_paths_may_begin_later(tmp_path):
     assert not any(log["paths"][:4]) and min(log["paths"][4:]) > 0
 
 
+def test_half_of_the_random_paths_keep_all_blocks_of_smaller_images():
+    network = networks.create("segformer", variant="b2", image_size=64, num_classes=3)
+    recipe = msgspec.structs.replace(SHORT, paths=Paths(count=400, keep=(0.4, 0.6)))
+    first, *others = segmentation._Step(network, Blobs(), recipe, False)._paths(np.random.default_rng(0))
+    assert str(first).startswith("110.1100.111000.110 levels=1234 scale=0.5 ")
+    whole = [path for path in others if path.blocks == network.path().blocks]
+    assert 160 < len(whole) < 240 and {path.scale for path in whole} == {0.5, 0.75}
+    kept = [np.mean([int(bit) for stage in path.blocks for bit in stage]) for path in others if path not in whole]
+    assert 0.45 < np.mean(kept) < 0.55 and {path.scale for path in others} == {0.5, 0.75, 1.0}
+
+
 def gradients(monkeypatch, recipe, lowered, compiled):
     """Losses of a step, gradients of the weights by name, and graphs that were compiled."""
     # What is dropped would differ.
@@ -130,7 +141,7 @@ def gradients(monkeypatch, recipe, lowered, compiled):
 def test_paths_share_weights_and_what_is_compiled(monkeypatch):
     """However a step is taken, its gradients are the same."""
     stage = Stage(until=1.0, sizes=(64,), batch=2)
-    beside = Paths(count=2, scales=(1.0,), levels=("1234", "123"))
+    beside = Paths(count=2, scales=(1.0, 0.5), levels=("1234", "123"))
     recipe = msgspec.structs.replace(SHORT, stages=(stage,), paths=beside)
     losses, expected, _ = gradients(monkeypatch, recipe, False, False)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
@@ -280,8 +291,7 @@ def test_statistics_are_of_segformers_paths():
         ({"steps": None}, "expected steps or minutes, after which it ends"),
         ({"stages": (Stage(until=1.0, sizes=(16,)),)}, "at least 32 pixels a side, found 16: 16 x 1"),
         ({"stages": (Stage(until=1.0, sizes=(32,), batch=2000),)}, "at most 1024 images a step, found 2000"),
-        ({"paths": Paths(smallest="9.1.1.1")}, "2 blocks"),
-        ({"paths": Paths(smallest="1.1.1.1")}, r"at least 32 pixels a side, found 16: 32 x 0\.5"),
+        ({"paths": Paths()}, r"at least 32 pixels a side, found 16: 32 x 0\.5"),
     ],
     ids=str,
 )

@@ -61,16 +61,19 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of Yu and Huang, "Universally Slimmable Networks", 2019).
 
     begin: the share of the training before which the full path is trained alone: a step of several takes two to three
-    times as long. count: random paths of a step, beside `smallest`. keep: range from which the share of blocks that a
-    path keeps is drawn. levels, scales: what is drawn from, all alike: mostly all levels, and smaller images, since
-    tables that were measured hold no other set of levels, where early exit comes nearest, and at full size hardly a
-    path without some blocks.
+    times as long. smallest: share of the blocks of each stage, the first ones, that the smallest path of each step
+    keeps, at the smallest scale: below it nothing is of use. count: random paths of a step, beside it. whole: share of
+    these that keep all blocks of smaller images, which is the cheapest way to save time, and which random sets hardly
+    ever are. keep: range from which the share of blocks that the others keep is drawn. levels, scales: what is drawn
+    from, all alike: mostly all levels, and smaller images, since tables that were measured hold no other set of levels,
+    where early exit comes nearest, and at full size hardly a path without some blocks.
     """
 
     begin: Share = 0.0
+    smallest: Share = 0.5
     count: Positive = 2
-    smallest: str = "1.1.1.1 scale=0.5"
-    keep: tuple[Share, Share] = (0.3, 1.0)
+    whole: Share = 0.5
+    keep: tuple[Share, Share] = (0.4, 1.0)
     levels: tuple[str, ...] = ("1234", "1234", "1234", "1234", "123")
     scales: tuple[float, ...] = (1.0, 0.75, 0.5, 0.5)
 
@@ -261,7 +264,7 @@ class _Step:
         self.lowered = targets.facts(self.device.type).CUDA
         self.dtype = torch.bfloat16 if self.lowered else torch.float32
         self.labelled = torch.compile(self._labelled, dynamic=False) if compiled else self._labelled
-        self.smallest = network.path(recipe.paths.smallest) if recipe.paths else None
+        self.smallest = _smallest(network, recipe.paths) if recipe.paths else None
         self.reader, self.coming = ThreadPoolExecutor(1), {}
         self.events = []
 
@@ -391,7 +394,7 @@ class _Step:
     def _kinds(self):
         """All that paths of a step differ by but for their blocks."""
         asked, full = self.recipe.paths, self.network.path()
-        for scale in dict.fromkeys((*map(float, asked.scales), self.smallest.scale)):
+        for scale in dict.fromkeys(map(float, asked.scales)):
             for levels in dict.fromkeys((*asked.levels, self.smallest.levels)):
                 yield self.network.path(msgspec.structs.replace(full, levels=levels, scale=scale))
 
@@ -400,14 +403,19 @@ class _Step:
         asked = self.recipe.paths
         yield self.smallest
         full = self.network.path()
+        smaller = [scale for scale in asked.scales if scale < 1] or asked.scales
         for _ in range(asked.count):
-            keep = drawn.uniform(*asked.keep)
+            whole = drawn.random() < asked.whole
+            keep, scales = (1.0, smaller) if whole else (drawn.uniform(*asked.keep), asked.scales)
             blocks = tuple("".join("01"[int(drawn.random() < keep)] for _ in stage) for stage in full.blocks)
-            levels, scale = (
-                asked.levels[drawn.integers(len(asked.levels))],
-                asked.scales[drawn.integers(len(asked.scales))],
-            )
+            levels, scale = asked.levels[drawn.integers(len(asked.levels))], scales[drawn.integers(len(scales))]
             yield self.network.path(msgspec.structs.replace(full, blocks=blocks, levels=levels, scale=float(scale)))
+
+
+def _smallest(network, asked):
+    """The smallest path of each step."""
+    counts = (max(1, math.ceil(asked.smallest * depth)) for depth in network.options.depths)
+    return network.path(f"{'.'.join(map(str, counts))} scale={min(asked.scales)}")
 
 
 def sides(size):
@@ -479,7 +487,7 @@ def _check(network, source, recipe):
     # Paths resize what they are given.
     scales = [1.0]
     if recipe.paths:
-        scales += [*recipe.paths.scales, network.path(recipe.paths.smallest).scale]
+        scales += recipe.paths.scales
     least = network.options.least
     for stage in recipe.stages:
         for size in stage.sizes:
