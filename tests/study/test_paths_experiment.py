@@ -1,8 +1,10 @@
 """Execution paths in the study: sections, tables and figures of made-up rows, and a network that is really trained."""
 
 import json
+from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -11,7 +13,8 @@ from helpers import synthetic
 from helpers.checkout import ROOT
 from tilewright import models
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.paths import Path, layers
+from tilewright.networks import segformer
+from tilewright.paths import Path, latency, layers, space
 from tilewright.paths import table as look_up
 from tilewright.study import config, experiments, figures
 from tilewright.study.experiments import _effort, _paths
@@ -180,6 +183,31 @@ def test_claims_about_streams_are_judged(measure, contender, expected, verdict, 
     assert found["verdict"] == verdict, found
 
 
+def test_a_second_round_knows_what_the_first_one_overrated():
+    options = segformer.Options(variant="b2", image_size=512, num_classes=3)
+    base = Path.full(options)
+
+    def truth(rung, split, path):
+        skips = space.skips(path)
+        # Three blocks in a row cost more than pairs of them tell.
+        return float(1 / (1 + np.exp(-3 + 0.3 * skips.sum() + 2 * (skips[2:] & skips[1:-1] & skips[:-2]).sum())))
+
+    measured = {base: dict.fromkeys([base, *space.singles(base), *space.drawn(base, 30, 0)], "drawn")}
+    times = {base: latency.model(base, {path: 1000.0 - 50 * space.skips(path).sum() for path in measured[base]})}
+    stated = SimpleNamespace(rungs=("trained",), budgets=12, solvers=("greedy", "highs"))
+    bench = SimpleNamespace(settings=stated, bases=[base], how=SimpleNamespace(seed=0), see=truth)
+    first, proposals, _ = _paths.planned(bench, measured, times)
+    proposed = list(proposals["trained"])
+
+    def error(fitted):
+        losses = fitted["trained", base]
+        return np.mean([losses.predict(path) - truth(None, None, path) for path in proposed])
+
+    measured[base] |= dict.fromkeys(proposed, "earlier")
+    second, _, seconds = _paths.planned(bench, measured, times)
+    assert error(first) > 0.05 and abs(error(second)) < 0.4 * error(first) and seconds["trained"] > 0
+
+
 def test_proposals_of_programs_are_measured_before_those_of_greedy_and_runners_up():
     found = {
         "a": {"second 1": None},
@@ -216,7 +244,7 @@ def weights(tmp_path_factory):
 def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     few = {"fit": 2, "choice": 2, "test": 2, "novel": 1, "drawn": 2, "budgets": 2, "proposals": 2, "samples": 2}
-    few |= {"alone": ["scale=0.5"], "solvers": ["greedy", "highs"], "max_seconds": 0.01}
+    few |= {"rounds": 2, "alone": ["scale=0.5"], "solvers": ["greedy", "highs"], "max_seconds": 0.01}
     study = configured(checkpoint=str(weights), name="mine", **few)
     stated = of_paths.settings(study, "mine")
     how = _effort.Run("cpu", "float32", 0, 0.5, 3)

@@ -15,7 +15,7 @@ from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.paths import budgets_for, texts
 
 # Why a path is measured, the first that holds.
-PARTS = ("base", "single", "drawn", "proposed", "every", "alone")
+PARTS = ("base", "single", "drawn", "earlier", "proposed", "every", "alone")
 # Those that are measured on scenes of ``choice`` whether or not they are proposed.
 CHOSEN = ("base", "single", "every", "alone")
 
@@ -102,20 +102,11 @@ def rows(case, settings, how):
     bench.time([path for found in measured.values() for path in found])
     for base in bench.bases:
         times[base] = latency.model(base, {path: bench.times_us[path] for path in measured[base]})
-    fitted, proposals, seconds = {}, {}, {}
-    for rung in settings.rungs:
-        for base in bench.bases:
-            known = {path: bench.see(rung, "fit", path) for path in measured[base]}
-            fitted[rung, base] = accuracy.fit(
-                base, known[base], [p for p in known if p != base], [y for p, y in known.items() if p != base],
-                seed=how.seed,
-            )  # fmt: skip
-        begin = perf_counter()
-        proposals[rung] = proposed(settings, [(times[base], fitted[rung, base]) for base in bench.bases])
-        seconds[rung] = perf_counter() - begin
-    kept = {path for found in proposals.values() for path in thinned(found, settings.proposals * len(bench.bases))}
-    for path in sorted(kept, key=str):
-        measured[space.base_of(path)].setdefault(path, "proposed")
+    for last in [False] * (settings.rounds - 1) + [True]:
+        fitted, proposals, seconds = planned(bench, measured, times)
+        kept = {path for found in proposals.values() for path in thinned(found, settings.proposals * len(bench.bases))}
+        for path in sorted(kept, key=str):
+            measured[space.base_of(path)].setdefault(path, "proposed" if last else "earlier")
     if settings.every:
         for path in space.every(bench.bases[0]):
             measured[bench.bases[0]].setdefault(path, "every")
@@ -142,6 +133,23 @@ def rows(case, settings, how):
                 made = sampled.get(path), promises.get(path)
                 found.append(_row(bench, rung, base, path, part, model, made, by, seconds[rung]))
         yield from _marked(found)
+
+
+def planned(bench, measured, times):
+    """What each rung's models, fitted to all paths in `measured`, propose: ``{(rung, base): Losses}``, ``{rung: what
+    `proposed` gives}`` and the seconds of each rung's planning."""
+    fitted, proposals, seconds = {}, {}, {}
+    for rung in bench.settings.rungs:
+        for base in bench.bases:
+            known = {path: bench.see(rung, "fit", path) for path in measured[base]}
+            fitted[rung, base] = accuracy.fit(
+                base, known[base], [p for p in known if p != base], [y for p, y in known.items() if p != base],
+                seed=bench.how.seed,
+            )  # fmt: skip
+        begin = perf_counter()
+        proposals[rung] = proposed(bench.settings, [(times[base], fitted[rung, base]) for base in bench.bases])
+        seconds[rung] = perf_counter() - begin
+    return fitted, proposals, seconds
 
 
 def proposed(settings, models):

@@ -52,7 +52,8 @@ class Section(sections.Section, frozen=True):
     every: whether all sets of blocks of the first base are measured
     budgets: of time, evenly spread, that are planned for
     solvers: that plan
-    proposals: paths of a base that are measured because they were proposed, at most
+    rounds: of planning; what a round proposes is measured, and the models of the next one are fitted to it, too
+    proposals: paths of a base that are measured because a round proposed them, at most
     samples: calls of each path that is promised, as a stream makes them
     batch: images of a call
     compiled: whether torch compiles blocks and decoders before calls are timed, and graphs captured on a GPU
@@ -73,6 +74,7 @@ class Section(sections.Section, frozen=True):
     every: bool
     budgets: int
     solvers: tuple[str, ...]
+    rounds: int
     proposals: int
     samples: int
     batch: int
@@ -101,7 +103,7 @@ def _check_values(place, values):
     sections.known(f"{place}.rungs", "rung", values.rungs, RUNGS)
     sections.selection(f"{place}.solvers", values.solvers)
     sections.known(f"{place}.solvers", "solver", values.solvers, SOLVERS)
-    for name in ("fit", "choice", "test", "budgets", "proposals", "samples", "batch"):
+    for name in ("fit", "choice", "test", "budgets", "rounds", "proposals", "samples", "batch"):
         sections.at_least(f"{place}.{name}", 1, [getattr(values, name)])
     for name in ("novel", "drawn"):
         sections.at_least(f"{place}.{name}", 0, [getattr(values, name)])
@@ -143,6 +145,7 @@ class Settings(sections.Section, frozen=True):
     every: bool
     budgets: int
     solvers: tuple[str, ...]
+    rounds: int
     proposals: int
     samples: int
     batch: int
@@ -158,11 +161,11 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     """A path of a network on one rung, as `paths.table.Entry` has it, and besides:
 
     case: the configuration's name of the network. base: text of the path with all blocks; part: why it was measured,
-    ``base``, ``single`` skip, ``drawn`` set, ``proposed``, ``every`` set or ``alone``, the first that holds. skipped:
-    blocks; saved_us, lost: beside the base, the latter on scenes of ``fit``. loss_error: of the model of losses, median
-    of held-out paths in cross-validation; pairs: which pairs of blocks it has, and the scale on
-    which losses add up; plan_seconds: of the solvers, for all
-    budgets of this base and rung; budgets: how many of them each solver in ``proposed`` met.
+    ``base``, ``single`` skip, ``drawn`` set, proposed ``earlier`` than in the last round, ``proposed``, ``every`` set
+    or ``alone``, the first that holds: models are fitted to what stands before ``proposed``. skipped: blocks; saved_us,
+    lost: beside the base, the latter on scenes of ``fit``. loss_error: of the model of losses, median of held-out paths
+    in cross-validation; pairs: which pairs of blocks it has, and the scale on which losses add up; plan_seconds: of the
+    solvers in the last round, for all budgets of this rung; budgets: how many of them each solver in ``proposed`` met.
     """
 
     kind: Literal["paths"] = "paths"

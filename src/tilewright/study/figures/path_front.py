@@ -6,6 +6,7 @@ from tilewright.study.tables import _read, paths
 PARTS = {
     "single": ("one block left out", "#56B4E9", "o"),
     "drawn": ("random set of blocks", "#BBBBBB", "o"),
+    "earlier": ("proposed in an earlier round", "#8FD3BF", "D"),
     "every": ("any other set of blocks", "#DDDDDD", "."),
     "proposed": ("proposed by a planner", "#009E73", "D"),
     "alone": ("other size, levels or decoder", "#CC79A7", "s"),

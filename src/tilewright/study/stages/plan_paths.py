@@ -7,8 +7,8 @@ from tilewright.study.experiments import _rows
 from tilewright.study.experiments import paths as of_paths
 
 KIND, VERSION = "path plans", 1
-# Rows that losses are fitted to: nothing was proposed from them.
-FITTED = ("single", "drawn")
+# Rows that losses are fitted to: the last round proposed nothing of them.
+FITTED = ("single", "drawn", "earlier")
 
 
 def run(profile, output, solver, budgets, count, rung, seed):
