@@ -135,9 +135,10 @@ def test_splits_are_disjoint_by_object_and_photograph():
     for split, (photographs, novel) in drawing.SPLITS.items():
         kinds = drawing.things(split, drawing.numbers(split, range(200)), PIXELS).kinds
         assert (table.novel[kinds] == novel).all()
-        assert set(photographs) == set(drawing.TESTED if split in ("test", "novel") else drawing.TRAINED)
+        others = {"choice": drawing.CHOSEN, "test": drawing.TESTED, "novel": drawing.TESTED}
+        assert set(photographs) == set(others.get(split, drawing.TRAINED))
     assert set(drawing.TRAINED + drawing.TESTED) == {*images.PHOTOGRAPHS}
-    assert not set(drawing.TRAINED) & set(drawing.TESTED)
+    assert not set(drawing.TRAINED) & set(drawing.TESTED) and not {*images.PHOTOGRAPHS} & set(drawing.CHOSEN)
 
 
 def test_objects_are_of_twenty_classes_a_fifth_of_them_novel():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.core import sides
+from tilewright.core import registry, sides
 from tilewright.core.errors import ArtifactError, UnknownNameError
 
 
@@ -38,6 +38,14 @@ PHOTOGRAPHS = {
     "rocket": Photograph("rocket.jpg", (640, 427), "public domain", "SpaceX"),
 }
 
+# Gray ones, three surfaces and a man with a camera: no patterns are made of them, and no network is trained on them.
+GRAY = {
+    "brick": Photograph("brick.png", (512, 512), "CC0", "CC0Textures"),
+    "camera": Photograph("camera.png", (512, 512), "CC0", "Lav Varshney"),
+    "grass": Photograph("grass.png", (512, 512), "CC0", "linolafett, DeviantArt"),
+    "gravel": Photograph("gravel.png", (512, 512), "CC0", "CC0Textures"),
+}
+
 
 def path(name_or_path):
     """Where a photograph lies: one of `PHOTOGRAPHS` by name, else a file of the user's.
@@ -45,7 +53,7 @@ def path(name_or_path):
     Raises `UnknownNameError` for what is neither a known name nor a file.
     """
     if name_or_path in PHOTOGRAPHS:
-        return Path(str(files("skimage") / "data" / PHOTOGRAPHS[name_or_path].file))
+        return _carried(PHOTOGRAPHS[name_or_path])
     if not Path(name_or_path).is_file():
         raise UnknownNameError("photograph (nor a file)", str(name_or_path), PHOTOGRAPHS)
     return Path(name_or_path)
@@ -57,17 +65,34 @@ def load(name_or_path, size):
     size: a side of a square, or height and width. Resampling is bicubic. Raises `UnknownNameError` as `path` does, and
     `ArtifactError` for what is no RGB image.
     """
+    return _cut(path(name_or_path), size, "RGB")
+
+
+def gray(name, size):
+    """One of `GRAY`, as `load` gives those of `PHOTOGRAPHS`: float32 [3, height, width], its channels equal.
+
+    Raises `UnknownNameError`.
+    """
+    registry.check("gray photograph", name, GRAY)
+    return _cut(_carried(GRAY[name]), size, "L").repeat(3, axis=0)
+
+
+def _carried(photograph):
+    return Path(str(files("skimage") / "data" / photograph.file))
+
+
+def _cut(where, size, mode):
+    """float32 [channels, height, width] of a file of this mode."""
     from PIL import Image, ImageOps
 
-    where = path(name_or_path)
     try:
         with Image.open(where) as opened:
             image = ImageOps.exif_transpose(opened)
             image.load()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ArtifactError(f"{where}: expected an image, found: {error}") from error
-    if image.mode != "RGB":
-        raise ArtifactError(f"{where}: expected an RGB image, found mode {image.mode}; convert it first")
+    if image.mode != mode:
+        raise ArtifactError(f"{where}: expected an {mode} image, found mode {image.mode}; convert it first")
     height, width = sides.pair(size)
-    cut = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
-    return np.asarray(cut, np.float32).transpose(2, 0, 1) / 255
+    cut = np.asarray(ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC), np.float32)
+    return cut.reshape(height, width, -1).transpose(2, 0, 1) / 255

@@ -22,14 +22,16 @@ from tilewright.core import images, registry
 from tilewright.core.errors import PatternError
 from tilewright.scenes import objects
 
-# Photographs of `core.images`: those that networks are trained with, and those that only tests show.
+# Photographs of `core.images`: those that networks are trained with, those that only tests show, and gray ones by which
+# paths are chosen. Networks learn photographs: on those of the training what loses most elsewhere may look best.
 TRAINED, TESTED = ("astronaut", "coffee", "hubble_deep_field", "retina"), ("chelsea", "rocket")
+CHOSEN = tuple(images.GRAY)
 # By split: its photographs, and whether its objects are those that no network is trained on. The place is part of the
 # key of its scenes: new splits go to the end.
 SPLITS = {
     "train": (TRAINED, False),
     "fit": (TRAINED, False),
-    "choice": (TRAINED, False),
+    "choice": (CHOSEN, False),
     "test": (TESTED, False),
     "novel": (TESTED, True),
 }
@@ -232,7 +234,8 @@ def texels(device: str) -> Tensor:
     Objects come first, level after level, each with half the side of that before it. Then photographs, the same.
     """
     found = [*_halved(objects.pictures(), LEAST)]
-    loaded = np.stack([images.load(name, PHOTOGRAPH) for name in TRAINED + TESTED]).transpose(0, 2, 3, 1)
+    loaded = [images.load(name, PHOTOGRAPH) for name in TRAINED + TESTED]
+    loaded = np.stack(loaded + [images.gray(name, PHOTOGRAPH) for name in CHOSEN]).transpose(0, 2, 3, 1)
     opaque = np.full((*loaded.shape[:3], 4), 255, np.uint8)
     opaque[..., :3] = np.round(loaded * 255)
     found += _halved(opaque, LEAST_PHOTOGRAPH)
@@ -267,7 +270,7 @@ def _level(level, kinds):
 def _grounds(split, drawn, pixels, view):
     u = drawn.scene
     names = SPLITS[split][0]
-    photographs = TRAINED + TESTED
+    photographs = TRAINED + TESTED + CHOSEN
     chosen = np.array([photographs.index(names[at]) for at in _below(u[:, 3], len(names))], np.int64)
     share = np.exp(_between(u[:, 4], np.log(GROUND)))
     angle = (2 * u[:, 5] - 1) * GROUND_TURN
