@@ -7,7 +7,7 @@ from tilewright.study.experiments import _rows
 from tilewright.study.experiments import paths as of_paths
 
 KIND, VERSION = "path plans", 1
-# Rows that losses are fitted to: the last round proposed nothing of them.
+# Rows that losses are fitted to, as those of the last round were.
 FITTED = ("single", "drawn", "earlier")
 
 
