@@ -44,7 +44,7 @@ class Proposal:
     seconds: float
 
 
-def propose(latency: Latency, losses: Losses, budget_us, solver: str, *, without=(), time_limit_s=10.0):
+def propose(latency: Latency, losses: Losses, budget_us: float, solver: str, *, without=(), time_limit_s=10.0):
     """The `Proposal` of a base for a budget, or None where no set of skips meets it.
 
     without: paths that are not to be proposed again (no-good cuts). Raises `SolverError` where a solver gives up.
