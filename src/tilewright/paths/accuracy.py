@@ -4,8 +4,9 @@
 logarithm, or its log-odds, where many skips cannot lose more than there is. All rise with it, so that the least loss is
 the best path of a base on any of them. A further skip is never predicted to gain: the form is a sum, with weights of at
 least 0, of skips, of pairs that are both left out, and of pairs of which one or both are. The weights are fitted to
-measured paths by least squares with a ridge, each path weighted by what an error on the scale is in mean IoU; scale,
-which pairs have weights, and how strong the ridge is, is decided by cross-validation.
+measured paths by least squares with a ridge; scale, which pairs have weights, and how strong the ridge is, is decided by
+cross-validation. An error weighs what it is in mean IoU, and the less, the more a path loses: what is chosen from loses
+little, and most random sets lose much.
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ PAIRS = ("none", "stage", "neighbours", "all")
 # Strength of the ridge, in sizes of the mean square of a column.
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 FOLDS = 8
+# Loss in mean IoU at which an error weighs half.
+HALVED = 0.05
 # Fewest paths to fit to.
 FEWEST = 4
 
@@ -83,10 +86,11 @@ def fit(base: Path, accuracy: float, measured: list[Path], accuracies, *, seed: 
     skips = np.array([space.skips(path) for path in measured], dtype=np.float64)
     measured_at = np.asarray(accuracies, dtype=np.float64)
     folds = np.random.default_rng(seed).permutation(len(skips)) % min(FOLDS, len(skips))
+    near = HALVED / (HALVED + np.maximum(accuracy - measured_at, 0))
     best = None
     for link, kind in product(LINKS, PAIRS):
         pairs = pairs_of(base, kind)
-        weight = _slope(measured_at, link)
+        weight = _slope(measured_at, link) * near
         own = _on_scale(accuracy, link)
         columns, losses = _columns(skips, pairs) * weight[:, None], (own - _on_scale(measured_at, link)) * weight
         for ridge in RIDGES:
@@ -95,7 +99,7 @@ def fit(base: Path, accuracy: float, measured: list[Path], accuracies, *, seed: 
                 out = folds == fold
                 held[out] = columns[out] @ _solved(columns[~out], losses[~out], ridge)
             errors = abs(_accuracy(own - held / weight, link) - measured_at)
-            score = np.mean(errors**2)
+            score = np.mean((near * errors) ** 2)
             # Of two that are equally good, the simpler one, which comes first.
             if best is None or score < best[0] * (1 - 1e-9):
                 best = score, link, kind, ridge, pairs, columns, losses, float(np.median(errors))
