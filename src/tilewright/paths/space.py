@@ -74,16 +74,18 @@ def every(base: Path) -> Iterator[Path]:
 
 
 def drawn(base: Path, count: int, seed: int) -> list[Path]:
-    """`count` different paths of a base that skip two blocks or more: numbers of skips, and then sets, alike likely.
+    """`count` different paths of a base that skip two blocks or more: n skips with a likelihood of 1 / n, sets of n
+    alike likely. Where many blocks are left out, little is left to choose from.
 
     Fewer where there are no more.
     """
     blocks, rng = len(free(base)), np.random.default_rng(seed)
-    least = 2
+    numbers = np.arange(2, blocks + 1)
+    likely = 1 / numbers / np.sum(1 / numbers)
     most = 2**blocks - 1 - blocks
     found: dict[Path, None] = {}
     while len(found) < min(count, most):
         skipped = np.zeros(blocks, dtype=bool)
-        skipped[rng.choice(blocks, rng.integers(least, blocks + 1), replace=False)] = True
+        skipped[rng.choice(blocks, rng.choice(numbers, p=likely), replace=False)] = True
         found[with_skips(base, skipped)] = None
     return list(found)
