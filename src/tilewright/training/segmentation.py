@@ -73,9 +73,9 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     smallest: Share = 0.5
     count: Positive = 2
     whole: Share = 0.5
-    keep: tuple[Share, Share] = (0.4, 1.0)
+    keep: tuple[Share, Share] = (0.5, 1.0)
     levels: tuple[str, ...] = ("1234", "1234", "1234", "1234", "123")
-    scales: tuple[float, ...] = (1.0, 0.75, 0.5, 0.5)
+    scales: tuple[float, ...] = (1.0, 0.75, 0.625, 0.5)
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,7 +132,7 @@ CONTINUED = msgspec.structs.replace(PLAIN, stages=(Stage(until=1.0, sizes=(512, 
 RECIPES = {
     "plain": PLAIN,
     # No branch is left out at random, since paths leave out blocks.
-    "sampled": msgspec.structs.replace(CONTINUED, drop_path=0.0, paths=Paths(begin=0.4)),
+    "sampled": msgspec.structs.replace(CONTINUED, drop_path=0.0, paths=Paths(begin=0.3)),
     # The control of what is said of `sampled`: the same time for the full path alone.
     "continued": CONTINUED,
     # The control of the claim that networks owe their resilience to `drop_path`.
