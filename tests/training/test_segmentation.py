@@ -113,9 +113,9 @@ def test_half_of_the_random_paths_keep_all_blocks_of_smaller_images():
     first, *others = segmentation._Step(network, Blobs(), recipe, False)._paths(np.random.default_rng(0))
     assert str(first).startswith("110.1100.111000.110 levels=1234 scale=0.5 ")
     whole = [path for path in others if path.blocks == network.path().blocks]
-    assert 160 < len(whole) < 240 and {path.scale for path in whole} == {0.5, 0.75}
+    assert 160 < len(whole) < 240 and {path.scale for path in whole} == {0.5, 0.625, 0.75}
     kept = [np.mean([int(bit) for stage in path.blocks for bit in stage]) for path in others if path not in whole]
-    assert 0.45 < np.mean(kept) < 0.55 and {path.scale for path in others} == {0.5, 0.75, 1.0}
+    assert 0.45 < np.mean(kept) < 0.55 and {path.scale for path in others} == {0.5, 0.625, 0.75, 1.0}
 
 
 def gradients(monkeypatch, recipe, lowered, compiled):
