@@ -4,9 +4,9 @@
 logarithm, or its log-odds, where many skips cannot lose more than there is. All rise with it, so that the least loss is
 the best path of a base on any of them. A further skip is never predicted to gain: the form is a sum, with weights of at
 least 0, of skips, of pairs that are both left out, and of pairs of which one or both are. The weights are fitted to
-measured paths by least squares with a ridge; scale, which pairs have weights, and how strong the ridge is, is decided by
-cross-validation. An error weighs what it is in mean IoU, and the less, the more a path loses: what is chosen from loses
-little, and most random sets lose much.
+measured paths by least squares with a ridge; scale, which pairs have weights, and how strong the ridge is, are decided
+by cross-validation. An error weighs what it is in mean IoU, and the less, the more a path loses: what is chosen from
+loses little, and most random sets lose much.
 """
 
 from dataclasses import dataclass
