@@ -49,11 +49,12 @@ def instances(draw):
     return form, np.array([draw(st.integers(-2, 40)) for _ in range(BLOCKS)], float), draw(st.integers(-20, 220))
 
 
+@pytest.mark.parametrize("solver", ["highs", "exhaustive"])
 @settings(max_examples=60, deadline=None)
 @given(instances())
-def test_the_program_finds_what_all_sets_hold(instance):
+def test_a_solver_finds_what_all_sets_hold(solver, instance):
     form, saved, need = instance
-    found = program.propose(times(saved), form, 1000.0 - need, "highs")
+    found = program.propose(times(saved), form, 1000.0 - need, solver)
     expected = brute(saved, form, need)
     assert (found is None) == (expected is None)
     if found:
@@ -63,14 +64,15 @@ def test_the_program_finds_what_all_sets_hold(instance):
         assert found.accuracy == pytest.approx(0.6 - form.loss(skips))
 
 
+@pytest.mark.parametrize("solver", ["highs", "exhaustive"])
 @settings(max_examples=30, deadline=None)
 @given(instances())
-def test_what_was_proposed_is_not_proposed_again(instance):
+def test_what_was_proposed_is_not_proposed_again(solver, instance):
     form, saved, need = instance
-    first = program.propose(times(saved), form, 1000.0 - need, "highs")
+    first = program.propose(times(saved), form, 1000.0 - need, solver)
     if first is None:
         return
-    second = program.propose(times(saved), form, 1000.0 - need, "highs", without=[first.path])
+    second = program.propose(times(saved), form, 1000.0 - need, solver, without=[first.path])
     expected = brute(saved, form, need, [space.skips(first.path)])
     assert (second and str(second.path)) == (expected and expected[2])
 
@@ -99,6 +101,24 @@ def test_gurobi_agrees():
         assert ours.path == theirs.path
 
 
+def test_all_sets_of_many_blocks_are_not_listed():
+    base = Path(("1" * 7,) * 3 + ("1",))
+    saved = latency.Latency(base, 1000.0, np.ones(22))
+    with pytest.raises(ConfigError, match="exhaustive: expected at most 20 blocks, found 22; highs takes more"):
+        program.propose(saved, losses([0.01] * 22, base=base), 990.0, "exhaustive")
+
+
+def test_a_recorded_network_of_16_blocks_is_planned_by_its_sets_as_by_programs():
+    models = recorded_models("b2", "segformer-b2-512.sampled.csv", ("single", "drawn", "earlier"))
+    budgets = np.linspace(150.0, 900.0, 12)
+    assert len(models) == 4
+    plans = {solver: program.plan(models, budgets, solver) for solver in ("highs", "exhaustive")}
+    plans |= {f"second {solver}": program.runners_up(models, plans[solver], solver) for solver in list(plans)}
+    paths_of = {name: {us: found and found.path for us, found in plan.items()} for name, plan in plans.items()}
+    assert paths_of["highs"] == paths_of["exhaustive"]
+    assert paths_of["second highs"] == paths_of["second exhaustive"]
+
+
 def test_the_best_of_several_bases():
     fast = program.Proposal(space.with_skips(BASE, [True] * 3 + [False] * 4), 1.0, 0.5, "highs", 0.0)
     good = program.Proposal(BASE, 2.0, 0.6, "highs", 0.0)
@@ -107,7 +127,7 @@ def test_the_best_of_several_bases():
     assert program.best([None]) is None
 
 
-@pytest.mark.parametrize("solver", ["greedy", "highs"])
+@pytest.mark.parametrize("solver", ["greedy", "exhaustive", "highs"])
 @settings(max_examples=30, deadline=None)
 @given(st.tuples(instances(), instances()), st.lists(st.integers(-30, 230), min_size=1, max_size=16))
 def test_budgets_together_are_planned_as_each_alone(solver, pair, needs):
@@ -203,21 +223,31 @@ def test_recorded_paths_that_nothing_was_fitted_to_are_predicted(rung):
     assert np.median(errors) < 0.018 and found.error < 0.021
 
 
+def recorded(variant, file):
+    """``[(path, row)]`` of a file of the H200."""
+    options = segformer.Options(variant=variant, image_size=512)
+    with open(File(__file__).parents[2] / "expected/h200/logs/paths" / file, newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["fit"]]
+    return [(paths.parse(row["path"], options), row) for row in rows]
+
+
+def recorded_models(variant, file, parts):
+    """``[(Latency, Losses)]`` of the bases of a file, fitted to rows of `parts`."""
+    rows, models = recorded(variant, file), []
+    for base, its in [(path, row) for path, row in rows if row["part"] == "base"]:
+        own = {path: row for path, row in rows if space.base_of(path) == base and row["part"] in parts}
+        seen = [float(row["fit"]) for row in own.values()]
+        us = {base: float(its["p50_us"])} | {path: float(row["p50_us"]) for path, row in own.items()}
+        models.append((latency.model(base, us), accuracy.fit(base, float(its["fit"]), list(own), seen)))
+    return models
+
+
 def test_recorded_proposals_that_nothing_was_fitted_to_are_predicted():
     """What was proposed for a SegFormer-B2 in the last round: its 16 blocks leave much to choose from."""
-    folder = File(__file__).parents[2] / "expected/h200/logs/paths"
-    options = segformer.Options(variant="b2", image_size=512)
-    with open(folder / "segformer-b2-512.sampled.csv", newline="") as stream:
-        rows = [r for r in csv.DictReader(stream) if r["fit"]]
-    errors = []
-    for base in [r for r in rows if r["part"] == "base"]:
-        own = [r for r in rows if r["base"] == base["path"]]
-        fitted = [r for r in own if r["part"] in ("single", "drawn", "earlier")]
-        found = accuracy.fit(paths.parse(base["path"], options), float(base["fit"]),
-                             [paths.parse(r["path"], options) for r in fitted],
-                             [float(r["fit"]) for r in fitted])  # fmt: skip
-        held = [r for r in own if r["part"] == "proposed"]
-        errors += [abs(found.predict(paths.parse(r["path"], options)) - float(r["fit"])) for r in held]
+    file = "segformer-b2-512.sampled.csv"
+    models = {losses.base: losses for _, losses in recorded_models("b2", file, ("single", "drawn", "earlier"))}
+    held = [(path, float(row["fit"])) for path, row in recorded("b2", file) if row["part"] == "proposed"]
+    errors = [abs(models[space.base_of(path)].predict(path) - seen) for path, seen in held]
     assert len(errors) == 31 and np.median(errors) < 0.008
 
 

@@ -1,8 +1,9 @@
 """Which blocks of a base to skip so that a budget of time is met at the least predicted loss: an integer program.
 
 ``min sum a_i d_i + sum b_ij y_ij`` with ``sum delta_i d_i >= T_base - budget``, ``y_ij = d_i d_j`` by three rows, and d
-binary. Programs go to the solvers of stage T4. Of several optima, the one with fewer skips is taken, then the one whose
-text comes first, so that plans are reproducible.
+binary. Programs go to the solvers of stage T4; ``exhaustive`` asks the same of all sets of blocks, where these can be
+listed, and ``greedy`` skips one block after the other. Of several optima, the one with fewer skips is taken, then the
+one whose text comes first, so that plans are reproducible.
 """
 
 import os
@@ -15,7 +16,7 @@ import numpy as np
 
 from tilewright.core import registry
 from tilewright.core.errors import SolverError
-from tilewright.paths import Path, space
+from tilewright.paths import Path, exhaustive, space
 from tilewright.paths.accuracy import Losses
 from tilewright.paths.latency import Latency
 from tilewright.schedule import solvers
@@ -25,7 +26,7 @@ from tilewright.schedule.solvers import Model
 SAME, SAME_US = 1e-9, 1e-6
 # Blocks whose order is decided by one program: numbers of skips times 2 ** 16 and weights of 1 stand in one objective.
 AT_ONCE = 16
-SOLVERS = ("greedy", *solvers.NAMES)
+SOLVERS = ("greedy", "exhaustive", *solvers.NAMES)
 # Parts that budgets are planned in, for each core: from one budget to the next of its part most of what was found stays
 # the best, and parts take unlike times. More than so many in all solve what a neighbour has solved: with the recorded
 # table of B2 and 48 budgets 83 programs in one part, 108 in 16, 192 in 48.
@@ -49,8 +50,18 @@ def propose(latency: Latency, losses: Losses, budget_us: float, solver: str, *, 
 
     without: paths that are not to be proposed again (no-good cuts). Raises `SolverError` where a solver gives up.
     """
+    if solver == "exhaustive":
+        return _listed(exhaustive.Sets(latency, losses), budget_us, without)
     found = _optimal(latency, losses, budget_us, solver, without, time_limit_s)
     return found and _earliest(found, latency, losses, budget_us, without, time_limit_s)
+
+
+def _listed(sets, budget_us, without=()):
+    """The `Proposal` of `Sets` for a budget."""
+    begin = perf_counter()
+    need = sets.latency.base_us - budget_us - SAME_US
+    skips = sets.least(need, [space.skips(path) for path in without], same=SAME)
+    return _proposal(sets.latency, sets.losses, skips, "exhaustive", begin)
 
 
 def _optimal(latency, losses, budget_us, solver, without, time_limit_s):
@@ -106,6 +117,9 @@ def plan(models, budgets_us, solver: str, *, time_limit_s=10.0) -> dict[float, P
     models: pairs of `Latency` and `Losses`, one a base. Each core takes neighbouring budgets.
     """
     budgets = sorted(set(budgets_us), reverse=True)
+    if solver == "exhaustive":
+        sets = [exhaustive.Sets(*model) for model in models]
+        return {budget: best(_listed(each, budget) for each in sets) for budget in budgets}
     return _in_parts(lambda part: _planned(models, part, solver, time_limit_s), budgets)
 
 
@@ -137,6 +151,13 @@ def _planned(models, budgets_us, solver, time_limit_s):
 def runners_up(models, plans, solver: str, *, time_limit_s=10.0) -> dict[float, Proposal | None]:
     """The best proposal beside that of each budget, of the same base; `plans` as `plan` returns them."""
     by_base = {losses.base: (times, losses) for times, losses in models}
+    if solver == "exhaustive":
+        firsts = {budget: plans[budget] for budget in sorted(plans, reverse=True)}
+        sets = {base: exhaustive.Sets(*by_base[base]) for base in {space.base_of(p.path) for p in firsts.values() if p}}
+        return {
+            budget: first and _listed(sets[space.base_of(first.path)], budget, [first.path])
+            for budget, first in firsts.items()
+        }
 
     def beside(budgets):
         found, before = {}, (None, None)

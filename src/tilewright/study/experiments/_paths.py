@@ -159,8 +159,8 @@ def proposed(settings, models):
     """
     budgets, found = budgets_for(models, settings.budgets), {}
     plans = {solver: program.plan(models, budgets, solver) for solver in settings.solvers}
-    if "highs" in plans:
-        plans["second"] = program.runners_up(models, plans["highs"], "highs")
+    if exact := next((solver for solver in settings.solvers if solver != "greedy"), None):
+        plans["second"] = program.runners_up(models, plans[exact], exact)
     for budget in budgets:
         for by, made in plans.items():
             if (proposal := made[budget]) is not None:

@@ -20,7 +20,7 @@ TRAINED = "results/checkpoints/{}.safetensors"
 # The checkout that this package lies in.
 CHECKOUT = Path(__file__).parents[4]
 RUNGS = ("trained", "statistics")
-SOLVERS = ("greedy", *solvers.NAMES)
+SOLVERS = ("greedy", "exhaustive", *solvers.NAMES)
 
 
 class Network(sections.Section, frozen=True):
@@ -241,7 +241,8 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
     own = [f"{__package__}._paths", *targets.modules(device, "maps")]
-    own += [f"{paths.__name__}.{name}" for name in ("measure", "program", "accuracy", "latency", "space", "table")]
+    parts = ("measure", "program", "exhaustive", "accuracy", "latency", "space", "table")
+    own += [f"{paths.__name__}.{name}" for name in parts]
     if row.get("network"):
         family, _ = networks.parse(row["network"])
         own.append(f"tilewright.networks.{family}")

@@ -526,14 +526,16 @@ def _path_true_front(frame, name):
 
 
 def _path_hypervolume(frame, name):
-    """Area below the front of what the program proposed over that of what greedy did, on test scenes, up to the slowest
-    of both: on each rung, of budgets for which both were measured, as what exceeds `proposals` was not."""
+    """Area below the front of what a solver proposed over that of what greedy did, on test scenes, up to the slowest of
+    both: on each rung, of budgets for which both were measured, as what exceeds `proposals` was not. Solvers but greedy
+    propose the same."""
     rows = frame[frame["case"] == name]
     rows = rows.assign(by=rows["proposed"].str.split(", ")).explode("by", ignore_index=True)
     rows[["solver", "budget"]] = rows["by"].str.extract(r"(\S+) (\S+)")
     found = {}
     for rung, own in rows.groupby("rung", sort=False):
-        solvers = [own[own["solver"] == solver] for solver in ("highs", "greedy")]
+        exact = next((solver for solver in own["solver"].dropna() if solver not in ("greedy", "second")), None)
+        solvers = [own[own["solver"] == solver] for solver in (exact, "greedy")]
         both = set.intersection(*(set(these["budget"]) for these in solvers))
         if both:
             solvers = [these[these["budget"].isin(both)] for these in solvers]
