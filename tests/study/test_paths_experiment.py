@@ -87,7 +87,7 @@ def test_weights_that_are_trained_here_have_the_name_of_their_rule(name):
     ("changes", "message"),
     [
         ({"rungs": ["tuned"]}, "paths.rungs: unknown rung 'tuned'; known: trained, statistics"),
-        ({"solvers": ["cplex"]}, "paths.solvers: unknown solver 'cplex'; known: greedy, highs, gurobi"),
+        ({"solvers": ["cplex"]}, "paths.solvers: unknown solver 'cplex'; known: greedy, exhaustive, highs, gurobi"),
         ({"bases": []}, "paths.bases: expected at least one name, found none"),
         ({"alone": [""]}, "paths.alone: '' stands twice"),
         ({"fit": 0}, "paths.fit: expected at least 1, found 0"),
@@ -183,7 +183,8 @@ def test_claims_about_streams_are_judged(measure, contender, expected, verdict, 
     assert found["verdict"] == verdict, found
 
 
-def test_a_second_round_knows_what_the_first_one_overrated():
+@pytest.mark.parametrize("exact", ["highs", "exhaustive"])
+def test_a_second_round_knows_what_the_first_one_overrated(exact):
     options = segformer.Options(variant="b2", image_size=512, num_classes=3)
     base = Path.full(options)
 
@@ -194,10 +195,11 @@ def test_a_second_round_knows_what_the_first_one_overrated():
 
     measured = {base: dict.fromkeys([base, *space.singles(base), *space.drawn(base, 30, 0)], "drawn")}
     times = {base: latency.model(base, {path: 1000.0 - 50 * space.skips(path).sum() for path in measured[base]})}
-    stated = SimpleNamespace(rungs=("trained",), budgets=12, solvers=("greedy", "highs"))
+    stated = SimpleNamespace(rungs=("trained",), budgets=12, solvers=("greedy", exact))
     bench = SimpleNamespace(settings=stated, bases=[base], how=SimpleNamespace(seed=0), see=truth)
     first, proposals, _ = _paths.planned(bench, measured, times)
     proposed = list(proposals["trained"])
+    assert {by.split()[0] for found in proposals["trained"].values() for by in found} == {"greedy", exact, "second"}
 
     def error(fitted):
         losses = fitted["trained", base]
@@ -310,7 +312,7 @@ def test_plans_from_measured_rows(rows, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"solver": "cplex"}, "solver: unknown 'cplex'; known: greedy, highs, gurobi"),
+        ({"solver": "cplex"}, "solver: unknown 'cplex'; known: greedy, exhaustive, highs, gurobi"),
         ({"rung": "tuned"}, "rung: unknown 'tuned'; known: trained, statistics"),
         ({"budgets": [float("nan")]}, "budgets: expected microseconds above 0, found nan"),
         ({"budgets": [0.0]}, "budgets: expected microseconds above 0, found 0.0"),
