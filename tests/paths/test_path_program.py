@@ -15,9 +15,11 @@ from tilewright import paths
 from tilewright.core.errors import ConfigError
 from tilewright.networks import segformer
 from tilewright.paths import Path, accuracy, latency, program, space
+from tilewright.study.stages import plan_paths
 
 BASE = Path(("11", "11", "1", "11"))
 BLOCKS = 7
+RECORDED = File(__file__).parents[2] / "expected/h200/logs/paths"
 
 
 def losses(single, pair=(), pairs=(), base=BASE):
@@ -109,7 +111,7 @@ def test_all_sets_of_many_blocks_are_not_listed():
 
 
 def test_a_recorded_network_of_16_blocks_is_planned_by_its_sets_as_by_programs():
-    models = recorded_models("b2", "segformer-b2-512.sampled.csv", ("single", "drawn", "earlier"))
+    models = plan_paths._models(RECORDED / "segformer-b2-512.sampled.csv", "trained", 0)
     budgets = np.linspace(150.0, 900.0, 12)
     assert len(models) == 4
     plans = {solver: program.plan(models, budgets, solver) for solver in ("highs", "exhaustive")}
@@ -209,9 +211,8 @@ def test_an_accuracy_of_nothing_is_no_infinite_loss():
 @pytest.mark.parametrize("rung", ["trained", "statistics"])
 def test_recorded_paths_that_nothing_was_fitted_to_are_predicted(rung):
     """All sets of blocks of a trained network at full size, as one H200 measured them."""
-    folder = File(__file__).parents[2] / "expected/h200/logs/paths"
     options = segformer.Options(variant="b0", image_size=512)
-    with open(folder / "segformer-b0-512.sampled.csv", newline="") as stream:
+    with open(RECORDED / "segformer-b0-512.sampled.csv", newline="") as stream:
         rows = [r for r in csv.DictReader(stream) if r["rung"] == rung and "scale=1 " in r["base"] and r["fit"]]
     known = {part: [r for r in rows if r["part"] == part] for part in ("base", "single", "drawn", "every")}
     full, (base,) = paths.Path.full(options), known["base"]
@@ -223,30 +224,14 @@ def test_recorded_paths_that_nothing_was_fitted_to_are_predicted(rung):
     assert np.median(errors) < 0.018 and found.error < 0.021
 
 
-def recorded(variant, file):
-    """``[(path, row)]`` of a file of the H200."""
-    options = segformer.Options(variant=variant, image_size=512)
-    with open(File(__file__).parents[2] / "expected/h200/logs/paths" / file, newline="") as stream:
-        rows = [row for row in csv.DictReader(stream) if row["fit"]]
-    return [(paths.parse(row["path"], options), row) for row in rows]
-
-
-def recorded_models(variant, file, parts):
-    """``[(Latency, Losses)]`` of the bases of a file, fitted to rows of `parts`."""
-    rows, models = recorded(variant, file), []
-    for base, its in [(path, row) for path, row in rows if row["part"] == "base"]:
-        own = {path: row for path, row in rows if space.base_of(path) == base and row["part"] in parts}
-        seen = [float(row["fit"]) for row in own.values()]
-        us = {base: float(its["p50_us"])} | {path: float(row["p50_us"]) for path, row in own.items()}
-        models.append((latency.model(base, us), accuracy.fit(base, float(its["fit"]), list(own), seen)))
-    return models
-
-
 def test_recorded_proposals_that_nothing_was_fitted_to_are_predicted():
     """What was proposed for a SegFormer-B2 in the last round: its 16 blocks leave much to choose from."""
-    file = "segformer-b2-512.sampled.csv"
-    models = {losses.base: losses for _, losses in recorded_models("b2", file, ("single", "drawn", "earlier"))}
-    held = [(path, float(row["fit"])) for path, row in recorded("b2", file) if row["part"] == "proposed"]
+    file = RECORDED / "segformer-b2-512.sampled.csv"
+    models = {losses.base: losses for _, losses in plan_paths._models(file, "trained", 0)}
+    with open(file, newline="") as stream:
+        held = [
+            (plan_paths._path(r["path"]), float(r["fit"])) for r in csv.DictReader(stream) if r["part"] == "proposed"
+        ]
     errors = [abs(models[space.base_of(path)].predict(path) - seen) for path, seen in held]
     assert len(errors) == 31 and np.median(errors) < 0.008
 
@@ -281,9 +266,8 @@ def test_times_of_sets_of_blocks_say_what_these_save_together():
 
 def test_recorded_times_of_paths_that_nothing_was_fitted_to_are_predicted():
     """All sets of blocks of a network at full size, as one H200 timed them, by single and random ones."""
-    folder = File(__file__).parents[2] / "expected/h200/logs/paths"
     options = segformer.Options(variant="b0", image_size=512)
-    with open(folder / "segformer-b0-512.sampled.csv", newline="") as stream:
+    with open(RECORDED / "segformer-b0-512.sampled.csv", newline="") as stream:
         rows = [r for r in csv.DictReader(stream) if r["rung"] == "trained" and "scale=1 " in r["base"]]
     times_us = {part: {paths.parse(r["path"], options): float(r["p50_us"]) for r in rows if r["part"] == part}
                 for part in ("base", "single", "drawn", "every")}  # fmt: skip
