@@ -73,6 +73,22 @@ def test_16_bits_are_computed_in_float32_on_a_cpu(text):
     assert (found - expected).norm() <= 1e-2 * expected.norm()
 
 
+@pytest.mark.skipif(not CUDA, reason="a CPU has no streams, and this machine has no GPU")
+def test_a_call_on_another_stream_comes_behind_the_one_before(calls, images):
+    slow, fast = "2.2.2.2 decoder=published", "1.1.1.1 scale=0.5"
+    other = -images
+    expected = {(text, x is other): calls(text, x).clone() for text in (slow, fast) for x in (images, other)}
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    found = []
+    for turn in range(200):
+        text, at = ((slow, fast)[turn % 2], turn // 2 % 2)
+        with torch.cuda.stream(streams[turn % 2]):
+            found.append(((text, bool(at)), calls(text, other if at else images).clone()))
+    torch.cuda.synchronize()
+    assert all(torch.equal(maps, expected[key]) for key, maps in found)
+
+
 @pytest.mark.skipif(not CUDA, reason="graphs hold memory of a GPU, and this machine has none")
 def test_all_graphs_take_little_more_memory_than_the_largest(network):
     def taken(texts):

@@ -17,7 +17,8 @@ class Calls:
     """Paths that share a network's weights, one place for images and one for maps.
 
     On a GPU each path is a graph. All are captured on one stream with one memory pool, the first ones first, and never
-    replayed at once: together they need hardly more memory than the largest, where that comes first.
+    replayed at once: together they need hardly more memory than the largest, where that comes first. They are replayed
+    on the stream of the caller, who would wait for an own one twice in each call.
     """
 
     def __init__(self, network, paths: Mapping[str, Path], *, batch: int = 1, folded=None, compiled: bool = False):
@@ -35,6 +36,7 @@ class Calls:
         with torch.inference_mode():
             self.folded = {text: (folded or {}).get(text) or self._fold(path) for text, path in self.paths.items()}
             self.images = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+            # The stream of the latest call; None on a CPU.
             self.stream, self.maps, self._graphs = None, None, {}
             with _internals.recompile_limit() if compiled else contextlib.nullcontext():
                 if weight.is_cuda:
@@ -53,12 +55,9 @@ class Calls:
             raise PatternError(f"images: expected {_sizes(self.shape)} of the runner, found {_sizes(images.shape)}")
         if self.stream is None:
             return self._called(text, images.to(self.dtype))
-        current = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
-            self.images.copy_(images, non_blocking=True)
-            self._graphs[text].replay()
-        current.wait_stream(self.stream)
+        self._follow()
+        self.images.copy_(images, non_blocking=True)
+        self._graphs[text].replay()
         return self.maps
 
     @torch.inference_mode()
@@ -67,7 +66,15 @@ class Calls:
         if self.stream is None:
             self._called(text, self.images)
         else:
+            self._follow()
             self._graphs[text].replay()
+
+    def _follow(self):
+        """Let the caller's stream wait for that of the call before, if they differ: images and maps have one place."""
+        current = torch.cuda.current_stream(self.device)
+        if current != self.stream:
+            current.wait_stream(self.stream)
+            self.stream = current
 
     def _fold(self, path):
         return self.network.fold(path) if hasattr(self.network, "fold") else None
