@@ -26,7 +26,6 @@ from tilewright.schedule.solvers import Model
 SAME, SAME_US = 1e-9, 1e-6
 # Blocks whose order is decided by one program: numbers of skips times 2 ** 16 and weights of 1 stand in one objective.
 AT_ONCE = 16
-SOLVERS = ("greedy", "exhaustive", *solvers.NAMES)
 # Parts that budgets are planned in, for each core: from one budget to the next of its part most of what was found stays
 # the best, and parts take unlike times. More than so many in all solve what a neighbour has solved: with the recorded
 # table of B2 and 48 budgets 83 programs in one part, 108 in 16, 192 in 48.
@@ -36,7 +35,7 @@ MOST_PARTS = 16
 
 @dataclass(frozen=True)
 class Proposal:
-    """A path of a base for a budget. us, accuracy: as predicted. solver: of `SOLVERS`; seconds: that it took."""
+    """A path of a base for a budget. us, accuracy: as predicted. solver: that found it, in so many seconds."""
 
     path: Path
     us: float
