@@ -177,6 +177,23 @@ def test_what_is_saved_does_not_count_another_decoder(tmp_path):
         assert answer(tmp_path, rows, f"path_saving:{points}/trained/{B2}") == (pytest.approx(saved), where)
 
 
+def test_a_path_that_no_runner_picks_saves_nothing(tmp_path):
+    rows = [
+        row(B2, 400, 0.7, 0.7),
+        row(B2, 200, 0.5, 0.69, "proposed", dominated="180 0.6", path="half decoder=folded"),
+        row(B2, 180, 0.6, 0.6, "proposed"),
+        row(B2, 300, 0.65, 0.69, "proposed", path="kept decoder=folded"),
+    ]
+    assert answer(tmp_path, rows, f"path_saving:2/trained/{B2}") == (25, "kept decoder=folded")
+
+
+def test_static_networks_are_chosen_by_the_test_scenes(tmp_path):
+    # Scenes of choice rank the network of the middle below the smallest.
+    rows = [*static(), *sampled()]
+    rows[1] |= {"choice": 0.4}
+    assert answer(tmp_path, rows, f"path_static:{B2}", expected=-1) == (-5, "at 200 µs")
+
+
 def test_the_true_front_is_reached_as_far_as_proposals_lie_above_it(tmp_path):
     # The true front has an area of 10 * 0.1 + 10 * 0.3 + 10 * 0.4 = 8, of which proposals reach all but the first 1.
     rows = [

@@ -419,10 +419,11 @@ def _accuracy_over(frame, case):
 
 def _path_saving(frame, case):
     """The most time, in percent of the full path's, that a path saves on the rung of a case and loses at most so many
-    points of mean IoU: ``<points>/<rung>/<case>``. Folding the full path's decoder leaves nothing out and is not
-    counted."""
+    points of mean IoU: ``<points>/<rung>/<case>``. Paths that scenes of ``choice`` rule out are not counted, since no
+    runner picks them, nor is folding the full path's decoder, which leaves nothing out."""
     points, rung, name = case.split("/")
     rows = frame[(frame["case"] == name) & (frame["rung"] == rung) & (frame["points"] >= -float(points))]
+    rows = rows[(rows["kept"] == "yes") | (rows["path"] == rows["full"])]
     decoder = [rows[column].str.extract(r"decoder=(\w+)", expand=False) for column in ("path", "full")]
     rows = rows[decoder[0] == decoder[1]].nsmallest(1, "time_over")
     return _by_name(rows.assign(saved=100 * (1 - rows["time_over"])), "saved", "path")
