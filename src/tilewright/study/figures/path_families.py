@@ -49,8 +49,8 @@ def draw(inputs):
         drawn,
         [
             f"{_read.devices(rows)}, {', '.join(sorted(set(rows['dtype'])))}. At each time the path that scenes of "
-            "choice prefer, as scenes of test see it, with the statistics of the training. Static networks are the "
-            f"full paths of what the recipes {' and '.join(training.STATIC)} trained.",
+            "choice prefer, as scenes of test see it, with the statistics of the training. Static networks, by scenes "
+            f"of test, are the full paths of what the recipes {' and '.join(training.STATIC)} trained.",
         ],
         width=116,
     )
