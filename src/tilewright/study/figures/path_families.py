@@ -31,7 +31,7 @@ def draw(inputs):
             _step(axes, paths.front(kept), slowest_us, color=_style.PALE, linewidth=6, zorder=1)
         for case, of_case in kept.groupby("case", sort=False):
             _step(axes, paths.front(of_case), slowest_us, color=colours[case], linewidth=1.5, zorder=3)
-        theirs = paths.front(static, chosen="test")
+        theirs = paths.static_front(static)
         _step(axes, theirs, slowest_us, color=_style.PAPER, linewidth=1.3, linestyle="--", zorder=2)
         _paths.stars(axes, static, "p50_ms")
         axes.set(xlabel="time (ms)", ylabel="mean IoU, scenes of test (%)", xlim=(0, None), ylim=(0, None))

@@ -94,16 +94,19 @@ def static(rows):
     return rows[whole & (rows["path"] == rows["full"])].drop_duplicates(["case", "rung"])
 
 
-def against_static(rows, static, slowest_us=None):
-    """Mean IoU on test scenes of the front of `rows`, ``ours``, and of that of `static` networks, ``theirs``, at equal
-    times in microseconds: one row per time where either has another, from the first at which both have one to
-    `slowest_us`, or to the last of `static`. There is no row where static networks are no front, for want of two.
+def static_front(static):
+    """`front` of `static` networks in their best form, chosen by the test scenes themselves: of few networks it is
+    known which sees more, and no runner of paths is let off by scenes of ``choice`` that rank them otherwise."""
+    return front(static, chosen="test")
 
-    Static networks are chosen by the test scenes themselves, which is their best form: of three networks it is known
-    which sees more, and no runner of paths is let off by scenes of ``choice`` that rank them otherwise."""
+
+def against_static(rows, static, slowest_us=None):
+    """Mean IoU on test scenes of the front of `rows`, ``ours``, and of `static_front`, ``theirs``, at equal times in
+    microseconds: one row per time where either has another, from the first at which both have one to
+    `slowest_us`, or to the last of `static`. There is no row where static networks are no front, for want of two."""
     import pandas as pd
 
-    ours, theirs = front(rows), front(static, chosen="test")
+    ours, theirs = front(rows), static_front(static)
     if len(theirs) < 2:
         return pd.DataFrame({"ours": [], "theirs": []})
     times = np.union1d(ours.index, theirs.index)
