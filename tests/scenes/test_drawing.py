@@ -136,9 +136,17 @@ def test_splits_are_disjoint_by_object_and_photograph():
         kinds = drawing.things(split, drawing.numbers(split, range(200)), PIXELS).kinds
         assert (table.novel[kinds] == novel).all()
         others = {"choice": drawing.CHOSEN, "test": drawing.TESTED, "novel": drawing.TESTED}
-        assert set(photographs) == set(others.get(split, drawing.TRAINED))
-    assert set(drawing.TRAINED + drawing.TESTED) == {*images.PHOTOGRAPHS}
-    assert not set(drawing.TRAINED) & set(drawing.TESTED) and not {*images.PHOTOGRAPHS} & set(drawing.CHOSEN)
+        assert photographs == others.get(split, [(name, None) for name in drawing.TRAINED])
+    assert {*drawing.TRAINED, *drawing.HELD_OUT} == {*images.PHOTOGRAPHS, *images.GRAY}
+    assert not {*drawing.TRAINED} & {*drawing.HELD_OUT} and not {*drawing.CHOSEN} & {*drawing.TESTED}
+
+
+def test_halves_of_a_photograph_are_mirrored_and_share_no_pixel():
+    whole, left, right = (drawing._photograph("chelsea", half) for half in (None, "left", "right"))
+    middle = drawing.PHOTOGRAPH // 2
+    for half in (left, right):
+        assert half.shape == whole.shape and np.array_equal(half, half[..., ::-1])
+    assert np.array_equal(np.concatenate((left[..., :middle], right[..., :middle]), -1), whole)
 
 
 def test_objects_are_of_twenty_classes_a_fifth_of_them_novel():

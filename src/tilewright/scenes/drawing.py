@@ -22,15 +22,19 @@ from tilewright.core import images, registry
 from tilewright.core.errors import PatternError
 from tilewright.scenes import objects
 
-# Photographs of `core.images`: those that networks are trained with, those that only tests show, and gray ones by which
-# paths are chosen. Networks learn photographs: on those of the training what loses most elsewhere may look best.
-TRAINED, TESTED = ("astronaut", "coffee", "hubble_deep_field", "retina"), ("chelsea", "rocket")
-CHOSEN = tuple(images.GRAY)
+# Photographs of `core.images`: those that networks are trained with, and those that no training shows. Networks learn
+# photographs: on those of the training what loses most elsewhere may look best. Of the others paths are chosen by the
+# left halves and tested by the right ones: of one kind, and without a pixel in common.
+TRAINED = ("astronaut", "coffee", "hubble_deep_field", "retina")
+HELD_OUT = ("chelsea", "rocket", *images.GRAY)
+CHOSEN, TESTED = ([(name, half) for name in HELD_OUT] for half in ("left", "right"))
+# What backgrounds are cut from: a name, and its half or None for all of it.
+PHOTOGRAPHS = [*((name, None) for name in TRAINED), *CHOSEN, *TESTED]
 # By split: its photographs, and whether its objects are those that no network is trained on. The place is part of the
 # key of its scenes: new splits go to the end.
 SPLITS = {
-    "train": (TRAINED, False),
-    "fit": (TRAINED, False),
+    "train": (PHOTOGRAPHS[: len(TRAINED)], False),
+    "fit": (PHOTOGRAPHS[: len(TRAINED)], False),
     "choice": (CHOSEN, False),
     "test": (TESTED, False),
     "novel": (TESTED, True),
@@ -234,12 +238,21 @@ def texels(device: str) -> Tensor:
     Objects come first, level after level, each with half the side of that before it. Then photographs, the same.
     """
     found = [*_halved(objects.pictures(), LEAST)]
-    loaded = [images.load(name, PHOTOGRAPH) for name in TRAINED + TESTED]
-    loaded = np.stack(loaded + [images.gray(name, PHOTOGRAPH) for name in CHOSEN]).transpose(0, 2, 3, 1)
+    loaded = np.stack([_photograph(*each) for each in PHOTOGRAPHS]).transpose(0, 2, 3, 1)
     opaque = np.full((*loaded.shape[:3], 4), 255, np.uint8)
     opaque[..., :3] = np.round(loaded * 255)
     found += _halved(opaque, LEAST_PHOTOGRAPH)
     return torch.from_numpy(np.concatenate([level.reshape(-1).view(np.int32) for level in found])).to(device)
+
+
+def _photograph(name, half):
+    """float32 [3, side, side] of a photograph, or of one half of it and its mirror image: scenes show what lies beyond
+    an edge as its mirror image, too."""
+    picture = (images.gray if name in images.GRAY else images.load)(name, PHOTOGRAPH)
+    if half is None:
+        return picture
+    picture = picture[..., : PHOTOGRAPH // 2] if half == "left" else picture[..., PHOTOGRAPH // 2 :]
+    return np.concatenate((picture, picture[..., ::-1]), -1)
 
 
 def _halved(pictures, least):
@@ -269,9 +282,8 @@ def _level(level, kinds):
 
 def _grounds(split, drawn, pixels, view):
     u = drawn.scene
-    names = SPLITS[split][0]
-    photographs = TRAINED + TESTED + CHOSEN
-    chosen = np.array([photographs.index(names[at]) for at in _below(u[:, 3], len(names))], np.int64)
+    own = np.array([PHOTOGRAPHS.index(each) for each in SPLITS[split][0]])
+    chosen = own[_below(u[:, 3], len(own))]
     share = np.exp(_between(u[:, 4], np.log(GROUND)))
     angle = (2 * u[:, 5] - 1) * GROUND_TURN
     flip = np.where(u[:, 6] < 0.5, -1.0, 1.0)
@@ -293,7 +305,7 @@ def _grounds(split, drawn, pixels, view):
     hue = (u[:, 9] - 0.5) * 2 * math.pi
     found[:, 6:15] = _colours(hue, _between(u[:, 10], GROUND_SATURATION), _between(u[:, 11], GROUND_GAIN))
     found[:, 15], found[:, 16] = _between(u[:, 12], GAMMA), _between(u[:, 13], NOISE)
-    begins, sides, _ = _levels(len(photographs), PHOTOGRAPH, LEAST_PHOTOGRAPH)
+    begins, sides, _ = _levels(len(PHOTOGRAPHS), PHOTOGRAPH, LEAST_PHOTOGRAPH)
     level = np.clip(np.round(np.log2(step * PHOTOGRAPH)), 0, len(sides) - 1).astype(np.int64)
     first = _levels(len(objects.table().names), objects.CELL, LEAST)[2]
     begin = first + begins[level] + chosen * sides[level] ** 2
