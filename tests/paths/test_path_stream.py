@@ -210,6 +210,18 @@ def test_a_controller_without_a_target_keeps_promises():
     assert aiming.factor == 1.5
 
 
+def test_a_controller_makes_haste_until_the_first_late_frame():
+    """A target of 1 % lowers the share by a hundredth of a step for each frame."""
+    controller, small = stream.Controller(target=0.01), 0.01 * stream.STEP
+    for _ in range(50):
+        controller.saw(50, 100)
+    assert controller.factor == pytest.approx(1 - 50 * stream.HASTE * small)
+    controller.saw(99, 100, late=True)
+    for _ in range(50):
+        controller.saw(50, 100)
+    assert controller.factor == pytest.approx(1 - 50 * stream.HASTE * small + stream.STEP - small - 50 * small)
+
+
 def test_an_oracle_knows_each_time():
     trace = stream.Trace("x", np.array([10.0, 3.0, 1.0]), np.zeros(3), np.zeros(3, dtype=bool))
     times = {"slow": np.array([9.0, 9.0, 9.0]), "fast": np.array([2.0, 2.0, 2.0])}

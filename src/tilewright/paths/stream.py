@@ -18,9 +18,10 @@ RATES = (30, 60, 120)
 # A slowdown that was seen counts for this share of itself at the next frame: one of a single frame, and one that
 # another frame within so many confirmed.
 FORGET, DECAY, CONFIRM = 0.6, 0.98, 4
-# A controller that aims at late frames moves by this share of a promise where one was late, goes no further below the
-# promise than to this share of it, and leaves that to others while the device is this much slower than promised.
-STEP, FLOOR, ALARM = 0.02, 0.7, 1.05
+# A controller that aims at late frames moves by this share of a promise where one was late, and by so many times as
+# much on the way to the first late one; it goes no further below the promise than to this share of it, and leaves that
+# to others while the device is this much slower than promised.
+STEP, HASTE, FLOOR, ALARM = 0.02, 10, 0.7, 1.05
 # The budget under a load, in slowest promises; frames of a burst of it, and quiet ones before.
 ROOM = 1.1
 BURST, PAUSE = 24, 40
@@ -35,13 +36,15 @@ class Controller:
 
     target: share of frames that may be late. Above 0, `factor` may be below 1: promises are of the slowest few calls,
     and most budgets leave room beside them. Each late frame raises it, each other one lowers it, such that the share
-    comes out in the long run whatever the times are (Gibbs and Candes, "Adaptive Conformal Inference", 2021).
+    comes out in the long run whatever the times are (Gibbs and Candes, "Adaptive Conformal Inference", 2021). Until the
+    first late frame it falls `HASTE` times as fast: how much room promises leave is not known before.
     """
 
     closed: bool = True
     target: float = 0.0
     slowdown: float = 1.0
     _share: float = field(default=1.0, repr=False)
+    _haste: float = field(default=HASTE, repr=False)
     _decay: float = field(default=FORGET, repr=False)
     _since: int = field(default=CONFIRM + 1, repr=False)
 
@@ -57,7 +60,8 @@ class Controller:
         if not self.closed:
             return
         if self.target > 0:
-            self._share = min(1.0, max(FLOOR, self._share + STEP * (late - self.target)))
+            self._haste = 1 if late else self._haste
+            self._share = min(1.0, max(FLOOR, self._share + self._haste * STEP * (late - self.target)))
         ratio = measured_us / promised_us
         if ratio > 1:
             if self._since <= CONFIRM:
