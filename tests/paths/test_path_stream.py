@@ -186,7 +186,7 @@ def test_a_share_of_late_frames_is_aimed_at():
     scatter = 0.9 * np.exp(0.03 * drawn.standard_normal(len(budgets)))
     late, score = {}, {}
     for target in (0.0, 0.005):
-        controller, missed, seen = stream.Controller(target=target), 0, 0.0
+        controller, missed, seen = stream.Controller(target=target, floor=stream.FLOOR if target else 1.0), 0, 0.0
         for budget, share in zip(budgets, scatter, strict=True):
             picked = table.select(budget / controller.factor, late="fastest")
             us = share * picked.promise_us
@@ -202,7 +202,7 @@ def test_a_controller_without_a_target_keeps_promises():
     for _ in range(100):
         controller.saw(50, 100)
     assert controller.factor == 1
-    aiming = stream.Controller(target=0.1)
+    aiming = stream.Controller(target=0.1, floor=stream.FLOOR)
     for _ in range(10_000):
         aiming.saw(50, 100)
     assert aiming.factor == stream.FLOOR
@@ -212,7 +212,7 @@ def test_a_controller_without_a_target_keeps_promises():
 
 def test_a_controller_makes_haste_until_the_first_late_frame():
     """A target of 1 % lowers the share by a hundredth of a step for each frame."""
-    controller, small = stream.Controller(target=0.01), 0.01 * stream.STEP
+    controller, small = stream.Controller(target=0.01, floor=stream.FLOOR), 0.01 * stream.STEP
     for _ in range(50):
         controller.saw(50, 100)
     assert controller.factor == pytest.approx(1 - 50 * stream.HASTE * small)
@@ -220,6 +220,23 @@ def test_a_controller_makes_haste_until_the_first_late_frame():
     for _ in range(50):
         controller.saw(50, 100)
     assert controller.factor == pytest.approx(1 - 50 * stream.HASTE * small + stream.STEP - small - 50 * small)
+
+
+def test_more_slow_calls_than_promised_are_kept_to_the_share_of_late_frames():
+    """Three calls in a hundred, one by one, take a tenth more than promised; half of the budgets hold little more."""
+    table, drawn = look_up(), np.random.default_rng(0)
+    promises = [entry.promise_us for entry in table.rows[1:]]
+    budgets = drawn.choice(promises, 20_000) * drawn.choice([1.02, 1.5], 20_000)
+    times, late = np.where(drawn.random(20_000) < 0.03, 1.1, 0.9), {}
+    for target in (0.0, 0.008):
+        controller, late[target] = stream.Controller(target=target), 0
+        for budget, share in zip(budgets, times, strict=True):
+            assert controller.factor >= 1
+            picked = table.select(budget / controller.factor, late="fastest")
+            missed = share * picked.promise_us > budget
+            controller.saw(share * picked.promise_us, picked.promise_us, late=missed)
+            late[target] += missed / 20_000
+    assert late[0.0] > 0.011 and 0.005 < late[0.008] < 0.0085
 
 
 def test_an_oracle_knows_each_time():

@@ -18,10 +18,10 @@ RATES = (30, 60, 120)
 # A slowdown that was seen counts for this share of itself at the next frame: one of a single frame, and one that
 # another frame within so many confirmed.
 FORGET, DECAY, CONFIRM = 0.6, 0.98, 4
-# A controller that aims at late frames moves by this share of a promise where one was late, and by so many times as
-# much on the way to the first late one; it goes no further below the promise than to this share of it, and leaves that
-# to others while the device is this much slower than promised.
-STEP, HASTE, FLOOR, ALARM = 0.02, 10, 0.7, 1.05
+# A controller moves by this share of a promise where a frame was late, and by so many times as much on the way to the
+# first late one; it goes no further below promises than to the first of these shares of them, and no further above than
+# to the second: beyond, it leaves that to others while the device is this much slower than promised.
+STEP, HASTE, FLOOR, CEILING, ALARM = 0.02, 10, 0.7, 1.15, 1.05
 # The budget under a load, in slowest promises; frames of a burst of it, and quiet ones before.
 ROOM = 1.1
 BURST, PAUSE = 24, 40
@@ -34,14 +34,16 @@ class Controller:
     It is at least 1. A promise is not kept by some calls in a thousand on a quiet device, too: one slow frame is soon
     forgotten, unless another one follows it. closed: whether it looks at all; an open one always says 1.
 
-    target: share of frames that may be late. Above 0, `factor` may be below 1: promises are of the slowest few calls,
-    and most budgets leave room beside them. Each late frame raises it, each other one lowers it, such that the share
-    comes out in the long run whatever the times are (Gibbs and Candes, "Adaptive Conformal Inference", 2021). Until the
-    first late frame it falls `HASTE` times as fast: how much room promises leave is not known before.
+    target: share of frames that may be late. Each late frame raises what promises are multiplied with, each other one
+    lowers it, such that the share comes out in the long run whatever the times are (Gibbs and Candes, "Adaptive
+    Conformal Inference", 2021), if `CEILING` is enough. floor: the least that they are multiplied with. Below 1 a path
+    is picked whose promise a budget does not hold: promises are of the slowest few calls, and most budgets leave room
+    beside them. How much is not known at first: until the first late frame it falls `HASTE` times as fast.
     """
 
     closed: bool = True
     target: float = 0.0
+    floor: float = 1.0
     slowdown: float = 1.0
     _share: float = field(default=1.0, repr=False)
     _haste: float = field(default=HASTE, repr=False)
@@ -50,10 +52,10 @@ class Controller:
 
     @property
     def factor(self) -> float:
-        """What promises are multiplied with: 1 or more, or less where frames may be late."""
-        if self.target == 0 or self.slowdown > ALARM:
-            return self.slowdown
-        return self._share
+        """What promises are multiplied with: 1 or more, or less where `floor` is."""
+        if self.floor < 1 and self.slowdown <= ALARM:
+            return self._share
+        return max(self._share, self.slowdown)
 
     def saw(self, measured_us: float, promised_us: float, *, late: bool = False) -> None:
         """Take in a frame's time, what its path promises, and whether it was late."""
@@ -61,7 +63,8 @@ class Controller:
             return
         if self.target > 0:
             self._haste = 1 if late else self._haste
-            self._share = min(1.0, max(FLOOR, self._share + self._haste * STEP * (late - self.target)))
+            moved = self._share + self._haste * STEP * (late - self.target)
+            self._share = min(CEILING, max(self.floor, moved))
         ratio = measured_us / promised_us
         if ratio > 1:
             if self._since <= CONFIRM:

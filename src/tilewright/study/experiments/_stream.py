@@ -112,7 +112,8 @@ class Contenders:
             }
             return stream.oracle(trace, times, {entry.path: entry.choice for entry in self.table.rows})
         self.warm(self.picker(name))
-        controller = stream.Controller(name in CLOSED, self.settings.late if name == "target" else 0.0)
+        floor = stream.FLOOR if name == "target" else 1.0
+        controller = stream.Controller(name in CLOSED, self.settings.late, floor)
         return stream.run(trace, self.contender(name, trace), controller=controller, load=self.loaded)
 
     def miou(self, texts):
