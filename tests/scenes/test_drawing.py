@@ -135,8 +135,13 @@ def test_splits_are_disjoint_by_object_and_photograph():
     for split, (photographs, novel) in drawing.SPLITS.items():
         kinds = drawing.things(split, drawing.numbers(split, range(200)), PIXELS).kinds
         assert (table.novel[kinds] == novel).all()
-        others = {"choice": drawing.CHOSEN, "test": drawing.TESTED, "novel": drawing.TESTED}
-        assert photographs == others.get(split, [(name, None) for name in drawing.TRAINED])
+        assert photographs == {
+            "train": [(name, None) for name in drawing.TRAINED],
+            "fit": drawing.CHOSEN,
+            "choice": drawing.CHOSEN,
+            "test": drawing.TESTED,
+            "novel": drawing.TESTED,
+        }[split]
     assert {*drawing.TRAINED, *drawing.HELD_OUT} == {*images.PHOTOGRAPHS, *images.GRAY}
     assert not {*drawing.TRAINED} & {*drawing.HELD_OUT} and not {*drawing.CHOSEN} & {*drawing.TESTED}
 

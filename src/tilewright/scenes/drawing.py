@@ -23,8 +23,8 @@ from tilewright.core.errors import PatternError
 from tilewright.scenes import objects
 
 # Photographs of `core.images`: those that networks are trained with, and those that no training shows. Networks learn
-# photographs: on those of the training what loses most elsewhere may look best. Of the others paths are chosen by the
-# left halves and tested by the right ones: of one kind, and without a pixel in common.
+# photographs: on those of the training what loses most elsewhere may look best. Of the others paths are planned and
+# chosen by the left halves and tested by the right ones: of one kind, and without a pixel in common.
 TRAINED = ("astronaut", "coffee", "hubble_deep_field", "retina")
 HELD_OUT = ("chelsea", "rocket", *images.GRAY)
 CHOSEN, TESTED = ([(name, half) for name in HELD_OUT] for half in ("left", "right"))
@@ -34,7 +34,7 @@ PHOTOGRAPHS = [*((name, None) for name in TRAINED), *CHOSEN, *TESTED]
 # key of its scenes: new splits go to the end.
 SPLITS = {
     "train": (PHOTOGRAPHS[: len(TRAINED)], False),
-    "fit": (PHOTOGRAPHS[: len(TRAINED)], False),
+    "fit": (CHOSEN, False),
     "choice": (CHOSEN, False),
     "test": (TESTED, False),
     "novel": (TESTED, True),
