@@ -21,14 +21,15 @@ class Section(sections.Section, frozen=True):
     traces: budgets over time
     frames: of a trace
     shown: of these, the first ones at each rate, which rows tell one by one
-    contenders: closed and open, our paths with a controller and without; target, with one that lets a share `late` of
-    the frames be late; full, always everything; fixed, always the path that the least budget allows; static, the
-    networks of `static`, each with its full path only, with a controller as closed has it; oracle, which knows how long
-    each path would take, as calls before the first frame took, chooses by the table, and is not run
+    contenders: closed and open, our paths with a controller and without; target, with one that picks paths whose
+    promise a budget does not hold, too, until a share `late` of the frames is late; full, always everything; fixed,
+    always the path that the least budget allows; static, the networks of `static`, each with its full path only, with a
+    controller as closed has it; oracle, which knows how long each path would take, as calls before the first frame
+    took, chooses by the table, and is not run
     static: names of paths.networks that the contender static switches between, of one image size with all of `networks`
     rung: of the paths, trained or statistics
     margin: share of a promise that a budget has to leave beside it
-    late: share of late frames that the contender target aims at
+    late: share of late frames that controllers aim at
     least: share of the best mean IoU that a path needs to be among those that are picked
     samples: calls of each path before the first frame, from which its promise is made anew
     scenes: frames of a camera's path over a scene, shown again and again
