@@ -225,15 +225,15 @@ def test_recorded_paths_that_nothing_was_fitted_to_are_predicted(rung):
 
 
 def test_recorded_proposals_that_nothing_was_fitted_to_are_predicted():
-    """What was proposed for a SegFormer-B2 in the last round: its 16 blocks leave much to choose from."""
-    file = RECORDED / "segformer-b2-512.sampled.csv"
+    """What was proposed for a B2 in the last round, of what sees much: 16 blocks leave much to choose from."""
+    file = RECORDED / "segformer-b2-512.sampled-8.csv"
     models = {losses.base: losses for _, losses in plan_paths._models(file, "trained", 0)}
     with open(file, newline="") as stream:
         held = [
             (plan_paths._path(r["path"]), float(r["fit"])) for r in csv.DictReader(stream) if r["part"] == "proposed"
         ]
-    errors = [abs(models[space.base_of(path)].predict(path) - seen) for path, seen in held]
-    assert len(errors) == 38 and np.median(errors) < 0.017
+    errors = [abs(models[space.base_of(path)].predict(path) - seen) for path, seen in held if seen > 0.7]
+    assert len(errors) == 23 and np.median(errors) < 0.006
 
 
 def test_too_few_paths_to_fit_to():

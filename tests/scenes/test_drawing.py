@@ -131,17 +131,13 @@ def test_scenes_hold_what_they_should():
 
 
 def test_splits_are_disjoint_by_object_and_photograph():
-    table = objects.table()
+    table, whole = objects.table(), [(name, None) for name in drawing.TRAINED]
+    left, right = drawing.CHOSEN, drawing.TESTED
+    shown = {"train": whole, "fit": left, "choice": left, "test": right, "novel": right}
     for split, (photographs, novel) in drawing.SPLITS.items():
         kinds = drawing.things(split, drawing.numbers(split, range(200)), PIXELS).kinds
         assert (table.novel[kinds] == novel).all()
-        assert photographs == {
-            "train": [(name, None) for name in drawing.TRAINED],
-            "fit": drawing.CHOSEN,
-            "choice": drawing.CHOSEN,
-            "test": drawing.TESTED,
-            "novel": drawing.TESTED,
-        }[split]
+        assert photographs == shown[split]
     assert {*drawing.TRAINED, *drawing.HELD_OUT} == {*images.PHOTOGRAPHS, *images.GRAY}
     assert not {*drawing.TRAINED} & {*drawing.HELD_OUT} and not {*drawing.CHOSEN} & {*drawing.TESTED}
 
