@@ -202,6 +202,35 @@ def test_the_scale_on_which_losses_add_up_is_found(link):
     assert found.predict(BASE) == pytest.approx(0.6, abs=1e-12)
 
 
+@pytest.mark.parametrize("like", [True, False])
+def test_bases_learn_of_each_other_what_is_alike(like):
+    """A base of which 12 paths are measured, beside one of which 60 are, whose blocks lose as much or other things."""
+    rng = np.random.default_rng(5)
+    pairs, other = accuracy.pairs_of(BASE, "all"), msgspec.structs.replace(BASE, scale=0.5)
+    weights = [(rng.uniform(0, 0.2, BLOCKS), rng.uniform(0, 0.1, len(pairs))) for _ in range(2)]
+    truths = {BASE: weights[0], other: weights[0] if like else weights[1]}
+    truths = {base: replace(losses(*each, pairs), base=base, link="log") for base, each in truths.items()}
+    known = {BASE: space.drawn(BASE, 12, 1), other: space.drawn(other, 60, 2)}
+    known = {base: {path: truths[base].predict(path) for path in (base, *paths)} for base, paths in known.items()}
+    alone, beside = accuracy.fits({BASE: known[BASE]})[BASE], accuracy.fits(known)[BASE]
+    others = [path for path in space.every(BASE) if path not in known[BASE]]
+    errors = [
+        np.median([abs(found.predict(path) - truths[BASE].predict(path)) for path in others])
+        for found in (alone, beside)
+    ]
+    assert not alone.shared and beside.shared == like
+    assert errors[1] < 0.25 * errors[0] or not like
+
+
+def test_bases_of_other_blocks_are_fitted_by_themselves():
+    base, fewer = Path(("11", "11", "1", "11")), Path(("11", "11", "1", "11"), levels="123")
+    known = {each: {path: 0.6 - 0.02 * space.skips(path).sum() for path in space.every(each)} for each in (base, fewer)}
+    found = accuracy.fits(known)
+    assert list(found) == [base, fewer] and [len(each.single) for each in found.values()] == [7, 5]
+    assert not found[base].shared
+    assert np.array_equal(found[base].single, accuracy.fits({base: known[base]})[base].single)
+
+
 def test_an_accuracy_of_nothing_is_no_infinite_loss():
     measured = [*space.singles(BASE), *space.drawn(BASE, 30, 0)]
     found = accuracy.fit(BASE, 0.6, measured, [0.6 * 0.5 ** space.skips(path).sum() for path in measured[:-1]] + [0.0])

@@ -4,11 +4,13 @@
 logarithm, or its log-odds, where many skips cannot lose more than there is. All rise with it, so that the least loss is
 the best path of a base on any of them. A further skip is never predicted to gain: the form is a sum, with weights of at
 least 0, of skips, of pairs that are both left out, and of pairs of which one or both are. The weights are fitted to
-measured paths by least squares with a ridge; scale, which pairs have weights, and how strong the ridge is, are decided
-by cross-validation. An error weighs what it is in mean IoU, and the less, the more a path loses: what is chosen from
-loses little, and most random sets lose much.
+measured paths by least squares with a ridge, towards nothing or towards weights that serve all bases with these blocks:
+what a block is worth at one size says much of what it is worth at another. Scale, which pairs have weights, what the
+ridge pulls to, and how strong it is, are decided by cross-validation. An error weighs what it is in mean IoU, and the
+less, the more a path loses: what is chosen from loses little, and most random sets lose much.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations, product
 
@@ -23,8 +25,9 @@ LINKS = ("identity", "log", "logit")
 LEAST = 1e-3
 # Which pairs of blocks may have a weight of their own: none, those of one stage, neighbours of two stages besides, all.
 PAIRS = ("none", "stage", "neighbours", "all")
-# Strength of the ridge, in sizes of the mean square of a column.
+# Strength of the ridge, in sizes of the mean square of a column, and for weights that serve several bases.
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+SHARED_RIDGE = 1e-3
 FOLDS = 8
 # Loss in mean IoU at which an error weighs half.
 HALVED = 0.05
@@ -38,7 +41,7 @@ class Losses:
 
     base: the path. accuracy: its own. single: float64 [blocks]. pairs: ``(i, j)`` with i < j. pair: float64 [pairs].
     chosen: of `PAIRS`. ridge: of `RIDGES`. error: median absolute error of held-out paths' accuracies, in
-    cross-validation. link: of `LINKS`, the scale of losses.
+    cross-validation. link: of `LINKS`, the scale of losses. shared: whether the ridge pulls to weights of all bases.
     """
 
     base: Path
@@ -50,6 +53,7 @@ class Losses:
     ridge: float
     error: float
     link: str = "identity"
+    shared: bool = False
 
     def loss(self, skips) -> np.ndarray:
         """float64 [...]: predicted losses of skips, bool [..., blocks], on the scale of `link`."""
@@ -59,6 +63,11 @@ class Losses:
             first, second = np.array(self.pairs).T
             found = found + (skips[..., first] * skips[..., second]) @ self.pair
         return found
+
+    @property
+    def form(self) -> str:
+        """What cross-validation chose, in words."""
+        return ", ".join((self.chosen, self.link, *(("shared",) if self.shared else ())))
 
     def predict(self, path: Path) -> float:
         """Predicted accuracy of a path of the base."""
@@ -77,41 +86,95 @@ def pairs_of(base: Path, kind: str) -> tuple[tuple[int, int], ...]:
 
 
 def fit(base: Path, accuracy: float, measured: list[Path], accuracies, *, seed: int = 0) -> Losses:
-    """`Losses` of a base whose own `accuracy` is known, from the accuracies of `measured` paths of it.
+    """`Losses` of one base whose own `accuracy` is known, from the accuracies of `measured` paths; see `fits`."""
+    return fits({base: {base: accuracy} | dict(zip(measured, accuracies, strict=True))}, seed=seed)[base]
 
-    Raises `ConfigError` for fewer than `FEWEST` paths.
+
+def fits(known: Mapping[Path, Mapping[Path, float]], *, seed: int = 0) -> dict[Path, Losses]:
+    """`Losses` of bases from the accuracies of their paths, ``{base: {path: accuracy}}``, the base's own among them.
+
+    Bases with the same blocks learn of each other. Raises `ConfigError` for fewer than `FEWEST` paths of a base.
     """
-    if len(measured) < FEWEST:
-        raise ConfigError(f"accuracy: expected at least {FEWEST} measured paths to fit to, found {len(measured)}")
-    skips = np.array([space.skips(path) for path in measured], dtype=np.float64)
-    measured_at = np.asarray(accuracies, dtype=np.float64)
-    folds = np.random.default_rng(seed).permutation(len(skips)) % min(FOLDS, len(skips))
-    near = HALVED / (HALVED + np.maximum(accuracy - measured_at, 0))
-    best = None
+    alike = {}
+    for base, accuracies in known.items():
+        if (count := len(accuracies) - 1) < FEWEST:
+            raise ConfigError(f"accuracy: expected at least {FEWEST} measured paths to fit to, found {count}")
+        alike.setdefault(tuple(space.free(base)), []).append(_Measured.of(base, accuracies))
+    found = {losses.base: losses for bases in alike.values() for losses in _fitted(bases, seed)}
+    return {base: found[base] for base in known}
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Paths of a base: its own accuracy, their skips [paths, blocks], accuracies, and how much their errors weigh."""
+
+    base: Path
+    own: float
+    skips: np.ndarray
+    accuracies: np.ndarray
+    near: np.ndarray
+
+    @classmethod
+    def of(cls, base, known):
+        paths, own = [path for path in known if path != base], known[base]
+        accuracies = np.array([known[path] for path in paths], dtype=np.float64)
+        skips = np.array([space.skips(path) for path in paths], dtype=np.float64)
+        return cls(base, own, skips, accuracies, HALVED / (HALVED + np.maximum(own - accuracies, 0)))
+
+
+def _fitted(bases, seed):
+    """`Losses` of each of the `_Measured`, whose bases have the same blocks."""
+    # A set of blocks is held out of all bases at once: what another base says of it is not known, either.
+    sets = np.unique(np.vstack([each.skips for each in bases]), axis=0, return_inverse=True)[1]
+    folds = np.random.default_rng(seed).permutation(sets.max() + 1) % min(FOLDS, sets.max() + 1)
+    folds = np.split(folds[sets], np.cumsum([len(each.skips) for each in bases])[:-1])
+    best = [(np.inf,)] * len(bases)
     for link, kind in product(LINKS, PAIRS):
-        pairs = pairs_of(base, kind)
-        weight = _slope(measured_at, link) * near
-        own = _on_scale(accuracy, link)
-        columns, losses = _columns(skips, pairs) * weight[:, None], (own - _on_scale(measured_at, link)) * weight
-        for ridge in RIDGES:
-            held = np.empty_like(losses)
-            for fold in np.unique(folds):
-                out = folds == fold
-                held[out] = columns[out] @ _solved(columns[~out], losses[~out], ridge)
-            errors = abs(_accuracy(own - held / weight, link) - measured_at)
-            score = np.mean((near * errors) ** 2)
-            # Of two that are equally good, the simpler one, which comes first.
-            if best is None or score < best[0] * (1 - 1e-9):
-                best = score, link, kind, ridge, pairs, columns, losses, float(np.median(errors))
-    _, link, kind, ridge, pairs, columns, losses, error = best
-    single, both, either = np.split(_solved(columns, losses, ridge), np.cumsum((skips.shape[1], len(pairs))))
+        problems = [_problem(each, kind, link) for each in bases]
+        pulls = (False, True) if len(bases) > 1 else (False,)
+        shared = [_shared(problems, [fold != number for fold in folds]) for number in range(FOLDS)] if pulls[-1] else []
+        for at, (each, (columns, losses, weight), fold) in enumerate(zip(bases, problems, folds, strict=True)):
+            for pulled, ridge in product(pulls, RIDGES):
+                held = np.empty_like(losses)
+                for number in np.unique(fold):
+                    out, towards = fold == number, shared[number] if pulled else 0.0
+                    held[out] = columns[out] @ _solved(columns[~out], losses[~out], ridge, towards)
+                errors = abs(_accuracy(_on_scale(each.own, link) - held / weight, link) - each.accuracies)
+                score = np.mean((each.near * errors) ** 2)
+                # Of two that are equally good, the simpler one, which comes first.
+                if score < best[at][0] * (1 - 1e-9):
+                    best[at] = score, link, kind, pulled, ridge, float(np.median(errors))
+    return [_losses(bases, at, *best[at][1:]) for at in range(len(bases))]
+
+
+def _losses(bases, at, link, kind, pulled, ridge, error):
+    """`Losses` of the base at a place, fitted to all of its paths."""
+    each, pairs = bases[at], pairs_of(bases[at].base, kind)
+    problems = [_problem(each, kind, link) for each in bases]
+    towards = _shared(problems, [slice(None)] * len(bases)) if pulled else 0.0
+    weights = _solved(*problems[at][:2], ridge, towards)
+    single, both, either = np.split(weights, np.cumsum((each.skips.shape[1], len(pairs))))
     # i or j is i + j - i j.
     np.add.at(single, np.array(pairs, dtype=int).reshape(-1, 2), either[:, None])
     pair = both - either
     # Those without a weight would be variables of the program for nothing.
     kept = pair != 0
     pairs = tuple(places for places, own in zip(pairs, kept, strict=True) if own)
-    return Losses(base, accuracy, single, pairs, pair[kept], kind, ridge, error, link)
+    return Losses(each.base, each.own, single, pairs, pair[kept], kind, ridge, error, link, pulled)
+
+
+def _problem(each, kind, link):
+    """Columns [paths, weights] and losses [paths] of least squares, and what each path's loss was multiplied with."""
+    weight = _slope(each.accuracies, link) * each.near
+    losses = _on_scale(each.own, link) - _on_scale(each.accuracies, link)
+    return _columns(each.skips, pairs_of(each.base, kind)) * weight[:, None], losses * weight, weight
+
+
+def _shared(problems, taken):
+    """Weights that serve all bases, of the paths of each that are `taken`."""
+    columns = np.vstack([columns[rows] for (columns, _, _), rows in zip(problems, taken, strict=True)])
+    losses = np.concatenate([losses[rows] for (_, losses, _), rows in zip(problems, taken, strict=True)])
+    return _solved(columns, losses, SHARED_RIDGE)
 
 
 def _on_scale(accuracy, link):
@@ -144,9 +207,9 @@ def _columns(skips, pairs):
     return np.hstack((skips, first * second, np.maximum(first, second)))
 
 
-def _solved(columns, losses, ridge):
+def _solved(columns, losses, ridge, towards=0.0):
     """Weights of at least 0 of the ridge regression, without an intercept: no skip, no loss."""
     count = columns.shape[1]
-    own = np.sqrt(ridge * np.mean(columns**2) * len(columns)) * np.eye(count)
-    rows, right = np.vstack((columns, own)), np.concatenate((losses, np.zeros(count)))
+    own = np.sqrt(ridge * np.sum(columns**2) / count) * np.eye(count)
+    rows, right = np.vstack((columns, own)), np.concatenate((losses, own @ np.broadcast_to(towards, count)))
     return optimize.nnls(rows, right, maxiter=100 * count)[0]

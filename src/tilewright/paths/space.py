@@ -73,7 +73,7 @@ def every(base: Path) -> Iterator[Path]:
         yield with_skips(base, [bool(number >> place & 1) for place in range(count)])
 
 
-def drawn(base: Path, count: int, seed: int) -> list[Path]:
+def drawn(base: Path, count: int, seed: int | Sequence[int]) -> list[Path]:
     """`count` different paths of a base that skip two blocks or more: n skips with a likelihood of 1 / n, sets of n
     alike likely. Where many blocks are left out, little is left to choose from.
 

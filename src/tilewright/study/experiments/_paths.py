@@ -94,9 +94,10 @@ def rows(case, settings, how):
     bench = Bench(case, settings, how)
     measured = {}
     times = {}
-    for base in bench.bases:
+    for at, base in enumerate(bench.bases):
         measured[base] = {base: "base"} | dict.fromkeys(space.singles(base), "single")
-        for path in space.drawn(base, settings.drawn, how.seed):
+        # Other sets for each base: what one says of a set, it says of the others, too.
+        for path in space.drawn(base, settings.drawn, (how.seed, at)):
             measured[base].setdefault(path, "drawn")
     # Together, as proposals are later: in turns with few others a path finds more of itself in the caches.
     bench.time([path for found in measured.values() for path in found])
@@ -140,12 +141,9 @@ def planned(bench, measured, times):
     `proposed` gives}`` and the seconds of each rung's planning."""
     fitted, proposals, seconds = {}, {}, {}
     for rung in bench.settings.rungs:
-        for base in bench.bases:
-            known = {path: bench.see(rung, "fit", path) for path in measured[base]}
-            fitted[rung, base] = accuracy.fit(
-                base, known[base], [p for p in known if p != base], [y for p, y in known.items() if p != base],
-                seed=bench.how.seed,
-            )  # fmt: skip
+        known = {base: {path: bench.see(rung, "fit", path) for path in measured[base]} for base in bench.bases}
+        found = accuracy.fits(known, seed=bench.how.seed)
+        fitted |= {(rung, base): losses for base, losses in found.items()}
         begin = perf_counter()
         proposals[rung] = proposed(bench.settings, [(times[base], fitted[rung, base]) for base in bench.bases])
         seconds[rung] = perf_counter() - begin
@@ -221,7 +219,7 @@ def _row(bench, rung, base, path, part, model, made, by, seconds):
         found |= {
             "saved_us": bench.times_us[base] - bench.times_us[path], "predicted_us": times.predict(path),
             "lost": bench.see(rung, "fit", base) - seen["fit"], "predicted": losses.predict(path),
-            "loss_error": losses.error, "pairs": f"{losses.chosen}, {losses.link}", "plan_seconds": seconds,
+            "loss_error": losses.error, "pairs": losses.form, "plan_seconds": seconds,
         }  # fmt: skip
     return found | {"time": now()} | machine(bench.device)
 

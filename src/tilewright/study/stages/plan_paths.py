@@ -55,18 +55,13 @@ def _models(profile, rung, seed):
     bases = [row for row in rows if row["part"] == "base"]
     if not bases:
         raise ArtifactError(f"{profile}: expected paths on the rung {rung}, found none")
-    made = []
+    seen, times = {}, {}
     for base in bases:
-        own = [row for row in rows if row["base"] == base["path"]]
-        fitted = [row for row in own if row["part"] in FITTED]
+        own = [base, *(row for row in rows if row["base"] == base["path"] and row["part"] in FITTED)]
         path = _path(base["path"])
-        losses = accuracy.fit(
-            path, float(base["fit"]), [_path(row["path"]) for row in fitted], [float(row["fit"]) for row in fitted],
-            seed=seed,
-        )  # fmt: skip
-        times = latency.model(path, {_path(row["path"]): float(row["p50_us"]) for row in (base, *fitted)})
-        made.append((times, losses))
-    return made
+        seen[path] = {_path(row["path"]): float(row["fit"]) for row in own}
+        times[path] = latency.model(path, {_path(row["path"]): float(row["p50_us"]) for row in own})
+    return [(times[path], losses) for path, losses in accuracy.fits(seen, seed=seed).items()]
 
 
 def _path(text):
