@@ -403,7 +403,7 @@ def test_accuracy_is_a_share_of_crops():
 def test_the_command_trains(tmp_path):
     recipe = '{"stages": [{"until": 1, "sizes": [32], "batch": 2}], "measured": 2}'
     command = [sys.executable, ROOT / "workflow/scripts/train.py", "--network", "segformer-b0-32", "--steps", "2"]
-    command += ["--output", "w.index.json", "--recipe", recipe, "--log", "w.csv", "--scores", "w.json", "--judged", "2"]
+    command += ["--output", "w.index.json", "--recipe", recipe, "--log", "w.csv", "--scores", "w.json", "--judged", "8"]
     command += ["--paths", "1.1.1.1", "2.2.2.2"]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -413,7 +413,8 @@ def test_the_command_trains(tmp_path):
     scores = json.loads((tmp_path / "w.json").read_text())
     assert 0 <= scores["miou_test"] <= 1 and len(scores["ious_novel"]) == 21
     fewer, whole = scores["paths"].values()
-    assert whole["miou_test"] == scores["miou_test"] and fewer["ious_test"] != whole["ious_test"]
+    # After two steps nothing of the test scenes is named right.
+    assert whole["miou_test"] == scores["miou_test"] and fewer["ious_novel"] != whole["ious_novel"]
     network = create(classes=21, checkpoint=tmp_path / "w.index.json")
     assert network.weights.endswith("w.index.json")
     refused = subprocess.run([*command, "--data", "coco"], cwd=tmp_path, env=os.environ, capture_output=True, text=True)
