@@ -10,7 +10,9 @@ ridge pulls to, and how strong it is, are decided by cross-validation. An error 
 less, the more a path loses: what is chosen from loses little, and most random sets lose much.
 """
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations, product
 
@@ -128,23 +130,42 @@ def _fitted(bases, seed):
     sets = np.unique(np.vstack([each.skips for each in bases]), axis=0, return_inverse=True)[1]
     folds = np.random.default_rng(seed).permutation(sets.max() + 1) % min(FOLDS, sets.max() + 1)
     folds = np.split(folds[sets], np.cumsum([len(each.skips) for each in bases])[:-1])
-    best = [(np.inf,)] * len(bases)
-    for link, kind in product(LINKS, PAIRS):
-        problems = [_problem(each, kind, link) for each in bases]
-        pulls = (False, True) if len(bases) > 1 else (False,)
-        shared = [_shared(problems, [fold != number for fold in folds]) for number in range(FOLDS)] if pulls[-1] else []
-        for at, (each, (columns, losses, weight), fold) in enumerate(zip(bases, problems, folds, strict=True)):
-            for pulled, ridge in product(pulls, RIDGES):
-                held = np.empty_like(losses)
-                for number in np.unique(fold):
-                    out, towards = fold == number, shared[number] if pulled else 0.0
-                    held[out] = columns[out] @ _solved(columns[~out], losses[~out], ridge, towards)
-                errors = abs(_accuracy(_on_scale(each.own, link) - held / weight, link) - each.accuracies)
-                score = np.mean((each.near * errors) ** 2)
-                # Of two that are equally good, the simpler one, which comes first.
-                if score < best[at][0] * (1 - 1e-9):
-                    best[at] = score, link, kind, pulled, ridge, float(np.median(errors))
-    return [_losses(bases, at, *best[at][1:]) for at in range(len(bases))]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        tried = list(pool.map(lambda form: _tried(bases, folds, *form), product(LINKS, PAIRS)))
+    best = [_least(each) for each in zip(*tried, strict=True)]
+    return [_losses(bases, at, *choice) for at, (_, *choice) in enumerate(best)]
+
+
+def _least(choices):
+    """Of choices, whose score comes first, that of the least: of two that are equally good, the earlier one."""
+    best = choices[0]
+    for choice in choices[1:]:
+        if choice[0] < best[0] * (1 - 1e-9):
+            best = choice
+    return best
+
+
+def _tried(bases, folds, link, kind):
+    """For each base the best on a scale, with pairs of a kind: ``(score, link, kind, pulled, ridge, error)``.
+
+    Solvers let other threads run.
+    """
+    problems = [_problem(each, kind, link) for each in bases]
+    pulls = (False, True) if len(bases) > 1 else (False,)
+    shared = [_shared(problems, [fold != number for fold in folds]) for number in range(FOLDS)] if pulls[-1] else []
+    found = []
+    for each, (columns, losses, weight), fold in zip(bases, problems, folds, strict=True):
+        choices = []
+        for pulled, ridge in product(pulls, RIDGES):
+            held = np.empty_like(losses)
+            for number in np.unique(fold):
+                out, towards = fold == number, shared[number] if pulled else 0.0
+                held[out] = columns[out] @ _solved(columns[~out], losses[~out], ridge, towards)
+            errors = abs(_accuracy(_on_scale(each.own, link) - held / weight, link) - each.accuracies)
+            score = np.mean((each.near * errors) ** 2)
+            choices.append((score, link, kind, pulled, ridge, float(np.median(errors))))
+        found.append(_least(choices))
+    return found
 
 
 def _losses(bases, at, link, kind, pulled, ridge, error):
