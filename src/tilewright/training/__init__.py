@@ -4,7 +4,7 @@ Importing it needs no torch.
 """
 
 # Recipes of `segmentation`, and those that go on from the weights of another.
-RECIPES = ("plain", "sampled", "longer", "continued", "depthless")
-STARTS = {"sampled": "plain", "longer": "sampled", "continued": "plain"}
+RECIPES = ("plain", "sampled", "continued", "depthless")
+STARTS = {"sampled": "plain", "continued": "plain"}
 # Those of networks that run whole: what paths are compared with.
 STATIC = ("plain", "continued")

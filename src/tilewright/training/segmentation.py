@@ -85,8 +85,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     matrices. norm: of the gradient, at most. average: weight of what was before a step in what is kept. drop_path: see
     `segformer.Network.set_drop_path`. stride: of the rows and columns whose pixels a step's loss is of, those of a
     phase that is drawn. paths: None for the full one alone. measured: images of which the batch norm's statistics are
-    taken at the end. first: image that it begins with, of a split without an end. steps, minutes: where it ends, one of
-    them. seed: of all that is drawn.
+    taken at the end. steps, minutes: where it ends, one of them. seed: of all that is drawn.
     """
 
     stages: tuple[Stage, ...] = (
@@ -103,7 +102,6 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stride: Positive = 2
     paths: Paths | None = None
     measured: Positive = 512
-    first: Annotated[int, msgspec.Meta(ge=0)] = 0
     steps: Positive | None = None
     minutes: Annotated[float, msgspec.Meta(gt=0)] | None = None
     seed: int = 0
@@ -135,11 +133,6 @@ RECIPES = {
     "plain": PLAIN,
     # No branch is left out at random, since paths leave out blocks.
     "sampled": msgspec.structs.replace(CONTINUED, drop_path=0.0, paths=Paths(begin=0.3)),
-    # From the weights of `sampled`, on images that no recipe before it saw: one set of weights for all budgets may take
-    # as long as the networks that it stands for. More paths of fewer blocks, which budgets of small networks ask for.
-    "longer": msgspec.structs.replace(
-        CONTINUED, drop_path=0.0, paths=Paths(whole=0.25, keep=(0.4, 1.0)), first=1 << 24
-    ),
     # The control of what is said of `sampled`: the same time for the full path alone.
     "continued": CONTINUED,
     # The control of the claim that networks owe their resilience to `drop_path`.
@@ -347,7 +340,7 @@ class _Step:
         return step, size, images_of(stage, size)
 
     def _reading(self, step, size, count):
-        indices = chosen(self.source.count("train"), step, count, self.recipe.seed, self.recipe.first)
+        indices = chosen(self.source.count("train"), step, count, self.recipe.seed)
         return self.reader.submit(self.source.read, "train", indices, size, self.device)
 
     def _loss(self, images, labels, drawn):
@@ -436,10 +429,10 @@ def images_of(stage, size):
     return max(1, stage.batch * largest // math.prod(size))
 
 
-def chosen(count, step, images, seed, first=0):
-    """Indices of the images of a step, of a split of `count`: none twice where they are endless, `first` on."""
+def chosen(count, step, images, seed):
+    """Indices of the images of a step, of a split of `count`: none twice where they are endless."""
     if count >= ENDLESS:
-        return [first + step * MOST + at for at in range(images)]
+        return [step * MOST + at for at in range(images)]
     drawn = np.random.default_rng([seed, step, 1])
     return drawn.choice(count, images, replace=images > count).tolist()
 
