@@ -19,8 +19,8 @@ from tilewright.training import evaluation
 # Contenders whose controller sees how slow the device is.
 CLOSED = ("closed", "target", "static")
 # On a GPU the load is products of square matrices of this side, each of which takes some 30 us of a Hopper: larger ones
-# are too coarse for frames of 300. How much of it a frame waits for is tried in so many frames, and again with what that
-# says.
+# are too coarse for frames of 300. How much of it a frame waits for is tried in so many frames, and again with what
+# that says.
 SIDE, FRAMES, TRIES = 2048, 20, 3
 # Picks that are timed together.
 PICKS = 10_000

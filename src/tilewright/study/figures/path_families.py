@@ -15,7 +15,7 @@ def needs(config):
 
 
 def draw(inputs):
-    """A panel for networks of each resolution, device, type and code: fronts of median times, as claims have them."""
+    """A panel for networks that have `paths.ALIKE` alike: fronts of median times, as claims have them."""
     from matplotlib.lines import Line2D
 
     rows = paths.table(inputs)
@@ -35,7 +35,7 @@ def draw(inputs):
         _step(axes, theirs, slowest_us, color=_style.PAPER, linewidth=1.3, linestyle="--", zorder=2)
         _paths.stars(axes, static, "p50_ms")
         axes.set(xlabel="time (ms)", ylabel="mean IoU, scenes of test (%)", xlim=(0, None), ylim=(0, None))
-        of_code = f", code {key[-1]}" if rows["code"].nunique() > 1 else ""
+        of_code = f", code {key[-1]}" if rows["kernels"].nunique() > 1 else ""
         axes.set_title(f"{key[0]} px, {key[2]}{of_code}", loc="left")
     handles = [Line2D([], [], color=colour, linewidth=1.5, label=case) for case, colour in colours.items()]
     if len(colours) > 1:

@@ -22,7 +22,7 @@ def needs(config):
 def draw(inputs):
     """A row of two panels per network and rung: paths and predictions on scenes of ``fit``, promised paths on ``test``.
     Static networks, the full paths of what the recipes `training.STATIC` trained, stand in the panels of tested paths
-    of other networks of the same resolution, device and type."""
+    of other networks of the same resolution, device, type and kernels."""
     from matplotlib.lines import Line2D
 
     rows, promised = paths.measured(inputs), paths.table(inputs)
@@ -49,8 +49,8 @@ def draw(inputs):
             marker="|",
             markersize=9,
         )
-        alike = (static[paths.ALIKE] == own[paths.ALIKE].iloc[0]).all(axis=1)
-        others = static[alike & (static["rung"] == rung) & (static["case"] != case)]
+        others = static[(static["rung"] == rung) & (static["case"] != case)]
+        others = others.merge(tested[paths.ALIKE].drop_duplicates(), on=paths.ALIKE)
         compared |= len(others) > 0
         _paths.stars(right, others, "promise_ms")
         said = "as trained" if rung == "trained" else "batch norm of each path"

@@ -464,7 +464,7 @@ def _path_static(frame, name):
 
 
 def _families(frame, resolution):
-    """The tables of all networks of a resolution together, against static ones: one for each device, type and code."""
+    """The tables of all networks of a resolution together, against static ones: one for each of `paths.ALIKE`."""
     rows = frame[(frame["resolution"] == resolution) & (frame["rung"] == "trained")]
     groups = rows.groupby(paths.ALIKE, sort=False)
     return [paths.against_static(alike[alike["kept"] == "yes"], paths.static(alike)) for _, alike in groups]

@@ -7,7 +7,9 @@ from tilewright.study.tables import _read, _select
 
 TIMES = ["p50_us", "p99_us", "promise_us", "saved_us"]
 # What paths of two networks have alike where one is compared with the other: other code may be other kernels.
-ALIKE = ["resolution", "data", "device", "dtype", "batch", "compiled", "code"]
+ALIKE = ["resolution", "data", "device", "dtype", "batch", "compiled", "kernels"]
+# Of two codes whose full paths of a network take the same time, but for this share of it, the kernels are the same.
+SAME = 0.05
 
 SHOWN = {
     "case": ("network", ""),
@@ -56,6 +58,7 @@ def table(inputs):
     rows = rows.join(full.set_axis(["full_us", "full_test"], axis=1), on=key).dropna(subset="promise_us")
     rows = rows.sort_values([*key, "promise_us", "path"], kind="stable").reset_index(drop=True)
     return rows.assign(
+        kernels=_kernels(rows),
         gmacs=rows["macs"] / 1e9,
         p50_ms=rows["p50_us"] / 1e3,
         promise_ms=rows["promise_us"] / 1e3,
@@ -64,6 +67,22 @@ def table(inputs):
         compiled=rows["compiled"].map(lambda text: "yes" if text == "True" else ""),
         kept=rows["dominated"].map(lambda path: "" if path else "yes"),
     )
+
+
+def _kernels(rows):
+    """For each of `rows` the first code whose kernels are those of its own: the full path of each network of both, and
+    there is one, takes as long, see `SAME`."""
+    alike = [name for name in ALIKE if name != "kernels"]
+    full = rows[rows["path"] == rows["full"]].groupby([*alike, "code", "network"], sort=False)["full_us"].median()
+    of_code = full.unstack("network")
+    first = {}
+    for key, times in of_code.iterrows():
+        others = [other for other in first.values() if other[:-1] == key[:-1]]
+        apart = [(of_code.loc[other] / times - 1).abs() for other in others]
+        same = (other for other, off in zip(others, apart, strict=True) if off.notna().any() and off.max() <= SAME)
+        first[key] = next(same, key)
+    keys = map(tuple, rows[[*alike, "code"]].to_numpy())
+    return [first.get(key, key)[-1] for key in keys]
 
 
 def front(rows, *, chosen="choice", seen="test"):
