@@ -237,12 +237,11 @@ def test_an_accuracy_of_nothing_is_no_infinite_loss():
     assert np.isfinite(found.single).all() and np.isfinite(found.pair).all()
 
 
-@pytest.mark.parametrize("rung", ["trained", "statistics"])
-def test_recorded_paths_that_nothing_was_fitted_to_are_predicted(rung):
+def test_recorded_paths_that_nothing_was_fitted_to_are_predicted():
     """All sets of blocks of a trained network at full size, as one H200 measured them."""
     options = segformer.Options(variant="b0", image_size=512)
     with open(RECORDED / "segformer-b0-512.sampled.csv", newline="") as stream:
-        rows = [r for r in csv.DictReader(stream) if r["rung"] == rung and "scale=1 " in r["base"] and r["fit"]]
+        rows = [r for r in csv.DictReader(stream) if "scale=1 " in r["base"] and r["fit"]]
     known = {part: [r for r in rows if r["part"] == part] for part in ("base", "single", "drawn", "every")}
     full, (base,) = paths.Path.full(options), known["base"]
     fitted = [*known["single"], *known["drawn"]]
@@ -250,7 +249,7 @@ def test_recorded_paths_that_nothing_was_fitted_to_are_predicted(rung):
                          [float(r["fit"]) for r in fitted])  # fmt: skip
     errors = [abs(found.predict(paths.parse(r["path"], options)) - float(r["fit"])) for r in known["every"]]
     assert len(errors) == 147 and found.link != "identity"
-    assert np.median(errors) < 0.018 and found.error < 0.021
+    assert np.median(errors) < 0.011 and found.error < 0.011
 
 
 def test_recorded_proposals_that_nothing_was_fitted_to_are_predicted():
@@ -261,8 +260,8 @@ def test_recorded_proposals_that_nothing_was_fitted_to_are_predicted():
         held = [
             (plan_paths._path(r["path"]), float(r["fit"])) for r in csv.DictReader(stream) if r["part"] == "proposed"
         ]
-    errors = [abs(models[space.base_of(path)].predict(path) - seen) for path, seen in held if seen > 0.7]
-    assert len(errors) == 23 and np.median(errors) < 0.006
+    errors = [abs(models[space.base_of(path)].predict(path) - seen) for path, seen in held if seen > 0.5]
+    assert len(errors) == 17 and np.median(errors) < 0.005
 
 
 def test_too_few_paths_to_fit_to():
@@ -306,5 +305,5 @@ def test_recorded_times_of_paths_that_nothing_was_fitted_to_are_predicted():
         return np.median([abs(model.predict(path) / us - 1) for path, us in times_us["every"].items()])
 
     assert len(times_us["every"]) == 147
-    assert error(latency.model(full, known)) > 0.022
-    assert error(latency.model(full, known | times_us["drawn"])) < 0.02
+    assert error(latency.model(full, known)) > 0.1
+    assert error(latency.model(full, known | times_us["drawn"])) < 0.025
