@@ -25,9 +25,12 @@ class Sets:
             most = space.MOST_BLOCKS
             raise ConfigError(f"exhaustive: expected at most {most} blocks, found {count}; highs takes more")
         # A 0 comes before a 1 in a path's text, where the first block stands first.
-        kept = np.arange(1 << count)[:, None] >> np.arange(count)[::-1] & 1
-        skips = kept == 0
-        self.skips = skips[np.argsort(skips.sum(1), kind="stable")]
+        places = np.arange(count)[::-1]
+        skips = (np.arange(1 << count)[:, None] >> places & 1) == 0
+        order = np.argsort(skips.sum(1), kind="stable")
+        self.skips = skips[order]
+        # A number for each set, of its 0s and 1s, and where it stands.
+        self._bits, self._at = 1 << places, np.argsort(order)
         self.saved_us = self.skips @ latency.saved_us
         self.loss = self.skips @ losses.single
         # One pair after the other: all of 20 blocks at once would take gigabytes.
@@ -41,7 +44,7 @@ class Sets:
         """
         meets = self.saved_us >= need_us
         for cut in without:
-            meets &= (self.skips != cut).any(1)
+            meets[self._at[self._bits @ ~np.asarray(cut, dtype=bool)]] = False
         places = np.flatnonzero(meets)
         if not len(places):
             return None

@@ -9,6 +9,7 @@ one whose text comes first, so that plans are reproducible.
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 
@@ -119,6 +120,9 @@ def plan(models, budgets_us, solver: str, *, time_limit_s=10.0) -> dict[float, P
     if solver == "exhaustive":
         sets = [exhaustive.Sets(*model) for model in models]
         return {budget: best(_listed(each, budget) for each in sets) for budget in budgets}
+    if solver == "greedy":
+        steps = [list(_greedily(latency.saved_us, losses)) for latency, losses in models]
+        return {budget: best(map(partial(_stepped, budget), models, steps)) for budget in budgets}
     return _in_parts(lambda part: _planned(models, part, solver, time_limit_s), budgets)
 
 
@@ -132,7 +136,7 @@ def _planned(models, budgets_us, solver, time_limit_s):
         for place in sorted(range(len(models)), key=lambda at: -latest[at].accuracy if latest.get(at) else np.inf):
             held = latest.get(place)
             again = place not in latest or (held is not None and not _meets(held, budget))
-            if again and held and made and solver != "greedy" and held.accuracy < best(made.values()).accuracy - SAME:
+            if again and held and made and held.accuracy < best(made.values()).accuracy - SAME:
                 continue
             if again:
                 held = latest[place] = _optimal(*models[place], budget, solver, (), time_limit_s)
@@ -201,17 +205,35 @@ def best(proposals) -> Proposal | None:
 
 def greedy(saved_us, losses: Losses, need_us: float, without=()):
     """Skips, one after the other, of the block that loses least for a microsecond saved; None where that fails."""
+    return _first(_greedily(saved_us, losses), saved_us, need_us, without)
+
+
+def _first(steps, saved_us, need_us, without=()):
+    """The first of `steps`, each bool [blocks], that saves enough and is none of `without`; None for none."""
+    cuts = {tuple(cut) for cut in without}
+    return next((skips for skips in steps if saved_us @ skips >= need_us - SAME_US and tuple(skips) not in cuts), None)
+
+
+def _greedily(saved_us, losses):
+    """What `greedy` skips, bool [blocks], step by step from nothing: the same steps for all budgets."""
     skips = np.zeros(len(saved_us), dtype=bool)
-    while saved_us @ skips < need_us - SAME_US or any(np.array_equal(skips, cut) for cut in without):
+    while True:
+        yield skips.copy()
         before, rates = float(losses.loss(skips)), {}
         for block in np.flatnonzero(~skips & (saved_us > 0)):
             more = skips.copy()
             more[block] = True
             rates[block] = (float(losses.loss(more)) - before) / saved_us[block]
         if not rates:
-            return None
+            return
         skips[min(rates, key=rates.get)] = True
-    return skips
+
+
+def _stepped(budget_us, model, steps):
+    """The `Proposal` of greedy's `steps` for a budget."""
+    (latency, losses), begin = model, perf_counter()
+    skips = _first(steps, latency.saved_us, latency.base_us - budget_us)
+    return _proposal(latency, losses, skips, "greedy", begin)
 
 
 def model(saved_us, losses: Losses, need_us: float, without=()) -> Model:
