@@ -70,11 +70,11 @@ def table(inputs):
 
 
 def _kernels(rows):
-    """For each of `rows` the first code whose kernels are those of its own: the full path of each network of both, and
-    there is one, takes as long, see `SAME`."""
-    alike = [name for name in ALIKE if name != "kernels"]
-    full = rows[rows["path"] == rows["full"]].groupby([*alike, "code", "network"], sort=False)["full_us"].median()
-    of_code = full.unstack("network")
+    """For each of `rows` the first code whose kernels are those of its own: the full paths of the networks of both, and
+    there is one, take as long, see `SAME`."""
+    alike, of_network = [name for name in ALIKE if name != "kernels"], ["network", "full"]
+    full = rows[rows["path"] == rows["full"]].groupby([*alike, "code", *of_network], sort=False)["full_us"].median()
+    of_code = full.unstack(of_network)
     first = {}
     for key, times in of_code.iterrows():
         others = [other for other in first.values() if other[:-1] == key[:-1]]
