@@ -77,10 +77,10 @@ def _kernels(rows):
     of_code = full.unstack(of_network)
     first = {}
     for key, times in of_code.iterrows():
-        others = [other for other in first.values() if other[:-1] == key[:-1]]
-        apart = [(of_code.loc[other] / times - 1).abs() for other in others]
-        same = (other for other, off in zip(others, apart, strict=True) if off.notna().any() and off.max() <= SAME)
-        first[key] = next(same, key)
+        others = of_code[[first.get(other) == other and other[:-1] == key[:-1] for other in of_code.index]]
+        # Not a number, which is not less, where no network is of both.
+        apart = (others / times - 1).abs().max(axis=1)
+        first[key] = next(iter(apart.index[apart <= SAME]), key)
     keys = map(tuple, rows[[*alike, "code"]].to_numpy())
     return [first.get(key, key)[-1] for key in keys]
 
