@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from helpers.gpu import TRITON_DEVICE
 from helpers.slices import DTYPES, LSE_TOLERANCE, check_attention, expected, mask_of, qkv, tokens
+from helpers.threads import threads
 from tilewright import reference, slices
 from tilewright.slices.layout import STEP
 from tilewright.targets.cpu import slices as cpu_slices
@@ -163,13 +164,10 @@ def test_every_form_of_the_kernel(config, width, triton_device):
 
 def test_groups_are_shared_among_the_cores(monkeypatch):
     """Operators of a worker compute on one core, but there are as many workers as torch has threads."""
-    made, threads = [], torch.get_num_threads()
+    made = []
     monkeypatch.setattr(cpu_slices, "workers", lambda n: made.append(n) or workers.workers(n))
     q, k, v = qkv(1, 2, 300, 300, 64)
     lists = slices.from_mask(torch.ones(1, 1, 3, 300, dtype=torch.bool), queries=300, heads=2)
-    torch.set_num_threads(3)
-    try:
+    with threads(3):
         slices.attend(q, k, v, lists)
         assert made == [3] and torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(threads)

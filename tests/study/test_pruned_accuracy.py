@@ -8,6 +8,7 @@ from test_figures import ROOT, configured, texts
 
 from helpers import synthetic
 from helpers.rows import whole
+from helpers.threads import threads
 from tilewright import networks, scenes
 from tilewright.core.errors import ConfigError
 from tilewright.models import deit
@@ -43,14 +44,11 @@ class Crops:
 @pytest.fixture(autouse=True, scope="module")
 def small():
     """DeiT-T as published, but for its width; crops of six classes."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, threads(1):
         patch.setitem(deit.VARIANTS, "tiny", (32, 2))
         patch.setattr(scenes, "create", lambda name: Crops())
         _pruned_accuracy.crops.cache_clear()
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         yield
-        torch.set_num_threads(threads)
         _pruned_accuracy.crops.cache_clear()
 
 

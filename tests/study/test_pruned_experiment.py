@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from helpers.rows import whole
+from helpers.threads import threads
 from tilewright import networks
 from tilewright.baselines import packed as packed_baselines
 from tilewright.core import images
@@ -34,10 +35,8 @@ NAME = "deit-tiny-64-threshold_l2"
 def small(monkeypatch):
     """DeiT-T as published, but for its width."""
     monkeypatch.setitem(deit.VARIANTS, "tiny", (32, 2))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with threads(1):
+        yield
 
 
 def attended(attention, lengths=((3, 9),)):

@@ -10,6 +10,7 @@ from test_figures import ROOT, configured
 
 from helpers import synthetic
 from helpers.rows import whole
+from helpers.threads import threads
 from tilewright import reference, slices
 from tilewright.baselines.sparse import fa4
 from tilewright.core.errors import ConfigError
@@ -28,10 +29,8 @@ POOLED = {"pooled": {"by": "pooled", "pool": 64}}
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")
