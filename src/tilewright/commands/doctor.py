@@ -92,7 +92,9 @@ def _device():
     from tilewright.core.errors import DeviceError
 
     cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
-    advice = "" if threads >= cores else "; plans use the threads: torch.set_num_threads, or OMP_NUM_THREADS"
+    advice = ""
+    if threads < cores:
+        advice = "; plans use the threads: torch.set_num_threads before the first plan, or OMP_NUM_THREADS"
     yield "slow" if advice else "ok", "cpu", f"{threads} of {cores} cores in use by torch{advice}"
     if not torch.cuda.is_available():
         yield "note", "gpu", f"none that torch {torch.__version__} can use: {_why_no_gpu(torch)}"

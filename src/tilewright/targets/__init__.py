@@ -177,8 +177,10 @@ class Executor(Protocol):
 
 
 def describe(kind: str) -> dict:
-    """Facts of the device of this process, a JSON-able dict with its ``kind``. Raises `DeviceError` for a kind that is
-    not known or not there."""
+    """Facts of the device of this process, a JSON-able dict with its ``kind``, as they were when first asked for.
+
+    Threads that torch is given later do not count. Raises `DeviceError` for a kind that is not known or not there.
+    """
     return json.loads(_described(_known(kind)))
 
 
