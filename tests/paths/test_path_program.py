@@ -26,6 +26,12 @@ def losses(single, pair=(), pairs=(), base=BASE):
     return accuracy.Losses(base, 0.6, np.array(single, float), tuple(pairs), np.array(pair, float), "all", 1e-3, 0.0)
 
 
+def form_of(base, accuracy_of, measured, accuracies, seed=0):
+    """The form of one base."""
+    known = {base: accuracy_of} | dict(zip(measured, accuracies, strict=True))
+    return accuracy.fits({base: known}, seed=seed)[base]
+
+
 def times(saved, base_us=1000.0):
     return latency.Latency(BASE, base_us, np.array(saved, float))
 
@@ -111,7 +117,8 @@ def test_all_sets_of_many_blocks_are_not_listed():
 
 
 def test_a_recorded_network_of_16_blocks_is_planned_by_its_sets_as_by_programs():
-    models = plan_paths._models(RECORDED / "segformer-b2-512.sampled.csv", "trained", 0)
+    times, known = plan_paths._measured(RECORDED / "segformer-b2-512.sampled.csv", "trained")
+    models = [(times[base], form) for base, form in accuracy.fits(known).items()]
     budgets = np.linspace(150.0, 900.0, 12)
     assert len(models) == 5
     plans = {solver: program.plan(models, budgets, solver) for solver in ("highs", "exhaustive")}
@@ -164,7 +171,7 @@ def test_losses_that_are_such_a_form_are_found(seed):
     np.add.at(single, np.array(pairs), either[:, None])
     truth = losses(single, rng.uniform(0, 0.01, len(pairs)) - either, pairs)
     measured = [*space.singles(BASE), *space.drawn(BASE, 60, seed)]
-    found = accuracy.fit(BASE, 0.6, measured, [truth.predict(path) for path in measured])
+    found = form_of(BASE, 0.6, measured, [truth.predict(path) for path in measured])
     others = [path for path in space.every(BASE) if path not in measured]
     errors = [abs(found.predict(path) - truth.predict(path)) for path in others]
     assert np.median(errors) < 2e-3
@@ -178,7 +185,7 @@ def test_nothing_is_predicted_to_gain_by_a_further_skip(seed, count):
     """Whatever was measured."""
     rng = np.random.default_rng(seed)
     measured = [*space.singles(BASE), *space.drawn(BASE, 40, seed)][:count]
-    found = accuracy.fit(BASE, 0.6, measured, rng.uniform(0, 0.9, len(measured)), seed=seed)
+    found = form_of(BASE, 0.6, measured, rng.uniform(0, 0.9, len(measured)), seed=seed)
     for path in space.every(BASE):
         skips = space.skips(path)
         for at in np.flatnonzero(~skips):
@@ -195,7 +202,7 @@ def test_the_scale_on_which_losses_add_up_is_found(link):
     measured = [*space.singles(BASE), *space.drawn(BASE, 40, 3)]
     accuracies = [truth.predict(path) for path in measured]
     assert 0 < min(accuracies) < 0.2
-    found = accuracy.fit(BASE, 0.6, measured, accuracies)
+    found = form_of(BASE, 0.6, measured, accuracies)
     assert found.link == link
     errors = [abs(found.predict(path) - truth.predict(path)) for path in space.every(BASE)]
     assert max(errors) < 1e-3
@@ -233,7 +240,7 @@ def test_bases_of_other_blocks_are_fitted_by_themselves():
 
 def test_an_accuracy_of_nothing_is_no_infinite_loss():
     measured = [*space.singles(BASE), *space.drawn(BASE, 30, 0)]
-    found = accuracy.fit(BASE, 0.6, measured, [0.6 * 0.5 ** space.skips(path).sum() for path in measured[:-1]] + [0.0])
+    found = form_of(BASE, 0.6, measured, [0.6 * 0.5 ** space.skips(path).sum() for path in measured[:-1]] + [0.0])
     assert np.isfinite(found.single).all() and np.isfinite(found.pair).all()
 
 
@@ -245,7 +252,7 @@ def test_recorded_paths_that_nothing_was_fitted_to_are_predicted():
     known = {part: [r for r in rows if r["part"] == part] for part in ("base", "single", "drawn", "every")}
     full, (base,) = paths.Path.full(options), known["base"]
     fitted = [*known["single"], *known["drawn"]]
-    found = accuracy.fit(full, float(base["fit"]), [paths.parse(r["path"], options) for r in fitted],
+    found = form_of(full, float(base["fit"]), [paths.parse(r["path"], options) for r in fitted],
                          [float(r["fit"]) for r in fitted])  # fmt: skip
     errors = [abs(found.predict(paths.parse(r["path"], options)) - float(r["fit"])) for r in known["every"]]
     assert len(errors) == 147 and found.link != "identity"
@@ -255,7 +262,7 @@ def test_recorded_paths_that_nothing_was_fitted_to_are_predicted():
 def test_recorded_proposals_that_nothing_was_fitted_to_are_predicted():
     """What was proposed for a B2 in the last round, of what sees much: 16 blocks leave much to choose from."""
     file = RECORDED / "segformer-b2-512.sampled-8.csv"
-    models = {losses.base: losses for _, losses in plan_paths._models(file, "trained", 0)}
+    models = accuracy.fits(plan_paths._measured(file, "trained")[1])
     with open(file, newline="") as stream:
         held = [
             (plan_paths._path(r["path"]), float(r["fit"])) for r in csv.DictReader(stream) if r["part"] == "proposed"
@@ -266,7 +273,7 @@ def test_recorded_proposals_that_nothing_was_fitted_to_are_predicted():
 
 def test_too_few_paths_to_fit_to():
     with pytest.raises(ConfigError, match="expected at least 4 measured paths to fit to, found 1"):
-        accuracy.fit(BASE, 0.6, space.singles(BASE)[:1], [0.5])
+        form_of(BASE, 0.6, space.singles(BASE)[:1], [0.5])
 
 
 def test_times_by_leaving_out():

@@ -199,7 +199,9 @@ def test_a_second_round_knows_what_the_first_one_overrated(exact):
     bench = SimpleNamespace(settings=stated, bases=[base], how=SimpleNamespace(seed=0), see=truth)
     first, proposals, _ = _paths.planned(bench, measured, times)
     proposed = list(proposals["trained"])
-    assert {by.split()[0] for found in proposals["trained"].values() for by in found} == {"greedy", exact, "second"}
+    assert {by.split()[0] for found in proposals["trained"].values() for by in found} == {
+        *("greedy", exact, "second", "searched")
+    }
 
     def error(fitted):
         losses = fitted["trained", base]
@@ -210,16 +212,18 @@ def test_a_second_round_knows_what_the_first_one_overrated(exact):
     assert error(first) > 0.05 and abs(error(second)) < 0.4 * error(first) and seconds["trained"] > 0
 
 
-def test_proposals_of_programs_are_measured_before_those_of_greedy_and_runners_up():
+def test_proposals_of_searches_are_measured_first_then_of_programs_greedy_and_runners_up():
     found = {
         "a": {"second 1": None},
-        "b": {"greedy 1": None},
+        "b": {"greedy 1": None, "second 2": None},
         "c": {"highs 1": None},
         "d": {"greedy 2": None, "highs 2": None},
+        "e": {"second 3": None, "searched 2": None},
     }
-    assert _paths.thinned(found, 2) == ["c", "d"]
-    assert _paths.thinned(found, 3) == ["c", "d", "b"]
-    assert _paths.thinned(found, 9) == ["c", "d", "b", "a"]
+    assert _paths.thinned(found, 1) == ["e"]
+    assert _paths.thinned(found, 3) == ["e", "c", "d"]
+    assert _paths.thinned(found, 4) == ["e", "c", "d", "b"]
+    assert _paths.thinned(found, 9) == ["e", "c", "d", "b", "a"]
 
 
 def test_budgets_run_from_the_fastest_path_to_the_full_one():

@@ -9,7 +9,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--profile", required=True, metavar="CSV", help="rows of the experiment paths: single skips and random sets")
 add("--output", required=True, metavar="JSON", help="the path of each budget, and what it should take and see")
-add("--solver", default="highs", help="greedy, highs or gurobi (default: highs)")
+add("--solver", default="highs", help="greedy, exhaustive, highs or gurobi (default: highs)")
 add("--budgets", type=float, nargs="+", metavar="US", help="budgets in microseconds (default: spread evenly)")
 add("--count", type=int, default=12, metavar="N", help="of budgets, where none are stated (default: 12)")
 add("--rung", default="trained", help="trained or statistics (default: trained)")

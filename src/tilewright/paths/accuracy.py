@@ -71,9 +71,13 @@ class Losses:
         """What cross-validation chose, in words."""
         return ", ".join((self.chosen, self.link, *(("shared",) if self.shared else ())))
 
+    def accuracies(self, skips) -> np.ndarray:
+        """float64 [...]: predicted accuracies of skips, bool [..., blocks]."""
+        return from_scale(on_scale(self.accuracy, self.link) - self.loss(skips), self.link)
+
     def predict(self, path: Path) -> float:
         """Predicted accuracy of a path of the base."""
-        return float(_accuracy(_on_scale(self.accuracy, self.link) - self.loss(space.skips(path)), self.link))
+        return float(self.accuracies(space.skips(path)))
 
 
 def pairs_of(base: Path, kind: str) -> tuple[tuple[int, int], ...]:
@@ -87,23 +91,33 @@ def pairs_of(base: Path, kind: str) -> tuple[tuple[int, int], ...]:
     return tuple((i, j) for i, j in combinations(range(len(places)), 2) if joined(i, j))
 
 
-def fit(base: Path, accuracy: float, measured: list[Path], accuracies, *, seed: int = 0) -> Losses:
-    """`Losses` of one base whose own `accuracy` is known, from the accuracies of `measured` paths; see `fits`."""
-    return fits({base: {base: accuracy} | dict(zip(measured, accuracies, strict=True))}, seed=seed)[base]
-
-
 def fits(known: Mapping[Path, Mapping[Path, float]], *, seed: int = 0) -> dict[Path, Losses]:
     """`Losses` of bases from the accuracies of their paths, ``{base: {path: accuracy}}``, the base's own among them.
 
     Bases with the same blocks learn of each other. Raises `ConfigError` for fewer than `FEWEST` paths of a base.
     """
-    alike = {}
+    groups = ([_Measured.of(base, known[base]) for base in bases] for bases in alike(known))
+    found = {losses.base: losses for group in groups for losses in _fitted(group, seed)}
+    return {base: found[base] for base in known}
+
+
+def alike(known: Mapping[Path, Mapping[Path, float]]) -> list[list[Path]]:
+    """Bases with the same blocks together. Raises `ConfigError` for fewer than `FEWEST` paths of a base."""
+    found = {}
     for base, accuracies in known.items():
         if (count := len(accuracies) - 1) < FEWEST:
             raise ConfigError(f"accuracy: expected at least {FEWEST} measured paths to fit to, found {count}")
-        alike.setdefault(tuple(space.free(base)), []).append(_Measured.of(base, accuracies))
-    found = {losses.base: losses for bases in alike.values() for losses in _fitted(bases, seed)}
-    return {base: found[base] for base in known}
+        found.setdefault(tuple(space.free(base)), []).append(base)
+    return list(found.values())
+
+
+def folds_of(skips, seed: int) -> np.ndarray:
+    """int [paths]: in which of at most `FOLDS` folds each path is, whose skips are bool [paths, blocks].
+
+    A set of blocks is held out of all bases at once: what another base says of it is not known, either.
+    """
+    sets = np.unique(skips, axis=0, return_inverse=True)[1]
+    return (np.random.default_rng(seed).permutation(sets.max() + 1) % min(FOLDS, sets.max() + 1))[sets]
 
 
 @dataclass(frozen=True)
@@ -126,10 +140,8 @@ class _Measured:
 
 def _fitted(bases, seed):
     """`Losses` of each of the `_Measured`, whose bases have the same blocks."""
-    # A set of blocks is held out of all bases at once: what another base says of it is not known, either.
-    sets = np.unique(np.vstack([each.skips for each in bases]), axis=0, return_inverse=True)[1]
-    folds = np.random.default_rng(seed).permutation(sets.max() + 1) % min(FOLDS, sets.max() + 1)
-    folds = np.split(folds[sets], np.cumsum([len(each.skips) for each in bases])[:-1])
+    folds = folds_of(np.vstack([each.skips for each in bases]), seed)
+    folds = np.split(folds, np.cumsum([len(each.skips) for each in bases])[:-1])
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         tried = list(pool.map(lambda form: _tried(bases, folds, *form), product(LINKS, PAIRS)))
     best = [_least(each) for each in zip(*tried, strict=True)]
@@ -161,7 +173,7 @@ def _tried(bases, folds, link, kind):
             for number in np.unique(fold):
                 out, towards = fold == number, shared[number] if pulled else 0.0
                 held[out] = columns[out] @ _solved(columns[~out], losses[~out], ridge, towards)
-            errors = abs(_accuracy(_on_scale(each.own, link) - held / weight, link) - each.accuracies)
+            errors = abs(from_scale(on_scale(each.own, link) - held / weight, link) - each.accuracies)
             score = np.mean((each.near * errors) ** 2)
             choices.append((score, link, kind, pulled, ridge, float(np.median(errors))))
         found.append(_least(choices))
@@ -186,8 +198,8 @@ def _losses(bases, at, link, kind, pulled, ridge, error):
 
 def _problem(each, kind, link):
     """Columns [paths, weights] and losses [paths] of least squares, and what each path's loss was multiplied with."""
-    weight = _slope(each.accuracies, link) * each.near
-    losses = _on_scale(each.own, link) - _on_scale(each.accuracies, link)
+    weight = slope(each.accuracies, link) * each.near
+    losses = on_scale(each.own, link) - on_scale(each.accuracies, link)
     return _columns(each.skips, pairs_of(each.base, kind)) * weight[:, None], losses * weight, weight
 
 
@@ -198,22 +210,23 @@ def _shared(problems, taken):
     return _solved(columns, losses, SHARED_RIDGE)
 
 
-def _on_scale(accuracy, link):
+def on_scale(accuracy, link: str):
+    """Where an accuracy stands on a scale of `LINKS`."""
     if link == "identity":
         return accuracy
     known = np.clip(accuracy, LEAST, 1 - LEAST)
     return np.log(known) if link == "log" else np.log(known / (1 - known))
 
 
-def _accuracy(value, link):
-    """The accuracy at a value on the scale: the inverse of `_on_scale`."""
+def from_scale(value, link: str):
+    """The accuracy at a value on a scale: the inverse of `on_scale`."""
     if link == "identity":
         return value
     return np.exp(value) if link == "log" else 1 / (1 + np.exp(-value))
 
 
-def _slope(accuracy, link):
-    """What a step on the scale is in accuracy, there."""
+def slope(accuracy, link: str):
+    """What a step on a scale is in accuracy, there."""
     if link == "identity":
         return np.ones_like(accuracy)
     known = np.clip(accuracy, LEAST, 1 - LEAST)

@@ -8,7 +8,7 @@ import torch
 
 from tilewright import networks, scenes, targets
 from tilewright.core import provenance
-from tilewright.paths import accuracy, latency, measure, program, space, table
+from tilewright.paths import accuracy, latency, measure, program, search, space, surrogate, table
 from tilewright.paths import layers as counted
 from tilewright.paths.calls import Calls
 from tilewright.study.experiments._rows import machine, now
@@ -137,28 +137,32 @@ def rows(case, settings, how):
 
 
 def planned(bench, measured, times):
-    """What each rung's models, fitted to all paths in `measured`, propose: ``{(rung, base): Losses}``, ``{rung: what
-    `proposed` gives}`` and the seconds of each rung's planning."""
+    """What each rung's models, fitted to all paths in `measured`, propose: ``{(rung, base): Losses or Surrogate}``,
+    ``{rung: what `proposed` gives}`` and the seconds of each rung's planning."""
     fitted, proposals, seconds = {}, {}, {}
     for rung in bench.settings.rungs:
         known = {base: {path: bench.see(rung, "fit", path) for path in measured[base]} for base in bench.bases}
-        found = accuracy.fits(known, seed=bench.how.seed)
-        fitted |= {(rung, base): losses for base, losses in found.items()}
+        forms = accuracy.fits(known, seed=bench.how.seed)
+        seen = surrogate.closest(forms, known, seed=bench.how.seed)
+        fitted |= {(rung, base): model for base, model in seen.items()}
         begin = perf_counter()
-        proposals[rung] = proposed(bench.settings, [(times[base], fitted[rung, base]) for base in bench.bases])
+        proposals[rung] = proposed(bench.settings, times, forms, seen)
         seconds[rung] = perf_counter() - begin
     return fitted, proposals, seconds
 
 
-def proposed(settings, models):
-    """``{path: {what proposed it: None}}`` for all budgets: of each solver the best over the bases, and the runner-up.
+def proposed(settings, times, forms, seen):
+    """``{path: {what proposed it: None}}`` for all budgets: of each solver the best over the bases, the runner-up, and
+    what a search finds from these.
 
-    models: pairs of `Latency` and `Losses`, one a base.
+    times, forms, seen: of each base the `Latency`, the `Losses`, and what predicts accuracies best.
     """
+    models = [(times[base], losses) for base, losses in forms.items()]
     budgets, found = budgets_for(models, settings.budgets), {}
     plans = {solver: program.plan(models, budgets, solver) for solver in settings.solvers}
     if exact := next((solver for solver in settings.solvers if solver != "greedy"), None):
         plans["second"] = program.runners_up(models, plans[exact], exact)
+        plans[search.NAME] = search.improved(times, seen, list(plans.values()))
     for budget in budgets:
         for by, made in plans.items():
             if (proposal := made[budget]) is not None:
@@ -167,16 +171,12 @@ def proposed(settings, models):
 
 
 def thinned(found, most):
-    """At most `most` of the paths that were proposed: those of the program first, then greedy's, then the runners-up;
-    of each evenly over budgets."""
-
-    def rank(path):
-        words = {by.split()[0] for by in found[path]}
-        return 1 if words == {"greedy"} else 2 if words == {"second"} else 0
-
+    """At most `most` of the paths that were proposed: those of the search first, then those of the program, greedy's,
+    and the runners-up; of each evenly over budgets."""
+    levels = {search.NAME: 0, "greedy": 2, "second": 3}
     kept = []
-    for level in (0, 1, 2):
-        of_level = [path for path in found if rank(path) == level]
+    for level in range(4):
+        of_level = [path for path in found if min(levels.get(by.split()[0], 1) for by in found[path]) == level]
         room = max(0, most - len(kept))
         if len(of_level) > room:
             places = np.linspace(0, len(of_level) - 1, room).round().astype(int)

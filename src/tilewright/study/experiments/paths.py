@@ -163,9 +163,10 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     case: the configuration's name of the network. base: text of the path with all blocks; part: why it was measured,
     ``base``, ``single`` skip, ``drawn`` set, proposed ``earlier`` than in the last round, ``proposed``, ``every`` set
     or ``alone``, the first that holds: models are fitted to what stands before ``proposed``. skipped: blocks; saved_us,
-    lost: beside the base, the latter on scenes of ``fit``. loss_error: of the model of losses, median of held-out paths
-    in cross-validation; pairs: which pairs of blocks it has, and the scale on which losses add up; plan_seconds: of the
-    solvers in the last round, for all budgets of this rung; budgets: how many of them each solver in ``proposed`` met.
+    lost: beside the base, the latter on scenes of ``fit``. predicted: by the form or the Gaussian process, whichever
+    errs less; loss_error: of it, the median of held-out paths in cross-validation; pairs: which of the two, of a form
+    which pairs of blocks it has, and the scale on which losses add up; plan_seconds: of the solvers and the search in
+    the last round, for all budgets of this rung; proposed: by whom, for which budgets in microseconds.
     """
 
     kind: Literal["paths"] = "paths"

@@ -53,8 +53,8 @@ def draw(inputs):
         drawn,
         [
             f"{_read.devices(rows)}, {', '.join(sorted(set(rows['dtype'])))}. Time: the full path's less what skipped "
-            "blocks save, mean IoU: a quadratic form of skips on scenes of fit, both fitted to single and random "
-            "ones. Errors of mean IoU are in points.",
+            "blocks save, mean IoU on scenes of fit: a quadratic form of skips or a Gaussian process, whichever errs "
+            "less in cross-validation; fitted to single and random ones. Errors of mean IoU are in points.",
         ],
         width=46 * (1 + len(rungs)),
     )

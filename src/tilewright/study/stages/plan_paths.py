@@ -12,13 +12,14 @@ FITTED = ("single", "drawn", "earlier")
 
 
 def run(profile, output, solver, budgets, count, rung, seed):
-    """Write a JSON file with the path that `solver` proposes for each budget, and what it should take and see.
+    """Write a JSON file with the path that `solver` proposes for each budget, and what it should take and see. Where
+    it is not greedy's, a search goes on from it.
 
     profile: rows of the experiment ``paths``. budgets: microseconds, or None for `count` of them, evenly from the
     fastest path to the full one. rung: whose losses are fitted. Raises `TilewrightError`, also for a file without the
     base, its single skips, or enough paths to fit to.
     """
-    from tilewright.paths import program
+    from tilewright.paths import accuracy, program, search, surrogate
 
     if solver not in of_paths.SOLVERS:
         raise ConfigError(f"solver: unknown {solver!r}; known: {', '.join(of_paths.SOLVERS)}")
@@ -28,25 +29,30 @@ def run(profile, output, solver, budgets, count, rung, seed):
         raise ConfigError(f"budgets: expected microseconds above 0, found {wrong[0]}")
     if count < 1:
         raise ConfigError(f"count: expected at least 1, found {count}")
-    models = _models(profile, rung, seed)
+    times, known = _measured(profile, rung)
+    forms = accuracy.fits(known, seed=seed)
+    models = [(times[base], losses) for base, losses in forms.items()]
     if budgets is None:
         budgets = of_paths.budgets_for(models, count)
     found = []
-    plans = program.plan(models, budgets, solver)
+    steps = [program.plan(models, budgets, solver)]
+    if solver != "greedy":
+        steps.append(search.improved(times, surrogate.closest(forms, known, seed=seed), steps))
     for budget in budgets:
-        best = plans[budget]
+        best = steps[-1][budget]
         if best is None:
             print(f"{budget:,.0f} us: no path is predicted to be so fast")
             continue
-        stated = {"path": str(best.path), "us": best.us, "accuracy": best.accuracy, "seconds": best.seconds}
-        found.append({"budget_us": float(budget), "solver": best.solver} | stated)
+        seconds = sum(step[budget].seconds for step in steps if step[budget])
+        stated = {"path": str(best.path), "us": best.us, "accuracy": best.accuracy, "seconds": seconds}
+        found.append({"budget_us": float(budget), "solver": solver} | stated)
         print(f"{budget:,.0f} us: {best.path}, {best.us:,.0f} us, mIoU {best.accuracy:.3f} predicted", flush=True)
     artifacts.write_json(output, KIND, VERSION, {"rung": rung, "plans": found}, {"profile": str(profile)})
 
 
-def _models(profile, rung, seed):
-    """``[(Latency, Losses)]`` of the bases of a file."""
-    from tilewright.paths import accuracy, latency
+def _measured(profile, rung):
+    """``{base: Latency}`` and ``{base: {path: accuracy}}`` of a file, of the paths that models are fitted to."""
+    from tilewright.paths import latency
 
     kind, rows = _rows.read(profile, experiments.row_types())
     if kind != "paths":
@@ -61,7 +67,7 @@ def _models(profile, rung, seed):
         path = _path(base["path"])
         seen[path] = {_path(row["path"]): float(row["fit"]) for row in own}
         times[path] = latency.model(path, {_path(row["path"]): float(row["p50_us"]) for row in own})
-    return [(times[path], losses) for path, losses in accuracy.fits(seen, seed=seed).items()]
+    return times, seen
 
 
 def _path(text):
