@@ -220,7 +220,7 @@ def test_the_true_front_is_reached_as_far_as_proposals_lie_above_it(tmp_path):
     assert judged(tmp_path, rows[:1], f"path_true_front:{B2}") is None
 
 
-def test_the_program_is_held_against_greedy_for_budgets_of_both(tmp_path):
+def test_program_and_search_are_held_against_greedy_for_budgets_of_both(tmp_path):
     # Up to 30: 10 * 0.2 + 10 * 0.4 = 6, over 15 * 0.1 = 1.5.
     rows = [
         row(B2, 30, 0.5, 0.5, proposed="greedy 2, second 3"),
@@ -230,6 +230,12 @@ def test_the_program_is_held_against_greedy_for_budgets_of_both(tmp_path):
         row(B2, 5, 0.6, 0.6, "proposed", proposed="greedy 3"),
     ]
     assert answer(tmp_path, rows, f"path_hypervolume:{B2}") == (4, "trained")
+    assert judged(tmp_path, rows, f"path_searched:{B2}")["verdict"] == "not measured"
+    # The search is no solver: 25 * 0.3 over 1.5.
+    rows[0]["proposed"] += ", searched 2"
+    rows.append(row(B2, 5, 0.3, 0.3, "proposed", proposed="searched 1"))
+    assert answer(tmp_path, rows, f"path_hypervolume:{B2}") == (4, "trained")
+    assert answer(tmp_path, rows, f"path_searched:{B2}") == (pytest.approx(5), "trained")
     # Both proposed the full path alone, which spans nothing.
     rows = [row(B2, 30, 0.5, 0.5, proposed="greedy 2, highs 2")]
     assert judged(tmp_path, rows, f"path_hypervolume:{B2}")["verdict"] == "not measured"

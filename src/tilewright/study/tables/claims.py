@@ -13,6 +13,7 @@ import numpy as np
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core.errors import ArtifactError
 from tilewright.networks.batching import UNPRUNED
+from tilewright.paths import search
 from tilewright.pushmem.examples import DRAIN
 from tilewright.study.tables import (
     _read,
@@ -527,22 +528,34 @@ def _path_true_front(frame, name):
 
 
 def _path_hypervolume(frame, name):
-    """Area below the front of what a solver proposed over that of what greedy did, on test scenes, up to the slowest of
-    both: on each rung, of budgets for which both were measured, as what exceeds `proposals` was not. Solvers but greedy
-    propose the same."""
+    """Area below the front of what a solver proposed over that of what greedy did. Solvers but greedy propose the
+    same."""
+    return _over_greedy(frame, name, lambda by: by not in ("greedy", "second", search.NAME))
+
+
+def _path_searched(frame, name):
+    """The same of what a search found from what all of them proposed."""
+    return _over_greedy(frame, name, lambda by: by == search.NAME)
+
+
+def _over_greedy(frame, name, of):
+    """Area below the front of what the first planner ``of(planner)`` proposed over that of what greedy did, on test
+    scenes, up to the slowest of both: on each rung, of budgets for which both were measured, as what exceeds
+    `proposals` was not."""
     rows = frame[frame["case"] == name]
     rows = rows.assign(by=rows["proposed"].str.split(", ")).explode("by", ignore_index=True)
     rows[["solver", "budget"]] = rows["by"].str.extract(r"(\S+) (\S+)")
     found = {}
     for rung, own in rows.groupby("rung", sort=False):
-        exact = next((solver for solver in own["solver"].dropna() if solver not in ("greedy", "second")), None)
-        solvers = [own[own["solver"] == solver] for solver in (exact, "greedy")]
+        planner = next(filter(of, own["solver"].dropna()), None)
+        solvers = [own[own["solver"] == solver] for solver in (planner, "greedy")]
         both = set.intersection(*(set(these["budget"]) for these in solvers))
+        ours, greedy = np.nan, 0
         if both:
             solvers = [these[these["budget"].isin(both)] for these in solvers]
             slowest_us = max(these["p50_us"].max() for these in solvers)
             ours, greedy = (paths.area(paths.front(these), slowest_us=slowest_us) for these in solvers)
-            found[rung] = ours / greedy if greedy else np.nan
+        found[rung] = ours / greedy if greedy else np.nan
     return _cases(list(found.values()), found)
 
 
@@ -741,6 +754,7 @@ _MEASURES = {
     "path_folded": (("paths",), paths.table, _path_folded),
     "path_true_front": (("paths",), paths.measured, _path_true_front),
     "path_hypervolume": (("paths",), paths.table, _path_hypervolume),
+    "path_searched": (("paths",), paths.table, _path_searched),
     "stream_missed": (("stream",), stream.table, _stream("missed", 100)),
     "stream_share": (("stream",), stream.table, _stream("oracle_share", 100)),
     "stream_over_one": (("stream",), stream.table, _stream("over_fixed")),
