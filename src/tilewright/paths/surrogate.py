@@ -24,13 +24,13 @@ USUAL, FIRMNESS = -1.0, 0.2
 # Where fits begin: with variances of blocks, the variance of what is alike, reaches over bases, and noises.
 BEGIN, BEGIN_REST = -2.0, (-1.0, 1.0, 1.0, -9.0, -6.0)
 # Within these logarithms weights are looked for, and those of noise.
-BOUNDS, NOISE_BOUNDS = (-9.0, 5.0), (-18.0, -2.0)
+BOUNDS, NOISE_BOUNDS = (-9.0, 5.0), (-16.0, -2.0)
 # Steps of a fit, and the most paths, drawn at random, that weights are fitted to: all are predicted from.
 STEPS, MOST = 40, 512
 # Channels of the published decoder that set bases as far apart as a size of 1 and one of 0.
 CHANNELS = 1024
-# Added to variances, in squares of log-odds, so that matrices are definite in spite of rounding.
-JITTER = 1e-8
+# Added to variances, in squares of log-odds, so that matrices are definite in spite of rounding: some 0.02 points.
+JITTER = 1e-6
 
 
 @dataclass(frozen=True)
