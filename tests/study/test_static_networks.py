@@ -189,6 +189,11 @@ def test_a_load_adds_what_is_wanted_though_frames_wait_for_a_part_of_it(share):
     assert share * load == pytest.approx(300.0, rel=0.2) and load == started[-1] and len(started) == _stream.TRIES
 
 
+def test_of_the_loads_that_were_tried_the_closest_is_taken():
+    adds = iter([270.0, 900.0, 100.0])
+    assert _stream.load_of(300.0, lambda us: us, lambda _: next(adds)) == 300.0
+
+
 def test_a_load_keeps_the_slowest_path_from_its_budget(settings, monkeypatch):
     """By what it is to add, since what it adds is a matter of what else the machine does."""
     asked = []

@@ -220,15 +220,18 @@ class Contenders:
 
 
 def load_of(wanted_us, start, added_us):
-    """A load, of ``start(us)``, that adds so many microseconds to a frame, of which it may wait for a part alone.
+    """The load, of those of ``start(us)`` that are tried, that comes closest to adding so many microseconds to a frame,
+    which may wait for a part of it alone.
 
     added_us: what one adds, tried on the device.
     """
-    us = wanted_us
+    us, tried = wanted_us, []
     for _ in range(TRIES):
         load = start(us)
-        us *= wanted_us / max(added_us(load), wanted_us / 2)
-    return load
+        added = added_us(load)
+        tried.append((abs(added - wanted_us), load))
+        us *= wanted_us / max(added, wanted_us / 2)
+    return min(tried, key=lambda each: each[0])[1]
 
 
 def rows(case, settings, how):
