@@ -13,7 +13,6 @@ import numpy as np
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core.errors import ArtifactError
 from tilewright.networks.batching import UNPRUNED
-from tilewright.paths import search
 from tilewright.pushmem.examples import DRAIN
 from tilewright.study.tables import (
     _read,
@@ -530,12 +529,12 @@ def _path_true_front(frame, name):
 def _path_hypervolume(frame, name):
     """Area below the front of what a solver proposed over that of what greedy did. Solvers but greedy propose the
     same."""
-    return _over_greedy(frame, name, lambda by: by not in ("greedy", "second", search.NAME))
+    return _over_greedy(frame, name, lambda by: by not in ("greedy", "second", "searched"))
 
 
 def _path_searched(frame, name):
     """The same of what a search found from what all of them proposed."""
-    return _over_greedy(frame, name, lambda by: by == search.NAME)
+    return _over_greedy(frame, name, lambda by: by == "searched")
 
 
 def _over_greedy(frame, name, of):
