@@ -62,6 +62,17 @@ def test_a_path_gives_what_the_network_gives(text, network, calls, images):
     assert error <= (1e-2 if CUDA else 1e-5)
 
 
+def test_images_of_other_types_and_layouts_give_the_same(network, calls, images):
+    expected = calls("2.2.2.2", images).clone()
+    held = images.new_zeros(1, SIZE, SIZE, 4).permute(0, 3, 1, 2)[:, 1:]
+    held.copy_(images)
+    for other in (images.double(), images.to(memory_format=torch.channels_last), held, images.cpu()):
+        calls("2.2.2.2", -images)
+        # A CPU computes maps of another layout in another order.
+        assert torch.allclose(calls("2.2.2.2", other), expected, atol=0 if CUDA else 1e-5)
+    assert not torch.allclose(calls("2.2.2.2", -images), expected, atol=1e-3)
+
+
 @pytest.mark.parametrize("text", [*TEXTS, "2.2.2.2 decoder=published fuse=64 width=64"])
 def test_16_bits_are_computed_in_float32_on_a_cpu(text):
     network = models.create("segformer", variant="b0", image_size=64, num_classes=21).to(torch.bfloat16).eval()

@@ -2,9 +2,11 @@
 
 import contextlib
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 
+from tilewright import targets
 from tilewright.core import _internals
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.paths import Path
@@ -18,7 +20,8 @@ class Calls:
 
     On a GPU each path is a graph. All are captured on one stream with one memory pool, the first ones first, and never
     replayed at once: together they need hardly more memory than the largest, where that comes first. They are replayed
-    on the stream of the caller, who would wait for an own one twice in each call.
+    on the stream of the caller, who would wait for an own one twice in each call. What the host does in a call is kept
+    short, since it is what delays a call: a kernel of our own copies the images, and no context is entered.
     """
 
     def __init__(self, network, paths: Mapping[str, Path], *, batch: int = 1, folded=None, compiled: bool = False):
@@ -45,7 +48,6 @@ class Calls:
                     for text in self.paths:
                         self._called(text, self.images)
 
-    @torch.inference_mode()
     def __call__(self, text: str, images):
         """Maps of images by a path, in memory that the next call overwrites on a GPU. Nothing waits on the host.
 
@@ -54,27 +56,32 @@ class Calls:
         if images.shape != self.shape:
             raise PatternError(f"images: expected {_sizes(self.shape)} of the runner, found {_sizes(images.shape)}")
         if self.stream is None:
-            return self._called(text, images.to(self.dtype))
+            with torch.inference_mode():
+                return self._called(text, images.to(self.dtype))
         self._follow()
-        self.images.copy_(images, non_blocking=True)
+        if images.dtype is self.dtype and images.device == self.device and images.is_contiguous():
+            self._copy(self.images, images)
+        else:
+            with torch.inference_mode():
+                self.images.copy_(images, non_blocking=True)
         self._graphs[text].replay()
         return self.maps
 
-    @torch.inference_mode()
     def run(self, text: str) -> None:
         """Run a path on the images that were there last: a replay on the current stream, or a call."""
         if self.stream is None:
-            self._called(text, self.images)
+            with torch.inference_mode():
+                self._called(text, self.images)
         else:
             self._follow()
             self._graphs[text].replay()
 
     def _follow(self):
         """Let the caller's stream wait for that of the call before, if they differ: images and maps have one place."""
-        current = torch.cuda.current_stream(self.device)
-        if current != self.stream:
+        if (raw := self._current()) != self._raw:
+            current = torch.cuda.current_stream(self.device)
             current.wait_stream(self.stream)
-            self.stream = current
+            self.stream, self._raw = current, raw
 
     def _fold(self, path):
         return self.network.fold(path) if hasattr(self.network, "fold") else None
@@ -84,7 +91,9 @@ class Calls:
         return self.network(images, path) if folded is None else self.network(images, path, folded)
 
     def _capture(self):
-        self.stream = torch.cuda.Stream(self.device)
+        self.stream, self._raw = torch.cuda.Stream(self.device), None
+        self._current = partial(_internals.raw_stream, self.device.index)
+        self._copy = targets.maps(self.device.type).copier(self.device)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         pool = None
         with torch.cuda.stream(self.stream):

@@ -1,6 +1,5 @@
 """A network that meets a budget in every call: the paths of a table, with the same weights."""
 
-import contextlib
 import threading
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from tilewright import networks
-from tilewright.core import timing
+from tilewright.core import _internals, timing
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.paths.calls import Calls
 from tilewright.paths.table import LATE, SAMPLES, Entry, Table, promises
@@ -57,8 +56,18 @@ class Picker:
 
         Raises `PatternError` for a second caller, and what the call raises.
         """
-        with self._alone(images):
+        if not self._turn.acquire(blocking=False):
+            raise PatternError("runner: expected one caller at a time, found a second one; make a Runner for each")
+        try:
+            if (gpu := images.get_device()) >= 0:
+                stream = _internals.raw_stream(gpu)
+                if self._owner is None:
+                    self._owner = stream
+                elif self._owner != stream:
+                    raise PatternError("runner: expected calls on one stream, found a second; make a Runner for each")
             return self.calls(entry.path, images)
+        finally:
+            self._turn.release()
 
     def rehearse(self, images, count: int = SAMPLES, *, seed: int = 0, beside=None) -> dict[str, np.ndarray]:
         """``{text: float64 [count]}`` microseconds of calls of each path in random order, until the maps are there.
@@ -94,22 +103,6 @@ class Picker:
                 ]
             )
         return {text: np.array(times) for text, times in found.items()}
-
-    @contextlib.contextmanager
-    def _alone(self, images):
-        """One caller at a time, always on the same stream."""
-        if not self._turn.acquire(blocking=False):
-            raise PatternError("runner: expected one caller at a time, found a second one; make a Runner for each")
-        try:
-            if images.is_cuda:
-                stream = torch.cuda.current_stream(images.device).cuda_stream
-                if self._owner is None:
-                    self._owner = stream
-                elif self._owner != stream:
-                    raise PatternError("runner: expected calls on one stream, found a second; make a Runner for each")
-            yield
-        finally:
-            self._turn.release()
 
 
 class Runner(Picker):

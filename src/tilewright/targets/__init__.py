@@ -76,6 +76,8 @@ folder:
 
 ``maps.py``, optional: kernels for networks that make maps. A target without it runs torch's operators alone.
     ``FORMS``: ``{operator: forms}``, those worth timing. ``REFUSALS``: what is raised for a form that does not fit.
+    ``copier(device) -> callable(out, x)``: copies x to out, contiguous tensors of one shape and type on that
+        ``torch.device``, at the least cost for the host.
     ``decode(…, form)``, ``dwconv_gelu(…, form)``, ``patches(…, form)``, ``norm(…, form)``, ``norm_linear(…, form)``,
         ``attention(…, form)``, ``linear_add(…, form)``: what the operators of these names in `networks._maps` compute,
         with sums in float32. Raises `PatternError` for tensors of several types, or that need a gradient.

@@ -43,6 +43,17 @@ def drawn(*shape, dtype, seed):
     return torch.randn(shape, generator=generator).to(TRITON_DEVICE, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_a_copy_holds_all_values_and_touches_nothing_else(dtype):
+    copy = maps.copier(torch.device(TRITON_DEVICE, 0) if TRITON_DEVICE == "cuda" else torch.device(TRITON_DEVICE))
+    for count in (1, maps.COPIED, maps.COPIED + 1, 3 * maps.COPIED - 7):
+        x = drawn(count, dtype=torch.float32, seed=count).mul(100).to(dtype)
+        held = torch.full((count + 2 * 16,), 77, dtype=dtype, device=x.device)
+        for turn in range(3):
+            copy(held[16:-16], x + turn)
+            assert torch.equal(held[16:-16], x + turn) and (held[:16] == 77).all() and (held[-16:] == 77).all()
+
+
 def decoder(batch, grids, widths, channels, classes, dtype, seed=0):
     """Arguments of `decode`: maps of the given grids, channels last in memory."""
     levels = [drawn(batch, *grid, n, dtype=dtype, seed=seed + n) for grid, n in zip(grids, widths, strict=True)]

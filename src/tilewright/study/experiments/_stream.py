@@ -51,6 +51,7 @@ class Contenders:
         source = scenes.create("stream", frames=settings.scenes)
         shown = measure.Scenes(source, {"test": settings.scenes}, pixels(stated), place)
         self.images = shown.kept["test"][0].to(getattr(torch, how.dtype))
+        self.frames = self.images.split(1)
         self.network = self._network(stated, source)
         paths = {entry.path: self.network.path(entry.path) for entry in kept.rows}
         own = {}
@@ -90,7 +91,7 @@ class Contenders:
 
         def asked(frame, budget, slowdown):
             entry = fixed or picker.pick(budget, slowdown=slowdown)
-            images = self.images[frame % len(self.images)][None]
+            images = self.frames[frame % len(self.frames)]
 
             def call():
                 picker.run(entry, images)

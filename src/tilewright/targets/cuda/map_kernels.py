@@ -12,6 +12,13 @@ SQRT_HALF = tl.constexpr(0.7071067811865476)
 
 
 @triton.jit
+def tilewright_copy(out_ptr, x_ptr, n, BLOCK: tl.constexpr):
+    """`n` values of x to out, BLOCK a program."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+
+@triton.jit
 def _of_tap(weight_ptr, c, m_c, TAP: tl.constexpr):
     return tl.load(weight_ptr + c * 9 + TAP, mask=m_c, other=0).to(tl.float32)[None, :]
 

@@ -14,7 +14,7 @@ import triton
 from triton.runtime.errors import OutOfResources
 
 from tilewright.core.errors import PatternError
-from tilewright.targets.cuda import linear_kernels, map_kernels, overlap
+from tilewright.targets.cuda import launcher, linear_kernels, map_kernels, overlap
 
 # What is raised for a form that does not fit the device, or the tensors.
 REFUSALS = (PatternError, OutOfResources)
@@ -103,8 +103,20 @@ FORMS = {
         *(Tile(16, 32, 256, 4, 3), Tile(32, 32, 256, 4, 3)),
     ),
 }
+# Values that a program copies.
+COPIED = 4096
 # What makes keys and values goes by how many there are: up to `FEW`, and more.
 FEW, OF_FEW, OF_MORE = 512, Tile(16, 64, 512, 4), Tile(64, 64, 512, 8)
+
+
+def copier(device):
+    """See `targets`."""
+    return launcher.CachedLaunch(_copy, device)
+
+
+def _copy(out, x):
+    grid = triton.cdiv(out.numel(), COPIED)
+    return out, map_kernels.tilewright_copy[(grid,)](out, x, out.numel(), COPIED), grid, (out.numel(), COPIED)
 
 
 def decode(maps, weights, bias, grid, classes, classes_bias, form):
