@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from scipy import linalg, optimize
+from threadpoolctl import threadpool_limits
 
 from tilewright.paths import Path, accuracy, space
 from tilewright.paths.accuracy import Losses
@@ -94,8 +95,8 @@ def _fitted(bases, known, seed):
         weights, solved = _solve(paths[kept], losses[kept], slopes[kept], seed)
         return weights, solved, _covariance(weights, paths[out], paths[kept])[0] @ solved
 
-    # No path is in fold -1: all are known.
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    # No path is in fold -1: all are known. Folds share the cores; libraries that would, too, wait for each other.
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         (weights, solved, _), *held = pool.map(without, range(-1, folds.max() + 1))
     lost = np.empty_like(losses)
     for fold, (_, _, part) in enumerate(held):
