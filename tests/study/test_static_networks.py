@@ -203,3 +203,24 @@ def test_a_load_keeps_the_slowest_path_from_its_budget(settings, monkeypatch):
     took = [np.median(bench.took[False][entry.path]) for entry in bench.table.rows]
     # The fastest keeps the budget by as much as the slowest misses it.
     assert [budget - took[0] - load for load in asked] == [pytest.approx(took[-1] + asked[0] - budget, abs=1e-6)]
+
+
+def test_an_oracle_knows_a_host_that_has_become_slower(settings, monkeypatch):
+    bench = contenders(msgspec.structs.replace(settings, traces=("uniform", "contended")), monkeypatch, BETTER)
+    rows = bench.table.rows
+    bench.took = {loaded: {entry.path: np.array([1.0 + loaded]) for entry in rows} for loaded in (False, True)}
+    asked = []
+
+    def rehearse(images, count, *, seed, beside):
+        asked.append((count, beside is bench.loaded))
+        return {entry.path: np.array([3.0 + asked[-1][1]]) for entry in rows}
+
+    bench.runner.rehearse = rehearse
+    trace = streams.trace("contended", bench.table, 4000)
+    found = bench._times(trace, 0)
+    half = -(-settings.samples // 2)
+    assert asked == [(half, False), (half, True)] and bench.table.rows is rows
+    for times in found.values():
+        for loaded in (False, True):
+            drawn = times[trace.loaded == loaded]
+            assert set(drawn) == {1.0 + loaded, 3.0 + loaded} and 0.45 < (drawn == 3.0 + loaded).mean() < 0.55

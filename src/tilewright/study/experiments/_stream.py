@@ -104,19 +104,29 @@ class Contenders:
     def met(self, name, trace, seed):
         """What becomes of the frames of a trace with a contender of this name: `stream.Frames`."""
         if name == "oracle":
-            drawn = np.random.default_rng(seed)
-            times = {
-                entry.path: np.where(
-                    trace.loaded,
-                    *(drawn.choice(self.took[loaded][entry.path], len(trace)) for loaded in (max(self.took), False)),
-                )
-                for entry in self.table.rows
-            }
-            return stream.oracle(trace, times, {entry.path: entry.choice for entry in self.table.rows})
+            return stream.oracle(
+                trace, self._times(trace, seed), {entry.path: entry.choice for entry in self.table.rows}
+            )
         self.warm(self.picker(name))
         floor = stream.FLOOR if name == "target" else 1.0
         controller = stream.Controller(name in CLOSED, self.settings.late, floor)
         return stream.run(trace, self.contender(name, trace), controller=controller, load=self.loaded)
+
+    def _times(self, trace, seed):
+        """Microseconds that each path takes in each frame of a trace that others have met: drawn from calls before the
+        first frame of all or after that trace's last, as likely. A host may be slower by then."""
+        drawn, count = np.random.default_rng(seed), -(-self.settings.samples // 2)
+        took = {entry.path: np.empty(len(trace)) for entry in self.table.rows}
+        for loaded in np.unique(trace.loaded).tolist():
+            # Something beside, if it does nothing, lets the promises stay.
+            beside = self.loaded if loaded else _nothing
+            after = self.runner.rehearse(self.images, count, seed=seed + 1, beside=beside)
+            frames = np.flatnonzero(trace.loaded == loaded)
+            late = drawn.random(len(frames)) < 0.5
+            for path, times in took.items():
+                before = self.took[loaded][path]
+                times[frames] = np.where(late, *(drawn.choice(each, len(frames)) for each in (after[path], before)))
+        return took
 
     def miou(self, texts):
         """Mean IoU of the pixels of all frames together, each as the path that ran sees it."""
@@ -218,6 +228,10 @@ class Contenders:
                 pass
 
         return load
+
+
+def _nothing():
+    pass
 
 
 def load_of(wanted_us, start, added_us):

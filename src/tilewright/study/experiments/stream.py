@@ -24,8 +24,8 @@ class Section(sections.Section, frozen=True):
     contenders: closed and open, our paths with a controller and without; target, with one that picks paths whose
     promise a budget does not hold, too, until a share `late` of the frames is late; full, always everything; fixed,
     always the path that the least budget allows; static, the networks of `static`, each with its full path only, with a
-    controller as closed has it; oracle, which knows how long each path would take, as calls before the first frame
-    took, chooses by the table, and is not run
+    controller as closed has it; oracle, which knows how long each path would take, as calls before the first frame and
+    after the last one took, chooses by the table, and is not run
     static: names of paths.networks that the contender static switches between, of one image size with all of `networks`
     rung: of the paths, trained or statistics
     margin: share of a promise that a budget has to leave beside it
