@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from tilewright import graph as graph_file
 from tilewright import models, reorder
@@ -92,6 +93,18 @@ def test_every_order_permutes_the_pattern_and_is_deterministic(dense, name, para
 @given(dense=patterns(square=True))
 def test_rcm_permutes_square_patterns(dense, collapse):
     assert_orders(dense, "rcm", {"collapse": collapse})
+
+
+@settings(max_examples=100, deadline=None)
+@given(dense=patterns(square=True))
+@example(dense=windows(14, 2))
+def test_rcm_is_scipys_order_with_ties_as_they_come(dense):
+    unstable, graph = np.argsort, from_pattern(dense)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "argsort", lambda a, kind=None: unstable(a, kind="stable"))
+        expected = reverse_cuthill_mckee(graph.to_csr(), symmetric_mode=(dense == dense.T).all())
+    ordered, _ = reorder.apply(graph, "rcm", {"collapse": False})
+    assert np.array_equal(ordered.row_order, expected)
 
 
 @settings(max_examples=25, deadline=None)

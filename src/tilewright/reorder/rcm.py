@@ -1,4 +1,8 @@
-"""Reverse Cuthill-McKee, from SciPy: the smallest bandwidth (stage T2)."""
+"""Reverse Cuthill-McKee: a small bandwidth (stage T2).
+
+Cuthill and McKee, "Reducing the bandwidth of sparse symmetric matrices", ACM National Conference 1969. SciPy's order is
+this one up to ties: it sorts tokens by an unstable sort, whose result depends on the processor.
+"""
 
 import msgspec
 import numpy as np
@@ -19,19 +23,24 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def order(graph, params):
-    """The order of `scipy.sparse.csgraph.reverse_cuthill_mckee` (see `tilewright.reorder`).
+    """From a token with the fewest neighbours, all that are reached, those with fewer neighbours first, backwards (see
+    `tilewright.reorder`); tokens with equally many as they come.
 
     An unsymmetric pattern is ordered by the union with its transpose. Raises `PatternError` unless the pattern is
     square.
     """
-    from scipy.sparse.csgraph import reverse_cuthill_mckee
+    from tilewright.reorder._breadth import reached
 
     if graph.n_rows != graph.n_cols:
         raise PatternError(f"order rcm: expected a square pattern, found {graph.n_rows} x {graph.n_cols}")
     token, pattern = _tokens(graph) if params.collapse else (np.arange(graph.n_rows), graph.to_csr())
-    symmetric = (pattern != pattern.T).nnz == 0
-    rank = np.empty(pattern.shape[0], np.int64)
-    rank[reverse_cuthill_mckee(pattern, symmetric_mode=symmetric)] = np.arange(len(rank))
+    if (pattern != pattern.T).nnz:
+        pattern = (pattern + pattern.T).tocsr()
+    # A token that sees itself counts twice among its neighbours, as in SciPy.
+    degree = np.diff(pattern.indptr) + (pattern.diagonal() != 0)
+    place = reached(pattern.indptr, pattern.indices, degree, np.argsort(degree, kind="stable"))
+    rank = np.empty(len(place), np.int64)
+    rank[place[::-1]] = np.arange(len(place))
     rows = np.argsort(rank[token], kind="stable").astype(np.int32)
     cols, same = key_order(graph, rows, params.symmetric)
     return rows, cols, {"symmetric": same, "collapse": params.collapse}
