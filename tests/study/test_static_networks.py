@@ -211,16 +211,17 @@ def test_an_oracle_knows_a_host_that_has_become_slower(settings, monkeypatch):
     bench.took = {loaded: {entry.path: np.array([1.0 + loaded]) for entry in rows} for loaded in (False, True)}
     asked = []
 
-    def rehearse(images, count, *, seed, beside):
-        asked.append((count, beside is bench.loaded))
+    def times(images, count, *, seed, beside):
+        asked.append((count, beside is not None))
+        assert beside is (bench.loaded if asked[-1][1] else None)
         return {entry.path: np.array([3.0 + asked[-1][1]]) for entry in rows}
 
-    bench.runner.rehearse = rehearse
+    bench.runner.times = times
     trace = streams.trace("contended", bench.table, 4000)
     found = bench._times(trace, 0)
     half = -(-settings.samples // 2)
     assert asked == [(half, False), (half, True)] and bench.table.rows is rows
-    for times in found.values():
+    for met in found.values():
         for loaded in (False, True):
-            drawn = times[trace.loaded == loaded]
+            drawn = met[trace.loaded == loaded]
             assert set(drawn) == {1.0 + loaded, 3.0 + loaded} and 0.45 < (drawn == 3.0 + loaded).mean() < 0.55

@@ -56,8 +56,7 @@ class Calls:
         if images.shape != self.shape:
             raise PatternError(f"images: expected {_sizes(self.shape)} of the runner, found {_sizes(images.shape)}")
         if self.stream is None:
-            with torch.inference_mode():
-                return self._called(text, images.to(self.dtype))
+            return self._called(text, images.to(self.dtype))
         self._follow()
         if images.dtype is self.dtype and images.device == self.device and images.is_contiguous():
             self._copy(self.images, images)
@@ -70,8 +69,7 @@ class Calls:
     def run(self, text: str) -> None:
         """Run a path on the images that were there last: a replay on the current stream, or a call."""
         if self.stream is None:
-            with torch.inference_mode():
-                self._called(text, self.images)
+            self._called(text, self.images)
         else:
             self._follow()
             self._graphs[text].replay()
@@ -86,6 +84,7 @@ class Calls:
     def _fold(self, path):
         return self.network.fold(path) if hasattr(self.network, "fold") else None
 
+    @torch.inference_mode()
     def _called(self, text, images):
         path, folded = self.paths[text], self.folded[text]
         return self.network(images, path) if folded is None else self.network(images, path, folded)

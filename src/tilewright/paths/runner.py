@@ -69,12 +69,11 @@ class Picker:
         finally:
             self._turn.release()
 
-    def rehearse(self, images, count: int = SAMPLES, *, seed: int = 0, beside=None) -> dict[str, np.ndarray]:
+    def times(self, images, count: int = SAMPLES, *, seed: int = 0, beside=None) -> dict[str, np.ndarray]:
         """``{text: float64 [count]}`` microseconds of calls of each path in random order, until the maps are there.
 
-        images: [n, 3, H, W], of which each call takes the next `batch`. beside: called before each of them, to start
-        foreign work on the device; without it, the promises of `table` are made anew from these times: another process
-        on the same device has another host beside it. Paths that are dominated then are no longer picked.
+        images: [n, 3, H, W], of which each call takes the next `batch`. beside: called before each of them, within its
+        time, to start foreign work on the device.
         """
         found = {entry.path: [] for entry in self.table.rows}
         parts = images.split(self.table.rows[0].batch)
@@ -90,19 +89,22 @@ class Picker:
             self.run(entry, parts[number % len(parts)])
             timing.wait(images)
             found[entry.path].append((perf_counter_ns() - begin) / 1e3)
-        if beside is None:
-            promised = promises(found)
-            self.table = Table(
-                [
-                    msgspec.structs.replace(
-                        entry,
-                        p99_us=float(np.percentile(found[entry.path], 99)),
-                        promise_us=promised[entry.path],
-                    )
-                    for entry in self.table.rows
-                ]
-            )
         return {text: np.array(times) for text, times in found.items()}
+
+    def rehearse(self, images, count: int = SAMPLES, *, seed: int = 0) -> dict[str, np.ndarray]:
+        """Make the promises of `table` anew from `times`, which are returned: another process on the same device has
+        another host beside it. Paths that are dominated then are no longer picked."""
+        found = self.times(images, count, seed=seed)
+        promised = promises(found)
+        self.table = Table(
+            [
+                msgspec.structs.replace(
+                    entry, p99_us=float(np.percentile(found[entry.path], 99)), promise_us=promised[entry.path]
+                )
+                for entry in self.table.rows
+            ]
+        )
+        return found
 
 
 class Runner(Picker):

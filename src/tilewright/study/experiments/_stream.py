@@ -73,7 +73,7 @@ class Contenders:
         self.loaded = None
         if "contended" in settings.traces:
             self.loaded = self._foreign()
-            self.took[True] = self.runner.rehearse(self.images, settings.samples, seed=how.seed, beside=self.loaded)
+            self.took[True] = self.runner.times(self.images, settings.samples, seed=how.seed, beside=self.loaded)
 
     @property
     def table(self):
@@ -118,9 +118,8 @@ class Contenders:
         drawn, count = np.random.default_rng(seed), -(-self.settings.samples // 2)
         took = {entry.path: np.empty(len(trace)) for entry in self.table.rows}
         for loaded in np.unique(trace.loaded).tolist():
-            # Something beside, if it does nothing, lets the promises stay.
-            beside = self.loaded if loaded else _nothing
-            after = self.runner.rehearse(self.images, count, seed=seed + 1, beside=beside)
+            beside = self.loaded if loaded else None
+            after = self.runner.times(self.images, count, seed=seed + 1, beside=beside)
             frames = np.flatnonzero(trace.loaded == loaded)
             late = drawn.random(len(frames)) < 0.5
             for path, times in took.items():
@@ -228,10 +227,6 @@ class Contenders:
                 pass
 
         return load
-
-
-def _nothing():
-    pass
 
 
 def load_of(wanted_us, start, added_us):
