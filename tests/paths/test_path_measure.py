@@ -1,9 +1,25 @@
-"""What is measured of paths on scenes: how many images at once."""
+"""What is measured of paths on scenes: how many images at once, and stages that paths share."""
 
+import itertools
+import random
+
+import numpy as np
 import pytest
+import torch
 
+from tilewright import networks, scenes
 from tilewright.models import segformer
-from tilewright.paths import measure
+from tilewright.paths import Stages, measure, shared
+
+NETWORKS = {
+    "segformer": ("b0", ("2.2.2.2", "2.1.2.2 scale=0.75", "2.10.2.01 levels=234", "2.10.2.2", "2.2.2.2 levels=12")),
+    "swin": ("tiny", ("2.2.6.2", "10.2.6.2 fuse=16", "2.2.101011.2", "2.2.101011.1", "2.1.6.2")),
+}
+
+
+def made(family, **options):
+    network = networks.create(family, variant=NETWORKS[family][0], image_size=64, num_classes=4, seed=0, **options)
+    return network.eval()
 
 
 @pytest.mark.parametrize("gpu", [True, False])
@@ -16,3 +32,50 @@ def test_maps_of_the_images_at_once_are_few_enough_to_interpolate(pixels, gpu):
     assert count * values < 2**31 or count == 1
     # No fewer than are known to fit.
     assert count == measure.BATCH[gpu] or (count + 1) * pixels[0] * pixels[1] > measure.MOST_PIXELS
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", NETWORKS)
+def test_stages_of_the_path_before_change_nothing(family, dtype):
+    network = made(family).to(dtype)
+    images = torch.randn(2, 3, 64, 64).to(dtype)
+    wanted = [network.path(text) for text in NETWORKS[family][1]]
+    alone = {path: network(images, path) for path in wanted}
+    for seed in range(4):
+        stages = Stages()
+        for path in random.Random(seed).choices(wanted, k=12):
+            assert torch.equal(network(images, path, stages=stages), alone[path])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", NETWORKS)
+def test_stages_run_once_for_paths_that_begin_with_them(family):
+    network, ran = made(family), []
+    blocks = [module for module in network.modules() if type(module).__name__ == "_Block"]
+    for number, block in enumerate(blocks):
+        block.register_forward_hook(lambda *_, number=number: ran.append(number))
+    kept = [["1" * depth, "1" * (depth - 1) + "0"] for depth in network.options.depths]
+    wanted = [network.path(".".join(stages)) for stages in itertools.product(*kept)]
+    random.Random(0).shuffle(wanted)
+    stages = Stages()
+    for path in shared(wanted):
+        network(torch.zeros(1, 3, 64, 64), path, stages=stages)
+    # A stage in two forms runs as often as there are forms of it and of those before it.
+    depths = network.options.depths
+    assert len(ran) == sum(2**stage * (2 * depth - 1) for stage, depth in enumerate(depths))
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+def test_paths_that_are_measured_together_see_what_each_sees(batch):
+    source = scenes.create("scenes")
+    network = networks.create("segformer", variant="b0", image_size=64, num_classes=len(source.classes), seed=0).eval()
+    kept = measure.Scenes(source, {"fit": 3}, (64, 64), "cpu")
+    texts = ["2.2.2.2", "2.2.2.1", "2.2.1.1 scale=0.75", "2.2.2.2 levels=123", "1.2.2.2"]
+    wanted = [network.path(text) for text in texts]
+    own = {wanted[0]: kept.own(network, "fit", wanted[0])}
+    found = kept.confusions(network, "fit", [*wanted, wanted[1]], own, batch)
+    for path in wanted:
+        (alone,) = kept.confusions(network, "fit", [path], own, batch).values()
+        assert np.array_equal(found[path], alone) and len(alone) == (3 if batch else 1)
+    assert not np.array_equal(found[wanted[0]], kept.confusions(network, "fit", wanted[:1], None, batch)[wanted[0]])

@@ -188,15 +188,18 @@ def test_a_second_round_knows_what_the_first_one_overrated(exact):
     options = segformer.Options(variant="b2", image_size=512, num_classes=3)
     base = Path.full(options)
 
-    def truth(rung, split, path):
+    def truth(path):
         skips = space.skips(path)
         # Three blocks in a row cost more than pairs of them tell.
         return float(1 / (1 + np.exp(-3 + 0.3 * skips.sum() + 2 * (skips[2:] & skips[1:-1] & skips[:-2]).sum())))
 
+    def see(rung, split, wanted):
+        return {path: truth(path) for path in wanted}
+
     measured = {base: dict.fromkeys([base, *space.singles(base), *space.drawn(base, 30, 0)], "drawn")}
     times = {base: latency.model(base, {path: 1000.0 - 50 * space.skips(path).sum() for path in measured[base]})}
     stated = SimpleNamespace(rungs=("trained",), budgets=12, solvers=("greedy", exact))
-    bench = SimpleNamespace(settings=stated, bases=[base], how=SimpleNamespace(seed=0), see=truth)
+    bench = SimpleNamespace(settings=stated, bases=[base], how=SimpleNamespace(seed=0), see=see)
     first, proposals, _ = _paths.planned(bench, measured, times)
     proposed = list(proposals["trained"])
     assert {by.split()[0] for found in proposals["trained"].values() for by in found} == {
@@ -205,7 +208,7 @@ def test_a_second_round_knows_what_the_first_one_overrated(exact):
 
     def error(fitted):
         losses = fitted["trained", base]
-        return np.mean([losses.predict(path) - truth(None, None, path) for path in proposed])
+        return np.mean([losses.predict(path) - truth(path) for path in proposed])
 
     measured[base] |= dict.fromkeys(proposed, "earlier")
     second, _, seconds = _paths.planned(bench, measured, times)
@@ -249,7 +252,17 @@ def weights(tmp_path_factory):
 
 def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    few = {"fit": 2, "choice": 2, "test": 2, "novel": 1, "drawn": 2, "budgets": 2, "proposals": 2, "samples": 2}
+    few = {
+        "fit": 2,
+        "choice": 2,
+        "test": 2,
+        "novel": 1,
+        "drawn": 5,
+        "timed": 1,
+        "budgets": 2,
+        "proposals": 2,
+        "samples": 2,
+    }
     few |= {"rounds": 2, "alone": ["scale=0.5"], "solvers": ["greedy", "highs"], "max_seconds": 0.01}
     study = configured(checkpoint=str(weights), name="mine", **few)
     stated = of_paths.settings(study, "mine")
@@ -257,8 +270,14 @@ def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monk
     found = list(of_paths.run("mine", stated, how))
     assert {row["part"] for row in found} >= {"base", "single", "drawn", "alone"}
     assert len({(row["rung"], row["path"]) for row in found}) == len(found)
+    drawn = [row for row in found if row["part"] == "drawn" and row["rung"] == "trained"]
+    assert len([row for row in drawn if row["p50_us"] and not row["proposed"]]) <= 1
+    assert any(row["p50_us"] is None for row in drawn), "of five random sets one is timed"
     for row in found:
-        assert row["p50_us"] > 0 and ("promise_us" in row) == ("test" in row)
+        assert (row["p50_us"] or 0) > 0 or row["part"] == "drawn"
+        assert ("saved_us" in row) == (row["p50_us"] is not None and row["part"] != "alone")
+        assert not row["proposed"] or row["p50_us"] > 0
+        assert ("promise_us" in row) == ("test" in row)
         assert row["part"] not in ("base", "alone") or row["promise_us"] > 0
     proposed = [row for row in found if row["proposed"]]
     assert any("promise_us" in row for row in proposed)

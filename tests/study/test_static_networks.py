@@ -65,7 +65,11 @@ def contenders(settings, patch, scores):
     """`_stream.Contenders` whose networks take 1 and 2 ns at first and have these mean IoUs on scenes of ``choice``."""
     took = {"b0": 1e-3, "b1": 2e-3}
     patch.setattr(measure, "times", lambda network, paths, **_: dict.fromkeys(paths, took[network.options.variant]))
-    patch.setattr(measure.Scenes, "mean_iou", lambda self, network, *_: scores[network.options.variant])
+    patch.setattr(
+        measure.Scenes,
+        "mean_ious",
+        lambda self, network, split, wanted: dict.fromkeys(wanted, scores[network.options.variant]),
+    )
     return _stream.Contenders(settings, HOW)
 
 
@@ -99,7 +103,7 @@ def test_a_frame_is_seen_as_the_network_that_ran_sees_it(bench, settings):
     seen = {}
     for name, stated in settings.static.items():
         network = bench._network(stated, shown.source)
-        confusions = shown.confusions(network, "test", Path.full(network.options), batch=1)
+        (confusions,) = shown.confusions(network, "test", [Path.full(network.options)], batch=1).values()
         seen[name] = [evaluation.mean_iou(one) for one in confusions]
     assert seen[SMALL] != pytest.approx(seen[LARGE])
     texts = [SMALL, LARGE, LARGE, LARGE]

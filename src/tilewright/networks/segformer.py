@@ -142,12 +142,12 @@ class Network(_parameters.Counted):
         nn.init.normal_(self.decode_head.linear_pred.weight, std=0.01)
 
     @_precision.checked
-    def forward(self, images, path=None, folded=None):
+    def forward(self, images, path=None, folded=None, stages=None):
         """Images [B, 3, H, W] to maps of logits.
 
         path: a `Path`, or its text, which a compiler does not read; None runs everything. folded: what `fold` returned
         for such a path, where the caller keeps it, for instance for compiled code, which makes it in each call
-        otherwise.
+        otherwise. stages: `paths.Stages` that other paths of the same images left.
 
         Raises `PatternError` for images of another shape, `ConfigError` for a path of another network, and
         `Unavailable` with an attention that has no pattern to use.
@@ -157,7 +157,7 @@ class Network(_parameters.Counted):
         path = self.path(path)
         if path.scale != 1:
             images = _maps.resized(images, paths.scaled(self.options.pixels, path.scale))
-        maps = self.decode_head(self.backbone(images, path), path, folded)
+        maps = self.decode_head(self.backbone(images, path, stages), path, folded)
         return maps if path.scale == 1 else _maps.resized(maps, pattern.grids(self.options.pixels)[0])
 
     def path(self, path=None):
@@ -230,17 +230,19 @@ class _Backbone(nn.Module):
             self.add_module(f"norm{stage + 1}", nn.LayerNorm(width, EPS))
             before = width
 
-    def forward(self, x, path):
+    def forward(self, x, path, stages=None):
         """Images to maps [B, c_i, h_i, w_i] of the stages that a path runs, channels last in memory."""
-        found = []
-        for stage, kept in enumerate(path.blocks[: path.last], 1):
-            x, grid = getattr(self, f"patch_embed{stage}")(x)
-            for block, keep in zip(getattr(self, f"block{stage}"), kept, strict=True):
+        found = stages.begun(path) if stages else []
+        for stage in range(len(found) + 1, path.last + 1):
+            x, grid = getattr(self, f"patch_embed{stage}")(found[-1] if found else x)
+            for block, keep in zip(getattr(self, f"block{stage}"), path.blocks[stage - 1], strict=True):
                 if keep == "1":
                     x = block(x, grid)
             norm = getattr(self, f"norm{stage}")
-            x = _maps.to_map(self.operators(_maps.norm, x, norm.weight, norm.bias, norm.eps), grid)
-            found.append(x)
+            x = self.operators(_maps.norm, x, norm.weight, norm.bias, norm.eps)
+            found.append(_maps.to_map(x, grid))
+        if stages:
+            stages.keep(path, found)
         return found
 
 

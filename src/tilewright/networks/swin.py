@@ -96,13 +96,14 @@ class Network(_parameters.Counted):
         nn.init.normal_(self.decode_head.conv_seg.weight, std=0.01)
 
     @_precision.checked
-    def forward(self, images, path=None):
-        """Images [B, 3, H, W] to maps of logits. path: a `Path`, or its text; None runs everything.
+    def forward(self, images, path=None, stages=None):
+        """Images [B, 3, H, W] to maps of logits. path: a `Path`, or its text; None runs everything. stages:
+        `paths.Stages` that other paths of the same images left.
 
         Raises `PatternError` for images of another shape, and `ConfigError` for a path of another network.
         """
         path = self.path(path)
-        return self.decode_head(self.backbone(images, path), path)
+        return self.decode_head(self.backbone(images, path, stages), path)
 
     def path(self, path=None):
         """A `Path` of this network, of its text or None for everything. Raises `ConfigError`."""
@@ -125,21 +126,26 @@ class _Backbone(nn.Module):
                 self.layers[-1].downsample = _Merge(width)
             self.add_module(f"norm{stage}", nn.LayerNorm(width, EPS))
 
-    def forward(self, images, path):
+    def forward(self, images, path, stages=None):
         """Images to the four stages' maps, channels last in memory."""
-        below, right = (-side % pattern.PATCH for side in images.shape[2:])
-        x = self.patch_embed(F.pad(images, (0, right, 0, below)))
-        x = _maps.to_map(self.patch_embed.norm(_maps.to_tokens(x)), x.shape[2:])
-        found = []
-        for stage, kept in enumerate(path.blocks):
+        # Of each stage what leaves its blocks, and that behind its norm.
+        given = stages.begun(path) if stages else []
+        for stage in range(len(given), len(path.blocks)):
             layer = self.layers[stage]
-            for block, keep in zip(layer.blocks, kept, strict=True):
+            x = self.layers[stage - 1].downsample(given[-1][0]) if given else self._patches(images)
+            for block, keep in zip(layer.blocks, path.blocks[stage], strict=True):
                 if keep == "1":
                     x = block(x)
-            found.append(_maps.to_map(getattr(self, f"norm{stage}")(_maps.to_tokens(x)), x.shape[2:]))
-            if stage < 3:
-                x = layer.downsample(x)
-        return found
+            normed = getattr(self, f"norm{stage}")(_maps.to_tokens(x))
+            given.append((x, _maps.to_map(normed, x.shape[2:])))
+        if stages:
+            stages.keep(path, given)
+        return [normed for _, normed in given]
+
+    def _patches(self, images):
+        below, right = (-side % pattern.PATCH for side in images.shape[2:])
+        x = self.patch_embed(F.pad(images, (0, right, 0, below)))
+        return _maps.to_map(self.patch_embed.norm(_maps.to_tokens(x)), x.shape[2:])
 
 
 class _Stage(nn.Module):

@@ -5,6 +5,7 @@ A network that takes paths has ``forward(images, path)``, and ``Options`` with `
 (which fields of `Path` beside ``blocks`` it knows). What its path computes, layer by layer: `paths.layers`.
 """
 
+import itertools
 import re
 from importlib import import_module
 
@@ -78,6 +79,33 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __str__(self):
         knobs = {knob: str(getattr(self, knob)).removesuffix(".0") for knob in _KNOBS}
         return " ".join((".".join(self.blocks), *(f"{knob}={x}" for knob, x in knobs.items() if x != "None")))
+
+
+class Stages:
+    """What stages gave for one batch of images, by the path that ran last: `forward(images, path, stages=stages)` of
+    the next one takes what it begins with from here.
+
+    One network and one batch; in the order of `shared` paths run hardly more than the stages that differ.
+    """
+
+    def __init__(self):
+        self._path, self._given = None, []
+
+    def begun(self, path):
+        """A list of what the first stages gave, up to the first whose blocks, or those before it, `path` has not."""
+        if self._path is None or self._path.scale != path.scale:
+            return []
+        pairs = zip(self._path.blocks[: len(self._given)], path.blocks[: path.last], strict=False)
+        return self._given[: sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))]
+
+    def keep(self, path, given):
+        """Remember what each stage that `path` runs gave."""
+        self._path, self._given = path, given
+
+
+def shared(found):
+    """Paths in an order in which those that begin with the same stages follow each other."""
+    return sorted(found, key=lambda path: (path.scale, path.blocks))
 
 
 def parse(text, options):

@@ -1,14 +1,14 @@
 """What paths of a network really take and see: times, samples of a stream, and mean IoU on scenes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter_ns
 
 import numpy as np
 import torch
 
 from tilewright.core import timing
-from tilewright.paths import Path
+from tilewright.paths import Path, Stages, shared
 from tilewright.paths.calls import Calls
 from tilewright.training import evaluation, statistics
 
@@ -16,7 +16,7 @@ from tilewright.training import evaluation, statistics
 RUNGS = ("trained", "statistics")
 # Images that are labelled at once on a GPU, and on a CPU, and the most pixels of theirs: torch interpolates fewer than
 # 2^31 values, and the published decoder has 768 channels on a sixteenth of the pixels.
-BATCH = {True: 64, False: 8}
+BATCH = {True: 64, False: 4}
 MOST_PIXELS = 64 * 512 * 512
 
 
@@ -28,21 +28,32 @@ class Scenes:
         self.source = source
         self.kept = {split: source.read(split, range(count), size, device) for split, count in counts.items()}
 
-    def mean_iou(self, network, split: str, path: Path, folded=None) -> float:
-        """Mean IoU of a path on a split's scenes."""
-        return evaluation.mean_iou(sum(self.confusions(network, split, path, folded)))
+    def mean_ious(self, network, split: str, wanted: Iterable[Path], own: Mapping | None = None) -> dict[Path, float]:
+        """Mean IoU of paths on a split's scenes; see `confusions`."""
+        found = self.confusions(network, split, wanted, own)
+        return {path: evaluation.mean_iou(each.sum(0)) for path, each in found.items()}
 
     @torch.inference_mode()
-    def confusions(self, network, split: str, path: Path, folded=None, batch: int | None = None) -> list[np.ndarray]:
-        """int64 [classes, classes] of each `batch` scenes of a split; see `evaluation.confusion`."""
+    def confusions(
+        self, network, split: str, wanted: Iterable[Path], own: Mapping | None = None, batch: int | None = None
+    ) -> dict[Path, np.ndarray]:
+        """``{path: int64 [n, classes, classes]}`` of each `batch` scenes of a split; see `evaluation.confusion`.
+
+        Paths that begin with the same blocks run them once. own: ``{path: Folded}`` of those with statistics of their
+        own.
+        """
         images, labels = self.kept[split]
         weight, classes = next(network.parameters()), len(self.source.classes)
         batch = batch or at_once(images.shape[2:], weight.is_cuda)
-        found = []
+        wanted = shared(dict.fromkeys(wanted))
+        found = {path: [] for path in wanted}
         for lo in range(0, len(images), batch):
-            maps = network(images[lo : lo + batch].to(weight.dtype), path, folded).float()
-            found.append(evaluation.counted(maps, labels[lo : lo + batch], classes))
-        return list(torch.stack(found).cpu().numpy())
+            part, stages = images[lo : lo + batch].to(weight.dtype), Stages()
+            for path in wanted:
+                folded = {"folded": own[path]} if own and own.get(path) else {}
+                maps = network(part, path, stages=stages, **folded).float()
+                found[path].append(evaluation.counted(maps, labels[lo : lo + batch], classes))
+        return {path: torch.stack(each).cpu().numpy() for path, each in found.items()}
 
     def own(self, network, split: str, path: Path):
         """The folded decoder of a path with the statistics of its own on a split's images, whose labels are not read.

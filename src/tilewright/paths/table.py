@@ -184,7 +184,8 @@ def write(path, entries: Sequence[Entry]) -> None:
 def read(path) -> list[Entry]:
     """The entries of a file: of `write`, or of the study's experiment, whose rows hold these columns among others.
 
-    Rows of the study that have no time, since they failed or were skipped, are left out. Raises `ArtifactError`.
+    Rows of the study that have no time, since they failed, were skipped or served models alone, are left out. Raises
+    `ArtifactError`.
     """
     try:
         with File(path).open(newline="", encoding="utf-8") as stream:
@@ -200,7 +201,7 @@ def read(path) -> list[Entry]:
                 f"{path}: expected a {WHAT}: rows of kind {KIND}, version {VERSION}, found another at line {number}"
             )
         stated = {name: row[name] for name in Entry.__struct_fields__ if row.get(name)}
-        if "status" in row and row["status"] != "ok":
+        if "status" in row and (row["status"] != "ok" or not row["p50_us"]):
             continue
         try:
             found.append(msgspec.convert(stated, Entry, strict=False))

@@ -1,5 +1,6 @@
 """Paths of a network, measured: single skips and random sets first, then what the models of these propose."""
 
+import itertools
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -67,12 +68,14 @@ class Bench:
             self.own[path] = self.scenes.own(self.network, "fit", path)
         return self.own[path]
 
-    def see(self, rung, split, path):
-        """Mean IoU of a path, measured once."""
-        key = rung, split, path
-        if key not in self.seen:
-            self.seen[key] = self.scenes.mean_iou(self.network, split, path, self.folded(rung, path))
-        return self.seen[key]
+    def see(self, rung, split, wanted):
+        """``{path: mean IoU}``, each measured once."""
+        wanted = list(wanted)
+        if missing := [path for path in wanted if (rung, split, path) not in self.seen]:
+            own = {path: self.folded(rung, path) for path in missing}
+            found = self.scenes.mean_ious(self.network, split, missing, own)
+            self.seen |= {(rung, split, path): value for path, value in found.items()}
+        return {path: self.seen[rung, split, path] for path in wanted}
 
     def time(self, wanted):
         """Microseconds of paths, measured in turns with those of this call.
@@ -92,17 +95,17 @@ class Bench:
 def rows(case, settings, how):
     """Yield the rows of `case`: all paths that were measured, on each rung."""
     bench = Bench(case, settings, how)
-    measured = {}
-    times = {}
+    measured, timed, times = {}, {}, {}
     for at, base in enumerate(bench.bases):
         measured[base] = {base: "base"} | dict.fromkeys(space.singles(base), "single")
         # Other sets for each base: what one says of a set, it says of the others, too.
-        for path in space.drawn(base, settings.drawn, (how.seed, at)):
-            measured[base].setdefault(path, "drawn")
+        drawn = space.drawn(base, settings.drawn, (how.seed, at))
+        timed[base] = [*measured[base], *drawn[: settings.timed]]
+        measured[base] |= dict.fromkeys(drawn, "drawn")
     # Together, as proposals are later: in turns with few others a path finds more of itself in the caches.
-    bench.time([path for found in measured.values() for path in found])
+    bench.time(itertools.chain.from_iterable(timed.values()))
     for base in bench.bases:
-        times[base] = latency.model(base, {path: bench.times_us[path] for path in measured[base]})
+        times[base] = latency.model(base, {path: bench.times_us[path] for path in timed[base]})
     for last in [False] * (settings.rounds - 1) + [True]:
         fitted, proposals, seconds = planned(bench, measured, times)
         kept = {path for found in proposals.values() for path in thinned(found, settings.proposals * len(bench.bases))}
@@ -113,7 +116,13 @@ def rows(case, settings, how):
             measured[bench.bases[0]].setdefault(path, "every")
     for path in bench.alone:
         measured[path] = {path: "alone"}
-    bench.time([path for found in measured.values() for path in found])
+    whole = bench.bases[0] if settings.every else None
+    bench.time(
+        path
+        for base, parts in measured.items()
+        for path, part in parts.items()
+        if part != "drawn" or path in kept or base == whole
+    )
     # A path that was drawn before it was proposed may be chosen, too.
     sampled = samples(
         bench,
@@ -126,13 +135,15 @@ def rows(case, settings, how):
     )
     promises = table.promises(sampled)
     for rung in settings.rungs:
+        seen = seen_of(bench, rung, measured, sampled)
         found = []
         for base, parts in measured.items():
             for path, part in parts.items():
                 model = times.get(base), fitted.get((rung, base))
                 by = ", ".join(proposals[rung].get(path, ()))
                 made = sampled.get(path), promises.get(path)
-                found.append(_row(bench, rung, base, path, part, model, made, by, seconds[rung]))
+                of_path = {split: its[path] for split, its in seen.items() if path in its}
+                found.append(_row(bench, rung, base, path, part, model, made, of_path, by, seconds[rung]))
         yield from _marked(found)
 
 
@@ -141,7 +152,8 @@ def planned(bench, measured, times):
     ``{rung: what `proposed` gives}`` and the seconds of each rung's planning."""
     fitted, proposals, seconds = {}, {}, {}
     for rung in bench.settings.rungs:
-        known = {base: {path: bench.see(rung, "fit", path) for path in measured[base]} for base in bench.bases}
+        seen = bench.see(rung, "fit", itertools.chain.from_iterable(measured[base] for base in bench.bases))
+        known = {base: {path: seen[path] for path in measured[base]} for base in bench.bases}
         forms = accuracy.fits(known, seed=bench.how.seed)
         seen = surrogate.closest(forms, known, seed=bench.how.seed)
         fitted |= {(rung, base): model for base, model in seen.items()}
@@ -195,30 +207,34 @@ def samples(bench, wanted):
     return {path: found[str(path)] for path in slowest_first}
 
 
-def _row(bench, rung, base, path, part, model, made, by, seconds):
+def seen_of(bench, rung, measured, sampled):
+    """``{split: {path: mean IoU}}`` of the splits that decide on a path, or state its result."""
+    parts = {path: part for found in measured.values() for path, part in found.items()}
+    wanted = {"fit": [path for path, part in parts.items() if part != "alone"]}
+    wanted["choice"] = [path for path, part in parts.items() if part in CHOSEN or path in sampled]
+    wanted["test"] = wanted["novel"] = list(sampled)
+    return {split: bench.see(rung, split, found) for split, found in wanted.items() if split in bench.scenes.kept}
+
+
+def _row(bench, rung, base, path, part, model, made, seen, by, seconds):
     (times, losses), (sampled, promise_us) = model, made
     stated = bench.settings
     planned = part != "alone"
-    seen = {"fit": bench.see(rung, "fit", path)} if planned else {}
-    if part in CHOSEN or sampled is not None:
-        seen["choice"] = bench.see(rung, "choice", path)
-    if sampled is not None:
-        seen["test"] = bench.see(rung, "test", path)
-        if stated.novel:
-            seen["novel"] = bench.see(rung, "novel", path)
     count = getattr(counted, networks.parse(stated.network.network)[0])
     found = {
         "case": bench.case, "network": stated.network.network, "checkpoint": bench.digest, "data": stated.data,
         "base": str(base), "part": part, "path": str(path), "rung": rung, "dtype": bench.how.dtype,
         "batch": stated.batch, "compiled": stated.compiled, "macs": counted.macs(count(bench.options, path)),
-        "skipped": int(space.skips(path).sum()), "p50_us": bench.times_us[path], "proposed": by, **seen,
+        "skipped": int(space.skips(path).sum()), "p50_us": bench.times_us.get(path), "proposed": by, **seen,
     }  # fmt: skip
     if sampled is not None:
         found |= {"p99_us": float(np.percentile(sampled, 99)), "promise_us": promise_us}
     if planned:
+        if found["p50_us"] is not None:
+            found["saved_us"] = bench.times_us[base] - found["p50_us"]
         found |= {
-            "saved_us": bench.times_us[base] - bench.times_us[path], "predicted_us": times.predict(path),
-            "lost": bench.see(rung, "fit", base) - seen["fit"], "predicted": losses.predict(path),
+            "predicted_us": times.predict(path), "lost": bench.seen[rung, "fit", base] - seen["fit"],
+            "predicted": losses.predict(path),
             "loss_error": losses.error, "pairs": losses.form, "plan_seconds": seconds,
         }  # fmt: skip
     return found | {"time": now()} | machine(bench.device)

@@ -59,9 +59,10 @@ class Contenders:
             fit = measure.Scenes(scenes.create("scenes"), {"fit": SCENES}, pixels(stated), place)
             own = {text: fit.own(self.network, "fit", path) for text, path in paths.items()}
         self.runner = Runner(self.network, kept, margin=settings.margin, late="fastest", folded=own)
-        self.sees = {
-            text: shown.confusions(self.network, "test", path, own.get(text), batch=1) for text, path in paths.items()
-        }
+        seen = shown.confusions(
+            self.network, "test", paths.values(), {paths[text]: folded for text, folded in own.items()}, batch=1
+        )
+        self.sees = {text: seen[path] for text, path in paths.items()}
         self.static = self._static(shown, how) if "static" in settings.contenders else None
         self.scores = {
             text: np.array([evaluation.mean_iou(confusion) for confusion in found]) for text, found in self.sees.items()
@@ -165,7 +166,7 @@ class Contenders:
             path = Path.full(network.options)
             us = measure.times(network, [path], compiled=compiled, **how.effort(SECONDS).limits)[path]
             calls[name] = Calls(network, {name: path}, compiled=compiled)
-            self.sees[name] = shown.confusions(network, "test", path, batch=1)
+            self.sees[name] = shown.confusions(network, "test", [path], batch=1)[path]
             # A table is of one network, whose paths these are.
             entries.append(
                 table.Entry(
@@ -180,7 +181,7 @@ class Contenders:
                     macs=layers.macs(getattr(layers, networks.parse(stated.network)[0])(network.options, path)),
                     p50_us=us,
                     promise_us=us,
-                    choice=judged.mean_iou(network, "choice", path),
+                    choice=judged.mean_ious(network, "choice", [path])[path],
                 )
             )
         kept = table.Table(entries, least=self.settings.least)

@@ -49,6 +49,7 @@ class Section(sections.Section, frozen=True):
     test: how many further scenes results are stated for
     novel: how many scenes of objects that no network is trained on; 0 leaves them out
     drawn: random sets of blocks of each base that models are fitted to, beside all single ones
+    timed: how many of these are timed, too: what blocks save asks for fewer than what they see
     every: whether all sets of blocks of the first base are measured
     budgets: of time, evenly spread, that are planned for
     solvers: that plan
@@ -71,6 +72,7 @@ class Section(sections.Section, frozen=True):
     test: int
     novel: int
     drawn: int
+    timed: int
     every: bool
     budgets: int
     solvers: tuple[str, ...]
@@ -105,7 +107,7 @@ def _check_values(place, values):
     sections.known(f"{place}.solvers", "solver", values.solvers, SOLVERS)
     for name in ("fit", "choice", "test", "budgets", "rounds", "proposals", "samples", "batch"):
         sections.at_least(f"{place}.{name}", 1, [getattr(values, name)])
-    for name in ("novel", "drawn"):
+    for name in ("novel", "drawn", "timed"):
         sections.at_least(f"{place}.{name}", 0, [getattr(values, name)])
     sections.above_zero(f"{place}.max_seconds", values.max_seconds)
 
@@ -142,6 +144,7 @@ class Settings(sections.Section, frozen=True):
     test: int
     novel: int
     drawn: int
+    timed: int
     every: bool
     budgets: int
     solvers: tuple[str, ...]
@@ -280,7 +283,7 @@ def run(case, settings, how):
 def remark(row):
     """What the log says of a row that passed."""
     seen = next((f"mIoU {row[split]:.3f}" for split in ("test", "choice", "fit") if row.get(split) is not None), "")
-    return f"{row['p50_us']:,.0f} us, {seen}"
+    return seen if row["p50_us"] is None else f"{row['p50_us']:,.0f} us, {seen}"
 
 
 def budgets_for(models, count):

@@ -66,7 +66,7 @@ def _measured(profile, rung):
         own = [base, *(row for row in rows if row["base"] == base["path"] and row["part"] in FITTED)]
         path = _path(base["path"])
         seen[path] = {_path(row["path"]): float(row["fit"]) for row in own}
-        times[path] = latency.model(path, {_path(row["path"]): float(row["p50_us"]) for row in own})
+        times[path] = latency.model(path, {_path(row["path"]): float(row["p50_us"]) for row in own if row["p50_us"]})
     return times, seen
 
 
