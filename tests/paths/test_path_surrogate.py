@@ -78,6 +78,23 @@ def test_accuracies_of_many_paths_are_those_of_each():
         np.testing.assert_allclose(together, [model.predict(path) for path in several], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("fits", [accuracy.fits, surrogate.fits], ids=["form", "process"])
+def test_what_is_held_out_says_nothing_of_itself(fits):
+    """Of several bases at once: a path whose accuracy is changed is predicted as before."""
+    other = msgspec.structs.replace(BASE, scale=0.75)
+    known = known_of(by_counts, (BASE, other))
+    found = fits(known)
+    for base, model in found.items():
+        assert set(model.held) == set(known[base]) - {base}
+        assert np.median([abs(model.held[path] - known[base][path]) for path in model.held]) == model.error
+    path = list(known[BASE])[-1]
+    changed = known | {BASE: known[BASE] | {path: known[BASE][path] - 0.1}}
+    again = fits(changed)[BASE]
+    assert abs(again.predict(path) - found[BASE].predict(path)) > 1e-3
+    if again.form == found[BASE].form:
+        assert again.held[path] == pytest.approx(found[BASE].held[path], abs=1e-9)
+
+
 @pytest.mark.parametrize("like", [True, False])
 def test_bases_learn_of_each_other_what_is_alike(like):
     """A base of which 13 paths are measured, beside one of which 67 are, whose blocks lose as much or other things."""

@@ -13,7 +13,7 @@ less, the more a path loses: what is chosen from loses little, and most random s
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations, product
 
 import numpy as np
@@ -44,6 +44,7 @@ class Losses:
     base: the path. accuracy: its own. single: float64 [blocks]. pairs: ``(i, j)`` with i < j. pair: float64 [pairs].
     chosen: of `PAIRS`. ridge: of `RIDGES`. error: median absolute error of held-out paths' accuracies, in
     cross-validation. link: of `LINKS`, the scale of losses. shared: whether the ridge pulls to weights of all bases.
+    held: ``{path: accuracy}`` that was predicted of each path that it is fitted to, fitted without it.
     """
 
     base: Path
@@ -56,6 +57,7 @@ class Losses:
     error: float
     link: str = "identity"
     shared: bool = False
+    held: Mapping[Path, float] = field(default_factory=dict, repr=False)
 
     def loss(self, skips) -> np.ndarray:
         """float64 [...]: predicted losses of skips, bool [..., blocks], on the scale of `link`."""
@@ -126,6 +128,7 @@ class _Measured:
 
     base: Path
     own: float
+    paths: list[Path]
     skips: np.ndarray
     accuracies: np.ndarray
     near: np.ndarray
@@ -135,7 +138,7 @@ class _Measured:
         paths, own = [path for path in known if path != base], known[base]
         accuracies = np.array([known[path] for path in paths], dtype=np.float64)
         skips = np.array([space.skips(path) for path in paths], dtype=np.float64)
-        return cls(base, own, skips, accuracies, HALVED / (HALVED + np.maximum(own - accuracies, 0)))
+        return cls(base, own, paths, skips, accuracies, HALVED / (HALVED + np.maximum(own - accuracies, 0)))
 
 
 def _fitted(bases, seed):
@@ -158,7 +161,7 @@ def _least(choices):
 
 
 def _tried(bases, folds, link, kind):
-    """For each base the best on a scale, with pairs of a kind: ``(score, link, kind, pulled, ridge, error)``.
+    """For each base the best on a scale, with pairs of a kind: ``(score, link, kind, pulled, ridge, predicted)``.
 
     Solvers let other threads run.
     """
@@ -173,15 +176,15 @@ def _tried(bases, folds, link, kind):
             for number in np.unique(fold):
                 out, towards = fold == number, shared[number] if pulled else 0.0
                 held[out] = columns[out] @ _solved(columns[~out], losses[~out], ridge, towards)
-            errors = abs(from_scale(on_scale(each.own, link) - held / weight, link) - each.accuracies)
-            score = np.mean((each.near * errors) ** 2)
-            choices.append((score, link, kind, pulled, ridge, float(np.median(errors))))
+            predicted = from_scale(on_scale(each.own, link) - held / weight, link)
+            score = np.mean((each.near * (predicted - each.accuracies)) ** 2)
+            choices.append((score, link, kind, pulled, ridge, predicted))
         found.append(_least(choices))
     return found
 
 
-def _losses(bases, at, link, kind, pulled, ridge, error):
-    """`Losses` of the base at a place, fitted to all of its paths."""
+def _losses(bases, at, link, kind, pulled, ridge, predicted):
+    """`Losses` of the base at a place, fitted to all of its paths. predicted: of these, each held out."""
     each, pairs = bases[at], pairs_of(bases[at].base, kind)
     problems = [_problem(each, kind, link) for each in bases]
     towards = _shared(problems, [slice(None)] * len(bases)) if pulled else 0.0
@@ -193,7 +196,8 @@ def _losses(bases, at, link, kind, pulled, ridge, error):
     # Those without a weight would be variables of the program for nothing.
     kept = pair != 0
     pairs = tuple(places for places, own in zip(pairs, kept, strict=True) if own)
-    return Losses(each.base, each.own, single, pairs, pair[kept], kind, ridge, error, link, pulled)
+    held, error = dict(zip(each.paths, predicted.tolist(), strict=True)), np.median(abs(predicted - each.accuracies))
+    return Losses(each.base, each.own, single, pairs, pair[kept], kind, ridge, float(error), link, pulled, held)
 
 
 def _problem(each, kind, link):

@@ -36,12 +36,13 @@ JITTER = 1e-6
 
 @dataclass(frozen=True)
 class Surrogate:
-    """Predictions of a base. accuracy: its own. error: as `Losses` has it, but that weights are fitted anew without
-    each fold."""
+    """Predictions of a base. accuracy: its own. error, held: as `Losses` has them, but that weights are fitted anew
+    without each fold."""
 
     base: Path
     accuracy: float
     error: float
+    held: Mapping[Path, float] = field(repr=False)
     _place: int
     _known: "_Paths" = field(repr=False)
     _weights: np.ndarray = field(repr=False)
@@ -101,12 +102,14 @@ def _fitted(bases, known, seed):
     lost = np.empty_like(losses)
     for fold, (_, _, part) in enumerate(held):
         lost[folds == fold] = part
-    errors, skipping = abs(accuracy.from_scale(own - lost, "logit") - seen), skips.any(1)
-    medians = [float(np.median(errors[(place == number) & skipping])) for number in range(len(bases))]
-    return [
-        Surrogate(base, known[base][base], medians[number], number, paths, weights, solved)
-        for number, base in enumerate(bases)
-    ]
+    predicted, skipping = accuracy.from_scale(own - lost, "logit"), skips.any(1)
+    found = []
+    for number, base in enumerate(bases):
+        mine = (place == number) & skipping
+        held = dict(zip([path for path in known[base] if path != base], predicted[mine].tolist(), strict=True))
+        error = float(np.median(abs(predicted - seen)[mine]))
+        found.append(Surrogate(base, known[base][base], error, held, number, paths, weights, solved))
+    return found
 
 
 def _knobs(base):

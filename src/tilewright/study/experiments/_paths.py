@@ -16,7 +16,7 @@ from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.paths import budgets_for, texts
 
 # Why a path is measured, the first that holds.
-PARTS = ("base", "single", "drawn", "earlier", "proposed", "every", "alone")
+PARTS = ("base", "single", "drawn", "seen", "earlier", "proposed", "every", "alone")
 # Those that are measured on scenes of ``choice`` whether or not they are proposed.
 CHOSEN = ("base", "single", "every", "alone")
 
@@ -100,8 +100,9 @@ def rows(case, settings, how):
         measured[base] = {base: "base"} | dict.fromkeys(space.singles(base), "single")
         # Other sets for each base: what one says of a set, it says of the others, too.
         drawn = space.drawn(base, settings.drawn, (how.seed, at))
-        timed[base] = [*measured[base], *drawn[: settings.timed]]
-        measured[base] |= dict.fromkeys(drawn, "drawn")
+        measured[base] |= dict.fromkeys(drawn[: settings.timed], "drawn")
+        timed[base] = list(measured[base])
+        measured[base] |= dict.fromkeys(drawn[settings.timed :], "seen")
     # Together, as proposals are later: in turns with few others a path finds more of itself in the caches.
     bench.time(itertools.chain.from_iterable(timed.values()))
     for base in bench.bases:
@@ -121,7 +122,7 @@ def rows(case, settings, how):
         path
         for base, parts in measured.items()
         for path, part in parts.items()
-        if part != "drawn" or path in kept or base == whole
+        if part != "seen" or path in kept or base == whole
     )
     # A path that was drawn before it was proposed may be chosen, too.
     sampled = samples(
@@ -234,7 +235,7 @@ def _row(bench, rung, base, path, part, model, made, seen, by, seconds):
             found["saved_us"] = bench.times_us[base] - found["p50_us"]
         found |= {
             "predicted_us": times.predict(path), "lost": bench.seen[rung, "fit", base] - seen["fit"],
-            "predicted": losses.predict(path),
+            "predicted": losses.predict(path), "held_out": losses.held.get(path),
             "loss_error": losses.error, "pairs": losses.form, "plan_seconds": seconds,
         }  # fmt: skip
     return found | {"time": now()} | machine(bench.device)

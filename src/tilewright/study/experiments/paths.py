@@ -164,12 +164,14 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     """A path of a network on one rung, as `paths.table.Entry` has it, and besides:
 
     case: the configuration's name of the network. base: text of the path with all blocks; part: why it was measured,
-    ``base``, ``single`` skip, ``drawn`` set, proposed ``earlier`` than in the last round, ``proposed``, ``every`` set
-    or ``alone``, the first that holds: models are fitted to what stands before ``proposed``. skipped: blocks; saved_us,
-    lost: beside the base, the latter on scenes of ``fit``. predicted: by the form or the Gaussian process, whichever
-    errs less; loss_error: of it, the median of held-out paths in cross-validation; pairs: which of the two, of a form
-    which pairs of blocks it has, and the scale on which losses add up; plan_seconds: of the solvers and the search in
-    the last round, for all budgets of this rung; proposed: by whom, for which budgets in microseconds.
+    ``base``, ``single`` skip, ``drawn`` set, other such set that is ``seen`` and not timed, proposed ``earlier`` than
+    in the last round, ``proposed``, ``every`` set or ``alone``, the first that holds: models are fitted to what stands
+    before ``proposed``, those of time to what stands before ``seen``. skipped: blocks; saved_us, lost: beside the
+    base, the latter on scenes of ``fit``. predicted: by the form or the Gaussian process, whichever errs less;
+    held_out: the same of a path that it is fitted to, fitted without it, in cross-validation; loss_error: the median
+    error of these; pairs: which of the two, of a form which pairs of blocks it has, and the scale on which losses add
+    up; plan_seconds: of the solvers and the search in the last round, for all budgets of this rung; proposed: by whom,
+    for which budgets in microseconds.
     """
 
     kind: Literal["paths"] = "paths"
@@ -200,6 +202,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     novel: Number = None
     lost: Number = None
     predicted: Number = None
+    held_out: Number = None
     loss_error: Number = None
     pairs: str = ""
     proposed: str = ""

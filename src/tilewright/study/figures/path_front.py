@@ -6,6 +6,7 @@ from tilewright.study.tables import _read, paths
 PARTS = {
     "single": ("one block left out", "#56B4E9", "o"),
     "drawn": ("random set of blocks", "#BBBBBB", "o"),
+    "seen": ("such a set that was proposed", "#BBBBBB", "D"),
     "earlier": ("proposed in an earlier round", "#8FD3BF", "D"),
     "every": ("any other set of blocks", "#DDDDDD", "."),
     "proposed": ("proposed by a planner", "#009E73", "D"),

@@ -3,9 +3,11 @@
 from tilewright.study.figures import _style
 from tilewright.study.tables import _read, paths
 
-# Parts that nothing is fitted to: models are of single skips and of random sets of blocks.
+# Parts that nothing is fitted to: models are of single skips and of random sets of blocks. Of the latter some that are
+# not timed may be proposed.
 HELD = ("proposed", "every")
-COLOURS = {"proposed": "#009E73", "every": "#9A9A9A"}
+CROSSED = "#56B4E9"
+COLOURS = {"seen": CROSSED, "proposed": "#009E73", "every": "#9A9A9A"}
 NAMES = {"proposed": "proposed by a planner", "every": "any other set of blocks"}
 
 
@@ -16,10 +18,11 @@ def needs(config):
 
 def held(rows, what):
     """Rows of paths that a model was not fitted to, with ``error``: of time as a share, of mean IoU in points."""
-    rows = rows[rows["part"].isin(HELD)].dropna(subset=["predicted_us", "p50_us", "predicted", "fit"])
     if what == "time":
+        rows = rows[rows["part"].isin(("seen", *HELD))].dropna(subset=["predicted_us", "p50_us"])
         rows = rows.drop_duplicates(["case", "path"])
         return rows.assign(error=(rows["predicted_us"] / rows["p50_us"] - 1).abs())
+    rows = rows[rows["part"].isin(HELD)].dropna(subset=["predicted", "fit"])
     return rows.assign(error=100 * (rows["predicted"] - rows["fit"]).abs())
 
 
@@ -37,17 +40,13 @@ def draw(inputs):
         panels[0].set_title(f"{case}\nmedian error {timed['error'].median():.1%} of {len(timed)}", loc="left")
         for axes, rung in zip(panels[1:], rungs, strict=True):
             of_rung = own[own["rung"] == rung]
-            seen = held(of_rung, "loss")
-            _panel(axes, seen, "predicted", "fit", 100, "mean IoU (%)")
-            crossed = 100 * of_rung["loss_error"].median()
-            said = "as trained" if rung == "trained" else "batch norm of each path"
-            if len(seen):
-                said += (
-                    f": median error {seen['error'].median():.2f} of {len(seen)},\n{crossed:.2f} in cross-validation"
-                )
-            axes.set_title(said, loc="left", fontsize=9)
+            crossed = of_rung.dropna(subset="held_out")
+            _panel(axes, _both(crossed, held(of_rung, "loss")), "predicted", "fit", 100, "mean IoU (%)")
+            axes.set_title(_said(rung, of_rung), loc="left", fontsize=9)
     shown = [part for part in HELD if part in set(rows["part"])]
     handles = [Line2D([], [], linestyle="", marker="o", color=COLOURS[part], label=NAMES[part]) for part in shown]
+    if rows["held_out"].notna().any():
+        handles.insert(0, Line2D([], [], linestyle="", marker="o", color=CROSSED, label="fitted to, but held out here"))
     _style.head(drawn, "Predictions for paths that were not fitted to", handles)
     _style.notes(
         drawn,
@@ -59,6 +58,22 @@ def draw(inputs):
         width=46 * (1 + len(rungs)),
     )
     return drawn
+
+
+def _both(crossed, others):
+    """Rows of paths in cross-validation, drawn as one part, and others that models were not fitted to."""
+    import pandas as pd
+
+    return pd.concat([crossed.assign(part="seen", predicted=crossed["held_out"]), others])
+
+
+def _said(rung, rows):
+    """What stands above a panel of mean IoU."""
+    said, errors = "as trained" if rung == "trained" else "batch norm of each path", held(rows, "loss")["error"]
+    found = [f"median error {errors.median():.2f} of {len(errors)}"] if len(errors) else []
+    if rows["loss_error"].notna().any():
+        found.append(f"{100 * rows['loss_error'].median():.2f} in cross-validation")
+    return ":\n".join([said, ", ".join(found)]) if found else said
 
 
 def _panel(axes, rows, x, y, scale, what):

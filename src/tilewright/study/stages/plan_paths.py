@@ -8,7 +8,7 @@ from tilewright.study.experiments import paths as of_paths
 
 KIND, VERSION = "path plans", 1
 # Rows that losses are fitted to, as those of the last round were.
-FITTED = ("single", "drawn", "earlier")
+FITTED = ("single", "drawn", "seen", "earlier")
 
 
 def run(profile, output, solver, budgets, count, rung, seed):

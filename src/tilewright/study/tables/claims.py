@@ -430,8 +430,8 @@ def _path_saving(frame, case):
 
 
 def _path_error_us(frame, name):
-    """The median error of predicted times, in percent, of paths that no model was fitted to."""
-    rows = frame[(frame["case"] == name) & frame["part"].isin(["proposed", "every"])].dropna(subset="p50_us")
+    """The median error of predicted times, in percent, of paths that no model of time was fitted to."""
+    rows = frame[(frame["case"] == name) & frame["part"].isin(["seen", "proposed", "every"])].dropna(subset="p50_us")
     error = 100 * (rows["predicted_us"] / rows["p50_us"] - 1).abs()
     return _cases([error.median()], [name]) if len(rows) else ()
 
