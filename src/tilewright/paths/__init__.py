@@ -1,8 +1,9 @@
 """Execution paths of one network: which parts of it an image runs through, with the weights as they are.
 
-A network that takes paths has ``forward(images, path)``, and ``Options`` with ``pixels`` (height and width of images),
-``depths`` (blocks of each stage), ``channels`` (of the decoder), ``decoder`` (the one of its full path) and ``knobs``
-(which fields of `Path` beside ``blocks`` it knows). What its path computes, layer by layer: `paths.layers`.
+A network that takes paths has ``forward(images, path, stages=None)``, see `Stages`, and ``Options`` with ``pixels``
+(height and width of images), ``depths`` (blocks of each stage), ``channels`` (of the decoder), ``decoder`` (the one of
+its full path) and ``knobs`` (which fields of `Path` beside ``blocks`` it knows). What its path computes, layer by
+layer: `paths.layers`.
 """
 
 import itertools
@@ -92,7 +93,7 @@ class Stages:
         self._path, self._given = None, []
 
     def begun(self, path):
-        """A list of what the first stages gave, up to the first whose blocks, or those before it, `path` has not."""
+        """A list of what the first stages gave, as many as `path` begins with: of the same blocks and size."""
         if self._path is None or self._path.scale != path.scale:
             return []
         pairs = zip(self._path.blocks[: len(self._given)], path.blocks[: path.last], strict=False)

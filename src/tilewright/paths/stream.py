@@ -19,9 +19,10 @@ RATES = (30, 60, 120)
 # another frame within so many confirmed.
 FORGET, DECAY, CONFIRM = 0.6, 0.98, 4
 # A controller moves by this share of a promise where a frame was late, and by so many times as much on the way to the
-# first late one; it goes no further below promises than to the first of these shares of them, and no further above than
-# to the second: beyond, it leaves that to others while the device is this much slower than promised.
-STEP, HASTE, FLOOR, CEILING, ALARM = 0.02, 10, 0.7, 1.15, 1.05
+# first late one; it goes no further below promises than to the first of these shares of them, which are the medians
+# where a busy host delays some calls by as much again, and no further above than to the second: beyond, it leaves that
+# to others while the device is this much slower than promised.
+STEP, HASTE, FLOOR, CEILING, ALARM = 0.02, 10, 0.5, 1.15, 1.05
 # The budget under a load, in slowest promises; frames of a burst of it, and quiet ones before.
 ROOM = 1.1
 BURST, PAUSE = 24, 40

@@ -153,8 +153,8 @@ def planned(bench, measured, times):
     ``{rung: what `proposed` gives}`` and the seconds of each rung's planning."""
     fitted, proposals, seconds = {}, {}, {}
     for rung in bench.settings.rungs:
-        seen = bench.see(rung, "fit", itertools.chain.from_iterable(measured[base] for base in bench.bases))
-        known = {base: {path: seen[path] for path in measured[base]} for base in bench.bases}
+        of_all = bench.see(rung, "fit", itertools.chain.from_iterable(measured[base] for base in bench.bases))
+        known = {base: {path: of_all[path] for path in measured[base]} for base in bench.bases}
         forms = accuracy.fits(known, seed=bench.how.seed)
         seen = surrogate.closest(forms, known, seed=bench.how.seed)
         fitted |= {(rung, base): model for base, model in seen.items()}
