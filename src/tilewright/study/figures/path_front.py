@@ -32,9 +32,10 @@ def draw(inputs):
     drawn = _style.figure(10.4, 1.5 + 3.5 * len(cases))
     for (left, right), ((case, rung), own) in zip(drawn.subplots(len(cases), 2, squeeze=False), cases, strict=True):
         _dots(left, own.dropna(subset=["p50_us", "fit"]), "p50_us", "fit")
-        planned = own[(own["part"] == "proposed")].dropna(subset=["predicted_us", "predicted"])
+        planned = own[own["part"].isin(["seen", "proposed"])].dropna(subset=["p50_us", "predicted_us", "predicted"])
+        predicted = planned["held_out"].fillna(planned["predicted"])
         left.scatter(
-            planned["predicted_us"] / 1e3, 100 * planned["predicted"], s=34, facecolors="none", edgecolors="#009E73",
+            planned["predicted_us"] / 1e3, 100 * predicted, s=34, facecolors="none", edgecolors="#009E73",
             linewidths=0.9, zorder=4,
         )  # fmt: skip
         tested = promised[(promised["case"] == case) & (promised["rung"] == rung)]

@@ -46,7 +46,9 @@ def draw(inputs):
     shown = [part for part in HELD if part in set(rows["part"])]
     handles = [Line2D([], [], linestyle="", marker="o", color=COLOURS[part], label=NAMES[part]) for part in shown]
     if rows["held_out"].notna().any():
-        handles.insert(0, Line2D([], [], linestyle="", marker="o", color=CROSSED, label="fitted to, but held out here"))
+        handles.insert(
+            0, Line2D([], [], linestyle="", marker="o", color=CROSSED, label="random or single, held out here")
+        )
     _style.head(drawn, "Predictions for paths that were not fitted to", handles)
     _style.notes(
         drawn,
@@ -70,10 +72,10 @@ def _both(crossed, others):
 def _said(rung, rows):
     """What stands above a panel of mean IoU."""
     said, errors = "as trained" if rung == "trained" else "batch norm of each path", held(rows, "loss")["error"]
-    found = [f"median error {errors.median():.2f} of {len(errors)}"] if len(errors) else []
+    found = [f"{errors.median():.2f} of {len(errors)}"] if len(errors) else []
     if rows["loss_error"].notna().any():
         found.append(f"{100 * rows['loss_error'].median():.2f} in cross-validation")
-    return ":\n".join([said, ", ".join(found)]) if found else said
+    return f"{said}:\nmedian error {', '.join(found)}" if found else said
 
 
 def _panel(axes, rows, x, y, scale, what):
