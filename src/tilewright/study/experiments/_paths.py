@@ -80,15 +80,16 @@ class Bench:
     def time(self, wanted):
         """Microseconds of paths, measured in turns with those of this call.
 
-        From one call to the next a processor's clock changes, and how many others share the caches. The bases are
-        timed again in each, and times are stated as they would be beside those of the first call.
+        From one call to the next a processor's clock changes, and how many others share the caches. The bases and the
+        single skips of the first one are timed again in each, since one path alone tells little of that, and times
+        are stated as they would be beside those of the first call.
         """
         wanted = [path for path in dict.fromkeys(wanted) if path not in self.times_us]
         if wanted:
             effort = self.how.effort(self.settings.max_seconds).limits
-            known = [base for base in self.bases if base in self.times_us]
+            known = [path for path in (*self.bases, *space.singles(self.bases[0])) if path in self.times_us]
             found = measure.times(self.network, [*known, *wanted], **self.called, **effort)
-            slower = np.exp(np.mean([np.log(found[base] / self.times_us[base]) for base in known])) if known else 1.0
+            slower = np.exp(np.mean([np.log(found[path] / self.times_us[path]) for path in known])) if known else 1.0
             self.times_us |= {path: float(found[path] / slower) for path in wanted}
 
 
