@@ -1,13 +1,15 @@
 """Paths of one network as calls: CUDA graphs on a GPU, functions on a CPU."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import perf_counter_ns
 
+import numpy as np
 import torch
 
 from tilewright import targets
-from tilewright.core import _internals
+from tilewright.core import _internals, timing
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.paths import Path
 
@@ -110,6 +112,36 @@ class Calls:
                 graph.replay()
                 self._graphs[text] = graph
         torch.cuda.synchronize(self.device)
+
+
+def samples(
+    call: Callable,
+    texts: Sequence[str],
+    count: int,
+    batches: Sequence,
+    *,
+    seed: int = 0,
+    beside: Callable | None = None,
+) -> dict[str, np.ndarray]:
+    """``{text: float64 [count]}`` microseconds of ``call(text, images)`` until the maps are on the device, by the
+    host's clock.
+
+    Texts come in random order, as in a stream: caches hold what another path has left. Each call takes the next of the
+    `batches` of images. beside: called before each of them, within its time, to start foreign work on the device.
+    """
+    found = {text: [] for text in texts}
+    order = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(texts)), count))
+    for text in texts:
+        call(text, batches[0])
+    timing.wait(batches[0])
+    for number, at in enumerate(order):
+        begin = perf_counter_ns()
+        if beside is not None:
+            beside()
+        call(texts[at], batches[number % len(batches)])
+        timing.wait(batches[0])
+        found[texts[at]].append((perf_counter_ns() - begin) / 1e3)
+    return {text: np.array(times) for text, times in found.items()}
 
 
 def _sizes(shape):

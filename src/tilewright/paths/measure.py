@@ -1,8 +1,7 @@
-"""What paths of a network really take and see: times, samples of a stream, and mean IoU on scenes."""
+"""What paths of a network really take and see: times, and mean IoU on scenes."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from time import perf_counter_ns
 
 import numpy as np
 import torch
@@ -92,21 +91,3 @@ def times(network, paths: Sequence[Path], *, batch: int = 1, compiled: bool = Fa
     gpu = calls.stream is not None
     found = timing.time_together([lambda text=text: calls.run(text) for text in named], gpu=gpu, **effort)
     return {path: each.p50_us for path, each in zip(named.values(), found, strict=True)}
-
-
-def samples(calls: Calls, texts: Sequence[str], count: int, images, *, seed: int = 0) -> dict[str, np.ndarray]:
-    """``{text: float64 [count]}`` microseconds of calls until the maps are on the device, by the host's clock.
-
-    Paths come in random order, as in a stream: caches hold what another path has left. images: one batch on the device.
-    """
-    found = {text: [] for text in texts}
-    order = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(texts)), count))
-    for text in texts:
-        calls(text, images)
-    timing.wait(images)
-    for at in order:
-        begin = perf_counter_ns()
-        calls(texts[at], images)
-        timing.wait(images)
-        found[texts[at]].append((perf_counter_ns() - begin) / 1e3)
-    return {text: np.array(each) for text, each in found.items()}

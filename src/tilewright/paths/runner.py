@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from time import perf_counter_ns
 from typing import NamedTuple
 
 import msgspec
@@ -10,9 +9,9 @@ import numpy as np
 import torch
 
 from tilewright import networks
-from tilewright.core import _internals, timing
+from tilewright.core import _internals
 from tilewright.core.errors import ConfigError, PatternError
-from tilewright.paths.calls import Calls
+from tilewright.paths.calls import Calls, samples
 from tilewright.paths.table import LATE, SAMPLES, Entry, Table, promises
 
 
@@ -70,26 +69,17 @@ class Picker:
             self._turn.release()
 
     def times(self, images, count: int = SAMPLES, *, seed: int = 0, beside=None) -> dict[str, np.ndarray]:
-        """``{text: float64 [count]}`` microseconds of calls of each path in random order, until the maps are there.
+        """``{text: float64 [count]}`` microseconds of calls of each path of the table, see `calls.samples`.
 
-        images: [n, 3, H, W], of which each call takes the next `batch`. beside: called before each of them, within its
-        time, to start foreign work on the device.
+        images: [n, 3, H, W], of which each call takes the next `batch`.
         """
-        found = {entry.path: [] for entry in self.table.rows}
-        parts = images.split(self.table.rows[0].batch)
-        order = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(self.table.rows)), count))
-        for entry in self.table.rows:
-            self.run(entry, parts[0])
-        timing.wait(images)
-        for number, at in enumerate(order):
-            begin = perf_counter_ns()
-            if beside is not None:
-                beside()
-            entry = self.table.rows[at]
-            self.run(entry, parts[number % len(parts)])
-            timing.wait(images)
-            found[entry.path].append((perf_counter_ns() - begin) / 1e3)
-        return {text: np.array(times) for text, times in found.items()}
+        entries = {entry.path: entry for entry in self.table.rows}
+        batches = images.split(self.table.rows[0].batch)
+
+        def call(text, part):
+            self.run(entries[text], part)
+
+        return samples(call, list(entries), count, batches, seed=seed, beside=beside)
 
     def rehearse(self, images, count: int = SAMPLES, *, seed: int = 0) -> dict[str, np.ndarray]:
         """Make the promises of `table` anew from `times`, which are returned: another process on the same device has

@@ -9,9 +9,8 @@ import torch
 
 from tilewright import networks, scenes, targets
 from tilewright.core import provenance
-from tilewright.paths import accuracy, latency, measure, program, search, space, surrogate, table
+from tilewright.paths import accuracy, calls, latency, measure, program, search, space, surrogate, table
 from tilewright.paths import layers as counted
-from tilewright.paths.calls import Calls
 from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.paths import budgets_for, texts
 
@@ -96,18 +95,17 @@ class Bench:
 def rows(case, settings, how):
     """Yield the rows of `case`: all paths that were measured, on each rung."""
     bench = Bench(case, settings, how)
-    measured, timed, times = {}, {}, {}
+    measured, times = {}, {}
     for at, base in enumerate(bench.bases):
         measured[base] = {base: "base"} | dict.fromkeys(space.singles(base), "single")
         # Other sets for each base: what one says of a set, it says of the others, too.
         drawn = space.drawn(base, settings.drawn, (how.seed, at))
         measured[base] |= dict.fromkeys(drawn[: settings.timed], "drawn")
-        timed[base] = list(measured[base])
         measured[base] |= dict.fromkeys(drawn[settings.timed :], "seen")
     # Together, as proposals are later: in turns with few others a path finds more of itself in the caches.
-    bench.time(itertools.chain.from_iterable(timed.values()))
-    for base in bench.bases:
-        times[base] = latency.model(base, {path: bench.times_us[path] for path in timed[base]})
+    bench.time(path for parts in measured.values() for path, part in parts.items() if part != "seen")
+    for base, parts in measured.items():
+        times[base] = latency.model(base, {path: bench.times_us[path] for path in parts if path in bench.times_us})
     for last in [False] * (settings.rounds - 1) + [True]:
         fitted, proposals, seconds = planned(bench, measured, times)
         kept = {path for found in proposals.values() for path in thinned(found, settings.proposals * len(bench.bases))}
@@ -202,11 +200,10 @@ def thinned(found, most):
 def samples(bench, wanted):
     """``{path: microseconds}`` of calls as a stream makes them."""
     slowest_first = sorted(wanted, key=lambda path: -bench.times_us[path])
-    calls = Calls(bench.network, {str(path): path for path in slowest_first}, **bench.called)
-    found = measure.samples(
-        calls, list(map(str, slowest_first)), bench.settings.samples, bench.images, seed=bench.how.seed
-    )
-    return {path: found[str(path)] for path in slowest_first}
+    named = {str(path): path for path in slowest_first}
+    made = calls.Calls(bench.network, named, **bench.called)
+    found = calls.samples(made, list(named), bench.settings.samples, [bench.images], seed=bench.how.seed)
+    return {path: found[text] for text, path in named.items()}
 
 
 def seen_of(bench, rung, measured, sampled):
