@@ -1,8 +1,10 @@
 """A runner of paths on a CPU, and streams of frames with budgets."""
 
+import math
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 from tilewright import models
 from tilewright.core.errors import BudgetError, ConfigError, PatternError
 from tilewright.paths import stream
+from tilewright.paths.odds import POWER, Odds
 from tilewright.paths.runner import Runner
 from tilewright.paths.table import Entry, Table
 
@@ -50,11 +53,10 @@ def test_statistics_of_a_path_are_its_own(network):
     assert not torch.allclose(maps, network(images).detach())
 
 
-def test_margins_and_slow_devices(network):
+def test_margins(network):
     runner = Runner(network, look_up(), margin=0.25)
     assert runner.pick(1000).path == EXIT
     assert runner.pick(1125).path == FULL
-    assert runner.pick(1125, slowdown=1.01).path == EXIT
     with pytest.raises(BudgetError, match="at least 100 us"):
         runner.pick(124)
     assert Runner(network, look_up(), late="fastest").pick(1).path == SHORT
@@ -118,108 +120,126 @@ def test_traces():
         stream.trace("steps", table, 0)
 
 
-def test_a_closed_loop_meets_budgets_that_an_open_one_misses():
-    """A device that takes three times as long for a while, as the clock would show it."""
-    table, took = look_up(), {SHORT: 900.0, EXIT: 2700.0, FULL: 8100.0}
-    trace = stream.Trace("x", np.full(120, 10_000.0), np.zeros(120), np.arange(120) >= 20)
-    slow = []
+def met(controller, table, odds, budgets, took):
+    """``(late, seen)``: the share of late frames and the mean score. took: ``took(frame, entry)`` microseconds."""
+    late, seen = np.zeros(len(budgets), dtype=bool), 0.0
+    for frame, budget in enumerate(budgets.tolist()):
+        room = controller.room(budget)
+        picked = None if controller.price is None else odds.pick(room, controller.price)
+        picked = picked or table.select(room, late="fastest")
+        us = took(frame, picked)
+        late[frame] = us > budget
+        controller.saw(us, picked, late=us > budget)
+        seen += picked.choice / len(budgets)
+    return late, seen
 
-    def contender(frame, budget, slowdown):
-        picked = table.select(budget / 9 / slowdown, late="fastest")
-        factor = 3.0 if trace.loaded[frame] else 1.0
-        slow.append(factor)
-        return picked.path, 9 * picked.promise_us, lambda: time.sleep(took[picked.path] * factor / 1e6)
+
+def test_a_closed_loop_meets_budgets_that_an_open_one_misses():
+    """A device that delays each frame by 5 ms for a while, as the clock would show it."""
+    table, took = look_up(), {SHORT: 0.9e3, EXIT: 2.7e3, FULL: 8.1e3}
+    trace = stream.Trace("x", np.full(120, 10_000.0), np.zeros(120), np.arange(120) >= 20)
+
+    def contender(frame, room, price):
+        picked = table.select(room / 10, late="fastest")
+        picked = msgspec.structs.replace(picked, promise_us=10 * picked.promise_us)
+        return picked, lambda: time.sleep((took[picked.path] + 5e3 * trace.loaded[frame]) / 1e6)
 
     missed = {}
-    for closed in (True, False):
-        frames = stream.run(trace, contender, controller=stream.Controller(closed))
-        missed[closed] = frames.missed(trace)
+    for controller in (stream.Controller(), stream.Closed(0.01)):
+        frames = stream.run(trace, contender, controller=controller)
+        missed[type(controller)] = frames.missed(trace)
         assert len(frames.path) == len(trace)
-    assert missed[False][20:].mean() > 0.9
-    assert missed[True][20:].mean() < 0.3
+        assert frames.slowdown[0] == 1
+    assert missed[stream.Controller][20:].mean() > 0.9
+    assert missed[stream.Closed][20:].mean() < 0.1
+    assert frames.slowdown[-1] > 1.8
 
 
-def test_the_controller_forgets():
-    controller = stream.Controller()
-    controller.saw(300, 100)
-    assert controller.slowdown == 3
-    for _ in range(400):
-        controller.saw(90, 100)
-    assert 1 <= controller.slowdown < 1.01
-    opened = stream.Controller(closed=False)
-    opened.saw(300, 100)
-    assert opened.slowdown == 1
+def saw(controller, *times, promise=100.0):
+    for us in times:
+        controller.saw(us, entry(FULL, promise, 0.5), late=us > promise)
+    return controller
 
 
-def after(times, frames=20):
-    """The slowdown that is left so many quiet frames after frames took these times, of a promise of 100."""
-    controller = stream.Controller()
-    for us in (*times, *([90] * frames)):
-        controller.saw(us, 100)
-    return controller.slowdown
+def test_an_open_controller_learns_nothing():
+    opened = saw(stream.Controller(), 300)
+    assert opened.room(120) == 120 and opened.price is None
 
 
-def test_one_slow_frame_is_forgotten_and_several_are_not():
-    assert after([300]) == pytest.approx(1 + 2 * stream.FORGET**20)
-    assert after([300, 250]) == pytest.approx(1 + 2 * stream.DECAY**21)
-    assert after([300, 90, 90, 110]) == pytest.approx(1 + 2 * stream.FORGET**2 * stream.DECAY**21)
-    assert after([300, *[90] * (stream.CONFIRM + 1), 110]) < 1.1
-    # A small one on its own does not end what was confirmed.
-    assert after([300, 250, *[90] * 10, 101]) > 2
+def test_a_delay_counts_until_some_frames_in_a_row_keep_their_promises():
+    controller = saw(stream.Closed(1.0), 160, 130)
+    assert controller.delay_us == 60 and controller.room(500) == 440
+    assert saw(controller, *[90] * (stream.CALM - 1)).delay_us == 60
+    assert saw(controller, 105, *[90] * (stream.CALM - 1)).delay_us == 60
+    assert saw(controller, 90).delay_us == 0
+    # The longest one is forgotten where shorter ones follow.
+    assert saw(stream.Closed(1.0), 300, *[110] * (stream.WINDOW - 1)).delay_us == 200
+    assert saw(stream.Closed(1.0), 300, *[110] * stream.WINDOW).delay_us == 10
+    assert saw(stream.Closed(1.0), 300).room(150) > 0, "a budget is a number above 0"
 
 
 def test_single_slow_frames_cost_few_good_paths():
     """A quiet device, one of whose frames in a hundred takes twice its time, against one that always goes on slowly."""
-    table, controller, drawn = look_up(), stream.Controller(), np.random.default_rng(0)
-    full = 0
-    for _ in range(2000):
-        picked = table.select(950 / controller.slowdown, late="fastest")
-        full += picked.path == FULL
-        controller.saw(picked.promise_us * (2.0 if drawn.random() < 0.01 else 0.95), picked.promise_us)
-    assert full > 0.85 * 2000
-
-
-def test_a_share_of_late_frames_is_aimed_at():
-    """Times that scatter well below their promises, and budgets that only just do not reach the next path."""
     table, drawn = look_up(), np.random.default_rng(0)
-    budgets = drawn.uniform(100, 1080, 20_000)
-    scatter = 0.9 * np.exp(0.03 * drawn.standard_normal(len(budgets)))
-    late, score = {}, {}
-    for target in (0.0, 0.005):
-        controller, missed, seen = stream.Controller(target=target, floor=stream.FLOOR if target else 1.0), 0, 0.0
-        for budget, share in zip(budgets, scatter, strict=True):
-            picked = table.select(budget / controller.factor, late="fastest")
-            us = share * picked.promise_us
-            controller.saw(us, picked.promise_us, late=us > budget)
-            missed, seen = missed + (us > budget), seen + picked.choice
-        late[target], score[target] = missed / len(budgets), seen / len(budgets)
-    assert late[0.0] < 0.001 and late[0.005] == pytest.approx(0.005, rel=0.2)
-    assert score[0.005] > score[0.0]
+    slow = drawn.random(2000) < 0.01
+    _, seen = met(
+        stream.Closed(0.05), table, None, np.full(2000, 950.0), lambda at, x: x.promise_us * (0.95 + slow[at])
+    )
+    assert seen > 0.95 * 0.6
 
 
-def test_a_controller_without_a_target_keeps_promises():
-    controller = stream.Controller()
-    for _ in range(100):
-        controller.saw(50, 100)
-    assert controller.factor == 1
-    aiming = stream.Controller(target=0.1, floor=stream.FLOOR)
-    for _ in range(10_000):
-        aiming.saw(50, 100)
-    assert aiming.factor == stream.FLOOR
-    aiming.saw(150, 100, late=True)
-    assert aiming.factor == 1.5
+def scattered(spread):
+    """A rehearsed table, its odds, budgets, and what frames take of their promises, whose median is nine tenths."""
+    table, drawn = look_up(), np.random.default_rng(0)
+    table = Table([msgspec.structs.replace(x, p50_us=0.9 * x.promise_us) for x in table.rows])
+    scatter = 0.9 * np.exp(spread * drawn.standard_normal(20_000))
+    odds = Odds(table.rows, {x.path: x.promise_us * drawn.permutation(scatter)[:1000] for x in table.rows})
+    return table, odds, drawn.uniform(100, 1080, len(scatter)), scatter
 
 
-def test_a_controller_makes_haste_until_the_first_late_frame():
-    """A target of 1 % lowers the share by a hundredth of a step for each frame."""
-    controller, small = stream.Controller(target=0.01, floor=stream.FLOOR), 0.01 * stream.STEP
-    for _ in range(50):
-        controller.saw(50, 100)
-    assert controller.factor == pytest.approx(1 - 50 * stream.HASTE * small)
-    controller.saw(99, 100, late=True)
-    for _ in range(50):
-        controller.saw(50, 100)
-    assert controller.factor == pytest.approx(1 - 50 * stream.HASTE * small + stream.STEP - small - 50 * small)
+def test_a_share_of_late_frames_is_aimed_at_where_it_gives_the_most():
+    """Times that scatter below their promises: promises keep all budgets, a price lets the share be late, and gives
+    more than promises that are lowered until as many are late."""
+    table, odds, budgets, scatter = scattered(0.04)
+    late, seen = {}, {}
+    for target, controller in ((0.0, stream.Closed(0.005)), (0.005, stream.Priced(0.005)), (0.02, stream.Priced(0.02))):
+        missed, seen[target] = met(controller, table, odds, budgets, lambda at, x: scatter[at] * x.promise_us)
+        late[target] = missed.mean()
+    assert late[0.0] < 0.006 and late[0.005] == pytest.approx(0.005, rel=0.3)
+    assert late[0.02] == pytest.approx(0.02, rel=0.3)
+    assert seen[0.0] < seen[0.005] < seen[0.02]
+    lowered = max(
+        sum(table.select(budget / x, late="fastest").choice for budget in budgets) / len(budgets)
+        for x in np.linspace(0.8, 1.2, 41)
+        if np.mean(
+            [s * table.select(b / x, late="fastest").promise_us > b for b, s in zip(budgets, scatter, strict=True)]
+        )
+        <= late[0.005]
+    )
+    assert seen[0.005] > lowered
+
+
+def test_a_pace_follows_a_device_that_is_slower_than_rehearsed():
+    table, odds, budgets, scatter = scattered(0.03)
+    controller = stream.Priced(0.01)
+    late, _ = met(controller, table, odds, budgets, lambda at, x: 1.1 * scatter[at] * x.promise_us)
+    assert controller.pace == pytest.approx(1.1, rel=0.03)
+    assert late.mean() == pytest.approx(0.01, rel=0.3)
+
+
+def test_a_closed_controller_keeps_promises():
+    assert saw(stream.Closed(0.1), *[50] * 100).room(100) == 100
+    dear = saw(stream.Priced(0.5), *[99] * 3, *[500] * 1000)
+    assert dear.price == 2.0**POWER
+    cheap = saw(stream.Priced(0.5), *[50] * 3000)
+    assert cheap.price == 2.0**-POWER and cheap.pace == stream.PACES[0]
+
+
+def test_a_price_makes_haste_until_the_first_late_frame():
+    controller = saw(stream.Priced(0.01), *[50] * 50)
+    assert controller.price == pytest.approx(math.exp(-50 * stream.HASTE * stream.DEARER * 0.01))
+    before = saw(controller, 101).price
+    assert saw(controller, *[50] * 50).price == pytest.approx(before * math.exp(-50 * stream.DEARER * 0.01))
 
 
 def test_more_slow_calls_than_promised_are_kept_to_the_share_of_late_frames():
@@ -227,16 +247,10 @@ def test_more_slow_calls_than_promised_are_kept_to_the_share_of_late_frames():
     table, drawn = look_up(), np.random.default_rng(0)
     promises = [entry.promise_us for entry in table.rows[1:]]
     budgets = drawn.choice(promises, 20_000) * drawn.choice([1.02, 1.5], 20_000)
-    times, late = np.where(drawn.random(20_000) < 0.03, 1.1, 0.9), {}
-    for target in (0.0, 0.008):
-        controller, late[target] = stream.Controller(target=target), 0
-        for budget, share in zip(budgets, times, strict=True):
-            assert controller.factor >= 1
-            picked = table.select(budget / controller.factor, late="fastest")
-            missed = share * picked.promise_us > budget
-            controller.saw(share * picked.promise_us, picked.promise_us, late=missed)
-            late[target] += missed / 20_000
-    assert late[0.0] > 0.011 and 0.005 < late[0.008] < 0.0085
+    times = np.where(drawn.random(20_000) < 0.03, 1.1, 0.9)
+    opened, _ = met(stream.Controller(), table, None, budgets, lambda at, x: times[at] * x.promise_us)
+    closed, _ = met(stream.Closed(0.008), table, None, budgets, lambda at, x: times[at] * x.promise_us)
+    assert opened.mean() > 0.011 and 0.004 < closed.mean() < 0.0085
 
 
 def test_an_oracle_knows_each_time():
@@ -257,6 +271,24 @@ def test_promises_are_made_anew_by_a_rehearsal(network):
     tail = max((times / np.median(times)).max() for times in took.values())
     for entry in runner.table.rows:
         assert entry.promise_us == pytest.approx(np.median(took[entry.path]) * tail)
+        assert entry.p50_us == np.median(took[entry.path])
+
+
+def test_a_price_asks_for_a_rehearsal_and_for_what_paths_see(network):
+    runner, images = Runner(network, look_up()), torch.randn(1, 3, 64, 64)
+    with pytest.raises(ConfigError, match="price: expected a rehearsal of paths whose mean IoU is known first"):
+        runner(images, 1e6, price=1.0)
+    runner.rehearse(images, 3)
+    best = runner.table.rows[-1]
+    assert runner(images, 1e9, price=1.0)[1].path == best.path
+    with pytest.raises(BudgetError, match="expected at least"):
+        runner(images, 1e-3, price=1.0)
+    with pytest.raises(BudgetError, match="microseconds above 0, found nan"):
+        runner(images, float("nan"), price=1.0)
+    unknown = Runner(network, Table([msgspec.structs.replace(entry(FULL, 900.0, 0.6), choice=None)]))
+    unknown.rehearse(images, 3)
+    with pytest.raises(ConfigError, match="price: expected"):
+        unknown(images, 1e6, price=1.0)
 
 
 def test_a_path_that_hardly_sees_anything_is_not_picked():

@@ -12,6 +12,7 @@ from tilewright import networks
 from tilewright.core import _internals
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.paths.calls import Calls, samples
+from tilewright.paths.odds import Odds
 from tilewright.paths.table import LATE, SAMPLES, Entry, Table, promises
 
 
@@ -40,15 +41,23 @@ class Picker:
         if not margin >= 0:
             raise ConfigError(f"margin: expected a share of at least 0, found {margin}")
         self.calls, self.table, self.margin, self.late = calls, table, margin, late
+        # How late paths are, once they are rehearsed.
+        self.odds = None
         self._turn, self._owner = threading.Lock(), None
 
-    def pick(self, budget_us: float, *, slowdown: float = 1.0) -> Entry:
+    def pick(self, budget_us: float, *, price: float | None = None) -> Entry:
         """The entry that a call with this budget in microseconds runs.
 
-        slowdown: how much slower the device is than when the table was made, as a `stream.Controller` tells it; the
-        budget is divided by it. Raises `BudgetError` as `Table.select` does.
+        price: None for the best one whose promise the budget holds. Else the mean IoU that a late call costs: the path
+        that is expected to give the most then, see `Odds`. Raises `BudgetError` as `Table.select` does, where no path
+        may come in time, and `ConfigError` for a price before a rehearsal, or of paths whose mean IoU is not known.
         """
-        return self.table.select(budget_us / (slowdown * (1 + self.margin)), late=self.late)
+        room = budget_us / (1 + self.margin)
+        if price is None:
+            return self.table.select(room, late=self.late)
+        if self.odds is None:
+            raise ConfigError("price: expected a rehearsal of paths whose mean IoU is known first, found none")
+        return self.odds.pick(room, price) or self.table.select(room, late=self.late)
 
     def run(self, entry: Entry, images):
         """Maps of images [batch, 3, H, W] by an `entry` of the table.
@@ -82,18 +91,23 @@ class Picker:
         return samples(call, list(entries), count, batches, seed=seed, beside=beside)
 
     def rehearse(self, images, count: int = SAMPLES, *, seed: int = 0) -> dict[str, np.ndarray]:
-        """Make the promises of `table` anew from `times`, which are returned: another process on the same device has
-        another host beside it. Paths that are dominated then are no longer picked."""
+        """Make the times, promises and odds of `table` anew from `times`, which are returned: another process on the
+        same device has another host beside it. Paths that are dominated then are no longer picked."""
         found = self.times(images, count, seed=seed)
         promised = promises(found)
         self.table = Table(
             [
                 msgspec.structs.replace(
-                    entry, p99_us=float(np.percentile(found[entry.path], 99)), promise_us=promised[entry.path]
+                    entry,
+                    p50_us=float(np.median(found[entry.path])),
+                    p99_us=float(np.percentile(found[entry.path], 99)),
+                    promise_us=promised[entry.path],
                 )
                 for entry in self.table.rows
             ]
         )
+        if all(entry.choice is not None for entry in self.table.rows):
+            self.odds = Odds(self.table.rows, found)
         return found
 
 
@@ -126,11 +140,11 @@ class Runner(Picker):
         super().__init__(calls, table, margin=margin, late=late)
         self.network = network
 
-    def __call__(self, images, budget_us: float, *, slowdown: float = 1.0):
+    def __call__(self, images, budget_us: float, *, price: float | None = None):
         """``(maps, told)`` of images [batch, 3, H, W] within a budget in microseconds; see the class.
 
-        slowdown: see `pick`. Raises `BudgetError` as `Table.select` does, `PatternError` for images of another shape
-        and for a second caller.
+        price: see `pick`, whose errors it raises, besides `PatternError` for images of another shape and for a second
+        caller.
         """
-        entry = self.pick(budget_us, slowdown=slowdown)
+        entry = self.pick(budget_us, price=price)
         return self.run(entry, images), Told(entry.path, entry.promise_us, entry.test)

@@ -3,6 +3,8 @@
 Numbers are microseconds. A contender is told a frame's budget and names what it runs; the frame's time is measured.
 """
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -10,70 +12,101 @@ from time import perf_counter_ns
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.paths.table import Table
+from tilewright.paths.odds import POWER
+from tilewright.paths.table import Entry, Table
 
 TRACES = ("uniform", "steps", "contended")
 # Frames a second of the trace `steps`, for a third of the frames each.
 RATES = (30, 60, 120)
-# A slowdown that was seen counts for this share of itself at the next frame: one of a single frame, and one that
-# another frame within so many confirmed.
-FORGET, DECAY, CONFIRM = 0.6, 0.98, 4
-# A controller moves by this share of a promise where a frame was late, and by so many times as much on the way to the
-# first late one; it goes no further below promises than to the first of these shares of them, which are the medians
-# where a busy host delays some calls by as much again, and no further above than to the second: beyond, it leaves that
-# to others while the device is this much slower than promised.
-STEP, HASTE, FLOOR, CEILING, ALARM = 0.02, 10, 0.5, 1.15, 1.05
+# Foreign work on the device delays a frame by as much, whatever its path. The longest delay of so many frames counts,
+# until so many in a row kept their promises.
+WINDOW, CALM = 12, 4
+# A controller multiplies promises by this share more after a late frame, and by this much at most: beyond, it leaves
+# that to delays. On the way to the first late frame it moves so many times as much.
+STEP, CEILING, HASTE = 0.02, 1.15, 10
+# The price of a late frame at first, in mean IoU, and the share by which a late frame raises it.
+PRICE, DEARER = 1.0, 0.1
+# How much slower the device is than in the rehearsal moves by this share towards each frame, and is believed between
+# these shares, while frames are delayed by less than this share of their promise.
+FOLLOW, PACES, ALARM = 0.002, (0.7, 1.5), 0.05
+# Microseconds that are left where a delay takes all of a budget: no path is that fast.
+LEAST_US = 1e-3
 # The budget under a load, in slowest promises; frames of a burst of it, and quiet ones before.
 ROOM = 1.1
 BURST, PAUSE = 24, 40
 
 
-@dataclass
 class Controller:
-    """How much slower the device runs now than the table promises: a decaying maximum of measured over promised times.
+    """What budgets leave for a frame. This one is open: it learns nothing, and takes them as they are.
 
-    It is at least 1. A promise is not kept by some calls in a thousand on a quiet device, too: one slow frame is soon
-    forgotten, unless another one follows it. closed: whether it looks at all; an open one always says 1.
-
-    target: share of frames that may be late. Each late frame raises what promises are multiplied with, each other one
-    lowers it, such that the share comes out in the long run whatever the times are (Gibbs and Candes, "Adaptive
-    Conformal Inference", 2021), if `CEILING` is enough. floor: the least that they are multiplied with. Below 1 a path
-    is picked whose promise a budget does not hold: promises are of the slowest few calls, and most budgets leave room
-    beside them. How much is not known at first: until the first late frame it falls `HASTE` times as fast.
+    price: what a late frame costs, see `runner.Picker.pick`; None where promises are kept instead.
     """
 
-    closed: bool = True
-    target: float = 0.0
-    floor: float = 1.0
-    slowdown: float = 1.0
-    _share: float = field(default=1.0, repr=False)
-    _haste: float = field(default=HASTE, repr=False)
-    _decay: float = field(default=FORGET, repr=False)
-    _since: int = field(default=CONFIRM + 1, repr=False)
+    price: float | None = None
+
+    def room(self, budget_us: float) -> float:
+        """Microseconds of a budget that promises may take."""
+        return budget_us
+
+    def saw(self, measured_us: float, entry: Entry, *, late: bool = False) -> None:
+        """Take in a frame's time, what ran, and whether it was late."""
+
+
+@dataclass
+class Closed(Controller):
+    """One that sees how late frames are.
+
+    A frame that takes longer than its path promises is delayed; what comes next is expected to be delayed by as much,
+    see `WINDOW`. Besides, each late frame raises what promises are multiplied with, `pace`, each other one lowers it,
+    such that a share `target` is late in the long run whatever the times are (Gibbs and Candes, "Adaptive Conformal
+    Inference", 2021), if `CEILING` is enough. It is never below 1: promises are kept.
+    """
+
+    target: float
+    pace: float = 1.0
+    _over: deque = field(default_factory=lambda: deque([0.0], WINDOW), repr=False)
+    _kept: int = field(default=0, repr=False)
 
     @property
-    def factor(self) -> float:
-        """What promises are multiplied with: 1 or more, or less where `floor` is."""
-        if self.floor < 1 and self.slowdown <= ALARM:
-            return self._share
-        return max(self._share, self.slowdown)
+    def delay_us(self) -> float:
+        """By how much frames are delayed now, in microseconds."""
+        return max(self._over)
 
-    def saw(self, measured_us: float, promised_us: float, *, late: bool = False) -> None:
-        """Take in a frame's time, what its path promises, and whether it was late."""
-        if not self.closed:
-            return
-        if self.target > 0:
-            self._haste = 1 if late else self._haste
-            moved = self._share + self._haste * STEP * (late - self.target)
-            self._share = min(CEILING, max(self.floor, moved))
-        ratio = measured_us / promised_us
-        if ratio > 1:
-            if self._since <= CONFIRM:
-                self._decay = DECAY
-            elif ratio >= self.slowdown:
-                self._decay = FORGET
-        self._since = 0 if ratio > 1 else self._since + 1
-        self.slowdown = max(1.0, 1.0 + (self.slowdown - 1.0) * self._decay, ratio)
+    def room(self, budget_us: float) -> float:
+        """As `Controller.room`: what a delay leaves, by the pace."""
+        return max((budget_us - max(self._over)) / self.pace, LEAST_US)
+
+    def saw(self, measured_us: float, entry: Entry, *, late: bool = False) -> None:
+        """As `Controller.saw`."""
+        self._move(measured_us, entry, late)
+        over = measured_us - self.pace * entry.promise_us
+        self._kept = self._kept + 1 if over <= 0 else 0
+        if self._kept >= CALM:
+            self._over.clear()
+        self._over.append(max(over, 0.0))
+
+    def _move(self, measured_us, entry, late):
+        self.pace = min(CEILING, max(1.0, self.pace + STEP * (late - self.target)))
+
+
+@dataclass
+class Priced(Closed):
+    """One that lets a share `target` of the frames be late, where these give the most: see `odds.Odds`.
+
+    The price of a late frame rises with each one and falls with each other, as the pace of `Closed` does. The pace is
+    how much slower the device is than in the rehearsal: it follows the medians.
+    """
+
+    price: float = PRICE
+    _haste: float = field(default=HASTE, repr=False)
+
+    def _move(self, measured_us, entry, late):
+        self._haste = 1 if late else self._haste
+        moved = self.price * math.exp(self._haste * DEARER * (late - self.target))
+        self.price = min(2.0**POWER, max(2.0**-POWER, moved))
+        if self.delay_us <= ALARM * entry.promise_us:
+            moved = self.pace * (1 + FOLLOW if measured_us > self.pace * entry.p50_us else 1 - FOLLOW)
+            self.pace = min(PACES[1], max(PACES[0], moved))
 
 
 @dataclass(frozen=True)
@@ -129,7 +162,7 @@ def told(trace: Trace, count: int) -> np.ndarray:
 
 @dataclass
 class Frames:
-    """What became of the frames of a trace: a list for each column. slowdown: as the controller saw it before."""
+    """What became of the frames of a trace: a list for each column. slowdown: what budgets were divided by."""
 
     path: list[str] = field(default_factory=list)
     promised_us: list[float] = field(default_factory=list)
@@ -144,26 +177,27 @@ class Frames:
 def run(trace: Trace, contender: Callable, *, controller: Controller, load=None) -> Frames:
     """The `Frames` of a trace.
 
-    contender: ``contender(frame, budget_us, slowdown) -> (text, promised_us, call)``; ``call()`` runs the frame until
-    its maps are on the device, as the host's clock sees it. load: ``load()`` starts a piece of foreign work beside a
-    frame, where the trace wants it.
+    contender: ``contender(frame, room_us, price) -> (entry, call)``, with what the controller leaves of the budget and
+    asks for a late frame; ``call()`` runs the entry until its maps are on the device, as the host's clock sees it.
+    load: ``load()`` starts a piece of foreign work beside a frame, where the trace wants it.
     """
     found = Frames()
     due = perf_counter_ns()
-    for frame, budget in enumerate(trace.budgets_us):
+    for frame, budget in enumerate(trace.budgets_us.tolist()):
         if trace.period_us[frame]:
             due = max(due, perf_counter_ns())
             _sleep_until(due)
             due += int(trace.period_us[frame] * 1e3)
-        slowdown = controller.factor
+        room = controller.room(budget)
         begin = perf_counter_ns()
         if trace.loaded[frame] and load is not None:
             load()
-        text, promised, call = contender(frame, float(budget), slowdown)
+        entry, call = contender(frame, room, controller.price)
         call()
         measured = (perf_counter_ns() - begin) / 1e3
-        controller.saw(measured, promised, late=measured > budget)
-        for column, value in zip(vars(found).values(), (text, promised, measured, slowdown), strict=True):
+        controller.saw(measured, entry, late=measured > budget)
+        told = entry.path, entry.promise_us, measured, budget / room
+        for column, value in zip(vars(found).values(), told, strict=True):
             column.append(value)
     return found
 

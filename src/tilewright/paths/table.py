@@ -74,17 +74,22 @@ def promised(samples_us: Sequence[float]) -> float:
 
 
 def promises(samples_us: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The promise of each path, microseconds, from samples that were taken in random order.
+    """The promise of each path, microseconds, from samples that were taken in random order, see `pooled`."""
+    return {text: promised(samples) for text, samples in pooled(samples_us).items()}
 
-    With `SAMPLES` of each it is its own, see `promised`. The tail of fewer is the slowest one or two: whichever path
-    the host was busy beside would look slow. Then each path promises its median times the tail of all of them together,
-    in medians. ASSUME: what delays a call does not ask for its path.
+
+def pooled(samples_us: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
+    """``{text: float64}`` microseconds: how long calls of each path may take.
+
+    With `SAMPLES` of each they are its own. The tail of fewer is the slowest one or two: whichever path the host was
+    busy beside would look slow. Then each path has its median times what all of them together took, in medians.
+    ASSUME: what delays a call does not ask for its path.
     """
     if all(len(samples) >= SAMPLES for samples in samples_us.values()):
-        return {text: promised(samples) for text, samples in samples_us.items()}
+        return {text: np.asarray(samples, dtype=np.float64) for text, samples in samples_us.items()}
     medians = {text: float(np.median(samples)) for text, samples in samples_us.items()}
-    tail = promised([sample / medians[text] for text, samples in samples_us.items() for sample in samples])
-    return {text: median * tail for text, median in medians.items()}
+    ratios = np.array([sample / medians[text] for text, samples in samples_us.items() for sample in samples])
+    return {text: median * ratios for text, median in medians.items()}
 
 
 def marked(entries: Sequence[Entry], *, gain: float = ROUNDING) -> list[Entry]:

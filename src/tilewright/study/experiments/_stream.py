@@ -16,8 +16,8 @@ from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.stream import pixels
 from tilewright.training import evaluation
 
-# Contenders whose controller sees how slow the device is.
-CLOSED = ("closed", "target", "static")
+# Controllers of the contenders that see how late frames are.
+CONTROLLERS = {"closed": stream.Closed, "target": stream.Priced, "static": stream.Closed}
 # On a GPU the load is products of square matrices of this side, each of which takes some 30 us of a Hopper: larger ones
 # are too coarse for frames of 300. How much of it a frame waits for is tried in so many frames, and again with what
 # that says.
@@ -90,15 +90,15 @@ class Contenders:
         rows, picker = self.table.rows, self.picker(name)
         fixed = {"full": rows[-1], "fixed": stream.fixed(self.table, trace.budgets_us.min())}.get(name)
 
-        def asked(frame, budget, slowdown):
-            entry = fixed or picker.pick(budget, slowdown=slowdown)
+        def asked(frame, room, price):
+            entry = fixed or picker.pick(room, price=price)
             images = self.frames[frame % len(self.frames)]
 
             def call():
                 picker.run(entry, images)
                 timing.wait(images)
 
-            return entry.path, entry.promise_us, call
+            return entry, call
 
         return asked
 
@@ -109,9 +109,12 @@ class Contenders:
                 trace, self._times(trace, seed), {entry.path: entry.choice for entry in self.table.rows}
             )
         self.warm(self.picker(name))
-        floor = stream.FLOOR if name == "target" else 1.0
-        controller = stream.Controller(name in CLOSED, self.settings.late, floor)
-        return stream.run(trace, self.contender(name, trace), controller=controller, load=self.loaded)
+        return stream.run(trace, self.contender(name, trace), controller=self.controller(name), load=self.loaded)
+
+    def controller(self, name):
+        """A new controller for a contender of this name: `CONTROLLERS`, or an open one."""
+        made = CONTROLLERS.get(name)
+        return made(self.settings.late) if made else stream.Controller()
 
     def _times(self, trace, seed):
         """Microseconds that each path takes in each frame of a trace that others have met: drawn from calls before the
@@ -198,7 +201,7 @@ class Contenders:
 
         def added_us(load):
             frames = self.contender("full", trace)
-            found = stream.run(trace, frames, controller=stream.Controller(False), load=load)
+            found = stream.run(trace, frames, controller=stream.Controller(), load=load)
             return float(np.median(found.measured_us)) - mostly
 
         start = self._load if self.images.is_cuda else self._host_load
@@ -269,17 +272,17 @@ def rows(case, settings, how):
                 "mean_miou": float(mious.mean()), "timely_miou": float((mious * ~missed).mean()),
                 "p50_us": float(np.percentile(found.measured_us, 50)),
                 "p99_us": float(np.percentile(found.measured_us, 99)), "paths": len(set(found.path)),
-                "pick_us": pick_us(bench.picker(contender)), "time": now(),
+                "pick_us": pick_us(bench.picker(contender), bench.controller(contender).price), "time": now(),
             }  # fmt: skip
     yield from (known | {"part": "switching", "time": now()} | row for row in switching(bench, settings.switches))
 
 
-def pick_us(picker):
-    """Microseconds of the host to pick a path."""
+def pick_us(picker, price):
+    """Microseconds of the host to pick a path at a price, or by promises."""
     budgets = np.random.default_rng(0).uniform(1, 2 * picker.table.rows[-1].promise_us, PICKS).tolist()
     begin = perf_counter_ns()
     for budget in budgets:
-        picker.pick(budget)
+        picker.pick(budget, price=price)
     return (perf_counter_ns() - begin) / 1e3 / PICKS
 
 

@@ -21,11 +21,11 @@ class Section(sections.Section, frozen=True):
     traces: budgets over time
     frames: of a trace
     shown: of these, the first ones at each rate, which rows tell one by one
-    contenders: closed and open, our paths with a controller and without; target, with one that picks paths whose
-    promise a budget does not hold, too, until a share `late` of the frames is late; full, always everything; fixed,
-    always the path that the least budget allows; static, the networks of `static`, each with its full path only, with a
-    controller as closed has it; oracle, which knows how long each path would take, as calls before the first frame and
-    after the last one took, chooses by the table, and is not run
+    contenders: closed and open, our paths by their promises, with a controller and without; target, with one that
+    weighs what a path sees against how likely it is late, so that a share `late` of the frames is; full, always
+    everything; fixed, always the path that the least budget allows; static, the networks of `static`, each with its
+    full path only, with a controller as closed has it; oracle, which knows how long each path would take, as calls
+    before the first frame and after the last one took, chooses by the table, and is not run
     static: names of paths.networks that the contender static switches between, of one image size with all of `networks`
     rung: of the paths, trained or statistics
     margin: share of a promise that a budget has to leave beside it
@@ -101,8 +101,8 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     a repeated replay. compiled: as in the table of paths. frames: in all; missed: share of frames that took longer than
     their budget; miou: of the pixels of all frames together; mean_miou: the mean of the frames' own; timely_miou: where
     a late frame counts 0; paths: different ones that ran; pick_us: of the host, to pick a path. Of a frame: its miou,
-    budget_us, path, of the contender static the name of a network, promised_us, measured_us, slowdown as the controller
-    saw it, loaded: whether a foreign load was on the device.
+    budget_us, path, of the contender static the name of a network, promised_us, measured_us, slowdown: what the
+    controller divided the budget by, loaded: whether a foreign load was on the device.
     """
 
     kind: Literal["stream"] = "stream"
