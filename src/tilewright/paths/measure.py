@@ -32,6 +32,12 @@ class Scenes:
         found = self.confusions(network, split, wanted, own)
         return {path: evaluation.mean_iou(each.sum(0)) for path, each in found.items()}
 
+    def image_ious(self, network, split: str, wanted: Iterable[Path], own: Mapping | None = None):
+        """``{path: mean IoU}`` as a mean over a split's scenes, each over the classes that occur in it; see
+        `confusions`."""
+        found = self.confusions(network, split, wanted, own, batch=1)
+        return {path: float(np.mean([evaluation.mean_iou(one) for one in each])) for path, each in found.items()}
+
     @torch.inference_mode()
     def confusions(
         self, network, split: str, wanted: Iterable[Path], own: Mapping | None = None, batch: int | None = None

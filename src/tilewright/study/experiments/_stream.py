@@ -3,6 +3,7 @@
 import itertools
 from time import perf_counter_ns
 
+import msgspec
 import numpy as np
 import torch
 
@@ -24,7 +25,7 @@ CONTROLLERS = {"closed": stream.Closed, "target": stream.Priced, "static": strea
 SIDE, FRAMES, TRIES = 2048, 20, 3
 # Picks that are timed together.
 PICKS = 10_000
-# Scenes that statistics of a path are measured on, and those that static networks are chosen by.
+# Scenes that statistics of a path are measured on.
 SCENES = 64
 # A timing of one network, or of the load, ends after so many seconds.
 SECONDS = 0.1
@@ -58,10 +59,13 @@ class Contenders:
         if settings.rung == "statistics":
             fit = measure.Scenes(scenes.create("scenes"), {"fit": SCENES}, pixels(stated), place)
             own = {text: fit.own(self.network, "fit", path) for text, path in paths.items()}
+        folded = {paths[text]: each for text, each in own.items()}
+        # A table's mean IoU is of all scenes together. Here each frame counts, which asks for larger images.
+        self.judged = measure.Scenes(scenes.create("scenes"), {"choice": settings.scenes}, pixels(stated), place)
+        worth = self.judged.image_ious(self.network, "choice", paths.values(), folded)
+        kept = table.Table([msgspec.structs.replace(x, choice=worth[paths[x.path]]) for x in kept.rows])
         self.runner = Runner(self.network, kept, margin=settings.margin, late="fastest", folded=own)
-        seen = shown.confusions(
-            self.network, "test", paths.values(), {paths[text]: folded for text, folded in own.items()}, batch=1
-        )
+        seen = shown.confusions(self.network, "test", paths.values(), folded, batch=1)
         self.sees = {text: seen[path] for text, path in paths.items()}
         self.static = self._static(shown, how) if "static" in settings.contenders else None
         self.scores = {
@@ -160,9 +164,6 @@ class Contenders:
 
         What they see of the frames joins `sees`.
         """
-        # They need no table of their paths: mean IoU that decides is measured here, as there on scenes of ``choice``.
-        judged = scenes.create("scenes")
-        judged = measure.Scenes(judged, {"choice": SCENES}, pixels(self.settings.network), self.images.device)
         compiled, calls, entries = self.table.rows[0].compiled, {}, []
         for name, stated in self.settings.static.items():
             network = self._network(stated, shown.source)
@@ -184,7 +185,7 @@ class Contenders:
                     macs=layers.macs(getattr(layers, networks.parse(stated.network)[0])(network.options, path)),
                     p50_us=us,
                     promise_us=us,
-                    choice=judged.mean_ious(network, "choice", [path])[path],
+                    choice=self.judged.image_ious(network, "choice", [path])[path],
                 )
             )
         kept = table.Table(entries, least=self.settings.least)

@@ -32,7 +32,8 @@ class Section(sections.Section, frozen=True):
     late: share of late frames that controllers aim at
     least: share of the best mean IoU that a path needs to be among those that are picked
     samples: calls of each path before the first frame, from which its promise is made anew
-    scenes: frames of a camera's path over a scene, shown again and again
+    scenes: frames of a camera's path over a scene, shown again and again, and scenes of `choice` that paths and static
+    networks are compared by: the mean over these, as a mean over frames is what a stream is judged by
     switches: how often two paths take turns, to see what switching costs
     """
 
