@@ -235,11 +235,10 @@ def test_a_closed_controller_keeps_promises():
     assert cheap.price == 2.0**-POWER and cheap.pace == stream.PACES[0]
 
 
-def test_a_price_makes_haste_until_the_first_late_frame():
+def test_a_price_rises_with_late_frames_and_falls_with_others():
     controller = saw(stream.Priced(0.01), *[50] * 50)
-    assert controller.price == pytest.approx(math.exp(-50 * stream.HASTE * stream.DEARER * 0.01))
-    before = saw(controller, 101).price
-    assert saw(controller, *[50] * 50).price == pytest.approx(before * math.exp(-50 * stream.DEARER * 0.01))
+    assert controller.price == pytest.approx(stream.PRICE * math.exp(-50 * stream.DEARER * 0.01))
+    assert saw(controller, 101, *[50] * 99).price == pytest.approx(stream.PRICE * math.exp(-50 * stream.DEARER * 0.01))
 
 
 def test_more_slow_calls_than_promised_are_kept_to_the_share_of_late_frames():

@@ -22,10 +22,10 @@ RATES = (30, 60, 120)
 # until so many in a row kept their promises.
 WINDOW, CALM = 12, 4
 # A controller multiplies promises by this share more after a late frame, and by this much at most: beyond, it leaves
-# that to delays. On the way to the first late frame it moves so many times as much.
-STEP, CEILING, HASTE = 0.02, 1.15, 10
+# that to delays.
+STEP, CEILING = 0.02, 1.15
 # The price of a late frame at first, in mean IoU, and the share by which a late frame raises it.
-PRICE, DEARER = 1.0, 0.1
+PRICE, DEARER = 1.0, 0.2
 # How much slower the device is than in the rehearsal moves by this share towards each frame, and is believed between
 # these shares, while frames are delayed by less than this share of their promise.
 FOLLOW, PACES, ALARM = 0.002, (0.7, 1.5), 0.05
@@ -98,11 +98,9 @@ class Priced(Closed):
     """
 
     price: float = PRICE
-    _haste: float = field(default=HASTE, repr=False)
 
     def _move(self, measured_us, entry, late):
-        self._haste = 1 if late else self._haste
-        moved = self.price * math.exp(self._haste * DEARER * (late - self.target))
+        moved = self.price * math.exp(DEARER * (late - self.target))
         self.price = min(2.0**POWER, max(2.0**-POWER, moved))
         if self.delay_us <= ALARM * entry.promise_us:
             moved = self.pace * (1 + FOLLOW if measured_us > self.pace * entry.p50_us else 1 - FOLLOW)
