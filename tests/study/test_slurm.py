@@ -3,6 +3,7 @@
 Skipped, with the reason, where SLURM or its executor cannot be had; `SLURM_NODE_REQUIRED=1` makes that a failure.
 """
 
+import contextlib
 import errno
 import importlib.util
 import os
@@ -179,6 +180,15 @@ def processes(number):
     return [process for process in found if process > 0]
 
 
+def stopped(number):
+    """Stop the processes of a job, and return them."""
+    found = processes(number)
+    for process in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGSTOP)
+    return found
+
+
 def test_a_task_without_a_process_has_none(tmp_path, monkeypatch):
     listing = "PID      JOBID    STEPID   LOCALID GLOBALID"
     stand_in = tmp_path / "scontrol"
@@ -193,13 +203,9 @@ def test_a_job_over_its_time_is_killed_by_name(node, tmp_path):
     directory = tmp_path / "run"
     chosen = profile(tmp_path / "profile", retries=0, resources={"graph": {"runtime": 1}})
     started = begin(directory, chosen, GRAPH)
-    until(lambda: "RUNNING" in states(directory))
+    # A stopped job lasts for ever; one that is looked at first and stopped later may have ended meanwhile.
+    until(lambda: any(stopped(number) for _, number in jobs(directory, "jobid")))
     ((_, number),) = jobs(directory, "jobid")
-    # A job may be said to run before it has processes.
-    until(lambda: processes(number))
-    # A stopped job lasts for ever.
-    for process in processes(number):
-        os.kill(process, signal.SIGSTOP)
     output, _ = started.communicate(timeout=PATIENCE)
     assert started.returncode != 0
     assert f"SLURM-job '{number}' failed, SLURM status is: 'TIMEOUT'" in output, output[-4000:]
