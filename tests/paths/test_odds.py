@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.paths.odds import BUDGETS, POWER, Odds
+from tilewright.paths.odds import BETWEEN, BUDGETS, POWER, Odds
 from tilewright.paths.table import SAMPLES, Entry
 
 
@@ -24,30 +24,29 @@ def made(scores, seed=0, spread=0.1):
     return Odds(entries(scores), times), times
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.floats(0.01, 0.99), min_size=1, max_size=6),
-    st.floats(1, 1200),
-    st.integers(-POWER * 2, POWER * 2),
+    st.lists(st.floats(0.01, 0.99), min_size=2, max_size=6),
+    st.integers(0, BUDGETS - 1),
+    st.integers(-POWER * BETWEEN, POWER * BETWEEN),
     st.integers(0, 9),
 )
-def test_a_choice_is_the_best_of_all_paths(scores, budget, power, seed):
-    """Against the definition, at the budget of the grid that is next below, and at prices of the grid."""
+def test_a_choice_is_the_best_of_all_paths(scores, at, power, seed):
+    """Against the definition, at budgets and prices that a choice is made for."""
     odds, times = made(scores, seed)
-    price = 2.0 ** (power / 2)
-    ends = min(each.min() for each in times.values()), max(each.max() for each in times.values())
-    if budget < ends[0]:
-        assert odds.pick(budget, price) is None
-        return
-    step = (ends[1] - ends[0]) / (BUDGETS - 1)
-    room = min(ends[0] + np.floor((budget - ends[0]) / step + 1e-9) * step, ends[1])
-    worth = {}
-    for at, score in enumerate(scores):
-        # Between two budgets of the grid either is right.
-        for x in (room, room - step, room + step):
-            worth.setdefault(at, []).append(score - price * (times[str(at)] > x).mean())
-    chosen = int(odds.pick(budget, price).path)
-    assert max(worth[chosen]) >= max(min(each) for each in worth.values()) - 1e-9
+    budget, price = odds.budgets_us[at], 2.0 ** (power / BETWEEN)
+    worth = [score - price * (times[str(path)] > budget).mean() for path, score in enumerate(scores)]
+    # What rounding takes from a budget of the grid.
+    chosen = int(odds.pick(np.nextafter(budget, np.inf) * (1 + 1e-12), price).path)
+    assert worth[chosen] == pytest.approx(max(worth), abs=1e-9)
+
+
+def test_the_largest_budget_holds_the_slowest_call():
+    """Also where its place among the budgets is no whole number by rounding."""
+    for seed in range(200):
+        odds, times = made([0.3, 0.301], seed)
+        assert odds.pick(max(each.max() for each in times.values()), 2.0**POWER).path == "1"
+        assert odds.pick(1e9, 2.0**POWER).path == "1"
 
 
 def test_a_high_price_keeps_promises_and_a_low_one_takes_the_best():

@@ -42,4 +42,6 @@ class Odds:
             return None
         level = round(math.log2(price) * BETWEEN) + POWER * BETWEEN
         chosen = self._chosen[min(max(level, 0), 2 * POWER * BETWEEN)]
-        return self.entries[chosen[int((min(budget_us, self._most) - self._least) * self._per_us)]]
+        # The last budget holds the slowest call of all, which rounding must not take from it.
+        at = BUDGETS - 1 if budget_us >= self._most else int((budget_us - self._least) * self._per_us)
+        return self.entries[chosen[at]]
