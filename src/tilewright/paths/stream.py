@@ -74,7 +74,7 @@ class Closed(Controller):
 
     def room(self, budget_us: float) -> float:
         """As `Controller.room`: what a delay leaves, by the pace."""
-        return max((budget_us - max(self._over)) / self.pace, LEAST_US)
+        return max((budget_us - self.delay_us) / self.pace, LEAST_US)
 
     def saw(self, measured_us: float, entry: Entry, *, late: bool = False) -> None:
         """As `Controller.saw`."""
