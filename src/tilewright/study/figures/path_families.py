@@ -7,6 +7,8 @@ from tilewright.study.figures import _paths, _style
 from tilewright.study.tables import _read, paths
 
 COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#44AA99", "#999933")
+# Where there are more networks than colours. Dashes are static networks.
+DOTS = ("-", ":", "-.")
 
 
 def needs(config):
@@ -21,24 +23,27 @@ def draw(inputs):
     rows = paths.table(inputs)
     rows = rows[rows["rung"] == "trained"]
     groups = list(rows.groupby(paths.ALIKE, sort=False))
-    colours = dict(zip(dict.fromkeys(rows["case"]), itertools.cycle(COLOURS)))
+    styles = [
+        {"color": colour, "linestyle": dots, "linewidth": 1.5} for dots, colour in itertools.product(DOTS, COLOURS)
+    ]
+    lines = dict(zip(dict.fromkeys(rows["case"]), itertools.cycle(styles)))
     drawn = _style.figure(8.6, 1.9 + 4.2 * len(groups))
     for axes, (key, own) in zip(drawn.subplots(len(groups), squeeze=False)[:, 0], groups, strict=True):
         kept = own[own["kept"] == "yes"]
         static = paths.static(own)
         slowest_us = max(each["p50_us"].max() for each in (kept, static) if len(each))
-        if len(colours) > 1:
+        if len(lines) > 1:
             _step(axes, paths.front(kept), slowest_us, color=_style.PALE, linewidth=6, zorder=1)
         for case, of_case in kept.groupby("case", sort=False):
-            _step(axes, paths.front(of_case), slowest_us, color=colours[case], linewidth=1.5, zorder=3)
+            _step(axes, paths.front(of_case), slowest_us, zorder=3, **lines[case])
         theirs = paths.static_front(static)
         _step(axes, theirs, slowest_us, color=_style.PAPER, linewidth=1.3, linestyle="--", zorder=2)
         _paths.stars(axes, static, "p50_ms")
         axes.set(xlabel="time (ms)", ylabel="mean IoU, scenes of test (%)", xlim=(0, None), ylim=(0, None))
         of_code = f", code {key[-1]}" if rows["kernels"].nunique() > 1 else ""
         axes.set_title(f"{key[0]} px, {key[2]}{of_code}", loc="left")
-    handles = [Line2D([], [], color=colour, linewidth=1.5, label=case) for case, colour in colours.items()]
-    if len(colours) > 1:
+    handles = [Line2D([], [], label=case, **style) for case, style in lines.items()]
+    if len(lines) > 1:
         handles.append(Line2D([], [], color=_style.PALE, linewidth=6, label="all tables together"))
     title = "Paths of all networks"
     if len(paths.static(rows)):
