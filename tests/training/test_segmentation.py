@@ -12,12 +12,13 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from tilewright import networks, scenes, training
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import _maps, segformer
-from tilewright.training import evaluation, segmentation, states, statistics
+from tilewright.training import _compiled, evaluation, segmentation, states, statistics
 from tilewright.training.segmentation import Paths, Recipe, Stage
 
 ROOT = Path(__file__).parents[2]
@@ -388,6 +389,35 @@ def test_maps_are_resized_before_the_largest_is_taken():
     for truth in range(3):
         for given in range(3):
             assert found[truth, given] == ((labels == truth) & (taken == given)).sum()
+
+
+@pytest.mark.parametrize("sides", [(1, 1, 4, 3), (3, 5, 12, 20), (7, 4, 25, 9), (6, 6, 6, 6), (9, 8, 4, 5)])
+def test_counts_are_those_of_the_largest_interpolated_logit(sides):
+    # Smooth maps: most pixels lie between neighbours of one class, some do not.
+    height, width, *whole = sides
+    torch.manual_seed(sum(sides))
+    maps = torch.randn(3, 5, height, width) + 2 * F.one_hot(torch.arange(3) % 5, 5)[:, :, None, None]
+    labels = torch.randint(0, 7, (3, *whole), dtype=torch.uint8)
+    exact = F.interpolate(maps.double(), size=whole, mode="bilinear", align_corners=False)
+    assert exact.topk(2, 1).values.diff(dim=1).abs().min() > 1e-4
+    expected = np.zeros((5, 5), int)
+    for label, found in zip(labels.flatten().tolist(), exact.argmax(1).flatten().tolist(), strict=True):
+        if label < 5:
+            expected[label, found] += 1
+    np.testing.assert_array_equal(evaluation.counted(maps, labels, 5).numpy(), expected)
+
+
+def test_pixels_of_other_labels_count_nowhere():
+    counts = np.zeros((5, 3), np.int64)
+    places = [_compiled.places(2, 4)] * 2
+    labels = np.full((4, 4), 3, np.uint8)
+    _compiled.count(np.zeros((2, 2, 3), np.float32), labels, *places[0], *places[1], counts[:3])
+    assert not counts.any()
+
+
+def test_of_equal_logits_the_first_counts():
+    counts = evaluation.counted(torch.zeros(1, 3, 2, 2), torch.ones(1, 8, 8, dtype=torch.uint8), 3)
+    assert counts.tolist() == [[0, 0, 0], [64, 0, 0], [0, 0, 0]]
 
 
 def test_accuracy_is_a_share_of_crops():
