@@ -119,14 +119,29 @@ def test_half_of_the_random_paths_keep_all_blocks_of_smaller_images():
     assert 0.45 < np.mean(kept) < 0.55 and {path.scale for path in others} == {0.5, 0.625, 0.75, 1.0}
 
 
-def gradients(monkeypatch, recipe, lowered, compiled):
+class Called:
+    """Stands in for `_graphs.Graphs` where there is no GPU: it calls what they record. names: of the paths, in turn."""
+
+    def __init__(self):
+        self.names = []
+
+    def __call__(self, key, function, *inputs):
+        self.names.append(key[0])
+        loss, *others = function(*(x.clone() for x in inputs))
+        loss.backward()
+        return loss.detach(), *others
+
+
+def gradients(monkeypatch, recipe, lowered, compiled, graphs=None):
     """Losses of a step, gradients of the weights by name, and graphs that were compiled."""
     # What is dropped would differ.
     monkeypatch.setattr(segformer, "DROPOUT", 0.0)
     network = create(size=64).train()
     network.set_drop_path(0.0)
     step = segmentation._Step(network, Blobs(), recipe, compiled)
-    step.lowered = lowered
+    step.lowered, step.graphs = lowered, graphs
+    if graphs is not None:
+        step.recorded = [step.smallest, *step._wholes()]
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     with step.reader, step.parts_compiled():
@@ -146,12 +161,16 @@ def test_paths_share_weights_and_what_is_compiled(monkeypatch):
     recipe = msgspec.structs.replace(SHORT, stages=(stage,), paths=beside)
     losses, expected, _ = gradients(monkeypatch, recipe, False, False)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    for lowered, compiled in ((True, False), (True, True)):
-        found, others, graphs = gradients(monkeypatch, recipe, lowered, compiled)
+    for lowered, compiled, graphs in ((True, False, None), (True, True, None), (True, True, Called())):
+        found, others, made = gradients(monkeypatch, recipe, lowered, compiled, graphs)
         torch.testing.assert_close(found, losses)
         torch.testing.assert_close(others, expected, atol=1e-6, rtol=1e-4)
         # The whole path; of two scales a block of each stage, and the decoder of two sets of levels.
-        assert graphs == compiled * (1 + 2 * 4 + 2 * 2)
+        # In float32 graphs take the weights themselves, which torch tells from tensors: the smaller scale is made anew.
+        assert made == compiled * (1 + 2 * 4 + 2 * 2) + (4 + 2) * (graphs is not None)
+    # The full path, the smallest one, and of two levels that with all blocks of smaller images; then those of steps.
+    assert graphs.names[:4] == ["", *dict.fromkeys(graphs.names[1:4])] and len(graphs.names) > 4 + 3 * 2
+    assert set(graphs.names) == set(graphs.names[:4])
 
 
 def test_time_ends_a_training(tmp_path):
@@ -198,7 +217,7 @@ def test_losses_are_those_of_all_pixels():
     network = create().train()
     images, labels = Blobs().read("train", [0, 1], 32)
     step = segmentation._Step(network, Blobs(), SHORT, False)
-    maps = torch.randn(2, 3, 8, 8)
+    maps = torch.randn(2, 3, 8, 8, requires_grad=True)
     step._maps = lambda images: maps
 
     class Phase:
@@ -212,7 +231,7 @@ def test_losses_are_those_of_all_pixels():
     counts = [(labels[:, i::2, j::2] < 255).sum() for i in (0, 1) for j in (0, 1)]
     whole = torch.nn.functional.cross_entropy(_maps.resized(maps, (32, 32)), labels.long(), ignore_index=255)
     found = sum(part * count for part, count in zip(parts, counts, strict=True)) / sum(counts)
-    torch.testing.assert_close(found, whole)
+    torch.testing.assert_close(found, whole.detach())
 
 
 def test_spread_maps_are_resized_ones():

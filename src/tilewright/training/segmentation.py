@@ -31,7 +31,7 @@ from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import segformer as pattern
 from tilewright.networks import _maps, segformer
 from tilewright.scenes.sources import VOID
-from tilewright.training import _attention, states, statistics
+from tilewright.training import _attention, _graphs, states, statistics
 
 KIND = "segmentation training"
 # Written weights: matrices, and all others.
@@ -213,10 +213,10 @@ def _run(state, step, recipe, limit_s, every_s, show):
     """Take steps until the recipe's end or `limit_s`; returns whether it was the end."""
     begin = clock = saved = perf_counter()
     shown = begin, state.step
-    if step.compiled:
+    if step.compiled or step.graphs:
         step.warm()
         if show is not None:
-            show(f"compiled in {perf_counter() - begin:.0f} s")
+            show(f"{'compiled' if step.compiled else 'recorded'} in {perf_counter() - begin:.0f} s")
         clock = saved = perf_counter()
     before = state.seconds
     while (share := _elapsed(recipe, state)) < 1:
@@ -265,8 +265,12 @@ class _Step:
         self.dtype = torch.bfloat16 if self.lowered else torch.float32
         self.labelled = torch.compile(self._labelled, dynamic=False) if compiled else self._labelled
         self.smallest = _smallest(network, recipe.paths) if recipe.paths else None
+        # Of the full path, and of those of its paths that come again and again.
+        self.graphs = _graphs.Graphs(network.parameters()) if self.lowered else None
+        self.recorded = [self.smallest, *self._wholes()] if self.graphs and recipe.paths else ()
         self.reader, self.coming = ThreadPoolExecutor(1), {}
-        self.events = []
+        # Scenes are drawn beside a step: the reader would wait for its end on the same stream.
+        self.stream, self.events = torch.cuda.Stream(self.device) if self.lowered else None, []
 
     def __call__(self, step, share):
         """``(loss, mean loss of paths, images)``; gradients are left in the weights."""
@@ -277,30 +281,28 @@ class _Step:
             images, labels = augmented(images, labels, drawn)
         self.sized(tuple(images.shape[2:]))
         loss, maps = self._loss(images, labels, drawn)
-        loss.backward()
         losses = []
         if self.recipe.paths and share >= self.recipe.paths.begin:
-            with self._leaves() as weights:
-                losses = [self._distilled(images, maps, path, weights) for path in self._paths(drawn)]
-        return loss.detach(), torch.stack(losses).mean() if losses else torch.zeros_like(loss), len(images)
+            losses = self._distilled(images, maps, self._paths(drawn))
+        return loss, torch.stack(losses).mean() if losses else torch.zeros_like(loss), len(images)
 
     def sized(self, size):
         """Have the network take images of this size."""
         self.network.options = msgspec.structs.replace(self.network.options, image_size=size)
 
     def warm(self):
-        """Compile what is compiled, for all sizes."""
+        """Compile what is compiled, and record what is recorded, for all sizes."""
         asked = [(stage, sides(size)) for stage in self.recipe.stages for size in stage.sizes]
         for size, count in dict.fromkeys((size, images_of(stage, size)) for stage, size in asked):
             images = torch.randn(count, 3, *size, device=self.device, dtype=self.dtype)
             labels = torch.zeros(count, *size, dtype=torch.uint8, device=self.device)
             self.sized(size)
-            loss, maps = self._loss(images, labels, np.random.default_rng(0))
-            loss.backward()
+            _, maps = self._loss(images, labels, np.random.default_rng(0))
             if self.recipe.paths:
                 with self._leaves() as weights:
                     for path in self._kinds():
-                        self._distilled(images, maps, path, weights)
+                        self._apart(images, maps, path, weights).backward()
+                self._distilled(images, maps, self.recorded)
             self.network.zero_grad(set_to_none=True)
 
     @contextlib.contextmanager
@@ -330,7 +332,12 @@ class _Step:
         reading = self.coming.pop(asked, None) or self._reading(*asked)
         following = self._asked(step + 1, share)
         self.coming = {following: self._reading(*following)}
-        images, labels = reading.result()
+        images, labels, drawn = reading.result()
+        if drawn is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(drawn)
+            for x in (images, labels):
+                x.record_stream(current)
         return images.to(self.dtype), labels
 
     def _asked(self, step, share):
@@ -341,10 +348,17 @@ class _Step:
 
     def _reading(self, step, size, count):
         indices = chosen(self.source.count("train"), step, count, self.recipe.seed)
-        return self.reader.submit(self.source.read, "train", indices, size, self.device)
+        return self.reader.submit(self._read, indices, size)
+
+    def _read(self, indices, size):
+        """Images, labels, and on a GPU the event after which they are there."""
+        # The stream that is current is one of the thread.
+        with torch.cuda.stream(self.stream):
+            images, labels = self.source.read("train", indices, size, self.device)
+            return images, labels, self.stream and self.stream.record_event()
 
     def _loss(self, images, labels, drawn):
-        """``(loss, maps)`` of the full path, over the pixels of a phase."""
+        """``(loss, maps)`` of the full path, over the pixels of a phase; gradients are left in the weights."""
         stride, size = self.recipe.stride, images.shape[2:]
         phases = [int(drawn.integers(min(stride, side))) for side in size]
         grid = pattern.grids(tuple(size))[0]
@@ -352,7 +366,7 @@ class _Step:
         spread = (_maps.interpolation(side, whole, dtype, self.device) for side, whole in zip(grid, size, strict=True))
         rows, columns = (x[phase::stride] for x, phase in zip(spread, phases, strict=True))
         labels = labels[:, phases[0] :: stride, phases[1] :: stride].long()
-        return self.labelled(images, labels, rows, columns)
+        return self._differentiated("", self.labelled, images, labels, rows, columns)
 
     def _labelled(self, images, labels, rows, columns):
         maps = self._maps(images)
@@ -360,19 +374,50 @@ class _Step:
         loss = F.cross_entropy(logits.flatten(0, 2).float(), labels.flatten(), ignore_index=VOID)
         return loss, maps.detach()
 
-    def _distilled(self, images, maps, path, weights):
-        """The loss of a path, towards the full path's maps of logits; gradients are added to those of `weights`."""
+    def _distilled(self, images, maps, wanted):
+        """Losses of paths towards the full path's maps of logits; their gradients join those of the weights."""
+        losses = []
+        with self._leaves() as weights:
+            for path in wanted:
+                if path in self.recorded:
+                    (loss,) = self._differentiated(str(path), self._towards(path), images, maps)
+                else:
+                    loss = self._apart(images, maps, path, weights)
+                    loss.backward()
+                # The next graph may write where this one left its loss.
+                losses.append(loss.detach().clone())
+        return losses
+
+    def _towards(self, path):
+        """A function of images and of the full path's maps: ``(loss,)`` of a path, of the weights themselves."""
+        return lambda images, maps: (self._apart(images, maps, path, self._lower()),)
+
+    def _apart(self, images, maps, path, weights):
+        """The loss of a path of `weights`: how far its logits are from the full path's."""
         found = functional_call(self.network, weights, (images, path))
         found, wanted = (x.permute(0, 2, 3, 1).flatten(0, 2).float() for x in (found, maps))
-        loss = -(wanted.softmax(1) * found.log_softmax(1)).sum(1).mean()
+        return -(wanted.softmax(1) * found.log_softmax(1)).sum(1).mean()
+
+    def _differentiated(self, name, function, *inputs):
+        """What ``function(*inputs)`` returns, its loss first, whose gradients join those of the weights.
+
+        name: of the path that it runs.
+        """
+        if self.graphs:
+            return self.graphs((name, inputs[0].shape), function, *inputs)
+        loss, *others = function(*inputs)
         loss.backward()
-        return loss.detach()
+        return loss.detach(), *others
 
     def _maps(self, images):
         """Maps of logits of the full path, of the weights in the type of the images."""
         if not self.lowered:
             return self.network(images)
-        return functional_call(self.network, self._rounded(lambda x: x.to(images.dtype)), (images,))
+        return functional_call(self.network, self._lower(), (images,))
+
+    def _lower(self):
+        """The weights by name, in the type of images; their gradients are the weights' own."""
+        return self._rounded(lambda x: x.to(self.dtype))
 
     def _rounded(self, made):
         """The weights by name, as ``made(x)`` rounds them. The batch norm's stay in 32 bits, as its sums do."""
@@ -397,6 +442,13 @@ class _Step:
         for scale in dict.fromkeys(map(float, asked.scales)):
             for levels in dict.fromkeys((*asked.levels, self.smallest.levels)):
                 yield self.network.path(msgspec.structs.replace(full, levels=levels, scale=scale))
+
+    def _wholes(self):
+        """The paths of smaller images that keep all blocks."""
+        asked, full = self.recipe.paths, self.network.path()
+        for scale in dict.fromkeys(scale for scale in asked.scales if scale < 1):
+            for levels in dict.fromkeys(asked.levels):
+                yield self.network.path(msgspec.structs.replace(full, levels=levels, scale=float(scale)))
 
     def _paths(self, drawn):
         """The smallest path, and random ones."""
