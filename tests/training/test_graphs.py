@@ -37,12 +37,14 @@ def stepped(graphs, compiled=False):
 
 
 def test_recorded_steps_are_called_ones():
-    """What is dropped at random is the same, too: it follows from the seed of the step."""
+    """What is dropped at random is the same, too: it follows from the seed of the step.
+
+    Gradients of recorded paths join in 32 bits, of others in 16.
+    """
     for (loss, beside, found), (own_loss, own_beside, own) in zip(stepped(True), stepped(False), strict=True):
         assert loss == pytest.approx(own_loss, rel=2e-3) and beside == pytest.approx(own_beside, rel=2e-3)
-        for name, gradient in own.items():
-            scale = gradient.norm().item() + 1e-6
-            assert (found[name] - gradient).norm().item() < 0.05 * scale, name
+        found, own = (torch.cat([x.flatten() for x in each.values()]) for each in (found, own))
+        assert (found - own).norm() < 0.02 * own.norm()
 
 
 def test_gradients_join_those_that_are_there():
@@ -59,20 +61,26 @@ def test_gradients_join_those_that_are_there():
         weight.grad = None
 
 
-def test_what_is_drawn_follows_the_seed():
-    weight = torch.nn.Parameter(torch.ones(1000, device="cuda"))
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_drawn_follows_the_seed(compiled):
+    weight, ones = torch.nn.Parameter(torch.ones(1000, device="cuda")), torch.ones(1000, device="cuda")
     graphs = Graphs([weight])
 
     def dropped(x):
         return (torch.nn.functional.dropout(weight * x, 0.5).sum(),)
 
+    function = torch.compile(dropped) if compiled else dropped
     found = []
-    for seed in (0, 1, 0):
+    # The calls before a recording draw, too.
+    for seed in (0, 0, 1, 0):
         torch.manual_seed(seed)
-        graphs("", dropped, torch.ones(1000, device="cuda"))
+        graphs("", function, ones)
         found.append(weight.grad.clone())
         weight.grad = None
-    assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[3]) and not torch.equal(found[1], found[2])
+    torch.manual_seed(0)
+    function(ones)[0].backward()
+    assert torch.equal(found[1], weight.grad)
 
 
 def test_a_training_is_recorded(tmp_path):

@@ -25,8 +25,9 @@ class Graphs:
         """What ``function(*inputs)`` returns: a loss, and maybe other tensors, without their history.
 
         key: by which the function is known, and the shapes of its inputs: with the same key it is not called again.
-        What it draws follows torch's generator, as in a call. The gradients of the loss join those of the weights;
-        where they hold some, these have to be the very tensors that they held when the function was recorded.
+        What a replay draws follows torch's generator, as in a call; recording draws, too. The gradients of the loss
+        join those of the weights; where these hold some, they have to be the very tensors that were there when the
+        function was recorded.
         """
         if key not in self._made:
             self._made[key] = self._recorded(function, inputs)
