@@ -175,9 +175,9 @@ def train(
     path: a ``.safetensors`` file, or an ``.index.json`` beside several. limit_s: stop after so many seconds, and write
     the averages so far; the next call with the same arguments goes on. every_s: how often the state is written, beside
     `path` until the end. compiled: the full path's step, and for other paths each block and the decoder, by
-    ``torch.compile``; the time that this takes does not count.
-    show: takes lines about the progress. The network is left with the averaged weights, and with statistics of its
-    batch norm that were measured with them.
+    ``torch.compile``. On a GPU the full path's step and those of paths that come again are recorded in CUDA graphs. The
+    time that both take does not count. show: takes lines about the progress. The network is left with the averaged
+    weights, and with statistics of its batch norm that were measured with them.
 
     Raises `ConfigError` for a source, a network or a recipe that cannot be trained with, `ArtifactError` for a state of
     another recipe, `TrainingError` where many gradients are not finite.
