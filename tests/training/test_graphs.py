@@ -15,17 +15,17 @@ BESIDE = Paths(count=2, scales=(1.0, 0.5), levels=("1234", "123"))
 RECIPE = Recipe(stages=(Stage(until=1.0, sizes=(128, 64), batch=4),), paths=BESIDE, steps=8, measured=8, drop_path=0.2)
 
 
-def stepped(graphs, compiled=False):
+def stepped(graphs):
     """Losses, and gradients by name, of four steps that leave the weights alone; of both sizes of images."""
     source = scenes.create("scenes")
     network = networks.create("segformer", variant="b0", image_size=128, num_classes=len(source.classes))
     network = network.to("cuda").train()
     network.set_drop_path(RECIPE.drop_path)
-    step = segmentation._Step(network, source, RECIPE, compiled)
+    step = segmentation._Step(network, source, RECIPE, False)
     if not graphs:
         step.graphs, step.recorded = None, ()
     found = []
-    with step.reader, step.parts_compiled():
+    with step.reader:
         if graphs:
             step.warm()
         for at in range(4):

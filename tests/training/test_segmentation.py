@@ -141,7 +141,7 @@ def gradients(monkeypatch, recipe, lowered, compiled, graphs=None):
     step = segmentation._Step(network, Blobs(), recipe, compiled)
     step.lowered, step.graphs = lowered, graphs
     if graphs is not None:
-        step.recorded = [step.smallest, *step._wholes()]
+        step.recorded = step._repeated()
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     with step.reader, step.parts_compiled():

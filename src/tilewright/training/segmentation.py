@@ -11,6 +11,7 @@ same gradients (docs/decisions/0038). On a GPU weights and activations are in bf
 import contextlib
 import csv
 import io
+import itertools
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -265,9 +266,9 @@ class _Step:
         self.dtype = torch.bfloat16 if self.lowered else torch.float32
         self.labelled = torch.compile(self._labelled, dynamic=False) if compiled else self._labelled
         self.smallest = _smallest(network, recipe.paths) if recipe.paths else None
-        # Of the full path, and of those of its paths that come again and again.
+        # Of the full path, and of the other paths that are recorded.
         self.graphs = _graphs.Graphs(network.parameters()) if self.lowered else None
-        self.recorded = [self.smallest, *self._wholes()] if self.graphs and recipe.paths else ()
+        self.recorded = self._repeated() if self.graphs and recipe.paths else ()
         self.reader, self.coming = ThreadPoolExecutor(1), {}
         # Scenes are drawn beside a step: the reader would wait for its end on the same stream.
         self.stream, self.events = torch.cuda.Stream(self.device) if self.lowered else None, []
@@ -438,24 +439,23 @@ class _Step:
 
     def _kinds(self):
         """All that paths of a step differ by but for their blocks."""
-        asked, full = self.recipe.paths, self.network.path()
-        for scale in dict.fromkeys(map(float, asked.scales)):
-            for levels in dict.fromkeys((*asked.levels, self.smallest.levels)):
-                yield self.network.path(msgspec.structs.replace(full, levels=levels, scale=scale))
+        return self._wholes(self.recipe.paths.scales, (*self.recipe.paths.levels, self.smallest.levels))
 
-    def _wholes(self):
-        """The paths of smaller images that keep all blocks."""
-        asked, full = self.recipe.paths, self.network.path()
-        for scale in dict.fromkeys(scale for scale in asked.scales if scale < 1):
-            for levels in dict.fromkeys(asked.levels):
-                yield self.network.path(msgspec.structs.replace(full, levels=levels, scale=float(scale)))
+    def _wholes(self, scales, levels):
+        """The paths of these scales and levels that keep all blocks, each once."""
+        for scale, kept in itertools.product(dict.fromkeys(map(float, scales)), dict.fromkeys(levels)):
+            yield self.network.path(msgspec.structs.replace(self.network.path(), levels=kept, scale=scale))
+
+    def _repeated(self):
+        """The paths that come again and again: the smallest one, and those with all blocks of smaller images."""
+        return [self.smallest, *self._wholes(_smaller(self.recipe.paths), self.recipe.paths.levels)]
 
     def _paths(self, drawn):
         """The smallest path, and random ones."""
         asked = self.recipe.paths
         yield self.smallest
         full = self.network.path()
-        smaller = [scale for scale in asked.scales if scale < 1] or asked.scales
+        smaller = _smaller(asked)
         for _ in range(asked.count):
             whole = drawn.random() < asked.whole
             keep, scales = (1.0, smaller) if whole else (drawn.uniform(*asked.keep), asked.scales)
@@ -468,6 +468,11 @@ def _smallest(network, asked):
     """The smallest path of each step."""
     counts = (max(1, math.ceil(asked.smallest * depth)) for depth in network.options.depths)
     return network.path(f"{'.'.join(map(str, counts))} scale={min(asked.scales)}")
+
+
+def _smaller(asked):
+    """The scales of random paths that keep all blocks: those below 1, where there are any."""
+    return [scale for scale in asked.scales if scale < 1] or asked.scales
 
 
 def sides(size):
