@@ -106,6 +106,19 @@ def test_codes_are_compared_where_full_paths_take_as_long(slower, found, tmp_pat
         assert (judgement["measured"], judgement["where"]) == found
 
 
+@pytest.mark.parametrize(("slower", "found"), [(1, (-5, "at 200 µs")), (1.06, None)])
+def test_codes_that_have_no_network_in_common_are_joined_by_a_third(slower, found, tmp_path):
+    """Static networks of one code, without B2, the table of another one, and a B0 and a B2 of a third."""
+    rows = [row(f"segformer-b{size}-64.plain", us, *[seen] * 2, code="y") for size, us, seen in STATIC if size < 2]
+    third = [("segformer-b0-64.x", 100), ("segformer-b2-64.x", 390 * slower)]
+    rows += [row(case, us, 0.1, 0.1, code="z") for case, us in third]
+    judgement = judged(tmp_path, rows + sampled(), f"path_static:{B2}")
+    if found is None:
+        assert judgement["verdict"] == "not measured"
+    else:
+        assert (judgement["measured"], judgement["where"]) == found
+
+
 @pytest.mark.parametrize("name", [f"path_static:{B2}", "path_families:64", "path_between:64"])
 def test_one_static_network_is_no_front(name, tmp_path):
     assert judged(tmp_path, static()[2:] + sampled(), name)["verdict"] == "not measured"

@@ -1,6 +1,9 @@
 """Paths of trained networks that a runner may pick: promised time, and mean IoU on scenes that chose nothing."""
 
+import math
+
 import numpy as np
+from scipy.sparse import csgraph
 
 from tilewright import training
 from tilewright.study.tables import _read, _select
@@ -70,19 +73,21 @@ def table(inputs):
 
 
 def _kernels(rows):
-    """For each of `rows` the first code whose kernels are those of its own: the full paths of the networks of both, and
-    there is one, take as long, see `SAME`."""
+    """For each of `rows` the first of the codes whose kernels are those of its own: codes are joined where the full
+    paths of all networks of both, and there is one, take as long, see `SAME`, and so are those that a third one joins.
+    """
     alike, of_network = [name for name in ALIKE if name != "kernels"], ["network", "full"]
     full = rows[rows["path"] == rows["full"]].groupby([*alike, "code", *of_network], sort=False)["full_us"].median()
-    of_code = full.unstack(of_network)
     first = {}
-    for key, times in of_code.iterrows():
-        others = of_code[[first.get(other) == other and other[:-1] == key[:-1] for other in of_code.index]]
-        # Not a number, which is not less, where no network is of both.
-        apart = (others / times - 1).abs().max(axis=1)
-        first[key] = next(iter(apart.index[apart <= SAME]), key)
+    for key, times in full.unstack(of_network).groupby(alike):
+        codes, logs = times.index.get_level_values("code"), np.log(times.to_numpy())
+        # Not a number where one of both has no such network.
+        apart = np.abs(logs[:, None] - logs)
+        joined = (np.isfinite(apart) & (apart <= math.log1p(SAME))).any(-1) & ~(apart > math.log1p(SAME)).any(-1)
+        _, groups = csgraph.connected_components(joined)
+        first |= {(*key, code): codes[np.argmax(groups == group)] for code, group in zip(codes, groups, strict=True)}
     keys = map(tuple, rows[[*alike, "code"]].to_numpy())
-    return [first.get(key, key)[-1] for key in keys]
+    return [first.get(key, key[-1]) for key in keys]
 
 
 def front(rows, *, chosen="choice", seen="test"):
