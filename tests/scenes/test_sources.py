@@ -140,6 +140,23 @@ def test_frames_of_a_stream_follow_one_another():
     assert not torch.equal(other[0], pictures[0])
 
 
+def test_shots_of_a_stream_are_of_scenes_of_their_own():
+    cut = scenes.create("stream", frames=7, shots=3, index=2).drawn("test", range(7), 64)
+    # The first frames of the streams that these shots are of.
+    for index, frames in ((2, [0, 1, 2]), (3, [3, 4]), (4, [5, 6])):
+        alone = scenes.create("stream", index=index).drawn("test", range(len(frames)), 64)
+        # The noise of a frame is of its own, what is there is not.
+        assert torch.equal(cut[1][frames], alone[1])
+        assert (cut[0][frames].float() - alone[0].float()).abs().mean() < 0.25 * alone[0].float().std()
+    assert len({tuple(map(int, labels.flatten().bincount(minlength=256))) for labels in cut[1][[0, 3, 5]]}) == 3
+
+
+@pytest.mark.parametrize("shots", [0, 8])
+def test_each_shot_of_a_stream_has_a_frame(shots):
+    with pytest.raises(ConfigError, match=f"expected shots, each of at least one of 7 frames, found {shots}"):
+        scenes.create("stream", frames=7, shots=shots)
+
+
 def test_camvid_is_read_as_published(tmp_path):
     source = scenes.create("camvid", folder=make("camvid", tmp_path))
     images, labels = source.read("train", [0, 1], (6, 8))

@@ -77,6 +77,14 @@ def test_weights_that_are_trained_for_another_network_need_not_be_there():
         config.load(mapping)
 
 
+@pytest.mark.parametrize(("shots", "told"), [(3, "at most 2 of stream.scenes, found 3"), (0, "at least 1, found 0")])
+def test_each_shot_of_a_stream_has_a_scene(shots, told):
+    mapping = yaml.safe_load((ROOT / "config.yaml").read_text())
+    mapping["stream"] |= {"scenes": 2, "shots": shots}
+    with pytest.raises(ConfigError, match=rf"stream\.shots: expected {told}"):
+        config.load(mapping)
+
+
 @pytest.mark.parametrize("name", ["segformer-b0-64", "segformer-b0-64.quick", "segformer-b1-64.plain"])
 def test_weights_that_are_trained_here_have_the_name_of_their_rule(name):
     with pytest.raises(ConfigError, match=r"expected the name segformer-b0-64\.plain or .*, found '" + name):
@@ -283,7 +291,9 @@ def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monk
     drawn = figures.member("scene").draw(["mine.npz"])
     assert any("mIoU" in text.get_text() for text in drawn.findobj(lambda part: hasattr(part, "get_text")))
     streamed = experiments.member("stream")
-    settings = msgspec.structs.replace(streamed.settings(study, "mine"), frames=6, shown=3, scenes=2, switches=2)
+    settings = msgspec.structs.replace(
+        streamed.settings(study, "mine"), frames=6, shown=3, scenes=2, shots=2, switches=2
+    )
     (tmp_path / "other").write_bytes(b"other weights")
     for changes in ({"network": "segformer-b0-96"}, {"checkpoint": str(tmp_path / "other")}):
         (field,) = changes

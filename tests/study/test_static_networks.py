@@ -57,7 +57,7 @@ def settings(tmp_path_factory):
     look_up.write(folder / "table.csv", entries)
     stated = {"network": static[SMALL], "table": str(folder / "table.csv"), "traces": ["uniform"], "frames": 12}
     stated |= {"shown": 2, "contenders": ["closed", "static", "oracle"], "static": static, "rung": "trained"}
-    stated |= {"margin": 0.0, "late": 0.005, "least": 0.0, "samples": 20, "scenes": 3, "switches": 2}
+    stated |= {"margin": 0.0, "late": 0.005, "least": 0.0, "samples": 20, "scenes": 3, "shots": 3, "switches": 2}
     return experiments.parse("stream", stated)
 
 
@@ -99,7 +99,7 @@ def test_a_network_that_was_picked_gives_its_own_maps(bench, settings):
 
 
 def test_a_frame_is_seen_as_the_network_that_ran_sees_it(bench, settings):
-    shown = measure.Scenes(scenes.create("stream", frames=3), {"test": 3}, (64, 64), "cpu")
+    shown = measure.Scenes(scenes.create("stream", frames=3, shots=3), {"test": 3}, (64, 64), "cpu")
     seen = {}
     for name, stated in settings.static.items():
         network = bench._network(stated, shown.source)

@@ -1,4 +1,7 @@
-"""A stream: a camera pans and zooms over a large scene in which objects move; frames follow one another."""
+"""A stream: a camera pans and zooms over a large scene in which objects move; frames follow one another.
+
+Of several shots each is of a scene of its own: what two networks see of one scene says little of either.
+"""
 
 import numpy as np
 
@@ -16,15 +19,18 @@ SPLIT = "test"
 
 
 class Stream(scenes.Scenes):
-    """See `tilewright.scenes.sources`: one split, ``test``, whose indices are the frames of stream `index`."""
+    """See `tilewright.scenes.sources`: one split, ``test``, whose indices are the frames of the shots from `index` on,
+    each as long as the others or a frame shorter."""
 
     splits = (SPLIT,)
 
-    def __init__(self, frames=300, index=0, seed=0):
+    def __init__(self, frames=300, index=0, seed=0, shots=1):
         super().__init__(seed)
         if frames < 1 or index < 0:
             raise ConfigError(f"stream: expected at least a frame and an index of at least 0, found {frames}, {index}")
-        self.frames, self.index = frames, index
+        if not 1 <= shots <= frames:
+            raise ConfigError(f"stream: expected shots, each of at least one of {frames} frames, found {shots}")
+        self.frames, self.index, self.shots = frames, index, shots
 
     def count(self, split):
         """How many frames there are."""
@@ -34,12 +40,14 @@ class Stream(scenes.Scenes):
     def drawn(self, split, indices, size, device="cpu"):
         """Pictures uint8 [B, 3, H, W] and labels of frames."""
         indices, pixels = sources.checked(self, split, indices), sources.pixels(size)
-        # A scene of its own: those of `scenes` have no such indices.
-        one = drawing.numbers(SPLIT, [scenes.COUNTS[SPLIT] + self.index], seed=self.seed, count=COUNT)
-        times = np.array(indices, np.float64)[:, None]
-        # Noise is anew in each frame, all else the same.
-        every = drawing.Numbers(*(np.repeat(array, len(times), 0) for array in one))
-        every = every._replace(keys=every.keys + np.array(indices) * 7919 & 0x7FFFFFFF)
+        at = np.array(indices)
+        shots = at * self.shots // self.frames
+        times = (at + -shots * self.frames // self.shots).astype(np.float64)[:, None]
+        # A scene of its own for each shot: those of `scenes` have no such indices.
+        first = scenes.COUNTS[SPLIT] + self.index
+        every = drawing.numbers(SPLIT, (first + shots).tolist(), seed=self.seed, count=COUNT)
+        # Noise is anew in each frame, all else of a shot the same.
+        every = every._replace(keys=every.keys + at * 7919 & 0x7FFFFFFF)
         things = drawing.things(SPLIT, every, pixels, counts=(COUNT, COUNT), spread=SPREAD)
         u = every.objects
         ways = [WANDER * _wave(times, u[..., 19 + axis], u[..., 21 + axis], WANDERS) for axis in range(2)]
@@ -61,6 +69,6 @@ def _wave(times, phase, period, periods):
     return np.sin(2 * np.pi * (phase + times / (periods[0] + (periods[1] - periods[0]) * period)))
 
 
-def create(frames=300, index=0, seed=0):
-    """The stream of an index. Raises `ConfigError`."""
-    return Stream(frames, index, seed)
+def create(frames=300, index=0, seed=0, shots=1):
+    """A stream of so many frames in so many shots, of which the first one has this index. Raises `ConfigError`."""
+    return Stream(frames, index, seed, shots)

@@ -49,7 +49,7 @@ class Contenders:
             batch=1,
         )
         place = targets.facts(how.device).TORCH_DEVICE
-        source = scenes.create("stream", frames=settings.scenes)
+        source = scenes.create("stream", frames=settings.scenes, shots=settings.shots)
         shown = measure.Scenes(source, {"test": settings.scenes}, pixels(stated), place)
         self.images = shown.kept["test"][0].to(getattr(torch, how.dtype))
         self.frames = self.images.split(1)

@@ -32,8 +32,9 @@ class Section(sections.Section, frozen=True):
     late: share of late frames that controllers aim at
     least: share of the best mean IoU that a path needs to be among those that are picked
     samples: calls of each path before the first frame, from which its promise is made anew
-    scenes: frames of a camera's path over a scene, shown again and again, and scenes of `choice` that paths and static
-    networks are compared by: the mean over these, as a mean over frames is what a stream is judged by
+    scenes: frames of a camera, shown again and again, and scenes of `choice` that paths and static networks are
+    compared by: the mean over these, as a mean over frames is what a stream is judged by
+    shots: of the camera, each over a scene of its own
     switches: how often two paths take turns, to see what switching costs
     """
 
@@ -49,6 +50,7 @@ class Section(sections.Section, frozen=True):
     least: float
     samples: int
     scenes: int
+    shots: int
     switches: int
 
     def check(self, config):
@@ -62,8 +64,10 @@ class Section(sections.Section, frozen=True):
             sections.distinct("stream.networks", self.networks)
             self._check_cases(config)
         sections.known("stream.rung", "rung", [self.rung], of_paths.RUNGS)
-        for name in ("frames", "samples", "scenes", "switches"):
+        for name in ("frames", "samples", "scenes", "shots", "switches"):
             sections.at_least(f"stream.{name}", 1, [getattr(self, name)])
+        if self.shots > self.scenes:
+            raise ConfigError(f"stream.shots: expected at most {self.scenes} of stream.scenes, found {self.shots}")
         sections.at_least("stream.shown", 0, [self.shown])
         sections.at_least("stream.margin", 0, [self.margin])
         sections.at_least("stream.least", 0, [self.least])
@@ -92,6 +96,7 @@ class Settings(sections.Section, frozen=True):
     least: float
     samples: int
     scenes: int
+    shots: int
     switches: int
 
 
