@@ -96,7 +96,7 @@ def draw(inputs):
         drawn,
         [
             f"{_read.devices(found)}, {', '.join(sorted(set(found['dtype'])))}; "
-            "some frames are drawn, bars are of all. A camera moves over a scene, and each frame is labelled by the "
+            "some frames are drawn, bars are of all. A camera moves, and each frame is labelled by the "
             "path that ran. Times end when maps are on the device. Frames that took longer than is drawn stand at the "
             f"edge. {timed}The best path is that on scenes of choice.",
         ],
