@@ -211,7 +211,7 @@ def test_a_second_round_knows_what_the_first_one_overrated(exact):
     first, proposals, _ = _paths.planned(bench, measured, times)
     proposed = list(proposals["trained"])
     assert {by.split()[0] for found in proposals["trained"].values() for by in found} == {
-        *("greedy", exact, "second", "searched")
+        *("greedy", exact, "second", "searched", "front")
     }
 
     def error(fitted):
@@ -223,18 +223,20 @@ def test_a_second_round_knows_what_the_first_one_overrated(exact):
     assert error(first) > 0.05 and abs(error(second)) < 0.4 * error(first) and seconds["trained"] > 0
 
 
-def test_proposals_of_searches_are_measured_first_then_of_programs_greedy_and_runners_up():
+def test_proposals_of_searches_are_measured_first_then_of_programs_greedy_fronts_and_runners_up():
     found = {
         "a": {"second 1": None},
         "b": {"greedy 1": None, "second 2": None},
         "c": {"highs 1": None},
         "d": {"greedy 2": None, "highs 2": None},
         "e": {"second 3": None, "searched 2": None},
+        "f": {"front 3": None},
     }
     assert _paths.thinned(found, 1) == ["e"]
     assert _paths.thinned(found, 3) == ["e", "c", "d"]
     assert _paths.thinned(found, 4) == ["e", "c", "d", "b"]
-    assert _paths.thinned(found, 9) == ["e", "c", "d", "b", "a"]
+    assert _paths.thinned(found, 5) == ["e", "c", "d", "b", "f"]
+    assert _paths.thinned(found, 9) == ["e", "c", "d", "b", "f", "a"]
 
 
 def test_budgets_run_from_the_fastest_path_to_the_full_one():
@@ -260,8 +262,15 @@ def weights(tmp_path_factory):
 
 def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    few = {"fit": 2, "choice": 2, "test": 2, "novel": 1, "drawn": 5, "timed": 1, "budgets": 2, "proposals": 2}
-    few |= {"samples": 2, "rounds": 2, "alone": ["scale=0.5"], "solvers": ["greedy", "highs"], "max_seconds": 0.01}
+    few = {"fit": 2, "choice": 2, "test": 2, "novel": 1, "drawn": 5, "timed": 1, "budgets": 2, "proposals": 40}
+    few |= {
+        "samples": 2,
+        "rounds": 2,
+        "proposals": 40,
+        "alone": ["scale=0.5"],
+        "solvers": ["greedy", "highs"],
+        "max_seconds": 0.01,
+    }
     study = configured(checkpoint=str(weights), name="mine", **few)
     stated = of_paths.settings(study, "mine")
     how = _effort.Run("cpu", "float32", 0, 0.5, 3)

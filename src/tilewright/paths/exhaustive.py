@@ -3,12 +3,17 @@
 What `program` asks of a solver is asked here of 65,536 sets at once where a base has 16 blocks, in a millisecond.
 """
 
+from functools import lru_cache
+
 import numpy as np
 
 from tilewright.core.errors import ConfigError
 from tilewright.paths import space
 from tilewright.paths.accuracy import Losses
 from tilewright.paths.latency import Latency
+
+# Sets whose losses are summed at once.
+AT_ONCE = 1 << 16
 
 
 class Sets:
@@ -24,18 +29,18 @@ class Sets:
         if count > space.MOST_BLOCKS:
             most = space.MOST_BLOCKS
             raise ConfigError(f"exhaustive: expected at most {most} blocks, found {count}; highs takes more")
-        # A 0 comes before a 1 in a path's text, where the first block stands first.
-        places = np.arange(count)[::-1]
-        skips = (np.arange(1 << count)[:, None] >> places & 1) == 0
-        order = np.argsort(skips.sum(1), kind="stable")
-        self.skips = skips[order]
-        # A number for each set, of its 0s and 1s, and where it stands.
-        self._bits, self._at = 1 << places, np.argsort(order)
-        self.saved_us = self.skips @ latency.saved_us
-        self.loss = self.skips @ losses.single
-        # One pair after the other: all of 20 blocks at once would take gigabytes.
+        self.skips, self._bits, self._at = _every(count)
+        # Losses of single blocks and of pairs as one quadratic form.
+        form = np.diag(losses.single).astype(np.float64)
         for (i, j), loss in zip(losses.pairs, losses.pair, strict=True):
-            self.loss += loss * (self.skips[:, i] & self.skips[:, j])
+            form[i, j] += loss
+        self.saved_us, self.loss = np.empty(len(self.skips)), np.empty(len(self.skips))
+        # Some sets after the other: all of 20 blocks at once would take gigabytes.
+        for lo in range(0, len(self.skips), AT_ONCE):
+            part = slice(lo, lo + AT_ONCE)
+            skips = self.skips[part].astype(np.float64)
+            self.saved_us[part] = skips @ latency.saved_us
+            self.loss[part] = np.einsum("ij,ij->i", skips @ form, skips)
 
     def least(self, need_us: float, without=(), *, same: float = 0.0):
         """The skips, bool [blocks], that lose least of the sets that save `need_us`, or None where none does.
@@ -50,3 +55,18 @@ class Sets:
             return None
         loss = self.loss[places]
         return self.skips[places[np.argmax(loss <= loss.min() + same)]]
+
+
+@lru_cache(maxsize=1)
+def _every(count):
+    """Of all sets of so many blocks, in order, the skips, bool [sets, blocks]; what each block adds to the number of a
+    set, int [blocks]; and where the set of a number stands, int [sets]. Not to be written to: the next base has them.
+    """
+    # A 0 comes before a 1 in a path's text, where the first block stands first.
+    places = np.arange(count)[::-1]
+    skips = (np.arange(1 << count)[:, None] >> places & 1) == 0
+    order = np.argsort(skips.sum(1), kind="stable")
+    found = skips[order], 1 << places, np.argsort(order)
+    for array in found:
+        array.flags.writeable = False
+    return found

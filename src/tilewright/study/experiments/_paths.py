@@ -16,6 +16,10 @@ from tilewright.study.experiments.paths import budgets_for, texts
 
 # Why a path is measured, the first that holds.
 PARTS = ("base", "single", "drawn", "seen", "earlier", "proposed", "every", "alone")
+# A search plans for so many budgets where others plan for one: the front of what is predicted has paths between.
+FINER = 8
+# What proposed such a path.
+FRONT = "front"
 # Those that are measured on scenes of ``choice`` whether or not they are proposed.
 CHOSEN = ("base", "single", "every", "alone")
 
@@ -165,7 +169,7 @@ def planned(bench, measured, times):
 
 def proposed(settings, times, forms, seen):
     """``{path: {what proposed it: None}}`` for all budgets: of each solver the best over the bases, the runner-up, and
-    what a search finds from these.
+    what a search finds from these, for budgets between these, too.
 
     times, forms, seen: of each base the `Latency`, the `Losses`, and what predicts accuracies best.
     """
@@ -174,20 +178,24 @@ def proposed(settings, times, forms, seen):
     plans = {solver: program.plan(models, budgets, solver) for solver in settings.solvers}
     if exact := next((solver for solver in settings.solvers if solver != "greedy"), None):
         plans["second"] = program.runners_up(models, plans[exact], exact)
-        plans[search.NAME] = search.improved(times, seen, list(plans.values()))
+        between = dict.fromkeys(budgets_for(models, FINER * (settings.budgets - 1) + 1))
+        plans[search.NAME] = search.improved(times, seen, [*plans.values(), between])
     for budget in budgets:
         for by, made in plans.items():
             if (proposal := made[budget]) is not None:
                 found.setdefault(proposal.path, {})[f"{by} {budget:.0f}"] = None
+    for budget, proposal in plans.get(search.NAME, {}).items():
+        if proposal is not None:
+            found.setdefault(proposal.path, {f"{FRONT} {budget:.0f}": None})
     return found
 
 
 def thinned(found, most):
     """At most `most` of the paths that were proposed: those of the search first, then those of the program, greedy's,
-    and the runners-up; of each evenly over budgets."""
-    levels = {search.NAME: 0, "greedy": 2, "second": 3}
+    the search's between budgets, and the runners-up; of each evenly over budgets."""
+    levels = {search.NAME: 0, "greedy": 2, FRONT: 3, "second": 4}
     kept = []
-    for level in range(4):
+    for level in range(5):
         of_level = [path for path in found if min(levels.get(by.split()[0], 1) for by in found[path]) == level]
         room = max(0, most - len(kept))
         if len(of_level) > room:

@@ -51,7 +51,7 @@ class Section(sections.Section, frozen=True):
     drawn: random sets of blocks of each base that models are fitted to, beside all single ones
     timed: how many of these are timed, too: what blocks save asks for fewer than what they see
     every: whether all sets of blocks of the first base are measured
-    budgets: of time, evenly spread, that are planned for
+    budgets: of time, evenly spread, that are planned for; between them by a search alone
     solvers: that plan
     rounds: of planning; what a round proposes is measured, and the models of the next one are fitted to it, too
     proposals: paths of a base that are measured because a round proposed them, at most

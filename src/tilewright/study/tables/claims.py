@@ -529,7 +529,7 @@ def _path_true_front(frame, name):
 def _path_hypervolume(frame, name):
     """Area below the front of what a solver proposed over that of what greedy did. Solvers but greedy propose the
     same."""
-    return _over_greedy(frame, name, lambda by: by not in ("greedy", "second", "searched"))
+    return _over_greedy(frame, name, lambda by: by not in ("greedy", "second", "searched", "front"))
 
 
 def _path_searched(frame, name):
