@@ -83,7 +83,7 @@ def _kernels(rows):
         codes, logs = times.index.get_level_values("code"), np.log(times.to_numpy())
         # Not a number where one of both has no such network.
         apart = np.abs(logs[:, None] - logs)
-        joined = (np.isfinite(apart) & (apart <= math.log1p(SAME))).any(-1) & ~(apart > math.log1p(SAME)).any(-1)
+        joined = (apart <= math.log1p(SAME)).any(-1) & ~(apart > math.log1p(SAME)).any(-1)
         _, groups = csgraph.connected_components(joined)
         first |= {(*key, code): codes[np.argmax(groups == group)] for code, group in zip(codes, groups, strict=True)}
     keys = map(tuple, rows[[*alike, "code"]].to_numpy())
