@@ -37,17 +37,36 @@ def errors_of(model, truth, known, base=BASE):
     return [abs(model.predict(path) - truth(path)) for path in space.every(base) if path not in known[base]]
 
 
+def drawn_paths(rng, count):
+    """Paths of two bases, drawn by `rng`."""
+    apart = np.array([[0.0, 0.4], [0.4, 0.0]])
+    skips = rng.integers(0, 2, (count, BLOCKS)).astype(float)
+    return surrogate._Paths.of(BASE, rng.integers(0, 2, count), skips, apart)
+
+
+def drawn_weights(rng):
+    return rng.normal(-1, 0.5, 2 * BLOCKS + 3 + len(surrogate.BEGIN_REST))
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_gradient_is_that_of_the_likelihood(seed):
     rng = np.random.default_rng(seed)
-    apart = np.array([[0.0, 0.4], [0.4, 0.0]])
-    several = surrogate._Paths.of(BASE, rng.integers(0, 2, 20), rng.integers(0, 2, (20, BLOCKS)).astype(float), apart)
-    given = several, rng.random(20), rng.uniform(0.05, 0.25, 20)
-    weights = rng.normal(-1, 0.5, 2 * BLOCKS + 3 + len(surrogate.BEGIN_REST))
+    given = drawn_paths(rng, 20), rng.random(20), rng.uniform(0.05, 0.25, 20)
+    weights = drawn_weights(rng)
     _, gradient = surrogate._unlikely(weights, *given)
     numeric = optimize.approx_fprime(weights, lambda at: surrogate._unlikely(at, *given)[0], 1e-6)
     np.testing.assert_allclose(gradient, numeric, rtol=1e-4, atol=1e-4 * abs(gradient).max())
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6))
+def test_losses_are_covariances_times_what_is_solved(seed):
+    rng = np.random.default_rng(seed)
+    ones, others, weights, solved = drawn_paths(rng, 9), drawn_paths(rng, 20), drawn_weights(rng), rng.normal(size=20)
+    whole, shared, near = surrogate._covariance(weights, ones, others)
+    np.testing.assert_allclose(surrogate._lost(weights, ones, others, solved), whole @ solved, rtol=1e-9, atol=1e-9)
+    assert shared.any() and near.any()
 
 
 def test_what_stages_lose_together_is_found_where_no_form_holds_it():

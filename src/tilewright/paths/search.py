@@ -67,10 +67,13 @@ def _untried(asked, tried):
 
 def _take(base, skips, met, accuracies, best, held):
     """Let each budget hold what sees most of what it had and of a base's `skips`; met: the first budget each meets."""
-    top = None
+    order = np.lexsort((-accuracies, met))
+    places, firsts = np.unique(met[order], return_index=True)
+    of_place, top = dict(zip(places.tolist(), order[firsts].tolist(), strict=True)), None
     for place in range(len(best)):
-        for at in np.flatnonzero(met == place):
-            top = at if top is None or accuracies[at] > accuracies[top] else top
+        at = of_place.get(place)
+        if at is not None and (top is None or accuracies[at] > accuracies[top]):
+            top = at
         if top is not None and accuracies[top] > best[place] + SAME:
             best[place], held[place] = accuracies[top], (base, skips[top])
 

@@ -54,7 +54,7 @@ class Surrogate:
         """float64 [paths]: predicted accuracies of skips, bool [paths, blocks]."""
         skips = np.asarray(skips, dtype=np.float64)
         asked = _Paths.of(self.base, np.full(len(skips), self._place), skips, self._known.apart)
-        losses = _covariance(self._weights, asked, self._known)[0] @ self._solved
+        losses = _lost(self._weights, asked, self._known, self._solved)
         return accuracy.from_scale(accuracy.on_scale(self.accuracy, "logit") - losses, "logit")
 
     def predict(self, path: Path) -> float:
@@ -94,7 +94,7 @@ def _fitted(bases, known, seed):
         """Weights and what `_solve` gives for paths that are not in a fold, and what those of the fold then lose."""
         kept, out = folds != fold, folds == fold
         weights, solved = _solve(paths[kept], losses[kept], slopes[kept], seed)
-        return weights, solved, _covariance(weights, paths[out], paths[kept])[0] @ solved
+        return weights, solved, _lost(weights, paths[out], paths[kept], solved)
 
     # No path is in fold -1: all are known. Folds share the cores; libraries that would, too, wait for each other.
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -120,39 +120,52 @@ def _knobs(base):
 
 @dataclass(frozen=True)
 class _Paths:
-    """Paths of several bases. place: int [paths], of its base. skips: float64 [paths, blocks]. counts: of skips in each
-    stage, float64 [paths, stages]. apart: how far bases are from each other, float64 [bases, bases]."""
+    """Paths of several bases. place: int [paths], of its base. skips: float64 [paths, blocks]. traits: skips, and how
+    many in each stage, float64 [paths, blocks + stages]. apart: how far bases are from each other, float64 [bases,
+    bases]."""
 
     place: np.ndarray
     skips: np.ndarray
-    counts: np.ndarray
+    traits: np.ndarray
     apart: np.ndarray
 
     @classmethod
     def of(cls, base, place, skips, apart):
         stages = np.array([stage for stage, _ in space.free(base)])
-        return cls(place, skips, skips @ (stages[:, None] == np.unique(stages)), apart)
+        counts = skips @ (stages[:, None] == np.unique(stages))
+        return cls(place, skips, np.hstack((skips, counts)), apart)
 
     def __getitem__(self, chosen):
-        return _Paths(self.place[chosen], self.skips[chosen], self.counts[chosen], self.apart)
+        return _Paths(self.place[chosen], self.skips[chosen], self.traits[chosen], self.apart)
 
 
 def _named(weights, blocks):
-    """Of logarithms: variances of blocks, what differing blocks and counts weigh, the variance of what is alike, the
-    reach of both terms over bases, and noise in accuracy and in log-odds."""
-    *lists, rest = np.split(np.exp(weights), [blocks, 2 * blocks, len(weights) - len(BEGIN_REST)])
+    """Of logarithms: variances of blocks, what differing traits weigh, the variance of what is alike, the reach of both
+    terms over bases, and noise in accuracy and in log-odds."""
+    *lists, rest = np.split(np.exp(weights), [blocks, len(weights) - len(BEGIN_REST)])
     return *lists, *rest
 
 
 def _covariance(weights, ones, others):
     """Covariances of losses, [ones, others], and its two terms: by shared skips, and by what is alike."""
-    variances, by_block, by_count, alike, reach, reach_alike, _, _ = _named(weights, ones.skips.shape[1])
-    apart = ones.apart[np.ix_(ones.place, others.place)]
-    shared = (ones.skips * variances) @ others.skips.T * np.exp(-apart / reach)
-    # A skip is 0 or 1, and its own square.
-    differ = _squares(ones.skips, others.skips, by_block) + _squares(ones.counts, others.counts, by_count)
-    near = alike * np.exp(-differ - apart / reach_alike)
+    variances, by_trait, alike, reach, reach_alike, _, _ = _named(weights, ones.skips.shape[1])
+    # There are few bases and many paths: exponentials of how far bases are apart are taken once a pair of bases.
+    places = np.ix_(ones.place, others.place)
+    shared = (ones.skips * variances) @ others.skips.T * np.exp(-ones.apart / reach)[places]
+    near = np.exp(-_squares(ones.traits, others.traits, by_trait))
+    near *= (alike * np.exp(-ones.apart / reach_alike))[places]
     return shared + near, shared, near
+
+
+def _lost(weights, ones, others, solved):
+    """What `ones` lose: `_covariance` times `solved`, with neither of its terms as a whole, since a search asks of many
+    paths."""
+    variances, by_trait, alike, reach, reach_alike, _, _ = _named(weights, ones.skips.shape[1])
+    apart = ones.apart[:, others.place]
+    shared = (solved * np.exp(-apart / reach)) @ others.skips * variances
+    near = np.exp(-_squares(ones.traits, others.traits, by_trait))
+    near = near @ (solved * alike * np.exp(-apart / reach_alike)).T
+    return (ones.skips * shared[ones.place]).sum(1) + near[np.arange(len(near)), ones.place]
 
 
 def _squares(ones, others, weights):
@@ -163,8 +176,8 @@ def _squares(ones, others, weights):
 def _solve(paths, losses, slopes, seed):
     """Logarithms of weights, and what covariances with `paths` are multiplied with for predictions."""
     some = np.sort(np.random.default_rng(seed).permutation(len(losses))[:MOST])
-    blocks, stages = paths.skips.shape[1], paths.counts.shape[1]
-    begin = np.array([BEGIN] * blocks + [USUAL] * (blocks + stages) + list(BEGIN_REST))
+    blocks, traits = paths.skips.shape[1], paths.traits.shape[1]
+    begin = np.array([BEGIN] * blocks + [USUAL] * traits + list(BEGIN_REST))
     bounds = [BOUNDS] * (len(begin) - 2) + [NOISE_BOUNDS] * 2
     known = paths[some], losses[some], slopes[some]
     options = {"maxiter": STEPS}
@@ -181,7 +194,7 @@ def _noise(weights, slopes):
 def _unlikely(weights, paths, losses, slopes):
     """How unlikely weights are, the negative logarithm but for a constant, and its gradient."""
     blocks, own = paths.skips.shape[1], len(weights) - len(BEGIN_REST)
-    variances, by_block, by_count, _, reach, reach_alike, in_accuracy, in_log_odds = _named(weights, blocks)
+    variances, by_trait, _, reach, reach_alike, in_accuracy, in_log_odds = _named(weights, blocks)
     covariances, shared, near = _covariance(weights, paths, paths)
     covariances[np.diag_indices_from(covariances)] += _noise(weights, slopes)
     lower = linalg.cholesky(covariances, lower=True)
@@ -192,14 +205,10 @@ def _unlikely(weights, paths, losses, slopes):
     slope = (inverse - np.outer(solved, solved)) / 2
     apart = paths.apart[np.ix_(paths.place, paths.place)]
     by_shared, by_near, noise = slope * np.exp(-apart / reach), slope * near, np.diag(slope)
-
-    def by_squares(what, each):
-        return -2 * each * (by_near.sum(1) @ what**2 - (what * (by_near @ what)).sum(0))
-
+    differ = by_near.sum(1) @ paths.traits**2 - (paths.traits * (by_near @ paths.traits)).sum(0)
     gradient = np.concatenate((
         variances * (paths.skips * (by_shared @ paths.skips)).sum(0),
-        by_squares(paths.skips, by_block),
-        by_squares(paths.counts, by_count),
+        -2 * by_trait * differ,
         [by_near.sum(), (slope * shared * apart).sum() / reach, (by_near * apart).sum() / reach_alike],
         [in_accuracy * (noise / slopes**2).sum(), in_log_odds * noise.sum()],
     ))  # fmt: skip
