@@ -193,15 +193,18 @@ def proposed(settings, times, forms, seen):
 def thinned(found, most):
     """At most `most` of the paths that were proposed: those of the search first, then those of the program, greedy's,
     the search's between budgets, and the runners-up; of each evenly over budgets."""
-    levels = {search.NAME: 0, "greedy": 2, FRONT: 3, "second": 4}
+    order = (search.NAME, "program", "greedy", FRONT, "second")
+    levels = [[] for _ in order]
+    for path, proposals in found.items():
+        # A program's proposal bears the name of its solver.
+        names = (each.split()[0] for each in proposals)
+        levels[min(order.index(name if name in order else "program") for name in names)].append(path)
     kept = []
-    for level in range(5):
-        of_level = [path for path in found if min(levels.get(by.split()[0], 1) for by in found[path]) == level]
+    for level in levels:
         room = max(0, most - len(kept))
-        if len(of_level) > room:
-            places = np.linspace(0, len(of_level) - 1, room).round().astype(int)
-            of_level = [of_level[at] for at in np.unique(places)]
-        kept += of_level
+        if len(level) > room:
+            level = [level[at] for at in np.unique(np.linspace(0, len(level) - 1, room).round().astype(int))]
+        kept += level
     return kept
 
 
