@@ -1,6 +1,8 @@
 """Kernels of operators on maps: chosen by time among those that are right, and only then."""
 
 import copy
+import json
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -30,9 +32,11 @@ def images():
 
 
 @pytest.fixture
-def kernels(monkeypatch):
-    """A target's kernels: torch's operators, counted. wrong: forms whose result is off; slow: those that take long."""
-    told = SimpleNamespace(runs=[], wrong=set(), refused=set(), slow={"torch"})
+def kernels(monkeypatch, tmp_path):
+    """A target's kernels: torch's operators, counted. wrong: forms whose result is off; slow: those that take long;
+    timed: how many candidates were. What is chosen is kept in `tmp_path`."""
+    told = SimpleNamespace(runs=[], wrong=set(), refused=set(), slow={"torch"}, timed=0)
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
 
     def kernel(operator):
         def run(*arguments):
@@ -49,6 +53,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(targets, "maps", lambda kind: module)
 
     def time_call(call, **_):
+        told.timed += 1
         before = len(told.runs)
         call()
         form = told.runs[-1][1] if len(told.runs) > before else "torch"
@@ -112,6 +117,75 @@ def test_torchs_operator_may_be_the_fastest_and_a_form_may_not_fit(network, imag
     assert kernels.runs == []
 
 
+@torch.inference_mode()
+def test_what_was_fastest_is_kept_and_checked(network, images, kernels, tmp_path):
+    networks.choose_kernels(network, images)
+    timed, other = kernels.timed, networks.create("segformer", variant="b0", image_size=32, num_classes=5)
+    rows = networks.choose_kernels(other, images)
+    assert kernels.timed == timed and other.operators.chosen == network.operators.chosen
+    assert [row["operator"] for row in rows] == OPERATORS
+    for row in rows:
+        assert row["form"] == "b" and row["chosen"] and row["status"] == "ok" and "us" not in row and "error" in row
+    (file,) = (tmp_path / "kernels").glob("*.json")
+    assert len(json.loads(file.read_text())["chosen"]) == len(OPERATORS)
+    # What is kept and not right any more is chosen anew, and so is all where that is asked for.
+    kernels.wrong, other = {"b"}, networks.create("segformer", variant="b0", image_size=32, num_classes=5)
+    assert networks.choose_kernels(other, images) and set(other.operators.chosen.values()) == {"a"}
+    assert kernels.timed == timed + 2 * len(OPERATORS)
+    kernels.wrong, other = set(), networks.create("segformer", variant="b0", image_size=32, num_classes=5)
+    networks.choose_kernels(other, images)
+    assert set(other.operators.chosen.values()) == {"a"}
+    other = networks.create("segformer", variant="b0", image_size=32, num_classes=5)
+    networks.choose_kernels(other, images, anew=True)
+    assert set(other.operators.chosen.values()) == {"b"}
+    assert set(json.loads(file.read_text())["chosen"].values()) == {"b"}
+
+
+@torch.inference_mode()
+def test_another_device_or_other_code_chooses_for_itself(network, images, kernels, monkeypatch, tmp_path):
+    networks.choose_kernels(network, images)
+    for name, found in ((targets, "device_id"), (_kernels.provenance, "code_digest")):
+        with monkeypatch.context() as patch:
+            patch.setattr(name, found, lambda *_: "another")
+            timed, other = kernels.timed, networks.create("segformer", variant="b0", image_size=32, num_classes=5)
+            networks.choose_kernels(other, images)
+            assert kernels.timed == timed + 3 * len(OPERATORS)
+    assert len(list((tmp_path / "kernels").glob("*.json"))) == 3
+
+
+@torch.inference_mode()
+def test_choices_of_other_sizes_stand_beside_each_other(network, images, kernels, tmp_path):
+    networks.choose_kernels(network, images)
+    networks.choose_kernels(network, torch.cat((images, images)))
+    (file,) = (tmp_path / "kernels").glob("*.json")
+    assert len(json.loads(file.read_text())["chosen"]) == 2 * len(OPERATORS)
+    timed, other = kernels.timed, networks.create("segformer", variant="b0", image_size=32, num_classes=5)
+    networks.choose_kernels(other, images)
+    networks.choose_kernels(other, torch.cat((images, images)))
+    assert kernels.timed == timed
+
+
+@pytest.mark.parametrize("text", ["{", '{"kind": "kernels", "version": 9}', '{"kind": "kernels", "version": 1}'])
+def test_a_damaged_file_of_choices_is_named_and_made_anew(network, images, kernels, tmp_path, caplog, text):
+    networks.choose_kernels(network, images)
+    (file,) = (tmp_path / "kernels").glob("*.json")
+    whole = file.read_text()
+    file.write_text(text)
+    other = networks.create("segformer", variant="b0", image_size=32, num_classes=5)
+    with caplog.at_level(logging.WARNING):
+        networks.choose_kernels(other, images)
+    assert f"kernels are chosen anew: {file}: expected" in caplog.text
+    assert other.operators.chosen == network.operators.chosen and file.read_text() == whole
+
+
+def test_without_a_place_choices_serve_the_process(network, images, kernels, monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING):
+        networks.choose_kernels(network, images)
+    assert "serves this process alone" in caplog.text and set(network.operators.chosen.values()) == {"b"}
+
+
 def test_weights_of_convolutions_lie_as_maps_do(network, images, kernels):
     before = {name: x.detach().clone() for name, x in network.state_dict().items()}
     old = network.backbone.block1[0].attn.sr.weight.data
@@ -165,4 +239,5 @@ def test_a_network_without_such_operators_is_named(images):
 def test_sizes_tell_tensors_apart():
     x = torch.zeros(2, 4, 8)
     assert _maps.sizes(_maps.dwconv_gelu, (x, (2, 2), x, None)) == ("dwconv_gelu", x.dtype, ((2, 4, 8), (2, 4, 8)))
+    assert _kernels._text("decode", ([x], (2, 2), None)) == "decode((float32[2x4x8]), (2, 2), None)"
     assert _kernels._first(([x], x)) is x

@@ -134,7 +134,7 @@ def sequence_parallel(network, group=None):
     return import_module(f"{__name__}._sequence_parallel").shared(network, group)
 
 
-def choose_kernels(network, images, paths=(None,)):
+def choose_kernels(network, images, paths=(None,), *, anew=False):
     """Choose, for each operator that paths of a network of maps run on such images, the fastest kernel that is right.
 
     paths: or their texts; None is the full one. Those of other scales or levels have operators of other sizes, for
@@ -143,11 +143,15 @@ def choose_kernels(network, images, paths=(None,)):
     save as they are.
 
     Candidates are torch's operators, and the forms of kernels that the images' target has for them. Each is first
-    compared with float32, of the same arguments; then timed. The network runs the chosen ones from then on. Returns a
-    dict a candidate: operator, dtype, shapes, form, status (``ok``, ``failed``, ``skipped``), reason, error, tolerance,
-    us, chosen. Raises `ConfigError` for a network without such operators, and what its call raises.
+    compared with float32, of the same arguments; then timed. The network runs the chosen ones from then on. What was
+    fastest is kept on disk (`$TILEWRIGHT_CACHE`) for this device, its driver, torch, triton and this code: where it is
+    there it is compared again, not timed. anew: time all.
+
+    Returns a dict a candidate: operator, dtype, shapes, form, status (``ok``, ``failed``, ``skipped``), reason, error,
+    tolerance, us, chosen; one that was kept has no ``us``. Raises `ConfigError` for a network without such operators,
+    and what its call raises.
     """
-    return import_module(f"{__name__}._kernels").choose(network, images, paths)
+    return import_module(f"{__name__}._kernels").choose(network, images, paths, anew)
 
 
 def _options(module, family, stated):

@@ -1,27 +1,73 @@
-"""Which kernel runs each operator on maps: the fastest that passed its check, on the device that runs it (stage T3)."""
+"""Which kernel runs each operator on maps: the fastest that passed its check, on the device that runs it (stage T3).
+
+What was found fastest is kept in a file for each device and code, see `core.caches`: a process that asks for the same
+operators checks them, and times nothing.
+"""
+
+import hashlib
+import logging
 
 import torch
 from torch import nn
 
 from tilewright import targets
-from tilewright.core import timing
-from tilewright.core.errors import ConfigError
+from tilewright.core import artifacts, caches, contents, provenance, timing
+from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import _maps
+
+KIND, VERSION = "kernels", 1
 
 # Of the largest value: a kernel sums in float32 and rounds once in the middle and once at the end.
 ROUNDINGS, LEAST = 4, 1e-6
 EFFORT = {"min_reps": 10, "max_seconds": 0.1, "rse_target": 0.02}
 
 
+_LOG = logging.getLogger(__name__)
+
+
 @torch.inference_mode()
-def choose(network, images, paths):
+def choose(network, images, paths, anew):
     """See `networks.choose_kernels`."""
     operators = getattr(network, "operators", None)
     if operators is None:
         raise ConfigError(f"expected a network whose operators have kernels, found {type(network).__module__}")
+    file, kept = None, {}
     if targets.maps(images.device.type) is not None:
         _lay_out(network, operators)
-    return [row for path in paths for row in _chosen(network, operators, images, path)]
+        file = _file(images.device.type)
+        kept = {} if anew else _read(file)
+    found = {}
+    rows = [row for path in paths for row in _chosen(network, operators, images, path, kept, found)]
+    if file and found:
+        _keep(file, found)
+    return rows
+
+
+def _file(kind):
+    """The file of what is the fastest on this device of a kind, with its libraries and this code."""
+    code = provenance.code_digest(__name__, *targets.modules(kind, "maps"))
+    made_of = targets.device_id(targets.describe(kind)), code
+    return caches.folder() / KIND / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.json"
+
+
+def _read(file):
+    """``{operator and arguments: name of a form}`` of a file, nothing without one; logs a line about a bad one."""
+    if not file.exists():
+        return {}
+    try:
+        return contents.fields(file, KIND, artifacts.read_json(file, KIND, VERSION).get("chosen"), dict[str, str])
+    except ArtifactError as error:
+        _LOG.warning("kernels are chosen anew: %s", error)
+        return {}
+
+
+def _keep(file, found):
+    """Write what was `found` beside what others have written since."""
+    with caches.locked(file.with_suffix(".lock")):
+        try:
+            artifacts.write_json(file, KIND, VERSION, {"chosen": dict(sorted((_read(file) | found).items()))})
+        except ArtifactError as error:
+            _LOG.warning("the choice of kernels serves this process alone: %s", error)
 
 
 def _lay_out(network, operators):
@@ -34,8 +80,8 @@ def _lay_out(network, operators):
                 module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
 
 
-def _chosen(network, operators, images, path):
-    """The rows of what a path runs that nothing was chosen for."""
+def _chosen(network, operators, images, path, kept, found):
+    """The rows of what a path runs that nothing was chosen for. What is not `kept`, and right, is `found`."""
     operators.seen = seen = {}
     try:
         network(images, path)
@@ -45,17 +91,43 @@ def _chosen(network, operators, images, path):
     for key, arguments in seen.items():
         if key in operators.chosen:
             continue
-        forms = (_maps.TORCH, *_maps.forms(key[0], images.device))
-        found = [_measured(key, arguments, form) for form in forms]
-        fastest = min((row for row in found if row["status"] == "ok"), key=lambda row: row["us"])
+        forms, text = (_maps.TORCH, *_maps.forms(key[0], images.device)), _text(key[0], arguments)
+        before = [_checked(key, arguments, kept[text])] if kept.get(text) in forms else []
+        if before and before[0]["status"] == "ok":
+            (fastest,) = tried = before
+        else:
+            tried = [_measured(key, arguments, form) for form in forms]
+            fastest = min((row for row in tried if row["status"] == "ok"), key=lambda row: row["us"])
+            found[text] = fastest["form"]
         fastest["chosen"] = True
         operators.chosen[key] = fastest["form"]
-        rows += found
+        rows += tried
     return rows
+
+
+def _text(name, arguments):
+    """An operator and its arguments, tensors by type and shape."""
+
+    def of(x):
+        if isinstance(x, torch.Tensor):
+            return f"{str(x.dtype).removeprefix('torch.')}[{'x'.join(map(str, x.shape))}]"
+        return f"({', '.join(map(of, x))})" if isinstance(x, list | tuple) else repr(x)
+
+    return name + of(arguments)
 
 
 def _measured(key, arguments, form):
     """A row of one candidate; only one that is right is timed."""
+    row = _checked(key, arguments, form)
+    if row["status"] != "ok":
+        return row
+    operator, kind = getattr(_maps, key[0]), _first(arguments).device.type
+    time = timing.time_gpu if targets.facts(kind).GPU_TIMER else timing.time_call
+    return row | {"us": time(lambda: _maps.run(operator, arguments, form), **EFFORT).p50_us}
+
+
+def _checked(key, arguments, form):
+    """A row of one candidate, compared with float32."""
     (name, dtype, shapes), x = key, _first(arguments)
     row = {"operator": name, "dtype": str(dtype).removeprefix("torch."), "shapes": str(shapes), "form": form}
     row |= {"status": "ok", "reason": "", "chosen": False}
@@ -74,8 +146,7 @@ def _measured(key, arguments, form):
     row |= {"error": error, "tolerance": tolerance}
     if not error <= tolerance:
         return row | {"status": "failed", "reason": f"differs by {error:.2g} of the largest value from float32"}
-    time = timing.time_gpu if targets.facts(x.device.type).GPU_TIMER else timing.time_call
-    return row | {"us": time(lambda: _maps.run(operator, arguments, form), **EFFORT).p50_us}
+    return row
 
 
 def _first(arguments):

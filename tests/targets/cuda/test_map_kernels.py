@@ -210,7 +210,8 @@ def test_every_form_gives_the_same(operator):
 
 
 @torch.inference_mode()
-def test_a_network_runs_its_kernels(monkeypatch):
+def test_a_network_runs_its_kernels(monkeypatch, tmp_path):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
     monkeypatch.setattr(targets, "maps", lambda kind: maps)
     forms = {"decode": (Form(64, 64, 4),), "dwconv_gelu": (Form(8, 128, 2),)}
     linears = dict.fromkeys(OF_TILES, (Tile(16, 256, 256, 2),)) | {"norm": (Apart(4),)}
