@@ -165,6 +165,14 @@ def test_choices_of_other_sizes_stand_beside_each_other(network, images, kernels
     assert kernels.timed == timed
 
 
+@torch.inference_mode()
+def test_what_was_chosen_before_an_error_is_kept(network, images, kernels, tmp_path):
+    with pytest.raises(ConfigError):
+        networks.choose_kernels(network, images, [None, "3.3.3.3"])
+    (file,) = (tmp_path / "kernels").glob("*.json")
+    assert len(json.loads(file.read_text())["chosen"]) == len(OPERATORS)
+
+
 @pytest.mark.parametrize("text", ["{", '{"kind": "kernels", "version": 9}', '{"kind": "kernels", "version": 1}'])
 def test_a_damaged_file_of_choices_is_named_and_made_anew(network, images, kernels, tmp_path, caplog, text):
     networks.choose_kernels(network, images)

@@ -144,8 +144,8 @@ def choose_kernels(network, images, paths=(None,), *, anew=False):
 
     Candidates are torch's operators, and the forms of kernels that the images' target has for them. Each is first
     compared with float32, of the same arguments; then timed. The network runs the chosen ones from then on. What was
-    fastest is kept on disk (`$TILEWRIGHT_CACHE`) for this device, its driver, torch, triton and this code: where it is
-    there it is compared again, not timed. anew: time all.
+    fastest is kept on disk (`$TILEWRIGHT_CACHE`) for this device, torch, triton and this code: where it is there it is
+    compared again, not timed. anew: time all.
 
     Returns a dict a candidate: operator, dtype, shapes, form, status (``ok``, ``failed``, ``skipped``), reason, error,
     tolerance, us, chosen; one that was kept has no ``us``. Raises `ConfigError` for a network without such operators,

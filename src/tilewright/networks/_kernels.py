@@ -21,7 +21,6 @@ KIND, VERSION = "kernels", 1
 ROUNDINGS, LEAST = 4, 1e-6
 EFFORT = {"min_reps": 10, "max_seconds": 0.1, "rse_target": 0.02}
 
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -36,10 +35,13 @@ def choose(network, images, paths, anew):
         _lay_out(network, operators)
         file = _file(images.device.type)
         kept = {} if anew else _read(file)
-    found = {}
-    rows = [row for path in paths for row in _chosen(network, operators, images, path, kept, found)]
-    if file and found:
-        _keep(file, found)
+    rows = []
+    for path in paths:
+        found = {}
+        rows += _chosen(network, operators, images, path, kept, found)
+        # Path by path: a process that is ended has not timed for nothing.
+        if file and found:
+            _keep(file, found)
     return rows
 
 
