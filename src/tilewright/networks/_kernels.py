@@ -83,7 +83,7 @@ def _lay_out(network, operators):
 
 
 def _chosen(network, operators, images, path, kept, found):
-    """The rows of what a path runs that nothing was chosen for. What is not `kept`, and right, is `found`."""
+    """The rows of what a path runs that nothing was chosen for. A form that is not the one `kept` joins `found`."""
     operators.seen = seen = {}
     try:
         network(images, path)
@@ -94,12 +94,12 @@ def _chosen(network, operators, images, path, kept, found):
         if key in operators.chosen:
             continue
         forms, text = (_maps.TORCH, *_maps.forms(key[0], images.device)), _text(key[0], arguments)
-        before = [_checked(key, arguments, kept[text])] if kept.get(text) in forms else []
-        if before and before[0]["status"] == "ok":
-            (fastest,) = tried = before
-        else:
+        tried = [_checked(key, arguments, form) for form in forms if form == kept.get(text)]
+        if [row["status"] for row in tried] != ["ok"]:
             tried = [_measured(key, arguments, form) for form in forms]
-            fastest = min((row for row in tried if row["status"] == "ok"), key=lambda row: row["us"])
+        # One that was kept is alone, and has no time.
+        fastest = min((row for row in tried if row["status"] == "ok"), key=lambda row: row.get("us"))
+        if fastest["form"] != kept.get(text):
             found[text] = fastest["form"]
         fastest["chosen"] = True
         operators.chosen[key] = fastest["form"]
