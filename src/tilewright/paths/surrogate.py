@@ -203,8 +203,9 @@ def _unlikely(weights, paths, losses, slopes):
     value = losses @ solved / 2 + np.log(np.diag(lower)).sum() + FIRMNESS * usual @ usual
     # By each covariance; by a weight it is the sum of these times the covariances' own derivatives.
     slope = (inverse - np.outer(solved, solved)) / 2
-    apart = paths.apart[np.ix_(paths.place, paths.place)]
-    by_shared, by_near, noise = slope * np.exp(-apart / reach), slope * near, np.diag(slope)
+    places = np.ix_(paths.place, paths.place)
+    apart, falls = paths.apart[places], np.exp(-paths.apart / reach)[places]
+    by_shared, by_near, noise = slope * falls, slope * near, np.diag(slope)
     differ = by_near.sum(1) @ paths.traits**2 - (paths.traits * (by_near @ paths.traits)).sum(0)
     gradient = np.concatenate((
         variances * (paths.skips * (by_shared @ paths.skips)).sum(0),
