@@ -1,12 +1,16 @@
 """The contender `static` of streams: networks of their own, of which a budget picks one."""
 
+from time import perf_counter_ns
+
 import msgspec
 import numpy as np
 import pytest
 import safetensors.torch
+import torch
 import yaml
 
 from helpers.checkout import ROOT
+from helpers.gpu import TRITON_DEVICE
 from tilewright import networks, scenes, targets
 from tilewright.core import provenance
 from tilewright.core.errors import ConfigError
@@ -196,6 +200,20 @@ def test_a_load_adds_what_is_wanted_though_frames_wait_for_a_part_of_it(share):
 def test_of_the_loads_that_were_tried_the_closest_is_taken():
     adds = iter([270.0, 900.0, 100.0])
     assert _stream.load_of(300.0, lambda us: us, lambda _: next(adds)) == 300.0
+
+
+@pytest.mark.skipif(TRITON_DEVICE == "cpu", reason="expected a GPU, found none")
+def test_a_load_on_a_gpu_is_one_launch_of_as_long_as_asked():
+    load = _stream.Contenders._load(None, 300.0)
+    beside, host = [], []
+    for _ in range(20):
+        begin = perf_counter_ns()
+        load()
+        host.append(perf_counter_ns() - begin)
+        torch.cuda.synchronize()
+        beside.append(perf_counter_ns() - begin)
+    assert np.median(beside) / 1e3 == pytest.approx(300, rel=0.2)
+    assert np.median(host) / 1e3 < 50
 
 
 def test_a_load_keeps_the_slowest_path_from_its_budget(settings, monkeypatch):
