@@ -736,6 +736,23 @@ def test_an_unknown_status_is_refused(study, tmp_path):
         drawn("prediction", study, [tmp_path / "b.csv"])
 
 
+@pytest.mark.parametrize("width", [4.5, 7.0, 11.2, 16.0])
+def test_notes_and_reasons_stay_inside_figures_of_any_width(width):
+    words = "What a NVIDIA H200 measured, beside 1,000 WORDS of an IMAGE; " * 8
+    with _style.context():
+        drawn = _style.figure(width, 4)
+        panels = drawn.subplots(1, 3)
+        for axes in panels:
+            _style.nothing(axes, words[:120])
+        _style.notes(drawn, [words])
+        drawn.draw_without_rendering()
+        (notes,) = (text for text in drawn.texts if text.get_text().startswith("What"))
+        assert notes.get_window_extent().x1 <= drawn.bbox.x1 and "\n" in notes.get_text()
+        for axes, (text,) in zip(panels, (axes.texts for axes in panels), strict=True):
+            found = text.get_window_extent()
+            assert axes.bbox.x0 <= found.x0 and found.x1 <= axes.bbox.x1
+
+
 def test_nothing_given_is_an_error(study):
     heat = "results/logs/heatmap/224.csv"
     with pytest.raises(ArtifactError, match=r"expected an orders file among the inputs, found .*224\.csv"):

@@ -48,7 +48,7 @@ def line_style(name, known=()):
 
 
 def grid(count, height, xlabel, **shared):
-    """``(figure, panels, width of notes)``: `count` panels of speed-ups over padding, `ACROSS` side by side.
+    """``(figure, panels)``: `count` panels of speed-ups over padding, `ACROSS` side by side.
 
     height: of a row, in inches. shared: arguments of ``Figure.subplots``.
     """
@@ -66,7 +66,7 @@ def grid(count, height, xlabel, **shared):
         axes.set_xlabel(xlabel)
     for axes in rows[:, 0]:
         axes.set_ylabel("× padded to the full length")
-    return drawn, panels, max(130, 48 * across)
+    return drawn, panels
 
 
 def log_ticks(axes, values, axis="x"):

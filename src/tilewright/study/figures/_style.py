@@ -183,13 +183,17 @@ def ratio(value):
     return f"{value:.1f}×" if value >= 1 else f"{value:.2f}×"
 
 
-def notes(drawn, lines, width=150):
+def notes(drawn, lines):
     """Put small notes under a figure: how to read it, and why something is blank."""
-    text = "\n".join(part for line in lines for part in textwrap.wrap(line, width))
+    letters = int(17 * drawn.get_figwidth())
+    text = "\n".join(part for line in lines for part in textwrap.wrap(line, letters))
     drawn.supxlabel(text, x=0.01, ha="left", fontsize=7.5, color="#555555")
 
 
 def nothing(axes, text):
     """Say inside empty axes why they are empty."""
     axes.set(xticks=[], yticks=[])
-    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color="#555555", wrap=True)
+    place = axes.get_subplotspec()
+    inches = axes.figure.get_figwidth() * len(place.colspan) / place.get_gridspec().ncols
+    text = textwrap.fill(text, max(12, int(11 * inches)))
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color="#555555")

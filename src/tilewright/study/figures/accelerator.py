@@ -19,12 +19,13 @@ def draw(inputs):
     frame = accelerator.table(inputs)
     cases = list(frame.groupby("network", sort=False))
     drawn = _style.figure(11.2, 1.5 + 3.7 * len(cases))
-    for panels, (network, rows) in zip(drawn.subplots(len(cases), 3, squeeze=False), cases, strict=True):
+    grid = drawn.add_gridspec(len(cases), 3)
+    for line, (network, rows) in enumerate(cases):
         costs = rows.dropna(subset="energy_over")
         if not len(costs):
-            for axes in panels:
-                _style.nothing(axes, f"{network}: {rows['reason'].iloc[0]}")
+            _style.nothing(drawn.add_subplot(grid[line, :]), f"{network}: {rows['reason'].iloc[0]}")
             continue
+        panels = [drawn.add_subplot(grid[line, column]) for column in range(3)]
         paths = list(dict.fromkeys(costs["path"]))
         colours = dict(zip(paths, COLOURS * (1 + len(paths) // len(COLOURS)), strict=False))
         for path, own in costs.groupby("path", sort=False):
@@ -53,15 +54,16 @@ def draw(inputs):
         panels[0].legend(fontsize=6.5, loc="upper left")
     _style.head(drawn, "Paths on generated hardware: a cost model, uncalibrated")
     costs = frame.dropna(subset="energy_over")
-    hardware = costs["hardware"].nunique()
+    if not len(costs):
+        return drawn
     recorded = sorted(set(frame.loc[frame["origin"] == "recorded", "reason"]) - {""})
     _style.notes(
         drawn,
         [
-            f"{', '.join(sorted(set(frame['device'])))}; {hardware} kinds of hardware, 8-bit products, 24-bit sums. "
-            "Only ratios are claimed: no chip was made, and the paper's silicon is not compared with. Norms, softmax, "
-            "activations, sums and resizing are left out; they read and write "
-            f"{_range(costs['left_out_mb'])} MB an image.",
+            f"{', '.join(sorted(set(frame['device'])))}; {costs['hardware'].nunique()} kinds of hardware, "
+            "8-bit products, 24-bit sums. Only ratios are claimed: no chip was made, and the paper's silicon is not "
+            "compared with. Norms, softmax, activations, sums and resizing are left out; they read and write "
+            f"{costs['left_out_mb'].min():,.0f} to {costs['left_out_mb'].max():,.0f} MB an image.",
             *[f"Recorded costs are shown: {reason}." for reason in recorded],
         ],
     )
@@ -72,7 +74,3 @@ def _band(axes, grouped, style):
     middle, least, most = grouped.median(), grouped.min(), grouped.max()
     axes.plot(middle.index, middle, marker="o", markersize=3.5, **style)
     axes.fill_between(middle.index, least, most, color=style["color"], alpha=0.12, linewidth=0)
-
-
-def _range(values):
-    return f"{values.min():,.0f} to {values.max():,.0f}" if len(values) else "no"

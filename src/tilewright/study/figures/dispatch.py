@@ -39,6 +39,5 @@ def draw(inputs):
     _style.notes(
         drawn,
         [f"{_read.devices(frame)}. Calls queued one after the other; whiskers: least and greatest over the batches."],
-        width=110,
     )
     return drawn

@@ -54,7 +54,6 @@ def draw(inputs):
                 for (attention, status, reason), rows in blank.groupby(["attention", "status", "reason"], sort=False)
             ),
         ],
-        width=max(110, 52 * columns),
     )
     return drawn
 

@@ -54,7 +54,6 @@ def draw(inputs):
             "shares a round's load evenly over the lanes, so that the last bar of this placement may end later.",
             *(f"{_style.SOLVER_NAMES.get(plan.solver, plan.solver)} was skipped: {plan.reason}." for plan in skipped),
         ],
-        width=150,
     )
     return drawn
 

@@ -61,7 +61,6 @@ def draw(inputs):
             "Hatched: not measured.",
             *(f"({letter}) {reason}" for reason, letter in reasons.items()),
         ],
-        width=int(13 * len(patches) + 30),
     )
     return drawn
 

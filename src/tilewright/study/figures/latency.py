@@ -57,7 +57,6 @@ def draw(inputs, family):
             "Paper: A100, whole networks, speed-up over its FlashAttention bar.",
             *(f"× {_style.listed(names, 12)}: {reason}." for reason, names in why.items()),
         ],
-        width=max(100, 24 + 44 * len(columns)),
     )
     return drawn
 

@@ -57,7 +57,6 @@ def draw(inputs):
                 for reason, rows in blank.groupby("reason", sort=False)
             ),
         ],
-        width=max(110, 38 * len(networks)),
     )
     return drawn
 

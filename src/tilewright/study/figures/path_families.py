@@ -57,7 +57,6 @@ def draw(inputs):
             "choice prefer, as scenes of test see it, with the statistics of the training. Static networks, by scenes "
             f"of test, are the full paths of what the recipes {' and '.join(training.STATIC)} trained.",
         ],
-        width=116,
     )
     return drawn
 

@@ -81,7 +81,6 @@ def draw(inputs):
             "are fitted on scenes of fit, paths chosen on scenes of choice, judged on scenes of test, which share "
             "nothing. A promise is the 996th of 1,000 ordered calls, or the same share of others.",
         ],
-        width=140,
     )
     return drawn
 

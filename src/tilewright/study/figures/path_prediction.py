@@ -57,7 +57,6 @@ def draw(inputs):
             "blocks save, mean IoU on scenes of fit: a quadratic form of skips or a Gaussian process, whichever errs "
             "less in cross-validation; fitted to single and random ones. Errors of mean IoU are in points.",
         ],
-        width=46 * (1 + len(rungs)),
     )
     return drawn
 

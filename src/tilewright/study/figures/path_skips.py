@@ -53,6 +53,5 @@ def draw(inputs):
             f"{_read.devices(rows)}, {', '.join(sorted(set(rows['dtype'])))}. Times are of calls in turns with the "
             "full path's. No weight is trained after a block is left out.",
         ],
-        width=140,
     )
     return drawn

@@ -60,7 +60,6 @@ def draw(inputs, family):
             "Queries run down, keys to the right. Percentages: share of the dense N × N pairs that the tile executes, "
             "padding included. Boxes: stretches of keys that a block executes, left out where they would hide the mask."
         ],
-        width=int(48 * columns),
     )
     return drawn
 

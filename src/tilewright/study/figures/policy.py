@@ -75,7 +75,6 @@ def draw(inputs):
             "cases, whiskers from 10 to 90 %. Lines: two standard errors. Hollow: a tie, within them. "
             f"The best fixed tile is the least of several measurements, noise included.{theirs}"
         ],
-        width=130,
     )
     return drawn
 

@@ -30,7 +30,7 @@ def draw(inputs):
     frame = frame[frame["setting"] == frame.groupby("network", sort=False)["setting"].transform("first")]
     cases = list(frame.groupby(["network", "setting"], sort=False))
     names = _contenders.in_order(frame["batching"])
-    drawn, panels, width = _contenders.grid(len(cases), 2.8, "batch")
+    drawn, panels = _contenders.grid(len(cases), 2.8, "batch")
     for axes, ((network, setting), rows) in zip(panels, cases, strict=True):
         for (batching, mode), own in rows[rows["status"] == "ok"].groupby(["batching", "mode"], sort=False):
             own = own.sort_values("batch")
@@ -61,6 +61,5 @@ def draw(inputs):
             "Hollow: ours and the best other packed or dense form are within two standard errors of each other.",
             *_contenders.blanks(frame, "batching", ["network", "mode"]),
         ],
-        width=width,
     )
     return drawn

@@ -90,7 +90,6 @@ def draw(inputs):
             f"Packed tokens name otherwise than padded ones: {changed:,.0f} of {crops:,.0f} images.",
             *_contenders.blanks(_reasons(frame), "batching", ["network", "pruner", "setting"]),
         ],
-        width=max(120, 75 * len(cases)),
     )
     return drawn
 

@@ -28,7 +28,7 @@ def draw(inputs):
     timed = timed.assign(kept=(timed["fewest_kept"] + timed["most_kept"]) / 2 / timed["tokens"])
     cases = list(frame.groupby("network", sort=False))
     names = _contenders.in_order(timed["batching"])
-    drawn, panels, width = _contenders.grid(len(cases), 2.6, "tokens kept (%)", sharey=True)
+    drawn, panels = _contenders.grid(len(cases), 2.6, "tokens kept (%)", sharey=True)
     for axes, (network, _) in zip(panels, cases, strict=True):
         rows = timed[timed["network"] == network].sort_values("kept")
         for batching in _contenders.in_order(rows["batching"]):
@@ -50,6 +50,5 @@ def draw(inputs):
             "middle of the fewest and the most of an image; the blocks before have more. Diamonds: settings by which "
             f"images differ by more than {UNEQUAL:.0%} of their tokens.",
         ],
-        width=width,
     )
     return drawn

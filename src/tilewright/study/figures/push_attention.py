@@ -50,6 +50,5 @@ def draw(inputs):
             "included, and no chip was made. Each query's keys are its row of the workload's graph, for "
             f"{int((found['queries'] == 0).sum())} of {len(found)} workloads.",
         ],
-        width=130,
     )
     return drawn

@@ -48,6 +48,5 @@ def draw(inputs):
             "A bar begins with a port's first word and ends with its last one; the number in it is the share of its "
             "cycles in which it moves a word. Of an app the four buffers that hold most are shown.",
         ],
-        width=120,
     )
     return drawn

@@ -58,6 +58,5 @@ def draw(inputs):
             "image. Published: the paper's tiles, for cascade, camera and unsharp its public designs', as are the "
             "cycles of the images of 64; they end a cycle after their last output.",
         ],
-        width=120,
     )
     return drawn

@@ -45,5 +45,5 @@ def draw(inputs):
     kinds = zip(dict.fromkeys(frame["kind"]), itertools.cycle(_MARKS))
     names = ", ".join(f"{kind} ({mark})" for kind, mark in kinds)
     facts = f"Most memory of any order: {frame['peak_gib'].max():.2f} GiB. Device: {_read.devices(frame)}."
-    _style.notes(drawn, [f"Graphs: {names}. {facts}"], width=130)
+    _style.notes(drawn, [f"Graphs: {names}. {facts}"])
     return drawn

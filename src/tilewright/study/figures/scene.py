@@ -53,7 +53,6 @@ def draw(inputs):
             f"{devices}. New scenes of known objects. Above each path: the blocks that it keeps and what else it "
             "leaves out, its median time, and its mean IoU on scenes of test. White: no label.",
         ],
-        width=140,
     )
     return drawn
 

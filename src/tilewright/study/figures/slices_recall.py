@@ -50,7 +50,6 @@ def draw(inputs):
             f"Slices and blocks, and choosers: tokens in the order {frame['token_order'].iloc[0]}. Planted maps say "
             "nothing about what trained networks attend to.",
         ],
-        width=46 * columns,
     )
     return drawn
 

@@ -75,7 +75,6 @@ def draw(inputs):
             "Diamonds: the paper's fastest over FlashAttention on an A100, whole networks.",
             *(f"{_style.listed(models)}: {why}." for why, models in _reasons(frame).items()),
         ],
-        width=max(110, int(15 * sum(counts) + 30)),
     )
     return drawn
 

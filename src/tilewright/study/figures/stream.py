@@ -100,7 +100,6 @@ def draw(inputs):
             "path that ran. Times end when maps are on the device. Frames that took longer than is drawn stand at the "
             f"edge. {timed}The best path is that on scenes of choice.",
         ],
-        width=150,
     )
     return drawn
 

@@ -39,6 +39,5 @@ def draw(inputs):
             f'{devices}; {steps} steps of the sampler. "As drawn" is a clip of photographs that the network has not '
             "seen, for comparison: it is not what the network was asked for. All others begin with the same noise.",
         ],
-        width=120,
     )
     return drawn

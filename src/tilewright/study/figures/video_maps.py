@@ -49,7 +49,6 @@ def draw(inputs):
             "nothing about what trained networks attend to.",
             *reasons,
         ],
-        width=70 * columns,
     )
     return drawn
 

@@ -43,7 +43,6 @@ def draw(inputs):
             "attention. Attention was checked against float64 over its lists, and lists of all keys against dense "
             "attention, before anything was timed. Weights that are random say nothing about what lists lose.",
         ],
-        width=130,
     )
     return drawn
 

@@ -64,7 +64,7 @@ def draw(inputs):
     _ticks(bar)
     line = Line2D([], [], color=_style.INK, linewidth=1.8, linestyle="--", label="as fast as dense")
     _style.head(drawn, "Is a window worth it? Plan over the fastest dense attention", [line])
-    _style.notes(drawn, _notes(found, reasons), width=int(2 * (16 * max(4, len(tokens)) + 9)))
+    _style.notes(drawn, _notes(found, reasons))
     return drawn
 
 
