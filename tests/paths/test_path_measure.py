@@ -66,16 +66,30 @@ def test_stages_run_once_for_paths_that_begin_with_them(family):
     assert len(ran) == sum(2**stage * (2 * depth - 1) for stage, depth in enumerate(depths))
 
 
-@pytest.mark.parametrize("batch", [None, 1])
-def test_paths_that_are_measured_together_see_what_each_sees(batch):
+@pytest.mark.parametrize("apart", [False, True])
+def test_paths_that_are_measured_together_see_what_each_sees(apart):
     source = scenes.create("scenes")
     network = networks.create("segformer", variant="b0", image_size=64, num_classes=len(source.classes), seed=0).eval()
     kept = measure.Scenes(source, {"fit": 3}, (64, 64), "cpu")
     texts = ["2.2.2.2", "2.2.2.1", "2.2.1.1 scale=0.75", "2.2.2.2 levels=123", "1.2.2.2"]
     wanted = [network.path(text) for text in texts]
     own = {wanted[0]: kept.own(network, "fit", wanted[0])}
-    found = kept.confusions(network, "fit", [*wanted, wanted[1]], own, batch)
+    found = kept.confusions(network, "fit", [*wanted, wanted[1]], own, apart=apart)
     for path in wanted:
-        (alone,) = kept.confusions(network, "fit", [path], own, batch).values()
-        assert np.array_equal(found[path], alone) and len(alone) == (3 if batch else 1)
-    assert not np.array_equal(found[wanted[0]], kept.confusions(network, "fit", wanted[:1], None, batch)[wanted[0]])
+        (alone,) = kept.confusions(network, "fit", [path], own, apart=apart).values()
+        assert np.array_equal(found[path], alone) and len(alone) == (3 if apart else 1)
+    assert not np.array_equal(found[wanted[0]], kept.confusions(network, "fit", wanted[:1], apart=apart)[wanted[0]])
+
+
+def test_scenes_apart_are_together_what_they_are_at_once():
+    source = scenes.create("scenes")
+    network = networks.create("segformer", variant="b0", image_size=64, num_classes=len(source.classes), seed=0).eval()
+    kept = measure.Scenes(source, {"fit": 6}, (64, 64), "cpu")
+    path = network.path("2.2.2.1")
+    (at_once,) = kept.confusions(network, "fit", [path]).values()
+    (apart,) = kept.confusions(network, "fit", [path], apart=True).values()
+    assert len(at_once) == 2 and len(apart) == 6 and np.array_equal(at_once.sum(0), apart.sum(0))
+    for place, own in enumerate(apart):
+        one = measure.Scenes.__new__(measure.Scenes)
+        one.source, one.kept = source, {"fit": [part[place : place + 1] for part in kept.kept["fit"]]}
+        assert np.array_equal(one.confusions(network, "fit", [path])[path][0], own)

@@ -85,6 +85,24 @@ def bench(settings):
         return contenders(settings, patch, BETTER)
 
 
+def test_what_a_table_leaves_out_is_picked_where_single_scenes_see_more_by_it(settings, monkeypatch, tmp_path):
+    entries = look_up.read(settings.table)
+    fast, slow = (entry.path for entry in entries)
+    look_up.write(
+        tmp_path / "table.csv",
+        [msgspec.structs.replace(entry, choice={fast: 0.5, slow: 0.4}[entry.path]) for entry in entries],
+    )
+    assert [entry.path for entry in look_up.load(tmp_path / "table.csv").rows] == [fast]
+    monkeypatch.setattr(
+        runner,
+        "promises",
+        lambda found: {fast: 1e3, slow: 2e3} if fast in found else dict(zip(found, (1e3, 2e3), strict=True)),
+    )
+    found = contenders(msgspec.structs.replace(settings, table=str(tmp_path / "table.csv")), monkeypatch, BETTER)
+    assert {entry.path: entry.choice for entry in found.table.rows} == {fast: 0.15, slow: 0.3}
+    assert set(found.sees) == {fast, slow, *settings.static}
+
+
 def test_a_budget_picks_the_best_network_that_it_allows(bench):
     trace = streams.Trace("x", np.array([1e3]), np.zeros(1), np.zeros(1, dtype=bool))
     asked = bench.contender("static", trace)
@@ -107,7 +125,7 @@ def test_a_frame_is_seen_as_the_network_that_ran_sees_it(bench, settings):
     seen = {}
     for name, stated in settings.static.items():
         network = bench._network(stated, shown.source)
-        (confusions,) = shown.confusions(network, "test", [Path.full(network.options)], batch=1).values()
+        (confusions,) = shown.confusions(network, "test", [Path.full(network.options)], apart=True).values()
         seen[name] = [evaluation.mean_iou(one) for one in confusions]
     assert seen[SMALL] != pytest.approx(seen[LARGE])
     texts = [SMALL, LARGE, LARGE, LARGE]

@@ -35,29 +35,31 @@ class Scenes:
     def image_ious(self, network, split: str, wanted: Iterable[Path], own: Mapping | None = None):
         """``{path: mean IoU}`` as a mean over a split's scenes, each over the classes that occur in it; see
         `confusions`."""
-        found = self.confusions(network, split, wanted, own, batch=1)
+        found = self.confusions(network, split, wanted, own, apart=True)
         return {path: float(np.mean([evaluation.mean_iou(one) for one in each])) for path, each in found.items()}
 
     @torch.inference_mode()
     def confusions(
-        self, network, split: str, wanted: Iterable[Path], own: Mapping | None = None, batch: int | None = None
+        self, network, split: str, wanted: Iterable[Path], own: Mapping | None = None, *, apart: bool = False
     ) -> dict[Path, np.ndarray]:
-        """``{path: int64 [n, classes, classes]}`` of each `batch` scenes of a split; see `evaluation.confusion`.
+        """``{path: int64 [n, classes, classes]}`` of a split's scenes; see `evaluation.confusion`.
 
         Paths that begin with the same blocks run them once. own: ``{path: Folded}`` of those with statistics of their
-        own.
+        own. apart: of each scene by itself, else of as many as are labelled at once.
         """
         images, labels = self.kept[split]
         weight, classes = next(network.parameters()), len(self.source.classes)
-        batch = batch or at_once(images.shape[2:], weight.is_cuda)
+        batch = at_once(images.shape[2:], weight.is_cuda)
         wanted = shared(dict.fromkeys(wanted))
         found = {path: [] for path in wanted}
         for lo in range(0, len(images), batch):
             part, stages = images[lo : lo + batch].to(weight.dtype), Stages()
+            truth = labels[lo : lo + batch]
             for path in wanted:
                 folded = {"folded": own[path]} if own and own.get(path) else {}
                 maps = network(part, path, stages=stages, **folded).float()
-                found[path].append(evaluation.counted(maps, labels[lo : lo + batch], classes))
+                each = zip(maps.split(1), truth.split(1), strict=True) if apart else [(maps, truth)]
+                found[path] += [evaluation.counted(*both, classes) for both in each]
         return {path: torch.stack(each).cpu().numpy() for path, each in found.items()}
 
     def own(self, network, split: str, path: Path):

@@ -39,9 +39,9 @@ class Contenders:
         entries = [entry for entry in table.read(settings.table) if entry.rung == settings.rung]
         if not entries:
             raise ArtifactError(f"{settings.table}: expected paths on the rung {settings.rung}, found none")
-        kept, self.settings = table.Table(entries, least=settings.least), settings
+        self.settings = settings
         # Promises of other weights, of another device or type would be promises about nothing.
-        kept.check(
+        table.Table(entries).check(
             network=stated.network,
             checkpoint=provenance.sha256_file(stated.checkpoint)[:12],
             device=targets.describe(how.device)["name"],
@@ -54,19 +54,22 @@ class Contenders:
         self.images = shown.kept["test"][0].to(getattr(torch, how.dtype))
         self.frames = self.images.split(1)
         self.network = self._network(stated, source)
-        paths = {entry.path: self.network.path(entry.path) for entry in kept.rows}
+        promised = [entry for entry in entries if entry.promise_us is not None]
+        paths = {entry.path: self.network.path(entry.path) for entry in promised}
         own = {}
         if settings.rung == "statistics":
             fit = measure.Scenes(scenes.create("scenes"), {"fit": SCENES}, pixels(stated), place)
             own = {text: fit.own(self.network, "fit", path) for text, path in paths.items()}
         folded = {paths[text]: each for text, each in own.items()}
-        # A table's mean IoU is of all scenes together. Here each frame counts, which asks for larger images.
+        # A table's mean IoU is of all scenes together. Here each frame counts, which asks for larger images: what that
+        # table leaves out may be the best here.
         self.judged = measure.Scenes(scenes.create("scenes"), {"choice": settings.scenes}, pixels(stated), place)
         worth = self.judged.image_ious(self.network, "choice", paths.values(), folded)
-        kept = table.Table([msgspec.structs.replace(x, choice=worth[paths[x.path]]) for x in kept.rows])
+        judged = [msgspec.structs.replace(x, choice=worth[paths[x.path]]) for x in promised]
+        kept = table.Table(judged, least=settings.least)
         self.runner = Runner(self.network, kept, margin=settings.margin, late="fastest", folded=own)
-        seen = shown.confusions(self.network, "test", paths.values(), folded, batch=1)
-        self.sees = {text: seen[path] for text, path in paths.items()}
+        seen = shown.confusions(self.network, "test", [paths[x.path] for x in kept.rows], folded, apart=True)
+        self.sees = {x.path: seen[paths[x.path]] for x in kept.rows}
         self.static = self._static(shown, how) if "static" in settings.contenders else None
         self.scores = {
             text: np.array([evaluation.mean_iou(confusion) for confusion in found]) for text, found in self.sees.items()
@@ -170,7 +173,7 @@ class Contenders:
             path = Path.full(network.options)
             us = measure.times(network, [path], compiled=compiled, **how.effort(SECONDS).limits)[path]
             calls[name] = Calls(network, {name: path}, compiled=compiled)
-            self.sees[name] = shown.confusions(network, "test", [path], batch=1)[path]
+            self.sees[name] = shown.confusions(network, "test", [path], apart=True)[path]
             # A table is of one network, whose paths these are.
             entries.append(
                 table.Entry(
