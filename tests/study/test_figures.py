@@ -741,7 +741,8 @@ def test_notes_and_reasons_stay_inside_figures_of_any_width(width):
     words = "What a NVIDIA H200 measured, beside 1,000 WORDS of an IMAGE; " * 8
     with _style.context():
         drawn = _style.figure(width, 4)
-        panels = drawn.subplots(1, 3)
+        above, below = drawn.subfigures(2, 1)
+        panels = [*above.subplots(1, 3), *below.subplots(1, 2)]
         for axes in panels:
             _style.nothing(axes, words[:120])
         _style.notes(drawn, [words])

@@ -194,6 +194,7 @@ def nothing(axes, text):
     """Say inside empty axes why they are empty."""
     axes.set(xticks=[], yticks=[])
     place = axes.get_subplotspec()
-    inches = axes.figure.get_figwidth() * len(place.colspan) / place.get_gridspec().ncols
+    # Of a figure or of a part of one.
+    inches = axes.figure.bbox.width / axes.figure.dpi * len(place.colspan) / place.get_gridspec().ncols
     text = textwrap.fill(text, max(12, int(11 * inches)))
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color="#555555")
