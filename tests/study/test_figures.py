@@ -736,7 +736,7 @@ def test_an_unknown_status_is_refused(study, tmp_path):
         drawn("prediction", study, [tmp_path / "b.csv"])
 
 
-@pytest.mark.parametrize("width", [4.5, 7.0, 11.2, 16.0])
+@pytest.mark.parametrize("width", [3.0, 4.5, 7.0, 11.2, 16.0])
 def test_notes_and_reasons_stay_inside_figures_of_any_width(width):
     words = "What a NVIDIA H200 measured, beside 1,000 WORDS of an IMAGE; " * 8
     with _style.context():

@@ -24,6 +24,9 @@ PROVIDER_NAMES = {
 SOLVER_NAMES = {"greedy": "greedy", "descent": "descent", "highs": "HiGHS", "gurobi": "Gurobi"}
 SOLVER_NAMES |= {f"{name}-paper": f"{SOLVER_NAMES[name]}, published objective" for name in ("highs", "gurobi")}
 
+# Inches that a title, a label of an axis and notes need.
+NARROWEST = 5.0
+
 # Dates and versions out of the files: equal inputs give equal bytes.
 _METADATA = {".svg": {"Date": None}, ".png": {"Software": None}, ".pdf": {"CreationDate": None}}
 _RC = {
@@ -58,10 +61,11 @@ def context():
 
 
 def figure(width, height):
-    """An empty figure of `width` x `height` inches whose parts are laid out without overlap."""
+    """An empty figure of `width` x `height` inches, no narrower than `NARROWEST`, whose parts are laid out without
+    overlap."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(max(width, NARROWEST), height), layout="constrained")
 
 
 def check_suffix(path):

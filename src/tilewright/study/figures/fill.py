@@ -16,7 +16,7 @@ def draw(inputs):
     models = list(dict.fromkeys(frame["model"]))
     orders = _style.sorted_orders(frame["reorder"])
     names = sorted(set(frame["tile"]), key=lambda name: (not tiles.parse(name).gathered, tiles.parse(name)))
-    drawn = _style.figure(max(5.0, 1.2 + 1.15 * len(names)), 2.55 * len(models) + 1.0)
+    drawn = _style.figure(1.2 + 1.15 * len(names), 2.55 * len(models) + 1.0)
     width = 0.8 / len(orders)
     panels = drawn.subplots(len(models), 1, squeeze=False, sharex=True)[:, 0]
     for axes, model in zip(panels, models, strict=True):

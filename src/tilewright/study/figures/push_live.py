@@ -18,7 +18,7 @@ def draw(inputs):
     whole, live = push.parts(inputs, "whole"), push.parts(inputs, "live")
     apps = [app for app in dict.fromkeys(whole["app"]) if app in set(live["app"])]
     across = min(4, max(1, len(apps)))
-    drawn = _style.figure(max(5.0, 3.1 * across + 0.3), 1.2 + 2.3 * max(1, -(-len(apps) // across)))
+    drawn = _style.figure(3.1 * across + 0.3, 1.2 + 2.3 * max(1, -(-len(apps) // across)))
     panels = drawn.subplots(-(-max(1, len(apps)) // across), across, squeeze=False).reshape(-1)
     for axes, app in zip(panels, apps, strict=False):
         memory = whole.loc[whole["app"] == app, "memory"].iloc[0]
