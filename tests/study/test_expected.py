@@ -1,41 +1,19 @@
-"""Recorded rows are those of today's code, or it is said why they still stand."""
+"""Recorded rows can be read, say what made them, and are written as they were."""
 
 import csv
 from pathlib import Path
 
 import pytest
 
-from tilewright import targets
 from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError
-from tilewright.study import experiments, recorded
+from tilewright.study import experiments
 from tilewright.study.experiments import _rows
 from tilewright.study.stages import convert, experiment
 from tilewright.study.tables import _read
 
 EXPECTED = Path(__file__).parents[2] / "expected"
-RECORDED = sorted(path.parent for path in EXPECTED.glob("*/logs"))
-# A row of each kind, as far as it decides what made it.
-ROWS = {
-    "attention": {"model": "vil-tiny-64-s1", "reorder": "window", "provider": "tilewright", "solver": "highs"},
-    "networks": {"network": "vil-tiny-224", "attention": "tilewright"},
-    "ragged": {"provider": "sdpa_flash"},
-    "pruned": {"network": "deit-small-224-evit", "batching": "ragged", "pruner": "evit"},
-    "slices": {"provider": "tilewright", "chosen_by": "pooled32"},
-    "recall": {"provider": "flex", "chosen_by": "oracle"},
-    "video": {"network": "wan-1.3b-480p-81f", "by": "slices"},
-    "paths": {"network": "segformer-b0-512", "data": "scenes"},
-    "stream": {"network": "segformer-b0-512"},
-    "heatmap": {"reorder": "window", "solver": "highs"},
-    "orders": {"model": "vil-tiny-64-s1", "reorder": "ic"},
-    "pruned_accuracy": {"network": "deit-tiny-224", "batching": "ragged", "pruner": "evit"},
-    "accelerator": {"network": "segformer-b0-512"},
-    "configure": {"stream": "identity-16x16", "engine": "fit"},
-    "push": {"app": "gaussian-64", "memory": "pub"},
-    "push_attention": {"model": "vil-tiny-224-s1"},
-    "push_streams": {"model": "vil-tiny-224-s1", "reorder": "hc"},
-    "worth": {"provider": "tilewright", "reorder": "window", "solver": "highs"},
-}
+RAGGED = {"provider": "sdpa_flash"}
 
 
 def write(path, columns, rows):
@@ -46,91 +24,24 @@ def write(path, columns, rows):
         writer.writerows(rows)
 
 
-def record(folder, kind="attention", device="cpu", **changes):
-    """Write a recorded file with one row of today's code, but for `changes`."""
-    row = ROWS[kind] | recorded.origin(kind, ROWS[kind], device) | changes
-    path = folder / "logs" / "a" / f"{kind}.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _rows.write(path, experiments.member(kind).Row, [row])
-    return row
-
-
-@pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
-def test_recorded_rows_are_of_todays_code(folder):
-    recorded.check(folder)
-
-
-@pytest.mark.parametrize("device", targets.NAMES)
-@pytest.mark.parametrize("kind", experiments.NAMES)
-def test_rows_of_today_pass(tmp_path, kind, device):
-    record(tmp_path, kind, device)
-    recorded.check(tmp_path)
-    assert recorded.older(tmp_path) == []
-
-
 def test_rows_of_other_columns_fail(tmp_path):
     row_type = experiments.member("attention").Row
     columns = row_type.columns()
-    row = ROWS["attention"] | {"kind": "attention", "version": _rows.version_of(row_type)}
+    row = {"kind": "attention", "version": _rows.version_of(row_type), "model": "vil-tiny-64-s1"}
+    path = tmp_path / "baselines.csv"
     kept = [name for name in columns if name not in ("commit", "code")]
-    write(tmp_path / "logs" / "baselines.csv", kept, [row])
+    write(path, kept, [row])
     message = (
         r"baselines\.csv: expected the columns of attention rows, found \['code', 'commit'\] missing and \[\] more"
     )
     with pytest.raises(ArtifactError, match=message):
-        recorded.check(tmp_path)
-    write(tmp_path / "logs" / "baselines.csv", [*columns[:2], *columns[:1:-1]], [row])
+        _rows.read(path, experiments.row_types())
+    write(path, [*columns[:2], *columns[:1:-1]], [row])
     with pytest.raises(ArtifactError, match="or another order"):
-        recorded.check(tmp_path)
+        _rows.read(path, experiments.row_types())
 
 
-@pytest.mark.parametrize("changes", [{"code": "0123456789abcdef"}, {"provider": "gone"}], ids=["digest", "module"])
-def test_rows_of_older_code_fail_until_they_are_explained(tmp_path, changes):
-    row = record(tmp_path, **changes, commit="abc1234")
-    record(tmp_path, "ragged")
-    with pytest.raises(
-        ArtifactError, match=rf"found 1 in logs/a/attention\.csv of code '{row['code']}', commit 'abc1234'"
-    ):
-        recorded.check(tmp_path)
-    entry = {"code": row["code"], "commit": "abc1234", "what": "peers", "since": "a docstring", "why": "nothing timed"}
-    write(tmp_path / "older.csv", recorded.OLDER_COLUMNS, [entry])
-    recorded.check(tmp_path)
-    assert recorded.older(tmp_path) == [{"path": "logs/a/attention.csv", "rows": 1, **entry}]
-
-
-def test_the_code_of_another_module_is_older(tmp_path):
-    ours, theirs = (
-        recorded.origin("attention", ROWS["attention"] | {"provider": p}, "cpu") for p in ("tilewright", "flex")
-    )
-    assert ours["code"] != theirs["code"]
-    record(tmp_path, code=theirs["code"])
-    with pytest.raises(ArtifactError, match="expected rows of today's code"):
-        recorded.check(tmp_path)
-
-
-@pytest.mark.parametrize("code", ["0123456789abcdef", None], ids=["of-no-row", "of-today"])
-def test_an_explanation_of_no_older_row_fails(tmp_path, code):
-    row = record(tmp_path)
-    entry = {"code": code or row["code"], "commit": row["commit"], "what": "all", "since": "then", "why": "so"}
-    write(tmp_path / "older.csv", recorded.OLDER_COLUMNS, [entry])
-    with pytest.raises(
-        ArtifactError, match=rf"older\.csv: expected entries of older rows, found none of code {entry['code']}"
-    ):
-        recorded.check(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("columns", "entry"),
-    [(recorded.OLDER_COLUMNS, {"code": "0", "commit": "0", "what": "all", "since": "then"}), (("code", "why"), {})],
-    ids=["no-reason", "columns"],
-)
-def test_an_incomplete_explanation_fails(tmp_path, columns, entry):
-    write(tmp_path / "older.csv", columns, [entry])
-    with pytest.raises(ArtifactError, match=r"older\.csv: expected code, commit, what, since, why, none of them blank"):
-        recorded.check(tmp_path)
-
-
-def test_what_is_written_is_of_today(tmp_path):
+def test_what_is_written_names_the_commit_and_the_code(tmp_path):
     path = tmp_path / "logs" / "orders" / "times.csv"
     stated = ["workloads=[vil-tiny-64-s1]", "orders=[none, ic]"]
     how = {"device": "cpu", "dtype": "float32", "rse": 1.0, "min_repetitions": 3, "seed": 0}
@@ -138,7 +49,6 @@ def test_what_is_written_is_of_today(tmp_path):
     _, rows = _rows.read(path, experiments.row_types())
     assert list(rows[0])[-3:] == ["commit", "code", "time"]
     assert {row["commit"] for row in rows} == {provenance.commit()} and len({row["code"] for row in rows}) == 2
-    recorded.check(tmp_path)
 
 
 def test_what_made_each_recorded_row_is_known():
@@ -246,7 +156,7 @@ def test_what_is_no_file_of_rows_is_refused(tmp_path, text, message):
 )
 def test_a_row_of_other_columns_or_types_is_never_written(tmp_path, changes, message):
     with pytest.raises(ArtifactError, match=message):
-        _rows.write(tmp_path / "x.csv", experiments.member("ragged").Row, [ROWS["ragged"] | changes])
+        _rows.write(tmp_path / "x.csv", experiments.member("ragged").Row, [RAGGED | changes])
     assert not (tmp_path / "x.csv").exists()
 
 

@@ -28,7 +28,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     A subclass declares ``kind`` and ``version`` as the literals that its files hold, and columns of its own. The last
     columns are the same everywhere: the device, its cores (a GPU's multiprocessors), driver and libraries; commit and
-    code, of the code that made the row, see `recorded`; time: when, ISO 8601 in UTC.
+    code, of the code that made the row, see `experiments.code`; time: when, ISO 8601 in UTC.
     """
 
     kind: str

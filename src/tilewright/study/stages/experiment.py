@@ -6,9 +6,9 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-from tilewright.core import artifacts
+from tilewright.core import artifacts, provenance
 from tilewright.core.errors import ConfigError, TilewrightError
-from tilewright.study import experiments, recorded
+from tilewright.study import experiments
 from tilewright.study.cli import settings
 from tilewright.study.experiments import _lock, _rows
 from tilewright.study.experiments._effort import Run
@@ -115,5 +115,6 @@ def write_names(path, names):
 
 def write(path, experiment, rows, device):
     """Write `rows` of an `experiment` that were made on a `device` of this kind, with the code that made them."""
-    rows = [row | recorded.origin(experiment, row, device) for row in rows]
+    commit = provenance.commit()
+    rows = [row | {"commit": commit, "code": experiments.code(experiment, [row], device)} for row in rows]
     _rows.write(path, experiments.member(experiment).Row, rows)
