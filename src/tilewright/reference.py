@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -52,14 +53,19 @@ def attention(
 ) -> Tensor:
     """Dense masked attention in float64: q [B, H, N_q, D], k and v [B, H, N_k, D] → float64 [B, H, N_q, D].
 
-    allowed: bool [N_q, N_k]; bias: [H, N_q, N_k] or None. Queries without an allowed key give zeros.
+    allowed: bool [N_q, N_k]; bias: [H, N_q, N_k] or None. Queries without an allowed key give zeros, and have gradients
+    of zero. A pair with a bias of -inf is not allowed.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = q.double() @ k.double().mT * scale
     if bias is not None:
-        scores = scores + bias
-    weights = torch.softmax(scores.masked_fill(~allowed, -torch.inf), -1)
-    return torch.nan_to_num(weights) @ v.double()
+        # Less the greatest of each row, which softmax does not see: beside a large one, scores would be rounded off.
+        bias = bias.double()
+        seen = F.pad(bias.detach().masked_fill(~allowed, -torch.inf), (0, 1), value=torch.finfo(bias.dtype).min)
+        scores = scores + (bias - seen.amax(-1, keepdim=True))
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    without = (scores == -torch.inf).all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(without, 0), -1).masked_fill(without, 0) @ v.double()
 
 
 def stride(n_rows: int) -> int:

@@ -261,12 +261,12 @@ def test_a_changed_call_of_the_gpus_kernel_is_caught(ordered, fault):
         assert statuses(ordered, "cuda") == expected
 
 
-def mean_of_parts(merge, parts, lse, sources, heads):
-    return merge(parts, torch.zeros_like(lse), sources, heads)
+def mean_of_parts(merge, parts, stats, sources, heads):
+    return merge(parts, torch.zeros_like(stats), sources, heads)
 
 
-def sums_of_the_next_head(merge, parts, lse, sources, heads):
-    return merge(parts, lse.roll(1, 1), sources, heads)
+def sums_of_the_next_head(merge, parts, stats, sources, heads):
+    return merge(parts, stats.roll(1, -1), sources, heads)
 
 
 def in_half(attend, q, k, v, mask, scale, with_lse):

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import tilewright
+from helpers import extremes
 from helpers.plans import pattern, prepared
 from tilewright import reference, targets
 from tilewright.core.errors import PatternError
@@ -77,6 +78,12 @@ def test_gradients_of_random_patterns(n_q, n_k, density, split_keys, biased, see
     # Of far larger ones a key takes all the weight, and what is left of the gradients is rounding, in any float32.
     bias = 8 * torch.randn(2, n_q, n_k, generator=torch.Generator().manual_seed(seed)) if biased else None
     _agree(pattern(n_q, n_k, density, seed, n_global=2), torch.float32, split_keys=split_keys, bias=bias, seed=seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_results_and_gradients_of_random_blocks_splits_and_biases_of_extreme_size(dtype):
+    for seed in range(60 if dtype == torch.float32 else 12):
+        extremes.check(extremes.case(seed, dtype), prepare, backward, reference.TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda d: str(d).removeprefix("torch."))

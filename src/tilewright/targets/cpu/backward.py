@@ -2,7 +2,8 @@
 
 Each worker takes a group of heads through all chunks, one after another: no two workers add to the same sums, which
 have one order, so that no two calls differ. Rows that have all their keys in one chunk get their weights by a softmax
-over it. Those of split blocks need their log-sum-exps over all parts, which a first pass over these parts gives.
+over it. Those of split blocks need their log-sum-exps over all parts, which a first pass over these parts gives. They
+are less the greatest peak of a row's masks, beside which they would vanish.
 """
 
 from contextlib import nullcontext
@@ -122,13 +123,13 @@ class _Heads:
         self.sums = [x.numpy() for x in sums]
         # [B, h, N_q], of split rows.
         self.delta = (out.float() * grad.float()).sum(-1) if any(chunk.split for chunk in chunks) else None
-        self.lse = None
+        self.stats = None
         self.held = {}
 
     def run(self):
         """Add the gradients of all chunks."""
         if self.delta is not None:
-            self.lse = self._log_sum_exps()
+            self.stats = self._log_sum_exps()
         for chunk, b, e in self._parts():
             self._add(chunk, b, e)
 
@@ -171,27 +172,31 @@ class _Heads:
         return scores if masks is None else scores.add_(masks), queries, keys, peaks
 
     def _log_sum_exps(self):
-        """float64 [B, h, N_q]: the log-sum-exps of split queries over all their parts, -inf without a key."""
-        shape = self.delta.shape
-        most, parts = torch.full(shape, -torch.inf, dtype=torch.float64), []
+        """float64 ``(lse, peaks)`` [B, h, N_q] of split queries over all their parts: log-sum-exps, -inf without a key,
+        less the greatest peaks."""
+        shape, exact = self.delta.shape, torch.float64
+        peaks, parts = torch.full(shape, torch.finfo(exact).min, dtype=exact), []
         for chunk, b, e in self._parts():
             if chunk.split:
-                scores, _, _, peaks = self._scores(chunk, b, e)
-                lse = scores.logsumexp(-1).double()
-                lse = (lse if peaks is None else lse + peaks).flatten(2).transpose(0, 1)
-                real = torch.from_numpy(chunk.real)
-                rows, lse = real[real >= 0].long().expand(*lse.shape[:2], -1), lse[..., real >= 0]
-                most[b:e].scatter_reduce_(2, rows, lse, "amax")
-                parts.append((b, e, rows, lse))
-        total = torch.zeros_like(most)
-        for b, e, rows, lse in parts:
-            total[b:e].scatter_add_(2, rows, (lse - most[b:e].gather(2, rows)).exp().nan_to_num())
-        return most + total.log()
+                scores, _, _, own = self._scores(chunk, b, e)
+                logs = scores.logsumexp(-1).double()
+                both = torch.broadcast_tensors(logs, torch.zeros_like(logs) if own is None else own.double())
+                there = torch.from_numpy(chunk.real)
+                logs, own = (x.flatten(2).transpose(0, 1)[..., there >= 0] for x in both)
+                rows = there[there >= 0].long().expand(logs.shape)
+                peaks[b:e].scatter_reduce_(2, rows, own, "amax")
+                parts.append((b, e, rows, logs, own))
+        most, total = torch.full(shape, -torch.inf, dtype=exact), torch.zeros(shape, dtype=exact)
+        for b, e, rows, logs, own in parts:
+            most[b:e].scatter_reduce_(2, rows, logs.add_(own - peaks[b:e].gather(2, rows)), "amax")
+        for b, e, rows, logs, _ in parts:
+            total[b:e].scatter_add_(2, rows, (logs - most[b:e].gather(2, rows)).exp().nan_to_num())
+        return most + total.log(), peaks
 
     def _add(self, chunk, b, e):
         """Add the gradients of one chunk for the batch entries ``b..e``."""
-        scores, queries, keys, peaks = self._scores(chunk, b, e)
-        weights = self._weights(chunk, scores, peaks, b, e).view(len(keys), -1, keys.shape[1])
+        scores, queries, keys, own = self._scores(chunk, b, e)
+        weights = self._weights(chunk, scores, own, b, e).view(len(keys), -1, keys.shape[1])
         values = self._gather(2, chunk.keys, b, e, len(keys))
         # Padded rows have no gradient.
         grads = self._gather(3, chunk.real, b, e, len(keys))
@@ -214,14 +219,16 @@ class _Heads:
         """Values [B, h, N_q] of a chunk's rows: [h, E, rows]; any for padded ones."""
         return values[b:e].index_select(2, torch.from_numpy(chunk.rows)).transpose(0, 1)
 
-    def _weights(self, chunk, scores, peaks, b, e):
-        """Weights of the pairs, in the memory of `scores` [h, E, n, M, K]."""
+    def _weights(self, chunk, scores, own, b, e):
+        """Weights of the pairs, in the memory of `scores` [h, E, n, M, K], whose masks are less their `own` peaks."""
         if not chunk.split:
             torch.softmax(scores, -1, out=scores)
             # Not a number for all keys of a row without any.
             missing = chunk.keyless and scores[..., 0].isnan().any()
             return scores.nan_to_num_() if missing else scores
-        lse = self._of_rows(chunk, self.lse, b, e).reshape(scores.shape[:-1])
-        lse = lse if peaks is None else lse - peaks
-        lse = lse.masked_fill(~lse.isfinite(), torch.inf).float()
+        lse, peaks = (self._of_rows(chunk, x, b, e).view(scores.shape[:-1]) for x in self.stats)
+        lse = lse + (peaks if own is None else peaks - own)
+        # Padded rows repeat a real one, whose result has none of their weights.
+        padded = torch.from_numpy(chunk.real < 0).view(chunk.items, -1)
+        lse = lse.masked_fill(padded | ~lse.isfinite(), torch.inf).float()
         return scores.sub_(lse[..., None]).exp_()

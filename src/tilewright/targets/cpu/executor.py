@@ -3,7 +3,7 @@
 Work items of one round, tile and shape form one launch, whose chunks the workers take one at a time. A chunk
 gathers its queries and keys from token-major copies of q, k and v, by indices that include the order of the tokens. It
 attends with an additive mask where it needs one and writes its results side by side. The parts of a split block are
-merged by their log-sum-exp. A last gather puts the result of every query at its position.
+merged by their log-sum-exps. A last gather puts the result of every query at its position.
 """
 
 from contextlib import nullcontext
@@ -129,7 +129,7 @@ class Executor:
         """Most bytes that a call holds beyond its arguments: copies of the tokens, results, a chunk for each worker."""
         tensors = self.shape[0] + 2 * self.shape[1] + self.n_results + 1 + self.n_parts + self.shape[0]
         chunk = max((launch.chunk_bytes(self.dtype.itemsize * self.head_dim) for launch in self.launches), default=0)
-        per_entry = self.heads * (tensors * self.head_dim * self.dtype.itemsize + 8 * self.n_parts)
+        per_entry = self.heads * (tensors * self.head_dim * self.dtype.itemsize + 16 * self.n_parts)
         return batch * per_entry + self.n_workers * chunk
 
     def __call__(self, q, k, v):
@@ -151,12 +151,12 @@ class Executor:
         results = q.new_empty(batch, self.n_results + 1, width)
         results[:, -1] = 0
         parts = q.new_empty(batch, self.n_parts, width)
-        # In float64: large biases are part of them, and float32 would round their differences off.
-        lse = q.new_empty(batch, self.n_parts, self.heads, dtype=torch.float64)
+        # In float64, in which differences of peaks are exact.
+        stats = q.new_empty(batch, self.n_parts, 2, self.heads, dtype=torch.float64)
 
         def attend(job):
             (launch, chunk, begin), entries = job
-            launch.attend(chunk, (q, k, v), entries, parts if launch.split else results, begin, lse)
+            launch.attend(chunk, (q, k, v), entries, parts if launch.split else results, begin, stats)
 
         if len(jobs) == 1:
             attend(jobs[0])
@@ -164,7 +164,7 @@ class Executor:
             workers(self.n_workers).run(attend, jobs)
         for begin, sources in self.merges:
             for b in range(batch):
-                results[b, begin : begin + len(sources)] = merge(parts[b], lse[b], sources, self.heads)
+                results[b, begin : begin + len(sources)] = merge(parts[b], stats[b], sources, self.heads)
         out = take(results, self.back, 0, batch)
         return out.view(batch, self.shape[0], self.heads, self.head_dim).transpose(1, 2)
 
@@ -228,13 +228,15 @@ class OfUnits:
         return x.flatten(1, 2)[:, None] if self.units.by == "head" else x.flatten(0, 2)[None, None]
 
 
-def merge(parts, lse, sources, heads):
-    """Merge split results: parts [P, H*D] with their log-sum-exps lse [P, H], sources int32 [R, p] → [R, H*D].
+def merge(parts, stats, sources, heads):
+    """Merge split results: parts [P, H*D] with stats [P, 2, H], see `Launch.attend`; sources int32 [R, p] → [R, H*D].
 
     Parts with a log-sum-exp of -inf have weight zero. A row with no other part gives zeros.
     """
     n, p = sources.shape
-    weight = torch.softmax(lse.index_select(0, sources.flatten()).view(n, p, heads), 1).nan_to_num().float()
+    logs, peaks = stats.index_select(0, sources.flatten()).view(n, p, 2, heads).unbind(2)
+    # Relative to the greatest peak: a log-sum-exp would vanish beside a large bias.
+    weight = torch.softmax(logs + (peaks - peaks.amax(1, keepdim=True)), 1).nan_to_num().float()
     part = parts.index_select(0, sources.flatten()).view(n, p, heads, -1)
     return (weight[..., None] * part).sum(1).view(n, -1)
 

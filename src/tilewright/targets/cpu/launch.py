@@ -35,11 +35,12 @@ class Launch:
     masks: ItemMasks | None
     memory_bytes: int
 
-    def attend(self, chunk, tokens, entries, out, begin, lse):
+    def attend(self, chunk, tokens, entries, out, begin, stats):
         """Attend the items of `chunk` for the batch entries ``entries = (first, end)``.
 
-        tokens: q, k, v [B, N, H*D]. Results are written to the rows of out [B, R, H*D] from `begin` on. Log-sum-exps of
-        parts are written to the same rows of lse [B, R, H]: -inf for a row without an allowed key.
+        tokens: q, k, v [B, N, H*D]. Results are written to the rows of out [B, R, H*D] from `begin` on. Of parts, the
+        same rows of stats [B, R, 2, H] get the log-sum-exps of masks less their peaks, and these peaks: -inf for a row
+        without an allowed key.
         """
         (b, e), end = entries, begin + len(chunk.rows)
         n, n_rows = (e - b) * chunk.items, len(chunk.rows)
@@ -50,8 +51,9 @@ class Launch:
         result, logs = _attend(queries, keys, values, mask, self.scale, self.split)
         out[b:e, begin:end] = result.transpose(1, 2).reshape(e - b, n_rows, -1)
         if self.split:
-            logs = logs if peaks is None else logs.double() + peaks
-            lse[b:e, begin:end] = logs.transpose(1, 2).reshape(e - b, n_rows, -1)
+            logs, peaks = torch.broadcast_tensors(logs, logs.new_zeros(1) if peaks is None else peaks)
+            both = torch.stack((logs, peaks)).permute(1, 3, 0, 2)
+            stats[b:e, begin:end] = both.reshape(e - b, n_rows, 2, -1)
 
     def chunk_bytes(self, head_bytes):
         """Most bytes that a chunk holds: gathered tokens of `head_bytes` a head, results, and masks as floats."""

@@ -117,15 +117,15 @@ class Probe:
         """``(callable, n)``: runs `launch`, which has n items, on all workers at the same time, once on each."""
         tokens, workers = self._tokens, self._workers
         out = tokens[0].new_empty(workers.n, launch.n_rows, tokens[0].shape[2])
-        lse = tokens[0].new_empty(workers.n, launch.n_rows, launch.heads, dtype=torch.float64)
+        stats = tokens[0].new_empty(workers.n, launch.n_rows, 2, launch.heads, dtype=torch.float64)
         jobs, begin = [], 0
         for chunk in launch.chunks:
-            jobs += [(chunk, begin, out[i : i + 1], lse[i : i + 1]) for i in range(workers.n)]
+            jobs += [(chunk, begin, out[i : i + 1], stats[i : i + 1]) for i in range(workers.n)]
             begin += len(chunk.rows)
 
         def attend(job):
-            chunk, begin, out, lse = job
-            launch.attend(chunk, tokens, (0, 1), out, begin, lse)
+            chunk, begin, out, stats = job
+            launch.attend(chunk, tokens, (0, 1), out, begin, stats)
 
         return lambda: workers.run(attend, jobs), sum(chunk.items for chunk in launch.chunks)
 
@@ -137,8 +137,8 @@ class Probe:
         sources = index(np.arange(rows).reshape(parts, -1).T)
         width = self._tokens[0].shape[2]
         values = torch.ones(rows, width, dtype=self._setting.dtype)
-        lse = torch.zeros(rows, launch.heads, dtype=torch.float64)
-        return lambda: merge(values, lse, sources, launch.heads)
+        stats = torch.zeros(rows, 2, launch.heads, dtype=torch.float64)
+        return lambda: merge(values, stats, sources, launch.heads)
 
     def handing(self):
         """A callable that hands every worker an empty job."""
