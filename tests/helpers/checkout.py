@@ -45,10 +45,10 @@ def _stated(directory, source):
 # Loading Snakemake takes as long as planning: processes that plan begin as forks of one that has loaded it, and nothing
 # of this package.
 _LOADED = multiprocessing.get_context("forkserver")
-_LOADED.set_forkserver_preload(["snakemake.cli"])
+_LOADED.set_forkserver_preload(["snakemake.cli", "snakemake.report.html_reporter", "scipy.sparse.csgraph"])
 
 
-def _run_loaded(arguments, source, output):
+def _run_loaded(arguments, source, folder, output):
     """In a process of its own: Snakemake with `arguments`, which prints to the file `output`."""
     from snakemake.cli import main
 
@@ -56,20 +56,34 @@ def _run_loaded(arguments, source, output):
         for printed in (1, 2):
             os.dup2(stream.fileno(), printed)
     os.environ["PYTHONPATH"] = str(source / "src")
+    os.chdir(folder)
     sys.path.insert(0, os.environ["PYTHONPATH"])
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     main(arguments)
 
 
-def plan(directory, *targets, configs=(TINY,), source=ROOT):
-    """Jobs that Snakemake would run for `targets`: a list of (rule, wildcards)."""
-    arguments = [*_stated(directory, source), *targets, "--dry-run", "--configfile", *configs]
+def run_loaded(*arguments, source=ROOT, folder=None):
+    """Exit status and output of Snakemake with `arguments`, by the package of the checkout `source`; it runs no job.
+
+    folder: where it runs, that of the tests if not stated.
+    """
     with tempfile.NamedTemporaryFile() as output:
-        process = _LOADED.Process(target=_run_loaded, args=([*map(str, arguments)], source, output.name))
+        given = [*map(str, arguments)], source, folder or os.getcwd(), output.name
+        process = _LOADED.Process(target=_run_loaded, args=given)
         process.start()
         process.join()
-        printed = Path(output.name).read_text()
-    assert process.exitcode == 0, printed
+        return process.exitcode, Path(output.name).read_text()
+
+
+def dry_run(directory, *arguments, source=ROOT):
+    """Exit status and output of a dry run of the workflow of the checkout `source` in `directory`."""
+    return run_loaded(*_stated(directory, source), "--dry-run", *arguments, source=source)
+
+
+def plan(directory, *targets, configs=(TINY,), source=ROOT):
+    """Jobs that Snakemake would run for `targets`: a list of (rule, wildcards)."""
+    status, printed = dry_run(directory, *targets, "--configfile", *configs, source=source)
+    assert status == 0, printed
     found = []
     for name, body in JOB.findall(printed):
         stated = re.search(r"wildcards: (.*)", body)

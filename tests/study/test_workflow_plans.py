@@ -1,17 +1,14 @@
 """What Snakemake plans and refuses, without running a job."""
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 import yaml
 
-from helpers.checkout import JOB, ROOT, RUN, TINY, copied, overlay, plan, snakemake
+from helpers.checkout import JOB, ROOT, RUN, TINY, copied, dry_run, overlay, plan, run_loaded
 from tilewright import models, pruners
 from tilewright.study import config, experiments, figures, tables
 
@@ -63,16 +60,16 @@ def test_default_study_plans_every_job_once(tmp_path):
 )
 def test_a_wrong_configuration_stops_before_any_job(tmp_path, change, message):
     wrong = overlay(tmp_path / "wrong.yaml", change)
-    done = snakemake(tmp_path, *RUN, wrong, capture_output=True)
-    assert done.returncode != 0
-    assert message in done.stderr
+    status, printed = dry_run(tmp_path, *RUN, wrong)
+    assert status != 0
+    assert message in printed
     assert not (tmp_path / "results").exists()
 
 
 def test_an_unknown_target_is_refused(tmp_path):
-    done = snakemake(tmp_path, "results/graphs/vil-tiny-64-s1/hcc.npz", *RUN, capture_output=True)
-    assert done.returncode != 0
-    assert "MissingRuleException" in done.stderr
+    status, printed = dry_run(tmp_path, "results/graphs/vil-tiny-64-s1/hcc.npz", *RUN)
+    assert status != 0
+    assert "MissingRuleException" in printed
 
 
 def test_the_high_resolution_overlay_runs_networks_alone(tmp_path):
@@ -82,12 +79,18 @@ def test_the_high_resolution_overlay_runs_networks_alone(tmp_path):
     assert sorted(name for name, _ in jobs) == [*compiled, "experiment", "experiment", "figure", "table"]
 
 
-def test_the_gpu_study_has_the_same_rules_on_another_device(tmp_path):
+@pytest.fixture(scope="module")
+def gpu_study(tmp_path_factory):
+    """What Snakemake prints of the study of a GPU."""
     given = ("--configfile", ROOT / "config/h200.yaml", "--workflow-profile", ROOT / "profiles/h200")
-    done = snakemake(tmp_path, "--dry-run", "--printshellcmds", *given, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    bodies = {name: body for name, body in JOB.findall(done.stdout + done.stderr)}
-    commands = dict(re.findall(r"python \S*/(run_\w+).py (.*)", done.stdout + done.stderr))
+    status, printed = dry_run(tmp_path_factory.mktemp("gpu"), "--printshellcmds", *given)
+    assert status == 0, printed
+    return printed
+
+
+def test_the_gpu_study_has_the_same_rules_on_another_device(gpu_study):
+    bodies = {name: body for name, body in JOB.findall(gpu_study)}
+    commands = dict(re.findall(r"python \S*/(run_\w+).py (.*)", gpu_study))
     assert all("--device cuda" in command for command in commands.values())
     for rule in ("profile", "bench", "baselines", "experiment"):
         assert "gpu=1" in bodies[rule] and "threads: " in bodies[rule]
@@ -122,19 +125,16 @@ def test_the_overlays_of_windows_that_pay_run_a_case_a_grid(tmp_path, name, case
 def test_the_overlay_of_patterns_that_mix_runs_tiles_side_by_side(tmp_path, kinds):
     given = [ROOT / "config/h200.yaml", ROOT / "config/h200_mix.yaml"]
     given += [overlay(tmp_path / "one.yaml", {"schedule": {"max_tile_kinds": 1}})] if kinds == 1 else []
-    options = ("--dry-run", "--printshellcmds", "--cores", "2", "--configfile", *map(str, given))
-    planned = snakemake(tmp_path, *options, capture_output=True).stdout
+    _, planned = dry_run(tmp_path, "--printshellcmds", "--until", "schedule", "--configfile", *given)
     assert planned.count(f"--max-tile-kinds {kinds} ") == planned.count("solve_ilp.py ") > 0
 
 
-def test_profiles_and_networks_read_one_cache(tmp_path):
+def test_profiles_and_networks_read_one_cache(gpu_study):
     """Where a calibration has kept forms of kernels."""
-    options = ("--dry-run", "--printshellcmds", "--cores", "2", "--configfile", str(ROOT / "config/h200.yaml"))
-    planned = snakemake(tmp_path, *options, capture_output=True).stdout
-    found = re.findall(r"(\S+) python \S+/(run_bench\.py --profile_only|run_experiment\.py)", planned)
+    found = re.findall(r"(\S+) python \S+/(run_bench\.py --profile_only|run_experiment\.py)", gpu_study)
     assert {cache for cache, _ in found} == {"TILEWRIGHT_CACHE=.snakemake/plans"}
     assert {script for _, script in found} == {"run_bench.py --profile_only", "run_experiment.py"}
-    assert len(found) == planned.count("--profile_only") + planned.count("run_experiment.py")
+    assert len(found) == gpu_study.count("--profile_only") + gpu_study.count("run_experiment.py")
 
 
 @pytest.mark.parametrize("more", [(), ("h200_peers",), ("h200_ragged",)])
@@ -165,16 +165,9 @@ def test_what_does_not_compile_is_not_compiled_ahead(tmp_path, setting):
 
 
 def test_what_is_compiled_ahead_is_for_the_threads_of_the_timed_job(tmp_path):
-    done = snakemake(
-        tmp_path,
-        "results/logs/vil-tiny-128-s1/baselines.csv",
-        "--dry-run",
-        "--printshellcmds",
-        "--cores",
-        "3",
-        capture_output=True,
-    )
-    commands = [line for line in (done.stdout + done.stderr).splitlines() if "run_baselines.py" in line]
+    options = ("--printshellcmds", "--cores", "3")
+    _, printed = dry_run(tmp_path, "results/logs/vil-tiny-128-s1/baselines.csv", *options)
+    commands = [line for line in printed.splitlines() if "run_baselines.py" in line]
     ahead, timed = (next(line for line in commands if ("--compile-only" in line) == only) for only in (True, False))
     assert "OMP_NUM_THREADS=3 MKL_NUM_THREADS=3" in ahead and "OMP_NUM_THREADS" not in timed
     kept = "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor"
@@ -183,17 +176,17 @@ def test_what_is_compiled_ahead_is_for_the_threads_of_the_timed_job(tmp_path):
 
 def test_orders_are_timed_on_the_host_of_a_gpu(tmp_path):
     given = ("--configfile", ROOT / "config/h200.yaml", ROOT / "config/full_scale.yaml")
-    done = snakemake(tmp_path, "results/logs/orders/times.csv", "--dry-run", *given, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    (body,) = [body for name, body in JOB.findall(done.stdout + done.stderr) if name == "experiment_on_host"]
+    status, printed = dry_run(tmp_path, "results/logs/orders/times.csv", *given)
+    assert status == 0, printed
+    (body,) = [body for name, body in JOB.findall(printed) if name == "experiment_on_host"]
     assert "timing=1" in body and "gpu" not in body
 
 
 def test_what_times_nothing_runs_beside_others(tmp_path):
     given = ("--configfile", ROOT / "config/h200.yaml", "--config", "experiments=[push,push_attention,push_streams]")
-    done = snakemake(tmp_path, "--dry-run", *given, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    bodies = [body for name, body in JOB.findall(done.stdout + done.stderr) if name == "experiment_untimed"]
+    status, printed = dry_run(tmp_path, *given)
+    assert status == 0, printed
+    bodies = [body for name, body in JOB.findall(printed) if name == "experiment_untimed"]
     assert bodies and not any("timing" in body or "gpu" in body or "threads" in body for body in bodies)
 
 
@@ -211,10 +204,10 @@ def test_a_cluster_gives_a_gpu_to_the_rules_that_ask_for_one():
 def test_a_cluster_is_asked_for_memory_and_time_by_the_size_of_the_graph(tmp_path):
     wanted = [f"results/graphs/{name}.npz" for name in ("vil-tiny-224-s1", "vil-tiny-8192-s1", "dynamicvit-s-4096")]
     given = ("--configfile", ROOT / "config/h200.yaml", ROOT / "config/full_scale.yaml")
-    done = snakemake(tmp_path, *wanted, "--dry-run", *given, capture_output=True)
-    assert done.returncode == 0, done.stderr
+    status, printed = dry_run(tmp_path, *wanted, *given)
+    assert status == 0, printed
     asked = {}
-    for _, body in JOB.findall(done.stdout + done.stderr):
+    for _, body in JOB.findall(printed):
         stated = dict(re.findall(r"\b(m|mem_mb|runtime)=([\w-]+)", body))
         asked[stated.get("m")] = (int(stated["mem_mb"]), int(stated["runtime"])) if "m" in stated else None
     small, large, largest = (asked[name] for name in ("vil-tiny-224-s1", "vil-tiny-8192-s1", "dynamicvit-s-4096"))
@@ -226,10 +219,8 @@ def test_a_cluster_is_asked_for_memory_and_time_by_the_size_of_the_graph(tmp_pat
 def test_a_documented_command_is_planned(line, checkout):
     small = [] if "--configfile" in line or "--lint" in line else ["--configfile", TINY]
     # Nothing but the command decides: it runs in the checkout, whose default profile Snakemake finds by itself.
-    command = [sys.executable, "-m", "snakemake", "--dry-run", *shlex.split(line), *small]
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
-    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    status, printed = run_loaded("--dry-run", *shlex.split(line), *small, source=checkout, folder=checkout)
+    assert status == 0, printed
 
 
 def test_every_figure_and_table_is_a_target(tmp_path):
@@ -256,9 +247,9 @@ def test_values_on_the_command_line_win(tmp_path):
 
 
 def test_the_graph_of_jobs_is_drawn(tmp_path):
-    done = snakemake(tmp_path, "figures/fill.svg", "--dag", *RUN, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    graphviz = done.stdout[done.stdout.index("digraph") :]
+    status, printed = dry_run(tmp_path, "figures/fill.svg", "--dag", *RUN)
+    assert status == 0, printed
+    graphviz = printed[printed.index("digraph") :]
     labels = set(re.findall(r'label = "(\w+)', graphviz))
     assert labels == {"figure", "blocks", "reorder", "graph"}
 
@@ -275,21 +266,21 @@ def test_the_graph_of_jobs_is_drawn(tmp_path):
     ids=["target", "stage", "value", "pair", "report"],
 )
 def test_a_wrong_command_names_what_is_wrong(tmp_path, arguments, message):
-    done = snakemake(tmp_path, *arguments, *RUN, capture_output=True)
-    assert done.returncode != 0
-    assert message in done.stdout + done.stderr
+    status, printed = dry_run(tmp_path, *arguments, *RUN)
+    assert status != 0
+    assert message in printed
     assert not (tmp_path / "results").exists()
 
 
 def test_a_missing_overlay_is_named(tmp_path):
-    done = snakemake(tmp_path, "--cores", "2", "--configfile", "my.yaml", capture_output=True)
-    assert done.returncode != 0 and "No such file or directory: 'my.yaml'" in done.stderr + done.stdout
+    status, printed = dry_run(tmp_path, "--cores", "2", "--configfile", "my.yaml")
+    assert status != 0 and "No such file or directory: 'my.yaml'" in printed
 
 
 @pytest.mark.skipif(shutil.which("conda") is not None, reason="conda is installed: it would deploy the environments")
 def test_conda_environments_need_conda(tmp_path):
-    done = snakemake(tmp_path, "results/graphs/vil-tiny-64-s1.npz", "--sdm", "conda", *RUN, capture_output=True)
-    assert done.returncode != 0 and "Is conda installed and accessible?" in done.stderr + done.stdout
+    status, printed = dry_run(tmp_path, "results/graphs/vil-tiny-64-s1.npz", "--sdm", "conda", *RUN)
+    assert status != 0 and "Is conda installed and accessible?" in printed
 
 
 def test_the_catalogs_snakefile_is_the_study(checkout, tmp_path):
