@@ -1,5 +1,6 @@
 """Where Triton's kernels are tested; the interpreter has to be asked for before a kernel is imported."""
 
+import dataclasses
 import functools
 import os
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 
-def hasten_interpreter():
+def patch_language_once():
     """Have Triton's interpreter replace the members of `triton.language` once a launch.
 
     It does so before a launch, which it takes back afterwards, and in each call of a function of the kernel in between,
@@ -40,10 +41,73 @@ def hasten_interpreter():
     interpreter._patch_lang = replace_once
 
 
+def check_no_overflow():
+    """Spare the interpreter what it computes to see integers overflow: without `debug`, it does not look at it."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def remember_types():
+    """Have Triton find what it derives from a shape or a type once, and not anew for each operation on a block."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    unwrap, equal, np_dtype = core._unwrap_if_constexpr, core.tuple.__eq__, interpreter._get_np_dtype
+    init_block, init_tensor = core.block_type.__init__, core.tensor.__init__
+    plain = frozenset((int, bool, float, str, type(None), core.dtype, core.block_type, core.pointer_type, core.tensor))
+    blocks, np_dtypes = {}, {}
+
+    def unwrap_if_constexpr(x):
+        return x if type(x) in plain else unwrap(x)
+
+    def init_block_type(self, element_ty, shape):
+        sizes = shape.values if type(shape) is core.tuple else unwrap_if_constexpr(shape)
+        key = element_ty.name, *map(unwrap_if_constexpr, sizes)
+        if key not in blocks:
+            init_block(self, element_ty, shape)
+            blocks[key] = {**vars(self), "of_tensors": {}}
+        vars(self).update(blocks[key], element_ty=element_ty)
+
+    def init_tensor_once(self, handle, type):
+        if not type.is_block():
+            return init_tensor(self, handle, type)
+        if not type.of_tensors:
+            init_tensor(self, handle, type)
+            type.of_tensors.update(shape=self.shape, numel=self.numel)
+        vars(self).update(type.of_tensors, handle=handle, type=type, dtype=type.element_ty)
+
+    def init_tuple(self, args, type=None):
+        self.values = list(args)
+        if type is not None:
+            self.type = type if isinstance(type, core.tuple_type) else core.tuple_type(type)
+
+    def equal_to(self, other):
+        return core.constexpr(self.values == other) if type(other) is list else equal(self, other)
+
+    def get_np_dtype(type):
+        name = type.scalar.name
+        if name not in np_dtypes:
+            np_dtypes[name] = np_dtype(type)
+        return np_dtypes[name]
+
+    core._unwrap_if_constexpr, interpreter._get_np_dtype = unwrap_if_constexpr, get_np_dtype
+    core.block_type.__init__, core.tensor.__init__ = init_block_type, init_tensor_once
+    core.tuple.__init__, core.tuple.__eq__ = init_tuple, equal_to
+    # Few ask for the type of a tuple.
+    core.tuple.type = functools.cached_property(lambda self: core._type_for_tuple_values(self.values))
+    core.tuple.type.__set_name__(core.tuple, "type")
+
+
 TRITON_DEVICE = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
 if TRITON_DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
-    hasten_interpreter()
+    # Its time is that of the work around numpy, which is the same for small and for large blocks.
+    patch_language_once()
+    check_no_overflow()
+    remember_types()
 HOPPER = TRITON_DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 needs_hopper = pytest.mark.skipif(not HOPPER, reason="Gluon has no interpreter, and this machine has no Hopper GPU")
 
