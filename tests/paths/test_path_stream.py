@@ -8,19 +8,22 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from tilewright import models
+from tilewright import models, targets
+from tilewright.core import provenance
 from tilewright.core.errors import BudgetError, ConfigError, PatternError
 from tilewright.paths import stream
 from tilewright.paths.odds import POWER, Odds
 from tilewright.paths.runner import Runner
 from tilewright.paths.table import Entry, Table
 
+DEVICE = targets.describe("cpu")["name"]
 FULL, SHORT, EXIT = "11.11.11.11", "10.10.01.11 scale=0.5", "11.11.11.11 levels=123"
 
 
 def entry(path, promise, score, **more):
-    facts = {"network": "segformer-b0-64", "checkpoint": "ab12", "rung": "trained", "batch": 1, "device": "x"}
+    facts = {"network": "segformer-b0-64", "checkpoint": "", "rung": "trained", "batch": 1, "device": DEVICE}
     facts |= {"dtype": "float32", "macs": 1, "p50_us": promise, "p99_us": promise, "promise_us": promise}
     return Entry(path=path, choice=score, test=score - 0.01, **(facts | more))
 
@@ -69,10 +72,31 @@ def test_what_a_runner_refuses(network):
         Runner(network, look_up(), batch=2)
     with pytest.raises(ConfigError, match="expected one of dtype float32, found bfloat16"):
         Runner(network, look_up(dtype="bfloat16"))
+    for field, other in (
+        ("network", "segformer-b1-64"),
+        ("network", "segformer-b0-128"),
+        ("device", "another"),
+        ("checkpoint", "ab12"),
+    ):
+        with pytest.raises(ConfigError, match=f"path table: expected one of {field} .*, found {other}"):
+            Runner(network, look_up(**{field: other}))
     with pytest.raises(ConfigError, match="margin: expected a share of at least 0"):
         Runner(network, look_up(), margin=float("nan"))
     with pytest.raises(ConfigError, match=r"expected 2 0s and 1s"):
         Runner(network, Table([entry("111.11.11.11", 1.0, 0.1)]))
+
+
+def test_a_table_is_of_the_weights_of_a_file(network, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_file(network.state_dict(), path)
+    loaded = models.create("segformer", variant="b0", image_size=64, num_classes=5, checkpoint=path)
+    of_file = provenance.sha256_file(path)[:12]
+    assert Runner(loaded, look_up(checkpoint=of_file)).pick(1e6).path == FULL
+    with pytest.raises(ConfigError, match=f"expected one of checkpoint {of_file}, found ab12"):
+        Runner(loaded, look_up(checkpoint="ab12"))
+    path.unlink()
+    with pytest.raises(ConfigError, match="expected the file of the network's weights, found none"):
+        Runner(loaded, look_up(checkpoint=of_file))
 
 
 def test_two_callers_at_once(network):

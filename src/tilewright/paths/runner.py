@@ -2,14 +2,15 @@
 
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 
-from tilewright import networks
-from tilewright.core import _internals
+from tilewright import networks, targets
+from tilewright.core import _internals, provenance
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.paths.calls import Calls, samples
 from tilewright.paths.odds import Odds
@@ -127,9 +128,10 @@ class Runner(Picker):
         (`networks.choose_kernels`), compiled by torch where this one says so. margin, late: see `Picker`. folded:
         ``{text of a path: Folded}`` for paths with statistics of their own.
 
-        Raises `ConfigError` as `Picker` does, and for a table of another network, type or batch.
+        Raises `ConfigError` as `Picker` does, and for a table of another network or size, other weights, another
+        device, type or batch: its promises are about nothing here.
         """
-        table.check(batch=batch, dtype=str(next(network.parameters()).dtype).removeprefix("torch."))
+        table.check(batch=batch, **_facts(network))
         # The slowest first: its memory serves the others.
         paths = {entry.path: network.path(entry.path) for entry in reversed(table.rows)}
         weight = next(network.parameters())
@@ -148,3 +150,19 @@ class Runner(Picker):
         """
         entry = self.pick(budget_us, price=price)
         return self.run(entry, images), Told(entry.path, entry.promise_us, entry.test)
+
+
+def _facts(network):
+    """What the rows of a table say of `network`, its weights and where it is, see `Entry`."""
+    weight = next(network.parameters())
+    try:
+        # ASSUME: the weights are still those of their file.
+        weights = provenance.sha256_file(network.weights)[:12] if network.weights else ""
+    except OSError as error:
+        raise ConfigError(f"path table: expected the file of the network's weights, found none: {error}") from None
+    return {
+        "network": import_module(type(network).__module__).name(network.options),
+        "checkpoint": weights,
+        "device": targets.describe(weight.device.type)["name"],
+        "dtype": str(weight.dtype).removeprefix("torch."),
+    }

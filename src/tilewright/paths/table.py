@@ -33,9 +33,10 @@ ROUNDING = 5e-4
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A path that was measured.
 
-    network, checkpoint: name, and digest of the weights. path: its text. rung: ``trained``, as the weights are, or
-    ``statistics``, with the batch norm's own of the path. batch, device, dtype: of the calls. compiled: whether torch
-    compiled their parts, see `calls.Calls`. macs: multiplications of an image. p50_us: microseconds of a call among
+    network, checkpoint: name, and the first 12 digits of the SHA-256 of the file of weights, blank for random ones.
+    path: its text. rung: ``trained``, as the weights are, or ``statistics``, with the batch norm's own of the path.
+    batch, device, dtype: of the calls. compiled: whether torch compiled their parts, see `calls.Calls`. macs:
+    multiplications of an image. p50_us: microseconds of a call among
     those of other paths. p99_us, promise_us: of calls as a stream makes them, until the maps are there, see `promised`;
     blank where none were made. fit, choice, test, novel: mean IoU on scenes of these splits, blank where not measured.
     predicted_us, predicted: of the planner. proposed: what proposed it. energy: of a cost model, over the full path's.
