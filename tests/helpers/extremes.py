@@ -18,9 +18,9 @@ ENTRIES = 50
 TILES = ("16x1",), ("32x16", "8x1"), ("64x1", "16x16"), ("64x1",), ("128x1", "16x1")
 
 
-def pattern(rng):
-    """bool [N_q, N_k]: documents, bands or random pairs, some with rows and columns of all keys, or of none."""
-    n_q, n_k = rng.integers(20, 150, 2)
+def pattern(rng, most):
+    """bool [N_q, N_k], each below `most`: documents, bands or random pairs, some with rows and columns of all keys, or of none."""
+    n_q, n_k = rng.integers(20, most, 2)
     rows, cols = np.ogrid[:n_q, :n_k]
     kind = rng.integers(4)
     if kind == 0:
@@ -50,11 +50,11 @@ def values(rng, heads, rows, keys):
     return found
 
 
-def case(seed, dtype=torch.float32, tiles=TILES, heads=2, head_dim=16):
+def case(seed, dtype=torch.float32, tiles=TILES, heads=2, head_dim=16, most=150):
     """A random one: ``dense``, ``tokens`` q, k and v, ``grad`` of the result, ``bias`` of a plan or None; ``names`` of
     tiles and ``options`` of `plans.prepared`."""
     rng = np.random.default_rng(seed)
-    dense = pattern(rng)
+    dense = pattern(rng, most)
     n_q, n_k = dense.shape
     kind, bias = rng.integers(4), None
     if kind == 1:
@@ -70,14 +70,15 @@ def case(seed, dtype=torch.float32, tiles=TILES, heads=2, head_dim=16):
     return SimpleNamespace(dense=dense, tokens=(q, k, v), grad=grad, bias=bias, names=names, options=options)
 
 
-def check(case, prepare, backward, tolerance, device="cpu", **options):
+def check(case, prepare, backward, tolerance, device=None):
     """Compare an executor's result and gradients of a case with those of the reference, row by row.
 
-    prepare: of the executor's module; options: further ones for it. backward: module of its gradients. tolerance: of
-    the result; twice that of gradients, which sum products of four rounded factors in place of two.
+    prepare: of the executor's module; device: for it, None where it takes none. backward: module of its gradients.
+    tolerance: of the result; twice that of gradients, which sum products of four rounded factors in place of two.
     """
     tokens = [x.to(device) for x in case.tokens]
-    call, taken, _ = prepared(prepare, case.dense, case.names, tokens, **case.options, **options)
+    options = case.options if device is None else case.options | {"device": device}
+    call, taken, _ = prepared(prepare, case.dense, case.names, tokens, **options)
     out = call(*taken)
     differentiate = backward.gradients if case.bias is None else backward.gradients_with_bias
     found = differentiate(call, *taken, out, case.grad.to(device))

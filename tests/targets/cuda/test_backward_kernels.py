@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 import tilewright
-from helpers import plans
+from helpers import extremes, plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from helpers.hopper import compiled
 from tilewright import models, reference, reorder
@@ -292,6 +292,16 @@ def test_a_bias_of_a_batch_without_entries_has_zeros():
 def test_gradients_of_random_patterns(n_q, n_k, density, n_global, empty, biased, seed):
     bias = 40 * torch.randn(H, n_q, n_k, generator=torch.Generator().manual_seed(seed)) if biased else None
     check(plans.pattern(n_q, n_k, density, seed, n_global, empty), ["16x1", "16x16"], bias=bias, seed=seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES if DEVICE == "cuda" else DTYPES[:1], ids=str)
+def test_results_and_gradients_of_random_blocks_splits_and_biases_of_extreme_size(dtype, monkeypatch):
+    monkeypatch.setattr(backward.backward_lists.facts, "SPLIT_KEYS", 32)
+    # Of a processor few and small ones: the interpreter takes seconds for each.
+    cases, most = (range(40), 150) if DEVICE == "cuda" else (range(4), 60)
+    for seed in cases:
+        made = extremes.case(seed, dtype, [["16x1"], ["32x1", "16x16"], ["64x1"]], most=most)
+        extremes.check(made, cuda_executor.prepare, backward, reference.TOLERANCE[dtype], DEVICE)
 
 
 def test_tensors_of_any_strides():

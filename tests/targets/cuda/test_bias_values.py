@@ -4,6 +4,7 @@ Where there is no GPU, kernels run under Triton's interpreter, or what would be 
 """
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -110,6 +111,19 @@ def test_values_are_placed_by_the_lists(families, dtype):
     assert torch.equal(tiles.cpu(), relative / 0.25) and torch.equal(found.cpu(), peaks)
     absolute = bias_values.Tiles(lists, H, 0.25, torch.device(DEVICE), relative=False)(table)
     assert torch.equal(absolute.cpu(), values)
+
+
+@pytest.mark.parametrize("scale", [2.0**-20, 32**-0.5, 1.0])
+def test_what_rounding_leaves_of_values_far_below_the_greatest_has_finite_weights(scale):
+    low = torch.tensor([[0.0, -1e9, -1.1e10, -1e15, -1e20, -3e25, -1e31, torch.finfo(torch.float32).min]])
+    lists = SimpleNamespace(bias_index=np.arange(16, dtype=np.int32).reshape(1, 1, 16).repeat(16, 1) % 8)
+    lists.rows, lists.step_keys, lists.family = 16, 16, np.zeros(1, np.int64)
+    found = bias_values.Tiles(lists, 1, scale, torch.device(DEVICE))(low.to(DEVICE))[0, 0, 0, :8].cpu()
+    # A fused product and sum keeps what the product alone rounds off.
+    factor = torch.tensor(scale * math.log2(math.e))
+    left = found.double() * factor.double() - (found * factor).double()
+    assert torch.exp2(left.float()).isfinite().all()
+    assert found[0] == 0 and (found[1:] * scale <= -0.9e9).all()
 
 
 def test_values_that_change_are_those_of_the_next_call():

@@ -9,6 +9,13 @@ values of each replay.
 import triton
 import triton.language as tl
 
+# No bias is further below the greatest of its row: it weighs nothing there. A step, or a part of a split block, in
+# which all keys are as low has weights of its own first. What rounding leaves of their scores, at most half of the 128
+# between two floats of this size in base 2, is the exponent of finite numbers, which are then multiplied by zero; that
+# of -1e20 is not.
+LOWEST = tl.constexpr(-(2.0**30))
+
+
 
 @triton.jit(do_not_specialize=["n_entries"])
 def tilewright_bias_peaks(
@@ -34,7 +41,7 @@ def tilewright_bias_tiles(
     """Tiles of a bias, float32 [tiles, HEADS, BLOCK_M, BLOCK_N], -inf where a pair is not allowed. Grid: as above.
 
     table_ptr, index_ptr, step_ptr: as of `tilewright_bias_peaks`. RELATIVE: less the greatest bias of each row in its
-    family, times inv_scale; that greatest goes to peak_ptr, float32 [families, HEADS, BLOCK_M], 0 where there is none.
+    family, at least LOWEST, times inv_scale; that greatest goes to peak_ptr, float32 [families, HEADS, BLOCK_M], 0 where there is none.
     family_ptr [tiles]; member_ptr: the tiles of each family side by side, from first_ptr [families + 1] on, STEPS read
     at a time.
     """
@@ -56,7 +63,7 @@ def tilewright_bias_tiles(
         peak = tl.where(peak == -float("inf"), 0.0, peak)
         if tile == tl.load(member_ptr + first):
             tl.store(peak_ptr + (family.to(tl.int64) * HEADS + h) * BLOCK_M + m, peak)
-        b_bias = (b_bias - peak[:, None]) * inv_scale
+        b_bias = tl.where(b_bias == -float("inf"), b_bias, tl.maximum(b_bias - peak[:, None], LOWEST)) * inv_scale
     p_tile = tile_ptr + (tile.to(tl.int64) * HEADS + h) * (BLOCK_M * BLOCK_N)
     tl.store(p_tile + m[:, None] * BLOCK_N + n[None, :], b_bias)
 
