@@ -19,7 +19,7 @@ TILES = ("16x1",), ("32x16", "8x1"), ("64x1", "16x16"), ("64x1",), ("128x1", "16
 
 
 def pattern(rng, most):
-    """bool [N_q, N_k], each below `most`: documents, bands or random pairs, some with rows and columns of all keys, or of none."""
+    """bool [N_q, N_k], each below `most`: documents, bands or random pairs; some rows and columns are full or empty."""
     n_q, n_k = rng.integers(20, most, 2)
     rows, cols = np.ogrid[:n_q, :n_k]
     kind = rng.integers(4)

@@ -16,7 +16,6 @@ import triton.language as tl
 LOWEST = tl.constexpr(-(2.0**30))
 
 
-
 @triton.jit(do_not_specialize=["n_entries"])
 def tilewright_bias_peaks(
     table_ptr, step_ptr, index_ptr, n_entries,
@@ -41,9 +40,9 @@ def tilewright_bias_tiles(
     """Tiles of a bias, float32 [tiles, HEADS, BLOCK_M, BLOCK_N], -inf where a pair is not allowed. Grid: as above.
 
     table_ptr, index_ptr, step_ptr: as of `tilewright_bias_peaks`. RELATIVE: less the greatest bias of each row in its
-    family, at least LOWEST, times inv_scale; that greatest goes to peak_ptr, float32 [families, HEADS, BLOCK_M], 0 where there is none.
-    family_ptr [tiles]; member_ptr: the tiles of each family side by side, from first_ptr [families + 1] on, STEPS read
-    at a time.
+    family, at least LOWEST, times inv_scale; that greatest goes to peak_ptr, float32 [families, HEADS, BLOCK_M], 0
+    where there is none. family_ptr [tiles]; member_ptr: the tiles of each family side by side, from first_ptr
+    [families + 1] on, STEPS read at a time.
     """
     tile, h = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     m = tl.arange(0, BLOCK_M)
