@@ -5,6 +5,8 @@ Skipped where timm is not installed.
 
 import copy
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from tilewright.nn import patterns
 
 timm = pytest.importorskip("timm", reason="timm is not installed")
 
-from tilewright.integrations.timm import sparsify  # noqa: E402
+from tilewright.integrations.timm import remove, sparsify  # noqa: E402
 
 # Of timm's, what it does not do yet.
 OLDER = tuple(map(int, timm.__version__.split(".")[:3])) < (1, 0, 31)
@@ -227,6 +229,180 @@ def test_copies_and_written_tables():
     plain, _, _ = made("beit")
     plain.blocks[1].attn.relative_position_bias_table.mul_(3)
     assert close(after, expected(plain, pattern, images))
+
+
+# As many tokens in both.
+CROPS = (96, 64), (64, 96)
+ANY_SIZE = {
+    "vit": ("vit_tiny_patch16_224", {"dynamic_img_size": True}, "window-3-g1"),
+    "dinov2": ("vit_small_patch16_dinov3", {"dynamic_img_size": True}, "window-3-g5"),
+    "eva": ("eva02_tiny_patch14_224", {"dynamic_img_size": True, "patch_size": 16, "num_heads": 3}, "window-3-g1"),
+}
+
+
+def of_any_size(case):
+    MODELS["any size"] = (*ANY_SIZE[case], CROPS[0])
+    try:
+        model, pattern, _ = made("any size")
+    finally:
+        del MODELS["any size"]
+    sparsify(model, pattern)
+    return model, [torch.randn(2, 3, *size) for size in CROPS]
+
+
+def whole(model, images):
+    return model.forward_features(images)
+
+
+def between(model, images):
+    return torch.cat([x.flatten(2).mT for x in model.forward_intermediates(images, intermediates_only=True)], 1)
+
+
+def by_hand(reentrant):
+    """Blocks two at a time, then one."""
+
+    def run(model, images):
+        x = model._pos_embed(model.patch_embed(images))
+        for part in (model.blocks[:2], model.blocks[2:]):
+            x = torch.utils.checkpoint.checkpoint(part, x, use_reentrant=reentrant)
+        return x
+
+    return run
+
+
+def entirely(model, images):
+    return torch.utils.checkpoint.checkpoint(model, images, use_reentrant=False)
+
+
+def gradients_of_both(model, run, crops):
+    model.zero_grad()
+    torch.stack([run(model, images).square().mean() for images in crops]).sum().backward()
+    return torch.cat([x.grad.flatten() for x in model.parameters() if x.grad is not None])
+
+
+@pytest.mark.parametrize("case", ANY_SIZE)
+def test_what_checkpointing_computes_again_sees_the_grid_of_its_own_forward(case, monkeypatch):
+    model, crops = of_any_size(case)
+    # Timm's own reentrant checkpoints take no rotations.
+    ways = [(run, reentrant) for run in (whole, between) for reentrant in (False, True)[: 1 + (case == "vit")]]
+    wanted = {run: gradients_of_both(model, run, crops) for run in (whole, between)}
+    model.set_grad_checkpointing()
+    for run, reentrant in ways:
+        monkeypatch.setattr(timm.models._manipulate, "use_reentrant_ckpt", lambda reentrant=reentrant: reentrant)
+        assert torch.allclose(gradients_of_both(model, run, crops), wanted[run], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("way", [by_hand(False), by_hand(True), entirely], ids=["by hand", "reentrant", "entirely"])
+def test_checkpoints_by_hand_see_the_grid_of_their_own_forward(way):
+    model, crops = of_any_size("vit")
+    model.set_grad_checkpointing(False)
+    plain = {entirely: lambda model, images: model(images)}.get(
+        way, lambda model, images: model.blocks(model._pos_embed(model.patch_embed(images)))
+    )
+    wanted = gradients_of_both(model, plain, crops)
+    assert torch.allclose(gradients_of_both(model, way, crops), wanted, atol=1e-6, rtol=1e-4)
+
+
+def test_blocks_that_are_compiled_by_themselves_see_the_grid_of_their_own_forward():
+    model, crops = of_any_size("vit")
+    wanted = gradients_of_both(model, whole, crops)
+    model.set_grad_checkpointing()
+    for block in model.blocks:
+        block.compile(backend="eager")
+    assert torch.allclose(gradients_of_both(model, whole, crops), wanted, atol=1e-6, rtol=1e-4)
+
+
+def test_tokens_that_were_moved_away_are_those_of_the_only_grid_or_refused():
+    model, crops = of_any_size("vit")
+    wanted = gradients_of_both(model, whole, crops[:1])
+    model.set_grad_checkpointing()
+    with torch.autograd.graph.save_on_cpu():
+        assert torch.allclose(gradients_of_both(model, whole, crops[:1]), wanted, atol=1e-6, rtol=1e-4)
+    moved = torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x)
+    with moved, pytest.raises(PatternError, match="the tokens of their own forward, or images of one shape"):
+        gradients_of_both(model, whole, crops)
+
+
+@pytest.mark.parametrize("case", ["any", "beit"])
+@torch.no_grad()
+def test_threads_call_one_model_with_images_of_their_own(case):
+    if case == "any":
+        model, images = of_any_size("vit")
+    else:
+        model, pattern, images = made(case)
+        sparsify(model, pattern)
+        images = images[:1], images
+    wanted = [model(each) for each in images]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda i: model(images[i % 2]), range(24)))
+            features = list(pool.map(lambda i: (model if i % 2 else model.forward_features)(images[i % 2]), range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(close(out, wanted[i % 2]) for i, out in enumerate(found))
+    assert all(close(out, wanted[1]) for out in features[1::2])
+
+
+@pytest.mark.parametrize("case", ["vit-norms", "beit", "beit-shared", "eva"])
+def test_replicas_and_swapped_parameters_compute_with_their_own(case):
+    model, pattern, images = made(case)
+    sparsify(model, pattern)
+    other, _, _ = made(case)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in other.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    sparsify(other, pattern)
+    wanted = other(images)
+    assert not torch.allclose(model(images), wanted, atol=1e-3)
+    swapped = torch.func.functional_call(model, dict(other.named_parameters()), (images,))
+    assert close(swapped, wanted)
+    # As `DataParallel` makes one.
+    modules = list(model.modules())
+    replicas = [module._replicate_for_data_parallel() for module in modules]
+    values = dict(zip(model.parameters(), other.parameters(), strict=True))
+    for module, replica in zip(modules, replicas, strict=True):
+        for name, child in module._modules.items():
+            replica._modules[name] = None if child is None else replicas[modules.index(child)]
+        for name, parameter in module._parameters.items():
+            setattr(replica, name, None if parameter is None else values[parameter])
+    assert close(replicas[0](images), wanted)
+    replicas[0](images).sum().backward()
+    assert all(x.grad is not None for x in other.parameters()) and all(x.grad is None for x in model.parameters())
+
+
+@torch.no_grad()
+def test_copies_of_a_sparse_model_are_given_back_as_it_is():
+    model, pattern, images = made("beit")
+    plain = model(images)
+    parts = [type(module) for module in model.modules()]
+    sparse = sparsify(model, pattern)
+    layer, of_timm = model.blocks[0].attn, vars(made("beit")[0].blocks[0].attn)
+    assert all(getattr(layer, name) == of_timm[name] for name in ("num_heads", "scale", "fused_attn"))
+    found = model(images)
+    copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(sparse).model
+    for other in copies:
+        assert close(other(images), found) and list(other.state_dict()) == list(model.state_dict())
+        remove(other)
+        assert torch.equal(other(images), plain) and [type(module) for module in other.modules()] == parts
+        assert close(model(images), found)
+    remove(model)
+    assert torch.equal(model(images), plain)
+    again = sparsify(model, pattern)
+    assert close(model(images), found)
+    again.remove()
+    again.remove()
+    assert torch.equal(model(images), plain)
+
+
+@torch.no_grad()
+def test_a_model_without_its_last_blocks_puts_tokens_back():
+    model, pattern, images = made("vit")
+    sparsify(model, pattern)
+    model.prune_intermediate_layers([1], prune_head=False)
+    assert len(model.blocks) == 2
+    assert close(model.forward_features(images), model.forward_intermediates(images)[0])
 
 
 @torch.no_grad()

@@ -4,13 +4,16 @@
 biases are timm's own. Tokens are put into plan order once, before the first sparse block, and back after the last.
 """
 
+import functools
+from typing import NamedTuple
+
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from tilewright.core.errors import ConfigError, PatternError, Unavailable
-from tilewright.nn.attention import LayerBias, Patterned
+from tilewright.integrations._calls import Calls
+from tilewright.nn.attention import BiasPlans, LayerBias, PairBias, Patterned
 
 
 def sparsify(model, pattern, blocks=None, *, plans=None):
@@ -41,125 +44,185 @@ class Sparsified:
     def __init__(self, model, attention, chosen):
         """Change `model`, which `sparsify` has checked."""
         self.model, self.attention, self.blocks = model, attention, chosen
-        self._state = state = _State(attention, _keeps_order(model, chosen))
+        state = _State(attention, _keeps_order(model, chosen))
         shared = getattr(model, "rel_pos_bias", None)
+        model.__class__ = _changed(Model, type(model))
+        model._sparse = state
         for i in chosen:
-            model.blocks[i].attn = Attention(model.blocks[i].attn, state, shared)
-        self._hooks = [
-            model.patch_embed.register_forward_pre_hook(state.see),
-            model.blocks[chosen[0]].register_forward_pre_hook(state.enter),
-            model.blocks[chosen[-1]].register_forward_hook(state.leave),
-        ]
-        # It returns tokens from between the blocks: they stay in timm's order.
-        if hasattr(model, "forward_intermediates"):
-            model.forward_intermediates = _InOrder(model, state)
+            layer = model.blocks[i].attn
+            layer.__class__ = _changed(Attention, type(layer))
+            layer._sparse, layer._plans = state, BiasPlans()
+            # In a tuple: it is no part of the layer.
+            own = getattr(layer, "relative_position_bias_table", None) is not None
+            layer._shared = () if own or shared is None else (shared,)
+        _hook(model)
 
     def remove(self):
         """Give the model back as it was."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        for i in self.blocks:
-            if isinstance(self.model.blocks[i].attn, Attention):
-                self.model.blocks[i].attn = self.model.blocks[i].attn.original.train(self.model.training)
-        self.model.__dict__.pop("forward_intermediates", None)
+        remove(self.model)
 
 
-class Attention(nn.Module):
-    """One layer's attention: timm's own module gives the parameters, under their names, and this one the call."""
+def remove(model):
+    """Give a model that `sparsify` changed, or a copy of one, back as it was."""
+    _unhook(model)
+    for module in (model, *_layers(model)):
+        if isinstance(module, _Changed):
+            module.__class__ = module.OWN
+            for name in ("_sparse", "_plans", "_shared"):
+                vars(module).pop(name, None)
 
-    def __init__(self, original, state, shared=None):
-        """original: timm's. shared: the model's module of a bias that all layers share, or None."""
-        super().__init__()
-        # In a tuple: it is no part of this module; their parameters, buffers and parts are the same.
-        self._held, self._state = (original,), state
-        self._parameters, self._buffers, self._modules = original._parameters, original._buffers, original._modules
-        self._non_persistent_buffers_set = original._non_persistent_buffers_set
-        self.training, self.num_heads = original.training, original.num_heads
-        source = original if getattr(original, "relative_position_bias_table", None) is not None else shared
-        self._bias = None if source is None else _TableBias(source)
 
-    @property
-    def original(self):
-        """Timm's module."""
-        return self._held[0]
+class _Changed:
+    """A module of timm's by another class, which is made for its own one: parameters and their names stay."""
 
-    def set_window_size(self, window_size):
-        """As timm's: the table of the bias for another grid."""
-        self.original.set_window_size(window_size)
+    def __reduce__(self):
+        return _blank, (self.CHANGE, self.OWN), self.__dict__
+
+
+@functools.cache
+def _changed(change, own):
+    """The class `own` with what the class `change` says."""
+    return type(f"Sparse{own.__name__}", (change, own), {"CHANGE": change, "OWN": own, "__module__": __name__})
+
+
+def _blank(change, own):
+    """Of a copy, before it has a state."""
+    made = _changed(change, own)
+    return made.__new__(made)
+
+
+class Model(_Changed):
+    """A model with sparse layers."""
+
+    def forward_intermediates(self, *arguments, **named):
+        """As timm's. It returns tokens from between the blocks: they stay in timm's order."""
+        with self._sparse.orders.inside(True):
+            return super().forward_intermediates(*arguments, **named)
+
+    def prune_intermediate_layers(self, *arguments, **named):
+        """As timm's. Tokens are put back after the last block that is left."""
+        _unhook(self)
+        try:
+            return super().prune_intermediate_layers(*arguments, **named)
+        finally:
+            _hook(self)
+
+
+class Attention(_Changed):
+    """One layer's attention: timm's own module with another call."""
+
+    def _replicate_for_data_parallel(self):
+        # The replica of a module that is no part of this one is not known here.
+        replica = super()._replicate_for_data_parallel()
+        replica._shared = ()
+        return replica
 
     def forward(self, x, rope=None, attn_mask=None, is_causal=False, shared_rel_pos_bias=None):
-        """Tokens [B, N, C], in plan order where the state says so. Raises `PatternError` for what is not supported."""
-        own = self.original
+        """Tokens [B, N, C], in plan order where the call says so. Raises `PatternError` for what is not supported."""
         if attn_mask is not None or is_causal:
             raise PatternError("sparse attention: expected no mask beside the pattern, found attn_mask or is_causal")
-        if self.training and own.attn_drop.p:
-            raise PatternError(f"sparse attention: expected no attention dropout in training, found {own.attn_drop.p}")
-        q, k, v = _projected(own, x)
-        ordered = self._state.ordered
+        if self.training and self.attn_drop.p:
+            raise PatternError(f"sparse attention: expected no attention dropout in training, found {self.attn_drop.p}")
+        call = self._sparse.call()
+        q, k, v = _projected(self, x)
         if rope is not None:
-            rope = self._state.rotations(rope)
-            q, k = (_rotated(each, rope, getattr(own, "rotate_half", False)).type_as(v) for each in (q, k))
-        out = self._state.attention.attend(q, k, v, self._state.grid, bias=self._bias, ordered=ordered)
+            rope = self._sparse.rotations(rope, call)
+            q, k = (_rotated(each, rope, getattr(self, "rotate_half", False)).type_as(v) for each in (q, k))
+        bias = self._bias(shared_rel_pos_bias)
+        out = self._sparse.attention.attend(q, k, v, call.grid, bias=bias, ordered=call.ordered)
         out = out.transpose(1, 2).flatten(2)
-        if getattr(own, "norm", None) is not None:
-            out = own.norm(out)
-        if getattr(own, "gate", None) is not None:
-            out = out * own.gate(x).sigmoid()
-        return own.proj_drop(own.proj(out))
+        if getattr(self, "norm", None) is not None:
+            out = self.norm(out)
+        if getattr(self, "gate", None) is not None:
+            out = out * self.gate(x).sigmoid()
+        return self.proj_drop(self.proj(out))
+
+    def _bias(self, shared):
+        """What is added to the scores, or None. shared: what the model made of a bias of all layers."""
+        if getattr(self, "relative_position_bias_table", None) is not None:
+            return _TableBias(self, self._plans)
+        if self._shared:
+            return _TableBias(self._shared[0], self._plans)
+        return None if shared is None else PairBias(self, shared)
+
+
+class _Call(NamedTuple):
+    """The grid of a call's images; whether its tokens stand in plan order from the first sparse block to the last."""
+
+    grid: tuple[int, int]
+    ordered: bool
 
 
 class _State:
-    """What the layers of a model share in a call: the pattern, the grid of the images, how tokens stand."""
+    """What the layers of a model share: the pattern, and the calls."""
 
     def __init__(self, attention, keeps):
         self.attention, self.keeps = attention, keeps
-        self.grid, self.ordered, self.in_order = None, False, False
+        # `orders`: whether tokens stay in timm's order between the blocks.
+        self.calls, self.orders = Calls(), Calls()
 
     def see(self, patch_embed, arguments):
-        """Before the patches are embedded: the grid of these images."""
+        """Before the patches are embedded: a call begins, with the grid of these images."""
         height, width = arguments[0].shape[-2:]
-        self.grid = tuple(map(int, patch_embed.dynamic_feat_size((height, width))))
-        self.ordered = False
+        grid = tuple(map(int, patch_embed.dynamic_feat_size((height, width))))
+        ordered = self.keeps and not self.attention.full and not self.orders.now()
+        self.calls.enter(_Call(grid, ordered), self.attention.n_special + grid[0] * grid[1])
+
+    def call(self):
+        """The call that this thread is in. Raises `PatternError` where there is none."""
+        found = self.calls.now()
+        if found is None:
+            raise PatternError("sparse attention: expected images through patch_embed before tokens, found none")
+        return found
+
+    def begin(self, block, arguments):
+        """Before each block."""
+        self.calls.begin(arguments[0])
 
     def enter(self, block, arguments):
         """Before the first sparse block."""
-        self.ordered = self.keeps and not self.in_order and not self.attention.full
-        return (self.attention.enter(arguments[0], self.grid), *arguments[1:]) if self.ordered else None
+        call = self.call()
+        return (self.attention.enter(arguments[0], call.grid), *arguments[1:]) if call.ordered else None
 
     def leave(self, block, arguments, out):
         """After the last sparse block."""
-        if not self.ordered:
-            return None
-        # Of a block that is computed again, in checkpointing, tokens stand as they did: the state stays.
-        return self.attention.leave(out, self.grid)
+        call = self.call()
+        return self.attention.leave(out, call.grid) if call.ordered else None
 
-    def rotations(self, rope):
+    def rotations(self, rope, call):
         """Rotations [..., N, 2 D] (sine, cosine) of all tokens, as they stand, of those of the patches."""
         half = rope.shape[-1] // 2
         special = rope.new_zeros((*rope.shape[:-2], self.attention.n_special, rope.shape[-1]))
         # Special tokens are not turned.
         special[..., half:] = 1
         rope = torch.cat((special, rope), dim=-2)
-        if not self.ordered:
+        if not call.ordered:
             return rope
         *others, n, width = rope.shape
-        return self.attention.enter(rope.reshape(-1, n, width), self.grid).reshape(*others, n, width)
+        return self.attention.enter(rope.reshape(-1, n, width), call.grid).reshape(*others, n, width)
 
 
-class _InOrder:
-    """``forward_intermediates`` of a model, with tokens in timm's order between the blocks."""
+def _hook(model):
+    """Have a model's blocks tell its state of calls; tokens stand in plan order in the sparse ones."""
+    state = model._sparse
+    sparse = [block for block in model.blocks if isinstance(getattr(block, "attn", None), Attention)]
+    model.patch_embed.register_forward_pre_hook(state.see)
+    for block in model.blocks:
+        block.register_forward_pre_hook(state.begin)
+    if sparse:
+        sparse[0].register_forward_pre_hook(state.enter)
+        sparse[-1].register_forward_hook(state.leave)
 
-    def __init__(self, model, state):
-        self._model, self._state = (model,), state
 
-    def __call__(self, *arguments, **named):
-        self._state.in_order = True
-        try:
-            (model,) = self._model
-            return type(model).forward_intermediates(model, *arguments, **named)
-        finally:
-            self._state.in_order = False
+def _unhook(model):
+    for module in (model.patch_embed, *model.blocks):
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), _State)]:
+                del hooks[key]
+
+
+def _layers(model):
+    return [layer for block in model.blocks if (layer := getattr(block, "attn", None)) is not None]
 
 
 def _known():
@@ -243,18 +306,13 @@ def _rotated(x, rope, half):
 class _TableBias(LayerBias):
     """Of a module of timm's that has a table and the places of all pairs in it."""
 
-    def __init__(self, source):
-        super().__init__()
-        # In a copy of the model, the copy's.
-        self._source = source
-
     def table(self):
-        return self._source.relative_position_bias_table.T
+        return self.source.relative_position_bias_table.T
 
     def index(self, rows, cols):
-        places = self._source.relative_position_index.cpu().numpy()
+        places = self.source.relative_position_index.cpu().numpy()
         return places[np.asarray(rows), np.asarray(cols)]
 
     def pairs(self):
-        table, places = self._source.relative_position_bias_table, self._source.relative_position_index
+        table, places = self.source.relative_position_bias_table, self.source.relative_position_index
         return table[places.flatten()].unflatten(0, places.shape).movedim(-1, 0)

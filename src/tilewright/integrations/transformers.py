@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.core.errors import ConfigError, PatternError, Unavailable
-from tilewright.nn.attention import Patterned
+from tilewright.nn.attention import PairBias, Patterned
 
 NAME = "tilewright"
 # Of configurations: how many tokens stand before the grid. Swin's attention has windows of its own.
@@ -123,34 +123,7 @@ def _patterned(module, q, k, v, mask, scale):
         _patterns[module] = key, found
     if mask is None:
         return found.attend(q, k, v, grid)
-    return found.attend(q, k, v, grid, bias=_MaskBias(module, mask.expand(-1, q.shape[1], -1, -1)[0]))
-
-
-class _MaskBias:
-    """A bias [H, N, N] that a model makes as a mask in every call: plans are made again where its values changed."""
-
-    def __init__(self, module, mask):
-        self._module, self._mask = module, mask
-
-    def dense(self, dtype):
-        """The mask [1, H, N, N]."""
-        return self._mask.to(dtype)[None]
-
-    def planned(self, plan):
-        """``(plan with the mask, values)``: values are the mask where its gradient is recorded, else None."""
-        mask = self._mask
-        if torch.is_grad_enabled() and mask.requires_grad:
-            before, found = _trained.get(self._module, (None, None))
-            if before is not plan:
-                found = plan.with_bias(mask.detach().float())
-                _trained[self._module] = plan, found
-            return found, mask
-        before, remembered, found = _biased.get(self._module, (None, None, None))
-        # The model makes a new tensor in every call: values are compared, on a GPU too.
-        if before is not plan or remembered.shape != mask.shape or not torch.equal(remembered, mask):
-            found = plan.with_bias(mask.detach().float())
-            _biased[self._module] = plan, mask.detach().clone(), found
-        return found, None
+    return found.attend(q, k, v, grid, bias=PairBias(module, mask.expand(-1, q.shape[1], -1, -1)[0]))
 
 
 def _windows(module, q, k, v, mask, scale):

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -20,6 +21,10 @@ from tilewright.targets.masks import Bias
 # Multiple of the head dims that every executor has.
 HEAD_DIM_STEP = 8
 
+# For layers with a `PairBias`: ``plan, plan that takes the bias in each call``, and ``plan, bias as it was, plan with
+# it``.
+_taking_pairs: WeakKeyDictionary = WeakKeyDictionary()
+_with_pairs: WeakKeyDictionary = WeakKeyDictionary()
 # Patterns with their plans, by content. Models, layers and copies with equal patterns share them.
 _SITES: dict[tuple, _sites.Site] = {}
 
@@ -103,6 +108,7 @@ class Patterned:
             raise PatternError(
                 f"expected {n} tokens, {self.n_special} special and a grid of {grid[0]} x {grid[1]}, found {q.shape[2]}"
             )
+        q, k, v = _cast(q, k, v)
         if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
             raise PatternError(
                 "expected queries, keys and values of one dtype and device, found "
@@ -130,6 +136,15 @@ class Patterned:
         return {**self.__dict__, "_by_grid": {}, "_plans": {}}
 
 
+def _cast(*tensors):
+    """Tensors under autocast as torch's attention takes them there: in its type, but for float64."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    to = torch.get_autocast_dtype(device)
+    return tuple(x.to(to) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
 def copy_with_scale(plan, scale):
     """`plan` with another scale of the scores: same order, blocks and schedule."""
     made = copy.copy(plan)
@@ -139,62 +154,81 @@ def copy_with_scale(plan, scale):
     return made
 
 
-class LayerBias:
-    """The relative-position bias of one layer: its plan is made again only where its table was written to.
+class BiasPlans:
+    """Plans that take the values of a layer's bias in each call, by the plan without one."""
 
-    Where a gradient of the table is recorded, one plan takes the table in every call.
+    def __init__(self):
+        """Nothing is made before the first call."""
+        self._taking = {}
+
+    def __reduce__(self):
+        # Plans are of one process, and a copy of a layer may get another index.
+        return BiasPlans, ()
+
+    def taking(self, plan, bias):
+        """`plan` with the index of a `LayerBias`, for values that each call gives.
+
+        A program is exported after a call with such tokens. Raises `PatternError` where there was none.
+        """
+        return self._taking[plan] if plan in self._taking else self._made(plan, bias)
+
+    @torch.compiler.disable
+    def _made(self, plan, bias):
+        if operators.exporting():
+            # Tables have no values while a program is traced.
+            raise PatternError("bias table: expected a call with such tokens before the export, found none")
+        # Values of its own, of no transformed or inference tensor: each call gives others.
+        with torch.inference_mode(False):
+            zeros = torch.zeros(bias.table().shape, dtype=torch.float32, device="cpu")
+        return self._taking.setdefault(plan, plan.with_bias(Bias(zeros, bias.index)))
+
+
+class LayerBias:
+    """The relative-position bias of one layer: one plan, which takes the table in every call.
 
     Subclasses have ``table() -> tensor [H, T]``, read in every call; ``index(rows, cols) -> int array``, places of
     pairs in it, by token numbers in the model's own order; ``pairs() -> [H, N, N]``, of all pairs, for ``full``.
     """
 
-    def __init__(self):
-        """Nothing is made before the first call."""
-        self._made = None, None, None
-        self._trained = None, None
+    def __init__(self, source, plans):
+        """source: the module that has the table, of this call: a replica's own. plans: `BiasPlans` of the layer."""
+        self.source, self._plans = source, plans
 
     def dense(self, dtype):
         """The bias [1, H, N, N] of all pairs."""
         return self.pairs().to(dtype)[None]
 
-    def __getstate__(self):
-        # Plans are of one process, and a copy has a table of its own.
-        return {**self.__dict__, "_made": (None, None, None), "_trained": (None, None)}
+    def planned(self, plan):
+        """``(plan that takes a table, the table)``."""
+        return self._plans.taking(plan, self), self.table()
+
+
+class PairBias:
+    """A bias [H, N, N] that a model makes in every call: plans are made again where its values changed."""
+
+    def __init__(self, module, bias):
+        """module: the layer that it is of."""
+        self._module, self._bias = module, bias
+
+    def dense(self, dtype):
+        """The bias [1, H, N, N]."""
+        return self._bias.to(dtype)[None]
 
     def planned(self, plan):
-        """``(plan with this bias, values)``: values are the table where its gradient is recorded, else None.
-
-        In a program that is exported the bias is what it was in the call before, which has to be one without gradients.
-        """
-        if torch.is_grad_enabled() and not operators.exporting():
-            table = self.table()
-            if table.requires_grad:
-                before, found = self._trained
-                return found if before is plan else self._taking(plan), table
-        return self._holding(plan), None
-
-    @torch.compiler.disable
-    def _taking(self, plan):
-        """`plan` for values that each call gives."""
-        found = plan.with_bias(Bias(self.table().detach().float(), self.index))
-        self._trained = plan, found
-        return found
-
-    @torch.compiler.disable
-    def _holding(self, plan):
-        """`plan` with the values that the table has now."""
-        if operators.exporting():
-            # Tables have no values while a program is traced.
-            before, _, found = self._made
+        """``(plan with the bias, values)``: values are the bias where its gradient is recorded, else None."""
+        bias = self._bias
+        if torch.is_grad_enabled() and bias.requires_grad:
+            before, found = _taking_pairs.get(self._module, (None, None))
             if before is not plan:
-                raise PatternError("bias table: expected a call with such tokens before the export, found none")
-            return found
-        table = self.table()
-        before, remembered, found = self._made
-        if before is not plan or not remembered.unchanged(table):
-            found = plan.with_bias(Bias(table.detach().float(), self.index))
-            self._made = plan, _sites.Table(table), found
-        return found
+                found = plan.with_bias(bias.detach().float())
+                _taking_pairs[self._module] = plan, found
+            return found, bias
+        before, remembered, found = _with_pairs.get(self._module, (None, None, None))
+        # The model makes a new tensor in every call: values are compared, on a GPU too.
+        if before is not plan or remembered.shape != bias.shape or not torch.equal(remembered, bias):
+            found = plan.with_bias(bias.detach().float())
+            _with_pairs[self._module] = plan, bias.detach().clone(), found
+        return found, None
 
 
 class SparseAttention(nn.Module):
@@ -244,7 +278,7 @@ class SparseAttention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, **where)
         self.q_norm, self.k_norm = (norm() if qk_norm else nn.Identity() for _ in range(2))
         self.proj = nn.Linear(dim, dim, bias=proj_bias, **where)
-        self._bias = None
+        self._plans = BiasPlans()
         if bias:
             entries = (2 * self.grid[0] - 1) * (2 * self.grid[1] - 1) + 1
             self.relative_position_bias_table = nn.Parameter(torch.empty(entries, heads, **where))
@@ -262,7 +296,8 @@ class SparseAttention(nn.Module):
             raise PatternError(f"grid: expected that of the bias table, {self.grid}, found {grid}")
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         q, k = self.q_norm(q), self.k_norm(k)
-        out = self.attention.attend(q, k, v, grid, bias=self._layer_bias(), ordered=ordered)
+        bias = _OwnBias(self, self._plans) if self.has_bias else None
+        out = self.attention.attend(q, k, v, grid, bias=bias, ordered=ordered)
         return self.proj(out.transpose(1, 2).flatten(2))
 
     def enter(self, x, grid=None):
@@ -281,31 +316,18 @@ class SparseAttention(nn.Module):
         inside = (np.asarray(rows) >= g) & (np.asarray(cols) >= g)
         return np.where(inside, place, (2 * height - 1) * (2 * width - 1))
 
-    def _layer_bias(self):
-        if self.has_bias and self._bias is None:
-            self._bias = _OwnBias(self)
-        return self._bias
-
-    def __getstate__(self):
-        # What is prepared belongs to this layer's own table.
-        return {**self.__dict__, "_bias": None}
-
 
 class _OwnBias(LayerBias):
     """Of a `SparseAttention`."""
 
-    def __init__(self, layer):
-        super().__init__()
-        self._layer = layer
-
     def table(self):
-        return self._layer.relative_position_bias_table.T
+        return self.source.relative_position_bias_table.T
 
     def index(self, rows, cols):
-        return self._layer.bias_index(rows, cols)
+        return self.source.bias_index(rows, cols)
 
     def pairs(self):
-        layer = self._layer
+        layer = self.source
         at = np.arange(layer.attention.n_special + layer.grid[0] * layer.grid[1])
         table = layer.relative_position_bias_table
         return table[torch.from_numpy(layer.bias_index(at[:, None], at)).to(table.device)].movedim(-1, 0)
