@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from tilewright import scenes
+from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
 from tilewright.scenes import sources
 from tilewright.scenes.sources import ade20k, camvid, cityscapes
@@ -267,3 +268,77 @@ def test_options_are_checked(tmp_path):
         scenes.create("folder", folder=tmp_path)
     with pytest.raises(UnknownNameError, match="scenes, crops, stream"):
         scenes.create("coco")
+
+
+# Pictures as files hold them
+
+
+def gray16(folder):
+    """A ramp of 16-bit gray levels, and the 8-bit levels that it shows."""
+    levels = (np.arange(48).reshape(6, 8) * 1367).astype(np.uint16)
+    Image.fromarray(levels).save(folder / "ramp.png")
+    return folder / "ramp.png", np.round(levels / 257)
+
+
+def test_gray_levels_of_16_bits_are_scaled(tmp_path):
+    path, levels = gray16(tmp_path)
+    assert np.abs(np.asarray(images.read_rgb(path)) - levels[..., None]).max() <= 1
+    Image.fromarray(np.full((6, 8), 70000, np.int32)).save(tmp_path / "wide.tif")
+    with pytest.raises(ArtifactError, match="expected gray levels from 0 to 65535, found 70000 to 70000"):
+        images.read_rgb(tmp_path / "wide.tif")
+    Image.fromarray(np.full((6, 8), 0.5, np.float32)).save(tmp_path / "share.tif")
+    with pytest.raises(ArtifactError, match=r"expected an image of mode .*, found F"):
+        images.read_rgb(tmp_path / "share.tif")
+
+
+@pytest.mark.parametrize("suffix", [".PNG", ".Jpeg", ".tif", ".TIFF", ".gif", ".BMP", ".ppm"])
+def test_an_image_is_known_by_its_ending_in_any_case(suffix, tmp_path):
+    folder = make("folder", tmp_path)
+    write(folder / "val" / "n01" / f"more{suffix}", picture(3, 20, 30))
+    assert scenes.create("folder", folder=folder).count("val") == 3
+
+
+def test_a_reader_tells_which_files_it_does_not_read(tmp_path):
+    folder = make("folder", tmp_path)
+    (folder / "val" / "n01" / "photo.heic").write_bytes(b"x")
+    (folder / "val" / "n01" / ".hidden").write_bytes(b"x")
+    with pytest.warns(UserWarning, match=r"n01: 1 of 2 files are not read as images of a class: \.heic"):
+        assert scenes.create("folder", folder=folder).count("val") == 2
+
+
+def test_pictures_and_labels_are_turned_as_they_are_looked_at(tmp_path):
+    folder = make("camvid", tmp_path)
+    turned = Image.fromarray(np.asarray(picture(5, 8, 6), np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    # As a camera that was held upright stores it: the file's rows are columns of what is seen.
+    turned.save(folder / "train" / "f0.png", exif=exif)
+    found, _ = scenes.create("camvid", folder=folder).read("train", [0], (6, 8))
+    wanted = sources.normalised(torch.from_numpy(np.rot90(np.asarray(turned), -1).copy()).permute(2, 0, 1)[None])
+    assert torch.equal(found, wanted)
+
+
+def test_label_maps_that_lost_values_are_refused(tmp_path):
+    folder = make("camvid", tmp_path)
+    (folder / "trainannot" / "f0.png").unlink()
+    write(folder / "trainannot" / "f0.jpg", np.arange(48).reshape(6, 8) % 12)
+    with pytest.raises(ArtifactError, match=r"f0\.jpg: expected a map of labels without loss"):
+        scenes.create("camvid", folder=folder).read("train", [0], (6, 8))
+
+
+def test_a_folder_of_validation_images_is_no_class(tmp_path):
+    folder = make("folder", tmp_path)
+    (folder / "val").rename(folder / "validation")
+    source = scenes.create("folder", folder=folder)
+    assert source.splits == ("train", "val") and source.classes == ("n01", "n02")
+    (folder / "val").mkdir()
+    with pytest.raises(ArtifactError, match="expected one folder of validation images"):
+        scenes.create("folder", folder=folder)
+
+
+@pytest.mark.parametrize("text", [b"Idx\n1\ttree\n", b"Idx\n" + b"1\t\xe9\n" * 150], ids=["short", "latin-1"])
+def test_names_of_classes_that_cannot_be_read_are_refused(text, tmp_path):
+    folder = make("ade20k", tmp_path)
+    (folder / "objectInfo150.txt").write_bytes(text)
+    with pytest.raises(ArtifactError, match=r"objectInfo150\.txt: expected"):
+        scenes.create("ade20k", folder=folder)

@@ -47,6 +47,10 @@ GRAY = {
 }
 
 
+# Modes of Pillow whose conversion to RGB keeps what is seen.
+EIGHT_BITS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV")
+
+
 def path(name_or_path):
     """Where a photograph lies: one of `PHOTOGRAPHS` by name, else a file of the user's.
 
@@ -77,6 +81,39 @@ def gray(name, size):
     return _cut(_carried(GRAY[name]), size, "L").repeat(3, axis=0)
 
 
+def opened(where):
+    """The image of a file as it is meant to be looked at: turned as its EXIF data says. Raises `ArtifactError`."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(where) as image:
+            turned = ImageOps.exif_transpose(image)
+            turned.load()
+    except FileNotFoundError:
+        raise ArtifactError(f"{where}: no such file; expected an image") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ArtifactError(f"{where}: expected an image, found: {error}") from error
+    return turned
+
+
+def read_rgb(where):
+    """The image of a file in 8-bit RGB; gray levels of 16 bits are scaled to 8. Raises `ArtifactError`."""
+    from PIL import Image
+
+    image = opened(where)
+    if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
+        # Pillow's own conversion cuts them at 255.
+        levels = np.asarray(image).astype(np.int64)
+        if levels.min() < 0 or levels.max() > 65535:
+            raise ArtifactError(
+                f"{where}: expected gray levels from 0 to 65535, found {levels.min()} to {levels.max()}; convert it"
+            )
+        image = Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
+    elif image.mode not in EIGHT_BITS:
+        raise ArtifactError(f"{where}: expected an image of mode {', '.join(EIGHT_BITS)}, found {image.mode}")
+    return image.convert("RGB")
+
+
 def _carried(photograph):
     return Path(str(files("skimage") / "data" / photograph.file))
 
@@ -85,12 +122,7 @@ def _cut(where, size, mode):
     """float32 [channels, height, width] of a file of this mode."""
     from PIL import Image, ImageOps
 
-    try:
-        with Image.open(where) as opened:
-            image = ImageOps.exif_transpose(opened)
-            image.load()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ArtifactError(f"{where}: expected an image, found: {error}") from error
+    image = opened(where)
     if image.mode != mode:
         raise ArtifactError(f"{where}: expected an {mode} image, found mode {image.mode}; convert it first")
     height, width = sides.pair(size)

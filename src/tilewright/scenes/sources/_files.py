@@ -1,14 +1,17 @@
 """What readers of files share: finding pairs of image and label map, reading and resizing them."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
 
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.core.images import opened, read_rgb
 from tilewright.scenes import sources
 
-SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".JPEG", ".JPG", ".bmp")
+# Endings of images, in lower case.
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 # Marks values that no label map has.
 UNKNOWN = sources.VOID - 1
 
@@ -54,18 +57,20 @@ class Labelled:
     def _pair(self, picture, label, pixels):
         from PIL import Image
 
-        picture, label = opened(picture).convert("RGB"), opened(label)
+        path, picture, label = label, read_rgb(picture), opened(label)
         if label.mode not in ("L", "P"):
-            raise ArtifactError(f"{label.filename}: expected a map of labels in 8 bits, found mode {label.mode}")
+            raise ArtifactError(f"{path}: expected a map of labels in 8 bits, found mode {label.mode}")
+        if _lossy(path):
+            raise ArtifactError(
+                f"{path}: expected a map of labels without loss, such as a PNG, found one of JPEG or lossy WebP"
+            )
         if picture.size != label.size:
             sizes = ["x".join(map(str, image.size)) for image in (picture, label)]
-            raise ArtifactError(
-                f"{label.filename}: expected {sizes[0]} labels, as the image has pixels, found {sizes[1]}"
-            )
+            raise ArtifactError(f"{path}: expected {sizes[0]} labels, as the image has pixels, found {sizes[1]}")
         labels = self._table[np.asarray(label)]
         if (labels == UNKNOWN).any():
             value = int(np.asarray(label)[labels == UNKNOWN].max())
-            raise ArtifactError(f"{label.filename}: expected labels of {len(self.classes)} classes, found {value}")
+            raise ArtifactError(f"{path}: expected labels of {len(self.classes)} classes, found {value}")
         width_height = pixels[::-1]
         if picture.size != width_height:
             picture = picture.resize(width_height, Image.Resampling.BICUBIC)
@@ -81,19 +86,11 @@ def table(labels):
     return found
 
 
-def opened(path):
-    """The image of a file, read. Raises `ArtifactError`."""
-    from PIL import Image
-
-    try:
-        image = Image.open(path)
-        image.load()
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such file; expected an image") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ArtifactError(f"{path}: expected an image, found: {error}") from error
-    image.filename = str(path)
-    return image
+def _lossy(path):
+    """Whether a file's labels may have changed when it was written."""
+    with open(path, "rb") as stream:
+        head = stream.read(16)
+    return head[:3] == b"\xff\xd8\xff" or (head[:4], head[12:]) == (b"RIFF", b"VP8 ")
 
 
 def folder_of(folder, what):
@@ -106,10 +103,19 @@ def folder_of(folder, what):
 
 
 def images(folder, what):
-    """Images of a folder and of those in it, sorted. Raises `ArtifactError` where there are none."""
-    found = sorted(path for path in Path(folder).rglob("*") if path.suffix in SUFFIXES)
+    """Images of a folder and of those in it, sorted; a warning says how many other files there are.
+
+    Hidden files are none. Raises `ArtifactError` where there are no images.
+    """
+    paths = [path for path in Path(folder).rglob("*") if path.is_file() and not path.name.startswith(".")]
+    found = sorted(path for path in paths if path.suffix.lower() in SUFFIXES)
     if not found:
-        raise ArtifactError(f"{folder}: expected {what}, found no image ({', '.join(SUFFIXES[:4])})")
+        raise ArtifactError(f"{folder}: expected {what}, found no image ({', '.join(SUFFIXES)})")
+    if others := sorted({path.suffix for path in paths if path.suffix.lower() not in SUFFIXES}):
+        warnings.warn(
+            f"{folder}: {len(paths) - len(found)} of {len(paths)} files are not read as {what}: {', '.join(others)}",
+            stacklevel=2,
+        )
     return found
 
 

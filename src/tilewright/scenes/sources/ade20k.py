@@ -4,6 +4,7 @@
 classes count from 1. Their names are those of ``FOLDER/objectInfo150.txt``, where it is there.
 """
 
+from tilewright.core.errors import ArtifactError
 from tilewright.scenes import sources
 from tilewright.scenes.sources import _files
 
@@ -25,5 +26,10 @@ def _names(path):
     """Names of the classes: the last column, of which the first of several words counts."""
     if not path.is_file():
         return [f"class {label + 1}" for label in range(CLASSES)]
-    rows = path.read_text(encoding="utf-8").splitlines()[1 : CLASSES + 1]
+    try:
+        rows = path.read_text(encoding="utf-8").splitlines()[1 : CLASSES + 1]
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{path}: expected names of classes in UTF-8, found others: {error}") from None
+    if len(rows) < CLASSES:
+        raise ArtifactError(f"{path}: expected a line of headings and {CLASSES} classes, found {len(rows)} of these")
     return [row.split("\t")[-1].split(",")[0].strip() for row in rows]

@@ -1,6 +1,7 @@
 """Images in folders named by their classes, as ImageNet has them.
 
-``FOLDER/<split>/<class>/*``, or ``FOLDER/<class>/*``, which is then the split ``val``. Classes are the folders' names,
+``FOLDER/<split>/<class>/*``, or ``FOLDER/<class>/*``, which is then the split ``val``; a folder ``validation`` is
+``val``, too. Classes are the folders' names,
 sorted: for ImageNet's own that is the order of the published networks' outputs.
 """
 
@@ -8,10 +9,12 @@ import numpy as np
 
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.core.images import read_rgb
 from tilewright.scenes import sources
 from tilewright.scenes.sources import _files
 
-SPLITS = ("train", "val", "test")
+# Splits by the names of their folders.
+SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 
 
 class Folder:
@@ -36,7 +39,7 @@ class Folder:
         indices, (height, width) = sources.checked(self, split, indices), sources.pixels(size)
         pictures = np.empty((len(indices), height, width, 3), np.uint8)
         for picture, index in zip(pictures, indices, strict=True):
-            image = _files.opened(self._files[split][index][0]).convert("RGB")
+            image = read_rgb(self._files[split][index][0])
             # As published networks are judged: somewhat larger than asked for, of which the middle is taken.
             whole = [round(side / self._crop) for side in (width, height)]
             image = _middle(ImageOps.fit(image, whole, Image.Resampling.BICUBIC), width, height)
@@ -50,8 +53,10 @@ def create(folder=None, crop=0.875):
     if not 0 < crop <= 1:
         raise ConfigError(f"crop: expected a share above 0, at most 1, found {crop}")
     folder = _files.folder_of(folder, "a folder for each class")
-    splits = [split for split in SPLITS if (folder / split).is_dir()]
-    places = {split: folder / split for split in splits} or {"val": folder}
+    named = [name for name in SPLITS if (folder / name).is_dir()]
+    places = {SPLITS[name]: folder / name for name in named} or {"val": folder}
+    if len(places) < len(named):
+        raise ArtifactError(f"{folder}: expected one folder of validation images, found val and validation")
     classes = sorted({path.name for place in places.values() for path in place.iterdir() if path.is_dir()})
     if not classes:
         raise ArtifactError(f"{folder}: expected a folder for each class, found none")
