@@ -1,15 +1,19 @@
 """Steps of a training: what a gradient that is not finite leaves of the weights, on a GPU where there is one."""
 
 import copy
+import os
+import signal
+import stat
 import warnings
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from helpers.gpu import TRITON_DEVICE as DEVICE
-from tilewright.core.errors import TrainingError
+from tilewright.core.errors import ArtifactError, TrainingError
 from tilewright.training import _attention, classification, segmentation, states, video
 
 
@@ -140,3 +144,65 @@ def test_attention_in_a_training_has_finite_gradients(keys, head_dim):
     with _attention.finite():
         torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum().backward()
     assert all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+# What ends a training early
+
+
+def broken(number):
+    """What ends a training: a picture that cannot be read, or a signal, which waits for the end of the step."""
+    if number is None:
+        raise ArtifactError("a damaged picture")
+    signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM], ids=["picture", "SIGINT", "SIGTERM"])
+def test_what_ends_a_training_early_leaves_its_state(tmp_path, number):
+    network, state = made(tmp_path)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ArtifactError if number is None else KeyboardInterrupt), state.kept():
+        steps(network, state, [1.0, 1.0])
+        broken(number)
+        steps(network, state, [1.0, 1.0])
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    other_network, other = made(tmp_path)
+    other.resume()
+    assert other.step == (2 if number is None else 3)
+    assert all(map(torch.equal, network.parameters(), other_network.parameters()))
+
+
+def test_a_training_whose_gradients_are_not_finite_leaves_no_state(tmp_path):
+    network, state = made(tmp_path)
+    with pytest.raises(TrainingError), state.kept():
+        steps(network, state, [float("nan")] * states.COUNTED)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_cannot_be_written_does_not_end_a_training(tmp_path, monkeypatch):
+    network, state = made(tmp_path)
+    steps(network, state, [1.0])
+    saved = states.save_file
+
+    def full(tensors, path, header):
+        if sum(x.nbytes for x in tensors.values()) > 40:
+            raise SafetensorError("I/O error: No space left on device")
+        saved(tensors, path, header)
+
+    monkeypatch.setattr(states, "save_file", full)
+    with pytest.raises(ArtifactError, match=r"state\.safetensors: cannot be written: .*No space left on device"):
+        state.write()
+    with pytest.warns(UserWarning, match="No space left on device"):
+        assert not state.write_or_warn()
+    # The averages fit.
+    state.keep(tmp_path / "weights.safetensors", lambda x: x.dtype)
+    assert [path.name for path in tmp_path.iterdir()] == ["weights.safetensors"]
+
+
+def test_weights_have_the_permissions_of_other_files(tmp_path):
+    _, state = made(tmp_path)
+    before = os.umask(0o027)
+    try:
+        state.keep(tmp_path / "weights.safetensors", lambda x: x.dtype)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "weights.safetensors").stat().st_mode) == 0o640

@@ -48,7 +48,10 @@ def atomic(path):
         _remove_abandoned(path)
         # Created here, so that two writers cannot share it, with the permissions that the user's umask allows.
         temporary.open("xb").close()
+        mode = temporary.stat().st_mode
         yield temporary
+        # Some writers put a file of their own, for its owner alone, in its place.
+        temporary.chmod(mode)
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
         os.replace(temporary, path)

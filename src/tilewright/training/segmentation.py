@@ -192,7 +192,7 @@ def train(
     network.train()
     network.set_drop_path(recipe.drop_path)
     try:
-        with _tuned(step.lowered), step.reader, step.parts_compiled():
+        with _tuned(step.lowered), step.reader, step.parts_compiled(), state.kept():
             done = _run(state, step, recipe, limit_s, every_s, show)
     finally:
         network.set_drop_path(0.0)
@@ -222,10 +222,10 @@ def _run(state, step, recipe, limit_s, every_s, show):
     before = state.seconds
     while (share := _elapsed(recipe, state)) < 1:
         if limit_s is not None and perf_counter() - begin > limit_s:
-            state.write()
+            state.write_or_warn()
             return False
         if perf_counter() - saved > every_s:
-            state.write()
+            state.write_or_warn()
             saved = perf_counter()
         loss, beside, images = step(state.step, share)
         rate = recipe.rate_at(share)

@@ -1,13 +1,16 @@
 """What a training goes on from, and the weights that it leaves: shared by all recipes."""
 
 import json
+import signal
+import threading
 import warnings
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -48,6 +51,8 @@ class State:
         self.averages = [x.detach().clone() for x in self.weights]
         # seconds: of the training before it was interrupted. told: the numbers of each step, float32 [width].
         self.step, self.seconds, self.told = 0, 0.0, []
+        # A signal that asks to end after this step.
+        self._asked = None
 
     def take(self, rate: float, *numbers: Tensor | float) -> None:
         """One step down the gradients that the weights hold, at a `rate` of learning; `numbers` are kept.
@@ -73,6 +78,8 @@ class State:
         self.told.append(torch.stack(told))
         if self.step % COUNTED == 0:
             self._count()
+        if self._asked is not None:
+            raise KeyboardInterrupt
 
     def _count(self):
         """Raise `TrainingError` where many of the last steps were left out. The host waits for them."""
@@ -87,6 +94,43 @@ class State:
     def columns(self) -> list[list[float]]:
         """The numbers of all steps, a list for each that a step has."""
         return torch.stack(self.told).T.tolist() if self.told else [[] for _ in range(self.width)]
+
+    @contextmanager
+    def kept(self):
+        """Write the state where what runs inside ends early; what ended it goes on.
+
+        A first SIGINT or SIGTERM ends it after the step, as Ctrl-C does, a second one at once.
+        """
+        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.getsignal(number) for number in numbers}
+
+        def ask(number, _):
+            self._asked = number
+            signal.signal(number, before[number])
+
+        for number in numbers:
+            signal.signal(number, ask)
+        begin = self.step
+        try:
+            yield
+        except BaseException as error:
+            # Who goes on from gradients that are not finite meets them again.
+            if self.step > begin and not isinstance(error, TrainingError):
+                self.write_or_warn()
+            raise
+        finally:
+            self._asked = None
+            for number in numbers:
+                signal.signal(number, before[number])
+
+    def write_or_warn(self) -> bool:
+        """As `write`; where the file cannot be written a warning says so, and the training can go on."""
+        try:
+            self.write()
+        except ArtifactError as error:
+            warnings.warn(str(error), stacklevel=2)
+            return False
+        return True
 
     def write(self) -> None:
         """Write all of it, whole, to its file."""
@@ -193,7 +237,10 @@ def _parts(state):
 def _save(tensors, path, header):
     with artifacts.atomic(path) as temporary:
         held = {name: x.contiguous().cpu() for name, x in tensors.items()}
-        save_file(held, temporary, {"version": VERSION, **header})
+        try:
+            save_file(held, temporary, {"version": VERSION, **header})
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
 
 
 def _read(path, kind):

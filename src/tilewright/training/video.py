@@ -135,21 +135,31 @@ def train(
     path = Path(path)
     state = states.State(KIND, network, recipe, path, betas=(0.9, 0.99), width=2)
     state.resume()
-    begin = saved = perf_counter()
-    shown = begin, state.step
     if compiled:
         network.compile_layers(dynamic=False)
-    first = 0
+    with state.kept():
+        done = _run(state, latents, limit_s, every_s, show)
+    state.settle()
+    state.keep(path, lambda _: SAVED)
+    if done:
+        state.path.unlink(missing_ok=True)
+    return Trained(path, done, *state.columns())
+
+
+def _run(state, latents, limit_s, every_s, show):
+    """Take steps until the recipe's end or `limit_s`; returns whether it was the end."""
+    network, recipe = state.network, state.recipe
+    begin = saved = perf_counter()
+    shown, first = (begin, state.step), 0
     for number, stage in enumerate(recipe.stages, 1):
         clips = None
         for step in range(max(first, state.step), first + stage.steps):
             now = perf_counter()
             if limit_s is not None and now - begin > limit_s:
-                state.write()
-                _keep(state, path)
-                return Trained(path, False, *state.columns())
+                state.write_or_warn()
+                return False
             if now - saved > every_s:
-                state.write()
+                state.write_or_warn()
                 saved = perf_counter()
             if clips is None:
                 clips = _made(latents, stage, recipe.seed, state.device)
@@ -160,15 +170,7 @@ def train(
                 show(f"stage {number}, {_progress(state, *shown)}, {now - begin:.0f} s")
                 shown = perf_counter(), state.step
         first += stage.steps
-    _keep(state, path)
-    state.path.unlink(missing_ok=True)
-    return Trained(path, True, *state.columns())
-
-
-def _keep(state, path):
-    """Leave the averages in the network and at `path`."""
-    state.settle()
-    state.keep(path, lambda _: SAVED)
+    return True
 
 
 def _progress(state, when, before):
