@@ -30,7 +30,7 @@ from tilewright.blocks import work
 from tilewright.blocks.cut import best_gathered, functions
 from tilewright.blocks.tiles import fitting
 from tilewright.blocks.tiles import parse as parse_tile
-from tilewright.core import artifacts, contents, operators
+from tilewright.core import artifacts, contents, operators, transforms
 from tilewright.core.errors import (
     ArtifactError,
     ConfigError,
@@ -289,7 +289,7 @@ class Plan:
             # A program that is exported holds the plan's file. Dynamo, which traces no files, holds the digest alone.
             held = self._file() if operators.exporting() else None
             known = self._name and self.digest()
-            return torch.ops.tilewright.attend(q, k, v, known, ordered, held, bias)
+            return transforms.call("attend", q, k, v, known, ordered, held, bias)
         if operators.records(q, k, v, bias):
             return operators.differentiated(q, k, v, self._name, ordered, bias)
         return self.run(q, k, v, ordered, bias)
@@ -348,6 +348,11 @@ class Plan:
             with ThreadPoolExecutor(1) as apart:
                 self._bytes = apart.submit(_written, self).result()
         return self._bytes
+
+    @property
+    def any_batch(self) -> bool:
+        """Whether batches may have any number of images: not where patterns differ by image."""
+        return self.units is None or self.units.by == "head"
 
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ordered: bool, bias: torch.Tensor | None = None

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, library
 
 from tilewright import graph, targets
+from tilewright.core import transforms
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.core.operators import watched
+from tilewright.core.transforms import call
 from tilewright.targets import packed_backward, packed_lists
 from tilewright.targets.packed_lists import BAD, EMPTY, KEPT, PackedOffsets
 
@@ -68,11 +70,11 @@ def pack(
 
 def _packed(offsets, keep, tokens, origin):
     """``(lists, packed tokens or None)``, by the operators where the call is compiled or traced."""
-    ops = torch.ops.tilewright if watched(keep) or _records(keep.device, tokens) else None
+    seen = watched(keep) or _records(keep.device, tokens)
     if tokens is None:
-        return ops.ragged_lists(keep, offsets) if ops else _executor(offsets, keep.device).lists(keep), None
+        return call("ragged_lists", keep, offsets) if seen else _executor(offsets, keep.device).lists(keep), None
     given = keep, tokens, None if origin is None else origin.lists
-    return ops.ragged_pack(*given, offsets) if ops else _executor(offsets, keep.device).pack(*given)
+    return call("ragged_pack", *given, offsets) if seen else _executor(offsets, keep.device).pack(*given)
 
 
 def _check_origin(origin, images, tokens):
@@ -149,7 +151,7 @@ class Packing:
     def gather(self, x: Tensor) -> Tensor:
         """Kept tokens of x [B, N, C] → [capacity, C]; zeros behind the last one."""
         if self._through_operator(x):
-            return torch.ops.tilewright.ragged_gather(self.lists, x, self.offsets)
+            return call("ragged_gather", self.lists, x, self.offsets)
         return self._executor.gather(self.lists, x)
 
     def scatter(self, x: Tensor, fill: Tensor | float = 0) -> Tensor:
@@ -158,13 +160,13 @@ class Packing:
             raise PatternError(f"fill: expected a tensor or 0, found {fill!r}")
         given = fill if isinstance(fill, Tensor) else None
         if self._through_operator(x, given):
-            return torch.ops.tilewright.ragged_scatter(self.lists, x, given, self.offsets)
+            return call("ragged_scatter", self.lists, x, given, self.offsets)
         return self._executor.scatter(self.lists, x, given)
 
     def first(self, x: Tensor) -> Tensor:
         """The first kept token of each image, of packed x [capacity, C] → [B, C]."""
         if self._through_operator(x):
-            return torch.ops.tilewright.ragged_first(self.lists, x, self.offsets)
+            return call("ragged_first", self.lists, x, self.offsets)
         return self._executor.first(self.lists, x)
 
     def pad(self, x: Tensor, length: int) -> Tensor:
@@ -173,7 +175,7 @@ class Packing:
         length: at least the tokens of any image.
         """
         if self._through_operator(x):
-            return torch.ops.tilewright.ragged_pad(self.lists, x, length, self.offsets)
+            return call("ragged_pad", self.lists, x, length, self.offsets)
         return self._executor.pad(self.lists, x, length)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
@@ -186,7 +188,7 @@ class Packing:
         of rows.
         """
         if self._through_operator(q, k, v):
-            made = torch.ops.tilewright.ragged_attend(self.lists, q, k, v, self.offsets)
+            made = call("ragged_attend", self.lists, q, k, v, self.offsets)
             return made if out is None else out.copy_(made)
         if out is None:
             return self._executor.attend(self.lists, q, k, v)
@@ -271,8 +273,7 @@ def _define(name: str, arguments: str, result: str, fake: Callable) -> None:
     def taking_list(call):
         return lambda *given: call(PackedOffsets(*given[-1]), *given[:-1])
 
-    _LIBRARY.define(f"ragged_{name}({arguments}, int[] offsets) -> {result}", tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(f"ragged_{name}", taking_list(_method(name)), "CompositeExplicitAutograd")
+    transforms.define(_LIBRARY, f"ragged_{name}({arguments}, int[] offsets) -> {result}", taking_list(_method(name)))
     library.register_fake(f"tilewright::ragged_{name}", taking_list(fake), lib=_LIBRARY)
 
 

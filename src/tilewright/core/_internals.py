@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 
 import torch
+from torch.autograd import forward_ad
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,6 +46,67 @@ def backward_number():
     computed again in one take the grid of the last call."""
     found = _graph_task()
     return None if found < 0 else found
+
+
+try:
+    from torch._C import _are_functorch_transforms_active as transforms_active
+except ImportError:
+
+    def transforms_active():
+        """Whether a function runs under ``torch.func``. The stand-in says so of all: calls go through the operators."""
+        return True
+
+
+try:
+    from torch._C._functorch import TransformType, get_interpreter_stack, maybe_current_level
+except ImportError:
+    get_interpreter_stack = None
+
+
+try:
+    from torch._C import DispatchKey, DispatchKeySet, _dispatch_tls_local_include_set, _ForceDispatchKeyGuard
+except ImportError:
+    _everything_seen = None
+else:
+
+    def _everything_seen():
+        """Context in which no dispatch key is excluded."""
+        return _ForceDispatchKeyGuard(_dispatch_tls_local_include_set(), DispatchKeySet(DispatchKey.Undefined))
+
+
+def functionalized():
+    """Of each transform of ``torch.func`` that a function runs under, whether it is ``functionalize``. The stand-in
+    knows of none."""
+    if get_interpreter_stack is None:
+        return []
+    return [level.key() == TransformType.Functionalize for level in get_interpreter_stack() or ()]
+
+
+def call_functionalized(operator, given):
+    """``operator(*given)`` that writes to none of its tensors, as ``functionalize`` calls it, the innermost transform.
+
+    Without these names `functionalized` knows of none, and nobody comes here."""
+    from torch._functorch.eager_transforms import _unwrap_all_tensors_from_functional, _wrap_all_tensors_to_functional
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+    inner, level = _unwrap_all_tensors_from_functional(given, reapply_views=True), maybe_current_level()
+    with retrieve_current_functorch_interpreter().lower():
+        found = operator(*inner)
+    return _wrap_all_tensors_to_functional(found, level)
+
+
+def has_tangent(x):
+    """Whether `x` is a tensor with a forward-mode derivative, for kernels, which run where nothing is differentiated.
+    The stand-in sees none."""
+    if not isinstance(x, torch.Tensor) or _everything_seen is None:
+        return False
+    with _everything_seen():
+        return forward_ad.unpack_dual(x).tangent is not None
+
+
+def forward_level():
+    """The level of forward-mode derivatives, -1 outside of all. The stand-in takes all calls for one inside."""
+    return getattr(forward_ad, "_current_level", 0)
 
 
 try:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, library
 from torch.compiler import is_compiling
 
+from tilewright.core import transforms
 from tilewright.core._internals import dispatch_depth, is_batched, is_tracing
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 
@@ -23,16 +24,6 @@ _NUMBERS = itertools.count()
 _CARRIED = {}
 
 _LIBRARY = library.Library("tilewright", "DEF")
-_LIBRARY.define(
-    "attend(Tensor q, Tensor k, Tensor v, str plan, bool ordered, Tensor? file=None, Tensor? bias=None) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-
-_LIBRARY.define(
-    "attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, str plan, bool ordered, Tensor? bias=None,"
-    " bool bias_needs_grad=False) -> (Tensor, Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 
 
 def register(plan):
@@ -82,8 +73,8 @@ def exporting():
 
 
 def watched(x):
-    """True where a call on tensor `x` must go through the operator: it is compiled, exported or traced."""
-    return is_compiling() or type(x) is not Tensor or dispatch_depth() > 0 or is_tracing()
+    """True where a call on tensor `x` must go through the operator: it is compiled, exported, traced or transformed."""
+    return is_compiling() or type(x) is not Tensor or dispatch_depth() > 0 or is_tracing() or transforms.transformed()
 
 
 def _found(digest):
@@ -120,7 +111,11 @@ def _attend(q, k, v, plan, ordered, file=None, bias=None):
 
 
 # For tensors of every device: the plan's executor refuses those of another device than its own.
-_LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")
+transforms.define(
+    _LIBRARY,
+    "attend(Tensor q, Tensor k, Tensor v, str plan, bool ordered, Tensor? file=None, Tensor? bias=None) -> Tensor",
+    _attend,
+)
 
 
 @library.register_fake("tilewright::attend", lib=_LIBRARY)
@@ -175,13 +170,40 @@ def _attend_backward(grad, q, k, v, out, plan, ordered, bias=None, bias_needs_gr
     return found if bias_needs_grad else (*found, grad.new_empty(0))
 
 
+def _nothing(ctx, inputs, output):
+    """A refusal needs nothing of a call."""
+
+
 def _refused(ctx, *_):
     raise PatternError("the backward of a plan has no derivative: expected a first derivative, found a second one")
 
 
-library.register_autograd("tilewright::attend", _differentiated, setup_context=_setup, lib=_LIBRARY)
-_LIBRARY.impl("attend_backward", _attend_backward, "CompositeExplicitAutograd")
-library.register_autograd("tilewright::attend_backward", _refused, lib=_LIBRARY)
+def _in_one_batch(size, given, dims):
+    """A batched call as one of a larger batch, None where entries differ by more than their tokens."""
+    q, k, v, plan, ordered, file, bias = given
+    if dims[6] is not None or not _plan(plan, file).any_batch:
+        return None
+    q, k, v = (transforms.folded(x, at, size) for x, at in zip((q, k, v), dims[:3], strict=True))
+    return torch.ops.tilewright.attend(q, k, v, plan, ordered, file, bias).unflatten(0, (size, len(q) // size))
+
+
+def _backwards_in_one_batch(size, given, dims):
+    *tensors, plan, ordered, bias, of_bias = given
+    if of_bias or dims[7] is not None or not _plan(plan, None).any_batch:
+        return None
+    tensors = [transforms.folded(x, at, size) for x, at in zip(tensors, dims[:5], strict=True)]
+    *found, none = torch.ops.tilewright.attend_backward(*tensors, plan, ordered, bias, of_bias)
+    return *(x.unflatten(0, (size, len(x) // size)) for x in found), none.expand(size, 0)
+
+
+transforms.define(
+    _LIBRARY,
+    "attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, str plan, bool ordered, Tensor? bias=None,"
+    " bool bias_needs_grad=False) -> (Tensor, Tensor, Tensor, Tensor)",
+    _attend_backward,
+)
+transforms.differentiate(_LIBRARY, "attend", _setup, _differentiated, _in_one_batch)
+transforms.differentiate(_LIBRARY, "attend_backward", _nothing, _refused, _backwards_in_one_batch)
 
 
 @library.register_fake("tilewright::attend_backward", lib=_LIBRARY)

@@ -13,6 +13,7 @@ from torch import Tensor, library
 
 from tilewright import targets
 from tilewright.core import operators as _first  # noqa: F401  defines the library that a fragment is added to
+from tilewright.core import transforms
 from tilewright.core.errors import DeviceError
 from tilewright.slices.layout import STATE, Layout
 from tilewright.targets import qkv
@@ -38,8 +39,7 @@ def define(name: str, arguments: str, result: str, call: Callable, fake: Callabl
     def taking_list(function):
         return lambda *given: function(Layout(*given[-1]) if given[-1] else None, *given[:-1])
 
-    _LIBRARY.define(f"slices_{name}({arguments}, int[] layout) -> {result}", tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(f"slices_{name}", taking_list(call), "CompositeExplicitAutograd")
+    transforms.define(_LIBRARY, f"slices_{name}({arguments}, int[] layout) -> {result}", taking_list(call))
     library.register_fake(f"tilewright::slices_{name}", taking_list(fake), lib=_LIBRARY)
 
 

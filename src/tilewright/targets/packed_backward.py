@@ -6,8 +6,8 @@ name.
 """
 
 import torch
-from torch import library
 
+from tilewright.core import transforms
 from tilewright.core.errors import PatternError
 from tilewright.targets.packed_lists import PackedOffsets
 
@@ -29,8 +29,8 @@ def register(lib, differentiates):
         return setup
 
     for name, (save, backward) in _FORMULAS.items():
-        library.register_autograd(f"tilewright::ragged_{name}", backward, setup_context=saving(save), lib=lib)
-    library.register_autograd("tilewright::ragged_attend_backward", _refused, lib=lib)
+        transforms.differentiate(lib, f"ragged_{name}", saving(save), backward)
+    transforms.differentiate(lib, "ragged_attend_backward", lambda *_, **__: None, _refused)
 
 
 def _save_lists(ctx, inputs, output):
