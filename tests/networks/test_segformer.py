@@ -163,6 +163,7 @@ def test_weights_that_are_written_to_are_folded_anew(network, inputs):
     network(inputs)
     written = [
         lambda: network.decode_head.linear_c3.proj.weight.mul_(2),
+        lambda: network.decode_head.linear_c2.proj.weight.data.mul_(0.5).add_(0.1),
         lambda: network.decode_head.linear_fuse["bn"].running_mean.add_(1),
         lambda: network.load_state_dict(draw(create(), 5).state_dict()),
     ]

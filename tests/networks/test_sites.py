@@ -209,6 +209,11 @@ def _replace(layer):
     layer.weight.data = 2 * layer.weight.data
 
 
+def _average(layer):
+    """As teachers that are running means do."""
+    layer.weight.data.mul_(0.5).add_(torch.randn_like(layer.weight))
+
+
 @pytest.mark.parametrize(
     "write",
     [
@@ -216,6 +221,8 @@ def _replace(layer):
         pytest.param(lambda layer: layer.load_state_dict({"weight": 2 * layer.weight}, assign=True), id="assign"),
         pytest.param(_step, id="step"),
         pytest.param(_replace, id="data"),
+        pytest.param(_average, id="average"),
+        pytest.param(lambda layer: layer.weight.detach().numpy().__imul__(2), id="numpy"),
         pytest.param(lambda layer: layer.double(), id="dtype"),
     ],
 )
@@ -241,8 +248,11 @@ def test_a_learned_bias_is_made_once_and_again_when_it_was_written_to(attention,
 
 @pytest.mark.parametrize("family", ["vision_longformer", "regionvit"])
 @pytest.mark.parametrize("attention", ["native", "dense", "tilewright"])
-def test_no_value_is_looked_at_in_a_call(monkeypatch, family, attention):
+def test_no_value_is_compared_where_a_device_would_be_waited_for(monkeypatch, family, attention):
     """A look at values would wait for a GPU once a layer, which the published code does not."""
+    monkeypatch.setattr(_sites, "compared", lambda device: False)
+    # Here a plan compares the values that a call gives; on a GPU it reads them where they are.
+    monkeypatch.setattr(api.targets.executor("cpu"), "READS_TABLES", True, raising=False)
     options = {"position": "relative"} if family == "vision_longformer" else {}
     network = networks.create(family, variant="tiny", image_size=32, attention=attention, **options)
     images = torch.randn(1, 3, 32, 32)
@@ -251,8 +261,18 @@ def test_no_value_is_looked_at_in_a_call(monkeypatch, family, attention):
         for name in ("equal", "allclose"):
             monkeypatch.setattr(torch, name, None)
         again = network(images)
+        tables = [table for name, table in network.named_parameters() if "relative" in name or "rel_pos" in name]
+        for table in tables:
+            table.data.mul_(-3).add_(1)
+        # What raises no version is seen by members that are no baselines.
+        found = again if attention == "dense" else network(images)
     monkeypatch.undo()
-    assert torch.equal(first, again)
+    assert tables and torch.equal(first, again)
+    if attention != "dense":
+        with torch.inference_mode():
+            wanted = copy.deepcopy(network)(images)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+        assert not torch.equal(found, first)
 
 
 @torch.no_grad()

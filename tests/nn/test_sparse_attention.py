@@ -107,15 +107,36 @@ def test_another_grid_in_a_call():
     torch.testing.assert_close(made(x, (4, 6)), reference(made, x, (4, 6)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda table: table.mul_(-2), id="in-place"),
+        pytest.param(lambda table: table.data.mul_(-0.5).add_(torch.randn_like(table)), id="average"),
+        pytest.param(lambda table: table.numpy().__imul__(-2), id="numpy"),
+        pytest.param(lambda table: setattr(table, "data", -2 * table), id="data"),
+        pytest.param(lambda table: torch.optim.SGD([table], 3.0, foreach=True).step(), id="step"),
+    ],
+)
 @torch.no_grad()
-def test_a_table_that_is_written_to_is_seen_and_copies_have_their_own():
+def test_a_table_that_is_written_to_is_seen_and_copies_have_their_own(write):
     made, x = layer(bias=True), torch.randn(1, 36, 36)
     before = made(x)
     other, again = copy.deepcopy(made), pickle.loads(pickle.dumps(made))
-    made.relative_position_bias_table.mul_(-2)
+    made.relative_position_bias_table.grad = torch.randn_like(made.relative_position_bias_table)
+    write(made.relative_position_bias_table)
     assert not torch.allclose(made(x), before, atol=1e-3)
     torch.testing.assert_close(made(x), reference(made, x), rtol=1e-4, atol=1e-5)
     assert torch.equal(other(x), before) and torch.equal(again(x), before)
+
+
+@torch.no_grad()
+def test_a_compiled_layer_is_one_graph_and_sees_what_is_written_to_its_table():
+    made, x = layer(bias=True), torch.randn(1, 36, 36)
+    before = made(x)
+    compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), before)
+    made.relative_position_bias_table.data.mul_(-2)
+    torch.testing.assert_close(compiled(x), reference(made, x), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tilewright.core import transforms
 from tilewright.core.errors import PatternError
 from tilewright.core.registry import member
 from tilewright.graph import Graph
@@ -197,22 +198,28 @@ class Attend(nn.Module):
         """Attention over the site's pattern: q, k, v [B, H, N, D] with tokens in the site's order.
 
         bias: [H, n], the layer's relative-position bias with the zero entry last, or a function that makes it of
-        tables, the parameters that decide it. It is prepared once, and again when a table was written to: through
-        ``.data`` that is not seen, as autograd does not see it. Where a table needs a gradient, it gets one from the
-        members that have it (`attentions`), else it is a constant. The bias is then made in every call. A layer that is
-        to be compiled whole is called once before, so that what takes it is there.
+        tables, the parameters that decide it. On a CPU it is prepared once, and again when the values of a table are
+        others. A GPU would be waited for: there it is made in every call, but for members that know a table by its
+        version (`attentions`), which does not tell what was written through ``.data``. Where a table needs a gradient,
+        it gets one from the members that have it, and the bias is made in every call. A layer that is to be compiled
+        whole is called once before, so that what takes it is there.
 
         Compiled code sees one operator, or what the member computes where gradients pass through it.
         """
         if tables is None:
             tables = () if bias is None else (bias,)
-        if bias is not None and torch.is_grad_enabled() and _recorded(q, k, v, tables):
+        if bias is not None and (self._reads(q.device) or _recorded(q, k, v, tables)):
             run = self._differentiable(q.dtype, q.device)
             if run is not None:
                 return timed(run, q, k, v, bias() if callable(bias) else bias)
         if bias is not None and torch.compiler.is_compiling():
             return self._traced(q, k, v, bias() if callable(bias) else bias, tables)
         return timed(self.prepared(q.dtype, q.device, bias, tables), q, k, v)
+
+    def _reads(self, device):
+        """Whether each call reads the bias anew."""
+        (site,) = self._site
+        return transforms.transformed() or (not compared(device) and getattr(site.member, "READS", False))
 
     def _differentiable(self, dtype, device):
         """``run(q, k, v, bias)`` of a member that differentiates the bias there, else None."""
@@ -253,35 +260,40 @@ class Attend(nn.Module):
         return self.prepared(q.dtype, q.device, bias, tables)(q, k, v)
 
 
+def compared(device):
+    """Whether tables on a device are compared by their values: a GPU would be waited for."""
+    return device.type != "cuda"
+
+
 def _recorded(q, k, v, tables):
     """Whether a bias is given in the call: its tables need a gradient, or what a compiler sees as one operator does."""
+    if not torch.is_grad_enabled():
+        return False
     needed = any(table.requires_grad for table in tables)
     return needed or (torch.compiler.is_compiling() and any(x.requires_grad for x in (q, k, v)))
 
 
 class Table:
-    """A table as it was when a bias was made of it.
+    """A table as it was when something was made of it.
 
-    Its memory is held, so that no other table gets that address, and a copy of its values.
+    Its values are held where they are compared. Elsewhere its memory is, so that no other table gets that address.
     """
 
     def __init__(self, table):
+        self.compared = compared(table.device) or table.is_inference()
+        self.held = table.detach().clone() if self.compared else table.detach()
         # Inference tensors count no versions.
-        self.version = None if table.is_inference() else table._version
-        self.held, self.copy = table.detach(), table.detach().clone()
+        self.version = None if self.compared else table._version
 
     def unchanged(self, table):
-        """Whether `table` is the one that is held, or on a CPU has its values, and was not written to."""
+        """Whether `table` has the values that it had, or on a GPU is the one that is held and was not written to."""
         if table.dtype != self.held.dtype or table.device != self.held.device:
             return False
-        if self.version is not None and not table.is_inference():
-            if table._version == self.version and table.is_set_to(self.held):
-                return True
-            if table.is_cuda:
-                return False
+        if not self.compared:
+            return not table.is_inference() and table._version == self.version and table.is_set_to(self.held)
         # To compare values waits for a GPU, which is forbidden in a capture. The networks of this package hold no
         # inference tensors, see `_parameters.Counted`.
-        return (table.is_cuda and torch.cuda.is_current_stream_capturing()) or torch.equal(table, self.copy)
+        return (table.is_cuda and torch.cuda.is_current_stream_capturing()) or torch.equal(table, self.held)
 
 
 def same(tables, remembered):

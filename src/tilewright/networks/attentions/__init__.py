@@ -6,6 +6,8 @@ Contract of a member module:
         in that order; bias [H, n] or None.
     ``taking(site, dtype, device) -> run(q, k, v, bias)``, optional: the same with a bias that is differentiated; None
         where it cannot be. Without it a bias is a constant.
+    ``READS``, optional: True where ``taking`` costs little more than ``prepare``'s result. On a GPU, where values are
+        not compared, a bias is then given in every call. Other members know it by the versions of its tables.
     ``TRACED``: what a compiler sees of a layer with a bias: ``"operator"``, one that it does not look into, which has
         no backward; ``"formula"``, the site's own; or None, nothing: compiled code is interrupted there.
 """

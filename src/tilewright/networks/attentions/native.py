@@ -1,6 +1,6 @@
 """The published formulation of each family, as the family's network defines it."""
 
-TRACED = "formula"
+TRACED, READS = "formula", True
 
 
 def order(site):

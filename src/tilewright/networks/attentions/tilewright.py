@@ -12,7 +12,7 @@ from tilewright.core.errors import ArtifactError, PatternError
 from tilewright.networks import _sites
 from tilewright.targets.masks import Bias
 
-TRACED = "operator"
+TRACED, READS = "operator", True
 
 _LOG = logging.getLogger(__name__)
 # What plans enter by name where a network does not choose others, see `networks._plans`.
