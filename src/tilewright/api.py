@@ -581,7 +581,7 @@ def _by_value(bias):
     """`bias` with its values as they are now, float32 in the memory of the CPU; no part of what is differentiated."""
     if bias is None:
         return None
-    table = bias.table if isinstance(bias, Bias) else torch.as_tensor(bias)
+    table = bias.table if isinstance(bias, Bias) else torch.as_tensor(bias, device="cpu")
     taken = table.detach().to("cpu", torch.float32, copy=True, memory_format=torch.contiguous_format)
     return Bias(taken, bias.index) if isinstance(bias, Bias) else taken
 

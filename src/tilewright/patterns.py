@@ -245,7 +245,9 @@ def _evaluated(mask_mod, n_q, n_k, heads, images, device):
 
 def _call(mask_mod, b, h, queries, keys, device):
     try:
-        return torch.as_tensor(mask_mod(*torch.tensor((b, h), device=device), queries, keys), device=device)
+        return torch.as_tensor(
+            mask_mod(*torch.tensor((b, h), dtype=torch.int64, device=device), queries, keys), device=device
+        )
     # A user's function may raise anything.
     except Exception as error:
         raise PatternError(f"mask_mod: evaluated on {device} for batch entry {b}, head {h}: {error}") from error
@@ -268,7 +270,7 @@ def _depends(mask_mod, n_q, n_k, heads, images, device):
     It does not where, asked for all of them at once, its answer has no such dimension. Where it cannot be asked so, as
     where Python branches on the head, or has the dimension, all its rows are compared, one entry with the other.
     """
-    queries = torch.linspace(0, n_q - 1, min(_ASKED, n_q), device=device).long()[:, None]
+    queries = torch.linspace(0, n_q - 1, min(_ASKED, n_q), dtype=torch.float32, device=device).long()[:, None]
     keys = torch.arange(n_k, device=device)
     entries = [(0, 0), *((b, 0) for b in range(1, images)), *((0, h) for h in range(1, heads))]
     first = None
@@ -280,7 +282,7 @@ def _depends(mask_mod, n_q, n_k, heads, images, device):
     b = torch.arange(images, device=device).view(-1, 1, 1, 1)
     h = torch.arange(heads, device=device).view(-1, 1, 1)
     try:
-        at_once = torch.as_tensor(mask_mod(b, h, queries, keys))
+        at_once = torch.as_tensor(mask_mod(b, h, queries, keys), device=device)
     # A user's function may raise anything: it was written for one entry at a time.
     except Exception:
         return _differs(mask_mod, n_q, n_k, heads, images, device)

@@ -98,7 +98,7 @@ def pack_lengths(
     lengths: int [B] on a CPU or GPU; the host waits for them. capacity, tokens, rows: as in `pack`. Raises
     `PatternError` for an image without tokens, and for lengths whose sum exceeds the capacity.
     """
-    lengths = torch.as_tensor(lengths)
+    lengths = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, device="cpu")
     if lengths.ndim != 1 or not len(lengths) or lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise PatternError(
             f"lengths: expected integers of shape (B,), found {lengths.dtype} of shape {tuple(lengths.shape)}"

@@ -20,7 +20,7 @@ def sigmas(steps, shift):
         raise ConfigError(f"steps: expected at least 1, found {steps}")
     if not shift > 0:
         raise ConfigError(f"shift: expected a number above 0, found {shift}")
-    return shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift)
+    return shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64, device="cpu"), shift)
 
 
 def shifted(sigma, shift):
@@ -62,7 +62,7 @@ def guided(network, text, negative, guidance):
 
 def _branch(network, text, branch):
     def velocity(x, sigma, step):
-        time = torch.full((len(x),), SCALE * sigma, device=x.device)
+        time = torch.full((len(x),), SCALE * sigma, dtype=torch.float32, device=x.device)
         return network(x, time, text, step=step, branch=branch).float()
 
     return velocity

@@ -69,29 +69,30 @@ class Windows:
         """Which token of the two grids, one after the other, each token is."""
         if self.site.attention == "native":
             (rows, columns), w, (height, width) = self.regions, self.window, self.grid
-            y, x = torch.arange(rows * w)[:, None], torch.arange(columns * w)
+            y, x = torch.arange(rows * w, device="cpu")[:, None], torch.arange(columns * w, device="cpu")
             grid = torch.where((y < height) & (x < width), self.n_regional + width * y + x, self.zero)
             grid = grid.view(rows, w, columns, w).transpose(1, 2).reshape(-1, w * w)
-            return torch.cat((torch.arange(self.n_regional)[:, None], grid), 1).flatten()
-        tokens = torch.arange(self.site.graph.n_rows).clamp(max=self.zero)
+            return torch.cat((torch.arange(self.n_regional, device="cpu")[:, None], grid), 1).flatten()
+        tokens = torch.arange(self.site.graph.n_rows, device="cpu").clamp(max=self.zero)
         return tokens if self.site.order is None else tokens[self.site.order]
 
     @cached_property
     def _back(self):
-        back = torch.empty(self.zero + 1, dtype=torch.int64)
-        back[self._tokens] = torch.arange(len(self._tokens))
+        tokens = self._tokens
+        back = tokens.new_empty(self.zero + 1)
+        back[tokens] = torch.arange(len(tokens), device=tokens.device)
         return back[: self.zero]
 
     @cached_property
     def _seen(self):
         """Bool [r s, 1 + w^2, 1 + w^2]: the published mask where the windows reach beyond the image, else None."""
         w, axes = self.window, zip(self.grid, self.regions, strict=True)
-        rows, columns = (torch.arange(w) < n - (r - 1) * w for n, r in axes)
+        rows, columns = (torch.arange(w, device="cpu") < n - (r - 1) * w for n, r in axes)
         if rows.all() and columns.all():
             return None
         right, below = columns.repeat(w), rows.repeat_interleave(w)
         right, below = (x.outer(x) for x in (F.pad(at, (1, 0), value=True) for at in (right, below)))
-        seen = torch.ones(*self.regions, *right.shape, dtype=torch.bool)
+        seen = right.new_ones(*self.regions, *right.shape)
         seen[:, -1], seen[-1] = right, below
         # Either, where both would be meant: the last window attends to some of its padding, and weights know it so.
         seen[-1, -1] = right | below
@@ -100,7 +101,7 @@ class Windows:
     @cached_property
     def _bias_indices(self):
         """Bias index of each pair of tokens of a window, int64 [1 + w^2, 1 + w^2]."""
-        at = torch.arange(self.window)
+        at = torch.arange(self.window, device="cpu")
         y, x = at.repeat_interleave(self.window), at.repeat(self.window)
         local = pattern.offset_index(y - y[:, None], x - x[:, None], self.window)
         return F.pad(local, (1, 0, 1, 0), value=(2 * self.window - 1) ** 2)

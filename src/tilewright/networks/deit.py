@@ -123,14 +123,14 @@ class Network(nn.Module):
         self._batch_by(batching)
         width, heads = pattern.VARIANTS[options.variant]
         self.patch_embed = _vit.Patches(3, width, pattern.PATCH)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.zeros(1, options.n_tokens, width))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))  # as of torch.nn
+        self.pos_embed = nn.Parameter(torch.zeros(1, options.n_tokens, width))  # as of torch.nn
         self.blocks = nn.ModuleList(_vit.Block(width, heads) for _ in range(pattern.DEPTH))
         self.norm = nn.LayerNorm(width, 1e-6)
         self.head = nn.Linear(width, options.num_classes)
         tables = [self.cls_token, self.pos_embed]
         if options.distilled:
-            self.dist_token = nn.Parameter(torch.zeros(1, 1, width))
+            self.dist_token = nn.Parameter(torch.zeros(1, 1, width))  # as of torch.nn
             self.head_dist = nn.Linear(width, options.num_classes)
             tables.append(self.dist_token)
         module, settings = options.pruning()
@@ -196,12 +196,12 @@ class Network(nn.Module):
         self._check_mixed(images)
         tokens = [self._embedded(each[None])[0] for each in images]
         lengths = [len(each) for each in tokens]
-        packing = ragged.pack_lengths(torch.tensor(lengths, device=tokens[0].device))
+        packing = ragged.pack_lengths(torch.tensor(lengths, dtype=torch.int64, device=tokens[0].device))
         x = torch.cat(tokens)
         for block in self.blocks:
             x = x + block.attn.proj(packing.attend(*block.attn.split(block.norm1(x))).flatten(-2))
             x = x + block.mlp(block.norm2(x))
-        starts = torch.tensor([0, *lengths[:-1]], device=x.device).cumsum(0)
+        starts = torch.tensor([0, *lengths[:-1]], dtype=torch.int64, device=x.device).cumsum(0)
         logits = _precision.logits(self.head, self.norm(x[starts]))
         if self.options.distilled:
             logits = (logits + _precision.logits(self.head_dist, self.norm(x[starts + 1]))) / 2

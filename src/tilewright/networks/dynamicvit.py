@@ -99,8 +99,8 @@ class Network(nn.Module):
         self.options, self.attention = options, attention
         width, heads, self.prune_before = pattern.VARIANTS[options.variant]
         self.patch_embed = _Stem(width, options.patch) if options.lvvit else _vit.Patches(3, width, options.patch)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + options.grid[0] * options.grid[1], width))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))  # as of torch.nn
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + options.grid[0] * options.grid[1], width))  # as of torch.nn
         # In all five networks the prunings cut the depth in four.
         self.blocks = nn.ModuleList(_block(width, heads, options.lvvit) for _ in range(4 * self.prune_before[0]))
         self.norm = nn.LayerNorm(width, _eps(options.lvvit))

@@ -152,8 +152,8 @@ class _GridNorm(nn.Module):
 
     def __init__(self, width):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(1, width, 1, 1))
-        self.bias = nn.Parameter(torch.zeros(1, width, 1, 1))
+        self.weight = nn.Parameter(torch.ones(1, width, 1, 1))  # as of torch.nn
+        self.bias = nn.Parameter(torch.zeros(1, width, 1, 1))  # as of torch.nn
 
     def forward(self, x):
         affine = self.weight.flatten(), self.bias.flatten()
@@ -213,7 +213,7 @@ class _Attention(nn.Module):
         super().__init__()
         self.heads = windows.site.heads
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.rel_pos = nn.Parameter(0.02 * torch.randn(self.heads, (2 * windows.window - 1) ** 2))
+        self.rel_pos = nn.Parameter(0.02 * torch.randn(self.heads, (2 * windows.window - 1) ** 2))  # as of torch.nn
         self.attend = windows.site.layer()
 
     def forward(self, x, attend):

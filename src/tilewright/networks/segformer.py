@@ -169,7 +169,9 @@ class Network(_parameters.Counted):
     def set_drop_path(self, rate):
         """In training, have images leave out branches of blocks: from the first block 0 to the last a share `rate`."""
         blocks = [module for module in self.modules() if isinstance(module, _Block)]
-        for block, share in zip(blocks, torch.linspace(0, rate, len(blocks)).tolist(), strict=True):
+        for block, share in zip(
+            blocks, torch.linspace(0, rate, len(blocks), dtype=torch.float32, device="cpu").tolist(), strict=True
+        ):
             block.drop_path = share
 
     @contextlib.contextmanager

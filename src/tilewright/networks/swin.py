@@ -192,7 +192,9 @@ class _Attention(nn.Module):
         super().__init__()
         self.heads, self.windows = windows.site.heads, windows
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * pattern.WINDOW - 1) ** 2, self.heads))
+        self.relative_position_bias_table = nn.Parameter(
+            torch.zeros((2 * pattern.WINDOW - 1) ** 2, self.heads)  # as of torch.nn
+        )
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
         self.attend = windows.site.layer()
 
@@ -229,7 +231,7 @@ class Windows:
 
     def _graph(self):
         rows, number = pattern.partition(self.grid, pattern.WINDOW, self.shift)
-        lengths = torch.tensor([0, *map(len, rows)]).cumsum(0).numpy()
+        lengths = torch.tensor([0, *map(len, rows)], dtype=torch.int64, device="cpu").cumsum(0).numpy()
         keys = torch.cat([torch.from_numpy(row) for row in rows]).int().numpy()
         kind = "shifted" if self.shift else "plain"
         meta = {"family": "swin", "variant": kind, "grid": list(self.grid), "window": pattern.WINDOW}
@@ -269,13 +271,14 @@ class Windows:
     def _indices(self):
         """Bias index of each pair of tokens of a window, int64 [w^2, w^2]."""
         w = pattern.WINDOW
-        y, x = torch.arange(w).repeat_interleave(w), torch.arange(w).repeat(w)
+        at = torch.arange(w, device="cpu")
+        y, x = at.repeat_interleave(w), at.repeat(w)
         return (y[:, None] - y + w - 1) * (2 * w - 1) + x[:, None] - x + w - 1
 
     @property
     def _apart(self):
         """Bool [n, w^2, w^2]: pairs of a rolled window that come from opposite edges."""
-        wrapped = [torch.arange(side) >= side - self.shift for side in self.grid]
+        wrapped = [torch.arange(side, device="cpu") >= side - self.shift for side in self.grid]
         part = (2 * wrapped[0][:, None] + wrapped[1].long()).view(1, 1, -1, 1)
         part = torch.roll(part.unflatten(2, self.grid), (self.shift, self.shift), (2, 3)).flatten(2, 3)
         part = self._windows(part).view(-1, pattern.WINDOW**2)

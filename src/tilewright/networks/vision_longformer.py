@@ -273,7 +273,7 @@ class FullAttention(RelativePosition):
 
 
 def _drawn(*shape):
-    return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02))
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02))  # as of torch.nn
 
 
 def _draw(module):

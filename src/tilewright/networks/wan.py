@@ -149,9 +149,11 @@ def rotary(grid):
     third = pattern.HEAD_DIM // 6
     angles = []
     for axis, pairs in enumerate((pattern.HEAD_DIM // 2 - 2 * third, third, third)):
-        speed = THETA ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+        speed = THETA ** (-torch.arange(pairs, dtype=torch.float64, device="cpu") / pairs)
         shape = [grid[axis] if at == axis else 1 for at in range(3)]
-        angles.append((torch.arange(grid[axis])[:, None] * speed).view(*shape, pairs).expand(*grid, pairs))
+        angles.append(
+            (torch.arange(grid[axis], device="cpu")[:, None] * speed).view(*shape, pairs).expand(*grid, pairs)
+        )
     angles = torch.cat(angles, -1).flatten(0, 2)
     return angles.cos().float(), angles.sin().float()
 
@@ -212,7 +214,7 @@ class Block(nn.Module):
         self.self_attn, self.cross_attn = _Attention(width, heads), _Attention(width, heads)
         self.norm3 = nn.LayerNorm(width, EPS)
         self.ffn = nn.Sequential(nn.Linear(width, hidden), nn.GELU("tanh"), nn.Linear(hidden, width))
-        self.modulation = nn.Parameter(torch.randn(1, 6, width) / width**0.5)
+        self.modulation = nn.Parameter(torch.randn(1, 6, width) / width**0.5)  # as of torch.nn
 
     def forward(self, x, time, text, attend, angles):
         """Tokens [B, N, C] to tokens. time: float32 [B, 6, C]; text: [B, L, C]; ``attend(q, k, v)``; angles: of
@@ -237,7 +239,7 @@ class Head(nn.Module):
         """values: of a patch, its channels fastest."""
         super().__init__()
         self.head = nn.Linear(width, values)
-        self.modulation = nn.Parameter(torch.randn(1, 2, width) / width**0.5)
+        self.modulation = nn.Parameter(torch.randn(1, 2, width) / width**0.5)  # as of torch.nn
 
     def forward(self, x, time):
         """Tokens [B, N, C] to [B, N, values]; time: float32 [B, C]."""
@@ -475,7 +477,8 @@ class Network(nn.Module):
         """
         if noise is None:
             size = (batch or (1 if text is None else len(text)), *(shape or self.options.latents))
-            noise = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+            generator = torch.Generator("cpu").manual_seed(seed)
+            noise = torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
         noise = noise.to(self.patch_embedding.weight.device, torch.float32)
         velocity, passes = _flow.guided(self, text, negative, guidance)
         sigmas = _flow.sigmas(steps, self.options.shift if shift is None else shift)

@@ -79,5 +79,6 @@ def counts(*drawn):
 @cache
 def _counts(n_batch, n_tokens, low, high, device):
     """Tokens that each image keeps, int64 [B]; drawn once, for a copy to the device waits for it."""
-    drawn = torch.rand(n_batch, generator=torch.Generator().manual_seed(SEED))
+    generator = torch.Generator("cpu").manual_seed(SEED)
+    drawn = torch.rand(n_batch, generator=generator, dtype=torch.float32, device="cpu")
     return (n_tokens * (low + (high - low) * drawn)).long().clamp(min=1).to(device)

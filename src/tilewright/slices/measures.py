@@ -26,13 +26,13 @@ def group_shares(q: Tensor, k: Tensor, groups: Tensor, *, rows: int, scale: floa
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keys = k.float().mT
-    shares = torch.empty(len(groups), len(k), device=q.device)
+    shares = torch.empty(len(groups), len(k), dtype=torch.float32, device=q.device)
     step = max(1, _SLAB_SCORES // (rows * len(k)))
     for lo in range(0, len(groups), step):
         queries = groups[lo : lo + step, None] * rows + torch.arange(rows, device=q.device)
         inside = queries < len(q)
         scores = q[queries.clamp_max(len(q) - 1)].float() @ keys * scale
-        each = torch.softmax(scores, -1) * (inside / inside.sum(1, keepdim=True))[:, :, None]
+        each = torch.softmax(scores, -1) * (inside.float() / inside.sum(1, keepdim=True))[:, :, None]
         shares[lo : lo + step] = each.sum(1)
     return shares
 

@@ -43,7 +43,7 @@ def as_bias(bias, heads, shape):
     if bias is None:
         return None
     if not isinstance(bias, Bias):
-        dense = torch.as_tensor(bias)
+        dense = bias if isinstance(bias, torch.Tensor) else torch.as_tensor(bias, device="cpu")
         if tuple(dense.shape) != (heads, *shape):
             raise PatternError(f"bias: expected shape {(heads, *shape)}, found {tuple(dense.shape)}")
         bias = Bias(dense.reshape(heads, -1), lambda rows, cols: rows * np.int64(shape[1]) + cols)
@@ -81,8 +81,7 @@ class ItemMasks:
 
     def _fill(self, table):
         """Take the values of `table`, float32 [H, T]."""
-        masked = torch.full((len(table), 1), -torch.inf)
-        self._table = torch.cat([table, masked], 1)
+        self._table = torch.cat([table, table.new_full((len(table), 1), -torch.inf)], 1)
         step = max(1, _SLAB_PAIRS // (self._packed[0].numel() * self.heads))
         peaks = torch.cat([self._expand(part).amax(-1) for part in self._packed.split(step)])
         peaks[peaks.abs() <= _NEAR] = 0

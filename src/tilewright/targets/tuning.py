@@ -64,10 +64,10 @@ def fastest(
     for schedule in schedules:
         distinct.setdefault(_work(schedule), schedule)
     tried = list(distinct.values())
-    generator, place = torch.Generator().manual_seed(seed), targets.facts(device).TORCH_DEVICE
+    place = targets.facts(device).TORCH_DEVICE
+    drawn = {"generator": torch.Generator("cpu").manual_seed(seed), "dtype": torch.float32, "device": "cpu"}
     q, k, v = (
-        torch.randn(1, heads, n, head_dim, generator=generator).to(place, dtype)
-        for n in (graph.n_rows, graph.n_cols, graph.n_cols)
+        torch.randn(1, heads, n, head_dim, **drawn).to(place, dtype) for n in (graph.n_rows, graph.n_cols, graph.n_cols)
     )
     rows = reference.sample_rows(graph, max(1, graph.n_rows // CHECKED_ROWS), seed)
     added = None if bias is None else _added(as_bias(bias, heads, graph.shape), graph, place)

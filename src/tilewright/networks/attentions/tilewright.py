@@ -68,7 +68,7 @@ def _biased(planned, site, bias):
 
 
 def _tensor(array):
-    return torch.as_tensor(array, dtype=torch.int64)
+    return torch.as_tensor(array, dtype=torch.int64, device="cpu")
 
 
 def _plan(site, dtype, device):

@@ -20,6 +20,7 @@ from tilewright.targets.cpu.workers import alone, in_forks, workers
 
 # Executors of several patterns are differentiated, too.
 TAKES_UNITS = BIAS_TAKES_UNITS = True
+_CPU = torch.device("cpu")
 
 
 def gradients(executor, q, k, v, out, grad):
@@ -39,7 +40,7 @@ def gradients_with_bias(executor, q, k, v, out, grad):
         # One table of one head may hold those of all.
         return *found, table.view(executor.heads, -1)
     entries = next((launch.masks.entries for launch in executor.launches), 0)
-    return _gradients(executor, (q, k, v, out, grad), torch.zeros(executor.heads, entries))
+    return _gradients(executor, (q, k, v, out, grad), _zeros(executor.heads, entries))
 
 
 def _of_units(executor, tensors, differentiated):
@@ -51,7 +52,7 @@ def _of_units(executor, tensors, differentiated):
 @in_forks
 def _gradients(executor, tensors, table):
     # In memory order: a worker's heads lie side by side.
-    sums = [torch.zeros(x.shape, dtype=torch.float32) for x in tensors[:3]]
+    sums = [_zeros(*x.shape) for x in tensors[:3]]
     chunks = _chunks(executor)
     n_jobs = min(executor.heads, executor.n_workers)
     bounds = [executor.heads * i // n_jobs for i in range(n_jobs + 1)]
@@ -68,6 +69,10 @@ def _gradients(executor, tensors, table):
             run(jobs[0])
     found = tuple(x.to(tensors[0].dtype) for x in sums)
     return found if table is None else (*found, table)
+
+
+def _zeros(*shape):
+    return torch.zeros(shape, dtype=torch.float32, device=_CPU)
 
 
 class _Chunk:
@@ -144,7 +149,7 @@ class _Heads:
         size = prod(shape)
         held = self.held.get(name)
         if held is None or len(held) < size:
-            held = self.held[name] = torch.empty(size)
+            held = self.held[name] = torch.empty(size, dtype=torch.float32, device=_CPU)
         return held[:size].view(shape)
 
     def _gather(self, which, rows, b, e, batches, factor=1.0):
@@ -175,7 +180,7 @@ class _Heads:
         """float64 ``(lse, peaks)`` [B, h, N_q] of split queries over all their parts: log-sum-exps, -inf without a key,
         less the greatest peaks."""
         shape, exact = self.delta.shape, torch.float64
-        peaks, parts = torch.full(shape, torch.finfo(exact).min, dtype=exact), []
+        peaks, parts = torch.full(shape, torch.finfo(exact).min, dtype=exact, device=_CPU), []
         for chunk, b, e in self._parts():
             if chunk.split:
                 scores, _, _, own = self._scores(chunk, b, e)
@@ -186,7 +191,7 @@ class _Heads:
                 rows = there[there >= 0].long().expand(logs.shape)
                 peaks[b:e].scatter_reduce_(2, rows, own, "amax")
                 parts.append((b, e, rows, logs, own))
-        most, total = torch.full(shape, -torch.inf, dtype=exact), torch.zeros(shape, dtype=exact)
+        most, total = torch.full_like(peaks, -torch.inf), torch.zeros_like(peaks)
         for b, e, rows, logs, own in parts:
             most[b:e].scatter_reduce_(2, rows, logs.add_(own - peaks[b:e].gather(2, rows)), "amax")
         for b, e, rows, logs, _ in parts:

@@ -205,5 +205,5 @@ def take(tokens, rows, b, e):
     """Rows `rows` (int32, flat) of the batch entries ``b..e`` of tokens [B, N, C], one entry after another → [R, C]."""
     if e - b == 1:
         return tokens[b].index_select(0, rows)
-    rows = (rows + tokens.shape[1] * torch.arange(b, e, dtype=torch.int32)[:, None]).flatten()
+    rows = (rows + tokens.shape[1] * torch.arange(b, e, dtype=torch.int32, device=tokens.device)[:, None]).flatten()
     return tokens.flatten(0, 1).index_select(0, rows)

@@ -160,7 +160,7 @@ def _gradients(q, k, v, grad):
     """``(dq, dk, dv)`` of dense attention of q, k, v [B, H, N, D] for the gradient of its result, float32."""
     batch, heads, n, dim = q.shape
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for part in torch.arange(n).split(max(1, _PAIRS // (batch * heads * n))):
+    for part in torch.arange(n, device=q.device).split(max(1, _PAIRS // (batch * heads * n))):
         at = slice(int(part[0]), int(part[-1]) + 1)
         some = q[:, :, at] * dim**-0.5
         weights = (some @ k.mT).softmax(-1)

@@ -78,10 +78,10 @@ class Probe:
         self._setting = setting(blocks.shape, heads, head_dim, getattr(torch, dtype))
         self.n_workers = targets.describe("cpu")["threads"]
         self._workers = workers(self.n_workers)
-        generator = torch.Generator().manual_seed(seed)
+        drawn = {"generator": torch.Generator("cpu").manual_seed(seed), "dtype": torch.float32, "device": "cpu"}
         n_q, n_k = blocks.shape
         self._q, self._k, self._v = (
-            torch.randn(1, heads, n, head_dim, generator=generator).to(self._setting.dtype) for n in (n_q, n_k, n_k)
+            torch.randn(1, heads, n, head_dim, **drawn).to(self._setting.dtype) for n in (n_q, n_k, n_k)
         )
 
     def launch(self, shape, most=None):
@@ -136,8 +136,8 @@ class Probe:
         rows = launch.n_rows // parts * parts
         sources = index(np.arange(rows).reshape(parts, -1).T)
         width = self._tokens[0].shape[2]
-        values = torch.ones(rows, width, dtype=self._setting.dtype)
-        stats = torch.zeros(rows, 2, launch.heads, dtype=torch.float64)
+        values = self._tokens[0].new_ones(rows, width)
+        stats = values.new_zeros(rows, 2, launch.heads, dtype=torch.float64)
         return lambda: merge(values, stats, sources, launch.heads)
 
     def handing(self):

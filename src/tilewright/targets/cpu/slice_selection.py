@@ -51,7 +51,7 @@ class Selection:
         # NaN is alike, so that it reaches the shares.
         q_unlike, k_unlike = cosines(q, q_mean, layout.rows) < similarity, cosines(k, k_mean, block) < similarity
         scores = (q_mean.float() @ k_mean.float().mT).mul_(scale)
-        size = torch.full((k_mean.shape[2],), float(block), device=k.device)
+        size = torch.full((k_mean.shape[2],), float(block), dtype=torch.float32, device=k.device)
         size[-1] = k.shape[2] - block * (len(size) - 1)
         lse = torch.where(k_unlike[:, :, None], -math.inf, scores + size.log()).logsumexp(-1, keepdim=True)
         codes = _coded((scores - lse).mul_(math.log2(math.e)))
@@ -176,7 +176,7 @@ def _weights(free, device):
     weights = [WEIGHTS[code % OCTAVE // BIN] >> code // OCTAVE for code in range(CODES)]
     if free:
         weights[0] = 0
-    return torch.tensor(weights, device=device)
+    return torch.tensor(weights, dtype=torch.int64, device=device)
 
 
 def _select(codes, rule, keys):

@@ -26,7 +26,7 @@ class Executor:
         """See `targets`."""
         layout = self.layout
         mask = mask.expand(layout.batch, layout.heads, -1, -1)
-        keys = torch.zeros(*self._groups, layout.capacity, dtype=torch.int32)
+        keys = torch.zeros(*self._groups, layout.capacity, dtype=torch.int32, device=mask.device)
         # A head at a time: places take four times the memory of its mask.
         for flags, lists in zip(mask.flatten(0, 1), keys.flatten(0, 1), strict=True):
             place = flags.cumsum(1, dtype=torch.int32) - 1
@@ -49,20 +49,20 @@ class Executor:
     def rank(self, counts):
         """See `targets`."""
         order = counts.argsort(dim=-1, descending=True, stable=True).int()
-        number = torch.arange(1, counts.numel() + 1).view_as(counts)
+        number = torch.arange(1, counts.numel() + 1, device=counts.device).view_as(counts)
         overflow, empty = (int((number * flag).max()) for flag in (counts > self.layout.capacity, counts == 0))
         listed = int(counts.clamp(max=self.layout.capacity).sum(dtype=torch.int64))
-        state = torch.tensor([overflow, empty, listed & 0x7FFFFFFF, listed >> 31], dtype=torch.int32)
+        state = counts.new_tensor([overflow, empty, listed & 0x7FFFFFFF, listed >> 31], dtype=torch.int32)
         return order, state
 
     @in_forks
     def pack(self, keys, counts):
         """See `targets`."""
         layout = self.layout
-        bits = torch.empty(*self._groups, layout.words + 1, dtype=torch.int32)
-        place = torch.arange(layout.capacity)
+        bits = keys.new_empty(*self._groups, layout.words + 1, dtype=torch.int32)
+        place = torch.arange(layout.capacity, device=keys.device)
         for lists, count, words in zip(*(x.flatten(0, 1) for x in (keys, counts, bits)), strict=True):
-            flags = torch.zeros(layout.groups, layout.words * layouts.WORD, dtype=torch.bool)
+            flags = keys.new_zeros(layout.groups, layout.words * layouts.WORD, dtype=torch.bool)
             group, at = (place < count[:, None]).nonzero(as_tuple=True)
             flags[group, lists[group, at].long()] = True
             packed = np.packbits(flags.numpy(), -1, bitorder="little").view(np.int32)

@@ -200,7 +200,7 @@ class Backward:
         """``(dq, dk, dv, d_table)``, the last float32 [H, T]. Raises as a call does."""
         if not len(q):
             shape = self._forward.source.common.bias.table.shape
-            return *self(q, k, v, out, grad, table), torch.zeros(shape, device=q.device)
+            return *self(q, k, v, out, grad, table), torch.zeros(shape, dtype=torch.float32, device=q.device)
         *found, sums = self._again(True, q, k, v, out, grad, table)
         return *found, self._of_bias.of_table(sums)
 
@@ -367,7 +367,7 @@ class _Values:
     def __call__(self, table):
         """``(greatest of each query, tiles of each launch, …)`` for a contiguous table [mask heads, T]."""
         n = sum(self._peaks)
-        greatest = torch.empty(max(1, n), device=self._device)
+        greatest = torch.empty(max(1, n), dtype=torch.float32, device=self._device)
         parts = greatest.split([*self._peaks, max(1, n) - n])
         tiles = [put(table, part if n else None) for put, part, n in zip(self._tiles, parts, self._peaks, strict=False)]
         return self._spread(greatest), *tiles
@@ -508,12 +508,13 @@ class _Launch:
         known = itertools.chain(*self._scratch.values()) if launcher.capturing() else made
         if (found := next((parts for most, parts in known if most >= hb), None)) is None:
             # At least twice the largest before, so that batches of many sizes take little more than the largest alone.
-            hb, device = max(hb, 2 * made[-1][0] if made else 0), self._held[0].device
+            hb = max(hb, 2 * made[-1][0] if made else 0)
+            floats = {"dtype": torch.float32, "device": self._held[0].device}
             rows, groups = max(1, self.lists.part_rows), max(1, self.lists.groups)
             found = (
-                torch.empty(rows * hb, self.sums * (self._d0 + self._d1), device=device),
-                *([torch.empty(rows * hb, 2, device=device)] if self.stated else []),
-                torch.zeros(groups * hb, dtype=torch.int32, device=device),
+                torch.empty(rows * hb, self.sums * (self._d0 + self._d1), **floats),
+                *([torch.empty(rows * hb, 2, **floats)] if self.stated else []),
+                torch.zeros(groups * hb, dtype=torch.int32, device=floats["device"]),
             )
             made.append((hb, found))
         return found

@@ -72,10 +72,10 @@ class BiasGradients:
 
         launches: as this was made of. tensors: of a `backward.Backward`, whose launches for queries have run.
         """
-        tiles = torch.empty(self._heads, self._total, device=self._device)
+        tiles = torch.empty(self._heads, self._total, dtype=torch.float32, device=self._device)
         for launch, (parts, begin) in zip(launches, self._parts, strict=True):
             parts(launch, tensors, tiles, begin)
-        sums, source = torch.empty(self._heads, self._sums, device=self._device), tiles
+        sums, source = tiles.new_empty(self._heads, self._sums), tiles
         for at, lists, count in self._steps:
             grid = triton.cdiv(count, LISTS), self._heads, 1
             following = count, source.stride(0), sums.stride(0), LISTS, PLACES
@@ -154,7 +154,7 @@ class _Parts:
         batch, size = launch.images(len(q)), constants["BLOCK_M"] * constants["BLOCK_N"]
         groups = max(1, min(batch, PROGRAMS // (self._count * heads)))
         layers = max(1, -(-self._count // executor.MOST_ACROSS))
-        sums = torch.empty(groups * self._count * heads, size, device=q.device)
+        sums = torch.empty(groups * self._count * heads, size, dtype=torch.float32, device=q.device)
         strided = q, k, v, grad
         strides = [stride for x in strided for stride in x.stride()[:3]]
         wide = any(launcher.wide(x.shape[2], x.stride(2)) for x in strided)

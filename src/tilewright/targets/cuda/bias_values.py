@@ -64,11 +64,11 @@ class Tiles:
         peaks: float32 [families, mask heads, M], memory for the greatest bias of each row of a family, 0 for none; None
         where nobody asks. Raises `DeviceError` in a capture before a call with such a table.
         """
-        tiles = torch.empty(self._shape, device=self._device)
+        tiles = torch.empty(self._shape, dtype=torch.float32, device=self._device)
         # Beside what it is for, it orders the two launches: the second reads what the first writes.
-        steps = torch.empty(self._shape[:3], device=self._device) if self._relative else tiles
+        steps = tiles.new_empty(self._shape[:3]) if self._relative else tiles
         if peaks is None:
-            peaks = torch.empty(self.peaks if self._relative else 1, device=self._device)
+            peaks = tiles.new_empty(self.peaks if self._relative else 1)
         if not self._shape[0]:
             return tiles
         index, *families = map(lasting, self._held)
@@ -95,7 +95,7 @@ class Spread:
 
     def __call__(self, peaks):
         """float32 [lanes, N_q] of `peaks`, float32 [.]."""
-        found = torch.empty(self._shape, device=peaks.device)
+        found = peaks.new_empty(self._shape)
         n = found.numel()
         if n:
             self._gather((-(-n // SPREAD), 1, 1), (peaks, found, lasting(self._source)), (n, SPREAD))

@@ -165,7 +165,10 @@ class Gpu:
             self._size, self._tokens = (n_tokens, batch), ()
             generator = torch.Generator(self.device).manual_seed(0)
             shape = batch, 1, n_tokens, self.head_dim
-            qkv = [torch.randn(shape, generator=generator, device=self.device).to(self.dtype) for _ in range(3)]
+            qkv = [
+                torch.randn(shape, generator=generator, dtype=torch.float32, device=self.device).to(self.dtype)
+                for _ in range(3)
+            ]
             self._tokens = *qkv, torch.empty_like(qkv[0])
         common = setting((n_tokens, n_tokens), 1, self.head_dim, self.dtype)
         return executor.Launch(lists, self.tile, common, self._tokens[0].device, self.form), self._tokens

@@ -60,7 +60,7 @@ def prepare(schedule, blocks, *, heads, head_dim, dtype, device="cuda", units=No
     common = setting(shape, heads, head_dim, dtype, **options)
     if units is not None:
         common = replace(common, units=units)
-    device = torch.empty(0, device=device).device
+    device = torch.empty(0, dtype=torch.int8, device=device).device
     rounds = {}
     batches = np.unique(np.stack([schedule.round, schedule.tile]), axis=1).T.tolist()
     for number, t in batches:
@@ -120,7 +120,11 @@ def bias_table(common, table=None):
     """The values of the bias, or those of `table` [H, T], contiguous; [1, H * T] where heads have patterns of their
     own."""
     if table is None:
-        table = torch.zeros(1, 1) if common.bias is None else common.bias.table.detach().float()
+        table = (
+            torch.zeros(1, 1, dtype=torch.float32, device="cpu")
+            if common.bias is None
+            else common.bias.table.detach().float()
+        )
     return table.reshape(mask_heads(common), -1).contiguous()
 
 
@@ -323,12 +327,13 @@ class Launch:
         if (found := next((parts for most, parts in known if most >= hb), None)) is not None:
             return found
         # At least twice the largest before, so that batches of many sizes take little more than the largest alone.
-        hb, device = max(hb, 2 * made[-1][0] if made else 0), self._held[0].device
+        hb = max(hb, 2 * made[-1][0] if made else 0)
+        floats = {"dtype": torch.float32, "device": self._held[0].device}
         rows, groups = max(1, self.lists.part_rows), max(1, self.lists.groups)
         parts = (
-            torch.empty(rows * hb, self._d0 + self._d1, device=device),
-            torch.empty(rows * hb, 2, device=device),
-            torch.zeros(groups * hb, dtype=torch.int32, device=device),
+            torch.empty(rows * hb, self._d0 + self._d1, **floats),
+            torch.empty(rows * hb, 2, **floats),
+            torch.zeros(groups * hb, dtype=torch.int32, device=floats["device"]),
         )
         made.append((hb, parts))
         return parts

@@ -117,7 +117,7 @@ def _launch_costs(torch):
     """``(launch_us, fork_us)`` in CUDA graphs of small launches, rounded to a tenth of a microsecond: one more launch
     after another, and one beside another, on a stream that is forked and joined for it."""
     own, other = torch.cuda.Stream(), torch.cuda.Stream()
-    x, y = torch.zeros(2, 1, device="cuda")
+    x, y = torch.zeros(2, 1, dtype=torch.float32, device="cuda")
 
     def after():
         x.add_(1)

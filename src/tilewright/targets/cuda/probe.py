@@ -101,7 +101,8 @@ class Probe:
         self._launch = executor.Launch(self.lists, blocks.tile, self.setting, DEVICE, form)
         generator, (n_q, n_k) = torch.Generator(DEVICE).manual_seed(seed), blocks.shape
         shapes = ((1, heads, n, head_dim) for n in (n_q, n_k, n_k))
-        q, k, v = (torch.randn(each, generator=generator, device=DEVICE).to(self.setting.dtype) for each in shapes)
+        drawn = {"generator": generator, "dtype": torch.float32, "device": DEVICE}
+        q, k, v = (torch.randn(each, **drawn).to(self.setting.dtype) for each in shapes)
         self._tokens = q, k, v, torch.empty_like(q)
 
     def compiled(self):

@@ -74,7 +74,11 @@ def timed(kind, form):
     """Microseconds of each launch."""
     for low, high in SHARES:
         groups = TOKENS // kind.rows
-        counts = (torch.linspace(high, low, groups) * TOKENS).int() // kind.width * kind.width
+        counts = (
+            (torch.linspace(high, low, groups, dtype=torch.float32, device="cpu") * TOKENS).int()
+            // kind.width
+            * kind.width
+        )
         call = prepared(kind, form, counts.repeat(HEADS, 1), TOKENS, _device())[0]
         call()
         yield time_gpu(call, min_reps=MIN_REPS, max_seconds=SHARE_S, rse_target=RSE).p50_us
@@ -83,19 +87,18 @@ def timed(kind, form):
 def checked(kind, form, device):
     """Largest relative error of a form over a few groups, compared with float64."""
     groups = -(-CHECKED_TOKENS // kind.rows)
-    counts = torch.tensor(CHECKED_KEYS)
-    counts = torch.minimum(-(-counts // kind.width) * kind.width, torch.tensor(CHECKED_TOKENS))
+    counts = torch.tensor(CHECKED_KEYS, dtype=torch.int64, device="cpu")
+    counts = (-(-counts // kind.width) * kind.width).clamp(max=CHECKED_TOKENS)
     call, (q, k, v), lists = prepared(kind, form, counts.repeat(HEADS, groups)[:, :groups], CHECKED_TOKENS, device)
-    worst = torch.zeros((), dtype=torch.float64)
+    worst = torch.zeros((), dtype=torch.float64, device="cpu")
     out = call()[0]
     for h, g in ((h, g) for h in range(HEADS) for g in range(groups)):
         rows, listed = slice(g * kind.rows, (g + 1) * kind.rows), lists[0][0, h, g, : lists[1][0, h, g]].long()
         scores = q[0, h, rows].double() @ k[0, h, listed].double().mT * kind.head_dim**-0.5
         right = scores.softmax(-1) @ v[0, h, listed].double()
         # As it stands, a NaN would be lost by a maximum.
-        worst = torch.fmax(
-            worst, torch.as_tensor(reference.relative_error(out[0, h, rows], right)).nan_to_num(torch.inf).cpu()
-        )
+        error = worst.new_tensor(reference.relative_error(out[0, h, rows], right))
+        worst = torch.fmax(worst, error.nan_to_num(torch.inf))
     return float(worst)
 
 
@@ -107,13 +110,14 @@ def prepared(kind, form, counts, n_tokens, device):
     generator = torch.Generator(device).manual_seed(0)
     dtype = getattr(torch, kind.dtype)
     shape = 1, n_tokens, heads, kind.head_dim
-    tokens = [torch.randn(shape, generator=generator, device=device).to(dtype).transpose(1, 2) for _ in range(3)]
+    drawn = {"generator": generator, "dtype": torch.float32, "device": device}
+    tokens = [torch.randn(shape, **drawn).to(dtype).transpose(1, 2) for _ in range(3)]
     runs, most = -(-n_tokens // kind.width), int(counts.max())
     keys = torch.empty(1, heads, groups, layouts.rounded(most), dtype=torch.int32, device=device)
     counts = counts.to(device, torch.int32)[None]
     run = torch.arange(kind.width, device=device)
     for h in range(heads):
-        score = torch.rand(groups, runs, generator=generator, device=device)
+        score = torch.rand(groups, runs, **drawn)
         # The last run, which may be short, only where all are listed: the first so many of each row, ascending.
         score[:, -1] = 2.0
         rank = score.argsort(-1).argsort(-1)

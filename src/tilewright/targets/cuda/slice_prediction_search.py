@@ -121,9 +121,10 @@ def predicting(kind, heads, n_tokens, form, device):
     """``(Selection, q, k)`` of random tokens, neighbours alike, as projections leave them."""
     generator = torch.Generator(device).manual_seed(0)
     dtype, near = getattr(torch, kind.dtype), torch.arange(n_tokens, device=device) // 64 % 16
-    centres = torch.randn(16, heads, kind.head_dim, generator=generator, device=device)
+    drawn = {"generator": generator, "dtype": torch.float32, "device": device}
+    centres = torch.randn(16, heads, kind.head_dim, **drawn)
     shape = n_tokens, heads, kind.head_dim
-    made = [centres[near] + torch.randn(shape, generator=generator, device=device) for _ in range(2)]
+    made = [centres[near] + torch.randn(shape, **drawn) for _ in range(2)]
     q, k = (x.to(dtype)[None].transpose(1, 2) for x in made)
     layout = layouts.Layout(1, heads, n_tokens, n_tokens, kind.rows, layouts.rounded(n_tokens))
     return Selection(layout, device, form), q, k
@@ -134,7 +135,8 @@ def selecting(heads, n_tokens, most, form, device):
     layout = layouts.Layout(1, heads, n_tokens, n_tokens, ROWS, layouts.rounded(most))
     selection = Selection(layout, device, form)
     codes = selection._empty_codes(n_tokens)
-    score = torch.randn(codes.shape, generator=torch.Generator(device).manual_seed(0), device=device)
+    generator = torch.Generator(device).manual_seed(0)
+    score = torch.randn(codes.shape, generator=generator, dtype=torch.float32, device=device)
     codes.copy_((score * 30 + 130).clamp(0, 255))
     counts = torch.empty(codes.shape[:3], dtype=torch.int32, device=device)
     return selection, codes, counts.new_empty(*counts.shape, layout.capacity), counts
@@ -148,7 +150,7 @@ def _wrong_lists(form, device):
         selection.select(codes, rule, keys, counts)
         right = keys.new_empty(keys.shape, device="cpu"), counts.new_empty(counts.shape, device="cpu")
         CpuSelection(selection.layout, torch.device("cpu")).select(codes.cpu(), rule, *right)
-        listed = torch.arange(keys.shape[-1]) < right[1][..., None]
+        listed = torch.arange(keys.shape[-1], device="cpu") < right[1][..., None]
         same = (counts.cpu() == right[1]) & ((keys.cpu() == right[0]) | ~listed).all(-1)
         wrong, groups = wrong + int((~same).sum()), groups + same.numel()
     return wrong / groups
