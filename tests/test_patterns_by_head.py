@@ -395,3 +395,51 @@ def test_the_longest_items_come_first_and_patterns_take_turns(pattern, random):
     order = interleaved(np.array(pattern), length)
     assert sorted(order) == list(range(len(pattern)))
     assert (np.diff(length[order]) <= 0).all()
+
+
+# What a pattern may be told by, and what is refused in every form: masks that are added to scores, and other numbers.
+ALLOWED = random_masks(n_q=24, n_k=16)[3:]
+VALUES = {
+    "bool": ALLOWED,
+    "uint8": ALLOWED.byte(),
+    "float16": ALLOWED.half(),
+    "added": torch.zeros(ALLOWED.shape).masked_fill(~ALLOWED, -torch.inf),
+    "least": torch.zeros(ALLOWED.shape).masked_fill(~ALLOWED, torch.finfo(torch.float32).min),
+    "NaN": torch.ones(ALLOWED.shape).masked_fill(~ALLOWED, torch.nan),
+    "255": ALLOWED.byte() * 255,
+    "minus": -ALLOWED.int(),
+    "complex": ALLOWED.to(torch.complex64),
+}
+
+
+def block_mask(mask_mod):
+    whole = torch.tensor([[[2, 2]]]), torch.arange(2).expand(1, 1, 2, 2)
+    return flex_attention.BlockMask.from_kv_blocks(
+        *(x.int() for x in whole), BLOCK_SIZE=(11, 8), mask_mod=mask_mod, seq_lengths=(21, 16)
+    )
+
+
+TOLD_BY = {
+    "tensor": lambda x: (x, {}),
+    "array": lambda x: (x.numpy(), {}),
+    "arrays": lambda x: (torch.stack([x, x.flip(0)]).numpy(), {}),
+    "sparse": lambda x: (sp.csr_array(x.float().numpy() if x.dtype == torch.half else x.numpy()), {}),
+    "coo": lambda x: (x.to_sparse(), {}),
+    "mask_mod": lambda x: (lambda b, h, q, k: x[q, k], {"shape": (21, 16)}),
+    "mask_mods": lambda x: (lambda b, h, q, k: x[(q + h) % 21, k], {"shape": (21, 16)}),
+    "numpy": lambda x: (lambda b, h, q, k: x.numpy()[q.numpy(), k.numpy()], {"shape": (21, 16)}),
+    "list": lambda x: ([x, lambda b, h, q, k: x[q, k]], {"shape": (21, 16)}),
+    "BlockMask": lambda x: (block_mask(lambda b, h, q, k: x[q, k]), {}),
+}
+
+
+@pytest.mark.parametrize("form", TOLD_BY.values(), ids=TOLD_BY)
+def test_a_pattern_is_of_booleans_or_zeros_and_ones_in_every_form(form):
+    for name, values in VALUES.items():
+        pattern, told = form(values)
+        if name in ("bool", "uint8", "float16"):
+            found, _ = patterns.read(pattern, heads=2, kind="cpu", **told)
+            assert np.array_equal(found[0].to_dense(), ALLOWED.numpy()), name
+        else:
+            with pytest.raises(PatternError, match=r"expected a boolean or 0/1 pattern, found (the value|NaN|dtype)"):
+                patterns.read(pattern, heads=2, kind="cpu", **told)

@@ -150,8 +150,7 @@ def _coo(mask):
     if mask.ndim != 2:
         raise PatternError(f"expected a sparse mask of two dimensions, found shape {tuple(mask.shape)}")
     coo = mask.detach().to_sparse_coo().coalesce().cpu()
-    values = coo.values().float() if coo.dtype == torch.bfloat16 else coo.values()
-    return coo_array((values.numpy(), tuple(coo.indices().numpy())), shape=tuple(mask.shape))
+    return coo_array((_boolean(coo.values()).numpy(), tuple(coo.indices().numpy())), shape=tuple(mask.shape))
 
 
 def _of_slices(mask, heads, by):
@@ -177,21 +176,22 @@ def _of_slices(mask, heads, by):
 
 def _of_tensor(mask):
     """The graph of a dense mask [N_q, N_k], compressed on its device."""
+    return compress(lambda lo, hi: _boolean(mask[lo:hi]), *mask.shape, mask.device)
+
+
+def _boolean(mask):
+    """A tensor of booleans, or of zeros and ones, as booleans. Raises `PatternError` for other values, such as those
+    of a mask that is added to scores, of which zero stands for what is allowed."""
+    if mask.dtype == torch.bool:
+        return mask
     if mask.is_complex():
         raise PatternError(f"expected a boolean or 0/1 pattern, found dtype {mask.dtype}")
-
-    def rows(lo, hi):
-        part = mask[lo:hi]
-        if part.dtype != torch.bool:
-            wrong = (part != 0) & (part != 1)
-            if wrong.any():
-                value = part[wrong][0].item()
-                found = "NaN" if value != value else f"the value {value}"
-                raise PatternError(f"expected a boolean or 0/1 pattern, found {found}")
-            part = part != 0
-        return part
-
-    return compress(rows, *mask.shape, mask.device)
+    wrong = (mask != 0) & (mask != 1)
+    if wrong.any():
+        value = mask[wrong][0].item()
+        found = "NaN" if value != value else f"the value {value}"
+        raise PatternError(f"expected a boolean or 0/1 pattern, found {found}")
+    return mask != 0
 
 
 def compress(rows: Callable[[int, int], torch.Tensor], n_q: int, n_k: int, device: Any) -> Graph:
@@ -244,13 +244,18 @@ def _evaluated(mask_mod, n_q, n_k, heads, images, device):
 
 
 def _call(mask_mod, b, h, queries, keys, device):
+    """bool [queries, keys]: what a mask_mod allows, for queries [Q, 1] and keys [K]."""
     try:
-        return torch.as_tensor(
-            mask_mod(*torch.tensor((b, h), dtype=torch.int64, device=device), queries, keys), device=device
-        )
+        at = torch.tensor((b, h), dtype=torch.int64, device=device)
+        found = torch.as_tensor(mask_mod(*at, queries, keys), device=device).expand(len(queries), len(keys))
     # A user's function may raise anything.
     except Exception as error:
-        raise PatternError(f"mask_mod: evaluated on {device} for batch entry {b}, head {h}: {error}") from error
+        reason = " ".join(str(error).split())
+        raise PatternError(f"mask_mod: evaluated on {device} for batch entry {b}, head {h}: {reason}") from error
+    try:
+        return _boolean(found)
+    except PatternError as error:
+        raise PatternError(f"mask_mod: {error}") from None
 
 
 def _at(mask_mod, b, h, n_q, n_k, device):
@@ -258,8 +263,7 @@ def _at(mask_mod, b, h, n_q, n_k, device):
     keys = torch.arange(n_k, device=device)
 
     def rows(lo, hi):
-        found = _call(mask_mod, b, h, torch.arange(lo, hi, device=device)[:, None], keys, device)
-        return found.to(torch.bool).expand(hi - lo, n_k)
+        return _call(mask_mod, b, h, torch.arange(lo, hi, device=device)[:, None], keys, device)
 
     return compress(rows, n_q, n_k, device)
 
@@ -275,7 +279,7 @@ def _depends(mask_mod, n_q, n_k, heads, images, device):
     entries = [(0, 0), *((b, 0) for b in range(1, images)), *((0, h) for h in range(1, heads))]
     first = None
     for b, h in entries:
-        found = _call(mask_mod, b, h, queries, keys, device).to(torch.bool).expand(len(queries), n_k)
+        found = _call(mask_mod, b, h, queries, keys, device)
         first = found if first is None else first
         if not torch.equal(found, first):
             return _differs(mask_mod, n_q, n_k, heads, images, device)
@@ -300,7 +304,7 @@ def _differs(mask_mod, n_q, n_k, heads, images, device):
         queries = torch.arange(lo, min(lo + step, n_q), device=device)[:, None]
 
         def at(b, h, queries=queries):
-            return _call(mask_mod, b, h, queries, keys, device).to(torch.bool).expand(len(queries), n_k)
+            return _call(mask_mod, b, h, queries, keys, device)
 
         for b in range(images):
             if by_image and by_head:
@@ -328,7 +332,7 @@ def _of_block_mask(mask, shape, heads):
 
     def allowed(b, h, q_idx, kv_idx):
         at = b, h, q_idx // rows, kv_idx // keys
-        return full[at] | (partial[at] & mask.mask_mod(b, h, q_idx, kv_idx))
+        return full[at] | (partial[at] & _boolean(torch.as_tensor(mask.mask_mod(b, h, q_idx, kv_idx))))
 
     n_images, n_heads = partial.shape[:2]
     made = [[_at(allowed, b, h, n_q, n_k, partial.device) for h in range(n_heads)] for b in range(n_images)]
