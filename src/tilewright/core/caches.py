@@ -1,9 +1,35 @@
-"""Where this package keeps what it may make again: plans, calibrations, and what its source files say."""
+"""Where this package keeps what it may make again: files of plans and calibrations, and values of recent calls."""
 
 import contextlib
 import fcntl
 import os
 from pathlib import Path
+from threading import Lock
+
+
+class Recent:
+    """Tuples of values by key: the last `each` values of each of the last `keys` keys. Threads may share it."""
+
+    def __init__(self, keys, each=1):
+        """Nothing is kept yet."""
+        self._keys, self._each = keys, each
+        self._values, self._lock = {}, Lock()
+
+    def get(self, key):
+        """The values of a key, the oldest first; an empty tuple for an unknown one."""
+        return self._values.get(key, ())
+
+    def add(self, key, value):
+        """Keep one more value of a key, and drop what is older than the limits allow."""
+        with self._lock:
+            self._values[key] = (*self._values.get(key, ()), value)[-self._each :]
+            while len(self._values) > self._keys:
+                del self._values[next(iter(self._values))]
+
+    def items(self):
+        """Pairs of a key and its values, as they are now."""
+        with self._lock:
+            return list(self._values.items())
 
 
 def folder():

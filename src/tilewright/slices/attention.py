@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tilewright.core import _internals
+from tilewright.core.caches import Recent
 from tilewright.core.errors import PatternError, Unavailable
 from tilewright.core.operators import watched
 from tilewright.slices import operators
@@ -16,8 +17,7 @@ from tilewright.torch_attention import kernels
 # Dense kernels of a GPU, the fastest first: cuDNN's is 1.75 times as fast as FlashAttention-2 on an H200.
 HOPPER, OLDER = ("cudnn", "flash", "efficient"), ("flash", "cudnn", "efficient")
 # Backends by the tensors that they take: asking torch takes the host a hundred times as long as a call.
-KEPT = 256
-_known: dict[tuple, str] = {}
+_known = Recent(256)
 
 Part = tuple[Tensor, Tensor]
 
@@ -174,21 +174,20 @@ def left_out(lengths: Tensor, n_keys: int, dtype: torch.dtype) -> Tensor:
 def _backend(q, k, v):
     """The fastest of torch's kernels that takes such tensors."""
     key = q.device, q.dtype, *((x.shape, x.stride()) for x in (q, k, v))
-    if key not in _known:
-        refusals = []
-        for backend in HOPPER if torch.cuda.get_device_capability(q.device) >= (9, 0) else OLDER:
-            try:
-                kernels.need(backend, q, k, v)
-            except Unavailable as refusal:
-                refusals.append(str(refusal))
-            else:
-                break
+    if found := _known.get(key):
+        return found[-1]
+    refusals = []
+    for backend in HOPPER if torch.cuda.get_device_capability(q.device) >= (9, 0) else OLDER:
+        try:
+            kernels.need(backend, q, k, v)
+        except Unavailable as refusal:
+            refusals.append(str(refusal))
         else:
-            raise Unavailable("; ".join(refusals))
-        while len(_known) >= KEPT:
-            del _known[next(iter(_known))]
-        _known[key] = backend
-    return _known[key]
+            break
+    else:
+        raise Unavailable("; ".join(refusals))
+    _known.add(key, backend)
+    return backend
 
 
 def _dense_operator(layout, q, k, v, lengths, scale):

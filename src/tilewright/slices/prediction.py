@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewright import predictors, targets
+from tilewright.core.caches import Recent
 from tilewright.core.errors import ConfigError, DeviceError, PatternError
 from tilewright.core.operators import watched
 from tilewright.predictors.given import of_function
@@ -107,21 +108,27 @@ def predict(
     if watched(q):
         return SliceLists(layout, *torch.ops.tilewright.slices_predict(*given, [*layout]), lengths=lengths)
     made, replay = _recorded(layout, *given)
-    if key is not None and replay is not None:
-        _store(key, layout, replay)
+    if replay is not None and _hashable(key):
+        _REPLAYS.add(key, (layout, replay))
     return SliceLists(layout, *made, lengths=lengths)
 
 
 # Calls that were taken down, by their arguments but tensors: pairs of a layout and a replay, see `targets.selection`.
-_REPLAYS: dict[tuple, tuple[tuple[Layout, Any], ...]] = {}
 # Arguments, and layouts of tensors for each, that are kept.
-KEPT, KEPT_LAYOUTS = 256, 8
+_REPLAYS = Recent(256, 8)
+
+
+def _hashable(key):
+    try:
+        return key is not None and hash(key) is not None
+    except TypeError:
+        return False
 
 
 def _again(key, q, k, lengths):
     """The lists of a call like one that was taken down; None where there was none."""
     try:
-        known = _REPLAYS.get(key, ())
+        known = _REPLAYS.get(key)
         inputs = (q, k) if lengths is None else (q, k, lengths)
         for layout, replay in known:
             if (made := replay(*inputs)) is not None:
@@ -130,15 +137,6 @@ def _again(key, q, k, lengths):
         # Arguments that no dict takes, and too little memory: the usual way says what is wrong.
         pass
     return None
-
-
-def _store(key, layout, replay):
-    try:
-        _REPLAYS[key] = (*_REPLAYS.get(key, ()), (layout, replay))[-KEPT_LAYOUTS:]
-    except TypeError:
-        return
-    while len(_REPLAYS) > KEPT:
-        del _REPLAYS[next(iter(_REPLAYS))]
 
 
 class _Plan(NamedTuple):

@@ -109,7 +109,7 @@ def assert_same(found, expected):
 def replays(call):
     """How many calls of an executor were taken down, forward and backward."""
     both = call._of_tables, *backward.prepared(call)._of_tables.values()
-    found = [x for calls in both for known in calls._known.values() for x in known]
+    found = [x for calls in both for _, known in calls._known.items() for x in known]
     return sum(isinstance(x, tape.Replay) for x in found)
 
 

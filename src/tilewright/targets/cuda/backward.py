@@ -164,7 +164,7 @@ class Backward:
         self._all_see, self._all_seen = seeing == found.shape[0], seen == seen_by.shape[0]
         self._stream, self._of_bias = launcher.current_stream(device), None
         # By stream, alignment and size: (whether tensors have its layout, launches).
-        self._known, self._lock = {}, Lock()
+        self._known, self._lock = launcher.recent(), Lock()
         # Calls with a table, by whether its gradient is asked for. What writes zeros is no launch.
         self._launches_all = self._all_see and self._all_seen
         self._of_tables = {of: tape.Calls(device, partial(self._made, of)) for of in (False, True)}
@@ -258,7 +258,7 @@ class Backward:
         tensors = self.tensors(*given, table)
         addresses = [x.data_ptr() for x in tensors]
         key = (self._stream(), *(at & 15 for at in addresses), q.numel())
-        for same, launches in self._known.get(key, ()):
+        for same, launches in self._known.get(key):
             if launches and same(*given) and launcher.RECORDER.get() is None:
                 for launch in launches:
                     launch(*addresses)
@@ -306,7 +306,7 @@ class Backward:
         launches = [call for half in HALVES for call in self.run(half, tensors)]
         if not launcher.capturing() and not self._seen(given, lambda known: known == key):
             launches = [] if None in launches else launches
-            launcher.store(self._known, key, (qkv.same_layout(*given), launches))
+            self._known.add(key, (qkv.same_layout(*given), launches))
 
     def _check(self, q, k, v, out, grad):
         names = ("shape", "heads", "head_dim", "dtype", "device")

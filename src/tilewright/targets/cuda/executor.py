@@ -421,7 +421,7 @@ class Executor:
         self._stream = launcher.current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
         # By stream, alignment and size: (whether tensors have its layout, memory for a result, launches).
-        self._known, self._lock = {}, Lock()
+        self._known, self._lock = launcher.recent(), Lock()
         self._of_tables = tape.Calls(device, self._with_table)
 
     @property
@@ -460,7 +460,7 @@ class Executor:
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         # A kernel is compiled for the alignment of its tensors; batches are many, and found at once so.
         key = (self._stream(), at_q & 15, at_k & 15, at_v & 15, q.numel())
-        for same, empty, launches in self._known.get(key, ()):
+        for same, empty, launches in self._known.get(key):
             if launches and same(q, k, v):
                 out = empty()
                 if self.incomplete:
@@ -521,7 +521,7 @@ class Executor:
         launches = tuple(itertools.chain(*found))
         if not launcher.capturing() and not self._seen(q, k, v, lambda known: known == key):
             launches = () if None in launches else launches
-            launcher.store(self._known, key, (qkv.same_layout(q, k, v), qkv.empty_like_result(out), launches))
+            self._known.add(key, (qkv.same_layout(q, k, v), qkv.empty_like_result(out), launches))
         return out
 
     def _side_by_side(self, together, *tensors):

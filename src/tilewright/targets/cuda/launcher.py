@@ -14,6 +14,7 @@ import torch
 import triton
 
 from tilewright.core import _internals
+from tilewright.core.caches import Recent
 from tilewright.targets import qkv
 
 # Keys that calls are stored under, and calls of a key. The oldest are dropped: they go through Triton once more.
@@ -85,11 +86,9 @@ def wide(n, stride):
     return (n - 1) * stride + 256 >= 2**31
 
 
-def store(known, key, call):
-    """Add `call` to ``known[key]``, a tuple, and drop the oldest beyond `CALLS` there and `KEYS` keys."""
-    known[key] = (*known.get(key, ()), call)[-CALLS:]
-    while len(known) > KEYS:
-        del known[next(iter(known))]
+def recent():
+    """Where calls are kept by key."""
+    return Recent(KEYS, CALLS)
 
 
 def beside(device, n):
@@ -182,7 +181,7 @@ class CachedLaunch:
         self._stream = current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
         # By stream and number of tensors: direct launches for tensors of one layout, see `_direct_call`.
-        self._known, self._lock = {}, Lock()
+        self._known, self._lock = recent(), Lock()
 
     def __call__(self, *tensors):
         """The result of the kernel. Raises what `start` raises."""
@@ -196,7 +195,7 @@ class CachedLaunch:
             recorder.add(compiled, (grid, 1, 1), given, arguments)
             return out
         key = self._stream(), len(tensors)
-        for direct_call in self._known.get(key, ()):
+        for direct_call in self._known.get(key):
             if (out := direct_call(*tensors)) is not None:
                 return out
         # Threads compile and store their calls one after the other.
@@ -205,7 +204,7 @@ class CachedLaunch:
             known, same = _internals.triton_launcher(compiled, (grid, 1, 1), key[0]), qkv.same_layout(*tensors)
             aligned = not reduce(or_, map(torch.Tensor.data_ptr, tensors)) & (ALIGNED - 1)
             if known is not None and aligned and same(*tensors):
-                store(self._known, key, _direct_call(known, same, out, tensors, arguments))
+                self._known.add(key, _direct_call(known, same, out, tensors, arguments))
             return out
 
 

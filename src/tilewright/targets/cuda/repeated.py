@@ -17,7 +17,7 @@ class Repeated:
         self._kernel, self._device, self._refused = kernel, device, refused
         self._stream = launcher.current_stream(device)
         # By stream, alignment and type of the tensors, grid and what follows them: direct launches.
-        self._known, self._lock = {}, Lock()
+        self._known, self._lock = launcher.recent(), Lock()
 
     def __call__(self, grid, tensors, following, **options):
         """Launch on `grid`, three numbers; following: all arguments after the tensors, constants included.
@@ -27,15 +27,15 @@ class Repeated:
         addresses = [x.data_ptr() for x in tensors]
         offsets = [at & (launcher.ALIGNED - 1) for at in addresses]
         key = self._stream(), *offsets, *[x.dtype for x in tensors], *grid, *following
-        *_, launch = self._known.get(key, (None,))
+        *_, launch = (None, *self._known.get(key))
         if launch is not None and launcher.RECORDER.get() is None:
             launch(*addresses)
             return
         # Threads compile and store their calls one after the other.
         with self._lock:
-            if launcher.capturing() and not any(known[1:] == key[1:] for known in self._known):
+            if launcher.capturing() and not any(known[1:] == key[1:] for known, _ in self._known.items()):
                 raise DeviceError(f"a CUDA graph is being captured: {self._refused}")
             compiled = self._kernel[grid](*tensors, *following, **options)
             launcher.taken_down(compiled, grid, tensors, following)
             if launch is None and not launcher.capturing():
-                launcher.store(self._known, key, launcher.direct(compiled, grid, key[0], following, self._device))
+                self._known.add(key, launcher.direct(compiled, grid, key[0], following, self._device))

@@ -159,7 +159,7 @@ class Calls:
         self._device, self._usual, self._stream = device, usual, current_stream(device)
         self._several = device.type == "cuda" and torch.cuda.device_count() > 1
         # By stream and size of the first tensor: what makes calls of one layout, or returns None.
-        self._known, self._lock = {}, Lock()
+        self._known, self._lock = launcher.recent(), Lock()
 
     def __call__(self, *inputs):
         """The results of a call, a sequence. Raises what the usual way raises."""
@@ -167,7 +167,7 @@ class Calls:
             with torch.cuda.device(self._device):
                 return self(*inputs)
         key = self._stream(), inputs[0].numel()
-        for again in self._known.get(key, ()):
+        for again in self._known.get(key):
             if (results := again(*inputs)) is not None:
                 return results
         if launcher.capturing() or reduce(or_, map(torch.Tensor.data_ptr, inputs)) & (ALIGNED - 1):
@@ -175,7 +175,7 @@ class Calls:
         # Threads take down their calls one after the other.
         with self._lock:
             results, replay = recorded(self._device, self._taken_down, *inputs)
-            launcher.store(self._known, key, replay or self._as_usual(qkv.same_layout(*inputs)))
+            self._known.add(key, replay or self._as_usual(qkv.same_layout(*inputs)))
         return results
 
     def _taken_down(self, tape, *inputs):
