@@ -92,9 +92,27 @@ def test_a_step_before_any_refresh_is_refused(device):
     with pytest.raises(PatternError, match=message):
         steps(0, 2, "cond", q, k, v)
     steps(0, 3, "cond", q, k, v)
-    # Those of an earlier run are of another clip.
     with pytest.raises(PatternError, match=message):
         steps(0, 2, "cond", q, k, v)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize(
+    ("last", "first", "run"),
+    [(4, 20, None), (19, 16, None), (16, 17, "another")],
+    ids=["a refresh was passed", "an earlier step", "another name"],
+)
+def test_lists_of_an_earlier_run_are_refused(last, first, run, delta, device):
+    q, k, v = tokens(device)
+    steps = slices.Steps(refresh=(0, 15), first_dense=0, delta=delta, predict=Predictor(), count=20)
+    for step in range(last + 1):
+        steps(0, step, "cond", q, k, v)
+    made_at = rf"^step {first}: expected lists of layer 0, branch 'cond', made at step 15 of this run, found "
+    with pytest.raises(PatternError, match=made_at):
+        steps(0, first, "cond", q, k, v, run=run)
+    # It may begin at a refresh.
+    for step in range(15, 18):
+        steps(0, step, "cond", q, k, v, run=run)
 
 
 def test_kept_lists_that_did_not_fit_are_told(device):

@@ -41,6 +41,10 @@ class Steps:
     ``steps(layer, step, branch, q, k, v) -> [B, H, N_q, D]``, where branch names a pass of a step, such as the one with
     the prompt and the one without. Nothing waits for the device.
 
+    Lists serve one run of steps, such as those of a clip, from their refresh to the next one. A run ends where a layer
+    comes to an earlier step, where `run` names another one, and with `clear`. Call `clear`, or name the runs, where one
+    may begin at a later step than the last one ended with.
+
     refresh: steps at which lists are predicted, from that step's q and k. first_dense: so many first steps attend
     densely; lists are predicted in them all the same where `refresh` says so. dense_layers: so many first layers attend
     densely in every step, and keep nothing. shared: branches that take the lists of another one, which comes first in a
@@ -86,16 +90,29 @@ class Steps:
             )
         self._predict, self._options = predict, options
         self._kept: dict[tuple[str, int, Hashable], _Kept] = {}
+        self._run: Hashable = None
+        # The last step of each layer and branch.
+        self._last: dict[tuple[int, Hashable], int] = {}
 
     def __call__(
-        self, layer: int, step: int, branch: Hashable, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None
+        self,
+        layer: int,
+        step: int,
+        branch: Hashable,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lengths: Tensor | None = None,
+        run: Hashable = None,
     ) -> Tensor:
         """Attention [B, H, N_q, D] of q [B, H, N_q, D] over k, v [B, H, N_k, D].
 
         layer, step: from 0 up. lengths: int [B], the first keys of each batch entry that are attended to, as `predict`
-        takes them; lists that are kept have those that they were predicted with. Raises `PatternError` where lists are
-        needed that no refresh has made in this run of steps, and what `attend`, `dense` and the predictor raise.
+        takes them; lists that are kept have those that they were predicted with. run: a name of the run of steps.
+        Raises `PatternError` where lists are needed that the last refresh has not made in this run, and what `attend`,
+        `dense` and the predictor raise.
         """
+        self._begin(layer, step, branch, run)
         if layer < self.dense_layers:
             return dense(q, k, v, lengths=lengths)[0]
         refreshed = step in self.refresh
@@ -110,6 +127,16 @@ class Steps:
             return dense(q, k, v, lengths=lengths)[0]
         out = self._attend(q, k, v, self.lists(layer, step, branch))
         return out + self._of("delta", layer, step, branch).delta if self.delta else out
+
+    def _begin(self, layer, step, branch, run):
+        """Forget what is kept of another run."""
+        if run != self._run:
+            self.clear()
+            self._run = run
+        if step < self._last.get((layer, branch), 0):
+            for what in ("lists", "delta"):
+                self._kept.pop((what, layer, branch), None)
+        self._last[layer, branch] = step
 
     def _attend(self, q, k, v, lists):
         if not self.rest:
@@ -129,12 +156,15 @@ class Steps:
         self._kept["lists", layer, branch] = _Kept(step, lists.layout, kept, lists.lengths)
 
     def _of(self, what, layer, step, branch):
-        """What is kept, of this run of steps: an earlier run ended with a later step."""
+        """What is kept, made at the last refresh before `step`: other lists are of another run."""
         kept = self._kept.get((what, layer, branch))
-        if kept is None or kept.step > step:
+        made_at = max((at for at in self.refresh if at <= step), default=None)
+        if kept is None or kept.step != made_at:
+            found = "none" if kept is None else f"those of step {kept.step}, of another run"
+            of_step = f"at one of the steps {', '.join(map(str, self.refresh))} before it"
             raise PatternError(
-                f"step {step}: expected lists of layer {layer}, branch {branch!r}, made at one of the steps "
-                f"{', '.join(map(str, self.refresh))} before it, found none"
+                f"step {step}: expected lists of layer {layer}, branch {branch!r}, made "
+                f"{of_step if made_at is None else f'at step {made_at} of this run'}, found {found}"
             )
         return kept
 
@@ -145,8 +175,9 @@ class Steps:
                 _unpacked(kept).check(allow_empty=True)
 
     def clear(self) -> None:
-        """Forget what is kept."""
+        """Forget what is kept: the next call begins a run."""
         self._kept.clear()
+        self._last.clear()
 
     @property
     def memory_bytes(self) -> int:
