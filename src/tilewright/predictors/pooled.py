@@ -7,11 +7,14 @@ what is chosen. Two passes over pooled queries times keys, each 1 / (2 pool) of 
 
 from tilewright.predictors import Settings, check_part
 
+POOL = 32
+
 
 class Params(Settings, frozen=True, forbid_unknown_fields=True):
-    """pool: queries of a mean, a power of two, at most those of a group."""
+    """pool: queries of a mean, a power of two, at most those of a group; None: 32, or the group's where they are
+    fewer."""
 
-    pool: int = 32
+    pool: int | None = None
 
     @property
     def takes(self):
@@ -20,14 +23,18 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
 
     def check(self, layout):
         """See `Settings`."""
-        check_part("pool", self.pool, layout.rows)
+        check_part("pool", self.asked(layout), layout.rows)
+
+    def asked(self, layout):
+        """Queries of a mean."""
+        return min(POOL, layout.rows) if self.pool is None else self.pool
 
 
 def group_bytes(params, layout, head_dim):
     """See the contract: means in the type of q, at most 32 log-sum-exps of each."""
-    return layout.keys + layout.rows // params.pool * (4 * head_dim + 128)
+    return layout.keys + layout.rows // params.asked(layout) * (4 * head_dim + 128)
 
 
 def codes(selection, q, k, params, *, scale, lengths):
     """See the contract."""
-    return selection.pooled(q, k, params.pool, scale, lengths)
+    return selection.pooled(q, k, params.asked(selection.layout), scale, lengths)
