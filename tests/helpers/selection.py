@@ -100,7 +100,7 @@ def mass_of(codes, free=False):
 def select(codes, rule):
     """``(keys listed, count)`` of a group's codes [N_k], by sorting them."""
     n_keys = len(codes)
-    unknown = (codes == CODES - 1).all() and not rule.whole
+    unknown = (codes == CODES - 1).all() and not rule.known
     if rule.width > 1:
         codes = run_codes(codes, rule.width)
     always = np.zeros(len(codes), bool)
@@ -119,7 +119,8 @@ def select(codes, rule):
     elif rule.code is not None:
         asked = always.sum() + (codes[order] <= rule.code).sum()
     else:
-        asked = rule.count
+        asked = len(codes)
+    asked = min(asked, len(codes) if rule.count is None else rule.count)
     asked = max(asked, min(rule.least, len(codes)), always.sum())
     fit = min(asked, rule.most)
     units = np.sort(np.concatenate([np.flatnonzero(always), order[: fit - always.sum()]]))
@@ -127,4 +128,4 @@ def select(codes, rule):
     keys = keys[keys < n_keys]
     if unknown:
         return keys, UNKNOWN
-    return keys, asked * rule.width if rule.whole and asked > rule.most else len(keys)
+    return keys, asked * rule.width if asked > rule.most else len(keys)

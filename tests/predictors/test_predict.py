@@ -1,5 +1,6 @@
 """`slices.predict`: lists of every predictor against NumPy, memory, refusals, and as an operator."""
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -105,13 +106,59 @@ def test_the_threshold_is_exact(device):
         assert shares[place][keys].min() >= theta * 2 ** (-1 / 8) * (1 - 1e-4)
 
 
-def test_budget_is_the_hard_limit(device):
+WAYS = {
+    "mass": {"mass": 0.6, "pool": 4},
+    "threshold": {"by": "column", "threshold": 0.7 / N_K, "criterion": "mean"},
+    "runs": {"mass": 0.5, "width": 4, "pool": 4},
+    "given": {"by": "given"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_lists_hold_all_that_was_asked_for_or_say_which_budget_does(way, device):
     q, k = inputs(device)
-    lists = slices.predict(q, k, mass=1.0, budget=0.3, rows=32, pool=4)
-    assert lists.layout.capacity == 64 and (lists.counts == 64).all()
-    check_lists(lists)
-    all_keys = slices.predict(q, k, mass=1.0, budget=1, rows=32, pool=4)
-    assert (all_keys.counts == N_K).all()
+    stated = {"rows": 32, **WAYS[way]}
+    if way == "given":
+        stated["mask"] = (torch.rand(1, 1, 3, N_K, generator=torch.Generator().manual_seed(0)) < 0.6).to(device)
+    all_of_them = slices.predict(q, k, budget=1, **stated)
+    check_lists(all_of_them)
+    most = int(all_of_them.counts.max())
+    assert 64 < most < N_K
+    lists = slices.predict(q, k, budget=0.3, **stated)
+    assert lists.layout.capacity == 64
+    assert slices.attend(q, k, tokens(2, 2, N_K, 64, device=device), lists).isnan().all()
+    with pytest.raises(PatternError, match=r"^budget: expected at most 64 keys a group, found \d+ in ") as error:
+        lists.check()
+    budget = float(re.search(r"a budget of ([\d.]+) holds the lists of all groups$", str(error.value))[1])
+    assert most / N_K <= budget <= most / N_K + 1e-3
+    fitting = slices.predict(q, k, budget=budget, **stated)
+    fitting.check()
+    assert torch.equal(fitting.counts, all_of_them.counts)
+
+
+@pytest.mark.parametrize(
+    "way", [{"mass": 0.6, "pool": 4}, {"by": "column", "threshold": 0.7 / N_K, "criterion": "mean"}], ids=str
+)
+def test_the_keys_of_a_mass_or_a_threshold_can_be_limited(way, device):
+    q, k = inputs(device)
+    for keep, count in ((0.4, 60), (0.03, 5)):
+        lists = slices.predict(q, k, budget=0.4, keep=keep, rows=32, least=0, **way)
+        check_lists(lists)
+        lists.check()
+        assert (lists.counts == count).all()
+    loose, free = (slices.predict(q, k, budget=1, rows=32, **way, **own) for own in ({"keep": 0.99}, {}))
+    assert torch.equal(loose.counts, free.counts)
+
+
+@pytest.mark.parametrize("width", [1, 16, 128])
+@pytest.mark.parametrize("n", [150, 1100])
+def test_a_share_of_the_keys_fits_a_budget_of_that_share(width, n):
+    q = tokens(1, 1, 40, 64)
+    for share in (0.01, 0.3, 0.55, 0.9, 1.0):
+        lists = slices.predict(q, tokens(1, 1, n, 64), keep=share, budget=share, rows=32, width=width, least=0)
+        lists.check()
+        # The last run may be short.
+        assert lists.counts.min() >= min(share * n, n - width + 1)
 
 
 def test_lists_of_predicted_keys_are_attended_to(device):
@@ -193,7 +240,7 @@ def test_lists_are_the_same_in_every_call(device):
 def test_nan_makes_results_nan_and_is_told(where, device):
     q, k = inputs(device)
     (q if where == "q" else k)[1, 0, 40, 7] = torch.nan
-    lists = slices.predict(q, k, mass=0.9, budget=0.5, rows=32, pool=8)
+    lists = slices.predict(q, k, mass=0.9, budget=1, rows=32, pool=8)
     # Groups are numbered over [2, 2, 3] from 1; the last one is told: of q the second group, of k all of the head.
     assert lists.state.tolist()[OVERFLOW] == (8 if where == "q" else 9)
     assert (lists.counts == UNKNOWN).sum() == (1 if where == "q" else 3)
@@ -225,8 +272,8 @@ def test_compiled_as_one_graph(backend, device):
     q, k = inputs(device)
 
     def network(q, k):
-        lists = slices.predict(q, k, mass=0.8, budget=0.5, rows=32, pool=4, always=[(0, 3)])
-        columns = slices.predict(q, k, by="column", threshold=0.01, budget=0.5, rows=32, criterion="max")
+        lists = slices.predict(q, k, mass=0.3, budget=0.5, rows=32, pool=4, always=[(0, 3)])
+        columns = slices.predict(q, k, by="column", threshold=0.01, budget=1.0, rows=32, criterion="max")
         return slices.attend(q, k, k, lists), columns.counts, lists.order
 
     with torch.no_grad():
@@ -257,9 +304,8 @@ def small(**stated):
 @pytest.mark.parametrize(
     ("stated", "error", "message"),
     [
-        ({}, ConfigError, "^expected one of mass, keep and threshold, found none$"),
-        ({"mass": 0.5, "keep": 0.5}, ConfigError, "^expected one of .*, found mass, keep$"),
-        ({"keep": 0.5, "threshold": 0.5}, ConfigError, "^expected one of .*, found keep, threshold$"),
+        ({}, ConfigError, "^expected mass, threshold or keep, .*, found none$"),
+        ({"mass": 0.5, "threshold": 0.5}, ConfigError, "^expected .*, found mass, threshold$"),
         ({"mass": 0.0}, ConfigError, r"^mass: expected a number in \(0, 1\], found 0"),
         ({"keep": 1.5}, ConfigError, r"^keep: expected a number in \(0, 1\], found 1.5"),
         ({"threshold": float("nan")}, ConfigError, r"^threshold: expected a number in \(0, 1\], found nan"),
@@ -274,6 +320,11 @@ def small(**stated):
             {"mass": 0.5, "always": [(0, 100), (150, 180)]},
             ConfigError,
             "^budget: expected room for the 130 keys of always, found 128; a budget of 0.650 holds them$",
+        ),
+        (
+            {"keep": 0.7},
+            ConfigError,
+            "^budget: expected room for the 140 keys of keep, found 128; a budget of 0.700 holds them$",
         ),
         ({"mass": 0.5, "always": [(10, 201)]}, ConfigError, "^always: expected ranges .* 0 to 200, found 10 to 201"),
         ({"mass": 0.5, "always": [(10, 10)]}, ConfigError, "^always: expected ranges within 0 to 200, found 10 to 10"),

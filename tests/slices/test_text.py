@@ -162,8 +162,8 @@ def test_blocks_of_keys_hold_no_text(device):
 
 def test_text_counts_towards_the_budget(device):
     q, k, _ = qkv(1, 2, 300, 300, 64, device=device)
-    lists = slices.predict(q, k, mass=1.0, budget=0.4, rows=32, text=(100, 0))
-    assert lists.layout.capacity == 128 and (lists.counts == 128).all()
+    lists = slices.predict(q, k, keep=0.4, budget=0.4, rows=32, text=(100, 0))
+    assert lists.layout.capacity == 128 and (lists.counts == 120).all()
     with pytest.raises(
         ConfigError,
         match=r"^budget: expected room for the 100 keys of always and text, found 64; a budget of 0\.334 holds",

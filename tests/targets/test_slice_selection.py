@@ -217,9 +217,11 @@ RULES = {
     "one key": Rule(count=1, least=0, most=64),
     "runs": Rule(mass=0.8, width=4, most=16, least=2),
     "runs, the last one short": Rule(count=7, width=4, most=16, always=((37, 38),)),
-    "whole": Rule(code=90, whole=True, most=140),
-    "whole, too many": Rule(code=150, whole=True, most=64),
-    "whole, none": Rule(code=0, whole=True, most=64),
+    "mass, at most": Rule(mass=0.9, count=20, least=5, most=128, always=((3, 7),)),
+    "threshold, at most": Rule(code=120, count=33, width=4, most=140),
+    "known": Rule(code=90, known=True, most=140),
+    "known, too many": Rule(code=150, known=True, most=64),
+    "known, none": Rule(code=0, known=True, most=64),
 }
 
 
@@ -250,16 +252,14 @@ def test_any_selection(data):
     width = data.draw(st.sampled_from([1, 1, 4, 16]), "width")
     units = -(-n // width)
     most = data.draw(st.integers(1, units), "most")
-    kind = data.draw(st.sampled_from(["mass", "code", "count"]), "kind")
+    kinds = data.draw(st.sampled_from([["mass"], ["code"], ["count"], ["mass", "count"], ["code", "count"]]), "kinds")
     stated = {"mass": st.floats(0.01, 1), "code": st.integers(0, 255), "count": st.integers(1, units)}
     always = ()
     if data.draw(st.booleans(), "always"):
         first = data.draw(st.integers(0, units - 1), "first")
         always = ((first, min(units, first + data.draw(st.integers(1, most), "length"))),)
-    rule = Rule(
-        width, **{kind: data.draw(stated[kind], kind)}, least=data.draw(st.integers(0, most), "least"), most=most,
-        always=always,
-    )  # fmt: skip
+    chosen = {kind: data.draw(stated[kind], kind) for kind in kinds}
+    rule = Rule(width, **chosen, least=data.draw(st.integers(0, most), "least"), most=most, always=always)
     keys, counts = check_selection(TARGETS["cpu"], codes, rule, -(-most * width // STEP) * STEP)
     if data.draw(st.integers(0, 5)) == 0:
         found = listed(TARGETS["cuda"], codes, rule, -(-most * width // STEP) * STEP)

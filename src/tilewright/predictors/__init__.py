@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return False
 
     @property
-    def whole(self):
+    def known(self):
         """Whether the keys of code 0 are the list: no mass, share or threshold chooses among them."""
         return False
 

@@ -44,7 +44,7 @@ class Params(Settings, frozen=True, forbid_unknown_fields=True):
         return ("mask",)
 
     @property
-    def whole(self):
+    def known(self):
         """See `Settings`."""
         return True
 

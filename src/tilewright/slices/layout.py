@@ -35,10 +35,10 @@ class Layout(NamedTuple):
     """Shapes of the lists of one attention call.
 
     batch, heads: B and H. queries, keys: N_q and N_k, the queries without those of text. rows: queries of a group, M, a
-    power of two. capacity: keys that a group's list has room for, a multiple of `STEP`, at most N_k rounded up to one.
-    width: lists hold whole aligned runs of so many keys, a power of two; the last run of N_k may be short. 1: single
-    keys. first, last: tokens of text before and behind all others; as queries they are in no group and attend to all
-    keys.
+    power of two. capacity: keys that a group's list has room for, a multiple of `STEP` and of the width, at most N_k
+    rounded up to a multiple of `STEP`. width: lists hold whole aligned runs of so many keys, a power of two; the last
+    run of N_k may be short. 1: single keys. first, last: tokens of text before and behind all others; as queries they
+    are in no group and attend to all keys.
     """
 
     batch: int
@@ -109,13 +109,18 @@ def make_layout(
             f"text: expected tokens at the beginning and at the end that leave some of {queries} queries and {keys} "
             f"keys, found {first} and {last}"
         )
-    capacity = rounded(math.ceil(budget * keys))
+    capacity = min(rounded(math.ceil(budget * keys), max(STEP, width)), rounded(keys))
     return Layout(batch, heads, queries - first - last, keys, rows, capacity, width, first, last)
 
 
-def rounded(keys: int) -> int:
-    """So many keys, rounded up to a multiple of `STEP`."""
-    return -(-keys // STEP) * STEP
+def rounded(keys: int, step: int = STEP) -> int:
+    """So many keys, rounded up to a multiple of `step`."""
+    return -(-keys // step) * step
+
+
+def share_of(keys: int, total: int) -> float:
+    """`keys` as a share of `total`, at most 1, rounded up to a thousandth, so that a budget of it holds them."""
+    return min(1.0, math.ceil(1000 * keys / total) / 1000)
 
 
 def with_tails(keys: Tensor, counts: Tensor) -> Tensor:
@@ -188,9 +193,10 @@ class SliceLists:
                 raise PatternError(
                     f"q, k: expected finite values, found others for group {g} of head {h}, batch entry {b}"
                 )
+            most = int(self.counts.where(self.counts < UNKNOWN, 0).max())
             raise PatternError(
                 f"budget: expected at most {self.layout.capacity} keys a group, found {asked} in group {g} of head {h},"
-                f" batch entry {b}; a budget of {asked / self.layout.keys:.3f} holds them"
+                f" batch entry {b}; a budget of {share_of(most, self.layout.keys):.3f} holds the lists of all groups"
             )
         if state[EMPTY] and not allow_empty:
             b, h, g = self._place(state[EMPTY])

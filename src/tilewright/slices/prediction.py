@@ -16,7 +16,7 @@ from tilewright.core.errors import ConfigError, DeviceError, PatternError
 from tilewright.core.operators import watched
 from tilewright.predictors.given import of_function
 from tilewright.slices import operators
-from tilewright.slices.layout import STEP, Layout, SliceLists, check_lengths, check_tokens, make_layout
+from tilewright.slices.layout import STEP, Layout, SliceLists, check_lengths, check_tokens, make_layout, share_of
 from tilewright.targets import selection
 
 # Modules of the targets that choose keys, by torch's name of their device.
@@ -47,13 +47,16 @@ def predict(
 ) -> SliceLists:
     """Lists of the keys that each group of queries is expected to attend to most.
 
-    q [B, H, N_q, D], k [B, H, N_k, D]: as `attend` takes them. budget: room, the share of keys in (0, 1] that no list
-    exceeds. by: a predictor, see `tilewright.predictors`; settings: what that lets a user choose, such as ``pool=32``.
-    rows: queries of a group. width: shares are summed over aligned runs of so many keys, which are listed whole.
+    q [B, H, N_q, D], k [B, H, N_k, D]: as `attend` takes them. budget: room for keys in a list, a share of all in
+    (0, 1]. Lists are never cut: where one of `mass` or `threshold` does not fit, every result is NaN, and
+    `SliceLists.check` says which budget holds all; a `keep` beyond the room is refused. by: a predictor, see
+    `tilewright.predictors`; settings: what that lets a user choose, such as ``pool=32``. rows: queries of a group.
+    width: shares are summed over aligned runs of so many keys, which are listed whole.
 
-    One of these says which keys a group lists, up to an eighth of an octave of their share of its attention:
+    These say which keys a group lists, up to an eighth of an octave of their share of its attention:
     mass: those with the largest shares that make up this much of it. keep: this share of all keys, those with the
-    largest shares. threshold: those whose share is at least this much.
+    largest shares. threshold: those whose share is at least this much. Beside mass or threshold, keep is the largest
+    share of the keys that these list.
 
     always: ranges ``(first, end)`` of keys that all groups list, such as a first frame. They count towards the budget,
     and their shares towards the mass. text: how many tokens at the beginning and at the end are text: as queries they
@@ -62,10 +65,10 @@ def predict(
     device alone knows the numbers, and one that is out of range makes every result NaN. least: keys of a list at least,
     `LEAST` by default. lse: log-sum-exps of dense attention, float32 [B, H, N_q], for ``by="column"``; None: computed.
     mask: bool [B or 1, H or 1, G, N_k], or a mask function as FlexAttention takes it, for ``by="given"``: such lists
-    follow from the mask alone, and one that exceeds the budget makes every result NaN. scale: of the scores, default
+    follow from the mask alone. scale: of the scores, default
     ``D ** -0.5``.
 
-    Equal keys are listed in their order where not all fit. Groups whose shares are NaN, since q or k holds NaN or
+    Of keys with equal shares `keep` lists the first. Groups whose shares are NaN, since q or k holds NaN or
     infinity, make every result NaN; `SliceLists.check` says which group. On a GPU nothing waits, and calls may be
     captured in a CUDA graph after a first one. Raises `UnknownNameError`, `ConfigError`, `PatternError` and
     `DeviceError`, the last also for lists that do not fit the device.
@@ -214,13 +217,15 @@ def _rule(layout, by, params, mass, keep, threshold, ranges, least):
     """The `selection.Rule` of arguments."""
     stated = {"mass": mass, "keep": keep, "threshold": threshold}
     stated = {name: value for name, value in stated.items() if value is not None}
-    if params.whole:
+    if params.known:
         if stated or least is not None:
             found = ", ".join([*stated, *(() if least is None else ("least",))])
             raise ConfigError(f"predictor {by}: expected none of mass, keep, threshold and least, found {found}")
         threshold, least = 1.0, 0
-    elif len(stated) != 1:
-        raise ConfigError(f"expected one of mass, keep and threshold, found {', '.join(stated) or 'none'}")
+    elif not stated or {"mass", "threshold"} <= set(stated):
+        raise ConfigError(
+            f"expected mass, threshold or keep, or one of these two and keep, found {', '.join(stated) or 'none'}"
+        )
     for name, value in stated.items():
         if not 0 < value <= 1:
             raise ConfigError(f"{name}: expected a number in (0, 1], found {value}")
@@ -232,22 +237,27 @@ def _rule(layout, by, params, mass, keep, threshold, ranges, least):
     least = -(-min(least, layout.keys) // layout.width)
     if least > most:
         raise ConfigError(_too_small(layout, "least", least))
-    rule = selection.Rule(layout.width, mass, least=least, most=most, free=params.free, whole=params.whole)
+    rule = selection.Rule(layout.width, mass, least=least, most=most, free=params.free, known=params.known)
     rule = rule._replace(always=_units(layout, ranges))
     if rule.n_always > most:
         raise ConfigError(_too_small(layout, "always and text" if layout.text else "always", rule.n_always))
     if threshold is not None:
         # Shares of at least the threshold have this code or a smaller one.
         deepest = selection.CODES - 1
-        return rule._replace(code=min(deepest, math.floor(-selection.OCTAVE * math.log2(threshold))))
-    return rule if keep is None else rule._replace(count=math.ceil(keep * units))
+        rule = rule._replace(code=min(deepest, math.floor(-selection.OCTAVE * math.log2(threshold))))
+    if keep is None:
+        return rule
+    count = -(-math.ceil(keep * layout.keys) // layout.width)
+    if count > most:
+        raise ConfigError(_too_small(layout, "keep", count))
+    return rule._replace(count=count)
 
 
 def _too_small(layout, name, units):
     keys = min(units * layout.width, layout.keys)
     return (
         f"budget: expected room for the {keys} keys of {name}, found {layout.capacity}; a budget of "
-        f"{math.ceil(1000 * keys / layout.keys) / 1000:.3f} holds them"
+        f"{share_of(keys, layout.keys):.3f} holds them"
     )
 
 

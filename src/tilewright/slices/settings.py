@@ -14,7 +14,8 @@ MASS = 0.95
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What `slices.predict` takes, by its names. budget: the share of keys that a list has room for.
 
-    mass, keep, threshold: which keys are listed, one of them; mass 0.95 where none is stated. predictor: settings of
+    mass, keep, threshold: which keys are listed; where none is stated, mass 0.95 and at most the keys of the budget.
+    predictor: settings of
     the predictor `by`, such as ``{"pool": 32}``.
     """
 
@@ -37,5 +38,5 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         known = msgspec.structs.asdict(self)
         settings = known.pop("predictor")
         if self.mass is self.keep is self.threshold is None and self.by != "given":
-            known["mass"] = MASS
+            known |= {"mass": MASS, "keep": self.budget}
         return {name: value for name, value in known.items() if value is not None} | settings

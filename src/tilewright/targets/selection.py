@@ -20,8 +20,9 @@ first ones then, and what others get is not defined.
     ``random(seed)``: every code as likely as any other.
 One chooses by codes:
     ``select(codes, rule, keys, counts, lengths)``: the lists of all groups, written to keys and counts of `SliceLists`.
-        Where a group's keys must not be cut and do not fit, its count is larger than the capacity; where it has no
-        shares, its count is `UNKNOWN`; where its length is out of range, `NO_LENGTH`.
+        Where a group's keys do not fit, its list holds the first of them by code and its count is that of all, which is
+        larger than the capacity; where it has no shares, its count is `UNKNOWN`; where its length is out of range,
+        `NO_LENGTH`.
 ``memory(device) -> bytes``: of the device.
 ``recorded(device, call, *inputs) -> (result, replay)``, where calls are launches: the result of ``call(tape,
     *inputs)``, which tells ``tape.settle(*results)`` after each part of its work what results it has so far, and a
@@ -58,12 +59,13 @@ class Rule(NamedTuple):
     Units are aligned runs of `width` keys, which are listed whole; the code of a run is that of the sum of its shares.
     mass: as many units as make up this share of the group's attention, or None.
     code: units of this code or a smaller one, or None.
-    count: so many units, or None. One of mass, code and count is stated.
-    least, most: units of a group whatever the rule says.
+    count: so many units, or None. One of mass, code and count is stated; beside mass or code, count is the most that
+        these list.
+    least: units of a group whatever the rule says. most: units that a list has room for.
     always: ranges ``(first, end)`` of units that are listed whatever their codes, in order, apart from each other. They
         count, and so does their mass.
     free: units of code 0 are listed and have no mass.
-    whole: lists are not cut at `most` units; one that exceeds them does not fit.
+    known: codes tell which keys are listed: a group whose codes are all the last one has no keys, not no shares.
     """
 
     width: int = 1
@@ -74,7 +76,7 @@ class Rule(NamedTuple):
     most: int = 0
     always: tuple[tuple[int, int], ...] = ()
     free: bool = False
-    whole: bool = False
+    known: bool = False
 
     @property
     def mass_units(self) -> int:

@@ -30,7 +30,7 @@ STATED = {
 def stated_for(name, q):
     """Arguments of a prediction; with text, some of it padding."""
     lengths = {"lengths": torch.tensor([450, 500][: len(q)], device=q.device)} if name == "text" else {}
-    return {"by": name, "budget": 0.5, **lengths, **STATED[name]}
+    return {"by": name, "budget": 1.0, **lengths, **STATED[name]}
 
 
 def layout_of(q, k, rows):
@@ -144,7 +144,7 @@ def test_lists_and_results_of_a_head_do_not_depend_on_those_beside_it(dtype, mon
     finally:
         for cache in (operators.executor, prediction._selection):
             cache.cache_clear()
-        prediction._REPLAYS.clear()
+        prediction._REPLAYS = prediction.Recent(256, 8)
 
 
 def test_head_dims_that_no_product_takes_are_refused():

@@ -25,7 +25,7 @@ STATED = {
     "text": {"mass": 0.8, "text": (8, 12)},
 }
 # Of every prediction here.
-COMMON = {"budget": 0.5, "rows": 32, "least": 2}
+COMMON = {"budget": 1.0, "rows": 32, "least": 2}
 
 
 @pytest.fixture
@@ -47,12 +47,12 @@ def launched(monkeypatch):
 def forget():
     for cache in (operators.executor, prediction._selection, prediction._recorder, prediction._planned):
         cache.cache_clear()
-    prediction._REPLAYS.clear()
+    prediction._REPLAYS = prediction.Recent(256, 8)
 
 
 def replayed():
     """How many calls were taken down."""
-    return sum(map(len, prediction._REPLAYS.values()))
+    return sum(len(calls) for _, calls in prediction._REPLAYS.items())
 
 
 def inputs(seed, batch=2):
@@ -82,7 +82,7 @@ def test_predictions_made_again_are_those_of_a_first_call(name, parts, launched,
         launched.clear()
         again = slices.predict(q, k, **given)
         assert replayed() == 1 and (launched or DEVICE.type == "cuda")
-        prediction._REPLAYS.clear()
+        prediction._REPLAYS = prediction.Recent(256, 8)
         right = slices.predict(q, k, **given)
         right.check()
         same_lists(again, right)
@@ -99,7 +99,7 @@ def test_queries_and_keys_of_one_projection(launched):
         again = slices.predict(q, k, keep=0.2, **COMMON)
         assert replayed() == 1 and (launched or DEVICE.type == "cuda")
         same_lists(again, slices.predict(q.contiguous(), k.contiguous(), keep=0.2, **COMMON))
-        prediction._REPLAYS.clear()
+        prediction._REPLAYS = prediction.Recent(256, 8)
         slices.predict(*fused[0], keep=0.2, **COMMON)
 
 
@@ -113,9 +113,9 @@ def test_tensors_of_other_layouts_are_not_mistaken(launched):
         [inputs(2)[0], inputs(2)[1][:, :1].expand(2, 2, 90, 64)],
     ):
         lists = slices.predict(q, k, **given)
-        prediction._REPLAYS.clear()
+        prediction._REPLAYS = prediction.Recent(256, 8)
         same_lists(lists, slices.predict(q.clone().contiguous(), k.clone().contiguous(), **given))
-        prediction._REPLAYS.clear()
+        prediction._REPLAYS = prediction.Recent(256, 8)
         slices.predict(*inputs(1), **given)
     with pytest.raises(PatternError, match="no backward"):
         slices.predict(inputs(1)[0].requires_grad_(), inputs(1)[1], **given)
@@ -143,7 +143,7 @@ def test_queries_that_are_keys_too_are_taken_down(launched):
 
 
 def test_as_many_calls_as_stated_are_kept(launched, monkeypatch):
-    monkeypatch.setattr(prediction, "KEPT", 2)
+    monkeypatch.setattr(prediction, "_REPLAYS", prediction.Recent(2, 8))
     for keep in (0.1, 0.2, 0.3):
         slices.predict(*inputs(1), keep=keep, **COMMON)
     assert replayed() == 2

@@ -197,7 +197,7 @@ def _select(codes, rule, keys):
         found = np.flatnonzero(flags)
         listed[: len(found)] = found
         listed[len(found) : -(-len(found) // STEP) * STEP] = found[-1:]
-    return asked if rule.whole else torch.where(unknown, UNKNOWN, asked)
+    return asked if rule.known else torch.where(unknown, UNKNOWN, asked)
 
 
 def _taken(codes, rule, always):
@@ -218,8 +218,9 @@ def _taken(codes, rule, always):
     elif rule.code is not None:
         asked = n_always + upto[:, rule.code]
     else:
-        asked = torch.full_like(upto[:, 0], min(rule.count, codes.shape[1]))
-    asked = asked.clamp(min=max(min(rule.least, codes.shape[1]), n_always))
+        asked = torch.full_like(upto[:, 0], codes.shape[1])
+    most = codes.shape[1] if rule.count is None else rule.count
+    asked = asked.clamp(max=most).clamp(min=max(min(rule.least, codes.shape[1]), n_always))
     fit = asked.clamp(max=rule.most)
     # The last code of which units are taken, and how many of them.
     wanted = fit - n_always
@@ -227,7 +228,7 @@ def _taken(codes, rule, always):
     before = (upto - (counts - of_always)).gather(1, last)
     same = (codes == last) & ~always
     ties = same & (same.cumsum(1, dtype=torch.int32) <= wanted[:, None] - before)
-    return always | (codes < last) | ties, asked if rule.whole else fit
+    return always | (codes < last) | ties, asked
 
 
 def _runs(codes, width):

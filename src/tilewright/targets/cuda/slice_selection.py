@@ -271,11 +271,11 @@ class Selection:
         stated = (
             0 if rule.mass is None else rule.mass_units,
             -1 if rule.code is None else rule.code,
-            0 if rule.count is None else rule.count,
+            2**31 - 1 if rule.count is None else rule.count,
         )
         of_entry = self._lists // self.layout.batch
         sizes = (self.layout.keys, of_entry, len(rule.always), *stated, rule.least, rule.most)
-        forms = (rule.mass is not None, rule.code is not None, bool(rule.always), rule.free, rule.whole, rule.width)
+        forms = (rule.mass is not None, rule.code is not None, bool(rule.always), rule.free, rule.known, rule.width)
         least = triton.next_power_of_2(math.ceil(units / slice_selection_kernels.MOST_BLOCKS))
         block = min(max(64, config.counted // rule.width, least), max(64, triton.next_power_of_2(units)))
         arguments = (*sizes, keys.shape[-1], codes.stride(2), *forms, block)

@@ -364,7 +364,7 @@ def tilewright_slice_runs(
 def tilewright_slice_select(
     key_ptr, count_ptr, code_ptr, length_ptr, always_ptr, n_keys, of_entry, n_always, mass, code, count, least, most,
     capacity, stride_c,
-    BY_MASS: tl.constexpr, BY_CODE: tl.constexpr, ALWAYS: tl.constexpr, FREE: tl.constexpr, WHOLE: tl.constexpr,
+    BY_MASS: tl.constexpr, BY_CODE: tl.constexpr, ALWAYS: tl.constexpr, FREE: tl.constexpr, KNOWN: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The list of a group. Grid: (groups in all,). Arguments are the fields of `selection.Rule`, mass in `MASS_UNIT`.
@@ -390,9 +390,10 @@ def tilewright_slice_select(
         code, others = _code_of_mass(code_ptr, always_ptr, n_units, n_always, mass, ALWAYS, FREE, BLOCK_N)
     elif BY_CODE:
         others = _count_others(code_ptr, always_ptr, n_units, n_always, code, ALWAYS, BLOCK_N)
+    cap = tl.minimum(count, n_units)
     if BY_MASS or BY_CODE:
         count = in_always + others
-    asked = tl.maximum(count, tl.maximum(tl.minimum(least, n_units), in_always))
+    asked = tl.maximum(tl.minimum(count, cap), tl.maximum(tl.minimum(least, n_units), in_always))
     wanted = tl.minimum(asked, most) - in_always
     # The last code of which units are listed, and how many of its units are not. The code that the rule ends at needs
     # no search where nothing else limits the list.
@@ -439,9 +440,8 @@ def tilewright_slice_select(
     end = (listed + STEP - 1) // STEP * STEP
     tl.store(key_ptr + behind, tl.zeros((STEP,), tl.int32) + final, mask=behind < end)
     # A list that does not fit, or of a group without shares, says so.
-    if WHOLE:
-        listed = tl.where(asked > most, asked * WIDTH, listed)
-    elif has_none:
+    listed = tl.where(asked > most, asked * WIDTH, listed)
+    if not KNOWN and has_none:
         listed = tl.where(_count(code_ptr, 0, n_units, CODES - 2, BLOCK_N) == 0, UNKNOWN, listed)
     tl.store(count_ptr + row, tl.where(n_keys < 1, NO_LENGTH, listed))
 
