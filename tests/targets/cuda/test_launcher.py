@@ -13,6 +13,7 @@ from triton.runtime.errors import OutOfResources
 
 from helpers import plans
 from tilewright.blocks.tiles import parse
+from tilewright.core.caches import Recent
 from tilewright.core.errors import DeviceError, PatternError, TileError
 from tilewright.targets import qkv
 from tilewright.targets.cuda import config
@@ -250,7 +251,7 @@ def test_a_plan_recognises_keys_that_are_values_too(ready):
 
 
 def test_what_is_remembered_is_bounded(ready, monkeypatch):
-    monkeypatch.setattr(cuda_launcher, "KEYS", 10)
+    monkeypatch.setattr(ready.call, "_known", Recent(10, cuda_launcher.CALLS))
     (launch,) = ready.call.launches
     x = torch.zeros(3, 20, 2, 160, 32)
     for i in range(100):
