@@ -2,8 +2,8 @@
 
 import gc
 import mmap
-import sys
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import library
 
 from helpers.gpu import TRITON_DEVICE
+from helpers.threads import interrupted
 from tilewright import ragged, reference
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.targets.cpu import packed as cpu_packed
@@ -317,23 +318,16 @@ def test_packings_of_one_layout_are_not_mixed_up_by_a_switch_of_threads():
     """Wherever a thread may be interrupted, another one asks for the runs of its own lists."""
     one, other = (ragged.pack_lengths(lengths, 8, rows=16) for lengths in ([5, 3], [3, 5]))
     other.offsets, executor = one.offsets, one._executor
-    assert (found := executor._stretches(one.lists)) != executor._stretches(other.lists)
-
-    def switch(frame, event, _):
-        if event == "line":
-            sys.settrace(None)
-            executor._stretches(other.lists)
-            sys.settrace(trace)
-        return switch
-
-    def trace(frame, event, argument):
-        return switch if frame.f_code is cpu_packed.Executor._stretches.__code__ else None
-
-    sys.settrace(trace)
-    try:
-        assert executor._stretches(one.lists) == found
-    finally:
-        sys.settrace(None)
+    right, others = executor._stretches(one.lists), executor._stretches(other.lists)
+    assert right != others
+    found = []
+    meanwhile = lambda: found.append(executor._stretches(other.lists))  # noqa: E731
+    for last in (one, other):
+        executor._stretches(last.lists)
+        call = partial(executor._stretches, one.lists)
+        for stretches in interrupted(call, cpu_packed.Executor._stretches, meanwhile):
+            assert stretches == right and executor._stretches(other.lists) == found.pop() == others
+            executor._stretches(last.lists)
 
 
 def test_executors_hold_no_memory_of_their_batches():
