@@ -16,7 +16,8 @@ import torch
 
 import tilewright as tw
 from helpers import plans
-from tilewright import graph, networks, ragged, reference, reorder
+from helpers.threads import threads
+from tilewright import graph, networks, ragged, reference, reorder, slices
 from tilewright.targets.cpu import executor as cpu_executor
 from tilewright.targets.cpu import workers as cpu_workers
 
@@ -129,12 +130,12 @@ def test_threads_share_plans_and_packings():
 def test_threads_make_their_first_calls_together(monkeypatch):
     """The workers are not there yet, and all are to share them; nor is the executor of the plan."""
     monkeypatch.setattr(cpu_workers, "_made", {})
-    threads = torch.get_num_threads()
+    before = torch.get_num_threads()
     make, check = planned()
     plan = make()
     together([lambda: check(plan)] * THREADS)
     assert len(cpu_workers._made) == 1
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == before
     assert plan._prepared.keys() == {(False, -1), (True, -1)}
 
 
@@ -155,6 +156,33 @@ def planned(n_q=150, n_k=150, heads=H, **options):
         assert_close(plan(*moved, ordered=True), wanted)
 
     return lambda: tw.plan(pattern, heads=heads, head_dim=D, **chosen), check
+
+
+def test_a_thread_that_starts_during_a_call_has_all_cores(monkeypatch):
+    """Inside of each chunk, of the sums of a backward, of a list of slices, and while workers are made."""
+    found = []
+
+    def starting(call):
+        def started(*given, **named):
+            thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+            thread.start()
+            thread.join()
+            return call(*given, **named)
+
+        return started
+
+    monkeypatch.setattr(cpu_workers, "_made", {})
+    monkeypatch.setattr(cpu_workers.Workers, "run", starting(cpu_workers.Workers.run))
+    monkeypatch.setattr(cpu_workers, "use_threads", starting(cpu_workers.use_threads))
+    monkeypatch.setattr(cpu_workers, "Barrier", starting(threading.Barrier))
+    with threads(2):
+        plan = planned()[0]()
+        tokens = [x.requires_grad_() for x in torch.randn(3, 1, H, 150, D)]
+        plan(*tokens).sum().backward()
+        mask = torch.ones(1, 1, 1, 100, dtype=torch.bool)
+        slices.attend(*torch.randn(3, 1, H, 100, 64), slices.from_mask(mask, 100, heads=H))
+        assert torch.get_num_threads() == 2
+    assert len(found) > 8 and set(found) == {2}
 
 
 def test_a_fork_calls_what_its_parent_prepared():

@@ -1,12 +1,14 @@
 """Each private name of torch and Triton hidden in turn: what stands in for it does the same."""
 
 import ast
+import ctypes
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -55,6 +57,15 @@ def test_without_the_types_of_transforms_all_tensors_may_be_batched(monkeypatch)
     torch.vmap(lambda each: (seen.append(_internals.is_batched(each)), each)[1])(x)
     assert seen == [True] and not _internals.is_batched(x)
     assert hidden(monkeypatch, torch._C._functorch, "is_legacy_batchedtensor").is_batched(x)
+
+
+def test_without_the_libraries_of_torch_threads_are_counted_by_torch(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(ctypes, "CDLL", Mock(side_effect=OSError))
+    for module in (_internals, loaded()):
+        for n in (before + 1, before):
+            module.use_threads(n)
+            assert torch.get_num_threads() == n
 
 
 def test_without_the_backward_of_softmax_it_is_written_out(monkeypatch):

@@ -4,11 +4,13 @@ A release may rename any of them. The package still works then: slower, or witho
 Import this module only where torch is loaded already.
 """
 
+import ctypes
 import logging
 import math
 import shutil
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch.autograd import forward_ad
@@ -119,6 +121,27 @@ def is_batched(x):
     """Whether `x` may stand for several tensors, as under ``vmap`` and with ``is_grads_batched``. The stand-in says so
     of all: backwards of plans go through the operators, 25 µs."""
     return is_legacy_batchedtensor is None or is_legacy_batchedtensor(x) or is_functorch_wrapped_tensor(x)
+
+
+try:
+    _cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    # Of OpenMP, and of MKL where torch has it.
+    _own_counts = [
+        getattr(_cpu, name) for name in ("omp_set_num_threads", "MKL_Set_Num_Threads_Local") if hasattr(_cpu, name)
+    ]
+except OSError:
+    _own_counts = []
+
+
+def use_threads(n):
+    """Have operators of the calling thread use `n` threads from now on; other threads keep theirs. With the stand-in,
+    those that start later have `n`, too: torch sets both."""
+    # The count of all holds for a thread from when it first asks.
+    torch.get_num_threads()
+    for set_own in _own_counts:
+        set_own(n)
+    if torch.get_num_threads() != n:
+        torch.set_num_threads(n)
 
 
 try:

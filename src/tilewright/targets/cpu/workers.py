@@ -12,27 +12,24 @@ from threading import Barrier, Lock
 
 import torch
 
+from tilewright.core._internals import use_threads
+
 
 class Workers:
     """`n` threads with one core each. Use `workers`, which shares them."""
 
     def __init__(self, n):
         """Start the threads."""
-        self.n, threads = n, torch.get_num_threads()
-        started = Barrier(n + 1)
+        self.n, started = n, Barrier(n + 1)
 
         def begin():
-            # Torch gives a thread its own count when the thread first asks: the last count that any thread has set.
-            torch.get_num_threads()
-            torch.set_num_threads(1)
+            use_threads(1)
             started.wait()
 
         self._pool = ThreadPoolExecutor(n, "tilewright-worker")
         for _ in range(n):
             self._pool.submit(begin)
         started.wait()
-        # Later threads start with this count.
-        torch.set_num_threads(threads)
 
     def run(self, call, jobs):
         """``call(job)`` for all `jobs`: a worker takes the next one when it is free. Raises what a call raises."""
@@ -52,14 +49,14 @@ def alone():
     """Operators of this thread compute on its own core only, until the end of the block.
 
     After an operator that the cores share, its helper threads spin for milliseconds, waiting for the next one. They
-    would take the cores from the workers.
+    would take the cores from the workers. Threads that start meanwhile have all cores.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    use_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        use_threads(threads)
 
 
 def in_forks(call):
