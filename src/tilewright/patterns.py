@@ -332,7 +332,8 @@ def _of_block_mask(mask, shape, heads):
 
     def allowed(b, h, q_idx, kv_idx):
         at = b, h, q_idx // rows, kv_idx // keys
-        return full[at] | (partial[at] & _boolean(torch.as_tensor(mask.mask_mod(b, h, q_idx, kv_idx), device=q_idx.device)))
+        inside = torch.as_tensor(mask.mask_mod(b, h, q_idx, kv_idx), device=q_idx.device)
+        return full[at] | (partial[at] & _boolean(inside))
 
     n_images, n_heads = partial.shape[:2]
     made = [[_at(allowed, b, h, n_q, n_k, partial.device) for h in range(n_heads)] for b in range(n_images)]
