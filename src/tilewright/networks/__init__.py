@@ -78,10 +78,11 @@ def create(
     family: of `NAMES`. checkpoint: an official file (``.pth`` or ``.safetensors``); ``cached``, the one that timm or
     the official code has downloaded under this network's name, and random weights with a warning where there is none;
     None draws random weights from `seed`. attention: of `attentions.NAMES`, such as ``dense`` (masked SDPA: the
-    oracle), ``tilewright``, ``flex`` or ``native`` (the published formulation); None: the first. plans: of attention
-    ``tilewright``, a `Plans` or a dict of its fields: order, solver and tiles; None for its own. batching: for a DeiT,
-    which attends densely, how images of different length share a batch: of `batching.NAMES`. options: the family's own,
-    see its ``Options``; of a DeiT also the settings of its pruner.
+    oracle), ``tilewright``, ``flex``, ``native`` (the published formulation) or ``full`` (attention to all keys, which
+    is another network); None: the first. plans: of attention ``tilewright``, a `Plans` or a dict of its fields: order,
+    solver and tiles; None for its own. batching: for a DeiT, which attends densely, how images of different length
+    share a batch: of `batching.NAMES`. options: the family's own, see its ``Options``; of a DeiT also the settings of
+    its pruner.
 
     Raises `UnknownNameError`, `ConfigError` for options that are unknown or out of range or need a checkpoint, and
     `ArtifactError` for a checkpoint that does not fit; then nothing has been loaded.

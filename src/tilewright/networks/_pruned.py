@@ -1,7 +1,7 @@
 """Attention over all tokens of which some have been pruned, where who is kept differs from image to image.
 
-Every token sees the kept ones and itself, ``A = 1 keepᵀ | I``. Contract of what `HIDING` names: ``prepare(seen, dtype)
--> run(q, k, v)`` for bool seen [B, N], who is kept, and q, k, v [B, H, N, D].
+Every token sees the kept ones and itself, ``A = 1 keepᵀ | I``, but with `unmasked`. Contract of what `HIDING` names:
+``prepare(seen, dtype) -> run(q, k, v)`` for bool seen [B, N], who is kept, and q, k, v [B, H, N, D].
 """
 
 import functools
@@ -70,6 +70,11 @@ def block_mask(seen):
     return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=flex.BLOCK, mask_mod=mask_mod, seq_lengths=(n, n))
 
 
+def unmasked(seen, dtype):
+    """Attention among all tokens, pruned or not: what pruning is to save."""
+    return F.scaled_dot_product_attention
+
+
 @functools.cache
 def compiled_flex(device):
     """FlexAttention compiled for `device`, a kind. Raises `Unavailable` without a compiler."""
@@ -79,4 +84,4 @@ def compiled_flex(device):
 
 
 # Attention that keeps all tokens and hides the pruned ones; the others drop them.
-HIDING = {"dense": masked, "flex": flexed}
+HIDING = {"dense": masked, "flex": flexed, "full": unmasked}

@@ -7,6 +7,7 @@ others, and those that an image keeps attend to each other: a batch is block dia
     ``tilewright``: kept tokens are packed in their own order, once per pruning, and attend by `tilewright.ragged`.
     ``dense``: all tokens stay to the end, as in training; pruned ones are hidden from the others by a mask.
     ``flex``: the same through compiled FlexAttention, which reads who is kept; compiled once per shape.
+    ``full``: all tokens stay to the end, and none is hidden: another network, without pruning.
 
 Before the first pruning there is nothing to leave out: all of them attend by torch's dense attention there.
 
