@@ -146,7 +146,7 @@ def test_times_of_a_slower_moment_are_stated_as_of_the_first_one(monkeypatch):
     base, *others = (Path(blocks) for blocks in (("11",) * 4, ("10", "11", "11", "11"), ("01", "11", "11", "11")))
     bench.network, bench.bases, bench.times_us, slower = None, [base], {}, iter([1.0, 2.0, 0.5])
     bench.settings = msgspec.defstruct("Settings", ["max_seconds", "batch", "compiled"])(0.1, 1, False)
-    bench.how = _effort.Run("cpu", "float32", 0, 0.02, 10)
+    bench.how, bench.images, bench.wrong = _effort.Run("cpu", "float32", 0, 0.02, 10), None, {}
     us = {base: 100.0, others[0]: 90.0, others[1]: 80.0}
 
     def times(network, wanted, **_):

@@ -1,4 +1,7 @@
-"""Timing of calls on the device that runs them (stages T3 and T5)."""
+"""Timing of calls on the device that runs them (stages T3 and T5).
+
+A `Checked` call is judged where it is timed: by what its last repetition, or the replay of its CUDA graph, has written.
+"""
 
 import math
 import time
@@ -41,6 +44,33 @@ class Timing:
         return {name: value for name, value in vars(self).items() if name != "method"}
 
 
+class Checked:
+    """A call without arguments, and ``judge(result)``: what is wrong with a result, an empty text for nothing.
+
+    The functions of this module judge the last result of what they time. Then its memory is overwritten and the call,
+    or the graph that was timed, runs once more: a graph that writes elsewhere, or nothing, leaves what is not a number.
+    ``wrong``: what was said first. A time of a call with such a text is of another call than was meant.
+    """
+
+    def __init__(self, call, judge):
+        """Nothing is called yet."""
+        self.call, self.judge, self.result, self.wrong = call, judge, None, ""
+
+    def __call__(self):
+        """The result, which is kept until the next call: freed before that, as between the layers of a network."""
+        self.result = None
+        self.result = self.call()
+        return self.result
+
+    def look(self, run=None):
+        """Judge the latest result, and what a further run leaves in its place. run: the call itself, or a replay."""
+        self.wrong = self.wrong or self.judge(self.result)
+        if not self.wrong:
+            overwrite(self.result)
+            (run or self)()
+            self.wrong = self.judge(self.result)
+
+
 def time_call(call, *, min_reps, max_seconds, rse_target, warmups=2):
     """Time `call` until its mean is known to `rse_target`, after at least `min_reps` calls, or `max_seconds` are over.
 
@@ -53,7 +83,9 @@ def time_call(call, *, min_reps, max_seconds, rse_target, warmups=2):
         call()
         if time.perf_counter_ns() - begin >= max_seconds * 1e9:
             break
-    return _repeated(lambda: _wall_us(call), min_reps, max_seconds, rse_target)
+    found = _repeated(lambda: _wall_us(call), min_reps, max_seconds, rse_target)
+    _end(call)
+    return found
 
 
 def time_together(calls, *, min_reps, max_seconds, rse_target, gpu=False):
@@ -63,7 +95,10 @@ def time_together(calls, *, min_reps, max_seconds, rse_target, gpu=False):
     queue work on the current stream, replays of graphs for instance, and the GPU's time between two events is taken.
     """
     measure, method = (_gpu_us, "events") if gpu else (_wall_us, "wall")
-    return _interleaved([partial(measure, call) for call in calls], min_reps, max_seconds, rse_target, method)
+    found = _interleaved([partial(measure, call) for call in calls], min_reps, max_seconds, rse_target, method)
+    for call in calls:
+        _end(call)
+    return found
 
 
 def wait(x):
@@ -82,7 +117,10 @@ def time_gpu(call, *, min_reps, max_seconds, rse_target):
     repetition is a batch of calls that is long enough for the events. The second-level cache is warm, see `time_call`.
     """
     run, calls, method = _batch(call)
-    return _repeated(lambda: _gpu_us(run) / calls, min_reps, max_seconds, rse_target, method)
+    _look(call, run)
+    found = _repeated(lambda: _gpu_us(run) / calls, min_reps, max_seconds, rse_target, method)
+    _end(call, run)
+    return found
 
 
 def time_cold(call, l2_bytes, **effort):
@@ -96,9 +134,13 @@ def time_cold(call, l2_bytes, **effort):
 
     def cold():
         buffer.zero_()
-        call()
+        return call()
 
-    return time_gpu(cold, **effort).p50_us - time_gpu(buffer.zero_, **effort).p50_us
+    timed = Checked(cold, call.judge) if isinstance(call, Checked) else cold
+    found = time_gpu(timed, **effort).p50_us - time_gpu(buffer.zero_, **effort).p50_us
+    if isinstance(call, Checked):
+        call.wrong = call.wrong or timed.wrong
+    return found
 
 
 def time_host(call, *, min_reps, max_seconds, rse_target):
@@ -121,7 +163,9 @@ def time_host(call, *, min_reps, max_seconds, rse_target):
         return _wall_us(queued) / QUEUED
 
     effort = {"min_reps": min_reps, "max_seconds": max_seconds, "rse_target": rse_target}
-    return time_call(waited, **effort).p50_us, _repeated(returned_us, **effort).p50_us
+    found = time_call(waited, **effort).p50_us, _repeated(returned_us, **effort).p50_us
+    _end(call)
+    return found
 
 
 @cache
@@ -133,6 +177,30 @@ def copy_bandwidth():
     target = torch.empty_like(source)
     timing = time_gpu(lambda: target.copy_(source), min_reps=10, max_seconds=1.0, rse_target=0.005)
     return 2 * COPIED_BYTES / (timing.p50_us / 1e6)
+
+
+def _look(call, run=None):
+    """Judge a `Checked` call by what `run` leaves; of others nothing is known."""
+    if isinstance(call, Checked):
+        call.look(run)
+
+
+def _end(call, run=None):
+    """`_look` for the last time: the result is freed."""
+    _look(call, run)
+    if isinstance(call, Checked):
+        call.result = None
+
+
+def overwrite(result):
+    """Fill the memory of a result, a tensor or some of them, with what no right result holds."""
+    import torch
+
+    # Also tensors of inference, and such as autograd watches.
+    with torch.inference_mode():
+        for x in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(x, torch.Tensor) and x.is_floating_point() and not x.is_nested:
+                x.fill_(torch.nan)
 
 
 def _repeated(sample, min_reps, max_seconds, rse_target, method="wall"):

@@ -68,13 +68,18 @@ class Calls:
         self._graphs[text].replay()
         return self.maps
 
-    def run(self, text: str) -> None:
-        """Run a path on the images that were there last: a replay on the current stream, or a call."""
+    def run(self, text: str):
+        """Maps of the images that were there last, see `show`: a replay on the current stream, or a call."""
         if self.stream is None:
-            self._called(text, self.images)
-        else:
-            self._follow()
-            self._graphs[text].replay()
+            return self._called(text, self.images)
+        self._follow()
+        self._graphs[text].replay()
+        return self.maps
+
+    @torch.inference_mode()
+    def show(self, images) -> None:
+        """Put images where `run` finds them."""
+        self.images.copy_(images)
 
     def _follow(self):
         """Let the caller's stream wait for that of the call before, if they differ: images and maps have one place."""

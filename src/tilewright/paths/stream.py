@@ -200,14 +200,15 @@ def run(trace: Trace, contender: Callable, *, controller: Controller, load=None)
     return found
 
 
-def oracle(trace: Trace, measured_us: dict[str, np.ndarray], accuracy: dict[str, float]) -> Frames:
+def oracle(trace: Trace, measured_us: dict[str, np.ndarray], accuracy: dict[str, float | np.ndarray]) -> Frames:
     """The `Frames` of one that knows how long each path would take, and picks the best that meets the budget.
 
-    measured_us: of each path, float64 [frames]. Where none meets the budget, it is the fastest. Nothing is run.
+    measured_us: of each path, float64 [frames]. accuracy: of each path, or of each frame by it, float64 [frames]: then
+    no other sees more in time. Where none meets the budget, it is the fastest. Nothing is run.
     """
     texts = list(measured_us)
     times = np.array([measured_us[text] for text in texts])
-    scores = np.array([accuracy[text] for text in texts])[:, None]
+    scores = np.array([np.broadcast_to(accuracy[text], len(trace)) for text in texts])
     allowed = np.where(times <= trace.budgets_us, scores, -np.inf)
     best = np.where(np.isfinite(allowed).any(0), allowed.argmax(0), times.argmin(0))
     taken = times[best, np.arange(len(trace))].tolist()

@@ -4,7 +4,6 @@ A row that did not pass has the status ``failed`` and no time; one that could no
 """
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -16,12 +15,12 @@ from tilewright import reference, targets
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError
-from tilewright.core.timing import copy_bandwidth, time_call, time_cold, time_gpu, time_host
+from tilewright.core.timing import Checked, copy_bandwidth, time_call, time_cold, time_gpu, time_host
 from tilewright.core.turns import TURNS, time_in_turns
 from tilewright.profile import DTYPES
 from tilewright.schedule import Skipped
 from tilewright.study.experiments import _ceilings
-from tilewright.study.experiments._checks import errors, poison, refusal, refuted
+from tilewright.study.experiments._checks import checked, errors, refusal, settled
 from tilewright.study.experiments._rows import machine, now
 
 # ASSUME: a baseline that needs more than this for its tables, of masks or bits, is not worth waiting for.
@@ -119,20 +118,20 @@ class Tokens:
 
         executed: pairs of query and key that one head computes, padding included.
         """
-        row = self.compared(call, expected, tokens, rows, **facts)
-        if row["status"] != "ok":
+        row, timed = self.compared(call, expected, tokens, rows, **facts)
+        if timed is None:
             return row
         time_one = time_gpu if self.gpu else time_call
-        return self.timed(
-            row, lambda: call(*tokens), executed, effort, time_one(lambda: call(*tokens), **effort.limits)
-        )
+        return self.timed(row, timed, executed, effort, time_one(timed, **effort.limits))
 
     def compared(self, call, expected, tokens, rows, **facts):
-        """The row of ``call(*tokens)`` with its check of `rows` against `expected` and without a time."""
-        poison(tokens[0])
-        row = self.row(**errors(call(*tokens)[:, :, rows], expected), checked_rows=len(rows), **facts)
-        reason = refuted(row)
-        return row | {"status": "failed", "reason": reason} if reason else row
+        """``(row, call)``: the row of ``call(*tokens)`` with its check of `rows` against `expected` and without a time,
+        and what is to be timed, see `_checks.checked`."""
+
+        def columns(found):
+            return {**errors(found[:, :, rows], expected), "checked_rows": len(rows)}
+
+        return checked(partial(call, *tokens), columns, self.row(**facts), like=tokens[0])
 
     def timed(self, row, call, executed, effort, timing, turns=1):
         """A `row` that passed its check with the `timing` of its `call`, and what else is measured of it."""
@@ -140,7 +139,7 @@ class Tokens:
         per_us = 4 * self.head_dim * self.heads * self.batch / facts["p50_us"] / 1e3
         facts["useful_gflops"], facts["executed_gflops"] = self.graph.entries * per_us, executed * per_us
         facts["tokens_per_s"] = self.batch * self.graph.n_rows / facts["p50_us"] * 1e6
-        return row | facts | (self._judged(facts) if self.gpu else {})
+        return settled(row, call, facts | (self._judged(facts) if self.gpu else {}))
 
     def _elsewhere(self, call, effort, method):
         """Of a call on a GPU, how it was timed, and its time with a cold cache and by the host's clock."""
@@ -174,22 +173,29 @@ def run_schedules(schedules, tokens, effort):
     ``memory_bytes`` are the executor's tables and an estimate of the most that it holds in a call. Raises
     `ArtifactError` for parts that do not belong together.
     """
-    runs = [run for found in schedules for run in _runs(*found, tokens)]
-    right = [run for run in runs if run.call is not None]
-    timings = time_in_turns([run.call for run in right], gpu=tokens.gpu, **effort.limits)
-    for run, timing in zip(right, timings, strict=True):
-        run.row = tokens.timed(run.row, run.call, run.executed, effort, timing, TURNS)
-    rows = [run.row for run in runs]
+    rows = _in_turns([run for found in schedules for run in _runs(*found, tokens)], effort)
     return [rows[i : i + 2] for i in range(0, len(rows), 2)]
 
 
 @dataclass
 class _Run:
-    """A row of a schedule and, where it passed its check, the call to time and the pairs that one head computes."""
+    """A row of a schedule or a baseline and, where it passed its check, the call to time, the pairs that one head
+    computes, and the tokens."""
 
     row: dict
-    call: Callable | None = None
+    call: Checked | None = None
     executed: int = 0
+    tokens: Tokens | None = None
+
+
+def _in_turns(runs, effort):
+    """The rows of `runs`: those that passed their checks are timed in turns."""
+    right = [run for run in runs if run.call is not None]
+    gpu = any(run.tokens.gpu for run in right)
+    timings = time_in_turns([run.call for run in right], gpu=gpu, **effort.limits)
+    for run, timing in zip(right, timings, strict=True):
+        run.row = run.tokens.timed(run.row, run.call, run.executed, effort, timing, TURNS)
+    return [run.row for run in runs]
 
 
 def _runs(schedule, blocks, tiles, tokens):
@@ -227,37 +233,52 @@ def _run(schedule, blocks, tokens, facts, ordered):
         "memory_bytes": executor.memory_bytes + executor.peak_bytes(tokens.batch),
     }
     inputs = tokens.ordered if ordered else tokens.natural
-    row = tokens.compared(executor, tokens.masked_result, inputs, places, **facts)
-    return _Run(row, partial(executor, *inputs), executor.executed) if row["status"] == "ok" else _Run(row)
+    row, call = tokens.compared(executor, tokens.masked_result, inputs, places, **facts)
+    return _Run(row, call, executor.executed, tokens)
 
 
 def run_baselines(names, tokens, effort, *, max_dense_tokens):
     """A row of each of the baselines `names`, in its fastest variant, tokens in the order of the graph of `tokens`.
 
     In an order other than the natural one, a second row is of that variant with tokens permuted inside the call. More
-    than `max_dense_tokens` keys are not attended densely. ``memory_bytes`` are the tables that a baseline holds.
+    than `max_dense_tokens` keys are not attended densely. A first timing chooses the variant; then all are timed in
+    turns. ``memory_bytes`` are the tables that a baseline holds.
     The first call, which may compile, is not counted; its time is printed. Raises `UnknownNameError`.
     """
-    rows = []
+    runs = []
     for name in names:
         module = sparse_baselines.member(name)
         facts = {"provider": name, "ordered": True}
         if module.DENSE and tokens.graph.n_cols > max_dense_tokens:
             reason = f"{tokens.graph.n_cols:,} tokens; dense attention is run up to {max_dense_tokens:,}"
-            rows.append(tokens.row(status="skipped", reason=reason, **facts))
+            runs.append(_Run(tokens.row(status="skipped", reason=reason, **facts)))
             continue
         try:
             asked = tokens.of(module.part(tokens.graph)) if hasattr(module, "part") else tokens
         except sparse_baselines.Unavailable as reason:
-            rows.append(tokens.row(status="skipped", reason=str(reason), **facts))
+            runs.append(_Run(tokens.row(status="skipped", reason=str(reason), **facts)))
             continue
-        found = [run_variant(module, variant, asked, effort, facts) for variant in module.VARIANTS]
-        # The fastest that is right, else one that is wrong, else one that could not run.
-        found.sort(key=lambda row: (("ok", "failed", "skipped").index(row["status"]), row.get("p50_us", 0)))
-        rows.append(found[0])
-        if found[0]["status"] == "ok" and asked.graph.row_order is not None and not module.DENSE:
-            rows.append(run_variant(module, found[0]["variant"], asked, effort, facts | {"ordered": False}))
-    return rows
+        runs.append(best := _fastest(module, asked, effort, facts))
+        if best.call is not None and asked.graph.row_order is not None and not module.DENSE:
+            runs.append(_variant(module, best.row["variant"], asked, facts | {"ordered": False}))
+    return _in_turns(runs, effort)
+
+
+def _fastest(module, tokens, effort, facts):
+    """The `_Run` of the fastest variant of a baseline that is right, else of one that is wrong, else of one that could
+    not run. The tables of the others are freed."""
+    ranks, least, best = ("ok", "failed", "skipped"), (), None
+    for variant in module.VARIANTS:
+        run = _variant(module, variant, tokens, facts)
+        row = run.row
+        if run.call is not None and len(module.VARIANTS) > 1:
+            timing = (time_gpu if tokens.gpu else time_call)(run.call, **effort.limits)
+            row = settled(row, run.call, timing.columns)
+            run = run if row["status"] == "ok" else _Run(row)
+        rank = ranks.index(row["status"]), row.get("p50_us", 0)
+        if best is None or rank < least:
+            least, best = rank, run
+    return best
 
 
 def compile_baselines(names, tokens):
@@ -278,10 +299,15 @@ def _prepared(module, variant, tokens):
 
 
 def run_variant(module, variant, tokens, effort, facts):
-    """The row of one form of the baseline `module`, as `run_baselines` makes it.
+    """The row of one form of the baseline `module`.
 
     facts: columns of it; where ``ordered`` is false, tokens are permuted inside the call.
     """
+    return _in_turns([_variant(module, variant, tokens, facts)], effort)[0]
+
+
+def _variant(module, variant, tokens, facts):
+    """The `_Run` of one form of a baseline, checked."""
     facts = facts | {"variant": variant}
     inputs, places = tokens.ordered, tokens.rows
     try:
@@ -292,13 +318,14 @@ def run_variant(module, variant, tokens, effort, facts):
         begin = time.perf_counter()
         ready.call(*inputs)
     except sparse_baselines.Unavailable as reason:
-        return tokens.row(status="skipped", reason=str(reason), **facts)
+        return _Run(tokens.row(status="skipped", reason=str(reason), **facts))
     except RuntimeError as error:
-        return tokens.row(status="failed", reason=refusal(error), **facts)
+        return _Run(tokens.row(status="failed", reason=refusal(error), **facts))
     print(f"{facts['provider']} {variant}: first call {time.perf_counter() - begin:.2f} s, not counted")
     expected = tokens.masked_result if module.MASKED else tokens.dense_result
     facts |= {"memory_bytes": ready.held_bytes}
-    return tokens.checked(ready.call, expected, inputs, places, ready.executed, effort, **facts)
+    row, call = tokens.compared(ready.call, expected, inputs, places, **facts)
+    return _Run(row, call, ready.executed, tokens)
 
 
 def _permuting(call, graph, device):

@@ -1,25 +1,28 @@
-"""Whole networks, from images to logits: every attention is compared with the family's oracle and only then timed
-(stage T5).
+"""Whole networks, from images to logits: every attention is compared with the family's oracle and only then timed, in
+turns with the others (stage T5).
 
 A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
 """
 
 import gc
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
 from tilewright import networks, reference, targets
 from tilewright.baselines import sparse as sparse_baselines
-from tilewright.core import images, registry, timing
+from tilewright.core import _internals, images, registry, timing
 from tilewright.core.errors import ConfigError
+from tilewright.core.turns import time_in_turns
 from tilewright.models import _gates
-from tilewright.networks import _sites
+from tilewright.networks import _sites, attentions
 from tilewright.profile import DTYPES
-from tilewright.study.experiments._checks import refusal, refuted
+from tilewright.study.experiments._checks import checked, refusal, settled
 from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.networks import columns, side
 
@@ -31,6 +34,8 @@ ROUNDING = 3.0
 # But by no more than so many roundoffs: dense attention is off by up to 3.4, and 1 % of the keys make 12 in bfloat16.
 # Where tokens are pruned dense attention may be off by more: by rounding, another token goes on.
 MOST_ROUNDOFFS = 10
+# Queries of an attention to all keys that are compared.
+EVERYWHERE = 256
 # A site's attention may be off by so many times what a layer's may: published forms round scores of up to 8 as well.
 SITE = 4
 # ASSUME: networks are compared with weights by which scores and biases have these standard deviations, and attention
@@ -55,6 +60,23 @@ class Oracle:
     logits: torch.Tensor
     tolerance: float
 
+    @property
+    def columns(self):
+        """What rows say of it."""
+        return {"tolerance": self.tolerance, "largest_logit": float(self.logits.abs().max())}
+
+
+@dataclass
+class _Run:
+    """A row of a network at one batch and, where it passed its check, the call to be timed: a `timing.Checked` of
+    ``call()``, the logits, which notes in `attention_s` what attention took, unless it is compiled."""
+
+    row: dict
+    timed: timing.Checked | None = None
+    forward: Callable | None = None
+    compiled: bool = False
+    attention_s: list = field(default_factory=list)
+
 
 def photographs(count, size):
     """`count` normalised photographs, float32 [count, 3, height, width]: `images.PHOTOGRAPHS`, then these mirrored.
@@ -74,11 +96,13 @@ def run_network(name, batches, effort, *, compiled=None, plans=(), device="cpu",
 
     All attentions have the weights that `seed` draws, `peaked` and rounded to `dtype`. The logits of the family's
     oracle (dense attention) in float32, one image at a time, are what others are compared with, itself in batches
-    included; and each attention over a pattern is compared with float64, on its own queries, keys and values.
+    included; those of `attentions.OTHERS`, other functions, with their own. Each attention over a pattern is compared
+    with float64, on its own queries, keys and values.
     ``p50_us`` is the time until the logits are there. ``attention_us`` is spent in attention, its projections and the
     ordering of tokens excluded; on a GPU it is what its stream took from the beginning to the end of each attention,
     and ``gpu_us`` the time of the whole as a CUDA graph, where it can be captured. ``first_call_s`` holds what is done
-    once, such as plans and compiling.
+    once, such as plans and compiling. All that have one batch are timed in turns, as far as they fit the memory
+    together.
     Raises `UnknownNameError`, `DeviceError` and what `networks.create` raises.
     """
     registry.check("dtype", dtype, DTYPES)
@@ -88,8 +112,10 @@ def run_network(name, batches, effort, *, compiled=None, plans=(), device="cpu",
     create, inputs = _prepared(name, [batches, compiled], device, dtype, seed)
     dense = create(networks.exchanged(family)[1][0])
     parameters = sum(weights.numel() for weights in dense.parameters())
-    oracle = _oracle(dense, inputs)
+    oracles = {"": _oracle(dense, inputs)}
     del dense
+    for other in [name for name in attentions.OTHERS if name in batches or name in compiled]:
+        oracles[other] = _oracle(create(other), inputs)
     known = {
         "network": name,
         "family": family,
@@ -98,30 +124,48 @@ def run_network(name, batches, effort, *, compiled=None, plans=(), device="cpu",
         "status": "ok",
         "dtype": dtype,
         "parameters": parameters,
-        "tolerance": oracle.tolerance,
-        "largest_logit": float(oracle.logits.abs().max()),
         **machine(facts),
     }
     cases = [(attention, sizes, None, False) for attention, sizes in batches.items()]
     cases += [("tilewright", batches["tilewright"], each, False) for each in plans]
     cases += [(attention, sizes, None, True) for attention, sizes in compiled.items()]
+    if compiled:
+        # What was compiled before counts against the limit of torch's cache, and is forgotten.
+        torch.compiler.reset()
+    held = []
     for attention, sizes, chosen, is_compiled in cases:
         case = known | {"attention": attention, "compiled": is_compiled} | (columns(chosen) if chosen else {})
-        # One network at a time: masks of several would not fit the memory at high resolution.
-        gc.collect()
-        if inputs.is_cuda:
-            torch.cuda.empty_cache()
+        oracle = oracles.get(attention, oracles[""])
         try:
             network = create(attention, chosen)
         except ConfigError as reason:
             if chosen is None:
                 raise
             # A network whose patterns depend on the image has no plans to choose.
-            yield from (case | {"batch": n, "status": "skipped", "reason": str(reason), "time": now()} for n in sizes)
+            held += [
+                _Run(case | {"batch": n, "status": "skipped", "reason": str(reason), "time": now()}) for n in sizes
+            ]
             continue
         for batch in sizes:
-            yield case | {"batch": batch} | _measured(network, inputs[:batch], oracle, effort, is_compiled)
-        del network
+            row = case | {"batch": batch, **oracle.columns}
+            run = _checked(network, inputs[:batch], oracle, row, is_compiled)
+            if run is None:
+                # The memory does not hold this one beside the others.
+                yield from _in_turns(held, effort, inputs)
+                held = []
+                _freed(inputs)
+                run = _checked(network, inputs[:batch], oracle, row, is_compiled, alone=True)
+            held.append(run)
+        network = run = None
+        _freed(inputs)
+    yield from _in_turns(held, effort, inputs)
+
+
+def _freed(inputs):
+    """Give back what nothing holds any more."""
+    gc.collect()
+    if inputs.is_cuda:
+        torch.cuda.empty_cache()
 
 
 @torch.inference_mode()
@@ -136,17 +180,16 @@ def compile_network(name, batches, *, compiled=None, device="cpu", dtype="float3
             network = create(attention)
             for batch in sizes:
                 # What cannot run says so where it is timed.
-                with suppress(sparse_baselines.Unavailable, *(_REFUSALS if whole else ())):
+                refusals = sparse_baselines.Unavailable, *(_REFUSALS if whole else ())
+                with suppress(*refusals), _internals.recompile_limit():
                     (_compiled(network, inputs[:batch]) if whole else network)(inputs[:batch])
                     yield f"{attention}, batch {batch}" + (", compiled" if whole else "")
 
 
 def _compiled(network, inputs):
     """A network as torch.compile makes it, once it was called: tables that a first call makes on the host would be
-    compiled for the host, too, and cut the network in many. What was compiled before counts against the limit of
-    torch's cache, and is forgotten."""
+    compiled for the host, too, and cut the network in many."""
     network(inputs)
-    torch.compiler.reset()
     return torch.compile(network, dynamic=False)
 
 
@@ -222,6 +265,11 @@ def _attention_errors(network, inputs):
         bias, site = bias() if callable(bias) else bias, attend.site
         if site.attention == "native" and site.native_layout:
             return
+        if site.attention in attentions.OTHERS:
+            rows = np.unique(np.linspace(0, q.shape[2] - 1, EVERYWHERE).astype(int))
+            expected = reference.dense_rows(rows, q, k, v)
+            found.append((reference.relative_error(out[:, :, rows], expected), SITE * reference.TOLERANCE[q.dtype]))
+            return
         if site not in graphs:
             order = None if site.order is None else site.order.numpy()
             graphs[site] = site.graph if order is None else site.graph.reordered(order, order)
@@ -247,48 +295,80 @@ def _attention_errors(network, inputs):
     return {"attention_error": error, "attention_tolerance": tolerance}
 
 
-def _measured(network, inputs, oracle, effort, compiled=False):
-    """Check of one network on one batch, and only if it passes, its time. compiled: by torch.compile, anew for every
-    batch."""
-    facts, expected = {"time": now()}, oracle.logits[: len(inputs)]
+def _checked(network, inputs, oracle, row, compiled, alone=False):
+    """The `_Run` of a network on one batch. compiled: by torch.compile, anew for every batch.
+
+    None where memory is used up, unless it is `alone` and its row says so.
+    """
+    row |= {"time": now()}
     begin = time.perf_counter()
-    try:
-        network = _compiled(network, inputs) if compiled else network
-        found = network(inputs)
-        timing.wait(inputs)
-    except sparse_baselines.Unavailable as reason:
-        return facts | {"status": "skipped", "reason": str(reason)}
-    except _REFUSALS as error:
-        if not compiled:
-            raise
-        return facts | {"status": "failed", "reason": refusal(error)}
-    facts |= {
-        "first_call_s": time.perf_counter() - begin,
-        "max_abs_error": float((found - expected).abs().max()),
-        "relative_error": reference.logits_error(found, expected),
-        "tolerance": oracle.tolerance,
-        "same_top1": float((found.argmax(1) == expected.argmax(1)).double().mean()),
-        **({} if compiled else _attention_errors(network, inputs)),
-        **_peak_bytes(network, inputs),
-    }
-    if reason := refuted(facts, CHECKS):
-        return facts | {"status": "failed", "reason": reason}
-    in_attention = []
+    expected, run = oracle.logits[: len(inputs)], _Run(row, compiled=compiled)
 
     def call():
         with _sites.clocked() as clock:
-            network(inputs)
+            logits = run.forward(inputs)
             timing.wait(inputs)
-        in_attention.append(clock.seconds)
+        run.attention_s.append(clock.seconds)
+        return logits
 
-    taken = timing.time_call(call, **effort.limits)
-    # A compiled network has no clocks. Warm-up calls come first.
-    attention_us = 1e6 * float(np.median(in_attention[-taken.repetitions :]))
-    if inputs.is_cuda:
-        captured = timing.time_gpu(lambda: network(inputs), **effort.limits)
-        facts |= {"gpu_us": captured.p50_us} if captured.method == "graph" else {}
-    facts |= {**taken.columns, "images_per_s": len(inputs) / taken.p50_us * 1e6}
-    return facts | ({} if compiled else {"attention_us": attention_us, "rest_us": taken.p50_us - attention_us})
+    def look(logits):
+        if logits.shape != expected.shape:
+            raise ValueError(f"expected logits of {list(expected.shape)}, found {list(logits.shape)}")
+        return {
+            "max_abs_error": float((logits - expected).abs().max()),
+            "relative_error": reference.logits_error(logits, expected),
+            "same_top1": float((logits.argmax(1) == expected.argmax(1)).double().mean()),
+        }
+
+    try:
+        # Compiled networks of one class share a cache, which holds fewer by default.
+        with _internals.recompile_limit():
+            run.forward = _compiled(network, inputs) if compiled else network
+            run.forward(inputs)
+            timing.wait(inputs)
+            row |= {"first_call_s": time.perf_counter() - begin}
+            row |= {} if compiled else _attention_errors(network, inputs)
+            row |= _peak_bytes(run.forward, inputs)
+            run.row, run.timed = checked(call, look, row, CHECKS)
+    except sparse_baselines.Unavailable as reason:
+        run.row = row | {"status": "skipped", "reason": str(reason)}
+    except torch.OutOfMemoryError as error:
+        if not alone:
+            return None
+        run.row = row | {"status": "failed", "reason": refusal(error)}
+    except _REFUSALS as error:
+        if not compiled:
+            raise
+        run.row = row | {"status": "failed", "reason": refusal(error)}
+    return run
+
+
+def _in_turns(runs, effort, inputs):
+    """The rows of `runs`, in their order: those of one batch that passed their checks are timed in turns."""
+    passed = [run for run in runs if run.timed is not None]
+    for batch in dict.fromkeys(run.row["batch"] for run in passed):
+        _time([run for run in passed if run.row["batch"] == batch], inputs[:batch], effort)
+    return [run.row for run in runs]
+
+
+def _time(runs, inputs, effort):
+    """Fill in the times of `runs` of one batch."""
+    gpu, batch = inputs.is_cuda, len(inputs)
+    for run in runs:
+        run.attention_s.clear()
+    taken = timing.time_together([run.timed for run in runs], **effort.limits)
+    graphs = [timing.Checked(partial(run.forward, inputs), run.timed.judge) for run in runs] if gpu else []
+    captured = time_in_turns(graphs, gpu=True, **effort.limits) if gpu else [None] * len(runs)
+    for run, own, graph, replayed in zip(runs, taken, graphs or [None] * len(runs), captured, strict=True):
+        facts = {**own.columns, "images_per_s": batch / own.p50_us * 1e6}
+        if not run.compiled:
+            # A compiled network has no clocks.
+            attention_us = 1e6 * float(np.median(run.attention_s[: own.repetitions]))
+            facts |= {"attention_us": attention_us, "rest_us": own.p50_us - attention_us}
+        if gpu:
+            facts |= {"gpu_us": replayed.p50_us} if replayed.method == "graph" else {}
+            run.timed.wrong = run.timed.wrong or graph.wrong
+        run.row = settled(run.row, run.timed, facts)
 
 
 def _peak_bytes(network, inputs):

@@ -28,7 +28,8 @@ CHOSEN = ("base", "single", "every", "alone")
 class Bench:
     """A network with its weights on a device, scenes, and what was measured of its paths.
 
-    seen: ``{(rung, split, path): mean IoU}``; times_us: ``{path: microseconds}``; own: decoders by path.
+    seen: ``{(rung, split, path): mean IoU}``; times_us: ``{path: microseconds}``; own: decoders by path; wrong:
+    ``{path: why}`` of those that gave other maps where they were timed.
     """
 
     case: str
@@ -51,7 +52,7 @@ class Bench:
         self.images = self.scenes.kept["fit"][0][: self.settings.batch].to(getattr(torch, how.dtype))
         if len(self.images) < self.settings.batch:
             self.images = self.images.repeat(self.settings.batch, 1, 1, 1)[: self.settings.batch]
-        self.seen, self.times_us, self.own = {}, {}, {}
+        self.seen, self.times_us, self.own, self.wrong = {}, {}, {}, {}
         self.bases = texts(self.options, self.settings.bases)
         self.alone = texts(self.options, self.settings.alone)
         if self.images.is_cuda:
@@ -88,10 +89,13 @@ class Bench:
         are stated as they would be beside those of the first call.
         """
         wanted = [path for path in dict.fromkeys(wanted) if path not in self.times_us]
-        if wanted:
+        if wanted and not self.wrong:
             effort = self.how.effort(self.settings.max_seconds).limits
             known = [path for path in (*self.bases, *space.singles(self.bases[0])) if path in self.times_us]
-            found = measure.times(self.network, [*known, *wanted], **self.called, **effort)
+            checked = {"images": self.images, "wrong": self.wrong}
+            found = measure.times(self.network, [*known, *wanted], **checked, **self.called, **effort)
+            if self.wrong:
+                return
             slower = np.exp(np.mean([np.log(found[path] / self.times_us[path]) for path in known])) if known else 1.0
             self.times_us |= {path: float(found[path] / slower) for path in wanted}
 
@@ -108,6 +112,9 @@ def rows(case, settings, how):
         measured[base] |= dict.fromkeys(drawn[settings.timed :], "seen")
     # Together, as proposals are later: in turns with few others a path finds more of itself in the caches.
     bench.time(path for parts in measured.values() for path, part in parts.items() if part != "seen")
+    if bench.wrong:
+        yield from _refuted(bench)
+        return
     for base, parts in measured.items():
         times[base] = latency.model(base, {path: bench.times_us[path] for path in parts if path in bench.times_us})
     for last in [False] * (settings.rounds - 1) + [True]:
@@ -127,16 +134,18 @@ def rows(case, settings, how):
         for path, part in parts.items()
         if part != "seen" or path in kept or base == whole
     )
-    # A path that was drawn before it was proposed may be chosen, too.
-    sampled = samples(
-        bench,
-        [
+    if not bench.wrong:
+        # A path that was drawn before it was proposed may be chosen, too.
+        chosen = [
             path
             for parts in measured.values()
             for path, part in parts.items()
             if path in kept or part in ("base", "alone")
-        ],
-    )
+        ]
+        sampled = samples(bench, chosen)
+    if bench.wrong:
+        yield from _refuted(bench)
+        return
     promises = table.promises(sampled)
     for rung in settings.rungs:
         seen = seen_of(bench, rung, measured, sampled)
@@ -209,12 +218,33 @@ def thinned(found, most):
 
 
 def samples(bench, wanted):
-    """``{path: microseconds}`` of calls as a stream makes them."""
+    """``{path: microseconds}`` of calls as a stream makes them, whose maps are compared before and after."""
     slowest_first = sorted(wanted, key=lambda path: -bench.times_us[path])
     named = {str(path): path for path in slowest_first}
-    made = calls.Calls(bench.network, named, **bench.called)
+    made, expected = calls.Calls(bench.network, named, **bench.called), measure.Maps(bench.network, bench.images)
+
+    def refute():
+        refuted = expected.refuted(lambda text: made(text, bench.images), named)
+        bench.wrong |= {named[text]: why for text, why in refuted.items()}
+
+    refute()
     found = calls.samples(made, list(named), bench.settings.samples, [bench.images], seed=bench.how.seed)
+    refute()
     return {path: found[text] for text, path in named.items()}
+
+
+def _refuted(bench):
+    """A row of each path that gave other maps where it was timed. Others have none: models are fitted to all of them,
+    and what one says is known from the others."""
+    stated = bench.settings
+    for rung in stated.rungs:
+        for path, why in bench.wrong.items():
+            yield {
+                "case": bench.case, "network": stated.network.network, "checkpoint": bench.digest, "data": stated.data,
+                "base": str(space.base_of(path)), "path": str(path), "rung": rung, "dtype": bench.how.dtype,
+                "batch": stated.batch, "compiled": stated.compiled, "status": "failed", "reason": why, "time": now(),
+                **machine(bench.device),
+            }  # fmt: skip
 
 
 def seen_of(bench, rung, measured, sampled):

@@ -30,7 +30,7 @@ from tilewright.networks import batching
 from tilewright.networks._captured import Captured
 from tilewright.networks.batching import MODES, UNPRUNED, ragged
 from tilewright.profile import DTYPES
-from tilewright.study.experiments._checks import refusal, refuted
+from tilewright.study.experiments._checks import judging, refusal, refuted, settled
 from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.pruned import FAMILY
 
@@ -237,19 +237,22 @@ def _measured(ways, mode, inputs, batch, effort):
         row, call = _checked(way.network, mode, way.capacity, inputs, batch, way.oracle)
         rows.append({"batching": way.name, **row})
         if call is not None:
-            runs[at] = partial(_waited, call, inputs[:batch])
+            runs[at] = call
     for at, taken in zip(runs, timing.time_together(list(runs.values()), **effort.limits), strict=True):
-        rows[at] |= {"status": "ok", "images_per_s": batch / taken.p50_us * 1e6, **taken.columns}
+        facts = {"status": "ok", "images_per_s": batch / taken.p50_us * 1e6, **taken.columns}
+        rows[at] = settled(rows[at], runs[at], facts)
     return rows
 
 
 def _waited(call, images):
-    call(images)
+    found = call(images)
     timing.wait(images)
+    return found
 
 
 def _checked(network, mode, capacity, inputs, batch, oracle):
-    """``(columns, call)`` of a network in one mode; the call is None where it is not timed, and a column says why."""
+    """``(columns, call)`` of a network in one mode. The call, a `timing.Checked` of a batch, is to be timed and is
+    judged by the logits and tokens that were compared; None where it is not timed, and a column says why."""
     facts = {"time": now(), "capacity": capacity}
     dtype = str(inputs.dtype).removeprefix("torch.")
     begin = time.perf_counter()
@@ -264,28 +267,42 @@ def _checked(network, mode, capacity, inputs, batch, oracle):
         return facts | {"status": "skipped", "reason": str(reason)}, None
     except RuntimeError as error:
         return facts | {"status": "failed", "reason": refusal(error)}, None
+    tolerances = {"tolerance": TOLERANCE[dtype], "attention_tolerance": ATTENTION_TOLERANCE[dtype]}
+    compared, reason = _compared(seen, oracle, facts | {"attention_error": attention}, tolerances)
+    if reason:
+        return compared | {"status": "failed", "reason": reason}, None
+    first = Seen(seen.logits[:batch], tuple(state[:batch] for state in seen.states), ())
+
+    def judge(found):
+        again = _seen(lambda part: found, inputs[:batch], batch)
+        if again.logits.shape != first.logits.shape:
+            raise ValueError(f"expected logits of {list(first.logits.shape)}, found {list(again.logits.shape)}")
+        return _compared(again, first, {}, tolerances)[1]
+
+    return compared, timing.Checked(partial(_waited, call, inputs[:batch]), judging(judge))
+
+
+def _compared(seen, oracle, facts, tolerances):
+    """``(columns, reason)``: `facts` and how far what was seen is from what another network saw; why that is too far,
+    else an empty text."""
     same, top1 = seen.same_tokens(oracle), (seen.logits.argmax(1) == oracle.logits.argmax(1)).double()
-    facts |= {
+    facts = facts | {
         "inputs": len(same),
         "same_tokens": int(same.sum()),
         "max_abs_error_all": float((seen.logits - oracle.logits).abs().max()),
         "same_top1_all": float(top1.mean()),
-        "attention_error": attention,
     }
-    tolerances = {"tolerance": TOLERANCE[dtype], "attention_tolerance": ATTENTION_TOLERANCE[dtype]}
     if reason := refuted(facts | tolerances, [ATTENTION]):
-        return facts | {"status": "failed", "reason": reason}, None
+        return facts, reason
     if not facts["same_tokens"]:
-        return facts | {"status": "failed", "reason": f"none of {len(same)} images kept the tokens of {ORACLE}"}, None
+        return facts, f"none of {len(same)} images kept the tokens of {ORACLE}"
     ours, theirs = seen.logits[same], oracle.logits[same]
     facts |= {
         "max_abs_error": float((ours - theirs).abs().max()),
         "relative_error": reference.logits_error(ours, theirs),
         "same_top1": float(top1[same].mean()),
     }
-    if reason := refuted(facts | tolerances, [LOGITS]):
-        return facts | {"status": "failed", "reason": reason}, None
-    return facts, call
+    return facts, refuted(facts | tolerances, [LOGITS])
 
 
 def _attention_error(network, capacity, inputs):
@@ -404,6 +421,15 @@ def _pack_us(network, inputs, capacity, effort):
     def pack():
         for x, layout, choice in pruned:
             packed, narrower = ragged.narrow(x, layout, choice, capacity)
-        narrower.first(packed)
+        return packed, narrower.first(packed), narrower
 
-    return (timing.time_gpu if inputs.is_cuda else timing.time_call)(pack, **effort.limits).p50_us
+    def judge(found):
+        packed, first, narrower = found
+        x, layout, choice = pruned[-1]
+        padded = narrower.padded(packed)
+        right = torch.equal(padded[narrower.valid], layout.padded(x)[choice.keep]) and torch.equal(first, padded[:, 0])
+        return "" if right else "tokens are not packed as they were chosen"
+
+    call = timing.Checked(pack, judging(judge))
+    taken = (timing.time_gpu if inputs.is_cuda else timing.time_call)(call, **effort.limits)
+    return None if call.wrong else taken.p50_us

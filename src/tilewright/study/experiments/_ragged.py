@@ -3,6 +3,8 @@
 A row that did not pass has the status ``failed`` and no time; one that could not run has ``skipped``; both say why.
 """
 
+from functools import cached_property
+
 import torch
 
 from tilewright import ragged, reference, targets
@@ -11,7 +13,7 @@ from tilewright.baselines.sparse import Unavailable
 from tilewright.core import registry
 from tilewright.core.timing import copy_bandwidth, time_call, time_gpu, time_host
 from tilewright.profile import DTYPES
-from tilewright.study.experiments._checks import errors, poison, refusal, refuted
+from tilewright.study.experiments._checks import checked, errors, refusal, settled
 from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.ragged import OURS, PROVIDERS
 
@@ -74,17 +76,22 @@ class _Batch:
         try:
             ready = self._ready(name, into)
             inputs = ready.put(*self.qkv)
-            poison(self.qkv[0])
-            found = ready.get(ready.call(*inputs))
+            expected = self._attention if ready.exact else ready.get(_everywhere(*inputs))
+            row = self._row(**known, exact=ready.exact)
+            row, call = checked(
+                lambda: ready.call(*inputs),
+                lambda found: self._errors(ready.get(found), expected),
+                row,
+                like=self.qkv[0],
+            )
         except Unavailable as reason:
             return self._row(**known, status="skipped", reason=str(reason))
         except RuntimeError as error:
             return self._row(**known, status="failed", reason=refusal(error))
-        checked = self._checked(found, self._attention()) if ready.exact else {}
         heads, head_dim = self.qkv[0].shape[1:]
         flops = 4 * heads * head_dim * sum(count * count for count in self.counts)
         moved = 4 * self.qkv[0].numel() * self.dtype.itemsize
-        return self._timed(lambda: ready.call(*inputs), known | {"exact": ready.exact}, checked, effort, moved, flops)
+        return self._timed(row, call, effort, moved, flops)
 
     def moved(self, call, effort):
         """The row of one of `MOVES`; values are moved as they are."""
@@ -98,12 +105,12 @@ class _Batch:
             "scatter": (lambda: self.packing.scatter(packed), back, len(packed) + x.shape[0] * x.shape[1]),
             "first": (lambda: self.packing.first(packed), x[:, 0], 2 * len(x)),
         }[call]
-        poison(expected)
-        checked = self._checked(run(), expected.double())
         moved = rows * x.shape[-1] * x.element_size()
-        return self._timed(run, {"provider": OURS, "call": call, "tolerance": 0.0}, checked, effort, moved)
+        row = self._row(provider=OURS, call=call, tolerance=0.0)
+        row, timed = checked(run, lambda found: self._errors(found, expected.double()), row, like=expected)
+        return self._timed(row, timed, effort, moved)
 
-    def _checked(self, found, expected):
+    def _errors(self, found, expected):
         """How far a result [..., D] is from what was expected, and over how many rows."""
         return errors(found, expected) | {"checked_rows": expected[..., 0].numel()}
 
@@ -114,28 +121,32 @@ class _Batch:
             return packed_baselines.Ready(self.packing.attend, lambda *qkv: (*qkv, *memory), lambda out: out)
         return packed_baselines.prepare(name, self.packing, *self.qkv[0].shape[1:], self.dtype)
 
+    @cached_property
     def _attention(self):
         """float64 [tokens, H, D]: the oracle, image by image."""
         parts = zip(*(x.split(self.counts) for x in self.qkv), strict=True)
-        everything = torch.ones(1, 1, dtype=torch.bool, device=self.qkv[0].device)
-        made = (reference.attention(*(x.transpose(0, 1)[None] for x in qkv), everything) for qkv in parts)
+        made = (_everywhere(*(x.transpose(0, 1)[None] for x in qkv)) for qkv in parts)
         return torch.cat([out[0].transpose(0, 1) for out in made])
 
-    def _timed(self, run, known, checked, effort, moved, flops=None):
-        """The row of a call, timed if what was `checked` of it passes (none: a bound). moved: bytes at least."""
-        known = known | checked
-        if checked and (reason := refuted(known)):
-            return self._row(**known, status="failed", reason=reason)
+    def _timed(self, row, call, effort, moved, flops=None):
+        """A row with the times of its call, None of one that did not pass. moved: bytes at least."""
+        if call is None:
+            return row
         gpu = targets.facts(self.facts["kind"]).GPU_TIMER
-        taken = (time_gpu if gpu else time_call)(run, **effort.limits)
+        taken = (time_gpu if gpu else time_call)(call, **effort.limits)
         facts = taken.columns
         facts |= {} if flops is None else {"useful_gflops": flops / taken.p50_us / 1e3}
         if gpu:
             floor_us = moved / copy_bandwidth() * 1e6
-            latency_us, host_us = time_host(run, **effort.limits)
+            latency_us, host_us = time_host(call, **effort.limits)
             facts |= {"timing": taken.method, "latency_us": latency_us, "host_us": host_us}
             facts |= {"byte_floor_us": floor_us, "floor_fraction": floor_us / taken.p50_us}
-        return self._row(**known, **facts, status="ok")
+        return settled(row, call, facts)
 
     def _row(self, **facts):
-        return self.known | facts | {"time": now()}
+        return self.known | {"status": "ok"} | facts | {"time": now()}
+
+
+def _everywhere(q, k, v):
+    """float64 [B, H, N, D]: dense attention of q, k and v [B, H, N, D], padding and all."""
+    return reference.attention(q, k, v, torch.ones(1, 1, dtype=torch.bool, device=q.device))

@@ -18,7 +18,7 @@ from tilewright.core.timing import time_gpu, time_host, time_together
 from tilewright.profile import DTYPES
 from tilewright.scenes import planted
 from tilewright.slices import measures, orders
-from tilewright.study.experiments._checks import poison, refusal, refuted
+from tilewright.study.experiments._checks import checked, errors, refusal, same_lists, settled
 from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.slices import ORACLE
 from tilewright.torch_attention import flex_blocks
@@ -255,13 +255,13 @@ def _least(enough):
 @dataclass(frozen=True)
 class Contender:
     """A call that is to be timed. facts: its columns. call: without arguments. lists: what it attends by, None for all
-    keys. pairs: of a query and a key that its result needs, for all heads. checked: whether its result is attention."""
+    keys. pairs: of a query and a key that its result needs, for all heads; None of a call that makes those lists, whose
+    result is their tensors."""
 
     facts: dict
     call: object
     lists: Lists | None
-    pairs: float
-    checked: bool = True
+    pairs: float | None
 
 
 def dense(maps, name):
@@ -288,9 +288,7 @@ def predicting(maps, setting, lists, budget):
     def both():
         return slices.attend(q, k, v, slices.predict(q, k, **setting, **how))
 
-    yield Contender(
-        known | {"call": "predict"}, lambda: slices.predict(q, k, **setting, **how), lists, 0, checked=False
-    )
+    yield Contender(known | {"call": "predict"}, lambda: slices.predict(q, k, **setting, **how).tensors, lists, None)
     yield Contender(known | {"call": "predict_attend"}, both, lists, _pairs(maps, lists))
 
 
@@ -333,37 +331,34 @@ def rows_of(maps, offers, effort):
     for facts, make in offers:
         try:
             for contender in make():
-                row = _checked(maps, contender)
+                row, call = _checked(maps, contender)
                 rows.append(row)
-                if row["status"] == "ok":
-                    passed.append((row, contender))
+                if call is not None:
+                    passed.append((len(rows) - 1, contender, call))
         except Unavailable as reason:
             rows.append(maps.known | facts | {"status": "skipped", "reason": str(reason)})
         except RuntimeError as error:
             rows.append(maps.known | facts | {"status": "failed", "reason": refusal(error)})
-    for (row, contender), taken in zip(passed, _timed(maps, [c.call for _, c in passed], effort), strict=True):
-        row |= taken
+    found = _timed(maps, [call for _, _, call in passed], effort)
+    for (at, contender, call), taken in zip(passed, found, strict=True):
         if contender.pairs:
-            row["useful_gflops"] = 4 * maps.head_dim * contender.pairs / taken["p50_us"] / 1e3
+            taken["useful_gflops"] = 4 * maps.head_dim * contender.pairs / taken["p50_us"] / 1e3
+        rows[at] = settled(rows[at], call, taken)
     yield from rows
 
 
 def _checked(maps, contender):
-    """The row of a contender whose result was compared with the oracle; one that makes lists is judged by these."""
+    """``(row, call)`` of a contender whose result was compared with the oracle, see `_checks.checked`; one that makes
+    lists is compared with these."""
     row = maps.known | contender.facts
-    if not contender.checked:
-        return row
-    poison(maps.qkv[0])
-    found = contender.call()[:, :, maps.rows].cpu()
+    if contender.pairs is None:
+        return checked(contender.call, lambda found: same_lists(found, contender.lists.found), row)
     expected = _expected(maps, contender.lists)
-    row |= {
-        "max_abs_error": float((found.double() - expected).abs().max()),
-        "relative_error": reference.relative_error(found, expected),
-        "tolerance": maps.tolerance,
-        "checked_rows": len(maps.rows),
-    }
-    reason = refuted(row)
-    return row | {"status": "failed", "reason": reason} if reason else row
+
+    def columns(found):
+        return errors(found[:, :, maps.rows].cpu(), expected) | {"checked_rows": len(maps.rows)}
+
+    return checked(contender.call, columns, row | {"tolerance": maps.tolerance}, like=maps.qkv[0])
 
 
 def _expected(maps, lists):

@@ -23,6 +23,8 @@ CONTROLLERS = {"closed": stream.Closed, "target": stream.Priced, "static": strea
 # are too coarse for frames of 300. How much of it a frame waits for is tried in so many frames, and again with what
 # that says.
 SIDE, FRAMES, TRIES = 2048, 20, 3
+# Rounds of what a switch takes, and what is less than can be told, in microseconds.
+ROUNDS, NOTHING_US = 5, 1.0
 # Picks that are timed together.
 PICKS = 10_000
 # Scenes that statistics of a path are measured on.
@@ -67,6 +69,9 @@ class Contenders:
         worth = self.judged.image_ious(self.network, "choice", paths.values(), folded)
         judged = [msgspec.structs.replace(x, choice=worth[paths[x.path]]) for x in promised]
         kept = table.Table(judged, least=settings.least)
+        # What the maps of a frame have to be, by what may run; `wrong`: of those that gave others, why.
+        self.paths, self.wrong, self.last = {x.path: paths[x.path] for x in kept.rows}, {}, None
+        self.expected = dict.fromkeys(self.paths, measure.Maps(self.network, self.frames[0], folded))
         self.runner = Runner(self.network, kept, margin=settings.margin, late="fastest", folded=own)
         seen = shown.confusions(self.network, "test", [paths[x.path] for x in kept.rows], folded, apart=True)
         self.sees = {x.path: seen[paths[x.path]] for x in kept.rows}
@@ -75,9 +80,13 @@ class Contenders:
             text: np.array([evaluation.mean_iou(confusion) for confusion in found]) for text, found in self.sees.items()
         }
         # Quiet ones come first: they make the promises anew, paths that are dominated then go, and the load follows.
+        for picker in filter(None, (self.runner, self.static)):
+            self.refute(picker)
         self.took = {False: self.runner.rehearse(self.images, settings.samples, seed=how.seed)}
         if self.static:
             self.static.rehearse(self.images, settings.samples, seed=how.seed)
+        for picker in filter(None, (self.runner, self.static)):
+            self.refute(picker)
         self.loaded = None
         if "contended" in settings.traces:
             self.loaded = self._foreign()
@@ -102,8 +111,9 @@ class Contenders:
             images = self.frames[frame % len(self.frames)]
 
             def call():
-                picker.run(entry, images)
+                maps = picker.run(entry, images)
                 timing.wait(images)
+                self.last = entry.path, images, maps
 
             return entry, call
 
@@ -112,11 +122,41 @@ class Contenders:
     def met(self, name, trace, seed):
         """What becomes of the frames of a trace with a contender of this name: `stream.Frames`."""
         if name == "oracle":
-            return stream.oracle(
-                trace, self._times(trace, seed), {entry.path: entry.choice for entry in self.table.rows}
-            )
-        self.warm(self.picker(name))
-        return stream.run(trace, self.contender(name, trace), controller=self.controller(name), load=self.loaded)
+            shown = np.arange(len(trace)) % len(self.images)
+            sees = {entry.path: self.scores[entry.path][shown] for entry in self.table.rows}
+            found = stream.oracle(trace, self._times(trace, seed), sees)
+            self.refute(self.runner)
+            return found
+        picker = self.picker(name)
+        self.warm(picker)
+        found = stream.run(trace, self.contender(name, trace), controller=self.controller(name), load=self.loaded)
+        self.refute(picker, set(found.path))
+        return found
+
+    def refute(self, picker, texts=None):
+        """Note in `wrong` what `picker` runs, of `texts` or all, with other maps than the network's own: of the last
+        frame that was timed, and of the first one again."""
+        if self.last is not None:
+            (text, images, maps), self.last = self.last, None
+            own = self.expected[text]
+            self._note(text, measure.Maps(own.network, images, own.own).wrong(self.paths[text], maps))
+        for entry in picker.table.rows:
+            text = entry.path
+            if texts is None or text in texts:
+                run = {text: self.paths[text]}
+                refuted = self.expected[text].refuted(lambda _, entry=entry: picker.run(entry, self.frames[0]), run)
+                self._note(text, refuted.get(text, ""))
+
+    def _note(self, text, why):
+        if why:
+            self.wrong.setdefault(text, why)
+
+    @property
+    def failed(self):
+        """Columns of what was timed where one of the paths gave other maps: what is picked depends on all of them."""
+        if not self.wrong:
+            return {}
+        return {"status": "failed", "reason": next(iter(self.wrong.values())), "time": now()}
 
     def controller(self, name):
         """A new controller for a contender of this name: `CONTROLLERS`, or an open one."""
@@ -171,7 +211,11 @@ class Contenders:
         for name, stated in self.settings.static.items():
             network = self._network(stated, shown.source)
             path = Path.full(network.options)
-            us = measure.times(network, [path], compiled=compiled, **how.effort(SECONDS).limits)[path]
+            limits, wrong = how.effort(SECONDS).limits, {}
+            taken = measure.times(network, [path], images=self.frames[0], compiled=compiled, wrong=wrong, **limits)
+            us = taken.get(path, 1.0)
+            self.paths[name], self.expected[name] = path, measure.Maps(network, self.frames[0])
+            self._note(name, wrong.get(path, ""))
             calls[name] = Calls(network, {name: path}, compiled=compiled)
             self.sees[name] = shown.confusions(network, "test", [path], apart=True)[path]
             # A table is of one network, whose paths these are.
@@ -270,8 +314,11 @@ def rows(case, settings, how):
     for name in settings.traces:
         trace = stream.trace(name, bench.table, settings.frames, seed=how.seed)
         for contender in settings.contenders:
-            found = bench.met(contender, trace, how.seed)
             told = known | {"trace": name, "contender": contender, "part": "frames"}
+            found = None if bench.wrong else bench.met(contender, trace, how.seed)
+            if bench.wrong:
+                yield told | bench.failed
+                continue
             missed, mious = found.missed(trace), bench.frame_mious(found.path)
             for at in stream.told(trace, settings.shown).tolist():
                 shown = {"frame": at, "budget_us": trace.budgets_us[at], "path": found.path[at]}
@@ -285,7 +332,12 @@ def rows(case, settings, how):
                 "p99_us": float(np.percentile(found.measured_us, 99)), "paths": len(set(found.path)),
                 "pick_us": pick_us(bench.picker(contender), bench.controller(contender).price), "time": now(),
             }  # fmt: skip
-    yield from (known | {"part": "switching", "time": now()} | row for row in switching(bench, settings.switches))
+    switched = [] if bench.wrong else list(switching(bench, settings.switches))
+    bench.refute(bench.runner)
+    if bench.wrong:
+        yield known | {"part": "switching"} | bench.failed
+        return
+    yield from (known | {"part": "switching", "time": now()} | row for row in switched)
 
 
 def pick_us(picker, price):
@@ -312,8 +364,17 @@ def switching(bench, turns):
         return (perf_counter_ns() - begin) / 1e3 / len(texts)
 
     for one, other in itertools.pairwise(rows):
-        repeated = (us([one.path] * turns) + us([other.path] * turns)) / 2
-        yield {
-            "path": f"{one.path} | {other.path}",
-            "measured_us": us([one.path, other.path] * (turns // 2 + 1)) - repeated,
-        }
+        added = []
+        for _ in range(ROUNDS):
+            repeated = (us([one.path] * turns) + us([other.path] * turns)) / 2
+            added.append(us([one.path, other.path] * (turns // 2 + 1)) - repeated)
+        yield {"path": f"{one.path} | {other.path}", **switch_us(added)}
+
+
+def switch_us(added):
+    """Columns of what a switch takes, of rounds: the median. Less than nothing is nothing where rounds differ by as
+    much, and else no measurement: something else was slow while paths were repeated."""
+    median, spread = float(np.median(added)), float(np.ptp(added))
+    if median < -max(spread, NOTHING_US):
+        return {"status": "failed", "reason": f"paths that took turns were {-median:,.1f} us faster than repeated ones"}
+    return {"measured_us": max(0.0, median)}

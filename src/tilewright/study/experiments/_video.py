@@ -4,7 +4,7 @@ A row that did not pass has the status ``failed`` and no time; one that could no
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from tilewright.models import wan as pattern
 from tilewright.networks import _flow
 from tilewright.scenes import clips
 from tilewright.study.experiments import _weights
-from tilewright.study.experiments._checks import refusal, refuted
+from tilewright.study.experiments._checks import judging, refusal, refuted, same_lists
 from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.video import CHOOSING
 
@@ -41,14 +41,17 @@ _REFUSALS = (RuntimeError, AssertionError)
 
 @dataclass
 class Contender:
-    """A network with one attention, its row so far, and the layer whose tokens its parts are timed with."""
+    """A network with one attention, its row so far, the velocity of the pass that was checked and how far a timed one
+    may be from it, and of its first layer the tokens, the result and the lists, which its parts are timed with."""
 
     chosen: object
     network: object
     row: dict
+    velocity: object = None
+    tolerance: float = 0.0
     tokens: tuple = ()
+    out: object = None
     lists: object = None
-    times: list = field(default_factory=list)
 
 
 @torch.no_grad()
@@ -156,13 +159,14 @@ def _check(made, inputs, dense, tolerance, seed):
             lists.check(allow_empty=True)
             kept.append((float(lists.density().mean()), float(slices.recall(q, k, lists).mean())))
         if layer == 0:
-            made.tokens, made.lists = (q, k, v), lists
+            made.tokens, made.out, made.lists = (q, k, v), out, lists
         if layer in (0, row["layers"] - 1):
             errors.append(_error(made, clip, q, k, v, out, lists, seed))
 
     with network.observed(inputs[0], seen):
         found = network(*inputs)
     row["token_order"] = network.order or ("raster" if clip.order is None else "plan")
+    made.velocity, made.tolerance = found, tolerance
     row["velocity_error"] = _off(found, dense)
     # A NaN is larger than all numbers.
     row["relative_error"], row["tolerance"] = max(errors, key=lambda pair: np.nan_to_num(pair[0] / pair[1], nan=np.inf))
@@ -220,10 +224,26 @@ def _flops(network, tokens, density):
     return network.options.depth * (products + 4 * width * pairs)
 
 
-def _calls(made, inputs):
-    """The passes whose mean is a pass: one that makes lists, and one that has them."""
+def _calls(made, inputs, judge):
+    """The passes whose mean is a pass, to be timed: one that makes lists, one that has them. judge: of velocities."""
     network, every = made.network, made.chosen.every
-    return [lambda step=step: network(*inputs, step=step) for step in range(min(every, 2))]
+    passes = [lambda step=step: network(*inputs, step=step) for step in range(min(every, 2))]
+    return [timing.Checked(call, judging(judge)) for call in passes]
+
+
+def _as_checked(made):
+    """What judges velocities by that of the pass that was checked."""
+
+    def judge(found):
+        off = _off(found, made.velocity)
+        return "" if off <= made.tolerance else f"the velocity is off by {off:.2g} from that which was checked"
+
+    return judge
+
+
+def _first_wrong(calls):
+    """What was wrong with one of these calls, else an empty text."""
+    return next((call.wrong for call in calls if call.wrong), "")
 
 
 def _measured(calls, effort, gpu):
@@ -261,13 +281,18 @@ def _time(passed, inputs, effort, gpu):
     """Fill in the times of contenders and of their parts. On a CPU they take turns; on a GPU one after the other, since
     lists that are kept by all of them may not fit its memory."""
     for group in [[made] for made in passed] if gpu else [passed]:
-        calls = [_calls(made, inputs) for made in group]
+        calls = [_calls(made, inputs, _as_checked(made)) for made in group]
         try:
             taken = iter(_measured([call for own in calls for call in own], effort, gpu))
-            for made, own in zip(group, calls, strict=True):
-                made.row |= _columns([next(taken) for _ in own], made.chosen.every)
-            _time_parts(group, inputs, effort, gpu)
-            for made in group:
+            times = [
+                _columns([next(taken) for _ in own], made.chosen.every) for made, own in zip(group, calls, strict=True)
+            ]
+            parts = _time_parts(group, inputs, effort, gpu)
+            for made, own, passes, (alone, wrong) in zip(group, calls, times, parts, strict=True):
+                if wrong := _first_wrong(own) or wrong:
+                    made.row |= {"status": "failed", "reason": f"when it was timed: {wrong}"}
+                    continue
+                made.row |= passes | alone
                 made.row |= _rest(made.row) | _memory(made, inputs)
         except RuntimeError as error:
             # Such as memory that is used up.
@@ -278,13 +303,15 @@ def _time(passed, inputs, effort, gpu):
 
 
 def _time_parts(group, inputs, effort, gpu):
-    """Fill in the times of the parts of a pass."""
+    """``(columns, wrong)`` of each of a group: the times of the parts of a pass, and what was wrong with one."""
     parts = [_parts(made, inputs) for made in group]
     alone = iter(_measured([call for own in parts for call in own.values()], effort, gpu))
+    found = []
     for made, part in zip(group, parts, strict=True):
-        for name in part:
-            often = made.chosen.every if name == "predict_us" else 1
-            made.row[name] = made.row["layers"] * next(alone).p50_us / often
+        often = {name: made.chosen.every if name == "predict_us" else 1 for name in part}
+        times = {name: made.row["layers"] * next(alone).p50_us / often[name] for name in part}
+        found.append((times, _first_wrong(part.values())))
+    return found
 
 
 def _rest(row):
@@ -295,11 +322,25 @@ def _rest(row):
 def _parts(made, inputs):
     """The calls of one layer's attention and of its choosing, by the columns of all layers."""
     q, k, v = made.tokens
+    rows = np.unique(np.linspace(0, q.shape[2] - 1, ROWS).astype(int))
+
+    def judge(found):
+        error = reference.relative_error(found[:, :, rows], made.out[:, :, rows])
+        tolerance = 2 * made.row["tolerance"]
+        return "" if error <= tolerance else f"an attention is off by {error:.2g} from that of the network"
+
+    def attending(call):
+        return {"attend_us": timing.Checked(call, judging(judge))}
+
+    def judge_lists(found):
+        same_lists(found, made.lists)
+        return ""
+
     if made.chosen.by in CHOOSING:
-        predict = {"predict_us": lambda: _predicted(made, q, k)}
-        return {"attend_us": lambda: slices.attend(q, k, v, made.lists), **predict}
+        predict = timing.Checked(lambda: _predicted(made, q, k).tensors, judging(judge_lists))
+        return attending(lambda: slices.attend(q, k, v, made.lists)) | {"predict_us": predict}
     clip = made.network.clip(pattern.grid(inputs[0].shape), inputs[0].device)
-    return {"attend_us": lambda: clip.layers[0](q, k, v)}
+    return attending(lambda: clip.layers[0](q, k, v))
 
 
 def _memory(made, inputs):
@@ -356,21 +397,26 @@ def _compiled(made, inputs, effort, dense, tolerance, gpu):
     torch.compiler.reset()
     eager, begin = row["velocity_error"], time.perf_counter()
     try:
-        if "attend_us" not in row:
-            _time_parts([made], inputs, effort, gpu)
-            row |= {name: made.row[name] for name in ("attend_us", "predict_us") if name in made.row}
-        calls = _calls(made, inputs)
+        alone, wrong = ({}, "") if "attend_us" in row else _time_parts([made], inputs, effort, gpu)[0]
+
+        def judge(found):
+            # Compiled code rounds otherwise, by as much as lists of all keys may.
+            off = _off(found, dense)
+            if off <= eager * 1.5 + tolerance:
+                return ""
+            return f"compiled, the velocity is off by {off:.2g} from dense attention, eager {eager:.2g}"
+
+        calls = _calls(made, inputs, judge)
         found = [call() for call in calls]
         timing.wait(inputs[0])
         row["first_call_s"] = time.perf_counter() - begin
         row["velocity_error"] = max(_off(x, dense) for x in found)
-        # Compiled code rounds otherwise, by as much as lists of all keys may.
-        if not row["velocity_error"] <= eager * 1.5 + tolerance:
-            reason = (
-                f"compiled, the velocity is off by {row['velocity_error']:.2g} from dense attention, eager {eager:.2g}"
-            )
-            return row | {"status": "failed", "reason": reason}
-        row |= _columns(_measured(calls, effort, gpu), made.chosen.every)
+        if wrong := next(filter(None, map(judge, found)), wrong):
+            return row | {"status": "failed", "reason": wrong}
+        taken = _measured(calls, effort, gpu)
+        if wrong := _first_wrong(calls):
+            return row | {"status": "failed", "reason": f"when it was timed: {wrong}"}
+        row |= alone | _columns(taken, made.chosen.every)
         return row | _rest(row) | _memory(made, inputs)
     except _REFUSALS as error:
         return row | {"status": "failed", "reason": refusal(error)}

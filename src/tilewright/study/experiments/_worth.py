@@ -20,7 +20,7 @@ from tilewright.models import _ready
 from tilewright.networks._vit import Block
 from tilewright.nn import patterns
 from tilewright.study.experiments import _attention, _lock
-from tilewright.study.experiments._checks import errors, poison, refusal, refuted
+from tilewright.study.experiments._checks import checked, errors, refusal, settled
 from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.worth import OURS, PARTS
 
@@ -172,7 +172,7 @@ def rows(side, settings, how):
     calls = [call for _, call in found if call is not None]
     timings = iter(time_together(calls, **effort.limits))
     for row, call in found:
-        yield row if call is None else row | next(timings).columns | {"time": now()}
+        yield row if call is None else settled(row, call, next(timings).columns) | {"time": now()}
 
 
 def _checked_rows(side, settings, how, effort):
@@ -188,7 +188,7 @@ def _checked_rows(side, settings, how, effort):
     if sum(call is not None for _, call, _ in dense) > 1:
         dense = [(_timed(row, call, tokens.gpu, effort), call, attend) for row, call, attend in dense]
     yield from ((known | row, call) for row, call, _ in dense)
-    right = [(row, attend) for row, call, attend in dense if call is not None]
+    right = [(row, attend) for row, call, attend in dense if row["status"] == "ok"]
     if right:
         row, attend = min(right, key=lambda each: each[0].get("p50_us", 0))
         expected = image.expected(slice(None), tokens.rows, partial(reference.dense_rows, tokens.rows))
@@ -302,40 +302,38 @@ def _baseline(name, variants, tokens, effort):
 
 def _layer(tokens, attend, expected):
     """``(row, call)`` of attention alone; call is None where its check failed."""
-    poison(tokens.ordered[0])
-    row = {"part": "layer", **errors(attend(*tokens.ordered)[:, :, tokens.rows], expected)}
-    row["tolerance"] = reference.TOLERANCE[tokens.dtype]
-    return _judged(row, tokens, partial(attend, *tokens.ordered))
+    row = {"part": "layer", "tolerance": reference.TOLERANCE[tokens.dtype], **_passing(tokens)}
+    call = partial(attend, *tokens.ordered)
+    return checked(call, lambda found: errors(found[:, :, tokens.rows], expected), row, like=tokens.ordered[0])
 
 
 def _block(image, order, tokens, attend, expected):
     """``(row, call)`` of a block with this attention, tokens in `order`; call is None where it failed."""
     x = image.x[:, order].contiguous()
-    poison(x)
     expected, middle = expected
+
+    def columns(found):
+        found = found[:, tokens.rows]
+        return errors(found, expected) | {"relative_error": reference.relative_error(found, expected, middle)}
+
+    row = {"part": "block", "tolerance": BLOCK_TOLERANCE[tokens.dtype], **_passing(tokens)}
     try:
-        found = image.vit(x, attend)[:, tokens.rows]
+        return checked(partial(image.vit, x, attend), columns, row, like=x)
     except RuntimeError as error:
         return {"part": "block", "status": "failed", "reason": refusal(error), "time": now()}, None
-    row = {"part": "block", "max_abs_error": float((found.double() - expected).abs().max())}
-    row["relative_error"] = reference.relative_error(found, expected, middle)
-    row["tolerance"] = BLOCK_TOLERANCE[tokens.dtype]
-    return _judged(row, tokens, partial(image.vit, x, attend))
 
 
-def _judged(row, tokens, call):
-    """``(row, call)``: with its status, and without a call where its error is above its tolerance."""
-    row |= {"checked_rows": len(tokens.rows), "time": now(), "status": "ok"}
-    reason = refuted(row)
-    return (row | {"status": "failed", "reason": reason}, None) if reason else (row, call)
+def _passing(tokens):
+    """Columns of a row whose check passes."""
+    return {"checked_rows": len(tokens.rows), "time": now(), "status": "ok"}
 
 
 def _timed(row, call, gpu, effort):
     """A `row` with the time of its `call`, unless it has none or was timed."""
-    if call is None or "p50_us" in row:
+    if call is None or "p50_us" in row or row["status"] != "ok":
         return row
     timing = (time_gpu if gpu else time_call)(call, **effort.limits)
-    return row | timing.columns | ({"timing": timing.method} if gpu else {})
+    return settled(row, call, timing.columns | ({"timing": timing.method} if gpu else {}))
 
 
 def compile_case(side, settings, how):

@@ -55,11 +55,11 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     """A call on one packed batch.
 
     call: ``attend``, ``attend_into`` (given memory) or one of `_ragged.MOVES`. exact: whether a provider computes this
-    batch's attention; otherwise it is a bound and has no error. relative_error: see `reference.relative_error`, over
-    checked_rows rows of the result; tolerance: of it. p20_us, p50_us, p80_us: on a GPU its own time, with a warm
-    second-level cache; else wall time. What follows is blank on CPUs. timing: how a GPU was timed (`Timing.method`);
-    latency_us: a call and the wait for it, by the host's clock; host_us: until a prepared call returns; byte_floor_us:
-    q, k, v and the result moved once at the bandwidth of a copy; floor_fraction: of p50_us.
+    batch's attention; otherwise it is a bound, compared with attention over padding, too. relative_error: see
+    `reference.relative_error`, over checked_rows rows of the result; tolerance: of it. p20_us, p50_us, p80_us: on a GPU
+    its own time, with a warm second-level cache; else wall time. What follows is blank on CPUs. timing: how a GPU was
+    timed (`Timing.method`); latency_us: a call and the wait for it, by the host's clock; host_us: until a prepared call
+    returns; byte_floor_us: q, k, v and the result moved once at the bandwidth of a copy; floor_fraction: of p50_us.
     """
 
     kind: Literal["ragged"] = "ragged"
