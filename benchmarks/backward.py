@@ -1,15 +1,18 @@
 """Training side by side: forward and backward of plans, of FlexAttention, of masked and of dense attention of torch.
 
-Each contender's result and gradients are compared with a float64 reference before it is timed. Sparse contenders have
-their tokens in the plan's order. Times are of one attention layer: `forward_us` without gradients, `both_us` of a
-forward that records and its backward; `backward_us` is their difference. On a GPU all are replays of CUDA graphs where
-these can be captured. `peak_mb` is what a forward and backward hold beyond q, k, v and the result's gradient.
+Each contender's result and gradients are compared with a float64 reference before it is timed, and what was timed, a
+graph's replay too, is read back and compared again. Sparse contenders have their tokens in the plan's order, and
+FlexAttention in their natural one, too. Times are of one attention layer: `forward_us` without gradients, `both_us` of
+a forward that records and its backward; `backward_us` is their difference. On a GPU all are replays of CUDA graphs
+where these can be captured. `peak_mb` is what a forward and backward hold beyond q, k, v and the result's gradient.
 
 `--bias` gives each pattern a table of relative positions in a square grid, with an entry for special tokens, and
 compares its gradient, too (`error_table`). On a GPU a graph of a forward and a backward is captured, the table's values
 change, and the graph is replayed: `replayed` says whether its results are those of the new values. `host_us` is what
 the host takes to queue both. `--ragged` compares packed batches, ``<images>-<tokens>``, whose images keep
-from 30 % to all of their tokens.
+from 30 % to all of their tokens, with those of `baselines.packed` that have a backward and with FlexAttention.
+
+All forms of a peer have a row: its time is that of the fastest.
 
 `--forms` first times each kernel of our backward in several forms and takes the fastest of each.
 
@@ -34,16 +37,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tilewright
 from tilewright import graph, models, ragged, reference, targets
+from tilewright.baselines import packed as packed_baselines
 from tilewright.blocks.tiles import parse
 from tilewright.core import timing
 from tilewright.core.errors import TilewrightError, Unavailable
+from tilewright.study.experiments._checks import judging
 from tilewright.targets.masks import Bias
 from tilewright.torch_attention import flex, patterns, wide
 
 PATTERNS = ("vil-medium-wide-1024-s2-exact", "vil-tiny-224-s1-exact", "vil-tiny-224-s2-exact", "kept-30-4096")
 # Heads x head dim of patterns that state none.
 HEADS, HEAD_DIM = 6, 64
-FLEX = ("128", "64", "128-split", "64-split", "128-tuned", "128-split-tuned")
+FLEX = tuple(form for form in flex.VARIANTS if int(form.split("-")[0]) >= flex.SMALLEST_ON_GPU)
+# Packed peers whose attention may be differentiated; FlexAttention's forms are apart.
+PACKED = ("sdpa_mask", "flash_varlen", "flash3_varlen", "torch_varlen", "nested")
 BACKENDS = {"dense flash": SDPBackend.FLASH_ATTENTION, "dense cudnn": SDPBackend.CUDNN_ATTENTION}
 # A gradient sums products of four rounded factors where the result sums those of two: twice its tolerance. Norms of
 # whole tensors are compared.
@@ -139,7 +146,7 @@ def compared(name, arguments):
     if arguments.forms and device == "cuda":
         forms = [{**common, **row} for row in searched(plan, tokens, arguments)]
         yield [], forms
-    for contender, kind, prepare in contenders(plan, of_pairs, arguments):
+    for contender, kind, prepare in contenders(plan, pattern, of_pairs, arguments):
         yield from row_of(contender, kind, prepare, (*tokens, values), expected.get(kind), common, arguments)
 
 
@@ -169,18 +176,29 @@ def packed(name, arguments):
               "batch": images, "heads": HEADS, "head_dim": HEAD_DIM, "tokens": packing.capacity,
               "density": pattern.density, "bias": False}  # fmt: skip
 
-    def headed(prepare):
-        """Attention of heads of one image, of packed tokens."""
-        attend = prepare()
-        return lambda *given: attend(*(x.transpose(0, 1)[None] for x in given))[0].transpose(0, 1)
+    counts = packing.starts.diff()
+    image = torch.arange(images, device=device).repeat_interleave(counts)
+
+    def apart(form):
+        """FlexAttention of heads of one image, of packed tokens: who sees whom is told by arithmetic."""
+        attend = flexible(pattern, form, None, arguments, lambda b, h, q, kv: image[q] == image[kv])
+        return attend, lambda *given: [x.transpose(0, 1)[None] for x in given], lambda out: out[0].transpose(0, 1)
 
     known = [("tilewright", lambda: packing.attend)]
+    known += [(name, partial(peer, name, packing, dtype)) for name in PACKED]
     if device == "cuda":
-        for form in (x for x in arguments.flex if "split" not in x):
-            known.append((f"flex {form}", partial(headed, partial(flexible, pattern, form, None, arguments))))
-    known.append(("sdpa masked", partial(headed, partial(masked, pattern, None, device))))
+        # Each image sees itself: no token sees more than others.
+        known += [(f"flex {form}", partial(apart, form)) for form in arguments.flex if "split" not in form]
     for contender, prepare in known:
         yield from row_of(contender, "sparse", prepare, (*tokens, None), expected, common, arguments)
+
+
+def peer(name, packing, dtype):
+    """``(attend, put, get)`` of a packed baseline, see `baselines.packed`. Raises `Unavailable`."""
+    ready = packed_baselines.prepare(name, packing, HEADS, HEAD_DIM, dtype)
+    if not ready.exact:
+        raise Unavailable("attends to padding, too")
+    return ready.call, ready.put, ready.get
 
 
 class Places:
@@ -204,8 +222,9 @@ class Places:
         return lambda rows, cols: self(natural[0][rows], natural[1][cols])
 
 
-def contenders(plan, of_pairs, arguments):
-    """``(name, sparse or dense, callable() -> attend(q, k, v[, table]))`` of each. of_pairs: of a bias, or None."""
+def contenders(plan, pattern, of_pairs, arguments):
+    """``(name, sparse or dense, prepare)`` of each, see `measured`. pattern: in its natural order; of_pairs: of a bias,
+    or None."""
     gpu = arguments.device == "cuda"
 
     def ours(q, k, v, table=None):
@@ -215,6 +234,8 @@ def contenders(plan, of_pairs, arguments):
     for form in arguments.flex if gpu else ():
         if of_pairs is None or "split" not in form:
             yield f"flex {form}", "sparse", partial(flexible, plan.graph, form, of_pairs, arguments)
+        if of_pairs is None and plan.graph.row_order is not None:
+            yield f"flex {form} natural", "sparse", partial(natural, plan.graph, pattern, form, arguments)
     yield "sdpa masked", "sparse", partial(masked, plan.graph, of_pairs, arguments.device)
     if of_pairs is not None:
         return
@@ -224,13 +245,24 @@ def contenders(plan, of_pairs, arguments):
         yield "dense sdpa", "dense", lambda: F.scaled_dot_product_attention
 
 
-def flexible(ordered, form, of_pairs, arguments):
+def natural(ordered, pattern, form, arguments):
+    """``(attend, put, get)`` of FlexAttention with the tokens in the model's own order, which are put there before."""
+    rows, cols = (torch.from_numpy(np.argsort(x)).to(arguments.device) for x in (ordered.row_order, ordered.col_order))
+    back = torch.from_numpy(np.asarray(ordered.row_order, np.int64)).to(arguments.device)
+
+    def put(q, k, v):
+        return q.index_select(2, rows), k.index_select(2, cols), v.index_select(2, cols)
+
+    return flexible(pattern, form, None, arguments), put, lambda out: out.index_select(2, back)
+
+
+def flexible(ordered, form, of_pairs, arguments, mask_mod=None):
     """FlexAttention with gradients, in a form of `FLEX`: block size, whether wide queries are attended apart, and
-    whether torch tunes its kernels."""
+    whether torch tunes its kernels. mask_mod: by arithmetic, where it is known; else a rule of the pattern or bits."""
     block, *options = form.split("-")
     block, device = int(block), arguments.device
     narrow, rows = wide.split(ordered) if "split" in options else (ordered, None)
-    mask_mod, _ = flex.pairs(ordered, 1 << 31, device)
+    mask_mod = mask_mod or flex.pairs(ordered, 1 << 31, device)[0]
     tables = [table for kind in patterns.kinds(narrow, block) for table in patterns.listed(kind, device)]
     mask = flex.BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=ordered.shape)
     mode = "max-autotune-no-cudagraphs" if "tuned" in options else None
@@ -319,23 +351,42 @@ def oracle(ordered, q, k, v, grad, of_pairs=None, table=None):
 
 
 def measured(prepare, tokens, expected, arguments):
-    """Columns of one contender: its status and, where it is right, its errors, times and memory."""
+    """Columns of one contender: its status and, where it is right, its errors, times and memory.
+
+    prepare: ``prepare()`` gives ``attend(q, k, v[, table])``, or this and ``put(q, k, v)`` and ``get(out)``, as a
+    packed baseline has them: tokens are kept as it wants them, before the clock starts.
+    """
     gpu, (q, k, v, grad, table) = arguments.device == "cuda", tokens
-    inputs = (q, k, v) if table is None else (q, k, v, table)
-    leaves = [x.clone().requires_grad_() for x in inputs]
     try:
-        attend = prepare()
+        made = prepare()
+        attend, put, get = made if isinstance(made, tuple) else (made, lambda *given: given, lambda out: out)
+        inputs = [*put(q, k, v), *(() if table is None else (table,))]
+        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        out = attend(*leaves)
+        # What padding adds to a loss is nothing.
+        given = torch.autograd.grad(get(out), out, grad)[0].detach()
+        del out
 
         def both():
-            return torch.autograd.grad(attend(*leaves), leaves, grad)
+            return torch.autograd.grad(attend(*leaves), leaves, given)
 
         def forward():
             with torch.no_grad():
-                return attend(*inputs)
+                return (attend(*inputs),)
 
-        found = [forward(), *both()]
-        errors = [float((x.double() - y).norm() / y.norm()) for x, y in zip(found, expected, strict=True)]
-        del found
+        def off(found, wanted):
+            # Tables are as they are.
+            found = [get(x) if at < 3 else x for at, x in enumerate(found)]
+            return [float((x.double() - y).norm() / y.norm()) for x, y in zip(found, wanted, strict=True)]
+
+        def checked(call, wanted):
+            def judge(found):
+                return "" if all(error <= TOLERANCE[q.dtype] for error in off(found, wanted)) else "other values"
+
+            return timing.Checked(call, judging(judge))
+
+        calls = checked(forward, expected[:1]), checked(both, expected[1:])
+        errors = off(calls[0](), expected[:1]) + off(calls[1](), expected[1:])
         replays = {}
         if gpu and table is not None:
             replays = {"replayed": replayed(both, leaves[3])}
@@ -344,10 +395,11 @@ def measured(prepare, tokens, expected, arguments):
             return {"status": "wrong", **stated, **replays}
         memory = peak_mb(both) if gpu else None
         effort = arguments.effort
-        times = [timing.time_gpu(call, **effort) if gpu else timing.time_call(call, **effort)
-                 for call in (forward, both)]  # fmt: skip
+        times = [timing.time_gpu(call, **effort) if gpu else timing.time_call(call, **effort) for call in calls]
         if replays:
-            replays["host_us"] = timing.time_host(both, **effort)[1]
+            replays["host_us"] = timing.time_host(calls[1], **effort)[1]
+        if any(call.wrong for call in calls):
+            return {"status": "wrong", **stated, **replays}
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return {"status": "out of memory"}

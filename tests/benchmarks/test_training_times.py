@@ -5,10 +5,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from helpers import plans
 from helpers.files import loaded
 from tilewright import graph
 
@@ -105,3 +107,44 @@ def test_a_graph_that_does_not_see_new_values_is_told(monkeypatch, answer, given
     before, call = table.clone(), Call()
     monkeypatch.setattr(torch, "cuda", Graphs(call, **given))
     assert backward.replayed(call, table) == answer and torch.equal(table, before)
+
+
+def test_packed_peers_train_on_the_tokens_of_their_layout(tmp_path, monkeypatch):
+    """What is padded weighs nothing, and gradients come back in the order of packed tokens."""
+    arguments = ["--device", "cpu", "--patterns", "--ragged", "3-20", "--seconds", "0.01"]
+    monkeypatch.setattr("sys.argv", ["backward.py", *arguments, "--output", str(tmp_path / "x.csv")])
+    backward.main()
+    rows = pd.read_csv(tmp_path / "x.csv").set_index("contender")
+    assert list(rows.index) == ["tilewright", *backward.PACKED]
+    assert set(rows.index[rows["status"] == "ok"]) == {"tilewright", "sdpa_mask", "nested"}
+    told = rows.loc[rows["status"] != "ok", "status"]
+    assert all(status.startswith("unavailable: runs on an NVIDIA GPU only") for status in told)
+
+
+def test_tokens_in_their_natural_order_are_put_there_and_back(monkeypatch):
+    dense = plans.pattern(24, 24, 0.2) | np.eye(24, dtype=bool)
+    ordered, pattern = plans.reordered(dense), graph.from_pattern(dense)
+    monkeypatch.setattr(backward, "flexible", lambda graph, *_: backward.masked(graph, None, "cpu"))
+    attend, put, get = backward.natural(ordered, pattern, "128", Namespace(device="cpu"))
+    tokens = [torch.randn(1, 2, 24, 8, dtype=torch.float64) for _ in range(4)]
+    expected, *_ = backward.oracle(ordered, *tokens)
+    torch.testing.assert_close(get(attend(*put(*tokens[:3]))), expected)
+
+
+@pytest.mark.parametrize("part", ["forward", "both"])
+def test_gradients_that_go_wrong_where_they_are_timed_have_no_time(part, monkeypatch):
+    wrong, right = [], backward.timing._wall_us
+
+    def wall_us(call):
+        if not wrong and (len(call.result) == 1) == (part == "forward"):
+            wrong.append(call.call)
+            call.call = lambda: tuple(x + 1 for x in wrong[0]())
+        return right(call)
+
+    monkeypatch.setattr(backward.timing, "_wall_us", wall_us)
+    q, k, v, grad = (torch.randn(1, 1, 8, 4) for _ in range(4))
+    expected = backward.oracle(None, q, k, v, grad)
+    arguments = Namespace(device="cpu", effort={"min_reps": 3, "max_seconds": 0.01, "rse_target": 1.0})
+    attend = torch.nn.functional.scaled_dot_product_attention
+    found = backward.measured(lambda: attend, (q, k, v, grad, None), expected, arguments)
+    assert wrong and found["status"] == "wrong" and "both_us" not in found
