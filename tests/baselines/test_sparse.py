@@ -9,7 +9,7 @@ import torch
 
 from helpers import plans
 from helpers.rows import run_baselines
-from tilewright import graph, models, reference, reorder
+from tilewright import graph, models, reference
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.baselines.sparse import (  # fmt: skip
     cudnn_flex,
@@ -183,7 +183,7 @@ def test_gpu_baselines_are_skipped_on_a_cpu_with_the_reason():
 
 @pytest.mark.parametrize(
     ("module", "package"),
-    [(fa4, "flash_attn"), (cudnn_flex, "cudnn"), (flashinfer, "flashinfer"), (natten, "natten")],
+    [(fa4, "flash_attn"), (cudnn_flex, "cudnn"), (flashinfer, "flashinfer")],
     ids=lambda x: str(x),
 )
 def test_what_is_not_installed_is_unavailable(monkeypatch, module, package):
@@ -632,10 +632,16 @@ def test_natten_refuses_other_patterns(monkeypatch):
     exact = RULED["exact"]()
     with pytest.raises(Unavailable, match=r"another pattern: .* of \d+% of the queries are cut off"):
         natten.prepare(exact, **ON_GPU)
+    shifted, turned = shifted_windows(7, 5, 1), np.arange(50)[::-1].copy()
     with pytest.raises(Unavailable, match="row by row, in their natural order"):
-        natten.prepare(reorder.apply(exact, "window")[0], **ON_GPU)
+        natten.prepare(shifted.reordered(turned, turned), **ON_GPU)
     with pytest.raises(Unavailable, match="not one of square windows"):
         natten.prepare(windows(), **ON_GPU)
+    # That it is not installed is no reason where it computes something else.
+    monkeypatch.setitem(sys.modules, "natten", None)
+    for pattern, reason in ((shifted, "cannot be imported"), (exact, "another pattern")):
+        with pytest.raises(Unavailable, match=reason):
+            natten.prepare(pattern, **ON_GPU)
 
 
 def test_what_is_too_large_is_skipped_with_the_reason(monkeypatch):
