@@ -265,12 +265,17 @@ class Contender:
 
 
 def dense(maps, name):
-    """The `Contender` of one of `sparse_baselines.DENSE`. Raises `Unavailable`."""
+    """`Contender`s of one of `sparse_baselines.DENSE`: on a GPU also with the heads of a token side by side, as a
+    projection leaves them, which some kernels prefer. Raises `Unavailable`."""
     setting = {"batch": 1, "heads": maps.heads, "head_dim": maps.head_dim, "dtype": maps.dtype}
     member = sparse_baselines.member(name)
     ready = member.prepare(maps.pairs, variant=member.VARIANTS[0], device=maps.facts["kind"], max_bytes=0, **setting)
     facts = {"provider": name, "call": "attend", "density": 1.0, "recall": 1.0}
-    return Contender(facts, lambda: ready.call(*maps.qkv), None, maps.heads * maps.tokens**2)
+    layouts = [maps.qkv]
+    if maps.gpu:
+        layouts.append(tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in maps.qkv))
+    for qkv in layouts:
+        yield Contender(facts, lambda qkv=qkv: ready.call(*qkv), None, maps.heads * maps.tokens**2)
 
 
 def ours(maps, lists):

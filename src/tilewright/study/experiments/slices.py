@@ -287,7 +287,7 @@ def dense_offers(_slices, maps, settings):
     """The dense contenders among the baselines of `settings`."""
     for name in settings.baselines:
         if name in sparse_baselines.DENSE:
-            yield {"provider": name, "call": "attend"}, lambda name=name: [_slices.dense(maps, name)]
+            yield {"provider": name, "call": "attend"}, lambda name=name: _slices.dense(maps, name)
 
 
 def block_offers(_slices, maps, chosen, settings):
