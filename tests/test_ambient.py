@@ -99,7 +99,7 @@ CALLS = {
     "lists of a mask": flagged,
     "oracle": lambda: (reference.attention(*tokens(), torch.from_numpy(DENSE)),),
 }
-STATES = {str(dtype): dtype for dtype in (torch.float64, torch.float16)} | {"meta": "meta"}
+STATES = {str(dtype): dtype for dtype in (torch.float64, torch.float16)} | {"meta": "meta", "autocast": None}
 
 
 @contextlib.contextmanager
@@ -110,7 +110,7 @@ def state(of):
             torch.set_default_dtype(of)
             yield
         else:
-            with torch.device(of):
+            with torch.device(of) if of else torch.autocast("cpu", torch.bfloat16):
                 yield
     finally:
         torch.set_default_dtype(before)

@@ -16,7 +16,7 @@ import torch
 from tilewright.core import _internals
 from tilewright.targets.cpu import _scatter
 from tilewright.targets.cpu.executor import OfUnits
-from tilewright.targets.cpu.workers import alone, in_forks, workers
+from tilewright.targets.cpu.workers import alone, in_any_state, workers
 
 # Executors of several patterns are differentiated, too.
 TAKES_UNITS = BIAS_TAKES_UNITS = True
@@ -49,7 +49,7 @@ def _of_units(executor, tensors, differentiated):
     return *(executor.apart(x, len(tensors[0])) for x in found[:3]), *found[3:]
 
 
-@in_forks
+@in_any_state
 def _gradients(executor, tensors, table):
     # In memory order: a worker's heads lie side by side.
     sums = [_zeros(*x.shape) for x in tensors[:3]]

@@ -17,7 +17,7 @@ from tilewright.blocks import work
 from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
 from tilewright.targets.cpu.launch import build, index, take, token_major
-from tilewright.targets.cpu.workers import alone, in_forks, workers
+from tilewright.targets.cpu.workers import alone, in_any_state, workers
 from tilewright.targets.setting import of_units, setting
 from tilewright.targets.units import Units
 
@@ -27,7 +27,7 @@ MASK_BYTES = 1 << 28
 _CPU = torch.device("cpu")
 
 
-@in_forks
+@in_any_state
 def prepare(schedule, blocks, *, heads, head_dim, dtype, units=None, **options):
     """Return an `Executor` of `schedule`, see the contract in `targets`.
 
@@ -113,7 +113,7 @@ class Executor:
         """Bytes of indices and masks held between calls."""
         return 4 * len(self.back) + sum(launch.memory_bytes for launch in self.launches)
 
-    @in_forks
+    @in_any_state
     def with_bias(self, table):
         """This executor with other values of its bias, float32 [H, T]: see the contract in `targets`."""
         now = {id(x): replace(x, masks=x.masks.with_table(table)) for x in self.launches}
@@ -143,7 +143,7 @@ class Executor:
         with alone() if len(jobs) > 1 else nullcontext():
             return self._run(jobs, q, k, v)
 
-    @in_forks
+    @in_any_state
     def _run(self, jobs, *tensors):
         """Run jobs on q, k, v → [B, H, N_q, D]."""
         q, k, v = map(token_major, tensors)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.core import _internals
-from tilewright.targets.cpu.workers import in_forks
+from tilewright.targets.cpu.workers import in_any_state
 from tilewright.targets.packed_lists import (
     BAD,
     EMPTY,
@@ -34,7 +34,7 @@ class Executor:
         self.offsets, self._device = offsets, device
         self._last = (lambda: None), None
 
-    @in_forks
+    @in_any_state
     def lists(self, keep):
         """See `packed_lists`."""
         made = keep.new_zeros(self.offsets.size, dtype=torch.int32)
@@ -49,7 +49,7 @@ class Executor:
             made[self.offsets.position + kept] = torch.arange(len(kept), dtype=torch.int32, device=keep.device)
         return made
 
-    @in_forks
+    @in_any_state
     def pack(self, keep, tokens, origin=None):
         """See `packed_lists`."""
         made = self.lists(keep)
@@ -59,17 +59,17 @@ class Executor:
             tokens = _padded(tokens, starts, self.offsets.tokens)[0]
         return made, self.gather(made, tokens)
 
-    @in_forks
+    @in_any_state
     def gather(self, lists, x):
         """See `packed_lists`."""
         return self._rows(lists, "source", x, None)
 
-    @in_forks
+    @in_any_state
     def scatter(self, lists, x, fill=None):
         """See `packed_lists`."""
         return self._rows(lists, "position", x, fill)
 
-    @in_forks
+    @in_any_state
     def first(self, lists, x):
         """See `packed_lists`."""
         return self._rows(lists, "starts", x, None)
@@ -87,7 +87,7 @@ class Executor:
         other = x.new_zeros(()) if fill is None else fill
         return torch.where((index >= 0).view(*shape[:-1], 1), rows, other)
 
-    @in_forks
+    @in_any_state
     def pad(self, lists, x, length):
         """See `packed_lists`."""
         check_rows(self.offsets, "starts", x)
@@ -97,12 +97,12 @@ class Executor:
         rows, valid = _padded(x, lists[self.offsets.starts : self.offsets.source], length)
         return rows.masked_fill_(~valid[..., None], 0)
 
-    @in_forks
+    @in_any_state
     def attend(self, lists, q, k, v):
         """See `packed_lists`."""
         return self.attend_into(q.new_empty(q.shape), lists, q, k, v)
 
-    @in_forks
+    @in_any_state
     def attend_into(self, out, lists, q, k, v):
         """See `packed_lists`."""
         check_qkv(self.offsets, q, k, v, out)
@@ -118,7 +118,7 @@ class Executor:
             out[rows] = F.scaled_dot_product_attention(*taken).transpose(1, 2).flatten(0, 1)
         return out
 
-    @in_forks
+    @in_any_state
     def attend_backward(self, lists, q, k, v, out, grad):
         """See `packed_lists`. Weights are computed again, for some queries at a time.
 

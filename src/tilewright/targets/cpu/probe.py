@@ -13,7 +13,7 @@ from tilewright.core.timing import FEWEST, time_call
 from tilewright.profile import item_shape
 from tilewright.targets.cpu.executor import MASK_BYTES, Executor, assembled, merge
 from tilewright.targets.cpu.launch import build, index, item_bytes, token_major
-from tilewright.targets.cpu.workers import in_forks, workers
+from tilewright.targets.cpu.workers import in_any_state, workers
 from tilewright.targets.setting import setting
 
 # A timing stops at this relative standard error of its mean.
@@ -25,7 +25,7 @@ LAUNCH_SHAPES = 4
 WHOLE_SHARES = 2
 
 
-@in_forks
+@in_any_state
 def measure(blocks, *, heads, head_dim, dtype, split_keys, seed, budget_s, known=None):
     """``(launch_us, tile_us, [ItemShape, …])`` of the work items of `blocks`; see the contract in `targets`.
 

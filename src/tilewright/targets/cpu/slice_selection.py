@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.slices.layout import STEP
-from tilewright.targets.cpu.workers import in_forks
+from tilewright.targets.cpu.workers import in_any_state
 from tilewright.targets.selection import BIN, CODES, MASS_UNIT, NO_LENGTH, OCTAVE, UNKNOWN, WEIGHTS
 
 # Scores, and codes, that are worked on at a time: 16 MB of the former stay in a large cache.
@@ -31,18 +31,18 @@ class Selection:
         """`device` holds the tensors of each call."""
         self.layout, self._device = layout, device
 
-    @in_forks
+    @in_any_state
     def pooled(self, q, k, pool, scale, lengths=None):
         """See `selection`."""
         return self._codes(means(q, pool), k, None, pool, False, scale, lengths)
 
-    @in_forks
+    @in_any_state
     def column(self, q, k, lse, step, largest, scale, lengths=None):
         """See `selection`."""
         lse = None if lse is None else lse[..., ::step]
         return self._codes(q[:, :, ::step], k, lse, step, largest, scale, lengths)
 
-    @in_forks
+    @in_any_state
     def blocks(self, q, k, block, similarity, scale):
         """See `selection`."""
         layout = self.layout
@@ -59,14 +59,14 @@ class Selection:
         codes = codes.repeat_interleave(block, -1)[..., : k.shape[2]]
         return F.pad(codes, (layout.first, layout.last), value=CODES - 1)
 
-    @in_forks
+    @in_any_state
     def given(self, mask):
         """See `selection`."""
         layout = self.layout
         codes = torch.where(mask, 0, 255).to(torch.uint8)
         return codes.expand(layout.batch, layout.heads, layout.groups, layout.keys)
 
-    @in_forks
+    @in_any_state
     def random(self, seed):
         """See `selection`."""
         layout = self.layout
@@ -103,7 +103,7 @@ class Selection:
         n = self.layout.keys
         return [n] * self.layout.batch if lengths is None else [m if 0 < m <= n else n for m in lengths.tolist()]
 
-    @in_forks
+    @in_any_state
     def select(self, codes, rule, keys, counts, lengths=None):
         """See `selection`."""
         for b, n in enumerate(self._lengths(lengths)):

@@ -11,7 +11,7 @@ import torch
 from tilewright.core._internals import attention_with_lse
 from tilewright.slices import layout as layouts
 from tilewright.targets import qkv
-from tilewright.targets.cpu.workers import alone, in_forks, workers
+from tilewright.targets.cpu.workers import alone, in_any_state, workers
 
 
 class Executor:
@@ -21,7 +21,7 @@ class Executor:
         """Hold nothing but the layout."""
         self.layout = layout
 
-    @in_forks
+    @in_any_state
     def from_mask(self, mask):
         """See `targets`."""
         layout = self.layout
@@ -35,7 +35,7 @@ class Executor:
         counts = mask.sum(-1, dtype=torch.int32)
         return layouts.with_tails(keys, counts), counts, *self.rank(counts)
 
-    @in_forks
+    @in_any_state
     def unpack(self, bits):
         """See `targets`."""
         words, asked = bits[..., :-1].contiguous(), bits[..., -1]
@@ -45,7 +45,7 @@ class Executor:
         counts = torch.where(asked > counts, asked.clamp(min=self.layout.capacity + 1), counts)
         return keys, counts, *self.rank(counts)
 
-    @in_forks
+    @in_any_state
     def rank(self, counts):
         """See `targets`."""
         order = counts.argsort(dim=-1, descending=True, stable=True).int()
@@ -55,7 +55,7 @@ class Executor:
         state = counts.new_tensor([overflow, empty, listed & 0x7FFFFFFF, listed >> 31], dtype=torch.int32)
         return order, state
 
-    @in_forks
+    @in_any_state
     def pack(self, keys, counts):
         """See `targets`."""
         layout = self.layout
@@ -80,7 +80,7 @@ class Executor:
         self._attend(lists, (q, k, v), scale, out, lse, torch.get_num_threads())
         return out, lse if with_lse else None
 
-    @in_forks
+    @in_any_state
     def _attend(self, lists, tokens, scale, out, lse, threads):
         """Write the attention of `tokens` and its log-sum-exps; the longest lists of each head start first."""
         keys, counts, order, state = lists

@@ -6,7 +6,7 @@ whenever another process takes one. Workers wait for each other once, at the end
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from threading import Barrier, Lock
 
@@ -59,17 +59,18 @@ def alone():
         use_threads(threads)
 
 
-def in_forks(call):
-    """`call`, which may share its operators among the cores, changed to run on one core in forked processes.
+def in_any_state(call):
+    """`call`, which may share its operators among the cores, changed to do the same under autocast and in forks.
 
-    The helper threads of torch do not exist in a fork, and an operator would wait for them forever.
+    Under autocast torch would compute in fewer bits than the tensors have. The helper threads of torch do not exist in
+    a forked process, where an operator would wait for them forever: it runs on one core.
     """
 
     @wraps(call)
     def safe(*args, **kwargs):
-        if not _forked:
+        if not _forked and not torch.is_autocast_enabled("cpu"):
             return call(*args, **kwargs)
-        with alone():
+        with torch.autocast("cpu", enabled=False), alone() if _forked else nullcontext():
             return call(*args, **kwargs)
 
     return safe
