@@ -4,6 +4,8 @@ Skipped where transformers 5 is not installed: before it BEiT and Swin take no a
 """
 
 import copy
+import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -123,10 +125,12 @@ def test_it_trains_as_masked_attention(case):
 def test_it_trains_the_same_compiled_and_checkpointed(case, way):
     model, pattern, _, images = made(case)
     adapter.use(model.train(), pattern)
+    # No gradient comes to it: None, or zeros of a compiled graph.
+    model.pooler = None
     wanted = gradients.of(model, last_tokens(model), images)
     if way == "checkpointed":
         model.gradient_checkpointing_enable()
-    call = torch.compile(model, backend="aot_eager") if way == "compiled" else model
+    call = torch.compile(model, backend="aot_eager", fullgraph=case == "vit") if way == "compiled" else model
     gradients.agree(gradients.of(model, last_tokens(call), images), wanted)
 
 
@@ -140,16 +144,100 @@ def test_by_the_name_of_the_attention_and_a_saved_configuration(tmp_path):
     assert close(again(images).last_hidden_state, wanted)
 
 
+# How a family is told that images have another shape than the configuration's.
+OTHERS = {
+    case: {} if case in ("dinov2", "registers", "dinov3") else {"interpolate_pos_encoding": True} for case in MODELS
+}
+# Patterns that fit all of the grids.
+ANY_GRID = {"siglip": "window-3", "dinov2": "window-3-g1"}
+
+
+def of_any_shape(case):
+    """A model, its pattern, and images of as many tokens as the configuration's, upright and lying, and of fewer."""
+    model, pattern, n_special, images = made(case)
+    patch = model.config.patch_size
+    height, width = (side // patch for side in images.shape[-2:])
+    height, width = (height * width // 2, 2) if height * width % 2 == 0 else (height * width, 1)
+    grids = (height, width), (width, height), (3, 4)
+    generator = torch.Generator().manual_seed(2)
+    images = [torch.randn(2, 3, h * patch, w * patch, generator=generator) for h, w in grids]
+    return model, ANY_GRID.get(case, pattern), n_special, images
+
+
+@pytest.mark.parametrize("case", MODELS)
 @torch.no_grad()
-def test_images_of_another_size():
+def test_images_of_another_shape_have_a_grid_of_their_own(case):
+    model, pattern, n_special, images = of_any_shape(case)
+    if case == "vit":
+        # The library itself resamples square grids alone.
+        model.config.image_size = 96
+        model.embeddings = type(model.embeddings)(model.config)
+        drawn(model)
+        images = [torch.randn(1, 3, *size) for size in ((64, 144), (144, 64), (48, 64))]
+    wanted = [expected(model, pattern, n_special, each, **OTHERS[case]) for each in images]
+    adapter.use(model, pattern)
+    for each, out in zip(images, wanted, strict=True):
+        assert close(model(each, **OTHERS[case]).last_hidden_state, out)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: model(images[i % 3], **OTHERS[case]).last_hidden_state, range(12)))
+    assert all(close(out, wanted[i % 3]) for i, out in enumerate(found))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("case", MODELS)
+def test_what_checkpointing_computes_again_sees_the_grid_of_its_own_forward(case, reentrant):
+    if case == "vit":
+        pytest.skip("the library resamples no position table of a grid that is not square")
+    model, pattern, _, images = of_any_shape(case)
+    adapter.use(model.train(), pattern)
+
+    def found():
+        model.zero_grad()
+        # DINOv3 draws how rotations are moved.
+        torch.manual_seed(0)
+        sum(model(each, **OTHERS[case]).last_hidden_state.square().mean() for each in images).backward()
+        return torch.cat([x.grad.flatten() for x in model.parameters() if x.grad is not None])
+
+    wanted = found()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert torch.allclose(found(), wanted, rtol=1e-4, atol=1e-6)
+    model.gradient_checkpointing_disable()
+    for layer in model.modules():
+        if isinstance(layer, transformers.modeling_layers.GradientCheckpointingLayer):
+            call = functools.partial(layer.forward)
+            layer.forward = functools.partial(torch.utils.checkpoint.checkpoint, call, use_reentrant=False)
+    assert torch.allclose(found(), wanted, rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_layer_without_images_has_the_grid_that_was_stated():
     model, pattern, n_special, _ = made("dinov2")
     images = torch.randn(1, 3, 70, 112)
     wanted = expected(model, pattern, n_special, images)
+    tokens = model.embeddings(images)
     adapter.use(model, pattern, grid=(5, 8))
     assert close(model(images).last_hidden_state, wanted)
-    adapter.use(model, pattern)
-    with pytest.raises(PatternError, match="1 special tokens and a grid of 7 x 7, found 41 queries"):
-        model(images)
+    with ThreadPoolExecutor(1) as elsewhere:
+        found = elsewhere.submit(model.encoder, tokens).result().last_hidden_state
+        assert close(model.layernorm(found), wanted)
+        model.config.tilewright_grid = None
+        with pytest.raises(PatternError, match="1 special tokens and a grid of 7 x 7, found 41 queries"):
+            elsewhere.submit(model.encoder, tokens).result()
+
+
+@torch.no_grad()
+def test_models_of_one_configuration_have_patterns_of_their_own():
+    config = made("vit")[0].config
+    first, second, third = (
+        drawn(transformers.ViTModel._from_config(config, attn_implementation="sdpa")) for _ in range(3)
+    )
+    images = torch.randn(1, 3, 64, 96)
+    whole = third(images).last_hidden_state
+    wanted = [expected(third, pattern, 1, images) for pattern in ("window-3-g1", "axial-g1")]
+    adapter.use(first, "window-3-g1")
+    adapter.use(second, "axial-g1")
+    for model, out in zip((first, second, third), (*wanted, whole), strict=True):
+        assert close(model(images).last_hidden_state, out)
 
 
 @torch.no_grad()

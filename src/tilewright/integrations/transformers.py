@@ -3,15 +3,22 @@
 `register` enters the attention ``tilewright`` with the library's public registry. A model takes it by
 ``attn_implementation="tilewright"``, or later by ``model.set_attn_implementation("tilewright")``, and its pattern from
 its configuration: `use` checks and states it. Queries and keys come in the model's own order; the executor gathers.
+
+What the registry calls is not told the shape of the images. The library's embeddings note it, its layers hand it to
+their attention, with each call, and `register` has their classes do so.
 """
 
+import copy
+import functools
+import inspect
+from importlib import import_module
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from tilewright.core.errors import ConfigError, PatternError, Unavailable
+from tilewright.integrations._calls import Calls
 from tilewright.nn.attention import PairBias, Patterned
 
 NAME = "tilewright"
@@ -25,11 +32,23 @@ SPECIAL = {
     "beit": lambda config: 1,
 }
 WINDOWED = ("swin",)
-# What is prepared for a layer: ``key, Patterned``; ``plan, mask as it was, plan with it``; and ``plan, plan that takes
-# the mask in each call``, in training.
+# Of families: the library's module, and there the classes of what embeds images, of layers and of attention.
+CLASSES = {
+    "vit": ("ViTEmbeddings", "ViTLayer", "ViTAttention"),
+    "dinov2": ("Dinov2Embeddings", "Dinov2Layer", "Dinov2Attention"),
+    "dinov2_with_registers": (
+        *("Dinov2WithRegistersEmbeddings", "Dinov2WithRegistersLayer", "Dinov2WithRegistersAttention"),
+    ),
+    "dinov3_vit": ("DINOv3ViTEmbeddings", "DINOv3ViTLayer", "DINOv3ViTAttention"),
+    "siglip": ("SiglipVisionEmbeddings", "SiglipEncoderLayer", "SiglipAttention"),
+    "beit": ("BeitEmbeddings", "BeitLayer", "BeitAttention"),
+}
+# Heights and widths of images, by call.
+_images = Calls()
+# By which layers hand them on.
+_KEYWORD = "tilewright_image"
+# What is prepared for a layer: ``key, Patterned``.
 _patterns: WeakKeyDictionary = WeakKeyDictionary()
-_biased: WeakKeyDictionary = WeakKeyDictionary()
-_trained: WeakKeyDictionary = WeakKeyDictionary()
 
 
 def register():
@@ -39,13 +58,65 @@ def register():
     except ImportError as error:
         raise Unavailable(f"transformers cannot be imported: {error}") from error
     AttentionInterface.register(NAME, attend)
+    _follow_images()
+
+
+@functools.cache
+def _follow_images():
+    """Have the library's classes hand the shape of images to attention."""
+    for family, names in CLASSES.items():
+        try:
+            module = import_module(f"transformers.models.{family}.modeling_{family}")
+            embeddings, layer, attention = (getattr(module, name) for name in names)
+        except (ImportError, AttributeError):
+            # A release without this family; or one whose layers have other names, and whose images are taken for those
+            # of the configuration.
+            continue
+        embeddings.forward = _noting(embeddings.forward)
+        if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(layer.forward).parameters.values()):
+            layer.__call__, attention.forward = _handing(layer.__call__), _taking(attention.forward)
+
+
+def _noting(forward):
+    @functools.wraps(forward)
+    def embed(self, pixel_values, *arguments, **named):
+        out = forward(self, pixel_values, *arguments, **named)
+        tokens = out[0] if isinstance(out, tuple) else out
+        _images.enter(tuple(map(int, pixel_values.shape[-2:])), tokens.shape[1])
+        return out
+
+    return embed
+
+
+def _handing(call):
+    @functools.wraps(call)
+    def of_layer(self, hidden_states, *arguments, **named):
+        attention = getattr(self, "attention", None) if hasattr(self, "attention") else getattr(self, "self_attn", None)
+        if getattr(getattr(attention, "config", None), "_attn_implementation", None) == NAME:
+            _images.begin(hidden_states)
+            named[_KEYWORD] = _images.now()
+        return call(self, hidden_states, *arguments, **named)
+
+    return of_layer
+
+
+def _taking(forward):
+    @functools.wraps(forward)
+    def attend(self, *arguments, **named):
+        if _KEYWORD not in named:
+            return forward(self, *arguments, **named)
+        with _images.inside(named.pop(_KEYWORD)):
+            return forward(self, *arguments, **named)
+
+    return attend
 
 
 def use(model, pattern, grid=None):
     """Let a model of transformers attend over `pattern`; its configuration keeps it. Returns the model.
 
     pattern: a name of `nn.patterns.NAMED`, with ``-g<special tokens>``, or ``full``; of Swin ``full`` alone, whose
-    windows are the pattern. grid: ``(rows, columns)`` of tokens, for images of another size than the configuration's.
+    windows are the pattern. grid: ``(rows, columns)`` of tokens, for layers that are called without images; those of
+    images have theirs. The model gets a configuration of its own: another one that shared it keeps its attention.
     Raises `ConfigError` for another model, `PatternError` and `UnknownNameError` for a pattern that does not fit; the
     model is then left as it was.
     """
@@ -55,6 +126,10 @@ def use(model, pattern, grid=None):
         raise ConfigError(f"model: expected one of {_families()}, found {model.config.model_type}")
     for config in configs:
         _check(config, pattern, grid)
+    before = _configs(model.config)
+    own = _configs(copy.deepcopy(model.config))
+    configs = [mine for config, mine in zip(before, own, strict=True) if any(config is each for each in configs)]
+    _exchange(model, before, own)
     if len(configs) == 1 and configs[0] is model.config:
         model.set_attn_implementation(NAME)
     else:
@@ -66,6 +141,7 @@ def use(model, pattern, grid=None):
     if kept := [config.model_type for config in configs if config._attn_implementation != NAME]:
         from transformers import __version__
 
+        _exchange(model, own, before)
         raise ConfigError(
             f"model: expected one that takes attention from the registry of transformers, found {', '.join(kept)} of "
             f"transformers {__version__}; transformers 5 or later may be needed"
@@ -105,12 +181,12 @@ def _patterned(module, q, k, v, mask, scale):
     config = module.config
     if config.model_type not in SPECIAL:
         raise ConfigError(f"attention {NAME}: expected a model of {_families()}, found {config.model_type}")
-    pattern, grid = _stated(config), _grid_of(config)
+    pattern, grid = _stated(config), _grid_of(config, _images.now())
     n_special = SPECIAL[config.model_type](config)
     if q.shape[2] != k.shape[2] or q.shape[2] != n_special + grid[0] * grid[1]:
         raise PatternError(
             f"attention {NAME}: expected {n_special} special tokens and a grid of {grid[0]} x {grid[1]}, found "
-            f"{q.shape[2]} queries and {k.shape[2]} keys; for other images state `grid`, see `use`"
+            f"{q.shape[2]} queries and {k.shape[2]} keys; for tokens without images state `grid`, see `use`"
         )
     if mask is not None and (mask.dtype == torch.bool or mask.ndim != 4 or len(mask) != 1):
         raise PatternError(
@@ -147,14 +223,19 @@ def _stated(config):
     return pattern
 
 
-def _grid_of(config):
-    """``(rows, columns)`` of tokens that a configuration states, or has by its size of images."""
+def _grid_of(config, image=None):
+    """``(rows, columns)`` of tokens of an image ``(height, width)``; of None, those that a configuration states, or has
+    by its size of images."""
     stated = getattr(config, "tilewright_grid", None)
-    if stated is not None:
+    if image is None and stated is not None:
         return tuple(map(int, stated))
-    sides = (np.broadcast_to(getattr(config, name), 2) for name in ("image_size", "patch_size"))
-    size, patch = sides
-    return int(size[0] // patch[0]), int(size[1] // patch[1])
+    size, patch = (_sides(config.image_size if image is None else image), _sides(config.patch_size))
+    return size[0] // patch[0], size[1] // patch[1]
+
+
+def _sides(size):
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return int(height), int(width)
 
 
 def _check(config, pattern, grid):
@@ -171,6 +252,14 @@ def _check(config, pattern, grid):
     heads, n_special = config.num_attention_heads, SPECIAL[config.model_type](config)
     grid = _grid_of(config) if grid is None else tuple(grid)
     Patterned(pattern, heads, config.hidden_size // heads, n_special).site(grid)
+
+
+def _exchange(model, old, new):
+    """Give a model and its parts other configurations, each in place of an old one."""
+    by = {id(config): other for config, other in zip(old, new, strict=True)}
+    for module in model.modules():
+        if id(vars(module).get("config")) in by:
+            module.config = by[id(module.config)]
 
 
 def _configs(config):
