@@ -143,7 +143,7 @@ class Attention(_Changed):
             return _TableBias(self, self._plans)
         if self._shared:
             return _TableBias(self._shared[0], self._plans)
-        return None if shared is None else PairBias(self, shared)
+        return None if shared is None else PairBias(shared.view(shared.shape[-3:]), self._plans)
 
 
 class _Call(NamedTuple):

@@ -12,14 +12,13 @@ import copy
 import functools
 import inspect
 from importlib import import_module
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 
 from tilewright.core.errors import ConfigError, PatternError, Unavailable
 from tilewright.integrations._calls import Calls
-from tilewright.nn.attention import PairBias, Patterned
+from tilewright.nn.attention import BiasPlans, PairBias, Patterned
 
 NAME = "tilewright"
 # Of configurations: how many tokens stand before the grid. Swin's attention has windows of its own.
@@ -47,8 +46,6 @@ CLASSES = {
 _images = Calls()
 # By which layers hand them on.
 _KEYWORD = "tilewright_image"
-# What is prepared for a layer: ``key, Patterned``.
-_patterns: WeakKeyDictionary = WeakKeyDictionary()
 
 
 def register():
@@ -193,13 +190,13 @@ def _patterned(module, q, k, v, mask, scale):
             f"attention {NAME}: expected a bias [1, heads, N, N] or no mask, found {mask.dtype} {list(mask.shape)}"
         )
     key = pattern, q.shape[1], q.shape[3], n_special, scale
-    known, found = _patterns.get(module, (None, None))
+    # With the layer, so that it lives as long; copies share it.
+    known, found, plans = vars(module).get("_tilewright", (None, None, None))
     if known != key:
-        found = Patterned(pattern, q.shape[1], q.shape[3], n_special, scale=scale)
-        _patterns[module] = key, found
-    if mask is None:
-        return found.attend(q, k, v, grid)
-    return found.attend(q, k, v, grid, bias=PairBias(module, mask.expand(-1, q.shape[1], -1, -1)[0]))
+        found, plans = Patterned(pattern, q.shape[1], q.shape[3], n_special, scale=scale), BiasPlans()
+        module._tilewright = key, found, plans
+    bias = None if mask is None else PairBias(mask.expand(-1, q.shape[1], -1, -1)[0], plans)
+    return found.attend(q, k, v, grid, bias=bias)
 
 
 def _windows(module, q, k, v, mask, scale):

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -21,10 +20,6 @@ from tilewright.targets.masks import Bias
 # Multiple of the head dims that every executor has.
 HEAD_DIM_STEP = 8
 
-# For layers with a `PairBias`: ``plan, plan that takes the bias in each call``, and ``plan, bias as it was, plan with
-# it``.
-_taking_pairs: WeakKeyDictionary = WeakKeyDictionary()
-_with_pairs: WeakKeyDictionary = WeakKeyDictionary()
 # Patterns with their plans, by content. Models, layers and copies with equal patterns share them.
 _SITES: dict[tuple, _sites.Site] = {}
 
@@ -155,7 +150,7 @@ def copy_with_scale(plan, scale):
 
 
 class BiasPlans:
-    """Plans that take the values of a layer's bias in each call, by the plan without one."""
+    """Plans that take the values of a layer's bias in each call, by the plan without one and the bias's form."""
 
     def __init__(self):
         """Nothing is made before the first call."""
@@ -166,21 +161,21 @@ class BiasPlans:
         return BiasPlans, ()
 
     def taking(self, plan, bias):
-        """`plan` with the index of a `LayerBias`, for values that each call gives.
+        """`plan` for values of a `LayerBias` or `PairBias` that each call gives.
 
         A program is exported after a call with such tokens. Raises `PatternError` where there was none.
         """
-        return self._taking[plan] if plan in self._taking else self._made(plan, bias)
+        key = plan, type(bias).__name__
+        return self._taking[key] if key in self._taking else self._made(key, bias)
 
     @torch.compiler.disable
-    def _made(self, plan, bias):
+    def _made(self, key, bias):
         if operators.exporting():
             # Tables have no values while a program is traced.
             raise PatternError("bias table: expected a call with such tokens before the export, found none")
         # Values of its own, of no transformed or inference tensor: each call gives others.
         with torch.inference_mode(False):
-            zeros = torch.zeros(bias.table().shape, dtype=torch.float32, device="cpu")
-        return self._taking.setdefault(plan, plan.with_bias(Bias(zeros, bias.index)))
+            return self._taking.setdefault(key, key[0].with_bias(bias.empty()))
 
 
 class LayerBias:
@@ -198,37 +193,33 @@ class LayerBias:
         """The bias [1, H, N, N] of all pairs."""
         return self.pairs().to(dtype)[None]
 
+    def empty(self):
+        """A bias of this form."""
+        return Bias(torch.zeros(self.table().shape, dtype=torch.float32, device="cpu"), self.index)
+
     def planned(self, plan):
         """``(plan that takes a table, the table)``."""
         return self._plans.taking(plan, self), self.table()
 
 
 class PairBias:
-    """A bias [H, N, N] that a model makes in every call: plans are made again where its values changed."""
+    """A bias [H, N, N] that a model makes in every call: one plan takes it."""
 
-    def __init__(self, module, bias):
-        """module: the layer that it is of."""
-        self._module, self._bias = module, bias
+    def __init__(self, values, plans):
+        """values: of this call. plans: `BiasPlans` of the layer."""
+        self._values, self._plans = values, plans
 
     def dense(self, dtype):
         """The bias [1, H, N, N]."""
-        return self._bias.to(dtype)[None]
+        return self._values.to(dtype)[None]
+
+    def empty(self):
+        """A bias of this form."""
+        return torch.zeros(self._values.shape, dtype=torch.float32, device="cpu")
 
     def planned(self, plan):
-        """``(plan with the bias, values)``: values are the bias where its gradient is recorded, else None."""
-        bias = self._bias
-        if torch.is_grad_enabled() and bias.requires_grad:
-            before, found = _taking_pairs.get(self._module, (None, None))
-            if before is not plan:
-                found = plan.with_bias(bias.detach().float())
-                _taking_pairs[self._module] = plan, found
-            return found, bias
-        before, remembered, found = _with_pairs.get(self._module, (None, None, None))
-        # The model makes a new tensor in every call: values are compared, on a GPU too.
-        if before is not plan or remembered.shape != bias.shape or not torch.equal(remembered, bias):
-            found = plan.with_bias(bias.detach().float())
-            _with_pairs[self._module] = plan, bias.detach().clone(), found
-        return found, None
+        """``(plan that takes a bias, the bias)``."""
+        return self._plans.taking(plan, self), self._values
 
 
 class SparseAttention(nn.Module):
