@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tilewright.study.tables import _quoted, end_to_end, recall, slices
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     path.relative_to(ROOT)
@@ -83,3 +85,31 @@ def test_the_first_numbers_are_those_of_the_table():
     row = next(line for line in README.splitlines() if "16,385 tokens" in line and line.startswith("|"))
     times = [float(us.replace(",", "")) for us in re.findall(r"([\d,.]+) µs", row)]
     assert [f"{us:.0f}" for us in times] == [ours, peer]
+
+
+def test_the_readmes_counts_of_networks_are_those_of_the_recorded_rows():
+    rows = _quoted._table(ROOT, "h200", "networks", end_to_end.table)
+    ours = rows[rows["attention"] == end_to_end.OURS]
+    called, graphs = (ours[ours[f"verdict{suffix}"] == "slower"] for suffix in end_to_end.WAYS)
+    assert set(graphs["family"]) == {"dynamicvit"} and set(graphs["batch"]) == {1}
+    for words in (
+        f"{len(called)} of {len(ours)} cases of whole networks on an H200 are slower",
+        f"({(called['batch'] == 1).sum()} of the {(ours['batch'] == 1).sum()} with one image)",
+        f"{len(graphs)} of {len(ours)} as CUDA graphs (DynamicViT, one image)",
+    ):
+        assert words in README
+    paper = _quoted.judged(ROOT, "h200").set_index("id").filter(like="paper_network:", axis=0)
+    assert len(paper) == 9 and set(paper["verdict"]) == {"not met"}
+    assert "None of the paper's nine speed-ups is reached by [whole networks on an H200]" in README
+
+
+def test_the_readmes_numbers_of_lists_are_those_of_the_recorded_rows():
+    rows = _quoted._table(ROOT, "h200", "slices", slices.table)
+    default = rows[(rows["chosen_by"] == "pooled32") & (rows["call"] == "predict_attend")]
+    case = default[(default["case"] == "12x128-21x30x52") & (default["sparsity"] > 0.6)]
+    assert "{:.2f}, {:.2f} and {:.2f} times as fast as dense".format(*case["speedup"]) in README
+    assert "keep {:.0f}, {:.0f} and {:.0f} % of the attention".format(*(100 * case["recall"])) in README
+    maps = _quoted._table(ROOT, "h200", "recall", recall.table)
+    exact = maps[(maps["provider"] == slices.OURS) & (maps["group"] == "128x1") & (maps["chosen_by"] == "oracle")]
+    said = "lists are {:.2f} and {:.2f} times as fast as dense".format(*exact["speedup"].dropna())
+    assert said in README

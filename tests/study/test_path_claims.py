@@ -9,23 +9,24 @@ from helpers.checkout import ROOT
 from tilewright.study.figures import path_families, path_front
 from tilewright.study.tables import _select, claims, paths
 
-B2 = "segformer-b2-64.sampled"
+B2, PLAIN = "segformer-b2-64.sampled", "segformer-b2-64.plain"
 
 
 def row(case, us, choice, test, part="base", rung="trained", **changes):
     """A path of `case` that takes `us` microseconds; its text is its time, but for the full path's."""
     seen = {"choice": choice, "test": test, "fit": choice, "p50_us": us, "promise_us": us}
     network = {"network": case.rpartition(".")[0]}
-    text = {"path": "full decoder=folded" if part == "base" else f"{us} {choice}", "base": "full decoder=folded"}
+    text = {"path": "full decoder=folded" if part == "base" else f"{us} {choice} decoder=folded"}
+    text["base"] = "full decoder=folded"
     return synthetic.path_row(case, rung, (), part, **seen | network | text | changes)
 
 
 STATIC = [(0, 100, 0.50), (1, 200, 0.60), (2, 400, 0.70)]
 
 
-def static(**changes):
-    """Full paths of three networks as published."""
-    return [row(f"segformer-b{size}-64.plain", us, seen, seen, **changes) for size, us, seen in STATIC]
+def static(recipe="continued", **changes):
+    """Full paths of three networks, trained for as long as `sampled` ones."""
+    return [row(f"segformer-b{size}-64.{recipe}", us, seen, seen, **changes) for size, us, seen in STATIC]
 
 
 def sampled(first=(150, 0.56, 0.55)):
@@ -90,7 +91,7 @@ def test_paths_that_are_dominated_are_in_no_table(tmp_path):
     ],
 )
 def test_static_networks_are_alike(changes, tmp_path):
-    case = f"{changes.get('network', 'segformer-b3-64')}.plain"
+    case = f"{changes.get('network', 'segformer-b3-64')}.continued"
     other = row(case, 160, 0.9, 0.9, **changes)
     assert answer(tmp_path, [*static(), *sampled(), other], f"path_static:{B2}") == (-5, "at 200 µs")
 
@@ -98,7 +99,7 @@ def test_static_networks_are_alike(changes, tmp_path):
 @pytest.mark.parametrize(("slower", "found"), [(1, (-5, "at 200 µs")), (1.05, None)])
 def test_codes_are_compared_where_full_paths_take_as_long(slower, found, tmp_path):
     """The full path of the table's own network is the one that both have: 390 us of this code, 400 or 420."""
-    rows = [row(f"segformer-b{size}-64.plain", us * slower, *[seen] * 2, code="other") for size, us, seen in STATIC]
+    rows = [row(f"segformer-b{n}-64.continued", us * slower, *[seen] * 2, code="other") for n, us, seen in STATIC]
     judgement = judged(tmp_path, rows + sampled(), f"path_static:{B2}")
     if found is None:
         assert judgement["verdict"] == "not measured"
@@ -109,7 +110,7 @@ def test_codes_are_compared_where_full_paths_take_as_long(slower, found, tmp_pat
 @pytest.mark.parametrize(("slower", "found"), [(1, (-5, "at 200 µs")), (1.06, None)])
 def test_codes_that_have_no_network_in_common_are_joined_by_a_third(slower, found, tmp_path):
     """Static networks of one code, without B2, the table of another one, and a B0 and a B2 of a third."""
-    rows = [row(f"segformer-b{size}-64.plain", us, *[seen] * 2, code="y") for size, us, seen in STATIC if size < 2]
+    rows = [row(f"segformer-b{n}-64.continued", us, *[seen] * 2, code="y") for n, us, seen in STATIC if n < 2]
     third = [("segformer-b0-64.x", 100), ("segformer-b2-64.x", 390 * slower)]
     rows += [row(case, us, 0.1, 0.1, code="z") for case, us in third]
     judgement = judged(tmp_path, rows + sampled(), f"path_static:{B2}")
@@ -119,34 +120,47 @@ def test_codes_that_have_no_network_in_common_are_joined_by_a_third(slower, foun
         assert (judgement["measured"], judgement["where"]) == found
 
 
-@pytest.mark.parametrize("name", [f"path_static:{B2}", "path_families:64", "path_between:64"])
+@pytest.mark.parametrize("name", [f"path_static:{B2}", "path_between:64"])
 def test_one_static_network_is_no_front(name, tmp_path):
     assert judged(tmp_path, static()[2:] + sampled(), name)["verdict"] == "not measured"
 
 
-@pytest.mark.parametrize("name", ["path_static:x.sampled", "path_families:128", "path_full:x", "path_folded:x.plain"])
+@pytest.mark.parametrize(
+    "name", ["path_static:x.sampled", "path_between:128", "path_full:x.sampled", "path_folded:x.plain"]
+)
 def test_claims_about_networks_without_rows_are_left_out(name, tmp_path):
     assert judged(tmp_path, static() + sampled(), name) is None
 
 
 def test_static_networks_stand_beside_the_paths_of_others_that_are_like_them(tmp_path):
-    rows = [*static(), *sampled(), row("segformer-b3-32.plain", 160, 0.9, 0.9)]
+    rows = [*static("plain"), *sampled(), row("segformer-b3-32.plain", 160, 0.9, 0.9)]
     synthetic.write_csv(tmp_path / "paths.csv", "paths", rows)
     panels = path_front.draw([tmp_path / "paths.csv"]).axes[1::2]
     shown = [[text.get_text() for text in axes.texts] for axes in panels]
     assert shown == [["b1", "b2"], ["b0", "b2"], ["b0", "b1"], ["b0", "b1", "b2"], [], []]
 
 
-def test_networks_that_are_trained_for_longer_are_static_ones_too(tmp_path):
+@pytest.mark.parametrize(
+    "name", [f"path_static:{B2}", "path_between:64", f"path_full:{B2}", f"path_saving:2/trained/{B2}"]
+)
+def test_trained_paths_are_not_held_against_networks_that_trained_for_less(name, tmp_path):
+    rows = static("plain") + sampled()
+    assert judged(tmp_path, rows, name)["verdict"] == "not measured"
+    # Whatever they see, those that trained as long decide.
+    alone, both = (judged(tmp_path, static() + more, name)["measured"] for more in (sampled(), rows))
+    assert alone == both
+
+
+def test_networks_that_are_trained_for_longer_are_shown_as_static_ones_too(tmp_path):
     longer = row("segformer-b1-64.continued", 200, 0.66, 0.66)
-    rows = [*static(), *sampled(), longer, row("segformer-b1-64.depthless", 200, 0.9, 0.9)]
-    assert answer(tmp_path, rows, f"path_static:{B2}") == (-11, "at 200 µs")
+    rows = [*static("plain"), *sampled(), longer, row("segformer-b1-64.depthless", 200, 0.9, 0.9)]
+    synthetic.write_csv(tmp_path / "paths.csv", "paths", rows)
     shown = [text.get_text() for text in path_families.draw([tmp_path / "paths.csv"]).axes[0].texts]
     assert shown == ["b0", "b1 continued", "b1", "b2"]
 
 
 def test_each_table_has_a_front_and_all_have_one_together(tmp_path):
-    rows = [*static(), *sampled(), row("segformer-b3-32.plain", 160, 0.9, 0.9)]
+    rows = [*static("plain"), *sampled(), row("segformer-b3-32.plain", 160, 0.9, 0.9)]
     synthetic.write_csv(tmp_path / "paths.csv", "paths", rows)
     panels = path_families.draw([tmp_path / "paths.csv"]).axes
     assert [[text.get_text() for text in axes.texts] for axes in panels] == [["b0", "b1", "b2"], ["b3"]]
@@ -160,29 +174,32 @@ def test_each_table_has_a_front_and_all_have_one_together(tmp_path):
     assert together == pytest.approx(np.array([[0.1, 50], own[0], [0.2, 60], *own[1:], slowest, slowest]))
 
 
-def test_all_tables_together_are_in_percent_of_static_networks(tmp_path):
-    # A path that the scenes of choice prefer at 200, and those of test do not.
-    rows = static() + sampled(first=(150, 0.61, 0.57))
-    assert answer(tmp_path, rows, "path_families:64", expected=100) == (95, "at 200 µs")
-
-
-def test_tables_that_hold_the_static_networks_are_never_below_them(tmp_path):
-    # 100 * x / x is less than 100 for the last of these in binary.
-    shares = (0.5, 0.6, 0.7269414)
-    assert 100 * shares[-1] / shares[-1] < 100
-    rows = [row(f"segformer-b{size}-64.plain", 100 * 2**size, seen, seen) for size, seen in enumerate(shares)]
-    assert judged(tmp_path, rows, "path_families:64", expected=100)["verdict"] == "met"
-
-
 def test_between_static_networks_is_before_the_slowest(tmp_path):
     rows = [*static(), *sampled(), row(B2, 400, 0.9, 0.9, "single"), row(B2, 500, 0.99, 0.99, "single")]
     assert answer(tmp_path, rows, "path_between:64", relation=">") == (9, "at 390 µs")
 
 
-def test_the_full_path_is_held_against_the_one_without_trained_paths(tmp_path):
+def test_the_full_path_is_held_against_the_static_network_of_equal_training(tmp_path):
+    rows = static() + sampled() + static("plain")
+    assert answer(tmp_path, rows, f"path_full:{B2}", relation="<=") == (1, B2)
+    assert judged(tmp_path, sampled(), f"path_full:{B2}")["verdict"] == "not measured"
+
+
+def test_what_trained_paths_save_is_counted_below_the_static_network_of_equal_training(tmp_path):
+    # The full path loses 1 point to it, the one that takes 300 of 390 us 7.
     rows = static() + sampled()
-    assert answer(tmp_path, rows, "path_full:segformer-b2-64", relation="<=") == (1, "segformer-b2-64")
-    assert judged(tmp_path, rows, "path_full:segformer-b1-64")["verdict"] == "not measured"
+    for points, saved, where in (
+        (0.5, 0, "no path"),
+        (1.5, 0, "full decoder=folded"),
+        (7.5, 23, "300 0.62 decoder=folded"),
+    ):
+        measured, at = answer(tmp_path, rows, f"path_saving:{points}/trained/{B2}")
+        assert (round(measured), at) == (saved, where)
+    # Any batch sees the same.
+    eight = [
+        row(f"{B2}-8", us, seen, seen, part, batch=8) for us, seen, part in ((390, 0.69, "base"), (300, 0.6, "single"))
+    ]
+    assert answer(tmp_path, static() + eight, f"path_saving:1.5/trained/{B2}-8") == (0, "full decoder=folded")
 
 
 def test_the_folded_decoder_is_held_against_the_published_one(tmp_path):
@@ -194,23 +211,23 @@ def test_the_folded_decoder_is_held_against_the_published_one(tmp_path):
 def test_what_is_saved_does_not_count_another_decoder(tmp_path):
     full = "full decoder=published"
     rows = [
-        row(B2, 400, 0.7, 0.7, path=full, base=full),
-        row(B2, 200, 0.7, 0.7, "alone", path="full decoder=folded"),
-        row(B2, 300, 0.67, 0.67, "single", path="some decoder=published", base=full),
-        row(B2, 240, 0.6, 0.6, "single", path="fewer decoder=published", base=full),
+        row(PLAIN, 400, 0.7, 0.7, path=full, base=full),
+        row(PLAIN, 200, 0.7, 0.7, "alone", path="full decoder=folded"),
+        row(PLAIN, 300, 0.67, 0.67, "single", path="some decoder=published", base=full),
+        row(PLAIN, 240, 0.6, 0.6, "single", path="fewer decoder=published", base=full),
     ]
     for points, saved, where in ((1, 0, full), (4, 25, "some decoder=published"), (11, 40, "fewer decoder=published")):
-        assert answer(tmp_path, rows, f"path_saving:{points}/trained/{B2}") == (pytest.approx(saved), where)
+        assert answer(tmp_path, rows, f"path_saving:{points}/trained/{PLAIN}") == (pytest.approx(saved), where)
 
 
 def test_a_path_that_no_runner_picks_saves_nothing(tmp_path):
     rows = [
-        row(B2, 400, 0.7, 0.7),
-        row(B2, 200, 0.5, 0.69, "proposed", dominated="180 0.6", path="half decoder=folded"),
-        row(B2, 180, 0.6, 0.6, "proposed"),
-        row(B2, 300, 0.65, 0.69, "proposed", path="kept decoder=folded"),
+        row(PLAIN, 400, 0.7, 0.7),
+        row(PLAIN, 200, 0.5, 0.69, "proposed", dominated="180 0.6", path="half decoder=folded"),
+        row(PLAIN, 180, 0.6, 0.6, "proposed"),
+        row(PLAIN, 300, 0.65, 0.69, "proposed", path="kept decoder=folded"),
     ]
-    assert answer(tmp_path, rows, f"path_saving:2/trained/{B2}") == (25, "kept decoder=folded")
+    assert answer(tmp_path, rows, f"path_saving:2/trained/{PLAIN}") == (25, "kept decoder=folded")
 
 
 def test_static_networks_are_chosen_by_the_test_scenes(tmp_path):

@@ -17,6 +17,7 @@ from tilewright.core.errors import ArtifactError
 from tilewright.study import figures, report, tables
 from tilewright.study.report import explorer, page
 from tilewright.study.tables import _origin
+from tilewright.study.tables.claims import VERDICTS
 
 in_browser = pytest.mark.skipif(bool(browser.MISSING), reason=f"not found: {browser.MISSING}")
 CAPTIONS = ROOT / "workflow/report/captions"
@@ -74,7 +75,7 @@ def test_the_page_needs_no_network(written):
 def test_claims_come_with_expected_measured_and_verdict(written):
     claim = re.search(r"<tr>\s*<td[^>]*>[^<]*before it was timed[^<]*</td>.*?</tr>", written, re.DOTALL)[0]
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", claim)
-    assert cells[1:7] == ["&lt;=", "1", "0.1", "", "met", "+90.0%"]
+    assert cells[1:7] == ["&lt;=", "1", "0.1", "", "passed", "+90.0%"]
 
 
 def shown_verdicts(written, name):
@@ -98,8 +99,8 @@ def test_the_run_is_headed_by_what_its_verdicts_are_of(study, tmp_path, monkeypa
 @pytest.mark.parametrize("name", ["claims", "h200"])
 def test_claims_that_are_not_met_come_first(name, written):
     verdicts = shown_verdicts(written, name)
-    assert {"not met", "met"} <= set(verdicts)
-    assert verdicts == sorted(verdicts, key=["not met", "met", "not measured"].index)
+    assert {"not met", "met", "passed"} <= set(verdicts)
+    assert verdicts == sorted(verdicts, key=VERDICTS.index)
 
 
 def test_the_recorded_gpu_run_reports_its_own_claims(study, written):

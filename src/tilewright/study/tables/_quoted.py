@@ -22,6 +22,7 @@ from tilewright.study.tables import (
     policy_summary,
     pruned,
     ragged,
+    slices,
     speedup,
 )
 
@@ -58,13 +59,14 @@ PRUNED = [
     ("S, ATS, as published", "deit-small-224-ats", "keep_ratio=1.0", (256,)),
     ("S, ATS, a grid of 30 %", "deit-small-224-ats", "keep_ratio=0.3", (256,)),
 ]
-# README's eight rows, lost ones among them: words, device, kind of row, and the case.
+# README's rows, lost ones among them: words, device, kind of row, and the case.
 HEADLINE = [
     ("attention, 15×15 windows + global, 16,385 tokens, 6 × 64", "h200", "attention", "vil-medium-wide-1024-s2-exact"),
     ("attention, 1,024 windows of 50 tokens, 3 × 32", "h200", "attention", "regionvit-small-896-s1-windows"),
     ("attention, 30 % of 16,384 tokens kept, training mask, 6 × 64", "h200", "attention", "dynamicvit-s-2048-b1"),
-    ("network, ViL-tiny, 1024 px, batch 8", "h200", "networks", ("vil-tiny-1024", 8)),
-    ("network, DynamicViT-S, 224 px, batch 1", "h200", "networks", ("dynamicvit-s-224", 1)),
+    ("network, ViL-tiny, 1024 px, batch 8, called", "h200", "networks", ("vil-tiny-1024", 8, "")),
+    ("network, DynamicViT-S, 224 px, batch 1, called", "h200", "networks", ("dynamicvit-s-224", 1, "")),
+    ("the same, as a CUDA graph", "h200", "networks", ("dynamicvit-s-224", 1, "_graph")),
     ("network, DeiT-S keeping 30 to 70 %, batch 256", "h200", "pruned", ("deit-small-224-threshold_l2", _RANGE, 256)),
     ("attention, ViL-tiny stage 1, 384 px, 9,217 tokens, 1 × 48", "cpu", "attention", "vil-tiny-384-s1"),
     ("attention, ViL-tiny stage 1, 128 px, 1,025 tokens, 1 × 48", "cpu", "attention", "vil-tiny-128-s1"),
@@ -85,9 +87,20 @@ _ATTENTIONS = {
     "native": "as published",
     "flex": "FlexAttention",
     "dense": "masked SDPA",
+    "full": "dense SDPA, without the mask",
     "tilewright": "Tilewright",
 }
+_WAYS = {"": "called", "_graph": "as a CUDA graph"}
 _POLICIES = {"greedy": "greedy", "published": "ILP, published objective", "ilp": "ILP"}
+# Attention by lists: what chose them, and which rows hold it.
+_LISTS = {
+    "single keys, exact": {"group": "128x1", "chosen_by": "oracle", "provider": "tilewright", "call": "attend"},
+    "chosen in each call: pooled, 32 (the default)": {"chosen_by": "pooled32", "call": "predict_attend"},
+    "pooled, 128": {"chosen_by": "pooled128", "call": "predict_attend"},
+    "blocks of 128×128, exact": {"group": "128x128", "provider": "tilewright", "call": "attend"},
+    "FlashAttention 4, these blocks": {"group": "128x128", "provider": "fa4", "call": "attend"},
+    "FlexAttention, these blocks": {"group": "128x128", "provider": "flex", "call": "attend"},
+}
 _MODES = {
     "graph": "CUDA graph",
     "compile_graph": "compiled, CUDA graph",
@@ -171,7 +184,6 @@ def _dense(root, device):
     rows = _table(root, device, "attention", speedup.table)
     lines = []
     for row in rows[~rows["model"].isin(PATTERNS)].to_dict("records"):
-        met = "" if not row["speedup"] > 0 else "met" if row["speedup"] >= row["paper_speedup"] else "not met"
         ratios = [row[name] for name in ("speedup", "speedup_natural", "speedup_cold")]
         ratios += [row["dense_us"] / row["best_us"]]
         lines.append(
@@ -181,29 +193,105 @@ def _dense(root, device):
                 f"{_us(row['dense_us'])} ({row['dense']})",
                 *map(_ratio, ratios),
                 f"{row['plans']:.0f}",
-                _ratio(row["paper_speedup"]),
-                met,
             ]
         )
     header = ["workload", "headline, µs", "fastest dense, µs", "×", "natural order ×", "cold L2 ×", "best plan ×"]
-    return _lines([*header, "of plans", "paper ×", "the paper's is"], lines, left=1)
+    return _lines([*header, "of plans"], lines, left=1)
+
+
+def _paper(root, device):
+    """Whole networks with one image over the same with dense attention, beside the paper's speed-ups of these."""
+    found = judged(root, device)
+    found = found[found["id"].str.startswith("paper_network")]
+    found = found.assign(network=found["id"].str.partition(":")[2])
+    lines = []
+    for network, rows in found.groupby("network", sort=False):
+        by = rows.set_index(rows["id"].str.partition(":")[0])
+        cells = []
+        for way in ("paper_network", "paper_network_graph"):
+            known = way in by.index
+            cells += [_ratio(by.loc[way, "measured"]), by.loc[way, "verdict"]] if known else ["", ""]
+        over = next((where.partition(" over ")[2] for where in rows["where"] if where), "")
+        lines.append([network, _ratio(rows["expected"].iloc[0]), *cells, over])
+    header = [
+        "network",
+        "paper, A100, ×",
+        "called, ×",
+        "the paper's is",
+        "as a CUDA graph, ×",
+        "the paper's is",
+        "over",
+    ]
+    return _lines(header, lines, left=1)
 
 
 def _networks(root, device):
-    """Each attention at each batch with p20 and p80, on a GPU its time as a CUDA graph, and the fastest peer."""
+    """Each attention at each batch with p20 and p80, on a GPU its time as a CUDA graph, both also compiled, and the
+    fastest peer in either way of running."""
     rows = _table(root, device, "networks", end_to_end.table)
     shown = [name for name in _ATTENTIONS if name in set(rows["attention"])]
+    ways = {suffix: way for suffix, way in _WAYS.items() if rows[f"best_us{suffix}"].notna().any()}
     lines = []
     for (network, batch), group in rows.groupby(["network", "batch"], sort=False):
         group = group.drop_duplicates("attention").set_index("attention")
         times = [_spread(group.loc[name]) if name in group.index else "not run" for name in shown]
-        against = ["", "", ""]
+        against = [""] * 3 * len(ways)
         if end_to_end.OURS in group.index:
             row = group.loc[end_to_end.OURS]
-            against = [_ATTENTIONS.get(row["peer"], row["peer"]), _ratio(row["over_peer"]), row["verdict"]]
+            against = [
+                text
+                for suffix in ways
+                for text in (_network_peer(row, suffix), _ratio(row[f"over_peer{suffix}"]), row[f"verdict{suffix}"])
+            ]
         lines.append([network, f"{batch:.0f}", *times, *against])
     header = [f"{_ATTENTIONS[name]}, ms" for name in shown]
-    return _lines(["network", "batch", *header, "fastest peer", "× it", "Tilewright is"], lines, left=1)
+    said = [f"{way}: {text}" for way in ways.values() for text in ("fastest peer", "× it", "Tilewright is")]
+    return _lines(["network", "batch", *header, *said], lines, left=1)
+
+
+def _network_peer(row, suffix):
+    """The fastest peer of a network's row, in words."""
+    peer = row[f"peer{suffix}"]
+    return ", ".join(filter(None, [_ATTENTIONS.get(peer, peer), row[f"peer_form{suffix}"]]))
+
+
+def _networks_summary(root, device):
+    """How many times as fast as the fastest other attention networks are, in either way of running."""
+    rows = _table(root, device, "networks", end_to_end.table)
+    rows = rows[rows["attention"] == end_to_end.OURS]
+    lines = []
+    for suffix, way in _WAYS.items():
+        for words, cases in (("one image", rows[rows["batch"] == 1]), ("all batches", rows)):
+            over = cases[f"over_peer{suffix}"].dropna()
+            found = cases[f"verdict{suffix}"].value_counts()
+            if len(over):
+                spread = [at_least(over.min(), 2), f"{over.median():.2f}", at_most(over.max(), 2)]
+                counts = [f"{found.get(verdict, 0)}" for verdict in ("faster", "tie", "slower")]
+                lines.append([way, words, f"{len(over)}", *spread, *counts])
+    header = ["networks", "", "cases", "least, × fastest peer", "median", "greatest", "faster", "ties", "slower"]
+    return _lines(header, lines, left=2)
+
+
+def _slices(root, device):
+    """Attention by lists of equal length over the fastest dense call, and in brackets the attention that they keep."""
+    rows = _table(root, device, "slices", slices.table)
+    rows = rows[(rows["lengths"] == "equal") & (rows["status"] == "ok")]
+    found = {
+        name: rows[(rows[list(how)] == list(how.values())).all(axis=1)].set_index(["case", "sparsity"])
+        for name, how in _LISTS.items()
+    }
+    found = {name: own for name, own in found.items() if len(own)}
+    lines = []
+    for (case, sparsity), group in rows.groupby(["case", "sparsity"], sort=False):
+        cells = [
+            f"{own.loc[case, sparsity]['speedup']:.2f} ({own.loc[case, sparsity]['recall']:.1%})"
+            if (case, sparsity) in own.index
+            else ""
+            for own in found.values()
+        ]
+        heads = case.partition("-")[0].replace("x", " × ")
+        lines.append([f"{group['tokens'].iloc[0]:,.0f}", heads, f"{sparsity:.0%}", *cells])
+    return _lines(["tokens", "heads × dim", "keys left out", *found], lines, left=2)
 
 
 def _network_plans(root, device):
@@ -336,14 +424,16 @@ def _layer_cells(rows, model):
 
 
 def _network_cells(rows, case):
-    row = rows[rows["attention"] == end_to_end.OURS].set_index(["network", "batch"]).loc[case]
-    ms, peer = row["p50_us"] / 1e3, _ATTENTIONS[row["peer"]]
-    return f"{ms:.2f} ms", f"{ms * row['over_peer']:.2f} ms, {peer}", _ratio(row["over_peer"])
+    *case, suffix = case
+    row = rows[rows["attention"] == end_to_end.OURS].set_index(["network", "batch"]).loc[tuple(case)]
+    us, ratio = row[f"peer_us{suffix}"], row[f"over_peer{suffix}"]
+    ours, theirs = (f"{time / 1e3:{_ms(time)}} ms" for time in (us / ratio, us))
+    return ours, f"{theirs}, {_network_peer(row, suffix)}", _ratio(ratio)
 
 
 def _pruned_cells(rows, case):
-    rows = rows[(rows["mode"] == "graph") & (rows["batching"] == pruned.OURS)]
-    row = rows.set_index(["network", "setting", "batch"]).loc[case]
+    rows = rows[(rows["way"] == "graph") & (rows["batching"] == pruned.OURS)]
+    row = rows.sort_values("p50_us").set_index(["network", "setting", "batch"]).loc[[case]].iloc[0]
     rate = row["images_per_s"]
     peer = f"{rate / row['over_fair']:,.0f} images/s, {_STRATEGIES[row['fair']]}"
     return f"{rate:,.0f} images/s", peer, _ratio(row["over_fair"])
@@ -416,12 +506,22 @@ def _peer(row, suffix):
 
 
 def _spread(row):
+    """Times of an attention in a cell: called, with p20 and p80; as a CUDA graph; both compiled."""
     if row["status"] != "ok":
         return row["status"]
-    digits = 0 if row["p50_us"] >= 1e5 else 1 if row["p50_us"] >= 1e4 else 2
-    p20, p50, p80 = (f"{us / 1e3:,.{digits}f}" for us in row[["p20_us", "p50_us", "p80_us"]])
-    graph = f"; {row['gpu_us'] / 1e3:,.{digits}f}" if row["gpu_us"] > 0 else ""
-    return f"{p50} ({p20}–{p80}){graph}"
+    form = _ms(row["p50_us"])
+    spread = [f"{row[name] / 1e3:{form}}" if row[name] > 0 else "" for name in ("p50_us", "p20_us", "p80_us")]
+    plain = "{} ({}–{})".format(*spread) if spread[0] else ""
+    graph, *compiled = (
+        f"{us / 1e3:{_ms(us)}}" if us > 0 else "" for us in row[["gpu_us", "compiled_us", "compiled_gpu_us"]]
+    )
+    forms = ["; ".join(filter(None, [plain, graph])), "; ".join(filter(None, compiled))]
+    return ", compiled ".join(filter(None, forms)) if forms[0] else f"compiled {forms[1]}"
+
+
+def _ms(us):
+    """The format of a time in milliseconds."""
+    return f",.{0 if us >= 1e5 else 1 if us >= 1e4 else 2}f"
 
 
 def _lines(header, rows, left):
@@ -438,6 +538,9 @@ _CELLS = {
 _TABLES = {
     "speedup": _dense,
     "networks": _networks,
+    "networks-summary": _networks_summary,
+    "paper": _paper,
+    "slices": _slices,
     "policy-summary": _policy,
     "pruned-summary": _pruned_summary,
     "claims": _claims,
@@ -446,5 +549,5 @@ NAMES = {f"{device}-{name}": (make, device) for device in FOLDERS for name, make
 NAMES |= {"h200-network-plans": (_network_plans, "h200"), "h200-published-ragged": (_published_ragged, "h200")}
 NAMES |= {"h200-published-kernel": (_published_kernel, "h200")}
 NAMES |= {"h200-patterns": (_patterns, "h200"), "h200-pruned": (_pruned, "h200"), "claims": (_verdicts, tuple(FOLDERS))}
-NAMES |= {"not-met": (partial(_verdicts, shown=("not met",)), tuple(FOLDERS))}
+NAMES |= {"not-met": (partial(_verdicts, shown=("not met", "failed")), tuple(FOLDERS))}
 NAMES |= {"headline": (_headline, None), "verdicts": (_counts, tuple(FOLDERS))}

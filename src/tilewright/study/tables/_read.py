@@ -45,6 +45,8 @@ HEURISTICS = ("greedy", "descent")
 PUBLISHED = "-paper"
 # In place of a solver: the fastest of several schedules, as the device timed them.
 TUNED = "tuned"
+# ASSUME: who is slower by more than this share is slower, however noisy the measurement.
+MOST_NOISE = 0.05
 # The policy of the headline, chosen before measuring: what `tilewright.plan` makes of these patterns by itself.
 HEADLINE = {"reorder": "window", "tiles": "mixed", "solver": "highs"}
 
@@ -199,10 +201,11 @@ def noise(ratio, rse, other):
 
 def verdict(ratio, noise):
     """``faster``, ``slower`` or, where `ratio` is within `noise` of 1, ``tie``; empty where there is no ratio. Where
-    the noise is not known, any difference counts."""
+    the noise is not known, any difference counts, and one above `MOST_NOISE` is never excused by it."""
     import pandas as pd
 
-    found = [(ratio - 1).abs() <= noise.fillna(0), ratio > 1, ratio < 1]
+    noise = noise.fillna(0)
+    found = [(1 - ratio <= noise.clip(upper=MOST_NOISE)) & (ratio - 1 <= noise), ratio > 1, ratio < 1]
     return pd.Series(np.select(found, ["tie", "faster", "slower"], ""), ratio.index)
 
 

@@ -47,17 +47,17 @@ SHOWN = {
     "ties": ("ties", ",.0f"),
     "device": ("device", ""),
 }
-# The parts of the table in Markdown, and their order in the report.
-VERDICTS = ("not met", "met", "not measured")
+# The parts of the table in Markdown, and their order in the report. A check passed or failed: it says that what was
+# timed is right, and is not counted among the claims.
+VERDICTS = ("not met", "failed", "met", "not measured", "passed")
 PARTS = ("verdict", VERDICTS)
 # Experiments that claims are about.
 EXPERIMENTS = (
     *("attention", "networks", "ragged", "pruned", "slices", "recall", "video", "orders"),
     *("pruned_accuracy", "paths", "stream", "accelerator", "configure", "push", "push_attention", "push_streams"),
 )
+_CHECKED = {"met": "passed", "not met": "failed"}
 _JUDGED = ["measured", "verdict", "margin", "where", "cases", "not_met", "ties", "device"]
-# ASSUME: who is slower by more than this share is slower, however noisy the measurement.
-MOST_NOISE = 0.05
 _RELATIONS = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -90,7 +90,9 @@ def table(inputs):
 
     ``margin``: by how much of what was expected the claim is held, above zero, or missed. ``cases``: how many there
     are; ``not_met``: how many miss; ``ties``: how many miss a claim to be as fast, but by less than two standard errors
-    and no more than `MOST_NOISE`, which does not count. ``device``: where the rows were measured.
+    and no more than `read.MOST_NOISE`, which does not count. A claim to be more than something is held only by more
+    than two standard errors. A check, one of `CHECKS`, is ``passed`` or ``failed``. ``device``: where the rows were
+    measured.
 
     Raises `ArtifactError` for a claim of an unknown measure or relation, of zero, or of other experiments than those
     that its measure reads.
@@ -113,7 +115,10 @@ def table(inputs):
         cases = values(tables[make], case)
         if len(cases):
             device = ", ".join(dict.fromkeys(devices[kind] for kind in kinds if kind in devices))
-            results[row.Index] = {**_judged(row, cases.dropna(subset="value")), "device": device}
+            verdict = _judged(row, cases.dropna(subset="value"))
+            if measure in CHECKS:
+                verdict["verdict"] = _CHECKED.get(verdict["verdict"], verdict["verdict"])
+            results[row.Index] = {**verdict, "device": device}
     judged = pd.DataFrame(list(results.values()), index=list(results), columns=_JUDGED)
     return frame.loc[judged.index].join(judged)[["id", "experiments", *SHOWN]].reset_index(drop=True)
 
@@ -140,10 +145,12 @@ def _judged(claim, cases):
         return blank | {"cases": 0, "not_met": 0, "ties": 0}
     above, below = cases["value"] - claim.expected, claim.expected - cases["value"]
     margin = {">": above, ">=": above, "<=": below, "=": -above.abs()}[claim.relation] / abs(claim.expected)
-    met = cases["value"].map(lambda value: _RELATIONS[claim.relation](value, claim.expected))
+    # More than something is not shown by what may be noise.
+    sure = cases["value"] - cases["noise"].fillna(0) * (claim.relation == ">")
+    met = sure.map(lambda value: _RELATIONS[claim.relation](value, claim.expected))
     # To be as fast is not refuted by what may be noise, nor shown by what is mostly noise.
     as_fast = claim.relation == ">=" and claim.expected == 1
-    tie = ~met & (-margin <= cases["noise"].clip(upper=MOST_NOISE)) & as_fast
+    tie = ~met & (-margin <= cases["noise"].clip(upper=_read.MOST_NOISE)) & as_fast
     missed = ~met & ~tie
     worst = (margin - missed).argmin()
     return {
@@ -176,7 +183,7 @@ def _by_name(frame, column, *names, noise=None):
 
 
 def _speedup(frame, case):
-    return _by_name(frame[frame["model"].str.startswith(case)], "speedup", "model")
+    return _by_name(frame[frame["model"].str.startswith(case)], "speedup", "model", noise="noise_dense")
 
 
 def _over_peer(frame, case):
@@ -186,7 +193,8 @@ def _over_peer(frame, case):
     # A device without a cache that can be emptied times nobody in the cold form.
     if frame[[f"plan_us{suffix}", f"peer_us{suffix}"]].isna().all(axis=None):
         return ()
-    return _by_name(frame[frame["model"].str.startswith(name)], f"over_peer{suffix}", "model", f"peer{suffix}")
+    rows = frame[frame["model"].str.startswith(name)]
+    return _by_name(rows, f"over_peer{suffix}", "model", f"peer{suffix}", noise=f"noise_peer{suffix}")
 
 
 def _over_rival(policy):
@@ -195,7 +203,10 @@ def _over_rival(policy):
         rival, what = case.split("/")
         rows = frame[frame["policy"] == policy].dropna(subset=f"over_{rival}")
         if what == "median" and len(rows):
-            return _cases([rows[f"over_{rival}"].median()], [f"median of {len(rows)}"])
+            over = rows[f"over_{rival}"]
+            # A median is beyond noise where at least half of its cases are.
+            noise = over.median() - (over - rows[f"noise_{rival}"].fillna(0)).median()
+            return _cases([over.median()], [f"median of {len(rows)}"], [noise])
         return _by_name(rows, f"over_{rival}", "model", "reorder", noise=f"noise_{rival}")
 
     return values
@@ -233,21 +244,60 @@ def _with_batch(rows):
     return rows.assign(batch=rows["batch"].map("batch {:.0f}".format)) if "batch" in rows else rows
 
 
-def _end_to_end(frame, case):
-    """Over an attention, or over the fastest ``peer``, in one network: ``<network>/<peer>``."""
-    network, peer = case.split("/")
-    rows = frame[frame["network"] == network]
-    if peer != "peer" and peer not in set(rows["attention"]):
-        return ()
-    rows = _with_batch(rows[rows["attention"] == end_to_end.OURS])
-    return _by_name(rows, f"over_{peer}", "network", "batch", noise=f"noise_{peer}")
+def _end_to_end(suffix):
+    """Of the columns of one way of running, see `end_to_end.WAYS`."""
+
+    def values(frame, case):
+        """Over an attention, or over the fastest ``peer``, in networks whose names begin so: ``<network>/<peer>``."""
+        network, peer = case.split("/")
+        rows = frame[frame["network"].str.startswith(network)]
+        asked = peer == "peer" or peer in set(rows["attention"])
+        # Only a GPU runs graphs.
+        if not asked or (suffix and rows[f"best_us{suffix}"].isna().all()):
+            return ()
+        rows = _with_batch(rows[rows["attention"] == end_to_end.OURS])
+        named = ["peer" + suffix] if peer == "peer" else []
+        return _by_name(rows, f"over_{peer}{suffix}", "network", "batch", *named, noise=f"noise_{peer}{suffix}")
+
+    return values
+
+
+def _beside_paper(inputs):
+    """`end_to_end` with ``paper_speedup``, the paper's best over FlashAttention of the same family and resolution."""
+    found = _read.sort(inputs, ("networks", "paper_latency"))
+    (paper,) = _read.frames(found["paper_latency"], "paper_latency")
+    bars = speedup.best_of_paper(_read.paper_speedups(paper)).rename("paper_speedup")
+    return end_to_end.table(found["networks"]).join(bars, on=["family", "resolution"])
+
+
+def _paper_network(suffix):
+    def values(frame, network):
+        """A whole network with one image over the same one with attention to all pairs, as the paper has it. Where that
+        was not run, over masked SDPA, which takes no less: a miss over it is a miss, more than that is no value."""
+        rows = frame[(frame["network"] == network) & (frame["batch"] == 1) & (frame["attention"] == end_to_end.OURS)]
+        # Only a GPU runs graphs.
+        if suffix and rows[f"best_us{suffix}"].isna().all():
+            return ()
+        full, masked = rows[f"over_full{suffix}"], rows[f"over_dense{suffix}"]
+        rows = rows.assign(
+            value=full.fillna(masked.where(masked < rows["paper_speedup"])),
+            over=full.isna().map({True: "over masked SDPA", False: "over dense attention"}),
+        )
+        return _by_name(rows, "value", "network", "over")
+
+    return values
 
 
 def _ragged_over(frame, case):
-    """A peer's time over ours, ``<peer>/<fewest images>-<most>``, with six heads."""
+    """A peer's time over ours, ``<peer>/<fewest images>-<most>``, with six heads; that of the fastest ``peer`` of each
+    case with any number of heads."""
     peer, span = case.split("/")
     low, high = map(float, span.split("-"))
-    rows = frame[(frame["provider"] == peer) & frame["images"].between(low, high) & (frame["heads"] == 6)]
+    rows = frame[frame["images"].between(low, high) & (frame["provider"] != ragged.OURS)]
+    if peer == "peer":
+        rows = _read.best(rows, ragged.KEY, "over_ours").reset_index()
+    else:
+        rows = rows[(rows["provider"] == peer) & (rows["heads"] == 6)]
     return _at_images(rows, rows["over_ours"])
 
 
@@ -379,8 +429,9 @@ def _recall_over(frame, maps):
     chosen by the exact shares, on planted ``<maps>`` or others."""
     rows = recall.timed(_of_maps(frame, maps))
     rows = rows[rows["chosen_by"] == slices.ORACLE]
-    blocks = _read.best(rows[~rows["group"].str.endswith("x1")], ["case"])["p50_us"].rename("blocks_us")
-    mine = rows[rows["group"] == slices.SLICE].join(blocks, on="case")
+    ours = (rows["provider"] == slices.OURS) & rows["group"].str.endswith("x1")
+    blocks = _read.best(rows[~ours], ["case"])["p50_us"].rename("blocks_us")
+    mine = rows[ours & (rows["group"] == slices.SLICE)].join(blocks, on="case")
     return _by_name(mine.assign(over=mine["blocks_us"] / mine["p50_us"]), "over", "case")
 
 
@@ -418,15 +469,22 @@ def _accuracy_over(frame, case):
 
 
 def _path_saving(frame, case):
-    """The most time, in percent of the full path's, that a path saves on the rung of a case and loses at most so many
-    points of mean IoU: ``<points>/<rung>/<case>``. Paths that scenes of ``choice`` rule out are not counted, since no
-    runner picks them, nor is folding the full path's decoder, which leaves nothing out."""
+    """The most time, in percent of the full path's, that a path saves on the rung of a case and is at most so many
+    points of mean IoU below the full path of `paths.static_alike`: ``<points>/<rung>/<case>``; nothing where even the
+    full path is further below. Paths that scenes of ``choice`` rule out are not counted, since no runner picks them,
+    nor is folding the full path's decoder, which leaves nothing out."""
     points, rung, name = case.split("/")
-    rows = frame[(frame["case"] == name) & (frame["rung"] == rung) & (frame["points"] >= -float(points))]
+    rows = frame[(frame["case"] == name) & (frame["rung"] == rung)]
+    if not len(rows):
+        return ()
+    static = paths.static_alike(frame, rows)
     rows = rows[(rows["kept"] == "yes") | (rows["path"] == rows["full"])]
     decoder = [rows[column].str.extract(r"decoder=(\w+)", expand=False) for column in ("path", "full")]
-    rows = rows[decoder[0] == decoder[1]].nsmallest(1, "time_over")
-    return _by_name(rows.assign(saved=100 * (1 - rows["time_over"])), "saved", "path")
+    rows = rows[decoder[0] == decoder[1]]
+    found = rows[100 * (rows["test"] - static) >= -float(points)].nsmallest(1, "time_over")
+    if not len(found):
+        return _cases([np.nan if np.isnan(static) else 0.0], ["no path"])
+    return _by_name(found.assign(saved=100 * (1 - found["time_over"])), "saved", "path")
 
 
 def _path_error_us(frame, name):
@@ -449,8 +507,8 @@ def _path_plan_s(frame, name):
 
 
 def _path_static(frame, name):
-    """The least points of mean IoU by which the table of a network is above static ones at equal time, up to its best
-    path or to the full path of that network, whichever is slower."""
+    """The least points of mean IoU by which the table of a network is above static ones of equal training at equal
+    time, up to its best path or to the full path of that network, whichever is slower."""
     frame = frame[frame["rung"] == "trained"]
     rows = frame[frame["case"] == name]
     if not len(rows):
@@ -459,28 +517,22 @@ def _path_static(frame, name):
     # Of every recipe: its times scatter, and the static network of the same size is to be among those compared.
     full = alike[(alike["network"] == rows["network"].iloc[0]) & (alike["path"] == alike["full"])]
     kept = rows[rows["kept"] == "yes"]
-    both = paths.against_static(kept, paths.static(alike), max(kept["p50_us"].max(), full["p50_us"].max()))
+    static = paths.static(alike, paths.equal(name))
+    both = paths.against_static(kept, static, max(kept["p50_us"].max(), full["p50_us"].max()))
     return _at_time("idxmin", [100 * (both["ours"] - both["theirs"])])
 
 
-def _families(frame, resolution):
-    """The tables of all networks of a resolution together, against static ones: one for each of `paths.ALIKE`."""
+def _path_between(frame, resolution):
+    """The most points of mean IoU by which the tables of all networks of a resolution are above static ones of equal
+    training at a time between two of these, for each of `paths.ALIKE`. Fronts are steps: what holds at the time of the
+    faster holds right after it, too."""
     rows = frame[(frame["resolution"] == resolution) & (frame["rung"] == "trained")]
     groups = rows.groupby(paths.ALIKE, sort=False)
-    return [paths.against_static(alike[alike["kept"] == "yes"], paths.static(alike)) for _, alike in groups]
-
-
-def _path_families(frame, resolution):
-    """The least mean IoU of the tables of all networks, in percent of that of static ones at equal time."""
-    # Divided first: 100 * x / x may be less than 100.
-    return _at_time("idxmin", [100 * (both["ours"] / both["theirs"]) for both in _families(frame, resolution)])
-
-
-def _path_between(frame, resolution):
-    """The most points of mean IoU by which the tables of all networks are above static ones at a time between two of
-    these. Fronts are steps: what holds at the time of the faster holds right after it, too."""
-    families = [both.iloc[:-1] for both in _families(frame, resolution)]
-    return _at_time("idxmax", [100 * (both["ours"] - both["theirs"]) for both in families])
+    found = [
+        paths.against_static(alike[alike["kept"] == "yes"], paths.static(alike, paths.equal(*alike["case"])))
+        for _, alike in groups
+    ]
+    return _at_time("idxmax", [100 * (both["ours"] - both["theirs"]) for both in (each.iloc[:-1] for each in found)])
 
 
 def _at_time(which, found):
@@ -490,11 +542,11 @@ def _at_time(which, found):
     return _cases(values, ["" if place is None else f"at {place:,.0f} µs" for place in places])
 
 
-def _path_full(frame, network):
-    """Points of mean IoU on test scenes that the full path loses where paths are trained, as trained."""
-    rows = frame[(frame["rung"] == "trained") & (frame["path"] == frame["full"])].drop_duplicates("case")
-    plain, sampled = rows.set_index("case")["test"].reindex([f"{network}.plain", f"{network}.sampled"])
-    return () if np.isnan([plain, sampled]).all() else _cases([100 * (plain - sampled)], [network])
+def _path_full(frame, name):
+    """Points of mean IoU on test scenes that the full path of a case is below that of `paths.static_alike`: what a
+    network loses where its training is spent on paths."""
+    rows = frame[(frame["case"] == name) & (frame["rung"] == "trained") & (frame["path"] == frame["full"])].head(1)
+    return _cases(100 * (paths.static_alike(frame, rows) - rows["test"]), rows["case"]) if len(rows) else ()
 
 
 def _path_folded(frame, name):
@@ -687,6 +739,15 @@ def _reorder_s(frame, case):
     return _by_name(rows, "seconds", "model", "reorder")
 
 
+# Measures of whether what was timed is right.
+CHECKS = (
+    *("bench_error", "bench_passed", "network_error", "network_attention", "network_passed", "ragged_error"),
+    *("ragged_passed", "pruned_error", "pruned_passed", "pruned_logits", "slices_error", "slices_passed"),
+    *("recall_error", "video_error", "video_whole", "video_passed", "configure_exact", "push_exact"),
+    *("push_attention_exact", "push_streams_exact"),
+)
+
+
 def _bench(inputs):
     return _read.bench(_read.frames(inputs, "attention")[0])
 
@@ -710,7 +771,10 @@ _MEASURES = {
     "ragged_passed": (("ragged",), ragged.table, _passed("provider", ragged.OURS)),
     "pruned_error": (("pruned",), pruned.table, _error("network", "setting", "batching", "mode", "batch")),
     "pruned_passed": (("pruned",), pruned.table, _passed("batching", pruned.OURS)),
-    "end_to_end": (("networks",), end_to_end.table, _end_to_end),
+    "end_to_end": (("networks",), end_to_end.table, _end_to_end("")),
+    "end_to_end_graph": (("networks",), end_to_end.table, _end_to_end("_graph")),
+    "paper_network": (("networks", "paper_latency"), _beside_paper, _paper_network("")),
+    "paper_network_graph": (("networks", "paper_latency"), _beside_paper, _paper_network("_graph")),
     "ragged_over": (("ragged",), ragged.table, _ragged_over),
     "ragged_host": (("ragged",), ragged.table, _ragged_host),
     "ragged_floor": (("ragged",), ragged.table, _ragged_floor),
@@ -747,7 +811,6 @@ _MEASURES = {
     "path_error_points": (("paths",), paths.measured, _path_error_points),
     "path_plan_s": (("paths",), paths.measured, _path_plan_s),
     "path_static": (("paths",), paths.table, _path_static),
-    "path_families": (("paths",), paths.table, _path_families),
     "path_between": (("paths",), paths.table, _path_between),
     "path_full": (("paths",), paths.table, _path_full),
     "path_folded": (("paths",), paths.table, _path_folded),

@@ -20,6 +20,7 @@ SHOWN = {
     "over_native": ("× native", ".3f"),
     "over_dense": ("× dense", ".3f"),
     "over_flex": ("× flex", ".3f"),
+    "over_full": ("× full", ".3f"),
     "peak_bytes": ("peak memory (bytes)", ",.0f"),
     "relative_error": ("relative error of logits", ".1e"),
     "reason": ("why blank", ""),
@@ -34,19 +35,22 @@ def needs(config):
 def table(inputs):
     """One row per network, batch and plans, its own first.
 
-    ``us`` is the time as a CUDA graph, else p50; ``over_<rival>`` the rival's over it, above 1 where these plans are
-    faster: of the network's own plans, and of the peers.
+    ``over_<rival>``: the rival's time over its own, above 1 where these plans are faster: of the network's own plans,
+    and of the peers, each with the faster of its rows, compiled or not. Times as a CUDA graph where both have one, else
+    p50.
     """
     rows = end_to_end.networks(inputs)
-    rows = rows[~rows["compiled"]]
-    rows = rows.assign(us=rows["gpu_us"].fillna(rows["p50_us"]))
-    mine, own = rows[rows["attention"] == end_to_end.OURS], Plans()
+    # Other plans than its own are not compiled.
+    mine, own = rows[(rows["attention"] == end_to_end.OURS) & ~rows["compiled"]], Plans()
     rivals = {"own": mine[mine["reorder"] == ""]} | {n: rows[rows["attention"] == n] for n in end_to_end.PEERS}
     # What has no other plans is not compared.
     mine = mine[mine["network"].isin(mine.loc[mine["reorder"] != "", "network"])].copy()
     for rival, theirs in rivals.items():
-        times = mine[_KEY].join(theirs.drop_duplicates(_KEY).set_index(_KEY)["us"], on=_KEY)["us"]
-        mine[f"over_{rival}"] = times / mine["us"]
+        ratios = [
+            mine[_KEY].join(_read.best(theirs, _KEY, column)[column], on=_KEY)[column] / mine[column]
+            for column in ("gpu_us", "p50_us")
+        ]
+        mine[f"over_{rival}"] = ratios[0].fillna(ratios[1])
     blank = mine["reorder"] == ""
     mine.loc[blank, ["reorder", "solver"]] = own.reorder, own.solver
     mine = mine.rename(columns={"network": "model"}).sort_values("batch", kind="stable")

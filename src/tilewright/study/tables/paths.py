@@ -1,6 +1,7 @@
 """Paths of trained networks that a runner may pick: promised time, and mean IoU on scenes that chose nothing."""
 
 import math
+import re
 
 import numpy as np
 from scipy.sparse import csgraph
@@ -11,6 +12,8 @@ from tilewright.study.tables import _read, _select
 TIMES = ["p50_us", "p99_us", "promise_us", "saved_us"]
 # What paths of two networks have alike where one is compared with the other: other code may be other kernels.
 ALIKE = ["resolution", "data", "device", "dtype", "batch", "compiled", "kernels"]
+# Recipes of static networks that were trained for as long as one whose paths were trained; of others it is their own.
+EQUAL = {"sampled": "continued", "depthless": "continued"}
 # Of two codes whose full paths of a network take the same time, but for this share of it, the kernels are the same.
 SAME = 0.05
 
@@ -110,12 +113,31 @@ def area(*fronts, slowest_us):
     return float(np.min([at(front, times) for front in fronts], axis=0) @ np.diff([*times, slowest_us]))
 
 
-def static(rows):
-    """The full paths of what the recipes `training.STATIC` trained, among `rows` of `table`: one for each network,
-    recipe and rung."""
+def static(rows, recipes=training.STATIC):
+    """The full paths of what `recipes` trained, among `rows` of `table`: one for each network, recipe and rung."""
     recipe = rows["case"].str.rpartition(".")[2]
-    whole = recipe.isin(training.STATIC) & (rows["case"] == rows["network"] + "." + recipe)
+    whole = recipe.isin(recipes) & (rows["case"] == rows["network"] + "." + recipe)
     return rows[whole & (rows["path"] == rows["full"])].drop_duplicates(["case", "rung"])
+
+
+def equal(*cases):
+    """Recipes of the static networks whose training equals that of `cases`, or of those that trained longest."""
+    recipes = {re.match("[a-z]*", case.rpartition(".")[2])[0] for case in cases}
+    return tuple(sorted({EQUAL[name] for name in recipes if name in EQUAL} or recipes))
+
+
+def static_alike(rows, case):
+    """Mean IoU on test scenes, weights as trained, of the full path of the static network whose training equals that of
+    the rows `case`: their own, or another one among `rows` of `table`. Not a number where that was not measured.
+
+    It is the same at any batch.
+    """
+    first = case.iloc[0]
+    (recipe,) = equal(first["case"])
+    other = recipe in EQUAL.values()
+    name, rung = (f"{first['network']}.{recipe}", "trained") if other else (first["case"], first["rung"])
+    found = rows[(rows["case"] == name) & (rows["rung"] == rung) & (rows["data"] == first["data"])]
+    return found.loc[found["path"] == found["full"], "test"].max()
 
 
 def static_front(static):

@@ -1,16 +1,19 @@
-"""Pruned networks, from images to logits: each batching for the kept tokens in each mode, and its speed-up in the same
-mode over the network without its pruner, over padding to the full length, with fused attention and as published, and
-over the best of the fair baselines, those in dense batches and those with FlashAttention for packed ones."""
+"""Pruned networks, from images to logits: each batching for the kept tokens in each mode, and its speed-up over the
+network without its pruner, over padding to the full length, with fused attention and as published, and over the best of
+all other batchings, those in dense batches and those with FlashAttention for packed ones: each with the faster of its
+rows, compiled or not, that are called alike."""
 
 from tilewright.networks.batching import UNPRUNED
 from tilewright.study.tables import _read, _select
 
 OURS, PADDED, PUBLISHED = "ragged", "padded", "padded_unfused"
-DENSE = ("padded_kept", "gathered")
+DENSE = ("padded_kept", "gathered", PADDED, PUBLISHED)
 FAIR = (*DENSE, "varlen")
 # A column of speed-ups is over the fastest of these batchings.
 PEERS = {"unpruned": (UNPRUNED,), "padded": (PADDED,), "published": (PUBLISHED,), "dense": DENSE, "fair": FAIR}
-_KEY = ["network", "setting", "batch", "mode"]
+# Modes that are called alike: a graph is held against graphs.
+WAYS = {"eager": "called", "compile": "called", "graph": "graph", "compile_graph": "graph"}
+_KEY = ["network", "setting", "batch", "way"]
 
 SHOWN = {
     "network": ("network", ""),
@@ -52,6 +55,7 @@ def table(inputs):
     standard errors of ``over_<peer>``; ``ties``: the peers that are within it."""
     (rows,) = _read.frames(inputs, "pruned")
     rows.loc[rows["status"] != "ok", _read.PRUNED_TIMES] = float("nan")
+    rows["way"] = rows["mode"].map(WAYS)
     rows["compared"] = rows["same_tokens"] / rows["inputs"]
     fair = rows[rows["batching"].isin(FAIR)]
     rows = rows.join(_read.best(fair, _KEY)["batching"].rename("fair"), on=_KEY)

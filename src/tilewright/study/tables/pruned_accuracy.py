@@ -49,8 +49,8 @@ def table(inputs):
     images, predictor_images, top1, top5, novel_top1, kept, images_per_s: means; over_unpruned, over_padded: of times
     that were taken together, means; least_top1, most_top1: of a training. lost: points of top-1 below the same
     trainings without a pruner. changed, crops: sums. front: ``yes`` where no other row of that network, mode and batch
-    is at least as good in mean top-1 and in images a second, and better in one; padded rows, which are a baseline, do
-    not count. A row that has no time in some training has none.
+    is at least as good in mean top-1 and in images a second, and better in one. A row that has no time in some training
+    has none.
     """
     (rows,) = _read.frames(inputs, "pruned_accuracy")
     rows.loc[rows["status"] != "ok", _read.PRUNED_TIMES] = np.nan
@@ -82,7 +82,7 @@ def table(inputs):
     ).reset_index()
     frame["crops"] = frame["crops"].where(frame["changed"].notna())
     frame["front"] = ""
-    for _, group in frame[frame["batching"] != pruned.PADDED].groupby(["network", "mode", "batch"], sort=False):
+    for _, group in frame.groupby(["network", "mode", "batch"], sort=False):
         frame.loc[front(group), "front"] = "yes"
     return frame
 

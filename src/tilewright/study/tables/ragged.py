@@ -3,8 +3,7 @@
 from tilewright.study.tables import _read, _select
 
 OURS = "tilewright"
-# One that works through padding is a bound, no peer.
-_KEY = ["heads", "head_dim", "lengths", "images", "call"]
+KEY = ["heads", "head_dim", "lengths", "images", "call"]
 
 SHOWN = {
     "heads": ("heads", ".0f"),
@@ -37,6 +36,6 @@ def table(inputs):
     over ours."""
     (rows,) = _read.frames(inputs, "ragged")
     rows.loc[rows["status"] != "ok", _read.RAGGED_TIMES] = float("nan")
-    rows = rows.sort_values(_KEY[:-1], kind="stable").reset_index(drop=True)
-    ours = rows[rows["provider"] == OURS].set_index(_KEY)["p50_us"].rename("ours_us")
-    return rows.assign(over_ours=rows["p50_us"] / rows.join(ours, on=_KEY)["ours_us"])
+    rows = rows.sort_values(KEY[:-1], kind="stable").reset_index(drop=True)
+    ours = rows[rows["provider"] == OURS].set_index(KEY)["p50_us"].rename("ours_us")
+    return rows.assign(over_ours=rows["p50_us"] / rows.join(ours, on=KEY)["ours_us"])

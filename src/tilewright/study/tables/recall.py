@@ -46,7 +46,7 @@ def table(inputs):
     # As text: a missing number is not equal to itself.
     rows["clip"] = rows["clip_noise"].map("{:g}".format)
     key = [*slices.CASE, *ORIGIN, "target"]
-    rows = slices.over_dense(rows, key)
+    rows = slices.over_dense(rows, key[:-1])
     exact = rows[(rows["group"] == SLICE) & (rows["chosen_by"] == ORACLE)].drop_duplicates(key).set_index(key)
     rows = rows.join(exact["density"].rename("least"), on=key)
     listed = rows["chosen_by"] != ""

@@ -51,7 +51,7 @@ SHOWN = {
 # Columns of the rows that the table is made of; selecting them halves its time.
 _USED = [
     *("family", "resolution", "model", "heads", "head_dim", "tokens", "density", "provider", "variant", "reorder"),
-    *("tiles", "solver", "ordered", "status", "reason", "speedup", "p50_us", "cold_us", "device"),
+    *("tiles", "solver", "ordered", "status", "reason", "speedup", "p50_us", "rse", "cold_us", "device"),
 ]
 
 
@@ -67,12 +67,12 @@ def table(inputs):
 
     rows, paper = _read.frames(inputs, "attention", "paper_latency")
     rows, paper = _read.bench(rows)[_USED], _read.paper_speedups(paper)
-    best_of_paper = paper[paper["provider"] == "pipeline"].groupby(["family", "resolution"])["speedup"].max()
+    paper = best_of_paper(paper)
     result = []
     for model, group in rows.groupby("model", sort=False):
         family, resolution = group[["family", "resolution"]].iloc[0]
         plans = _read.plans(group).dropna(subset="p50_us")
-        best, best_us = _fastest(plans, "p50_us")
+        best, best_us, _ = _fastest(plans, "p50_us")
         # Inference's form is of a part of the pattern.
         whole = group[group["provider"] != _select.INFERENCE]
         # Who was measured in one order is not missing.
@@ -87,7 +87,7 @@ def table(inputs):
                 "model": model,
                 "case": _select.case(model),
                 **{name: whole[name].max() for name in ("heads", "head_dim", "tokens", "density")},
-                "paper_speedup": best_of_paper.get((family, resolution)),
+                "paper_speedup": paper.get((family, resolution)),
                 **{name: value for form in forms for name, value in form.items()},
                 "best": best,
                 "best_us": best_us,
@@ -103,22 +103,29 @@ def table(inputs):
     return pd.DataFrame(result).astype({"paper_speedup": float})
 
 
+def best_of_paper(paper):
+    """The paper's best speed-up by family and resolution, of its bars with their speed-ups."""
+    return paper[paper["provider"] == "pipeline"].groupby(["family", "resolution"])["speedup"].max()
+
+
 def _compared(group, suffix, ordered, column):
     """Columns of one form of a workload: the headline plan, the fastest dense attention and the fastest peer."""
     mine = _read.headline(group)
     mine = mine[mine["ordered"] == ordered]
     peers = group[~group["provider"].isin(["tilewright", _select.INFERENCE])]
-    natural = _in_natural(peers)
-    # Who was not run in natural order counts there, without the permutation: in its favour.
-    natural |= ~peers["provider"].isin(peers.loc[natural & peers["p50_us"].notna(), "provider"])
-    peers = peers[peers["ordered"] if ordered else natural]
-    (plan, plan_us), (dense, dense_us), (peer, peer_us) = (
-        _fastest(rows, column) for rows in (mine, peers[peers["provider"].isin(DENSE)], peers)
-    )
-    found = {
-        **{"plan": plan, "plan_us": plan_us, "dense": dense, "dense_us": dense_us, "speedup": dense_us / plan_us},
-        **{"peer": peer, "peer_us": peer_us, "over_peer": peer_us / plan_us},
-    }
+    if not ordered:
+        natural = _in_natural(peers)
+        # Who was not run in natural order counts there, without the permutation: in its favour.
+        natural |= ~peers["provider"].isin(peers.loc[natural & peers["p50_us"].notna(), "provider"])
+        peers = peers[natural]
+    found, rows = {}, {"plan": mine, "dense": peers[peers["provider"].isin(DENSE)], "peer": peers}
+    best = {name: _fastest(of, column) for name, of in rows.items()}
+    for name, (words, us, _) in best.items():
+        found |= {name: words, f"{name}_us": us}
+    _, plan_us, plan_rse = best["plan"]
+    for name, over in (("dense", "speedup"), ("peer", "over_peer")):
+        _, us, rse = best[name]
+        found |= {over: us / plan_us, f"noise_{name}": _read.noise(us / plan_us, plan_rse, rse)}
     return {name + suffix: value for name, value in found.items()}
 
 
@@ -128,12 +135,12 @@ def _in_natural(rows):
 
 
 def _fastest(rows, column):
-    """Name and time of the row of `rows` with the least `column`."""
+    """Name, time and its relative standard error, which a cold one has none of, of the row with the least `column`."""
     rows = rows.dropna(subset=column)
     if rows.empty:
-        return "", float("nan")
+        return "", float("nan"), float("nan")
     row = rows.loc[rows[column].idxmin()]
-    return _name(row), row[column]
+    return _name(row), row[column], row["rse"] if column == "p50_us" else float("nan")
 
 
 def _name(row):

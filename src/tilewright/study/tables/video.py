@@ -39,13 +39,12 @@ def needs(config):
 
 
 def table(inputs):
-    """One row per network, mode and attention. ``speedup``: over dense attention of the same network and mode;
-    ``case``: the network and its layers; ``attend_share``, ``predict_share``: of a pass."""
+    """One row per network, mode and attention. ``speedup``: over dense attention of the same network, in its faster
+    mode; ``case``: the network and its layers; ``attend_share``, ``predict_share``: of a pass."""
     (rows,) = _read.frames(inputs, "video")
     rows.loc[rows["status"] != "ok", TIMES] = np.nan
-    key = [*CASE, "mode"]
-    dense = _read.best(rows[rows["by"] == "dense"], key)[["p50_us", "rse"]]
-    rows = rows.join(dense.set_axis(["dense_us", "dense_rse"], axis=1), on=key)
+    dense = _read.best(rows[rows["by"] == "dense"], CASE)[["p50_us", "rse"]]
+    rows = rows.join(dense.set_axis(["dense_us", "dense_rse"], axis=1), on=CASE)
     rows["speedup"] = rows["dense_us"] / rows["p50_us"]
     rows["noise"] = _read.noise(rows["speedup"], rows["rse"], rows["dense_rse"])
     rows["case"] = rows["network"] + rows["layers"].map(lambda n: "" if np.isnan(n) else f", {n:.0f} layers")

@@ -68,7 +68,8 @@ def table(inputs):
             found["dense"] = fastest["provider"].reindex(at).fillna("").to_numpy()
         found[f"{part}_reason"] = own["reason"].reindex(key).fillna("").to_numpy()
         found[f"{part}_from"] = _pays_from(found, part)
-    masked = _read.best(frame[~ours & ~frame["provider"].isin(DENSE)], [*place, "asked"])
+    others = frame[~ours & ~frame["provider"].isin(DENSE) & (frame["part"] == "layer")]
+    masked = _read.best(others, [*place, "asked"])
     for column, name in (("masked", "provider"), ("masked_us", "p50_us")):
         found[column] = masked[name].reindex(key).to_numpy()
     found["masked"] = found["masked"].fillna("")
