@@ -17,13 +17,12 @@ from tilewright.configure import btor2, modular, query
 from tilewright.configure.example import Example
 from tilewright.configure.objectives import Choice, Choices, Least
 from tilewright.configure.system import Node
+from tilewright.core.errors import SolverError
 from tilewright.pushmem import parts, recurrence, rtl
 from tilewright.pushmem.settings import CYCLE, CYCLE_BITS
 from tilewright.pushmem.streams import ANY
 
 LAYERS = ("levels", "extents", "strides", "starts")
-# Controllers whose firings a component's valid bits tell, going in and coming out.
-SEEN = {part: tuple(told) for part, told in parts.TOLD.items()} | {"top": ("in2agg", "tb2out")}
 # What a tile must never do, bits of `_forbidden`: they are no words of a stream.
 MET, UNWRITTEN = "two_accesses", "unwritten{}"
 
@@ -31,7 +30,7 @@ MET, UNWRITTEN = "two_accesses", "unwritten{}"
 @cache
 def _system(memory, part):
     """The system of a part or of the ``top``: every register of its controllers is configuration."""
-    tile = memory.tile(memory.PARAMETERS, part)
+    tile = memory.tile(memory.PARAMETERS) if part == "top" else memory.tile(memory.PARAMETERS, part)
     text = rtl.yosys(rtl.rtlil(tile), rtl._BTOR2, "part.btor2")["part.btor2"]
     system = btor2.read(text, "|".join(tile.configuration), f"{memory.NAME}.{part}")
     # Of a wide word some words may be any: each is an output of its own.
@@ -74,14 +73,16 @@ def _controller(name, levels):
     return btor2.read(text, "|".join(alone.configuration), name)
 
 
-def solve(stream, memory, *, depth=4, known=None, monolithic=False, limit_s=None):
+def solve(stream, memory, *, depth=4, known=None, monolithic=False, limit_s=None, blank=None):
     """``(answers, configuration)`` of what `stream` is of; the configuration is None where there is none.
 
     depth: how many of `LAYERS` are made least. known: registers that are fixed. monolithic: loops, schedules and
-    addresses are asked for at once; of a whole tile they always are. Raises `TilewrightError`.
+    addresses are asked for at once; of a whole tile they always are. blank: the word that stands where
+    nothing was written; None: one that does not occur. Raises `TilewrightError`.
     """
+    blank = _blank(stream, memory) if blank is None else blank
     known, system, part = known or {}, _system(memory, stream.part), stream.part
-    firings = {name: np.flatnonzero(column) for name, column in _fires(stream).items()}
+    firings = parts.firings(stream, memory)
     used = [name for name, at in firings.items() if len(at)]
     inside, spare = _inside(stream, used) if part == "top" else ([], [])
     used += inside + spare
@@ -99,7 +100,7 @@ def solve(stream, memory, *, depth=4, known=None, monolithic=False, limit_s=None
         modular.Component(
             part,
             system,
-            _example(stream, memory, firings),
+            _example(stream, memory, firings, blank),
             lambda found: _layers(memory, used, told, depth, {**found, **known}, spare),
             {**silent, **known},
             shared=False,
@@ -107,7 +108,7 @@ def solve(stream, memory, *, depth=4, known=None, monolithic=False, limit_s=None
     )
     answers = modular.solve(components, limit_s=limit_s)
     if part in answers.by_name and (cause := answers.by_name[part].cause) is not None:
-        answers.by_name[part].cause = _in_tokens(cause, memory.PARAMETERS.bits)
+        answers.by_name[part].cause = _in_tokens(cause, memory.PARAMETERS.bits, blank)
     if answers.verdict != query.SOLVED:
         return answers, None
     registers = recurrence.silent(memory) | answers.by_name[part].registers
@@ -116,15 +117,16 @@ def solve(stream, memory, *, depth=4, known=None, monolithic=False, limit_s=None
 
 def asserted(configuration, stream, memory, *, limit_s=None):
     """The `query.Answer` to the one question of what `stream` is of, with every register as in `configuration`."""
-    firings = {name: np.flatnonzero(column) for name, column in _fires(stream).items()}
+    firings = parts.firings(stream, memory)
+    blank = _blank(stream, memory)
     answer = query.solve(
         _system(memory, stream.part),
-        _example(stream, memory, firings),
+        _example(stream, memory, firings, blank),
         fixed=recurrence.registers(configuration, memory),
         limit_s=limit_s,
     )
     if answer.cause is not None:
-        answer.cause = _in_tokens(answer.cause, memory.PARAMETERS.bits)
+        answer.cause = _in_tokens(answer.cause, memory.PARAMETERS.bits, blank)
     return answer
 
 
@@ -153,14 +155,6 @@ def _told(part, port):
     return tuple(port.addresses) if part == "top" else parts.TOLD[part][port.kind]
 
 
-def _fires(stream):
-    """``{controller: bool [cycles]}`` of the controllers that the stream shows."""
-    columns = {}
-    for kind, valid in zip(SEEN[stream.part], (stream.valid_in, stream.valid_out), strict=True):
-        columns |= {f"{kind}{port}": valid[:, port] for port in range(valid.shape[1])}
-    return columns
-
-
 def _inside(stream, used):
     """``(needed, spare)``: controllers inside a tile that have to fire, and those that may be silent as well.
 
@@ -168,23 +162,39 @@ def _inside(stream, used):
     nobody asks for.
     """
     out = set(stream.data_out[stream.valid_out].ravel().tolist())
+    came = [set(stream.data_in[valid, port].ravel().tolist()) for port, valid in enumerate(stream.valid_in.T)]
     fetching = [name.replace("tb2out", "sram2tb") for name in used if name.startswith("tb2out")]
     needed, spare = [], []
     for name in used:
         if name.startswith("in2agg"):
-            came = stream.data_in[stream.valid_in[:, int(name[len("in2agg") :])], int(name[len("in2agg") :])]
-            (needed if out.intersection(came.ravel().tolist()) else spare).append(name.replace("in2agg", "agg2sram"))
+            port = int(name[len("in2agg") :])
+            others = set().union(*came[:port], *came[port + 1 :])
+            (needed if out & came[port] - others else spare).append(name.replace("in2agg", "agg2sram"))
     return needed + fetching, spare
 
 
-def _example(stream, memory, firings):
+def _blank(stream, memory):
+    """A word that a stream does not have: in the RTL it is 0, as what was never written. Raises `SolverError`."""
+    seen, count = {int(word) for word in np.unique(stream.data_out)}, 1 << memory.PARAMETERS.bits
+    if stream.part == "top":
+        seen |= {int(word) for word in np.unique(stream.data_in)}
+    found = next((word for word in reversed(range(count)) if word not in seen), None)
+    if found is None or max(seen) >= count:
+        raise SolverError(f"bmc: expected words of fewer than {count} numbers below {count}, found {len(seen - {ANY})}")
+    return found
+
+
+def _example(stream, memory, firings, blank):
     """The example of a part or of the top: firings that it shows are pinned, and so are the sums of their schedules."""
     pins, cycles, bits, part = {}, len(stream), memory.PARAMETERS.bits, stream.part
     for name, at in firings.items():
         pins |= _schedule(name, at, cycles).pins if len(at) else {f"{name}_fire": [0] * cycles}
+        if name.startswith("sram2out"):
+            # What it gives in the last cycle would show behind it.
+            pins[f"{name}_fire"][-1] = None
     joined = stream.data_in if part != "tb" else stream.data_in[:, :1]
     names = {"agg": "data_in{}", "top": "data_in{}", "sram": "row{}", "tb": "register"}[part]
-    inputs = {names.format(port): _words(joined[:, port], bits) for port in range(joined.shape[1])}
+    inputs = {names.format(port): _words(joined[:, port], bits, blank) for port in range(joined.shape[1])}
     inputs["run"] = [1] * cycles
     given = {"agg": "row{}[{}]", "sram": "register[{1}]"}.get(part, "data_out{}")
     outputs = {MET: [0] * cycles} if part == "top" else {}
@@ -197,22 +207,22 @@ def _example(stream, memory, firings):
             words = np.where(asked, stream.data_out[:, port, lane], ANY).tolist()
             if any(word != ANY for word in words):
                 outputs[given.format(port, lane)] = [
-                    None if word == ANY else (word + 1) % (1 << bits) for word in words
+                    None if word == ANY else (word - blank) % (1 << bits) for word in words
                 ]
     return Example(cycles, inputs, outputs, pins)
 
 
-def _words(data, bits):
-    """Wide words of data [cycles, words], the first one lowest, each token one higher: 0 is what was never written."""
+def _words(data, bits, blank):
+    """Wide words of data [cycles, words], the first one lowest; 0 is `blank`, and what is not known."""
     shifts = [bits * place for place in range(data.shape[1])]
-    data = (data + 1) % (1 << bits)
+    data = np.where(data == ANY, 0, (data - blank) % (1 << bits))
     return [sum(word << shift for word, shift in zip(row, shifts, strict=True)) for row in data.tolist()]
 
 
-def _in_tokens(cause, bits):
+def _in_tokens(cause, bits, blank):
     """A cause that tells words as the stream has them."""
     asked = [
-        (signal, cycle, (word - 1) % (1 << bits) if signal.startswith(("row", "register", "data_out")) else word)
+        (signal, cycle, (word + blank) % (1 << bits) if signal.startswith(("row", "register", "data_out")) else word)
         for signal, cycle, word in cause.asked
     ]
     return replace(cause, asked=asked)

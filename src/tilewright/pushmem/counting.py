@@ -1,14 +1,21 @@
-"""Why a tile cannot give a stream, by counting: bounds that cross, too many live words, too many accesses."""
+"""Why a tile cannot give a stream, by counting; and why algebra found nothing.
+
+`impossible` uses what holds for every configuration: what it raises is a proof. `check` counts what one choice of wide
+words asks for: another choice may do.
+"""
 
 import heapq
 
 import numpy as np
 
 from tilewright.core.errors import TilewrightError
+from tilewright.pushmem import fit
+
+_FAR = 1 << 40
 
 
 class NoScheduleError(TilewrightError):
-    """A stream that no schedule of the tile gives. cause: a word or two; told: what was counted, numbers by name."""
+    """A stream that no configuration gives. cause: a word or two; told: what was counted, numbers by name."""
 
     def __init__(self, cause, text, **told):
         """State the cause and what was counted."""
@@ -16,71 +23,158 @@ class NoScheduleError(TilewrightError):
         self.cause, self.told = cause, told
 
 
-class UndecidedError(TilewrightError):
-    """A stream that does not say enough for algebra: what goes out may be any word."""
+class NotFoundError(NoScheduleError):
+    """A stream for which algebra found no configuration; there may be one all the same."""
 
 
-def check(sides, depth: int) -> None:
-    """Raise `NoScheduleError` where bounds of the accesses alone leave no way. sides: of `inner.Side`."""
+def affine(name, times, levels: int, until: int) -> None:
+    """Raise `NoScheduleError` for firings that no loops give, whatever the addresses. until: as `fit.controller` has
+    it."""
+    if len(times):
+        try:
+            fit.controller(times, {}, {}, levels, until)
+        except fit.NotAffineError as error:
+            raise NoScheduleError("not affine", f"{name}: {error}") from error
+
+
+def impossible(moved, parameters) -> None:
+    """Raise `NoScheduleError` where no configuration gives what `moved`, of `inner.words`, says.
+
+    With aggregators a word can be written to the memory a cycle after it came, fetched a cycle later, and go out two
+    cycles after that; without them it can be read a cycle after it came, and go out a cycle later. An access of the
+    memory moves words of one input or of one output, and is the only one of its cycle.
+    """
+    wide = "agg2sram0" in parameters.ports()
+    least, fetches, keys, came, at = 4 if wide else 2, [], [], [], []
+    for port, (cycles, inputs, numbers) in enumerate(moved.reads):
+        since = np.array([moved.arrivals[i][n] for i, n in zip(inputs, numbers, strict=True)], dtype=np.int64)
+        if len(soon := np.flatnonzero(cycles - since < least)):
+            cycle, where = int(cycles[soon[0]]), int(since[soon[0]])
+            text = f"cycle {cycle}: output {port} gives a word that comes in at cycle {where}; a word takes at least"
+            raise NoScheduleError("latency", f"{text} {least} cycles through the tile", came=where, cycle=cycle)
+        _, begins = np.unique(inputs * _FAR + numbers, return_index=True)
+        fetches.append((since[begins] + 2, cycles[begins] - 2))
+        for each, column in ((keys, inputs * _FAR + numbers), (came, since), (at, cycles)):
+            each.append(column)
+    words, begins, where = np.unique(np.concatenate(keys), return_index=True, return_inverse=True)
+    since, first, last = np.concatenate(came)[begins], np.full(len(words), _FAR), np.zeros(len(words), dtype=np.int64)
+    np.minimum.at(first, where, np.concatenate(at))
+    np.maximum.at(last, where, np.concatenate(at))
+    if not len(words):
+        return
+    _held(since + 1, last if wide else last - 1, _room(moved, parameters))
+    if wide:
+        written = [
+            (since[words // _FAR == port] + 1, first[words // _FAR == port] - 3) for port in range(len(moved.arrivals))
+        ]
+        _alone([*written, *fetches])
+
+
+def _room(moved, parameters):
+    """Words that a tile holds: in its memory, in the register behind it, and at the inputs and outputs in use."""
+    room = parameters.depth * parameters.fetch
+    if "agg2sram0" in parameters.ports():
+        inputs, outputs = sum(len(at) > 0 for at in moved.arrivals), sum(len(at) > 0 for at, _, _ in moved.reads)
+        room += parameters.fetch * (1 + parameters.rows * inputs + parameters.tb_rows * outputs)
+    return room
+
+
+def _held(begin, end, room):
+    """Raise where more words than `room` have to be in the tile at once: each from cycle `begin` to `end`."""
+    change = np.zeros(int(end.max()) + 2, dtype=np.int64)
+    np.add.at(change, begin, 1)
+    np.add.at(change, end + 1, -1)
+    live = np.cumsum(change)
+    if live.max() > room:
+        cycle, count = int(live.argmax()), int(live.max())
+        text = f"cycle {cycle}: {count} words that came in and are still needed, of {room} that the tile holds"
+        raise NoScheduleError("memory words", text, cycle=cycle, count=count, room=room)
+
+
+def _alone(windows):
+    """Raise where accesses that cannot be one are too many. windows: ``(earliest, latest)`` of the words of each
+    controller: those that have no cycle in common are moved by different accesses."""
+    chosen = []
+    for earliest, latest in windows:
+        end = -1
+        for at in np.argsort(latest, kind="stable").tolist():
+            if earliest[at] > end:
+                end = int(latest[at])
+                chosen.append((int(earliest[at]), end))
+    if not chosen:
+        return
+    if (found := crowded(*np.array(chosen, dtype=np.int64).T)) is not None:
+        raise _too_many(*found)
+
+
+def _too_many(first, last, count, kind=NoScheduleError):
+    return kind(
+        "memory port",
+        f"cycles {first} to {last}: {count} accesses of the memory, which has one a cycle, in {last - first + 1}",
+        first=first,
+        last=last,
+        accesses=count,
+    )
+
+
+def check(sides) -> None:
+    """Raise `NotFoundError` where bounds of the accesses alone leave no way. sides: of `inner.Side`, those that write
+    first."""
     bounds = _bounds(sides)
     for side, (earliest, latest) in zip(sides, bounds, strict=True):
         crossed = np.flatnonzero(earliest > latest)
         if len(crossed):
             raise _crossed(side, int(crossed[0]), int(earliest[crossed[0]]), int(latest[crossed[0]]))
     for number, side in enumerate(sides):
-        if side.source is None:
-            _live(number, sides, bounds, depth)
+        if not side.reads:
+            _live(number, sides, bounds)
     earliest, latest = (np.concatenate(each) for each in zip(*bounds, strict=True))
     if (found := crowded(earliest, latest)) is not None:
-        first, last, count = found
-        raise NoScheduleError(
-            "memory port",
-            f"cycles {first} to {last}: {count} accesses of the memory, which has one a cycle, in {last - first + 1}",
-            first=first,
-            last=last,
-            accesses=count,
-        )
+        raise _too_many(*found, kind=NotFoundError)
 
 
 def _bounds(sides):
     """``[(earliest, latest)]`` of each side, with what reads and writes ask of each other."""
     bounds = [[side.earliest.copy(), side.latest.copy()] for side in sides]
+    writes = [number for number, side in enumerate(sides) if not side.reads]
+    earliest, latest = (np.concatenate([bounds[number][each] for number in writes]) for each in (0, 1))
     for number, side in enumerate(sides):
-        if side.source is None:
-            continue
-        bounds[number][0] = np.maximum(bounds[number][0], bounds[side.source][0][side.wide] + 1)
-        np.minimum.at(bounds[side.source][1], side.wide, bounds[number][1] - 1)
+        if side.reads:
+            bounds[number][0] = np.maximum(bounds[number][0], earliest[side.wide] + 1)
+            np.minimum.at(latest, side.wide, bounds[number][1] - 1)
+    for number in writes:
+        first = sides[number].wide[0]
+        bounds[number][1] = latest[first : first + len(sides[number].wide)]
     return bounds
 
 
 def _crossed(side, at, earliest, latest):
     told = {"access": at, "earliest": earliest, "latest": latest}
-    if side.source is None:
+    if not side.reads:
         text = f"{side.name}: wide word {at} can be written from cycle {earliest} on, and is needed by cycle {latest}"
-        return NoScheduleError(
+        return NotFoundError(
             "latency", f"{text}; a word takes at least 7 cycles through the tile where wide words are full", **told
         )
     if side.earliest[at] > side.latest[at]:
         text = (
             f"{side.name}: fetch {at} has to be over by cycle {latest}, and its row of the transpose buffer is in use"
         )
-        return NoScheduleError(
-            "transpose buffer", f"{text} until cycle {earliest + 1}: the row is needed twice", **told
-        )
+        return NotFoundError("transpose buffer", f"{text} until cycle {earliest + 1}: the row is needed twice", **told)
     text = f"{side.name}: fetch {at} has to be over by cycle {latest}, and its wide word is written in {earliest - 1}"
-    return NoScheduleError(
+    return NotFoundError(
         "latency",
         f"{text} at the earliest; a word takes at least 7 cycles through the tile where wide words are full",
         **told,
     )
 
 
-def _live(number, sides, bounds, depth):
+def _live(number, sides, bounds):
     """Raise where more wide words have to be in the memory than it has."""
-    last = np.full(len(sides[number].earliest), -1)
+    last, first = np.full(len(sides[number].earliest), -1), sides[number].wide[0]
     for side, (earliest, _) in zip(sides, bounds, strict=True):
-        if side.source == number:
-            np.maximum.at(last, side.wide, earliest)
+        if side.reads:
+            own = (side.wide >= first) & (side.wide < first + len(last))
+            np.maximum.at(last, side.wide[own] - first, earliest[own])
     there = np.flatnonzero(last > bounds[number][1])
     if not len(there):
         return
@@ -92,7 +186,7 @@ def _live(number, sides, bounds, depth):
     if live.max() > ring:
         cycle, count = int(live.argmax()), int(live.max())
         text = f"cycle {cycle}: {count} wide words that came in and are still needed, of {ring} that the memory has"
-        raise NoScheduleError("memory words", text, cycle=cycle, count=count, depth=ring)
+        raise NotFoundError("memory words", text, cycle=cycle, count=count, depth=ring)
 
 
 def crowded(earliest, latest) -> tuple[int, int, int] | None:

@@ -26,10 +26,13 @@ class Deepest:
     firing: int
 
 
-def controller(times, addresses: Mapping[str, np.ndarray], widths: Mapping[str, int], levels: int) -> Controller:
+def controller(
+    times, addresses: Mapping[str, np.ndarray], widths: Mapping[str, int], levels: int, until: int | None = None
+) -> Controller:
     """The `Controller` that fires at `times` with these addresses, int64 [n] each, with the fewest loops.
 
-    times: of the cycles since reset, increasing; widths: bits of each address. Raises `NotAffineError`.
+    times: of the cycles since reset, increasing; widths: bits of each address. until: the first cycle in which it may
+    fire again, where its last round is cut off; None: no round is. Raises `NotAffineError`.
     """
     times = np.asarray(times, dtype=np.int64)
     names = list(addresses)
@@ -44,7 +47,13 @@ def controller(times, addresses: Mapping[str, np.ndarray], widths: Mapping[str, 
         )
     rows = np.column_stack([times, *(addresses[name] for name in names)])
     modulus = np.array([1 << CYCLE_BITS, *(1 << widths[name] for name in names)], dtype=np.int64)
-    found, deepest = _loops(rows % modulus, modulus, levels, 1)
+    last = int(times[-1])
+
+    def silent(following):
+        """Whether the cycle of what would fire next, modulo the counter, is late enough."""
+        return until is not None and last + (int(following) - last - 1) % (1 << CYCLE_BITS) + 1 >= until
+
+    found, deepest = _loops(rows % modulus, modulus, levels, 1, silent)
     if found is None:
         at = deepest.firing
         raise NotAffineError(
@@ -59,8 +68,9 @@ def controller(times, addresses: Mapping[str, np.ndarray], widths: Mapping[str, 
     return Controller(tuple(extents), affines[0], dict(zip(names, affines[1:], strict=True)))
 
 
-def _loops(rows, modulus, levels, scale):
-    """``((extents, strides), None)`` of rows [n, values], or ``(None, Deepest)``. scale: firings of a row."""
+def _loops(rows, modulus, levels, scale, silent):
+    """``((extents, strides), None)`` of rows [n, values], or ``(None, Deepest)``. scale: firings of a row. silent:
+    whether the last round may be cut off before a cycle."""
     count = len(rows)
     if count == 1:
         return ([], []), None
@@ -72,7 +82,8 @@ def _loops(rows, modulus, levels, scale):
     best = Deepest(0, scale * longest)
     # A loop's counter has as many bits as that of the cycles.
     for extent in _divisors(longest, 1 << CYCLE_BITS):
-        if count % extent:
+        cut = bool(count % extent)
+        if cut and not silent((rows[-1, 0] + steps[0, 0]) % modulus[0]):
             continue
         inner = steps[: count - 1].copy()
         places = np.arange(count - 1) % extent != extent - 1
@@ -80,7 +91,9 @@ def _loops(rows, modulus, levels, scale):
         if len(wrong):
             best = max(best, Deepest(1, scale * (int(wrong[0]) + 1)), key=lambda each: each.firing)
             continue
-        found, deepest = _loops(rows[::extent], modulus, levels - 1, scale * extent)
+        # Behind a round that is cut off nothing is seen of the others.
+        outer = (lambda _: True) if cut else silent
+        found, deepest = _loops(rows[::extent], modulus, levels - 1, scale * extent, outer)
         if found is not None:
             return ([extent, *found[0]], [steps[0], *found[1]]), None
         best = max(best, deepest, key=lambda each: each.firing)

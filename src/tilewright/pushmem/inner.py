@@ -1,22 +1,27 @@
 """A tile's controllers from what enters and leaves it: the schedules inside are chosen here.
 
-Bounds of each access of the memory follow from the stream (`Bounds`). A wide word is written once its last word is
-there, and before the aggregator's row is filled anew. A *run* is what an output reads of one wide word without a break;
-it is fetched after the write, two cycles before its first word, and not before the transpose buffer's row is free.
+Words that come in get places in wide words by a *layout* (`Layout`). Bounds of each access of the memory follow: a wide
+word is written once its last word is there, and before the aggregator's row is filled anew. A *run* is what an output
+reads of one wide word without a break; it is fetched after the write, two cycles before its first word, and not before
+the transpose buffer's row is free.
 Schedules are *templates*: the loops of the port, strip-mined by the words of a wide word, with other steps of the
 innermost loop besides. Where runs have no loops, each round of the port's innermost loop fetches as many wide words as
 the transpose buffer holds, needed or not. Of all that keep within their bounds and never meet at the memory's one port,
 the first ones that delay least are taken, and their loops fitted.
+
+Where no layout has such schedules nothing is known: `counting.impossible` says what no configuration gives.
 """
 
 import contextlib
 import itertools
 from dataclasses import dataclass
+from operator import length_hint
+from typing import NamedTuple
 
 import numpy as np
 
 from tilewright.pushmem import counting, fit
-from tilewright.pushmem.counting import NoScheduleError, UndecidedError
+from tilewright.pushmem.counting import NoScheduleError, NotFoundError
 from tilewright.pushmem.settings import CYCLE_BITS, Configuration
 from tilewright.pushmem.streams import ANY
 
@@ -30,22 +35,41 @@ SLOWER = 4
 _NEVER = 1 << 40
 
 
+class Layout(NamedTuple):
+    """Places of the words of an input. row: words of a row that begins with a wide word; None: one follows on the
+    other. shift: places that are left out before the first. kept: what is written, ``all``; ``wide``, wide words of
+    which a word goes out; ``words``, in which those that do not go out take the place of the next that does."""
+
+    row: int | None = None
+    shift: int = 0
+    kept: str = "all"
+
+
 @dataclass
 class Words:
-    """Where words are. ports: for each input its arrivals. port, index: of each token that came in."""
+    """What moves. arrivals: for each input its cycles. reads: for each output ``(cycles, inputs, numbers of words)``.
+    free: what of it may be any word, in words, or None."""
 
     arrivals: list[np.ndarray]
-    tokens: list[np.ndarray]
     reads: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    free: str | None = None
+
+    def wanted(self, port) -> np.ndarray:
+        """bool [words] of an input: those that go out."""
+        found = np.zeros(len(self.arrivals[port]), dtype=bool)
+        for _, inputs, numbers in self.reads:
+            found[numbers[inputs == port]] = True
+        return found
 
 
 @dataclass
 class Side:
     """Accesses of the memory by one controller, in order. earliest, latest: their bounds, int64 [n], without those that
     follow from other sides. first: what templates start from, int64 [n]. addresses: ``{name: [n]}``. wide: numbers of
-    the wide words, int64 [n]; of a fetch that nobody needs, any. needed: bool [n], or None for all. ring: how many wide
-    words on the same place is written again. rounds: of the port's loops, see `_rounds`. source: of reads, the place
-    among the sides of what writes."""
+    the wide words in the order of all writes, input by input, int64 [n]; of a fetch that nobody needs, any. ring: how
+    many wide words of its input on the same place is written again. rounds: of the port's loops, see `_rounds`. reads:
+    whether it fetches. again: of a fetch, the write that takes the place, -1 for none. needed: bool [n], or None for
+    all."""
 
     name: str
     earliest: np.ndarray
@@ -55,77 +79,127 @@ class Side:
     wide: np.ndarray
     ring: int
     rounds: list[tuple[int, np.ndarray]]
-    source: int | None = None
+    reads: bool = False
+    again: np.ndarray | None = None
     needed: np.ndarray | None = None
 
 
 def words(stream) -> Words:
-    """What moves: tokens that come in, and for each output ``(cycles, inputs, numbers of words)``. Raises
-    `NoScheduleError` for tokens that come in twice, never, or after they go out."""
-    place, arrivals, tokens = {}, [], []
+    """What moves. Raises `NoScheduleError` for words that go out and never came in, or not before; `NotFoundError` for
+    a token that comes in twice."""
+    place, arrivals, twice = {}, [], None
     for port in range(stream.valid_in.shape[1]):
         at = np.flatnonzero(stream.valid_in[:, port])
         arrivals.append(at)
-        tokens.append(stream.data_in[at, port, 0])
-        for number, token in enumerate(tokens[-1].tolist()):
+        for number, token in enumerate(stream.data_in[at, port, 0].tolist()):
             if token in place:
-                raise NoScheduleError(
-                    "tokens", f"cycle {at[number]}: expected a number for each word that comes in, found {token} again"
+                twice = twice or (
+                    f"cycle {at[number]}: expected a number for each word that comes in, found {token} again"
                 )
-            place[token] = port, number
-    reads = []
+            if token not in place or at[number] < arrivals[place[token][0]][place[token][1]]:
+                place[token] = port, number
+    reads, free = [], None
     for port in range(stream.valid_out.shape[1]):
-        at = np.flatnonzero(stream.valid_out[:, port])
-        found = []
+        at, found = np.flatnonzero(stream.valid_out[:, port]), []
+        known = stream.data_out[at, port, 0] != ANY
+        if not known.all():
+            free = (
+                free or f"cycle {at[~known][0]}: output {port} gives any word; its token decides the schedules inside"
+            )
+        at = at[known]
         for cycle, token in zip(at.tolist(), stream.data_out[at, port, 0].tolist(), strict=True):
-            if token == ANY:
-                raise UndecidedError(
-                    f"cycle {cycle}: output {port} gives any word; its token decides the schedules inside"
-                )
             if token not in place:
                 raise NoScheduleError(
                     "never written", f"cycle {cycle}: output {port} gives {token}, which never came in"
                 )
             found.append(place[token])
-            if arrivals[found[-1][0]][found[-1][1]] >= cycle:
-                came = arrivals[found[-1][0]][found[-1][1]]
+            came = arrivals[found[-1][0]][found[-1][1]]
+            if came >= cycle:
                 raise NoScheduleError(
                     "output before input", f"cycle {cycle}: output {port} gives {token}, which comes in at cycle {came}"
                 )
         pairs = np.array(found, dtype=np.int64).reshape(-1, 2)
         reads.append((at, pairs[:, 0], pairs[:, 1]))
-    return Words(arrivals, tokens, reads)
+    if twice is not None:
+        raise NotFoundError("tokens", twice)
+    return Words(arrivals, reads, free)
 
 
 def configuration(stream, memory) -> Configuration:
-    """A `Configuration` whose tile gives `stream`. Raises `NoScheduleError`, whose cause was checked by leaving it
-    out."""
+    """A `Configuration` whose tile gives `stream`. Raises `NoScheduleError` where there is none, and `NotFoundError`,
+    whose cause was checked by leaving it out, where no layout has one."""
     found = words(stream)
-    errors = []
-    for rows in itertools.product(*_row_lengths(found, memory.PARAMETERS)):
+    counting.impossible(found, memory.PARAMETERS)
+    if found.free is not None:
+        raise NotFoundError("undecided", found.free)
+    errors, usual = [], list(itertools.product(*_usual(found, memory.PARAMETERS)))
+    tried = ((layouts, iter(range(TRIES))) for layouts in usual)
+    for layouts, tries in itertools.chain(tried, _others(found, usual, memory.PARAMETERS)):
         try:
-            return _solved(found, memory, rows, GROUPS)
-        except (NoScheduleError, fit.NotAffineError) as error:
-            errors.append((rows, error))
+            return _solved(found, memory, layouts, GROUPS, tries)
+        except (NotFoundError, fit.NotAffineError) as error:
+            errors.append((layouts, error))
     # What comes closest says most: all loops were found, then bounds, then loops that were not.
-    rows, error = min(
-        errors, key=lambda each: (isinstance(each[1], fit.NotAffineError), getattr(each[1], "cause", 0) is not None)
+    layouts, error = min(
+        errors[: len(usual)],
+        key=lambda each: (isinstance(each[1], fit.NotAffineError), getattr(each[1], "cause", 0) is not None),
     )
     if isinstance(error, fit.NotAffineError):
-        raise NoScheduleError("not affine", str(error)) from error
-    raise error if error.cause is not None else _explained(found, memory, rows, error)
+        raise NotFoundError("not affine", str(error)) from error
+    raise error if error.cause is not None else _explained(found, memory, layouts, error)
 
 
-def _explained(found, memory, rows, error):
+def _usual(found, parameters):
+    """For each input layouts in which all words are written, and wide words full but at the ends of rows."""
+    return [[Layout(row) for row in rows] for rows in _row_lengths(found, parameters)]
+
+
+def _others(found, usual, parameters):
+    """Yield ``(a layout for each input, tries)`` beyond the `usual` ones: those that leave more of wide words empty, or
+    words out. They share their tries. All inputs have one, or one of them has."""
+    tries, ports = iter(range(TRIES)), range(len(found.arrivals))
+    others, seen = [_of_input(found, port, parameters) for port in ports], set(usual)
+    for each in dict.fromkeys(itertools.chain(*others)):
+        for changed in (ports, *([port] for port in ports)):
+            layouts = tuple(each if port in changed and each in others[port] else usual[0][port] for port in ports)
+            if layouts not in seen:
+                if not length_hint(tries):
+                    return
+                seen.add(layouts)
+                yield layouts, tries
+
+
+def _of_input(found, port, parameters):
+    """Layouts of an input but for those in which one full wide word follows on the other."""
+    at, fetch = found.arrivals[port], parameters.fetch
+    if not len(at):
+        return []
+    rows = dict.fromkeys([*range(fetch - 1, 0, -1), *(row for row in _bursts(at, parameters) if row % fetch)])
+    made = [Layout(), *(Layout(row) for row in rows), *(Layout(None, shift) for shift in range(1, fetch))]
+    if not found.wanted(port).all():
+        made += [each._replace(kept=kept) for kept in ("words", "wide") for each in made]
+    return made[1:]
+
+
+def _bursts(at, parameters):
+    """Words of the rounds in which they come in."""
+    try:
+        loops = fit.controller(at, {}, {}, parameters.levels)
+    except fit.NotAffineError:
+        return []
+    return list(itertools.accumulate(loops.extents, lambda one, other: one * other))[:-1]
+
+
+def _explained(found, memory, layouts, error):
     """The group of bounds without which there is a schedule: that one is the cause."""
     for group in GROUPS:
         kept = tuple(each for each in GROUPS if each != group)
         try:
-            _solved(found, memory, rows, kept)
-        except (NoScheduleError, fit.NotAffineError):
+            _solved(found, memory, layouts, kept, iter(range(TRIES)))
+        except (NotFoundError, fit.NotAffineError):
             continue
-        return NoScheduleError(group, f"{error}; without the bounds of the {group} there is one")
-    return NoScheduleError("bounds", f"{error}; leaving out one kind of bounds does not help")
+        return NotFoundError(group, f"{error}; without the bounds of the {group} there is one")
+    return NotFoundError("bounds", f"{error}; leaving out one kind of bounds does not help")
 
 
 def _row_lengths(found, parameters):
@@ -147,19 +221,21 @@ def _row_lengths(found, parameters):
     return [list(dict.fromkeys(each)) for each in lengths]
 
 
-def _solved(found, memory, rows, groups):
+def _solved(found, memory, layouts, groups, tries):
     parameters = memory.PARAMETERS
     if "agg2sram0" not in parameters.ports():
-        return _single(found, memory)
-    writes, controllers, readings = _sides(found, memory, rows, groups)
+        return _single(found, memory, layouts[0])
+    writes, controllers, readings = _sides(found, memory, layouts, groups)
     ports, first = parameters.ports(), None
     for taken in itertools.product(*readings):
         sides = [*writes, *(side for side, _ in taken)]
-        if groups == GROUPS and all(side.needed is None for side in sides):
-            counting.check(sides, parameters.depth)
+        if groups == GROUPS and writes and all(side.needed is None for side in sides):
+            counting.check(sides)
         try:
-            times = _chosen(sides, groups, lambda side: templates(side, ports[side.name].addresses, parameters.levels))
-        except NoScheduleError as error:
+            times = _chosen(
+                sides, groups, lambda side: templates(side, ports[side.name].addresses, parameters.levels), tries
+            )
+        except NotFoundError as error:
             first = first or error
             continue
         made = controllers | {f"tb2out{side.name[-1]}": controller for side, controller in taken}
@@ -169,79 +245,95 @@ def _solved(found, memory, rows, groups):
     raise first
 
 
-def _single(found, memory):
+def _single(found, memory, layout):
     """A tile without aggregators: words have addresses of their own, or those that are free again."""
-    ports, depth = memory.PARAMETERS.ports(), memory.PARAMETERS.depth
-    at, asked = found.arrivals[0], found.reads[0]
-    controllers = {}
+    ports, depth, levels = memory.PARAMETERS.ports(), memory.PARAMETERS.depth, memory.PARAMETERS.levels
+    at, (asked, _, numbers) = found.arrivals[0], found.reads[0]
+    wanted, controllers = found.wanted(0), {}
+    place = np.cumsum(wanted) - wanted if layout.kept == "words" else np.arange(len(at))
     if len(at):
-        controllers["in2sram0"] = fit.controller(
-            at, {"sram": np.arange(len(at)) % depth}, ports["in2sram0"].addresses, memory.PARAMETERS.levels
-        )
-    if len(asked[0]):
+        controllers["in2sram0"] = fit.controller(at, {"sram": place % depth}, ports["in2sram0"].addresses, levels)
+    if len(asked):
         controllers["sram2out0"] = fit.controller(
-            asked[0] - 1, {"sram": asked[2] % depth}, ports["sram2out0"].addresses, memory.PARAMETERS.levels
+            asked - 1, {"sram": place[numbers] % depth}, ports["sram2out0"].addresses, levels
         )
-        reused = asked[2] + depth
-        late = np.flatnonzero((reused < len(at)) & (at[np.minimum(reused, len(at) - 1)] < asked[0] - 1))
+        # The first word that comes to the same place later.
+        again = np.searchsorted(place, place[numbers] + depth)
+        late = np.flatnonzero((again < len(at)) & (at[np.minimum(again, len(at) - 1)] < asked - 1))
         if len(late):
-            raise NoScheduleError(REUSE, f"cycle {asked[0][late[0]]}: the word that goes out was overwritten by then")
-        early = np.flatnonzero(at[asked[2]] >= asked[0] - 1)
-        if len(early):
-            raise NoScheduleError("latency", f"cycle {asked[0][early[0]]}: expected two cycles from input to output")
+            raise NotFoundError(REUSE, f"cycle {asked[late[0]]}: the word that goes out was overwritten by then")
     return Configuration(memory.NAME, controllers)
 
 
-def _sides(found, memory, rows, groups):
+def _sides(found, memory, layouts, groups):
     """``(writes, controllers, readings)``: sides that write, the controllers of the tile's inputs, and for each output
     ways to read: ``(side, the output's controller)``. Raises `fit.NotAffineError` for an output that has none."""
     parameters, ports = memory.PARAMETERS, memory.PARAMETERS.ports()
-    fetch, ring, levels = parameters.fetch, parameters.rows * parameters.fetch, parameters.levels
-    sides, controllers, numbers, source = [], {}, [], {}
-    lengths = zip(found.arrivals, rows, strict=True)
-    counts = [-(-int(_padded(np.array([len(at)]), row, fetch)[0]) // fetch) if len(at) else 0 for at, row in lengths]
-    bases, step = _allotted(counts, parameters)
-    for port, at in enumerate(found.arrivals):
-        place = _padded(np.arange(len(at)), rows[port], fetch)
-        numbers.append(place)
-        if not len(at):
+    fetch, depth = parameters.fetch, parameters.depth
+    placed = [
+        _placed(at, found.wanted(port), layout, fetch)
+        for port, (at, layout) in enumerate(zip(found.arrivals, layouts, strict=True))
+    ]
+    bases, step = _allotted([len(kept) for _, kept, _ in placed], parameters)
+    sides, controllers, numbers, behind = [], {}, [], 0
+    for port, (at, (place, kept, last)) in enumerate(zip(found.arrivals, placed, strict=True)):
+        numbers.append((behind + np.searchsorted(kept, place // fetch)) * fetch + place % fetch)
+        if len(at):
+            name, ring = f"in2agg{port}", parameters.rows * fetch
+            controllers[name] = fit.controller(at, {"agg": place % ring}, ports[name].addresses, parameters.levels)
+        if not len(kept):
             continue
-        name, given = f"in2agg{port}", f"agg2sram{port}"
-        controllers[name] = fit.controller(at, {"agg": place % ring}, ports[name].addresses, levels)
-        group = place // fetch
-        begins = np.flatnonzero(np.diff(group, prepend=-1))
-        first, last = at[begins], at[np.append(begins[1:], len(at)) - 1]
-        count = len(begins)
-        latest = np.full(count, _NEVER)
-        if AGGREGATOR in groups and count > parameters.rows:
-            latest[: -parameters.rows] = first[parameters.rows :]
-        order = np.arange(count)
-        address = (bases[port] + step * order) % parameters.depth
-        addresses = {"agg_row": order % parameters.rows, "sram": address}
+        begins = at[np.flatnonzero(np.diff(place // fetch, prepend=-1))]
+        latest, again = np.full(len(kept), _NEVER), kept + parameters.rows
+        if AGGREGATOR in groups:
+            latest[again < len(begins)] = begins[again[again < len(begins)]]
+        address = (bases[port] + step * np.arange(len(kept))) % depth
+        addresses = {"agg_row": kept % parameters.rows, "sram": address}
+        wide, first = behind + np.arange(len(kept)), begins[kept] + fetch
         rounds = _rounds(controllers[name], at)
-        source[port] = len(sides)
-        sides.append(Side(given, last + 1, latest, first + fetch, addresses, order, parameters.depth // step, rounds))
+        sides.append(Side(f"agg2sram{port}", last + 1, latest, first, addresses, wide, depth // step, rounds))
+        behind += len(kept)
+    return sides, controllers, _readings(found, numbers, sides, step, parameters, groups)
+
+
+def _placed(at, wanted, layout, fetch):
+    """``(places of the words that come in, numbers of the wide words that are written, cycles of their last
+    words)``."""
+    number = np.cumsum(wanted) - wanted if layout.kept == "words" else np.arange(len(at))
+    place = _padded(number, layout.row, fetch) + layout.shift
+    counted = np.ones(len(at), dtype=bool) if layout.kept == "all" else wanted
+    # Of the words that count, the last one of each wide word.
+    kept, last = np.unique((place // fetch)[counted][::-1], return_index=True)
+    return place, kept, at[counted][::-1][last]
+
+
+def _readings(found, numbers, writes, step, parameters, groups):
+    """For each output ways to read. numbers: for each input the places of its words in the wide words of all writes."""
+    if not writes:
+        return []
+    stored = np.concatenate([side.addresses["sram"] for side in writes])
+    ends = np.concatenate([np.full(len(side.wide), side.wide[-1]) for side in writes])
     readings = []
     for port, (at, inputs, asked) in enumerate(found.reads):
         if not len(at):
             continue
-        if len(set(inputs.tolist())) > 1:
-            raise NoScheduleError("two inputs", f"output {port} gives words of both inputs; one controller follows one")
-        came = inputs[0]
-        base, per = bases[came], (step, parameters.depth)
+        place = np.array([numbers[i][n] for i, n in zip(inputs, asked, strict=True)], dtype=np.int64)
         ways, first = [], None
         for way in (_by_runs, _by_rounds):
             try:
-                ways += way(port, at, numbers[came][asked], parameters, groups)
+                ways += way(port, at, place, parameters, groups)
             except fit.NotAffineError as error:
                 first = first or error
         if not ways:
-            raise first
+            raise first or NotFoundError("rounds", f"output {port}: its rounds want more wide words than it holds")
         for side, _ in ways:
-            side.ring, side.source = parameters.depth // step, source[came]
-            side.addresses["sram"] = (base + per[0] * side.wide) % per[1]
+            inside = np.minimum(side.wide, len(stored) - 1)
+            side.addresses["sram"] = (stored[inside] + step * (side.wide - inside)) % parameters.depth
+            side.again = np.where(
+                inside + parameters.depth // step <= ends[inside], inside + parameters.depth // step, -1
+            )
         readings.append(ways)
-    return sides, controllers, readings
+    return readings
 
 
 def _by_runs(port, at, place, parameters, groups):
@@ -258,7 +350,8 @@ def _by_runs(port, at, place, parameters, groups):
         earliest[rows:] = last[:behind] - 1
     addresses = {"sram": None, "tb_row": np.arange(len(begins)) % rows}
     rounds = _rounds(controller, at)
-    return [(Side(f"sram2tb{port}", earliest, first - 2, first - 2, addresses, group[begins], 0, rounds), controller)]
+    side = Side(f"sram2tb{port}", earliest, first - 2, first - 2, addresses, group[begins], 0, rounds, reads=True)
+    return [(side, controller)]
 
 
 def _by_rounds(port, at, place, parameters, groups):
@@ -287,6 +380,7 @@ def _by_rounds(port, at, place, parameters, groups):
     side = Side(
         *(f"sram2tb{port}", earliest.reshape(-1), latest.reshape(-1), first, addresses, wide.reshape(-1), 0),
         [(len(times), begins), *_rounds(controller, at)],
+        reads=True,
         needed=asks.any(1).reshape(-1),
     )
     return [(side, controller)]
@@ -347,30 +441,29 @@ def _shapes(side):
             yield ((begins - begins[0])[:, None] + step * np.arange(each)).reshape(-1)
 
 
-def _chosen(sides, groups, shapes):
-    """Cycles of each side, int64 [n] each, that delay least. Raises `NoScheduleError` without a cause."""
-    tries, stuck, known = itertools.count(), {}, {}
+def _chosen(sides, groups, shapes, tries):
+    """Cycles of each side, int64 [n] each, that delay least. tries: an iterator that ends after them. Raises
+    `NotFoundError` without a cause."""
+    stuck, known, writes = {}, {}, sum(not side.reads for side in sides)
     shapes = {id(side): list(shapes(side)) for side in sides}
 
     def options(number, taken):
         """``(cycles, the set of them)`` of a side, given those before it; the least delay first."""
-        # They follow from what the side reads alone.
-        source = sides[number].source
-        key = number, None if source is None else taken[source].tobytes()
+        # They follow from the writes alone.
+        key = number, b"".join(each.tobytes() for each in taken[:writes] if sides[number].reads)
         if key not in known:
             known[key] = [(each, set(each.tolist())) for each in within(sides[number], taken)]
         return known[key]
 
     def within(side, taken):
         earliest, latest = side.earliest, side.latest
-        if side.source is not None:
-            written, some = taken[side.source], slice(None) if side.needed is None else side.needed
-            wide, earliest, latest = side.wide[some], earliest.copy(), latest.copy()
+        if side.reads:
+            written, some = np.concatenate(taken[:writes]), slice(None) if side.needed is None else side.needed
+            wide, again, earliest, latest = side.wide[some], side.again[some], earliest.copy(), latest.copy()
             earliest[some] = np.maximum(earliest[some], written[wide] + 1)
-            again = wide + side.ring
             if REUSE in groups:
-                until = written[np.minimum(again, len(written) - 1)] - 1
-                latest[some] = np.where(again < len(written), np.minimum(latest[some], until), latest[some])
+                until = np.minimum(latest[some], written[again] - 1)
+                latest[some] = np.where(again >= 0, until, latest[some])
         found = []
         for shape in shapes[id(side)]:
             low, high = max(0, int((earliest - shape).max())), int((latest - shape).min())
@@ -383,7 +476,7 @@ def _chosen(sides, groups, shapes):
         if number == len(sides):
             return taken
         for cycles, mine in options(number, taken):
-            if next(tries) >= TRIES:
+            if next(tries, None) is None:
                 return None
             if PORT not in groups or occupied.isdisjoint(mine):
                 found = search(number + 1, [*taken, cycles], occupied | mine)
@@ -394,5 +487,5 @@ def _chosen(sides, groups, shapes):
     found = search(0, [], set())
     if found is None:
         where = f", {next(iter(stuck))} none that keeps within its bounds" if stuck else ""
-        raise NoScheduleError(None, f"no affine schedules of the memory's accesses fit together{where}")
+        raise NotFoundError(None, f"no affine schedules of the memory's accesses fit together{where}")
     return found

@@ -8,13 +8,16 @@ the writes, as rings, and loops are fitted. A controller that two parts share is
 import numpy as np
 
 from tilewright.pushmem import fit
-from tilewright.pushmem.counting import NoScheduleError, UndecidedError
+from tilewright.pushmem.counting import NoScheduleError, NotFoundError
+from tilewright.pushmem.examples import DRAIN
 from tilewright.pushmem.memories import pub
 from tilewright.pushmem.settings import Affine, Configuration, Controller
 from tilewright.pushmem.streams import ANY, Stream
 
 # What stands for a word that was never written where words go in: the largest, which is taken for no token.
 NO_TOKEN = (1 << 16) - 1
+# An address that no row shows.
+_UNSEEN = -1
 # Parts, in the order of the data, and the controllers of each with the addresses that it tells.
 ORDER = ("agg", "sram", "tb")
 TOLD = {
@@ -22,6 +25,19 @@ TOLD = {
     "sram": {"agg2sram": ("sram",), "sram2tb": ("sram",)},
     "tb": {"sram2tb": ("tb_row",), "tb2out": ("tb",)},
 }
+
+
+def firings(stream: Stream, memory) -> dict[str, np.ndarray]:
+    """Cycles in which each controller fires that the valid bits tell of."""
+    kinds = [kind for kind, _, _ in memory.PARAMETERS.kinds]
+    ends = tuple(TOLD[stream.part]) if stream.part != "top" else (kinds[0], kinds[-1])
+    # Without a transpose buffer a word goes out a cycle after its controller fires.
+    late = (0, int("tb2out0" not in memory.PARAMETERS.ports()))
+    return {
+        f"{kind}{port}": np.flatnonzero(valid[:, port]) - behind
+        for kind, valid, behind in zip(ends, (stream.valid_in, stream.valid_out), late, strict=True)
+        for port in range(valid.shape[1])
+    }
 
 
 def of_run(part, stream: Stream, run) -> Stream:
@@ -58,12 +74,30 @@ def run(part, fired, stream: Stream, parameters):
 def configuration(stream: Stream, memory) -> Configuration:
     """Controllers of the part that `stream` is of; addresses that it does not tell are 0.
 
-    Raises `NoScheduleError`, `NotAffineError`.
+    Raises `NoScheduleError` where there are none, `NotFoundError` and `NotAffineError` where there may be others.
     """
     if stream.part == "tb" and (stream.data_out[stream.valid_out] == ANY).any():
-        raise UndecidedError("tb: words that go out may be any; their tokens tell which write they want")
-    events = {"agg": _agg, "sram": _sram, "tb": _tb}[stream.part](stream, memory.PARAMETERS)
-    return Configuration(memory.NAME, _fitted(events, memory))
+        raise NotFoundError("undecided", "tb: words that go out may be any; their tokens tell which write they want")
+    found, first = {"agg": _agg, "sram": _sram, "tb": _tb}[stream.part](stream, memory.PARAMETERS), None
+    for events in _ends(found):
+        try:
+            return Configuration(memory.NAME, _fitted(events, memory, len(stream) + DRAIN))
+        except fit.NotAffineError as error:
+            first = first or error
+    raise first
+
+
+def _ends(events):
+    """`events` with every address that is known; of a last one that no row shows, with each step that was seen."""
+    for name, (at, told) in events.items():
+        address = told.get("sram", at)
+        if len(at) and address[-1] == _UNSEEN:
+            steps = dict.fromkeys(np.diff(address[:-1])[::-1].tolist()) or (0,)
+            before = address[-2] if len(at) > 1 else 0
+            for step in steps:
+                yield events | {name: (at, {"sram": np.append(address[:-1], before + step)})}
+            return
+    yield events
 
 
 def joined(configurations, memory, cycles: int) -> Configuration:
@@ -81,13 +115,13 @@ def joined(configurations, memory, cycles: int) -> Configuration:
             if name in events:
                 shorter = min(len(times), len(events[name][0]))
                 if (times[:shorter] != events[name][0][:shorter]).any():
-                    raise NoScheduleError("parts", f"{name}: expected one schedule, found two in two parts")
+                    raise NotFoundError("parts", f"{name}: expected one schedule, found two in two parts")
                 told |= events[name][1]
                 times = max(times, events[name][0], key=len)
                 bits = ports[name].addresses
                 told = {key: _continued(values, len(times), bits[key]) for key, values in told.items()}
             events[name] = times, told
-    return Configuration(memory.NAME, _fitted(events, memory))
+    return Configuration(memory.NAME, _fitted(events, memory, cycles + DRAIN))
 
 
 def _continued(values, count, bits):
@@ -97,13 +131,13 @@ def _continued(values, count, bits):
     return np.concatenate([values, more % (1 << bits)])
 
 
-def _fitted(events, memory):
+def _fitted(events, memory, until):
     ports, levels, found = memory.PARAMETERS.ports(), memory.PARAMETERS.levels, {}
     for name in ports:
         if name not in events or not len(events[name][0]):
             continue
         times, told = events[name]
-        loops = fit.controller(times, told, ports[name].addresses, levels)
+        loops = fit.controller(times, told, ports[name].addresses, levels, until)
         silent = Affine(0, (0,) * len(loops.extents))
         addresses = {address: loops.addresses.get(address, silent) for address in ports[name].addresses}
         found[name] = Controller(loops.extents, loops.cycle, addresses)
@@ -151,6 +185,9 @@ def _agg(stream, parameters):
 def _sram(stream, parameters):
     """Events of the memory's controllers."""
     events, written = {}, {}
+    met = np.flatnonzero(stream.valid_in.sum(1) + stream.valid_out.sum(1) > 1)
+    if len(met):
+        raise NoScheduleError("memory port", f"cycle {met[0]}: two accesses of the memory, which has one a cycle")
     counts = stream.valid_in.sum(0)
     used = [int(count) for count in counts if count]
     step = 2 if len(used) > 1 and sum(used) > parameters.depth else 1
@@ -174,17 +211,17 @@ def _sram(stream, parameters):
             written.pop(key, None)
             written[key] = address
             continue
+        number, place[port] = place[port], place[port] + 1
         if cycle + 1 >= len(stream):
-            raise NoScheduleError(
-                "length", f"cycle {cycle}: expected a cycle behind the last fetch, which shows its word"
-            )
-        wanted = _latest(written, tuple(stream.data_out[cycle + 1, 0].tolist()))
+            events[f"sram2tb{port}"][1]["sram"][number] = _UNSEEN
+            continue
+        shown = tuple(stream.data_out[cycle + 1, 0].tolist())
+        wanted = _latest(written, shown)
         if wanted is None:
-            raise NoScheduleError(
-                "never written", f"cycle {cycle + 1}: the memory gives a wide word that was never written"
-            )
-        events[f"sram2tb{port}"][1]["sram"][place[port]] = written[wanted]
-        place[port] += 1
+            text = f"cycle {cycle + 1}: the memory gives a wide word that was never written"
+            # What was never written is 0 in the memory.
+            raise (NotFoundError if set(shown) <= {0, ANY} else NoScheduleError)("never written", text)
+        events[f"sram2tb{port}"][1]["sram"][number] = written[wanted]
     return events
 
 
@@ -194,7 +231,7 @@ def _latest(written, wanted):
         return wanted if wanted in written else None
     known = [(lane, word) for lane, word in enumerate(wanted) if word != ANY]
     if not known:
-        raise UndecidedError("sram: a wide word that is fetched may be any")
+        raise NotFoundError("undecided", "sram: a wide word that is fetched may be any")
     return next((key for key in reversed(written) if all(key[lane] == word for lane, word in known)), None)
 
 

@@ -4,7 +4,7 @@ Whatever found it, a configuration is run over the whole stream and a drain behi
 built, by the RTL, and every word is compared. One that differs is never returned.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from time import perf_counter
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from tilewright.core import registry
 from tilewright.core.errors import ConfigError, SolverError, Unavailable
-from tilewright.pushmem import fit, inner, parts, recurrence, rtl, streams
-from tilewright.pushmem.counting import NoScheduleError, UndecidedError
+from tilewright.pushmem import counting, fit, inner, parts, recurrence, rtl, streams
+from tilewright.pushmem.counting import NoScheduleError, NotFoundError
 from tilewright.pushmem.examples import DRAIN
 from tilewright.pushmem.memories import ConflictError
 from tilewright.pushmem.settings import CYCLE_BITS, Configuration
@@ -21,12 +21,15 @@ from tilewright.pushmem.settings import CYCLE_BITS, Configuration
 ENGINES = ("auto", "fit", "bmc")
 LAYERS = ("levels", "extents", "strides", "starts")
 SOLVED, INFEASIBLE, UNKNOWN = "solved", "infeasible", "unknown"
+# Seconds for the one question of a whole tile that algebra cannot tell, where no limit is stated.
+WHOLE_S = 60.0
 
 
 @dataclass
 class Found:
-    """verdict: solved, infeasible or unknown. layers: of the configuration. seconds: by component, and by component and
-    layer. cause: ``{cause, text, ...}`` where there is none. verified: cycles by what ran them, or why it did not."""
+    """verdict: solved; infeasible, which is a proof; or unknown. layers: of the configuration. seconds: by component,
+    and by component and layer. cause: ``{cause, text, ...}`` where there is none. verified: cycles by what ran them, or
+    why it did not."""
 
     verdict: str
     engine: str
@@ -59,12 +62,11 @@ def solve(
     if known is not None:
         known.check(memory)
     begin = perf_counter()
-    found = None
-    if engine != "bmc":
-        found = _fitted(stream, memory, known)
-        found.seconds["fit"] = perf_counter() - begin
-    if found is None or (engine == "auto" and found.verdict == UNKNOWN):
-        found = _checked(stream, memory, depth, known, monolithic, limit_s)
+    chosen, found = _fitted(stream, memory, known)
+    spent = found.seconds["fit"] = perf_counter() - begin
+    if engine == "bmc" or (engine == "auto" and found.verdict == UNKNOWN):
+        left = None if limit_s is None else max(0.0, limit_s - spent)
+        found = _checked(stream, memory, chosen, found, depth, known, monolithic, left)
     if found.configuration is not None:
         found.layers = layers(found.configuration, stream.part, memory)
         found.verified = verified(found.configuration, stream, memory, hardware=hardware)
@@ -78,25 +80,24 @@ def check_part(part, memory):
 
 
 def _fitted(stream, memory, known):
-    """By algebra. Where a part's places cannot be rings it is unknown whether there are others."""
+    """``(configuration, Found)`` by algebra; the configuration is None where there is none. What algebra does not find
+    is unknown, unless no configuration can give it."""
     try:
+        for name, at in parts.firings(stream, memory).items():
+            counting.affine(name, at, memory.PARAMETERS.levels, len(stream) + DRAIN - 1)
         chosen = inner.configuration(stream, memory) if stream.part == "top" else parts.configuration(stream, memory)
         differences = model_differences(chosen, stream, memory)
-    except UndecidedError as error:
-        return Found(UNKNOWN, "fit", cause={"cause": "undecided", "text": str(error)})
     except (NoScheduleError, fit.NotAffineError, ConflictError) as error:
+        proof = isinstance(error, NoScheduleError) and not isinstance(error, NotFoundError)
         cause = {"cause": getattr(error, "cause", "not affine"), "text": str(error), **getattr(error, "told", {})}
-        open_ended = stream.part != "top" and not isinstance(error, NoScheduleError)
-        return Found(UNKNOWN if open_ended else INFEASIBLE, "fit", cause=cause)
+        return None, Found(INFEASIBLE if proof else UNKNOWN, "fit", cause=cause)
     if differences:
-        return Found(
-            UNKNOWN, "fit", cause={"cause": "places", "text": f"rings of places give other words: {differences[0]}"}
-        )
+        cause = {"cause": "places", "text": f"rings of places give other words: {differences[0]}"}
+        return None, Found(UNKNOWN, "fit", cause=cause)
     if known is not None and (other := _other(chosen, known)):
-        return Found(
-            UNKNOWN, "fit", cause={"cause": "fixed", "text": f"{other} is fixed otherwise than algebra finds it"}
-        )
-    return Found(SOLVED, "fit", chosen)
+        cause = {"cause": "fixed", "text": f"{other} is fixed otherwise than algebra finds it"}
+        return chosen, Found(UNKNOWN, "fit", cause=cause)
+    return chosen, Found(SOLVED, "fit", chosen)
 
 
 def _other(chosen, known):
@@ -105,45 +106,87 @@ def _other(chosen, known):
     )
 
 
-def _checked(stream, memory, depth, known, monolithic, limit_s):
-    """By bounded model checking: a part; the tile in one question; or the tile part by part, its inner schedules chosen
-    as `inner` does."""
-    from tilewright.pushmem import bmc
-
-    _has_parts(memory)
+def _checked(stream, memory, chosen, fitted, depth, known, monolithic, limit_s):
+    """By bounded model checking: a part, or the tile in one question; or the tile part by part, with the inner
+    schedules of the configuration `chosen`, and in one question where that has no answer. fitted: what algebra found.
+    """
+    end = None if limit_s is None else perf_counter() + limit_s
     fixed = {} if known is None else _registers(known, memory)
     if stream.part != "top" or monolithic:
-        answers, chosen = bmc.solve(stream, memory, depth=depth, known=fixed, monolithic=monolithic, limit_s=limit_s)
-        return _told(stream.part, answers, chosen)
+        return _asked(stream, memory, depth, fixed, monolithic, end)
+    seconds = {}
+    if chosen is not None and hasattr(memory, "aggregated"):
+        found = _by_parts(stream, memory, chosen, depth, fixed, end)
+        if found.verdict == SOLVED and not _wrong(found.configuration, stream, memory):
+            return found
+        # Other schedules inside may do what these cannot.
+        seconds = found.seconds
+    elif fitted.verdict == INFEASIBLE:
+        return replace(fitted, engine="bmc")
+    found = _asked(stream, memory, depth, fixed, True, perf_counter() + WHOLE_S if end is None else end)
+    found.seconds = seconds | found.seconds
+    if found.verdict == UNKNOWN:
+        known = fitted.cause or {"cause": "time", "text": "algebra chose schedules that no part has"}
+        text = f"{known['text']}; model checking of the whole tile gave up in the time that it had"
+        found.cause = known | {"text": text}
+    return found
+
+
+def _wrong(configuration, stream, memory):
+    """What a run does otherwise than the stream, or that it breaks a rule of the memory; None where it is right."""
     try:
-        chosen = inner.configuration(stream, memory)
-    except UndecidedError as error:
-        return Found(UNKNOWN, "bmc", cause={"cause": "undecided", "text": str(error)})
-    except NoScheduleError as error:
-        return Found(INFEASIBLE, "bmc", cause={"cause": error.cause, "text": str(error), **error.told})
+        return next(iter(model_differences(configuration, stream, memory)), None)
+    except ConflictError as error:
+        return str(error)
+
+
+def _asked(stream, memory, depth, fixed, monolithic, end):
+    """By one question, or, of a part that is not `monolithic`, by one of each controller before."""
+    from tilewright.pushmem import bmc
+
+    def ask(asked, blank=None):
+        left = None if end is None else max(0.0, end - perf_counter())
+        return bmc.solve(asked, memory, depth=depth, known=fixed, monolithic=monolithic, limit_s=left, blank=blank)
+
+    blank, (answers, chosen) = None, ask(stream)
+    if answers.verdict == INFEASIBLE and stream.part in ("agg", "sram") and (stream.data_out == 0).any():
+        # What was never written is 0, which may be what these parts show.
+        blank, (answers, chosen) = 0, ask(stream, 0)
+    if chosen is not None and _wrong(chosen, stream, memory):
+        # Loops may go on behind the stream, but not before the drain is over.
+        answers, chosen = ask(_with_drain(stream), blank)
+    found, wrong = _told(stream.part, answers, chosen), chosen and _wrong(chosen, stream, memory)
+    if wrong:
+        cause = {"cause": "rules", "text": f"what model checking found breaks a rule that it does not know: {wrong}"}
+        return Found(UNKNOWN, "bmc", seconds=found.seconds, cause=cause)
+    return found
+
+
+def _by_parts(stream, memory, chosen, depth, fixed, end):
+    """Part by part, with the schedules inside of the tile as in `chosen`. What is infeasible is so with these."""
+    from tilewright.pushmem import bmc
+
     ran = memory.run(recurrence.fired(chosen, memory, len(stream)), stream.data_in[:, :, 0])
-    all_found, seconds, shared, end = [], {}, dict(fixed), None if limit_s is None else perf_counter() + limit_s
+    all_found, seconds, shared = [], {}, dict(fixed)
     for part in parts.ORDER:
         own = parts.of_run(part, stream, ran)
-        left = None if end is None else max(0.0, end - perf_counter())
-        answers, chosen = bmc.solve(own, memory, depth=depth, known=shared, limit_s=left)
-        if answers.verdict == INFEASIBLE and shared != fixed:
+        for given in (shared, fixed) if shared != fixed else (fixed,):
             # Loops that the part before chose may be too few for these addresses.
-            answers, chosen = bmc.solve(own, memory, depth=depth, known=fixed, limit_s=left)
-        found = _told(part, answers, chosen)
+            left = None if end is None else max(0.0, end - perf_counter())
+            answers, made = bmc.solve(own, memory, depth=depth, known=given, limit_s=left)
+            if answers.verdict != INFEASIBLE:
+                break
+        found = _told(part, answers, made)
         seconds |= found.seconds
         if found.verdict != SOLVED:
             found.seconds = seconds
             return found
-        all_found.append(chosen)
-        shared = fixed | bmc.schedules(chosen, memory)
-    return Found(SOLVED, "bmc", parts.joined(all_found, memory, len(stream)), seconds=seconds)
-
-
-def _has_parts(memory):
-    """Raise `ConfigError` for a memory that model checking knows nothing of."""
-    if not hasattr(memory, "aggregated"):
-        raise ConfigError(f"bmc: expected a memory with parts, such as pub, found {memory.NAME}; known engines: fit")
+        all_found.append(made)
+        shared = fixed | bmc.schedules(made, memory)
+    try:
+        return Found(SOLVED, "bmc", parts.joined(all_found, memory, len(stream)), seconds=seconds)
+    except (NotFoundError, fit.NotAffineError) as error:
+        return Found(UNKNOWN, "bmc", seconds=seconds, cause={"cause": "parts", "text": str(error)})
 
 
 def asserted(configuration, stream, memory, *, limit_s=None) -> int:
@@ -153,7 +196,6 @@ def asserted(configuration, stream, memory, *, limit_s=None) -> int:
     """
     from tilewright.pushmem import bmc
 
-    _has_parts(memory)
     configuration.check(memory)
     answer = bmc.asserted(configuration, stream, memory, limit_s=limit_s)
     if answer.verdict != SOLVED:
@@ -242,7 +284,8 @@ def hardware_differences(configuration, stream, memory) -> list[str]:
     ports = stream.data_in.shape[1]
     words = [
         sum(
-            stream.data_in[:, p, lane].astype(np.uint64) << np.uint64(bits * lane)
+            # What is not known is the largest word.
+            (stream.data_in[:, p, lane] & ((1 << bits) - 1)).astype(np.uint64) << np.uint64(bits * lane)
             for lane in range(stream.data_in.shape[2])
         )
         for p in range(ports)

@@ -1,8 +1,9 @@
 """What goes in and comes out of a tile or of a part of it, cycle by cycle, and its file.
 
 A CSV has the header ``data_in,valid_in,data_out,valid_out`` and a row for each cycle. Data are lists of ports, each a
-list of words, such as ``[[3] [0]]``; valid is a mask of ports, port 0 the lowest bit. Blanks are free, and an output
-word may be ``X``, which is any. Tokens number the words: each word that comes in has a number of its own.
+list of words, such as ``[[3] [0]]``; valid is a mask of ports, port 0 the lowest bit. Blanks are free. A word may be
+``X``: going out it may be any, coming in it is not known. A word that comes in at a valid port of the top or of ``agg``
+is known. Tokens number the words: each word that comes in has a number of its own.
 
 | part | data in | data out |
 |---|---|---|
@@ -81,15 +82,21 @@ def read(path, part, parameters) -> Stream:
         for column, shape, limit in ((0, given, None), (2, told, None), (1, None, bits_in), (3, None, bits_out)):
             place = f"{where}, column {COLUMNS[column]}"
             if limit is None:
-                found[column].append(_words(place, row[column], shape, parameters.bits, column == 2))
+                found[column].append(_words(place, row[column], shape, parameters.bits))
             else:
                 found[column].append(_mask(place, row[column], limit))
+        if part in ("top", "agg") and any(
+            word == ANY and found[1][-1] >> port & 1 for port, word in enumerate(found[0][-1])
+        ):
+            raise ArtifactError(
+                f"{where}, column data_in: expected words that are known where valid_in is set, found X"
+            )
     data = [np.array(found[column], dtype=np.int64).reshape(-1, *shape) for column, shape in ((0, given), (2, told))]
     valid = [_bits(found[column], limit) for column, limit in ((1, bits_in), (3, bits_out))]
     return Stream(part, data[0], valid[0], data[1], valid[1])
 
 
-def _words(where, text, shape, bits, free):
+def _words(where, text, shape, bits):
     found = _NUMBER.findall(text)
     rest = re.sub(r"[\[\]\s]", "", _NUMBER.sub("", text))
     ports, words = shape
@@ -97,8 +104,6 @@ def _words(where, text, shape, bits, free):
     if rest or len(lists) != ports or any(len(_NUMBER.findall(each)) != words for each in lists):
         raise ArtifactError(f"{where}: expected {ports} lists of {words} words, found {text.strip() or 'nothing'}")
     values = [ANY if word in "xX" else int(word) for word in found]
-    if ANY in values and not free:
-        raise ArtifactError(f"{where}: expected words that are known, found X")
     for value in values:
         if value >= 1 << bits:
             raise ArtifactError(f"{where}: expected words of {bits} bits, found {value}")
