@@ -133,6 +133,7 @@ def _compiled(program: Program, memory: str, threshold: int, retries: int, overl
             strides = (
                 rates.coarse(program, pad, tile.fetch, paced, way.overlap) if coarse else rates.stencil(program, pad)
             )
+            rates.check(program, strides)
             # The least latency of a word through a tile: three more words to fill, then write, fetch and read.
             fill = 4 if memory == "pub" else 0
             slack = {

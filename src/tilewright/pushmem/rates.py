@@ -147,15 +147,38 @@ def coarse(
         pace: list[Fraction | None] = [None] * s.rank
         for p, d, c, e, slope in _relations(program):
             if c == s.name:
-                value = strides[p][d] * slope
+                # What is read backwards takes as long.
+                value = abs(strides[p][d] * slope)
                 if pace[e] not in (None, value):
                     raise ProgramError(f"{s.name}: reads buffers of different paces along dimension {e}")
                 pace[e] = value
         if any(v is None or v.denominator != 1 for v in pace):
             raise ProgramError(f"{s.name}: no whole number of cycles an iteration follows from what it reads")
-        strides[s.name] = tuple(int(v) for v in pace if v is not None)
+        strides[s.name] = _apart([int(v) for v in pace if v is not None], s.extents)
     strides = strides | _paced(program, strides, overlap) if paced else strides
     return strides | _overlapped(program, strides) if overlap else strides
+
+
+def _apart(pace, extents) -> tuple[int, ...]:
+    """A pace whose outer loops are slowed until an iteration begins when all inner ones are over: rows that are read
+    more often than they are long take longer than what they read."""
+    for d in reversed(range(len(pace) - 1)):
+        pace[d] = max(pace[d], pace[d + 1] * extents[d + 1])
+    return tuple(pace)
+
+
+def check(program: Program, strides: dict[str, tuple[int, ...]]) -> None:
+    """Raise `ProgramError` where two iterations of a statement, or two words of an input, share a cycle."""
+    extents = {n: program.buffers[n].shape for n in program.inputs} | {s.name: s.extents for s in program.statements}
+    for name, counts in extents.items():
+        behind = 1
+        for stride, count in zip(strides[name][::-1], counts[::-1], strict=True):
+            if count > 1 and stride < behind:
+                raise ProgramError(
+                    f"{name}: two iterations share a cycle: a loop advances every {stride} cycles, and its inner loops "
+                    f"take {behind}"
+                )
+            behind = max(behind, stride * count)
 
 
 def _overlapped(program, strides):
