@@ -8,7 +8,7 @@ import pytest
 
 from helpers import extras
 from tilewright.configure import explain, query
-from tilewright.core.errors import ConfigError, SolverError
+from tilewright.core.errors import SolverError
 from tilewright.pushmem import bmc, examples, inner, memories, parts, recurrence, settings, solve, streams
 from tilewright.study.stages import configure
 
@@ -174,10 +174,11 @@ def test_an_output_that_the_stream_does_not_have_stays_silent():
         solve.asserted(wrong, stream, PUB)
 
 
-def test_a_memory_without_parts_is_not_asked():
-    stream = examples.stream("identity-8x8", DP.PARAMETERS)
-    with pytest.raises(ConfigError, match="bmc: expected a memory with parts, such as pub, found dp"):
-        solve.asserted(solve.solve(stream, DP, hardware=False).configuration, stream, DP)
+def test_a_memory_without_parts_is_one_question():
+    stream = examples.stream("identity-4x2", DP.PARAMETERS)
+    found = solve.solve(stream, DP, engine="bmc", depth=1, hardware=False)
+    assert found.verdict == "solved"
+    assert solve.asserted(inner.configuration(stream, DP), stream, DP) == len(stream)
 
 
 ASKED = dict(component="top", memory="pub", engine="bmc", layers=4, fix=None, monolithic=True, time_limit=None,

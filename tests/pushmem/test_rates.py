@@ -80,3 +80,31 @@ def test_iterations_that_share_a_cycle_are_refused():
         ProgramError, match="larger: two iterations share a cycle: a loop advances every 16 cycles, and"
     ):
         rates.check(lowered, strides | {"larger": (16, 2)})
+
+
+SPACE = {"in": (3, 8, 8), "bias": (3,), "weights": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        lambda image, bias, weights: lambda c, y, x: image[c, y, x] + bias[c],
+        lambda image, bias, weights: lambda c, y, x: Reduce((2, 2), lambda i, j: image[c, y + i, x + j] * bias[c]),
+        lambda image, bias, weights: (
+            lambda c, y, x: Reduce((2, 2), lambda i, j: image[c, y + i, x + j] * weights[i, j], unroll=(0, 1))
+        ),
+        lambda image, bias, weights: (lambda twice: lambda c, y, x: image[c, y, x] + twice[c])(
+            Stage("twice", (3,), lambda c: bias[c] * 2, unroll=(0,))
+        ),
+    ],
+    ids=["added", "in a reduction", "in two dimensions", "of a stage"],
+)
+def test_an_input_all_of_whose_dimensions_are_in_space_is_a_word_a_copy(word):
+    image, bias, weights = (
+        Input(name, shape, unroll=tuple(range(len(shape) if len(shape) < 3 else 1))) for name, shape in SPACE.items()
+    )
+    outputs = [Stage("out", (3, 7, 7), word(image, bias, weights), unroll=(0,))]
+    data = words(outputs)
+    for memory in ("pub", "dp"):
+        mapped = mapping.compile(outputs, memory)
+        assert simulate.differing_words(mapped, outputs, data, simulate.run(mapped, data).outputs) == 0

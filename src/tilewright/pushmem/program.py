@@ -111,7 +111,8 @@ def lower(outputs) -> Program:
     for source in sources:
         for lane in dsl.lanes(source):
             name = buffer_name(source, lane)
-            shape = tuple(e for d, e in enumerate(source.shape) if d not in lane)
+            # Where all dimensions are in space, a copy is one word, in a dimension of its own.
+            shape = tuple(e for d, e in enumerate(source.shape) if d not in lane) or (1,)
             buffers[name] = UnifiedBuffer(name, shape, source.dtype)
             origins[name] = (source.name, tuple(sorted(lane.items())))
             if isinstance(source, dsl.Stage):
@@ -131,6 +132,8 @@ def _statement(stage: dsl.Stage, lane: dict[int, int], name: str) -> Statement:
     e = stage.traced(*dsl.variables(stage, lane))
     loops = [f"i{d}" for d in range(len(stage.shape)) if d not in lane]
     extents = [e_ for d, e_ in enumerate(stage.shape) if d not in lane]
+    if not loops:
+        loops, extents = ["i0"], [1]
     rank, reduction = len(loops), ""
     if isinstance(e, dsl.Reduce):
         reduction = e.op
@@ -164,7 +167,7 @@ def _expression(e: dsl.Expression, reads: list[Access], stage: str) -> Any:
                 lane[d] = e.indices[d].evaluate({})
                 if not 0 <= lane[d] < e.source.shape[d]:
                     raise ProgramError(f"{stage}: {e} reads outside 0..{e.source.shape[d] - 1} in dimension {d}")
-            kept = tuple(i for d, i in enumerate(e.indices) if d not in lane)
+            kept = tuple(i for d, i in enumerate(e.indices) if d not in lane) or (dsl.index(0),)
             access = Access(buffer_name(e.source, lane), kept)
             if access not in reads:
                 reads.append(access)

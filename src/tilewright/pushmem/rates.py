@@ -133,8 +133,7 @@ def coarse(
 
     fetch: words of a wide word, see `loops`. paced: images come at the pace of the reduction that reads them, so that
     few of their rows wait in memory, not at a word a cycle. overlap: all stages begin an iteration of the loop that
-    they share (`has_outer`) at the pace of the longest stage, so that each works on another one. Raises `ProgramError`
-    where paces disagree.
+    they share (`has_outer`) at the pace of the longest stage, so that each works on another one.
     """
     strides: dict[str, tuple[int, ...]] = {
         n: raster((*shape[:-1], shape[-1] + pad) if len(shape) > 1 else shape)
@@ -144,17 +143,12 @@ def coarse(
         if len(s.loops) > s.rank or turns(s):
             strides[s.name] = raster(loops(s, fetch))
             continue
-        pace: list[Fraction | None] = [None] * s.rank
+        pace = [1] * s.rank
         for p, d, c, e, slope in _relations(program):
             if c == s.name:
-                # What is read backwards takes as long.
-                value = abs(strides[p][d] * slope)
-                if pace[e] not in (None, value):
-                    raise ProgramError(f"{s.name}: reads buffers of different paces along dimension {e}")
-                pace[e] = value
-        if any(v is None or v.denominator != 1 for v in pace):
-            raise ProgramError(f"{s.name}: no whole number of cycles an iteration follows from what it reads")
-        strides[s.name] = _apart([int(v) for v in pace if v is not None], s.extents)
+                # The slowest of what it reads, in whole cycles; what is read backwards takes as long.
+                pace[e] = max(pace[e], math.ceil(abs(strides[p][d] * slope)))
+        strides[s.name] = _apart(pace, s.extents)
     strides = strides | _paced(program, strides, overlap) if paced else strides
     return strides | _overlapped(program, strides) if overlap else strides
 

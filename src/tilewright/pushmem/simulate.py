@@ -503,14 +503,16 @@ def input_words(program: Program, data: dict[str, np.ndarray]) -> list[np.ndarra
     for name in program.inputs:
         source, lane = program.origins[name]
         kept = program.buffers[name].shape
-        if source not in data or np.ndim(data[source]) != len(kept) + len(lane):
-            raise ProgramError(
-                f"input {source}: expected {len(kept) + len(lane)} dimensions, found {data.get(source)!r}"
-            )
-        place: list = [slice(None)] * (len(kept) + len(lane))
+        # All dimensions in space: each copy is one word.
+        single = kept == (1,) and np.ndim(data.get(source)) == len(lane)
+        dimensions = len(lane) + (0 if single else len(kept))
+        if source not in data or np.ndim(data[source]) != dimensions:
+            raise ProgramError(f"input {source}: expected {dimensions} dimensions, found {data.get(source)!r}")
+        place: list = [slice(None)] * dimensions
         for d, v in lane:
             place[d] = v
         part = np.asarray(data[source])[tuple(place)]
+        part = part.reshape(kept) if single else part
         if part.shape != kept:
             raise ProgramError(f"input {source}: expected {kept} in time, found {part.shape}")
         words.append(part.astype(np.int64).ravel() & 65535)
