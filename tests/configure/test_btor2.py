@@ -9,6 +9,25 @@ from tilewright.configure.example import Example
 from tilewright.core.errors import ArtifactError, ConfigError
 
 HEAD = "1 sort bitvec 8\n2 sort bitvec 1\n3 input 1 a\n4 input 2 c\n5 sort array 1 1\n6 state 5 mem\n7 state 1 s\n"
+# Counts `by` a cycle, never beyond `most`; what it adds has a name, and `free` has neither a first nor a next value.
+BOUNDED = """
+1 sort bitvec 4
+2 sort bitvec 1
+3 input 1 by
+4 input 1 most
+5 state 1 count
+6 zero 1
+7 init 1 5 6
+8 state 1 free
+9 add 1 5 3
+10 add 1 9 8 sum
+11 next 1 5 10
+12 ulte 2 5 4
+13 constraint 12
+14 ugt 2 5 4 over
+15 bad 14
+16 output 5 seen
+"""
 ROM = """
 1 sort bitvec 2
 2 sort bitvec 8
@@ -23,6 +42,7 @@ ROM = """
 11 write 3 8 10 9
 12 state 3 rom
 13 init 3 12 11
+17 next 3 12 12
 14 read 2 12 4
 15 output 14 word
 16 output -14 other
@@ -38,9 +58,33 @@ ROM = """
         ("8 not 99 3", "line 8: unknown sort 99"),
         ("8 justice 1 4", "line 8: justice is no part"),
         ("8 fair 4", "line 8: fair is no part"),
-        ("8 constraint 4", "line 8: constraint is no part"),
-        ("8 bad 4", "line 8: bad is no part"),
-        ("8 rol 1 3 3", "line 8: unknown operator rol"),
+        ("8 constraint 3", "line 8: constraint of 8 bits; expected 1 bit"),
+        ("8 bad 6", "line 8: bad of an array of 8 bits by 8; expected a word"),
+        ("8 output 6 o", "line 8: output of an array of 8 bits by 8; expected a word"),
+        ("8 input 5 table", "line 8: the input table is an array; expected a word"),
+        ("8 input 5 a", "line 8: the input a is an array; expected a word"),
+        ("8 zero 5", "line 8: zero of an array; expected a word"),
+        ("8 not 2 -6", "line 8: not does not take an array"),
+        ("8 sort array 1 5", "line 8: expected an array of words by words, found one of arrays"),
+        ("8 sort array 5 1", "line 8: expected an array of words by words, found one of arrays"),
+        (
+            "8 sort array 2 1\n9 write 8 6 3 3",
+            "line 9: write gives an array of 8 bits by 8, its sort has an array of 8 bits by 1",
+        ),
+        ("8 sort array 1 1\n9 ite 1 4 6 6", "line 9: ite gives an array of 8 bits by 8, its sort has 8 bits"),
+        ("8 sort array 2 2\n9 state 8 m\n10 init 8 9 6", "line 10: init of an array of 1 bits by 1 with an array of 8"),
+        ("8 sort bitvec 0", "line 8: expected a sort of at least 1 bit, found 0"),
+        ("8 constd 2 2", "line 8: expected a constant of 1 bits, found 2"),
+        ("8 constd 1 256", "line 8: expected a constant of 8 bits, found 256"),
+        ("8 constd 1 -129", "line 8: expected a constant of 8 bits, found -129"),
+        ("8 consth 1 100", "line 8: expected a constant of 8 bits, found 100"),
+        ("8 const 1 111", "line 8: expected a constant of 8 bits, found 111"),
+        ("7 add 1 3 3", "line 8: the number 7 is used twice"),
+        ("1 add 1 3 3", "line 8: the number 1 is used twice"),
+        ("8 next 1 7 3\n9 next 1 7 3", "line 9: a second next of state s"),
+        ("8 init 1 7 3\n9 init 1 7 3", "line 9: a second init of state s"),
+        ("8 init 1 7 3", "state s has a first value and no next: it is free behind the first cycle"),
+        ("8 rolo 1 3 3", "line 8: unknown operator rolo"),
         ("8 add 1 3", "line 8: add expects 2 nodes, found 1"),
         ("8 add 1 3 4", "line 8: add does not take 8 bits, 1 bits"),
         ("8 add 2 3 3", "line 8: add gives 8 bits, its sort has 1"),
@@ -56,9 +100,11 @@ ROM = """
         ("8 uext 1 3 -1", "line 8: uext by -1 bits"),
         ("8 next 1 3 3", "line 8: next expects a state"),
         ("8 next 1 7 4", "line 8: next of 8 bits with 1 bits"),
+        ("8 next 2 7 7", "line 8: next of 8 bits with 8 bits"),
         ("8 input 1 a", "line 8: the name a is used twice"),
         ("8 output 3 o\n9 output 3 o", "line 9: the name o is used twice"),
-        ("8 state 1 s", "two states have the name s"),
+        ("8 state 1 s", "the name s is used twice"),
+        ("8 state 1 s\n9 next 1 7 7\n10 next 1 8 8", "two states have the name s"),
         ("8 sort list 4", "line 8: expected a sort bitvec or array"),
         ("8 const 1 12", "line 8: expected a node of BTOR2"),
         ("8 add", "line 8: expected a node of BTOR2"),
@@ -79,7 +125,7 @@ def test_a_configuration_that_matches_nothing_is_refused(chosen, message):
 
 def test_names_match_whole():
     system = btor2.read(HEAD + "8 input 1 ab\n", "a")
-    assert list(system.configuration) == ["a"] and list(system.inputs) == ["c", "ab"]
+    assert list(system.configuration) == ["a"] and list(system.inputs) == ["c", "ab", "s"]
 
 
 def test_a_memory_begins_with_words_that_are_written_one_by_one():
@@ -97,7 +143,7 @@ def test_a_memory_begins_with_words_that_are_written_one_by_one():
     ("value", "message"), [("8 add 1 3 3", "of the input a"), ("8 add 1 7 7", "one that needs itself")]
 )
 def test_first_values_of_inputs_or_of_themselves_are_refused(value, message):
-    system = btor2.read(f"{HEAD}{value}\n9 init 1 7 8\n10 output 7 o\n", "c")
+    system = btor2.read(f"{HEAD}{value}\n9 init 1 7 8\n10 next 1 7 7\n11 output 7 o\n", "c")
     with pytest.raises(ConfigError, match=message):
         replay.run(system, {"c": 0}, {}, 1, ["o"])
 
@@ -129,3 +175,25 @@ def test_a_tile_in_btor2_runs_as_its_library_does():
         assert [found[name] for name in tile.compiled.outputs] == ran.T.tolist()
         moved += sum(any(found[name]) for name in tile.compiled.outputs if name.startswith("data_out"))
     assert moved > 5
+
+
+def test_constraints_hold_in_every_cycle_and_bad_states_are_told_or_of_no_account():
+    extras.need("bitwuzla")
+    system = btor2.read(BOUNDED, "by|most")
+    # From 0, three cycles later it is 9: by three a cycle, and the most is at least 9.
+    answer = query.solve(system, Example(4, {}, {"seen": [None, None, None, 9]}))
+    assert answer.registers["by"] == 3 and answer.registers["most"] >= 9
+    assert query.solve(system, Example(4, {}, {"bad15": [None, None, None, 1]})).verdict == query.INFEASIBLE
+    refuted = query.solve(system, Example(4, {}, {"seen": [None, None, None, 9]}), fixed={"most": 8})
+    assert refuted.verdict == query.INFEASIBLE and ("constraint13", 3, 1) in refuted.cause.asked
+
+
+def test_states_without_a_next_are_inputs_and_inner_names_are_kept():
+    extras.need("bitwuzla")
+    system = btor2.read(BOUNDED, "by|most")
+    assert "free" in system.inputs and "free" not in system.states
+    assert {"sum", "over", "count", "seen"} <= set(system.told())
+    found = replay.run(system, {"by": 1, "most": 9}, {"free": [0, 5, 0]}, 3, ["count", "sum"])
+    assert found == {"count": [0, 1, 7], "sum": [1, 7, 8]}
+    answer = query.solve(system, Example(3, {"free": [0, 5, 0]}, {"sum": [None, None, 8]}))
+    assert answer.registers["by"] == 1

@@ -30,7 +30,7 @@ def verify(design, solved_for: str, trace, written) -> int:
     Raises `ConfigError` for a run that is not the example's, `ArtifactError` for files that cannot be read.
     """
     system = btor2.read(_text(design), solved_for, Path(design).name)
-    known, document = example.read(trace, system), artifacts.read_json(written, KIND, VERSION)
+    known, document = example.read(trace, system).constrained(system), artifacts.read_json(written, KIND, VERSION)
     found = replay.run(system, document["registers"], known.inputs, known.cycles, list(known.outputs))
     if (broken := known.broken(found)) is not None:
         raise ConfigError(f"{written}: {broken}")

@@ -1,15 +1,15 @@
 """An example of what a system does: words of its inputs and outputs for each cycle, and its file.
 
-A CSV has a column for each signal and a row for each cycle. A blank or ``x`` is a word that may be any: of an output it
-asks for nothing, of an input it is 0.
+A CSV has a column for each signal, which may also be one inside, and a row for each cycle. A blank or ``x`` is a word
+that may be any: of an output it asks for nothing, of an input it is 0.
 """
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tilewright.configure.system import System
+from tilewright.configure.system import System, some
 from tilewright.core.errors import ArtifactError, ConfigError
 
 
@@ -27,7 +27,7 @@ class Example:
         """Raise `ConfigError` for signals that the system lacks, other lengths, and words that are too wide."""
         for name in self.inputs:
             if name not in system.inputs:
-                raise ConfigError(f"{system.name}: unknown input {name!r}; known: {', '.join(system.inputs)}")
+                raise ConfigError(f"{system.name}: unknown input {name!r}; known: {some(system.inputs)}")
         for name in (*self.outputs, *self.pins):
             system.node(name)
         for kind in (self.inputs, self.outputs, self.pins):
@@ -40,6 +40,11 @@ class Example:
                         raise ConfigError(f"{name}, cycle {cycle}: expected a word of an input, found none")
                     if value is not None and not 0 <= value < 1 << width:
                         raise ConfigError(f"{name}, cycle {cycle}: expected a word of {width} bits, found {value}")
+
+    def constrained(self, system: System) -> "Example":
+        """This example, in which the constraints of a system hold in every cycle."""
+        held = {name: [1] * self.cycles for name in system.constraints}
+        return replace(self, outputs={**self.outputs, **held}) if held else self
 
     def broken(self, found: Mapping[str, Sequence[int]]) -> str | None:
         """The first output of a run that is not as asked for, in words; None where all are. found: columns by name."""
@@ -59,16 +64,17 @@ def read(path, system: System) -> Example:
     except (OSError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path}: expected an example, found a file that cannot be read: {error}") from error
     names = [cell.strip() for cell in rows[0]] if rows else []
-    known = {**system.inputs, **system.outputs}
+    known = system.told()
     for name in names:
         if name not in known:
-            raise ArtifactError(f"{path}: expected columns among {', '.join(known)}, found {name or 'a blank'}")
+            raise ArtifactError(f"{path}: expected columns among {some(known)}, found {name or 'a blank'}")
     if len(set(names)) < len(names):
         raise ArtifactError(f"{path}: expected a column for each signal, found two of {max(names, key=names.count)}")
     if len(rows) < 2:
         raise ArtifactError(f"{path}: expected a row for each cycle, found none")
-    if not set(names) & set(system.outputs):
-        raise ArtifactError(f"{path}: expected a column of an output, among {', '.join(system.outputs)}, found none")
+    if set(names) <= set(system.inputs):
+        outputs = [name for name in known if name not in system.inputs]
+        raise ArtifactError(f"{path}: expected a column of an output, among {some(outputs)}, found none")
     columns = {name: [] for name in names}
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(names):
@@ -76,7 +82,7 @@ def read(path, system: System) -> Example:
         for name, cell in zip(names, row, strict=True):
             columns[name].append(_word(f"{path}: row {number}, column {name}", cell.strip(), system.width(name)))
     inputs = {name: [value or 0 for value in column] for name, column in columns.items() if name in system.inputs}
-    outputs = {name: column for name, column in columns.items() if name in system.outputs}
+    outputs = {name: column for name, column in columns.items() if name not in system.inputs}
     return Example(len(rows) - 1, inputs, outputs)
 
 

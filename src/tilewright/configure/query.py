@@ -49,6 +49,7 @@ def solve(
 
     Raises `ConfigError` for an example of another system, `SolverError` for an answer that the interpreter refutes.
     """
+    example = example.constrained(system)
     example.check(system)
     fixed, end = dict(fixed or {}), None if limit_s is None else perf_counter() + limit_s
     enumerated = [layer for layer in layers if isinstance(layer, objectives.Choices)]

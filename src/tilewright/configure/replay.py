@@ -6,7 +6,7 @@ second. Operators that have no line of their own are called from `words`, which 
 
 from collections.abc import Mapping, Sequence
 
-from tilewright.configure.system import System
+from tilewright.configure.system import System, some
 from tilewright.configure.words import OPERATORS
 from tilewright.core.errors import ConfigError
 
@@ -49,7 +49,7 @@ def run(
     for name, value in configuration.items():
         if name not in system.configuration:
             raise ConfigError(
-                f"{system.name}: unknown configuration word {name!r}; known: {_some(system.configuration)}"
+                f"{system.name}: unknown configuration word {name!r}; known: {some(system.configuration)}"
             )
         width = system.width(name)
         if not 0 <= value < 1 << width:
@@ -62,10 +62,6 @@ def run(
     cycle = _written(system, needed, values, states, given, names)
     seen = cycle(zip(*columns.values(), strict=True) if columns else [()] * cycles, values)
     return {name: [row[place] for row in seen] for place, name in enumerate(names)}
-
-
-def _some(names):
-    return ", ".join(list(names)[:12]) + (", ..." if len(names) > 12 else "")
 
 
 def _begin(system, configuration, needed):

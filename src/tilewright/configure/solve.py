@@ -11,12 +11,15 @@ _KINDS = {
     "redxor": "BV_REDXOR", "and": "BV_AND", "or": "BV_OR", "xor": "BV_XOR", "nand": "BV_NAND", "nor": "BV_NOR",
     "xnor": "BV_XNOR", "add": "BV_ADD", "sub": "BV_SUB", "mul": "BV_MUL", "udiv": "BV_UDIV", "urem": "BV_UREM",
     "sdiv": "BV_SDIV", "srem": "BV_SREM", "smod": "BV_SMOD",
-    "sll": "BV_SHL", "srl": "BV_SHR", "sra": "BV_ASHR", "concat": "BV_CONCAT", "ite": "ITE", "read": "ARRAY_SELECT",
+    "sll": "BV_SHL", "srl": "BV_SHR", "sra": "BV_ASHR", "rol": "BV_ROL", "ror": "BV_ROR",
+    "concat": "BV_CONCAT", "ite": "ITE", "read": "ARRAY_SELECT",
     "write": "ARRAY_STORE",
 }  # fmt: skip
 _COMPARED = {
     "eq": "EQUAL", "iff": "EQUAL", "neq": "DISTINCT", "ult": "BV_ULT", "ulte": "BV_ULE", "ugt": "BV_UGT",
     "ugte": "BV_UGE", "slt": "BV_SLT", "slte": "BV_SLE", "sgt": "BV_SGT", "sgte": "BV_SGE", "implies": "IMPLIES",
+    "uaddo": "BV_UADD_OVERFLOW", "saddo": "BV_SADD_OVERFLOW", "usubo": "BV_USUB_OVERFLOW", "ssubo": "BV_SSUB_OVERFLOW",
+    "umulo": "BV_UMUL_OVERFLOW", "smulo": "BV_SMUL_OVERFLOW", "sdivo": "BV_SDIV_OVERFLOW",
 }  # fmt: skip
 
 

@@ -38,7 +38,8 @@ class State:
 
 @dataclass
 class System:
-    """See the module. inputs, configuration, outputs: nodes by name; states by name."""
+    """See the module. inputs, configuration, outputs, inner: nodes by name; states by name. constraints: names of
+    outputs that are 1 in every cycle."""
 
     name: str
     nodes: list[Node] = field(default_factory=list)
@@ -46,6 +47,15 @@ class System:
     configuration: dict[str, int] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
+    inner: dict[str, int] = field(default_factory=dict)
+    constraints: list[str] = field(default_factory=list)
+
+    def told(self) -> list[str]:
+        """Names of what an example may tell: all but the configuration."""
+        words = [name for name, state in self.states.items() if not self.nodes[state.node].index]
+        inner = [name for name, number in self.inner.items() if not self.nodes[number].index]
+        hidden = self.configuration
+        return [name for name in dict.fromkeys([*self.inputs, *self.outputs, *words, *inner]) if name not in hidden]
 
     def width(self, name: str) -> int:
         """Bits of an input, a configuration word, a state or an output. Raises `ConfigError`."""
@@ -58,9 +68,10 @@ class System:
                 return names[name]
         if name in self.states:
             return self.states[name].node
+        if name in self.inner:
+            return self.inner[name]
         known = [*self.outputs, *self.inputs, *self.configuration, *self.states]
-        shown = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
-        raise ConfigError(f"{self.name}: unknown signal {name!r}; known: {shown}")
+        raise ConfigError(f"{self.name}: unknown signal {name!r}; known: {some(known)}")
 
     def needed(self, names: Iterable[str]) -> list[int]:
         """Numbers, increasing, of the nodes that decide the signals `names` in any cycle."""
@@ -104,6 +115,12 @@ class System:
                 raise ConfigError(f"{self.name}: expected first values of constants, found one that needs itself")
             waiting += before
         return order
+
+
+def some(names: Iterable[str]) -> str:
+    """The first of many names, in words."""
+    names = list(names)
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
 
 
 class Builder:

@@ -3,6 +3,8 @@
 A function takes ``(node, *values)``: `node` tells the width and the numbers of an operator, see `system.Node`.
 """
 
+import operator
+
 
 def _mask(node):
     return (1 << node.width) - 1
@@ -44,6 +46,29 @@ def _smod(node, one, other):
     return (one % other if other else one) & _mask(node)
 
 
+def _overflow(op, whole):
+    """Whether a sum, a difference or a product is no word. whole: of signed numbers."""
+
+    def of(node, one, other):
+        width, low = node.numbers[0], 0
+        if whole:
+            one, other, low = signed(one, width), signed(other, width), -(1 << width - 1)
+        return int(not low <= op(one, other) < low + (1 << width))
+
+    return of
+
+
+def _sdivo(node, one, other):
+    """Only the least number by -1 is no word."""
+    width = node.numbers[0]
+    return int(one == 1 << width - 1 and other == (1 << width) - 1)
+
+
+def _rol(node, one, by):
+    by %= node.width
+    return (one << by | one >> (node.width - by)) & _mask(node)
+
+
 def _parity(_node, one):
     return one.bit_count() & 1
 
@@ -81,6 +106,13 @@ OPERATORS = {
     "slte": _signed(lambda one, other: one <= other),
     "sgt": _signed(lambda one, other: one > other),
     "sgte": _signed(lambda one, other: one >= other),
+    "uaddo": _overflow(operator.add, False),
+    "saddo": _overflow(operator.add, True),
+    "usubo": _overflow(operator.sub, False),
+    "ssubo": _overflow(operator.sub, True),
+    "umulo": _overflow(operator.mul, False),
+    "smulo": _overflow(operator.mul, True),
+    "sdivo": _sdivo,
     "add": lambda node, one, other: (one + other) & _mask(node),
     "sub": lambda node, one, other: (one - other) & _mask(node),
     "mul": lambda node, one, other: (one * other) & _mask(node),
@@ -92,6 +124,8 @@ OPERATORS = {
     "sll": lambda node, one, by: (one << by) & _mask(node) if by < node.width else 0,
     "srl": lambda node, one, by: one >> by if by < node.width else 0,
     "sra": _sra,
+    "rol": _rol,
+    "ror": lambda node, one, by: _rol(node, one, -by % node.width),
     # numbers: the width of the lower word.
     "concat": lambda node, one, other: one << node.numbers[0] | other,
     "ite": lambda _node, condition, one, other: one if condition else other,
@@ -115,7 +149,13 @@ SAME = (
     "sll",
     "srl",
     "sra",
+    "rol",
+    "ror",
 )
-COMPARED = ("implies", "iff", "eq", "neq", "ult", "ulte", "ugt", "ugte", "slt", "slte", "sgt", "sgte")
+# Of two words one bit.
+COMPARED = (
+    *("implies", "iff", "eq", "neq", "ult", "ulte", "ugt", "ugte", "slt", "slte", "sgt", "sgte"),
+    *("uaddo", "saddo", "usubo", "ssubo", "umulo", "smulo", "sdivo"),
+)
 # Arrays: of a constant word, read, write.
 ARRAYS = ("fill", "read", "write")
