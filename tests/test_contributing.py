@@ -19,9 +19,9 @@ SHOWN = re.findall(r"^### (.+?)\n.*?^```diff\n(.+?)^```\n\n```\n(.+?)^```$", TEX
 
 
 def left_out(folder, names):
-    """What a copy does not need: hidden files, caches and, at the top, what a run made."""
+    """What a copy does not need: hidden files and, at the top, what a run made. What was compiled is not made again."""
     made = {"results", "figures", "logs"} if Path(folder) == ROOT else set()
-    return made | {name for name in names if name.startswith((".", "__pycache__")) or name.endswith(".egg-info")}
+    return made | {name for name in names if name.startswith(".") or name.endswith(".egg-info")}
 
 
 @pytest.mark.parametrize(("title", "diff", "commands"), SHOWN, ids=[title for title, *_ in SHOWN])
