@@ -24,7 +24,7 @@ from tilewright.targets.masks import Bias
 from tilewright.targets.measure import check
 
 H, D, N = 2, 8, 48
-DAMAGED, CRAFTED = 4000, 6000
+DAMAGED, CRAFTED = 800, 1500
 
 
 def pattern():

@@ -22,7 +22,7 @@ from tilewright.targets.cpu import executor as cpu_executor
 from tilewright.targets.cpu import workers as cpu_workers
 
 H, D = 2, 16
-THREADS, CALLS = 8, 1000
+THREADS, CALLS = 8, 250
 TOLERANCE = reference.TOLERANCE[torch.float32]
 # A child that is not done by then waits for a thread that did not come along.
 CHILD_S = 20
@@ -117,7 +117,7 @@ def packing_cases():
 
 
 def test_threads_share_plans_and_packings():
-    """8 threads of 1,000 calls each, on plans and packings that all of them share."""
+    """8 threads of 250 calls each, on plans and packings that all of them share."""
     cases = plan_cases() + packing_cases()
 
     def calls(first):
@@ -227,7 +227,7 @@ def test_a_fork_while_threads_are_inside_calls(cases):
 
     def forks():
         try:
-            for _ in range(5):
+            for _ in range(3):
                 for check in cases:
                     in_child(check)
         finally:
