@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import os
 from pathlib import Path
 
@@ -110,6 +111,25 @@ if TRITON_DEVICE == "cpu":
     remember_types()
 HOPPER = TRITON_DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 needs_hopper = pytest.mark.skipif(not HOPPER, reason="Gluon has no interpreter, and this machine has no Hopper GPU")
+
+
+def cases(*axes, times=1):
+    """Cases of a test of kernels: on a GPU, all combinations of the values of `axes`.
+
+    Under the interpreter, which takes a tenth of a second or more for each: `times` as many as the longest axis has
+    values. Every value of every axis stands in one, and of two axes as many pairs of values as there is room for.
+    """
+    every, chosen, seen = [*itertools.product(*(range(len(axis)) for axis in axes))], [], set()
+
+    def new(case):
+        values = [*enumerate(case)]
+        return [{*values} - seen, {*itertools.combinations(values, 2)} - seen]
+
+    count = len(every) if TRITON_DEVICE == "cuda" else times * max(map(len, axes))
+    while len(chosen) < min(count, len(every)):
+        chosen.append(max((case for case in every if case not in chosen), key=lambda case: [*map(len, new(case))]))
+        seen.update(*new(chosen[-1]))
+    return [tuple(axis[i] for axis, i in zip(axes, case, strict=True)) for case in chosen]
 
 
 def hide_gpu(monkeypatch):

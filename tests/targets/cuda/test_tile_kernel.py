@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
+from helpers.gpu import cases
 from tilewright import blocks, graph, models, reference, reorder
 from tilewright.blocks import tiles, work
 from tilewright.core.errors import DeviceError, PatternError
@@ -43,9 +44,8 @@ def check(dense, names, *, head_dim=32, batch=1, dtype=torch.float32, **options)
     return call
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "names", [["16x1"], ["32x1", "64x1"], ["16x16"], ["64x64", "16x1"], ["128x1"]], ids=lambda names: "+".join(names)
+    "names, dtype", cases([["16x1"], ["32x1", "64x1"], ["16x16"], ["64x64", "16x1"], ["128x1"]], DTYPES), ids=str
 )
 def test_tiles(names, dtype):
     check(plans.pattern(100, 90), names, dtype=dtype)
@@ -56,8 +56,7 @@ def test_head_dims(head_dim):
     check(plans.pattern(70, 90), ["16x1", "32x1"], head_dim=head_dim, dtype=torch.float16)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [8, 24, 40, 72, 80, 112, 160, 256])
+@pytest.mark.parametrize("head_dim, dtype", cases([8, 24, 40, 72, 80, 112, 160, 256], DTYPES), ids=str)
 def test_head_dims_that_no_powers_of_two_make_up_are_padded(head_dim, dtype):
     check(plans.pattern(40, 70, n_global=1), ["16x1", "16x16"], head_dim=head_dim, dtype=dtype, split_keys=32)
 
@@ -68,8 +67,7 @@ def test_head_dims_are_loaded_as_few_values():
     assert config.HEAD_DIMS[72] == (64, 16) and config.HEAD_DIMS[200] == (256, 0)
 
 
-@pytest.mark.parametrize("n_global", [1, 9], ids=["few-rows", "many-rows"])
-@pytest.mark.parametrize("head_dim", [32, 48])
+@pytest.mark.parametrize("n_global, head_dim", cases([1, 9], [32, 48]))
 def test_split_rows_are_merged(n_global, head_dim):
     call = check(plans.pattern(70, 200, 0.1, n_global=n_global), ["16x1"], split_keys=32, head_dim=head_dim)
     assert call.launches[0].lists.groups > 0

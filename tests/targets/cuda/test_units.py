@@ -6,6 +6,7 @@ import torch
 
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE as DEVICE
+from helpers.gpu import cases
 from helpers.hopper import compiled
 from tilewright import graph, reference
 from tilewright.core.errors import PatternError
@@ -59,15 +60,12 @@ def check(call, q, k, v, masks, **options):
         assert reference.relative_error(result, expected) <= reference.TOLERANCE[q.dtype]
 
 
-@pytest.mark.parametrize("by", GROUPS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("by, dtype", cases([*GROUPS], [torch.float32, torch.float16]), ids=str)
 def test_each_has_its_pattern(by, dtype):
     check(*prepared(GROUPS[by], dtype=dtype))
 
 
-@pytest.mark.parametrize("by", GROUPS)
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("split_keys", [32, None], ids=["split", "whole"])
+@pytest.mark.parametrize("by, bias, split_keys", cases([*GROUPS], [False, True], [32, None], times=2))
 def test_gradients(monkeypatch, by, bias, split_keys):
     monkeypatch.setattr(backward.backward_lists.facts, "SPLIT_KEYS", split_keys)
     # Of a size that shows where the greatest of another head or image is taken off.
@@ -88,11 +86,14 @@ def test_gradients(monkeypatch, by, bias, split_keys):
         first = found
 
 
-@pytest.mark.parametrize("by", GROUPS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("kind, programs", [("dense", 1024), ("table", 1024), ("table", 1)])
-def test_gradients_of_a_bias(monkeypatch, by, dtype, kind, programs):
+@pytest.mark.parametrize(
+    "by, dtype, of",
+    cases([*GROUPS], [torch.float32, torch.float16], [("dense", 1024), ("table", 1024), ("table", 1)], times=3),
+    ids=str,
+)
+def test_gradients_of_a_bias(monkeypatch, by, dtype, of):
     # Few programs sum many uses of a tile each.
+    kind, programs = of
     monkeypatch.setattr(bias_gradients, "PROGRAMS", programs)
     monkeypatch.setattr(backward.backward_lists.facts, "SPLIT_KEYS", 32)
     make = torch.Generator().manual_seed(1)
@@ -114,7 +115,7 @@ def test_gradients_of_a_bias(monkeypatch, by, dtype, kind, programs):
         pairs.retain_grad()
         masked(*leaves[:3], masks, bias=pairs).backward(grad.cpu().double())
         out, first = now(*tokens), None
-        for _ in range(2):
+        for _ in range(2 if given is None else 1):
             found = backward.gradients_with_bias(now, *tokens, out, grad)
             assert found[3].dtype == torch.float32
             for x, leaf in zip(found, leaves, strict=True):
@@ -132,8 +133,7 @@ def test_gradients_of_a_batch_of_other_images_are_refused():
         backward.gradients(call, q[:2], k[:2], v[:2], out[:2], out[:2])
 
 
-@pytest.mark.parametrize("by", GROUPS)
-@pytest.mark.parametrize("kind", ["dense", "table"])
+@pytest.mark.parametrize("by, kind", cases([*GROUPS], ["dense", "table"]))
 def test_a_bias(by, kind):
     table = torch.randn(H, 70, 60, generator=torch.Generator().manual_seed(1))
     bias = full = table
