@@ -2,8 +2,6 @@
 
 import argparse
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from helpers.files import loaded
+from helpers.files import loaded, run_script
 from tilewright.networks._vit import Block
 from tilewright.nn import patterns
 from tilewright.nn.attention import Patterned
@@ -154,14 +152,13 @@ def test_files_are_normalised_images(bench, tmp_path):
 def test_without_timm_it_says_so():
     if importlib.util.find_spec("timm") is not None:
         pytest.skip("timm is installed")
-    done = subprocess.run([sys.executable, SCRIPT, "--tiny"], cwd=ROOT, capture_output=True, text=True)
+    done = run_script(SCRIPT, "--tiny")
     assert done.returncode == 1 and done.stderr.startswith("timm cannot be imported: ")
 
 
 def test_timms_own_networks(tmp_path):
     pytest.importorskip("timm", reason="timm is not installed")
-    command = [sys.executable, SCRIPT, "--tiny", "--no-compile", "--output", tmp_path / "x.csv"]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert run_script(SCRIPT, "--tiny", "--no-compile", "--output", tmp_path / "x.csv").returncode == 0
     frame = pd.read_csv(tmp_path / "x.csv")
     assert set(frame["status"]) == {"ok"} and set(frame["part"]) == {"speed", "drift"}
     assert (frame["error"] <= frame["tolerance"]).all() and (frame["ratio"] > 0).all()

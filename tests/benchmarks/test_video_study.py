@@ -1,14 +1,14 @@
 """The script that runs the study of video networks without Snakemake: the commands that it makes."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from helpers.files import run_script
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/video_study.py"
 
 
 def commands(folder, *flags):
-    done = subprocess.run([sys.executable, SCRIPT, "--dry-run", *flags], cwd=folder, capture_output=True, text=True)
+    done = run_script(SCRIPT, "--dry-run", *flags, folder=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.files import run_script
 from tilewright import blocks, graph
 from tilewright.blocks import tiles
 from tilewright.blocks.cut import cut, regions
@@ -241,8 +242,7 @@ def test_the_command_writes_the_file_or_one_line(tmp_path):
 
     def call(tile):
         flags = ["--input", tmp_path / "A_ic.npz", "--tile", tile, "--output", tmp_path / "out" / "b.npz"]
-        command = [sys.executable, SCRIPT, *flags, "--region-rows", "64"]
-        return subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        return run_script(SCRIPT, *flags, "--region-rows", "64")
 
     wrong = call("48x1")
     assert wrong.returncode == 2 and wrong.stderr.startswith("error: tile '48x1'") and wrong.stderr.count("\n") == 1

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
+from helpers.files import run_script
 from tilewright import graph as graph_file
 from tilewright import models
 from tilewright.core import images
@@ -800,8 +801,7 @@ def test_the_stage_names_a_wrong_flag(tmp_path, output, settings_, message):
 
 
 def test_the_command_line_fails_in_one_line_and_writes_nothing(tmp_path):
-    command = [sys.executable, SCRIPT, "--model", "vil-tiny-224", "--output", tmp_path / "A.npz"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_script(SCRIPT, "--model", "vil-tiny-224", "--output", tmp_path / "A.npz")
     assert done.returncode == 2
     assert done.stderr.startswith("error: unknown workload 'vil-tiny-224'; known: vil-")
     assert done.stderr.count("\n") == 1

@@ -1,8 +1,6 @@
 """Streams are configured, or told why not; what is returned gives the stream, and nothing else does."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from time import process_time
 
@@ -11,6 +9,7 @@ import pytest
 
 from helpers import extras
 from helpers.checkout import ROOT
+from helpers.files import run_script
 from tilewright.core.errors import ArtifactError, ConfigError, SolverError, UnknownNameError
 from tilewright.pushmem import counting, examples, inner, memories, parts, recurrence, settings, solve, streams
 from tilewright.pushmem.examples import raster
@@ -425,12 +424,7 @@ def test_a_configuration_outlives_its_file(tmp_path):
 
 
 def command(*words, cwd):
-    return subprocess.run(
-        [sys.executable, ROOT / "workflow/scripts/configure.py", *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-    )
+    return run_script(ROOT / "workflow/scripts/configure.py", *words, folder=cwd)
 
 
 def test_the_command(tmp_path, hardware):

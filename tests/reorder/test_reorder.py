@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
+from helpers.files import run_script
 from tilewright import graph as graph_file
 from tilewright import models, reorder
 from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
@@ -588,8 +589,7 @@ def test_stage_refuses_what_is_not_yaml(tmp_path):
 def test_script_gives_one_line_and_leaves_the_output_alone(tmp_path, arguments, message):
     output = tmp_path / "out.npz"
     output.write_text("before")
-    command = [sys.executable, SCRIPT, "--input", tmp_path / "missing.npz", "--output", output, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_script(SCRIPT, "--input", tmp_path / "missing.npz", "--output", output, *arguments)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert message in done.stderr

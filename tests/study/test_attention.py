@@ -1,9 +1,6 @@
 import contextlib
-import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import pytest
 import torch
 
 from helpers import plans
-from helpers.files import loaded
+from helpers.files import loaded, run_script
 from helpers.gpu import TRITON_DEVICE
 from helpers.rows import run_baselines, run_schedule, whole
 from tilewright import api, blocks, graph, models, profile, reference, schedule, targets
@@ -418,8 +415,6 @@ def test_blocks_that_do_not_say_their_graph_need_it_given(study, cover):
 
 
 def test_the_script_ends_with_one_line(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS.parents[1] / "src")}
-    command = [sys.executable, str(SCRIPTS / "run_bench.py"), "--schedule", "nothing.json", "--output", "x.csv"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = run_script(SCRIPTS / "run_bench.py", "--schedule", "nothing.json", "--output", "x.csv", folder=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("error: nothing.json: no such file")
     assert len(done.stderr.strip().splitlines()) == 1 and not list(tmp_path.iterdir())

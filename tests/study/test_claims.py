@@ -1,9 +1,6 @@
 """Claims, verdicts and quoted tables: what recorded rows say is what is written, and a check of it can fail."""
 
 import csv
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pandas as pd
@@ -12,6 +9,7 @@ import yaml
 from test_figures import ROOT
 
 from helpers import synthetic
+from helpers.files import run_script
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, UnknownNameError
@@ -431,15 +429,13 @@ def test_least_values_are_rounded_down_and_greatest_up(value, low, high):
 
 
 def test_the_command_sets_documents_anew_and_prints_tables(root):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     script = root / "workflow/scripts/quote.py"
     script.parent.mkdir(parents=True)
     script.write_text((ROOT / "workflow/scripts/quote.py").read_text())
     document = root / "README.md"
     document.write_text("<!-- table: cpu-claims -->\n<!-- end -->\n")
-    command = [sys.executable, script, document, "--table", "cpu-policy-summary"]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    assert done.stdout.startswith("| policy | against |")
+    done = run_script(script, document, "--table", "cpu-policy-summary")
+    assert done.returncode == 0 and done.stdout.startswith("| policy | against |")
     assert "| not met |" in document.read_text() or "| met |" in document.read_text()
 
 

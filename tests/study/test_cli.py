@@ -1,10 +1,10 @@
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.files import run_script
 from tilewright.core.errors import TilewrightError
 from tilewright.study.cli import script
 
@@ -53,7 +53,7 @@ def test_a_bug_is_not_hidden(monkeypatch):
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_stage_documents_every_flag(path):
-    done = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True)
+    done = run_script(path, "--help")
     assert done.returncode == 0, done.stderr
     # argparse shows a flag without help alone on its line, with nothing indented below it.
     lines = done.stdout.partition("options:")[2].splitlines()
@@ -67,7 +67,7 @@ def test_stage_documents_every_flag(path):
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_stage_refuses_an_unknown_flag_without_a_trace(path):
-    done = subprocess.run([sys.executable, path, "--no-such-flag"], capture_output=True, text=True)
+    done = run_script(path, "--no-such-flag")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"{path.name}: error: ")

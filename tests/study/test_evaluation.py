@@ -1,16 +1,13 @@
 """Networks on folders of images: shares that are right, all attentions, and bad input in one line."""
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from helpers.files import loaded
+from helpers.files import loaded, run_script
 from tilewright import networks, scenes
 from tilewright.core.errors import TilewrightError
 
@@ -133,8 +130,6 @@ def test_wrong_arguments_are_refused(arguments, message, data):
 
 
 def test_a_missing_folder_is_one_line(tmp_path):
-    command = [sys.executable, SCRIPT, *MODEL, "--data", tmp_path / "gone"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = run_script(SCRIPT, *MODEL, "--data", tmp_path / "gone")
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert "gone" in done.stderr and not done.stdout

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from helpers import synthetic
+from helpers.files import run_script
 from tilewright import blocks, graph, schedule
 from tilewright.baselines import packed
 from tilewright.core import provenance
@@ -811,14 +812,11 @@ def test_a_failed_write_leaves_what_was_there(study, tmp_path, monkeypatch):
     [("draw", "--figure", "heatmap", ["h.png"]), ("table", "--table", "heatmap", ["h.csv", "h.md"])],
 )
 def test_the_command_writes_what_it_is_asked_for(script, flag, name, outputs, study, tmp_path):
-    command = [sys.executable, ROOT / "workflow" / "scripts" / f"{script}.py", flag, name, "--inputs"]
+    command = [ROOT / "workflow" / "scripts" / f"{script}.py", flag, name, "--inputs"]
     paths = [tmp_path / output for output in outputs]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    subprocess.run([*command, *figures.needs(name, study), "--outputs", *paths], check=True, env=environment)
+    assert run_script(*command, *figures.needs(name, study), "--outputs", *paths).returncode == 0
     assert all(path.stat().st_size > 100 for path in paths)
-    failed = subprocess.run(
-        [*command, "gone.csv", "--outputs", *paths], env=environment, capture_output=True, text=True
-    )
+    failed = run_script(*command, "gone.csv", "--outputs", *paths)
     assert failed.returncode == 2
     assert failed.stderr.startswith("error: gone.csv: no such file") and failed.stderr.count("\n") == 1
 

@@ -1,9 +1,6 @@
 """Networks on a photograph: what is said, what the pictures show, and bad input in one line."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from helpers.files import run_script
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, TilewrightError
 from tilewright.study import inference
@@ -258,8 +256,6 @@ def test_a_place_outside_the_grid_is_refused():
 
 
 def test_the_script_ends_with_one_line(tmp_path):
-    command = [sys.executable, SCRIPT, "--model", "vil-tiny-64", "--image", "gone.jpg"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    done = run_script(SCRIPT, "--model", "vil-tiny-64", "--image", "gone.jpg", folder=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("error: unknown photograph (nor a file) 'gone.jpg'")
     assert done.stderr.count("\n") == 1 and not done.stdout

@@ -4,12 +4,11 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.files import run_script
 from tilewright import graph, models
 from tilewright.models import _published
 
@@ -36,11 +35,10 @@ OURS = re.sub(r"(src/(reorder/)?|scripts/)", "workflow/scripts/", PUBLISHED)
 
 
 def run(line, folder, *more):
-    """The finished process of a command line `line` in `folder`, by this Python and this checkout's scripts."""
+    """What a command line `line` ended with in `folder`, by this checkout's scripts."""
     program, script, *arguments = shlex.split(line)
     assert program == "python"
-    command = [sys.executable, ROOT / script, *arguments, *more]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return run_script(ROOT / script, *arguments, *more, folder=folder)
 
 
 def test_the_published_commands_run_in_their_order(tmp_path):

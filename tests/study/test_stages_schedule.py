@@ -1,13 +1,12 @@
 """Stage T4 on files, and its command line."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from helpers.factories import random_inputs
+from helpers.files import run_script
 from tilewright import blocks as blocks_file
 from tilewright import profile as profile_file
 from tilewright import schedule, targets
@@ -101,7 +100,7 @@ def test_the_digest_covers_the_solver_that_ran(files, monkeypatch):
 
 
 def command(*words):
-    return subprocess.run([sys.executable, SCRIPT, *map(str, words)], capture_output=True, text=True)
+    return run_script(SCRIPT, *words)
 
 
 def test_the_command_line(files):

@@ -1,7 +1,5 @@
 """Stage T4 on files: the fastest of several schedules, its command line and its rule."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import yaml
 
 from helpers import plans
 from helpers.checkout import snakemake
+from helpers.files import run_script
 from tilewright import blocks as blocks_file
 from tilewright import graph as graph_file
 from tilewright import profile as profile_file
@@ -59,8 +58,8 @@ def test_the_command_writes_the_fastest(files, tmp_path):
     words = []
     for name, value in given.items():
         words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    command = [sys.executable, ROOT / "workflow/scripts/tune.py", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_script(ROOT / "workflow/scripts/tune.py", *words)
+    assert done.returncode == 0, done.stderr
     found = schedule.load(given["output"])
     assert found.solver == TUNED and 1 <= len(found.trials) <= 3
     best = min(found.trials, key=lambda trial: trial.p50_us)

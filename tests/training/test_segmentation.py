@@ -3,9 +3,6 @@
 import csv
 import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -15,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from helpers.files import run_script
 from tilewright import networks, scenes, training
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import _maps, segformer
@@ -451,10 +449,10 @@ def test_accuracy_is_a_share_of_crops():
 
 def test_the_command_trains(tmp_path):
     recipe = '{"stages": [{"until": 1, "sizes": [32], "batch": 2}], "measured": 2}'
-    command = [sys.executable, ROOT / "workflow/scripts/train.py", "--network", "segformer-b0-32", "--steps", "2"]
+    command = [ROOT / "workflow/scripts/train.py", "--network", "segformer-b0-32", "--steps", "2"]
     command += ["--output", "w.index.json", "--recipe", recipe, "--log", "w.csv", "--scores", "w.json", "--judged", "8"]
     command += ["--paths", "1.1.1.1", "2.2.2.2"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+    done = run_script(*command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "written after 2 steps, 4 images" in done.stdout and "novel: mIoU" in done.stdout
     rows = list(csv.DictReader((tmp_path / "w.csv").open()))
@@ -466,5 +464,5 @@ def test_the_command_trains(tmp_path):
     assert whole["miou_test"] == scores["miou_test"] and fewer["ious_novel"] != whole["ious_novel"]
     network = create(classes=21, checkpoint=tmp_path / "w.index.json")
     assert network.weights.endswith("w.index.json")
-    refused = subprocess.run([*command, "--data", "coco"], cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+    refused = run_script(*command, "--data", "coco", folder=tmp_path)
     assert refused.returncode == 2 and "unknown source 'coco'; known: scenes" in refused.stderr

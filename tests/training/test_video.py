@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -14,6 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from helpers.files import run_script
 from tilewright import networks
 from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError
@@ -202,10 +200,10 @@ def test_recipes_are_read_strictly(tmp_path):
 def test_the_command_trains_on_photographs(tmp_path):
     recipe = {"stages": [{"steps": 3, "batch": 1, "clips": 1, "frames": 1, "height": 2, "width": 2}]}
     (tmp_path / "recipe.json").write_text(json.dumps(recipe))
-    command = [sys.executable, ROOT / "workflow/scripts/train_video.py", "--network", "wan-tiny-480p-1f"]
+    command = [ROOT / "workflow/scripts/train_video.py", "--network", "wan-tiny-480p-1f"]
     command += ["--output", "w.safetensors", "--losses", "losses.csv", "--recipe", "recipe.json", "--set", "layers=1"]
     command += ["--samples", "samples.png"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+    done = run_script(*command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "step 3 of 3, loss" in done.stdout and "w.safetensors: written" in done.stdout
     rows = list(csv.DictReader((tmp_path / "losses.csv").open()))
