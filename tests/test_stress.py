@@ -10,9 +10,9 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 import tilewright as tw
 from helpers import plans
@@ -68,7 +68,7 @@ def together(calls):
 
 def assert_close(found, expected, atol=TOLERANCE):
     """In numpy, which computes on one core: torch's own operators wait for ever in a fork of whoever used them all."""
-    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=0, atol=atol)
+    assert_allclose(found.numpy(), expected.numpy(), rtol=0, atol=atol)
 
 
 def plan_case(seed, n_q, n_k, names, batch=1, **options):
