@@ -284,6 +284,17 @@ def test_an_oracle_knows_each_time():
     assert found.missed(trace).tolist() == [False, False, True]
 
 
+def test_no_choice_of_paths_sees_more_in_time_than_the_oracle_that_knows_frames():
+    rng = np.random.default_rng(0)
+    trace = stream.Trace("x", rng.uniform(1, 3, 60), np.zeros(60), np.zeros(60, dtype=bool))
+    times, sees = rng.uniform(0.5, 4, (4, 60)), rng.uniform(0, 1, (4, 60))
+    found = stream.oracle(trace, dict(zip("abcd", times, strict=True)), dict(zip("abcd", sees, strict=True)))
+    chosen = ["abcd".index(path) for path in found.path]
+    frames, timely = np.arange(60), sees * (times <= trace.budgets_us)
+    np.testing.assert_array_equal(timely[chosen, frames], timely.max(0))
+
+
+
 def test_promises_are_made_anew_by_a_rehearsal(network):
     runner = Runner(network, look_up())
     before, images = runner.table.rows, torch.randn(3, 3, 64, 64)

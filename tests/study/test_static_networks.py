@@ -265,3 +265,20 @@ def test_an_oracle_knows_a_host_that_has_become_slower(settings, monkeypatch):
         for loaded in (False, True):
             drawn = met[trace.loaded == loaded]
             assert set(drawn) == {1.0 + loaded, 3.0 + loaded} and 0.45 < (drawn == 3.0 + loaded).mean() < 0.55
+
+
+@pytest.mark.parametrize(
+    ("added", "expected"),
+    [
+        ([3.0, 4.0, 5.0], 4.0),
+        ([-0.2, 0.1, -0.3], 0.0),
+        ([-9934.0, 50.0, 5000.0], 50.0),
+        ([-300.0, 200.0, -100.0], 0.0),
+        ([-9934.0, -9930.0, -9940.0], None),
+        ([float("nan")] * 3, None),
+    ],
+)
+def test_a_switch_takes_no_less_than_nothing_or_was_not_measured(added, expected):
+    found = _stream.switch_us(added)
+    assert found.get("measured_us") == expected
+    assert (found.get("status") == "failed") == (expected is None) and ("reason" in found) == (expected is None)

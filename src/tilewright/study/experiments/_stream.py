@@ -375,6 +375,6 @@ def switch_us(added):
     """Columns of what a switch takes, of rounds: the median. Less than nothing is nothing where rounds differ by as
     much, and else no measurement: something else was slow while paths were repeated."""
     median, spread = float(np.median(added)), float(np.ptp(added))
-    if median < -max(spread, NOTHING_US):
+    if not median >= -max(spread, NOTHING_US):
         return {"status": "failed", "reason": f"paths that took turns were {-median:,.1f} us faster than repeated ones"}
     return {"measured_us": max(0.0, median)}

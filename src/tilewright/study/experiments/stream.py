@@ -109,6 +109,11 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     a late frame counts 0; paths: different ones that ran; pick_us: of the host, to pick a path. Of a frame: its miou,
     budget_us, path, of the contender static the name of a network, promised_us, measured_us, slowdown: what the
     controller divided the budget by, loaded: whether a foreign load was on the device.
+
+    The contender oracle knows what each path takes and sees in each frame: no other one sees more in time, but by what
+    times were drawn. The load is made such that the slowest path misses its budget under it (`_stream.Contenders`), and
+    the contender open, which does not see it, runs that one: its share of missed frames is that of loaded ones, by
+    construction, and says nothing of it.
     """
 
     kind: Literal["stream"] = "stream"
