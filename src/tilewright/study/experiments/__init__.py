@@ -15,7 +15,8 @@ whose import stays light (no torch):
         when one of them changes.
     ``size(case, settings) -> int``: how many numbers a case holds at once, for a cluster's memory and time.
     ``run(case, settings, how)``: yields the rows, a dict of columns each, as they are measured; how: a `_effort.Run`.
-        Rows of what failed its check, or could not run, have no time and say why in ``reason``.
+        Rows of what failed its check, or could not run, have no time and say why in ``reason``. What is timed is what
+        was checked: a `timing.Checked`, as `_checks.checked` makes it.
     ``compiles(settings) -> bool``, ``first_calls(case, settings, how)``, of a member that runs what torch compiles and
         keeps on disk: whether a case has such calls, and those calls, which yield the names of what was compiled. On a
         CPU the workflow compiles cases side by side before it times them alone.
