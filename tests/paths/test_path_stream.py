@@ -294,7 +294,6 @@ def test_no_choice_of_paths_sees_more_in_time_than_the_oracle_that_knows_frames(
     np.testing.assert_array_equal(timely[chosen, frames], timely.max(0))
 
 
-
 def test_promises_are_made_anew_by_a_rehearsal(network):
     runner = Runner(network, look_up())
     before, images = runner.table.rows, torch.randn(3, 3, 64, 64)
