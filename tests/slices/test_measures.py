@@ -67,8 +67,9 @@ def test_errors_stay_below_their_bound():
     bound = measures.error_bound(recall[None, None], v[None, None])[0, 0]
     assert (apart <= bound).all()
     # The bound is met where what is kept and what is lost have opposite values of largest size.
-    v = torch.where(listed[0], 1.0, -1.0).double()
-    assert ((kept[0] - dense[0]) @ v).abs() == pytest.approx(float(2 * (1 - recall[0])))
+    v = torch.where(listed[0], 3.0, -3.0).double()[:, None]
+    bound = measures.error_bound(recall[None, None], v[None, None])[0, 0]
+    assert ((kept[0] - dense[0]) @ v).abs() == pytest.approx(float(bound[0]))
 
 
 def test_errors_of_a_result_are_those_of_the_formulas():
