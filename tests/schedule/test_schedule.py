@@ -46,8 +46,8 @@ CASES = {
 
 
 def brute_force(blocks, profiles, limits):
-    """Least makespan and least longest round over every assignment, from the definitions alone; inf when
-    there is none."""
+    """Least makespan and least longest round over every assignment, from the definitions alone, inf when there is none;
+    and the assignments that keep all limits, ``(tile, round)`` of each region."""
     names, regions = list(blocks), range(next(iter(blocks.values())).n_regions)
     shapes = {}
     for name, cover in blocks.items():
@@ -68,7 +68,7 @@ def brute_force(blocks, profiles, limits):
         for name in names
     }
     places = list(itertools.product(names, range(limits.rounds)))
-    best = {"sum": np.inf, "paper": np.inf}
+    best, kept = {"sum": np.inf, "paper": np.inf}, set()
     for choice in itertools.product(places, repeat=len(regions)):
         if not all(fits[b, choice[b][0]] for b in regions):
             continue
@@ -93,7 +93,8 @@ def brute_force(blocks, profiles, limits):
                 total += limits.fork_us * (len(kinds) - 1)
         else:
             best = {"sum": min(best["sum"], total), "paper": min(best["paper"], max(durations))}
-    return best
+            kept.add(choice)
+    return best | {"kept": kept}
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,16 @@ def test_optimum_is_brute_force(solver, case, objective, seed, truth):
     assert found.objective_us == pytest.approx(best, rel=1e-6)
     assert found.bound_us == pytest.approx(best, rel=1e-6)
     assert check.violations(found, blocks, profiles, limits) == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_assignment_is_feasible_where_it_keeps_all_limits(case, truth):
+    blocks, profiles = random_inputs(0, 4, TILES, tile_us=0.1)
+    problem = problems.build(blocks, profiles, make_limits(**CASES[case]))
+    places = list(itertools.product(range(len(TILES)), range(problem.limits.rounds)))
+    for choice in itertools.product(places, repeat=problem.n_regions):
+        kept = tuple((problem.tiles[o], r) for o, r in choice) in truth(case, 0)["kept"]
+        assert problem.feasible(*zip(*choice, strict=True)) == kept
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "one-round"])
