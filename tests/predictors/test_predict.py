@@ -240,7 +240,9 @@ def test_lists_are_the_same_in_every_call(device):
 def test_nan_makes_results_nan_and_is_told(where, device):
     q, k = inputs(device)
     (q if where == "q" else k)[1, 0, 40, 7] = torch.nan
-    lists = slices.predict(q, k, mass=0.9, budget=1, rows=32, pool=8)
+    # Few keys are listed, of room for many: none of the rest may be read as a key.
+    lists = slices.predict(q, k, mass=0.9, budget=1, rows=32, pool=8, least=1)
+    assert lists.keys[lists.counts == UNKNOWN].min() >= 0 and lists.keys[lists.counts == UNKNOWN].max() < N_K
     # Groups are numbered over [2, 2, 3] from 1; the last one is told: of q the second group, of k all of the head.
     assert lists.state.tolist()[OVERFLOW] == (8 if where == "q" else 9)
     assert (lists.counts == UNKNOWN).sum() == (1 if where == "q" else 3)

@@ -22,7 +22,7 @@ One chooses by codes:
     ``select(codes, rule, keys, counts, lengths)``: the lists of all groups, written to keys and counts of `SliceLists`.
         Where a group's keys do not fit, its list holds the first of them by code and its count is that of all, which is
         larger than the capacity; where it has no shares, its count is `UNKNOWN`; where its length is out of range,
-        `NO_LENGTH`.
+        `NO_LENGTH`. Lists with these two counts hold some key at each place.
 ``memory(device) -> bytes``: of the device.
 ``recorded(device, call, *inputs) -> (result, replay)``, where calls are launches: the result of ``call(tape,
     *inputs)``, which tells ``tape.settle(*results)`` after each part of its work what results it has so far, and a

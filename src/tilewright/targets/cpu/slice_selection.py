@@ -114,6 +114,7 @@ class Selection:
                 found[taken] = _select(rows[taken], rule, lists[taken])
         if lengths is not None:
             counts[(lengths < 1) | (lengths > self.layout.keys)] = NO_LENGTH
+        keys[counts >= UNKNOWN] = 0
 
 
 def means(x, n):

@@ -63,7 +63,9 @@ class Executor:
         place = torch.arange(layout.capacity, device=keys.device)
         for lists, count, words in zip(*(x.flatten(0, 1) for x in (keys, counts, bits)), strict=True):
             flags = keys.new_zeros(layout.groups, layout.words * layouts.WORD, dtype=torch.bool)
-            group, at = (place < count[:, None]).nonzero(as_tuple=True)
+            # A list that did not fit may hold no keys.
+            listed = count.where(count <= layout.capacity, 0)
+            group, at = (place < listed[:, None]).nonzero(as_tuple=True)
             flags[group, lists[group, at].long()] = True
             packed = np.packbits(flags.numpy(), -1, bitorder="little").view(np.int32)
             words[:, :-1], words[:, -1] = torch.from_numpy(packed), count

@@ -108,7 +108,8 @@ def tilewright_pack_keys(bit_ptr, key_ptr, count_ptr, n_words, capacity, BLOCK_N
     bit_ptr += group.to(tl.int64) * (n_words + 1)
     key_ptr += group.to(tl.int64) * capacity
     count = tl.load(count_ptr + group)
-    listed = tl.minimum(count, capacity)
+    # A list that did not fit may hold no keys.
+    listed = tl.where(count > capacity, 0, count)
     for lo in range(0, listed, BLOCK_N):
         n = lo + tl.arange(0, BLOCK_N)
         keys = tl.load(key_ptr + n, mask=n < listed, other=0)  # [BLOCK_N]
@@ -139,7 +140,8 @@ def tilewright_slice_attention(
     # The longest lists of a head start first; neighbours in time share the keys and values of the head in the L2 cache.
     g = tl.load(order_ptr + pid)
     group = bh * groups + g
-    count = tl.minimum(tl.load(count_ptr + group), capacity)
+    # Lists of results that are NaN are not read: what they hold may be no keys.
+    count = tl.where(bad != 0, 0, tl.load(count_ptr + group))
     b, h = (bh // HEADS).to(tl.int64), (bh % HEADS).to(tl.int64)
     if WIDE:
         stride_qn, stride_kn = tl.cast(stride_qn, tl.int64), tl.cast(stride_kn, tl.int64)

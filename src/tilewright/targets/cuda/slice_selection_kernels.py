@@ -443,7 +443,13 @@ def tilewright_slice_select(
     listed = tl.where(asked > most, asked * WIDTH, listed)
     if not KNOWN and has_none:
         listed = tl.where(_count(code_ptr, 0, n_units, CODES - 2, BLOCK_N) == 0, UNKNOWN, listed)
-    tl.store(count_ptr + row, tl.where(n_keys < 1, NO_LENGTH, listed))
+    listed = tl.where(n_keys < 1, NO_LENGTH, listed)
+    if listed >= UNKNOWN:
+        # Such a list has no keys that anybody asked for; those of its room are some all the same.
+        tl.debug_barrier()
+        for lo in range(0, capacity, STEP):
+            tl.store(key_ptr + lo + tl.arange(0, STEP), tl.zeros((STEP,), tl.int32))
+    tl.store(count_ptr + row, listed)
 
 
 @triton.jit

@@ -48,7 +48,8 @@ def tilewright_slice_attention_by_warps(
     # The longest lists of a head start first; neighbours in time share the keys and values of the head in the L2 cache.
     g = gl.load(order_ptr + pid)
     group = bh * groups + g
-    count = gl.minimum(gl.load(count_ptr + group), capacity)
+    # Lists of results that are NaN are not read: what they hold may be no keys.
+    count = gl.where(bad != 0, 0, gl.load(count_ptr + group))
     b, h = (bh // HEADS).to(gl.int64), (bh % HEADS).to(gl.int64)
     if WIDE:
         stride_qn, stride_kn = gl.cast(stride_qn, gl.int64), gl.cast(stride_kn, gl.int64)
