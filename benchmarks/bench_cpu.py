@@ -19,12 +19,12 @@ import pandas as pd
 from tilewright import blocks, models, reorder, schedule, targets
 from tilewright.baselines.sparse import flex, sdpa_dense
 from tilewright.blocks import tiles
-from tilewright.core.timing import time_together
-from tilewright.study.experiments import _rows
-from tilewright.study.experiments._attention import Tokens, run_schedule, run_variant
+from tilewright.study.experiments import _attention, _rows
+from tilewright.study.experiments._attention import Tokens
 from tilewright.study.experiments._effort import Effort
 from tilewright.study.experiments.attention import Row
 from tilewright.targets.measure import measure
+from tilewright.torch_attention.flex import UNTUNED
 
 SIZES = {"heads": 3, "head_dim": 32}
 BAR = "vil-tiny-512-s1-exact"
@@ -35,20 +35,6 @@ TILE_SETS = (("64x1",), MIXED)
 SPLIT_KEYS = 1024
 EFFORT = Effort(rse=0.02, min_repetitions=5, max_seconds=3.0)
 SHOWN = ["model", "provider", "variant", "reorder", "tiles", "ordered", "p50_us", "rse", "predicted_us", "status"]
-
-
-class InTurns(Tokens):
-    """Tokens whose rows are checked at once and timed later; calls: what is to be timed, in the order of the rows."""
-
-    def __init__(self, graph, calls):
-        """Tokens of `graph`; what is checked and right is added to `calls`."""
-        super().__init__(graph, **SIZES)
-        self.calls = calls
-
-    def _measured(self, call, effort):
-        self.calls.append(call)
-        # Rates come out as those of one microsecond.
-        return {"p50_us": 1.0}
 
 
 def main():
@@ -66,25 +52,20 @@ def main():
 
 def bar():
     """Rows of the contenders of `BAR`, which take turns."""
-    pattern, calls, rows = models.build(BAR), [], []
+    pattern, runs = models.build(BAR), []
     for order in ORDERS:
-        tokens = InTurns(in_order(pattern, order), calls)
+        tokens = Tokens(in_order(pattern, order), **SIZES)
         places = (True,) if order == "none" else (True, False)
-        rows += [
-            run_variant(flex, variant, tokens, EFFORT, {"provider": "flex", "ordered": ordered})
-            for variant in flex.UNTUNED
+        runs += [
+            _attention._variant(flex, variant, tokens, {"provider": "flex", "ordered": ordered})
+            for variant in UNTUNED
             for ordered in places
         ]
         if order == "none":
-            rows.append(run_variant(sdpa_dense, "torch", tokens, EFFORT, {"provider": "sdpa_dense", "ordered": True}))
+            runs.append(_attention._variant(sdpa_dense, "torch", tokens, {"provider": "sdpa_dense", "ordered": True}))
         else:
-            rows += plan(tokens, MIXED)
-    right = [row for row in rows if row["status"] == "ok"]
-    for row, taken in zip(right, time_together(calls, **EFFORT.limits), strict=True):
-        row |= taken.columns
-        for rate in ("useful_gflops", "executed_gflops", "tokens_per_s"):
-            row[rate] /= taken.p50_us
-    return rows
+            runs += _attention._runs(*solved(tokens, MIXED), "+".join(MIXED), tokens)
+    return _attention._in_turns(runs, EFFORT)
 
 
 def in_order(pattern, order):
@@ -101,11 +82,15 @@ def predicted(pattern, order):
 
 def plan(tokens, names):
     """The rows of a plan with the tiles `names`."""
+    return _attention.run_schedule(*solved(tokens, names), tokens, EFFORT, tiles="+".join(names))
+
+
+def solved(tokens, names):
+    """``(schedule, blocks)`` of the graph of `tokens` with the tiles `names`."""
     covers = blocks.extract_all(tokens.graph, [tiles.parse(name) for name in names])
     profiles = {name: measure(cover, **SIZES, split_keys=SPLIT_KEYS) for name, cover in covers.items()}
     limits = targets.limits(targets.describe("cpu"), rounds=2)
-    found = schedule.solve(covers, profiles, limits, "highs", time_limit_s=10)
-    return run_schedule(found, covers, tokens, EFFORT, tiles="+".join(names))
+    return schedule.solve(covers, profiles, limits, "highs", time_limit_s=10), covers
 
 
 def verdict(turns, plans):

@@ -24,7 +24,9 @@ import torch
 
 import tilewright
 from tilewright import graph, patterns, reference, targets
+from tilewright.core.timing import Checked
 from tilewright.core.turns import time_in_turns
+from tilewright.study.experiments._checks import judging
 
 # Of gradients: they sum products of four rounded factors where the result sums those of two.
 GRADIENT = 2
@@ -97,11 +99,13 @@ def compared(arguments):
     for name, (attend, graphs) in contenders.items():
         errors = checked(attend, graphs, tokens, grad if differentiated else None)
         rows.append({"contender": name, "tokens": side * side, "pairs": one.entries, **errors})
-        calls.append(partial(without_gradients, attend, tokens))
+        calls.append(as_first(partial(without_gradients, attend, tokens)))
         if differentiated:
-            calls.append(partial(with_gradients, attend, tokens, grad))
+            calls.append(as_first(partial(with_gradients, attend, tokens, grad)))
     effort = {"min_reps": 10, "max_seconds": arguments.seconds, "rse_target": 0.01}
     times = time_in_turns(calls, gpu=arguments.device == "cuda", **effort)
+    if wrong := next((call.wrong for call in calls if call.wrong), ""):
+        raise SystemExit(wrong)
     step = len(calls) // len(rows)
     for number, row in enumerate(rows):
         forward, *both = times[number * step : (number + 1) * step]
@@ -109,6 +113,19 @@ def compared(arguments):
         if both:
             row |= {"both_us": both[0].p50_us, "both_ratio": both[0].p50_us / times[1].p50_us}
     return rows
+
+
+def as_first(call):
+    """A call whose results, where they are timed, are those of a call now, which was compared."""
+    first = call()
+    first = first if isinstance(first, tuple) else (first,)
+
+    def judge(found):
+        found = found if isinstance(found, tuple) else (found,)
+        off = max(float((x - y).norm() / y.norm()) for x, y in zip(found, first, strict=True))
+        return "" if off <= reference.TOLERANCE[first[0].dtype] else f"wrong: when it was timed, off by {off:.2g}"
+
+    return Checked(call, judging(judge))
 
 
 def without_gradients(attend, tokens):

@@ -37,6 +37,7 @@ from tilewright.models import segformer as pattern
 from tilewright.networks import _maps, segformer
 from tilewright.paths import Path as ExecutionPath
 from tilewright.paths import layers
+from tilewright.study.experiments._checks import judging
 
 # As many times further off than the published operators (docs/decisions/0010).
 ROUNDING, LEAST = 3, 1e-5
@@ -257,8 +258,8 @@ def measured_case(point, part, case, compiled):
         if compiled:
             torch.compiler.reset()
             module = torch.compile(module, dynamic=False)
-        call = partial(module, *arguments)
-        found = maps_of(call())
+        run = partial(module, *arguments)
+        found = maps_of(run())
     except RuntimeError as error:
         return {"status": "failed", "reason": f"{type(error).__name__}: {str(error)[:200]}"}
     row = {"first_call_s": time.monotonic() - begin, "error": off(found, expected), "tolerance": tolerance}
@@ -267,16 +268,23 @@ def measured_case(point, part, case, compiled):
         return row | {"status": "failed", "reason": f"differs by {row['error']:.2g}, tolerance {tolerance:.2g}"}
     cuda = point.images.is_cuda
 
-    def waited():
-        call()
-        if cuda:
-            torch.cuda.synchronize()
+    def judge(maps):
+        error = off(maps, expected)
+        return "" if maps.shape == expected.shape and error <= tolerance else f"differed by {error:.2g} when timed"
 
-    row["call_us"] = timing.time_call(waited, **EFFORT).p50_us
+    def waiting():
+        maps = maps_of(run())
+        timing.wait(maps)
+        return maps
+
+    waited, queued = (timing.Checked(call, judging(judge)) for call in (waiting, lambda: maps_of(run())))
+    times = {"call_us": timing.time_call(waited, **EFFORT).p50_us}
     if cuda:
-        graph = timing.time_gpu(call, **EFFORT)
-        row |= {"graph_us": graph.p50_us, "method": graph.method}
-    return row | {"status": "ok"}
+        graph = timing.time_gpu(queued, **EFFORT)
+        times |= {"graph_us": graph.p50_us, "method": graph.method}
+    if wrong := waited.wrong or queued.wrong:
+        return row | {"status": "failed", "reason": wrong}
+    return row | times | {"status": "ok"}
 
 
 def maps_of(found):

@@ -32,6 +32,7 @@ from tilewright.core.artifacts import atomic
 from tilewright.core.errors import TilewrightError, Unavailable
 from tilewright.integrations.timm import sparsify
 from tilewright.nn import patterns
+from tilewright.study.experiments._checks import judging
 
 # As many times further off than timm's dense network (docs/decisions/0010).
 ROUNDING, LEAST = 3, 1e-4
@@ -184,13 +185,28 @@ def timed(model, taken, called, tolerance, given):
                     "status": "failed",
                     "reason": f"compiled, features differ by {error:.2g} from those called",
                 }
-        waited = timing.time_call(lambda: timing.wait(call(taken)), **EFFORT)
-        row |= {"status": "ok", "reason": "", "call_us": waited.p50_us, "call_rse": waited.rse}
-        row["images_per_s"] = 1e6 * len(taken) / waited.p50_us
+        # Of more images than one, what the first call gave: those of one were compared before.
+        right = (found if called is None else called).double()
+
+        def judge(features):
+            error = relative_error(features, right)
+            return "" if error <= tolerance else f"when it was timed, features differed by {error:.2g}"
+
+        def waiting():
+            features = call(taken)
+            timing.wait(features)
+            return features
+
+        calls = [timing.Checked(each, judging(judge)) for each in (waiting, lambda: call(taken))]
+        waited = timing.time_call(calls[0], **EFFORT)
+        times = {"status": "ok", "reason": "", "call_us": waited.p50_us, "call_rse": waited.rse}
+        times["images_per_s"] = 1e6 * len(taken) / waited.p50_us
         if taken.is_cuda:
-            alone = timing.time_gpu(lambda: call(taken), **EFFORT)
-            row |= {"graph_us": alone.p50_us, "graph_rse": alone.rse, "timing": alone.method}
-    return row
+            alone = timing.time_gpu(calls[1], **EFFORT)
+            times |= {"graph_us": alone.p50_us, "graph_rse": alone.rse, "timing": alone.method}
+    if wrong := calls[0].wrong or calls[1].wrong:
+        return row | {"status": "failed", "reason": wrong}
+    return row | times
 
 
 def with_ratios(frame):
