@@ -42,9 +42,9 @@ def test_stages_of_the_path_before_change_nothing(family, dtype):
     images = torch.randn(2, 3, 64, 64).to(dtype)
     wanted = [network.path(text) for text in NETWORKS[family][1]]
     alone = {path: network(images, path) for path in wanted}
-    for seed in range(4):
+    for seed in range(2):
         stages = Stages()
-        for path in random.Random(seed).choices(wanted, k=12):
+        for path in random.Random(seed).choices(wanted, k=8):
             assert torch.equal(network(images, path, stages=stages), alone[path])
 
 

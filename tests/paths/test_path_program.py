@@ -119,7 +119,7 @@ def test_all_sets_of_many_blocks_are_not_listed():
 def test_a_recorded_network_of_16_blocks_is_planned_by_its_sets_as_by_programs():
     times, known = plan_paths._measured(RECORDED / "segformer-b2-512.sampled.csv", "trained")
     models = [(times[base], form) for base, form in accuracy.fits(known).items()]
-    budgets = np.linspace(150.0, 900.0, 12)
+    budgets = np.linspace(150.0, 900.0, 4)
     assert len(models) == 5
     plans = {solver: program.plan(models, budgets, solver) for solver in ("highs", "exhaustive")}
     plans |= {f"second {solver}": program.runners_up(models, plans[solver], solver) for solver in list(plans)}
