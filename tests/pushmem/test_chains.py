@@ -125,8 +125,7 @@ def test_more_tiles_than_the_array_has():
         mapping.compile(turned(600, 600))
 
 
-@pytest.mark.parametrize("memory", ["pub", "dp"])
-@pytest.mark.parametrize("app", ["transpose-77", "channels-46"])
+@pytest.mark.parametrize(("app", "memory"), [("transpose-77", "pub"), ("channels-46", "dp")])
 def test_the_rtl_of_a_chain_gives_the_words_of_numpy(app, memory):
     extras.need("amaranth", "pyosys")
     outputs = apps.program(app)
