@@ -116,10 +116,17 @@ def test_all_sets_of_many_blocks_are_not_listed():
         program.propose(saved, losses([0.01] * 22, base=base), 990.0, "exhaustive")
 
 
-def test_a_recorded_network_of_16_blocks_is_planned_by_its_sets_as_by_programs():
-    times, known = plan_paths._measured(RECORDED / "segformer-b2-512.sampled.csv", "trained")
-    models = [(times[base], form) for base, form in accuracy.fits(known).items()]
-    budgets = np.linspace(150.0, 900.0, 4)
+@pytest.fixture(scope="module")
+def recorded():
+    """Recorded rows of a network of 16 blocks, and its models: ``(times, form)`` of each base."""
+    file = RECORDED / "segformer-b2-512.sampled-8.csv"
+    times, known = plan_paths._measured(file, "trained")
+    return file, {base: (times[base], form) for base, form in accuracy.fits(known).items()}
+
+
+def test_a_recorded_network_of_16_blocks_is_planned_by_its_sets_as_by_programs(recorded):
+    models = [*recorded[1].values()]
+    budgets = np.linspace(150.0, 900.0, 12)
     assert len(models) == 5
     plans = {solver: program.plan(models, budgets, solver) for solver in ("highs", "exhaustive")}
     plans |= {f"second {solver}": program.runners_up(models, plans[solver], solver) for solver in list(plans)}
@@ -259,15 +266,14 @@ def test_recorded_paths_that_nothing_was_fitted_to_are_predicted():
     assert np.median(errors) < 0.011 and found.error < 0.011
 
 
-def test_recorded_proposals_that_nothing_was_fitted_to_are_predicted():
+def test_recorded_proposals_that_nothing_was_fitted_to_are_predicted(recorded):
     """What was proposed for a B2 in the last round, of what sees much: 16 blocks leave much to choose from."""
-    file = RECORDED / "segformer-b2-512.sampled-8.csv"
-    models = accuracy.fits(plan_paths._measured(file, "trained")[1])
+    file, models = recorded
     with open(file, newline="") as stream:
         held = [
             (plan_paths._path(r["path"]), float(r["fit"])) for r in csv.DictReader(stream) if r["part"] == "proposed"
         ]
-    errors = [abs(models[space.base_of(path)].predict(path) - seen) for path, seen in held if seen > 0.5]
+    errors = [abs(models[space.base_of(path)][1].predict(path) - seen) for path, seen in held if seen > 0.5]
     assert len(errors) == 20 and np.median(errors) < 0.0075
 
 
