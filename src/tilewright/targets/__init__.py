@@ -126,13 +126,15 @@ OPTIONAL = ("backward", "packed", "slices", "maps", "scenes", "cost_model", "mas
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that a schedule must respect; symbols are those of the published constraints C2 to C7.
+    """The limits that a schedule must respect; symbols are those of the published constraints C2 to C7, of which C4 and
+    C6 are others here (docs/paper.md).
 
     lanes: work items that run side by side (C4, load).
     per_block: most of each named resource that one item may take (C2), e.g. ``{"working_set_bytes": 1 << 20}``.
     envelope: most of each named resource that the tile kinds of one round may take together (C5), each kind counting
         with the largest need among its items.
-    occupancy: most occupancy units that the items of one round may take together (C6).
+    occupancy: most occupancy units, such as bytes of memory, that the items of one round may take together (C6). As
+        published, these are multiprocessors; here items queue for them.
     max_tile_kinds: tile kinds in one round (C3, kappa).
     conflicts: pairs of tile names that may not share a round (C7).
     rounds: most rounds that a schedule may use.
