@@ -2,5 +2,5 @@
 
 LABELS = {
     **{"dense": "masked SDPA", "tilewright": "Tilewright", "flex": "FlexAttention", "native": "as published"},
-    **{"full": "dense SDPA, no mask"},
+    **{"full": "dense SDPA, without the mask"},
 }

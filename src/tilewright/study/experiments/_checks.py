@@ -77,7 +77,8 @@ def checked(call, columns, row, checks=(RESULT,), like=None):
     timed = Checked(call, judging(judge))
     if like is not None:
         poison(like)
-    if reason := timed.judge(timed()):
+    reason, timed.result = timed.judge(timed()), None
+    if reason:
         return row | found | {"status": "failed", "reason": reason}, None
     return row | found, timed
 
