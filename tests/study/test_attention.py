@@ -19,6 +19,7 @@ from tilewright.baselines.sparse import sdpa_dense
 from tilewright.blocks import work
 from tilewright.core.errors import ArtifactError, TilewrightError, UnknownNameError
 from tilewright.core.timing import Timing
+from tilewright.core.turns import TURNS
 from tilewright.models import dynamicvit
 from tilewright.study.experiments import _attention, _ceilings, _effort, heatmap, orders
 from tilewright.study.experiments._attention import Tokens
@@ -132,6 +133,7 @@ def test_a_row_that_is_not_written_does_not_show_an_earlier_result(tokens):
 def test_dense_baselines_pass_their_own_checks(tokens):
     dense, masked = run_baselines(["sdpa_dense", "sdpa_mask"], tokens, QUICK, max_dense_tokens=1000)
     assert [(row["provider"], row["status"]) for row in (dense, masked)] == [("sdpa_dense", "ok"), ("sdpa_mask", "ok")]
+    assert dense["turns"] == masked["turns"] == TURNS
     assert masked["memory_bytes"] == 140 * 90 * 4 and dense["executed_gflops"] > dense["useful_gflops"]
 
 

@@ -17,7 +17,7 @@ from helpers.files import loaded
 from helpers.rows import whole
 from tilewright import networks
 from tilewright.baselines import sparse as sparse_baselines
-from tilewright.core import images
+from tilewright.core import images, timing
 from tilewright.core.errors import TilewrightError, UnknownNameError
 from tilewright.models import _gates, dynamicvit
 from tilewright.networks import Plans, _sites
@@ -148,6 +148,35 @@ def test_attention_and_rest_make_up_the_latency(rows):
         assert row["attention_us"] + row["rest_us"] == pytest.approx(row["p50_us"])
         assert row["images_per_s"] == pytest.approx(row["batch"] / row["p50_us"] * 1e6)
         assert row["repetitions"] >= 3 and row["first_call_s"] > 0
+
+
+def test_networks_of_one_batch_are_timed_in_turns_as_far_as_they_fit_the_memory(monkeypatch):
+    """The third one does not fit beside the others: these are timed first, and freed."""
+    together, checked, tried = [], bench._checked, []
+
+    right = timing.time_together
+
+    def noted(calls, **effort):
+        together.append(len(calls))
+        return right(calls, **effort)
+
+    def full(*arguments, alone=False):
+        tried.append(alone)
+        return None if len(tried) == 3 else checked(*arguments, alone=alone)
+
+    monkeypatch.setattr(bench.timing, "time_together", noted)
+    monkeypatch.setattr(bench, "_checked", full)
+    rows = run(SMALL, {"native": [1], "dense": [1, 2], "full": [1]}, QUICK)
+    assert together == [2, 1, 1] and tried == [False, False, False, True, False]
+    told = [(row["attention"], row["batch"], row["status"]) for row in rows]
+    assert told == [("native", 1, "ok"), ("dense", 1, "ok"), ("dense", 2, "ok"), ("full", 1, "ok")]
+
+
+def test_attention_to_all_keys_has_an_oracle_of_its_own():
+    dense, full = run("vil-tiny-64-relative", {"dense": [1], "full": [1]}, QUICK)
+    assert full["status"] == "ok" and full["relative_error"] <= full["tolerance"]
+    assert full["attention_error"] <= full["attention_tolerance"]
+    assert abs(full["largest_logit"] - dense["largest_logit"]) > 1e-3 * dense["largest_logit"]
 
 
 def hooked(monkeypatch, attention, hook):
