@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -340,6 +341,19 @@ def test_a_compiler_sees_one_graph(network, inputs, path):
     path = path and network.path(path)
     compiled = torch.compile(network, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(inputs, path), network(inputs, path), **EXACT)
+
+
+@torch.no_grad()
+def test_who_makes_a_program_of_a_call_sees_all_of_it(network, inputs):
+    """A result that is written in parts is lost to exporters, which know no views."""
+    expected = network(inputs)
+    made = torch.jit.trace(network, (images(40, 60, batch=1),)), make_fx(network)(images(40, 60))
+    written = [str(made[0].inlined_graph), made[1].code]
+    assert not any("new_empty" in text for text in written)
+    for program, count in zip(made, (1, 2), strict=True):
+        torch.testing.assert_close(program(inputs[:count]), expected[:count], **EXACT)
+    mapped = torch.func.vmap(network)(inputs[:, None])
+    torch.testing.assert_close(mapped[:, 0], expected, **EXACT)
 
 
 @torch.no_grad()

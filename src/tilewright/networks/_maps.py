@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import library, nn
 
 from tilewright import targets
-from tilewright.core import sides
+from tilewright.core import operators, sides
 from tilewright.core.errors import ConfigError
 from tilewright.networks import _sites
 
@@ -108,10 +108,11 @@ class Remembered:
     def __call__(self, name, make, tables, *, fresh=False):
         """What ``make()`` returns, or returned when it was called with the same `name` and `tables`.
 
-        It is made anew where `fresh` says so, where gradients are recorded, and in compiled code, which cannot compare.
+        It is made anew where `fresh` says so, where gradients are recorded, and where a program is made, which cannot
+        compare.
         """
         recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tables)
-        if fresh or recorded or torch.compiler.is_compiling():
+        if fresh or recorded or any(map(operators.watched, tables)):
             return make()
         if not _sites.same(tables, self._tables):
             self._tables, self._made = [_sites.Table(x) for x in tables], {}
@@ -185,7 +186,8 @@ def decode(maps, weights, bias, grid, classes, classes_bias):
     """A folded decoder: ``classes relu(sum_i up(weights_i maps_i) + bias) + classes_bias``, a map on `grid`."""
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (*maps, *weights, bias, classes, classes_bias))
     exact = bias.is_cpu and bias.dtype in EXACT and not torch.is_autocast_enabled(bias.device.type)
-    if exact and not recorded and not torch.compiler.is_compiling():
+    # What watches operators, as a tracer does, may not see a result that is written in parts.
+    if exact and not recorded and not any(map(operators.watched, (*maps, bias))):
         return _by_rows(maps, weights, bias, tuple(grid), classes, classes_bias)
     total = None
     for x, weight in zip(maps, weights, strict=True):
