@@ -5,6 +5,8 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from tilewright import slices
@@ -94,6 +96,59 @@ def test_other_calls_go_to_torch_and_are_counted(settings, more, reason):
     found = attention(q, k, v, **more)
     assert torch.equal(found, F.scaled_dot_product_attention(q, k, v, **more))
     assert attention.calls == {reason: 1}
+
+
+def either(function, *arguments, **named):
+    """What a call gives, or the class of what it raises."""
+    torch.manual_seed(0)
+    try:
+        return function(*arguments, **named)
+    except Exception as error:
+        return type(error)
+
+
+NAMES = "b", "h", "n", "d"
+SIZES = {"b": [0, 1, 2], "h": [1, 2, 4], "n": [0, 1, 5, 40], "d": [64, 64, 64, 32, 0]}
+
+
+@st.composite
+def calls(draw):
+    """Arguments of torch's function: most calls are for slices but for one thing, or for nothing."""
+
+    def one(usual, *others):
+        return draw(st.sampled_from([usual] * 3 + list(others)))
+
+    size = {name: draw(st.sampled_from(SIZES[name])) for name in NAMES}
+    skipped, drawn, tensors = one(0, 1), torch.Generator().manual_seed(draw(st.integers(0, 9))), []
+    for i in range(3):
+        shape = [size[name] if i == 0 or one(True, False) else one(size[name], 1, 2) for name in NAMES]
+        shape = shape[skipped:]
+        x = torch.randn(shape, generator=drawn).to(one(torch.float32, torch.float64, torch.bfloat16, torch.int32))
+        x = one(lambda x: x, lambda x: x.mT.contiguous().mT, lambda x: x[..., ::2], lambda x: x.transpose(-3, -2))(x)
+        tensors.append(one(x, x.tolist() if x.numel() < 4 else x, x.requires_grad_(x.is_floating_point())))
+    b, n = max(1, size["b"]), size["n"]
+    masks = torch.ones(b, 1, 1, n) > 0, torch.ones(n, n).tril() > 0, torch.zeros(1, 1, 1, n), torch.ones(3, 3, 3, 3) > 0
+    return tensors, {
+        "attn_mask": one(None, *masks),
+        "dropout_p": one(0.0, 0.5, 1.5, -0.5),
+        "is_causal": one(False, True),
+        "scale": one(None, 0.3, 0.0, -1.0, float("inf"), 2, "a"),
+        "enable_gqa": one(False, True),
+    }
+
+
+@given(calls(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_any_call_gives_what_torchs_function_gives(call, autocast):
+    tensors, named = call
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        wanted = either(F.scaled_dot_product_attention, *tensors, **named)
+        found = either(sdpa.Slices(**ALL), *tensors, **named)
+    if isinstance(wanted, type):
+        assert found is wanted
+    else:
+        close = {"atol": 2e-2, "rtol": 2e-2} if wanted.dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
+        torch.testing.assert_close(found, wanted, equal_nan=True, **close)
 
 
 def test_somebodys_module_calls_slices_inside_only():

@@ -1,4 +1,4 @@
-"""Modules with weights in 16 bits, computed in float32."""
+"""Types in which modules and attention compute: 16 bits in float32, and what autocast asks for."""
 
 from itertools import chain
 
@@ -30,3 +30,17 @@ def in_float32(module, x):
     """``module(x)`` in float32, whatever the network runs in: in half precision many scores would tie."""
     with torch.autocast(x.device.type, enabled=False):
         return functional_call(module, float32(module), x.float())
+
+
+def cast(*tensors):
+    """Tensors under autocast as torch's attention takes them there: in its type, but for float64."""
+    device = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    to = torch.get_autocast_dtype(device)
+    return tuple(_cast(x, to) for x in tensors)
+
+
+def _cast(x, to):
+    eligible = isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
+    return x.to(to) if eligible else x

@@ -5,6 +5,8 @@ Slices are for self-attention of many tokens: as many queries as keys, head dims
 causal mask, and no mask but one that leaves out the last keys of a clip, as those of padded prompts.
 """
 
+import math
+import threading
 from collections import Counter
 from contextlib import contextmanager
 from typing import Annotated
@@ -15,11 +17,15 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from tilewright import slices
+from tilewright.core import transforms
 from tilewright.core.errors import ConfigError
+from tilewright.core.precision import cast
 from tilewright.slices import settings as slice_settings
 from tilewright.slices.layout import HEAD_DIMS
+from tilewright.slices.operators import EXECUTORS
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
+DTYPES = torch.float32, torch.float16, torch.bfloat16
 
 
 class Settings(slice_settings.Settings, frozen=True, forbid_unknown_fields=True):
@@ -57,40 +63,52 @@ class Slices:
             raise ConfigError(f"slices: {error}; settings: {known}") from None
         self._stated = self.settings.stated
         self.calls: Counter[str] = Counter()
-        self._entered: list[TorchFunctionMode] = []
+        # By threads, each of which has modes of its own.
+        self._entered: dict[int, list[TorchFunctionMode]] = {}
 
     def __call__(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
         """Attention of query [B, H, N, D] to key and value."""
-        reason = self._unfit(query, key, value, attn_mask, dropout_p, is_causal)
+        q, k, v = cast(query, key, value)
+        reason = self._unfit(q, k, v, attn_mask, dropout_p, is_causal, scale)
         self.calls[reason or "slices"] += 1
         if reason:
             return F.scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
         text = self.settings.first, self.settings.last
-        lengths = None if attn_mask is None else lengths_of(attn_mask).expand(len(query))
-        lists = slices.predict(query, key, scale=scale, text=text, lengths=lengths, **self._stated)
+        lengths = None if attn_mask is None else lengths_of(attn_mask).expand(len(q))
+        lists = slices.predict(q, k, scale=scale, text=text, lengths=lengths, **self._stated)
         if self.settings.check:
             lists.check(allow_empty=True)
-        return slices.attend(query, key, value, lists, scale=scale)
+        return slices.attend(q, k, v, lists, scale=scale)
 
-    def _unfit(self, q, k, v, mask, dropout_p, is_causal):
+    def _unfit(self, q, k, v, mask, dropout_p, is_causal, scale):
         """Why slices are not for a call, or None."""
-        if q.ndim != 4 or not q.shape == k.shape == v.shape:
+        if not all(isinstance(x, torch.Tensor) and not x.is_nested and x.ndim == 4 for x in (q, k, v)):
+            return "dimensions"
+        if not q.shape == k.shape == v.shape:
             return "queries and keys differ"
+        if not q.numel():
+            return "no tokens"
         if q.shape[2] < self.settings.tokens:
             return "few tokens"
         if q.shape[2] <= self.settings.first + self.settings.last:
             return "text alone"
         if q.shape[3] not in HEAD_DIMS:
             return "head dim"
+        if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype or any(x.stride(3) != 1 for x in (q, k, v)):
+            return "types or strides"
+        if q.device.type not in EXECUTORS or not q.device == k.device == v.device:
+            return "device"
         if dropout_p or is_causal:
             return "dropout or causal mask"
         if mask is not None and not _of_keys(mask, q):
             return "mask"
+        if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
+            return "scale"
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             return "gradient"
-        return None
+        return "transform" if transforms.transformed() else None
 
     @contextmanager
     def replacing(self):
@@ -108,10 +126,13 @@ class Slices:
     def _enter(self, *_):
         mode = _Replacing(self)
         mode.__enter__()
-        self._entered.append(mode)
+        self._entered.setdefault(threading.get_ident(), []).append(mode)
 
     def _leave(self, *_):
-        self._entered.pop().__exit__(None, None, None)
+        modes = self._entered[threading.get_ident()]
+        modes.pop().__exit__(None, None, None)
+        if not modes:
+            del self._entered[threading.get_ident()]
 
 
 class _Handle:
@@ -138,8 +159,10 @@ class _Replacing(TorchFunctionMode):
 
 
 def _of_keys(mask, q):
-    """Whether a mask has the shape of one of keys alone."""
+    """Whether a mask is one of keys alone."""
     shape = (1, 1, q.shape[2])
+    if not isinstance(mask, torch.Tensor) or mask.device != q.device:
+        return False
     return mask.dtype == torch.bool and mask.ndim == 4 and len(mask) in (1, len(q)) and tuple(mask.shape[1:]) == shape
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright.core import operators
+from tilewright.core import operators, precision
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.provenance import sha256_arrays
 from tilewright.networks import _sites
@@ -103,7 +103,7 @@ class Patterned:
             raise PatternError(
                 f"expected {n} tokens, {self.n_special} special and a grid of {grid[0]} x {grid[1]}, found {q.shape[2]}"
             )
-        q, k, v = _cast(q, k, v)
+        q, k, v = precision.cast(q, k, v)
         if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
             raise PatternError(
                 "expected queries, keys and values of one dtype and device, found "
@@ -129,15 +129,6 @@ class Patterned:
     def __getstate__(self):
         # Plans are of one process, and on disk.
         return {**self.__dict__, "_by_grid": {}, "_plans": {}}
-
-
-def _cast(*tensors):
-    """Tensors under autocast as torch's attention takes them there: in its type, but for float64."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    to = torch.get_autocast_dtype(device)
-    return tuple(x.to(to) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
 
 
 def copy_with_scale(plan, scale):
