@@ -20,6 +20,8 @@ from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 # Plans by names of this process, and those that were called by digest. A plan lives as long as its owner holds it.
 _LIVE, _CALLED = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
+# Types of tensors that are what they seem to be.
+_PLAIN = Tensor, torch.nn.Parameter
 # Plans that were read out of programs. Nobody else holds them: they live as long as the process.
 _CARRIED = {}
 
@@ -74,7 +76,7 @@ def exporting():
 
 def watched(x):
     """True where a call on tensor `x` must go through the operator: it is compiled, exported, traced or transformed."""
-    return is_compiling() or type(x) is not Tensor or dispatch_depth() > 0 or is_tracing() or transforms.transformed()
+    return is_compiling() or type(x) not in _PLAIN or dispatch_depth() > 0 or is_tracing() or transforms.transformed()
 
 
 def _found(digest):
