@@ -87,7 +87,8 @@ class Windows:
     def _seen(self):
         """Bool [r s, 1 + w^2, 1 + w^2]: the published mask where the windows reach beyond the image, else None."""
         w, axes = self.window, zip(self.grid, self.regions, strict=True)
-        rows, columns = (torch.arange(w, device="cpu") < n - (r - 1) * w for n, r in axes)
+        at = torch.arange(w, device="cpu")
+        rows, columns = (at < n - (r - 1) * w for n, r in axes)
         if rows.all() and columns.all():
             return None
         right, below = columns.repeat(w), rows.repeat_interleave(w)

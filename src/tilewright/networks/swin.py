@@ -278,7 +278,8 @@ class Windows:
     @property
     def _apart(self):
         """Bool [n, w^2, w^2]: pairs of a rolled window that come from opposite edges."""
-        wrapped = [torch.arange(side, device="cpu") >= side - self.shift for side in self.grid]
+        axes = (torch.arange(side, device="cpu") for side in self.grid)
+        wrapped = [at >= len(at) - self.shift for at in axes]
         part = (2 * wrapped[0][:, None] + wrapped[1].long()).view(1, 1, -1, 1)
         part = torch.roll(part.unflatten(2, self.grid), (self.shift, self.shift), (2, 3)).flatten(2, 3)
         part = self._windows(part).view(-1, pattern.WINDOW**2)
