@@ -22,6 +22,7 @@ from tilewright.study.experiments import (
     _networks,
     _pruned,
     _ragged,
+    _stream,
     _video,
     heatmap,
     recall,
@@ -293,6 +294,18 @@ def test_a_stream_that_goes_wrong_in_the_middle_has_no_row(weights, monkeypatch)
     running.clear()
     frames = [row for row in streamed(weights, contenders=["oracle"]) if row["part"] == "frames"]
     assert all("status" not in row for row in frames)
+
+
+def test_a_stream_whose_frames_run_something_else_has_no_row(weights, monkeypatch):
+    right = _stream.Contenders.contender
+
+    def contender(self, name, trace):
+        asked = right(self, name, trace)
+        return lambda *given: (asked(*given)[0], lambda: torch.zeros(1))
+
+    monkeypatch.setattr(_stream.Contenders, "contender", contender)
+    rows = streamed(weights, contenders=["closed", "oracle"])
+    assert {row["status"] for row in rows} == {"failed"} and "expected maps of" in rows[0]["reason"]
 
 
 def test_paths_that_go_wrong_where_they_are_sampled_have_no_row(weights, monkeypatch):

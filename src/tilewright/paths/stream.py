@@ -172,12 +172,13 @@ class Frames:
         return np.asarray(self.measured_us) > trace.budgets_us
 
 
-def run(trace: Trace, contender: Callable, *, controller: Controller, load=None) -> Frames:
+def run(trace: Trace, contender: Callable, *, controller: Controller, load=None, seen=None) -> Frames:
     """The `Frames` of a trace.
 
     contender: ``contender(frame, room_us, price) -> (entry, call)``, with what the controller leaves of the budget and
     asks for a late frame; ``call()`` runs the entry until its maps are on the device, as the host's clock sees it.
-    load: ``load()`` starts a piece of foreign work beside a frame, where the trace wants it.
+    load: ``load()`` starts a piece of foreign work beside a frame, where the trace wants it. seen: ``seen(frame, entry,
+    maps)``, with what ``call()`` returned, once a frame was timed.
     """
     found = Frames()
     due = perf_counter_ns()
@@ -191,9 +192,11 @@ def run(trace: Trace, contender: Callable, *, controller: Controller, load=None)
         if trace.loaded[frame] and load is not None:
             load()
         entry, call = contender(frame, room, controller.price)
-        call()
+        maps = call()
         measured = (perf_counter_ns() - begin) / 1e3
         controller.saw(measured, entry, late=measured > budget)
+        if seen is not None:
+            seen(frame, entry, maps)
         told = entry.path, entry.promise_us, measured, budget / room
         for column, value in zip(vars(found).values(), told, strict=True):
             column.append(value)

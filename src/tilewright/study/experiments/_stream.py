@@ -113,7 +113,7 @@ class Contenders:
             def call():
                 maps = picker.run(entry, images)
                 timing.wait(images)
-                self.last = entry.path, images, maps
+                return maps
 
             return entry, call
 
@@ -129,7 +129,12 @@ class Contenders:
             return found
         picker = self.picker(name)
         self.warm(picker)
-        found = stream.run(trace, self.contender(name, trace), controller=self.controller(name), load=self.loaded)
+
+        def seen(frame, entry, maps):
+            self.last = entry.path, self.frames[frame % len(self.frames)], maps
+
+        how = {"controller": self.controller(name), "load": self.loaded, "seen": seen}
+        found = stream.run(trace, self.contender(name, trace), **how)
         self.refute(picker, set(found.path))
         return found
 
