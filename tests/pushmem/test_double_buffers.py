@@ -58,7 +58,7 @@ def paces(mapped):
     return {mapped.schedule.strides[s.name][0] for s in mapped.program.statements}
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_random_stages_with_an_outer_loop(data):
     windows, memory = data.draw(st.integers(1, 5)), data.draw(st.sampled_from(["pub", "dp"]))
@@ -156,8 +156,7 @@ def _without(extents, steps, pitch):
     return tuple(0 if s == pitch and e == 6 else s for e, s in zip(extents, steps, strict=True))
 
 
-@pytest.mark.parametrize("memory", ["pub", "dp"])
-@pytest.mark.parametrize("app", ["layers-8", "mixer-16"])
+@pytest.mark.parametrize(("app", "memory"), [("layers-8", "dp"), ("mixer-16", "pub")])
 def test_the_rtl_gives_the_words_of_numpy(app, memory):
     extras.need("amaranth", "pyosys")
     outputs = apps.program(app)
