@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import yaml
 
-from helpers.checkout import copied, snakemake
+from helpers.checkout import copied, dry_run, snakemake
 from tilewright import targets
 from tilewright.core import provenance
 from tilewright.core.errors import ConfigError, UnknownNameError
@@ -276,9 +276,9 @@ def test_an_experiment_is_added_by_a_module_and_a_word(source, tmp_path):
 
 def jobs(directory, given, source):
     """Jobs that the whole study would run, by rule."""
-    done = snakemake(directory, "--dry-run", *given, source=source, capture_output=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = (done.stdout + done.stderr).partition("Job stats:")[2].partition("total")[0].splitlines()
+    status, printed = dry_run(directory, *given, source=source)
+    assert status == 0, printed[-4000:]
+    lines = printed.partition("Job stats:")[2].partition("total")[0].splitlines()
     return {name: int(count) for name, count in (line.split() for line in lines[3:] if line.strip())}
 
 
@@ -291,8 +291,8 @@ def test_its_mistakes_are_named(source, tmp_path):
         study = {"experiments": ["counted"]} | ({} if words is None else {"counted": {"words": words}})
         (tmp_path / "own.yaml").write_text(yaml.safe_dump(study))
         given = ("--cores", "2", "--configfile", tmp_path / "own.yaml")
-        done = snakemake(tmp_path, "--dry-run", *given, source=source, capture_output=True)
-        assert done.returncode != 0 and message in done.stdout + done.stderr
+        status, printed = dry_run(tmp_path, *given, source=source)
+        assert status != 0 and message in printed
 
 
 @pytest.mark.parametrize(
