@@ -393,6 +393,8 @@ def test_first_calls_are_made_of_what_compiles_alone(tmp_path, monkeypatch):
         return fastest(form, variants[:1], q, k, v)
 
     monkeypatch.setattr(flex, "fastest", recorded)
+    # Which calls are made, and not of what code.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     monkeypatch.setattr(bench.timing, "time_call", lambda *a, **k: pytest.fail("timed"))
     path = tmp_path / "compiled.txt"
     chosen = ["--set", "attention={native: [1], flex: [1, 2]}", *REST]
