@@ -550,17 +550,17 @@ def test_without_a_fault_a_network_passes(plans_of_networks, name, dtype):
 
 
 def instead(change):
-    """A fault by which attention gives ``change(q, k, v, allowed, bias, out)``, bias [H, N, N] or 0."""
+    """A fault by which attention gives ``change(q, k, v, allowed, bias, out)``, bias [H, N, N] or None."""
 
     def at_site(attend, arguments, out):
         q, k, v, bias = (*arguments, None)[:4]
         order, bias = attend.site.order, bias() if callable(bias) else bias
         allowed = torch.from_numpy(attend.site.graph.to_dense())[order][:, order]
-        added = 0 if bias is None else bias[:, attend.site.bias_index(order[:, None], order)]
+        added = None if bias is None else bias[:, attend.site.bias_index(order[:, None], order)]
         return change(q, k, v, allowed, added, out).to(out.dtype)
 
     def among_kept(attend, q, k, v):
-        return change(q, k, v, torch.ones(k.shape[2], k.shape[2]) > 0, 0, attend(q, k, v)).to(q.dtype)
+        return change(q, k, v, torch.ones(k.shape[2], k.shape[2]) > 0, None, attend(q, k, v)).to(q.dtype)
 
     def fault(network):
         for module in network.modules():
@@ -594,9 +594,12 @@ ATTENTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+# The least of them in every type, each other one in one.
+SEEN_IN = {"mean-of-values": ["float16"], "dropped-block": ["bfloat16"], "one-percent-of-keys": DTYPES}
+
+
+@pytest.mark.parametrize(("fault", "dtype"), [(fault, dtype) for fault in ATTENTIONS for dtype in SEEN_IN[fault]])
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("fault", ATTENTIONS)
 def test_a_network_with_another_attention_is_caught(plans_of_networks, fault, name, dtype):
     assert judged(name, dtype, instead(ATTENTIONS[fault])) == "failed"
 
