@@ -644,7 +644,7 @@ def quick(covers, *, device, seed, bias_heads, heads, head_dim, dtype, split_key
 SIDES = st.integers(1, 40) | st.integers(100, 200)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SIDES, SIDES, st.integers(0, 99), st.sampled_from(["auto", "none"]))
 def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
     dense = np.random.default_rng(seed).random((n_q, n_k)) < 0.4
