@@ -262,7 +262,7 @@ def weights(tmp_path_factory):
 
 def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    few = {"fit": 2, "choice": 2, "test": 2, "novel": 1, "drawn": 5, "timed": 1, "budgets": 2, "proposals": 40}
+    few = {"fit": 2, "choice": 2, "test": 2, "novel": 1, "drawn": 5, "timed": 1, "budgets": 2, "proposals": 12}
     few |= {"samples": 2, "rounds": 2, "alone": ["scale=0.5"], "solvers": ["greedy", "highs"], "max_seconds": 0.01}
     study = configured(checkpoint=str(weights), name="mine", **few)
     stated = of_paths.settings(study, "mine")
