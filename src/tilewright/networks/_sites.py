@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tilewright import targets
 from tilewright.core import transforms
 from tilewright.core.errors import PatternError
 from tilewright.core.registry import member
@@ -264,7 +265,7 @@ class Attend(nn.Module):
 
 def compared(device):
     """Whether tables on a device are compared by their values: a GPU would be waited for."""
-    return device.type != "cuda"
+    return device.type not in targets.NAMES or not targets.facts(device.type).CUDA
 
 
 def _recorded(q, k, v, tables):
