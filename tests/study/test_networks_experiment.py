@@ -319,6 +319,26 @@ def test_a_network_is_compiled_whole_and_without_the_tables_that_its_first_call_
     assert "layer_norm" in called and called.isdisjoint({"arange", "argsort", "empty", "setitem"})
 
 
+def test_networks_that_are_compiled_stay_so_while_others_take_turns(monkeypatch):
+    """Three of one class, more than torch would keep: each is compiled once, before anything is timed."""
+    made, at_first, compiler, right = [], [], torch.compile, timing.time_together
+
+    def counting(graph, inputs):
+        made.append(graph)
+        return graph.forward
+
+    def noted(calls, **effort):
+        at_first.append(len(made))
+        return right(calls, **effort)
+
+    monkeypatch.setattr(torch, "compile", partial(compiler, backend=counting))
+    monkeypatch.setattr(bench.timing, "time_together", noted)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    rows = run(SMALL, {}, QUICK, compiled={"native": [1, 2], "full": [1]})
+    assert [row["status"] for row in rows] == ["ok"] * 3
+    assert at_first[0] == len(made) >= 3
+
+
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [

@@ -357,9 +357,11 @@ def _time(runs, inputs, effort):
     gpu, batch = inputs.is_cuda, len(inputs)
     for run in runs:
         run.attention_s.clear()
-    taken = timing.time_together([run.timed for run in runs], **effort.limits)
     graphs = [timing.Checked(partial(run.forward, inputs), run.timed.judge) for run in runs] if gpu else []
-    captured = time_in_turns(graphs, gpu=True, **effort.limits) if gpu else [None] * len(runs)
+    # As they were compiled: another limit may ask for another code.
+    with _internals.recompile_limit():
+        taken = timing.time_together([run.timed for run in runs], **effort.limits)
+        captured = time_in_turns(graphs, gpu=True, **effort.limits) if gpu else [None] * len(runs)
     for run, own, graph, replayed in zip(runs, taken, graphs or [None] * len(runs), captured, strict=True):
         facts = {**own.columns, "images_per_s": batch / own.p50_us * 1e6}
         if not run.compiled:
