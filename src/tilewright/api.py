@@ -15,7 +15,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -30,7 +30,7 @@ from tilewright.blocks import work
 from tilewright.blocks.cut import best_gathered, functions
 from tilewright.blocks.tiles import fitting
 from tilewright.blocks.tiles import parse as parse_tile
-from tilewright.core import artifacts, contents, operators, transforms
+from tilewright.core import arguments, artifacts, contents, operators, transforms
 from tilewright.core.errors import (
     ArtifactError,
     ConfigError,
@@ -43,6 +43,8 @@ from tilewright.core.errors import (
 )
 from tilewright.core.provenance import sha256_arrays
 from tilewright.graph import Graph
+from tilewright.reorder import NAMES as ORDERS
+from tilewright.schedule.search import NAMES as SOLVERS
 from tilewright.targets import qkv, tuning
 from tilewright.targets.masks import Bias
 from tilewright.targets.measure import elsewhere, expected
@@ -142,25 +144,29 @@ def plan(
     Raises `TilewrightError` subclasses naming what was expected, what was found and what is known.
     """
     # `reorder` is the argument's published name; the family of that name is reached through its function.
-    if scale is not None and not math.isfinite(scale):
-        raise PatternError(f"scale: expected a finite number, found {scale}")
-    kind = _kind(device)
-    if max_tile_kinds is not None and max_tile_kinds < 1:
-        raise ConfigError(f"max_tile_kinds: expected at least 1, found {max_tile_kinds}")
+    heads, head_dim = arguments.whole("heads", heads), arguments.whole("head_dim", head_dim)
+    scale = None if scale is None else arguments.number("scale", scale, error=PatternError)
+    dtype_name, kind = _dtype_name(dtype), _kind(device)
+    arguments.name_of("order", reorder, ("auto", *ORDERS))
+    arguments.name_of("solver", solver, SOLVERS)
+    split_keys = split_keys if isinstance(split_keys, str) and split_keys == "auto" else work.lengths(split_keys)
+    region_rows, seed = arguments.whole("region_rows", region_rows), arguments.whole("seed", seed, least=0)
+    max_tile_kinds = None if max_tile_kinds is None else arguments.whole("max_tile_kinds", max_tile_kinds)
+    tune, time_limit_s = arguments.flag("tune", tune), arguments.number("time_limit_s", time_limit_s, above=0)
+    tiles = None if tiles is None else _tile_names(tiles)
     description, defaults = targets.describe(kind), targets.facts(kind)
     limits = targets.limits(description, max_tile_kinds=max_tile_kinds)
     found_patterns, units = patterns.read(pattern, heads=heads, kind=kind, shape=shape, by=by, images=images)
     stack = partial(_stacked, found_patterns) if units is not None else _alone
     unordered = found_patterns[0] if units is None else graph.union(found_patterns)
+    if bias is not None:
+        _check_bias(bias, heads, unordered.shape, lambda: unordered, index=True)
     if tune and units is not None:
         raise ConfigError("tune: expected one pattern for all heads and images, found several; plan without it")
-    if tiles is None:
-        names = fitting(defaults.TILES, unordered.shape, defaults.FEWEST_ROWS)
-    else:
-        names = tuple(dict.fromkeys(tiles))
+    names = tiles or fitting(defaults.TILES, unordered.shape, defaults.FEWEST_ROWS)
     # ASSUME: of several patterns, each is predicted for the heads that one has on average.
     share = heads if units is None else units.share
-    options: dict[str, Any] = dict(heads=share, head_dim=head_dim, dtype=_dtype_name(dtype))
+    options: dict[str, Any] = dict(heads=share, head_dim=head_dim, dtype=dtype_name)
     options["split_keys"] = defaults.SPLIT_KEYS if split_keys == "auto" else split_keys
     bias_heads = None if bias is None else share
     fewest_rows = min((parse_tile(name).rows for name in names), default=1)
@@ -199,6 +205,7 @@ def load(path: str | Path) -> "Plan":
     was profiled on. Where only versions or the number of threads differ from then it runs, with a warning: its results
     are right, its schedule may no longer be the fastest.
     """
+    path = arguments.path("path", path)
     with tempfile.TemporaryDirectory() as folder:
         artifacts.unpack(path, folder, KIND, "plan.json")
         try:
@@ -285,12 +292,18 @@ class Plan:
         Raises `PatternError` or `DeviceError` for tensors other than planned, or that need a gradient elsewhere.
         """
         if operators.watched(q):
+            if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
+                raise _no_tensors(q, k, v)
             # Compilers hold the digest for a constant; what they compile is guarded by the name, which they read.
             # A program that is exported holds the plan's file. Dynamo, which traces no files, holds the digest alone.
             held = self._file() if operators.exporting() else None
             known = self._name and self.digest()
             return transforms.call("attend", q, k, v, known, ordered, held, bias)
-        if operators.records(q, k, v, bias):
+        try:
+            recorded = operators.records(q, k, v, bias)
+        except AttributeError:
+            raise _no_tensors(q, k, v, bias) from None
+        if recorded:
             return operators.differentiated(q, k, v, self._name, ordered, bias)
         return self.run(q, k, v, ordered, bias)
 
@@ -300,7 +313,15 @@ class Plan:
         Its values are copied now, as `plan` does. ASSUME: the layers of a network stage share one schedule, profiled
         without their biases.
         """
+        if bias is not None:
+            _check_bias(bias, self.heads, self.shape, self._natural)
         return self._maker(bias)()
+
+    def _natural(self):
+        """The pairs that any head or image allows, in the natural order of queries and keys."""
+        pair = _pairs(self.graph, self.shape[0])
+        indptr = np.searchsorted(pair, np.arange(self.shape[0] + 1) * self.shape[1])
+        return graph.from_csr(indptr, pair % self.shape[1], self.shape)
 
     def _maker(self, bias):
         settings: dict[str, Any] = {"bias": bias, "scale": self.scale, "reorder": self.reorder, "units": self.units}
@@ -366,6 +387,7 @@ class Plan:
         key = ordered, q.get_device()
         executor = self._prepared.get(key)
         if executor is None:
+            arguments.flag("ordered", ordered)
             with _PREPARING, torch.cuda.device_of(q):
                 executor = self._prepared.get(key)
                 if executor is None:
@@ -397,6 +419,8 @@ class Plan:
     def _check_values(self, q, bias):
         """Raise `PatternError` for values of another form than those that the plan was made with."""
         own = self.bias.table if isinstance(self.bias, Bias) else self.bias
+        if not isinstance(bias, torch.Tensor):
+            raise PatternError(f"bias: expected a tensor, found {arguments.shown(bias)}")
         if own is None or bias.shape != own.shape or not bias.is_floating_point() or bias.device != q.device:
             planned = "none" if own is None else f"a float tensor {list(own.shape)} on {q.device}"
             raise PatternError(
@@ -492,6 +516,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as one file: the stages' own files in a zip archive, renamed into place when complete."""
+        path = arguments.path("path", path)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             graph.save(folder / "graph.npz", self.graph)
@@ -523,6 +548,13 @@ def _patterns(units):
         return ""
     whose = {"head": "heads", "image": "images", "both": "heads of images"}[units.by]
     return f"{units.patterns} for {len(units.group)} {whose}, each "
+
+
+def _no_tensors(q, k, v, bias=None):
+    """The error for a call with other things than tensors."""
+    given = {"q": q, "k": k, "v": v, "bias": bias}
+    name = next(name for name, x in given.items() if not isinstance(x, torch.Tensor))
+    return PatternError(f"{name}: expected a tensor, found {arguments.shown(given[name])}")
 
 
 def _written(made):
@@ -562,7 +594,11 @@ def _lengths(found):
 
 def _kind(device):
     """The kind of `device`. Raises `DeviceError` for a GPU other than the current one."""
-    kind, _, index = str(device).partition(":")
+    if not isinstance(device, (str, torch.device)):
+        raise DeviceError(f"device: expected a name or a torch.device, found {arguments.shown(device)}")
+    kind, colon, index = str(device).partition(":")
+    if colon and not index.isdecimal():
+        raise DeviceError(f"device: expected {kind} or {kind}:<number>, found {arguments.shown(device)}")
     current = targets.facts(kind).current()
     if index and current is not None and int(index) != current:
         raise DeviceError(
@@ -571,17 +607,95 @@ def _kind(device):
     return kind
 
 
+def _tile_names(tiles):
+    """Names of tiles, each once. Raises `ConfigError` or `TileError`."""
+    if isinstance(tiles, str) or not isinstance(tiles, Sequence) or not tiles:
+        raise ConfigError(f"tiles: expected names such as ('64x1', '64x64'), found {arguments.shown(tiles)}")
+    return tuple(dict.fromkeys(parse_tile(name).name for name in tiles))
+
+
 def _dtype_name(dtype):
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise UnknownNameError("dtype", str(dtype), ("torch.float32", "torch.float16", "torch.bfloat16"))
+    known = torch.float32, torch.float16, torch.bfloat16
+    # An array is equal to nothing at once.
+    if not isinstance(dtype, torch.dtype) or dtype not in known:
+        raise UnknownNameError(
+            "dtype", dtype if isinstance(dtype, (str, torch.dtype)) else arguments.shown(dtype), known
+        )
     return str(dtype).removeprefix("torch.")
+
+
+def _check_bias(bias, heads, shape, pattern, index=False):
+    """Raise `PatternError` for a bias that is not one of `heads` heads and patterns of a `shape`.
+
+    pattern: ``callable() -> Graph`` of the pairs that are allowed, which alone may not be plus infinity or NaN. index:
+    whether that of a `Bias` is asked for all of them even where no value is.
+    """
+    table, shape = bias.table if isinstance(bias, Bias) else bias, (heads, *shape)
+    if not isinstance(table, (torch.Tensor, np.ndarray)):
+        raise PatternError(f"bias: expected a tensor {shape} or a Bias with a table, found {arguments.shown(bias)}")
+    table = _tensor(table)
+    if table.is_complex() or table.dtype == torch.bool:
+        raise PatternError(f"bias: expected values that are added to scores, found {table.dtype}")
+    if not isinstance(bias, Bias) and tuple(table.shape) != shape:
+        raise PatternError(f"bias: expected shape {shape}, found {tuple(table.shape)}")
+    if isinstance(bias, Bias) and (table.ndim != 2 or len(table) != heads or not table.shape[1]):
+        raise PatternError(f"bias table: expected shape ({heads}, T), found {tuple(table.shape)}")
+    if isinstance(bias, Bias) and not callable(bias.index):
+        raise PatternError(f"bias index: expected a function of rows and columns, found {arguments.shown(bias.index)}")
+    # Of a GPU's table one number is brought here.
+    wrong = ~(table.detach() < torch.inf).all()
+    if wrong or (index and isinstance(bias, Bias)):
+        _check_pairs(bias, table.detach().cpu().float().numpy(), pattern())
+
+
+def _check_pairs(bias, table, pattern):
+    """`_check_bias` of the pairs that the pattern allows, some at a time."""
+    wrong = ~(table < np.inf).all(0)
+    for rows, cols in _allowed(pattern, np.arange(pattern.n_rows), np.arange(pattern.n_cols)):
+        if isinstance(bias, Bias):
+            taken = _indices(bias, rows, cols)
+            least, most = taken.min(initial=0), taken.max(initial=0)
+            if least < 0 or most >= table.shape[1]:
+                last = table.shape[1] - 1
+                raise PatternError(f"bias index: expected 0..{last} for allowed pairs, found {least}..{most}")
+            found = wrong[taken]
+        else:
+            found = wrong[rows, cols]
+        if found.any():
+            raise PatternError("bias: expected values below infinity for allowed pairs, found infinity or NaN")
+
+
+def _allowed(pattern, row_order, col_order):
+    """``(rows, cols)`` of the pairs of a `Graph` by the orders of its queries and keys, some queries at a time."""
+    step = max(1, _INDEX_PAIRS // pattern.n_cols)
+    for lo in range(0, pattern.n_rows, step):
+        queries = slice(lo, lo + step)
+        indptr, cols = graph.take_rows(pattern.indptr, pattern.indices, pattern.row_id[queries])
+        yield np.repeat(row_order[queries], np.diff(indptr)), col_order[cols]
+
+
+def _indices(bias, rows, cols):
+    """int array [pairs]: where the values of pairs stand in the table of a `Bias`. Raises `PatternError`."""
+    try:
+        found = np.asarray(bias.index(rows, cols))
+    # A user's function may raise anything.
+    except Exception as error:
+        raise PatternError(f"bias index: asked for {len(rows)} pairs: {' '.join(str(error).split())}") from error
+    if found.dtype.kind not in "iu" or found.shape not in (rows.shape, (1,), ()):
+        raise PatternError(f"bias index: expected integers of shape {rows.shape}, found {arguments.shown(found)}")
+    return np.broadcast_to(found, rows.shape)
+
+
+def _tensor(table):
+    """A tensor as it is, an array as one on the CPU."""
+    return table if isinstance(table, torch.Tensor) else torch.as_tensor(table, device="cpu")
 
 
 def _by_value(bias):
     """`bias` with its values as they are now, float32 in the memory of the CPU; no part of what is differentiated."""
     if bias is None:
         return None
-    table = bias.table if isinstance(bias, Bias) else torch.as_tensor(bias, device="cpu")
+    table = _tensor(bias.table if isinstance(bias, Bias) else bias)
     taken = table.detach().to("cpu", torch.float32, copy=True, memory_format=torch.contiguous_format)
     return Bias(taken, bias.index) if isinstance(bias, Bias) else taken
 
@@ -590,13 +704,8 @@ def _bias_content(bias, ordered, n_q):
     """What a bias consists of, for `sha256_arrays`: its values, and which of them the allowed pairs take."""
     if not isinstance(bias, Bias):
         return [] if bias is None else [bias.numpy()]
-    content, step = [bias.table.numpy()], max(1, _INDEX_PAIRS // ordered.n_cols)
-    for lo in range(0, ordered.n_rows, step):
-        queries = slice(lo, lo + step)
-        indptr, cols = graph.take_rows(ordered.indptr, ordered.indices, ordered.row_id[queries])
-        rows = np.repeat(ordered.row_order[queries] % n_q, np.diff(indptr))
-        content.append(sha256_arrays(np.asarray(bias.index(rows, ordered.col_order[cols]), np.int32)))
-    return content
+    pairs = _allowed(ordered, ordered.row_order % n_q, ordered.col_order)
+    return [bias.table.numpy(), *(sha256_arrays(_indices(bias, *pair).astype(np.int32)) for pair in pairs)]
 
 
 def _alone(ordered, info):
@@ -720,7 +829,7 @@ def _bias_arrays(bias, ordered, n_q):
     if not isinstance(bias, Bias):
         return {"dense": bias.numpy()}
     pair = _pairs(ordered, n_q)
-    index = np.asarray(bias.index(*np.divmod(pair, ordered.n_cols)), np.int32)
+    index = _indices(bias, *np.divmod(pair, ordered.n_cols)).astype(np.int32)
     return {"table": bias.table.numpy(), "pair": pair, "index": index}
 
 
@@ -758,12 +867,21 @@ def _bias_from(path, heads, ordered, n_q):
     if "dense" in arrays:
         return torch.from_numpy(arrays["dense"])
 
-    def lookup(rows, cols):
-        wanted = np.asarray(rows, np.int64) * ordered.n_cols + cols
-        # Pairs outside the pattern are masked wherever they are met: any entry of the table will do for them.
-        return index[np.minimum(np.searchsorted(pair, wanted), len(pair) - 1)]
+    return Bias(torch.from_numpy(table), _Lookup(pair, index, ordered.n_cols))
 
-    return Bias(torch.from_numpy(table), lookup)
+
+@dataclass(frozen=True)
+class _Lookup:
+    """The index of a bias that a file holds, by the pairs that are allowed: arrays, which can be pickled."""
+
+    pair: NDArray[np.int64]
+    index: NDArray[np.int32]
+    n_cols: int
+
+    def __call__(self, rows, cols):
+        wanted = np.asarray(rows, np.int64) * self.n_cols + cols
+        # Pairs outside the pattern are masked wherever they are met: any entry of the table will do for them.
+        return self.index[np.minimum(np.searchsorted(self.pair, wanted), len(self.pair) - 1)]
 
 
 class _Order(msgspec.Struct):

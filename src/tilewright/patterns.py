@@ -14,6 +14,7 @@ import torch
 from scipy.sparse import coo_array
 
 from tilewright import graph, targets
+from tilewright.core import arguments
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.graph import Graph
 from tilewright.targets.units import Units
@@ -38,10 +39,18 @@ def read(
 
     kind: of the device that is planned for. Raises `PatternError`.
     """
-    if by not in ("head", "image"):
-        raise ConfigError(f"by: expected head or image, found {by!r}")
-    if images is not None and images < 1:
-        raise PatternError(f"images: expected at least 1, found {images}")
+    if not isinstance(by, str) or by not in ("head", "image"):
+        raise ConfigError(f"by: expected head or image, found {arguments.shown(by)}")
+    images = None if images is None else arguments.whole("images", images, error=PatternError)
+    shape = None if shape is None else arguments.sizes("shape", shape, 2, PatternError)
+    found, units = _read(pattern, heads, kind, shape, by, images)
+    n_q, n_k = found[0].shape
+    if shape is not None and (n_q, n_k) != shape:
+        raise PatternError(f"shape: expected that of the pattern, {(n_q, n_k)}, found {shape}")
+    return found, units
+
+
+def _read(pattern, heads, kind, shape, by, images):
     if isinstance(pattern, (list, tuple)) and len(pattern) and not np.isscalar(_innermost(pattern)):
         by_image = by == "image"
         rows = (
@@ -98,7 +107,7 @@ def _table(pattern, heads, kind, shape, by, images):
     if isinstance(pattern, (str, Path)):
         return [[graph.read_mask(pattern)]], False
     if _is_block_mask(pattern):
-        return _of_block_mask(pattern, shape, heads)
+        return _of_block_mask(pattern, heads)
     if isinstance(pattern, torch.Tensor) and pattern.layout == torch.strided:
         return _of_slices(pattern, heads, by)
     if isinstance(pattern, torch.Tensor):
@@ -160,9 +169,7 @@ def _of_slices(mask, heads, by):
         raise PatternError(f"expected a pattern of two dimensions, found shape {tuple(mask.shape)}")
     n_q, n_k = mask.shape[-2:]
     slices = mask.reshape(-1, n_q, n_k)
-    if all(torch.equal(one, slices[0]) for one in slices[1:]):
-        return [[_of_tensor(slices[0])]], False
-    lead = tuple(mask.shape[:-2])
+    lead = tuple(mask.shape[:-2]) or (1,)
     if len(lead) == 1:
         lead = (1, *lead) if by == "head" else (*lead, 1)
     if len(lead) != 2 or lead[1] not in (1, heads):
@@ -170,6 +177,8 @@ def _of_slices(mask, heads, by):
             f"expected a mask [{heads}, N_q, N_k] by head, [B, N_q, N_k] with by='image', or "
             f"[B, {heads} or 1, N_q, N_k], found shape {tuple(mask.shape)}"
         )
+    if all(torch.equal(one, slices[0]) for one in slices[1:]):
+        return [[_of_tensor(slices[0])]], False
     made = [_of_tensor(one) for one in slices]
     return [made[b * lead[1] : (b + 1) * lead[1]] for b in range(lead[0])], lead[0] > 1
 
@@ -315,11 +324,9 @@ def _differs(mask_mod, n_q, n_k, heads, images, device):
     return by_image, by_head
 
 
-def _of_block_mask(mask, shape, heads):
+def _of_block_mask(mask, heads):
     """`_table` of a FlexAttention ``BlockMask``: its full blocks, and its mask_mod in its other blocks."""
     n_q, n_k = mask.seq_lengths
-    if shape is not None and tuple(shape) != (n_q, n_k):
-        raise PatternError(f"shape: expected that of the BlockMask, {(n_q, n_k)}, found {tuple(shape)}")
     partial = _blocks(mask.kv_num_blocks, mask.kv_indices)
     full = torch.zeros_like(partial)
     if mask.full_kv_num_blocks is not None:

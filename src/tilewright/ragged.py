@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, library
 
 from tilewright import graph, targets
-from tilewright.core import transforms
+from tilewright.core import arguments, transforms
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.core.operators import watched
 from tilewright.core.transforms import call
@@ -25,6 +25,7 @@ from tilewright.targets.packed_lists import BAD, EMPTY, KEPT, PackedOffsets
 EXECUTORS = {kind: targets.modules(kind, "packed")[-1] for kind in targets.packing()}
 # Queries of a work item: those of one tensor-core product of a warp group, fewer where images have fewer tokens.
 ROWS, FEWEST_ROWS = 64, 16
+_INTEGERS = torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64
 
 
 def pack(
@@ -47,15 +48,16 @@ def pack(
     Raises `PatternError` for arguments that are no such batch and `DeviceError` for a device without an executor;
     without a capacity, `PatternError` for an image that keeps nothing.
     """
-    if keep.ndim != 2 or keep.dtype != torch.bool or not keep.numel():
-        raise PatternError(f"keep: expected bool of shape (B, N), found {keep.dtype} of shape {tuple(keep.shape)}")
+    arguments.of_kind(Tensor, "a tensor", PatternError, keep=keep, tokens=tokens)
+    if keep is None or keep.ndim != 2 or keep.dtype != torch.bool or not keep.numel():
+        raise PatternError(f"keep: expected bool of shape (B, N), found {arguments.shown(keep)}")
     if keep.device.type not in EXECUTORS:
         raise DeviceError(f"keep: expected a tensor on one of {', '.join(EXECUTORS)}, found {keep.device}")
-    if capacity is not None and capacity < 1:
-        raise PatternError(f"capacity: expected at least one row, found {capacity}")
+    capacity = None if capacity is None else arguments.whole("capacity", capacity, error=PatternError)
     images, n = keep.shape
     if rows is None:
         rows = min(ROWS, max(FEWEST_ROWS, 1 << (n - 1).bit_length()))
+    rows = arguments.whole("rows", rows, error=PatternError)
     if rows < FEWEST_ROWS or rows & (rows - 1):
         raise PatternError(f"rows: expected a power of two from {FEWEST_ROWS}, found {rows}")
     if origin is not None:
@@ -79,6 +81,7 @@ def _packed(offsets, keep, tokens, origin):
 
 def _check_origin(origin, images, tokens):
     """Raise `PatternError` for tokens that `origin` has not packed, or another number of images."""
+    arguments.of_kind(Packing, "a Packing", PatternError, origin=origin)
     if origin.offsets.images != images:
         raise PatternError(f"origin: expected the packing of {images} images, found one of {origin.offsets.images}")
     if tokens is None or tokens.ndim != 2 or len(tokens) != origin.capacity:
@@ -98,11 +101,13 @@ def pack_lengths(
     lengths: int [B] on a CPU or GPU; the host waits for them. capacity, tokens, rows: as in `pack`. Raises
     `PatternError` for an image without tokens, and for lengths whose sum exceeds the capacity.
     """
-    lengths = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, device="cpu")
-    if lengths.ndim != 1 or not len(lengths) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise PatternError(
-            f"lengths: expected integers of shape (B,), found {lengths.dtype} of shape {tuple(lengths.shape)}"
-        )
+    try:
+        given = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise PatternError(f"lengths: expected integers of shape (B,), found {arguments.shown(lengths)}") from None
+    if given.ndim != 1 or not len(given) or given.dtype not in _INTEGERS:
+        raise PatternError(f"lengths: expected integers of shape (B,), found {arguments.shown(given)}")
+    lengths = given
     if (least := int(lengths.min())) < 1:
         raise PatternError(f"lengths: expected at least one token an image, found {least}")
     keep = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
@@ -131,6 +136,9 @@ class Packing:
 
     def _through_operator(self, *tensors):
         """Whether a call on `tensors` is compiled or traced, or is to be differentiated."""
+        for x in tensors:
+            if not isinstance(x, Tensor):
+                raise PatternError(f"expected a tensor of the batch, found {arguments.shown(x)}")
         return watched(tensors[0]) or _records(self.lists.device, *tensors)
 
     @property
@@ -156,10 +164,10 @@ class Packing:
 
     def scatter(self, x: Tensor, fill: Tensor | float = 0) -> Tensor:
         """Packed x [capacity, C] to its positions → [B, N, C]; `fill` [B, N, C] or 0 where nothing was kept."""
-        if not isinstance(fill, Tensor) and fill != 0:
-            raise PatternError(f"fill: expected a tensor or 0, found {fill!r}")
+        if not isinstance(fill, (Tensor, int, float)) or (not isinstance(fill, Tensor) and fill != 0):
+            raise PatternError(f"fill: expected a tensor or 0, found {arguments.shown(fill)}")
         given = fill if isinstance(fill, Tensor) else None
-        if self._through_operator(x, given):
+        if self._through_operator(x, *(() if given is None else (given,))):
             return call("ragged_scatter", self.lists, x, given, self.offsets)
         return self._executor.scatter(self.lists, x, given)
 
@@ -172,8 +180,10 @@ class Packing:
     def pad(self, x: Tensor, length: int) -> Tensor:
         """Packed x [capacity, C] by image and number → [B, length, C]; zeros where an image has no such token.
 
-        length: at least the tokens of any image.
+        length: at least the tokens of any image. Raises `PatternError` for fewer on a CPU; a GPU, which is not waited
+        for, leaves out those that are more.
         """
+        length = arguments.whole("length", length, error=PatternError)
         if self._through_operator(x):
             return call("ragged_pad", self.lists, x, length, self.offsets)
         return self._executor.pad(self.lists, x, length)
@@ -192,6 +202,7 @@ class Packing:
             return made if out is None else out.copy_(made)
         if out is None:
             return self._executor.attend(self.lists, q, k, v)
+        arguments.of_kind(Tensor, "a tensor", PatternError, out=out)
         return self._executor.attend_into(out, self.lists, q, k, v)
 
     def check(self) -> None:
@@ -212,9 +223,12 @@ class Packing:
 
 def differentiates(device: str | torch.device) -> bool:
     """Whether packed batches have gradients on a device of this kind. Raises `DeviceError` where they do not run."""
-    kind = torch.device(device).type
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        kind = None
     if kind not in EXECUTORS:
-        raise DeviceError(f"expected one of {', '.join(EXECUTORS)}, found {device}")
+        raise DeviceError(f"expected one of {', '.join(EXECUTORS)}, found {arguments.shown(device)}")
     return hasattr(import_module(EXECUTORS[kind]).Executor, "attend_backward")
 
 

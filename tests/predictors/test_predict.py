@@ -330,7 +330,7 @@ def small(**stated):
         ),
         ({"mass": 0.5, "always": [(10, 201)]}, ConfigError, "^always: expected ranges .* 0 to 200, found 10 to 201"),
         ({"mass": 0.5, "always": [(10, 10)]}, ConfigError, "^always: expected ranges within 0 to 200, found 10 to 10"),
-        ({"mass": 0.5, "least": -1}, ConfigError, "^least: expected a number of keys, found -1"),
+        ({"mass": 0.5, "least": -1}, ConfigError, "^least: expected an integer, at least 0, found -1"),
         ({"mass": 0.5, "rows": 48}, PatternError, "^rows: expected a power of two from 16 to 128, found 48"),
         ({"mass": 0.5, "pool": 12}, ConfigError, "^pool: expected a power of two from 1 to the 32 rows .*, found 12"),
         ({"mass": 0.5, "pool": 64}, ConfigError, "^pool: expected a power of two from 1 to the 32 rows .*, found 64"),

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.blocks import Blocks
+from tilewright.core import arguments
 from tilewright.core.errors import ConfigError
 from tilewright.graph import STACKED
 
@@ -105,13 +106,12 @@ def ladder(values: NDArray[np.integer], weights: NDArray, steps: int) -> NDArray
 
 def lengths(split_keys: Lengths) -> tuple[int | None, ...]:
     """Split lengths that an argument ``split_keys`` states, each once. Raises `ConfigError` for none or one below 1."""
-    stated = split_keys if isinstance(split_keys, Sequence) else (split_keys,)
+    stated = split_keys if isinstance(split_keys, Sequence) and not isinstance(split_keys, str) else (split_keys,)
     if not stated:
         raise ConfigError("split_keys: expected at least one length, found none")
-    for length in stated:
-        if length is not None and length < 1:
-            raise ConfigError(f"split_keys: expected at least 1, found {length}")
-    return tuple(dict.fromkeys(stated))
+    return tuple(
+        dict.fromkeys(length if length is None else arguments.whole("split_keys", length) for length in stated)
+    )
 
 
 def distinct(blocks: Blocks, lengths: Sequence[int | None]) -> list[int | None]:

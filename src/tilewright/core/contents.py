@@ -3,8 +3,9 @@
 Each function raises `ArtifactError` naming the file, what was expected and what was found.
 """
 
+import re
 import sys
-from typing import Annotated
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -23,7 +24,23 @@ def fields(path, kind, document, form):
     try:
         return msgspec.convert(document, form)
     except msgspec.ValidationError as error:
-        raise ArtifactError(f"{path}: expected a complete {kind} file, found: {error}") from None
+        raise ArtifactError(f"{path}: expected a complete {kind} file, found: {said(error, form)}") from None
+
+
+def said(error: msgspec.ValidationError, form: type) -> str:
+    """What an error says of a value of the class `form`, with the values that are known where a field is another."""
+    match = re.fullmatch(r"Invalid enum value (.+) - at `\$\.(\w+)`", str(error))
+    known = _literals(get_type_hints(form).get(match[2])) if match else ()
+    return (
+        f"{match[2]}: expected one of {', '.join(map(str, known))}, found {match[1]}" if match and known else str(error)
+    )
+
+
+def _literals(hint):
+    """The values that a type states, also as one of several types."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(value for each in get_args(hint) for value in _literals(each))
 
 
 def expect(path, holds, expected, found):

@@ -5,13 +5,14 @@ A family package declares ``NAMES``; a member is the module of that name. Adding
 
 from importlib import import_module
 
+from tilewright.core import arguments
 from tilewright.core.errors import UnknownNameError
 
 
 def check(what, name, known):
     """Raise `UnknownNameError` listing `known` unless `name` is among them."""
-    if name not in known:
-        raise UnknownNameError(what, name, known)
+    if not isinstance(name, str) or name not in known:
+        raise UnknownNameError(what, name if isinstance(name, str) else arguments.shown(name), known)
 
 
 def member(package, what, name, known):

@@ -25,6 +25,7 @@ from importlib import import_module
 
 import msgspec
 
+from tilewright.core import arguments, contents
 from tilewright.core.errors import ConfigError, UnknownNameError
 
 NAMES = (
@@ -47,13 +48,19 @@ def parse(name, overrides=None):
     Raises `UnknownNameError` for a name of no family and `ConfigError` for an override that is unknown, of the wrong
     type or out of range, or that leaves a parameter open.
     """
+    if not isinstance(name, str):
+        raise UnknownNameError("workload", arguments.shown(name), [module.NAMING for module in members()])
+    if overrides is not None and not isinstance(overrides, dict):
+        raise ConfigError(f"overrides: expected parameters by name, found {arguments.shown(overrides)}")
     for module in members():
         if (fields := module.fields(name)) is not None:
             try:
                 return module, msgspec.convert({**fields, **(overrides or {})}, module.Params)
             except msgspec.ValidationError as error:
                 known = ", ".join(module.Params.__struct_fields__)
-                raise ConfigError(f"workload {name}: {error}; parameters: {known}") from None
+                raise ConfigError(
+                    f"workload {name}: {contents.said(error, module.Params)}; parameters: {known}"
+                ) from None
     raise UnknownNameError("workload", name, [module.NAMING for module in members()])
 
 

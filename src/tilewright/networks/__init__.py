@@ -29,6 +29,7 @@ from importlib import import_module
 
 import msgspec
 
+from tilewright.core import arguments, contents
 from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.core.registry import member
 from tilewright.networks._plans import Plans
@@ -87,12 +88,13 @@ def create(
     Raises `UnknownNameError`, `ConfigError` for options that are unknown or out of range or need a checkpoint, and
     `ArtifactError` for a checkpoint that does not fit; then nothing has been loaded.
     """
-    module = member(__name__, "network", family, NAMES)
+    module, seed = member(__name__, "network", family, NAMES), arguments.whole("seed", seed, least=0)
+    checkpoint = None if checkpoint is None else arguments.path("checkpoint", checkpoint)
     name = _chosen(module, family, {"attention": attention, "batching": batching})
     stated = {"variant": variant, "image_size": image_size, **options}
     stated = module.stated(stated) if hasattr(module, "stated") else stated
     chosen = _options(module, family, stated)
-    if checkpoint == "cached":
+    if str(checkpoint) == "cached":
         from tilewright.core import checkpoints
 
         if not hasattr(module, "timm_name"):
@@ -160,7 +162,9 @@ def _options(module, family, stated):
     try:
         return msgspec.convert(stated, module.Options)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{family}: {error}; options: {', '.join(module.Options.__struct_fields__)}") from None
+        raise ConfigError(
+            f"{family}: {contents.said(error, module.Options)}; options: {', '.join(module.Options.__struct_fields__)}"
+        ) from None
 
 
 def _built(module, checkpoint, seed, *arguments):

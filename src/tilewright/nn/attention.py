@@ -2,13 +2,14 @@
 
 import copy
 import functools
+import operator
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright.core import operators, precision
+from tilewright.core import arguments, operators, precision
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.provenance import sha256_arrays
 from tilewright.networks import _sites
@@ -247,9 +248,19 @@ class SparseAttention(nn.Module):
         with a special token, ``relative_position_bias_table``. plans: `Plans`. Raises `TilewrightError`.
         """
         super().__init__()
-        if dim < 1 or heads < 1 or dim % heads:
+        dim, heads = arguments.whole("dim", dim), arguments.whole("heads", heads)
+        if dim % heads:
             raise ConfigError(f"dim: expected a multiple of the {heads} heads, found {dim}")
-        where = {"device": device, "dtype": dtype}
+        flags = {"qkv_bias": qkv_bias, "qk_norm": qk_norm, "proj_bias": proj_bias, "bias": bias}
+        for name, value in flags.items():
+            arguments.flag(name, value)
+        special = None if special is None else arguments.whole("special", special, least=0)
+        scale = None if scale is None else arguments.number("scale", scale)
+        arguments.of_kind(Plans, "Plans", plans=plans)
+        if norm_layer is not None and not callable(norm_layer):
+            raise ConfigError(f"norm_layer: expected a class of modules, found {arguments.shown(norm_layer)}")
+        where = {"device": arguments.device("device", device), "dtype": dtype}
+        arguments.of_kind(torch.dtype, "a dtype of torch", dtype=dtype)
         self.grid = _grid(grid)
         n_special = _special(pattern, self.grid) if special is None else special
         self.num_heads, self.head_dim = heads, dim // heads
@@ -317,9 +328,9 @@ class _OwnBias(LayerBias):
 
 def _grid(grid):
     try:
-        height, width = map(int, grid)
+        height, width = map(operator.index, grid)
     except (TypeError, ValueError):
-        raise ConfigError(f"grid: expected (rows, columns) of tokens, found {grid!r}") from None
+        raise ConfigError(f"grid: expected (rows, columns) of tokens, found {arguments.shown(grid)}") from None
     return height, width
 
 

@@ -15,7 +15,7 @@ Nothing is asked of the device. Importing this package does not import torch.
 
 import msgspec
 
-from tilewright.core import registry
+from tilewright.core import contents, registry
 from tilewright.core.errors import ConfigError
 
 NAMES = ("pooled", "column", "blocks", "given", "random")
@@ -54,7 +54,7 @@ def parse(name, settings):
         return module, msgspec.convert(settings, module.Params)
     except msgspec.ValidationError as error:
         known = ", ".join(module.Params.__struct_fields__) or "none"
-        raise ConfigError(f"predictor {name}: {error}; settings: {known}") from None
+        raise ConfigError(f"predictor {name}: {contents.said(error, module.Params)}; settings: {known}") from None
 
 
 def check_part(name, value, rows):

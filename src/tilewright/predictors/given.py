@@ -15,7 +15,8 @@ from typing import Annotated, Literal
 import msgspec
 import torch
 
-from tilewright.core.errors import ConfigError
+from tilewright.core import arguments
+from tilewright.core.errors import ConfigError, PatternError
 from tilewright.predictors import Settings
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -106,7 +107,18 @@ def of_function(allowed, layout, device):
     """
     b, h = (torch.arange(n, device=device) for n in (layout.batch, layout.heads))
     key, at = torch.arange(layout.keys, device=device), (b[:, None, None, None], h[:, None, None])
-    alike = torch.broadcast_shapes(allowed(*at, key[:1, None], key[:1]).shape, (1, 1, 1, 1))[:2]
+
+    def asked(query, key):
+        try:
+            found = allowed(*at, query, key)
+        # A user's function may raise anything.
+        except Exception as error:
+            raise PatternError(f"mask function: evaluated on {device}: {' '.join(str(error).split())}") from error
+        if not isinstance(found, torch.Tensor) or found.dtype != torch.bool:
+            raise PatternError(f"mask function: expected a boolean tensor, found {arguments.shown(found)}")
+        return found
+
+    alike = torch.broadcast_shapes(asked(key[:1, None], key[:1]).shape, (1, 1, 1, 1))[:2]
     found = torch.zeros(*alike, layout.groups, layout.keys, dtype=torch.bool, device=device)
     step = max(1, PAIRS // (alike[0] * alike[1] * layout.keys))
     for first in range(0, layout.groups, step):
@@ -115,7 +127,7 @@ def of_function(allowed, layout, device):
         for row in range(layout.rows):
             # The last group repeats its last query.
             query = layout.first + (groups * layout.rows + row).clamp(max=layout.queries - 1)
-            seen |= allowed(*at, query, key)
+            seen |= asked(query, key)
     return found
 
 

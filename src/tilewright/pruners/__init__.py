@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from tilewright.core import registry
+from tilewright.core import contents, registry
 from tilewright.core.errors import ConfigError
 
 NAMES = ("none", "threshold_l2", "dynamicvit", "evit", "ats")
@@ -65,4 +65,4 @@ def parse(name, settings):
         return module, msgspec.convert(settings, module.Params)
     except msgspec.ValidationError as error:
         known = ", ".join(module.Params.__struct_fields__) or "none"
-        raise ConfigError(f"pruner {name}: {error}; settings: {known}") from None
+        raise ConfigError(f"pruner {name}: {contents.said(error, module.Params)}; settings: {known}") from None

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tilewright.core import registry
+from tilewright.core import contents, registry
 from tilewright.core.errors import ConfigError
 from tilewright.graph import Graph
 
@@ -34,7 +34,7 @@ def parse(name: str, params: dict[str, Any] | None = None) -> tuple[ModuleType, 
         return module, msgspec.convert(params or {}, module.Params)
     except msgspec.ValidationError as error:
         known = ", ".join(module.Params.__struct_fields__)
-        raise ConfigError(f"order {name}: {error}; known settings: {known}") from None
+        raise ConfigError(f"order {name}: {contents.said(error, module.Params)}; known settings: {known}") from None
 
 
 def apply(graph: Graph, name: str, params: dict[str, Any] | None = None) -> tuple[Graph, dict[str, Any]]:

@@ -1,11 +1,13 @@
 """Attention by slice lists, dense attention with its log-sum-exps, and what follows from both."""
 
+import math
+import numbers
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tilewright.core import _internals
+from tilewright.core import _internals, arguments
 from tilewright.core.caches import Recent
 from tilewright.core.errors import PatternError, Unavailable
 from tilewright.core.operators import watched
@@ -45,6 +47,8 @@ def attend(
     captured in a CUDA graph. Raises `PatternError` or `DeviceError` for tensors that the lists are not for, and for
     those that need a gradient.
     """
+    check_kinds(lists, q=q, k=k, v=v, out=out)
+    arguments.flag("lse", lse)
     scale = _scale(q, scale)
     by = _joint if lists.layout.text else _grouped
     made, sums = by(q, k, v, lists, scale, lse, out)
@@ -92,6 +96,9 @@ def merge(*parts: Part) -> Part:
     out: [B, H, N_q, D]; lse: float32 [B, H, N_q], as `attend` returns them. Computed in float32; the result has the
     type of the first part. Raises `PatternError` for parts of different shapes, and for none.
     """
+    for part in parts:
+        if not isinstance(part, tuple) or len(part) != 2 or not all(isinstance(x, Tensor) for x in part):
+            raise PatternError(f"parts: expected pairs of attention and log-sum-exps, found {arguments.shown(part)}")
     if not parts:
         raise PatternError("parts: expected at least one pair of attention and log-sum-exps, found none")
     (first, _), *_ = parts
@@ -119,6 +126,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, length
     first keys, on a GPU by the memory-efficient kernel. Raises `PatternError` or `DeviceError` for tensors that
     `attend` would refuse.
     """
+    check_tensors(q=q, k=k, v=v)
     scale = _scale(q, scale)
     if lengths is not None:
         lengths = check_lengths(lengths, q)
@@ -132,18 +140,42 @@ def recall(q: Tensor, k: Tensor, lists: SliceLists, *, scale: float | None = Non
 
     lse: the log-sum-exps of dense attention, where they are known; None: computed. Lists that did not fit give NaN.
     """
+    check_kinds(lists, q=q, k=k, lse=lse)
     _, listed = attend(q, k, k, lists, scale=scale, lse=True)
     if lse is None:
         _, lse = dense(q, k, k, scale=scale, lengths=lists.lengths)
+    if lse.shape != listed.shape:
+        raise PatternError(f"lse: expected shape {tuple(listed.shape)}, found {tuple(lse.shape)}")
     return (listed - lse).exp().clamp(max=1)
 
 
 def _scale(q, scale):
     if scale is None:
         return max((1, *q.shape[-1:])) ** -0.5
-    if not scale > 0:
-        raise PatternError(f"scale: expected a number greater than 0, found {scale}")
+    return check_scale(scale)
+
+
+def check_scale(scale: float) -> float:
+    """A scale of scores. Raises `PatternError` unless it is a number greater than 0."""
+    if not isinstance(scale, numbers.Real) or not 0 < scale < math.inf:
+        raise PatternError(f"scale: expected a number greater than 0, found {arguments.shown(scale)}")
     return scale
+
+
+def check_kinds(lists: Any, **tensors: Any) -> None:
+    """Raise `PatternError` for what are no lists, or no tensors. None stands for what is not given."""
+    if not isinstance(lists, SliceLists):
+        raise PatternError(f"lists: expected SliceLists, found {arguments.shown(lists)}")
+    check_tensors(**tensors)
+
+
+def check_tensors(**tensors: Any) -> None:
+    """Raise `PatternError` for what is no tensor; None may stand for an ``out`` or ``lse`` that is not given."""
+    for name, x in tensors.items():
+        if x is None and name in ("out", "lse"):
+            continue
+        if not isinstance(x, Tensor) or x.ndim < 3:
+            raise PatternError(f"{name}: expected a tensor of shape (B, H, N, D), found {arguments.shown(x)}")
 
 
 def _dense(q, k, v, lengths, scale):

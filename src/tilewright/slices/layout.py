@@ -6,6 +6,7 @@ layout is ours.
 """
 
 import math
+import numbers
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tilewright import graph
+from tilewright.core import arguments
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.targets.selection import NO_LENGTH, UNKNOWN
 
@@ -94,23 +96,27 @@ def make_layout(
     queries, keys: all of them. text: how many of these are text, at the beginning and at the end, which attend to all
     keys. The other arguments are as in `Layout`. Raises `PatternError` for sizes that are no layout.
     """
-    for name, value in (("batch", batch), ("heads", heads), ("queries", queries), ("keys", keys)):
-        if value < 1:
-            raise PatternError(f"{name}: expected at least 1, found {value}")
+    sizes = {"batch": batch, "heads": heads, "queries": queries, "keys": keys, "rows": rows, "width": width}
+    sizes = {name: arguments.whole(name, value, error=PatternError) for name, value in sizes.items()}
+    batch, heads, queries, keys, rows, width = sizes.values()
     if not FEWEST_ROWS <= rows <= MOST_ROWS or rows & (rows - 1):
         raise PatternError(f"rows: expected a power of two from {FEWEST_ROWS} to {MOST_ROWS}, found {rows}")
     if not 1 <= width <= MOST_ROWS or width & (width - 1):
         raise PatternError(f"width: expected a power of two from 1 to {MOST_ROWS}, found {width}")
-    if not 0 < budget <= 1:
-        raise PatternError(f"budget: expected a share of the keys in (0, 1], found {budget}")
-    first, last = text
-    if min(text) < 0 or first + last >= min(queries, keys):
+    if not _is_share(budget):
+        raise PatternError(f"budget: expected a share of the keys in (0, 1], found {arguments.shown(budget)}")
+    first, last = arguments.sizes("text", text, 2, PatternError, least=0)
+    if first + last >= min(queries, keys):
         raise PatternError(
             f"text: expected tokens at the beginning and at the end that leave some of {queries} queries and {keys} "
             f"keys, found {first} and {last}"
         )
     capacity = min(rounded(math.ceil(budget * keys), max(STEP, width)), rounded(keys))
     return Layout(batch, heads, queries - first - last, keys, rows, capacity, width, first, last)
+
+
+def _is_share(value):
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 < float(value) <= 1
 
 
 def rounded(keys: int, step: int = STEP) -> int:
@@ -243,6 +249,9 @@ def check_inputs(layout: Layout, keys: Tensor, counts: Tensor, order: Tensor, st
 def check_tokens(**inputs: Tensor) -> None:
     """Raise `PatternError` or `DeviceError` unless q [B, H, N_q, D], k and, where it is given, v [B, H, N_k, D] are
     tensors that lists can be made for, on the device of q."""
+    for name, x in inputs.items():
+        if not isinstance(x, Tensor):
+            raise PatternError(f"{name}: expected a tensor, found {arguments.shown(x)}")
     q, k = inputs["q"], inputs["k"]
     for name, x in inputs.items():
         if x.ndim != 4 or not x.numel() or (*x.shape[:2], x.shape[3]) != (*q.shape[:2], q.shape[3]):
@@ -255,10 +264,10 @@ def check_tokens(**inputs: Tensor) -> None:
 def check_lengths(lengths: Tensor, q: Tensor) -> Tensor:
     """The numbers of keys of batch entries as executors take them, int32. Raises `PatternError` or `DeviceError` unless
     `lengths` are int [B] on the device of q."""
-    if lengths.dtype not in (torch.int32, torch.int64) or lengths.shape != q.shape[:1]:
+    wanted = isinstance(lengths, Tensor) and lengths.dtype in (torch.int32, torch.int64)
+    if not wanted or lengths.shape != q.shape[:1]:
         raise PatternError(
-            f"lengths: expected int32 or int64 of shape ({q.shape[0]},), found {lengths.dtype} of "
-            f"{tuple(lengths.shape)}"
+            f"lengths: expected int32 or int64 of shape ({q.shape[0]},), found {arguments.shown(lengths)}"
         )
     if lengths.device != q.device:
         raise DeviceError(f"lengths: expected a tensor on {q.device}, as q, found {lengths.device}")

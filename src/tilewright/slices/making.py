@@ -5,11 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tilewright.core import arguments
 from tilewright.core.errors import PatternError
 from tilewright.core.operators import watched
 from tilewright.predictors.given import of_function
 from tilewright.slices import operators
-from tilewright.slices.layout import INVALID, STEP, Layout, SliceLists, make_layout, rounded, with_tails
+from tilewright.slices.layout import INVALID, STEP, Layout, SliceLists, check_lengths, make_layout, rounded, with_tails
 
 
 def from_indices(
@@ -32,12 +33,11 @@ def from_indices(
     than C, make every result NaN; `SliceLists.check` tells which group has them.
     """
     for name, x, dims in (("keys", keys, 4), ("counts", counts, 3)):
-        if x.ndim != dims or x.dtype not in (torch.int32, torch.int64):
+        if not isinstance(x, Tensor) or x.ndim != dims or x.dtype not in (torch.int32, torch.int64):
             letters = ", ".join("BHGC"[:dims])
-            raise PatternError(
-                f"{name}: expected int32 or int64 of shape ({letters}), found {x.dtype} of {tuple(x.shape)}"
-            )
-    queries, n_keys = shape
+            raise PatternError(f"{name}: expected int32 or int64 of shape ({letters}), found {arguments.shown(x)}")
+    queries, n_keys = arguments.sizes("shape", shape, 2, PatternError)
+    arguments.flag("check", check)
     batch, heads, _, room = keys.shape
     layout = make_layout(batch, heads, queries, n_keys, rows=rows, width=width, text=text)
     layout = layout._replace(capacity=max(STEP, min(rounded(room), layout.capacity)))
@@ -90,9 +90,11 @@ def from_mask(
 
     Raises `PatternError` for a mask that does not fit.
     """
-    if mask.ndim != 4 or mask.dtype != torch.bool:
-        raise PatternError(f"mask: expected bool of shape (B, H, G, N_k), found {mask.dtype} of {tuple(mask.shape)}")
+    if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.dtype != torch.bool:
+        raise PatternError(f"mask: expected bool of shape (B, H, G, N_k), found {arguments.shown(mask)}")
     for name, given, found in (("batch", batch, mask.shape[0]), ("heads", heads, mask.shape[1])):
+        if given is not None:
+            arguments.whole(name, given, error=PatternError)
         if found not in (1, given or found):
             raise PatternError(f"mask: expected {name} of 1 or {given}, found {found}")
     sizes = batch or mask.shape[0], heads or mask.shape[1], queries, mask.shape[3]
@@ -122,9 +124,12 @@ def from_mask_mod(
     `predictors.given.of_function`. shape: (N_q, N_k). The other arguments are as in `from_mask`. All queries of a group
     attend to the keys of its list.
     """
-    queries, n_keys = shape
+    if not callable(mask_mod):
+        raise PatternError(f"mask_mod: expected a function (b, h, query, key), found {arguments.shown(mask_mod)}")
+    queries, n_keys = arguments.sizes("shape", shape, 2, PatternError)
+    device = arguments.device("device", device)
     layout = make_layout(batch, heads, queries, n_keys, rows=rows, budget=budget, width=width, text=text)
-    mask = of_function(mask_mod, layout, torch.device(device))
+    mask = of_function(mask_mod, layout, device)
     return from_mask(mask, queries, batch=batch, heads=heads, rows=rows, budget=budget, width=width, text=text)
 
 
@@ -133,9 +138,13 @@ def unpack(bits: Tensor, layout: Layout, lengths: Tensor | None = None) -> Slice
 
     Raises `PatternError` for bits of other lists.
     """
+    arguments.of_kind(Layout, "a Layout", PatternError, layout=layout)
+    if layout is None or not isinstance(bits, Tensor):
+        raise PatternError(f"bits: expected those of lists of a layout, found {arguments.shown(bits)}")
     expected = (layout.batch, layout.heads, layout.groups, layout.words + 1)
     if tuple(bits.shape) != expected or bits.dtype != torch.int32:
         raise PatternError(f"bits: expected int32 of shape {expected}, found {bits.dtype} of {tuple(bits.shape)}")
+    lengths = None if lengths is None else check_lengths(lengths, bits)
     return SliceLists(layout, *_made("unpack", layout, bits.contiguous()), lengths=lengths)
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import math
+import numbers
 from collections.abc import Iterable
 from functools import lru_cache
 from importlib import import_module
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor
 
 from tilewright import predictors, targets
+from tilewright.core import arguments
 from tilewright.core.caches import Recent
 from tilewright.core.errors import ConfigError, DeviceError, PatternError
 from tilewright.core.operators import watched
 from tilewright.predictors.given import of_function
 from tilewright.slices import operators
+from tilewright.slices.attention import check_scale, check_tensors
 from tilewright.slices.layout import STEP, Layout, SliceLists, check_lengths, check_tokens, make_layout, share_of
 from tilewright.targets import selection
 
@@ -73,7 +76,13 @@ def predict(
     captured in a CUDA graph after a first one. Raises `UnknownNameError`, `ConfigError`, `PatternError` and
     `DeviceError`, the last also for lists that do not fit the device.
     """
-    always, key = tuple(always), None
+    always, key = _ranges(always), None
+    check_tensors(q=q, k=k)
+    for name, value in (("mass", mass), ("keep", keep), ("threshold", threshold)):
+        if value is not None and (not isinstance(value, numbers.Real) or not 0 < float(value) <= 1):
+            raise ConfigError(f"{name}: expected a number in (0, 1], found {arguments.shown(value)}")
+    least = None if least is None else arguments.whole("least", least, least=0)
+    arguments.of_kind(str, f"one of {', '.join(predictors.NAMES)}", by=by)
     if lse is None and mask is None and not watched(q):
         key = (
             budget,
@@ -96,10 +105,7 @@ def predict(
     batch, heads, queries, _ = q.shape
     layout = make_layout(batch, heads, queries, k.shape[2], rows=rows, budget=budget, width=width, text=text)
     lengths = None if lengths is None else check_lengths(lengths, q)
-    if scale is None:
-        scale = q.shape[-1] ** -0.5
-    elif not scale > 0:
-        raise PatternError(f"scale: expected a number greater than 0, found {scale}")
+    scale = q.shape[-1] ** -0.5 if scale is None else check_scale(scale)
     if callable(mask) and not isinstance(mask, Tensor):
         mask = of_function(mask, layout, q.device)
     of_text = ((0, layout.first), (layout.keys - layout.last, layout.keys))
@@ -119,6 +125,13 @@ def predict(
 # Calls that were taken down, by their arguments but tensors: pairs of a layout and a replay, see `targets.selection`.
 # Arguments, and layouts of tensors for each, that are kept.
 _REPLAYS = Recent(256, 8)
+
+
+def _ranges(always):
+    """Ranges of keys as a tuple of pairs. Raises `ConfigError` for what are none."""
+    if not isinstance(always, Iterable) or isinstance(always, str):
+        raise ConfigError(f"always: expected ranges (first, end) of keys, found {arguments.shown(always)}")
+    return tuple(arguments.sizes("always", each, 2, least=0) for each in always)
 
 
 def _hashable(key):
@@ -226,12 +239,7 @@ def _rule(layout, by, params, mass, keep, threshold, ranges, least):
         raise ConfigError(
             f"expected mass, threshold or keep, or one of these two and keep, found {', '.join(stated) or 'none'}"
         )
-    for name, value in stated.items():
-        if not 0 < value <= 1:
-            raise ConfigError(f"{name}: expected a number in (0, 1], found {value}")
     least = LEAST if least is None else least
-    if least < 0:
-        raise ConfigError(f"least: expected a number of keys, found {least}")
     units = -(-layout.keys // layout.width)
     most = units if layout.capacity >= layout.keys else layout.capacity // layout.width
     least = -(-min(least, layout.keys) // layout.width)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tilewright.core.operators import watched
 from tilewright.slices import operators
-from tilewright.slices.attention import biased, left_out
+from tilewright.slices.attention import biased, check_kinds, check_scale, left_out
 from tilewright.slices.layout import SliceLists, check_inputs, with_tails
 from tilewright.targets import qkv
 
@@ -24,8 +24,9 @@ def rest(q: Tensor, k: Tensor, v: Tensor, lists: SliceLists, *, scale: float | N
     It takes 1 / rows of the products of dense attention, and about half a gigabyte beside the result where lists have
     room for a third of the keys. Nothing waits for the device. Raises what `attend` raises.
     """
+    check_kinds(lists, q=q, k=k, v=v)
     layout = lists.layout
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = q.shape[-1] ** -0.5 if scale is None else check_scale(scale)
     check_inputs(layout, *lists.tensors, q=q[:, :, layout.grouped], k=k, v=v)
     given = lists.keys, lists.counts, q, k, v, lists.lengths, scale
     return torch.ops.tilewright.slices_rest(*given, [*layout]) if watched(q) else _rest(layout, *given)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tilewright.core import arguments
 from tilewright.core.errors import PatternError
 from tilewright.slices import prediction
 from tilewright.slices.attention import attend, dense, merge
@@ -71,14 +72,16 @@ class Steps:
         **options: Any,
     ) -> None:
         """Keep nothing yet."""
-        self.refresh = tuple(refresh)
-        for name, found in (
-            ("refresh", self.refresh),
-            ("first_dense", (first_dense,)),
-            ("dense_layers", (dense_layers,)),
-        ):
-            if not all(isinstance(n, int) and n >= 0 for n in found):
-                raise PatternError(f"{name}: expected whole numbers from 0 up, found {found}")
+        if not isinstance(refresh, Iterable) or isinstance(refresh, str):
+            raise PatternError(f"refresh: expected steps, from 0 up, found {arguments.shown(refresh)}")
+        self.refresh = tuple(arguments.whole("refresh", step, 0, error=PatternError) for step in refresh)
+        first_dense = arguments.whole("first_dense", first_dense, 0, error=PatternError)
+        dense_layers = arguments.whole("dense_layers", dense_layers, 0, error=PatternError)
+        for name, flag in (("packed", packed), ("delta", delta), ("rest", rest)):
+            arguments.flag(name, flag)
+        arguments.of_kind(Mapping, "branches by branch", PatternError, shared=shared)
+        if predict is not None and not callable(predict):
+            raise PatternError(f"predict: expected a function, found {arguments.shown(predict)}")
         if not self.refresh:
             raise PatternError("refresh: expected at least one step at which lists are predicted, found none")
         self.first_dense, self.dense_layers = first_dense, dense_layers

@@ -20,6 +20,8 @@ def check(q, k, v, *, shape, heads, head_dim, dtype, device):
             raise PatternError(f"{name}: expected shape {(batch, heads, n, head_dim)}, found {tuple(x.shape)}")
         if x.dtype != dtype:
             raise PatternError(f"{name}: expected dtype {dtype} as planned, found {x.dtype}")
+        if x.layout != torch.strided:
+            raise PatternError(f"{name}: expected a strided tensor, found one of layout {x.layout}")
         if x.device.type != device.type or device.index not in (None, x.device.index):
             raise DeviceError(f"{name}: expected a tensor on {device} as planned, found {x.device}")
         if x.requires_grad and torch.is_grad_enabled():

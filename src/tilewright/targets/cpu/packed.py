@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.core import _internals
+from tilewright.core.errors import PatternError
 from tilewright.targets.cpu.workers import in_any_state
 from tilewright.targets.packed_lists import (
     BAD,
@@ -94,7 +95,10 @@ class Executor:
         check_tensors(self._device, tokens=x)
         if lists[BAD]:
             return x.new_full((self.offsets.images, length, x.shape[-1]), torch.nan)
-        rows, valid = _padded(x, lists[self.offsets.starts : self.offsets.source], length)
+        starts = lists[self.offsets.starts : self.offsets.source]
+        if (most := int(starts.diff().max())) > length:
+            raise PatternError(f"length: expected at least the {most} tokens of an image, found {length}")
+        rows, valid = _padded(x, starts, length)
         return rows.masked_fill_(~valid[..., None], 0)
 
     @in_any_state
