@@ -72,7 +72,8 @@ def costs(hardware, shapes, orders):
         todo = sorted({shape for shape in shapes if _key(shape) not in known})
         if todo:
             known |= _run(hardware, todo, orders)
-            artifacts.write_text(path, json.dumps(known, sort_keys=True) + "\n")
+            with caches.keeping("costs"):
+                artifacts.write_text(path, json.dumps(known, sort_keys=True) + "\n")
     return {shape: Cost(*known[_key(shape)]) for shape in set(shapes)}
 
 

@@ -9,7 +9,9 @@ not read.
 """
 
 import numpy as np
-from numba import int32, int64, njit, types, uint8, uint64
+from numba import int32, int64, types, uint8, uint64
+
+from tilewright.core.compiled import njit
 
 _I4, _I8 = int32[::1], int64[::1]
 

@@ -2,9 +2,17 @@
 
 import contextlib
 import fcntl
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
+
+from tilewright.core.errors import ArtifactError
+
+_LOG = logging.getLogger(__name__)
+# What a warning said of a folder.
+_SAID: set[tuple[str, Path]] = set()
 
 
 class Recent:
@@ -34,8 +42,28 @@ class Recent:
 
 def folder():
     """``$TILEWRIGHT_CACHE``, else ``~/.cache/tilewright``; where there is no home, a folder that cannot be made."""
-    stated = os.environ.get("TILEWRIGHT_CACHE")
-    return Path(stated) if stated else Path(os.path.expanduser("~")) / ".cache" / "tilewright"
+    stated, home = os.environ.get("TILEWRIGHT_CACHE"), os.path.expanduser("~")
+    # Who has no home keeps that name. Below a file, nothing can be made.
+    return Path(stated) if stated else Path(os.devnull if home == "~" else home) / ".cache" / "tilewright"
+
+
+def has(path: Path) -> bool:
+    """Whether `path` is a file; one that may not be looked at is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def keeping(what: str) -> Iterator[None]:
+    """Write what is kept. Where that cannot be written a warning says so, once, and the process goes on without."""
+    try:
+        yield
+    except (OSError, ArtifactError) as error:
+        if (what, folder()) not in _SAID:
+            _SAID.add((what, folder()))
+            _LOG.warning("%s serve this process alone: %s; set TILEWRIGHT_CACHE to another folder", what, error)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tilewright.core import artifacts, caches
 from tilewright.core.errors import ArtifactError
@@ -37,7 +38,7 @@ def prepare(name: str) -> ModuleType:
 @cache
 def load(name: str) -> ModuleType | None:
     """The module `name` if `prepare` has compiled it on a machine like this one, else None, which a warning says."""
-    if name in sys.modules or _note(name).is_file():
+    if name in sys.modules or is_prepared(name):
         return import_module(name)
     _LOG.warning("large patterns are planned faster after `tilewright compile`, once on this machine")
     return None
@@ -45,7 +46,28 @@ def load(name: str) -> ModuleType | None:
 
 def is_prepared(name: str) -> bool:
     """Whether `prepare` has compiled the module `name` on a machine like this one."""
-    return _note(name).is_file()
+    return caches.has(_note(name))
+
+
+def njit(*arguments: Any, **options: Any) -> Any:
+    """``numba.njit``, whose functions are compiled for this process alone where numba has no folder to keep them in."""
+    import numba
+
+    def compiled(function):
+        try:
+            return numba.njit(*arguments, **options)(function)
+        except RuntimeError as error:
+            if "no locator available" not in str(error):
+                raise
+        _say_unkept()
+        return numba.njit(*arguments, **options | {"cache": False})(function)
+
+    return compiled
+
+
+@cache
+def _say_unkept():
+    _LOG.warning("compiled functions serve this process alone: set NUMBA_CACHE_DIR to a folder that can be written")
 
 
 def _note(name):

@@ -54,7 +54,7 @@ def _file(kind):
 
 def _read(file):
     """``{operator and arguments: name of a form}`` of a file, nothing without one; logs a line about a bad one."""
-    if not file.exists():
+    if not caches.has(file):
         return {}
     try:
         return contents.fields(file, KIND, artifacts.read_json(file, KIND, VERSION).get("chosen"), dict[str, str])

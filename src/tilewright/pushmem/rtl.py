@@ -3,6 +3,7 @@
 A library holds one tile, whose configuration is set at run time. It is kept by its sources, so that it is built once.
 """
 
+import atexit
 import ctypes
 import hashlib
 import importlib.util
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -143,9 +145,12 @@ def _built(text, constants, inputs, outputs):
     ports = {"constants": constants, "inputs": inputs, "outputs": outputs}
     digest = hashlib.sha256("\n".join([text, repr(ports), _RUN, version, *_CXX]).encode()).hexdigest()[:20]
     path = caches.folder() / "rtl" / f"tile-{digest}.so"
-    if path.is_file():
+    if caches.has(path):
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with caches.keeping("compiled designs"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        path = _own_folder() / path.name
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         for name, content in yosys(text, _CXX, "tile.cpp").items():
             (Path(folder) / name).write_text(content)
@@ -157,6 +162,14 @@ def _built(text, constants, inputs, outputs):
             raise Unavailable(f"RTL: g++ failed: {done.stderr.strip().splitlines()[0]}")
         os.replace(Path(folder) / "tile.so", path)
     return path
+
+
+@cache
+def _own_folder():
+    """A folder of this process, which goes with it."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
 def _driver(constants, inputs, outputs):

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from tilewright.core.compiled import njit
 from tilewright.pushmem import dsl
 from tilewright.pushmem.errors import ProgramError, RunError
 from tilewright.pushmem.mapping import Mapped

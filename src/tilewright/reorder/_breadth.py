@@ -1,7 +1,8 @@
 """Tokens breadth first: the search behind the `rcm` order (stage T2)."""
 
 import numpy as np
-from numba import njit
+
+from tilewright.core.compiled import njit
 
 
 @njit(cache=True, nogil=True)

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from tilewright.core.compiled import njit
 from tilewright.reorder._axes import WIDE
 from tilewright.reorder._quotient import join, quotient, rename, split, transpose
 

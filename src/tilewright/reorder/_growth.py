@@ -7,7 +7,8 @@ twice that of a square.
 """
 
 import numpy as np
-from numba import njit
+
+from tilewright.core.compiled import njit
 
 # ASSUME: weight of the common keys against the added ones. Of 0, .01, .1, .3, 1 this gave the least work, or within 2
 # % of it, on exact 15x15 windows over grids of 32², 56², 96².

@@ -8,8 +8,8 @@ pair merges that increases the area (queries x union) least.
 import heapq
 
 import numpy as np
-from numba import njit
 
+from tilewright.core.compiled import njit
 from tilewright.reorder._growth import grow
 from tilewright.reorder._quotient import Quotient, transpose
 

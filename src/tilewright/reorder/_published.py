@@ -8,9 +8,9 @@ have no such limit.
 import heapq
 
 import numpy as np
-from numba import njit
 
 from tilewright.blocks.cut import unit_rows
+from tilewright.core.compiled import njit
 
 
 def iterative(graph, col_block, tau, cap, rounds):

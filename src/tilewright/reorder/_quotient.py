@@ -9,9 +9,9 @@ distinguish rows and are left out.
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from tilewright.blocks.cut import unit_rows
+from tilewright.core.compiled import njit
 
 # Units seen by more than this share of the rows are in the union of nearly every group, whatever the order.
 UBIQUITOUS = 0.9

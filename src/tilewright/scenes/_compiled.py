@@ -4,7 +4,9 @@ The arrays are those of a scene of `drawing.Listed`; all arithmetic is in float3
 """
 
 import numpy as np
-from numba import float32, int32, int64, njit, types, uint8, uint32
+from numba import float32, int32, int64, types, uint8, uint32
+
+from tilewright.core.compiled import njit
 
 _F1, _F2, _I1, _I2 = float32[::1], float32[:, ::1], int32[::1], int32[:, ::1]
 _HALF, _ONE, _TWO = np.float32(0.5), np.float32(1), np.float32(2)

@@ -5,7 +5,9 @@ interpolation are not negative, and rounding keeps order. Logits are interpolate
 """
 
 import numpy as np
-from numba import float32, int64, njit, types, uint8
+from numba import float32, int64, types, uint8
+
+from tilewright.core.compiled import njit
 
 _I1, _F1, _I2 = int64[::1], float32[::1], int64[:, ::1]
 _ONE = np.float32(1)

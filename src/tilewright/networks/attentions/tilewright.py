@@ -92,13 +92,13 @@ def _read_or_made(site, dtype, device):
     asked = (*map(str, shape.values()), repr(planned))
     made_of = (*pattern, *asked, targets.device_id(facts), provenance.code_digest(*makers))
     path = caches.folder() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.plan"
-    if path.exists():
+    if caches.has(path):
         try:
             return api.load(path)
         except ArtifactError as error:
             _LOG.warning("a cached plan cannot be read and is made anew: %s", error)
     chosen = {"reorder": planned.reorder, "tiles": planned.tiles or None, "solver": planned.solver}
     found = api.plan(site.graph, **shape, device=device, **chosen)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found.save(path)
+    with caches.keeping("plans"):
+        found.save(path)
     return found

@@ -4,7 +4,9 @@ Tokens are float32 [B, H, N, D]; those of the batch entries from `b` on, and of 
 rows: the token of each of R rows, -1 for none.
 """
 
-from numba import float32, int32, int64, njit, types, uint64
+from numba import float32, int32, int64, types, uint64
+
+from tilewright.core.compiled import njit
 
 _F2, _F4 = float32[:, ::1], float32[:, :, :, ::1]
 _I1, _I3 = int32[::1], int32[:, :, ::1]

@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numba import njit
 from scipy.sparse import csr_array
 
 from tilewright import blocks, graph
 from tilewright.blocks import work
 from tilewright.blocks.tiles import fitting, parse
+from tilewright.core.compiled import njit
 from tilewright.targets.cuda import facts, tile_lists
 
 # Tiles that regions choose from.

@@ -101,7 +101,7 @@ def of(chosen, head_dim, dtype, anew=False):
 
 def _held(path, stated, say=False):
     """The calibration of a file; None where there is none that is `stated` so. say: log one line about a bad one."""
-    if path not in _HELD and path.exists():
+    if path not in _HELD and caches.has(path):
         try:
             found = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Calibration)
             others = [name for name in stated if found.made_for.get(name) != stated[name]]

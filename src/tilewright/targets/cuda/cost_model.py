@@ -9,10 +9,10 @@ with these durations, program by program, in the order of its items.
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from tilewright import targets
 from tilewright.blocks import work
+from tilewright.core.compiled import njit
 from tilewright.core.contents import Amount, Count, Size
 from tilewright.core.errors import DeviceError
 from tilewright.profile import ItemShape, fitted

@@ -139,7 +139,7 @@ def held(path, stated, say=False, read=config.read):
     say: look again where there was none, and log one line about a bad one. read: of a form, raises `ArtifactError`.
     """
     if path not in _HELD or (say and _HELD[path] is None):
-        _HELD[path] = _read(path, stated, say, read) if path.exists() else None
+        _HELD[path] = _read(path, stated, say, read) if caches.has(path) else None
     return _HELD[path]
 
 

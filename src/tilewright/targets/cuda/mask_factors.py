@@ -7,8 +7,8 @@ matrix product of depth R, which the tensor cores add to the scores, scaled to w
 """
 
 import numpy as np
-from numba import njit
 
+from tilewright.core.compiled import njit
 from tilewright.targets.masks import distinct_rows
 
 # Beyond this many sets of rows that no union of smaller ones gives, only rows with equal masks are put together.

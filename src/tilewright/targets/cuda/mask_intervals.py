@@ -6,8 +6,8 @@ order, and a new step may begin anywhere, so that every mask has this form: in h
 """
 
 import numpy as np
-from numba import njit
 
+from tilewright.core.compiled import njit
 from tilewright.targets.cuda.mask_factors import words
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
-from numba import njit
 
+from tilewright.core.compiled import njit
 from tilewright.targets.cuda.mask_factors import factors
 from tilewright.targets.cuda.mask_intervals import intervals
 from tilewright.targets.masks import distinct_rows
