@@ -364,7 +364,7 @@ def _time(runs, inputs, effort):
         captured = time_in_turns(graphs, gpu=True, **effort.limits) if gpu else [None] * len(runs)
     for run, own, graph, replayed in zip(runs, taken, graphs or [None] * len(runs), captured, strict=True):
         facts = {**own.columns, "images_per_s": batch / own.p50_us * 1e6}
-        if not run.compiled:
+        if not run.compiled and not run.timed.wrong:
             # A compiled network has no clocks.
             attention_us = 1e6 * float(np.median(run.attention_s[: own.repetitions]))
             facts |= {"attention_us": attention_us, "rest_us": own.p50_us - attention_us}
