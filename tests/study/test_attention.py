@@ -392,7 +392,6 @@ def test_baselines_are_run_on_a_graph_file(study):
         ("--schedule nothing.json --output x.csv y.csv", "expected one output for each schedule, found 2 for 1"),
         ("--schedule other.json --output x.csv", "made for another device"),
         ("--schedule homeless.json --output x.csv", "expected blocks .* among --blocks, found none"),
-        ("--schedule pair.greedy.json --rse 0 --output x.csv", "expected rse, repetitions and seconds above zero"),
         pytest.param(
             "--profile_only --blocks 16x1.npz --device cuda --output x.csv",
             "known: cpu",

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from helpers.files import run_script
-from tilewright.core.errors import TilewrightError
+from tilewright.core import flags
+from tilewright.core.errors import ArtifactError, ConfigError, TilewrightError
+from tilewright.study import cli
 from tilewright.study.cli import script
+from tilewright.study.stages import convert
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "workflow/scripts").glob("*.py"))
 
@@ -71,3 +74,76 @@ def test_stage_refuses_an_unknown_flag_without_a_trace(path):
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"{path.name}: error: ")
+
+
+# What each type of an argument refuses, before any work begins.
+WRONG = {
+    flags.count: ("0", "-1", "2.0", "x", "", "nan", "1" * 30),
+    flags.whole: ("-1", "0.5", "inf"),
+    flags.seed: ("-1", str(2**31), "1e3"),
+    flags.pixels: ("0", "10000000"),
+    flags.threads: ("0", "-1", "999999"),
+    flags.positive: ("0", "-1", "nan", "x"),
+    flags.seconds: ("0", "-1", "nan", "inf", "-inf", ""),
+    flags.share: ("0", "1.5", "nan"),
+    flags.gap: ("-1", "nan", "inf"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_number_that_makes_no_sense_is_refused_in_one_line(kind):
+    for text in WRONG[kind]:
+        with pytest.raises(argparse.ArgumentTypeError, match=r"^expected .*, found '.*'$"):
+            kind(text)
+
+
+def test_numbers_that_make_sense_are_taken():
+    assert (flags.count("7"), flags.whole("0"), flags.seed("0"), flags.threads("1")) == (7, 0, 0, 1)
+    assert (flags.seconds("0.5"), flags.share("1"), flags.gap("0"), flags.positive("1e-6")) == (0.5, 1.0, 0.0, 1e-6)
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for kind in (flags.output, flags.folder):
+        assert kind(str(tmp_path / "new" / "deep")) == str(tmp_path / "new" / "deep")
+        for text in ("", str(tmp_path / "file" / "below")):
+            with pytest.raises(argparse.ArgumentTypeError, match=r"^expected .*, found "):
+                kind(text)
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a file to write, found a folder"):
+        flags.output(str(tmp_path))
+
+
+# Options that name what is written.
+WRITTEN = ("--output", "--outputs", "--log", "--scores", "--losses", "--predictor", "--write-stream")
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_every_argument_is_checked_as_it_is_read(path, monkeypatch):
+    parsers = []
+    monkeypatch.setattr(cli, "script", lambda parser, run: parsers.append(parser))
+    run_script(path)
+    for action in parsers[0]._actions:
+        assert action.type not in (int, float), action.option_strings
+        if set(action.option_strings) & set(WRITTEN):
+            assert action.type in (flags.output, flags.folder), action.option_strings
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 5 TB")])
+def test_a_size_that_no_memory_holds_is_one_line(monkeypatch, capsys, error):
+    def run(rows):
+        raise error
+
+    with pytest.raises(SystemExit) as stopped:
+        call(monkeypatch, run)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("error: expected a size that fits the memory")
+
+
+def test_settings_that_are_nested_too_deep_are_refused():
+    with pytest.raises(ConfigError, match="nested"):
+        cli.settings(["a=" + "[" * 100_000])
+
+
+def test_nothing_to_convert_is_an_error(tmp_path):
+    with pytest.raises(ArtifactError, match="expected CSV files of recorded rows, found none"):
+        convert.run([tmp_path / "missing"])

@@ -116,8 +116,6 @@ def test_folders_may_be_some_of_the_classes(data, checkpoint, tmp_path):
         (["--model", "vit-64"], "unknown network 'vit-64'"),
         ([*MODEL, "--attention", "magic"], "unknown attention 'magic'"),
         ([*MODEL, "--split", "rest"], "unknown split 'rest'"),
-        ([*MODEL, "--batch", "0"], "--batch: expected at least 1, found 0"),
-        ([*MODEL, "--count", "0"], "--count: expected at least 1, found 0"),
         ([*MODEL, "--dtype", "int8"], "unknown dtype 'int8'"),
         ([*MODEL, "--checkpoint", "none.pth"], "none.pth: no such file"),
         ([*MODEL, "--classes", "none.txt"], "none.txt: expected the folder's name of each class on a line"),

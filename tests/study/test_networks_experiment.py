@@ -439,7 +439,6 @@ NATIVE = "attention={native: [1]}"
         ),
         (SMALL, "attention={native: [0]}", "", r"attention.native: expected at least 1, found 0"),
         (SMALL, "atention={native: [1]}", "", "unknown field `atention`"),
-        (SMALL, NATIVE, "--rse 0", "expected rse, repetitions and seconds above zero"),
         ("vil-tiny-8", NATIVE, "", "leaves no token at stage 3"),
         (SMALL, NATIVE, "--dtype float64", "unknown dtype 'float64'; known: float32, float16, bfloat16"),
         (SMALL, NATIVE, "--device tpu", "no device of kind 'tpu'"),

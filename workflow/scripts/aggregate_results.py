@@ -4,11 +4,14 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from tilewright.core import flags
 from tilewright.study.cli import script
 from tilewright.study.stages.results import run
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--input", required=True, metavar="FOLDER", help="logs of a run, e.g. results/logs")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder to write the tables to")
+    parser.add_argument(
+        "--output", type=flags.folder, required=True, metavar="FOLDER", help="folder to write the tables to"
+    )
     script(parser, partial(run, "tables", checkout=Path(__file__).parents[2]))

@@ -5,6 +5,7 @@ Exit 0: solved and verified; 2: infeasible, why is printed and written, or an er
 
 import argparse
 
+from tilewright.core import flags
 from tilewright.study.cli import script
 from tilewright.study.stages.configure import run
 
@@ -16,20 +17,20 @@ add("--memory", default="pub", help="the tile, pub or dp (default: pub)")
 add("--engine", default="auto", help="auto, fit or bmc (default: auto, fit and then bmc)")
 add(
     "--layers",
-    type=int,
+    type=flags.count,
     default=4,
     metavar="N",
     help="of loops, iterations, strides and starts, made least (default: 4)",
 )
 add("--fix", metavar="JSON", help="a configuration whose controllers are fixed")
 add("--monolithic", action="store_true", help="ask for all of a component, the top too, in one question")
-add("--time-limit", type=float, metavar="S", help="seconds for bmc (default: none)")
+add("--time-limit", type=flags.seconds, metavar="S", help="seconds for bmc (default: none)")
 add("--system", metavar="BTOR2", help="a design in place of a tile")
 add("--solve", metavar="REGEX", help="inputs of the design that are its configuration")
 add("--example", metavar="CSV", help="words of the design's inputs and outputs, a row for each cycle")
 add("--verify", metavar="JSON", help="run this configuration over the stream, or the example, and write nothing")
-add("--write-stream", metavar="CSV", help="also write the stream, of the component")
-add("--output", metavar="JSON", help="the configuration, or why there is none")
+add("--write-stream", type=flags.output, metavar="CSV", help="also write the stream, of the component")
+add("--output", type=flags.output, metavar="JSON", help="the configuration, or why there is none")
 
 if __name__ == "__main__":
     script(parser, run)

@@ -2,6 +2,7 @@
 
 import argparse
 
+from tilewright.core import flags
 from tilewright.study import figures
 from tilewright.study.cli import script
 
@@ -16,6 +17,7 @@ if __name__ == "__main__":
     parser.add_argument("--inputs", required=True, nargs="+", metavar="FILE", help="what the figure is drawn from")
     parser.add_argument(
         "--outputs",
+        type=flags.output,
         required=True,
         nargs="+",
         metavar="FILE",

@@ -3,6 +3,7 @@
 import argparse
 
 from tilewright import targets
+from tilewright.core import flags
 from tilewright.study.cli import script
 from tilewright.study.evaluation import DTYPES, run
 
@@ -13,12 +14,12 @@ add("--data", required=True, metavar="FOLDER", help="FOLDER/<split>/<class>/*, a
 add("--checkpoint", metavar="FILE", help="official weights, .pth or .safetensors, or cached: timm's (default: random)")
 add("--attention", nargs="+", default=[], metavar="NAME", help="attentions, or batchings of a DeiT (default: all)")
 add("--split", default="val", help="part of the folder (default: val)")
-add("--count", type=int, metavar="N", help="images at most, evenly spread (default: all)")
-add("--batch", type=int, default=32, help="images at a time (default: 32)")
+add("--count", type=flags.count, metavar="N", help="images at most, evenly spread (default: all)")
+add("--batch", type=flags.count, default=32, help="images at a time (default: 32)")
 add("--classes", metavar="FILE", help="folder of each class of the network, one a line, where some are not there")
 add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
 add("--dtype", default="float32", help=f"{', '.join(DTYPES)} (default: float32)")
-add("--output", metavar="CSV", help="a row for each attention")
+add("--output", type=flags.output, metavar="CSV", help="a row for each attention")
 add(
     "--set",
     nargs="+",

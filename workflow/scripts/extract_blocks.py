@@ -2,6 +2,7 @@
 
 import argparse
 
+from tilewright.core import flags
 from tilewright.study.cli import script
 from tilewright.study.stages.blocks import run
 
@@ -10,8 +11,8 @@ add = parser.add_argument
 add("--input", dest="graph", required=True, metavar="NPZ", help="reordered graph, e.g. results/graphs/A_ic.npz")
 # The published artifact's command names no tile.
 add("--tile", default="64x64", help="MxN: 64x64 (contiguous keys) or 64x1 (gathered keys) (default: %(default)s)")
-add("--output", required=True, metavar="NPZ", help="blocks file to write")
-add("--region-rows", type=int, default=128, help="most rows in a region (default: %(default)s)")
+add("--output", type=flags.output, required=True, metavar="NPZ", help="blocks file to write")
+add("--region-rows", type=flags.count, default=128, help="most rows in a region (default: %(default)s)")
 
 if __name__ == "__main__":
     script(parser, run)

@@ -2,6 +2,7 @@
 
 import argparse
 
+from tilewright.core import flags
 from tilewright.study.cli import script
 from tilewright.study.stages.graph import run
 
@@ -11,7 +12,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 what = parser.add_mutually_exclusive_group(required=True)
 what.add_argument("--model", help="workload, e.g. vil-tiny-224-s1, or a published name, e.g. VisionLongformer")
 what.add_argument("--list", dest="known", action="store_true", help="list workloads' names and photographs instead")
-parser.add_argument("--output", metavar="NPZ", help="graph file to write")
+parser.add_argument("--output", type=flags.output, metavar="NPZ", help="graph file to write")
 parser.add_argument("--set", dest="stated", nargs="+", default=[], metavar="KEY=VALUE", help=SETTINGS)
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import argparse
 
 from tilewright import targets
-from tilewright.core import images
+from tilewright.core import flags, images
 from tilewright.study.cli import script
 from tilewright.study.inference import run
 
@@ -22,7 +22,12 @@ add(
     help="tilewright, dense, flex, native; DeiT: padded, ragged, … (default: tilewright)",
 )
 add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
-add("--output", metavar="PICTURE", help="picture to write (.png, .svg, .pdf): kept patches, or what a token attends to")
+add(
+    "--output",
+    type=flags.output,
+    metavar="PICTURE",
+    help="picture to write (.png, .svg, .pdf): kept patches, or what a token attends to",
+)
 add("--labels", metavar="FILE", help="names of the classes, one on each line (default: their numbers)")
 add("--token", metavar="Y,X", help="row and column of that token on the first stage's grid (default: the centre)")
 add(

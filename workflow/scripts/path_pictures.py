@@ -3,6 +3,7 @@
 import argparse
 
 from tilewright import targets
+from tilewright.core import flags
 from tilewright.study.cli import script
 from tilewright.study.stages.path_pictures import run
 
@@ -10,7 +11,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--case", required=True, help="case of the experiment paths")
 add("--table", required=True, metavar="CSV", help="its rows")
-add("--output", required=True, metavar="NPZ", help="pictures to write")
+add("--output", type=flags.output, required=True, metavar="NPZ", help="pictures to write")
 add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
 add("--set", nargs="+", default=[], dest="stated", metavar="KEY=VALUE", help="settings of the experiment")
 

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from tilewright.core import artifacts
+from tilewright.core.errors import ConfigError
 from tilewright.study.cli import script
 from tilewright.study.tables import _quoted
 
@@ -11,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(documents, table):
+    if not documents and not table:
+        raise ConfigError("expected documents or a --table, found neither")
     if table:
         print(_quoted.quoted(table, ROOT), end="")
     for path in documents:

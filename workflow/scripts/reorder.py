@@ -4,6 +4,7 @@ import argparse
 from functools import partial
 
 from tilewright import reorder
+from tilewright.core import flags
 from tilewright.study.cli import script
 from tilewright.study.stages.reorder import run
 
@@ -17,7 +18,7 @@ def command(description, method=None):
     if method is None:
         add("--method", required=True, help=f"order: {', '.join(reorder.NAMES)}")
     add("--input", dest="graph", required=True, metavar="NPZ", help="graph to order")
-    add("--output", required=True, metavar="NPZ", help="reordered graph to write")
+    add("--output", type=flags.output, required=True, metavar="NPZ", help="reordered graph to write")
     add("--set", dest="stated", nargs="+", default=[], metavar="KEY=VALUE", help=SETTINGS)
     script(parser, run if method is None else partial(run, method))
 

@@ -3,6 +3,7 @@
 import argparse
 
 from tilewright.baselines import sparse as sparse_baselines
+from tilewright.core import flags
 from tilewright.study.cli import attention_options, compile_option, script, timing_options
 from tilewright.study.stages.baselines import run
 
@@ -10,10 +11,10 @@ parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--baselines", nargs="+", required=True, metavar="NAME", help=f"baselines: {', '.join(sparse_baselines.NAMES)}")
 add("--graph", nargs="+", required=True, metavar="NPZ", help="the pattern; in several orders, one file for each")
-add("--output", required=True, metavar="CSV", help="the rows to write")
-add("--batch", type=int, default=1, help="sequences in a call (default: 1)")
-add("--max-dense-tokens", type=int, default=20000, help="skip dense attention above (default: 20000)")
-add("--max-seconds", type=float, default=1.0, help="a timing stops after this time in any case (default: 1)")
+add("--output", type=flags.output, required=True, metavar="CSV", help="the rows to write")
+add("--batch", type=flags.count, default=1, help="sequences in a call (default: 1)")
+add("--max-dense-tokens", type=flags.whole, default=20000, help="skip dense attention above (default: 20000)")
+add("--max-seconds", type=flags.seconds, default=1.0, help="a timing stops after this time in any case (default: 1)")
 compile_option(add)
 attention_options(add, "float32")
 timing_options(add, "the tokens")

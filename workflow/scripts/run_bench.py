@@ -2,6 +2,7 @@
 
 import argparse
 
+from tilewright.core import flags
 from tilewright.core.errors import ConfigError
 from tilewright.study.cli import attention_options, script, timing_options
 from tilewright.study.stages import bench, profile
@@ -20,7 +21,7 @@ def run(profile_only, schedule, blocks, output, device, seed, split_keys, heads,
 
 def length(text):
     """A split length, or None."""
-    return None if text == "none" else int(text)
+    return None if text == "none" else flags.count(text)
 
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -30,8 +31,10 @@ add("--schedule", nargs="+", metavar="JSON", help="check and time schedules of o
 add("--graph", metavar="NPZ", help="graph of the schedules (default: the one that their blocks name)")
 add("--blocks", nargs="+", metavar="NPZ", help="blocks to profile, or of the schedules (default: those that they name)")
 add("--profile", nargs="+", metavar="JSON", help="profiles of these blocks (default: those that a schedule names)")
-add("--output", nargs="+", required=True, help="a JSON for each blocks file, a CSV for each schedule")
-add("--batch", type=int, default=1, help="sequences in a call (default: 1)")
+add(
+    "--output", type=flags.output, nargs="+", required=True, help="a JSON for each blocks file, a CSV for each schedule"
+)
+add("--batch", type=flags.count, default=1, help="sequences in a call (default: 1)")
 add(
     "--split-keys",
     nargs="+",
@@ -39,7 +42,7 @@ add(
     metavar="KEYS",
     help="most keys of a work item; longer blocks are split; of several, a schedule chooses (default: none, never)",
 )
-add("--max-seconds", type=float, default=1.0, help="a timing stops after this time in any case (default: 1)")
+add("--max-seconds", type=flags.seconds, default=1.0, help="a timing stops after this time in any case (default: 1)")
 attention_options(add, "of a schedule's profile, else float32")
 timing_options(add, "the tokens")
 

@@ -2,6 +2,7 @@
 
 import argparse
 
+from tilewright.core import flags
 from tilewright.study import experiments
 from tilewright.study.cli import compile_option, script, timing_options
 from tilewright.study.stages.experiment import run
@@ -23,7 +24,7 @@ add(
     metavar="KEY=VALUE",
     help="settings of the case in JSON or YAML, e.g. attention='{\"native\": [1, 8]}' max_seconds=1",
 )
-add("--output", required=True, metavar="CSV", help="the rows to write")
+add("--output", type=flags.output, required=True, metavar="CSV", help="the rows to write")
 add("--dtype", default="float32", help="float32, float16 or bfloat16 (default: float32)")
 compile_option(add)
 timing_options(add, "weights, tokens and crops")

@@ -2,6 +2,7 @@
 
 import argparse
 
+from tilewright.core import flags
 from tilewright.schedule.problem import OBJECTIVES
 from tilewright.schedule.search import NAMES
 from tilewright.study.cli import script
@@ -13,13 +14,13 @@ add("--blocks", nargs="+", required=True, metavar="NPZ", help="blocks files of o
 add("--profile", nargs="+", required=True, metavar="JSON", help="profiles of these blocks, in the same order")
 add("--solver", default="highs", help=f"{', '.join(NAMES)} (default: highs)")
 add("--objective", default="sum", help=f"{' or '.join(OBJECTIVES)}: the makespan or the longest round (default: sum)")
-add("--time-limit", type=float, default=60.0, metavar="S", help="seconds for the solver (default: 60)")
-add("--gap", type=float, default=1e-4, help="relative gap at which the search stops (default: 1e-4)")
-add("--seed", type=int, default=0, help="seed of the solver (default: 0)")
-add("--threads", type=int, default=1, help="threads of the solver (default: 1)")
-add("--rounds", type=int, help="most rounds of the schedule (default: of the device)")
-add("--max-tile-kinds", type=int, metavar="K", help="most tile kinds in a round (default: of the device)")
-add("--output", required=True, metavar="JSON", help="the schedule to write")
+add("--time-limit", type=flags.seconds, default=60.0, metavar="S", help="seconds for the solver (default: 60)")
+add("--gap", type=flags.gap, default=1e-4, help="relative gap at which the search stops (default: 1e-4)")
+add("--seed", type=flags.seed, default=0, help="seed of the solver (default: 0)")
+add("--threads", type=flags.threads, default=1, help="threads of the solver (default: 1)")
+add("--rounds", type=flags.count, help="most rounds of the schedule (default: of the device)")
+add("--max-tile-kinds", type=flags.count, metavar="K", help="most tile kinds in a round (default: of the device)")
+add("--output", type=flags.output, required=True, metavar="JSON", help="the schedule to write")
 
 if __name__ == "__main__":
     script(parser, run)

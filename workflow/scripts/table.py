@@ -2,6 +2,7 @@
 
 import argparse
 
+from tilewright.core import flags
 from tilewright.study import tables
 from tilewright.study.cli import script
 
@@ -15,6 +16,11 @@ if __name__ == "__main__":
     parser.add_argument("--table", required=True, help=f"table: {', '.join(tables.NAMES)}")
     parser.add_argument("--inputs", required=True, nargs="+", metavar="FILE", help="what the table is made from")
     parser.add_argument(
-        "--outputs", required=True, nargs="+", metavar="FILE", help="files to write: .csv, .md, .json (its origin)"
+        "--outputs",
+        type=flags.output,
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="files to write: .csv, .md, .json (its origin)",
     )
     script(parser, run)

@@ -3,23 +3,30 @@
 import argparse
 
 from tilewright import targets
+from tilewright.core import flags
 from tilewright.study.cli import script
 from tilewright.study.stages.train_classifier import run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--network", required=True, help="network that is not pruned, e.g. deit-tiny-224")
-add("--output", required=True, metavar="FILE", help="weights to write, .safetensors")
-add("--predictor", metavar="FILE", help="the same weights with a trained predictor of DynamicViT")
-add("--losses", metavar="CSV", help="the loss of each step")
+add("--output", type=flags.output, required=True, metavar="FILE", help="weights to write, .safetensors")
+add("--predictor", type=flags.output, metavar="FILE", help="the same weights with a trained predictor of DynamicViT")
+add("--losses", type=flags.output, metavar="CSV", help="the loss of each step")
 add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
-add("--seed", type=int, default=0, help="of the weights and of the crops (default: 0)")
-add("--seconds", type=float, metavar="S", help="of the training; rates of learning follow the clock")
-add("--steps", type=int, metavar="N", help="of the training, at most")
-add("--predictor-seconds", type=float, metavar="S", help="of the predictor's")
-add("--predictor-steps", type=int, metavar="N", help="of the predictor's, at most")
-add("--keep-ratio", type=float, default=0.7, metavar="R", help="tokens the predictor keeps at a pruning (default: 0.7)")
-add("--batch", type=int, help="images of a step (default: of the recipes)")
+add("--seed", type=flags.seed, default=0, help="of the weights and of the crops (default: 0)")
+add("--seconds", type=flags.seconds, metavar="S", help="of the training; rates of learning follow the clock")
+add("--steps", type=flags.count, metavar="N", help="of the training, at most")
+add("--predictor-seconds", type=flags.seconds, metavar="S", help="of the predictor's")
+add("--predictor-steps", type=flags.count, metavar="N", help="of the predictor's, at most")
+add(
+    "--keep-ratio",
+    type=flags.share,
+    default=0.7,
+    metavar="R",
+    help="tokens the predictor keeps at a pruning (default: 0.7)",
+)
+add("--batch", type=flags.count, help="images of a step (default: of the recipes)")
 add("--compiled", action="store_true", help="compile the network by torch.compile")
 
 if __name__ == "__main__":

@@ -3,19 +3,31 @@
 import argparse
 
 from tilewright import targets
+from tilewright.core import flags
 from tilewright.study.cli import script
 from tilewright.study.stages.train_video import run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--network", required=True, help="network, e.g. wan-tiny-480p-81f")
-add("--output", required=True, metavar="FILE", help="weights, .safetensors or in parts .index.json; a training goes on")
-add("--losses", metavar="CSV", help="the loss of each step")
+add(
+    "--output",
+    type=flags.output,
+    required=True,
+    metavar="FILE",
+    help="weights, .safetensors or in parts .index.json; a training goes on",
+)
+add("--losses", type=flags.output, metavar="CSV", help="the loss of each step")
 add("--samples", metavar="PNG", help="frames of clips as they are drawn, and as the network samples them")
 add("--recipe", metavar="JSON", help="a file, or the JSON, of tilewright.training.video (default: for wan-tiny)")
 add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
-add("--seed", type=int, help="seed of weights, clips and noise (default: of the recipe)")
-add("--limit-s", type=float, metavar="S", help="stop after so many seconds; the same command goes on (default: never)")
+add("--seed", type=flags.seed, help="seed of weights, clips and noise (default: of the recipe)")
+add(
+    "--limit-s",
+    type=flags.seconds,
+    metavar="S",
+    help="stop after so many seconds; the same command goes on (default: never)",
+)
 add("--compiled", action="store_true", help="compile the layers by torch.compile")
 add(
     "--set",

@@ -2,6 +2,7 @@
 
 import argparse
 
+from tilewright.core import flags
 from tilewright.study.cli import script
 from tilewright.study.stages.tune import run
 
@@ -11,8 +12,8 @@ add("--schedule", nargs="+", required=True, metavar="JSON", help="schedules of o
 add("--graph", required=True, metavar="NPZ", help="their graph, in plan order")
 add("--blocks", nargs="+", required=True, metavar="NPZ", help="blocks of every tile that they may choose")
 add("--profile", nargs="+", required=True, metavar="JSON", help="profiles of these blocks")
-add("--seed", type=int, default=0, help="seed of the tokens (default: 0)")
-add("--output", required=True, metavar="JSON", help="the fastest schedule")
+add("--seed", type=flags.seed, default=0, help="seed of the tokens (default: 0)")
+add("--output", type=flags.output, required=True, metavar="JSON", help="the fastest schedule")
 
 if __name__ == "__main__":
     script(parser, run)

@@ -3,15 +3,16 @@
 import argparse
 
 from tilewright import targets
+from tilewright.core import flags
 from tilewright.study.cli import script
 from tilewright.study.stages.video_pictures import run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
 add("--case", required=True, help="case of the experiment video")
-add("--output", required=True, metavar="NPZ", help="pictures to write")
+add("--output", type=flags.output, required=True, metavar="NPZ", help="pictures to write")
 add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
-add("--seed", type=int, default=0, help="of clips, noise and planted maps (default: 0)")
+add("--seed", type=flags.seed, default=0, help="of clips, noise and planted maps (default: 0)")
 add("--set", nargs="+", default=[], dest="stated", metavar="KEY=VALUE", help="settings of the experiment")
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import contextlib
 import sys
 
 from tilewright.commands import _drawing, settle_threads, table
+from tilewright.core import flags
 from tilewright.core.errors import ConfigError
 
 # In the order of the table.
@@ -18,12 +19,14 @@ MOST_TOKENS = 32768
 def arguments(parser):
     """The plan, and how long to measure."""
     parser.add_argument("plan", help="a plan that `tilewright plan` or Plan.save wrote")
-    parser.add_argument("--batch", type=int, default=1, help="batch entries (default: 1)")
+    parser.add_argument("--batch", type=flags.count, default=1, help="batch entries (default: 1)")
     parser.add_argument("--without", choices=BASELINES, nargs="+", default=[], help="leave these out")
     parser.add_argument("--forms", nargs="+", help="forms of FlexAttention to try, such as 128 64-split (default: all)")
-    parser.add_argument("--rse", type=float, default=0.02, help="stop at this relative standard error (default: 0.02)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="or after so many seconds each (default: 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of the tokens, standard normal (default: 0)")
+    parser.add_argument(
+        "--rse", type=flags.positive, default=0.02, help="stop at this relative standard error (default: 0.02)"
+    )
+    parser.add_argument("--seconds", type=flags.seconds, default=1.0, help="or after so many seconds each (default: 1)")
+    parser.add_argument("--seed", type=flags.seed, default=0, help="of the tokens, standard normal (default: 0)")
 
 
 def run(plan, batch, without, forms, rse, seconds, seed):
@@ -36,8 +39,6 @@ def run(plan, batch, without, forms, rse, seconds, seed):
     from tilewright.study.experiments._effort import Effort
     from tilewright.study.stages import experiment
 
-    if batch < 1:
-        raise ConfigError(f"--batch: expected at least 1, found {batch}")
     for form in forms or ():
         registry.check("form of FlexAttention", form, sparse.member("flex").VARIANTS)
     effort = experiment.checked(Effort(rse, 10, seconds))

@@ -2,12 +2,13 @@
 
 from tilewright.commands import compile as compiling
 from tilewright.commands import table
+from tilewright.core import flags
 from tilewright.profile import DTYPES
 
 
 def arguments(parser):
     """What is calibrated."""
-    parser.add_argument("--head-dim", type=int, nargs="+", default=[64], help="values of a head")
+    parser.add_argument("--head-dim", type=flags.count, nargs="+", default=[64], help="values of a head")
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bfloat16"], help="of the tensors")
     parser.add_argument("--tiles", nargs="+", help="such as 64x1; by default those that plans choose from")
     parser.add_argument("--device", default="cuda", help="kind of the device")

@@ -1,6 +1,7 @@
 """Plan a pattern and save the plan."""
 
 from tilewright.commands import _inputs, settle_threads
+from tilewright.core import flags
 from tilewright.core.errors import ConfigError
 from tilewright.profile import DTYPES
 
@@ -9,9 +10,9 @@ def arguments(parser):
     """The pattern, what the plan will be called with, and how it is made."""
     parser.add_argument("pattern", help=_inputs.PATTERN)
     _inputs.grid_option(parser)
-    parser.add_argument("--output", "-o", required=True, help="file to write, e.g. window.plan")
-    parser.add_argument("--heads", type=int, help="attention heads (default: of the workload)")
-    parser.add_argument("--head-dim", type=int, help="values of a head (default: of the workload)")
+    parser.add_argument("--output", "-o", type=flags.output, required=True, help="file to write, e.g. window.plan")
+    parser.add_argument("--heads", type=flags.count, help="attention heads (default: of the workload)")
+    parser.add_argument("--head-dim", type=flags.count, help="values of a head (default: of the workload)")
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the tensors (default: {DTYPES[0]})")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--reorder", default="auto", help="order of the tokens (default: auto, the best of several)")

@@ -124,7 +124,8 @@ class Packed:
         if self.even:
             return _put(self.padded(x), position, y).flatten(0, 1)
         # Where the capacity was exceeded there may be no such row; the values are NaN then.
-        return x.index_copy_(0, (self.packing.starts[:-1] + position).clamp_(max=len(x) - 1), y)
+        put = x.index_copy if x.requires_grad else x.index_copy_
+        return put(0, (self.packing.starts[:-1] + position).clamp_(max=len(x) - 1), y)
 
     def pack(self, x, keep, capacity):
         """See the module."""
@@ -151,5 +152,7 @@ def _valid(n_batch, length, device, lengths):
 
 
 def _put(x, position, y):
-    """Tokens x [B, L, C] with the one at position [B] of each image replaced by y [B, C], in place."""
-    return x.scatter_(1, position[:, None, None].expand(-1, 1, x.shape[-1]), y[:, None])
+    """Tokens x [B, L, C] with the one at position [B] of each image replaced by y [B, C], in place where no gradient
+    needs what was there."""
+    put = x.scatter if x.requires_grad else x.scatter_
+    return put(1, position[:, None, None].expand(-1, 1, x.shape[-1]), y[:, None])

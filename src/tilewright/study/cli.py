@@ -5,6 +5,7 @@ import os
 import sys
 
 from tilewright import targets
+from tilewright.core import flags
 from tilewright.core.errors import ConfigError, TilewrightError
 
 # Read by GNU OpenMP when torch is loaded: how long its threads wait actively for the next operator. Its default keeps
@@ -16,16 +17,26 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 def script(parser, run):
     """Parse the command line with `parser` and call ``run(**arguments)``.
 
-    Exits with 0 on success, 2 with one line on stderr for a `TilewrightError`, 130 when interrupted.
+    Exits with 0 on success, 2 with one line on stderr for a `TilewrightError` and for what asks for more memory than
+    there is, 130 when interrupted.
     """
     arguments = vars(parser.parse_args())
     try:
         run(**arguments)
     except TilewrightError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        _end(str(error))
+    except (MemoryError, RuntimeError) as error:
+        # Torch has no type of its own for the memory of a CPU.
+        if isinstance(error, RuntimeError) and "memory" not in str(error).partition("\n")[0]:
+            raise
+        _end(f"expected a size that fits the memory, found a larger one: {str(error)[:200]}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _end(message):
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
 
 
 def timing_options(add, seed):
@@ -34,9 +45,9 @@ def timing_options(add, seed):
     add: a parser's ``add_argument``; seed: what is drawn from it.
     """
     add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
-    add("--rse", type=float, default=0.02, help="stop at this relative standard error (default: 0.02)")
-    add("--min-repetitions", type=int, default=10, help="but not before this number of calls (default: 10)")
-    add("--seed", type=int, default=0, help=f"seed of {seed} (default: 0)")
+    add("--rse", type=flags.positive, default=0.02, help="stop at this relative standard error (default: 0.02)")
+    add("--min-repetitions", type=flags.count, default=10, help="but not before this number of calls (default: 10)")
+    add("--seed", type=flags.seed, default=0, help=f"seed of {seed} (default: 0)")
 
 
 def attention_options(add, dtype):
@@ -44,8 +55,8 @@ def attention_options(add, dtype):
 
     add: a parser's ``add_argument``; dtype: the default type, in words.
     """
-    add("--heads", type=int, help="attention heads (default: of the model)")
-    add("--head-dim", type=int, help="dimension of a head (default: of the model)")
+    add("--heads", type=flags.count, help="attention heads (default: of the model)")
+    add("--head-dim", type=flags.count, help="dimension of a head (default: of the model)")
     add("--dtype", help=f"float32, float16 or bfloat16 (default: {dtype})")
 
 
@@ -76,6 +87,8 @@ def _value(text, value):
     """A value in JSON, else in YAML, which takes 1e-05 for a text."""
     try:
         return json.loads(value)
+    except RecursionError:
+        raise ConfigError(f"--set {text[:40]}...: expected values nested a few deep, found too many") from None
     except ValueError:
         import yaml
     try:

@@ -585,8 +585,8 @@ def read_recipe(path):
     except FileNotFoundError:
         known = ", ".join(RECIPES)
         raise ArtifactError(f"{path}: no such file; expected a recipe: {known}, or JSON") from None
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: expected a recipe: {error}") from error
+    except (msgspec.DecodeError, RecursionError, OSError) as error:
+        raise ConfigError(f"{str(path)[:80]}: expected a recipe: {error}") from error
 
 
 def write_log(path, trained: Trained) -> None:

@@ -234,8 +234,8 @@ def read_recipe(path):
         return msgspec.json.decode(text, type=Recipe)
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file; expected a recipe") from None
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: expected a recipe: {error}") from error
+    except (msgspec.DecodeError, RecursionError, OSError) as error:
+        raise ConfigError(f"{str(path)[:80]}: expected a recipe: {error}") from error
 
 
 def write_losses(path, trained):

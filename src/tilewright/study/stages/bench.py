@@ -102,7 +102,10 @@ def _loaded(path, inputs, stated, options):
             f"{path}: made for another device ({schedule.device_id}); profile and solve again on this one"
         )
     covers, profile = inputs.blocks(path, schedule), inputs.profile(path, schedule)
-    sizes = {name: value or getattr(profile, name, None) for name, value in stated.items()}
+    for name, value in stated.items():
+        if None not in (value, known := getattr(profile, name, None)) and value != known:
+            raise ConfigError(f"{path}: expected {name} {known}, of the profile that it was made by, found {value}")
+    sizes = {name: getattr(profile, name, None) if value is None else value for name, value in stated.items()}
     tokens = inputs.tokens(schedule, **sizes, **options)
     stem, _, solver = Path(path).stem.rpartition(".")
     return schedule, covers, stem if solver == schedule.solver else None, tokens

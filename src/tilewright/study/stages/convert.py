@@ -33,10 +33,13 @@ _MOVED = {"reorder_time.csv": "orders/times.csv"}
 def run(folders):
     """Rewrite the CSV files below each of `folders`, a folder ``logs`` or one file; those of today are left alone.
 
-    Raises `ArtifactError` for a file whose columns are of no kind.
+    Raises `ArtifactError` for a file whose columns are of no kind, and where there are no files.
     """
     for folder in map(Path, folders):
-        for path in [folder] if folder.is_file() else sorted(folder.rglob("*.csv")):
+        paths = [folder] if folder.is_file() else sorted(folder.rglob("*.csv"))
+        if not paths:
+            raise ArtifactError(f"{folder}: expected CSV files of recorded rows, found none")
+        for path in paths:
             _convert(path, folder)
 
 

@@ -27,16 +27,15 @@ def run(
     from tilewright.training import segmentation
 
     chosen = segmentation.read_recipe(recipe)
-    stated = {"minutes": minutes, "steps": steps}
     if minutes is not None or steps is not None:
-        chosen = msgspec.structs.replace(chosen, **stated)
+        chosen = _changed(chosen, minutes=minutes, steps=steps)
     if batch is not None and size is None:
         raise ConfigError("batch: expected a size beside it, found none")
     if size is not None:
-        stage = segmentation.Stage(until=1.0, sizes=(size,), **({} if batch is None else {"batch": batch}))
-        chosen = msgspec.structs.replace(chosen, stages=(stage,))
+        stage = {"until": 1.0, "sizes": [size], **({} if batch is None else {"batch": batch})}
+        chosen = _changed(chosen, stages=[stage])
     if seed is not None:
-        chosen = msgspec.structs.replace(chosen, seed=seed)
+        chosen = _changed(chosen, seed=seed)
     targets.describe(device)
     place = targets.facts(device).TORCH_DEVICE
     source = _source(data)
@@ -62,6 +61,14 @@ def run(
         found["paths"] = {str(path): _judged(made, source, judged, show, path) for path in asked}
     if scores is not None:
         artifacts.write_json(scores, "training scores", 1, found, {"recipe": msgspec.to_builtins(chosen)})
+
+
+def _changed(recipe, **stated):
+    """`recipe` with other values, checked as those of a file are. Raises `ConfigError`."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(recipe) | stated, type(recipe))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{', '.join(stated)}: {error}") from None
 
 
 def _source(data):
