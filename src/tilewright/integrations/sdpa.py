@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from tilewright import slices
-from tilewright.core import transforms
+from tilewright.core import _internals
 from tilewright.core.errors import ConfigError
 from tilewright.core.precision import cast
 from tilewright.slices import settings as slice_settings
@@ -108,7 +108,7 @@ class Slices:
             return "scale"
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             return "gradient"
-        return "transform" if transforms.transformed() else None
+        return None if _internals.forward_level() < 0 else "gradient"
 
     @contextmanager
     def replacing(self):

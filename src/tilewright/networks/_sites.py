@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright import targets
-from tilewright.core import transforms
-from tilewright.core.errors import PatternError
+from tilewright.core import apart, transforms
+from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.registry import member
 from tilewright.graph import Graph
 from tilewright.networks import _operator, attentions
@@ -97,9 +97,7 @@ def resident(owner, name, device):
     owner: keeps its copies in a dict, ``copies``.
     """
     if (name, device) not in owner.copies:
-        # Layers that are trained later may read it, too.
-        with torch.inference_mode(False):
-            owner.copies[name, device] = getattr(owner, name).to(device)
+        owner.copies[name, device] = apart.made(lambda: getattr(owner, name).to(device))
     return owner.copies[name, device]
 
 
@@ -143,7 +141,7 @@ class Site:
     @cached_property
     def order(self):
         """Order in which the tokens stand while in this stage (``order[new] = old``, int64), or None: their own."""
-        return self.member.order(self)
+        return apart.made(self.member.order, self)
 
     @cached_property
     def ordered(self):
@@ -152,7 +150,7 @@ class Site:
 
     @cached_property
     def _back(self):
-        return torch.argsort(self.order)
+        return apart.made(torch.argsort, self.order)
 
     def enter(self, x):
         """Tokens x [B, N, C] in the site's order; once, at the entry of a stage."""
@@ -169,6 +167,9 @@ class Site:
     def __deepcopy__(self, memo):
         # Copies of a network share its patterns and plans.
         return self
+
+    def __reduce__(self):
+        raise ConfigError("networks of this package are not pickled: keep their options and their state_dict() instead")
 
 
 class Attend(nn.Module):

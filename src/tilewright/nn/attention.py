@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright.core import arguments, operators, precision
+from tilewright.core import apart, arguments, operators, precision
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.core.provenance import sha256_arrays
 from tilewright.networks import _sites
@@ -79,11 +79,10 @@ class Patterned:
 
     @torch.compiler.disable
     def _plan(self, grid, dtype, device):
-        with torch.inference_mode(False):
-            found = planning._plan(self.site(grid), dtype, device)
-            if self.scale != self._planned_dim**-0.5:
-                # The schedule is the same whatever the scale.
-                found = copy_with_scale(found, self.scale)
+        found = apart.made(planning._plan, self.site(grid), dtype, device)
+        if self.scale != self._planned_dim**-0.5:
+            # The schedule is the same whatever the scale.
+            found = copy_with_scale(found, self.scale)
         return found
 
     def enter(self, x, grid):
@@ -166,8 +165,7 @@ class BiasPlans:
             # Tables have no values while a program is traced.
             raise PatternError("bias table: expected a call with such tokens before the export, found none")
         # Values of its own, of no transformed or inference tensor: each call gives others.
-        with torch.inference_mode(False):
-            return self._taking.setdefault(key, key[0].with_bias(bias.empty()))
+        return self._taking.setdefault(key, apart.made(lambda: key[0].with_bias(bias.empty())))
 
 
 class LayerBias:

@@ -1,0 +1,15 @@
+"""What is made in the first call and kept is made apart from the state that this call finds.
+
+A thread of its own has none of it: no inference mode, autocast, default device, transformation, and nobody that traces.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+
+@torch.compiler.disable
+def made(make, *arguments):
+    """``make(*arguments)`` in a thread of its own."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make, *arguments).result()
