@@ -1,6 +1,8 @@
 """Which rooms of the package may import which others."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,27 @@ def test_files_of_tests_have_names_of_their_own():
     # Of two with one name pytest refuses the second.
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
     assert sorted(set(names)) == sorted(names)
+
+
+NAMES = """
+import sys
+import tilewright as tw
+
+assert not {"torch", "numpy", "numba", "highspy"} & sys.modules.keys()
+assert {"plan", "load", "slices", "paths", "ragged", "integrations", "nn", "models"} <= {*dir(tw)} & {*tw.__all__}
+assert tw.integrations.sdpa and tw.integrations is sys.modules["tilewright.integrations"]
+print(*(getattr(tw, name).__name__ for name in sorted(tw.__all__) if not name.startswith("__")))
+try:
+    tw.plans
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_all_that_is_public_is_there_after_the_import_and_none_of_it_before():
+    done = subprocess.run([sys.executable, "-c", NAMES], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        "Plan TilewrightError tilewright.core.errors tilewright.integrations load tilewright.models tilewright.nn "
+        "tilewright.paths plan tilewright.ragged tilewright.slices",
+        "module 'tilewright' has no attribute 'plans'",
+    ], done.stderr

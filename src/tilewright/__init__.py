@@ -3,28 +3,29 @@
 Importing the package stays light: torch, the solvers and the plotting libraries load with the function that needs them.
 """
 
+from importlib import import_module
+
 from tilewright.core import errors
 from tilewright.core.errors import TilewrightError
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "TilewrightError", "__version__", "errors", "load", "models", "nn", "plan"]
+_API = ("Plan", "load", "plan")
+_PACKAGES = ("integrations", "models", "nn", "paths", "ragged", "slices")
+__all__ = [*_API, *_PACKAGES, "TilewrightError", "__version__", "errors"]
 
 # Every module that imports the package would otherwise count the API among its imports.
-APART = ("tilewright.api", "tilewright.models", "tilewright.nn")
+APART = ("tilewright.api",)
 
 
 def __getattr__(name):
-    if name in ("plan", "load", "Plan"):
+    if name in _API:
         import tilewright.api as api
 
         return getattr(api, name)
-    if name == "models":
-        # Not `from`, which would ask this function.
-        import tilewright.models as models
-
-        return models
-    if name == "nn":
-        import tilewright.nn as nn
-
-        return nn
+    if name in _PACKAGES:
+        return import_module(f"tilewright.{name}")
     raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

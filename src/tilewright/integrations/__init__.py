@@ -3,3 +3,13 @@
 `sdpa`: in any module that calls `scaled_dot_product_attention`. `diffusers`: by name, through its dispatcher. Importing
 this package imports neither torch nor theirs.
 """
+
+from importlib import import_module
+
+_MODULES = ("diffusers", "sdpa", "timm", "transformers")
+
+
+def __getattr__(name):
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
