@@ -141,7 +141,7 @@ def test_a_failed_rule_prints_the_end_of_its_log(tmp_path):
 
 def test_a_changed_page_makes_the_report_again_alone(study, checkout, tmp_path, tmp_path_factory):
     # Most of what this part of the study shows was made with `study`.
-    part = {"experiments": ["attention", "ragged", "pruned"], "workloads": ["vil-tiny-64-s1"], "orders": ["ic"]}
+    part = {"experiments": ["attention"], "workloads": ["vil-tiny-64-s1"], "orders": ["ic"]}
     configs = (TINY, overlay(tmp_path / "part.yaml", part))
     shown = figures.selected(config.load(merged(*configs)))
     # As deep as the study: commands name the checkout by its relative path, and others would run again.
