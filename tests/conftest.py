@@ -16,9 +16,10 @@ importlib.import_module("helpers.gpu")
 
 # Files whose tests take longest, from the longest on; those on SLURM mostly wait.
 LONGEST = (
-    *("study/test_slurm", "study/test_workflow", "study/test_workflow_plans", "targets/cuda/test_tile_kernel"),
-    *("study/test_mutations", "test_plan_files", "test_contributing", "test_stress", "study/test_pruned_experiment"),
-    *("baselines/test_sparse", "test_ragged", "study/test_figures", "test_api", "networks/test_batching"),
+    *("study/test_slurm", "study/test_workflow", "study/test_workflow_plans", "study/test_mutations"),
+    *("pushmem/test_bmc", "study/test_claims", "study/test_figures", "pushmem/test_chains", "test_contributing"),
+    *("targets/cuda/test_backward_kernels", "targets/cuda/test_bias_steps", "study/test_paths_experiment"),
+    *("study/test_networks_experiment", "test_api", "networks/test_sequence_parallel", "pushmem/test_apps"),
 )
 
 
