@@ -89,7 +89,7 @@ def test_signs_decide_shifts_and_comparisons():
     assert simulate.run(mapped, data).outputs["out"].ravel().tolist() == expected
 
 
-IMAGE = Input("in", (8, 8))
+IMAGE, SPLIT = Input("in", (8, 8)), Input("p", (2, 4), unroll=(0,))
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,52 @@ IMAGE = Input("in", (8, 8))
         (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y, x, x]), "in has 2 dimensions; found 3 indices"),
         (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y // 0, x]), "positive constants only"),
         (lambda: Stage("s", (8, 8), lambda y, x: 1 if IMAGE[y, x] else 0), "use select"),
+        (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[max(y - 1, 0), x]), "an index has to be affine"),
+        (
+            lambda: Stage("s", (8, 8), lambda y, x: select(x == y, 1, 0)),
+            r"found False; .* write \(a - b\) == 0 for a == b",
+        ),
+        (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y / 2, x]), r"divided by //, .* found \(i0\) / \(2\)"),
+        (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[9 // (y + 1), x]), "divided by positive constants only"),
+        *(
+            (lambda f=f: Stage("s", (8, 8), lambda y, x: f(IMAGE[y, x])), "a PE neither divides nor takes powers")
+            for f in (
+                lambda a: a / 9,
+                lambda a: a // 9,
+                lambda a: a % 9,
+                lambda a: 9 / a,
+                lambda a: 9 // a,
+                lambda a: 9 % a,
+                lambda a: a**2,
+                lambda a: divmod(a, 2),
+            )
+        ),
+        (
+            lambda: Stage("s", (8, 8), lambda y, x: Reduce((2,), lambda i: IMAGE[y, x], op="*")),
+            r"reduction '\*'; known: \+",
+        ),
+        (
+            lambda: Stage("s", (8, 8), lambda y, x: Reduce((2, 0), lambda i, j: IMAGE[y, x])),
+            "a shape of positive integers",
+        ),
+        (lambda: Stage("s", (8, 8), lambda y, x: Reduce((2,), lambda i, j: IMAGE[y, x])), "a reduction: .* argument"),
+        (
+            lambda: Stage("s", (8, 8), lambda y, x: Reduce((2,), lambda i: IMAGE[y, x], unroll=(1,))),
+            r"among \(0,\), found",
+        ),
+        (
+            lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y, x], unroll=(5,)),
+            r"s: .* unroll among \(0, 1\), found \(5,\)",
+        ),
+        (
+            lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y, x], unroll=(0, 0)),
+            "s: expected each dimension to unroll once",
+        ),
+        (lambda: Stage("s", 8, lambda y: IMAGE[y, y]), "s: expected a shape of positive integers, found 8"),
+        (lambda: Stage("s", (8, 8), lambda y: IMAGE[y, y]), "s: .* takes 1 positional argument but 2 were given"),
+        (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y, x], order=3), "s: unknown order 3; known: 'auto'"),
+        (lambda: Stage("a b", (8, 8), lambda y, x: IMAGE[y, x]), "a name of letters, digits and _, found 'a b'"),
+        (lambda: Stage("s", (4,), lambda x: SPLIT[0, x] + SPLIT[1, x] + Input("p_1", (4,))[x]), "are called 'p_1'"),
         (lambda: Stage("s", (8, 4), lambda y, x: IMAGE[y, x] + IMAGE[y, 2 * x]), "do not balance"),
         (lambda: Stage("s", (8, 8), lambda y, x: IMAGE[y, x] + 70000), "expected a 16-bit constant"),
         (lambda: Stage("in", (8, 8), lambda y, x: IMAGE[y, x]), "two inputs or stages are called 'in'"),
@@ -115,6 +161,51 @@ IMAGE = Input("in", (8, 8))
 def test_a_program_that_cannot_be_compiled_says_why(make, message):
     with pytest.raises(ProgramError, match=message):
         mapping.compile([make()])
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        lambda y, x: -IMAGE[y, x] + ~IMAGE[y, x],
+        lambda y, x: (1 << IMAGE[y, x]) ^ (-8 >> IMAGE[y, x]),
+        lambda y, x: (7 & IMAGE[y, x]) + (7 | IMAGE[y, x]) - (7 ^ IMAGE[y, x]),
+        lambda y, x: x + IMAGE[y, x] * 2 - y * IMAGE[y, x],
+        lambda y, x: select(x > 3, x >> 1, y & 3) + select(x != 3, 1 << x, x <= y),
+        lambda y, x: (x - y == 0) + (IMAGE[y, x] == x) + (x == IMAGE[y, x]),
+    ],
+)
+def test_operators_of_words_and_indices_in_any_order(word):
+    whole, data = Stage("s", (8, 8), word), {"in": np.arange(64, dtype=np.uint16).reshape(8, 8) * 1031}
+    mapped = mapping.compile(whole)
+    assert simulate.differing_words(mapped, whole, data, simulate.run(mapped, data).outputs) == 0
+
+
+def test_operators_of_words_are_those_of_integers():
+    one, (y, x) = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1031, np.indices((8, 8))
+    wide = one.astype(int)
+    for word, wanted in (
+        (lambda y, x: -IMAGE[y, x], -wide),
+        (lambda y, x: ~IMAGE[y, x], ~wide),
+        (lambda y, x: 1 << IMAGE[y, x], 1 << (wide & 15)),
+        (lambda y, x: select(x > 3, 5, IMAGE[y, x]), np.where(x > 3, 5, wide)),
+        (lambda y, x: x * IMAGE[y, x] - y, x * wide - y),
+    ):
+        found = dsl.evaluate(Stage("s", (8, 8), word), {"in": one})["s"]
+        np.testing.assert_array_equal(found, (wanted & 65535).astype(np.uint16))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ((), "expected at least one stage as output, found none"),
+        (None, "expected stages as outputs, found None"),
+        ([IMAGE], "expected stages as outputs, found 'in'"),
+        ([Stage("s", (8, 8), lambda y, x: IMAGE[y, x])] * 2, "s: expected each output once, found it twice"),
+    ],
+)
+def test_outputs_are_stages(outputs, message):
+    with pytest.raises(ProgramError, match=message):
+        mapping.compile(outputs)
 
 
 def test_stages_that_read_each_other_are_refused():

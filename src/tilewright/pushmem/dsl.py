@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 from tilewright.pushmem.errors import ProgramError
 
 DTYPES = ("uint16", "int16")
+REDUCTIONS = ("+", "min", "max")
 BITS = 16
 _WORD = (1 << BITS) - 1
 
@@ -31,7 +33,8 @@ class Index:
     args: tuple[Any, ...]
 
     def __add__(self, other):
-        return Index("add", (self, index(other)))
+        # With data it is a word: the expression's own operator takes it.
+        return NotImplemented if isinstance(other, Expression) else Index("add", (self, index(other)))
 
     __radd__ = __add__
 
@@ -39,12 +42,14 @@ class Index:
         return Index("mul", (self, -1))
 
     def __sub__(self, other):
-        return self + -index(other)
+        return NotImplemented if isinstance(other, Expression) else self + -index(other)
 
     def __rsub__(self, other):
         return index(other) + -self
 
     def __mul__(self, other):
+        if isinstance(other, Expression):
+            return NotImplemented
         if isinstance(other, Index) and other.kind == "const":
             other = other.args[0]
         if isinstance(other, Index) and self.kind == "const":
@@ -61,10 +66,23 @@ class Index:
     def __mod__(self, other):
         return Index("mod", (self, _divisor(self, "%", other)))
 
+    def __truediv__(self, other):
+        raise ProgramError(f"an index is divided by //, which rounds down; found ({self}) / ({other})")
+
+    def __rtruediv__(self, other):
+        raise ProgramError(f"an index is divided by positive constants only; found ({other}) / ({self})")
+
+    __rfloordiv__ = __rmod__ = __rtruediv__
+
     def __eq__(self, other):
-        if isinstance(other, int):
+        if isinstance(other, int | Expression):
             return as_expression(self) == other
         return isinstance(other, Index) and (self.kind, self.args) == (other.kind, other.args)
+
+    def __ne__(self, other):
+        if isinstance(other, int | Expression):
+            return as_expression(self) != other
+        return not self == other
 
     def __hash__(self):
         return hash((self.kind, self.args))
@@ -119,6 +137,34 @@ class Index:
         return set().union(*(a.names() for a in self.args if isinstance(a, Index)))
 
 
+def _compared(name):
+    """An operator that takes an index as a word."""
+
+    def compare(self, other):
+        return getattr(as_expression(self), name)(other)
+
+    return compare
+
+
+for _name in (
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "lshift",
+    "rshift",
+    "and",
+    "or",
+    "xor",
+    "rlshift",
+    "rrshift",
+    "rand",
+    "ror",
+    "rxor",
+):
+    setattr(Index, f"__{_name}__", _compared(f"__{_name}__"))
+
+
 def index(value: Any) -> Index:
     """`value` as an index: an `Index` or an integer. Raises `ProgramError` for anything else."""
     if isinstance(value, Index):
@@ -158,20 +204,47 @@ class Expression:
 
     __rmul__ = __mul__
 
+    def __neg__(self):
+        return _binary("-", 0, self)
+
+    def __invert__(self):
+        return _binary("^", self, _WORD)
+
     def __rshift__(self, other):
         return _binary(">>", self, other)
+
+    def __rrshift__(self, other):
+        return _binary(">>", other, self)
 
     def __lshift__(self, other):
         return _binary("<<", self, other)
 
+    def __rlshift__(self, other):
+        return _binary("<<", other, self)
+
     def __and__(self, other):
         return _binary("&", self, other)
+
+    __rand__ = __and__
 
     def __or__(self, other):
         return _binary("|", self, other)
 
+    __ror__ = __or__
+
     def __xor__(self, other):
         return _binary("^", self, other)
+
+    __rxor__ = __xor__
+
+    def _not_there(self, other):
+        raise ProgramError(
+            "a PE neither divides nor takes powers; >> divides by a power of two, & takes a remainder of it, and a Lut "
+            "has any function"
+        )
+
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _not_there
+    __divmod__ = __rdivmod__ = __pow__ = __rpow__ = _not_there
 
     def __lt__(self, other):
         return _binary("<", self, other)
@@ -197,7 +270,10 @@ class Expression:
         return Op("abs", (self,), self.signed)
 
     def __bool__(self):
-        raise ProgramError("a value that is known only when the program runs has no truth; use select()")
+        raise ProgramError(
+            "a value that is known only when the program runs has no truth; of words use select(), minimum() or "
+            "maximum(); an index has to be affine"
+        )
 
     def as_signed(self) -> Expression:
         """The same bits, read as a two's-complement number."""
@@ -274,6 +350,37 @@ class Reduce(Expression):
     op: str = "+"
     unroll: tuple[int, ...] = ()
 
+    def __post_init__(self):
+        if self.op not in REDUCTIONS:
+            raise ProgramError(f"unknown reduction {self.op!r}; known: {', '.join(REDUCTIONS)}")
+        _check_box("a reduction", self.extents, self.unroll)
+
+    def traced(self, *indices: Any) -> Expression:
+        """The expression that is added at `indices`. Raises `ProgramError` for a function that takes others."""
+        return _called("a reduction", self.body, indices)
+
+
+def _called(name, make, indices):
+    try:
+        return as_expression(make(*indices))
+    except TypeError as error:
+        raise ProgramError(f"{name}: {error}") from error
+
+
+def _check_box(name, shape, unroll):
+    """Raise `ProgramError` unless `shape` is a box, and `unroll` are dimensions of it."""
+    if not isinstance(shape, tuple) or not shape or any(not _whole(extent) or extent < 1 for extent in shape):
+        raise ProgramError(f"{name}: expected a shape of positive integers, found {shape}")
+    known = range(len(shape))
+    if not isinstance(unroll, tuple) or any(not _whole(d) or d not in known for d in unroll):
+        raise ProgramError(f"{name}: expected dimensions to unroll among {tuple(known)}, found {unroll}")
+    if len(set(unroll)) < len(unroll):
+        raise ProgramError(f"{name}: expected each dimension to unroll once, found {unroll}")
+
+
+def _whole(value):
+    return isinstance(value, int) and not isinstance(value, bool)
+
 
 def as_expression(value: Any) -> Expression:
     """`value` as an expression: an expression, an index or an integer that a word holds."""
@@ -281,6 +388,10 @@ def as_expression(value: Any) -> Expression:
         return value
     if isinstance(value, Index):
         return Coordinate(value)
+    if isinstance(value, bool | np.bool_):
+        raise ProgramError(
+            f"expected a 16-bit constant or an expression, found {value}; of two indices write (a - b) == 0 for a == b"
+        )
     if isinstance(value, int | np.integer) and -(1 << (BITS - 1)) <= value <= _WORD:
         return Const(int(value) & _WORD, bool(value < 0))
     raise ProgramError(f"expected a 16-bit constant or an expression, found {value!r}")
@@ -321,8 +432,12 @@ class Source:
     def __post_init__(self):
         if self.dtype not in DTYPES:
             raise ProgramError(f"{self.name}: unknown type {self.dtype!r}; known: {', '.join(DTYPES)}")
-        if not self.shape or any(not isinstance(e, int) or e < 1 for e in self.shape):
-            raise ProgramError(f"{self.name}: expected a shape of positive integers, found {self.shape}")
+        for key in ("shape", "unroll"):
+            if isinstance(getattr(self, key), list):
+                object.__setattr__(self, key, tuple(getattr(self, key)))
+        if not isinstance(self.name, str) or not re.fullmatch(r"(?!__)[A-Za-z_][A-Za-z_0-9]*", self.name):
+            raise ProgramError(f"expected a name of letters, digits and _, found {self.name!r}")
+        _check_box(self.name, self.shape, self.unroll)
 
     def __getitem__(self, indices):
         indices = indices if isinstance(indices, tuple) else (indices,)
@@ -354,15 +469,15 @@ class Stage(Source):
     order: Any = None
 
     def __init__(self, name, shape, make, *, dtype="uint16", unroll=(), order=None):
-        for key, value in {"name": name, "shape": tuple(shape), "dtype": dtype, "unroll": tuple(unroll)}.items():
+        for key, value in {"name": name, "shape": shape, "dtype": dtype, "unroll": unroll}.items():
             object.__setattr__(self, key, value)
         object.__setattr__(self, "make", make)
         object.__setattr__(self, "order", order)
         self.__post_init__()
 
     def traced(self, *indices: Any) -> Expression:
-        """The expression of the word at `indices`."""
-        return as_expression(self.make(*indices))
+        """The expression of the word at `indices`. Raises `ProgramError` for a function that takes others."""
+        return _called(self.name, self.make, indices)
 
 
 def lanes(source: Source) -> list[dict[int, int]]:
@@ -376,8 +491,23 @@ def variables(source: Source, lane: dict[int, int]) -> tuple[Index | int, ...]:
     return tuple(lane.get(d, Index("var", (f"i{d}",))) for d in range(len(source.shape)))
 
 
-def stages_of(outputs: Sequence[Source]) -> list[Source]:
-    """All sources that `outputs` need, each after what it reads."""
+def stages(outputs) -> tuple[Stage, ...]:
+    """The outputs of a program: a stage, or several. Raises `ProgramError` for anything else."""
+    if not isinstance(outputs, Source | Iterable):
+        raise ProgramError(f"expected stages as outputs, found {outputs!r}")
+    found = (outputs,) if isinstance(outputs, Source) else tuple(outputs)
+    for each in found:
+        if not isinstance(each, Stage):
+            raise ProgramError(f"expected stages as outputs, found {getattr(each, 'name', each)!r}")
+        if found.count(each) > 1:
+            raise ProgramError(f"{each.name}: expected each output once, found it twice")
+    if not found:
+        raise ProgramError("expected at least one stage as output, found none")
+    return found
+
+
+def stages_of(outputs) -> list[Source]:
+    """All sources that `outputs` need, each after what it reads. Raises `ProgramError`."""
     order: list[Source] = []
     state: dict[int, int] = {}
 
@@ -394,7 +524,7 @@ def stages_of(outputs: Sequence[Source]) -> list[Source]:
         state[id(source)] = 2
         order.append(source)
 
-    for output in outputs:
+    for output in stages(outputs):
         visit(output, [])
     names = [s.name for s in order]
     for name in names:
@@ -408,9 +538,7 @@ def reads(expression: Expression) -> list[Read]:
     if isinstance(expression, Read):
         return [expression]
     if isinstance(expression, Reduce):
-        return reads(
-            as_expression(expression.body(*(Index("var", (f"r{d}",)) for d in range(len(expression.extents)))))
-        )
+        return reads(expression.traced(*(Index("var", (f"r{d}",)) for d in range(len(expression.extents)))))
     return [r for a in getattr(expression, "args", ()) for r in reads(a)]
 
 
@@ -461,7 +589,7 @@ def _evaluate(e: Expression, values: dict[str, Any], arrays: dict[str, np.ndarra
             inner = {k: np.asarray(v)[(..., *[None] * len(e.extents))] for k, v in values.items()}
             grids = np.meshgrid(*map(np.arange, e.extents), indexing="ij", sparse=True)
             inner |= {f"r{d}": g for d, g in enumerate(grids)}
-            body = as_expression(e.body(*(Index("var", (f"r{d}",)) for d in range(len(e.extents)))))
+            body = e.traced(*(Index("var", (f"r{d}",)) for d in range(len(e.extents))))
             word = _evaluate(body, inner, arrays)
             word = np.broadcast_to(word, np.broadcast_shapes(word.shape, e.extents))
             axes = tuple(range(-len(e.extents), 0))

@@ -57,8 +57,8 @@ def check_flow(program: Program) -> None:
     for name in program.inputs:
         axes = [f"i{d}" for d in range(len(program.buffers[name].shape))]
         bounds = " and ".join(f"0 <= {a} < {e}" for a, e in zip(axes, program.buffers[name].shape, strict=True))
-        writes = union(writes, f"{{ load_{name}[{', '.join(axes)}] -> {name}[{', '.join(axes)}] : {bounds} }}")
-        order = union(order, f"{{ load_{name}[{', '.join(axes)}] -> [{', '.join(['0'] * (depth + 1))}] : {bounds} }}")
+        writes = union(writes, f"{{ __load_{name}[{', '.join(axes)}] -> {name}[{', '.join(axes)}] : {bounds} }}")
+        order = union(order, f"{{ __load_{name}[{', '.join(axes)}] -> [{', '.join(['0'] * (depth + 1))}] : {bounds} }}")
     for number, s in enumerate(program.statements, 1):
         bounds = s.domain.split(":")[1].rstrip(" }")
         padded = [*s.loops, *["0"] * (depth - len(s.loops))]

@@ -29,7 +29,7 @@ def check(statement: Statement, order) -> None:
     name, known = statement.name, ", ".join(statement.loops)
     if order == AUTO:
         return
-    if isinstance(order, str) or sorted(order) != sorted(statement.loops):
+    if not isinstance(order, tuple | list) or sorted(order) != sorted(statement.loops):
         raise ProgramError(f"{name}: unknown order {order!r}; known: {AUTO!r}, or each of {known} once")
     order, outer = tuple(order), statement.loops[: statement.rank]
     if len(statement.loops) == statement.rank:

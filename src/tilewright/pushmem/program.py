@@ -106,11 +106,14 @@ def buffer_name(source: dsl.Source, lane: dict[int, int]) -> str:
 
 def lower(outputs) -> Program:
     """The program of the stages `outputs`. Raises `ProgramError`."""
+    outputs = dsl.stages(outputs)
     sources = dsl.stages_of(outputs)
     buffers, statements, origins, inputs = {}, [], {}, []
     for source in sources:
         for lane in dsl.lanes(source):
             name = buffer_name(source, lane)
+            if name in buffers:
+                raise ProgramError(f"two copies of inputs or stages are called {name!r}; expected another name")
             # Where all dimensions are in space, a copy is one word, in a dimension of its own.
             shape = tuple(e for d, e in enumerate(source.shape) if d not in lane) or (1,)
             buffers[name] = UnifiedBuffer(name, shape, source.dtype)
@@ -138,7 +141,7 @@ def _statement(stage: dsl.Stage, lane: dict[int, int], name: str) -> Statement:
     if isinstance(e, dsl.Reduce):
         reduction = e.op
         space = [range(e.extents[d]) if d in e.unroll else [Index("var", (f"r{d}",))] for d in range(len(e.extents))]
-        terms = [dsl.as_expression(e.body(*place)) for place in itertools.product(*space)]
+        terms = [e.traced(*place) for place in itertools.product(*space)]
         for d, extent in enumerate(e.extents):
             if d not in e.unroll:
                 loops.append(f"r{d}")
