@@ -36,7 +36,12 @@ def test_words_that_are_just_storable_go_through_a_tile(distance):
 
 
 def test_a_word_that_is_needed_before_it_can_leave_a_tile_is_refused():
-    with pytest.raises(MappingError, match="in: no conflict-free affine schedule on one pub tile"):
+    text = (
+        "in: no conflict-free affine schedule on one pub tile: output in@6 takes in cycle 6 a word that came 6 cycles "
+    )
+    with pytest.raises(
+        MappingError, match=text + "before, and one takes 7; a threshold of registers above this distance"
+    ):
         mapping.compile(later(6), threshold=6)
 
 

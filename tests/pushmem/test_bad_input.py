@@ -15,7 +15,7 @@ PUB, DP = memories.member("pub"), memories.member("dp")
 HEADER = "data_in,valid_in,data_out,valid_out\n"
 IDLE = "[[0] [0]],0,[[0] [0]],0\n"
 ASKED = dict(
-    stream=None, component="top", memory="pub", engine="auto", layers=4, fix=None, monolithic=False, time_limit=None,
+    stream=None, component=None, memory=None, engine=None, layers=None, fix=None, monolithic=False, time_limit=None,
     system=None, solve=None, example=None, verify=None, write_stream=None, output=None,
 )  # fmt: skip
 DESIGN = "1 sort bitvec 8\n2 input 1 a\n3 state 1 s\n4 next 1 3 2\n"
@@ -77,8 +77,33 @@ def test_words_that_come_out_before_they_came_in_are_named(tmp_path, capsys):
 def test_a_design_that_cannot_be_read(text, chosen, message, tmp_path):
     (tmp_path / "d.btor2").write_text(text)
     (tmp_path / "e.csv").write_text("o\n1\n")
-    asked = {"system": tmp_path / "d.btor2", "solve": chosen, "example": tmp_path / "e.csv"}
+    asked = {"system": tmp_path / "d.btor2", "solve": chosen, "example": tmp_path / "e.csv", "write_stream": None}
     assert message in refused(tmp_path, **asked)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"system": "d.btor2", "layers": 4}, "--layers: of a tile alone, not of a --system"),
+        (
+            {"system": "d.btor2", "engine": "bmc", "component": "agg", "memory": "pub", "fix": "c.json"},
+            "--component, --memory, --engine, --fix: of a tile alone",
+        ),
+        (
+            {"system": "d.btor2", "stream": "identity-8x8", "monolithic": True},
+            "--stream, --monolithic: of a tile alone",
+        ),
+        ({"stream": "identity-8x8", "solve": "a", "example": "e.csv"}, "--solve, --example: of a --system alone"),
+        ({"stream": "identity-8x8", "time_limit": -1.0}, "--time-limit: expected seconds, at least 0, found -1"),
+        (
+            {"stream": "identity-8x8", "time_limit": float("nan")},
+            "--time-limit: expected seconds, at least 0, found nan",
+        ),
+        ({"stream": "identity-300x300"}, "expected at most 65536 words, which have 16 bits, found 90000"),
+    ],
+)
+def test_flags_that_would_have_no_effect_are_refused(flags, message, tmp_path):
+    assert message in refused(tmp_path, write_stream=None, **flags)
 
 
 @pytest.mark.parametrize("flag", ["verify", "fix"])

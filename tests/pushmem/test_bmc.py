@@ -139,7 +139,7 @@ def test_the_core_of_an_infeasible_part_is_minimal_when_asked_again(monkeypatch)
     system, told = bmc._system(PUB, "agg"), found.cause["asked"]
     asked = [(signal, cycle, word + signal.startswith("row")) for signal, cycle, word in told]
     silent = {name: 0 for name in system.configuration if name.startswith(("in2agg1_", "agg2sram1_"))}
-    given = bmc._example(stream, PUB, {})
+    given = bmc._example(stream, PUB, {}, bmc._blank(stream, PUB))
     assert found.cause["minimal"] and explain.checked(system, given, explain.Cause(asked, True), silent)
     assert not explain.checked(system, given, explain.Cause(asked[1:], True), silent)
 
@@ -181,7 +181,7 @@ def test_a_memory_without_parts_is_one_question():
     assert solve.asserted(inner.configuration(stream, DP), stream, DP) == len(stream)
 
 
-ASKED = dict(component="top", memory="pub", engine="bmc", layers=4, fix=None, monolithic=True, time_limit=None,
+ASKED = dict(component=None, memory=None, engine="bmc", layers=None, fix=None, monolithic=True, time_limit=None,
              system=None, solve=None, example=None, verify=None, write_stream=None, output=None)  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Configure a memory tile, a part of it, or any design in BTOR2, from what goes in and comes out.
 
-Exit 0: solved and verified; 2: infeasible, why is printed and written, or an error; 3: nobody knows.
+Exit 0: solved and verified; 2: infeasible, which is proven, why is printed and written, or an error; 3: nothing was
+found, which is no proof, or the time was over.
 """
 
 import argparse
@@ -12,19 +13,23 @@ from tilewright.study.stages.configure import run
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 add = parser.add_argument
 add("--stream", metavar="CSV", help="what goes in and comes out, or the name of an example, such as identity-16x16")
-add("--component", default="top", help="of the tile: top, agg, sram or tb (default: top)")
-add("--memory", default="pub", help="the tile, pub or dp (default: pub)")
-add("--engine", default="auto", help="auto, fit or bmc (default: auto, fit and then bmc)")
+add("--component", help="of the tile: top, agg, sram or tb (default: top)")
+add("--memory", help="the tile, pub or dp (default: pub)")
+add("--engine", help="auto, fit or bmc (default: auto, fit and then bmc)")
 add(
     "--layers",
     type=flags.count,
-    default=4,
     metavar="N",
     help="of loops, iterations, strides and starts, made least (default: 4)",
 )
 add("--fix", metavar="JSON", help="a configuration whose controllers are fixed")
 add("--monolithic", action="store_true", help="ask for all of a component, the top too, in one question")
-add("--time-limit", type=flags.seconds, metavar="S", help="seconds for bmc (default: none)")
+add(
+    "--time-limit",
+    type=flags.seconds,
+    metavar="S",
+    help="seconds for all engines (default: none; 60 for the whole tile in auto)",
+)
 add("--system", metavar="BTOR2", help="a design in place of a tile")
 add("--solve", metavar="REGEX", help="inputs of the design that are its configuration")
 add("--example", metavar="CSV", help="words of the design's inputs and outputs, a row for each cycle")

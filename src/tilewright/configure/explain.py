@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from tilewright.configure.example import Example
-from tilewright.configure.solve import SAT, UNKNOWN, UNSAT, Solver
+from tilewright.configure.solve import SAT, UNKNOWN, UNSAT, Solver, TimeOver
 from tilewright.configure.system import System
 from tilewright.configure.unroll import Unrolled
 
 # Seconds for making a set smaller, where no limit is stated.
 LIMIT_S = 20.0
+# Of a cause in words: what it asks for, at most.
+SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class Cause:
 
     def text(self) -> str:
         """In words."""
-        shown = "; ".join(f"{signal} is {word} in cycle {cycle}" for signal, cycle, word in self.asked[:8])
-        rest = f"; and {len(self.asked) - 8} more" if len(self.asked) > 8 else ""
+        shown = "; ".join(f"{signal} is {word} in cycle {cycle}" for signal, cycle, word in self.asked[:SHOWN])
+        rest = f"; and {len(self.asked) - SHOWN} more" if len(self.asked) > SHOWN else ""
         return f"no configuration gives all of: {shown}{rest}"
 
 
@@ -38,7 +40,13 @@ def cause(
 
     What is pinned in an example is asked for without being taken for granted, so that each is by itself.
     """
-    end = perf_counter() + (LIMIT_S if limit_s is None else limit_s)
+    try:
+        return _cause(system, example, fixed, perf_counter() + (LIMIT_S if limit_s is None else limit_s))
+    except TimeOver:
+        return None
+
+
+def _cause(system, example, fixed, end):
     plain = Example(example.cycles, example.inputs, {**example.outputs, **example.pins})
     solver = Solver(max(0.0, end - perf_counter()))
     unrolled = Unrolled(system, plain, solver, fixed)

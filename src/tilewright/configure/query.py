@@ -1,19 +1,22 @@
 """The question: is there a configuration with which a system gives an example's outputs, and which is the least?"""
 
+import multiprocessing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from tilewright.configure import explain, objectives, replay
 from tilewright.configure.example import Example
-from tilewright.configure.solve import SAT, UNKNOWN, Solver
+from tilewright.configure.solve import SAT, UNKNOWN, Solver, TimeOver
 from tilewright.configure.system import System
 from tilewright.configure.unroll import Unrolled
-from tilewright.core.errors import SolverError
+from tilewright.core.errors import SolverError, TilewrightError
 
 # Seconds of choices without an answer after which the question is asked without choices; for how many times as long
 # as they took; and after how many times as long it is asked again.
 PATIENCE_S, ALONE, AGAIN = 8.0, 2.0, 8.0
+# Seconds after a limit in which a solver may end by itself, before its process is ended.
+GRACE_S = 1.0
 SOLVED, INFEASIBLE, GAVE_UP = "solved", "infeasible", "unknown"
 
 
@@ -49,6 +52,49 @@ def solve(
 
     Raises `ConfigError` for an example of another system, `SolverError` for an answer that the interpreter refutes.
     """
+
+    def ask():
+        return _solve(system, example, layers, fixed, limit_s, explained)
+
+    if limit_s is None:
+        return ask()
+    answer = _in_time(ask, limit_s + GRACE_S)
+    return Answer(GAVE_UP, complete=False) if answer is None else answer
+
+
+def _in_time(function, seconds):
+    """What `function` gives within some seconds, None where it takes longer: in a process of its own, which then ends.
+    A solver looks at its clock now and then only."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def work():
+        try:
+            sender.send((function(), None))
+        except TilewrightError as error:
+            sender.send((None, error))
+
+    process = context.Process(target=work, daemon=True)
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(seconds):
+            return None
+        answer, error = receiver.recv()
+    except EOFError:
+        raise SolverError(
+            f"expected an answer of the solver, found that its process ended: {process.exitcode}"
+        ) from None
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+    if error is not None:
+        raise error
+    return answer
+
+
+def _solve(system, example, layers, fixed, limit_s, explained):
     example = example.constrained(system)
     example.check(system)
     fixed, end = dict(fixed or {}), None if limit_s is None else perf_counter() + limit_s
@@ -61,17 +107,21 @@ def solve(
             break
         if any(alone.get(id(choice)) for choice in taken):
             continue
-        solver = Solver(None if end is None else max(0.0, end - perf_counter()))
+        solver = Solver(_left(end))
         known = dict(fixed)
         for choice in taken:
             known |= choice.fixed
-        unrolled = Unrolled(system, example, solver, known)
-        if unrolled.refuted:
-            # One of them alone may be what numbers refute: then so is every other combination with it.
-            for choice in taken if len(taken) > 1 else ():
-                if id(choice) not in alone:
-                    alone[id(choice)] = bool(Unrolled(system, example, solver, fixed | dict(choice.fixed)).refuted)
-            continue
+        try:
+            unrolled = Unrolled(system, example, solver, known)
+            if unrolled.refuted:
+                # One of them alone may be what numbers refute: then so is every other combination with it.
+                for choice in taken if len(taken) > 1 else ():
+                    if id(choice) not in alone:
+                        alone[id(choice)] = bool(Unrolled(system, example, solver, fixed | dict(choice.fixed)).refuted)
+                continue
+        except TimeOver:
+            gave_up = True
+            break
         _require(solver, unrolled, taken)
         result = solver.check()
         gave_up |= result == UNKNOWN
@@ -87,13 +137,18 @@ def solve(
             found = explain.cause(system, example, fixed, left)
             if found is not None:
                 if explained and not found.least:
-                    found = explain.cause(system, example, fixed, limit_s) or found
+                    found = explain.cause(system, example, fixed, _left(end)) or found
                 return Answer(INFEASIBLE, seconds={"first": perf_counter() - begin}, cause=found if explained else None)
     seconds = {"first": perf_counter() - begin}
     if gave_up:
         return Answer(GAVE_UP, seconds=seconds, complete=False)
-    cause = explain.cause(system, example, fixed, limit_s) if explained else None
+    cause = explain.cause(system, example, fixed, _left(end)) if explained else None
     return Answer(INFEASIBLE, seconds=seconds, cause=cause)
+
+
+def _left(end):
+    """Seconds until `end`, None where there is no limit."""
+    return None if end is None else max(0.0, end - perf_counter())
 
 
 def _require(solver, unrolled, taken):

@@ -23,6 +23,10 @@ _COMPARED = {
 }  # fmt: skip
 
 
+class TimeOver(Exception):
+    """The time of a solver is over, while terms are made."""
+
+
 class Solver:
     """One solver and its terms. limit_s: seconds that all its questions may take together; None: no limit.
 
@@ -44,6 +48,11 @@ class Solver:
         self._solver.configure_terminator(lambda: perf_counter() > self._deadline)
         self._bit, self._zero, self._one = self.terms.mk_bool_sort(), self.value(0, 1), self.value(1, 1)
         self._taken = ()
+
+    def in_time(self) -> None:
+        """Raise `TimeOver` where the time is over."""
+        if perf_counter() > self._deadline:
+            raise TimeOver
 
     def value(self, number: int, width: int):
         """A constant word."""

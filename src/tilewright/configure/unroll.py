@@ -17,7 +17,8 @@ class Unrolled:
     """`system` over the cycles of `example`, with the words `fixed` of its configuration.
 
     words: terms or numbers of the configuration by name. asked: ``[(signal, cycle, truth)]``, truth a term; what an
-    example asks for and is a number already is left out, or listed in `refuted`, ``[(signal, cycle, found)]``.
+    example asks for and is a number already is left out, or listed in `refuted`, ``[(signal, cycle, found)]``. Raises
+    `solve.TimeOver`.
     """
 
     def __init__(self, system: System, example: Example, solver: Solver, fixed: Mapping[str, int] | None = None):
@@ -58,6 +59,7 @@ class Unrolled:
             elif number not in values:
                 values[number] = self._apply(nodes[number], [values[arg] for arg in nodes[number].args])
         for cycle in range(self.example.cycles):
+            self.solver.in_time()
             for number, column in moving:
                 values[number] = 0 if column is None else column[cycle]
             for number in kept:

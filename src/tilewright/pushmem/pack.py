@@ -7,7 +7,7 @@ import numpy as np
 from tilewright.pushmem import memories
 from tilewright.pushmem.affine import fit
 from tilewright.pushmem.errors import MappingError
-from tilewright.pushmem.vectorise import Generator, Use, plan_dp, plan_pub
+from tilewright.pushmem.vectorise import Generator, Use, generator, plan_dp, plan_pub
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def pack(memory: str, uses: tuple[Use, ...]) -> list[TileUse]:
         else:
             alone = plan_once([part])
             if alone is None:
-                raise MappingError(f"{part.buffer}: {_why(part, tile.levels)} on {_on(memory, part)}")
+                raise MappingError(f"{part.buffer}: {_why(part, memory)}")
             bins.append([part])
             plans.append(alone)
     return [
@@ -113,10 +113,42 @@ def _on(memory, use):
     return f"one {memory} tile" if use.tiles == 1 else f"a chain of {use.tiles} {memory} tiles"
 
 
-def _why(use: Use, levels: int) -> str:
-    """What keeps a stream from a tile that it has for itself."""
-    for stream in (use.write, *(s for _, s in use.reads)):
-        found = fit(np.stack([stream.times, stream.addresses], axis=1), 2 * levels)
-        if found is not None and len(found[0]) > levels:
-            return f"{len(found[0])} loops after flattening; a controller has {levels}, and there is no schedule"
-    return "no conflict-free affine schedule"
+def _why(use: Use, memory: str) -> str:
+    """What keeps a stream from a tile that it has for itself: the stream, the cycle, and what would help."""
+    tile, where = memories.member(memory).PARAMETERS, _on(memory, use)
+    named = [("what comes in", use.write), *((f"output {target}", read) for target, read in use.reads)]
+    for _, stream in named:
+        found = fit(np.stack([stream.times, stream.addresses], axis=1), 2 * tile.levels)
+        if found is not None and len(found[0]) > tile.levels:
+            text = f"{len(found[0])} loops after flattening; a controller has {tile.levels}, and there is no schedule"
+            return f"{text} on {where}"
+    text = f"no conflict-free affine schedule on {where}"
+    for name, stream in named:
+        if generator(stream.times, address=stream.addresses) is None:
+            at = int(stream.times[0])
+            return f"{text}: {name}, from cycle {at} on, is not {tile.levels} loops; a box of other sides would help"
+    # A wide word is filled, written, fetched, and goes out two cycles later.
+    least = tile.fetch + 3 if memory == "pub" else 2
+    for name, stream in named[1:]:
+        came = _came(use.write, stream)
+        live = True if stream.live is None else stream.live
+        soon = np.flatnonzero((stream.times - came < least) & live)
+        if len(soon):
+            at, gap = int(stream.times[soon[0]]), int((stream.times - came)[soon[0]])
+            return (
+                f"{text}: {name} takes in cycle {at} a word that came {gap} cycles before, and one takes {least}; a "
+                "threshold of registers above this distance would help"
+            )
+    at, targets = int(use.write.times[0]), ", ".join(target for target, _ in use.reads)
+    return (
+        f"{text}: from cycle {at} on, writes of {use.source} and fetches for {targets} meet at the one port of the memory, "
+        "or need a row of its buffers twice; longer rows, fewer outputs or the memory dp would help"
+    )
+
+
+def _came(write, read):
+    """The cycle in which each word of `read` was written, int64 [n]: the last before it is read."""
+    far = 1 + max(int(write.times.max()), int(read.times.max()))
+    known = np.sort(write.addresses.astype(np.int64) * far + write.times)
+    found = known[np.maximum(0, np.searchsorted(known, read.addresses.astype(np.int64) * far + read.times) - 1)]
+    return np.where(found // far == read.addresses, found % far, read.times)

@@ -132,6 +132,10 @@ def _checked(stream, memory, chosen, fitted, depth, known, monolithic, limit_s):
     return found
 
 
+def _over(end):
+    return end is not None and perf_counter() >= end
+
+
 def _wrong(configuration, stream, memory):
     """What a run does otherwise than the stream, or that it breaks a rule of the memory; None where it is right."""
     try:
@@ -143,6 +147,9 @@ def _wrong(configuration, stream, memory):
 def _asked(stream, memory, depth, fixed, monolithic, end):
     """By one question, or, of a part that is not `monolithic`, by one of each controller before."""
     from tilewright.pushmem import bmc
+
+    if _over(end):
+        return Found(UNKNOWN, "bmc")
 
     def ask(asked, blank=None):
         left = None if end is None else max(0.0, end - perf_counter())
@@ -169,6 +176,8 @@ def _by_parts(stream, memory, chosen, depth, fixed, end):
     ran = memory.run(recurrence.fired(chosen, memory, len(stream)), stream.data_in[:, :, 0])
     all_found, seconds, shared = [], {}, dict(fixed)
     for part in parts.ORDER:
+        if _over(end):
+            return Found(UNKNOWN, "bmc", seconds=seconds)
         own = parts.of_run(part, stream, ran)
         for given in (shared, fixed) if shared != fixed else (fixed,):
             # Loops that the part before chose may be too few for these addresses.

@@ -28,6 +28,11 @@ def stream(name: str, parameters) -> Stream:
     arrivals, reads = module.moves(*stated)
     if len(reads) > parameters.outputs:
         raise ConfigError(f"stream {name!r}: expected at most {parameters.outputs} outputs, found {len(reads)}")
+    if len(arrivals) > 1 << parameters.bits:
+        raise ConfigError(
+            f"stream {name!r}: expected at most {1 << parameters.bits} words, which have {parameters.bits} bits, found "
+            f"{len(arrivals)}"
+        )
     return of_moves(arrivals, reads, parameters)
 
 

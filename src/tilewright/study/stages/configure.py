@@ -21,6 +21,19 @@ def run(
     """
     if output is None and verify is None:
         raise ConfigError("expected --output or --verify, found neither")
+    if time_limit is not None and not time_limit >= 0:
+        raise ConfigError(f"--time-limit: expected seconds, at least 0, found {time_limit}")
+    of_tiles = {"--stream": stream, "--component": component, "--memory": memory, "--engine": engine}
+    of_tiles |= {"--layers": layers, "--fix": fix, "--monolithic": monolithic or None, "--write-stream": write_stream}
+    of_designs = {"--solve": design["solve"], "--example": example}
+    for given, others, what in (
+        (system is not None, of_tiles, "of a tile alone, not of a --system"),
+        (system is None, of_designs, "of a --system alone"),
+    ):
+        if given and (flags := [flag for flag, value in others.items() if value is not None]):
+            raise ConfigError(f"{', '.join(flags)}: {what}; expected the command without")
+    component, memory, engine = component or "top", memory or "pub", engine or "auto"
+    layers = 4 if layers is None else layers
     if system is not None:
         return _design(system, design["solve"], example, verify, time_limit, output)
     if stream is None:
