@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -126,3 +127,23 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
 def test_the_solver_is_loaded_only_where_it_is_asked():
     code = "import sys; from tilewright.configure import design, modular; print('bitwuzla' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_limit_holds_where_the_solver_does_not_look_at_its_clock(monkeypatch):
+    monkeypatch.setattr(query, "GRACE_S", 0.1)
+    monkeypatch.setattr(Solver, "check", lambda *assumed: time.sleep(60))
+    begin = time.perf_counter()
+    answer = query.solve(counter(), Example(4, GO, {"value": [1, None, None, None]}), limit_s=0.2)
+    assert answer.verdict == query.GAVE_UP and time.perf_counter() - begin < 20
+
+
+def test_a_limit_holds_while_terms_are_made(monkeypatch):
+    right = Solver.in_time
+    monkeypatch.setattr(Solver, "in_time", lambda solver: (time.sleep(0.05), right(solver)))
+    answer = query.solve(counter(), Example(400, {"go": [1] * 400}, {"value": [None] * 400}), limit_s=0.2)
+    assert answer.verdict == query.GAVE_UP
+
+
+def test_an_error_passes_a_limit():
+    with pytest.raises(ConfigError, match="unknown signal 'valu'"):
+        query.solve(counter(), Example(1, {}, {"valu": [1]}), limit_s=20)

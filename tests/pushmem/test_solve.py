@@ -372,6 +372,19 @@ def test_a_stream_outlives_its_file(part, tmp_path):
         np.testing.assert_array_equal(getattr(again, name), getattr(stream, name))
 
 
+@pytest.mark.parametrize("part", ["tb", "sram"])
+def test_words_that_come_in_need_not_be_known(part, tmp_path):
+    """As in the published streams: what the read register shows before the first read, and rows that no one gives."""
+    stream = part_of("identity-14x14", part)
+    idle = ~stream.valid_in if part == "sram" else ~np.roll(stream.valid_in.any(1, keepdims=True), 1, 0)
+    data = np.where(idle[:, :, None], streams.ANY, stream.data_in)
+    streams.write(tmp_path / "s.csv", replace(stream, data_in=data))
+    assert "X" in (tmp_path / "s.csv").read_text()
+    again = streams.read(tmp_path / "s.csv", part, PUB.PARAMETERS)
+    np.testing.assert_array_equal(again.data_in, data)
+    assert solve.solve(again, PUB, engine="fit").verdict == "solved"
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -382,6 +395,7 @@ def test_a_stream_outlives_its_file(part, tmp_path):
         ("[[1] [0]],4,[[0] [0]],0", "column valid_in: expected a mask of 2 ports, 0 to 3, found 4"),
         ("[[1] [0]],yes,[[0] [0]],0", "column valid_in: expected a mask"),
         ("[[X] [0]],1,[[0] [0]],0", "column data_in: expected words that are known where valid_in is set, found X"),
+        ("[[1] [X]],3,[[0] [0]],0", "column data_in: expected words that are known where valid_in is set, found X"),
         ("[[1] [-2]],1,[[0] [0]],0", "column data_in: expected 2 lists"),
     ],
 )

@@ -141,7 +141,7 @@ def _why(use: Use, memory: str) -> str:
             )
     at, targets = int(use.write.times[0]), ", ".join(target for target, _ in use.reads)
     return (
-        f"{text}: from cycle {at} on, writes of {use.source} and fetches for {targets} meet at the one port of the memory, "
+        f"{text}: from cycle {at} on, writes of {use.source} and fetches for {targets} meet at the memory's one port, "
         "or need a row of its buffers twice; longer rows, fewer outputs or the memory dp would help"
     )
 
