@@ -1,7 +1,9 @@
 """The module with timm's names, against masked attention of torch."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -180,3 +182,17 @@ def test_calls_that_do_not_fit_are_named():
         q = torch.randn(1, 2, 36, 18)
         with pytest.raises(PatternError, match="of one dtype and device"):
             made.attention.attend(q, q.half(), q, (5, 7))
+
+
+def test_a_pattern_and_its_plans_are_freed_with_the_last_layer_that_has_it():
+    made = sparse.SparseAttention(16, 2, np.eye(12, dtype=bool), (3, 4))
+    with torch.no_grad():
+        made(torch.randn(1, 12, 16))
+    site = weakref.ref(made.attention.site((3, 4)))
+    other = copy.deepcopy(made)
+    del made
+    gc.collect()
+    assert site() is not None
+    del other
+    gc.collect()
+    assert site() is None

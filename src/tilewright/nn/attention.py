@@ -3,6 +3,7 @@
 import copy
 import functools
 import operator
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -21,18 +22,19 @@ from tilewright.targets.masks import Bias
 # Multiple of the head dims that every executor has.
 HEAD_DIM_STEP = 8
 
-# Patterns with their plans, by content. Models, layers and copies with equal patterns share them.
-_SITES: dict[tuple, _sites.Site] = {}
+# Patterns with their plans, by content. Models, layers and copies with equal patterns share them, while one lives.
+_SITES: WeakValueDictionary = WeakValueDictionary()
 
 
 def site_of(graph, heads, head_dim, planned=None):
     """The shared `Site` of a pattern for so many heads: its order, its graph, its plans."""
     planned = Plans() if planned is None else planned
     key = graph.id, sha256_arrays(np.asarray(graph.row_hint)), heads, head_dim, repr(planned)
-    if key not in _SITES:
+    found = _SITES.get(key)
+    if found is None:
         made = _sites.Site("tilewright", lambda: graph, heads, head_dim, native=None, planned=planned)
-        _SITES.setdefault(key, made)
-    return _SITES[key]
+        found = _SITES.setdefault(key, made)
+    return found
 
 
 class Patterned:
