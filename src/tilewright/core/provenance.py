@@ -1,8 +1,9 @@
 """What made a file: digests of inputs and of code, versions of libraries.
 
 `code_digest` covers a module and everything of this package that it imports, at any depth, so that a workflow can rerun
-exactly the jobs whose code changed. It reads source text only: nothing is imported. Comments, docstrings and the list
-of a family's members (``NAMES``) do not count: neither a better explanation nor a new member repeats hours of timing.
+exactly the jobs whose code changed. Files beside a module that it names in a text are its code, too, such as tables and
+pictures. It reads files only: nothing is imported. Comments, docstrings and the list of a package's members (``NAMES``)
+do not count: neither a better explanation nor a new member repeats hours of timing.
 
 What its imports do not show, a module declares, as a tuple of dotted names:
     ``ENTERED``: modules that its code enters by a string; they count as imported.
@@ -16,6 +17,7 @@ import ast
 import contextlib
 import hashlib
 import os
+import re
 import subprocess
 from functools import cache
 from importlib import metadata
@@ -29,6 +31,8 @@ from tilewright.core.errors import ArtifactError, UnknownNameError
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT.name
+# The name of a file, with its folders, as texts in code may be one.
+_FILE = re.compile(r"[\w-][\w./-]*\.\w+")
 
 
 def sha256_file(path):
@@ -99,13 +103,15 @@ class _Source(msgspec.Struct, frozen=True):
     """What a module's source text says.
 
     digest: of the text, where it stands, and the text that read it; named: what its import statements name, modules and
-    names in them; entered, apart: what it declares; code: `canonical`.
+    names in them; entered, apart: what it declares; texts: those in its code that may be the name of a file beside it;
+    code: `canonical`.
     """
 
     digest: str
     named: tuple[str, ...]
     entered: tuple[str, ...]
     apart: tuple[str, ...]
+    texts: tuple[str, ...]
     code: str
 
 
@@ -126,7 +132,11 @@ def _source(module):
         pass
     tree = ast.parse(text)
     named = _named(tree, module if path.name == "__init__.py" else module.rpartition(".")[0])
-    found = _Source(digest, named, _declared(tree, "ENTERED"), _declared(tree, "APART"), _canonical(tree))
+    declared = (_declared(tree, name) for name in ("ENTERED", "APART"))
+    if path.name == "__init__.py":
+        tree.body = [node for node in tree.body if not _lists_members(node)]
+    code = _canonical(tree)
+    found = _Source(digest, named, *declared, _texts(tree), code)
     with contextlib.suppress(ArtifactError):
         artifacts.write_text(kept, msgspec.json.encode(found).decode())
     return found
@@ -150,6 +160,20 @@ def _named(tree, parent):
                 base = ".".join([*anchor, base] if base else anchor)
             found.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
     return tuple(sorted(name for name in found if name.split(".")[0] == _PACKAGE))
+
+
+def _texts(tree):
+    """Texts of a tree without docstrings that may be the name of a file."""
+    found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return tuple(sorted(text for text in found if _FILE.fullmatch(text)))
+
+
+@cache
+def _data(module):
+    """Files beside a module that its code names, but for modules."""
+    beside = _path_of(module).parent
+    found = (beside / text for text in _source(module).texts if not text.endswith(".py"))
+    return [path for path in found if path.is_file()]
 
 
 @cache
@@ -203,11 +227,10 @@ def canonical(source):
 
 
 def _canonical(tree):
-    """`canonical` of a tree, which loses its docstrings and ``NAMES``."""
+    """`canonical` of a tree, which loses its docstrings."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             del node.body[0]
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.Assign) and _assigned(node) == ["NAMES"])]
     return _dump(tree)
 
 
@@ -237,6 +260,15 @@ def _joined(pieces):
     return merged
 
 
+def _lists_members(node):
+    """Whether a statement of a package lists its members, or those of which it makes the list."""
+    return (
+        isinstance(node, ast.Assign)
+        and _assigned(node) in (["NAMES"], ["_NAMES"])
+        and isinstance(node.value, ast.Tuple)
+    )
+
+
 def _assigned(node):
     """Names that an assignment gives a value."""
     return [target.id for target in node.targets if isinstance(target, ast.Name)]
@@ -248,6 +280,25 @@ def code_digest(*modules):
     return text_digest(*closure(*modules))
 
 
+def script_digest(path, *modules):
+    """As `code_digest`, for the script at `path` and all that it imports, and for `modules` that it enters by name."""
+    code, named = _script(path)
+    return hashlib.sha256(f"{code}{code_digest(*named, *modules)}".encode()).hexdigest()[:16]
+
+
+def script_closure(path, *modules):
+    """As `closure`, for what the script at `path` imports, and for `modules` that it enters by name."""
+    return closure(*_script(path)[1], *modules)
+
+
+@cache
+def _script(path):
+    """``(code, modules)`` of a script: as `canonical`, and those of this package that it imports."""
+    tree = ast.parse(Path(path).read_bytes())
+    named = tuple(name for name in _named(tree, "") if _path_of(name))
+    return _canonical(tree), named
+
+
 @cache
 def text_digest(*modules):
     """Short hex digest of the code of `modules` (dotted names) themselves, without what they import."""
@@ -256,4 +307,6 @@ def text_digest(*modules):
         _check_known(module)
         digest.update(module.encode())
         digest.update(_source(module).code.encode())
+        for path in _data(module):
+            digest.update(f"{path.name}{sha256_file(path)}".encode())
     return digest.hexdigest()[:16]
