@@ -10,6 +10,8 @@ folder:
     ``IDENTITY``: the facts that make two devices differ for timing, versions of packages by their names. ``MACHINE``:
         those of them that a saved plan is bound to. Where only others differ, the plan runs, maybe slower than
         predicted.
+    ``seen() -> dict``: those of ``IDENTITY`` that this process can state without torch; of a device that is elsewhere,
+        the versions alone.
     ``limits(device) -> dict``: lanes, per_block, envelope, occupancy, max_tile_kinds, rounds, round_us and fork_us of
         `Limits`, from a description alone.
     ``TILES``, ``SPLIT_KEYS``: the tiles that a plan chooses from and the longest key range of a work item, by default.
@@ -120,6 +122,8 @@ if TYPE_CHECKING:
     from tilewright.graph import Graph
 
 NAMES = ("cpu", "cuda")
+# Modules of a target that whole plans enter, from what their tiles cost to their gradients.
+PLANNING = ("executor", "probe", "cost_model", "forms", "mask_cost", "backward")
 # Modules that a target may be without.
 OPTIONAL = ("backward", "packed", "slices", "maps", "scenes", "cost_model", "mask_cost", "forms")
 
@@ -197,6 +201,16 @@ def differing(device: dict, other: dict) -> list[str]:
     """Names of the facts in which two devices (as `describe` gives them) differ for timing."""
     one, two = _identity(device), _identity(other)
     return [name for name in one | two if one.get(name) != two.get(name)]
+
+
+def identity(kind: str, threads: int) -> str:
+    """What makes two devices differ for timing, in words: of the device of this process, as far as it is known without
+    torch, on `threads` of its threads where the device is the host's processor.
+
+    Raises `DeviceError` for a kind that is not known.
+    """
+    seen = facts(kind).seen() | ({} if facts(kind).EXCLUSIVE else {"threads": threads})
+    return ", ".join(f"{name} {value}" for name, value in seen.items())
 
 
 def _identity(device):

@@ -52,14 +52,6 @@ def as_bias(bias, heads, shape):
     return bias
 
 
-def in_float32(values):
-    """A bias in float32. Its finite values stay finite: below all numbers they would forbid their pairs."""
-    if values.dtype != torch.float64:
-        return values.float()
-    most = torch.finfo(torch.float32).max
-    return torch.where(values.isinf(), values, values.clamp(-most, most)).float()
-
-
 class ItemMasks:
     """Masks of n items padded to M rows and K keys, equal ones shared.
 
@@ -85,7 +77,7 @@ class ItemMasks:
             packed, self.ids = _bias_indices(packed, self.ids, rows, keys, bias)
         self._packed = torch.from_numpy(packed)
         if bias is not None:
-            self._fill(in_float32(bias.table.detach().cpu()))
+            self._fill(bias.table.detach().cpu().float())
 
     def _fill(self, table):
         """Take the values of `table`, float32 [H, T]."""

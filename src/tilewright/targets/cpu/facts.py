@@ -30,16 +30,20 @@ def describe():
     """
     import torch
 
-    caches = _caches()
     return {
         "kind": "cpu",
         "name": _name(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
-        **{f"l{level}_bytes": caches.get(level, unknown) for level, unknown in _UNKNOWN_CACHE.items()},
+        **_caches(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "versions": versions("torch", "numpy"),
     }
+
+
+def seen():
+    """Those facts of this machine that its times depend on, but for threads."""
+    return {"kind": "cpu", "name": _name(), **_caches(), **versions("torch")}
 
 
 def current():
@@ -68,13 +72,13 @@ def limits(device):
 
 
 def _caches():
-    """Bytes of data caches by level, from the kernel."""
-    found = {}
+    """Bytes of data caches by level, from the kernel where it states them."""
+    found = dict(_UNKNOWN_CACHE)
     for index in sorted(_CACHES.glob("index*")):
         kind, size = ((index / name).read_text().strip() for name in ("type", "size"))
         if kind != "Instruction":
             found[int((index / "level").read_text())] = int(size.removesuffix("K")) << 10
-    return found
+    return {f"l{level}_bytes": found[level] for level in _UNKNOWN_CACHE}
 
 
 def _name():

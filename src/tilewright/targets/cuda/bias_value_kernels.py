@@ -14,8 +14,6 @@ import triton.language as tl
 # between two floats of this size in base 2, is the exponent of finite numbers, which are then multiplied by zero; that
 # of -1e20 is not.
 LOWEST = tl.constexpr(-(2.0**30))
-# The least number of float32.
-LEAST = tl.constexpr(-(2.0 - 2.0**-23) * 2.0**127)
 
 
 @triton.jit(do_not_specialize=["n_entries"])
@@ -86,8 +84,4 @@ def values_of(table_ptr, index_ptr, tile, h, n_entries, BLOCK_M: tl.constexpr, B
     p_index = index_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
     b_index = tl.load(p_index + m[:, None] * BLOCK_N + n[None, :])
     p_table = table_ptr + h.to(tl.int64) * n_entries
-    b_bias = tl.load(p_table + b_index, mask=b_index >= 0, other=-float("inf"))
-    if table_ptr.dtype.element_ty == tl.float64:
-        # As `masks.in_float32` has them.
-        b_bias = tl.where(b_bias == -float("inf"), b_bias, tl.maximum(b_bias, LEAST))
-    return b_bias.to(tl.float32)
+    return tl.load(p_table + b_index, mask=b_index >= 0, other=-float("inf")).to(tl.float32)

@@ -20,7 +20,6 @@ from tilewright.schedule.record import verify_inputs
 from tilewright.targets import qkv
 from tilewright.targets.cuda import bias_values, config, forms, launcher, tape, tile_kernel, tile_lists
 from tilewright.targets.cuda.tile_lists import BYTES, INTERVALS, MASKED, RANKS, Item, Part
-from tilewright.targets.masks import in_float32
 from tilewright.targets.setting import Setting, setting
 
 # Values of a bias are read from their table in each call, where it is on the device.
@@ -124,7 +123,7 @@ def bias_table(common, table=None):
         table = (
             torch.zeros(1, 1, dtype=torch.float32, device="cpu")
             if common.bias is None
-            else in_float32(common.bias.table.detach())
+            else common.bias.table.detach().float()
         )
     return table.reshape(mask_heads(common), -1).contiguous()
 

@@ -57,6 +57,16 @@ def describe():
     }
 
 
+def seen():
+    """The GPUs that the driver lists, by their names, and the versions that times depend on."""
+    query = [TOOL, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        listed = []
+    return {"kind": "cuda", "name": " or ".join(sorted({*listed})), **versions("torch", "triton")}
+
+
 def current():
     """Number of the GPU that torch computes on now; None without one."""
     import torch
