@@ -32,6 +32,4 @@ localrules:
 rule all:
     default_target: True
     input:
-        collect("figures/{figure}.svg", figure=FIGURES),
-        collect("results/tables/{table}.csv", table=TABLES),
-        "results/report.html",
+        everything,

@@ -1,6 +1,6 @@
 """Shared by all rules: the checked configuration, wildcards, and what inputs and parameters ask of the package.
 
-A parameter `code` is the digest of everything that a job runs, since Snakemake does not see the package behind a command.
+Parameters come from `origins.Origins`: with their digest Snakemake sees what is behind a command, and all that is upstream.
 """
 
 import json
@@ -8,20 +8,42 @@ import os
 import shlex
 import sys
 from functools import cache
+from pathlib import Path
+
+import tilewright
+import yaml
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import update_config
+
+if not Path(tilewright.__file__).resolve().is_relative_to(Path(ROOT, "src").resolve()):
+    raise WorkflowError(
+        f"expected the package of this checkout, {ROOT}/src, found {Path(tilewright.__file__).parent}: "
+        f"its code would decide what is stale; PYTHONPATH={shlex.quote(ROOT)}/src snakemake … takes this one"
+    )
 
 from tilewright import models, targets, training
 from tilewright.baselines import sparse
 from tilewright.blocks import work
-from tilewright.core import provenance
 from tilewright.pushmem import solve as configuring
 from tilewright.schedule.search import entered
 from tilewright.study import config as study
-from tilewright.study import experiments, figures, tables
+from tilewright.study import experiments, figures, origins, tables
 from tilewright.study import report as page
 from tilewright.study.experiments import _weights as weights
 from tilewright.study.tables import _select as select
 
-CONFIG = study.load(config)
+# A workflow of one's own that includes this one as a module may state a part of the configuration: the rest is that of config.yaml.
+# So the order of keys is that file's, too.
+STATED = yaml.safe_load(Path(ROOT, "config.yaml").read_text())
+update_config(STATED, config)
+CONFIG = study.load(STATED)
+
+
+def environment(name):
+    """A file of envs/, where braces stand for themselves: Snakemake reads wildcards in its path."""
+    return f"{ROOT}/envs/{name}.yaml".replace("{", "{{").replace("}", "}}")
+
+
 FIGURES, TABLES = figures.selected(CONFIG)
 # What a schedule's file is called after its graph and order.
 RUNS = [f"{tile_set}.{solver}" for tile_set, solver in CONFIG.attention.runs]
@@ -34,10 +56,15 @@ SPLIT = f"--split-keys {' '.join(str(length).lower() for length in work.lengths(
 # What timed jobs run on. Jobs for a device with a lock start side by side and wait for it; otherwise a timed job has all cores.
 DEVICE = f"--device {CONFIG.device} --dtype {CONFIG.dtype}"
 # Its facts come first.
-DEVICE_CODE = [name.removeprefix("tilewright.") for name in targets.modules(CONFIG.device, "executor", "probe")]
+DEVICE_CODE = list(targets.modules(CONFIG.device, "executor", "probe", "forms"))
 EXCLUSIVE = targets.facts(CONFIG.device).EXCLUSIVE
 THREADS = 4 if EXCLUSIVE else workflow.cores
 TIMED = {"timing": 1, "gpu": 1} if EXCLUSIVE else {"timing": 1}
+# What times depend on, a parameter of all that is timed: rows of one table are of one device.
+MACHINE = targets.identity(CONFIG.device, THREADS)
+HOST = targets.identity("cpu", workflow.cores)
+# What draws scenes on it.
+SCENES = list(targets.modules(CONFIG.device, "scenes"))
 # Where torch keeps what it compiled, for the jobs that compile ahead and those that are timed.
 COMPILED = "TORCHINDUCTOR_CACHE_DIR=.snakemake/inductor"
 # It is for as many threads as torch has. Snakemake sets those of a job to its own, which for one that compiles ahead is one.
@@ -51,7 +78,7 @@ UNTIMED, ON_HOST, ON_DEVICE = experiments.by_place()
 BYTES, MICROSECONDS = 40, 4
 LEAST_MB, LEAST_TIMED_MB = 1500, 8000
 LEAST_MINUTES, LEAST_TIMED_MINUTES = 10, 30
-TIMED_ENV = "../envs/gpu.yaml" if EXCLUSIVE else "../envs/cpu.yaml"
+TIMED_ENV = environment("gpu" if EXCLUSIVE else "cpu")
 
 # Jobs use the Python and the package of this run, also where no environment is activated; a rule's own conda environment, where
 # one is deployed, comes before them.
@@ -72,27 +99,10 @@ wildcard_constraints:
     recipe="|".join(training.RECIPES),
 
 
-def here(path):
-    """A path of this checkout as seen from where Snakemake runs, so that a printed command can be pasted there."""
-    return os.path.relpath(os.path.join(ROOT, path))
-
-
-def script(stage):
-    """A stage's command."""
-    return here(f"workflow/scripts/{stage}.py")
-
-
-def code(stage, *modules):
-    """Parameter: the digest of a stage's script and of all that `modules` import, dotted names that may hold wildcards.
-
-    Members of a family are entered by name, which imports do not show: a rule lists those that it uses.
-    """
-
-    def digest(wildcards):
-        named = [f"tilewright.{module}".format(**wildcards) for module in modules]
-        return f"{provenance.sha256_file(script(stage))[:8]}-{provenance.code_digest(*named)}"
-
-    return digest
+ORIGINS = origins.Origins(workflow, ROOT)
+# The parameters of a rule, see there. Members of a family are entered by name, which imports do not show: a rule lists those it uses.
+parameters = ORIGINS.parameters
+here = ORIGINS.here
 
 
 def family(workload):
@@ -100,16 +110,14 @@ def family(workload):
     return models.parse(workload, CONFIG.models.get(workload))
 
 
-def graph_code(wildcards):
-    """Parameter: as `code`, for all that makes the graph of a workload."""
-    modules = models.modules(wildcards.m, CONFIG.models.get(wildcards.m))
-    return code("gen_adj", *(name.removeprefix("tilewright.") for name in modules))(wildcards)
+def graph_modules(wildcards):
+    """Modules entered: all that makes the graph of a workload."""
+    return models.modules(wildcards.m, CONFIG.models.get(wildcards.m))
 
 
-def experiment_code(wildcards):
-    """Parameter: as `code`, with the digest of what makes the rows of a case."""
-    rows = experiments.code_of_case(wildcards.experiment, CONFIG, wildcards.case)
-    return f"{code('run_experiment', 'study.stages.experiment')(wildcards)}-{rows}"
+def case_modules(wildcards):
+    """Modules entered: those that make the rows of a case."""
+    return experiments.modules_of_case(wildcards.experiment, CONFIG, wildcards.case)
 
 
 def experiment_arguments(wildcards):
@@ -117,26 +125,24 @@ def experiment_arguments(wildcards):
     return experiments.arguments(wildcards.experiment, CONFIG, wildcards.case)
 
 
-def attention_code(script, stage, rows):
-    """Parameter: as `code`, with the digest of what makes rows of attention; ``rows(CONFIG, *wildcards)`` says which."""
-
-    def digest(wildcards):
-        made = experiments.code("attention", rows(CONFIG, *wildcards), CONFIG.device)
-        return f"{code(script, stage)(wildcards)}-{made}"
-
-    return digest
+def attention_modules(rows):
+    """Modules entered: those that make rows of attention; ``rows(CONFIG, *wildcards)`` says which."""
+    return lambda wildcards: experiments.modules("attention", rows(CONFIG, *wildcards), CONFIG.device)
 
 
-def figure_code(wildcards):
-    """Parameter: as `code`, for the module of a figure."""
-    drawn_by = figures.member(wildcards.figure).module.__name__.removeprefix("tilewright.")
-    return code("draw", drawn_by, "study.figures._style", "study.tables._origin")(wildcards)
+def shown_modules(family, wildcard):
+    """Modules entered: the one of a figure or a table, and the experiments whose rows it reads."""
+
+    def modules(wildcards):
+        name = wildcards[wildcard]
+        return [family.module(name), DEVICE_CODE[0], *experiments.read(family.needs(name, CONFIG))]
+
+    return modules
 
 
-def schedule_code(wildcards):
-    """Parameter: as `code`, for the solver of a schedule."""
-    found = (name.removeprefix("tilewright.") for name in entered(wildcards.solver))
-    return code("solve_ilp", "study.stages.schedule", DEVICE_CODE[0], *found)(wildcards)
+def schedule_modules(wildcards):
+    """Modules entered: the solver of a schedule, and what limits it."""
+    return [DEVICE_CODE[0], *entered(wildcards.solver)]
 
 
 def sources(wildcards):
@@ -176,8 +182,24 @@ def of_largest(workloads):
 
 
 def case_sources(wildcards):
-    """Input: the user's own files that a case of an experiment reads."""
-    return experiments.sources(wildcards.experiment, CONFIG, wildcards.case)
+    """Input: what a case of an experiment reads: files of other rules and the user's own."""
+    found = experiments.sources(wildcards.experiment, CONFIG, wildcards.case)
+    return [path for path in found if not is_shipped(path)]
+
+
+def case_shipped(wildcards):
+    """Files of this checkout that a case of an experiment reads."""
+    return [*filter(is_shipped, experiments.sources(wildcards.experiment, CONFIG, wildcards.case))]
+
+
+def is_shipped(path):
+    """Whether a file is of this checkout alone: one of that name where Snakemake runs comes first, as one that a rule makes."""
+    return not path.startswith("results/") and not os.path.isfile(path) and os.path.isfile(os.path.join(ROOT, path))
+
+
+def case_machine(wildcards):
+    """Parameter: what the times of a case depend on."""
+    return "" if wildcards.experiment in UNTIMED else HOST if wildcards.experiment in ON_HOST else MACHINE
 
 
 def weights_arguments(wildcards):
@@ -191,6 +213,21 @@ def classifier_arguments(wildcards):
     return experiments.member("pruned_accuracy").arguments_of_training(CONFIG, case)
 
 
+def classifier_modules(wildcards):
+    """Modules entered: those by which such a network is trained."""
+    return experiments.member("pruned_accuracy").modules_of_training(wildcards.network, CONFIG.device)
+
+
+def pictures_modules(wildcards):
+    """Modules entered: those of a case of the experiment `video`."""
+    return experiments.modules_of_case("video", CONFIG, wildcards.case)
+
+
+def configuring_modules(wildcards):
+    """Modules entered: those that configure a memory tile from an example stream."""
+    return experiments.member("configure").of_stream(wildcards.stream, CONFIG.push.memory)
+
+
 def configuring_arguments(wildcards):
     """The flags by which a memory tile is configured from an example stream."""
     stream, part = experiments.member("configure").split(wildcards.stream)
@@ -198,10 +235,9 @@ def configuring_arguments(wildcards):
     return ["--stream", stream, "--component", part, "--memory", CONFIG.push.memory, *limit]
 
 
-def app_code(wildcards):
-    """Parameter: as `code`, for a program on push memories."""
-    modules = experiments.member("push").of_app(wildcards.app, wildcards.memory)
-    return code("push_app", "study.stages.push_app", *modules)(wildcards)
+def app_modules(wildcards):
+    """Modules entered: those of a program on push memories."""
+    return experiments.member("push").of_app(wildcards.app, wildcards.memory)
 
 
 def of_classifier(wildcards):
@@ -317,25 +353,49 @@ def tried(path):
     return paths
 
 
-def needs(family, wildcard):
-    """Input: what a figure or a table asks for; the paper's values, and recorded ones, lie in this checkout."""
-
-    def place(path):
+def of_checkout(paths):
+    """Those of `paths` that lie in this checkout: the paper's values, and recorded logs in the place of a run's."""
+    found = []
+    for path in paths:
         if CONFIG.recorded and path.startswith(select.LOGS):
-            return here(f"{CONFIG.recorded}/logs/{path.removeprefix(select.LOGS)}")
-        return here(path) if path.startswith("expected/") else path
+            found.append(f"{CONFIG.recorded}/logs/{path.removeprefix(select.LOGS)}")
+        elif path.startswith("expected/"):
+            found.append(path)
+    return found
+
+
+def needs(family, wildcard):
+    """Input: what a figure or a table asks for, but for what lies in this checkout, see `shipped`."""
 
     def paths(wildcards):
-        return [place(path) for path in family.needs(wildcards[wildcard], CONFIG)]
+        asked = family.needs(wildcards[wildcard], CONFIG)
+        checked(of_checkout(asked))
+        return [path for path in asked if not of_checkout([path])]
 
     return paths
 
 
+def shipped(family, wildcard):
+    """Files of this checkout: those of what a figure or a table asks for that `needs` leaves out."""
+    return lambda wildcards: of_checkout(family.needs(wildcards[wildcard], CONFIG))
+
+
+def checked(paths):
+    """Raise `WorkflowError` for files of this checkout that are not there; Snakemake would keep what they made before."""
+    if missing := [path for path in paths if not os.path.isfile(os.path.join(ROOT, path))]:
+        raise WorkflowError(f"expected files of this checkout, found no {', '.join(missing)}")
+
+
 def caption(wildcard):
     """Parameter: the caption in the report, a file of the figure's or the table's name."""
+    return lambda wildcards: Path(ROOT, f"workflow/report/captions/{wildcards[wildcard]}.rst").read_text()
 
-    def text(wildcards):
-        with open(here(f"workflow/report/captions/{wildcards[wildcard]}.rst")) as stream:
-            return stream.read()
 
-    return text
+# Those that the report shows.
+CAPTIONS = [f"workflow/report/captions/{name}.rst" for name in dict.fromkeys((*FIGURES, *TABLES))]
+
+
+def everything(wildcards):
+    """Input: figures, tables and the report, and all that they are made from, so that what is gone is missed."""
+    shown = [f"figures/{figure}.svg" for figure in FIGURES] + [f"results/tables/{table}.csv" for table in TABLES]
+    return ORIGINS.upstream([*shown, "results/report.html"])

@@ -13,18 +13,16 @@ rule configure:
     wildcard_constraints:
         engine="|".join(configuring.ENGINES),
     conda:
-        "../envs/cpu.yaml"
+        environment("cpu")
     threads: workflow.cores
     resources:
         timing=1,
         mem_mb=mem_mb(lambda wildcards: 1 << 20, LEAST_TIMED_MB),
         runtime=runtime(lambda wildcards: 1 << 20, LEAST_TIMED_MINUTES),
     params:
-        script=script("configure"),
-        code=code("configure", "study.stages.configure", *experiments.member("configure").of_engines()),
-        arguments=configuring_arguments,
+        **parameters("configure", configuring_modules, machine=HOST, arguments=configuring_arguments),
     shell:
-        "python {params.script} {params.arguments} --engine {wildcards.engine} --output {output.json} 2>&1 | tee {log}"
+        "python {params.script} {params.arguments} --engine {wildcards.engine} --output {output.json:q} 2>&1 | tee {log:q}"
 
 
 rule push_map:
@@ -39,17 +37,16 @@ rule push_map:
         app="|".join(CONFIG.push.apps),
         memory="|".join(CONFIG.push.memories),
     conda:
-        "../envs/cpu.yaml"
+        environment("cpu")
     resources:
         mem_mb=mem_mb(lambda wildcards: 1 << 20),
         runtime=runtime(lambda wildcards: 1 << 20),
     params:
-        script=script("push_app"),
-        code=app_code,
+        **parameters("push_app", app_modules),
         folder=lambda wildcards, output: os.path.dirname(output[0]),
     shell:
         "python {params.script} --app {wildcards.app} --memory {wildcards.memory} --step map --output {params.folder}"
-        " 2>&1 | tee {log}"
+        " 2>&1 | tee {log:q}"
 
 
 rule push_configure:
@@ -66,17 +63,16 @@ rule push_configure:
         app="|".join(CONFIG.push.apps),
         memory="|".join(CONFIG.push.memories),
     conda:
-        "../envs/cpu.yaml"
+        environment("cpu")
     resources:
         mem_mb=mem_mb(lambda wildcards: 1 << 20),
         runtime=runtime(lambda wildcards: 1 << 20),
     params:
-        script=script("push_app"),
-        code=app_code,
+        **parameters("push_app", app_modules),
         folder=lambda wildcards, output: os.path.dirname(output[0]),
     shell:
         "python {params.script} --app {wildcards.app} --memory {wildcards.memory} --step configure --output {params.folder}"
-        " 2>&1 | tee {log}"
+        " 2>&1 | tee {log:q}"
 
 
 rule push_run:
@@ -93,15 +89,13 @@ rule push_run:
         app="|".join(CONFIG.push.apps),
         memory="|".join(CONFIG.push.memories),
     conda:
-        "../envs/cpu.yaml"
+        environment("cpu")
     resources:
         mem_mb=mem_mb(lambda wildcards: 1 << 20),
         runtime=runtime(lambda wildcards: 1 << 20),
     params:
-        script=script("push_app"),
-        code=app_code,
+        **parameters("push_app", app_modules, rtl="" if CONFIG.push.rtl else "--model-only"),
         folder=lambda wildcards, output: os.path.dirname(output[0]),
-        rtl="" if CONFIG.push.rtl else "--model-only",
     shell:
         "python {params.script} --app {wildcards.app} --memory {wildcards.memory} --step run {params.rtl}"
-        " --output {params.folder} 2>&1 | tee {log}"
+        " --output {params.folder} 2>&1 | tee {log:q}"

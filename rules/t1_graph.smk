@@ -11,13 +11,11 @@ rule graph:
     benchmark:
         "logs/graph/{m}.tsv"
     conda:
-        "../envs/cpu.yaml"
+        environment("cpu")
     resources:
         mem_mb=mem_mb(of_graph),
         runtime=runtime(of_graph),
     params:
-        script=script("gen_adj"),
-        code=graph_code,
-        settings=stated(CONFIG.models, "m"),
+        **parameters("gen_adj", graph_modules, settings=stated(CONFIG.models, "m")),
     shell:
-        "python {params.script} --model {wildcards.m} {params.settings} --output {output.graph} 2>&1 | tee {log}"
+        "python {params.script} --model {wildcards.m} {params.settings} --output {output.graph:q} 2>&1 | tee {log:q}"

@@ -11,16 +11,16 @@ rule reorder:
     benchmark:
         "logs/reorder/{m}/{r}.tsv"
     conda:
-        "../envs/cpu.yaml"
+        environment("cpu")
     resources:
         mem_mb=mem_mb(of_graph),
         runtime=runtime(of_graph),
     params:
-        script=script("reorder"),
-        code=code("reorder", "study.stages.reorder", "reorder.{r}"),
-        settings=stated(CONFIG.reorder, "r"),
+        **parameters(
+            "reorder", lambda wildcards: [f"tilewright.reorder.{wildcards.r}"], settings=stated(CONFIG.reorder, "r")
+        ),
     shell:
-        "python {params.script} --method {wildcards.r} {params.settings} --input {input.graph} --output {output.graph} 2>&1 | tee {log}"
+        "python {params.script} --method {wildcards.r} {params.settings} --input {input.graph:q} --output {output.graph:q} 2>&1 | tee {log:q}"
 
 
 rule blocks:
@@ -33,14 +33,12 @@ rule blocks:
     benchmark:
         "logs/blocks/{m}/{r}/{t}.tsv"
     conda:
-        "../envs/cpu.yaml"
+        environment("cpu")
     resources:
         mem_mb=mem_mb(of_graph),
         runtime=runtime(of_graph),
     params:
-        script=script("extract_blocks"),
-        code=code("extract_blocks", "study.stages.blocks"),
-        region_rows=CONFIG.region_rows,
+        **parameters("extract_blocks", [], region_rows=CONFIG.region_rows),
     shell:
-        "python {params.script} --input {input.graph} --tile {wildcards.t}"
-        " --region-rows {params.region_rows} --output {output.blocks} 2>&1 | tee {log}"
+        "python {params.script} --input {input.graph:q} --tile {wildcards.t}"
+        " --region-rows {params.region_rows} --output {output.blocks:q} 2>&1 | tee {log:q}"

@@ -17,11 +17,7 @@ rule profile:
     resources:
         **asked(of_graph),
     params:
-        script=script("run_bench"),
-        code=code("run_bench", "study.stages.profile", *DEVICE_CODE),
-        device=DEVICE,
-        split=SPLIT,
-        seed=CONFIG.seed,
+        **parameters("run_bench", DEVICE_CODE, device=DEVICE, machine=MACHINE, split=SPLIT, seed=CONFIG.seed),
     shell:
-        "TILEWRIGHT_CACHE=.snakemake/plans python {params.script} --profile_only --blocks {input.blocks} {params.device} {params.split}"
-        " --seed {params.seed} --output {output.profile} 2>&1 | tee {log}"
+        "TILEWRIGHT_CACHE=.snakemake/plans python {params.script} --profile_only --blocks {input.blocks:q} {params.device} {params.split}"
+        " --seed {params.seed} --output {output.profile:q} 2>&1 | tee {log:q}"

@@ -13,22 +13,26 @@ rule schedule:
     benchmark:
         "logs/schedule/{m}/{r}/{set}.{solver}.tsv"
     conda:
-        "../envs/cpu.yaml"
+        environment("cpu")
     resources:
         mem_mb=mem_mb(of_graph),
         runtime=runtime(of_graph, LEAST_MINUTES + CONFIG.schedule.time_limit_s / 60),
     params:
-        script=script("solve_ilp"),
-        code=schedule_code,
-        limits=CONFIG.schedule,
-        rounds=unless_open("--rounds", CONFIG.schedule.rounds),
-        kinds=unless_open("--max-tile-kinds", CONFIG.schedule.max_tile_kinds),
-        seed=CONFIG.seed,
+        **parameters(
+            "solve_ilp",
+            schedule_modules,
+            objective=CONFIG.schedule.objective,
+            time_limit_s=CONFIG.schedule.time_limit_s,
+            gap=CONFIG.schedule.gap,
+            rounds=unless_open("--rounds", CONFIG.schedule.rounds),
+            kinds=unless_open("--max-tile-kinds", CONFIG.schedule.max_tile_kinds),
+            seed=CONFIG.seed,
+        ),
     shell:
-        "python {params.script} --blocks {input.blocks} --profile {input.profile} --solver {wildcards.solver}"
-        " --objective {params.limits.objective} --time-limit {params.limits.time_limit_s} --gap {params.limits.gap}"
+        "python {params.script} --blocks {input.blocks:q} --profile {input.profile:q} --solver {wildcards.solver}"
+        " --objective {params.objective} --time-limit {params.time_limit_s} --gap {params.gap}"
         " {params.rounds} {params.kinds} --seed {params.seed}"
-        " --threads {threads} --output {output.schedule} 2>&1 | tee {log}"
+        " --threads {threads} --output {output.schedule:q} 2>&1 | tee {log:q}"
 
 
 rule tune:
@@ -49,9 +53,7 @@ rule tune:
     resources:
         **asked(of_graph),
     params:
-        script=script("tune"),
-        code=code("tune", "study.stages.tune", *DEVICE_CODE),
-        seed=CONFIG.seed,
+        **parameters("tune", DEVICE_CODE, machine=MACHINE, seed=CONFIG.seed),
     shell:
-        "python {params.script} --schedule {input.schedule} --graph {input.graph} --blocks {input.blocks}"
-        " --profile {input.profile} --seed {params.seed} --output {output.schedule} 2>&1 | tee {log}"
+        "python {params.script} --schedule {input.schedule:q} --graph {input.graph:q} --blocks {input.blocks:q}"
+        " --profile {input.profile:q} --seed {params.seed} --output {output.schedule:q} 2>&1 | tee {log:q}"

@@ -24,15 +24,18 @@ rule bench:
     resources:
         **asked(of_graph),
     params:
-        script=script("run_bench"),
-        code=attention_code("run_bench", "study.stages.bench", experiments.member("attention").scheduled),
-        device=CONFIG.device,
-        effort=EFFORT,
-        seed=CONFIG.seed,
+        **parameters(
+            "run_bench",
+            attention_modules(experiments.member("attention").scheduled),
+            device=CONFIG.device,
+            machine=MACHINE,
+            effort=EFFORT,
+            seed=CONFIG.seed,
+        ),
     shell:
-        "python {params.script} --schedule {input.schedule} --graph {input.graph} --blocks {input.blocks}"
-        " --profile {input.profile} --device {params.device} {params.effort} --seed {params.seed}"
-        " --output {output.csv} 2>&1 | tee {log}"
+        "python {params.script} --schedule {input.schedule:q} --graph {input.graph:q} --blocks {input.blocks:q}"
+        " --profile {input.profile:q} --device {params.device} {params.effort} --seed {params.seed}"
+        " --output {output.csv:q} 2>&1 | tee {log:q}"
 
 
 rule compile_baselines:
@@ -50,15 +53,18 @@ rule compile_baselines:
         mem_mb=mem_mb(of_graph, LEAST_TIMED_MB),
         runtime=runtime(of_graph),
     params:
-        kept=f"{COMPILED} {TIMED_THREADS}",
-        script=script("run_baselines"),
-        code=attention_code("run_baselines", "study.stages.baselines", experiments.member("attention").compared),
-        names=CONFIG.attention.baselines,
-        device=DEVICE,
-        seed=CONFIG.seed,
+        **parameters(
+            "run_baselines",
+            attention_modules(experiments.member("attention").compared),
+            kept=f"{COMPILED} {TIMED_THREADS}",
+            names=list(CONFIG.attention.baselines),
+            device=DEVICE,
+            machine=MACHINE,
+            seed=CONFIG.seed,
+        ),
     shell:
         "{params.kept} python {params.script} --compile-only --baselines {params.names}"
-        " --graph {input.graph} {params.device} --seed {params.seed} --output {output.names} 2>&1 | tee {log}"
+        " --graph {input.graph:q} {params.device} --seed {params.seed} --output {output.names:q} 2>&1 | tee {log:q}"
 
 
 rule baselines:
@@ -77,18 +83,21 @@ rule baselines:
     resources:
         **asked(of_graph),
     params:
-        kept=COMPILED,
-        script=script("run_baselines"),
-        code=attention_code("run_baselines", "study.stages.baselines", experiments.member("attention").compared),
-        names=CONFIG.attention.baselines,
-        device=DEVICE,
-        dense=CONFIG.attention.max_dense_tokens,
-        effort=EFFORT,
-        seed=CONFIG.seed,
+        **parameters(
+            "run_baselines",
+            attention_modules(experiments.member("attention").compared),
+            kept=COMPILED,
+            names=list(CONFIG.attention.baselines),
+            device=DEVICE,
+            machine=MACHINE,
+            dense=CONFIG.attention.max_dense_tokens,
+            effort=EFFORT,
+            seed=CONFIG.seed,
+        ),
     shell:
         "{params.kept} python {params.script} --baselines {params.names}"
-        " --graph {input.graph} {params.device} --max-dense-tokens {params.dense} {params.effort}"
-        " --seed {params.seed} --output {output.csv} 2>&1 | tee {log}"
+        " --graph {input.graph:q} {params.device} --max-dense-tokens {params.dense} {params.effort}"
+        " --seed {params.seed} --output {output.csv:q} 2>&1 | tee {log:q}"
 
 
 rule video_weights:
@@ -105,13 +114,20 @@ rule video_weights:
     resources:
         **asked(of_weights),
     params:
-        script=script("train_video"),
-        code=code("train_video", "study.stages.train_video", "training.video", "networks.wan"),
-        arguments=weights_arguments,
-        seed=CONFIG.seed,
+        **parameters(
+            "train_video",
+            [
+                "tilewright.training.video",
+                "tilewright.networks.wan",
+                "tilewright.networks.video_attentions.dense",
+                *SCENES,
+            ],
+            arguments=weights_arguments,
+            seed=CONFIG.seed,
+        ),
     shell:
         "python {params.script} {params.arguments} --seed {params.seed}"
-        " --output {output.weights} --losses {output.losses} 2>&1 | tee {log}"
+        " --output {output.weights:q} --losses {output.losses:q} 2>&1 | tee {log:q}"
 
 
 rule classifier:
@@ -132,15 +148,10 @@ rule classifier:
     resources:
         **asked(of_classifier),
     params:
-        script=script("train_classifier"),
-        code=code(
-            *("train_classifier", "study.stages.train_classifier", "networks.deit", "scenes.sources.crops"),
-            *("pruners.none", "pruners.dynamicvit"),
-        ),
-        arguments=classifier_arguments,
+        **parameters("train_classifier", classifier_modules, arguments=classifier_arguments),
     shell:
         "python {params.script} {params.arguments}"
-        " --output {output.weights} --predictor {output.predictor} --losses {output.losses} 2>&1 | tee {log}"
+        " --output {output.weights:q} --predictor {output.predictor:q} --losses {output.losses:q} 2>&1 | tee {log:q}"
 
 
 rule video_pictures:
@@ -158,14 +169,16 @@ rule video_pictures:
     resources:
         **asked(of_weights),
     params:
-        script=script("video_pictures"),
-        code=code("video_pictures", "study.stages.video_pictures", "study.experiments._video"),
-        arguments=pictures_arguments,
-        device=CONFIG.device,
-        seed=CONFIG.seed,
+        **parameters(
+            "video_pictures",
+            pictures_modules,
+            arguments=pictures_arguments,
+            device=CONFIG.device,
+            seed=CONFIG.seed,
+        ),
     shell:
         "TILEWRIGHT_CACHE=.snakemake/plans python {params.script} --case {wildcards.case} {params.arguments}"
-        " --device {params.device} --seed {params.seed} --output {output.pictures} 2>&1 | tee {log}"
+        " --device {params.device} --seed {params.seed} --output {output.pictures:q} 2>&1 | tee {log:q}"
 
 
 rule path_pictures:
@@ -186,13 +199,16 @@ rule path_pictures:
     resources:
         **asked(of_case),
     params:
-        script=script("path_pictures"),
-        code=code("path_pictures", "study.stages.path_pictures", "networks.segformer", "scenes.sources.scenes"),
-        arguments=path_pictures_arguments,
-        device=CONFIG.device,
+        **parameters(
+            "path_pictures",
+            ["tilewright.networks.segformer", "tilewright.scenes.sources.scenes", *SCENES],
+            shipped={"weights": case_shipped},
+            arguments=path_pictures_arguments,
+            device=CONFIG.device,
+        ),
     shell:
-        "python {params.script} --case {wildcards.case} --table {input.csv} {params.arguments}"
-        " --device {params.device} --output {output.pictures} 2>&1 | tee {log}"
+        "python {params.script} --case {wildcards.case} --table {input.csv:q} {params.arguments}"
+        " --device {params.device} --output {output.pictures:q} 2>&1 | tee {log:q}"
 
 
 rule compile_experiment:
@@ -210,13 +226,17 @@ rule compile_experiment:
         mem_mb=mem_mb(of_case, LEAST_TIMED_MB),
         runtime=runtime(of_case),
     params:
-        kept=f"{COMPILED} {TIMED_THREADS}",
-        script=script("run_experiment"),
-        code=experiment_code,
-        arguments=experiment_arguments,
+        **parameters(
+            "run_experiment",
+            case_modules,
+            shipped={"weights": case_shipped},
+            kept=f"{COMPILED} {TIMED_THREADS}",
+            machine=MACHINE,
+            arguments=experiment_arguments,
+        ),
     shell:
         "{params.kept} python {params.script} --compile-only --experiment {wildcards.experiment} --case {wildcards.case}"
-        " {params.arguments} --output {output.names} 2>&1 | tee {log}"
+        " {params.arguments} --output {output.names:q} 2>&1 | tee {log:q}"
 
 
 rule experiment:
@@ -235,21 +255,25 @@ rule experiment:
     resources:
         **asked(of_case),
     params:
-        kept=COMPILED,
-        script=script("run_experiment"),
-        code=experiment_code,
-        arguments=experiment_arguments,
+        **parameters(
+            "run_experiment",
+            case_modules,
+            shipped={"weights": case_shipped},
+            kept=COMPILED,
+            machine=case_machine,
+            arguments=experiment_arguments,
+        ),
     shell:
         "{params.kept} TILEWRIGHT_CACHE=.snakemake/plans python {params.script}"
         " --experiment {wildcards.experiment} --case {wildcards.case} {params.arguments}"
-        " --output {output.csv} 2>&1 | tee {log}"
+        " --output {output.csv:q} 2>&1 | tee {log:q}"
 
 
 use rule experiment as experiment_on_host with:
     wildcard_constraints:
         experiment="|".join(ON_HOST),
     conda:
-        "../envs/cpu.yaml"
+        environment("cpu")
     threads: workflow.cores
     resources:
         timing=1,
@@ -261,7 +285,7 @@ use rule experiment as experiment_untimed with:
     wildcard_constraints:
         experiment="|".join(UNTIMED),
     conda:
-        "../envs/cpu.yaml"
+        environment("cpu")
     threads: 1
     resources:
         mem_mb=mem_mb(of_case),

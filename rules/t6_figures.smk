@@ -20,16 +20,19 @@ rule figure:
     benchmark:
         "logs/figure/{figure}.tsv"
     conda:
-        "../envs/cpu.yaml"
+        environment("cpu")
     resources:
         mem_mb=mem_mb(of_largest(DRAWN)),
         runtime=runtime(of_largest(DRAWN)),
     params:
-        script=script("draw"),
-        code=figure_code,
-        caption=caption("figure"),
+        **parameters(
+            "draw",
+            shown_modules(figures, "figure"),
+            shipped={"shipped": shipped(figures, "figure")},
+            caption=caption("figure"),
+        ),
     shell:
-        "python {params.script} --figure {wildcards.figure} --inputs {input} --outputs {output} 2>&1 | tee {log}"
+        "python {params.script} --figure {wildcards.figure} --inputs {input:q} {params.shipped} --outputs {output:q} 2>&1 | tee {log:q}"
 
 
 rule table:
@@ -49,16 +52,19 @@ rule table:
     benchmark:
         "logs/table/{table}.tsv"
     conda:
-        "../envs/cpu.yaml"
+        environment("cpu")
     resources:
         mem_mb=mem_mb(of_largest(CONFIG.workloads)),
         runtime=runtime(of_largest(CONFIG.workloads)),
     params:
-        script=script("table"),
-        code=code("table", "study.tables.{table}", "study.tables._origin"),
-        caption=caption("table"),
+        **parameters(
+            "table",
+            shown_modules(tables, "table"),
+            shipped={"shipped": shipped(tables, "table")},
+            caption=caption("table"),
+        ),
     shell:
-        "python {params.script} --table {wildcards.table} --inputs {input} --outputs {output} 2>&1 | tee {log}"
+        "python {params.script} --table {wildcards.table} --inputs {input:q} {params.shipped} --outputs {output:q} 2>&1 | tee {log:q}"
 
 
 rule report:
@@ -70,8 +76,6 @@ rule report:
             *collect("results/tables/{table}.json", table=TABLES),
         ],
         explored=page.explored(CONFIG),
-        recorded=map(here, page.recorded(CONFIG)),
-        captions=[here(f"workflow/report/captions/{name}.rst") for name in dict.fromkeys((*FIGURES, *TABLES))],
     output:
         page="results/report.html",
     log:
@@ -79,11 +83,19 @@ rule report:
     benchmark:
         "logs/report.tsv"
     conda:
-        "../envs/cpu.yaml"
+        environment("cpu")
     params:
-        script=script("make_report"),
-        code=code("make_report", "study.report.page", *[f"study.tables.{table}" for table in TABLES]),
-        assets=[provenance.sha256_file(path)[:8] for path in page.ASSETS],
+        **parameters(
+            "make_report",
+            [
+                DEVICE_CODE[0],
+                *(of.module(name) for of, names in ((figures, FIGURES), (tables, TABLES)) for name in names),
+            ],
+            shipped={
+                "captions": lambda wildcards: CAPTIONS,
+                "recorded": lambda wildcards: page.recorded(CONFIG),
+            },
+        ),
     shell:
-        "python {params.script} --figures {input.figures} --tables {input.tables} --explored {input.explored}"
-        " --captions {input.captions} --recorded {input.recorded} --output {output.page} 2>&1 | tee {log}"
+        "python {params.script} --figures {input.figures:q} --tables {input.tables:q} --explored {input.explored:q}"
+        " --captions {params.captions} --recorded {params.recorded} --output {output.page:q} 2>&1 | tee {log:q}"

@@ -21,13 +21,20 @@ rule train:
     resources:
         **asked(of_largest([])),
     params:
-        script=script("train"),
-        code=code("train", "study.stages.train", "training.segmentation", "networks.segformer", "scenes.sources.scenes"),
-        arguments=training_arguments,
-        compiled="--compiled" if EXCLUSIVE else "",
-        device=CONFIG.device,
-        seed=CONFIG.seed,
+        **parameters(
+            "train",
+            [
+                "tilewright.training.segmentation",
+                "tilewright.networks.segformer",
+                "tilewright.scenes.sources.scenes",
+                *SCENES,
+            ],
+            arguments=training_arguments,
+            compiled="--compiled" if EXCLUSIVE else "",
+            device=CONFIG.device,
+            seed=CONFIG.seed,
+        ),
     shell:
         "python {params.script} --network {wildcards.network} --recipe {wildcards.recipe} {params.arguments}"
         " --device {params.device} {params.compiled} --seed {params.seed}"
-        " --output {output.weights} --log {output.log} --scores {output.scores} 2>&1 | tee {log}"
+        " --output {output.weights:q} --log {output.log:q} --scores {output.scores:q} 2>&1 | tee {log:q}"

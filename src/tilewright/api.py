@@ -46,7 +46,7 @@ from tilewright.graph import Graph
 from tilewright.reorder import NAMES as ORDERS
 from tilewright.schedule.search import NAMES as SOLVERS
 from tilewright.targets import qkv, tuning
-from tilewright.targets.masks import Bias, in_float32
+from tilewright.targets.masks import Bias
 from tilewright.targets.measure import elsewhere, expected
 from tilewright.targets.units import Units
 
@@ -696,7 +696,7 @@ def _by_value(bias):
     if bias is None:
         return None
     table = _tensor(bias.table if isinstance(bias, Bias) else bias)
-    taken = in_float32(table.detach()).to("cpu", copy=True, memory_format=torch.contiguous_format)
+    taken = table.detach().to("cpu", torch.float32, copy=True, memory_format=torch.contiguous_format)
     return Bias(taken, bias.index) if isinstance(bias, Bias) else taken
 
 

@@ -1,9 +1,11 @@
 """Copies of this checkout that may be edited, and Snakemake run on one."""
 
 import contextlib
+import json
 import multiprocessing
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,9 +31,14 @@ def copied(source):
     return source
 
 
-def snakemake(directory, *arguments, source=ROOT, start=subprocess.run, **keywords):
-    """Run the workflow of the checkout `source`, and its package, in `directory`."""
-    environment = {**os.environ, "PYTHONPATH": str(source / "src")}
+def snakemake(directory, *arguments, source=ROOT, start=subprocess.run, variables=None, **keywords):
+    """Run the workflow of the checkout `source`, and its package, in `directory`.
+
+    variables: of its environment; of PYTHONPATH what comes after the package.
+    """
+    stated = dict(variables or {})
+    path = os.pathsep.join(filter(None, [str(source / "src"), stated.get("PYTHONPATH")]))
+    environment = {**os.environ, **stated, "PYTHONPATH": path}
     command = [sys.executable, "-m", "snakemake", *_stated(directory, source), *arguments]
     return start(command, env=environment, text=True, **keywords)
 
@@ -62,6 +69,59 @@ def _run_loaded(arguments, source, folder, output):
     main(arguments)
 
 
+def _describe(directory, targets, studies, source, cores, output):
+    """In a process of its own: see `described`, as JSON in the file `output`."""
+    os.environ["PYTHONPATH"] = str(source / "src")
+    sys.path.insert(0, os.environ["PYTHONPATH"])
+    from snakemake.api import SnakemakeApi
+    from snakemake.settings import types
+
+    found = []
+    for configs in studies:
+        with SnakemakeApi(types.OutputSettings(quiet={types.Quietness.ALL})) as api:
+            workflow = api.workflow(
+                resource_settings=types.ResourceSettings(cores=cores),
+                config_settings=types.ConfigSettings(configfiles=[*map(Path, configs)]),
+                snakefile=source / "Snakefile",
+                workdir=Path(directory),
+            )
+            made = workflow.dag(types.DAGSettings(targets=set(targets))).workflow_api._workflow
+            made._prepare_dag(forceall=False, ignore_incomplete=True, lock_warn_only=True)
+            made._build_dag()
+            found.append([_job(job) for job in made.dag.jobs])
+    Path(output).write_text(json.dumps(found))
+
+
+def _job(job):
+    found = {"rule": job.rule.name, "wildcards": dict(job.wildcards.items())}
+    found |= {"input": [*map(str, job.input)], "output": [*map(str, job.output)]}
+    if job.rule.shellcmd is None:
+        return found
+    words = shlex.split(job.shellcmd.partition(" 2>&1")[0])
+    script = next(place for place, word in enumerate(words) if word.endswith(".py"))
+    return found | {
+        "script": words[script],
+        "arguments": words[script + 1 :],
+        "parameters": dict(job.params.items()),
+        "recorded": [*map(repr, job.non_derived_params)],
+        "covered": list(job.rule.params.code.__wrapped__.covered(job.wildcards)),
+    }
+
+
+def described(directory, *targets, studies=((TINY,),), source=ROOT, cores=2):
+    """All jobs behind `targets`, a list of dicts for each of `studies`, which are overlays each; nothing runs.
+
+    ``arguments``: of a job's ``script``. ``recorded``: of its parameters, as Snakemake keeps them. ``covered``: modules
+    that its digest of code holds.
+    """
+    with tempfile.NamedTemporaryFile() as output:
+        process = _LOADED.Process(target=_describe, args=(directory, targets, studies, source, cores, output.name))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        return json.loads(Path(output.name).read_bytes())
+
+
 def run_loaded(*arguments, source=ROOT, folder=None):
     """Exit status and output of Snakemake with `arguments`, by the package of the checkout `source`; it runs no job.
 
@@ -82,7 +142,7 @@ def dry_run(directory, *arguments, source=ROOT):
 
 def plan(directory, *targets, configs=(TINY,), source=ROOT):
     """Jobs that Snakemake would run for `targets`: a list of (rule, wildcards)."""
-    status, printed = dry_run(directory, *targets, "--configfile", *configs, source=source)
+    status, printed = dry_run(directory, *targets, "--cores", "2", "--configfile", *configs, source=source)
     assert status == 0, printed
     found = []
     for name, body in JOB.findall(printed):

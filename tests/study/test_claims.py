@@ -487,7 +487,7 @@ def test_a_stream_that_was_not_run_to_its_end_is_not_exact(tmp_path, changes):
 def test_programs_on_push_memories_are_judged(tmp_path):
     rows = [synthetic.push_row("gaussian-64", "pub"), synthetic.push_row("harris-64", "pub", tiles=5, wrong_rtl=2)]
     live = {"app": "harris-64", "memory": "pub", "part": "live", "status": "ok", "cycle": 0, "live": 1}
-    synthetic.write_csv(tmp_path / "push.csv", "push", [*rows, live | {"device": "x"}])
+    synthetic.write_csv(tmp_path / "push.csv", "push", [*rows, live | {"device": rows[0]["device"]}])
     claim = {"relation": "<=", "unit": "", "rows": [tmp_path / "push.csv"], "tmp_path": tmp_path}
     assert judged(id="push_tiles:harris-64/pub", expected=5, **claim).verdict == "met"
     assert judged(id="push_tiles:harris-64/pub", expected=4, **claim).verdict == "not met"

@@ -17,7 +17,7 @@ from tilewright.networks import segformer
 from tilewright.paths import Path, latency, layers, space
 from tilewright.paths import table as look_up
 from tilewright.study import config, experiments, figures
-from tilewright.study.experiments import _effort, _paths, _rows
+from tilewright.study.experiments import _effort, _paths
 from tilewright.study.experiments import paths as of_paths
 from tilewright.study.figures import path_prediction
 from tilewright.study.stages import path_pictures, plan_paths
@@ -353,20 +353,3 @@ def test_what_a_plan_refuses(rows, tmp_path, changes, message):
     with pytest.raises(ArtifactError, match="expected rows of the experiment paths, found stream"):
         plan_paths.run(rows[1], tmp_path / "p.json", **stated)
     assert not (tmp_path / "p.json").exists()
-
-
-def test_paths_that_all_failed_their_check_leave_figures_that_say_so(tmp_path):
-    """No row of the case has a time: tables are empty, and figures are drawn."""
-    known = {"case": CASE, "network": "segformer-b0-64", "rung": "trained", "dtype": "float32", "device": "cpu"}
-    known |= {"status": "failed", "reason": "maps of path 11.11.11.11 differ by 1", "time": _rows.now()}
-    of_stream = [known | {"trace": "uniform", "contender": name, "part": "frames"} for name in ("closed", "oracle")]
-    written = tmp_path / "paths.csv", tmp_path / "stream.csv"
-    _rows.write(written[0], of_paths.Row, [known | {"base": "11.11.11.11", "path": "11.11.11.11", "batch": 1}])
-    _rows.write(written[1], experiments.member("stream").Row, [*of_stream, known | {"part": "switching"}])
-    assert paths.table(written[:1]).empty and stream.table(written[1:])["miou"].isna().all()
-    for name in ("path_front", "path_families", "path_skips", "path_prediction"):
-        assert figures.member(name).draw(written[:1]).axes
-    assert figures.member("stream").draw(written[1:]).axes
-    claim = {"id": f"path_folded:{CASE}", "experiments": "paths", "claim": "c", "unit": "", "relation": ">="}
-    pd.DataFrame([claim | {"expected": 1}]).to_csv(tmp_path / "claims.csv", index=False)
-    assert claims.table([tmp_path / "claims.csv", ROOT / "expected/paper/latency.csv", written[0]]).empty

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from snakemake.utils import update_config
 
-from helpers.checkout import ROOT, RUN, TINY, appended, copied, overlay, plan, snakemake
+from helpers import loaded
+from helpers.checkout import ROOT, RUN, TINY, appended, copied, described, overlay, plan, snakemake
 from tilewright import blocks, graph
 from tilewright.study import config, figures
 
@@ -34,10 +35,17 @@ def checkout(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def study(checkout, tmp_path_factory):
+def traces(tmp_path_factory):
+    """A folder of what the jobs of `study` have loaded."""
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def study(checkout, traces, tmp_path_factory):
     """A finished run of `TARGETS` and `PACKED`."""
     directory = tmp_path_factory.mktemp("study")
-    done = snakemake(directory, *TARGETS, *PACKED, *RUN, source=checkout, capture_output=True)
+    given = {"source": checkout, "variables": loaded.traced(traces), "capture_output": True}
+    done = snakemake(directory, *TARGETS, *PACKED, *RUN, **given)
     assert done.returncode == 0, done.stderr[-4000:]
     return directory
 
@@ -90,10 +98,53 @@ def test_changed_facts_of_a_device_rerun_what_was_made_for_it(study, checkout):
 
 
 def test_a_changed_script_reruns_its_stage_and_what_follows(study, checkout):
-    with appended(checkout / "workflow/scripts/solve_ilp.py", "\n# changed\n"):
+    script = checkout / "workflow/scripts/solve_ilp.py"
+    with appended(script, "\n# A comment changes nothing.\n"):
+        assert plan(study, *TARGETS, source=checkout) == []
+    with appended(script, "\nCHANGED = True\n"):
         names = {name for name, _ in plan(study, *TARGETS, source=checkout)}
     assert {"schedule", "bench"} <= names
     assert not names & {"graph", "reorder", "blocks", "profile", "baselines"}
+
+
+def test_what_jobs_load_is_their_code(study, checkout, traces):
+    (jobs,) = described(study, *TARGETS, *PACKED, source=checkout)
+    found = loaded.missed(jobs, traces)
+    assert found.keys() >= {
+        "graph",
+        "reorder",
+        "blocks",
+        "profile",
+        "schedule",
+        "tune",
+        "bench",
+        "baselines",
+        "experiment",
+    }
+    assert found.keys() >= {"figure", "table"} and not any(found.values()), found
+
+
+# A change of each stage, a file that its job has removed when it was interrupted, and what is due then for one figure.
+INTERRUPTED = {
+    "results/graphs/vil-tiny-64-s1.npz": {"models": {"vil-tiny-64-s1": {"window": 5}}},
+    "results/graphs/vil-tiny-64-s1/ic.npz": {"reorder": {"ic": {"tau": 0.31}}},
+    "results/blocks/vil-tiny-64-s1/ic/64x1.npz": {"region_rows": 256},
+    "results/profiling/vil-tiny-64-s1/ic/64x1.json": {"split_keys": 512},
+    "results/schedules/vil-tiny-64-s1/ic/mixed.greedy.json": {"schedule": {"objective": "paper"}},
+    "results/logs/vil-tiny-64-s1/baselines.csv": {"attention": {"max_dense_tokens": 10}},
+    "results/logs/vil-tiny-64-s1/ic/mixed.greedy.csv": {"timing": {"rse": 0.03}},
+}
+
+
+@pytest.mark.parametrize("lost", INTERRUPTED)
+def test_a_change_whose_job_was_interrupted_is_missed_by_a_figure(study, checkout, tmp_path, lost):
+    configs = (TINY, overlay(tmp_path / "change.yaml", INTERRUPTED[lost]))
+    kept = (study / lost).rename(tmp_path / "kept")
+    jobs = plan(study, "figures/latency_vil.svg", configs=configs, source=checkout)
+    kept.rename(study / lost)
+    (before,) = described(study, "figures/latency_vil.svg", studies=[configs], source=checkout)
+    rule = next(job["rule"] for job in before if lost in job["output"])
+    assert {name for name, _ in jobs} >= {rule, "figure"}
 
 
 def test_networks_follow_their_code_and_keep_plans_in_the_folder(study, checkout):

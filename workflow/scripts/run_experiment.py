@@ -9,8 +9,7 @@ from tilewright.study.stages.experiment import run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
-names = [name for name in experiments.NAMES if hasattr(experiments.member(name), "run")]
-add("--experiment", required=True, metavar="NAME", help=f"experiment: {', '.join(names)}")
+add("--experiment", required=True, metavar="NAME", help=f"experiment: {', '.join(experiments.NAMES)}")
 add(
     "--case",
     required=True,

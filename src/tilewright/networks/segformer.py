@@ -26,6 +26,8 @@ from tilewright.paths.layers import segformer as layers
 __all__ = ["EXCHANGED", "Network", "Options", "adapt", "layers", "name", "timm_name"]
 
 EXCHANGED = attentions
+# Its attention where none is stated.
+ENTERED = ("tilewright.networks.attentions.dense",)
 # What the public code states for the norms of blocks and stages; those of patches and of reduced keys have torch's own.
 EPS, TORCH_EPS = 1e-6, 1e-5
 DROPOUT = 0.1

@@ -60,7 +60,7 @@ class Schedule(Section, frozen=True):
 
 
 class Timing(Section, frozen=True):
-    """When a timing is good enough (stages T3 and T5); each experiment has a longest time of its own.
+    """When a timing is good enough (stage T5); each experiment has a longest time of its own.
 
     rse: a timing stops at this relative standard error
     min_repetitions: fewest repetitions of a timing
@@ -151,14 +151,14 @@ class Shared(Section, frozen=True, kw_only=True):
     orders: orders of the tokens
     reorder: settings by order; what is left out is tuned on the graph
     tiles: tiles that are profiled, as <queries>x<keys>
-    tile_sets: what a schedule may choose from, by name
+    tile_sets: what a schedule may choose from, by name; null leaves one out
     solvers: what finds schedules, that is greedy, descent, or an integer program's solver
     region_rows: rows of the coarsest groups
     split_keys: a block with more keys, and many more than the rest, is split and merged; null never splits; of a list,
         each region gets the length that the solver chooses
     seed: of everything random
     schedule: what the solvers optimise and when they may stop
-    timing: when a timing is good enough
+    timing: when a timing of stage T5 is good enough
     training: how the rule train trains networks for segmentation
     figures: what the figures show in detail
     """
@@ -172,7 +172,7 @@ class Shared(Section, frozen=True, kw_only=True):
     orders: tuple[str, ...]
     reorder: dict[str, dict]
     tiles: tuple[str, ...]
-    tile_sets: dict[str, tuple[str, ...]]
+    tile_sets: dict[str, tuple[str, ...] | None]
     solvers: tuple[str, ...]
     region_rows: int
     split_keys: int | tuple[int | None, ...] | None
@@ -251,7 +251,7 @@ def load(mapping):
     """Turn a parsed ``config.yaml`` (overlays merged in) into a checked `Config`. Raises `ConfigError`."""
     _check_renamed(mapping)
     try:
-        config = msgspec.convert(mapping, Config)
+        config = msgspec.convert(_without_left_out(mapping), Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"configuration: {error}") from error
     Shared.check(config, config)
@@ -265,6 +265,21 @@ def load(mapping):
             place = experiments.section_of(name)
             raise ConfigError(f"experiments: {name!r} is selected; expected its section {place!r}, found none")
     return config
+
+
+def _without_left_out(mapping):
+    """`mapping` without tile sets that an overlay leaves out by null, and their schedules."""
+    sets, section = mapping.get("tile_sets"), mapping.get("attention")
+    if not isinstance(sets, dict):
+        return mapping
+    kept = {name: tiles for name, tiles in sets.items() if tiles is not None}
+    found = mapping | {"tile_sets": kept}
+    if isinstance(section, dict) and isinstance(section.get("schedules"), dict):
+        left_out = sets.keys() - kept.keys()
+        stated = section["schedules"].items()
+        chosen = {name: solvers for name, solvers in stated if solvers is not None and name not in left_out}
+        found["attention"] = section | {"schedules": chosen}
+    return found
 
 
 def _check_renamed(mapping):

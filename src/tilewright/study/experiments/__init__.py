@@ -13,6 +13,8 @@ whose import stays light (no torch):
         imports and the facts of the device: what measures it, and what that enters by name. row: of ``planned``, or one
         that was recorded; device: a kind of `targets`. The digest of these is the row's ``code``, and a case runs again
         when one of them changes.
+    ``named(settings, device) -> list``, of a member whose settings name modules that no column does: their dotted
+        names, such as the predictors behind names of the user's own.
     ``size(case, settings) -> int``: how many numbers a case holds at once, for a cluster's memory and time.
     ``run(case, settings, how)``: yields the rows, a dict of columns each, as they are measured; how: a `_effort.Run`.
         Rows of what failed its check, or could not run, have no time and say why in ``reason``. What is timed is what
@@ -33,7 +35,7 @@ A member whose cases need other files of the study has rules of its own, and non
 
 import json
 import shlex
-from importlib import import_module
+from collections.abc import Mapping
 
 import msgspec
 
@@ -63,9 +65,25 @@ def section_of(name):
     return getattr(member(name), "SECTION", name)
 
 
+class _RowTypes(Mapping):
+    """``{kind: Row}``: an experiment is imported when its rows are asked for."""
+
+    def __getitem__(self, name):
+        return member(name).Row
+
+    def __contains__(self, name):
+        return name in NAMES
+
+    def __iter__(self):
+        return iter(NAMES)
+
+    def __len__(self):
+        return len(NAMES)
+
+
 def row_types():
-    """``{kind: Row}`` of every experiment."""
-    return {name: import_module(f"{__name__}.{name}").Row for name in NAMES}
+    """``{kind: Row}`` of every experiment, a mapping."""
+    return _RowTypes()
 
 
 def by_place():
@@ -136,11 +154,19 @@ def code(name, rows, device):
     return provenance.code_digest(*modules(name, rows, device))
 
 
-def code_of_case(name, config, case):
-    """Digest of the code that makes the rows of a case under `config`."""
+def modules_of_case(name, config, case):
+    """Dotted names of all modules that the rows of a case depend on under `config`, as `modules` gives them."""
     module = member(name)
-    rows = module.planned(case, module.settings(config, case))
-    return code(name, rows, config.device)
+    settings = module.settings(config, case)
+    named = module.named(settings, config.device) if hasattr(module, "named") else []
+    return sorted({*modules(name, module.planned(case, settings), config.device), *named})
+
+
+def read(paths):
+    """Dotted names of the experiments whose rows are in files among `paths`, as `files` names them."""
+    own = [path.removeprefix(LOGS).partition("/")[0] for path in paths if path.startswith(LOGS)]
+    # Those of attention lie below the names of graphs.
+    return sorted({f"{__name__}.{name if name in NAMES else 'attention'}" for name in own})
 
 
 def size(name, config, case):

@@ -43,7 +43,7 @@ class Bench:
         self.source = scenes.create(self.settings.data)
         family, options = networks.parse(stated.network)
         classes = len(self.source.classes)
-        made = networks.create(family, checkpoint=stated.checkpoint, num_classes=classes, **options)
+        made = networks.create(family, checkpoint=stated.file, num_classes=classes, **options)
         self.network = made.to(place).to(getattr(torch, how.dtype)).eval()
         self.options = self.network.options
         counts = {split: getattr(self.settings, split) for split in ("fit", "choice", "test", "novel")}
@@ -57,7 +57,7 @@ class Bench:
         self.alone = texts(self.options, self.settings.alone)
         if self.images.is_cuda:
             networks.choose_kernels(self.network, self.images, [*self.bases, *self.alone])
-        self.digest = provenance.sha256_file(stated.checkpoint)[:12]
+        self.digest = provenance.sha256_file(stated.file)[:12]
 
     @property
     def called(self):

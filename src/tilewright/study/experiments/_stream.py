@@ -45,7 +45,7 @@ class Contenders:
         # Promises of other weights, of another device or type would be promises about nothing.
         table.Table(entries).check(
             network=stated.network,
-            checkpoint=provenance.sha256_file(stated.checkpoint)[:12],
+            checkpoint=provenance.sha256_file(stated.file)[:12],
             device=targets.describe(how.device)["name"],
             dtype=how.dtype,
             batch=1,
@@ -201,7 +201,7 @@ class Contenders:
     def _network(self, stated, source):
         """A network on the images' device, in their type, with the fastest kernels for its full path."""
         family, options = networks.parse(stated.network)
-        made = networks.create(family, checkpoint=stated.checkpoint, num_classes=len(source.classes), **options)
+        made = networks.create(family, checkpoint=stated.file, num_classes=len(source.classes), **options)
         made = made.to(self.images).eval()
         if self.images.is_cuda:
             networks.choose_kernels(made, self.images[:1])

@@ -10,7 +10,7 @@ from tilewright import models, reorder, targets
 from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core.errors import ConfigError, UnknownNameError
 from tilewright.schedule.record import TUNED
-from tilewright.schedule.search import NAMES, PUBLISHED, entered
+from tilewright.schedule.search import PUBLISHED, entered
 from tilewright.study import sections
 from tilewright.study.experiments import _rows
 from tilewright.study.experiments._rows import Count, Flag, Number, Status
@@ -23,15 +23,16 @@ OURS = "tilewright"
 class Section(sections.Section, frozen=True):
     """Attention over the patterns of `workloads`: schedules and their baselines.
 
-    schedules: the solvers whose schedules are run, by tile set; tuned takes the fastest of them, the published
-        objective's apart, and of each of the set's tiles that is a set of its own here, as the device times them
+    schedules: the solvers whose schedules are run, by tile set, null for none; tuned takes the fastest of them, the
+        published objective's apart, and of each of the set's tiles that is a set of its own here, as the device times
+        them
     baselines: what schedules are measured against
     baseline_orders: orders in which the baselines get their tokens; those that work through all pairs run in the first
     max_dense_tokens: a longer sequence is not run densely, and its row says so
     max_seconds: a timing stops after this time, in seconds
     """
 
-    schedules: dict[str, tuple[str, ...]]
+    schedules: dict[str, tuple[str, ...] | None]
     baselines: tuple[str, ...]
     baseline_orders: tuple[str, ...]
     max_dense_tokens: int
@@ -156,9 +157,8 @@ def modules(row, device):
         return [*made, f"tilewright.baselines.sparse.{row['provider']}"]
     found = targets.modules(device, "executor", "probe")
     if row["solver"] == TUNED:
-        # Any solver may have made the schedule that was taken.
-        found = [*found, "tilewright.targets.tuning", *(each for name in NAMES for each in entered(name))]
-        return [*made, "tilewright.blocks", "tilewright.schedule", *found]
+        # The schedule that was taken has an origin of its own.
+        return [*made, "tilewright.blocks", "tilewright.schedule", "tilewright.targets.tuning", *found]
     return [*made, "tilewright.blocks", "tilewright.schedule", *entered(row["solver"]), *found]
 
 

@@ -8,7 +8,6 @@ from typing import Literal
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ConfigError
-from tilewright.pushmem import examples
 from tilewright.pushmem import settings as of_tiles
 from tilewright.pushmem import solve as engines
 from tilewright.study import sections
@@ -21,9 +20,10 @@ WRITTEN = "results/push/streams/{}.json"
 
 
 class Settings(sections.Section, frozen=True):
-    """What one case tells. written: the file of the rule `configure`."""
+    """What one case tells. written: the file of the rule `configure`; memory: whose tile it configures."""
 
     written: str
+    memory: str
 
 
 class Row(_rows.Row, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ def cases(config):
 
 def settings(config, case):
     """`Settings` of one case."""
-    return Settings(WRITTEN.format(case))
+    return Settings(WRITTEN.format(case), config.push.memory)
 
 
 def sources(settings):
@@ -77,18 +77,19 @@ def sources(settings):
 
 def planned(case, settings):
     """What decides the rows of a case, as `modules` asks for it."""
-    return [{"engine": case.rpartition(".")[2]}]
+    stream, engine = case.rsplit(".", 1)
+    return [{"stream": split(stream)[0], "engine": engine, "memory": settings.memory}]
 
 
 def modules(row, device):
-    """Modules that a row depends on: see `of_engines`."""
-    return [f"tilewright.{name}" for name in of_engines()]
+    """Modules that a row depends on: see `of_stream`."""
+    return of_stream(row["stream"], row["memory"])
 
 
-def of_engines():
-    """Modules that configurations depend on, less the package's name."""
-    return ("pushmem.solve", "pushmem.bmc", "pushmem.memories.pub", "pushmem.memories.dp", "pushmem.memories._rtl",
-            *(f"pushmem.examples.{name}" for name in examples.NAMES))  # fmt: skip
+def of_stream(stream, memory):
+    """Dotted names of the modules that the configuration of an example stream depends on."""
+    found = ("solve", "bmc", f"memories.{memory}", "memories._rtl", f"examples.{stream.partition('-')[0]}")
+    return [f"tilewright.pushmem.{name}" for name in found]
 
 
 def size(case, settings):

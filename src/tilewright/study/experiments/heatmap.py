@@ -116,7 +116,7 @@ def modules(row, device):
         f"tilewright.reorder.{row['reorder']}",
         *entered(row["solver"]),
         *(f"tilewright.baselines.sparse.{name}" for name in sparse_baselines.DENSE),
-        *targets.modules(device, "executor", "probe", "cost_model"),
+        *targets.modules(device, *targets.PLANNING),
     ]
 
 

@@ -142,7 +142,7 @@ def modules(row, device):
     if row["attention"] == "tilewright":
         stated = {name: row[name] for name in ("reorder", "solver") if row.get(name)}
         entered += Plans(**stated).entered
-        entered += targets.modules(device, "executor", "probe", "cost_model")
+        entered += targets.modules(device, *targets.PLANNING)
     return [f"{__package__}._networks", f"tilewright.models.{family}", f"tilewright.networks.{family}", *entered]
 
 

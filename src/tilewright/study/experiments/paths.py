@@ -34,6 +34,11 @@ class Network(sections.Section, frozen=True):
     network: str
     checkpoint: str | None
 
+    @property
+    def file(self):
+        """The file of weights: of the checkout where the working folder has none. Settings do not depend on it."""
+        return _found(self.checkpoint)
+
 
 class Section(sections.Section, frozen=True):
     """Paths of trained networks.
@@ -224,7 +229,7 @@ def settings(config, case):
     section = config.paths
     stated = section.networks[case]
     fields = {name: getattr(section, name) for name in VALUES}
-    network = Network(stated.network, _found(stated.checkpoint) if stated.checkpoint else TRAINED.format(case))
+    network = Network(stated.network, stated.checkpoint or TRAINED.format(case))
     own = section.network_settings.get(case, {})
     return sections.at(f"paths.network_settings.{case}", _converted, {"network": network} | fields | own)
 
@@ -247,7 +252,7 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
-    own = [f"{__package__}._paths", *targets.modules(device, "maps")]
+    own = [f"{__package__}._paths", *targets.modules(device, "maps", "scenes")]
     parts = ("measure", "program", "exhaustive", "accuracy", "latency", "space", "table")
     own += [f"{paths.__name__}.{name}" for name in parts]
     if row.get("network"):
@@ -255,7 +260,12 @@ def modules(row, device):
         own.append(f"tilewright.networks.{family}")
     if row.get("data"):
         own.append(f"tilewright.scenes.sources.{row['data']}")
-    return [*own, *(f"{solvers.__name__}.{name}" for name in solvers.NAMES)]
+    return own
+
+
+def named(settings, device):
+    """The modules of the solvers that solve an integer program."""
+    return [f"{solvers.__name__}.{name}" for name in settings.solvers if name in solvers.NAMES]
 
 
 def sources(settings):

@@ -168,9 +168,16 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
-    own = [f"{__package__}._pruned_accuracy", "tilewright.scenes.sources.crops"]
+    own = [f"{__package__}._pruned_accuracy", "tilewright.scenes.sources.crops", *targets.modules(device, "scenes")]
     # A row that says that there are no weights has no pruner.
     return [*own, *pruned.modules(row, device)] if row.get("pruner") else own
+
+
+def modules_of_training(network, device):
+    """Dotted names of the modules by which a network is trained, and DynamicViT's predictor for it."""
+    family, _ = networks.parse(network)
+    own = (f"models.{family}", f"networks.{family}", "networks.batching.padded", "scenes.sources.crops", "pruners.none")
+    return [*(f"tilewright.{name}" for name in (*own, "pruners.dynamicvit")), *targets.modules(device, "scenes")]
 
 
 def size(case, settings):

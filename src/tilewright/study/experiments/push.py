@@ -160,13 +160,13 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on: see `of_app`."""
-    return [f"tilewright.{name}" for name in of_app(row["app"], row["memory"])]
+    return of_app(row["app"], row["memory"])
 
 
 def of_app(app, memory):
-    """Modules that a mapped app depends on, less the package's name."""
-    return ("pushmem.stage", f"pushmem.apps.{app.partition('-')[0]}", f"pushmem.memories.{memory}",
-            "pushmem.memories._rtl")  # fmt: skip
+    """Dotted names of the modules that a mapped app depends on."""
+    found = ("stage", f"apps.{app.partition('-')[0]}", f"memories.{memory}", "memories._rtl")
+    return [f"tilewright.pushmem.{name}" for name in found]
 
 
 def size(case, settings):

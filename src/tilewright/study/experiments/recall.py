@@ -160,6 +160,9 @@ def planned(case, settings):
     return [row | named for row in slices.planned(case, settings)]
 
 
+named = slices.named
+
+
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
     own = [f"{__package__}._weights", "tilewright.scenes.captured", "tilewright.training.video"]

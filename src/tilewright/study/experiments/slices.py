@@ -212,8 +212,12 @@ def settings(config, case):
 
 def planned(case, settings):
     """What decides the rows of a case, as `modules` asks for it."""
-    chosen = [{"provider": "tilewright", "chosen_by": name} for name in settings.predictors]
-    return [{"provider": name, "chosen_by": ""} for name in ("tilewright", *settings.baselines)] + chosen
+    return [{"provider": name, "chosen_by": ""} for name in ("tilewright", *settings.baselines)]
+
+
+def named(settings, device):
+    """The modules of the predictors."""
+    return [f"tilewright.predictors.{stated['by']}" for stated in settings.predictors.values()]
 
 
 def modules(row, device):

@@ -190,7 +190,7 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
     own = [f"{__package__}._stream", f"{__package__}._paths", "tilewright.scenes.sources.stream"]
-    own += targets.modules(device, "maps")
+    own += targets.modules(device, "maps", "scenes")
     own += [f"{paths.__name__}.{name}" for name in ("measure", "stream", "runner", "calls", "table")]
     if row.get("network"):
         own.append(f"tilewright.networks.{networks.parse(row['network'])[0]}")

@@ -14,7 +14,7 @@ from tilewright.study.experiments.slices import ORDERS
 
 MODES = ("eager", "compile")
 # Attentions that choose keys, and keep their lists from pass to pass where `every` is above 1.
-CHOOSING = ("slices", "blocks")
+CHOOSING = {"slices": "pooled", "blocks": "blocks"}
 
 
 class Attention(sections.Section, frozen=True):
@@ -167,23 +167,26 @@ def settings(config, case):
 def planned(case, settings):
     """What decides the rows of a case, as `modules` asks for it."""
     name = case if settings.weights is None else settings.weights.network
-    return [{"network": name, "by": chosen.by} for chosen in settings.attention.values()]
+    return [{"network": name, "by": by} for by in {"dense", *(chosen.by for chosen in settings.attention.values())}]
 
 
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
-    from tilewright import predictors
-
     family, _ = networks.parse_video(row["network"])
     own = [f"{__package__}.{name}" for name in ("_video", "_weights")]
     entered = [f"tilewright.networks.{family}", "tilewright.scenes.clips", "tilewright.training.video"]
     entered += [f"{video_attentions.__name__}.{name}" for name in {"dense", row.get("by") or "dense"}]
     if row.get("by") in CHOOSING:
-        entered += [f"tilewright.predictors.{name}" for name in predictors.NAMES]
         entered += targets.modules(device, "slices", "slice_selection")
     if row.get("by") == "window":
-        entered += targets.modules(device, "executor", "probe", "cost_model")
+        entered += ["tilewright.networks.attentions.tilewright", *targets.modules(device, *targets.PLANNING)]
     return own + entered
+
+
+def named(settings, device):
+    """The modules of the predictors."""
+    chosen = [each for each in settings.attention.values() if each.by in CHOOSING]
+    return [f"tilewright.predictors.{each.settings.get('by', CHOOSING[each.by])}" for each in chosen]
 
 
 def sources(settings):

@@ -184,7 +184,7 @@ def modules(row, device):
         "tilewright.api",
         *(f"tilewright.reorder.{name}" for name in orders),
         *entered(row.get("solver") or "greedy"),
-        *targets.modules(device, "executor", "probe", "cost_model"),
+        *targets.modules(device, *targets.PLANNING),
     ]
 
 

@@ -99,6 +99,11 @@ def member(name):
     return Figure(name, registry.member("tilewright.study.figures", "figure", module, _NAMES), family)
 
 
+def module(name):
+    """Dotted name of the module of the figure `name`. Raises `UnknownNameError`."""
+    return member(name).module.__name__
+
+
 def needs(name, config):
     """Files that the figure `name` is drawn from under `config`. Raises `UnknownNameError`."""
     return member(name).needs(config)

@@ -27,10 +27,7 @@ def draw(inputs):
         {"color": colour, "linestyle": dots, "linewidth": 1.5} for dots, colour in itertools.product(DOTS, COLOURS)
     ]
     lines = dict(zip(dict.fromkeys(rows["case"]), itertools.cycle(styles)))
-    drawn = _style.figure(8.6, 1.9 + 4.2 * max(1, len(groups)))
-    if not groups:
-        _style.nothing(drawn.subplots(), "no path passed its check")
-        return drawn
+    drawn = _style.figure(8.6, 1.9 + 4.2 * len(groups))
     for axes, (key, own) in zip(drawn.subplots(len(groups), squeeze=False)[:, 0], groups, strict=True):
         kept = own[own["kept"] == "yes"]
         static = paths.static(own)

@@ -5,6 +5,8 @@ from tilewright.networks.batching import UNPRUNED
 from tilewright.study.figures import _contenders, _style
 from tilewright.study.tables import _read, pruned, pruned_accuracy
 
+# Whose classes are counted.
+ENTERED = ("tilewright.scenes.sources.crops",)
 COLOURS = {"threshold_l2": "#E69F00", "dynamicvit": "#0072B2", "evit": "#009E73", "ats": "#CC79A7"}
 NAMES = {"threshold_l2": "Threshold-L2", "dynamicvit": "DynamicViT", "evit": "EViT", "ats": "ATS"}
 # What no other beats, under the lines of the pruners.

@@ -34,7 +34,7 @@ def run(case, table, output, device, stated):
     kept = [rows[at] for at in np.linspace(len(rows) - 1, 0, min(PATHS, len(rows))).round().astype(int)]
     source = scenes.create(chosen.data)
     family, options = networks.parse(chosen.network.network)
-    network = networks.create(family, checkpoint=chosen.network.checkpoint, num_classes=len(source.classes), **options)
+    network = networks.create(family, checkpoint=chosen.network.file, num_classes=len(source.classes), **options)
     network = network.to(place).eval()
     images, labels = source.read("test", range(SCENES), network.options.pixels, place)
     with torch.inference_mode():

@@ -43,6 +43,11 @@ NAMES = (
 )
 
 
+def module(name):
+    """Dotted name of the module of the table `name`."""
+    return f"{__name__}.{name}"
+
+
 def needs(name, config):
     """Files that the table `name` is made from under `config`. Raises `UnknownNameError`."""
     return registry.member("tilewright.study.tables", "table", name, NAMES).needs(config)

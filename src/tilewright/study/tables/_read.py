@@ -24,6 +24,8 @@ RAGGED_TIMES = [
     *("byte_floor_us", "floor_fraction"),
 ]
 PRUNED_TIMES = ["p20_us", "p50_us", "p80_us", "rse", "images_per_s", "pack_us", "pack_share"]
+# What makes rows those of one device.
+_DEVICE = ("device", "cores", "driver", "torch", "triton")
 # Files that are written by hand, by their header: columns of text, and of numbers.
 _BY_HAND = {
     "paper_latency": (["family", "provider", "reorder", "policy"], ["resolution", "latency_ms"]),
@@ -104,17 +106,18 @@ def by_kind(inputs, **loaders):
     return {kind: {path: loaders[kind](path) for path in paths} for kind, paths in found.items()}
 
 
-def frames(inputs, *expected, optional=()):
+def frames(inputs, *expected, optional=(), apart=False):
     """The CSV files `inputs` as one DataFrame per kind, in the order of `expected`; that of an `optional` kind may
-    be empty.
+    be empty. apart: rows may be of several devices, which the caller tells apart by their names.
 
-    Raises as `sort`, and `ArtifactError` for text where a number belongs, and for a status that is none.
+    Raises as `sort`, and `ArtifactError` for text where a number belongs, for a status that is none, and for rows of
+    unequal devices.
     """
     found = sort(inputs, expected, optional)
-    return [_frame(found[kind], kind) for kind in expected]
+    return [_frame(found[kind], kind, apart) for kind in expected]
 
 
-def _frame(paths, kind):
+def _frame(paths, kind, apart):
     """The rows of CSV files of one kind."""
     import pandas as pd
 
@@ -122,8 +125,27 @@ def _frame(paths, kind):
     words, numbers = _BY_HAND[kind] if kind in _BY_HAND else ((), experiments.member(kind).Row.numbers())
     read = _by_hand if kind in _BY_HAND else _recorded
     rows = [row for path in paths for row in _parsed(path, kind, read(path), numbers)]
+    if kind not in _BY_HAND:
+        _check_one_device(kind, rows, apart)
     columns = [*words, *numbers] if kind in _BY_HAND else experiments.member(kind).Row.columns()
     return pd.DataFrame(rows, columns=list(columns)).astype(dict.fromkeys(numbers, float))
+
+
+def _check_one_device(kind, rows, apart):
+    """Raise `ArtifactError` for rows of unequal devices: their times are not to be compared.
+
+    apart: those whose devices have other names are told apart.
+    """
+    found = {}
+    for row in rows:
+        for column in _DEVICE:
+            # A row of what did not run may say nothing of it.
+            seen = found.setdefault((row["device"] if apart else "", column), set())
+            value = row[column]
+            seen.update({f"{value:g}" if isinstance(value, float) else value} - {"", "nan"})
+    for (_, column), values in found.items():
+        if len(values) > 1:
+            raise ArtifactError(f"expected {kind} rows of one device, found {column} {' and '.join(sorted(values))}")
 
 
 def _recorded(path):

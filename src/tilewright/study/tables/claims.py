@@ -552,7 +552,7 @@ def _path_full(frame, name):
 def _path_folded(frame, name):
     """Time, in percent of the full path's with the published decoder, that the folded one saves."""
     rows = frame[(frame["case"] == name) & (frame["rung"] == "trained")]
-    published = rows[rows["path"] == rows["full"].astype(str).str.replace("decoder=folded", "decoder=published")]
+    published = rows[rows["path"] == rows["full"].str.replace("decoder=folded", "decoder=published")]
     full = rows[rows["path"] == rows["full"]]
     return _by_name(full.assign(saved=100 * (1 - full["p50_us"] / published["p50_us"].min())), "saved", "path")
 

@@ -7,6 +7,8 @@ from tilewright.paths import layers as counted
 from tilewright.study.tables import _select
 from tilewright.study.tables import paths as of_paths
 
+# Where its scenes are, whose classes are counted.
+ENTERED = ("tilewright.scenes.sources.scenes",)
 # Bytes of a number.
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 

@@ -45,7 +45,7 @@ def table(inputs):
     """One row per workload. ms: the array's, of all heads, tokens already there and without projections. here_ms,
     gpu_ms: the fastest schedule of the layer, all heads, tokens in plan order, likewise without projections; missing
     where the layer was not timed."""
-    found, timed = _read.frames(inputs, "push_attention", "attention", optional=["attention"])
+    found, timed = _read.frames(inputs, "push_attention", "attention", optional=["attention"], apart=True)
     timed = timed[(timed["provider"] == "tilewright") & timed["p50_us"].notna()] if len(timed) else timed
     for column, name, on_gpu in (("here_ms", "here", False), ("gpu_ms", "gpu", True)):
         found[column], found[name] = np.nan, ""
