@@ -457,7 +457,7 @@ def test_the_command(tmp_path, hardware):
     done = command("--stream", "soon.csv", "--output", "why.json", cwd=tmp_path)
     assert done.returncode == 2 and "a word takes at least 4 cycles" in done.stdout
     assert json.loads((tmp_path / "why.json").read_text())["explanation"]["cause"] == "latency"
-    done = command("--stream", "identity-14x14", "--component", "agg", "--engine", "bmc", "--time-limit", 0,
+    done = command("--stream", "identity-14x14", "--component", "agg", "--engine", "bmc", "--time-limit", 0.001,
                    "--output", "late.json", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 3 and "unknown" in done.stdout
     for words, message in (
