@@ -839,6 +839,15 @@ def test_copies_of_a_module_share_its_plan(planned):
     assert copy.deepcopy(Layer(planned)).planned is planned
 
 
+@pytest.mark.parametrize("index", [lambda rows, cols: (rows + cols) % 5, lambda rows, cols: 3], ids=["pairs", "one"])
+def test_a_loaded_plan_with_a_bias_is_pickled_as_any_other(dense, tmp_path, index):
+    made = make(dense, bias=api.Bias(torch.randn(H, 5), index), solver="greedy")
+    made.save(tmp_path / "bias.plan")
+    again = pickle.loads(pickle.dumps(tw.load(tmp_path / "bias.plan")))
+    q, k, v = tensors(*dense.shape)
+    assert torch.equal(again(q, k, v), made(q, k, v)) and again.digest() == made.digest()
+
+
 def test_a_pickled_plan_is_made_anew(dense, planned):
     q, k, v = tensors(*dense.shape)
     expected = planned(q, k, v)
