@@ -304,7 +304,9 @@ def test_lists_are_kept_from_step_to_step(network):
     for step in range(3):
         assert torch.allclose(kept(latents, time, text, step=step), expected, atol=1e-4)
     assert kept.clip(GRID, "cpu").layers[0].attention.steps.memory_bytes > 0
-    with pytest.raises(PatternError, match="step 2: expected lists of layer 0, branch 1, made at step 1 of this run, found none"):
+    with pytest.raises(
+        PatternError, match="step 2: expected lists of layer 0, branch 1, made at step 1 of this run, found none"
+    ):
         kept(latents, time, text, step=2, branch=1)
     # A sampler tells its steps and branches; the second branch takes the lists of the first.
     settings = {
