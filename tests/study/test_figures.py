@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from msgspec import structs
 
 from helpers import synthetic
 from helpers.files import run_script
@@ -68,6 +69,8 @@ SMALL = {
         "gantt_order": "ic",
     },
 }
+# What they would show of a CPU says nothing.
+ON_A_GPU = {"dispatch", "video_clips"}
 BLANK = ("vil-tiny-224-s1", "rcm")
 PEERS = (("sdpa_dense", 90, "none"), ("flex", 75, "none"), ("flex", 60, "window"), ("sdpa_mask", None, "none"))
 
@@ -96,11 +99,16 @@ def study(tmp_path_factory):
 FIGURES = {}
 
 
+def needs(name, study):
+    """Files of a figure, on a GPU where it is of none else."""
+    return figures.needs(name, structs.replace(study, device="cuda") if name in ON_A_GPU else study)
+
+
 def drawn(name, study, inputs=None):
     """The figure `name`; that of the whole study is drawn once for all tests, none of which changes it."""
     if inputs is None:
         if name not in FIGURES:
-            FIGURES[name] = drawn(name, study, figures.needs(name, study))
+            FIGURES[name] = drawn(name, study, needs(name, study))
         return FIGURES[name]
     with _style.context():
         return figures.member(name).draw(inputs)
@@ -128,9 +136,11 @@ def heights(axes):
 
 def test_a_recorded_study_shows_what_its_rows_hold():
     shown, _ = figures.selected(configured(recorded="expected/h200"))
-    assert set(figures.NAMES) - set(shown) == {"gantt", "scene"}  # Schedules and pictures are not recorded.
+    assert set(figures.NAMES) - set(shown) == {"gantt", "scene", *ON_A_GPU}  # Schedules and pictures are not recorded.
     assert set(tables.NAMES) - set(figures.selected(configured(recorded="expected/h200"))[1]) == {"solvers"}
-    assert figures.selected(configured()) == (figures.NAMES, tables.NAMES)
+    shown = tuple(name for name in figures.NAMES if name not in ON_A_GPU)
+    assert figures.selected(configured()) == (shown, tables.NAMES)
+    assert figures.selected(configured(device="cuda")) == (figures.NAMES, tables.NAMES)
 
 
 def test_the_fastest_peer_is_named_with_its_order(study, tmp_path):
@@ -163,7 +173,7 @@ def test_a_peer_that_ran_in_one_order_is_not_missing(study, tmp_path):
 )
 def test_a_figure_is_written_the_same_twice(name, suffix, study, tmp_path):
     paths = [tmp_path / "a" / f"{name}.{suffix}", tmp_path / "b" / f"{name}.{suffix}"]
-    figures.draw(name, figures.needs(name, study), paths[:1])
+    figures.draw(name, needs(name, study), paths[:1])
     figure = drawn(name, study)
     with _style.context():
         _style.settle(figure)
@@ -205,7 +215,7 @@ def test_helpers_of_figures_and_tables_begin_with_an_underscore():
 
 @pytest.mark.parametrize("name", figures.NAMES)
 def test_a_figure_needs_only_what_the_rules_make(name, study):
-    wanted = figures.needs(name, study)
+    wanted = needs(name, study)
     assert len(set(wanted)) == len(wanted) > 0
     assert all(Path(path).is_file() for path in wanted)
 
@@ -233,7 +243,7 @@ def test_what_a_study_leaves_out_is_not_selected():
 def test_a_study_of_pruned_networks_alone_shows_nothing_else():
     less = configured(experiments=["ragged", "pruned"])
     assert figures.selected(less) == (
-        ("ragged_kernel", "dispatch", "pruned", "pruned_ratio"),
+        ("ragged_kernel", "pruned", "pruned_ratio"),
         ("ragged", "pruned", "claims"),
     )
 
@@ -814,7 +824,7 @@ def test_a_failed_write_leaves_what_was_there(study, tmp_path, monkeypatch):
 def test_the_command_writes_what_it_is_asked_for(script, flag, name, outputs, study, tmp_path):
     command = [ROOT / "workflow" / "scripts" / f"{script}.py", flag, name, "--inputs"]
     paths = [tmp_path / output for output in outputs]
-    assert run_script(*command, *figures.needs(name, study), "--outputs", *paths).returncode == 0
+    assert run_script(*command, *needs(name, study), "--outputs", *paths).returncode == 0
     assert all(path.stat().st_size > 100 for path in paths)
     failed = run_script(*command, "gone.csv", "--outputs", *paths)
     assert failed.returncode == 2
@@ -955,3 +965,86 @@ def test_a_contender_that_says_nothing_of_itself_is_drawn_under_its_name(study, 
     synthetic.write_csv(tmp_path / "n.csv", synthetic.NETWORK, rows)
     axes = drawn("end_to_end", study, [tmp_path / "n.csv"]).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["as published", "newcomer", "Tilewright"]
+
+
+def bars(axes):
+    """Boxes of the bars of a panel, ``(left, right, low, high)``, those without an area left out."""
+    found = [bar for container in axes.containers for bar in getattr(container, "patches", ())]
+    ends = [(bar.get_x(), bar.get_x() + bar.get_width(), bar.get_y(), bar.get_y() + bar.get_height()) for bar in found]
+    boxes = [(*sorted(box[:2]), *sorted(box[2:])) for box in ends]
+    return [box for box in boxes if box[0] < box[1] and box[2] < box[3]]
+
+
+def over(one, other):
+    """Whether two boxes share more than an edge."""
+    across, up = (min(one[at + 1], other[at + 1]) - max(one[at], other[at]) for at in (0, 2))
+    return across > 1e-6 * (one[1] - one[0]) and up > 1e-6 * (one[3] - one[2])
+
+
+def marks(axes):
+    """Places of marks that no line joins, with their form; ends of whiskers, ``|`` and ``_``, are none."""
+    lone = [
+        line
+        for line in axes.lines
+        if line.get_marker() not in ("", "None", None, "|", "_") and line.get_linestyle() == "None"
+    ]
+    return [
+        (line.get_marker(), str(line.get_color()), x, y)
+        for line in lone
+        for x, y in zip(*map(np.ravel, line.get_data()), strict=True)
+        if x == x and y == y
+    ]
+
+
+@pytest.mark.parametrize("name", figures.NAMES)
+def test_no_two_bars_or_marks_of_a_figure_share_a_place(name, study):
+    """Drawn of all rows of the kinds that it needs, among them sets of tiles that it does not show."""
+    needed = needs(name, study)
+    logs = {path.split("/")[2] for path in needed if path.startswith("results/logs/") and path.endswith(".csv")}
+    more = [str(path) for kind in logs for path in Path("results/logs", kind).rglob("*.csv")]
+    figure = drawn(name, study, list(dict.fromkeys([*needed, *more])))
+    for axes in figure.axes:
+        boxes = bars(axes)
+        assert [(one, other) for at, one in enumerate(boxes) for other in boxes[:at] if over(one, other)] == []
+        found = marks(axes)
+        # Both places of a mark of this figure are what was measured.
+        assert len(found) == len(set(found)) or name == "prediction"
+
+
+def looks(figure):
+    """``{label: (colour, mark)}`` of the lines of a figure's legends."""
+    legends = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+    return {
+        text.get_text(): (matplotlib.colors.to_hex(line.get_color()), line.get_marker())
+        for legend in legends
+        for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True)
+    }
+
+
+@pytest.mark.parametrize("name", ["slices_speedup", "slices_recall"])
+def test_a_contender_looks_the_same_whoever_else_is_in_a_figure(name, study, tmp_path):
+    kind, at = ("slices", {"sparsity": 0.7}) if name == "slices_speedup" else ("recall", {"target": 0.9})
+    place, found = ("2x64-4x4x4", "hilbert"), []
+    for number, choosers in enumerate(
+        [("pooled32", "pooled128", "anew"), ("anew", "blocks", "pooled128"), ("pooled32",)]
+    ):
+        rows = [synthetic.slices_row(*place, "sdpa_dense", 100.0, **at)]
+        for chooser in ("oracle", *choosers):
+            lists = synthetic.slices_lists("128x1", chooser, 0.3, 0.9, keep=0.3)
+            for call in ("attend", "predict_attend"):
+                rows.append(synthetic.slices_row(*place, "tilewright", 50.0, **lists | {"call": call}, **at))
+        synthetic.write_csv(tmp_path / f"{number}.csv", kind, rows)
+        found.append(looks(drawn(name, study, [tmp_path / f"{number}.csv"])))
+    for one in found:
+        assert all(one[label] == other[label] for other in found for label in one.keys() & other.keys())
+
+
+def test_a_head_is_no_wider_than_its_figure():
+    from matplotlib.lines import Line2D
+
+    with _style.context():
+        figure = _style.figure(7, 3)
+        figure.subplots()
+        _style.head(figure, "Title", [Line2D([], [], label=f"a contender with a long name, {n}") for n in range(8)])
+        figure.draw_without_rendering()
+        assert figure.legends[-1].get_window_extent().width <= figure.bbox.width and len(figure.legends) == 1

@@ -1,6 +1,7 @@
 """Lines of the contenders of packed attention and of pruned networks: one colour each, ours the blue of all figures."""
 
 import math
+import zlib
 
 from tilewright.baselines.packed import _labels as packed
 from tilewright.networks.batching import UNPRUNED
@@ -13,6 +14,13 @@ BLUE = "#0072B2"
 OURS = {"tilewright": "Tilewright", "ragged": batching.LABELS["ragged"]}
 LABELS = {**OURS, UNPRUNED: "not pruned", **batching.LABELS, **packed.LABELS}
 COLOURS = {**dict.fromkeys(OURS, BLUE), UNPRUNED: "#882255", **batching.COLOURS, **packed.COLOURS}
+# Attention by lists: shapes of groups, who chose the keys, with a mark, and who attends to whole blocks.
+GROUPS = {"128x1": BLUE, "64x1": "#56B4E9", "128x16": "#009E73", "128x64": "#D55E00", "128x128": "#882255"}
+CHOOSERS = {
+    **{"oracle": (BLUE, "o"), "pooled32": ("#CC79A7", "s"), "pooled128": ("#999933", "D")},
+    **{"column": ("#117733", "v"), "blocks": ("#D55E00", "^")},
+}
+BLOCKED = {"flex": ("#5A5A5A", "o"), "fa4": ("#E69F00", "s"), "flashinfer": ("#8C564B", "D")}
 # A member that says nothing of itself bears its name, in one of these.
 _FURTHER = ("#44AA99", "#999933", "#117733", "#AA4499")
 
@@ -26,6 +34,16 @@ def colour(name, known=()):
     """Colour of a contender. Those without one take further ones, by their place in `known`."""
     further = sorted(set(known) - set(COLOURS))
     return COLOURS.get(name) or _FURTHER[further.index(name) % len(_FURTHER) if name in further else 0]
+
+
+def further(name):
+    """Colour of a name that no palette holds: the same in every figure, whoever else is in it."""
+    return _FURTHER[zlib.crc32(name.encode()) % len(_FURTHER)]
+
+
+def chooser(name):
+    """Colour and mark of who chooses keys."""
+    return CHOOSERS.get(name) or (further(name), "<")
 
 
 def in_order(names):

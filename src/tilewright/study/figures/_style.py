@@ -122,11 +122,15 @@ def tint(colour, strength=0.4):
 
 
 def head(drawn, title, handles=(), columns=None):
-    """Put a title and below it a legend on top of a figure, outside its panels, in one line or in `columns`."""
+    """Put a title and below it a legend on top of a figure, outside its panels, in one line or in `columns`, or in as
+    many as the figure is wide enough for."""
     handles = list(handles)
-    columns = max(1, columns or len(handles))
-    legend = drawn.legend(handles=handles, loc="outside upper center", ncols=columns, title=title, columnspacing=1.6)
-    legend.get_title().set(fontsize=11.5, fontweight="bold")
+    for most in range(max(1, columns or len(handles)), 0, -1):
+        legend = drawn.legend(handles=handles, loc="outside upper center", ncols=most, title=title, columnspacing=1.6)
+        legend.get_title().set(fontsize=11.5, fontweight="bold")
+        if most == 1 or legend.get_window_extent().width <= drawn.bbox.width:
+            break
+        legend.remove()
 
 
 def boxes(axes, frame=None, **setting):

@@ -24,7 +24,7 @@ def draw(inputs, family):
     """One column of two panels per workload of `family`, in order of resolution."""
     rows, paper = _read.frames(inputs, "attention", "paper_latency")
     rows = _read.bench(rows)
-    rows = rows[(rows["family"] == family) & ~rows["policy"].isin(("descent", "tuned"))]
+    rows = _compared(rows[(rows["family"] == family) & ~rows["policy"].isin(("descent", "tuned"))])
     paper = _read.paper_speedups(paper)
     paper = paper[(paper["family"] == family) & paper["resolution"].isin(rows["resolution"])]
     columns = _read.labels(rows)
@@ -59,6 +59,21 @@ def draw(inputs, family):
         ],
     )
     return drawn
+
+
+def _compared(rows):
+    """Of the plans among `rows` those of one set of tiles, which policies are compared on, and of one solver for each
+    policy: each bar has a place of its own, whatever else was timed."""
+    mine = rows["provider"] == "tilewright"
+    plans = rows[mine]
+    if plans.empty:
+        return rows
+    policies = plans.groupby("tiles", sort=False)["policy"].nunique()
+    tiles = max(policies.index, key=lambda name: (policies[name], name == _read.HEADLINE["tiles"]))
+    plans = plans[plans["tiles"] == tiles]
+    solvers = plans.sort_values("solver", key=lambda found: found != _read.HEADLINE["solver"], kind="stable")
+    solvers = solvers.drop_duplicates("policy")["solver"]
+    return rows[~mine | ((rows["tiles"] == tiles) & rows["solver"].isin(solvers))]
 
 
 def bar_at(orders, order, policy, policies=("greedy", "ilp")):
@@ -164,7 +179,7 @@ def _handles(rows, has_paper):
         hatched = {"facecolor": _style.tint(_style.INK, 0.7), "edgecolor": _style.INK, "hatch": "////"}
         handles.insert(2, Patch(label="hatched: ILP, published objective", **hatched))
     if has_paper:
-        handles.append(Line2D([], [], linestyle="none", label="paper, A100 (speed-up)", **_PAPER_MARK))
+        handles.append(Line2D([], [], linestyle="none", label="paper, A100, whole networks", **_PAPER_MARK))
     if rows.loc[rows["provider"] == _select.INFERENCE, "p50_us"].notna().any():
         handles.append(Line2D([], [], label="inference: dense over the kept tokens", **_INFERENCE_LINE))
     return handles

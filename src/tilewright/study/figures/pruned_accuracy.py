@@ -11,7 +11,6 @@ COLOURS = {"threshold_l2": "#E69F00", "dynamicvit": "#0072B2", "evit": "#009E73"
 NAMES = {"threshold_l2": "Threshold-L2", "dynamicvit": "DynamicViT", "evit": "EViT", "ats": "ATS"}
 # What no other beats, under the lines of the pruners.
 _FRONT = {"color": _style.INK, "linewidth": 3.5, "alpha": 0.25, "linestyle": "--", "zorder": 1}
-_FURTHER = ("#56B4E9", "#D55E00", "#999933")
 
 
 def needs(config):
@@ -29,7 +28,7 @@ def draw(inputs):
     frame = frame[frame["batch"] == frame.groupby("network")["batch"].transform("max")]
     cases = list(frame.groupby(["network", "mode"], sort=False))
     pruners = [name for name in dict.fromkeys(frame["pruner"]) if name]
-    colours = {name: COLOURS.get(name) or _FURTHER[place % 3] for place, name in enumerate(pruners)}
+    colours = {name: COLOURS.get(name) or _contenders.further(name) for name in pruners}
     drawn = _style.figure(max(8.4, 5.4 * len(cases)), 5.2)
     for axes, ((network, mode), rows) in zip(drawn.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
         for pruner, own in rows[rows["pruner"] != ""].groupby("pruner", sort=False):

@@ -2,10 +2,9 @@
 
 from tilewright.study.experiments.slices import ORACLE, SLICE
 from tilewright.study.figures import _contenders, _style
-from tilewright.study.figures.slices_speedup import COLOURS, FURTHER
 from tilewright.study.tables import _read, recall
 
-ORDER_COLOURS = {"hilbert": _contenders.BLUE, "voxel": "#E69F00", "raster": "#5A5A5A"}
+ORDERS = {"hilbert": (_contenders.BLUE, "o"), "voxel": ("#E69F00", "s"), "raster": ("#5A5A5A", "D")}
 
 
 def needs(config):
@@ -28,14 +27,15 @@ def draw(inputs):
             name.replace("x", "×"): own
             for name, own in exact[exact["token_order"] == first].groupby("group", sort=False)
         }
-        colours = {name.replace("x", "×"): colour for name, colour in COLOURS.items()}
-        _lines(panels[0], groups, colours, "shape of groups", f"{case}\nslices and blocks")
+        looks = {name.replace("x", "×"): (colour, "o") for name, colour in _contenders.GROUPS.items()}
+        _lines(panels[0], groups, looks, "shape of groups", f"{case}\nslices and blocks")
         chosen = main[(main["group"] == SLICE) | (main["chosen_by"] != ORACLE)]
-        choosers = {_chooser(*key): own for key, own in chosen.groupby(["chosen_by", "group"], sort=False)}
-        _lines(panels[1], choosers, {"exact shares": _contenders.BLUE}, "chosen by", "choosers")
+        choosers = dict(list(chosen.groupby(["chosen_by", "group"], sort=False)))
+        looks = {_chooser(*key): _contenders.chooser(key[0]) for key in choosers}
+        _lines(panels[1], {_chooser(*key): own for key, own in choosers.items()}, looks, "chosen by", "choosers")
         if columns == 3:
             in_orders = dict(list(exact[exact["group"] == SLICE].groupby("token_order", sort=False)))
-            _lines(panels[2], in_orders, ORDER_COLOURS, "order of tokens", "orders")
+            _lines(panels[2], in_orders, ORDERS, "order of tokens", "orders")
         panels[0].set_ylabel("recall: share of attention kept")
         # From nothing on where some keep little, so that twice as many keys lie twice as far.
         least, most = 100 * rows["density"].min(), 100 * rows["density"].max()
@@ -60,12 +60,12 @@ def _chooser(name, group):
     return said if group == SLICE else f"{said}, {group.replace('x', '×')}"
 
 
-def _lines(axes, lines, colours, title, heading):
-    """A line for each of `lines`, ``{label: rows}``."""
-    for place, (name, rows) in enumerate(lines.items()):
+def _lines(axes, lines, looks, title, heading):
+    """A line for each of `lines`, ``{label: rows}``, with the colour and the mark that `looks` has for it."""
+    for name, rows in lines.items():
         rows = rows.sort_values("density")
-        colour = colours.get(name, FURTHER[place % len(FURTHER)])
-        axes.plot(100 * rows["density"], rows["recall"], marker="o", markersize=4, color=colour, label=name)
+        colour, marker = looks.get(name) or _contenders.chooser(name)
+        axes.plot(100 * rows["density"], rows["recall"], marker=marker, markersize=4, color=colour, label=name)
     axes.set(xlabel="keys kept (%)")
     axes.set_title(heading, loc="left")
     # Lines leave no corner free.

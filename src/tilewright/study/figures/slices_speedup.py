@@ -6,12 +6,6 @@ from tilewright.study.experiments.slices import ORACLE, SLICE
 from tilewright.study.figures import _contenders, _style
 from tilewright.study.tables import _read, slices
 
-# By shape of groups, and of further ones in turn.
-COLOURS = {SLICE: _contenders.BLUE, "64x1": "#56B4E9", "128x64": "#D55E00", "128x128": "#882255"}
-FURTHER = ("#009E73", "#CC79A7", "#999933", "#44AA99")
-# By attention over lists of whole blocks that is not ours.
-BLOCK_COLOURS = {"flex": "#5A5A5A", "fa4": "#E69F00", "flashinfer": "#8C564B"}
-
 
 def needs(config):
     """What the table needs."""
@@ -32,8 +26,8 @@ def draw(inputs):
     ):
         sparsities = np.linspace(100 * rows["sparsity"].min(), 100 * rows["sparsity"].max())
         left.plot(sparsities, 100 / (100 - sparsities), ":", color=_style.INK)
-        for name, own in _lines(rows):
-            styles.setdefault(name, _look(name, len(styles)))
+        for name, own, look in _lines(rows):
+            styles.setdefault(name, look)
             own = own.dropna(subset="speedup").sort_values("sparsity")
             left.plot(100 * (1 - own["density"]), own["speedup"], markersize=4, **styles[name])
             right.plot(100 * own["recall"], own["speedup"], markersize=4, **styles[name])
@@ -61,31 +55,28 @@ def draw(inputs):
 
 
 def _lines(rows):
-    """``(name, rows)`` of each line of a panel, ours first."""
+    """``(name, rows, look)`` of each line of a panel, ours first."""
     attend = rows[rows["call"] == "attend"]
     for group in dict.fromkeys(attend.loc[attend["chosen_by"] == ORACLE, "group"]):
         own = slices.attending(rows, group)
-        yield f"Tilewright {group.replace('x', '×')}", own[own["lengths"] == "equal"]
+        look = {"color": _contenders.GROUPS.get(group) or _contenders.further(group), "marker": "o"}
+        name = f"Tilewright {group.replace('x', '×')}"
+        yield name, own[own["lengths"] == "equal"], look | {"linewidth": 2 if group == SLICE else 1.2}
         if (own["lengths"] == "uneven").any():
-            yield f"Tilewright {group.replace('x', '×')}, uneven lists", own[own["lengths"] == "uneven"]
+            look |= {"marker": "D", "markerfacecolor": "none", "linewidth": 1, "linestyle": "-."}
+            yield f"{name}, uneven lists", own[own["lengths"] == "uneven"], look
     for name in dict.fromkeys(rows.loc[rows["call"] == "predict_attend", "chosen_by"]):
-        yield f"with {name} in each call", rows[(rows["call"] == "predict_attend") & (rows["chosen_by"] == name)]
-    blocked = attend[attend["provider"].isin(BLOCK_COLOURS) & attend["speedup"].notna()]
+        colour, marker = _contenders.chooser(name)
+        own = rows[(rows["call"] == "predict_attend") & (rows["chosen_by"] == name)]
+        yield (
+            f"with {name} in each call",
+            own,
+            {"color": colour, "linestyle": "--", "marker": marker, "linewidth": 1.4},
+        )
+    blocked = attend[attend["provider"].isin(_contenders.BLOCKED) & attend["speedup"].notna()]
     for (provider, group), own in blocked.groupby(["provider", "group"], sort=False):
-        yield f"{_style.PROVIDER_NAMES[provider]} {group.replace('x', '×')}", own
-
-
-def _look(name, place):
-    """Colour and form of a line."""
-    if name.startswith("with "):
-        return {"color": _contenders.BLUE, "linestyle": "--", "marker": "sDv^"[place % 4], "linewidth": 1.4}
-    for provider, colour in BLOCK_COLOURS.items():
-        if name.startswith(f"{_style.PROVIDER_NAMES[provider]} "):
-            return {"color": colour, "marker": "osD"[place % 3], "linewidth": 1.2}
-    group = name.removeprefix("Tilewright ").partition(",")[0].replace("×", "x")
-    known = COLOURS.get(group, FURTHER[place % len(FURTHER)])
-    uneven = {"marker": "D", "markerfacecolor": "none", "linewidth": 1, "linestyle": "-."}
-    return {
-        "color": known,
-        **(uneven if "uneven" in name else {"marker": "o", "linewidth": 2 if group == SLICE else 1.2}),
-    }
+        colour, marker = _contenders.BLOCKED[provider]
+        look = {"color": colour, "marker": marker, "linewidth": 1.2}
+        # Of one provider the shapes of blocks differ by what fills their marks.
+        look |= {"markerfacecolor": "none"} if group == "128x64" else {}
+        yield f"{_style.PROVIDER_NAMES[provider]} {group.replace('x', '×')}", own, look

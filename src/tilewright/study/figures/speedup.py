@@ -1,5 +1,4 @@
-"""The headline plan against dense attention for every workload, with the paper's best speed-up and the peers beside
-it."""
+"""The headline plan against dense attention for every workload, with the peers beside it."""
 
 import re
 
@@ -9,7 +8,6 @@ from tilewright.study.tables import _read, speedup
 # Where bars stand, and the marks beside them.
 _BAR_AT, _MARKS_AT = -0.14, 0.17
 _MARKS = {
-    "paper_speedup": (_MARKS_AT, "D", _style.PAPER, "paper's best, A100"),
     "sdpa_mask": (_MARKS_AT, "v", "#882255", _style.PROVIDER_NAMES["sdpa_mask"]),
     "flex": (_MARKS_AT, "^", "#44AA99", _style.PROVIDER_NAMES["flex"]),
     "peer_speedup": (_MARKS_AT, "_", _style.INK, "fastest peer"),
@@ -24,7 +22,7 @@ def needs(config):
 
 
 def draw(inputs):
-    """One panel per family; each workload's bar goes up or down from 1, with peers and the paper as marks beside it."""
+    """One panel per family; each workload's bar goes up or down from 1, with peers as marks beside it."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator, NullLocator
 
@@ -71,8 +69,7 @@ def draw(inputs):
             + ", ".join(f"{name} {value}" for name, value in _read.HEADLINE.items())
             + "; checked, tokens in plan order, warm cache, over the fastest dense attention of the same run "
             f"({_style.dense_names(frame)}; {_read.devices(frame)}); below each its number. Peers in plan order, too. "
-            f"Best of up to {frame['plans'].max():.0f} plans: the least of as many measurements. "
-            "Diamonds: the paper's fastest over FlashAttention on an A100, whole networks.",
+            f"Best of up to {frame['plans'].max():.0f} plans: the least of as many measurements.",
             *(f"{_style.listed(models)}: {why}." for why, models in _reasons(frame).items()),
         ],
     )
@@ -89,12 +86,6 @@ def _reasons(frame):
 
 
 def _bar(axes, row):
-    if row.paper_speedup > 0:
-        text = axes.text(
-            row.Index + _MARKS_AT + 0.1, row.paper_speedup, _style.ratio(row.paper_speedup), va="center", fontsize=8
-        )
-        text.set_color(_style.PAPER)
-        _style.outlined(text)
     if row.speedup > 0:
         colour = _style.tint(_style.order_colour(_read.HEADLINE["reorder"]), 0.75)
         axes.bar(row.Index + _BAR_AT, row.speedup - 1, 0.42, bottom=1, color=colour)

@@ -72,7 +72,8 @@ def draw(inputs):
         # Rows of before say nothing of frames in time.
         timely = own["timely_miou"].fillna(own["mean_miou"])
         colors = [NAMES[name][1] for name in own.index]
-        right.barh(range(len(own)), 100 * own["mean_miou"], color=colors, alpha=FAINT)
+        late = 100 * (own["mean_miou"] - timely)
+        right.barh(range(len(own)), late, left=100 * timely, color=colors, alpha=FAINT)
         for axes, values, most, what in (
             (left, own["missed"], own["missed"].max(), "budgets missed (%)"),
             (right, timely, own["mean_miou"].max(), "mean IoU of frames (%)"),
@@ -90,7 +91,7 @@ def draw(inputs):
         *(Patch(facecolor=NAMES[name][1], label=NAMES[name][0]) for name in NAMES if name in set(found["contender"])),
     ]
     _style.head(drawn, "Frames with budgets", handles, columns=4)
-    timed = "Mean IoU: a frame that came late counts 0; the faint bar is without that. "
+    timed = "Mean IoU: a frame that came late counts 0; the faint end of a bar is what these would add. "
     timed = timed if found["timely_miou"].notna().any() else "Mean IoU counts late frames, too. "
     _style.notes(
         drawn,

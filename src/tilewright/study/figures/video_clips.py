@@ -5,8 +5,8 @@ from tilewright.study.stages import video_pictures
 
 
 def needs(config):
-    """Pictures of each network with weights."""
-    return video_pictures.needs(config)
+    """Pictures of each network with weights, on a GPU: a network that a CPU trained draws noise."""
+    return [] if config.device == "cpu" else video_pictures.needs(config)
 
 
 def draw(inputs):
