@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tilewright.study import experiments, figures
 from tilewright.study.tables import _quoted, end_to_end, recall, slices
 
 ROOT = Path(__file__).parents[1]
@@ -113,3 +114,15 @@ def test_the_readmes_numbers_of_lists_are_those_of_the_recorded_rows():
     exact = maps[(maps["provider"] == slices.OURS) & (maps["group"] == "128x1") & (maps["chosen_by"] == "oracle")]
     said = "lists are {:.2f} and {:.2f} times as fast as dense".format(*exact["speedup"].dropna())
     assert said in README
+
+
+def test_the_documents_name_every_figure_and_experiment():
+    running, configuration = (ROOT / "docs/running.md").read_text(), (ROOT / "config/README.md").read_text()
+    assert [name for name in figures.NAMES if f"`{name}`" not in running] == []
+    assert [name for name in experiments.NAMES if f"`{name}`" not in configuration] == []
+
+
+def test_no_document_installs_what_is_on_no_index():
+    assert [
+        path for path in DOCUMENTS if re.search(r"pip install [^-\n]*tilewright\b", (ROOT / path).read_text())
+    ] == []

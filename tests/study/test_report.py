@@ -152,6 +152,16 @@ def test_hardware_is_that_of_the_times(study):
     assert _origin.hardware(["results/graphs/vil-tiny-224-s1/ic.npz", "expected/claims.csv"]) == ""
 
 
+def test_hardware_names_each_number_of_cores_once_and_no_cost_model(tmp_path):
+    for number, cores in enumerate((2, 1)):
+        rows = [synthetic.row("vil-tiny-224-s1", "sdpa_dense", 5.0, cores=cores, torch="2.13.0")]
+        synthetic.write_csv(tmp_path / f"{number}.csv", synthetic.BENCH, rows)
+    synthetic.write_csv(tmp_path / "a.csv", "accelerator", [{"device": "zigzag-dse, a cost model", "status": "ok"}])
+    one, both = [tmp_path / "1.csv"], sorted(tmp_path.glob("*.csv"))
+    assert _origin.hardware(one) == "Imaginary CPU; 1 core; torch 2.13.0"
+    assert _origin.hardware(both) == "Imaginary CPU; 1 and 2 cores; torch 2.13.0"
+
+
 # What the explorer shows
 
 

@@ -58,6 +58,11 @@ NOVEL = 0.2
 # Side of the font's pictures, in pixels; Noto Color Emoji has them in this size alone.
 STRIKE = 109
 QUALITY = 88
+# What the licence asks of those who change the pictures.
+CHANGED = """\
+objects.webp holds changed copies of these pictures: drawn from the font, cropped, scaled and put on one sheet.
+
+"""
 
 
 def run(font, names, output, licence):
@@ -85,7 +90,7 @@ def run(font, names, output, licence):
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([FIELDS, *rows])
     artifacts.write_text(folder / "objects.csv", text.getvalue())
-    artifacts.write_text(folder / "LICENSE.objects", Path(licence).read_text(encoding="utf-8"))
+    artifacts.write_text(folder / "LICENSE.objects", CHANGED + Path(licence).read_text(encoding="utf-8"))
     print(
         f"{folder}: {len(rows)} objects of {len(CLASSES)} classes, {(folder / 'objects.webp').stat().st_size:,} bytes"
     )

@@ -11,8 +11,10 @@ from tilewright.core.errors import ArtifactError
 
 KIND = "origin"
 VERSION = 1
-# Facts of a device, by the column of a CSV that holds them, and how they are put.
-_FACTS = {"device": "{}", "cores": "{} cores", "torch": "torch {}"}
+# Facts of a device, by the column of a CSV that holds them.
+_FACTS = ("device", "cores", "torch")
+# Kinds of rows that hold no time.
+_COUNTED = ("accelerator",)
 
 
 @dataclass(frozen=True)
@@ -52,17 +54,19 @@ def load(path):
 def hardware(inputs):
     """Devices, cores and torch that the times in `inputs` are of, in words: of profiles and of rows of T5."""
     found = dict.fromkeys(facts for path in map(Path, inputs) for facts in _facts(path))
-    words = (
-        dict.fromkeys(form.format(facts[place]) for facts in found if facts[place])
-        for place, form in enumerate(_FACTS.values())
-    )
-    return "; ".join(", ".join(names) for names in words if names)
+    devices, cores, torch = ({*filter(None, each)} for each in zip(*found, strict=True)) if found else ((), (), ())
+    counts = sorted(cores, key=int)
+    words = [", ".join(name for name in dict.fromkeys(facts[0] for facts in found) if name in devices)]
+    words.append(f"{' and '.join(counts)} core{'s' * (counts != ['1'])}" if counts else "")
+    words.append(f"torch {', '.join(sorted(torch))}" if torch else "")
+    return "; ".join(filter(None, words))
 
 
 def _facts(path):
     """Tuples of `_FACTS` as text, of the rows of a CSV or of a profile."""
     if path.suffix == ".csv":
         with open(path, encoding="utf-8", newline="") as stream:
-            return [tuple(row.get(name) or "" for name in _FACTS) for row in csv.DictReader(stream)]
+            rows = (row for row in csv.DictReader(stream) if row.get("kind") not in _COUNTED)
+            return [tuple(row.get(name) or "" for name in _FACTS) for row in rows]
     device = json.loads(path.read_bytes()).get("device") if path.suffix == ".json" else None
     return [(device["name"], str(device["threads"]), device["versions"].get("torch"))] if device else []
