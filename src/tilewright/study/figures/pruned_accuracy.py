@@ -75,7 +75,7 @@ def draw(inputs):
     handles += [
         Line2D([], [], **mark, marker="X", markersize=8, label="not pruned"),
         Line2D([], [], **mark, marker="o", markerfacecolor="white", label=_contenders.label(pruned.PADDED)),
-        Line2D([], [], **_FRONT, label="Pareto front, without padding"),
+        Line2D([], [], **_FRONT, label="Pareto front"),
     ]
     _style.head(drawn, "Accuracy beside speed where tokens are pruned", handles, columns=3)
     packed = frame[frame["batching"] == pruned.OURS]
