@@ -91,7 +91,7 @@ def test_columns_that_only_round_up_a_loop_cost_nothing_where_they_come_last():
     assert len(mapped.tiles) == 6
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_random_reductions(data):
     """Any legal order gives numpy's words or is refused in one line; ``auto`` is never slower than one that maps."""
