@@ -373,7 +373,7 @@ def test_a_file_of_the_checkout_counts_by_what_it_holds(folder, base, checkout):
 @pytest.mark.parametrize("column", ["device", "cores", "torch"])
 def test_rows_of_unequal_devices_make_no_table(tmp_path, column):
     row = {"model": "vil-tiny-64-s1", "provider": "sdpa_dense", "device": "x", "cores": 1, "torch": "1"}
-    unequal = row | {column: 2}
+    unequal = row | {column: 2 if column == "cores" else "2"}
     for name, found in (("one", row), ("other", unequal), ("blank", {**row, "cores": None, "torch": ""})):
         _rows.write(tmp_path / f"{name}.csv", experiments.member("attention").Row, [found])
     with pytest.raises(ArtifactError, match=f"expected attention rows of one device, found {column} . and ."):
