@@ -7,11 +7,13 @@ from functools import cache, partial
 from itertools import islice
 from types import MethodType, SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
+from test_timed_calls import planned, streamed, weights
 
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE
@@ -19,13 +21,20 @@ from tilewright import networks, ragged, reference, targets
 from tilewright.models import dynamicvit
 from tilewright.networks import _sites
 from tilewright.networks.attentions import tilewright as scheduled
+from tilewright.paths import calls, runner
+from tilewright.paths import table as look_up
+from tilewright.slices import attention as slice_attention
 from tilewright.study.experiments import _networks as network_bench
 from tilewright.study.experiments import _ragged as ragged_bench
+from tilewright.study.experiments import _slices as slice_bench
+from tilewright.study.experiments import _stream as stream_bench
 from tilewright.study.experiments._attention import Tokens, run_schedule
 from tilewright.study.experiments._effort import Effort
 from tilewright.targets.cpu import executor as cpu_executor
 from tilewright.targets.cpu import launch as cpu_launch
 from tilewright.targets.cpu import packed as cpu_packed
+from tilewright.targets.cpu import slice_selection as cpu_selection
+from tilewright.targets.cpu import slices as cpu_slices
 from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.cuda import tile_kernel as cuda_tile_kernel
 from tilewright.targets.cuda import tile_lists
@@ -625,3 +634,242 @@ def test_a_wrong_bias_is_caught(plans_of_networks, name, fault):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduled, "prepare", prepare)
         assert judged(name, "bfloat16") == "failed"
+
+
+# Slices: lists of a predictor and of the oracle, of tokens with text before and behind them.
+
+TEXT = (3, 5)
+
+
+@pytest.fixture(scope="module")
+def maps():
+    q, k, v = torch.randn(3, 1, 2, 256 + sum(TEXT), 64, generator=torch.Generator().manual_seed(0))
+    return slice_bench.Maps(2, 64, (4, 8, 8), "raster", text=TEXT, made=SimpleNamespace(q=1.5 * q, k=k, v=v))
+
+
+def listed(maps):
+    """``{(who chose, call): status}`` of what attends by lists, and of what makes them."""
+    setting = {"by": "pooled", "pool": 16, "rows": 16}
+
+    def offered():
+        own, found = maps.oracle("16x1", keep=0.4), maps.predicted("pooled", setting, keep=0.4, budget=0.5)
+        return [slice_bench.ours(maps, own), *slice_bench.predicting(maps, setting, found, 0.5)]
+
+    rows = list(slice_bench.rows_of(maps, [({}, offered)], QUICK))
+    assert all(("p50_us" in row) == (row["status"] == "ok") for row in rows)
+    return {(row.get("chosen_by"), row.get("call")): row["status"] for row in rows}
+
+
+OF_LISTS = ("oracle", "attend"), ("pooled", "predict"), ("pooled", "predict_attend")
+
+
+def test_without_a_fault_lists_pass(maps):
+    assert listed(maps) == dict.fromkeys(OF_LISTS, "ok")
+
+
+def of_executor(change):
+    """A fault of the lists, or of the scale, that attention by lists is computed with: ``change(keys, counts)``."""
+
+    def fault(patch):
+        right = cpu_slices.Executor.attend
+
+        def attend(executor, lists, *qkv, **options):
+            keys, counts = (x.clone() for x in lists[:2])
+            change(keys, counts)
+            return right(executor, (keys, counts, *lists[2:]), *qkv, **options)
+
+        patch.setattr(cpu_slices.Executor, "attend", attend)
+
+    return fault
+
+
+def key_dropped(keys, counts):
+    """The middle one of one group."""
+    keys[0, 0, 3, 40:-1] = keys[0, 0, 3, 41:].clone()
+    counts[0, 0, 3] -= 1
+
+
+def key_twice(keys, counts):
+    keys[0, 0, 3, 41:] = keys[0, 0, 3, 40:-1].clone()
+    counts[0, 0, 3] += 1
+
+
+def last_key_is_not_read(keys, counts):
+    counts[0, 1, 2] -= 1
+
+
+def one_key_too_many(keys, counts):
+    """Behind the end of a list its last key is repeated."""
+    keys[0, 1, 2, counts[0, 1, 2]] = keys[0, 1, 2, counts[0, 1, 2] - 1]
+    counts[0, 1, 2] += 1
+
+
+def text_is_not_read(keys, counts):
+    first, last = TEXT
+    keys[..., :-first] = keys[..., first:].clone()
+    counts -= first + last
+
+
+def of_the_next_head(keys, counts):
+    keys.copy_(keys.roll(1, 1))
+
+
+def of_the_next_group(keys, counts):
+    keys.copy_(keys.roll(1, 2))
+
+
+def another_scale(patch):
+    right = cpu_slices.Executor.attend
+    patch.setattr(
+        cpu_slices.Executor, "attend", lambda *given, scale, **options: right(*given, scale=1.05 * scale, **options)
+    )
+
+
+def text_sees_less(patch):
+    """Queries of text do without the last keys."""
+    right = slice_attention.dense
+    patch.setattr(slice_attention, "dense", lambda q, k, v, **how: right(q, k[:, :, :-1], v[:, :, :-1], **how))
+
+
+LISTED = {
+    "key-dropped": of_executor(key_dropped),
+    "key-twice": of_executor(key_twice),
+    "count-short-of-one": of_executor(last_key_is_not_read),
+    "count-more-by-one": of_executor(one_key_too_many),
+    "text-keys": of_executor(text_is_not_read),
+    "next-head": of_executor(of_the_next_head),
+    "next-group": of_executor(of_the_next_group),
+    "scale": another_scale,
+    "text-queries": text_sees_less,
+}
+
+
+@pytest.mark.parametrize("fault", LISTED)
+def test_a_fault_of_attention_by_lists_is_caught(maps, fault):
+    with pytest.MonkeyPatch.context() as patch:
+        LISTED[fault](patch)
+        found = listed(maps)
+    assert {found[call] for call in OF_LISTS if "attend" in call[1]} == {"failed"}
+
+
+@pytest.mark.parametrize("by", [0.05, -0.05])
+def test_wrong_sums_of_attention_by_lists_are_caught(maps, by):
+    """Recall is told from them."""
+    right = cpu_slices.Executor.attend
+
+    def attend(*given, **options):
+        out, lse = right(*given, **options)
+        return out, None if lse is None else lse + by
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_slices.Executor, "attend", attend)
+        assert listed(maps) == dict.fromkeys(OF_LISTS, "failed")
+
+
+def a_code_too_few(taken, codes, rule, always):
+    """Keys of the last code that is taken are left out."""
+    flags, _ = taken(codes, rule, always)
+    last = codes.masked_fill(~flags | always, 0).amax(1, keepdim=True)
+    return flags & ((codes < last) | always)
+
+
+def a_code_too_many(taken, codes, rule, always):
+    flags, _ = taken(codes, rule, always)
+    last = codes.masked_fill(~flags | always, 0).amax(1, keepdim=True)
+    return flags | (codes <= last + 1)
+
+
+SELECTIONS = {"ties-dropped": a_code_too_few, "a-code-more": a_code_too_many}
+
+
+@pytest.mark.parametrize("fault", SELECTIONS)
+def test_lists_of_other_lengths_than_were_asked_for_are_caught(maps, fault):
+    def selected(right, codes, rule, always):
+        flags = SELECTIONS[fault](right, codes, rule, always)
+        return flags, flags.sum(1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        wrapped(patch, cpu_selection, "_taken", selected)
+        found = listed(maps)
+    assert found == {call: "ok" if call[0] == "oracle" else "failed" for call in OF_LISTS}
+
+
+# Paths and streams: what runs is another path than its name says.
+
+trained = weights
+
+
+def other_path(**changes):
+    """A fault of the path that a text stands for: ``{field: change(its value)}``."""
+
+    def fault(patch):
+        @torch.inference_mode()
+        def called(self, text, images):
+            path = self.paths[text]
+            stated = {name: change(getattr(path, name)) for name, change in changes.items()}
+            return self.network(images, msgspec.structs.replace(path, **stated))
+
+        patch.setattr(calls.Calls, "_called", called)
+
+    return fault
+
+
+PATHS = {
+    "block-skipped": other_path(blocks=lambda stages: (*stages[:-1], "0" + stages[-1][1:])),
+    "first-block-skipped": other_path(blocks=lambda stages: ("0" + stages[0][1:], *stages[1:])),
+    "scale": other_path(scale=lambda scale: 1.5 - scale),
+    "levels": other_path(levels=lambda levels: levels[:-1]),
+    "first-level": other_path(levels=lambda levels: levels[1:]),
+}
+
+
+@pytest.mark.parametrize("fault", PATHS)
+@pytest.mark.parametrize("run", [planned, streamed])
+def test_a_path_that_runs_as_another_is_caught(trained, run, fault):
+    with pytest.MonkeyPatch.context() as patch:
+        PATHS[fault](patch)
+        rows = run(trained)
+    assert rows and {row.get("status") for row in rows} == {"failed"} and all("maps" in row["reason"] for row in rows)
+
+
+@pytest.fixture(scope="module")
+def with_statistics(trained, tmp_path_factory):
+    """The same paths, with decoders' statistics of their own."""
+    entries = [msgspec.structs.replace(entry, rung="statistics") for entry in look_up.read(trained[1])]
+    table = tmp_path_factory.mktemp("statistics") / "table.csv"
+    look_up.write(table, entries)
+    return trained[0], str(table)
+
+
+def of_another_path(folded):
+    return dict(zip(folded, [*list(folded.values())[1:], next(iter(folded.values()))], strict=True))
+
+
+STATISTICS = {"right": dict, "of-another-path": of_another_path, "of-the-network": lambda folded: {}}
+
+
+@pytest.mark.parametrize("fault", STATISTICS)
+def test_statistics_of_another_decoder_are_caught(with_statistics, fault):
+    right = calls.Calls.__init__
+
+    def made(self, network, paths, *, folded=None, **how):
+        right(self, network, paths, folded=folded and STATISTICS[fault](folded), **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_bench, "SCENES", 2)
+        patch.setattr(calls.Calls, "__init__", made)
+        rows = streamed(with_statistics, rung="statistics", contenders=["closed"])
+    assert rows and {row.get("status", "ok") for row in rows} == {"ok" if fault == "right" else "failed"}
+
+
+def test_maps_of_an_earlier_frame_are_caught(trained):
+    right, shown = runner.Picker.run, []
+
+    def run(picker, entry, images):
+        shown.append(images)
+        return right(picker, entry, shown[-2:][0])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner.Picker, "run", run)
+        rows = streamed(trained, contenders=["closed", "full"])
+    assert rows and {row.get("status", "ok") for row in rows} == {"failed"}

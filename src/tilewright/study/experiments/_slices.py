@@ -18,6 +18,7 @@ from tilewright.core.timing import time_gpu, time_host, time_together
 from tilewright.profile import DTYPES
 from tilewright.scenes import planted
 from tilewright.slices import measures, orders
+from tilewright.slices.prediction import LEAST
 from tilewright.study.experiments._checks import checked, errors, refusal, same_lists, settled
 from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.slices import ORACLE
@@ -33,18 +34,22 @@ HALVINGS = 12
 PRECISION = 0.004
 # Room of lists whose length is looked for: all keys.
 WHOLE = 1.0
+# What lists keep of attention is told from log-sum-exps; by so much it may differ from the sum of the exact shares.
+RECALL_OFF = 0.01
 
 
 @dataclass(frozen=True)
 class Lists:
     """Lists, who chose them by which mass or share of keys, for groups of which shape, and what they keep.
 
-    facts: columns of rows. flags: bool [1, H, G, runs] of lists of whole runs that the host knows, else None.
+    facts: columns of rows. flags: bool [1, H, G, runs] of lists of whole runs that the host knows, else None. wrong:
+    why they are not what their facts say, else an empty text.
     """
 
     found: slices.SliceLists
     facts: dict
     flags: torch.Tensor | None = None
+    wrong: str = ""
 
 
 def group(name):
@@ -224,7 +229,29 @@ class Maps:
                 "error_bound": float(measures.error_bound(recall, self.exact[2]).max()),
             },
             lists.flags,
+            self._wrong(lists, recall),
         )
+
+    def _wrong(self, lists, recall):
+        """Why lists do not hold as many keys as were asked for, or not the attention `recall` [1, H, N]; else ""."""
+        (rows, width), keep, counts = group(lists.facts["group"]), lists.facts["keep"], lists.found.counts[0]
+        if keep is not None and lists.facts["mass"] is None:
+            # They hold whole runs, of which the last may be short, and a least number.
+            fewest, most = (float(end) for end in counts.aminmax())
+            asked, least = keep * self.tokens, min(LEAST + sum(self.text), self.tokens)
+            if not asked - 1.5 * width <= fewest <= most <= max(asked, least) + 1.5 * width:
+                return f"lists hold from {fewest:.0f} to {most:.0f} keys, {asked:.1f} were asked for"
+        told = recall[0, :, self.text[0] : self.tokens - self.text[1]]
+        told = measures.run_shares(told, rows) / measures.run_shares(torch.ones_like(told), rows)
+        place, off = torch.arange(lists.found.keys.shape[-1], device=told.device), []
+        # A head at a time: numbers take twice the memory of its lists.
+        for keys, count, shares, own in zip(lists.found.keys[0], counts, self.shares(rows), told, strict=True):
+            listed = place < count[:, None]
+            kept = shares.gather(-1, keys.long().where(listed, 0)) * listed
+            off.append((kept.sum(-1) - own).abs().max())
+        if not (most_off := float(torch.stack(off).max())) <= RECALL_OFF:
+            return f"lists keep another share of attention than is told, off by {most_off:.2g}"
+        return ""
 
     def expected(self, lists):
         """float64 [1, H, R, D]: what attention by `lists`, None for all keys, makes of the rows that are checked."""
@@ -356,6 +383,8 @@ def _checked(maps, contender):
     """``(row, call)`` of a contender whose result was compared with the oracle, see `_checks.checked`; one that makes
     lists is compared with these."""
     row = maps.known | contender.facts
+    if contender.lists is not None and contender.lists.wrong:
+        return row | {"status": "failed", "reason": contender.lists.wrong}, None
     if contender.pairs is None:
         return checked(contender.call, lambda found: same_lists(found, contender.lists.found), row)
     expected = _expected(maps, contender.lists)
