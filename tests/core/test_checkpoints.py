@@ -45,6 +45,11 @@ def write(path, content):
         pytest.param({f"module.{name}": tensor for name, tensor in STATE.items()}, id="module"),
         pytest.param({"net": {f"module.{name}": tensor for name, tensor in STATE.items()}}, id="net-module"),
         pytest.param({"model": STATE, "args": argparse.Namespace(lr=1e-3, data_path="/data")}, id="namespace"),
+        pytest.param({"model_state_dict": STATE, "optimizer_state_dict": {"state": {}}}, id="model_state_dict"),
+        pytest.param({"model_state": STATE, "epoch": 3}, id="model_state"),
+        pytest.param({"model": {"state_dict": STATE}}, id="holder-in-holder"),
+        pytest.param({f"module._orig_mod.{name}": tensor for name, tensor in STATE.items()}, id="module-compiled"),
+        pytest.param({f"_orig_mod.module.{name}": tensor for name, tensor in STATE.items()}, id="compiled-module"),
     ],
 )
 def test_published_forms_are_read(tmp_path, content):
@@ -65,6 +70,29 @@ def test_safetensors_are_read(tmp_path):
     state = {"module.w": torch.randn(2, 2).bfloat16(), "module.n": torch.tensor(3)}
     found = checkpoints.read(write(tmp_path / "net.safetensors", state))
     assert same(found, {"w": state["module.w"], "n": state["module.n"]})
+
+
+def test_what_a_file_is_follows_from_its_first_bytes(tmp_path):
+    save_file(STATE, tmp_path / "safe.pth")
+    torch.save(STATE, tmp_path / "torch.safetensors")
+    (tmp_path / "index").write_text(json.dumps({"weight_map": {"weight": "safe.pth", "bias": "torch.safetensors"}}))
+    for name in ("safe.pth", "torch.safetensors", "index"):
+        assert same(checkpoints.read(tmp_path / name)), name
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "diffusion_pytorch_model.safetensors"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_folder_of_a_published_model_is_read(tmp_path, name, parts):
+    (tmp_path / "config.json").write_text("{}")
+    if parts == 1:
+        write(tmp_path / name, STATE)
+    else:
+        suffix = name.rpartition(".")[2]
+        for key, tensor in STATE.items():
+            write(tmp_path / f"part-{key}.{suffix}", {key: tensor})
+        index = {"metadata": {}, "weight_map": {key: f"part-{key}.{suffix}" for key in STATE}}
+        (tmp_path / f"{name}.index.json").write_text(json.dumps(index))
+    assert same(checkpoints.read(tmp_path))
 
 
 class Code:
@@ -171,6 +199,14 @@ def test_a_checkpoint_is_loaded_as_it_is_adapted(tmp_path):
     network, path = nn.Linear(3, 2), write(tmp_path / "net.pth", {"net": {"w": STATE["weight"], "bias": STATE["bias"]}})
     checkpoints.load(network, path, lambda state, _: {"weight": state.pop("w"), **state})
     assert same(network.state_dict())
+
+
+@pytest.mark.parametrize("prefix", ["model.", "net.model.", "model._orig_mod.", "model.module.", "module.model.", "0."])
+def test_what_all_names_begin_with_is_found_by_those_of_the_network(tmp_path, prefix):
+    network = nn.Sequential(nn.Linear(3, 2))
+    path = write(tmp_path / "net.pth", {f"{prefix}0.{name}": tensor for name, tensor in STATE.items()})
+    checkpoints.load(network, path, as_it_is)
+    assert same(network[0].state_dict())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 from functools import partial
 
 import pytest
@@ -399,6 +400,29 @@ def transformers_names(state):
     return found
 
 
+def names_in_memory(state):
+    """A state as `transformers` has it in memory since its version 5."""
+    renamed = {
+        r"encoder\.patch_embeddings\.(\d)": r"stages.\1.patch_embeddings",
+        r"encoder\.block\.(\d)\.": r"stages.\1.blocks.",
+        r"encoder\.layer_norm\.(\d)": r"stages.\1.layer_norm",
+        r"\.layer_norm_1\.": ".layernorm_before.",
+        r"\.layer_norm_2\.": ".layernorm_after.",
+        r"attention\.self\.(q|k|v)(uery|ey|alue)": r"attention.\1_proj",
+        r"attention\.self\.sr": "attention.sequence_reduction.sequence_reduction",
+        r"attention\.self\.layer_norm": "attention.sequence_reduction.layer_norm",
+        r"attention\.output\.dense": "attention.o_proj",
+        r"mlp\.dense": "mlp.fc",
+        r"decode_head\.linear_c": "decode_head.linear_projections",
+    }
+    found = {}
+    for key, tensor in transformers_names(state).items():
+        for theirs, ours in renamed.items():
+            key = re.sub(theirs, ours, key)
+        found[key] = tensor
+    return found
+
+
 def backbone_alone(state):
     return {
         **{key.removeprefix("backbone."): x for key, x in state.items() if key.startswith("backbone.")},
@@ -417,6 +441,9 @@ FORMS = {
         "meta": {"epoch": 1},
     },
     "transformers": transformers_names,
+    "transformers-5": names_in_memory,
+    "lightning": lambda state: {"state_dict": {f"model._orig_mod.{key}": x for key, x in state.items()}},
+    "wrapped": lambda state: {"model_state": {f"net.{key}": x for key, x in names_in_memory(state).items()}},
 }
 
 
@@ -429,7 +456,19 @@ def test_published_forms_are_read(tmp_path, network, inputs, form):
     assert torch.equal(read(inputs), network(inputs))
 
 
-@pytest.mark.parametrize("form", [backbone_alone, lambda state: transformers_backbone(state)], ids=["nvlabs", "hf"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        backbone_alone,
+        lambda state: transformers_backbone(state),
+        lambda state: {f"encoder.{key}": x for key, x in backbone_alone(state).items() if "head" not in key},
+        # Of a `SegformerModel`.
+        lambda state: {
+            key.removeprefix("segformer."): x for key, x in names_in_memory(state).items() if "decode" not in key
+        },
+    ],
+    ids=["nvlabs", "hf", "encoder", "hf-alone"],
+)
 def test_a_backbone_alone_is_read_and_the_decoder_said_to_be_random(tmp_path, network, form, caplog):
     torch.save(form(network.state_dict()), tmp_path / "mit_b0.pth")
     with caplog.at_level(logging.WARNING):
@@ -448,6 +487,13 @@ def transformers_backbone(state):
 def of_mmsegmentation(state):
     kept = {key: x for key, x in state.items() if key.startswith("backbone.")}
     return kept | {"decode_head.convs.0.conv.weight": torch.zeros(256, 32, 1, 1)}
+
+
+def test_unknown_names_are_no_backbone(tmp_path, network, caplog):
+    torch.save({f"x{at}.{key}": x for at, (key, x) in enumerate(network.state_dict().items())}, tmp_path / "x.pth")
+    with pytest.raises(ArtifactError, match=r"missing: backbone\..* unexpected: x0\.backbone\."):
+        create(checkpoint=tmp_path / "x.pth")
+    assert "backbone alone" not in caplog.text
 
 
 def without_stage_3(state):

@@ -1,6 +1,7 @@
 """Swin with UPerNet: its attentions against each other, its paths against what they skip, names and refusals."""
 
 import copy
+import re
 from functools import partial
 
 import pytest
@@ -264,6 +265,33 @@ def test_an_official_checkpoint_is_read(tmp_path, network, inputs):
         "backbone.layers.0.blocks.1.attn_mask": torch.zeros(64, 49, 49),
     }
     torch.save({"state_dict": network.state_dict() | more, "meta": {}}, tmp_path / "x.pth")
+    assert torch.equal(create(checkpoint=tmp_path / "x.pth")(inputs), network(inputs))
+
+
+@torch.inference_mode()
+def test_names_of_transformers_in_memory_are_read(tmp_path, network, inputs):
+    renamed = {
+        r"backbone\.layers": "backbone.swin.encoder.layers",
+        r"backbone\.patch_embed\.proj": "backbone.swin.embeddings.patch_embeddings.projection",
+        r"backbone\.patch_embed\.norm": "backbone.swin.embeddings.norm",
+        r"backbone\.norm(\d)": lambda match: f"backbone.hidden_states_norms.stage{int(match[1]) + 1}",
+        r"norm1": "layernorm_before",
+        r"norm2": "layernorm_after",
+        r"attn\.relative": "attention.relative_position_bias.relative",
+        r"attn\.proj": "attention.o_proj",
+        r"decode_head\.conv_seg": "decode_head.classifier",
+        r"\.bn\.": ".batch_norm.",
+    }
+    found = {}
+    for key, tensor in network.state_dict().items():
+        for ours, theirs in renamed.items():
+            key = re.sub(ours, theirs, key)
+        if ".attn.qkv." in key:
+            parts = zip("qkv", tensor.chunk(3), strict=True)
+            found |= {key.replace(".attn.qkv.", f".attention.{part}_proj."): x for part, x in parts}
+        else:
+            found[key] = tensor
+    torch.save(found, tmp_path / "x.pth")
     assert torch.equal(create(checkpoint=tmp_path / "x.pth")(inputs), network(inputs))
 
 

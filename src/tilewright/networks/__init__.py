@@ -178,6 +178,8 @@ def _built(module, checkpoint, seed, *arguments):
         network = module.Network(*arguments).eval()
     if checkpoint is not None:
         checkpoints.load(network, checkpoint, module.adapt)
+        # Of a folder the file in it.
+        checkpoint = checkpoints.located(checkpoint)
     network.weights = None if checkpoint is None else str(checkpoint)
     return network
 

@@ -34,21 +34,36 @@ DROPOUT = 0.1
 
 _LOG = logging.getLogger(__name__)
 
-# Names of the Hugging Face form, as patterns, and what they are called here; stages count from 0 there.
+# Names of the Hugging Face form, as patterns, in files and, behind them, in memory since transformers 5, and what they
+# are called here; stages count from 0 there.
 _STAGE = {
-    r"segformer\.encoder\.patch_embeddings\.(\d)\.proj\.": "backbone.patch_embed{}.proj.",
-    r"segformer\.encoder\.patch_embeddings\.(\d)\.layer_norm\.": "backbone.patch_embed{}.norm.",
-    r"segformer\.encoder\.layer_norm\.(\d)\.": "backbone.norm{}.",
-    r"segformer\.encoder\.block\.(\d)\.": "backbone.block{}.",
-    r"decode_head\.linear_c\.(\d)\.": "decode_head.linear_c{}.",
+    r"^(?:segformer\.)?encoder\.patch_embeddings\.(\d)\.": "backbone.patch_embed{}.",
+    r"^(?:segformer\.)?encoder\.layer_norm\.(\d)\.": "backbone.norm{}.",
+    r"^(?:segformer\.)?encoder\.block\.(\d)\.": "backbone.block{}.",
+    r"^(?:segformer\.)?stages\.(\d)\.patch_embeddings\.": "backbone.patch_embed{}.",
+    r"^(?:segformer\.)?stages\.(\d)\.layer_norm\.": "backbone.norm{}.",
+    r"^(?:segformer\.)?stages\.(\d)\.blocks\.": "backbone.block{}.",
+    r"^decode_head\.linear_(?:c|projections)\.(\d)\.": "decode_head.linear_c{}.",
 }
 _PARTS = {
     ".layer_norm_1.": ".norm1.",
     ".layer_norm_2.": ".norm2.",
+    ".layernorm_before.": ".norm1.",
+    ".layernorm_after.": ".norm2.",
     ".attention.self.query.": ".attn.q.",
+    ".attention.self.key.": ".attn.k.",
+    ".attention.self.value.": ".attn.v.",
     ".attention.self.sr.": ".attn.sr.",
     ".attention.self.layer_norm.": ".attn.norm.",
     ".attention.output.dense.": ".attn.proj.",
+    ".attention.q_proj.": ".attn.q.",
+    ".attention.k_proj.": ".attn.k.",
+    ".attention.v_proj.": ".attn.v.",
+    ".attention.o_proj.": ".attn.proj.",
+    ".attention.sequence_reduction.sequence_reduction.": ".attn.sr.",
+    ".attention.sequence_reduction.layer_norm.": ".attn.norm.",
+    # Of the patches.
+    ".layer_norm.": ".norm.",
     ".mlp.dense1.": ".mlp.fc1.",
     ".mlp.dense2.": ".mlp.fc2.",
     "decode_head.linear_fuse.weight": "decode_head.linear_fuse.conv.weight",
@@ -94,16 +109,16 @@ def adapt(state, network):
             "this is the head of mmsegmentation 1.x, another function: a norm and a ReLU at every level; "
             "expected linear_c1 to linear_c4, linear_fuse and linear_pred"
         )
-    if any(key.startswith("segformer.") for key in state):
+    if any(re.match(pattern, key) for pattern in _STAGE for key in state if not key.startswith("decode_head.")):
         state = _from_transformers(state)
     elif "patch_embed1.proj.weight" in state:
         state = {key if key.startswith("head.") else f"backbone.{key}": tensor for key, tensor in state.items()}
     # Of a classifier, and of mmsegmentation's base class, which the official head never calls.
     unused = ("head.", "classifier.", "decode_head.conv_seg.")
     state = {key: tensor for key, tensor in state.items() if not key.startswith(unused)}
-    if not any(key.startswith("decode_head.") for key in state):
+    own = network.state_dict()
+    if any(key in own for key in state) and not any(key.startswith("decode_head.") for key in state):
         _LOG.warning("the checkpoint holds a backbone alone: the decoder stays as it is")
-        own = network.state_dict()
         state |= {key: tensor for key, tensor in own.items() if key.startswith("decode_head.")}
     return state
 
@@ -116,9 +131,9 @@ def _from_transformers(state):
         for theirs, ours in _PARTS.items():
             key = key.replace(theirs, ours)
         renamed[key] = tensor
-    for key in [key for key in renamed if ".attention.self.key." in key]:
-        value = renamed.pop(key.replace(".key.", ".value."))
-        renamed[key.replace(".attention.self.key.", ".attn.kv.")] = torch.cat((renamed.pop(key), value))
+    for key in [key for key in renamed if ".attn.k." in key]:
+        value = renamed.pop(key.replace(".attn.k.", ".attn.v."))
+        renamed[key.replace(".attn.k.", ".attn.kv.")] = torch.cat((renamed.pop(key), value))
     return renamed
 
 

@@ -25,15 +25,18 @@ DROPOUT = 0.1
 # What hides a key in the published form; with it a key's share is below 1e-40.
 HIDDEN = -100.0
 
-# Names of the Hugging Face form, and what they are called here, one after the other.
+_LONG = {"q": "query", "k": "key", "v": "value"}
+# Names of the Hugging Face form, in files and, since transformers 5, in memory, and what they are called here, one
+# after the other.
 _RENAMED = {
     r"^backbone\.(swin\.)?embeddings\.patch_embeddings\.projection\.": "backbone.patch_embed.proj.",
     r"^backbone\.(swin\.)?embeddings\.norm\.": "backbone.patch_embed.norm.",
     r"^backbone\.(swin\.)?encoder\.": "backbone.",
     r"\.layernorm_before\.": ".norm1.",
     r"\.layernorm_after\.": ".norm2.",
-    r"\.attention\.self\.": ".attn.",
-    r"\.attention\.output\.dense\.": ".attn.proj.",
+    r"\.attention\.(self|relative_position_bias)\.": ".attn.",
+    r"\.attention\.(q|k|v)_proj\.": lambda match: f".attn.{_LONG[match[1]]}.",
+    r"\.attention\.(output\.dense|o_proj)\.": ".attn.proj.",
     r"\.intermediate\.dense\.": ".mlp.fc1.",
     r"\.output\.dense\.": ".mlp.fc2.",
     r"\.batch_norm\.": ".bn.",
