@@ -19,17 +19,21 @@ from helpers import plans
 from helpers.gpu import TRITON_DEVICE
 from tilewright import networks, ragged, reference, targets
 from tilewright.models import dynamicvit
-from tilewright.networks import _sites
+from tilewright.models import wan as video_pattern
+from tilewright.networks import _sites, wan
 from tilewright.networks.attentions import tilewright as scheduled
 from tilewright.paths import calls, runner
 from tilewright.paths import table as look_up
 from tilewright.slices import attention as slice_attention
+from tilewright.slices import steps as slice_steps
 from tilewright.study.experiments import _networks as network_bench
 from tilewright.study.experiments import _ragged as ragged_bench
 from tilewright.study.experiments import _slices as slice_bench
 from tilewright.study.experiments import _stream as stream_bench
+from tilewright.study.experiments import _video as video_bench
+from tilewright.study.experiments import video
 from tilewright.study.experiments._attention import Tokens, run_schedule
-from tilewright.study.experiments._effort import Effort
+from tilewright.study.experiments._effort import Effort, Run
 from tilewright.targets.cpu import executor as cpu_executor
 from tilewright.targets.cpu import launch as cpu_launch
 from tilewright.targets.cpu import packed as cpu_packed
@@ -873,3 +877,87 @@ def test_maps_of_an_earlier_frame_are_caught(trained):
         patch.setattr(runner.Picker, "run", run)
         rows = streamed(trained, contenders=["closed", "full"])
     assert rows and {row.get("status", "ok") for row in rows} == {"failed"}
+
+
+# Video: lists that are kept over steps, in another order than the raster, and windows, which have one of their own.
+
+LISTS_OF_STEPS = {"keep": 0.6, "budget": 0.7, "rows": 16, "predictor": {"pool": 16}}
+ATTENTION = {
+    "slices": video.Attention("slices", LISTS_OF_STEPS, "hilbert", 2),
+    "window": video.Attention("window", {"window": (1, 5, 5)}, None, 1),
+}
+
+
+def passes(dtype, fault, attention=ATTENTION):
+    """``{attention: status}`` of a pass with a `fault`."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(1, 16, 2, 16, 16, generator=generator).to(getattr(torch, dtype)), torch.tensor([500.0]), None
+    stated = video.Settings(None, attention, ("eager",), 2, 0.001)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(video_pattern.VARIANTS, "tiny", video_pattern.Size(128, 128, 1, 2))
+        patch.setattr(video_bench, "_inputs", lambda *_, **__: inputs)
+        fault(patch)
+        rows = list(video_bench.run_network("wan-tiny-480p-5f", stated, Run("cpu", dtype, 0, 1.0, 1)))
+    assert all(("p50_us" in row) == (row["status"] == "ok") for row in rows)
+    return {row["attention"]: row["status"] for row in rows}
+
+
+def lists_of(change):
+    """A fault of which lists are taken: ``change(layer, step)``."""
+
+    def fault(patch):
+        right = slice_steps.Steps.lists
+        patch.setattr(
+            slice_steps.Steps,
+            "lists",
+            lambda steps, layer, step, branch: right(steps, change(layer, step), step, branch),
+        )
+
+    return fault
+
+
+def order_not_undone(patch):
+    patch.setattr(wan._Clip, "raster", lambda clip, x: x)
+
+
+def order_undone_by_itself(patch):
+    patch.setattr(wan._Clip, "raster", wan._Clip.ordered)
+
+
+def angles_of_the_raster(patch):
+    def made(right, network, grid, device):
+        return right(network, grid, device)._replace(angles=[x.to(device) for x in wan.rotary(grid)])
+
+    right = wan.Network._made
+    patch.setattr(wan.Network, "_made", lambda *given: made(right, *given))
+
+
+ORDERS = {"not-undone": order_not_undone, "undone-by-itself": order_undone_by_itself, "angles": angles_of_the_raster}
+
+
+@pytest.fixture
+def kept_plans(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_without_a_fault_a_pass_of_a_video_has_a_time(kept_plans, dtype):
+    assert passes(dtype, lambda patch: None) == dict.fromkeys(ATTENTION, "ok")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", ORDERS)
+def test_tokens_of_a_video_at_other_places_are_caught(kept_plans, fault, dtype):
+    assert passes(dtype, ORDERS[fault]) == dict.fromkeys(ATTENTION, "failed")
+
+
+KEPT = {
+    "another-layer": lambda layer, step: 0,
+    "another-layer-in-later-steps": lambda layer, step: 0 if step else layer,
+}
+
+
+@pytest.mark.parametrize("fault", KEPT)
+def test_lists_of_another_layer_of_a_video_are_caught(fault):
+    found = passes("float32", lists_of(KEPT[fault]), {"slices": ATTENTION["slices"]})
+    assert found == {"slices": "failed"}

@@ -13,7 +13,7 @@ from tilewright import networks, reference, slices, targets
 from tilewright.core import timing
 from tilewright.core.errors import TilewrightError, Unavailable
 from tilewright.models import wan as pattern
-from tilewright.networks import _flow
+from tilewright.networks import _flow, wan
 from tilewright.scenes import clips
 from tilewright.study.experiments import _weights
 from tilewright.study.experiments._checks import judging, refusal, refuted, same_lists
@@ -184,8 +184,23 @@ def _check(made, inputs, dense, tolerance, seed):
         row["whole_error"] = max(_off(whole(*inputs, step=step), dense) for step in range(min(chosen.every, 2)))
         row["whole_tolerance"] = tolerance
     _forget(made, inputs)
-    if reason := refuted(row, CHECKS):
+    if reason := _misplaced(clip, pattern.grid(inputs[0].shape)) or refuted(row, CHECKS):
         row |= {"status": "failed", "reason": reason}
+
+
+def _misplaced(clip, grid):
+    """Why tokens do not stand in the layers with the angles of their places, or do not come back to these; else "".
+
+    A velocity alone does not tell: of lists it may be off by what another order rounds, and a window's has no oracle.
+    """
+    place = torch.arange(int(np.prod(grid)), device=clip.angles[0].device)[None, :, None]
+    stand = clip.ordered(place)
+    if not torch.equal(clip.raster(stand), place):
+        return "tokens do not come back to their places"
+    angles = (x.to(place.device)[stand.ravel()] for x in wan.rotary(grid))
+    if not all(map(torch.equal, clip.angles, angles)):
+        return "tokens are turned by the angles of other places"
+    return ""
 
 
 def _site(clip):
