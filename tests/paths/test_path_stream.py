@@ -318,6 +318,9 @@ def test_a_price_asks_for_a_rehearsal_and_for_what_paths_see(network):
         runner(images, 1e-3, price=1.0)
     with pytest.raises(BudgetError, match="microseconds above 0, found nan"):
         runner(images, float("nan"), price=1.0)
+    for price in (None, 1.0):
+        with pytest.raises(BudgetError, match="microseconds above 0, found '900'"):
+            runner(images, "900", price=price)
     unknown = Runner(network, Table([msgspec.structs.replace(entry(FULL, 900.0, 0.6), choice=None)]))
     unknown.rehearse(images, 3)
     with pytest.raises(ConfigError, match="price: expected"):

@@ -64,7 +64,7 @@ def test_the_ends_of_a_long_front_stay():
     assert (look_up.rows[0].path, look_up.rows[-1].path) == ("0", "59")
 
 
-@pytest.mark.parametrize("budget", [0, -1, math.nan, math.inf, "900", None])
+@pytest.mark.parametrize("budget", [0, -1, math.nan, math.inf, "900", None, True, 1j])
 def test_budgets_that_are_none(budget):
     with pytest.raises(BudgetError, match="expected microseconds above 0, found"):
         Table([entry(10, 0.5)]).select(budget)

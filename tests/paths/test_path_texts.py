@@ -62,6 +62,8 @@ def test_what_is_not_stated_is_that_of_the_full_path():
         ("3.5.6.3", "expected 4 0s and 1s, or how many of 4 blocks are kept, found '5'"),
         ("3.4.1101111.3", "of 6 blocks are kept, found '1101111'"),
         ("3.4.-1.3", "found '-1'"),
+        ("3.4.6.3 scale=0.5 levels=123 scale=0.75", "expected each key once, found 'scale' again"),
+        ("3.4.6.3 decoder=folded decoder=folded", "expected each key once, found 'decoder' again"),
         ("3.4.6.3 depth=2", "unknown key 'depth'; known: levels, scale, decoder, fuse, width"),
         ("3.4.6.3 levels=", "expected levels of 1234, at least one and in order, found ''"),
         ("3.4.6.3 levels=21", "in order, found '21'"),

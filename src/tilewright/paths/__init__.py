@@ -118,17 +118,19 @@ def parse(text, options):
     stages, *knobs = text.split() or [""]
     stages = stages.split(".")
     _check_stages(len(stages), options)
-    fields = {"decoder": options.decoder}
+    fields = {}
     for knob in knobs:
         key, _, value = knob.partition("=")
         if key not in _KNOBS:
             raise ConfigError(f"path {text!r}: unknown key {key!r}; known: {', '.join(_KNOBS)}")
+        if key in fields:
+            raise ConfigError(f"path {text!r}: expected each key once, found {key!r} again")
         try:
             fields[key] = _KNOBS[key](value)
         except ValueError:
             raise ConfigError(f"path {text!r}: expected a number for {key}, found {value!r}") from None
     blocks = tuple(_bits(stage, depth, text) for stage, depth in zip(stages, options.depths, strict=True))
-    return checked(Path(blocks, **fields), options)
+    return checked(Path(blocks, **{"decoder": options.decoder, **fields}), options)
 
 
 def checked(path, options):

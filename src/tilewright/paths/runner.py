@@ -14,7 +14,7 @@ from tilewright.core import _internals, provenance
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.paths.calls import Calls, samples
 from tilewright.paths.odds import Odds
-from tilewright.paths.table import LATE, SAMPLES, Entry, Table, promises
+from tilewright.paths.table import LATE, SAMPLES, Entry, Table, checked_budget, promises
 
 
 class Told(NamedTuple):
@@ -53,7 +53,7 @@ class Picker:
         that is expected to give the most then, see `Odds`. Raises `BudgetError` as `Table.select` does, where no path
         may come in time, and `ConfigError` for a price before a rehearsal, or of paths whose mean IoU is not known.
         """
-        room = budget_us / (1 + self.margin)
+        room = checked_budget(budget_us) / (1 + self.margin)
         if price is None:
             return self.table.select(room, late=self.late)
         if self.odds is None:

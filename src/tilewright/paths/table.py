@@ -9,12 +9,13 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path as File
 
 import msgspec
 import numpy as np
 
-from tilewright.core import artifacts
+from tilewright.core import arguments, artifacts
 from tilewright.core.errors import ArtifactError, BudgetError, ConfigError
 
 KIND, VERSION, WHAT = "paths", 1, "path table"
@@ -64,6 +65,13 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     energy: float | None = None
     dominated: str = ""
     compiled: bool = False
+
+
+def checked_budget(budget_us) -> float:
+    """A budget in microseconds. Raises `BudgetError` for what is no positive number."""
+    if not isinstance(budget_us, Real) or isinstance(budget_us, bool) or not 0 < budget_us < math.inf:
+        raise BudgetError(f"budget: expected microseconds above 0, found {arguments.shown(budget_us)}")
+    return float(budget_us)
 
 
 def promised(samples_us: Sequence[float]) -> float:
@@ -146,8 +154,7 @@ class Table:
         Raises `BudgetError` for a budget that is no positive number, and for one below every promise, unless `late` is
         ``fastest``, which then picks the fastest.
         """
-        if not (isinstance(budget_us, int | float) and math.isfinite(budget_us) and budget_us > 0):
-            raise BudgetError(f"budget: expected microseconds above 0, found {budget_us}")
+        budget_us = checked_budget(budget_us)
         at = bisect.bisect_right(self._promises, budget_us) - 1
         if at < 0:
             if late == "fastest":
