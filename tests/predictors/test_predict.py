@@ -16,6 +16,7 @@ from tilewright.core.errors import ConfigError, DeviceError, PatternError, Unkno
 from tilewright.slices import prediction
 from tilewright.slices.layout import EMPTY, LISTED, OVERFLOW, STEP
 from tilewright.targets import selection
+from tilewright.targets.cpu.slice_selection import mixed
 from tilewright.targets.selection import UNKNOWN
 
 N_Q, N_K, SCALE = 75, 150, 64**-0.5
@@ -68,6 +69,19 @@ def test_a_predictor_keeps_its_contract(name, device):
     part = slices.predict(q[:, 1:], k[:, 1:], budget=0.9, by=name, rows=32, **STATED[name])
     if name != "random":
         assert [listed(part, 1, 0, g) for g in range(3)] == [listed(lists, 1, 1, g) for g in range(3)]
+
+
+def test_random_lists_of_one_key_hold_it(device):
+    """Whatever its code would be."""
+    seeds = torch.arange(4096)
+    # Those of which a hash ends in 255.
+    chosen = seeds[(mixed(mixed(seeds)) & 255) == 255][:2]
+    q, k = (x[:1, :1] for x in inputs(device, n_k=1))
+    for seed in chosen.tolist():
+        lists = slices.predict(q, k, budget=1, by="random", keep=1, seed=seed, rows=128)
+        lists.check()
+        assert listed(lists, 0, 0, 0) == [0]
+        assert slices.attend(q, k, k, lists).isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
