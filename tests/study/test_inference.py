@@ -25,12 +25,12 @@ def quick(tmp_path, monkeypatch):
     monkeypatch.setattr(inference, "SECONDS", 0.01)
 
 
-def infer(*arguments):
+def infer(*arguments, attention=("--attention", "native")):
     """Run the script in this process, as the shell would."""
     spec = importlib.util.spec_from_file_location("infer", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.run(**vars(module.parser.parse_args(["--attention", "native", *map(str, arguments)])))
+    module.run(**vars(module.parser.parse_args([*attention, *map(str, arguments)])))
 
 
 @pytest.fixture
@@ -193,6 +193,11 @@ def test_a_picture_is_written(model, tmp_path, capsys):
     assert "picture.png: " in capsys.readouterr().out
 
 
+def test_a_deit_runs_without_a_stated_batching(capsys):
+    infer("--model", "deit-tiny-32", "--image", "coffee", attention=())
+    assert "deit-tiny-32, padded batching" in capsys.readouterr().out
+
+
 # Bad input
 
 VIL = "--model vil-tiny-64 --image coffee"
@@ -201,6 +206,8 @@ VIL = "--model vil-tiny-64 --image coffee"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("--model segformer-b0-64 --image coffee", "a network that names classes, found segformer-b0-64, which labels"),
+        ("--model swin-tiny-64 --image coffee --attention dense", "found swin-tiny-64, which labels pixels"),
         ("--model vit-64 --image coffee", "unknown network 'vit-64'; known: vil-"),
         ("--model vil-tiny-64 --image tea", "unknown photograph .* 'tea'; known: astronaut"),
         (f"{VIL} --attention magic", "unknown attention 'magic'"),

@@ -18,8 +18,7 @@ add(
 )
 add(
     "--attention",
-    default="tilewright",
-    help="tilewright, dense, flex, native; DeiT: padded, ragged, … (default: tilewright)",
+    help="tilewright, dense, flex, native; DeiT: padded, ragged, … (default: tilewright, of a DeiT padded)",
 )
 add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
 add(

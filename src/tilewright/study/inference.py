@@ -11,6 +11,7 @@ from tilewright.core import images, sides
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import _gates
 from tilewright.study.cli import settings
+from tilewright.study.evaluation import MAPS
 
 # Classes that are printed.
 BEST = 5
@@ -31,7 +32,8 @@ class View:
 def run(model, image, checkpoint, attention, device, output, labels, token, set):
     """Run the network `model` on a photograph, a name or a path, and say what came out; see ``infer.py --help``.
 
-    checkpoint: as `networks.create` takes it. attention: the network's attention, or a DeiT's batching. output: picture
+    checkpoint: as `networks.create` takes it. attention: the network's attention, or a DeiT's batching; None
+    for ``tilewright``, or the first that it has. output: picture
     to write, or None. labels: file with the name of a class on each line, or None. token: ``y,x`` of the query token
     whose attention is drawn, on the grid of the first stage; None for the centre. set: options beyond the name,
     ``key=value``. device: a kind, for the latency. Raises `TilewrightError`.
@@ -48,11 +50,15 @@ def run(model, image, checkpoint, attention, device, output, labels, token, set)
         raise ConfigError("--token: expected --output, the picture to draw it in, found none")
     targets.describe(device)
     family, options = networks.parse(model, settings(set))
+    if family in MAPS:
+        raise ConfigError(f"--model: expected a network that names classes, found {model}, which labels pixels")
     place = None if token is None else _place(token)
     size = options["image_size"]
     height, width = sides.pair(size)
     pixels = torch.from_numpy(_gates.pixels(image, size))[None]
-    what, _ = networks.exchanged(family)
+    what, known = networks.exchanged(family)
+    if attention is None:
+        attention = "tilewright" if "tilewright" in known else known[0]
     network = networks.create(family, **options, checkpoint=checkpoint, **{what: attention})
     names = None if labels is None else read_labels(labels, network.options.num_classes)
     drawn = [] if output is None else views(family, network, pixels, place)
