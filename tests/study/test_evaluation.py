@@ -109,6 +109,21 @@ def test_folders_may_be_some_of_the_classes(data, checkpoint, tmp_path):
         evaluate(*command, "--classes", tmp_path / "classes")
 
 
+def test_damaged_images_are_named_and_left_out(data, checkpoint, tmp_path, capsys):
+    command = [*MODEL, "--data", data, "--checkpoint", checkpoint, "--output", tmp_path / "x.csv", "--batch", 2]
+    (data / "val/cat/0.png").write_bytes(b"no image")
+    (data / "val/owl/1.png").write_bytes((data / "val/owl/1.png").read_bytes()[:60])
+    evaluate(*command, "--attention", "dense", "native")
+    told = capsys.readouterr().out
+    assert told.count("left out: ") == 2 and "cat/0.png" in told and "owl/1.png" in told
+    for row in rows(tmp_path / "x.csv"):
+        assert (row["images"], row["status"]) == ("4", "ok") and float(row["top1"]) == pytest.approx(2 / 4)
+    for path in (data / "val").glob("*/*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(TilewrightError, match="expected images that can be read, found none of 6"):
+        evaluate(*command)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

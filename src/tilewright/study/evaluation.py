@@ -27,7 +27,8 @@ def run(model, data, checkpoint, attention, split, count, batch, classes, device
     data: a folder of folders, one for each class. attention: names of the network's attentions, or of a DeiT's
     batchings; none for all. count: of the images at most, evenly spread over the split, None for all. classes: a file
     with the folder's name of each class of the network on a line, or None where folders are all of its classes, in
-    their order. output: CSV of a row for each attention, or None. Raises `TilewrightError`.
+    their order. output: CSV of a row for each attention, or None. Images that cannot be read are named and left out;
+    rows say how many were judged. Raises `TilewrightError`.
     """
     # Here, so that the settings of `cli` come before torch.
     import torch
@@ -58,13 +59,15 @@ def run(model, data, checkpoint, attention, split, count, batch, classes, device
             **{"batch": batch, "dtype": dtype, "device": facts["name"]},
         }
         try:
-            columns, found = _judged(network, source, split, indices, batch, numbers)
+            columns, found, read = _judged(network, source, split, indices, batch, numbers, strict=first is not None)
         except Unavailable as reason:
             print(f"{model}, {name} {what}: skipped: {reason}", flush=True)
             rows.append(known_row | {"status": "skipped", "reason": str(reason)})
             continue
-        first = found if first is None else first
-        row = known_row | columns | {"status": "ok", "same": float((found == first).double().mean())}
+        first, indices = found if first is None else first, read
+        row = (
+            known_row | columns | {"images": len(read), "status": "ok", "same": float((found == first).double().mean())}
+        )
         rows.append(row)
         print(
             f"{model}, {name} {what}: top-1 {row['top1']:.2%}, top-5 {row['top5']:.2%} of {row['images']:,} images; "
@@ -116,8 +119,10 @@ def _numbers(names, path, count, data):
     return [lines.index(name) for name in names]
 
 
-def _judged(network, source, split, indices, batch, numbers):
-    """``(columns, classes)``: shares of images that are named right, and what each is named.
+def _judged(network, source, split, indices, batch, numbers, *, strict):
+    """``(columns, classes, indices)``: shares of images that are named right, what each is named, and which were read.
+
+    strict: raise `ArtifactError` for an image that cannot be read, which is left out with a line else.
 
     images_per_s: of whole batches, from images on the device to classes on the host, without reading. The first batch
     is run twice, for what is done once.
@@ -125,21 +130,47 @@ def _judged(network, source, split, indices, batch, numbers):
     import torch
 
     weight = next(network.parameters())
-    known, best, truth, seconds, timed = torch.tensor(numbers), [], [], 0.0, 0
+    known, best, truth, read, seconds, timed = torch.tensor(numbers), [], [], [], 0.0, 0
     with torch.inference_mode():
         for lo in range(0, len(indices), batch):
-            part = indices[lo : lo + batch]
-            images, labels = source.read(split, part, network.options.image_size, weight.device)
+            places = split, network.options.image_size, weight.device
+            part, images, labels = _read(source, indices[lo : lo + batch], *places, strict)
+            if not part:
+                continue
             images = images.to(weight.dtype)
-            if not lo:
+            if not read:
                 network(images).cpu()
             begin = time.perf_counter()
             logits = network(images).float().cpu()
-            if len(part) == batch or not lo:
+            if len(part) == batch or not read:
                 seconds, timed = seconds + time.perf_counter() - begin, timed + len(part)
             best.append(logits.topk(min(BEST, logits.shape[1])).indices)
             truth.append(known[labels.cpu()])
+            read += part
+    if not read:
+        raise ArtifactError(f"--data: expected images that can be read, found none of {len(indices)}")
     best, truth = torch.cat(best), torch.cat(truth)
     right = best == truth[:, None]
     columns = {"top1": float(right[:, 0].double().mean()), "top5": float(right.any(1).double().mean())}
-    return columns | {"images_per_s": timed / seconds}, best[:, 0]
+    return columns | {"images_per_s": timed / seconds}, best[:, 0], read
+
+
+def _read(source, indices, split, size, device, strict):
+    """``(indices, images, labels)`` of the images that can be read; a line for each other, unless `strict`."""
+    import torch
+
+    try:
+        return indices, *source.read(split, indices, size, device)
+    except ArtifactError:
+        if strict:
+            raise
+    found = []
+    for index in indices:
+        try:
+            found.append((index, *source.read(split, [index], size, device)))
+        except ArtifactError as error:
+            print(f"left out: {error}", flush=True)
+    if not found:
+        return [], None, None
+    read, images, labels = zip(*found, strict=True)
+    return list(read), torch.cat(images), torch.cat(labels)
