@@ -68,7 +68,8 @@ class Origins:
                 wildcards = rule.get_wildcards(path)
                 found |= dict.fromkeys(rule.expand_output(wildcards)[0])
                 todo.extend(rule.expand_input(wildcards)[0])
-        return list(found)
+        # Without what their rules say of them, such as captions for Snakemake's own report.
+        return [str(path) for path in found]
 
     def _rules(self):
         return self._workflow.rules
