@@ -18,20 +18,24 @@ from test_timed_calls import planned, streamed, weights
 from helpers import plans
 from helpers.gpu import TRITON_DEVICE
 from tilewright import networks, ragged, reference, targets
-from tilewright.models import dynamicvit
+from tilewright.models import deit, dynamicvit
 from tilewright.models import wan as video_pattern
-from tilewright.networks import _sites, wan
+from tilewright.networks import _layouts, _sites, wan
 from tilewright.networks.attentions import tilewright as scheduled
+from tilewright.networks.batching import ragged as packed_batching
 from tilewright.paths import calls, runner
 from tilewright.paths import table as look_up
+from tilewright.pruners import threshold_l2
 from tilewright.slices import attention as slice_attention
 from tilewright.slices import steps as slice_steps
 from tilewright.study.experiments import _networks as network_bench
+from tilewright.study.experiments import _pruned as pruned_bench
 from tilewright.study.experiments import _ragged as ragged_bench
 from tilewright.study.experiments import _slices as slice_bench
 from tilewright.study.experiments import _stream as stream_bench
 from tilewright.study.experiments import _video as video_bench
-from tilewright.study.experiments import video
+from tilewright.study.experiments import _worth as worth_bench
+from tilewright.study.experiments import video, worth
 from tilewright.study.experiments._attention import Tokens, run_schedule
 from tilewright.study.experiments._effort import Effort, Run
 from tilewright.targets.cpu import executor as cpu_executor
@@ -961,3 +965,172 @@ KEPT = {
 def test_lists_of_another_layer_of_a_video_are_caught(fault):
     found = passes("float32", lists_of(KEPT[fault]), {"slices": ATTENTION["slices"]})
     assert found == {"slices": "failed"}
+
+
+# Worth: a window around each token, behind a global one, in the order of its plan.
+
+WINDOWS = worth.Settings(
+    **{"square": 1, "densities": (0.4,), "heads": 2, "head_dim": 32, "batch": 2, "order": "rcm", "solver": "greedy"},
+    **{"masked": {}, "masked_densities": (), "compiled": False, "max_entries": 10**6, "max_seconds": 0.001},
+)
+
+
+def parts(dtype, change):
+    """``{part: status}`` of windows whose plan gives what ``change(plan, q, k, v)`` does."""
+    made = worth_bench._plan
+
+    class Changed:
+        def __init__(self, *given):
+            self.plan = made(*given)
+
+        def __getattr__(self, name):
+            return getattr(self.plan, name)
+
+        def __call__(self, *qkv, ordered):
+            return change(self.plan, *qkv)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worth_bench, "_plan", Changed)
+        rows = [row for row in worth.run("8", WINDOWS, Run("cpu", dtype, 0, 1.0, 1)) if row["provider"] == worth.OURS]
+    assert all(("p50_us" in row) == (row["status"] == "ok") for row in rows)
+    return {row["part"]: row["status"] for row in rows}
+
+
+def without_the_global_token(plan, q, k, v):
+    """No query sees it."""
+    at = int(np.flatnonzero(plan.row_order.numpy() == 0)[0])
+    keep = torch.arange(k.shape[2]) != at
+    allowed = torch.from_numpy(plan.graph.to_dense()) & keep
+    return reference.attention(q, k, v, allowed).to(q.dtype)
+
+
+def without_a_key(plan, q, k, v):
+    """The last query does without its first key."""
+    allowed = torch.from_numpy(plan.graph.to_dense()).clone()
+    allowed[-1, allowed[-1].nonzero()[0]] = False
+    return reference.attention(q, k, v, allowed).to(q.dtype)
+
+
+WINDOW_FAULTS = {
+    "global-token": without_the_global_token,
+    "a-key": without_a_key,
+    "order-not-undone": lambda plan, *qkv: plan(*qkv, ordered=True)[:, :, plan.row_order],
+    "in-raster-order": lambda plan, *qkv: plan(*qkv),
+    "another-image": lambda plan, *qkv: plan(*qkv, ordered=True).roll(1, 0),
+    "keys-of-another-image": lambda plan, q, k, v: plan(q, k.roll(1, 0), v.roll(1, 0), ordered=True),
+    "keys-of-another-head": lambda plan, q, k, v: plan(q, k.roll(1, 1), v, ordered=True),
+    "scale": lambda plan, q, k, v: plan(1.25 * q, k, v, ordered=True),
+}
+LAYER_AND_BLOCK = ("layer", "block")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_without_a_fault_windows_have_a_time(kept_plans, dtype):
+    found = parts(dtype, lambda plan, *qkv: plan(*qkv, ordered=True))
+    assert found == dict.fromkeys(LAYER_AND_BLOCK, "ok")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", WINDOW_FAULTS)
+def test_a_fault_of_windows_is_caught_in_a_layer_and_in_a_block(kept_plans, fault, dtype):
+    assert parts(dtype, WINDOW_FAULTS[fault]) == dict.fromkeys(LAYER_AND_BLOCK, "failed")
+
+
+# Pruned networks, beside the padded one.
+
+
+def pruned(fault=lambda patch: None):
+    """``{batching: status}`` of a network with a `fault`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(deit.VARIANTS, "tiny", (32, 2))
+        patch.setattr(pruned_bench, "JUDGED", 4)
+        patch.setattr(pruned_bench, "FITTED", 16)
+        fault(patch)
+        chosen = ("deit-tiny-64-threshold_l2", ({"keep_range": [0.4, 0.8]},), ("padded", "ragged"), {"eager": [2]})
+        rows = list(pruned_bench.run_pruned(*chosen, QUICK))
+    assert all(("p50_us" in row) == (row["status"] == "ok") for row in rows)
+    return {row["batching"]: row["status"] for row in rows}
+
+
+def narrowed(change):
+    """A fault of the tokens and of those that are kept, as they are packed: ``change(x, keep)``."""
+
+    def fault(patch):
+        def narrow(right, x, layout, choice, *rest):
+            x, keep = change(x, choice.keep.clone())
+            most = max(choice.most, int(keep.sum(1).max()))
+            return right(x, layout, replace(choice, keep=keep, least=1, most=most), *rest)
+
+        wrapped(patch, packed_batching, "narrow", narrow)
+
+    return fault
+
+
+def dropped(x, keep):
+    keep[1, keep[1].nonzero()[2]] = False
+    return x, keep
+
+
+def one_more(x, keep):
+    keep[1, (~keep[1]).nonzero()[-1]] = True
+    return x, keep
+
+
+def another_stays(x, keep):
+    return one_more(*dropped(x, keep))
+
+
+def class_token_goes(x, keep):
+    keep[:, 0] = False
+    return x, keep
+
+
+def backwards(x, keep):
+    """Behind the class token, tokens stand in the other order, and so do those that are kept."""
+    return torch.cat((x[:, :1], x[:, 1:].flip(1)), 1), torch.cat((keep[:, :1], keep[:, 1:].flip(1)), 1)
+
+
+def class_token_of_another(patch):
+    right = _layouts.Packed.first
+    patch.setattr(_layouts.Packed, "first", lambda layout, x: right(layout, x).roll(1, 0))
+
+
+def second_for_first(patch):
+    """The token behind the class token stands for it."""
+    patch.setattr(_layouts.Packed, "first", lambda layout, x: layout.padded(x)[:, 1])
+
+
+PRUNED = {
+    "token-dropped": narrowed(dropped),
+    "token-more": narrowed(one_more),
+    "another-token": narrowed(another_stays),
+    "class-token": narrowed(class_token_goes),
+    "order": narrowed(backwards),
+    "another-image": narrowed(lambda x, keep: (x.roll(1, 0), keep)),
+    "class-token-of-another": class_token_of_another,
+    "second-for-first": second_for_first,
+}
+
+
+def test_without_a_fault_pruned_networks_have_times():
+    assert pruned() == {"padded": "ok", "ragged": "ok"}
+
+
+@pytest.mark.parametrize("fault", PRUNED)
+def test_a_fault_of_packed_tokens_in_a_network_is_caught(fault):
+    assert pruned(PRUNED[fault]) == {"padded": "ok", "ragged": "failed"}
+
+
+def test_a_pruner_that_drops_class_tokens_is_caught():
+    """All batchings do as it says, so that none differs from another."""
+
+    def fault(patch):
+        def drop(right, pruner, *given):
+            x, choice = right(pruner, *given)
+            choice.keep[:, 0] = False
+            return x, choice
+
+        right = threshold_l2.Pruner.forward
+        patch.setattr(threshold_l2.Pruner, "forward", lambda *given: drop(right, *given))
+
+    assert pruned(fault) == {"padded": "failed", "ragged": "failed"}
