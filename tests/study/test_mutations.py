@@ -35,7 +35,7 @@ from tilewright.study.experiments import _slices as slice_bench
 from tilewright.study.experiments import _stream as stream_bench
 from tilewright.study.experiments import _video as video_bench
 from tilewright.study.experiments import _worth as worth_bench
-from tilewright.study.experiments import video, worth
+from tilewright.study.experiments import recall, video, worth
 from tilewright.study.experiments._attention import Tokens, run_schedule
 from tilewright.study.experiments._effort import Effort, Run
 from tilewright.targets.cpu import executor as cpu_executor
@@ -769,9 +769,14 @@ def test_wrong_sums_of_attention_by_lists_are_caught(maps, by):
         out, lse = right(*given, **options)
         return out, None if lse is None else lse + by
 
+    untimed = recall.Settings(
+        **{"weights": None, "layers": 1, "noise": (), "orders": ("raster",), "recalls": (0.9,), "timed": 0.5},
+        **{"groups": ("16x1",), "predictors": {}, "baselines": (), "max_seconds": 0.001},
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_slices.Executor, "attend", attend)
         assert listed(maps) == dict.fromkeys(OF_LISTS, "failed")
+        assert [row["status"] for row in recall._rows_of(maps, untimed, Run())] == ["failed"]
 
 
 def a_code_too_few(taken, codes, rule, always):

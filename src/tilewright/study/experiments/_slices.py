@@ -51,6 +51,11 @@ class Lists:
     flags: torch.Tensor | None = None
     wrong: str = ""
 
+    @property
+    def columns(self):
+        """`facts`, and why the row of these lists has failed."""
+        return self.facts | ({"status": "failed", "reason": self.wrong} if self.wrong else {})
+
 
 def group(name):
     """``(rows, width)`` of a shape of groups, such as ``128x1``: queries, and keys that are listed together."""
@@ -384,7 +389,7 @@ def _checked(maps, contender):
     lists is compared with these."""
     row = maps.known | contender.facts
     if contender.lists is not None and contender.lists.wrong:
-        return row | {"status": "failed", "reason": contender.lists.wrong}, None
+        return row | contender.lists.columns, None
     if contender.pairs is None:
         return checked(contender.call, lambda found: same_lists(found, contender.lists.found), row)
     expected = _expected(maps, contender.lists)

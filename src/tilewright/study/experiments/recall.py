@@ -235,7 +235,7 @@ def _rows_of(maps, settings, how):
                 effort = how.effort(settings.max_seconds)
                 rows = _slices.rows_of(maps, _offers(_slices, maps, chosen, settings), effort)
             else:
-                rows = [maps.known | lists.facts for lists in chosen]
+                rows = [maps.known | lists.columns for lists in chosen]
             yield from (row | {"target": target} for row in rows)
 
 
