@@ -897,13 +897,13 @@ ATTENTION = {
 }
 
 
-def passes(dtype, fault, attention=ATTENTION):
+def passes(dtype, fault, attention=ATTENTION, layers=2):
     """``{attention: status}`` of a pass with a `fault`."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(1, 16, 2, 16, 16, generator=generator).to(getattr(torch, dtype)), torch.tensor([500.0]), None
     stated = video.Settings(None, attention, ("eager",), 2, 0.001)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(video_pattern.VARIANTS, "tiny", video_pattern.Size(128, 128, 1, 2))
+        patch.setitem(video_pattern.VARIANTS, "tiny", video_pattern.Size(128, 128, 1, layers))
         patch.setattr(video_bench, "_inputs", lambda *_, **__: inputs)
         fault(patch)
         rows = list(video_bench.run_network("wan-tiny-480p-5f", stated, Run("cpu", dtype, 0, 1.0, 1)))
@@ -961,14 +961,15 @@ def test_tokens_of_a_video_at_other_places_are_caught(kept_plans, fault, dtype):
 
 
 KEPT = {
-    "another-layer": lambda layer, step: 0,
-    "another-layer-in-later-steps": lambda layer, step: 0 if step else layer,
+    "last-by-first": lambda layer, step: 0,
+    "middle-by-first": lambda layer, step: 0 if layer == 1 else layer,
+    "later-step-by-first-layer": lambda layer, step: 0 if step else layer,
 }
 
 
 @pytest.mark.parametrize("fault", KEPT)
 def test_lists_of_another_layer_of_a_video_are_caught(fault):
-    found = passes("float32", lists_of(KEPT[fault]), {"slices": ATTENTION["slices"]})
+    found = passes("float32", lists_of(KEPT[fault]), {"slices": ATTENTION["slices"]}, layers=3)
     assert found == {"slices": "failed"}
 
 

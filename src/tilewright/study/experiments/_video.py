@@ -160,8 +160,9 @@ def _check(made, inputs, dense, tolerance, seed):
             kept.append((float(lists.density().mean()), float(slices.recall(q, k, lists).mean())))
         if layer == 0:
             made.tokens, made.out, made.lists = (q, k, v), out, lists
-        if layer in (0, row["layers"] - 1):
-            errors.append(_error(made, clip, q, k, v, out, lists, seed))
+        # Of each layer a head at least: it may attend by the lists of another one.
+        heads = {0, q.shape[1] // 2, q.shape[1] - 1} if layer in (0, row["layers"] - 1) else {layer % q.shape[1]}
+        errors.append(_error(made, clip, sorted(heads), q, k, v, out, lists, seed))
 
     with network.observed(inputs[0], seen):
         found = network(*inputs)
@@ -208,10 +209,9 @@ def _site(clip):
     return clip.layers[0].attention._attend.site
 
 
-def _error(made, clip, q, k, v, out, lists, seed):
-    """``(error, tolerance)`` of the attention of a layer, on some queries of the first, the last and a middle head."""
+def _error(made, clip, heads, q, k, v, out, lists, seed):
+    """``(error, tolerance)`` of the attention of a layer, on some queries of some `heads`."""
     rows = np.sort(np.random.default_rng(seed).permutation(q.shape[2])[:ROWS])
-    heads = sorted({0, q.shape[1] // 2, q.shape[1] - 1})
     q, k, v, out = (x[:, heads] for x in (q, k, v, out))
     if lists is not None:
         each = [

@@ -80,7 +80,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     weights: ``random``, the steps of a training, or an official file. attention: its name in the configuration; by: of
     which kind it is; every: lists are made in each so many-th pass. density, recall: of the lists, the share of keys
     and of attention that they keep, mean over layers, heads and queries. flops_share: of the products of a pass, over
-    those with dense attention, without choosing. relative_error, tolerance: of the worst of the checked layers, against
+    those with dense attention, without choosing. relative_error, tolerance: of the worst of all layers, against
     float64 over its lists. whole_error, whole_tolerance: of the velocity with lists of all keys, against dense
     attention. velocity_error: of the velocity as timed, against dense attention; not a check. p50_us: a pass, the mean
     of `every` passes; made_us, kept_us: one that makes lists, and one that has them. attend_us, predict_us: of it, the
