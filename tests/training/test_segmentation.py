@@ -340,6 +340,48 @@ def test_a_state_of_another_training_is_refused(tmp_path):
     assert states.header_of(path, "video training") is None
 
 
+class Others(Blobs):
+    """Other images of the same classes."""
+
+    def read(self, split, indices, size, device="cpu"):
+        return super().read(split, [index + 1 for index in indices], size, device)
+
+
+class Named(Blobs):
+    classes = ("ground", "red", "blue")
+
+
+@pytest.mark.parametrize(
+    ("network", "source", "message"),
+    [
+        ({}, Others(), "of these data, found another: means"),
+        ({}, Blobs(7), "of these data, found another: images 2147483648 for 7"),
+        ({}, Named(), "of these data, found another: classes"),
+        ({"classes": 4}, type("Four", (Blobs,), {"classes": tuple("abcd")})(), "of this network, .*linear_pred"),
+        ({"variant": "b1"}, Blobs(), "of this network, found another: "),
+    ],
+    ids=["images", "count", "classes", "more-classes", "network"],
+)
+def test_a_state_of_other_data_or_another_network_is_refused(tmp_path, network, source, message):
+    path = tmp_path / "x.safetensors"
+    assert not segmentation.train(create(), Blobs(), SHORT, path, limit_s=-1.0).done
+    options = {"variant": "b0", "classes": 3} | network
+    made = networks.create(
+        "segformer", variant=options["variant"], image_size=32, num_classes=options["classes"], seed=1
+    )
+    before = {name: x.clone() for name, x in made.state_dict().items()}
+    with pytest.raises(ArtifactError, match=f"{message}.*; remove the file to begin anew"):
+        segmentation.train(made, source, SHORT, path)
+    assert all(torch.equal(x, before[name]) for name, x in made.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.bin", "x", "x.json", "x.safetensors.zip"])
+def test_weights_are_written_as_what_is_read(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"expected weights to write, as \.safetensors or in parts \.index\.json"):
+        segmentation.train(create(), Blobs(), SHORT, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_rates_rise_and_fall():
     rates = [SHORT.rate_at(share) for share in np.linspace(0, 1, 50)]
     top = int(np.argmax(rates))

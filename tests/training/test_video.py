@@ -159,6 +159,8 @@ def test_a_state_of_another_training_is_refused(tmp_path):
         video.train(create(), moving, msgspec.structs.replace(SHORT, seed=1), path)
     with pytest.raises(ArtifactError, match="expected a training of this network"):
         video.train(wider(), moving, SHORT, path)
+    with pytest.raises(ArtifactError, match="expected a training of these data, found another: means"):
+        video.train(create(), lambda *asked: moving(*asked) + 1, SHORT, path)
     save_file({"x": torch.zeros(1)}, tmp_path / "tiny.state.safetensors")
     with pytest.raises(ArtifactError, match="expected video training version 1, found None"):
         video.train(create(), moving, SHORT, path)

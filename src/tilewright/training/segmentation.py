@@ -180,12 +180,13 @@ def train(
     time that both take does not count. show: takes lines about the progress. The network is left with the averaged
     weights, and with statistics of its batch norm that were measured with them.
 
-    Raises `ConfigError` for a source, a network or a recipe that cannot be trained with, `ArtifactError` for a state of
-    another recipe, `TrainingError` where many gradients are not finite.
+    Raises `ConfigError` for a source, a network, a recipe or a path that cannot be trained with, `ArtifactError` for a
+    state of another recipe, network or source, `TrainingError` where many gradients are not finite.
     """
     _check(network, source, recipe)
     path = Path(path)
-    state = states.State(KIND, network, recipe, path, width=4)
+    data = states.facts_of(source, sides(recipe.stages[0].sizes[0]))
+    state = states.State(KIND, network, recipe, path, width=4, data=data)
     state.resume()
     size = network.options.image_size
     step = _Step(network, source, recipe, compiled)

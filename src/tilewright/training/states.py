@@ -15,12 +15,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from tilewright.core import artifacts
-from tilewright.core.errors import ArtifactError, TrainingError
+from tilewright.core import arguments, artifacts
+from tilewright.core.errors import ArtifactError, ConfigError, TrainingError
 
 VERSION = "1"
 # Bytes of a file, of weights that are written in several.
 PART_BYTES = 15 << 20
+# What weights may be written as.
+ENDINGS = (".safetensors", ".index.json")
+# Examples that data are known by, and by how much their means may differ: another host may round otherwise.
+SAMPLES, SAME = 4, 1e-3
 # Steps after which those that were left out are counted, and how many of them a training may have.
 COUNTED, MOST_LEFT_OUT = 200, 40
 
@@ -31,11 +35,15 @@ class State:
     kind: of its file, such as ``video training``. recipe: a struct with ``weight_decay`` of matrices, ``norm`` of the
     gradient at most, and ``average``, the weight of what was before a step in the averages, towards which it grows.
     path: of the weights to be written; the state lies beside it, ``<stem>.state.safetensors``. width: numbers of a step
-    that are kept.
+    that are kept. data: facts about what it learns from, as `facts_of` gives them, which `resume` compares.
+
+    Raises `ConfigError` for a path that does not end as weights do.
     """
 
-    def __init__(self, kind: str, network, recipe, path: Path, *, betas=(0.9, 0.999), width: int = 1):
-        self.kind, self.network, self.recipe, self.width = kind, network, recipe, width
+    def __init__(self, kind: str, network, recipe, path: Path, *, betas=(0.9, 0.999), width: int = 1, data=None):
+        if not path.name.endswith(ENDINGS):
+            raise ConfigError(f"{path}: expected weights to write, as {' or in parts '.join(ENDINGS)}")
+        self.kind, self.network, self.recipe, self.width, self.data = kind, network, recipe, width, data or {}
         self.path = path.with_name(f"{_stem(path)}.state.safetensors")
         self.names, self.weights = zip(*network.named_parameters(), strict=True)
         self.device = self.weights[0].device
@@ -141,10 +149,14 @@ class State:
         if self.told:
             tensors["losses"] = torch.stack(self.told)
         header = {"step": str(self.step), "seconds": str(self.seconds), "recipe": text(self.recipe)}
+        header["data"] = json.dumps(self.data)
         _save({name: x.detach() for name, x in tensors.items()}, self.path, {"kind": self.kind, **header})
 
     def resume(self) -> None:
-        """Go on from the file, where there is one. Raises `ArtifactError`."""
+        """Go on from the file, where there is one.
+
+        Raises `ArtifactError` for one of another recipe, other data or another network; then nothing has been taken.
+        """
         if not self.path.exists():
             return
         header, tensors = _read(self.path, self.kind)
@@ -153,13 +165,11 @@ class State:
                 f"{self.path}: expected a training by the recipe {text(self.recipe)}, found {header.get('recipe')}; "
                 "remove the file to begin anew"
             )
-        try:
-            with torch.no_grad():
-                for kind, kept in (("weights", self.weights), ("average", self.averages)):
-                    for name, x in zip(self.names, kept, strict=True):
-                        x.copy_(tensors.pop(f"{kind}.{name}"))
-        except (KeyError, RuntimeError) as error:
-            raise ArtifactError(f"{self.path}: expected a training of this network, found another: {error}") from error
+        self._check(json.loads(header.get("data", "{}")), tensors)
+        with torch.no_grad():
+            for kind, kept in (("weights", self.weights), ("average", self.averages)):
+                for name, x in zip(self.names, kept, strict=True):
+                    x.copy_(tensors.pop(f"{kind}.{name}"))
         self.step, self.seconds = int(header["step"]), float(header.get("seconds", 0.0))
         self.told = list(tensors.pop("losses", torch.empty(0, self.width)).to(self.device))
         owners = dict(zip(self.names, self.weights, strict=True))
@@ -168,6 +178,21 @@ class State:
             # Where AdamW keeps it: the count of its steps on the host, unless it is fused.
             place = self.device if value.ndim or self.weights[0].is_cuda else "cpu"
             self.optimiser.state[owners[name]][moment] = value.to(place)
+
+    def _check(self, data, tensors):
+        """Raise `ArtifactError` unless a file is of these data and this network."""
+        kinds = ("weights", "average")
+        shapes = {name: list(x.shape) for name, x in tensors.items() if name.startswith(kinds)}
+        wanted = {
+            f"{kind}.{name}": list(x.shape) for kind in kinds for name, x in zip(self.names, self.weights, strict=True)
+        }
+        for what, expected, found in (("this network", wanted, shapes), ("these data", self.data, data)):
+            for name in {**expected, **found}:
+                if not _same(one := expected.get(name), other := found.get(name)):
+                    raise ArtifactError(
+                        f"{self.path}: expected a training of {what}, found another: {name} {arguments.shown(other)} "
+                        f"for {arguments.shown(one)}; remove the file to begin anew"
+                    )
 
     def settle(self) -> None:
         """Leave the averages in the network, and warn of steps that were left out since the training went on."""
@@ -210,6 +235,25 @@ def header_of(path, kind):
         return header if header.get("kind") == kind else None
     except Exception as error:
         raise ArtifactError(f"{path}: expected weights, found a damaged file: {error}") from error
+
+
+def facts_of(source, size) -> dict:
+    """What a training's source is known by: its classes, how many images it has, and means of some of `size`."""
+    count = source.count("train")
+    images, labels = source.read("train", [at * (count - 1) // (SAMPLES - 1) for at in range(SAMPLES)], size)
+    return {"classes": list(source.classes), "images": count, "means": means(images) + means(labels)}
+
+
+def means(examples: Tensor) -> list[float]:
+    """The mean of each example of a batch."""
+    return examples.double().reshape(len(examples), -1).mean(1).tolist()
+
+
+def _same(one, other):
+    """Whether two facts are equal, means but for rounding."""
+    if one == other or not (isinstance(one, list) and isinstance(other, list) and len(one) == len(other)):
+        return one == other
+    return all(isinstance(x, float) and abs(x - y) <= SAME for x, y in zip(one, other, strict=True))
 
 
 def text(recipe):

@@ -128,12 +128,15 @@ def train(
     GPU products are in bfloat16. The network is left with the averaged weights.
 
     Raises `ConfigError` for a network that cannot be trained, `ArtifactError` for a state of another recipe,
-    `TrainingError` where many gradients are not finite.
+    network or clips, `TrainingError` where many gradients are not finite.
     """
     if network.attention != "dense":
         raise ConfigError(f"attention: expected dense, through which gradients go, found {network.attention!r}")
     path = Path(path)
-    state = states.State(KIND, network, recipe, path, betas=(0.9, 0.99), width=2)
+    stage = recipe.stages[0]
+    first = latents([0], stage.frames, stage.height, stage.width, recipe.seed)
+    data = {"means": states.means(first.cpu())}
+    state = states.State(KIND, network, recipe, path, betas=(0.9, 0.99), width=2, data=data)
     state.resume()
     if compiled:
         network.compile_layers(dynamic=False)
