@@ -73,7 +73,7 @@ class Selection:
         rows = torch.arange(layout.batch * layout.heads * layout.groups, device=self._device)
         keys = torch.arange(layout.keys, device=self._device)
         # The last code stands for no share: a group of such keys alone would list nothing.
-        codes = (mixed(mixed(rows + seed)[:, None] + keys) & (CODES - 1)).clamp(max=CODES - 2)
+        codes = mixed(mixed(rows + seed)[:, None] + keys) % (CODES - 1)
         return codes.to(torch.uint8).view(layout.batch, layout.heads, layout.groups, layout.keys)
 
     def _codes(self, rows, k, lse, step, largest, scale, lengths):

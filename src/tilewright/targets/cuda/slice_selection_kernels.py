@@ -326,9 +326,8 @@ def tilewright_slice_random(code_ptr, n_keys, seed, stride_c, BLOCK_N: tl.conste
     chunks = tl.cdiv(n_keys, BLOCK_N)
     row = tl.program_id(0) // chunks
     n = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
-    b_c = _mixed(_mixed((row + seed).to(tl.uint32)) + n.to(tl.uint32)) & (CODES - 1)
     # The last code stands for no share: a group of such keys alone would list nothing.
-    b_c = tl.minimum(b_c, CODES - 2)
+    b_c = _mixed(_mixed((row + seed).to(tl.uint32)) + n.to(tl.uint32)) % tl.full((), CODES - 1, tl.uint32)
     tl.store(code_ptr + row.to(tl.int64) * stride_c + n, b_c.to(tl.uint8), mask=n < stride_c)
 
 
