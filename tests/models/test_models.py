@@ -602,10 +602,12 @@ def test_the_predictor_gate_resizes_the_position_embedding(tmp_path, photograph)
     np.testing.assert_array_equal(dynamicvit.keep(params), [0, *(1 + made.keep(pixels, [11]))])
 
 
+@pytest.mark.parametrize("prefix", ["", "model."])
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_the_gate_with_weights_measures_the_embeddings_of_the_checkpoint(tmp_path, photograph, suffix):
+def test_the_gate_with_weights_measures_the_embeddings_of_the_checkpoint(tmp_path, photograph, suffix, prefix):
     weight, bias = torch.randn(8, 3, 16, 16), torch.randn(8)
     state, path = {"patch_embed.proj.weight": weight, "patch_embed.proj.bias": bias}, tmp_path / f"net.{suffix}"
+    state = {f"{prefix}{name}": tensor for name, tensor in state.items()}
     torch.save(state, path) if suffix == "pth" else save_file(state, path)
     params = dynamicvit.Params("deit-s", 96, 16, 1, image=photograph, weights=str(path))
     embedded = torch.from_numpy(patches_of(photograph, 6, 16)).flatten(1) @ weight.flatten(1).T + bias

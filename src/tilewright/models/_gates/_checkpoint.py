@@ -2,13 +2,20 @@
 
 from tilewright.core.errors import ArtifactError, ConfigError
 
+# A tensor that every network of the family has.
+KNOWN = "patch_embed.proj.weight"
+
 
 def read(path):
-    """The tensors of a checkpoint by name. Raises `ArtifactError`."""
+    """The tensors of a checkpoint by name, without what all names begin with. Raises `ArtifactError`."""
     # Here: reading needs torch, which a gate without weights does not.
     from tilewright.core import checkpoints
 
-    return checkpoints.read(path)
+    state = checkpoints.read(path)
+    before = next((name.removesuffix(KNOWN) for name in state if name.endswith(f".{KNOWN}")), "")
+    if all(name.startswith(before) for name in state):
+        return {name.removeprefix(before): tensor for name, tensor in state.items()}
+    return state
 
 
 def tensor(state, key, path):
