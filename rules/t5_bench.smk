@@ -201,7 +201,12 @@ rule path_pictures:
     params:
         **parameters(
             "path_pictures",
-            ["tilewright.networks.segformer", "tilewright.scenes.sources.scenes", *SCENES],
+            [
+                "tilewright.study.experiments.paths",
+                "tilewright.networks.segformer",
+                "tilewright.scenes.sources.scenes",
+                *SCENES,
+            ],
             shipped={"weights": case_shipped},
             arguments=path_pictures_arguments,
             device=CONFIG.device,

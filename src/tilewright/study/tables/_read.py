@@ -107,14 +107,17 @@ def by_kind(inputs, **loaders):
 
 
 def frames(inputs, *expected, optional=(), apart=False):
-    """The CSV files `inputs` as one DataFrame per kind, in the order of `expected`; that of an `optional` kind may
-    be empty. apart: rows may be of several devices, which the caller tells apart by their names.
+    """The CSV files `inputs` as one DataFrame per kind, in the order of `expected`; that of an `optional` kind
+    without files is empty and has no columns. apart: rows may be of several devices, which the caller tells apart by
+    their names.
 
     Raises as `sort`, and `ArtifactError` for text where a number belongs, for a status that is none, and for rows of
     unequal devices.
     """
+    import pandas as pd
+
     found = sort(inputs, expected, optional)
-    return [_frame(found[kind], kind, apart) for kind in expected]
+    return [_frame(found[kind], kind, apart) if found[kind] else pd.DataFrame() for kind in expected]
 
 
 def _frame(paths, kind, apart):
