@@ -1,12 +1,13 @@
 """The dispatch floor: the host's time of each call of packed attention, whatever the GPU has to do."""
 
+from tilewright import targets
 from tilewright.study.figures import _contenders, _style
 from tilewright.study.tables import _read, ragged
 
 
 def needs(config):
     """What the table of packed attention needs, on a GPU: on a CPU a call is its work."""
-    return [] if config.device == "cpu" else ragged.needs(config)
+    return ragged.needs(config) if targets.facts(config.device).GPU_TIMER else []
 
 
 def draw(inputs):

@@ -1,12 +1,13 @@
 """Frames of a clip as it is drawn, and of clips that a trained network samples with dense attention and with lists."""
 
+from tilewright import targets
 from tilewright.study.figures import _style
 from tilewright.study.stages import video_pictures
 
 
 def needs(config):
     """Pictures of each network with weights, on a GPU: a network that a CPU trained draws noise."""
-    return [] if config.device == "cpu" else video_pictures.needs(config)
+    return video_pictures.needs(config) if targets.facts(config.device).GPU_TIMER else []
 
 
 def draw(inputs):
