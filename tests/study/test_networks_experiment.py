@@ -320,8 +320,9 @@ def test_networks_that_are_compiled_stay_so_while_others_take_turns(monkeypatch)
 
     monkeypatch.setattr(torch, "compile", partial(compiler, backend=counting))
     monkeypatch.setattr(bench.timing, "time_together", noted)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
-    rows = run(SMALL, {}, QUICK, compiled={"native": [1, 2], "full": [1]})
+    # The configuration of torch loses what pytest restores.
+    with torch._dynamo.config.patch(recompile_limit=1):
+        rows = run(SMALL, {}, QUICK, compiled={"native": [1, 2], "full": [1]})
     assert [row["status"] for row in rows] == ["ok"] * 3
     assert at_first[0] == len(made) >= 3
 

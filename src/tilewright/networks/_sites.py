@@ -264,9 +264,13 @@ class Attend(nn.Module):
         return self.prepared(q.dtype, q.device, bias, tables)(q, k, v)
 
 
+# By target. Compiled code asks, too, which imports nothing.
+COMPARED = {kind: not targets.facts(kind).CUDA for kind in targets.NAMES}
+
+
 def compared(device):
     """Whether tables on a device are compared by their values: a GPU would be waited for."""
-    return device.type not in targets.NAMES or not targets.facts(device.type).CUDA
+    return COMPARED.get(device.type, True)
 
 
 def _recorded(q, k, v, tables):
