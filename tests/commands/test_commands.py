@@ -133,7 +133,6 @@ class Saved:
             "--heads: expected a positive number, which window-5 does not tell, found None",
         ),
         (["window-5", "--grid", "6x6", "--heads", "2"], "--head-dim: expected a positive number"),
-        (["window-5", "--grid", "6x6", "--heads", "2", "--head-dim", "-8"], "--head-dim: .*found -8"),
         (["window-5", "--grid", "6x6", *SMALL[:4], "--solver", "magic"], "unknown solver 'magic'"),
         (["window-5", "--grid", "6x6", *SMALL, "--tiles", "7y7"], "7y7"),
         (["window-5", "--grid", "6x6", *SMALL, "--device", "tpu"], "no device of kind 'tpu'"),
