@@ -1,4 +1,4 @@
-"""Operators under ``torch.func`` and forward-mode derivatives, which `torch.library` gives no support for.
+"""Operators under ``torch.func`` and forward-mode derivatives, which custom operators have no support for.
 
 An operator that was made by `define` has the formula that it has otherwise under ``grad``, ``vjp`` and ``vmap``. What
 has none, as a forward-mode derivative, is refused by name: torch's own answer is zero, or an error of its inside.
@@ -15,7 +15,7 @@ from tilewright.core.errors import PatternError
 
 
 class Formula(NamedTuple):
-    """The gradient of an operator, as `torch.library.register_autograd` takes it, and its batched form.
+    """The gradient of an operator, as `register_autograd` takes it, and its batched form.
 
     batched: ``callable(size, given, dims) -> result``, batched along its first dimension where the tensors are along
     `dims`, or None where it is called for each entry.
