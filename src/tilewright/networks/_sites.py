@@ -264,13 +264,15 @@ class Attend(nn.Module):
         return self.prepared(q.dtype, q.device, bias, tables)(q, k, v)
 
 
-# By target. Compiled code asks, too, which imports nothing.
-COMPARED = {kind: not targets.facts(kind).CUDA for kind in targets.NAMES}
-
-
 def compared(device):
     """Whether tables on a device are compared by their values: a GPU would be waited for."""
-    return COMPARED.get(device.type, True)
+    return _compared(device.type)
+
+
+# Compiled code asks, too, and imports nothing.
+@torch.compiler.assume_constant_result
+def _compared(kind):
+    return kind not in targets.NAMES or not targets.facts(kind).CUDA
 
 
 def _recorded(q, k, v, tables):
