@@ -178,6 +178,21 @@ def test_a_training_whose_gradients_are_not_finite_leaves_no_state(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("rate", "diverges"), [(0.1, False), (1e3, True)])
+def test_a_training_whose_loss_has_grown_writes_no_weights(tmp_path, rate, diverges):
+    network, state = made(tmp_path)
+    images = torch.linspace(-1, 1, 12, device=DEVICE).view(4, 3)
+    for _ in range(60):
+        loss = network(images).square().mean()
+        loss.backward()
+        state.take(rate, loss)
+    if diverges:
+        with pytest.raises(TrainingError, match="expected a loss that falls, found .* at step 60; no weights"):
+            state.settle()
+    else:
+        state.settle()
+
+
 def test_a_state_that_cannot_be_written_does_not_end_a_training(tmp_path, monkeypatch):
     network, state = made(tmp_path)
     steps(network, state, [1.0])

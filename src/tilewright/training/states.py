@@ -27,6 +27,8 @@ ENDINGS = (".safetensors", ".index.json")
 SAMPLES, SAME = 4, 1e-3
 # Steps after which those that were left out are counted, and how many of them a training may have.
 COUNTED, MOST_LEFT_OUT = 200, 40
+# Steps at the beginning and at the end that losses are compared over, and the growth that no training recovers from.
+COMPARED, GROWN = 20, 10
 
 
 class State:
@@ -195,7 +197,17 @@ class State:
                     )
 
     def settle(self) -> None:
-        """Leave the averages in the network, and warn of steps that were left out since the training went on."""
+        """Leave the averages in the network, and warn of steps that were left out since the training went on.
+
+        Raises `TrainingError` where the loss, the first number of each step, has grown `GROWN` times.
+        """
+        losses = torch.tensor(self.columns()[0])
+        first, last = losses[:COMPARED].nanmedian(), losses[-COMPARED:].nanmedian()
+        if last > GROWN * first > 0:
+            raise TrainingError(
+                f"training: expected a loss that falls, found {first:.3g} at its beginning and {last:.3g} at step "
+                f"{self.step}; no weights were written; a smaller rate of learning may help"
+            )
         if count := int(self.left_out):
             warnings.warn(f"{count} of {self.step} steps were left out: their gradients were not finite", stacklevel=2)
         with torch.no_grad():
