@@ -187,7 +187,7 @@ def test_a_training_whose_loss_has_grown_writes_no_weights(tmp_path, rate, diver
         loss.backward()
         state.take(rate, loss)
     if diverges:
-        with pytest.raises(TrainingError, match="expected a loss that falls, found .* at step 60; no weights"):
+        with pytest.raises(TrainingError, match=r"expected a loss that falls, found .* at step 60; no weights"):
             state.settle()
     else:
         state.settle()
