@@ -30,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from tilewright.core import timing
 from tilewright.core.artifacts import atomic
 from tilewright.core.errors import TilewrightError, Unavailable
+from tilewright.core.images import read_rgb
 from tilewright.integrations.timm import sparsify
 from tilewright.nn import patterns
 from tilewright.study.experiments._checks import judging
@@ -343,12 +344,9 @@ def images(paths, count, size):
         coarse = torch.randn(count, 3, 12, 12, generator=generator)
         fine = torch.randn(count, 3, *size, generator=generator)
         return F.interpolate(coarse, size=size, mode="bicubic") + 0.5 * fine
-    from PIL import Image
-
     found = []
     for path in paths[:count]:
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB").resize(size[::-1]), np.float32) / 255
+        pixels = np.asarray(read_rgb(path).resize(size[::-1]), np.float32) / 255
         found.append(torch.from_numpy((pixels - np.float32(MEAN)) / np.float32(DEVIATION)).permute(2, 0, 1))
     return torch.stack([found[i % len(found)] for i in range(count)])
 

@@ -286,6 +286,10 @@ def test_gray_levels_of_16_bits_are_scaled(tmp_path):
     Image.fromarray(np.full((6, 8), 70000, np.int32)).save(tmp_path / "wide.tif")
     with pytest.raises(ArtifactError, match="expected gray levels from 0 to 65535, found 70000 to 70000"):
         images.read_rgb(tmp_path / "wide.tif")
+    # Black, or a picture in 8 of them.
+    Image.fromarray(np.full((6, 8), 255, np.int32)).save(tmp_path / "narrow.tif")
+    with pytest.raises(ArtifactError, match="expected gray levels of 8 or 16 bits, found 32 bits of at most 255"):
+        images.read_rgb(tmp_path / "narrow.tif")
     Image.fromarray(np.full((6, 8), 0.5, np.float32)).save(tmp_path / "share.tif")
     with pytest.raises(ArtifactError, match=r"expected an image of mode .*, found F"):
         images.read_rgb(tmp_path / "share.tif")
@@ -318,12 +322,36 @@ def test_pictures_and_labels_are_turned_as_they_are_looked_at(tmp_path):
     assert torch.equal(found, wanted)
 
 
-def test_label_maps_that_lost_values_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("f0.jpg", {}), ("f0.gif", {}), ("f0.tif", {"compression": "jpeg"}), ("f0.png", {"format": "JPEG2000"})],
+    ids=["jpeg", "gif", "jpeg in tiff", "jpeg 2000 named png"],
+)
+def test_label_maps_that_lost_values_are_refused(name, options, tmp_path):
     folder = make("camvid", tmp_path)
     (folder / "trainannot" / "f0.png").unlink()
-    write(folder / "trainannot" / "f0.jpg", np.arange(48).reshape(6, 8) % 12)
-    with pytest.raises(ArtifactError, match=r"f0\.jpg: expected a map of labels without loss"):
+    labels = Image.fromarray((np.arange(48).reshape(6, 8) % 12).astype(np.uint8))
+    labels.save(folder / "trainannot" / name, **options)
+    with pytest.raises(ArtifactError, match=f"{name}: expected a map of labels without loss"):
         scenes.create("camvid", folder=folder).read("train", [0], (6, 8))
+
+
+@pytest.mark.parametrize("kind", ["train", "trainannot"])
+def test_two_files_of_one_name_are_refused(kind, tmp_path):
+    folder = make("camvid", tmp_path)
+    write(folder / kind / "f0.tif", np.zeros((6, 8)))
+    with pytest.raises(ArtifactError, match=r"f0\.tif: expected one file of this name, found f0\.png, too"):
+        scenes.create("camvid", folder=folder)
+
+
+def test_hidden_folders_are_not_read(tmp_path):
+    for name in ("camvid", "folder"):
+        folder = make(name, tmp_path / name)
+        place = folder / ("train" if name == "camvid" else "train/n01") / ".checkpoints"
+        write(place / "f0.png", picture(0))
+        write(folder / "train" / ".hidden" / "f0.png", picture(0))
+        source = scenes.create(name, folder=folder)
+        assert source.count("train") == 2 and ".hidden" not in source.classes
 
 
 def test_a_folder_of_validation_images_is_no_class(tmp_path):

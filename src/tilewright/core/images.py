@@ -82,13 +82,17 @@ def gray(name, size):
 
 
 def opened(where):
-    """The image of a file as it is meant to be looked at: turned as its EXIF data says. Raises `ArtifactError`."""
+    """The image of a file as it is meant to be looked at: turned as its EXIF data says, with the file's ``format``.
+
+    Raises `ArtifactError`.
+    """
     from PIL import Image, ImageOps
 
     try:
         with Image.open(where) as image:
             turned = ImageOps.exif_transpose(image)
             turned.load()
+            turned.format = image.format
     except FileNotFoundError:
         raise ArtifactError(f"{where}: no such file; expected an image") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -97,13 +101,20 @@ def opened(where):
 
 
 def read_rgb(where):
-    """The image of a file in 8-bit RGB; gray levels of 16 bits are scaled to 8. Raises `ArtifactError`."""
+    """The image of a file in 8-bit RGB; gray levels of 16 bits are scaled to 8.
+
+    Raises `ArtifactError` for what is no image, and for one whose white is not known.
+    """
     from PIL import Image
 
     image = opened(where)
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
         # Pillow's own conversion cuts them at 255.
         levels = np.asarray(image).astype(np.int64)
+        if image.mode == "I" and image.format not in ("PNG", "PPM") and levels.max() <= 255:
+            raise ArtifactError(
+                f"{where}: expected gray levels of 8 or 16 bits, found 32 bits of at most {levels.max()}; convert it"
+            )
         if levels.min() < 0 or levels.max() > 65535:
             raise ArtifactError(
                 f"{where}: expected gray levels from 0 to 65535, found {levels.min()} to {levels.max()}; convert it"

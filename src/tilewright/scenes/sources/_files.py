@@ -12,6 +12,8 @@ from tilewright.scenes import sources
 
 # Endings of images, in lower case.
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
+# Formats, as Pillow calls them, that keep the values of a label map: a GIF counts the colours that it has anew.
+EXACT = ("PNG", "BMP", "PPM", "TIFF")
 # Marks values that no label map has.
 UNKNOWN = sources.VOID - 1
 
@@ -58,12 +60,12 @@ class Labelled:
         from PIL import Image
 
         path, picture, label = label, read_rgb(picture), opened(label)
+        # A TIFF may hold a JPEG.
+        held = f"{label.format} {label.info.get('compression', '')}"
+        if label.format not in EXACT or "jpeg" in held or "webp" in held:
+            raise ArtifactError(f"{path}: expected a map of labels without loss, such as a PNG, found {held.strip()}")
         if label.mode not in ("L", "P"):
             raise ArtifactError(f"{path}: expected a map of labels in 8 bits, found mode {label.mode}")
-        if _lossy(path):
-            raise ArtifactError(
-                f"{path}: expected a map of labels without loss, such as a PNG, found one of JPEG or lossy WebP"
-            )
         if picture.size != label.size:
             sizes = ["x".join(map(str, image.size)) for image in (picture, label)]
             raise ArtifactError(f"{path}: expected {sizes[0]} labels, as the image has pixels, found {sizes[1]}")
@@ -86,13 +88,6 @@ def table(labels):
     return found
 
 
-def _lossy(path):
-    """Whether a file's labels may have changed when it was written."""
-    with open(path, "rb") as stream:
-        head = stream.read(16)
-    return head[:3] == b"\xff\xd8\xff" or (head[:4], head[12:]) == (b"RIFF", b"VP8 ")
-
-
 def folder_of(folder, what):
     """`folder` as a path. Raises `ConfigError` where none is stated, `ArtifactError` where there is none."""
     if folder is None:
@@ -105,9 +100,9 @@ def folder_of(folder, what):
 def images(folder, what):
     """Images of a folder and of those in it, sorted; a warning says how many other files there are.
 
-    Hidden files are none. Raises `ArtifactError` where there are no images.
+    Hidden files, and those of hidden folders, are none. Raises `ArtifactError` where there are no images.
     """
-    paths = [path for path in Path(folder).rglob("*") if path.is_file() and not path.name.startswith(".")]
+    paths = [path for path in Path(folder).rglob("*") if path.is_file() and not _hidden(path.relative_to(folder))]
     found = sorted(path for path in paths if path.suffix.lower() in SUFFIXES)
     if not found:
         raise ArtifactError(f"{folder}: expected {what}, found no image ({', '.join(SUFFIXES)})")
@@ -119,17 +114,30 @@ def images(folder, what):
     return found
 
 
+def _hidden(path):
+    return any(part.startswith(".") for part in path.parts)
+
+
 def pairs(pictures, labels, named):
     """``[(image, label map)]`` of two folders of one layout. named: the label map's stem of an image's stem.
 
-    Raises `ArtifactError` for a folder without annotations, or an image without its own.
+    Raises `ArtifactError` for a folder without annotations, an image without its own, and two of one name.
     """
-    known = {path.with_suffix("").relative_to(labels): path for path in images(labels, "annotations")}
-    found = []
-    for path in images(pictures, "images"):
-        place = path.with_suffix("").relative_to(pictures)
+    known, found = _named(labels, "annotations"), []
+    for place, path in _named(pictures, "images").items():
         wanted = place.with_name(named(place.name))
         if wanted not in known:
             raise ArtifactError(f"{path}: expected its annotation {labels / wanted}, found none")
         found.append((path, known[wanted]))
+    return found
+
+
+def _named(folder, what):
+    """``{path in a folder, without its ending: image}``. Raises `ArtifactError` where two endings have one name."""
+    found = {}
+    for path in images(folder, what):
+        place = path.with_suffix("").relative_to(folder)
+        if place in found:
+            raise ArtifactError(f"{path}: expected one file of this name, found {found[place].name}, too")
+        found[place] = path
     return found

@@ -1,7 +1,7 @@
 """CamVid in the layout of the SegNet tutorial: road frames of 360 x 480 pixels (Brostow, Fauqueur and Cipolla, 2009).
 
-``FOLDER/{train,trainannot,val,valannot,test,testannot}/*.png``, 11 classes, 11 for pixels without one; frames and
-maps may also be WebP. Frames are held once they were read: all 701 take 0.5 GB. Its licence is
+``FOLDER/{train,trainannot,val,valannot,test,testannot}/*.png``, 11 classes, 11 for pixels without one; frames
+may also be WebP. Frames are held once they were read: all 701 take 0.5 GB. Its licence is
 CC BY-NC: measure with it, and cite it.
 """
 

@@ -57,7 +57,7 @@ def create(folder=None, crop=0.875):
     places = {SPLITS[name]: folder / name for name in named} or {"val": folder}
     if len(places) < len(named):
         raise ArtifactError(f"{folder}: expected one folder of validation images, found val and validation")
-    classes = sorted({path.name for place in places.values() for path in place.iterdir() if path.is_dir()})
+    classes = sorted({path.name for place in places.values() for path in place.iterdir() if _is_class(path)})
     if not classes:
         raise ArtifactError(f"{folder}: expected a folder for each class, found none")
     found = {}
@@ -65,6 +65,10 @@ def create(folder=None, crop=0.875):
         named = [(label, place / name) for label, name in enumerate(classes) if (place / name).is_dir()]
         found[split] = [(path, label) for label, each in named for path in _files.images(each, "images of a class")]
     return Folder(classes, found, crop)
+
+
+def _is_class(path):
+    return path.is_dir() and not path.name.startswith(".")
 
 
 def _middle(image, width, height):
