@@ -70,10 +70,18 @@ def distance(rows, cols):
     return np.asarray(rows) - np.asarray(cols) + N
 
 
+def by_head():
+    return tw.plan(np.stack([mask(), mask().T]), heads=HEADS, head_dim=DIM, solver="greedy")
+
+
+def across():
+    return tw.plan(mask()[:, : N - 5], heads=HEADS, head_dim=DIM, solver="greedy")
+
+
 def packed(_, x):
     keep = torch.arange(N, device="cpu") % 3 > 0
-    packing = ragged.pack(keep.expand(len(x), N))
-    q, k, v = packing.gather(x).unflatten(1, (3, HEADS, DIM)).unbind(1)
+    packing = ragged.pack(keep.expand(len(x), N), tokens=x)
+    q, k, v = packing.tokens.unflatten(1, (3, HEADS, DIM)).unbind(1)
     return packing.scatter(packing.attend(q, k, v).flatten(1))
 
 
@@ -126,6 +134,10 @@ OPERATORS = {
         partial(plan, table),
         lambda it, q, k, v, bias: it(q, k, v, bias=bias),
         lambda batch: (*qkv(batch), 0.5 * drawn(HEADS, 2 * N)),
+    ),
+    "plan by head": Operator(by_head, lambda it, *x: it(*x), qkv),
+    "plan across": Operator(
+        across, lambda it, *x: it(*x), lambda batch: (qkv(batch)[0], *drawn(2, batch, HEADS, N - 5, DIM))
     ),
     "packed batch": Operator(lambda: None, packed, lambda batch: (drawn(batch, N, 3 * HEADS * DIM),)),
     "slices": Operator(lambda: None, listed, lambda batch: qkv(batch, 130, 64), gradients=False),
@@ -381,7 +393,50 @@ def another_grid(name):
     trains(name, it)
 
 
+def written(name):
+    """What was called is called again with other values in the same memory, or by `functional_call`."""
+    operator = OPERATORS[name]
+    it, inputs = operator.make(), [x.clone() for x in operator.inputs(2)]
+    whole, called = Whole(operator, it), Whole(operator, operator.make())
+    for each in (whole, called):
+        result(operator, each.it, inputs)
+    for x in (*inputs, *whole.parameters()):
+        x.data.mul_(0.5)
+    other = Whole(operator, operator.make())
+    other.load_state_dict(whole.state_dict())
+    wanted = result(operator, other.it, inputs)
+    close(result(operator, it, inputs), wanted)
+    with torch.no_grad():
+        close(torch.func.functional_call(called, dict(whole.named_parameters()), tuple(inputs)), wanted)
+
+
+class Whole(nn.Module):
+    """An operator as a module, whatever it is."""
+
+    def __init__(self, operator, it):
+        super().__init__()
+        self.operator, self.it = operator, it
+
+    def forward(self, *inputs):
+        return self.operator.run(self.it, *inputs)
+
+
+def in_place(name):
+    """A result that was made under no_grad is written to outside. Modules end with operators of torch, that may not."""
+    operator = OPERATORS[name]
+    it, weight = operator.make(), torch.full((1,), 2.0, requires_grad=True)
+    if isinstance(it, nn.Module):
+        return
+    with torch.no_grad():
+        out = operator.run(it, *operator.inputs(2))
+    out.mul_(weight).sum().backward()
+    close(out, 2 * plain(name))
+    close(weight.grad, plain(name).sum()[None], 1e-4)
+
+
 STATES = {
+    "written to": written,
+    "in place": in_place,
     "threads": threads,
     "inference mode, then training": inference_then_training,
     "no_grad": partial(inside, torch.no_grad),

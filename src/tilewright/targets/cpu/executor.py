@@ -166,7 +166,7 @@ class Executor:
             for b in range(batch):
                 results[b, begin : begin + len(sources)] = merge(parts[b], stats[b], sources, self.heads)
         out = take(results, self.back, 0, batch)
-        return out.view(batch, self.shape[0], self.heads, self.head_dim).transpose(1, 2)
+        return qkv.own(out.view(batch, self.shape[0], self.heads, self.head_dim).transpose(1, 2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +213,7 @@ class OfUnits:
         qkv.check(q, k, v, shape=self.shape, **sizes, device=_CPU)
         self.units.check(len(q))
         found = inner(*map(self.together, (q, k, v)))
-        return found.transpose(1, 2).reshape(len(q), self.shape[0], self.heads, inner.head_dim).transpose(1, 2)
+        return qkv.own(found.transpose(1, 2).reshape(len(q), self.shape[0], self.heads, inner.head_dim).transpose(1, 2))
 
     def apart(self, x, batch):
         """The inverse of `together`, for gradients: [B, H, N, D], of a batch of B."""
