@@ -16,7 +16,7 @@ from torch import Tensor, library
 from tilewright import graph, targets
 from tilewright.core import arguments, transforms
 from tilewright.core.errors import DeviceError, PatternError
-from tilewright.core.operators import watched
+from tilewright.core.operators import exporting, watched
 from tilewright.core.transforms import call
 from tilewright.targets import packed_backward, packed_lists
 from tilewright.targets.packed_lists import BAD, EMPTY, KEPT, PackedOffsets
@@ -54,7 +54,8 @@ def pack(
     if keep.device.type not in EXECUTORS:
         raise DeviceError(f"keep: expected a tensor on one of {', '.join(EXECUTORS)}, found {keep.device}")
     capacity = None if capacity is None else arguments.whole("capacity", capacity, error=PatternError)
-    images, n = keep.shape
+    # While a program is traced, sizes are tensors.
+    images, n = map(int, keep.shape)
     if rows is None:
         rows = min(ROWS, max(FEWEST_ROWS, 1 << (n - 1).bit_length()))
     rows = arguments.whole("rows", rows, error=PatternError)
@@ -62,12 +63,22 @@ def pack(
         raise PatternError(f"rows: expected a power of two from {FEWEST_ROWS}, found {rows}")
     if origin is not None:
         _check_origin(origin, images, tokens)
-    offsets = PackedOffsets(images, n, max(1, int(keep.sum())) if capacity is None else capacity, rows)
+    offsets = PackedOffsets(images, n, max(1, _kept(keep)) if capacity is None else capacity, rows)
     lists, tokens = _packed(offsets, keep.contiguous(), tokens, origin)
     packing = Packing(offsets, lists, tokens)
     if capacity is None:
         packing.check()
     return packing
+
+
+def _kept(keep):
+    """How many tokens are kept. Raises `PatternError` where that is not one number, known to the host."""
+    if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+        # Cuts the compiled code in two.
+        return int(keep.sum())
+    if exporting():
+        raise PatternError("capacity: expected a number in a program that is exported or traced, found None")
+    return transforms.values("keep: expected a batch, or a capacity that is stated", keep.sum()[None])[0]
 
 
 def _packed(offsets, keep, tokens, origin):
@@ -76,6 +87,9 @@ def _packed(offsets, keep, tokens, origin):
     if tokens is None:
         return call("ragged_lists", keep, offsets) if seen else _executor(offsets, keep.device).lists(keep), None
     given = keep, tokens, None if origin is None else origin.lists
+    if transforms.transformed():
+        # Lists that no token counts in: all images of a transform may have them in common.
+        return call("ragged_lists", keep, offsets), call("ragged_pack", *given, offsets)[1]
     return call("ragged_pack", *given, offsets) if seen else _executor(offsets, keep.device).pack(*given)
 
 
@@ -108,9 +122,10 @@ def pack_lengths(
     if given.ndim != 1 or not len(given) or given.dtype not in _INTEGERS:
         raise PatternError(f"lengths: expected integers of shape (B,), found {arguments.shown(given)}")
     lengths = given
-    if (least := int(lengths.min())) < 1:
+    least, most = transforms.values("lengths: expected those of one batch", torch.stack(lengths.aminmax()))
+    if least < 1:
         raise PatternError(f"lengths: expected at least one token an image, found {least}")
-    keep = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
+    keep = torch.arange(most, device=lengths.device) < lengths[:, None]
     packing = pack(keep, capacity, tokens, rows)
     packing.check()
     return packing
@@ -207,7 +222,7 @@ class Packing:
 
     def check(self) -> None:
         """Raise `PatternError` where the batch exceeds its capacity or an image keeps nothing. Waits for the device."""
-        header = self.lists[: packed_lists.HEADER].tolist()
+        header = transforms.values("check: expected one batch", self.lists[: packed_lists.HEADER])
         if header[EMPTY]:
             raise PatternError(f"expected every image to keep a token, found {header[EMPTY]} that keep none")
         if header[BAD]:

@@ -169,6 +169,11 @@ PACKINGS = {
     "first": (lambda p, x: p.first(x), lambda x: x[STARTS[:-1]], PACKED),
     "pad": (lambda p, x: p.pad(x, 7)[:, 0], lambda x: x[STARTS[:-1]], PACKED),
     "pack": (lambda p, x: ragged.pack(KEEP, 21, x).tokens[: len(KEPT)], lambda x: x.flatten(0, 1)[KEPT], X),
+    "pack without a capacity": (
+        lambda p, x: ragged.pack(KEEP, tokens=x).tokens,
+        lambda x: x.flatten(0, 1)[KEPT],
+        X,
+    ),
     "attend": (attended, attention, PACKED),
 }
 
@@ -190,6 +195,43 @@ def test_a_packed_batch_is_transformed_as_what_it_does_and_has_no_tangents(call,
         pytest.raises(PatternError, match=r"^a packed batch has no forward-mode derivative"),
     ):
         call(packing, forward_ad.make_dual(x.clone(), x))
+
+
+def checked(keep):
+    packing = ragged.pack(keep, 21)
+    packing.check()
+    return packing.source
+
+
+def listed(q):
+    lists = slices.predict(q, q, keep=0.5, budget=0.6)
+    lists.check()
+    return lists.keys
+
+
+READ = {
+    "pack": (lambda keep: ragged.pack(keep).source, KEEP),
+    "check": (checked, KEEP),
+    "lengths": (lambda lengths: ragged.pack_lengths(lengths).source, KEEP.sum(1)),
+    "lists": (listed, torch.randn(1, 1, 130, 64)),
+}
+
+
+@pytest.mark.parametrize(("call", "x"), READ.values(), ids=READ)
+def test_what_a_call_reads_on_the_host_is_refused_where_it_is_hidden(call, x):
+    with pytest.raises(PatternError, match=r"^\w+: expected .* found a tensor without values of its own.*one$"):
+        func.vmap(call)(torch.stack([x, x]))
+
+
+def test_a_packed_batch_is_traced_with_a_capacity_alone():
+    def call(x, capacity):
+        packing = ragged.pack(KEEP, capacity)
+        return packing.scatter(packing.gather(x))
+
+    traced = torch.jit.trace(lambda x: call(x, 21), (X,))
+    torch.testing.assert_close(traced(2 * X), call(2 * X, 21))
+    with pytest.raises(PatternError, match="capacity: expected a number in a program that is exported or traced"):
+        torch.jit.trace(lambda x: call(x, None), (X,))
 
 
 def test_slices_are_batched_and_have_no_derivative_of_any_kind():

@@ -56,6 +56,19 @@ def transformed() -> bool:
     return _internals.transforms_active() or _internals.forward_level() >= 0
 
 
+def values(expected: str, x: Tensor) -> list[Any]:
+    """Values of a tensor [n]. Raises `PatternError`, with what was `expected`, where they are hidden from the host."""
+    try:
+        return x.tolist()
+    except RuntimeError as error:
+        if not transformed() and _internals.dispatch_depth() == 0:
+            raise
+        raise PatternError(
+            f"{expected}, found a tensor without values of its own: one of torch.func, of a program that is traced, or "
+            "a fake one"
+        ) from error
+
+
 def call(name: str, *given: Any) -> Any:
     """``torch.ops.tilewright.<name>(*given)`` where tensors may have tangents, which torch does not show to operators
     that record a gradient, nor to compilers."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from tilewright import graph
 from tilewright.core import arguments
 from tilewright.core.errors import DeviceError, PatternError
+from tilewright.core.transforms import values
 from tilewright.targets.selection import NO_LENGTH, UNKNOWN
 
 # Keys that a kernel takes in a step. Lists end at a multiple of it.
@@ -181,7 +182,7 @@ class SliceLists:
 
     def check(self, allow_empty: bool = False) -> None:
         """Raise `PatternError` where a list did not fit or, unless `allow_empty`, has no keys. Waits for the device."""
-        state = self.state.tolist()
+        state = values("check: expected lists of one batch", self.state)
         if state[OVERFLOW]:
             b, h, g = self._place(state[OVERFLOW])
             asked = int(self.counts[b, h, g])
