@@ -122,7 +122,8 @@ def case_modules(wildcards):
 
 def experiment_arguments(wildcards):
     """Parameter: the flags that a case of an experiment is run with."""
-    return experiments.arguments(wildcards.experiment, CONFIG, wildcards.case)
+    flags = experiments.arguments(wildcards.experiment, CONFIG, wildcards.case)
+    return ORIGINS.placed(flags, case_sources(wildcards))
 
 
 def attention_modules(rows):
@@ -151,12 +152,13 @@ def sources(wildcards):
     return member.sources(params)
 
 
-def stated(definitions, wildcard):
-    """Parameter: the `--set` flags for what `definitions` hold about the wildcard's value."""
+def stated(definitions, wildcard, sources=lambda wildcards: []):
+    """Parameter: the `--set` flags for what `definitions` hold about the wildcard's value, files in `sources` among it."""
 
     def flags(wildcards):
         pairs = definitions.get(wildcards[wildcard], {}).items()
-        return ["--set", *(shlex.quote(f"{key}={json.dumps(value)}") for key, value in pairs)] if pairs else []
+        words = [shlex.quote(f"{key}={json.dumps(value)}") for key, value in pairs]
+        return ["--set", *ORIGINS.placed(words, sources(wildcards))] if pairs else []
 
     return flags
 
@@ -253,13 +255,13 @@ def pictured_weights(wildcards):
 def pictures_arguments(wildcards):
     """Parameter: the settings of a case of the experiment `video`."""
     found = experiments.arguments("video", CONFIG, wildcards.case)
-    return found[: found.index("--device")]
+    return ORIGINS.placed(found[: found.index("--device")], pictured_weights(wildcards))
 
 
 def path_pictures_arguments(wildcards):
     """Parameter: the settings of a case of the experiment `paths`."""
     found = experiments.arguments("paths", CONFIG, wildcards.case)
-    return found[: found.index("--device")]
+    return ORIGINS.placed(found[: found.index("--device")], case_sources(wildcards))
 
 
 def of_weights(wildcards):
@@ -281,7 +283,7 @@ def trained_from(wildcards):
 def training_arguments(wildcards):
     """Parameter: the flags of a recipe: its data, its minutes, and the weights that it goes on from."""
     start = trained_from(wildcards)
-    stated = ["--from", start] if start else []
+    stated = ["--from", ORIGINS.under_prefix(start)] if start else []
     minutes = CONFIG.training.minutes_of(wildcards.network, wildcards.recipe)
     for flag in ("size", "batch"):
         if (value := getattr(CONFIG.training, flag)) is not None:

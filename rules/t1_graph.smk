@@ -16,6 +16,6 @@ rule graph:
         mem_mb=mem_mb(of_graph),
         runtime=runtime(of_graph),
     params:
-        **parameters("gen_adj", graph_modules, settings=stated(CONFIG.models, "m")),
+        **parameters("gen_adj", graph_modules, settings=stated(CONFIG.models, "m", sources)),
     shell:
         "python {params.script} --model {wildcards.m} {params.settings} --output {output.graph:q} 2>&1 | tee {log:q}"

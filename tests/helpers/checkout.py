@@ -69,7 +69,7 @@ def _run_loaded(arguments, source, folder, output):
     main(arguments)
 
 
-def _describe(directory, targets, studies, source, cores, output):
+def _describe(directory, targets, studies, source, cores, snakefile, output):
     """In a process of its own: see `described`, as JSON in the file `output`."""
     os.environ["PYTHONPATH"] = str(source / "src")
     sys.path.insert(0, os.environ["PYTHONPATH"])
@@ -82,7 +82,7 @@ def _describe(directory, targets, studies, source, cores, output):
             workflow = api.workflow(
                 resource_settings=types.ResourceSettings(cores=cores),
                 config_settings=types.ConfigSettings(configfiles=[*map(Path, configs)]),
-                snakefile=source / "Snakefile",
+                snakefile=snakefile or source / "Snakefile",
                 workdir=Path(directory),
             )
             made = workflow.dag(types.DAGSettings(targets=set(targets))).workflow_api._workflow
@@ -108,14 +108,18 @@ def _job(job):
     }
 
 
-def described(directory, *targets, studies=((TINY,),), source=ROOT, cores=2):
+def described(directory, *targets, studies=((TINY,),), source=ROOT, cores=2, snakefile=None):
     """All jobs behind `targets`, a list of dicts for each of `studies`, which are overlays each; nothing runs.
+
+    snakefile: a workflow of one's own, that of `source` if not stated.
 
     ``arguments``: of a job's ``script``. ``recorded``: of its parameters, as Snakemake keeps them. ``covered``: modules
     that its digest of code holds.
     """
     with tempfile.NamedTemporaryFile() as output:
-        process = _LOADED.Process(target=_describe, args=(directory, targets, studies, source, cores, output.name))
+        process = _LOADED.Process(
+            target=_describe, args=(directory, targets, studies, source, cores, snakefile, output.name)
+        )
         process.start()
         process.join()
         assert process.exitcode == 0

@@ -1,6 +1,7 @@
 """What makes a job stale: its parameters, compared from one study to another. Nothing runs."""
 
 import ast
+import re
 import shutil
 from copy import deepcopy
 from pathlib import Path
@@ -19,6 +20,8 @@ from tilewright.study.tables import _read
 DERIVED = {"script", "shipped", "captions", "recorded", "weights", "folder"}
 # Weights that nothing asks for by default.
 TRAINED = "results/checkpoints/segformer-b0-64.plain.safetensors"
+# A path of a study in a command, maybe in JSON.
+RESULT = re.compile(r'(?:^|(?<=["=]))[^"=]*results/[^"]*')
 SHOWN = {"figure", "table", "report"}
 
 
@@ -342,15 +345,23 @@ def test_recorded_rows_that_are_not_there_are_missed(tmp_path):
     assert status != 0 and "found no expected/h200/logs/vil-tiny-96-s1/baselines.csv" in printed
 
 
-def test_a_part_of_the_configuration_is_enough_for_a_module(tmp_path):
+@pytest.mark.parametrize("prefix", ["", "mine/"])
+def test_a_part_of_the_configuration_is_enough_for_a_module(tmp_path, prefix):
     mine = tmp_path / "Snakefile"
+    stated = '{"experiments": ["attention", "video", "push"], "seed": 1}'
     mine.write_text(
-        f'module tw:\n    snakefile: "{ROOT}/Snakefile"\n    config: {{"experiments": ["attention"], "seed": 1}}\n'
+        f'module tw:\n    snakefile: "{ROOT}/Snakefile"\n    config: {stated}\n    prefix: {prefix!r}\n'
         "use rule * from tw as tw_*\nrule mine:\n    default_target: True\n    input: rules.tw_all.input\n"
     )
-    status, printed = run_loaded("--snakefile", mine, "--directory", tmp_path, "--cores", "2", "--dry-run")
-    assert status == 0, printed
-    assert "tw_bench" in printed and "tw_experiment" not in printed
+    jobs = described(tmp_path, "mine", studies=[()], source=ROOT, snakefile=mine)[0]
+    made = by_output(jobs)
+    assert {job["rule"] for job in jobs} >= {"tw_bench", "tw_report"}
+    assert {job["wildcards"].get("experiment") for job in jobs} == {None, "push", "video"}
+    assert all(name.startswith(f"{prefix}results/") or name.startswith(f"{prefix}figures/") for name in made)
+    asked = next(job["input"] for job in jobs if job["rule"] == "mine")
+    assert set(asked) == {path for job in jobs for path in job["output"]}
+    named = [path for job in made.values() for word in job["arguments"] for path in RESULT.findall(word)]
+    assert named and all(path.startswith(f"{prefix}results/") for path in named), named
 
 
 def test_a_tile_set_is_left_out_by_null():

@@ -10,14 +10,19 @@ change, at any depth, differs in it, also after the job that was due has been in
 import hashlib
 import json
 import os
+import re
 import shlex
 from functools import cache, wraps
+
+from snakemake.io import AnnotatedString
 
 from tilewright.core import provenance
 from tilewright.core.errors import ConfigError
 
 # Bytes of a file that is not read each time that a workflow is planned.
 LARGE = 1 << 26
+# A text in JSON.
+_JSON = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class Origins:
@@ -25,6 +30,8 @@ class Origins:
 
     def __init__(self, workflow, root):
         self._workflow, self._root = workflow, root
+        # A path of this workflow, as a workflow names it that has this one as a module with a prefix.
+        self.under_prefix = workflow.modifier.modify_path
         self._dag, self._jobs, self._digests = None, {}, {}
 
     def parameters(self, stage, modules, shipped=(), **stated):
@@ -58,9 +65,18 @@ class Origins:
         """A path of this checkout as seen from where Snakemake runs, so that a printed command can be pasted there."""
         return os.path.relpath(os.path.join(self._root, path))
 
+    def placed(self, words, paths):
+        """`words` of a command for a shell, whose values in JSON name files of `paths` and results/ `under_prefix`."""
+
+        def prefixed(found):
+            path = json.loads(found[0])
+            return json.dumps(self.under_prefix(path)) if path in paths or path.startswith("results/") else found[0]
+
+        return [shlex.quote(_JSON.sub(prefixed, *shlex.split(word))) for word in words]
+
     def upstream(self, paths):
         """`paths` and all files of jobs that they are made by, at any depth."""
-        todo, found = list(paths), {}
+        todo, found = list(map(self.under_prefix, paths)), {}
         while todo:
             path = todo.pop()
             rule = None if path in found else next((rule for rule in self._rules() if rule.is_producer(path)), None)
@@ -68,8 +84,7 @@ class Origins:
                 wildcards = rule.get_wildcards(path)
                 found |= dict.fromkeys(rule.expand_output(wildcards)[0])
                 todo.extend(rule.expand_input(wildcards)[0])
-        # Without what their rules say of them, such as captions for Snakemake's own report.
-        return [str(path) for path in found]
+        return list(map(_uncaptioned, found))
 
     def _rules(self):
         return self._workflow.rules
@@ -133,6 +148,13 @@ class Code:
 
     def _entered(self, wildcards):
         return self._modules(wildcards) if callable(self._modules) else self._modules
+
+
+def _uncaptioned(path):
+    """`path` without its caption for Snakemake's own report."""
+    found = AnnotatedString(path)
+    found.flags = {name: value for name, value in path.flags.items() if name != "report"}
+    return found
 
 
 def _kept(value):
