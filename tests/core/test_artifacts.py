@@ -347,3 +347,11 @@ def test_an_archive_is_unpacked_or_refused(tmp_path):
     assert (tmp_path / "out" / "one.npy").read_bytes() == b"1"
     with pytest.raises(ArtifactError, match=r"a\.zip: expected a plan file, found a foreign or damaged archive"):
         artifacts.unpack(tmp_path / "a.zip", tmp_path / "out", "plan", "two.npy")
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(ArtifactError, match=r"pipe: cannot be written: expected a file, found .* a device or a pipe"):
+        artifacts.write_text(path, "x")
+    assert path.is_fifo() and [*tmp_path.iterdir()] == [path]

@@ -1,4 +1,5 @@
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -106,11 +107,14 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     for kind in (flags.output, flags.folder):
         assert kind(str(tmp_path / "new" / "deep")) == str(tmp_path / "new" / "deep")
-        for text in ("", str(tmp_path / "file" / "below")):
+        for text in ("", str(tmp_path / "file" / "below"), "x" * 300, "/x" * 3000):
             with pytest.raises(argparse.ArgumentTypeError, match=r"^expected .*, found "):
                 kind(text)
     with pytest.raises(argparse.ArgumentTypeError, match="expected a file to write, found a folder"):
         flags.output(str(tmp_path))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a file to write, found a device or a pipe"):
+        flags.output(str(tmp_path / "pipe"))
 
 
 # Options that name what is written.

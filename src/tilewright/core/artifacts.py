@@ -6,6 +6,7 @@ a `VersionError` where it is the version.
 """
 
 import contextlib
+import errno
 import glob
 import json
 import lzma
@@ -44,6 +45,9 @@ def atomic(path):
     path = Path(path)
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(6)}{path.suffix}")
     try:
+        if path.exists() and not path.is_file():
+            # A folder refuses to be replaced, but a device or a pipe does not.
+            raise OSError(errno.EINVAL, "expected a file, found a folder, a device or a pipe")
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path)
         # Created here, so that two writers cannot share it, with the permissions that the user's umask allows.

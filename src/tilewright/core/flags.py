@@ -41,11 +41,13 @@ gap = number("a gap", float, 0, 1)
 
 def output(text):
     """A type of argparse: a path that a file can be written to."""
-    if not text or text.endswith(os.sep) or Path(text).is_dir():
+    _below_folders(text)
+    if not text or text.endswith(os.sep) or os.path.isdir(text):
         raise argparse.ArgumentTypeError(
             f"expected a file to write, found {'a folder: ' + text if text else 'nothing'}"
         )
-    _below_folders(text)
+    if os.path.exists(text) and not os.path.isfile(text):
+        raise argparse.ArgumentTypeError(f"expected a file to write, found a device or a pipe: {text}")
     return text
 
 
@@ -58,7 +60,13 @@ def folder(text):
 
 
 def _below_folders(text):
-    place = next(parent for parent in Path(text).absolute().parents if parent.exists())
+    try:
+        place = next(parent for parent in Path(text).absolute().parents if parent.exists())
+        Path(text).exists()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected a path that can be written, found {_short(text)}: {error.strerror}"
+        ) from None
     if not place.is_dir():
         raise argparse.ArgumentTypeError(f"expected a path below folders, found the file {place}")
     if not os.access(place, os.W_OK):
