@@ -459,7 +459,22 @@ def test_dynamicvit_drops_what_the_patches_leave_over(photograph):
 
 def test_dynamicvit_is_refused_when_it_is_too_large():
     with pytest.raises(PatternError, match=r"262,145 tokens have [\d,]+ entries in distinct rows"):
-        models.build("dynamicvit-s-1024-p2")
+        dynamicvit.graph(models.parse("dynamicvit-s-1024-p2")[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("vil-tiny-10000000-s1", "Expected `int` <= 65536"),
+        ("regionvit-tiny-10000000-s1", "Expected `int` <= 65536"),
+        ("dynamicvit-s-10000000", "Expected `int` <= 65536"),
+        ("vil-tiny-65536-s1", r"expected one that fits the memory, 8 GB, found 47\.3 GB"),
+    ],
+)
+def test_a_workload_that_no_memory_holds_is_refused_at_once(name, message, monkeypatch):
+    monkeypatch.setattr(models, "_memory_bytes", lambda: 8e9)
+    with pytest.raises((ConfigError, PatternError), match=message):
+        models.build(name)
 
 
 def normalised(path, size):

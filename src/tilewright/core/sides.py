@@ -1,7 +1,12 @@
 """Sizes of one side or two: of grids and of images, and as names state them."""
 
 from numbers import Integral
+from typing import Annotated
 
+import msgspec
+
+# A side of an image in pixels. What is larger is a slip of the pen.
+Pixels = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 # Of a name: a side, or height and width. Its two groups are for `stated`.
 SIZE = r"([1-9]\d*)(?:x([1-9]\d*))?"
 

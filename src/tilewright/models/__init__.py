@@ -20,13 +20,14 @@ Contract of a member module:
         `tilewright.networks.create`. They stand here because what Snakemake parses must not import torch.
 """
 
+import os
 from dataclasses import replace
 from importlib import import_module
 
 import msgspec
 
 from tilewright.core import arguments, contents
-from tilewright.core.errors import ConfigError, UnknownNameError
+from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 
 NAMES = (
     *("vision_longformer", "regionvit", "dynamicvit"),
@@ -35,6 +36,9 @@ NAMES = (
 
 # Graphs do not change with the networks.
 APART = ("tilewright.networks",)
+
+# At least what is held of each number of a graph while it is made.
+NUMBER_BYTES = 16
 
 
 def members():
@@ -70,8 +74,18 @@ def build(name, overrides=None):
     Raises as `parse` does, and `PatternError` or `ArtifactError` where the graph cannot be made.
     """
     module, params = parse(name, overrides)
+    # How many numbers a file holds is not known before it is read.
+    needed = 0 if module.sources(params) else NUMBER_BYTES * module.size(params)
+    if needed > (memory := _memory_bytes()):
+        raise PatternError(
+            f"workload {name}: expected one that fits the memory, {memory / 1e9:.0f} GB, found {needed / 1e9:.3g} GB"
+        )
     graph = module.graph(params)
     return replace(graph, meta={**graph.meta, "model": name, "params": msgspec.to_builtins(params)})
+
+
+def _memory_bytes():
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def size(name, overrides=None):

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
+from tilewright.core import sides
 from tilewright.core.errors import ConfigError, PatternError
 from tilewright.graph import Graph
 from tilewright.models import _gates
@@ -46,7 +47,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     variant: Literal["deit-256", "deit-s", "deit-b", "lvvit-s", "lvvit-m"]
-    resolution: Annotated[int, msgspec.Meta(ge=1)]
+    resolution: sides.Pixels
     patch: Annotated[int, msgspec.Meta(ge=1)] = 16
     # ASSUME: a name without -b means the last pruning, which the most heavily pruned blocks share.
     prune: Annotated[int, msgspec.Meta(ge=1, le=3)] = 3

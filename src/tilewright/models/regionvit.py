@@ -33,7 +33,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     variant: Literal["tiny", "small", "medium", "base"]
-    resolution: Annotated[int, msgspec.Meta(ge=1)]
+    resolution: sides.Pixels
     stage: Annotated[int, msgspec.Meta(ge=1, le=4)]
     patch: Annotated[int, msgspec.Meta(ge=1)] = 4
     window: Annotated[int, msgspec.Meta(ge=2)] = 7

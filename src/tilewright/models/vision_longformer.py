@@ -39,7 +39,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One stage of one network. window: 2f+1, odd; f is also the side of a chunk. resolution: pixels a side."""
 
     variant: Literal["tiny", "small", "medium-deep", "medium-wide", "base-deep", "base-wide"]
-    resolution: Annotated[int, msgspec.Meta(ge=1)]
+    resolution: sides.Pixels
     stage: Annotated[int, msgspec.Meta(ge=1, le=4)]
     patch: Annotated[int, msgspec.Meta(ge=1)] = 4
     mode: Literal["chunk", "exact", "cyclic"] = "chunk"
