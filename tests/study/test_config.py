@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tilewright.core.errors import ConfigError
-from tilewright.study import config
+from tilewright.study import config, experiments
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -258,3 +258,16 @@ def test_the_default_study_follows_the_schema():
 def test_the_schema_refuses_what_is_refused(path, value):
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(changed(path, value), config.schema())
+
+
+def test_a_section_that_another_one_reads_is_missed_by_name():
+    with pytest.raises(config.ConfigError, match="experiments: 'paths' is selected; expected its section 'paths'"):
+        config.load(changed("paths", None))
+    with pytest.raises(config.ConfigError, match=r"stream\.static: unknown network"):
+        config.load(changed("stream/static", ["other"]) | {"paths": None, "experiments": ["attention"]})
+
+
+def test_a_predictor_has_a_default():
+    found = config.load(changed("slices/predictors", {"pooled128": {"pool": 128}}))
+    (case, *_) = experiments.cases("slices", found)
+    assert "tilewright.predictors.pooled" in experiments.modules_of_case("slices", found, case)

@@ -258,12 +258,12 @@ def load(mapping):
     stated = {
         name: getattr(config, name) for name in ("schedule", "timing", "training", "figures", *experiments.sections())
     }
-    for section in filter(None, stated.values()):
-        section.check(config)
     for name in config.experiments:
         if stated[experiments.section_of(name)] is None:
             place = experiments.section_of(name)
             raise ConfigError(f"experiments: {name!r} is selected; expected its section {place!r}, found none")
+    for section in filter(None, stated.values()):
+        section.check(config)
     return config
 
 

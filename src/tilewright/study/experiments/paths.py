@@ -221,7 +221,8 @@ NAMED = "{case} {rung} {path}"
 
 def cases(config):
     """The networks that are not left out."""
-    return [name for name, stated in config.paths.networks.items() if stated is not None]
+    networks = {} if config.paths is None else config.paths.networks
+    return [name for name, stated in networks.items() if stated is not None]
 
 
 def settings(config, case):

@@ -217,7 +217,7 @@ def planned(case, settings):
 
 def named(settings, device):
     """The modules of the predictors."""
-    return [f"tilewright.predictors.{stated['by']}" for stated in settings.predictors.values()]
+    return [f"tilewright.predictors.{split(stated)[1][0]}" for stated in settings.predictors.values()]
 
 
 def modules(row, device):
