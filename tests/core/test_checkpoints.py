@@ -48,6 +48,9 @@ def write(path, content):
         pytest.param({"model_state_dict": STATE, "optimizer_state_dict": {"state": {}}}, id="model_state_dict"),
         pytest.param({"model_state": STATE, "epoch": 3}, id="model_state"),
         pytest.param({"model": {"state_dict": STATE}}, id="holder-in-holder"),
+        pytest.param(
+            {"model_ema": {"module": STATE}, "optimizer": {"state": {0: {"step": STATE["bias"]}}}}, id="alone"
+        ),
         pytest.param({f"module._orig_mod.{name}": tensor for name, tensor in STATE.items()}, id="module-compiled"),
         pytest.param({f"_orig_mod.module.{name}": tensor for name, tensor in STATE.items()}, id="compiled-module"),
     ],
@@ -59,6 +62,16 @@ def test_published_forms_are_read(tmp_path, content):
 def test_a_prefix_that_only_some_names_have_is_part_of_the_name(tmp_path):
     state = {"weight": STATE["weight"], "module.weight": STATE["bias"]}
     assert same(checkpoints.read(write(tmp_path / "net.pth", state)), state)
+
+
+def test_a_length_that_begins_as_an_index_does_is_a_length(tmp_path):
+    """A header of 0x7b20 bytes: a blank and a brace."""
+    save_file(STATE, tmp_path / "net.safetensors", {"pad": "x" * 0x7B20})
+    found = (tmp_path / "net.safetensors").read_bytes()
+    length = int.from_bytes(found[:8], "little")
+    header = found[8 : 8 + length].replace(b"x" * (length - 0x7B20), b"", 1)
+    (tmp_path / "net.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + found[8 + length :])
+    assert len(header) == 0x7B20 and same(checkpoints.read(tmp_path / "net.safetensors"))
 
 
 def test_files_of_before_torch_1_6_are_read(tmp_path):
@@ -135,6 +148,8 @@ def test_a_checkpoint_runs_no_code(tmp_path):
             "expected tensors by name, found other content under epoch$",
             id="mixed",
         ),
+        pytest.param("net.pth", {"a": STATE, "b": STATE}, "weights of one network, found several: a, b$", id="two"),
+        pytest.param("net.pth", {"w": STATE["weight"].to_sparse()}, "dense tensors .*, found others in w", id="sparse"),
         pytest.param(
             "net.pth", {"model": {3: STATE["bias"]}}, "tensors by name, found other content under 3$", id="numbered"
         ),
@@ -223,6 +238,7 @@ def test_what_all_names_begin_with_is_found_by_those_of_the_network(tmp_path, pr
             r"1 mis-shaped: bias \[\] for \[2\]$",
             id="all",
         ),
+        pytest.param({**STATE, "bias": STATE["bias"].char()}, "1 mis-typed: bias torch.int8 for", id="mis-typed"),
         pytest.param({**STATE, "bias": STATE["bias"] + torch.nan}, "expected finite weights, found NaN", id="nan"),
     ],
 )

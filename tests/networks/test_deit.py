@@ -241,6 +241,45 @@ def test_an_official_checkpoint_loads_as_published(tmp_path, pruner, suffix):
     assert torch.equal(loaded(images()), source(images()))
 
 
+# Names of transformers: as it saves them, and as a model of version 5 has them.
+SAVED = {
+    "blocks.": "deit.encoder.layer.",
+    **{f".attn.{part[0]}.": f".attention.attention.{part}." for part in ("query", "key", "value")},
+    **{".attn.proj.": ".attention.output.dense.", ".mlp.fc1.": ".intermediate.dense.", ".mlp.fc2.": ".output.dense."},
+}
+HELD = {
+    "blocks.": "deit.layers.",
+    **{f".attn.{part}.": f".attention.{part}_proj." for part in "qkv"},
+    **{".attn.proj.": ".attention.o_proj."},
+}
+BOTH = {
+    **{"patch_embed.proj.": "deit.embeddings.patch_embeddings.projection.", "cls_token": "deit.embeddings.cls_token"},
+    **{"pos_embed": "deit.embeddings.position_embeddings", "dist_token": "deit.embeddings.distillation_token"},
+    **{".norm1.": ".layernorm_before.", ".norm2.": ".layernorm_after.", "head_dist.": "distillation_classifier."},
+}
+
+
+@pytest.mark.parametrize("names", [SAVED, HELD], ids=["saved", "held"])
+@pytest.mark.parametrize("variant", ["tiny", "tiny-distilled"])
+@torch.no_grad()
+def test_checkpoints_of_transformers_load(tmp_path, variant, names):
+    source, state = draw(create(variant=variant)), {}
+    last = {"norm.": "deit.layernorm.", "head.": "cls_classifier." if "dist" in variant else "classifier."}
+    for name, tensor in source.state_dict().items():
+        split = zip("qkv", tensor.chunk(3), strict=True) if ".qkv." in name else [("", tensor)]
+        for part, each in split:
+            own = name.replace(".qkv.", f".{part}.")
+            for ours, theirs in (names | BOTH).items():
+                own = own.replace(ours, theirs)
+            for ours, theirs in last.items():
+                own = theirs + own.removeprefix(ours) if own.startswith(ours) else own
+            state[own] = each.clone()
+    torch.save(state, tmp_path / "net.pth")
+    assert torch.equal(create(variant=variant, checkpoint=tmp_path / "net.pth")(images()), source(images()))
+    torch.save({"state_dict": {f"model.{name}": x for name, x in state.items()}}, tmp_path / "net.pth")
+    assert torch.equal(create(variant=variant, checkpoint=tmp_path / "net.pth")(images()), source(images()))
+
+
 @torch.no_grad()
 def test_a_random_predictor_can_be_put_on_a_plain_deit(tmp_path):
     source = draw(create())

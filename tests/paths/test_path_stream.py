@@ -1,5 +1,6 @@
 """A runner of paths on a CPU, and streams of frames with budgets."""
 
+import json
 import math
 import threading
 import time
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from tilewright import models, targets
-from tilewright.core import provenance
+from tilewright.core import provenance, weight_files
 from tilewright.core.errors import BudgetError, ConfigError, PatternError
 from tilewright.paths import stream
 from tilewright.paths.odds import POWER, Odds
@@ -56,6 +57,15 @@ def test_statistics_of_a_path_are_its_own(network):
     assert not torch.allclose(maps, network(images).detach())
 
 
+def test_statistics_of_a_table_are_asked_for(network):
+    rows, folded = look_up(rung="statistics"), {path: network.fold(path) for path in (SHORT, EXIT, FULL)}
+    assert Runner(network, rows, folded=folded).pick(1e6).path == FULL
+    del folded[EXIT]
+    for some in (folded, None):
+        with pytest.raises(ConfigError, match="folded: expected statistics of each path"):
+            Runner(network, rows, folded=some)
+
+
 def test_margins(network):
     runner = Runner(network, look_up(), margin=0.25)
     assert runner.pick(1000).path == EXIT
@@ -94,6 +104,14 @@ def test_a_table_is_of_the_weights_of_a_file(network, tmp_path):
     assert Runner(loaded, look_up(checkpoint=of_file)).pick(1e6).path == FULL
     with pytest.raises(ConfigError, match=f"expected one of checkpoint {of_file}, found ab12"):
         Runner(loaded, look_up(checkpoint="ab12"))
+    index = tmp_path / "weights.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(network.state_dict(), path.name)}))
+    of_parts = weight_files.digest(index)
+    loaded.weights = str(index)
+    assert Runner(loaded, look_up(checkpoint=of_parts)).pick(1e6).path == FULL
+    save_file({name: 2 * x for name, x in network.state_dict().items()}, path)
+    with pytest.raises(ConfigError, match=f"expected one of checkpoint .*, found {of_parts}"):
+        Runner(loaded, look_up(checkpoint=of_parts))
     path.unlink()
     with pytest.raises(ConfigError, match="expected the file of the network's weights, found none"):
         Runner(loaded, look_up(checkpoint=of_file))

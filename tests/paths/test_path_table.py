@@ -79,7 +79,9 @@ def test_a_budget_below_every_promise():
         look_up.select(9, late="soon")
 
 
-@pytest.mark.parametrize("field, value", [("network", "b2"), ("checkpoint", "cd"), ("dtype", "bfloat16"), ("batch", 2)])
+@pytest.mark.parametrize(
+    "field, value", [("network", "b2"), ("checkpoint", "cd"), ("rung", "statistics"), ("batch", 2)]
+)
 def test_paths_of_two_kinds(field, value):
     with pytest.raises(ConfigError, match=f"expected paths of one {field}, found"):
         Table([entry(10, 0.5), entry(20, 0.6, **{field: value})])
@@ -117,6 +119,10 @@ def test_files(tmp_path):
     table.write(tmp_path / "t.csv", entries)
     assert table.read(tmp_path / "t.csv") == entries
     assert table.load(tmp_path / "t.csv").rows == table.Table(entries).rows
+    both = [*entries, entry(5, 0.7, rung="statistics")]
+    table.write(tmp_path / "t.csv", both)
+    assert table.load(tmp_path / "t.csv").rows == table.Table(entries).rows
+    assert table.load(tmp_path / "t.csv", rung="statistics").rows == both[2:]
 
 
 def test_files_that_are_none(tmp_path):
@@ -130,6 +136,10 @@ def test_files_that_are_none(tmp_path):
     (tmp_path / "t.csv").write_text(text.replace(",10,", ",ten,"))
     with pytest.raises(ArtifactError, match="line 2 is no row of a path table"):
         table.read(tmp_path / "t.csv")
+    for other in ("nan", "-10", "inf"):
+        (tmp_path / "t.csv").write_text(text.replace(",10,", f",{other},"))
+        with pytest.raises(ArtifactError, match="line 2 is no row of a path table: expected p99_us from 0"):
+            table.read(tmp_path / "t.csv")
     (tmp_path / "t.csv").write_text(text.splitlines()[0] + "\n")
     with pytest.raises(ArtifactError, match="found no measured path"):
         table.read(tmp_path / "t.csv")

@@ -14,7 +14,7 @@ from test_figures import configured
 from helpers import synthetic
 from helpers.rows import whole
 from tilewright import networks, slices
-from tilewright.core import checkpoints
+from tilewright.core import weight_files
 from tilewright.core.errors import ConfigError
 from tilewright.models import wan as pattern
 from tilewright.networks import wan
@@ -142,6 +142,17 @@ def test_lists_that_lack_a_key_at_full_budget_are_refuted(trained, monkeypatch):
     assert row["status"] == "failed" and "with lists of all keys the velocity is off" in row["reason"]
 
 
+def test_a_case_reads_all_files_of_its_weights(tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}')
+    weights = _weights.Weights(NAME, OPTIONS, str(tmp_path), None)
+    assert _weights.sources(weights) == [str(index)]
+    parts = [tmp_path / f"{part}.safetensors" for part in (1, 2)]
+    for part in parts:
+        part.touch()
+    assert _weights.sources(weights) == [str(file) for file in (index, *parts)]
+
+
 def test_weights_that_are_not_there_have_a_row_that_says_so(tmp_path):
     missing = _weights.Weights(NAME, OPTIONS, str(tmp_path / "none.safetensors"), None)
     assert _weights.sources(missing) == []
@@ -231,7 +242,7 @@ def test_a_folder_of_official_weights_is_measured(tmp_path, layout):
 
 
 def test_a_folder_without_weights_has_none(tmp_path):
-    assert checkpoints.located(tmp_path) is None and checkpoints.located(tmp_path / "x.safetensors") is None
+    assert weight_files.located(tmp_path) is None and weight_files.located(tmp_path / "x.safetensors") is None
 
 
 # Pictures

@@ -1,13 +1,12 @@
 """Official checkpoint files: read as published, checked whole, then loaded; or nothing is.
 
-A published file is a state dict, or a dict that holds one under one of `HOLDERS`. Its first bytes say of which kind it
-is. Pickles are opened with ``weights_only=True``. What stands before all names alike, such as ``module.`` where it was
-trained on several devices, or ``model.``, is left out.
+A published file is a state dict, or a dict that holds one under one of `HOLDERS`, or just one. Its first bytes say of
+which kind it is. Pickles are opened with ``weights_only=True``. What stands before all names alike, such as ``module.``
+where it was trained on several devices, or ``model.``, is left out.
 """
 
 import argparse
 import itertools
-import json
 import logging
 import os
 import pickle
@@ -15,53 +14,62 @@ from pathlib import Path
 
 import torch
 
+from tilewright.core import weight_files
 from tilewright.core.errors import ArtifactError
 
 _LOG = logging.getLogger(__name__)
-# Where the published files keep their tensors.
+# Where the published files keep their tensors, and in how many dicts one in another at most.
 HOLDERS = ("model", "net", "state_dict", "model_state_dict", "model_state")
+_DEEPEST = 8
 # What wrappers of torch put into names, at any place, and before all of them.
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 _PARALLEL = "module."
-# What timm's repositories and folders of `save_pretrained` call them.
-_HUB_FILES = ("model.safetensors", "pytorch_model.bin")
-# And diffusion models, in official folders and in those of diffusers.
-_PUBLISHED = ("diffusion_pytorch_model.safetensors", *_HUB_FILES)
 # First bytes of what `torch.save` writes: a zip file, and before torch 1.6 a pickle.
 _TORCH = (b"PK", b"\x80")
-# How many names of each kind an error lists.
-_LISTED = 5
 
 
 def read(path):
     """Tensors by name of a checkpoint, on the CPU, names without what wrappers of torch put into them.
 
     path: a ``.safetensors`` file, one of `torch.save`, the ``.index.json`` beside several of either, or a folder of one
-    of these, see `located`. Raises `ArtifactError` for a file that is missing, damaged, holds other content than
-    tensors, or NaN.
+    of these, see `weight_files.located`. Raises `ArtifactError` for a file that is missing, damaged, holds other
+    content than tensors, or NaN.
     """
-    file = located(path)
+    file = weight_files.located(path)
     if file is None:
         if not Path(path).is_dir():
             raise ArtifactError(f"{path}: no such file; expected a checkpoint")
-        raise ArtifactError(f"{path}: expected a checkpoint of tensors, found a folder without {', '.join(_PUBLISHED)}")
+        named = ", ".join(weight_files.PUBLISHED)
+        raise ArtifactError(f"{path}: expected a checkpoint of tensors, found a folder without {named}")
     state = {}
-    for part in _parts(file):
+    for part in weight_files.parts(file):
         state |= _tensors(part)
     for wrapper in _WRAPPERS:
         state = {name.replace(wrapper, ""): tensor for name, tensor in state.items()}
     while state and all(name.startswith(_PARALLEL) for name in state):
         state = {name.removeprefix(_PARALLEL): tensor for name, tensor in state.items()}
-    unsound = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if other := [name for name, tensor in state.items() if not _plain(tensor)]:
+        raise ArtifactError(f"{path}: expected dense tensors of numbers, found others in {weight_files.some(other)}")
+    unsound = [name for name, x in state.items() if x.is_floating_point() and not _wide(x).isfinite().all()]
     if unsound:
-        raise ArtifactError(f"{path}: expected finite weights, found NaN or infinity in {_list(unsound)}")
+        raise ArtifactError(f"{path}: expected finite weights, found NaN or infinity in {weight_files.some(unsound)}")
     return state
+
+
+def _plain(tensor):
+    """Whether a tensor holds each of its numbers."""
+    return tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_quantized or tensor.is_nested)
+
+
+def _wide(tensor):
+    """Floating-point numbers of 8 bits, of which torch asks nothing, in 32."""
+    return tensor.float() if tensor.itemsize == 1 else tensor
 
 
 def _tensors(path):
     """Tensors by name of one file. Raises `ArtifactError`."""
     try:
-        head = _head(path)
+        head = weight_files.head(path)
         if head[8:9] == b"{":
             from safetensors.torch import load_file
 
@@ -77,46 +85,8 @@ def _tensors(path):
         raise ArtifactError(f"{path}: expected a checkpoint of nothing but tensors, found other content") from error
     except Exception as error:
         # A damaged file surfaces as whatever the reader meets first: zip, struct, key, safetensors' own error.
-        raise _damaged(path, error) from error
+        raise weight_files.damaged(path, error) from error
     return _state(found, path)
-
-
-def _parts(path):
-    """The files that hold a model: one, or those that an index names, which stand beside it."""
-    try:
-        if not _head(path).lstrip().startswith(b"{"):
-            return [path]
-        named = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        parts = [path.with_name(name) for name in sorted(set(named.values()))]
-    except Exception as error:
-        raise _damaged(path, error) from error
-    if missing := [part.name for part in parts if not part.exists()]:
-        raise ArtifactError(f"{path}: expected its parts beside it, found none of {_list(missing)}")
-    return parts
-
-
-def _head(path):
-    """The first bytes of a file: a ``{`` begins an index, and behind eight bytes the header of safetensors."""
-    with Path(path).open("rb") as stream:
-        return stream.read(9)
-
-
-def _damaged(path, error):
-    return ArtifactError(f"{path}: expected a checkpoint of tensors, found a damaged file: {error}")
-
-
-def located(path):
-    """The file of a checkpoint at `path`, a file or a folder as it was published; None where there is none.
-
-    Of a folder it is the official file, that of diffusers, which keeps it in ``transformer``, or that of
-    ``save_pretrained``; of a model in several files their index.
-    """
-    path = Path(path)
-    if not path.is_dir():
-        return path if path.exists() else None
-    names = [f"{name}{index}" for name in _PUBLISHED for index in (".index.json", "")]
-    found = (folder / name for folder in (path, path / "transformer") for name in names)
-    return next((file for file in found if file.exists()), None)
 
 
 def cached(name):
@@ -128,7 +98,7 @@ def cached(name):
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     torch_hub = Path(torch.hub.get_dir()) / "checkpoints"
     # A tag behind the name says what the weights were trained on, a digest which they are.
-    tagged = [f"models--*--{name}{tag}/snapshots/*/{file}" for tag in ("", ".*") for file in _HUB_FILES]
+    tagged = [f"models--*--{name}{tag}/snapshots/*/{file}" for tag in ("", ".*") for file in weight_files.HUB_FILES]
     found = [path for pattern in tagged for path in hub.glob(pattern)]
     found = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
     found += sorted(torch_hub.glob(f"{name}-*.pth"))
@@ -139,7 +109,16 @@ def cached(name):
 
 
 def _state(content, path):
-    while isinstance(content, dict) and (held := [x for x in HOLDERS if isinstance(content.get(x), dict)]):
+    for _ in range(_DEEPEST):
+        if not isinstance(content, dict):
+            break
+        held = [name for name in HOLDERS if isinstance(content.get(name), dict)]
+        if not held and not any(isinstance(value, torch.Tensor) for value in content.values()):
+            held = [name for name, value in content.items() if _holds(value)]
+            if len(held) > 1:
+                raise ArtifactError(f"{path}: expected the weights of one network, found several: {', '.join(held)}")
+        if not held:
+            break
         content = content[held[0]]
     if not isinstance(content, dict) or not content:
         raise ArtifactError(f"{path}: expected a dict of tensors, plain or under {', '.join(HOLDERS)}")
@@ -147,8 +126,15 @@ def _state(content, path):
         str(name) for name, value in content.items() if not (isinstance(name, str) and isinstance(value, torch.Tensor))
     ]
     if foreign:
-        raise ArtifactError(f"{path}: expected tensors by name, found other content under {_list(foreign)}")
+        raise ArtifactError(f"{path}: expected tensors by name, found other content under {weight_files.some(foreign)}")
     return content
+
+
+def _holds(content, deepest=_DEEPEST):
+    """Whether content is a dict of tensors by name, or of such a dict: an optimiser's are by number."""
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content) or not deepest:
+        return False
+    return any(isinstance(value, torch.Tensor) or _holds(value, deepest - 1) for value in content.values())
 
 
 def load(network, path, adapt):
@@ -156,7 +142,8 @@ def load(network, path, adapt):
 
     What all names begin with is left out where most are the network's then.
 
-    Raises `ArtifactError` that lists missing, unexpected and mis-shaped tensors; the network is then as it was.
+    Raises `ArtifactError` that lists missing, unexpected, mis-shaped and mis-typed tensors; the network is then as it
+    was. Floating-point numbers of any type are taken for others.
     """
     wanted = network.state_dict()
     found = _adapted(read(path), adapt, network, wanted, path)
@@ -168,9 +155,16 @@ def load(network, path, adapt):
             for name in wanted
             if name in found and found[name].shape != wanted[name].shape
         ],
+        "mis-typed": [
+            f"{name} {found[name].dtype} for {wanted[name].dtype}"
+            for name in wanted
+            if name in found and found[name].is_floating_point() != wanted[name].is_floating_point()
+        ],
     }
     if any(problems.values()):
-        told = "; ".join(f"{len(names)} {kind}: {_list(names)}" for kind, names in problems.items() if names)
+        told = "; ".join(
+            f"{len(names)} {kind}: {weight_files.some(names)}" for kind, names in problems.items() if names
+        )
         raise ArtifactError(f"{path}: not a checkpoint of this network: {told}")
     network.load_state_dict(found)
 
@@ -199,8 +193,3 @@ def _prefixes(state):
     parts = [name.split(".")[:-1] for name in state]
     shared = itertools.takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))
     return ["", *itertools.accumulate(f"{each[0]}." for each in shared)]
-
-
-def _list(names):
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more

@@ -171,7 +171,7 @@ def _built(module, checkpoint, seed, *arguments):
     """``module.Network(*arguments)`` with the weights of a file, or those that `seed` draws."""
     import torch
 
-    from tilewright.core import checkpoints
+    from tilewright.core import checkpoints, weight_files
 
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.manual_seed(seed)
@@ -179,7 +179,7 @@ def _built(module, checkpoint, seed, *arguments):
     if checkpoint is not None:
         checkpoints.load(network, checkpoint, module.adapt)
         # Of a folder the file in it.
-        checkpoint = checkpoints.located(checkpoint)
+        checkpoint = weight_files.located(checkpoint)
     network.weights = None if checkpoint is None else str(checkpoint)
     return network
 

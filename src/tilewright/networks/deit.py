@@ -6,6 +6,7 @@ batchings give the same logits.
 """
 
 import copy
+import re
 from typing import Any
 
 import msgspec
@@ -22,6 +23,24 @@ from tilewright.networks import batching as batchings
 from tilewright.networks._layouts import Rectangle
 
 EXCHANGED = batchings
+# The names of `transformers`, saved and of a model of version 5, and the official ones. One after the other.
+_TRANSFORMERS = {
+    r"^(?:vit|deit)\.": "",
+    r"^(?:encoder\.layer|layers)\.": "blocks.",
+    r"^embeddings\.patch_embeddings\.projection\.": "patch_embed.proj.",
+    r"^embeddings\.position_embeddings$": "pos_embed",
+    r"^embeddings\.distillation_token$": "dist_token",
+    r"^embeddings\.cls_token$": "cls_token",
+    r"\.layernorm_before\.": ".norm1.",
+    r"\.layernorm_after\.": ".norm2.",
+    r"\.attention\.(?:attention\.)?([qkv])(?:uery|ey|alue|_proj)\.": r".attn.\1.",
+    r"\.attention\.(?:output\.dense|o_proj)\.": ".attn.proj.",
+    r"\.intermediate\.dense\.": ".mlp.fc1.",
+    r"\.output\.dense\.": ".mlp.fc2.",
+    r"^layernorm\.": "norm.",
+    r"^(?:cls_)?classifier\.": "head.",
+    r"^distillation_classifier\.": "head_dist.",
+}
 
 
 class Options(_vit.Sizes, frozen=True, forbid_unknown_fields=True):
@@ -101,7 +120,9 @@ def timm_name(options):
 
 
 def adapt(state, network):
-    """The official state (DeiT's, timm's, or a pruner's of the same names) under this network's names and shapes."""
+    """The state of DeiT, timm, `transformers`, or a pruner of official names, under this network's names and shapes."""
+    if any(re.match(r"(?:(?:vit|deit)\.)?embeddings\.", key) for key in state):
+        state = _from_transformers(state)
     # As DeiT and EViT resize it; DynamicViT resizes bilinearly.
     mode = "bilinear" if network.options.pruner == "dynamicvit" else "bicubic"
     _vit.resize_positions(state, network, mode, network.options.grid, 1 + network.options.distilled)
@@ -111,6 +132,18 @@ def adapt(state, network):
             state[f"pruner.{own}"] = state.pop(own, tensor)
     # A constant of ATS's code, which its checkpoints hold.
     return {key: tensor for key, tensor in state.items() if not key.endswith("attn.out_zero_mask")}
+
+
+def _from_transformers(state):
+    renamed = {}
+    for key, tensor in state.items():
+        for theirs, ours in _TRANSFORMERS.items():
+            key = re.sub(theirs, ours, key)
+        renamed[key] = tensor
+    for key in [key for key in renamed if ".attn.q." in key]:
+        parts = [renamed.pop(key.replace(".attn.q.", f".attn.{part}.")) for part in "qkv"]
+        renamed[key.replace(".attn.q.", ".attn.qkv.")] = torch.cat(parts)
+    return renamed
 
 
 class Network(nn.Module):

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from tilewright import networks, targets
-from tilewright.core import _internals, provenance
-from tilewright.core.errors import ConfigError, PatternError
+from tilewright.core import _internals, weight_files
+from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.paths.calls import Calls, samples
 from tilewright.paths.odds import Odds
 from tilewright.paths.table import LATE, SAMPLES, Entry, Table, checked_budget, promises
@@ -129,9 +129,14 @@ class Runner(Picker):
         ``{text of a path: Folded}`` for paths with statistics of their own.
 
         Raises `ConfigError` as `Picker` does, and for a table of another network or size, other weights, another
-        device, type or batch: its promises are about nothing here.
+        device, type or batch: its promises are about nothing here. So for one of the rung ``statistics`` without
+        `folded` of each path: what these see is of such decoders.
         """
         table.check(batch=batch, **_facts(network))
+        if bare := [x.path for x in table.rows if x.rung != "trained" and x.path not in (folded or {})]:
+            raise ConfigError(
+                f"folded: expected statistics of each path, as the table has them, found none of {bare[0]}"
+            )
         # The slowest first: its memory serves the others.
         paths = {entry.path: network.path(entry.path) for entry in reversed(table.rows)}
         weight = next(network.parameters())
@@ -157,8 +162,8 @@ def _facts(network):
     weight = next(network.parameters())
     try:
         # ASSUME: the weights are still those of their file.
-        weights = provenance.sha256_file(network.weights)[:12] if network.weights else ""
-    except OSError as error:
+        weights = weight_files.digest(network.weights) if network.weights else ""
+    except (OSError, ArtifactError) as error:
         raise ConfigError(f"path table: expected the file of the network's weights, found none: {error}") from None
     return {
         "network": import_module(type(network).__module__).name(network.options),

@@ -8,6 +8,7 @@ import bisect
 import csv
 import io
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path as File
@@ -29,6 +30,13 @@ SAMPLES, PROMISED = 1000, 996
 # ASSUME: two paths with the same maps but for rounding, such as those with the published and the folded decoder, differ
 # in mean IoU by less; 1e-4 was seen in bfloat16.
 ROUNDING = 5e-4
+
+
+# Numbers of a row that are chosen by, and the largest of them.
+_NUMBERS = {
+    **dict.fromkeys(("p50_us", "p99_us", "promise_us"), sys.float_info.max),
+    **dict.fromkeys(("fit", "choice", "test", "novel"), 1.0),
+}
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -127,8 +135,8 @@ class Table:
     """
 
     def __init__(self, entries: Sequence[Entry], *, least: float = 0.0):
-        """The front of those of `entries` that have a promise, all of one network, checkpoint, device, dtype and batch,
-        and all or none of them compiled.
+        """The front of those of `entries` that have a promise, all of one network, checkpoint, rung, device, dtype and
+        batch, and all or none of them compiled.
 
         least: share of the best mean IoU on the scenes of ``choice`` that a path needs: one that hardly sees anything
         is no answer to a short budget. Paths whose mean IoU was not measured are kept.
@@ -140,7 +148,7 @@ class Table:
         entries = [entry for entry in entries if entry.choice is None or entry.choice >= least * best]
         if not entries:
             raise ConfigError("path table: expected at least one path with a promise, found none")
-        for field in ("network", "checkpoint", "device", "dtype", "batch", "compiled"):
+        for field in ("network", "checkpoint", "rung", "device", "dtype", "batch", "compiled"):
             values = sorted({str(getattr(entry, field)) for entry in entries})
             if len(values) > 1:
                 raise ConfigError(f"path table: expected paths of one {field}, found {', '.join(values)}")
@@ -220,11 +228,17 @@ def read(path) -> list[Entry]:
             found.append(msgspec.convert(stated, Entry, strict=False))
         except msgspec.ValidationError as error:
             raise ArtifactError(f"{path}: line {number} is no row of a {WHAT}: {error}") from None
+        for name, most in _NUMBERS.items():
+            value = getattr(found[-1], name)
+            if value is not None and not 0 <= value <= most:
+                raise ArtifactError(
+                    f"{path}: line {number} is no row of a {WHAT}: expected {name} from 0 to {most:g}, found {value}"
+                )
     if not found:
         raise ArtifactError(f"{path}: expected a {WHAT}, found no measured path")
     return found
 
 
-def load(path, *, least: float = 0.0) -> Table:
-    """The `Table` of a file. Raises `ArtifactError` and `ConfigError`."""
-    return Table(read(path), least=least)
+def load(path, *, least: float = 0.0, rung: str = "trained") -> Table:
+    """The `Table` of the paths of a file on a `rung`, see `Entry`. Raises `ArtifactError` and `ConfigError`."""
+    return Table([entry for entry in read(path) if entry.rung == rung], least=least)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tilewright import networks, scenes, targets
-from tilewright.core import provenance
+from tilewright.core import weight_files
 from tilewright.paths import accuracy, calls, latency, measure, program, search, space, surrogate, table
 from tilewright.paths import layers as counted
 from tilewright.study.experiments._rows import machine, now
@@ -57,7 +57,7 @@ class Bench:
         self.alone = texts(self.options, self.settings.alone)
         if self.images.is_cuda:
             networks.choose_kernels(self.network, self.images, [*self.bases, *self.alone])
-        self.digest = provenance.sha256_file(stated.file)[:12]
+        self.digest = weight_files.digest(stated.file)
 
     @property
     def called(self):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tilewright import networks, scenes, targets
-from tilewright.core import provenance, timing
+from tilewright.core import timing, weight_files
 from tilewright.core.errors import ArtifactError
 from tilewright.paths import Path, layers, measure, stream, table
 from tilewright.paths.calls import Calls
@@ -45,7 +45,7 @@ class Contenders:
         # Promises of other weights, of another device or type would be promises about nothing.
         table.Table(entries).check(
             network=stated.network,
-            checkpoint=provenance.sha256_file(stated.file)[:12],
+            checkpoint=weight_files.digest(stated.file),
             device=targets.describe(how.device)["name"],
             dtype=how.dtype,
             batch=1,

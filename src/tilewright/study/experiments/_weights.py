@@ -5,7 +5,8 @@ import shlex
 import msgspec
 
 from tilewright import networks, targets
-from tilewright.core.errors import Unavailable
+from tilewright.core import weight_files
+from tilewright.core.errors import ArtifactError, Unavailable
 from tilewright.study import sections
 
 # Where the rule `video_weights` writes what it trains.
@@ -52,10 +53,15 @@ def arguments(weights, config):
 
 def sources(weights):
     """Files that a case with these weights reads; none that are the user's and missing, which its rows say."""
-    from pathlib import Path
-
-    trained = weights.path.startswith(TRAINED.partition("{")[0])
-    return [weights.path] if trained or Path(weights.path).is_file() else []
+    if weights.path.startswith(TRAINED.partition("{")[0]):
+        return [weights.path]
+    file = weight_files.located(weights.path)
+    if file is None:
+        return []
+    try:
+        return [str(each) for each in dict.fromkeys((file, *weight_files.parts(file)))]
+    except ArtifactError:
+        return [str(file)]
 
 
 def load(weights, place):
@@ -64,10 +70,9 @@ def load(weights, place):
     maps is ``trained`` for weights that were trained here, with the steps in ``weights``, else ``official``. Raises
     `Unavailable` where there are none, and `ArtifactError` for those of another network.
     """
-    from tilewright.core import checkpoints
     from tilewright.training import video
 
-    file = checkpoints.located(weights.path)
+    file = weight_files.located(weights.path)
     if file is None:
         raise Unavailable(f"no weights at {weights.path}")
     network = networks.create_video(weights.network, checkpoint=file, **weights.options).to(place)
