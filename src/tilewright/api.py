@@ -294,10 +294,11 @@ class Plan:
         if operators.watched(q):
             if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
                 raise _no_tensors(q, k, v)
-            # Compilers hold the digest for a constant; what they compile is guarded by the name, which they read.
-            # A program that is exported holds the plan's file. Dynamo, which traces no files, holds the digest alone.
+            # Compilers hold the digest for a constant, and guard what they compile by it, as it is read behind. What is
+            # compiled for a layer then serves others whose plans are equal. A program that is exported holds the plan's
+            # file. Dynamo, which traces no files, holds the digest alone.
             held = self._file() if operators.exporting() else None
-            known = self._name and self.digest()
+            known = self.digest() and self._digest
             return transforms.call("attend", q, k, v, known, ordered, held, bias)
         try:
             recorded = operators.records(q, k, v, bias)

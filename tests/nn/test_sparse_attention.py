@@ -142,6 +142,16 @@ def test_a_compiled_layer_is_one_graph_and_sees_what_is_written_to_its_table():
 
 
 @torch.no_grad()
+def test_layers_with_biases_of_one_form_share_what_is_compiled_of_one():
+    layers, x = [layer(bias=True) for _ in range(3)], torch.randn(1, 36, 36)
+    expected = [made(x) for made in layers]
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for made, out in zip(layers, expected, strict=True):
+            torch.testing.assert_close(torch.compile(made, fullgraph=True, backend="eager")(x), out)
+
+
+@torch.no_grad()
 def test_equal_patterns_share_a_plan_which_is_made_in_the_first_call(monkeypatch):
     made = []
     plan = tilewright.api.plan

@@ -167,7 +167,10 @@ class BiasPlans:
             # Tables have no values while a program is traced.
             raise PatternError("bias table: expected a call with such tokens before the export, found none")
         # Values of its own, of no transformed or inference tensor: each call gives others.
-        return self._taking.setdefault(key, apart.made(lambda: key[0].with_bias(bias.empty())))
+        made = apart.made(lambda: key[0].with_bias(bias.empty()))
+        # Known before a compiler asks: what it makes of one layer serves all whose plans are equal.
+        made.digest()
+        return self._taking.setdefault(key, made)
 
 
 class LayerBias:
