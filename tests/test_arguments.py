@@ -120,7 +120,7 @@ TABLE = {
         {"q": Q, "k": Q, "v": Q},
         {"q": QS, "k": QS, "v": QS, "ordered": ["x", 2, None], "bias": [*given(*TENSOR), WHOLE[0], WHOLE.long()]},
     ),
-    "Plan.with_bias": (make_plan().with_bias, {}, {"bias": BIASES}),
+    "Plan.with_bias": (make_plan().with_bias, {}, {"bias": [*BIASES, *INDICES]}),
     "Plan.save": (make_plan().save, {}, {"path": [3, None, "", "/", "/dev/null/x.plan", ARRAY]}),
     "ragged.pack": (
         ragged.pack,

@@ -160,7 +160,8 @@ def plan(
     stack = partial(_stacked, found_patterns) if units is not None else _alone
     unordered = found_patterns[0] if units is None else graph.union(found_patterns)
     if bias is not None:
-        _check_bias(bias, heads, unordered.shape, lambda: unordered, index=True)
+        in_order = np.arange(unordered.n_rows), np.arange(unordered.n_cols)
+        _check_bias(bias, heads, unordered.shape, _allowed(unordered, *in_order))
     if tune and units is not None:
         raise ConfigError("tune: expected one pattern for all heads and images, found several; plan without it")
     names = tiles or fitting(defaults.TILES, unordered.shape, defaults.FEWEST_ROWS)
@@ -315,14 +316,8 @@ class Plan:
         without their biases.
         """
         if bias is not None:
-            _check_bias(bias, self.heads, self.shape, self._natural)
+            _check_bias(bias, self.heads, self.shape, _natural(self.graph, self.shape[0]))
         return self._maker(bias)()
-
-    def _natural(self):
-        """The pairs that any head or image allows, in the natural order of queries and keys."""
-        pair = _pairs(self.graph, self.shape[0])
-        indptr = np.searchsorted(pair, np.arange(self.shape[0] + 1) * self.shape[1])
-        return graph.from_csr(indptr, pair % self.shape[1], self.shape)
 
     def _maker(self, bias):
         settings: dict[str, Any] = {"bias": bias, "scale": self.scale, "reorder": self.reorder, "units": self.units}
@@ -625,11 +620,10 @@ def _dtype_name(dtype):
     return str(dtype).removeprefix("torch.")
 
 
-def _check_bias(bias, heads, shape, pattern, index=False):
+def _check_bias(bias, heads, shape, pairs):
     """Raise `PatternError` for a bias that is not one of `heads` heads and patterns of a `shape`.
 
-    pattern: ``callable() -> Graph`` of the pairs that are allowed, which alone may not be plus infinity or NaN. index:
-    whether that of a `Bias` is asked for all of them even where no value is.
+    pairs: those that are allowed, as `_allowed` yields them, which alone may not be plus infinity or NaN.
     """
     table, shape = bias.table if isinstance(bias, Bias) else bias, (heads, *shape)
     if not isinstance(table, (torch.Tensor, np.ndarray)):
@@ -645,14 +639,14 @@ def _check_bias(bias, heads, shape, pattern, index=False):
         raise PatternError(f"bias index: expected a function of rows and columns, found {arguments.shown(bias.index)}")
     # Of a GPU's table one number is brought here.
     wrong = ~(table.detach() < torch.inf).all()
-    if wrong or (index and isinstance(bias, Bias)):
-        _check_pairs(bias, table.detach().cpu().float().numpy(), pattern())
+    if wrong or isinstance(bias, Bias):
+        _check_pairs(bias, table.detach().cpu().float().numpy(), pairs)
 
 
-def _check_pairs(bias, table, pattern):
-    """`_check_bias` of the pairs that the pattern allows, some at a time."""
+def _check_pairs(bias, table, pairs):
+    """`_check_bias` of the values that pairs take."""
     wrong = ~(table < np.inf).all(0)
-    for rows, cols in _allowed(pattern, np.arange(pattern.n_rows), np.arange(pattern.n_cols)):
+    for rows, cols in pairs:
         if isinstance(bias, Bias):
             taken = _indices(bias, rows, cols)
             least, most = taken.min(initial=0), taken.max(initial=0)
@@ -673,6 +667,12 @@ def _allowed(pattern, row_order, col_order):
         queries = slice(lo, lo + step)
         indptr, cols = graph.take_rows(pattern.indptr, pattern.indices, pattern.row_id[queries])
         yield np.repeat(row_order[queries], np.diff(indptr)), col_order[cols]
+
+
+def _natural(ordered, n_q):
+    """`_allowed` of a `Graph` in plan order, in the natural order of queries and keys; of several patterns of `n_q`
+    queries, those of each."""
+    return _allowed(ordered, ordered.row_order % n_q, ordered.col_order)
 
 
 def _indices(bias, rows, cols):
@@ -705,7 +705,7 @@ def _bias_content(bias, ordered, n_q):
     """What a bias consists of, for `sha256_arrays`: its values, and which of them the allowed pairs take."""
     if not isinstance(bias, Bias):
         return [] if bias is None else [bias.numpy()]
-    pairs = _allowed(ordered, ordered.row_order % n_q, ordered.col_order)
+    pairs = _natural(ordered, n_q)
     return [bias.table.numpy(), *(sha256_arrays(_indices(bias, *pair).astype(np.int32)) for pair in pairs)]
 
 
