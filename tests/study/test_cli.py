@@ -84,7 +84,7 @@ WRONG = {
     flags.seed: ("-1", str(2**31), "1e3"),
     flags.pixels: ("0", "10000000"),
     flags.threads: ("0", "-1", "999999"),
-    flags.positive: ("0", "-1", "nan", "x"),
+    flags.positive: ("0", "-1", "nan", "x", "inf", "1e400"),
     flags.seconds: ("0", "-1", "nan", "inf", "-inf", ""),
     flags.share: ("0", "1.5", "nan"),
     flags.gap: ("-1", "nan", "inf"),
@@ -151,3 +151,37 @@ def test_settings_that_are_nested_too_deep_are_refused():
 def test_nothing_to_convert_is_an_error(tmp_path):
     with pytest.raises(ArtifactError, match="expected CSV files of recorded rows, found none"):
         convert.run([tmp_path / "missing"])
+
+
+# A script, its arguments before a file that is damaged or not there, and those after it.
+READING = {
+    "convert_rows.py": ((), ()),
+    "quote.py": ((), ()),
+    "table.py": (("--table", "fill", "--inputs"), ("--outputs", "out.csv")),
+    "draw.py": (("--figure", "fill", "--inputs"), ("--outputs", "out.svg")),
+    "make_report.py": (("--captions",), ("--output", "out.html")),
+    "aggregate_results.py": (("--input",), ("--output", "out")),
+    "extract_blocks.py": (("--input",), ("--output", "out.npz")),
+    "configure.py": (("--system",), ("--solve", "x", "--example", "y", "--output", "out.json")),
+}
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_file_that_cannot_be_read_is_one_line(name, tmp_path):
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(b"\x95\xff\x00")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    before, after = READING[name]
+    # A document may have no table.
+    deep = [] if name == "quote.py" else [tmp_path / "deep.json"]
+    for file in (damaged, *deep, tmp_path / "missing", "x" * 300):
+        done = run_script(SCRIPTS[0].with_name(name), *before, file, *after, folder=tmp_path)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, (file, done.stderr)
+        assert done.stderr.startswith("error: ") and len(done.stderr) < 2020
+    assert not [*tmp_path.glob("out*")]
+
+
+def test_an_unknown_solver_is_one_line(tmp_path):
+    stated = ("--blocks", "a", "--profile", "b", "--solver", "other", "--output", tmp_path / "out.json")
+    done = run_script(SCRIPTS[0].with_name("solve_ilp.py"), *stated)
+    assert done.returncode == 2 and done.stderr.startswith("error: unknown solver 'other'; known: ")

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from tilewright.core import artifacts
-from tilewright.core.errors import ConfigError
+from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.study.cli import script
 from tilewright.study.tables import _quoted
 
@@ -17,7 +17,11 @@ def run(documents, table):
     if table:
         print(_quoted.quoted(table, ROOT), end="")
     for path in documents:
-        artifacts.write_text(path, _quoted.updated(path.read_text(encoding="utf-8"), ROOT))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise ArtifactError(f"{path}: expected a document, found other bytes: {error}") from error
+        artifacts.write_text(path, _quoted.updated(text, ROOT))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class Tile:
 
 def parse(name: str) -> Tile:
     """Read ``"MxN"``: powers of two, 1 ≤ M ≤ 128, N = 1 or 8 ≤ N ≤ 128. Raises `TileError`."""
-    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", str(name))
+    match = re.fullmatch(r"([1-9][0-9]{,8})x([1-9][0-9]{,8})", str(name))
     if not match:
         raise TileError(f"tile {name!r}: expected MxN such as 64x64 or 64x1")
     rows, keys = map(int, match.groups())

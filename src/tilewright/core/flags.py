@@ -21,7 +21,7 @@ def number(what, kind, least, most=MOST, *, above=False):
             value = kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{expected}, found {_short(text)}") from None
-        if not (least < value if above else least <= value) or not value <= most:
+        if not (least < value if above else least <= value) or not value <= most or value == math.inf:
             raise argparse.ArgumentTypeError(f"{expected}, found {_short(text)}")
         return value
 

@@ -13,18 +13,25 @@ from tilewright.core.errors import ConfigError, TilewrightError
 # of torch take the same time.
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
+# Characters of an error.
+MOST = 2000
+
 
 def script(parser, run):
     """Parse the command line with `parser` and call ``run(**arguments)``.
 
-    Exits with 0 on success, 2 with one line on stderr for a `TilewrightError` and for what asks for more memory than
-    there is, 130 when interrupted.
+    Exits with 0 on success, 2 with one line on stderr for a `TilewrightError`, for a file that the system refuses and
+    for what asks for more memory than there is, 130 when interrupted.
     """
     arguments = vars(parser.parse_args())
     try:
         run(**arguments)
     except TilewrightError as error:
         _end(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _end(f"{str(error.filename)[:200]}: expected a file that can be used, found: {error.strerror}")
     except (MemoryError, RuntimeError) as error:
         # Torch has no type of its own for the memory of a CPU.
         if isinstance(error, RuntimeError) and "memory" not in str(error).partition("\n")[0]:
@@ -35,7 +42,9 @@ def script(parser, run):
 
 
 def _end(message):
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    words = " ".join(message.split())
+    # What was found may be a whole file.
+    print(f"error: {words if len(words) <= MOST else f'{words[:MOST]}...'}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -88,9 +88,14 @@ def _plotly():
 def _html(path):
     """A caption as HTML."""
     from docutils.core import publish_parts
+    from docutils.utils import SystemMessage
 
     settings = {"raw_enabled": False, "file_insertion_enabled": False, "halt_level": 2, "report_level": 5}
-    return publish_parts(_read(path), writer="html5", settings_overrides=settings)["body"]
+    settings["warning_stream"] = False
+    try:
+        return publish_parts(_read(path), writer="html5", settings_overrides=settings)["body"]
+    except SystemMessage as error:
+        raise ArtifactError(f"{path}: expected a caption in reStructuredText, found {str(error)[:200]}") from error
 
 
 def _read(path):

@@ -44,9 +44,12 @@ def run(folders):
 
 
 def _convert(path, folder):
-    with open(path, newline="", encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
-        columns, rows = tuple(reader.fieldnames or ()), list(reader)
+    try:
+        with open(path, newline="", encoding="utf-8") as stream:
+            reader = csv.DictReader(stream)
+            columns, rows = tuple(reader.fieldnames or ()), list(reader)
+    except (ValueError, csv.Error) as error:
+        raise ArtifactError(f"{path}: expected rows of a recorded study, found a damaged file: {error}") from error
     if columns[:2] == ("kind", "version"):
         found = (rows[0]["kind"], rows[0]["version"]) if rows else None
         if found in _LATER:
@@ -56,7 +59,7 @@ def _convert(path, folder):
         return
     kind = next((kind for kind, column in _OWN.items() if column in columns), None)
     if kind is None:
-        raise ArtifactError(f"{path}: expected rows of a recorded study, found the columns {', '.join(columns)}")
+        raise ArtifactError(f"{path}: expected rows of a recorded study, found the columns {', '.join(columns)[:200]}")
     rows = [{_RENAMED.get(name, name): value for name, value in row.items()} | _ADDED.get(kind, {}) for row in rows]
     target = path if folder == path else folder / _MOVED.get(str(path.relative_to(folder)), path.relative_to(folder))
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from tilewright import blocks as blocks_file
 from tilewright import profile as profile_file
 from tilewright import targets
-from tilewright.core import progress, provenance
+from tilewright.core import progress, provenance, registry
 from tilewright.core.errors import ArtifactError, ConfigError, SolverUnavailableError
 from tilewright.schedule import Skipped, save, search, solve
 
@@ -19,6 +19,7 @@ def run(blocks, profile, solver, objective, time_limit, gap, seed, threads, roun
     """
     _check(time_limit=time_limit, gap=gap)
     _check(least=1, rounds=rounds, max_tile_kinds=max_tile_kinds)
+    registry.check("solver", solver, search.NAMES)
     objective = search.objective_of(solver, objective)
     covers, profiles = _load(blocks, profile)
     device = next(iter(profiles.values())).device

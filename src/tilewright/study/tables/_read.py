@@ -53,6 +53,10 @@ MOST_NOISE = 0.05
 HEADLINE = {"reorder": "window", "tiles": "mixed", "solver": "highs"}
 
 
+# What reading bytes raises that are no file of a known kind.
+_DAMAGE = (OSError, ValueError, KeyError, AttributeError, EOFError, RecursionError, zipfile.BadZipFile)
+
+
 def sort(inputs, expected, optional=()):
     """``{kind: [paths]}`` of `inputs` for the `expected` kinds, by what each file says it is.
 
@@ -65,7 +69,7 @@ def sort(inputs, expected, optional=()):
             kind = _csv_kind(path) if path.suffix == ".csv" else _header_kind(path)
         except FileNotFoundError:
             raise ArtifactError(f"{path}: no such file; expected {' or '.join(expected)}") from None
-        except (OSError, ValueError, KeyError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        except _DAMAGE as error:
             raise ArtifactError(f"{path}: expected {' or '.join(expected)}, found a damaged file: {error}") from error
         if kind not in found:
             raise ArtifactError(f"{path}: expected {' or '.join(expected)}, found {kind}")
