@@ -280,6 +280,16 @@ def test_checkpoints_of_transformers_load(tmp_path, variant, names):
     assert torch.equal(create(variant=variant, checkpoint=tmp_path / "net.pth")(images()), source(images()))
 
 
+@pytest.mark.parametrize("options", [{}, {"pruner": "evit", "batching": "gathered"}], ids=["plain", "pruned"])
+@torch.no_grad()
+def test_traced_networks_compute_the_same(options):
+    network = draw(create(**options))
+    traced = torch.jit.trace(network, (images(),))
+    assert torch.equal(traced(images().flip(0)), network(images().flip(0)))
+    # The exporter of traces to ONNX knows no `mT`.
+    assert "aten::mT" not in str(traced.inlined_graph)
+
+
 @torch.no_grad()
 def test_a_random_predictor_can_be_put_on_a_plain_deit(tmp_path):
     source = draw(create())

@@ -306,6 +306,16 @@ def test_a_transposed_network_sees_transposed_images(attention, mode, position):
         assert (network(batch.flip(2)) - found).abs().max() > 1e-2
 
 
+@torch.no_grad()
+def test_traced_networks_compute_the_same():
+    network = draw(create(attention="dense"))
+    expected = network(images().flip(0))
+    traced = torch.jit.trace(network, (images(),))
+    assert torch.equal(traced(images().flip(0)), expected)
+    # The exporter of traces to ONNX knows no `mT`.
+    assert "aten::mT" not in str(traced.inlined_graph)
+
+
 def test_positions_down_and_across_have_the_published_shapes():
     state = create(image_size=(92, 56)).state_dict()
     shapes = [tuple(state[f"layer{stage}.0.{axis}_pos_embed"].shape) for stage in (1, 2, 3) for axis in "xy"]

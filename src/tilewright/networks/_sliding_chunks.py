@@ -108,7 +108,7 @@ class Windows:
 
     def _of_globals(self, q, k, v, bias):
         g, size = self.n_global, self.table_side**2
-        scores = q[:, :, :g] @ k.mT
+        scores = q[:, :, :g] @ k.transpose(-2, -1)
         if bias is not None:
             scores[..., :g] += bias[:, size + 2 * g : -1].unflatten(1, (g, g))
             scores[..., g:] += bias[:, size + g : size + 2 * g, None]
@@ -132,7 +132,7 @@ class Windows:
                 torch.cat([own.expand(-1, -1, rows.stop - lo, across, -1, -1), others[:, :, rows].flatten(4, 5)], 4)
                 for own, others in near
             )
-            scores = q[:, :, rows].flatten(4, 5) @ keys.mT
+            scores = q[:, :, rows].flatten(4, 5) @ keys.transpose(-2, -1)
             if bias is not None:
                 scores += bias
             scores[..., g:].masked_fill_(outside[rows, :, None], -torch.inf)

@@ -193,7 +193,7 @@ class Network(nn.Module):
 
         Raises `PatternError` for images of another shape, and what the batching raises.
         """
-        x = self.patch_embed(images).flatten(2).mT
+        x = self.patch_embed(images).flatten(2).transpose(-2, -1)
         firsts = [self.cls_token, self.dist_token] if self.options.distilled else [self.cls_token]
         x = torch.cat((*(token.expand(len(x), -1, -1) for token in firsts), x), dim=1) + self.pos_embed
         layout, layouts = Rectangle(*x.shape[:2], x.device), []
@@ -247,10 +247,11 @@ class Network(nn.Module):
         positions = self.pos_embed
         if grid != self.options.grid:
             table = positions[:, first:].unflatten(1, self.options.grid).movedim(-1, 1).float()
-            table = F.interpolate(table, size=grid, mode="bicubic").flatten(2).mT
+            table = F.interpolate(table, size=grid, mode="bicubic").flatten(2).transpose(-2, -1)
             positions = torch.cat((positions[:, :first], table.to(positions.dtype)), dim=1)
         firsts = [self.cls_token, self.dist_token] if self.options.distilled else [self.cls_token]
-        return torch.cat((*(each.expand(len(images), -1, -1) for each in firsts), patches.flatten(2).mT), 1) + positions
+        tokens = patches.flatten(2).transpose(-2, -1)
+        return torch.cat((*(each.expand(len(images), -1, -1) for each in firsts), tokens), 1) + positions
 
     def _check_mixed(self, images):
         if self.options.pruner != "none":

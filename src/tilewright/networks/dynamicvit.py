@@ -131,7 +131,7 @@ class Network(nn.Module):
         """Tokens [B, 1 + K, C] of the class and of the patches kept last, and what `kept` returns."""
         rows, columns = self.options.grid
         # LV-ViT's stem rounds up: an image one pixel short of a further patch yields that patch.
-        x = self.patch_embed(images)[:, :, :rows, :columns].flatten(2).mT
+        x = self.patch_embed(images)[:, :, :rows, :columns].flatten(2).transpose(-2, -1)
         x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), dim=1) + self.pos_embed
         # The patch at each place behind the class token, and whether it counts.
         patch = torch.arange(rows * columns, device=x.device).expand(len(x), -1)

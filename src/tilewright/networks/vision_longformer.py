@@ -95,7 +95,7 @@ class Network(_parameters.Counted):
         for stage in self.stages:
             tokens = stage(x)
             n_global = stage.shape.n_global
-            x = tokens[:, n_global:].mT.unflatten(2, stage.shape.grid)
+            x = tokens[:, n_global:].transpose(-2, -1).unflatten(2, stage.shape.grid)
         tokens = self.norm(tokens)
         return _precision.logits(self.head, tokens[:, 0] if n_global else tokens.mean(1))
 
@@ -146,7 +146,7 @@ class PatchEmbed(nn.Module):
 
     def forward(self, image):
         """Image [B, C, H, W] to tokens [B, g + m n, d]."""
-        x = self.norm_embed(self.proj(image).flatten(2).mT)
+        x = self.norm_embed(self.proj(image).flatten(2).transpose(-2, -1))
         if self.absolute:
             m, n = self.x_pos_embed.shape[1], self.y_pos_embed.shape[1]
             down, across = self.x_pos_embed[:, :, None], self.y_pos_embed[:, None]
@@ -227,7 +227,7 @@ class SparseAttention(RelativePosition):
 
     def _bias(self):
         """The tables one after the other, [H, n], as `models.vision_longformer.bias_index` says."""
-        table = self.local_relative_position_bias_table.mT
+        table = self.local_relative_position_bias_table.transpose(-2, -1)
         parts = [table]
         if self.n_global:
             of_global, of_local = self.g2l_relative_position_bias
@@ -262,7 +262,7 @@ class FullAttention(RelativePosition):
         """The bias [H, some rows, N] of the globals, then of some rows of the grid at a time: any size fits memory."""
         g, (rows, columns) = self.n_global, self.grid
         table = self.local_relative_position_bias_table
-        local = by_offset(table.mT.unflatten(1, self.offsets), self.grid)
+        local = by_offset(table.transpose(-2, -1).unflatten(1, self.offsets), self.grid)
         if g:
             of_global, of_local = self.g2l_relative_position_bias
             yield torch.cat([self.g2g_relative_position_bias, of_global[..., None].expand(-1, -1, rows * columns)], 2)

@@ -20,4 +20,5 @@ def best_first(score, layout):
 
 def marked(positions, length):
     """bool [B, L], True at positions [B, K]."""
-    return torch.zeros(len(positions), length, dtype=torch.bool, device=positions.device).scatter_(1, positions, True)
+    # A number: torch.jit knows no form for a boolean.
+    return torch.zeros(len(positions), length, dtype=torch.bool, device=positions.device).scatter_(1, positions, 1)

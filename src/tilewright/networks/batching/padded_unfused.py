@@ -13,7 +13,7 @@ class _Unfused(Rectangle):
     def attend(self, q, k, v):
         """See `Rectangle`; scores and weights of all positions go through memory."""
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        scores = q @ k.mT * q.shape[-1] ** -0.5
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
         return ((scores + self.additive(q)).softmax(-1) @ v).transpose(1, 2)
 
 
