@@ -3,6 +3,7 @@
 import csv
 import functools
 import json
+import math
 from pathlib import Path
 
 import msgspec
@@ -310,6 +311,10 @@ def test_statistics_are_of_segformers_paths():
         ({"stages": (Stage(until=1.0, sizes=(16,)),)}, "at least 32 pixels a side, found 16: 16 x 1"),
         ({"stages": (Stage(until=1.0, sizes=(32,), batch=2000),)}, "at most 1024 images a step, found 2000"),
         ({"paths": Paths()}, r"at least 32 pixels a side, found 16: 32 x 0\.5"),
+        ({"steps": -5}, r"recipe: Expected `int` >= 1 - at `\$\.steps`"),
+        ({"steps": None, "minutes": math.nan}, r"recipe: Expected `float` > 0\.0 - at `\$\.minutes`"),
+        ({"rate": math.nan}, r"recipe: Expected `float` >= 0\.0 - at `\$\.rate`"),
+        ({"seed": -1}, r"recipe: Expected `int` >= 0 - at `\$\.seed`"),
     ],
     ids=str,
 )

@@ -104,6 +104,7 @@ def train(
     Raises `ConfigError` for a network of other classes than the source's, or without an end, `TrainingError` where many
     gradients are not finite.
     """
+    recipe = states.sound(recipe)
     _check(network, source)
     run = torch.compile(network, dynamic=False) if compiled else network
 
@@ -135,6 +136,7 @@ def train_predictor(
     against those asked for (``keep_ratio`` to the power of each pruning), and how far the answer and the kept tokens
     are from those of the network that keeps all. The rest is as in `train`.
     """
+    recipe = states.sound(recipe)
     _check(network, source)
     if network.options.pruner != "dynamicvit":
         raise ConfigError(f"pruner: expected dynamicvit, which has a predictor, found {network.options.pruner}")

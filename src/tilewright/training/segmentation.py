@@ -105,7 +105,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured: Positive = 512
     steps: Positive | None = None
     minutes: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    seed: int = 0
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     def __post_init__(self):
         ends = [stage.until for stage in self.stages]
@@ -183,6 +183,7 @@ def train(
     Raises `ConfigError` for a source, a network, a recipe or a path that cannot be trained with, `ArtifactError` for a
     state of another recipe, network or source, `TrainingError` where many gradients are not finite.
     """
+    recipe = states.sound(recipe)
     _check(network, source, recipe)
     path = Path(path)
     data = states.facts_of(source, sides(recipe.stages[0].sizes[0]))

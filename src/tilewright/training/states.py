@@ -268,6 +268,14 @@ def _same(one, other):
     return all(isinstance(x, float) and abs(x - y) <= SAME for x, y in zip(one, other, strict=True))
 
 
+def sound(recipe):
+    """`recipe`, whose values a copy by ``structs.replace`` does not check. Raises `ConfigError`."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(recipe), type(recipe))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"recipe: {error}") from None
+
+
 def text(recipe):
     """A recipe as JSON."""
     return msgspec.json.encode(recipe).decode()

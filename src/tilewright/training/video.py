@@ -65,7 +65,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight_decay: Number = 0.01
     norm: Number = 1.0
     average: Share = 0.999
-    seed: int = 0
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     def __post_init__(self):
         if not self.stages:
@@ -132,7 +132,7 @@ def train(
     """
     if network.attention != "dense":
         raise ConfigError(f"attention: expected dense, through which gradients go, found {network.attention!r}")
-    path = Path(path)
+    path, recipe = Path(path), states.sound(recipe)
     stage = recipe.stages[0]
     first = latents([0], stage.frames, stage.height, stage.width, recipe.seed)
     data = {"means": states.means(first.cpu())}
