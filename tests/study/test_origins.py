@@ -5,6 +5,7 @@ import re
 import shutil
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from snakemake.utils import update_config
 
 from helpers.checkout import ROOT, TINY, appended, copied, described, dry_run, overlay, run_loaded
 from tilewright.core.errors import ArtifactError
-from tilewright.study import config, experiments
+from tilewright.study import config, experiments, origins
 from tilewright.study.experiments import _rows
 from tilewright.study.tables import _read
 
@@ -238,6 +239,16 @@ def test_timed_jobs_depend_on_the_cores_that_they_have(folder, base):
     timed = rules(base, differing(base, jobs, own))
     assert timed >= {"profile", "tune", "bench", "baselines", "experiment", "experiment_on_host", "configure"}
     assert not timed & {"graph", "reorder", "blocks", "schedule", "experiment_untimed", "push_map", "push_run", *SHOWN}
+
+
+def test_threads_that_a_command_names_count():
+    def counted(shellcmd, **resources):
+        rule = SimpleNamespace(shellcmd=shellcmd)
+        return origins._counts_cores(SimpleNamespace(rule=rule, resources=resources))
+
+    # A solver's, which `--set-threads` states.
+    assert counted("solve --threads {threads}") and counted("run", timing=1)
+    assert not counted("run") and not counted("run", timing=1, gpu=1) and not counted(None)
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ class Origins:
                 "rule": job.rule.shellcmd,
                 "parameters": [[name, _plain(name, value(wildcards))] for name, value in own.items()],
                 "input": [[path, self._source(path, made.get(path))] for path in job.input],
-                "threads": job.threads if _has_cores(job) else None,
+                "threads": job.threads if _counts_cores(job) else None,
             }
             self._digests[job] = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
         return self._digests[job]
@@ -185,9 +185,10 @@ def _plain(name, value):
     return value
 
 
-def _has_cores(job):
-    """Whether a job is timed on the cores that it gets."""
-    return bool(job.resources.get("timing")) and not job.resources.get("gpu")
+def _counts_cores(job):
+    """Whether a job's result depends on the cores that it gets: it is timed on them, or its command names them."""
+    timed = bool(job.resources.get("timing")) and not job.resources.get("gpu")
+    return timed or "{threads}" in (job.rule.shellcmd or "")
 
 
 @cache
