@@ -109,6 +109,8 @@ def test_default_study_loads():
         ("pruned/modes", {"eager": []}, "pruned.modes: expected a batch for at least one mode"),
         ("ragged/attention", {}, "ragged.attention: expected a number of images for at least one provider"),
         ("heatmap/max_seconds", 0, "heatmap.max_seconds: expected a number above 0"),
+        ("attention/baselines", [], "attention.baselines: expected at least one name"),
+        ("attention/baselines", ["flex", "flex"], "attention.baselines: "),
         ("attention/baseline_orders", [], "attention.baseline_orders: expected at least one name"),
         (
             "attention/baseline_orders",

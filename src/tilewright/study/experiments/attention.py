@@ -59,6 +59,7 @@ class Section(sections.Section, frozen=True):
             sections.known(f"attention.schedules.{name}", "solver", chosen, (*config.solvers, TUNED))
             if TUNED in chosen and len(chosen) < 2:
                 raise ConfigError(f"attention.schedules.{name}: expected a solver beside {TUNED}, found none")
+        sections.selection("attention.baselines", self.baselines)
         sections.known("attention.baselines", "baseline", self.baselines, sparse_baselines.NAMES)
         sections.selection("attention.baseline_orders", self.baseline_orders)
         sections.known("attention.baseline_orders", "order", self.baseline_orders, reorder.NAMES)
