@@ -64,6 +64,25 @@ def test_every_attention_gives_the_oracles_result(attention, bias):
     torch.testing.assert_close(out.double(), oracle(*tensors(), bias), atol=2e-5, rtol=0)
 
 
+class Biased(torch.nn.Module):
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.attend, self.table = at, at.layer(), torch.nn.Parameter(drawn_bias())
+
+    def forward(self, q, k, v):
+        return attended(self.attend, self.at, q, k, v, lambda: 2 * self.table, (self.table,))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["dense", "native", "tilewright"])
+def test_every_attention_is_exported_with_its_bias(attention):
+    layer = Biased(site(attention))
+    layer(*tensors())
+    program = torch.export.export(layer, tuple(tensors())).module()
+    out = program(*tensors(2))
+    torch.testing.assert_close(out.double(), oracle(*tensors(2), 2 * drawn_bias()), atol=2e-5, rtol=0)
+
+
 def test_flex_gives_the_oracles_result_to_layers_that_ask_for_gradients(monkeypatch):
     monkeypatch.setattr(flex, "UNTUNED", ("32-split",))
     at = site("flex")

@@ -257,6 +257,9 @@ class Attend(nn.Module):
             return site.native(q, k, v, bias.to(q.dtype))
         if site.member.TRACED == "everything":
             return F.scaled_dot_product_attention(q, k, v)
+        if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
+            # What torch looks into, with the bias of each call.
+            return site.member.prepare(site, bias.to(q.dtype), q.dtype, q.device)(q, k, v)
         return self._untraced(q, k, v, bias, tables)
 
     @torch.compiler.disable
