@@ -181,6 +181,11 @@ def test_a_file_that_cannot_be_read_is_one_line(name, tmp_path):
     assert not [*tmp_path.glob("out*")]
 
 
+def test_an_app_of_endless_size_is_one_line(tmp_path):
+    done = run_script(SCRIPTS[0].with_name("push_app.py"), "--app", f"gaussian-{'9' * 5000}", "--output", tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("error: unknown app")
+
+
 def test_an_unknown_solver_is_one_line(tmp_path):
     stated = ("--blocks", "a", "--profile", "b", "--solver", "other", "--output", tmp_path / "out.json")
     done = run_script(SCRIPTS[0].with_name("solve_ilp.py"), *stated)

@@ -27,7 +27,7 @@ def program(name: str) -> Sequence[Source]:
 
 def parse(name: str) -> tuple[str, int]:
     """The app and the side of its image, ``("harris", 64)``. Raises `UnknownNameError`."""
-    match = re.fullmatch(r"([a-z_]+)-(\d+)", name)
+    match = re.fullmatch(r"([a-z_]+)-(\d{1,9})", name)
     if not match or match[1] not in NAMES:
         raise UnknownNameError("app", name, [f"{n}-<side>" for n in NAMES])
     return match[1], int(match[2])
