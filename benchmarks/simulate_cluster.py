@@ -22,11 +22,15 @@ import yaml
 from tilewright import models
 
 ROOT = Path(__file__).parents[1]
-TIMED = ("profile", "bench", "baselines", "experiment")
+TIMED = ("profile", "tune", "bench", "baselines", "experiment")
 # Seconds of a job that is not timed: T1 and T2 as `benchmark:` recorded them in the small study on two cores; for each
 # number of a graph, measured for T1 and T2 up to 4.7e8 numbers (docs/slurm.md).
-# ASSUME: ten seconds for a schedule, five for a figure or table, and for the orders' times what README.md claims.
-FIXED_S = {"graph": 1, "reorder": 3, "blocks": 3, "schedule": 10, "figure": 5, "table": 5, "experiment_on_host": 120}
+# ASSUME: ten seconds for a schedule, five for a figure, table or report, and for the orders' times what README.md
+# claims.
+FIXED_S = {
+    **{"graph": 1, "reorder": 3, "blocks": 3, "schedule": 10, "figure": 5, "table": 5, "report": 5},
+    "experiment_on_host": 120,
+}
 NUMBER_S = 1e-6
 # Of the executor on one busy node (docs/slurm.md): from sbatch to sbatch, and what a job lasts beyond its command.
 SUBMIT_S, START_S = 0.15, 9
