@@ -7,7 +7,7 @@ import pytest
 
 from helpers import extras
 from helpers.checkout import ROOT
-from tilewright.core.errors import TilewrightError
+from tilewright.core.errors import TilewrightError, install
 from tilewright.pushmem import examples, inner, memories, rtl, settings, solve, streams
 from tilewright.study.stages import configure
 
@@ -130,7 +130,7 @@ def command_without(package, *words):
 @pytest.mark.parametrize("package", ["amaranth", "pyosys"])
 def test_a_package_that_is_missing_is_named_and_rtl_is_not_run(package, tmp_path):
     done = command_without(package, "--stream", "identity-8x8", "--output", tmp_path / "c.json")
-    assert done.returncode == 0 and f"rtl: not run: RTL needs {package}: {rtl.EXTRA}" in done.stdout
+    assert done.returncode == 0 and f"rtl: not run: RTL needs {package}: {install()}" in done.stdout
     assert settings.read(tmp_path / "c.json")[1]["verified"]["rtl"].startswith("not run: RTL needs")
 
 
@@ -141,7 +141,7 @@ def test_model_checking_without_a_package_says_what_to_install(package, of, tmp_
     if package == "bitwuzla":
         extras.need("pyosys")
     done = command_without(package, "--stream", "identity-8x8", "--engine", "bmc", "--output", tmp_path / "c.json")
-    assert done.returncode == 2 and f"{of} needs {package}: {rtl.EXTRA}" in done.stderr
+    assert done.returncode == 2 and f"{of} needs {package}: {install()}" in done.stderr
     assert len(done.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 

@@ -3,7 +3,7 @@
 import math
 from time import perf_counter
 
-from tilewright.core.errors import SolverUnavailableError
+from tilewright.core.errors import SolverUnavailableError, install
 
 SAT, UNSAT, UNKNOWN = "sat", "unsat", "unknown"
 _KINDS = {
@@ -37,7 +37,7 @@ class Solver:
         try:
             import bitwuzla
         except ImportError as error:
-            raise SolverUnavailableError(f'bmc needs bitwuzla: pip install "tilewright[push]" ({error})') from error
+            raise SolverUnavailableError(f"bmc needs bitwuzla: {install()} ({error})") from error
         self._of = bitwuzla
         self.terms = bitwuzla.TermManager()
         options = bitwuzla.Options()

@@ -64,3 +64,8 @@ class Unavailable(TilewrightError):
 
 class BudgetError(TilewrightError):
     """A budget of time that is no positive number, or that no path of a table promises to meet."""
+
+
+def install(extra: str = "push") -> str:
+    """How to install an extra of this package, which is in no index, in a message."""
+    return f'pip install ".[{extra}]" in the checkout of tilewright'

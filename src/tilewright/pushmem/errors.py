@@ -1,6 +1,6 @@
 """Errors of push-memory programs and of their mapping."""
 
-from tilewright.core.errors import TilewrightError
+from tilewright.core.errors import TilewrightError, install
 
 
 class ProgramError(TilewrightError):
@@ -26,4 +26,4 @@ def need(module: str, extra: str = "push"):
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise ProgramError(f'push memories need {module}: pip install "tilewright[{extra}]"') from None
+        raise ProgramError(f"push memories need {module}: {install(extra)}") from None

@@ -20,11 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.core import caches
-from tilewright.core.errors import Unavailable
+from tilewright.core.errors import Unavailable, install
 from tilewright.pushmem import recurrence
 from tilewright.pushmem.memories import Run
 
-EXTRA = 'pip install "tilewright[push]"'
 # What Yosys does before each of its writers.
 _FLAT = ("hierarchy -top tile", "proc", "flatten")
 _BTOR2 = ("memory -nomap", "memory_nordff", "opt -full", "async2sync", "dffunmap", "opt_clean", "write_btor -s {}")
@@ -60,7 +59,7 @@ def rtlil(tile) -> str:
     try:
         from amaranth.back import rtlil as writer
     except ImportError as error:
-        raise Unavailable(f"RTL needs amaranth: {EXTRA} ({error})") from error
+        raise Unavailable(f"RTL needs amaranth: {install()} ({error})") from error
     return writer.convert(tile, name="tile", ports=tile.ports, emit_src=False)
 
 
@@ -110,7 +109,7 @@ def _pyosys() -> Path:
     """The folder of pyosys, which is not imported. Raises `Unavailable` without the extra."""
     found = importlib.util.find_spec("pyosys")
     if found is None:
-        raise Unavailable(f"RTL needs pyosys: {EXTRA} (it is not installed)")
+        raise Unavailable(f"RTL needs pyosys: {install()} (it is not installed)")
     return Path(found.origin).parent
 
 

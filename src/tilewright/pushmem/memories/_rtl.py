@@ -1,15 +1,14 @@
 """Tiles and their controllers in Amaranth. Every register of the configuration is an input of the tile, which must not
 change while it runs: a system for `configure`, and one shared library for all configurations."""
 
-from tilewright.core.errors import Unavailable
-from tilewright.pushmem import rtl
+from tilewright.core.errors import Unavailable, install
 from tilewright.pushmem.settings import CYCLE, CYCLE_BITS
 
 try:
     from amaranth.hdl import Array, Cat, Const, Elaboratable, Module, Mux, Signal
     from amaranth.lib.memory import Memory
 except ImportError as error:
-    raise Unavailable(f"RTL needs amaranth: {rtl.EXTRA} ({error})") from error
+    raise Unavailable(f"RTL needs amaranth: {install()} ({error})") from error
 
 # Of a loop's counter: extents of 65,536 are the largest.
 LOOP_BITS = 16
