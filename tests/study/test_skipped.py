@@ -180,6 +180,17 @@ def test_the_figure_of_schedules_names_it(skipped, shown):
     assert len(figure.axes) == 1 and f"Gurobi was skipped: gurobi found no valid licence ({EXPIRED})" in words
 
 
+def test_schedules_that_are_the_same_are_drawn_once(skipped):
+    made, again = Path(skipped[0]), Path(skipped[0]).with_name("mixed.descent.json")
+    plan = schedule.read(made)
+    schedule.save(again, replace(plan, solver="descent"))
+    with _style.context():
+        figure = gantt.draw([made, again, *map(Path, files("profiling", "json"))])
+    (axes,) = figure.axes
+    names = [_style.SOLVER_NAMES.get(solver, solver) for solver in (plan.solver, "descent")]
+    assert axes.get_title(loc="left").startswith(", ".join(f"{name} (heuristic)" for name in names) + ": ")
+
+
 def test_the_tile_explorer_leaves_it_out_with_the_reason(skipped):
     inputs = ["results/graphs/toy/ic.npz", *files("blocks", "npz"), *files("profiling", "json"), *skipped]
     scene = explorer.scene([Path(path) for path in inputs])

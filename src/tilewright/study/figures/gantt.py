@@ -21,7 +21,8 @@ def needs(config):
 
 
 def draw(inputs):
-    """One panel per schedule on a common time axis, one row per lane. Notes name the solvers that were skipped.
+    """One panel per schedule on a common time axis, one row per lane; solvers that found the same one share it. Notes
+    name those that were skipped.
 
     Raises `ArtifactError` for a schedule whose profiles are not among the inputs.
     """
@@ -33,15 +34,17 @@ def draw(inputs):
     profiles = {found.blocks_id: found for found in files["profile"].values()}
     skipped = [plan for plan in files["schedule"].values() if plan.status == "skipped"]
     plans = {path: plan for path, plan in files["schedule"].items() if plan not in skipped}
-    lanes, rows = max((plan.lanes for plan in plans.values()), default=1), max(1, len(plans))
-    drawn = _style.figure(10.5, rows * (0.9 + min(0.34 * lanes, 3.2)) + 1.1)
-    panels = drawn.subplots(rows, 1, squeeze=False, sharex=True)[:, 0]
-    used = set()
-    for axes, (path, plan) in zip(panels, plans.items(), strict=False):
+    for path, plan in plans.items():
         missing = [name for name, blocks in zip(plan.tiles, plan.blocks_ids, strict=True) if blocks not in profiles]
         if missing:
             raise ArtifactError(f"{path}: expected the profiles of its tiles among the inputs, missing {missing}")
-        used |= _panel(axes, plan, [profiles[blocks] for blocks in plan.blocks_ids])
+    groups = _alike(plans.values())
+    lanes, rows = max((plan.lanes for plan in plans.values()), default=1), max(1, len(groups))
+    drawn = _style.figure(10.5, rows * (0.9 + min(0.34 * lanes, 3.2)) + 1.1)
+    panels = drawn.subplots(rows, 1, squeeze=False, sharex=True)[:, 0]
+    used = set()
+    for axes, group in zip(panels, groups, strict=False):
+        used |= _panel(axes, group, [profiles[blocks] for blocks in group[0].blocks_ids])
     panels[-1].set_xlabel("predicted time (ms)")
     model, order = next(iter(files["schedule"])).parts[-3:-1]
     handles = [Patch(color=_style.tile_colour(name), label=f"tile {name}") for name in sorted(used)]
@@ -58,8 +61,19 @@ def draw(inputs):
     return drawn
 
 
-def _panel(axes, plan, profiles):
-    """Draw one schedule; returns the names of the tiles that it uses."""
+def _alike(plans):
+    """Lists of schedules that place the same items in the same lanes at the same times."""
+    groups = {}
+    for plan in plans:
+        placed = (plan.tile, plan.block, plan.run_lo, plan.length, plan.lane, plan.start_us)
+        key = tuple(plan.tiles), tuple(plan.blocks_ids), plan.lanes, *(each.tobytes() for each in placed)
+        groups.setdefault(key, []).append(plan)
+    return list(groups.values())
+
+
+def _panel(axes, group, profiles):
+    """Draw the one schedule of a group; returns the names of the tiles that it uses."""
+    plan = group[0]
     latency = plan.latencies_us(profiles)
     held = _held(plan, np.array([profile.launch_us for profile in profiles]))
     edge = 0.4 if len(latency) <= _MOST_EDGES else 0.0
@@ -85,14 +99,18 @@ def _panel(axes, plan, profiles):
     )
     axes.set_ylim(plan.lanes - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
-    name = _style.SOLVER_NAMES.get(plan.solver, plan.solver)
-    proof = "" if plan.status == "heuristic" else f", gap {plan.gap:.2%}"
     axes.set_title(
-        f"{name} ({plan.status}{proof}): {plan.predicted_us / 1e3:.3f} ms predicted, "
+        f"{', '.join(map(_named, group))}: {plan.predicted_us / 1e3:.3f} ms predicted, "
         f"{len(latency):,} items, rounds: {len(np.unique(plan.round))}",
         loc="left",
     )
     return {plan.tiles[t] for t in np.unique(plan.tile)}
+
+
+def _named(plan):
+    """The solver of a schedule, and what it proved."""
+    proof = "" if plan.status == "heuristic" else f", gap {plan.gap:.2%}"
+    return f"{_style.SOLVER_NAMES.get(plan.solver, plan.solver)} ({plan.status}{proof})"
 
 
 def _held(plan, launch_us):
