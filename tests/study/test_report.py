@@ -83,6 +83,11 @@ def shown_verdicts(written, name):
     return re.findall(r'class="verdict [^"]*">([^<]*)<', table)
 
 
+def test_the_head_says_how_far_apart_repeated_timings_are(written):
+    head = " ".join(written.partition("<nav")[0].split())
+    assert re.search(r"p80 over p20 of \d+ rows: median \d\.\d\d, nine tenths below \d\.\d\d\. Other work", head)
+
+
 def test_the_run_is_headed_by_what_its_verdicts_are_of(study, tmp_path, monkeypatch):
     """Not by the longest name: one of a cost model is longer than that of a machine."""
     load = _origin.load

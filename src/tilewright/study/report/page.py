@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from tilewright.core import artifacts, registry
 from tilewright.core.errors import ArtifactError
 from tilewright.study import figures, tables
@@ -61,6 +63,7 @@ def write(figure_files, table_files, explored, captions, output, recorded=()):
     parts = {
         "runs": [(title, device, item, _counts(item)) for title, device, item in runs],
         "hardware": hardware,
+        "even": _evenness(made),
         "figures": drawn,
         "tables": [item for item in made if item is not claims],
         "scene": scene and json.dumps(scene, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
@@ -171,6 +174,24 @@ def _grid(path, name):
     columns = [(name, header, right) for (name, (header, _)), right in zip(module.SHOWN.items(), numeric, strict=True)]
     raw = frame[list(module.SHOWN)].astype(object).where(frame[list(module.SHOWN)].notna(), "").to_numpy().tolist()
     return tuple(columns), tuple(list(zip(text, value, strict=True)) for text, value in zip(rows, raw, strict=True))
+
+
+def _evenness(made):
+    """How far apart repeated timings of the same calls are, in words; empty where no table holds any."""
+    found = []
+    for item in made:
+        names = [name for name, _, _ in item.columns]
+        if {"p20_us", "p80_us"} <= set(names):
+            low, high = names.index("p20_us"), names.index("p80_us")
+            pairs = ((row[low][1], row[high][1]) for row in item.rows)
+            found += [last / first for first, last in pairs if first not in ("", 0) and last != ""]
+    if not found:
+        return ""
+    middle, most = np.percentile(found, (50, 90))
+    return (
+        f"p80 over p20 of {len(found):,} rows: median {middle:.2f}, nine tenths below {most:.2f}. Other work on the "
+        "machine raises both, and the times with them"
+    )
 
 
 def _counts(claims):
