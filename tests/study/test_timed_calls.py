@@ -296,6 +296,24 @@ def test_a_stream_that_goes_wrong_in_the_middle_has_no_row(weights, monkeypatch)
     assert all("status" not in row for row in frames)
 
 
+def test_a_stream_that_goes_wrong_between_two_frames_has_no_row(weights, monkeypatch):
+    """The second frame alone gives other maps."""
+    right = _stream.Contenders.contender
+
+    def contender(self, name, trace):
+        asked = right(self, name, trace)
+
+        def other(frame, *given):
+            entry, call = asked(frame, *given)
+            return entry, (lambda: call().flip(-1)) if frame == 1 else call
+
+        return other
+
+    monkeypatch.setattr(_stream.Contenders, "contender", contender)
+    rows = streamed(weights, contenders=["closed", "oracle"])
+    assert {row["status"] for row in rows} == {"failed"} and "maps" in rows[0]["reason"]
+
+
 def test_a_stream_whose_frames_run_something_else_has_no_row(weights, monkeypatch):
     right = _stream.Contenders.contender
 

@@ -27,6 +27,8 @@ SIDE, FRAMES, TRIES = 2048, 20, 3
 ROUNDS, NOTHING_US = 5, 1.0
 # Picks that are timed together.
 PICKS = 10_000
+# Frames of a trace whose maps are kept, and judged when it is over; with the last one.
+KEPT = 8
 # Scenes that statistics of a path are measured on.
 SCENES = 64
 # A timing of one network, or of the load, ends after so many seconds.
@@ -70,7 +72,7 @@ class Contenders:
         judged = [msgspec.structs.replace(x, choice=worth[paths[x.path]]) for x in promised]
         kept = table.Table(judged, least=settings.least)
         # What the maps of a frame have to be, by what may run; `wrong`: of those that gave others, why.
-        self.paths, self.wrong, self.last = {x.path: paths[x.path] for x in kept.rows}, {}, None
+        self.paths, self.wrong, self.kept = {x.path: paths[x.path] for x in kept.rows}, {}, []
         self.expected = dict.fromkeys(self.paths, measure.Maps(self.network, self.frames[0], folded))
         self.runner = Runner(self.network, kept, margin=settings.margin, late="fastest", folded=own)
         seen = shown.confusions(self.network, "test", [paths[x.path] for x in kept.rows], folded, apart=True)
@@ -130,8 +132,14 @@ class Contenders:
         picker = self.picker(name)
         self.warm(picker)
 
+        looked = {len(trace) - 1, *np.random.default_rng(seed).choice(len(trace), min(KEPT, len(trace)), replace=False)}
+
         def seen(frame, entry, maps):
-            self.last = entry.path, self.frames[frame % len(self.frames)], maps
+            if frame in looked:
+                images = self.frames[frame % len(self.frames)]
+                # The next frame writes to the same memory, and begins once this is done.
+                self.kept.append((entry.path, images, maps.clone()))
+                timing.wait(images)
 
         how = {"controller": self.controller(name), "load": self.loaded, "seen": seen}
         found = stream.run(trace, self.contender(name, trace), **how)
@@ -139,10 +147,10 @@ class Contenders:
         return found
 
     def refute(self, picker, texts=None):
-        """Note in `wrong` what `picker` runs, of `texts` or all, with other maps than the network's own: of the last
-        frame that was timed, and of the first one again."""
-        if self.last is not None:
-            (text, images, maps), self.last = self.last, None
+        """Note in `wrong` what `picker` runs, of `texts` or all, with other maps than the network's own: of frames
+        that were timed, and of the first one again."""
+        frames, self.kept = self.kept, []
+        for text, images, maps in frames:
             own = self.expected[text]
             self._note(text, measure.Maps(own.network, images, own.own).wrong(self.paths[text], maps))
         for entry in picker.table.rows:
