@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import tilewright as tw
-from tilewright import models, nn, ragged, slices
+from tilewright import models, nn, paths, ragged, slices
 from tilewright.core.errors import TilewrightError, UnknownNameError
+from tilewright.integrations import sdpa
 from tilewright.targets.masks import Bias
 
 HEADS, DIM, N = 2, 8, 20
@@ -17,15 +18,16 @@ NAN, INF = float("nan"), float("inf")
 ARRAY, NOTHING = np.ones((2, 3)), object()
 
 # Wrong values of whole kinds of arguments. Where None is a value it is taken out.
-COUNT = [0, -1, "2", 2.0, 1.5, NAN, True, None, [2], ARRAY, torch.ones(2)]
-NUMBER = ["a", NAN, INF, 1j, [1.0], ARRAY, torch.ones(2), NOTHING]
+HUGE, NESTED = 10**400, torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+COUNT = [0, -1, "2", 2.0, 1.5, NAN, True, None, [2], ARRAY, torch.ones(2), HUGE, 2**31, np.float64(2), torch.tensor(2)]
+NUMBER = ["a", NAN, INF, 1j, [1.0], ARRAY, torch.ones(2), NOTHING, HUGE, 1e39, True, np.float32(NAN)]
 SHARE = [*NUMBER, 0, -0.5, 1.5]
 FLAG = ["yes", 2, [True], ARRAY]
-TENSOR = ["a", 3, [1.0], ARRAY, None, NOTHING]
+TENSOR = ["a", 3, [1.0], ARRAY, None, NOTHING, NESTED]
 NAME = ["other", 3, None, ("none",), ARRAY, NOTHING]
-PAIR = ["ab", 5, (1,), (1, 2, 3), (1.5, 2), ("a", "b"), None, ARRAY]
-DEVICE = ["gpu", "cpu:x", 3.5, [], ARRAY]
-PATH = [3, None, "", "/", "none.plan", ARRAY]
+PAIR = ["ab", b"ab", 5, (1,), (1, 2, 3), (1.5, 2), ("a", "b"), None, ARRAY, np.array(3), (HUGE, HUGE)]
+DEVICE = ["gpu", "cpu:x", 3.5, [], ARRAY, HUGE, "cuda:99"]
+PATH = [3, None, "", "/", "none.plan", ARRAY, "a\0b", "x" * 5000, b"x"]
 
 
 def given(*values):
@@ -38,6 +40,7 @@ WHOLE = torch.ones(HEADS, N, N)
 BIASES = [
     *("a", 3, NOTHING, WHOLE[0], WHOLE[None], WHOLE[:, :3], WHOLE > 0, WHOLE.to(torch.complex64)),
     *(WHOLE * INF, WHOLE * NAN, Bias(WHOLE[:, 0], 3), Bias(WHOLE, lambda r, c: 0 * r), Bias("a", lambda r, c: 0 * r)),
+    *(np.array(["a"]), NESTED),
     *(Bias(WHOLE[0], lambda r, c: 0 * r), Bias(WHOLE[:, 0] * NAN, lambda r, c: 0 * r)),
 ]
 INDICES = [
@@ -63,6 +66,9 @@ PLAN = {
             MASK * 2,
             MASK.float().log(),
             MASK.half() * NAN,
+            MASK.to("meta"),
+            NESTED,
+            "x" * 5000,
         ),
         *(torch.stack([MASK] * 3), torch.stack([MASK] * 4).view(2, 1, 2, N, N), [MASK] * 3, lambda b, h, q, k: q >= k),
         *(np.array([["a", "b"]]), MASK.to(torch.complex64), torch.zeros(N, N)),
@@ -77,12 +83,12 @@ PLAN = {
     "bias": [*BIASES, *INDICES],
     "scale": NUMBER,
     "shape": [*given(*PAIR), (N, N + 1)],
-    "split_keys": [0, -1, 1.5, "a", (), (64, 0), (64, "a"), NAN, ARRAY],
+    "split_keys": [0, -1, 1.5, "a", b"a", (), (64, 0), (64, "a"), NAN, ARRAY, HUGE],
     "region_rows": COUNT,
     "max_tile_kinds": given(*COUNT),
     "tune": [*FLAG, None],
     "time_limit_s": [*NUMBER, 0, -1, None],
-    "seed": [-1, "a", 1.5, None, ARRAY],
+    "seed": [-1, "a", 1.5, None, ARRAY, 2**64],
     "by": NAME,
     "images": given(*COUNT),
 }
@@ -118,10 +124,16 @@ TABLE = {
     "Plan.__call__": (
         make_plan(bias=torch.zeros(HEADS, N, N)),
         {"q": Q, "k": Q, "v": Q},
-        {"q": QS, "k": QS, "v": QS, "ordered": ["x", 2, None], "bias": [*given(*TENSOR), WHOLE[0], WHOLE.long()]},
+        {
+            "q": QS,
+            "k": QS,
+            "v": QS,
+            "ordered": ["x", 2, None, [], {}, ARRAY],
+            "bias": [*given(*TENSOR), WHOLE[0], WHOLE.long()],
+        },
     ),
     "Plan.with_bias": (make_plan().with_bias, {}, {"bias": [*BIASES, *INDICES]}),
-    "Plan.save": (make_plan().save, {}, {"path": [3, None, "", "/", "/dev/null/x.plan", ARRAY]}),
+    "Plan.save": (make_plan().save, {}, {"path": [3, None, "", "/", "/dev/null/x.plan", ARRAY, "a\0b", "x" * 5000]}),
     "ragged.pack": (
         ragged.pack,
         {"keep": KEEP},
@@ -143,7 +155,7 @@ TABLE = {
             "rows": [*given(*COUNT), 8, 24],
         },
     ),
-    "ragged.differentiates": (ragged.differentiates, {}, {"device": [*DEVICE, None, "meta"]}),
+    "ragged.differentiates": (ragged.differentiates, {}, {"device": [*DEVICE[:-1], None, "meta"]}),
     "Packing.gather": (PACKING.gather, {}, {"x": [*X, TOKENS[:2]]}),
     "Packing.scatter": (
         PACKING.scatter,
@@ -157,7 +169,7 @@ TABLE = {
         {"q": ROWS, "k": ROWS, "v": ROWS},
         {
             **{name: [*X, ROWS[:3], ROWS.long(), ROWS[:, 0]] for name in "qkv"},
-            "out": [*given(*TENSOR), ROWS[:3], ROWS.double(), ROWS],
+            "out": [*given(*TENSOR), torch.eye(3).to_sparse_csr(), ROWS[:3], ROWS.double(), ROWS],
         },
     ),
     "slices.attend": (
@@ -237,7 +249,7 @@ TABLE = {
             "mass": SHARE,
             "keep": [*SHARE, None],
             "threshold": SHARE,
-            "always": ["a", 3, [3], [(1,)], [(5, 3)], [(0, 500)], [("a", "b")], [(-1, 3)], None],
+            "always": ["a", 3, np.array(3), [3], [(1,)], [(5, 3)], [(0, 500)], [("a", "b")], [(-1, 3)], None],
             "lengths": LENGTHS,
             "least": [-1, "a", 1.5, ARRAY],
             "lse": [*given(*TENSOR), S, S[..., 0]],
@@ -269,7 +281,7 @@ TABLE = {
         slices.Steps,
         {"refresh": (0,)},
         {
-            "refresh": ["a", 3, None, (), (-1,), (1.5,), ("a",)],
+            "refresh": ["a", b"a", 3, None, np.array(3), (), (-1,), (1.5,), ("a",)],
             "first_dense": [-1, "a", 1.5, None],
             "dense_layers": [-1, "a", 1.5, None],
             "shared": ["a", 3, [1], {"a": "b", "b": "c"}],
@@ -305,7 +317,7 @@ TABLE = {
         {
             "family": NAME,
             "variant": ["s", 3, None],
-            "image_size": [0, -1, "a", 1.5, (1, 2, 3), None],
+            "image_size": [0, -1, "a", 1.5, (1, 2, 3), None, 2**31, HUGE],
             "checkpoint": [3, "none.pth", ARRAY],
             "attention": given(*NAME),
             "plans": ["a", 3, {"x": 1}],
@@ -320,16 +332,51 @@ TABLE = {
         {
             "dim": [*COUNT, 15],
             "heads": [*COUNT, 3],
-            "pattern": ["x", 3, None, NOTHING, torch.ones(3, 3), lambda grid, special: 3, "window-4-g1"],
-            "grid": [*PAIR, (0, 5)],
+            "pattern": [
+                *("x", 3, None, NOTHING, torch.ones(3, 3), lambda grid, special: 3, "window-4-g1"),
+                *(np.float32(3), torch.tensor(3), NESTED, MASK.to("meta"), lambda grid, special: 1 // 0),
+            ],
+            "grid": [*PAIR, (0, 5), (65536, 65536)],
             "special": [-1, "a", 1.5, 5, ARRAY],
             **{name: [*FLAG, None] for name in ("qkv_bias", "qk_norm", "proj_bias", "bias")},
             "norm_layer": ["a", 3],
             "scale": NUMBER,
             "plans": ["a", 3, {"reorder": "none"}],
             "device": DEVICE,
-            "dtype": ["float32", 3, ARRAY],
+            "dtype": ["float32", 3, ARRAY, torch.int32, torch.float8_e4m3fn],
         },
+    ),
+}
+
+NETWORK = models.create("segformer", variant="b0", image_size=32)
+ENTRY = {"network": "", "checkpoint": "", "device": "", "dtype": "", "rung": "trained", "path": "2.2.2.2"}
+ROUTES = paths.Table([paths.table.Entry(**ENTRY, batch=1, macs=1, p50_us=1.0, promise_us=1.0)])
+PIXELS = torch.randn(1, 3, 32, 32)
+# What paths take, and networks in a call.
+TAKING_PATHS = {
+    "paths.Path": (
+        lambda **fields: NETWORK.path(paths.Path(**fields)),
+        {"blocks": ("11",) * 4},
+        {
+            "blocks": [3, None, (), "11", ("11",), ("12",) * 4, (1, 2, 3, 4), ARRAY],
+            "levels": [3, None, "", "41", ("1", "2")],
+            "scale": [*SHARE, None],
+            "decoder": NAME,
+            **{name: ["64", 64, 64.0, True, -64, ARRAY] for name in ("fuse", "width")},
+        },
+    ),
+    "network.path": (NETWORK.path, {}, {"path": [3, "", "2.2", "2.2.2.9", b"2.2.2.2", ["2.2.2.2"], ARRAY, NOTHING]}),
+    "network": (NETWORK, {}, {"images": [*TENSOR, PIXELS[0], PIXELS.double(), PIXELS.long(), PIXELS.to("meta")]}),
+    "paths.load": (paths.load, {}, {"path": PATH}),
+    "paths.Table": (
+        paths.Table,
+        {"entries": ROUTES.rows},
+        {"entries": [None, 3, "a", [], [3], ARRAY, NOTHING], "least": [*NUMBER, None]},
+    ),
+    "paths.Runner": (
+        paths.Runner,
+        {"network": NETWORK, "table": ROUTES},
+        {"network": [None, 3, "a", NOTHING], "table": [None, 3, "a", [], ROUTES.rows], "batch": COUNT},
     ),
 }
 
@@ -368,11 +415,11 @@ def test_every_parameter_of_the_public_interface_has_a_row():
         assert not parameters - TABLE[name][2].keys(), name
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", TABLE | TAKING_PATHS)
 def test_a_wrong_argument_is_refused_in_one_line_where_it_enters(name, monkeypatch, tmp_path):
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    call, right, rows = TABLE[name]
+    call, right, rows = (TABLE | TAKING_PATHS)[name]
     missed = []
     for parameter, values in rows.items():
         for value in values:
@@ -389,3 +436,28 @@ def test_a_wrong_argument_is_refused_in_one_line_where_it_enters(name, monkeypat
                 missed.append(f"{parameter}={value!r:.50}: accepted")
     assert not missed, "\n".join(missed)
     assert not list(tmp_path.glob("*.plan"))
+
+
+# Calls by what makes them: with numbers as they are, and as NumPy's.
+NUMBERS = {
+    "plan": lambda i, f: make_plan(heads=i(2), head_dim=i(8), scale=f(0.5), split_keys=i(64), seed=i(1))(Q, Q, Q),
+    "mask_mod": lambda i, f: make_plan(lambda b, h, q, k: q >= k, shape=(i(N), i(N)), images=i(1))(Q, Q, Q),
+    "pack": lambda i, f: ragged.pack(KEEP, i(15), rows=i(16)).pad(PACKED, i(5)),
+    "scatter": lambda i, f: PACKING.scatter(PACKED, i(0)),
+    "pack_lengths": lambda i, f: ragged.pack_lengths([i(3), i(2)]).source,
+    "predict": lambda i, f: slices.predict(S, S, budget=f(0.75), keep=f(0.5), rows=i(64), pool=i(16)).counts,
+    "always": lambda i, f: slices.predict(S, S, budget=1.0, keep=0.5, always=[(i(0), i(3))], text=(i(1), i(2))).counts,
+    "random": lambda i, f: slices.predict(S, S, budget=1.0, keep=f(0.5), by="random", seed=i(3)).counts,
+    "create": lambda i, f: models.create("segformer", variant="b0", image_size=(i(32), i(32)), seed=i(1))(PIXELS),
+    "build": lambda i, f: torch.tensor(models.build("vil-tiny-64-s1", {"stage": i(2)}).shape),
+    "layer": lambda i, f: torch.tensor(LAYER(dim=i(16), heads=i(2), grid=(i(4), i(5)), scale=f(0.5)).grid),
+    "sdpa": lambda i, f: sdpa.Slices(tokens=i(128), keep=f(0.5), predictor={"pool": i(32)})(S, S, S),
+    "path": lambda i, f: NETWORK(PIXELS, paths.Path(("11",) * 4, scale=f(1))),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_numpy_are_numbers(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    with torch.no_grad():
+        assert torch.equal(NUMBERS[name](np.int64, np.float32), NUMBERS[name](int, float))

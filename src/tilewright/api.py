@@ -71,6 +71,11 @@ _MOST_ROWS, _TILES = 1 << 17, 4
 # The index of a bias is evaluated for this many (query, key) pairs at a time.
 _INDEX_PAIRS = 1 << 24
 
+# Heads, and channels of one, that a plan is made for. ASSUME: who asks for more has mistaken an argument.
+_MOST = 65535
+# Of torch's generators.
+_SEEDS = 2**64 - 1
+
 # Held while an executor is prepared: calls of several threads may come first.
 _PREPARING = threading.RLock()
 
@@ -144,13 +149,15 @@ def plan(
     Raises `TilewrightError` subclasses naming what was expected, what was found and what is known.
     """
     # `reorder` is the argument's published name; the family of that name is reached through its function.
-    heads, head_dim = arguments.whole("heads", heads), arguments.whole("head_dim", head_dim)
+    heads, head_dim = (
+        arguments.whole(name, value, most=_MOST) for name, value in (("heads", heads), ("head_dim", head_dim))
+    )
     scale = None if scale is None else arguments.number("scale", scale, error=PatternError)
     dtype_name, kind = _dtype_name(dtype), _kind(device)
     arguments.name_of("order", reorder, ("auto", *ORDERS))
     arguments.name_of("solver", solver, SOLVERS)
     split_keys = split_keys if isinstance(split_keys, str) and split_keys == "auto" else work.lengths(split_keys)
-    region_rows, seed = arguments.whole("region_rows", region_rows), arguments.whole("seed", seed, least=0)
+    region_rows, seed = arguments.whole("region_rows", region_rows), arguments.whole("seed", seed, 0, _SEEDS)
     max_tile_kinds = None if max_tile_kinds is None else arguments.whole("max_tile_kinds", max_tile_kinds)
     tune, time_limit_s = arguments.flag("tune", tune), arguments.number("time_limit_s", time_limit_s, above=0)
     tiles = None if tiles is None else _tile_names(tiles)
@@ -380,8 +387,11 @@ class Plan:
     def _executor(self, q, ordered, bias=None):
         if bias is not None:
             return self._with_values(q, ordered, bias)
-        key = ordered, q.get_device()
-        executor = self._prepared.get(key)
+        try:
+            executor = self._prepared.get(key := (ordered, q.get_device()))
+        except TypeError:
+            # No dict takes it.
+            executor = None
         if executor is None:
             arguments.flag("ordered", ordered)
             with _PREPARING, torch.cuda.device_of(q):
@@ -415,7 +425,7 @@ class Plan:
     def _check_values(self, q, bias):
         """Raise `PatternError` for values of another form than those that the plan was made with."""
         own = self.bias.table if isinstance(self.bias, Bias) else self.bias
-        if not isinstance(bias, torch.Tensor):
+        if not isinstance(bias, torch.Tensor) or bias.is_nested:
             raise PatternError(f"bias: expected a tensor, found {arguments.shown(bias)}")
         if own is None or bias.shape != own.shape or not bias.is_floating_point() or bias.device != q.device:
             planned = "none" if own is None else f"a float tensor {list(own.shape)} on {q.device}"
@@ -629,6 +639,8 @@ def _check_bias(bias, heads, shape, pairs):
     if not isinstance(table, (torch.Tensor, np.ndarray)):
         raise PatternError(f"bias: expected a tensor {shape} or a Bias with a table, found {arguments.shown(bias)}")
     table = _tensor(table)
+    if table.is_nested:
+        raise PatternError(f"bias: expected shape {shape}, found a nested tensor")
     if table.is_complex() or table.dtype == torch.bool:
         raise PatternError(f"bias: expected values that are added to scores, found {table.dtype}")
     if not isinstance(bias, Bias) and tuple(table.shape) != shape:
@@ -689,7 +701,12 @@ def _indices(bias, rows, cols):
 
 def _tensor(table):
     """A tensor as it is, an array as one on the CPU."""
-    return table if isinstance(table, torch.Tensor) else torch.as_tensor(table, device="cpu")
+    if isinstance(table, torch.Tensor):
+        return table
+    try:
+        return torch.as_tensor(table, device="cpu")
+    except TypeError:
+        raise PatternError(f"bias: expected an array of numbers, found {arguments.shown(table)}") from None
 
 
 def _by_value(bias):

@@ -105,9 +105,12 @@ def _table(pattern, heads, kind, shape, by, images):
     if isinstance(pattern, Graph):
         return [[pattern]], False
     if isinstance(pattern, (str, Path)):
-        return [[graph.read_mask(pattern)]], False
+        return [[graph.read_mask(arguments.path("pattern", pattern))]], False
     if _is_block_mask(pattern):
         return _of_block_mask(pattern, heads)
+    if isinstance(pattern, torch.Tensor) and (pattern.is_meta or pattern.is_nested):
+        kind = "nested" if pattern.is_nested else "meta"
+        raise PatternError(f"expected a pattern of two dimensions with values, found a {kind} tensor")
     if isinstance(pattern, torch.Tensor) and pattern.layout == torch.strided:
         return _of_slices(pattern, heads, by)
     if isinstance(pattern, torch.Tensor):

@@ -8,6 +8,7 @@ keeps nothing, all results of the batch are NaN, and `Packing.check` raises an e
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from importlib import import_module
+from numbers import Real
 
 import numpy as np
 import torch
@@ -49,6 +50,8 @@ def pack(
     without a capacity, `PatternError` for an image that keeps nothing.
     """
     arguments.of_kind(Tensor, "a tensor", PatternError, keep=keep, tokens=tokens)
+    if tokens is not None and tokens.is_nested:
+        raise PatternError("tokens: expected a strided tensor, found a nested one")
     if keep is None or keep.ndim != 2 or keep.dtype != torch.bool or not keep.numel():
         raise PatternError(f"keep: expected bool of shape (B, N), found {arguments.shown(keep)}")
     if keep.device.type not in EXECUTORS:
@@ -152,7 +155,7 @@ class Packing:
     def _through_operator(self, *tensors):
         """Whether a call on `tensors` is compiled or traced, or is to be differentiated."""
         for x in tensors:
-            if not isinstance(x, Tensor):
+            if not isinstance(x, Tensor) or x.is_nested:
                 raise PatternError(f"expected a tensor of the batch, found {arguments.shown(x)}")
         return watched(tensors[0]) or _records(self.lists.device, *tensors)
 
@@ -179,7 +182,7 @@ class Packing:
 
     def scatter(self, x: Tensor, fill: Tensor | float = 0) -> Tensor:
         """Packed x [capacity, C] to its positions → [B, N, C]; `fill` [B, N, C] or 0 where nothing was kept."""
-        if not isinstance(fill, (Tensor, int, float)) or (not isinstance(fill, Tensor) and fill != 0):
+        if not isinstance(fill, (Tensor, Real)) or (not isinstance(fill, Tensor) and fill != 0):
             raise PatternError(f"fill: expected a tensor or 0, found {arguments.shown(fill)}")
         given = fill if isinstance(fill, Tensor) else None
         if self._through_operator(x, *(() if given is None else (given,))):
@@ -218,6 +221,8 @@ class Packing:
         if out is None:
             return self._executor.attend(self.lists, q, k, v)
         arguments.of_kind(Tensor, "a tensor", PatternError, out=out)
+        if out.is_nested or out.layout != torch.strided:
+            raise PatternError(f"out: expected a strided tensor, found {'nested' if out.is_nested else out.layout}")
         return self._executor.attend_into(out, self.lists, q, k, v)
 
     def check(self) -> None:
@@ -240,7 +245,7 @@ def differentiates(device: str | torch.device) -> bool:
     """Whether packed batches have gradients on a device of this kind. Raises `DeviceError` where they do not run."""
     try:
         kind = torch.device(device).type
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):
         kind = None
     if kind not in EXECUTORS:
         raise DeviceError(f"expected one of {', '.join(EXECUTORS)}, found {arguments.shown(device)}")

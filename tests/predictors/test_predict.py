@@ -385,6 +385,15 @@ def test_what_cannot_be_predicted_is_refused(stated, error, message):
         small(**stated)
 
 
+@pytest.mark.parametrize("least", [0, 150])
+def test_the_budget_that_is_advised_holds_all_that_was_asked_for(least):
+    stated = {"keep": 0.7, "always": [(0, 100)], "least": least}
+    with pytest.raises(ConfigError, match=r"^budget: expected room for") as error:
+        small(**stated, budget=0.1)
+    budget = float(re.search(r"a budget of ([\d.]+) holds them$", str(error.value))[1])
+    small(**stated, budget=budget).check()
+
+
 def test_lists_larger_than_the_device_are_refused(monkeypatch):
     # 12 heads of a long video: 6,250 groups with room for 400,000 keys each.
     q = torch.zeros(1, 1, 1, 64).expand(1, 12, 800_000, 64)

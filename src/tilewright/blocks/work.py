@@ -106,7 +106,8 @@ def ladder(values: NDArray[np.integer], weights: NDArray, steps: int) -> NDArray
 
 def lengths(split_keys: Lengths) -> tuple[int | None, ...]:
     """Split lengths that an argument ``split_keys`` states, each once. Raises `ConfigError` for none or one below 1."""
-    stated = split_keys if isinstance(split_keys, Sequence) and not isinstance(split_keys, str) else (split_keys,)
+    stated = arguments.each(split_keys)
+    stated = (split_keys,) if stated is None else stated
     if not stated:
         raise ConfigError("split_keys: expected at least one length, found none")
     return tuple(

@@ -1,34 +1,43 @@
 """Arguments of the public interface, checked where they enter: each error says what was expected and what was found."""
 
-import math
+import contextlib
+import errno
 import numbers
 import operator
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tilewright.core.errors import ConfigError, DeviceError, TilewrightError, UnknownNameError
 
 # Letters of a value that a message shows.
 _SHOWN = 60
+# The greatest integer that 32-bit indices hold: what is counted is at most this, unless a function says less.
+MOST = 2**31 - 1
+# The greatest finite number of 32 bits.
+GREATEST = 3.4028234663852886e38
 
 
 def shown(value: Any) -> str:
     """A value in a message: one short line, arrays by what they are."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        kind = "" if str(value.dtype).startswith("torch.") else "an array of "
-        return f"{kind}{value.dtype} of shape {tuple(value.shape)}"
-    text = " ".join(repr(value).split())
+    try:
+        if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, (type, ModuleType)):
+            kind = "" if str(value.dtype).startswith("torch.") else "an array of "
+            return f"{kind}{value.dtype} of shape {tuple(value.shape)}"
+        text = " ".join(repr(value).split())
+    # Of objects that tell nothing of themselves, such as nested tensors of their shape.
+    except Exception:
+        return f"a value of type {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({type(value).__name__})"
 
 
-def whole(
-    name: str, value: Any, least: int = 1, most: int | None = None, error: type[TilewrightError] = ConfigError
-) -> int:
+def whole(name: str, value: Any, least: int = 1, most: int = MOST, error: type[TilewrightError] = ConfigError) -> int:
     """`value` as an int between `least` and `most`. Raises `error` for others, and for what is no integer."""
     found = None if isinstance(value, bool) else _index(value)
-    if found is None or found < least or (most is not None and found > most):
-        wanted = f"at least {least}" if most is None else f"from {least} to {most}"
+    if found is None or not least <= found <= most:
+        wanted = f"at least {least}" if most == MOST and (found is None or found < least) else f"from {least} to {most}"
         raise error(f"{name}: expected an integer, {wanted}, found {shown(value)}")
     return found
 
@@ -49,12 +58,32 @@ def number(
     error: type[TilewrightError] = ConfigError,
 ) -> float:
     """`value` as a finite float above `above` and at most `most`. Raises `error` for others."""
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not real or (above is not None and not value > above) or (most is not None and value > most):
+    found = real(value)
+    if found is None or (above is not None and not found > above) or (most is not None and found > most):
         wanted = "a finite number" + (f" above {above:g}" if above is not None else "")
         wanted += f", at most {most:g}" if most is not None else ""
         raise error(f"{name}: expected {wanted}, found {shown(value)}")
-    return float(value)
+    return found
+
+
+def real(value: Any) -> float | None:
+    """`value` as a finite float of at most `GREATEST`, as scores and shares are held; None for what is none."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return None
+    with contextlib.suppress(OverflowError):
+        return float(value) if abs(float(value)) <= GREATEST else None
+    return None
+
+
+def plain(value: Any) -> Any:
+    """`value` with NumPy's numbers as Python's, in tuples, lists and dicts too: for those that convert by type."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(one) for one in value] if isinstance(value, list) else tuple(map(plain, value))
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def flag(name: str, value: Any) -> bool:
@@ -75,11 +104,22 @@ def sizes(
     name: str, value: Any, count: int, error: type[TilewrightError] = ConfigError, least: int = 1
 ) -> tuple[int, ...]:
     """`value` as a tuple of `count` integers of at least `least`. Raises `error` for others."""
-    found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    found = each(value) or ()
     whole_numbers = [_index(x) for x in found if not isinstance(x, bool)]
-    if len(whole_numbers) != count or any(x is None or x < least for x in whole_numbers):
+    if len(whole_numbers) != count or any(x is None or not least <= x <= MOST for x in whole_numbers):
         raise error(f"{name}: expected {count} integers, at least {least} each, found {shown(value)}")
     return tuple(map(int, found))
+
+
+def each(value: Any) -> tuple[Any, ...] | None:
+    """The entries of `value` as a tuple, None for what has none: no text is a list of its letters."""
+    if isinstance(value, (str, bytes, dict)) or not isinstance(value, Iterable):
+        return None
+    try:
+        return tuple(value)
+    # Of a closed file, an array without dimensions, or a nested tensor.
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def of_kind(kind: type, expected: str, error: type[TilewrightError] = ConfigError, **given: Any) -> None:
@@ -90,17 +130,30 @@ def of_kind(kind: type, expected: str, error: type[TilewrightError] = ConfigErro
 
 
 def device(name: str, value: Any) -> Any:
-    """`value` as a ``torch.device``, None for None. Raises `DeviceError` for what torch does not know."""
+    """`value` as a ``torch.device``, None for None. Raises `DeviceError` for what torch does not know or have here."""
     import torch
 
     try:
-        return value if value is None else torch.device(value)
-    except (RuntimeError, TypeError):
+        found = value if value is None else torch.device(value)
+    except (RuntimeError, TypeError, ValueError):
         raise DeviceError(f"{name}: expected a device of torch, such as cpu or cuda:0, found {shown(value)}") from None
+    if found is not None and found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(f"{name}: expected one of {torch.cuda.device_count()} GPUs, found {found}")
+    return found
 
 
 def path(name: str, value: Any) -> Path:
-    """`value` as a `Path`. Raises `ConfigError` for what is none, and for an empty one."""
-    if not isinstance(value, (str, Path)) or not Path(value).name:
+    """`value` as a `Path`. Raises `ConfigError` for what no file can have as one, such as an empty one."""
+    if not isinstance(value, (str, Path)) or not Path(value).name or not _can_be(value):
         raise ConfigError(f"{name}: expected the path of a file, found {shown(value)}")
     return Path(value)
+
+
+def _can_be(path):
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    except ValueError:
+        return False
+    return True

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from tilewright import slices
-from tilewright.core import _internals
+from tilewright.core import _internals, arguments
 from tilewright.core.errors import ConfigError
 from tilewright.core.precision import cast
 from tilewright.slices import settings as slice_settings
@@ -57,7 +57,7 @@ class Slices:
     def __init__(self, **settings):
         """settings: of `Settings`. Raises `ConfigError`."""
         try:
-            self.settings = msgspec.convert(settings, Settings)
+            self.settings = msgspec.convert(arguments.plain(settings), Settings)
         except msgspec.ValidationError as error:
             known = ", ".join(Settings.__struct_fields__)
             raise ConfigError(f"slices: {error}; settings: {known}") from None

@@ -59,7 +59,7 @@ def parse(name, overrides=None):
     for module in members():
         if (fields := module.fields(name)) is not None:
             try:
-                return module, msgspec.convert({**fields, **(overrides or {})}, module.Params)
+                return module, msgspec.convert({**fields, **arguments.plain(overrides or {})}, module.Params)
             except msgspec.ValidationError as error:
                 known = ", ".join(module.Params.__struct_fields__)
                 raise ConfigError(

@@ -29,13 +29,15 @@ from importlib import import_module
 
 import msgspec
 
-from tilewright.core import arguments, contents
+from tilewright.core import arguments, contents, sides
 from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.core.registry import member
 from tilewright.networks._plans import Plans
 
 NAMES = ("vision_longformer", "regionvit", "dynamicvit", "deit", "segformer", "swin")
 VIDEO = ("wan",)
+# Of a side of images. ASSUME: as `core.flags.pixels`.
+MOST_PIXELS = 65536
 
 
 def parse(name, overrides=None):
@@ -88,7 +90,7 @@ def create(
     Raises `UnknownNameError`, `ConfigError` for options that are unknown or out of range or need a checkpoint, and
     `ArtifactError` for a checkpoint that does not fit; then nothing has been loaded.
     """
-    module, seed = member(__name__, "network", family, NAMES), arguments.whole("seed", seed, least=0)
+    module, seed = member(__name__, "network", family, NAMES), arguments.whole("seed", seed, 0, 2**64 - 1)
     checkpoint = None if checkpoint is None else arguments.path("checkpoint", checkpoint)
     name = _chosen(module, family, {"attention": attention, "batching": batching})
     stated = {"variant": variant, "image_size": image_size, **options}
@@ -159,12 +161,18 @@ def choose_kernels(network, images, paths=(None,), *, anew=False):
 
 def _options(module, family, stated):
     """The ``Options`` of a family. Raises `ConfigError`."""
+    stated = arguments.plain(stated)
     try:
-        return msgspec.convert(stated, module.Options)
+        options = msgspec.convert(stated, module.Options)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"{family}: {contents.said(error, module.Options)}; options: {', '.join(module.Options.__struct_fields__)}"
         ) from None
+    if max(sides.pair(getattr(options, "image_size", 1))) > MOST_PIXELS:
+        raise ConfigError(
+            f"image_size: expected at most {MOST_PIXELS} pixels a side, found {arguments.shown(options.image_size)}"
+        )
+    return options
 
 
 def _built(module, checkpoint, seed, *arguments):
@@ -219,8 +227,12 @@ def _chosen(module, family, stated):
 
 def check_images(images, size):
     """Raise `PatternError` unless `images` is a floating tensor [B ≥ 1, 3, H, W]; size: of both, or (H, W)."""
+    import torch
+
     height, width = (size, size) if isinstance(size, int) else size
     expected = f"[B, 3, {height}, {width}] with B at least 1"
+    if not isinstance(images, torch.Tensor) or images.is_nested:
+        raise PatternError(f"images: expected a tensor {expected}, found {arguments.shown(images)}")
     if images.ndim != 4 or tuple(images.shape[1:]) != (3, height, width) or not len(images):
         raise PatternError(f"images: expected a tensor {expected}, found {list(images.shape)}")
     if not images.is_floating_point():

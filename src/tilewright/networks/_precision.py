@@ -7,10 +7,12 @@ float32 networks do.
 
 from functools import wraps
 
+import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
 from tilewright.core import precision
+from tilewright.core.errors import PatternError
 from tilewright.networks import check_images
 
 
@@ -18,7 +20,8 @@ def checked(forward):
     """Of a network's ``forward(self, images)``: images are checked; on a CPU it runs in float32, whatever they come in,
     and tensors among its other arguments come along.
 
-    Raises `PatternError` for images of another shape than the network's.
+    Raises `PatternError` for images of another shape than the network's, and of another type than its weights where the
+    network cannot run on them.
     """
 
     @wraps(forward)
@@ -27,9 +30,24 @@ def checked(forward):
         if images.is_cpu and images.dtype in precision.SIXTEEN_BITS:
             given, named = precision.widened(((images, *arguments), named))
             return functional_call(network, precision.float32(network), given, named)
-        return forward(network, images, *arguments, **named)
+        if torch.compiler.is_compiling():
+            return forward(network, images, *arguments, **named)
+        try:
+            return forward(network, images, *arguments, **named)
+        except RuntimeError as error:
+            _explain(network, images, error)
+            raise
 
     return run
+
+
+def _explain(network, images, error):
+    """Raise `PatternError` where images have another type, form or device than weights: torch names no argument."""
+    weight = next(network.parameters(), images)
+    told = [(str(x.dtype), f"on {x.device}", str(x.layout)) for x in (weight, images)]
+    if told[0] != told[1]:
+        expected, found = (" ".join(each[:2] if told[0][2] == told[1][2] else each) for each in told)
+        raise PatternError(f"images: expected {expected}, as the weights are, found {found}") from error
 
 
 def logits(head, x):

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import operator
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -264,6 +263,8 @@ class SparseAttention(nn.Module):
             raise ConfigError(f"norm_layer: expected a class of modules, found {arguments.shown(norm_layer)}")
         where = {"device": arguments.device("device", device), "dtype": dtype}
         arguments.of_kind(torch.dtype, "a dtype of torch", dtype=dtype)
+        if dtype is not None and (not dtype.is_floating_point or dtype.itemsize < 2):
+            raise ConfigError(f"dtype: expected floats of 16 bits or more, found {dtype}")
         self.grid = _grid(grid)
         n_special = _special(pattern, self.grid) if special is None else special
         self.num_heads, self.head_dim = heads, dim // heads
@@ -331,14 +332,15 @@ class _OwnBias(LayerBias):
 
 def _grid(grid):
     try:
-        height, width = map(operator.index, grid)
-    except (TypeError, ValueError):
+        return arguments.sizes("grid", grid, 2)
+    except ConfigError:
         raise ConfigError(f"grid: expected (rows, columns) of tokens, found {arguments.shown(grid)}") from None
-    return height, width
 
 
 def _special(pattern, grid):
     """Special tokens of a pattern by its name, or by what its matrix has more than the grid."""
-    if isinstance(pattern, str) or not hasattr(pattern, "shape"):
-        return (patterns.special(pattern) or 0) if isinstance(pattern, str) else 0
-    return max(0, pattern.shape[0] - grid[0] * grid[1])
+    if isinstance(pattern, str):
+        return patterns.special(pattern) or 0
+    # Others than a matrix are refused where it becomes a graph.
+    matrix = not getattr(pattern, "is_nested", False) and len(getattr(pattern, "shape", ())) == 2
+    return max(0, pattern.shape[0] - grid[0] * grid[1]) if matrix else 0

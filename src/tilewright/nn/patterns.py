@@ -9,10 +9,11 @@ import re
 from dataclasses import replace
 
 import numpy as np
-import scipy.sparse
 
-from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
-from tilewright.graph import Graph, from_pattern
+from tilewright import patterns
+from tilewright.core import arguments
+from tilewright.core.errors import ConfigError, PatternError, TilewrightError, UnknownNameError
+from tilewright.graph import Graph
 from tilewright.models import _ready, axial, swin, vision_longformer
 
 FULL = "full"
@@ -104,6 +105,8 @@ def graph(pattern, grid, n_special):
     if min(height, width) < 1:
         raise PatternError(f"grid: expected at least 1 x 1 tokens, found {_by(grid)}")
     n = n_special + height * width
+    if n > arguments.MOST:
+        raise PatternError(f"grid: expected at most {arguments.MOST} tokens, found {_by(grid)}")
     if isinstance(pattern, str):
         make, numbers, _ = parse(pattern)
         told = special(pattern)
@@ -116,9 +119,9 @@ def graph(pattern, grid, n_special):
             return make((height, width), n_special, *numbers)
         except (ConfigError, PatternError) as error:
             raise type(error)(f"pattern {pattern}: {error}") from None
-    found = pattern(grid, n_special) if callable(pattern) and not isinstance(pattern, Graph) else pattern
+    found = _called(pattern, grid, n_special) if callable(pattern) and not isinstance(pattern, Graph) else pattern
     if not isinstance(found, Graph):
-        found = from_pattern(found if scipy.sparse.issparse(found) else np.asarray(found))
+        found = patterns.read(found, heads=1, kind="cpu")[0][0]
     if found.shape != (n, n):
         raise PatternError(
             f"pattern: expected {n} x {n} for {n_special} special tokens and a grid of {_by(grid)}, found "
@@ -131,6 +134,16 @@ def graph(pattern, grid, n_special):
         hint = np.arange(n)
         found = replace(found, row_hint=hint, col_hint=hint)
     return found
+
+
+def _called(pattern, grid, n_special):
+    try:
+        return pattern(grid, n_special)
+    except TilewrightError:
+        raise
+    # A user's function may raise anything.
+    except Exception as error:
+        raise PatternError(f"pattern: asked for a grid of {_by(grid)}: {' '.join(str(error).split())}") from error
 
 
 def _by(grid):

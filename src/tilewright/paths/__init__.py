@@ -7,11 +7,13 @@ layer: `paths.layers`.
 """
 
 import itertools
+import numbers
 import re
 from importlib import import_module
 
 import msgspec
 
+from tilewright.core import arguments
 from tilewright.core.errors import ConfigError
 
 # Loaded when asked for: Snakemake imports this package, and must not load NumPy and torch.
@@ -50,12 +52,14 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     width: int | None = None
 
     def __post_init__(self):
-        if not self.blocks or not all(re.fullmatch("[01]+", stage) for stage in self.blocks):
-            raise ConfigError(f"path: expected blocks of each stage as 0s and 1s, found {'.'.join(self.blocks)!r}")
+        stages = arguments.each(self.blocks) or ()
+        if not stages or not all(isinstance(stage, str) and re.fullmatch("[01]+", stage) for stage in stages):
+            raise ConfigError(f"path: expected blocks of each stage as 0s and 1s, found {arguments.shown(self.blocks)}")
+        arguments.of_kind(str, "a text", levels=self.levels, decoder=self.decoder)
         if not self.levels or self.levels != "".join(level for level in LEVELS if level in self.levels):
             raise ConfigError(f"path: expected levels of {LEVELS}, at least one and in order, found {self.levels!r}")
-        if not 0 < self.scale <= 1:
-            raise ConfigError(f"path: expected a scale above 0 and at most 1, found {self.scale}")
+        if isinstance(self.scale, bool) or not isinstance(self.scale, numbers.Real) or not 0 < self.scale <= 1:
+            raise ConfigError(f"path: expected a scale above 0 and at most 1, found {arguments.shown(self.scale)}")
         if self.decoder not in DECODERS:
             raise ConfigError(f"path: expected a decoder of {', '.join(DECODERS)}, found {self.decoder!r}")
         for knob in ("fuse", "width"):
@@ -64,8 +68,10 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 continue
             if self.decoder == "folded":
                 raise ConfigError(f"path: expected no {knob} with the folded decoder, which has no such channels")
-            if kept < CHANNELS or kept % CHANNELS:
-                raise ConfigError(f"path: expected {knob} of a multiple of {CHANNELS} channels, found {kept}")
+            whole = isinstance(kept, numbers.Integral) and not isinstance(kept, bool)
+            if not whole or kept < CHANNELS or kept % CHANNELS:
+                found = arguments.shown(kept)
+                raise ConfigError(f"path: expected {knob} of a multiple of {CHANNELS} channels, found {found}")
 
     @classmethod
     def full(cls, options):
@@ -135,6 +141,8 @@ def parse(text, options):
 
 def checked(path, options):
     """`path`, where the network of `options` has it; raises `ConfigError` otherwise."""
+    if not isinstance(path, Path):
+        raise ConfigError(f"path: expected a Path or its text, found {arguments.shown(path)}")
     _check_stages(len(path.blocks), options)
     for number, (stage, depth) in enumerate(zip(path.blocks, options.depths, strict=True), 1):
         if len(stage) != depth:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tilewright import networks, targets
-from tilewright.core import _internals, weight_files
+from tilewright.core import _internals, arguments, weight_files
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.paths.calls import Calls, samples
 from tilewright.paths.odds import Odds
@@ -37,10 +37,10 @@ class Picker:
 
         Raises `ConfigError` for a margin or `late` that is none.
         """
-        if late not in LATE:
-            raise ConfigError(f"late: expected one of {', '.join(LATE)}, found {late!r}")
-        if not margin >= 0:
-            raise ConfigError(f"margin: expected a share of at least 0, found {margin}")
+        if not isinstance(late, str) or late not in LATE:
+            raise ConfigError(f"late: expected one of {', '.join(LATE)}, found {arguments.shown(late)}")
+        if (found := arguments.real(margin)) is None or found < 0:
+            raise ConfigError(f"margin: expected a share of at least 0, found {arguments.shown(margin)}")
         self.calls, self.table, self.margin, self.late = calls, table, margin, late
         # How late paths are, once they are rehearsed.
         self.odds = None
@@ -132,6 +132,11 @@ class Runner(Picker):
         device, type or batch: its promises are about nothing here. So for one of the rung ``statistics`` without
         `folded` of each path: what these see is of such decoders.
         """
+        if not isinstance(table, Table):
+            raise ConfigError(f"table: expected a path table, found {arguments.shown(table)}")
+        if not isinstance(network, torch.nn.Module) or not hasattr(network, "path"):
+            raise ConfigError(f"network: expected one that takes paths, found {arguments.shown(network)}")
+        batch = arguments.whole("batch", batch)
         table.check(batch=batch, **_facts(network))
         if bare := [x.path for x in table.rows if x.rung != "trained" and x.path not in (folded or {})]:
             raise ConfigError(

@@ -11,7 +11,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from pathlib import Path as File
 
 import msgspec
 import numpy as np
@@ -143,7 +142,10 @@ class Table:
 
         Raises `ConfigError` for others, or none.
         """
-        entries = [entry for entry in entries if entry.promise_us is not None]
+        given, least = arguments.each(entries), arguments.number("least", least)
+        if given is None or not all(isinstance(entry, Entry) for entry in given):
+            raise ConfigError(f"path table: expected entries, found {arguments.shown(entries)}")
+        entries = [entry for entry in given if entry.promise_us is not None]
         best = max((entry.choice for entry in entries if entry.choice is not None), default=0.0)
         entries = [entry for entry in entries if entry.choice is None or entry.choice >= least * best]
         if not entries:
@@ -208,8 +210,9 @@ def read(path) -> list[Entry]:
     Rows of the study that have no time, since they failed, were skipped or served models alone, are left out. Raises
     `ArtifactError`.
     """
+    path = arguments.path("path", path)
     try:
-        with File(path).open(newline="", encoding="utf-8") as stream:
+        with path.open(newline="", encoding="utf-8") as stream:
             rows = list(csv.DictReader(stream, strict=True))
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file; expected a {WHAT}") from None

@@ -1,7 +1,5 @@
 """Attention by slice lists, dense attention with its log-sum-exps, and what follows from both."""
 
-import math
-import numbers
 from typing import Any
 
 import torch
@@ -157,9 +155,10 @@ def _scale(q, scale):
 
 def check_scale(scale: float) -> float:
     """A scale of scores. Raises `PatternError` unless it is a number greater than 0."""
-    if not isinstance(scale, numbers.Real) or not 0 < scale < math.inf:
+    found = arguments.real(scale)
+    if found is None or found <= 0:
         raise PatternError(f"scale: expected a number greater than 0, found {arguments.shown(scale)}")
-    return scale
+    return found
 
 
 def check_kinds(lists: Any, **tensors: Any) -> None:
@@ -174,7 +173,7 @@ def check_tensors(**tensors: Any) -> None:
     for name, x in tensors.items():
         if x is None and name in ("out", "lse"):
             continue
-        if not isinstance(x, Tensor) or x.ndim < 3:
+        if not isinstance(x, Tensor) or x.ndim < 3 or x.is_nested:
             raise PatternError(f"{name}: expected a tensor of shape (B, H, N, D), found {arguments.shown(x)}")
 
 

@@ -6,9 +6,8 @@ layout is ours.
 """
 
 import math
-import numbers
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -104,7 +103,7 @@ def make_layout(
         raise PatternError(f"rows: expected a power of two from {FEWEST_ROWS} to {MOST_ROWS}, found {rows}")
     if not 1 <= width <= MOST_ROWS or width & (width - 1):
         raise PatternError(f"width: expected a power of two from 1 to {MOST_ROWS}, found {width}")
-    if not _is_share(budget):
+    if not is_share(budget):
         raise PatternError(f"budget: expected a share of the keys in (0, 1], found {arguments.shown(budget)}")
     first, last = arguments.sizes("text", text, 2, PatternError, least=0)
     if first + last >= min(queries, keys):
@@ -116,8 +115,10 @@ def make_layout(
     return Layout(batch, heads, queries - first - last, keys, rows, capacity, width, first, last)
 
 
-def _is_share(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 < float(value) <= 1
+def is_share(value: Any) -> bool:
+    """Whether a value is a number in (0, 1]."""
+    found = arguments.real(value)
+    return found is not None and 0 < found <= 1
 
 
 def rounded(keys: int, step: int = STEP) -> int:

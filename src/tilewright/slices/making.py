@@ -139,7 +139,7 @@ def unpack(bits: Tensor, layout: Layout, lengths: Tensor | None = None) -> Slice
     Raises `PatternError` for bits of other lists.
     """
     arguments.of_kind(Layout, "a Layout", PatternError, layout=layout)
-    if layout is None or not isinstance(bits, Tensor):
+    if layout is None or not isinstance(bits, Tensor) or bits.is_nested:
         raise PatternError(f"bits: expected those of lists of a layout, found {arguments.shown(bits)}")
     expected = (layout.batch, layout.heads, layout.groups, layout.words + 1)
     if tuple(bits.shape) != expected or bits.dtype != torch.int32:

@@ -2,7 +2,6 @@
 
 import ast
 import math
-import numbers
 from collections.abc import Iterable
 from functools import lru_cache
 from importlib import import_module
@@ -19,7 +18,16 @@ from tilewright.core.operators import watched
 from tilewright.predictors.given import of_function
 from tilewright.slices import operators
 from tilewright.slices.attention import check_scale, check_tensors
-from tilewright.slices.layout import STEP, Layout, SliceLists, check_lengths, check_tokens, make_layout, share_of
+from tilewright.slices.layout import (
+    STEP,
+    Layout,
+    SliceLists,
+    check_lengths,
+    check_tokens,
+    is_share,
+    make_layout,
+    share_of,
+)
 from tilewright.targets import selection
 
 # Modules of the targets that choose keys, by torch's name of their device.
@@ -79,7 +87,7 @@ def predict(
     always, key = _ranges(always), None
     check_tensors(q=q, k=k)
     for name, value in (("mass", mass), ("keep", keep), ("threshold", threshold)):
-        if value is not None and (not isinstance(value, numbers.Real) or not 0 < float(value) <= 1):
+        if value is not None and not is_share(value):
             raise ConfigError(f"{name}: expected a number in (0, 1], found {arguments.shown(value)}")
     least = None if least is None else arguments.whole("least", least, least=0)
     arguments.of_kind(str, f"one of {', '.join(predictors.NAMES)}", by=by)
@@ -112,7 +120,7 @@ def predict(
     always = [*always, *(each for each in of_text if each[0] < each[1])]
     ranges = [number for first, end in always for number in (first, end)]
     # As text, since operators take no dict.
-    stated = ";".join([f"{name}={value!r}" for name, value in settings.items()])
+    stated = ";".join([f"{name}={value!r}" for name, value in arguments.plain(settings).items()])
     given = q, k, lse, mask, lengths, by, stated, mass, keep, threshold, ranges, least, scale
     if watched(q):
         return SliceLists(layout, *torch.ops.tilewright.slices_predict(*given, [*layout]), lengths=lengths)
@@ -129,9 +137,10 @@ _REPLAYS = Recent(256, 8)
 
 def _ranges(always):
     """Ranges of keys as a tuple of pairs. Raises `ConfigError` for what are none."""
-    if not isinstance(always, Iterable) or isinstance(always, str):
+    ranges = arguments.each(always)
+    if ranges is None:
         raise ConfigError(f"always: expected ranges (first, end) of keys, found {arguments.shown(always)}")
-    return tuple(arguments.sizes("always", each, 2, least=0) for each in always)
+    return tuple(arguments.sizes("always", each, 2, least=0) for each in ranges)
 
 
 def _hashable(key):
@@ -243,22 +252,22 @@ def _rule(layout, by, params, mass, keep, threshold, ranges, least):
     units = -(-layout.keys // layout.width)
     most = units if layout.capacity >= layout.keys else layout.capacity // layout.width
     least = -(-min(least, layout.keys) // layout.width)
-    if least > most:
-        raise ConfigError(_too_small(layout, "least", least))
+    needed = {"least": least}
     rule = selection.Rule(layout.width, mass, least=least, most=most, free=params.free, known=params.known)
     rule = rule._replace(always=_units(layout, ranges))
-    if rule.n_always > most:
-        raise ConfigError(_too_small(layout, "always and text" if layout.text else "always", rule.n_always))
+    needed["always and text" if layout.text else "always"] = rule.n_always
+    if keep is not None:
+        rule = rule._replace(count=-(-math.ceil(keep * layout.keys) // layout.width))
+        needed["keep"] = rule.count
+    # A budget that holds one of them may be too small for another.
+    name = max(needed, key=needed.__getitem__)
+    if needed[name] > most:
+        raise ConfigError(_too_small(layout, name, needed[name]))
     if threshold is not None:
         # Shares of at least the threshold have this code or a smaller one.
         deepest = selection.CODES - 1
         rule = rule._replace(code=min(deepest, math.floor(-selection.OCTAVE * math.log2(threshold))))
-    if keep is None:
-        return rule
-    count = -(-math.ceil(keep * layout.keys) // layout.width)
-    if count > most:
-        raise ConfigError(_too_small(layout, "keep", count))
-    return rule._replace(count=count)
+    return rule
 
 
 def _too_small(layout, name, units):

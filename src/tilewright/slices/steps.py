@@ -72,9 +72,10 @@ class Steps:
         **options: Any,
     ) -> None:
         """Keep nothing yet."""
-        if not isinstance(refresh, Iterable) or isinstance(refresh, str):
+        steps = arguments.each(refresh)
+        if steps is None:
             raise PatternError(f"refresh: expected steps, from 0 up, found {arguments.shown(refresh)}")
-        self.refresh = tuple(arguments.whole("refresh", step, 0, error=PatternError) for step in refresh)
+        self.refresh = tuple(arguments.whole("refresh", step, 0, error=PatternError) for step in steps)
         first_dense = arguments.whole("first_dense", first_dense, 0, error=PatternError)
         dense_layers = arguments.whole("dense_layers", dense_layers, 0, error=PatternError)
         for name, flag in (("packed", packed), ("delta", delta), ("rest", rest)):

@@ -15,6 +15,8 @@ def check(q, k, v, *, shape, heads, head_dim, dtype, device):
     ``torch.device``; one without an index stands for any of its kind.
     """
     for name, x, n in (("q", q, shape[0]), ("k", k, shape[1]), ("v", v, shape[1])):
+        if x.is_nested:
+            raise PatternError(f"{name}: expected a strided tensor, found a nested one")
         if x.ndim != 4 or tuple(x.shape) != (q.shape[0], heads, n, head_dim):
             batch = "B" if x is q or q.ndim != 4 else q.shape[0]
             raise PatternError(f"{name}: expected shape {(batch, heads, n, head_dim)}, found {tuple(x.shape)}")
