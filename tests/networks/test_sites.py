@@ -538,3 +538,13 @@ def test_two_orders_are_refused(monkeypatch):
     monkeypatch.setattr(tilewright.reorder, "apply", lambda *a: (orders, {}))
     with pytest.raises(PatternError, match="expected one order for queries and keys of a self-attention, found two"):
         assert site("tilewright").order
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")
+def test_a_network_may_be_compiled_before_its_first_call():
+    family, options = networks.parse("vil-tiny-64")
+    network = networks.create(family, **options, attention="tilewright")
+    images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = torch.compile(network, backend="eager")(images)
+        torch.testing.assert_close(found, network(images))

@@ -136,7 +136,7 @@ class Site:
     @cached_property
     def graph(self):
         """The pattern in the model's own order."""
-        return self.build()
+        return apart.made(self.build)
 
     @cached_property
     def order(self):
@@ -243,7 +243,7 @@ class Attend(nn.Module):
             made = bias() if callable(bias) else bias
             # A copy: what was prepared must not change with what is written later.
             made = None if made is None else made.detach().clone().to(dtype)
-            run = self.site.member.prepare(self.site, made, dtype, device)
+            run = _made(self.site, made, dtype, device)
             # In one step, for other threads.
             self._prepared = (dtype, device), remembered, run
         return run
@@ -265,6 +265,12 @@ class Attend(nn.Module):
     @torch.compiler.disable
     def _untraced(self, q, k, v, bias, tables):
         return self.prepared(q.dtype, q.device, bias, tables)(q, k, v)
+
+
+@torch.compiler.disable
+def _made(site, bias, dtype, device):
+    """What a member prepares: whoever compiles before the first call does not trace how plans are made."""
+    return site.member.prepare(site, bias, dtype, device)
 
 
 def compared(device):
