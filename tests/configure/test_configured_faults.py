@@ -11,7 +11,7 @@ from tilewright.configure.example import Example
 from tilewright.configure.solve import Solver
 from tilewright.configure.system import Builder
 from tilewright.core.errors import ConfigError, SolverError
-from tilewright.pushmem import examples, fit, inner, memories, recurrence, settings, solve
+from tilewright.pushmem import configuration_file, examples, fit, inner, memories, recurrence, settings, solve
 from tilewright.pushmem.memories import pub
 from tilewright.study.stages import configure
 
@@ -73,7 +73,7 @@ def test_what_the_model_lets_pass_the_rtl_does_too():
 
 
 def test_the_command_refuses_a_configuration_with_a_fault(tmp_path):
-    settings.write(tmp_path / "c.json", KNOWN)
+    configuration_file.write(tmp_path / "c.json", KNOWN)
     document = json.loads((tmp_path / "c.json").read_text())
     document["controllers"]["sram2tb0"]["sram"]["start"] += 1
     (tmp_path / "c.json").write_text(json.dumps(document))

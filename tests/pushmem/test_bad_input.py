@@ -8,7 +8,7 @@ import pytest
 from helpers import extras
 from helpers.checkout import ROOT
 from tilewright.core.errors import TilewrightError, install
-from tilewright.pushmem import examples, inner, memories, rtl, settings, solve, streams
+from tilewright.pushmem import configuration_file, examples, inner, memories, rtl, solve, streams
 from tilewright.study.stages import configure
 
 PUB, DP = memories.member("pub"), memories.member("dp")
@@ -109,7 +109,7 @@ def test_flags_that_would_have_no_effect_are_refused(flags, message, tmp_path):
 @pytest.mark.parametrize("flag", ["verify", "fix"])
 def test_a_configuration_for_another_memory(flag, tmp_path):
     known = inner.configuration(examples.stream("identity-8x8", DP.PARAMETERS), DP)
-    settings.write(tmp_path / "dp.json", known)
+    configuration_file.write(tmp_path / "dp.json", known)
     found = refused(tmp_path, stream="identity-8x8", **{flag: tmp_path / "dp.json"}, write_stream=None)
     assert found == "configuration: expected one of the memory pub, found one of dp"
 
@@ -131,7 +131,7 @@ def command_without(package, *words):
 def test_a_package_that_is_missing_is_named_and_rtl_is_not_run(package, tmp_path):
     done = command_without(package, "--stream", "identity-8x8", "--output", tmp_path / "c.json")
     assert done.returncode == 0 and f"rtl: not run: RTL needs {package}: {install()}" in done.stdout
-    assert settings.read(tmp_path / "c.json")[1]["verified"]["rtl"].startswith("not run: RTL needs")
+    assert configuration_file.read(tmp_path / "c.json")[1]["verified"]["rtl"].startswith("not run: RTL needs")
 
 
 @pytest.mark.parametrize(("package", "of"), [("amaranth", "RTL"), ("pyosys", "RTL"), ("bitwuzla", "bmc")])
@@ -152,7 +152,7 @@ def test_without_a_compiler_rtl_is_not_run(tmp_path, monkeypatch, capsys):
     configure.run(**ASKED | {"stream": "identity-8x8", "output": tmp_path / "c.json"})
     found = capsys.readouterr().out
     assert "rtl: not run: RTL needs g++, which was not found" in found and "ok" not in found
-    assert "not run" in settings.read(tmp_path / "c.json")[1]["verified"]["rtl"]
+    assert "not run" in configuration_file.read(tmp_path / "c.json")[1]["verified"]["rtl"]
     solve.hardware_of.cache_clear()
 
 

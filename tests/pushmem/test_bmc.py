@@ -9,7 +9,18 @@ import pytest
 from helpers import extras
 from tilewright.configure import explain, query
 from tilewright.core.errors import SolverError
-from tilewright.pushmem import bmc, examples, inner, memories, parts, recurrence, settings, solve, streams
+from tilewright.pushmem import (
+    bmc,
+    configuration_file,
+    examples,
+    inner,
+    memories,
+    parts,
+    recurrence,
+    settings,
+    solve,
+    streams,
+)
 from tilewright.study.stages import configure
 
 extras.need("amaranth", "pyosys", "bitwuzla")
@@ -188,7 +199,7 @@ ASKED = dict(component=None, memory=None, engine="bmc", layers=None, fix=None, m
 def test_the_command_asks_one_question(tmp_path, modular, capsys):
     stream, known = modular["top"]
     streams.write(tmp_path / "s.csv", stream)
-    settings.write(tmp_path / "c.json", known)
+    configuration_file.write(tmp_path / "c.json", known)
     configure.run(**ASKED | {"stream": tmp_path / "s.csv", "verify": tmp_path / "c.json"})
     assert f"the one question over {len(stream)} cycles" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:

@@ -11,7 +11,18 @@ from helpers import extras
 from helpers.checkout import ROOT
 from helpers.files import run_script
 from tilewright.core.errors import ArtifactError, ConfigError, SolverError, UnknownNameError
-from tilewright.pushmem import counting, examples, inner, memories, parts, recurrence, settings, solve, streams
+from tilewright.pushmem import (
+    configuration_file,
+    counting,
+    examples,
+    inner,
+    memories,
+    parts,
+    recurrence,
+    settings,
+    solve,
+    streams,
+)
 from tilewright.pushmem.examples import raster
 
 PUB, DP = memories.member("pub"), memories.member("dp")
@@ -428,13 +439,13 @@ def test_an_unknown_example_is_named(name, message):
 
 def test_a_configuration_outlives_its_file(tmp_path):
     known = inner.configuration(of("line_buffer-3-14x14"), PUB)
-    settings.write(tmp_path / "c.json", known, {"verdict": "solved"})
-    again, document = settings.read(tmp_path / "c.json")
+    configuration_file.write(tmp_path / "c.json", known, {"verdict": "solved"})
+    again, document = configuration_file.read(tmp_path / "c.json")
     assert again == known and document["registers"] == recurrence.registers(known, PUB)
     text = (tmp_path / "c.json").read_text().replace('"extents"', '"extent"')
     (tmp_path / "c.json").write_text(text)
     with pytest.raises(ArtifactError, match=r"c\.json: expected a push configuration, found a damaged one"):
-        settings.read(tmp_path / "c.json")
+        configuration_file.read(tmp_path / "c.json")
 
 
 def command(*words, cwd):

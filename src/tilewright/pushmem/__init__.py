@@ -1,8 +1,9 @@
 """Push memories: they stream data by themselves, once their loops, addresses and schedules are set.
 
-`memories` holds the tiles, a family; `settings` their configurations; `recurrence` how a controller steps; `streams`
-what goes in and comes out, cycle by cycle; `fit` the algebra that finds loops; `inner` the schedules inside of a tile,
-from what goes in and comes out; `explain` why there are none. `configure` puts them together.
+`memories` holds the tiles, a family; `settings` their configurations, `configuration_file` the file of one;
+`recurrence` how a controller steps; `streams` what goes in and comes out, cycle by cycle; `fit` the algebra that finds
+loops; `inner` the schedules inside of a tile, from what goes in and comes out; `explain` why there are none.
+`configure` puts them together.
 
 Words: a *controller* decides in which cycles a port of the tile moves a word, and from or to which address. It *fires*
 in these cycles. A *wide word* is what the memory moves at once, `fetch` words.

@@ -1,4 +1,4 @@
-"""Configurations of a tile: for each controller its loops, its schedule and its addresses; and their file.
+"""Configurations of a tile: for each controller its loops, its schedule and its addresses.
 
 An affine value is ``start + sum(stride_l * i_l)`` modulo two to its width; i_l counts the loop l, innermost first, up
 to ``extent_l - 1``. A controller without loops fires once; one that is not in the configuration never does.
@@ -9,10 +9,8 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from tilewright.core import artifacts
-from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.core.errors import ConfigError
 
-KIND, VERSION = "push configuration", 1
 # Of a schedule, and of the counter of cycles that it is compared with.
 CYCLE, CYCLE_BITS = "cycle", 16
 
@@ -84,36 +82,3 @@ class Configuration(msgspec.Struct, frozen=True):
             for extent in controller.extents:
                 if extent > 1 << CYCLE_BITS:
                     raise ConfigError(f"{name}: expected extents of at most {1 << CYCLE_BITS}, found {extent}")
-
-
-def write(path, configuration, told=None, made_by=None):
-    """Write a configuration with its registers. told: what else the file says, see `configure`."""
-    from tilewright.pushmem import memories, recurrence
-
-    memory = memories.member(configuration.memory)
-    body = {
-        "memory": configuration.memory,
-        "controllers": {name: each.document() for name, each in configuration.controllers.items()},
-        "registers": recurrence.registers(configuration, memory),
-        **(told or {}),
-    }
-    artifacts.write_json(path, KIND, VERSION, body, made_by)
-
-
-def read(path):
-    """The `Configuration` of a file that `write` wrote, checked, and the whole document. Raises `TilewrightError`."""
-    from tilewright.pushmem import memories
-
-    document = artifacts.read_json(path, KIND, VERSION)
-    try:
-        controllers = {}
-        for name, stated in document["controllers"].items():
-            parts = dict(stated)
-            extents = msgspec.convert(parts.pop("extents"), tuple[Extent, ...])
-            affines = {part: msgspec.convert(value, Affine) for part, value in parts.items()}
-            controllers[name] = Controller(extents, affines.pop(CYCLE), affines)
-        configuration = Configuration(msgspec.convert(document["memory"], str), controllers)
-    except (KeyError, AttributeError, TypeError, ValueError, msgspec.ValidationError, ConfigError) as error:
-        raise ArtifactError(f"{path}: expected a {KIND}, found a damaged one: {error!r}") from error
-    configuration.check(memories.member(configuration.memory))
-    return configuration, document

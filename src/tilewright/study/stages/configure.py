@@ -4,7 +4,7 @@ import sys
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ConfigError
-from tilewright.pushmem import examples, memories, parts, recurrence, settings, solve, streams
+from tilewright.pushmem import configuration_file, examples, memories, parts, recurrence, solve, streams
 
 # Of a file that says why there is no configuration.
 KIND, VERSION = "push explanation", 1
@@ -47,14 +47,14 @@ def run(
     if write_stream is not None:
         streams.write(write_stream, asked)
     if verify is not None:
-        known, _ = settings.read(verify)
+        known, _ = configuration_file.read(verify)
         known.check(tile)
         by = solve.verified(known, asked, tile)
         if monolithic:
             by["one question"] = solve.asserted(known, asked, tile, limit_s=time_limit)
         _say(f"{verify}: gives {stream}; {_verified(by)}")
         return None
-    known = None if fix is None else settings.read(fix)[0]
+    known = None if fix is None else configuration_file.read(fix)[0]
     found = solve.solve(
         asked, tile, engine=engine, depth=layers, known=known, monolithic=monolithic, limit_s=time_limit
     )
@@ -66,7 +66,7 @@ def run(
         **found.told(),
     }
     if found.configuration is not None:
-        settings.write(output, found.configuration, told)
+        configuration_file.write(output, found.configuration, told)
         _say(f"{stream}: {found.engine}, {_verified(found.verified)}, layers {found.layers}")
         return None
     cause = found.cause or {"cause": "time", "text": "the solver gave up in the time that it had"}
