@@ -14,10 +14,9 @@ from helpers.slices import DTYPES, qkv, tokens
 from tilewright import predictors, slices
 from tilewright.core.errors import ConfigError, DeviceError, PatternError, UnknownNameError
 from tilewright.slices import prediction
-from tilewright.slices.layout import EMPTY, LISTED, OVERFLOW, STEP
+from tilewright.slices.layout import EMPTY, LISTED, OVERFLOW, STEP, UNKNOWN
 from tilewright.targets import selection
 from tilewright.targets.cpu.slice_selection import mixed
-from tilewright.targets.selection import UNKNOWN
 
 N_Q, N_K, SCALE = 75, 150, 64**-0.5
 # What each predictor is asked for in the contract test.

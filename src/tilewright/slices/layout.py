@@ -17,7 +17,6 @@ from tilewright import graph
 from tilewright.core import arguments
 from tilewright.core.errors import DeviceError, PatternError
 from tilewright.core.transforms import values
-from tilewright.targets.selection import NO_LENGTH, UNKNOWN
 
 # Keys that a kernel takes in a step. Lists end at a multiple of it.
 STEP = 64
@@ -27,6 +26,10 @@ OVERFLOW, EMPTY, LISTED, LISTED_HIGH, STATE = range(5)
 FEWEST_ROWS, MOST_ROWS = 16, 128
 # Head dims that the kernels are made and measured for.
 HEAD_DIMS = (64, 128)
+# The count of a group whose shares are NaN: larger than any capacity.
+UNKNOWN = 2**30
+# The count of groups whose batch entry has a number of keys that is out of range, likewise.
+NO_LENGTH = UNKNOWN + 1
 # Keys to a word of `SliceLists.pack`.
 WORD = 32
 # The count of a list of keys that are not there or not ascending: it exceeds every capacity.

@@ -21,8 +21,8 @@ first ones then, and what others get is not defined.
 One chooses by codes:
     ``select(codes, rule, keys, counts, lengths)``: the lists of all groups, written to keys and counts of `SliceLists`.
         Where a group's keys do not fit, its list holds the first of them by code and its count is that of all, which is
-        larger than the capacity; where it has no shares, its count is `UNKNOWN`; where its length is out of range,
-        `NO_LENGTH`. Lists with these two counts hold some key at each place.
+        larger than the capacity; where it has no shares, its count is `layout.UNKNOWN`; where its length is out of
+        range, `layout.NO_LENGTH`. Lists with these two counts hold some key at each place.
 ``memory(device) -> bytes``: of the device.
 ``recorded(device, call, *inputs) -> (result, replay)``, where calls are launches: the result of ``call(tape,
     *inputs)``, which tells ``tape.settle(*results)`` after each part of its work what results it has so far, and a
@@ -41,10 +41,6 @@ CODES, OCTAVE, BIN = 256, 8, 4
 # The weights of the bins of the first octave; that of any other is one of them, halved for each octave. Integers, so
 # that sums do not depend on their order and are the same on every device.
 WEIGHTS = tuple(round(2 ** (31 - (i + 0.5) * BIN / OCTAVE)) for i in range(OCTAVE // BIN))
-# The count of a group whose shares are NaN: larger than any capacity.
-UNKNOWN = 2**30
-# The count of groups whose batch entry has a number of keys that is out of range, likewise.
-NO_LENGTH = UNKNOWN + 1
 # What masses are rounded to.
 MASS_UNIT = 2.0**-24
 # Bytes that codes and what they are made of may take at a time.

@@ -11,9 +11,9 @@ import psutil
 import torch
 import torch.nn.functional as F
 
-from tilewright.slices.layout import STEP
+from tilewright.slices.layout import NO_LENGTH, STEP, UNKNOWN
 from tilewright.targets.cpu.workers import in_any_state
-from tilewright.targets.selection import BIN, CODES, MASS_UNIT, NO_LENGTH, OCTAVE, UNKNOWN, WEIGHTS
+from tilewright.targets.selection import BIN, CODES, MASS_UNIT, OCTAVE, WEIGHTS
 
 # Scores, and codes, that are worked on at a time: 16 MB of the former stay in a large cache.
 SCORES, COUNTED = 1 << 22, 1 << 21

@@ -13,7 +13,7 @@ from tilewright.slices import layout
 from tilewright.targets import selection
 
 CODES, OCTAVE = tl.constexpr(selection.CODES), tl.constexpr(selection.OCTAVE)
-UNKNOWN, NO_LENGTH = tl.constexpr(selection.UNKNOWN), tl.constexpr(selection.NO_LENGTH)
+UNKNOWN, NO_LENGTH = tl.constexpr(layout.UNKNOWN), tl.constexpr(layout.NO_LENGTH)
 STEP = tl.constexpr(layout.STEP)
 # Codes of a bin have one weight: that of the first half of an octave, or of the second.
 BIN, BINS = tl.constexpr(selection.BIN), tl.constexpr(selection.CODES // selection.BIN)
