@@ -39,7 +39,7 @@ from tilewright.paths import Path as ExecutionPath
 from tilewright.paths import layers
 from tilewright.study.experiments._checks import judging
 
-# As many times further off than the published operators (docs/decisions/0010).
+# As many times further off than the published operators (docs/decisions/timing.md).
 ROUNDING, LEAST = 3, 1e-5
 EFFORT = {"min_reps": 10, "max_seconds": 0.4, "rse_target": 0.01}
 SHOWN = [

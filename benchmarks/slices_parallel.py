@@ -41,7 +41,7 @@ from tilewright.targets import qkv
 
 SPARSITIES = (0.7, 0.8, 0.9)
 # A velocity may differ by this many times what rounding in 16 bits makes out, and by so much in float32
-# (docs/decisions/0010).
+# (docs/decisions/timing.md).
 MOST_ROUNDINGS, FLOAT32 = 3, 1e-4
 SHOWN = [
     *("case", "attention", "sparsity", "ranks", "latency_ms", "exchange_ms", "exchange_share"),

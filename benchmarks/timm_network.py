@@ -35,7 +35,7 @@ from tilewright.integrations.timm import sparsify
 from tilewright.nn import patterns
 from tilewright.study.experiments._checks import judging
 
-# As many times further off than timm's dense network (docs/decisions/0010).
+# As many times further off than timm's dense network (docs/decisions/timing.md).
 ROUNDING, LEAST = 3, 1e-4
 EFFORT = {"min_reps": 10, "max_seconds": 1.0, "rse_target": 0.005}
 # The deviation of a layer's scale, where a network has such: layers that add next to nothing hide what goes wrong.

@@ -121,7 +121,7 @@ def plan(
           device, or on the CPU where its tensors lie there;
         - where heads or images differ: an array [H, N_q, N_k] or [B, H or 1, N_q, N_k], a BlockMask or a mask_mod that
           depends on them, or a list of patterns of the other forms, `by` says of what.
-        Patterns that are equal share blocks and masks. All run in one launch, see docs/decisions/0049.
+        Patterns that are equal share blocks and masks. All run in one launch, see docs/decisions/patterns.md.
     heads, head_dim, dtype, device: of the tensors that the plan will be called with; a GPU is the current one.
     reorder: an order's name, or ``auto``: of the model's own windows, where the graph declares them, ``none``, ``ic``
         and ``hc`` the one whose best tile is predicted to be fastest, on a device with a cost model, else the one with

@@ -269,7 +269,7 @@ def test_windows_are_a_plan_over_the_clip(network):
 def test_lists_of_all_keys_are_dense_attention(network, name, order):
     arguments = inputs()
     found = network.with_attention(name, {"keep": 1.0, "budget": 1.0}, order)(*arguments)
-    # ASSUME: as logits of other networks (decision 0010), float32 against the oracle.
+    # ASSUME: as logits of other networks, float32 against the oracle.
     assert (found - network(*arguments)).abs().max() < 1e-4
 
 

@@ -2,7 +2,7 @@
 
 The operator names its plan by a digest of the plan's content, which holds in every process. An exported program holds
 the plan's file besides, as a tensor of bytes: it runs where the plan is not. The operator is defined and implemented by
-hand, which costs the host less in each call than the decorator for custom operators (docs/decisions/0009, 0047).
+hand, which costs the host less in each call than the decorator for custom operators (docs/decisions/calls.md).
 """
 
 import itertools

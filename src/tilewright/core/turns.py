@@ -2,7 +2,7 @@
 
 A call that is timed once is known to far less than its standard error says: timed again by the same process, in a CUDA
 graph that was captured anew, a call of 3 microseconds took 7 % more or less, one of 10 microseconds 1 %, where the
-repetitions of each had a standard error of 0.4 % (docs/decisions/0036). So the error is that between turns.
+repetitions of each had a standard error of 0.4 %. So the error is that between turns (docs/decisions/timing.md).
 """
 
 import math

@@ -3,7 +3,7 @@
 Parameters have the official names. The decoder runs as published or folded: its linear layers, the 1 x 1 convolution
 behind them and the batch norm act on channels, the upsampling between them on space, with weights that sum to one. They
 commute, and ``norm(fuse(cat(up(L_i c_i + l_i))))`` is ``sum_i up(M_i c_i) + b`` with one small matrix a level
-(docs/decisions/0034).
+(docs/decisions/segformer.md).
 """
 
 import contextlib

@@ -17,7 +17,7 @@ from tilewright.core.compiled import njit
 UBIQUITOUS = 0.9
 # Most steps (sum over units of rows²) that a clustering may take, in all or for each row; above, units are sampled.
 # 2e8 steps are some 0.3 s of one core. A 15x15 window with holes takes 41,000 a row; sampled to a third of that, its
-# best cut gathers within 2 % of the same (docs/decisions/0018).
+# best cut gathers within 2 % of the same.
 STEPS, STEPS_PER_ROW = 2e8, 1.2e4
 
 

@@ -10,7 +10,7 @@ from tilewright.reorder._axes import WIDE
 
 # Distinct rows on which settings are tried; a larger graph is tuned on as many that lie together. On patterns of 16,384
 # rows without a grid, the best cut gathers between 8 % less and 5 % more than with settings tuned on the whole, which
-# takes three to eight times as long (docs/decisions/0018).
+# takes three to eight times as long.
 TUNE_ROWS = 2048
 
 

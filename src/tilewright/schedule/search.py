@@ -218,7 +218,7 @@ def spread(problem: Problem, profiles: dict[str, Profile], option: np.ndarray, r
     Where latencies are predicted, their quintiles are as far off as the median error of the calibration, to both sides.
     """
     # ASSUME: schedules are told apart by no less. On two quiet CPU cores the quintiles of timed calls lay about 15 %
-    # apart, and of a predicted gain of 14 % nothing was measured (docs/decisions/0021).
+    # apart, and of a predicted gain of 14 % nothing was measured.
     costs = (costs for name in problem.tiles for costs in profiles[name].options.values())
     apart_us = np.array([shape.p80_us - shape.p20_us for each in costs for shape in each.shapes])
     counts = problem.table(option, rounds).sum(axis=0)

@@ -1,7 +1,7 @@
 """Losses and gradients as CUDA graphs: what a step launches is recorded once, and replayed for other images.
 
 A step launches a thousand kernels. One by one they take the host longer than a GPU: of the 43 to 49 ms that a compiled
-step of SegFormer-B0 took on an H200, its kernels took 16 (docs/decisions/0053).
+step of SegFormer-B0 took on an H200, its kernels took 16.
 """
 
 import torch

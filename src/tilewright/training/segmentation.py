@@ -5,7 +5,7 @@ that has elapsed. By steps, a training that was interrupted therefore ends with 
 minutes, it goes on with the time that is left.
 
 Gradients go through the folded decoder, whose batch norm stays apart: the same function as the published one, and the
-same gradients (docs/decisions/0038). On a GPU weights and activations are in bfloat16, of weights kept in float32.
+same gradients. On a GPU weights and activations are in bfloat16, of weights kept in float32.
 """
 
 import contextlib

@@ -174,7 +174,7 @@ def _form(rows, room, step_keys, num_stages, programs, warp_rows):
 
 
 def for_packed(rows, head_dim, dtype):
-    """The `KernelConfig` of packed attention with `rows` queries a program (docs/decisions/0011).
+    """The `KernelConfig` of packed attention with `rows` queries a program.
 
     In 16 bits, 16 queries a warp. float32 does not use the tensor cores: it has few keys a step and as many warps as
     keep a thread's share small.
@@ -196,7 +196,7 @@ def check_head_dim(head_dim):
 
 
 def for_backward(rows, head_dim, dtype, narrow=False):
-    """The `KernelConfig` of the backward's kernels with `rows` rows a program (docs/decisions/0048).
+    """The `KernelConfig` of the backward's kernels with `rows` rows a program.
 
     narrow: of a kernel of keys whose lists let it have 32 queries a step, see `backward.narrow`.
     """

@@ -14,7 +14,7 @@ CUDA = GPU_TIMER = GRAPHS = EXCLUSIVE = True
 TILES = ("32x1", "64x1", "64x64")
 # Rows of one tensor-core product.
 FEWEST_ROWS = 16
-# Longest key range of an item: parts of a global row run side by side. Measured on an H200, docs/decisions/0008.
+# Longest key range of an item: parts of a global row run side by side. Measured on an H200.
 SPLIT_KEYS = 512
 # The driver's own command, for facts that torch does not have.
 TOOL = "nvidia-smi"

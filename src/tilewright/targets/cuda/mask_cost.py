@@ -9,7 +9,7 @@ from tilewright.targets.cuda.tile_lists import RANKS
 SAMPLE = 16
 # More than this many masked pairs say no more about a group.
 _MOST_KEYS = 4096
-# ASSUME: masks without factors, intervals or bytes, take as long as a product of this depth (docs/decisions/0029).
+# ASSUME: masks without factors, intervals or bytes, take as long as a product of this depth.
 OTHERS_DEPTH = RANKS[-1]
 
 

@@ -15,7 +15,7 @@ from tilewright.targets.cuda.launcher import KEYS, CachedLaunch, wide
 from tilewright.targets.packed_lists import check_packed, check_qkv, check_result, check_rows, check_tensors
 
 # Most images whose tokens the kernel that describes the batch gathers: each of its programs counts the batch itself.
-# Measured on an H200, docs/decisions/0011.
+# Measured on an H200, docs/notebooks/packed-batches.md.
 FUSED = 32
 # Rows of a program of the backward, at most.
 BACKWARD_ROWS = 64

@@ -43,7 +43,7 @@ def for_slices(rows, head_dim, dtype, capability, most_shared_bytes):
     """The `SliceConfig` of groups of `rows` queries on a GPU of `capability` (major, minor).
 
     most_shared_bytes: of a program. On Hopper, in 16 bits, for groups of 128 queries: the form of `slice_warp_kernel`
-    that was fastest for random keys on an H200 (docs/decisions/0033). Else `plain`.
+    that was fastest for random keys on an H200. Else `plain`.
     """
     if dtype.itemsize == 2 and capability == HOPPER and rows == WARPS_ROWS:
         return SliceConfig(128, num_stages=3, num_warps=4, by_warps=True)
@@ -54,9 +54,9 @@ def plain(rows, head_dim, dtype, most_shared_bytes):
     """The `SliceConfig` of `slice_kernels`, for tokens and GPUs of any kind.
 
     In 16 bits, what was fastest on an H200: 64 keys a step, three stages and 8 warps, the keys' numbers a step ahead
-    (docs/decisions/0033); for smaller groups a trial kernel's form (docs/decisions/0023), not measured since. float32
-    was not measured either. It does not use the tensor cores: it has few keys a step and as many warps as keep a
-    thread's share small.
+    (docs/decisions/slice-lists.md); for smaller groups a trial kernel's form, not measured since. float32 was not
+    measured either. It does not use the tensor cores: it has few keys a step and as many warps as keep a thread's share
+    small.
     """
     if dtype.itemsize > 2:
         return SliceConfig(16, num_stages=1, num_warps=min(16, rows // 8))

@@ -47,7 +47,7 @@ class Config(NamedTuple):
     """
 
     # Two programs of this size fit a multiprocessor: one computes while the other waits. Of those that were tried on
-    # an H200 (docs/decisions/0024) they took the least with pools of 32 queries, and 10 µs more than that with 128.
+    # an H200 they took the least with pools of 32 queries, and 10 µs more than that with 128.
     block_m: int = 128
     block_n: int = 64
     num_warps: int = 8

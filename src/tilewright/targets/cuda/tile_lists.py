@@ -21,7 +21,7 @@ INTERVALS, BYTES = 1, 2
 # Forms of masks without a bias, the first of which that a launch can have it has. Any mask can be bytes.
 FORMS = ("factors", "intervals", "bytes")
 # Steps with intervals of as many with bytes, at most. ASSUME: a step takes about as long with either, for intervals
-# take more instructions and read less (docs/decisions/0029).
+# take more instructions and read less (docs/decisions/tile-kernel.md).
 MOST_STEPS = 1.05
 # Bias index of a pair that is not allowed.
 MASKED = -1
