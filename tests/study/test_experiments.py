@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 STUDY = msgspec.structs.replace(
     config.load(yaml.safe_load((ROOT / "config.yaml").read_text())), experiments=experiments.NAMES
 )
-GENERAL = [name for name in experiments.NAMES if hasattr(experiments.member(name), "run")]
+GENERAL = [name for name in experiments.NAMES if hasattr(experiments.member(name), "Settings")]
 
 
 def test_an_unknown_experiment_lists_the_known_ones():
@@ -88,6 +88,7 @@ def test_the_code_of_a_case_covers_that_of_its_rows(name, device):
         entered = {entered for row in rows for entered in module.modules(row, device)}
         assert entered <= {*experiments.modules(name, rows, device)}
         covered = provenance.closure(*experiments.modules(name, rows, device))
+        assert experiments.runner(name).__name__ in covered
         untimed = ("orders", "accelerator", "configure", "push", "push_attention", "push_streams")
         assert module.__name__ in covered and ("tilewright.core.timing" in covered or name in untimed)
 
@@ -109,6 +110,13 @@ def test_what_has_rules_of_its_own_is_not_run_by_the_general_one():
 def test_solvers_without_a_module_are_those_of_the_search():
     assert tuple(search.HEURISTICS) == _read.HEURISTICS
     assert {name for name in search.NAMES if name.endswith(_read.PUBLISHED)} == {*search.PUBLISHED}
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_what_runs_a_case_imports_its_experiment_and_not_the_other_way_round(name):
+    section, runner = experiments.member(name).__name__, experiments.runner(name).__name__
+    assert section in provenance.closure(runner)
+    assert section == runner or runner not in provenance.closure(section)
 
 
 def test_importing_the_experiments_stays_light():

@@ -31,11 +31,11 @@ from tilewright.slices import steps as slice_steps
 from tilewright.study.experiments import _networks as network_bench
 from tilewright.study.experiments import _pruned as pruned_bench
 from tilewright.study.experiments import _ragged as ragged_bench
+from tilewright.study.experiments import _recall, recall, video, worth
 from tilewright.study.experiments import _slices as slice_bench
 from tilewright.study.experiments import _stream as stream_bench
 from tilewright.study.experiments import _video as video_bench
 from tilewright.study.experiments import _worth as worth_bench
-from tilewright.study.experiments import recall, video, worth
 from tilewright.study.experiments._attention import Tokens, run_schedule
 from tilewright.study.experiments._effort import Effort, Run
 from tilewright.targets.cpu import executor as cpu_executor
@@ -776,7 +776,7 @@ def test_wrong_sums_of_attention_by_lists_are_caught(maps, by):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_slices.Executor, "attend", attend)
         assert listed(maps) == dict.fromkeys(OF_LISTS, "failed")
-        assert [row["status"] for row in recall._rows_of(maps, untimed, Run())] == ["failed"]
+        assert [row["status"] for row in _recall._rows_of(maps, untimed, Run())] == ["failed"]
 
 
 def a_code_too_few(taken, codes, rule, always):
@@ -997,7 +997,9 @@ def parts(dtype, change):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worth_bench, "_plan", Changed)
-        rows = [row for row in worth.run("8", WINDOWS, Run("cpu", dtype, 0, 1.0, 1)) if row["provider"] == worth.OURS]
+        rows = [
+            row for row in worth_bench.run("8", WINDOWS, Run("cpu", dtype, 0, 1.0, 1)) if row["provider"] == worth.OURS
+        ]
     assert all(("p50_us" in row) == (row["status"] == "ok") for row in rows)
     return {row["part"]: row["status"] for row in rows}
 

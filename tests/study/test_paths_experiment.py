@@ -267,7 +267,7 @@ def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monk
     study = configured(checkpoint=str(weights), name="mine", **few)
     stated = of_paths.settings(study, "mine")
     how = _effort.Run("cpu", "float32", 0, 0.5, 3)
-    found = list(of_paths.run("mine", stated, how))
+    found = list(_paths.run("mine", stated, how))
     assert {row["part"] for row in found} >= {"base", "single", "drawn", "seen", "alone"}
     assert len({(row["rung"], row["path"]) for row in found}) == len(found)
     assert [row["part"] for row in found if row["rung"] == "trained"].count("drawn") == 1

@@ -75,7 +75,7 @@ def settings(weights, predictor, **changes):
 
 @pytest.fixture(scope="module")
 def rows(trained):
-    return whole("pruned_accuracy", pruned_accuracy.run(f"{NAME}.1", settings(*trained), HOW))
+    return whole("pruned_accuracy", _pruned_accuracy.run(f"{NAME}.1", settings(*trained), HOW))
 
 
 def test_every_setting_has_a_checked_row_for_each_batching(rows):
@@ -112,7 +112,7 @@ def test_what_is_right_is_what_the_network_says(trained, rows):
 def test_missing_weights_are_one_row_that_says_so(trained, tmp_path, gone, name):
     paths = [*trained]
     paths[gone] = tmp_path / f"{name}.safetensors"
-    (row,) = whole("pruned_accuracy", pruned_accuracy.run(f"{NAME}.1", settings(*paths), HOW))
+    (row,) = whole("pruned_accuracy", _pruned_accuracy.run(f"{NAME}.1", settings(*paths), HOW))
     assert row["status"] == "skipped" and row["reason"] == f"no weights at {paths[gone]}"
     assert experiments.code("pruned_accuracy", [row], "cpu")
 

@@ -15,7 +15,7 @@ from tilewright import reference, slices
 from tilewright.baselines.sparse import fa4
 from tilewright.core.errors import ConfigError
 from tilewright.study import config, experiments
-from tilewright.study.experiments import _slices
+from tilewright.study.experiments import _recall, _slices
 from tilewright.study.experiments import recall as recall_experiment
 from tilewright.study.experiments import slices as slices_experiment
 from tilewright.study.experiments._effort import Run
@@ -48,7 +48,7 @@ def settings(**changes):
 
 
 def run(**changes):
-    return whole("slices", slices_experiment.run(CASE, settings(**changes), QUICK))
+    return whole("slices", _slices.run(CASE, settings(**changes), QUICK))
 
 
 def weights(maps):
@@ -142,12 +142,12 @@ def test_lists_of_the_oracle_hold_the_text_and_the_largest_shares(joint, shape, 
 
 def test_a_case_with_text_has_every_row():
     case, changes = "1x64-26-6x16x16", {"groups": ("128x1", "128x128"), "baselines": ("sdpa_dense", "flex")}
-    rows = whole("slices", slices_experiment.run(case, settings(**changes), QUICK))
+    rows = whole("slices", _slices.run(case, settings(**changes), QUICK))
     assert [row["status"] for row in rows] == ["ok"] * 7 + ["skipped"]
     assert "found text" in rows[-1]["reason"]
     for row in rows[:7]:
         assert (row["grid"], row["tokens"], row["heads"]) == ("26-6x16x16", 1562, 1) and row["p50_us"] > 0
-    assert list(slices_experiment.first_calls(case, settings(**changes), QUICK)) == []
+    assert list(_slices.first_calls(case, settings(**changes), QUICK)) == []
     made = recall_experiment.Settings(
         weights=None,
         layers=1,
@@ -160,7 +160,7 @@ def test_a_case_with_text_has_every_row():
         baselines=(),
         max_seconds=0.01,
     )
-    for row in whole("recall", recall_experiment.run(case, made, QUICK)):
+    for row in whole("recall", _recall.run(case, made, QUICK)):
         assert row["status"] == "ok" and row["recall"] >= 0.9 and row["grid"] == "26-6x16x16"
 
 
@@ -258,7 +258,7 @@ def test_recall_has_a_row_for_each_order_target_and_chooser():
     of = {"weights": None, "layers": 1, "noise": (), "orders": ("hilbert", "raster"), "groups": ("128x1", "128x64")}
     how = {"recalls": (0.8, 0.9), "timed": 0.9, "predictors": POOLED, "baselines": ("sdpa_dense",), "max_seconds": 0.01}
     stated = recall_experiment.Settings(**of, **how)
-    rows = whole("recall", recall_experiment.run(CASE, stated, QUICK))
+    rows = whole("recall", _recall.run(CASE, stated, QUICK))
     lists = [row for row in rows if row["chosen_by"]]
     assert [(row["token_order"], row["target"], row["group"], row["chosen_by"]) for row in lists] == [
         (order, target, *by)

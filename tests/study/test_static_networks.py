@@ -162,7 +162,7 @@ def test_promises_of_static_networks_are_rehearsed(settings, monkeypatch):
 
 
 def test_rows_of_static_networks_name_the_network_that_ran(settings):
-    rows = list(experiments.member("stream").run("mine", settings, HOW))
+    rows = list(experiments.runner("stream").run("mine", settings, HOW))
     static = [row for row in rows if row.get("contender") == "static"]
     assert len(static) == settings.shown + 1
     assert {row["path"] for row in static if "frame" in row} <= {SMALL, LARGE}
@@ -193,7 +193,7 @@ def test_no_static_networks_where_the_contender_is_not_asked_for():
 
 def test_a_case_of_its_own_without_static_networks_is_refused(settings):
     with pytest.raises(ConfigError, match="static: expected networks for the contender static, found none"):
-        list(experiments.member("stream").run("mine", msgspec.structs.replace(settings, static={}), HOW))
+        list(experiments.runner("stream").run("mine", msgspec.structs.replace(settings, static={}), HOW))
 
 
 def test_a_case_waits_for_the_weights_of_static_networks():

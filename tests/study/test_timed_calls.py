@@ -22,8 +22,11 @@ from tilewright.study.experiments import (
     _networks,
     _pruned,
     _ragged,
+    _recall,
+    _slices,
     _stream,
     _video,
+    _worth,
     heatmap,
     recall,
     slices,
@@ -130,14 +133,14 @@ MAPS = {
 
 def lists():
     stated = slices.Settings(order="raster", sparsities=(0.5,), **MAPS)
-    return whole("slices", slices.run("1x64-6x16x16", stated, HOW))
+    return whole("slices", _slices.run("1x64-6x16x16", stated, HOW))
 
 
 def recalls():
     stated = recall.Settings(
         weights=None, layers=1, noise=(), orders=("raster",), recalls=(0.9,), timed=0.9, **MAPS | {"predictors": {}}
     )
-    return whole("recall", recall.run("1x64-6x16x16", stated, HOW))
+    return whole("recall", _recall.run("1x64-6x16x16", stated, HOW))
 
 
 def passes():
@@ -150,7 +153,7 @@ def passes():
             "dense": video.Attention("dense", {}, None, 1),
             "slices": video.Attention("slices", {"keep": 0.4, "budget": 0.4}, None, 1),
         }
-        return whole("video", video.run("wan-tiny-480p-5f", video.Settings(None, chosen, ("eager",), 2, 0.001), HOW))
+        return whole("video", _video.run("wan-tiny-480p-5f", video.Settings(None, chosen, ("eager",), 2, 0.001), HOW))
 
 
 def cells():
@@ -164,7 +167,7 @@ def grid():
         **{"solver": "greedy", "masked": {"sdpa_mask": ("torch",)}, "masked_densities": (0.2,), "compiled": False},
         **{"max_entries": 10**6, "max_seconds": 0.001},
     }
-    return list(worth.run("8", worth.Settings(**stated), HOW))
+    return list(_worth.run("8", worth.Settings(**stated), HOW))
 
 
 # `pruned_accuracy` times by `pruned`; `paths` and `stream` follow. The others time an order that is found, or a solver.
@@ -217,7 +220,7 @@ def planned(weights):
         **{"solvers": ["greedy"], "rounds": 1, "proposals": 2, "samples": 3, "batch": 1, "compiled": False},
         "max_seconds": 0.001,
     }
-    return list(experiments.member("paths").run("mine", experiments.parse("paths", stated), HOW))
+    return list(experiments.runner("paths").run("mine", experiments.parse("paths", stated), HOW))
 
 
 def streamed(weights, **changes):
@@ -226,7 +229,7 @@ def streamed(weights, **changes):
         **{"contenders": ["closed", "static", "oracle"], "static": {"b0": weights[0]}, "rung": "trained"},
         **{"margin": 0.0, "late": 0.005, "least": 0.0, "samples": 3, "scenes": 2, "shots": 2, "switches": 2},
     }
-    return list(experiments.member("stream").run("mine", experiments.parse("stream", stated | changes), HOW))
+    return list(experiments.runner("stream").run("mine", experiments.parse("stream", stated | changes), HOW))
 
 
 SMALLER = "11.11.11.11 scale=0.5"

@@ -20,7 +20,7 @@ from tilewright.models import wan as pattern
 from tilewright.networks import wan
 from tilewright.scenes import captured
 from tilewright.study import experiments, figures
-from tilewright.study.experiments import _video, _weights, recall, video
+from tilewright.study.experiments import _recall, _video, _weights, recall, video
 from tilewright.study.experiments._effort import Run
 from tilewright.study.stages import video_pictures
 from tilewright.study.tables import recall as recall_table
@@ -54,7 +54,7 @@ def trained(tmp_path):
 def run(weights, attention=ATTENTION, **changes):
     stated = video.Settings(**{"modes": ("eager",), "sampler": 2, "max_seconds": 0.01} | changes, weights=weights,
                             attention=attention)  # fmt: skip
-    return whole("video", video.run("tiny", stated, QUICK))
+    return whole("video", _video.run("tiny", stated, QUICK))
 
 
 # Rows
@@ -113,7 +113,7 @@ def test_random_weights_are_said_to_be_random(monkeypatch):
     monkeypatch.setattr(video, "check_attention", lambda *_: None)
     stated = video.Settings(None, {"dense": ATTENTION["dense"]}, ("eager",), 2, 0.01)
     monkeypatch.setattr(_video, "_inputs", lambda *_, **__: (torch.randn(1, 16, 1, 4, 4), torch.tensor([500.0]), None))
-    (row,) = whole("video", video.run(NAME, stated, QUICK))
+    (row,) = whole("video", _video.run(NAME, stated, QUICK))
     assert row["weights"] == "random" and row["psnr"] == ""
 
 
@@ -171,7 +171,7 @@ def recall_rows(weights, **changes):
         **{"timed": 0.9, "predictors": {"pooled": {"pool": 64}}, "baselines": ("sdpa_dense",), "max_seconds": 0.01},
     }
     settings = recall.Settings(weights=weights, **stated | changes)
-    return whole("recall", recall.run("tiny-2x8x12", settings, QUICK))
+    return whole("recall", _recall.run("tiny-2x8x12", settings, QUICK))
 
 
 def test_captured_heads_are_those_that_the_network_attends_by(trained):

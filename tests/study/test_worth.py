@@ -25,7 +25,7 @@ STATED = {
 
 
 def run(case="8", how=HOW, **changes):
-    found = list(worth.run(case, worth.Settings(**STATED | changes), how))
+    found = list(_worth.run(case, worth.Settings(**STATED | changes), how))
     # Every column is declared, and has its type.
     assert all(worth.Row.of(row) for row in found)
     return found
@@ -99,7 +99,7 @@ def test_on_a_cpu_all_calls_of_a_grid_are_timed_in_rounds(monkeypatch):
 def test_a_block_that_is_compiled_says_so_and_is_the_same():
     rows = by(run(compiled=True, densities=(0.2,), masked_densities=()), part="block")
     assert [row["status"] for row in rows] == ["ok", "ok"] and all(row["compiled"] for row in rows)
-    assert list(worth.first_calls("8", worth.Settings(**STATED | {"compiled": True}), HOW)) == ["block"]
+    assert list(_worth.first_calls("8", worth.Settings(**STATED | {"compiled": True}), HOW)) == ["block"]
     assert worth.compiles(worth.Settings(**STATED | {"compiled": True}))
     assert not worth.compiles(worth.Settings(**STATED))
 

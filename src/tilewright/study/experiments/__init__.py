@@ -9,13 +9,15 @@ whose import stays light (no torch):
     ``cases(config) -> names``: each is a CSV file, results/logs/<experiment>/<case>.csv.
     ``Settings``, ``settings(config, case) -> Settings``: everything that a case is run with, besides `_effort.Run`.
     ``planned(case, settings) -> list``: dicts of the columns that decide which code makes the rows of a case.
-    ``modules(row, device) -> list``: dotted names of the modules that such a row depends on, besides the member's own
-        imports and the facts of the device: what measures it, and what that enters by name. row: of ``planned``, or one
+    ``modules(row, device) -> list``: dotted names of the modules that such a row depends on, besides those that the
+        member and its ``RUN`` import and the facts of the device: what they enter by name. row: of ``planned``, or one
         that was recorded; device: a kind of `targets`. The digest of these is the row's ``code``, and a case runs again
         when one of them changes.
     ``named(settings, device) -> list``, of a member whose settings name modules that no column does: their dotted
         names, such as the predictors behind names of the user's own.
     ``size(case, settings) -> int``: how many numbers a case holds at once, for a cluster's memory and time.
+    ``RUN``, where what runs a case loads more than a light import may: the dotted name of the module that has the
+        functions ``run`` and ``first_calls``, which is entered by that name. Without it the member has them.
     ``run(case, settings, how)``: yields the rows, a dict of columns each, as they are measured; how: a `_effort.Run`.
         Rows of what failed its check, or could not run, have no time and say why in ``reason``. What is timed is what
         was checked: a `timing.Checked`, as `_checks.checked` makes it.
@@ -30,12 +32,13 @@ whose import stays light (no torch):
     ``FOLDER``: where its files are below results/logs; by default a folder of its name.
 
 A member whose cases need other files of the study has rules of its own, and none of ``Settings``, ``settings``,
-``planned``, ``size``, ``run``, ``NAMED`` and ``remark``: the rule `experiment` serves those that have ``run``.
+``planned``, ``size``, ``run``, ``NAMED`` and ``remark``: the rule `experiment` serves those that have ``Settings``.
 """
 
 import json
 import shlex
 from collections.abc import Mapping
+from importlib import import_module
 
 import msgspec
 
@@ -53,6 +56,15 @@ LOGS = "results/logs/"
 def member(name):
     """The module of an experiment. Raises `UnknownNameError`."""
     return registry.member(__name__, "experiment", name, NAMES)
+
+
+def runner(name):
+    """The module that runs the cases of an experiment. Raises `UnknownNameError`."""
+    return import_module(_runner(member(name)))
+
+
+def _runner(module):
+    return getattr(module, "RUN", module.__name__)
 
 
 def sections():
@@ -89,7 +101,7 @@ def row_types():
 def by_place():
     """``(untimed, on_host, on_device)``: names of the experiments that time nothing, of those that time the host's
     processors, and of those that time the device that the study is for; none with rules of its own."""
-    general = {name: member(name) for name in NAMES if hasattr(member(name), "run")}
+    general = {name: member(name) for name in NAMES if hasattr(member(name), "Settings")}
     host = {name: made for name, made in general.items() if getattr(made, "ON_HOST", False)}
     untimed = [name for name, made in host.items() if not getattr(made, "TIMES", True)]
     return untimed, [name for name in host if name not in untimed], [name for name in general if name not in host]
@@ -130,7 +142,7 @@ def sources(name, config, case):
 def parse(name, stated):
     """``Settings`` of an experiment from a dict, read strictly. Raises `ConfigError`."""
     module = member(name)
-    if not hasattr(module, "run"):
+    if not hasattr(module, "Settings"):
         raise ConfigError(f"experiment {name}: needs files of other stages; run its own commands")
     try:
         return msgspec.convert(stated, module.Settings)
@@ -143,7 +155,7 @@ def modules(name, rows, device):
     """Dotted names of all modules that `rows` of an experiment depend on, see the contract; sorted."""
     module = member(name)
     found = {entered for row in rows for entered in module.modules(row, device)}
-    return sorted({module.__name__, *targets.modules(device), *found})
+    return sorted({module.__name__, _runner(module), *targets.modules(device), *found})
 
 
 def code(name, rows, device):

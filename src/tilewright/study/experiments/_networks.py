@@ -20,8 +20,9 @@ from tilewright.core import _internals, images, registry, timing
 from tilewright.core.errors import ConfigError
 from tilewright.core.turns import time_in_turns
 from tilewright.models import _gates
-from tilewright.networks import _sites, attentions
+from tilewright.networks import _sites, attentions, batching
 from tilewright.profile import DTYPES
+from tilewright.study import sections
 from tilewright.study.experiments._checks import checked, refusal, settled
 from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.networks import columns, side
@@ -88,6 +89,25 @@ def photographs(count, size):
     pixels = [_gates.pixels(name, size) for name in names[:count]]
     chosen = [(i % len(names), i // len(names) % 2 == 1) for i in range(count)]
     return torch.from_numpy(np.stack([pixels[i][:, :, ::-1] if mirrored else pixels[i] for i, mirrored in chosen]))
+
+
+def run(case, settings, how):
+    """Yield the rows of the network `case`. Raises `TilewrightError`."""
+    for place in ("attention", "compiled"):
+        sections.batches(place, "attention", getattr(settings, place), (*attentions.NAMES, *batching.NAMES))
+    for plans in settings.plans:
+        plans.check()
+    options = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
+    options |= {"compiled": settings.compiled, "plans": settings.plans}
+    yield from run_network(case, settings.attention, how.effort(settings.max_seconds), **options)
+
+
+def first_calls(case, settings, how):
+    """Yield the attentions and batches of the network `case` that were compiled, alone or with all of it. Raises
+    `TilewrightError`."""
+    sizes = {name: batches for name, batches in settings.attention.items() if name in attentions.COMPILED}
+    options = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
+    yield from compile_network(case, sizes, compiled=settings.compiled, **options)
 
 
 @torch.inference_mode()

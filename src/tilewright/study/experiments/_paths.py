@@ -100,7 +100,7 @@ class Bench:
             self.times_us |= {path: float(found[path] / slower) for path in wanted}
 
 
-def rows(case, settings, how):
+def run(case, settings, how):
     """Yield the rows of `case`: all paths that were measured, on each rung."""
     bench = Bench(case, settings, how)
     measured, times = {}, {}

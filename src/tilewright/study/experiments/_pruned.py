@@ -32,7 +32,7 @@ from tilewright.networks.batching import MODES, UNPRUNED, ragged
 from tilewright.profile import DTYPES
 from tilewright.study.experiments._checks import judging, refusal, refuted, settled
 from tilewright.study.experiments._rows import machine, now
-from tilewright.study.experiments.pruned import FAMILY
+from tilewright.study.experiments.pruned import FAMILY, check_modes
 
 ORACLE = "padded"
 # Largest relative_error. In 16 bits each of 12 blocks rounds what it adds, and what it adds to, some four times in all
@@ -116,6 +116,14 @@ def fit_head(network, shown):
     gram.diagonal().add_(RIDGE * gram.diagonal().mean())
     weight = torch.linalg.solve(gram, features.T @ (wanted - expected)).T
     network.head.weight.zero_()[:kinds], network.head.bias.zero_()[:kinds] = weight, expected - weight @ mean
+
+
+def run(case, settings, how):
+    """Yield the rows of the network `case`. Raises `TilewrightError`."""
+    check_modes("modes", settings.modes)
+    options = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
+    effort = how.effort(settings.max_seconds)
+    yield from run_pruned(case, settings.settings, settings.batching, settings.modes, effort, **options)
 
 
 @torch.inference_mode()

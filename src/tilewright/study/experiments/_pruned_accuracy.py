@@ -14,8 +14,9 @@ from tilewright import networks, scenes, targets
 from tilewright.core.errors import Unavailable
 from tilewright.networks.batching import UNPRUNED
 from tilewright.study.experiments import _pruned
-from tilewright.study.experiments._rows import machine
-from tilewright.study.experiments.pruned_accuracy import FAMILY, PREDICTOR, sources
+from tilewright.study.experiments._rows import machine, now
+from tilewright.study.experiments.pruned import check_modes
+from tilewright.study.experiments.pruned_accuracy import FAMILY, PREDICTOR, check_network, sources
 from tilewright.training import classification
 
 SOURCE = "crops"
@@ -35,6 +36,21 @@ def crops(split, count, size, place):
         images[lo : lo + len(part)] = part
         labels.append(named)
     return images, torch.cat(labels)
+
+
+def run(case, settings, how):
+    """Yield the rows of a network and a seed; where there are no weights one row, which says so.
+
+    Raises `TilewrightError`.
+    """
+    check_modes("modes", settings.modes)
+    name, _, seed = case.rpartition(".")
+    check_network(name)
+    try:
+        yield from rows(name, int(seed), settings, how, how.effort(settings.max_seconds))
+    except Unavailable as reason:
+        known = {"network": name, "training": int(seed), "dtype": how.dtype, "time": now()}
+        yield known | machine(targets.describe(how.device)) | {"status": "skipped", "reason": str(reason)}
 
 
 @torch.inference_mode()

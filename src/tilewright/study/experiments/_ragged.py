@@ -13,12 +13,22 @@ from tilewright.baselines.sparse import Unavailable
 from tilewright.core import registry
 from tilewright.core.timing import copy_bandwidth, time_call, time_gpu, time_host
 from tilewright.profile import DTYPES
+from tilewright.study import sections
 from tilewright.study.experiments._checks import checked, errors, refusal, settled
 from tilewright.study.experiments._rows import machine, now
-from tilewright.study.experiments.ragged import OURS, PROVIDERS
+from tilewright.study.experiments.ragged import OURS, PROVIDERS, check_lengths, shape
 
 # What a network does with tokens besides attending: into the packed order and back, and the class tokens.
 MOVES = ("pack", "gather", "scatter", "first")
+
+
+def run(case, settings, how):
+    """Yield the rows of the shape `case`. Raises `TilewrightError`."""
+    check_lengths("lengths", settings.lengths)
+    sections.batches("attention", "attention", settings.attention, PROVIDERS)
+    options = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
+    effort = how.effort(settings.max_seconds)
+    yield from run_ragged(*shape(case), settings.lengths, settings.attention, effort, **options)
 
 
 @torch.inference_mode()

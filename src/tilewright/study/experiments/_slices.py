@@ -5,6 +5,7 @@ A row that did not pass has the status ``failed`` and no time; one that could no
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from tilewright.slices import measures, orders
 from tilewright.slices.prediction import LEAST
 from tilewright.study.experiments._checks import checked, errors, refusal, same_lists, settled
 from tilewright.study.experiments._rows import machine, now
-from tilewright.study.experiments.slices import ORACLE
+from tilewright.study.experiments.slices import ORACLE, SLICE, sizes, text
 from tilewright.torch_attention import flex_blocks
 from tilewright.torch_attention.flex import BLOCK
 
@@ -357,6 +358,58 @@ def compile_flex(heads, head_dim, grid, *, device, dtype):
 
 def _pairs(maps, lists):
     return lists.facts["density"] * maps.heads * maps.tokens**2
+
+
+def run(case, settings, how):
+    """Yield the rows of `case`. Raises `TilewrightError`."""
+    heads, head_dim, grid = sizes(case)
+    stated = {"text": text(case), "device": how.device, "dtype": how.dtype, "seed": how.seed}
+    maps = Maps(heads, head_dim, grid, settings.order, **stated)
+    effort = how.effort(settings.max_seconds)
+    for sparsity in settings.sparsities:
+        for row in rows_of(maps, _offers(maps, sparsity, settings), effort):
+            yield row | {"sparsity": sparsity}
+
+
+def first_calls(case, settings, how):
+    """Compile FlexAttention for the shape of a case."""
+    heads, head_dim, grid = sizes(case)
+    if not any(text(case)):
+        yield from compile_flex(heads, head_dim, grid, device=how.device, dtype=how.dtype)
+
+
+def _offers(maps, sparsity, settings):
+    """The contenders at one sparsity, for `rows_of`: dense attention, lists of equal and of different lengths,
+    blocks, and lists that are made in each call."""
+    keep = 1 - sparsity
+    by_group = {name: maps.oracle(name, keep=keep) for name in settings.groups}
+    yield from dense_offers(maps, settings)
+    yield {"provider": OURS}, lambda: [ours(maps, lists) for lists in by_group.values()]
+    yield {"provider": OURS}, lambda: [ours(maps, maps.uneven(SLICE, keep))]
+    for name, setting in settings.predictors.items():
+
+        def predicted(name=name, setting=setting):
+            lists = maps.predicted(name, setting, keep=keep, budget=keep)
+            return [ours(maps, lists), *predicting(maps, setting, lists, keep)]
+
+        yield {"provider": OURS, "chosen_by": name}, predicted
+    yield from block_offers(maps, by_group.values(), settings)
+
+
+def dense_offers(maps, settings):
+    """The dense contenders among the baselines of `settings`."""
+    for name in settings.baselines:
+        if name in sparse_baselines.DENSE:
+            yield {"provider": name, "call": "attend"}, lambda name=name: dense(maps, name)
+
+
+def block_offers(maps, chosen, settings):
+    """The contenders among the baselines of `settings` that attend by those of the `chosen` lists that are of blocks of
+    theirs."""
+    for name, lists in product(settings.baselines, chosen):
+        if lists.flags is not None and lists.facts["group"] in sparse_baselines.BLOCKS.get(name, ()):
+            facts = {"provider": name, "call": "attend", **lists.facts}
+            yield facts, lambda name=name, lists=lists: [blocked(maps, name, lists)]
 
 
 def rows_of(maps, offers, effort):

@@ -14,7 +14,7 @@ from tilewright.paths import Path, layers, measure, stream, table
 from tilewright.paths.calls import Calls
 from tilewright.paths.runner import Picker, Runner
 from tilewright.study.experiments._rows import machine, now
-from tilewright.study.experiments.stream import pixels
+from tilewright.study.experiments.stream import check_static, pixels
 from tilewright.training import evaluation
 
 # Controllers of the contenders that see how late frames are.
@@ -314,6 +314,12 @@ def load_of(wanted_us, start, added_us):
         tried.append((abs(added - wanted_us), load))
         us *= wanted_us / max(added, wanted_us / 2)
     return min(tried, key=lambda each: each[0])[1]
+
+
+def run(case, settings, how):
+    """Yield the rows of `case`. Raises `TilewrightError`."""
+    check_static("static", case, settings)
+    yield from rows(case, settings, how)
 
 
 def rows(case, settings, how):

@@ -18,7 +18,7 @@ from tilewright.scenes import clips
 from tilewright.study.experiments import _weights
 from tilewright.study.experiments._checks import judging, refusal, refuted, same_lists
 from tilewright.study.experiments._rows import machine, now
-from tilewright.study.experiments.video import CHOOSING
+from tilewright.study.experiments.video import CHOOSING, check_attention
 
 # The share of noise in the clip of a pass.
 NOISE = 0.5
@@ -52,6 +52,12 @@ class Contender:
     tokens: tuple = ()
     out: object = None
     lists: object = None
+
+
+def run(case, settings, how):
+    """Yield the rows of `case`; of weights that are not there one row, which says so. Raises `TilewrightError`."""
+    check_attention("attention", settings.attention)
+    yield from run_network(case, settings, how)
 
 
 @torch.no_grad()

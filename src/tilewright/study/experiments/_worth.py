@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from tilewright import api, reference, targets
 from tilewright.baselines import sparse as sparse_baselines
+from tilewright.core.errors import ConfigError
 from tilewright.core.timing import time_call, time_gpu, time_together
 from tilewright.models import _ready
 from tilewright.networks._vit import Block
@@ -22,7 +23,7 @@ from tilewright.nn import patterns
 from tilewright.study.experiments import _attention, _lock
 from tilewright.study.experiments._checks import checked, errors, refusal, settled
 from tilewright.study.experiments._rows import machine, now
-from tilewright.study.experiments.worth import OURS, PARTS
+from tilewright.study.experiments.worth import OURS, PARTS, check_settings
 
 N_GLOBAL = 1
 # ASSUME: a window whose density is off by more than this share of the one asked for stands for another one.
@@ -153,6 +154,24 @@ class Image:
 
 
 # Rows
+
+
+def run(case, settings, how):
+    """Yield the rows of the grid `case`. Raises `TilewrightError`."""
+    check_settings(settings)
+    yield from rows(_side(case, settings), settings, how)
+
+
+def first_calls(case, settings, how):
+    """Yield what was compiled of the grid `case`. Raises `TilewrightError`."""
+    check_settings(settings)
+    yield from compile_case(_side(case, settings), settings, how)
+
+
+def _side(case, settings):
+    if not case.isdecimal() or int(case) < 4 or int(case) % settings.square:
+        raise ConfigError(f"case {case!r}: expected tokens a side, at least 4, whole squares of {settings.square}")
+    return int(case)
 
 
 @torch.inference_mode()

@@ -102,6 +102,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     peak_bytes: Count = None
 
 
+RUN = "tilewright.study.experiments._networks"
 NAMED = "{network} {attention}, batch {batch}"
 
 
@@ -143,7 +144,7 @@ def modules(row, device):
         stated = {name: row[name] for name in ("reorder", "solver") if row.get(name)}
         entered += Plans(**stated).entered
         entered += targets.modules(device, *targets.PLANNING)
-    return [f"{__package__}._networks", f"tilewright.models.{family}", f"tilewright.networks.{family}", *entered]
+    return [f"tilewright.models.{family}", f"tilewright.networks.{family}", *entered]
 
 
 def size(case, settings):
@@ -157,32 +158,9 @@ def side(size):
     return round(math.prod(sides.pair(size)) ** 0.5)
 
 
-def run(case, settings, how):
-    """Yield the rows of the network `case`. Raises `TilewrightError`."""
-    from tilewright.study.experiments import _networks
-
-    for place in ("attention", "compiled"):
-        sections.batches(place, "attention", getattr(settings, place), (*attentions.NAMES, *batching.NAMES))
-    for plans in settings.plans:
-        plans.check()
-    options = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
-    options |= {"compiled": settings.compiled, "plans": settings.plans}
-    yield from _networks.run_network(case, settings.attention, how.effort(settings.max_seconds), **options)
-
-
 def compiles(settings):
     """Whether an attention, or a whole network, is compiled."""
     return bool(settings.compiled) or any(name in attentions.COMPILED for name in settings.attention)
-
-
-def first_calls(case, settings, how):
-    """Yield the attentions and batches of the network `case` that were compiled, alone or with all of it. Raises
-    `TilewrightError`."""
-    from tilewright.study.experiments import _networks
-
-    sizes = {name: batches for name, batches in settings.attention.items() if name in attentions.COMPILED}
-    options = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
-    yield from _networks.compile_network(case, sizes, compiled=settings.compiled, **options)
 
 
 def remark(row):

@@ -216,6 +216,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     dominated: str = ""
 
 
+RUN = "tilewright.study.experiments._paths"
 NAMED = "{case} {rung} {path}"
 
 
@@ -253,7 +254,7 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
-    own = [f"{__package__}._paths", *targets.modules(device, "maps", "scenes")]
+    own = [*targets.modules(device, "maps", "scenes")]
     parts = ("measure", "program", "exhaustive", "accuracy", "latency", "space", "table")
     own += [f"{paths.__name__}.{name}" for name in parts]
     if row.get("network"):
@@ -285,13 +286,6 @@ def texts(options, stated):
     """The paths with all blocks of `options` whose knobs `stated` lists. Raises `ConfigError`."""
     full = ".".join("1" * depth for depth in options.depths)
     return [paths.parse(f"{full} {knobs}".strip(), options) for knobs in stated]
-
-
-def run(case, settings, how):
-    """Yield the rows of `case`. Raises `TilewrightError`."""
-    from tilewright.study.experiments import _paths
-
-    yield from _paths.rows(case, settings, how)
 
 
 def remark(row):

@@ -39,9 +39,9 @@ class Section(sections.Section, frozen=True):
         sections.distinct("pruned.batching", self.batching)
         if self.workloads and not self.batching:
             raise ConfigError("pruned.batching: expected at least one name, found none")
-        _check_modes("pruned.modes", self.modes)
+        check_modes("pruned.modes", self.modes)
         for name, modes in self.network_modes.items():
-            _check_modes(f"pruned.network_modes.{name}", modes)
+            check_modes(f"pruned.network_modes.{name}", modes)
         for name in dict.fromkeys((*self.workloads, *self.settings, *self.network_modes)):
             _check_network(name)
         sections.above_zero("pruned.max_seconds", self.max_seconds)
@@ -110,10 +110,12 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     pack_share: Number = None
 
 
+RUN = "tilewright.study.experiments._pruned"
 NAMED = "{network} {setting} {batching} {mode}, batch {batch}, {same_tokens} of {inputs} with the same tokens"
 
 
-def _check_modes(place, modes):
+def check_modes(place, modes):
+    """Raise `ConfigError` for batches of `modes` at a `place` of the configuration that cannot be run."""
     sections.batches(place, "mode", modes, MODES)
     if not any(modes.values()):
         raise ConfigError(f"{place}: expected a batch for at least one mode, found none")
@@ -156,7 +158,6 @@ def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
     family, _ = networks.parse(row["network"])
     return [
-        f"{__package__}._pruned",
         *(f"tilewright.{where}.{family}" for where in ("models", "networks")),
         *(f"tilewright.networks.batching.{name}" for name in ("padded", row["batching"]) if name != UNPRUNED),
         f"tilewright.pruners.{row['pruner']}",
@@ -168,16 +169,6 @@ def modules(row, device):
 def size(case, settings):
     """Numbers that a case holds, see `networks.size`."""
     return 50 * networks.parse(case)[1]["image_size"] ** 2
-
-
-def run(case, settings, how):
-    """Yield the rows of the network `case`. Raises `TilewrightError`."""
-    from tilewright.study.experiments import _pruned
-
-    _check_modes("modes", settings.modes)
-    options = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
-    effort = how.effort(settings.max_seconds)
-    yield from _pruned.run_pruned(case, settings.settings, settings.batching, settings.modes, effort, **options)
 
 
 def remark(row):

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from tilewright import networks, pruners, targets
-from tilewright.core.errors import ConfigError, Unavailable
+from tilewright.core.errors import ConfigError
 from tilewright.networks import batching
 from tilewright.networks.batching import UNPRUNED
 from tilewright.study import sections
-from tilewright.study.experiments import _rows, pruned
+from tilewright.study.experiments import pruned
 from tilewright.study.experiments._rows import Count, Number
 
 FAMILY = pruned.FAMILY
@@ -63,13 +63,13 @@ class Section(sections.Section, frozen=True):
     def check(self, config):
         """Raise `ConfigError` for unknown names, for networks that prune, and for numbers out of range."""
         for name, seeds in self.networks.items():
-            _check_network(name)
+            check_network(name)
             sections.at_least(f"pruned_accuracy.networks.{name}", 0, seeds)
             sections.distinct(f"pruned_accuracy.networks.{name}", seeds)
         sections.known("pruned_accuracy.pruners", "pruner", self.pruners, [n for n in pruners.NAMES if n != "none"])
         sections.known("pruned_accuracy.batching", "batching", self.batching, (*batching.NAMES, UNPRUNED))
         sections.distinct("pruned_accuracy.batching", self.batching)
-        pruned._check_modes("pruned_accuracy.modes", self.modes)
+        pruned.check_modes("pruned_accuracy.modes", self.modes)
         sections.above_zero("pruned_accuracy.max_seconds", self.max_seconds)
         for name in ("seconds", "predictor_seconds"):
             sections.above_zero(f"pruned_accuracy.training.{name}", getattr(self.training, name))
@@ -114,10 +114,12 @@ class Row(pruned.Row, frozen=True, kw_only=True):
     kept: Number = None
 
 
+RUN = "tilewright.study.experiments._pruned_accuracy"
 NAMED = "{network} {training} {pruner} {setting} {batching} {mode}, batch {batch}"
 
 
-def _check_network(name):
+def check_network(name):
+    """Raise `TilewrightError` unless `name` is a network that is trained and pruned."""
     family, options = sections.at("pruned_accuracy.networks", networks.parse, name)
     if family != FAMILY or options.get("pruner", "none") != "none":
         raise ConfigError(f"pruned_accuracy.networks: expected networks that are not pruned, found {name!r}")
@@ -168,7 +170,7 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
-    own = [f"{__package__}._pruned_accuracy", "tilewright.scenes.sources.crops", *targets.modules(device, "scenes")]
+    own = ["tilewright.scenes.sources.crops", *targets.modules(device, "scenes")]
     # A row that says that there are no weights has no pruner.
     return [*own, *pruned.modules(row, device)] if row.get("pruner") else own
 
@@ -184,23 +186,6 @@ def size(case, settings):
     """Numbers that a case holds: its crops above all."""
     side = networks.parse(case.rpartition(".")[0])[1]["image_size"]
     return 6 * settings.crops * side**2 + 50 * side**2
-
-
-def run(case, settings, how):
-    """Yield the rows of a network and a seed; where there are no weights one row, which says so.
-
-    Raises `TilewrightError`.
-    """
-    from tilewright.study.experiments import _pruned_accuracy
-
-    pruned._check_modes("modes", settings.modes)
-    name, _, seed = case.rpartition(".")
-    _check_network(name)
-    try:
-        yield from _pruned_accuracy.rows(name, int(seed), settings, how, how.effort(settings.max_seconds))
-    except Unavailable as reason:
-        known = {"network": name, "training": int(seed), "dtype": how.dtype, "time": _rows.now()}
-        yield known | _rows.machine(targets.describe(how.device)) | {"status": "skipped", "reason": str(reason)}
 
 
 def remark(row):

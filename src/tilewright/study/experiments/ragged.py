@@ -93,6 +93,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     floor_fraction: Number = None
 
 
+RUN = "tilewright.study.experiments._ragged"
 NAMED = "{provider} {call}, {images} images of {lengths}"
 
 
@@ -125,25 +126,14 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
     peer = [] if row["provider"] == OURS else [f"tilewright.baselines.packed.{row['provider']}"]
-    return [f"{__package__}._ragged", *targets.modules(device, "packed"), *peer]
+    return [*targets.modules(device, "packed"), *peer]
 
 
 def size(case, settings):
     """Numbers that a case holds: the values of its largest batch."""
-    heads, head_dim = _shape(case)
+    heads, head_dim = shape(case)
     images = max(max(sizes) for sizes in settings.attention.values())
     return images * max(high for _, high in settings.lengths) * heads * head_dim
-
-
-def run(case, settings, how):
-    """Yield the rows of the shape `case`. Raises `TilewrightError`."""
-    from tilewright.study.experiments import _ragged
-
-    check_lengths("lengths", settings.lengths)
-    sections.batches("attention", "attention", settings.attention, PROVIDERS)
-    options = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
-    effort = how.effort(settings.max_seconds)
-    yield from _ragged.run_ragged(*_shape(case), settings.lengths, settings.attention, effort, **options)
 
 
 def remark(row):
@@ -155,7 +145,8 @@ def _named(heads, head_dim):
     return f"{heads}x{head_dim}"
 
 
-def _shape(case):
+def shape(case):
+    """``(heads, head_dim)`` of a case. Raises `ConfigError`."""
     heads, _, head_dim = case.partition("x")
     if not (heads.isdecimal() and head_dim.isdecimal() and int(heads) and int(head_dim)):
         raise ConfigError(f"case {case!r}: expected <heads>x<head_dim>, such as 3x64")

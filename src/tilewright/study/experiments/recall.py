@@ -4,7 +4,7 @@ where all keep the same share (stage T5)."""
 from typing import Literal
 
 from tilewright import networks
-from tilewright.core.errors import ConfigError, Unavailable
+from tilewright.core.errors import ConfigError
 from tilewright.models import wan as pattern
 from tilewright.study import sections
 from tilewright.study.experiments import _rows, _weights, slices
@@ -135,6 +135,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     useful_gflops: Number = None
 
 
+RUN = "tilewright.study.experiments._recall"
 NAMED = "{maps} {clip_noise} {chosen_by} {group}, {token_order}, recall {target} {provider}"
 compiles = slices.compiles
 
@@ -192,62 +193,7 @@ def size(case, settings):
     return 4 * slices.size("-".join("x".join(map(str, own)) for own in ((heads, head_dim), grid)), settings)
 
 
-def first_calls(case, settings, how):
-    """Compile FlexAttention for the shape of a case."""
-    from tilewright.study.experiments import _slices
-
-    yield from _slices.compile_flex(*shape(case, settings), device=how.device, dtype=how.dtype)
-
-
-def run(case, settings, how):
-    """Yield the rows of `case`; of weights that are not there one row, which says so. Raises `TilewrightError`."""
-    from tilewright.study.experiments import _slices
-
-    heads, head_dim, grid = shape(case, settings)
-    first, *_ = settings.orders
-    stated = {"device": how.device, "dtype": how.dtype, "seed": how.seed}
-    if settings.weights is None:
-        maps = _slices.Maps(heads, head_dim, grid, first, text=slices.text(case), **stated)
-        yield from _rows_of(maps, settings, how)
-        return
-    for noise in settings.noise:
-        try:
-            maps = _weights.maps(settings.weights, settings.layers, noise, grid, first, **stated)
-        except Unavailable as reason:
-            yield _weights.absent(settings.weights, grid, reason, how)
-            return
-        yield from _rows_of(maps, settings, how)
-
-
-def _rows_of(maps, settings, how):
-    """The rows of maps from one source."""
-    from tilewright.study.experiments import _slices
-
-    first, *_ = settings.orders
-    for order in settings.orders:
-        if order != maps.order:
-            maps.arrange(order)
-        for target in settings.recalls:
-            chosen = [maps.oracle_for(name, target) for name in settings.groups]
-            if order == first:
-                chosen += [maps.predicted_for(name, setting, target) for name, setting in settings.predictors.items()]
-            if (order, target) == (first, settings.timed):
-                effort = how.effort(settings.max_seconds)
-                rows = _slices.rows_of(maps, _offers(_slices, maps, chosen, settings), effort)
-            else:
-                rows = [maps.known | lists.columns for lists in chosen]
-            yield from (row | {"target": target} for row in rows)
-
-
 def remark(row):
     """What the log says of a row that passed."""
     kept = f"{row['density']:.1%} of the keys"
     return f"{row['p50_us']:,.1f} us, {kept}" if "p50_us" in row else kept
-
-
-def _offers(_slices, maps, chosen, settings):
-    """The contenders that keep the same share of attention, for `_slices.rows_of`."""
-    yield from slices.dense_offers(_slices, maps, settings)
-    for lists in chosen:
-        yield {"provider": _slices.OURS, **lists.facts}, lambda lists=lists: [_slices.ours(maps, lists)]
-    yield from slices.block_offers(_slices, maps, chosen, settings)

@@ -139,6 +139,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     useful_gflops: Number = None
 
 
+RUN = "tilewright.study.experiments._slices"
 NAMED = "{provider} {call}, {chosen_by} {group}, sparsity {sparsity}"
 
 
@@ -227,7 +228,7 @@ def modules(row, device):
     peer = [f"tilewright.baselines.sparse.{provider}"] if provider not in ("", "tilewright", "flex") else []
     chosen = row.get("chosen_by", "") not in ("", ORACLE)
     by = [f"tilewright.predictors.{name}" for name in predictors.NAMES] if chosen else []
-    return [f"{__package__}._slices", *targets.modules(device, "slices", "slice_selection"), *peer, *by]
+    return [*targets.modules(device, "slices", "slice_selection"), *peer, *by]
 
 
 def size(case, settings):
@@ -237,67 +238,11 @@ def size(case, settings):
     return 4 * heads * tokens * -(-tokens // 128)
 
 
-def run(case, settings, how):
-    """Yield the rows of `case`. Raises `TilewrightError`."""
-    from tilewright.study.experiments import _slices
-
-    heads, head_dim, grid = sizes(case)
-    stated = {"text": text(case), "device": how.device, "dtype": how.dtype, "seed": how.seed}
-    maps = _slices.Maps(heads, head_dim, grid, settings.order, **stated)
-    effort = how.effort(settings.max_seconds)
-    for sparsity in settings.sparsities:
-        for row in _slices.rows_of(maps, _offers(_slices, maps, sparsity, settings), effort):
-            yield row | {"sparsity": sparsity}
-
-
 def compiles(settings):
     """Whether torch compiles something."""
     return "flex" in settings.baselines
 
 
-def first_calls(case, settings, how):
-    """Compile FlexAttention for the shape of a case."""
-    from tilewright.study.experiments import _slices
-
-    heads, head_dim, grid = sizes(case)
-    if not any(text(case)):
-        yield from _slices.compile_flex(heads, head_dim, grid, device=how.device, dtype=how.dtype)
-
-
 def remark(row):
     """What the log says of a row that passed."""
     return f"{row['p50_us']:,.1f} us, {row['density']:.1%} of the keys, recall {row['recall']:.3f}"
-
-
-def _offers(_slices, maps, sparsity, settings):
-    """The contenders at one sparsity, for `_slices.rows_of`: dense attention, lists of equal and of different lengths,
-    blocks, and lists that are made in each call."""
-    keep = 1 - sparsity
-    by_group = {name: maps.oracle(name, keep=keep) for name in settings.groups}
-    yield from dense_offers(_slices, maps, settings)
-    yield {"provider": _slices.OURS}, lambda: [_slices.ours(maps, lists) for lists in by_group.values()]
-    yield {"provider": _slices.OURS}, lambda: [_slices.ours(maps, maps.uneven(SLICE, keep))]
-    for name, setting in settings.predictors.items():
-
-        def predicted(name=name, setting=setting):
-            lists = maps.predicted(name, setting, keep=keep, budget=keep)
-            return [_slices.ours(maps, lists), *_slices.predicting(maps, setting, lists, keep)]
-
-        yield {"provider": _slices.OURS, "chosen_by": name}, predicted
-    yield from block_offers(_slices, maps, by_group.values(), settings)
-
-
-def dense_offers(_slices, maps, settings):
-    """The dense contenders among the baselines of `settings`."""
-    for name in settings.baselines:
-        if name in sparse_baselines.DENSE:
-            yield {"provider": name, "call": "attend"}, lambda name=name: _slices.dense(maps, name)
-
-
-def block_offers(_slices, maps, chosen, settings):
-    """The contenders among the baselines of `settings` that attend by those of the `chosen` lists that are of blocks of
-    theirs."""
-    for name, lists in product(settings.baselines, chosen):
-        if lists.flags is not None and lists.facts["group"] in sparse_baselines.BLOCKS.get(name, ()):
-            facts = {"provider": name, "call": "attend", **lists.facts}
-            yield facts, lambda name=name, lists=lists: [_slices.blocked(maps, name, lists)]

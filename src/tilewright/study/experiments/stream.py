@@ -147,6 +147,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     loaded: Number = None
 
 
+RUN = "tilewright.study.experiments._stream"
 NAMED = "{case} {trace} {contender} {frame}"
 
 
@@ -189,7 +190,7 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
-    own = [f"{__package__}._stream", f"{__package__}._paths", "tilewright.scenes.sources.stream"]
+    own = ["tilewright.scenes.sources.stream"]
     own += targets.modules(device, "maps", "scenes")
     own += [f"{paths.__name__}.{name}" for name in ("measure", "stream", "runner", "calls", "table")]
     if row.get("network"):
@@ -207,14 +208,6 @@ def size(case, settings):
     """Numbers that a case holds: scenes, and the network's activations."""
     height, width = pixels(settings.network)
     return 4 * height * width * (settings.scenes + 64)
-
-
-def run(case, settings, how):
-    """Yield the rows of `case`. Raises `TilewrightError`."""
-    from tilewright.study.experiments import _stream
-
-    check_static("static", case, settings)
-    yield from _stream.rows(case, settings, how)
 
 
 def remark(row):

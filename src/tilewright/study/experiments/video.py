@@ -134,6 +134,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     sample_s: Number = None
 
 
+RUN = "tilewright.study.experiments._video"
 NAMED = "{network} {attention}, {mode}"
 
 
@@ -173,7 +174,7 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
     family, _ = networks.parse_video(row["network"])
-    own = [f"{__package__}.{name}" for name in ("_video", "_weights")]
+    own = [f"{__package__}._weights"]
     entered = [f"tilewright.networks.{family}", "tilewright.scenes.clips", "tilewright.training.video"]
     entered += [f"{video_attentions.__name__}.{name}" for name in {"dense", row.get("by") or "dense"}]
     if row.get("by") in CHOOSING:
@@ -203,14 +204,6 @@ def size(case, settings):
     height, columns = pattern.RESOLUTIONS[stated["resolution"]]
     latents = pattern.latent_shape(stated["frames"], stated.get("height", height), stated.get("width", columns))
     return layers * width * (8 * width + 2 * hidden) + 20 * width * math.prod(pattern.grid(latents))
-
-
-def run(case, settings, how):
-    """Yield the rows of `case`; of weights that are not there one row, which says so. Raises `TilewrightError`."""
-    from tilewright.study.experiments import _video
-
-    check_attention("attention", settings.attention)
-    yield from _video.run_network(case, settings, how)
 
 
 def remark(row):

@@ -131,6 +131,7 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     timing: str = ""
 
 
+RUN = "tilewright.study.experiments._worth"
 NAMED = "{part} of {tokens} tokens, density {asked}, {provider}"
 
 
@@ -173,7 +174,7 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
-    made = [f"{__package__}._worth", "tilewright.nn.patterns"]
+    made = ["tilewright.nn.patterns"]
     if row["provider"] in sparse_baselines.NAMES:
         return [*made, f"tilewright.baselines.sparse.{row['provider']}"]
     # A row that was skipped before anything was planned has no order.
@@ -196,25 +197,9 @@ def size(case, settings):
     return int(min(settings.max_entries, entries)) + dense + 20 * tokens * settings.heads * settings.head_dim
 
 
-def run(case, settings, how):
-    """Yield the rows of the grid `case`. Raises `TilewrightError`."""
-    from tilewright.study.experiments import _worth
-
-    _check(settings)
-    yield from _worth.rows(_side(case, settings), settings, how)
-
-
 def compiles(settings):
     """Whether a block or a baseline is compiled."""
     return settings.compiled or (bool(settings.masked_densities) and "flex" in settings.masked)
-
-
-def first_calls(case, settings, how):
-    """Yield what was compiled of the grid `case`. Raises `TilewrightError`."""
-    from tilewright.study.experiments import _worth
-
-    _check(settings)
-    yield from _worth.compile_case(_side(case, settings), settings, how)
 
 
 def remark(row):
@@ -222,15 +207,10 @@ def remark(row):
     return f"{row['density']:.1%}, {_rows.microseconds(row)}"
 
 
-def _check(settings):
+def check_settings(settings):
+    """Raise `ConfigError` for `Settings` that cannot be run."""
     _check_densities("densities", settings.densities)
     _check_among("masked_densities", settings.masked_densities, settings.densities)
     _check_masked("masked", settings.masked)
     sections.known("order", "order", (settings.order,), (AUTO, *reorder.NAMES))
     sections.known("solver", "solver", (settings.solver,), SOLVERS)
-
-
-def _side(case, settings):
-    if not case.isdecimal() or int(case) < 4 or int(case) % settings.square:
-        raise ConfigError(f"case {case!r}: expected tokens a side, at least 4, whole squares of {settings.square}")
-    return int(case)

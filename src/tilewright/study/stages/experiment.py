@@ -23,15 +23,15 @@ def run(experiment, case, output, device, dtype, rse, min_repetitions, seed, sta
     """
     chosen = experiments.parse(experiment, settings(stated))
     how = checked(Run(device, dtype, seed, rse, min_repetitions))
-    module = experiments.member(experiment)
+    module, runner = experiments.member(experiment), experiments.runner(experiment)
     place = "cpu" if getattr(module, "ON_HOST", False) else device
     rows = []
     with _lock.exclusive(place):
         if compile_only:
-            write_names(output, module.first_calls(case, chosen, how) if hasattr(module, "first_calls") else ())
+            write_names(output, runner.first_calls(case, chosen, how) if hasattr(runner, "first_calls") else ())
             return
         with _terminating(), _keeping(output, experiment, rows, place):
-            for row in module.run(case, chosen, how):
+            for row in runner.run(case, chosen, how):
                 rows.append(row)
                 show(module, row)
     write(output, experiment, rows, place)
