@@ -273,12 +273,13 @@ def test_auto_takes_the_cheapest_order(kind, monkeypatch):
 
 
 class FakeCostModel:
-    """A cost model of the CPU: what a run of keys costs depends on the tile, and on the order by its digest."""
+    """A cost model of the CPU, and its calibrations: what a run of keys costs depends on the tile, and on the order by
+    its digest."""
 
     def __init__(self, costs):
         self.costs, self.asked = costs, []
 
-    def calibrated(self, tiles, head_dim, dtype, anew=False):
+    def of(self, tiles, head_dim, dtype, anew=False):
         return {tile.name: (1.0 + tile.rows / 100,) for tile in tiles}
 
     def predict(self, cover, *, heads, head_dim, dtype, split_keys, calibration, bias_heads):
@@ -298,7 +299,8 @@ class FakeCostModel:
 def with_cost_model(monkeypatch, costs):
     model = FakeCostModel(costs)
     monkeypatch.setattr(targets, "predicts", lambda kind: True)
-    monkeypatch.setattr(targets, "cost_model", lambda kind: model)
+    for role in ("calibration", "cost_model"):
+        monkeypatch.setattr(targets, role, lambda kind: model)
     return model
 
 
@@ -387,7 +389,8 @@ def test_auto_leaves_out_a_tile_that_does_not_fit(monkeypatch):
 
     model = Refusing(lambda cover: 1.0)
     monkeypatch.setattr(targets, "predicts", lambda kind: True)
-    monkeypatch.setattr(targets, "cost_model", lambda kind: model)
+    for role in ("calibration", "cost_model"):
+        monkeypatch.setattr(targets, role, lambda kind: model)
     mask = abs(np.arange(96)[:, None] - np.arange(96)) <= 9
     planned = make(mask, tiles=("16x1", "32x1"), solver="greedy")
     assert set(planned.schedule.tile) == {0}

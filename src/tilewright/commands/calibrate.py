@@ -22,14 +22,15 @@ def run(head_dim, dtype, tiles, device, anew, forms):
     """Calibrate for each type and head dim, and print a table."""
     from tilewright import targets
     from tilewright.blocks.tiles import parse
+    from tilewright.commands._searches import calibrated
 
-    model = targets.cost_model(device)
+    known = targets.calibration(device)
     chosen = [parse(name) for name in tiles or targets.facts(device).TILES]
     rows = [
-        {"type": each, "head dim": str(dim), "tile": name, **model.summary(found)}
+        {"type": each, "head dim": str(dim), "tile": name, **known.summary(found)}
         for each in dtype
         for dim in head_dim
-        for name, calibrations in model.calibrated(chosen, dim, each, anew, forms).items()
+        for name, calibrations in calibrated(device, chosen, dim, each, anew, forms).items()
         for found in calibrations
     ]
     print("\n".join(table(rows)))

@@ -93,11 +93,12 @@ folder:
 
 ``cost_model.py``, optional: plans are made, and orders compared, by its predictions; without it plans are made of what
     the probe measures.
-    ``calibrated(tiles, head_dim, dtype, anew=False, choose=False)``: ``{tile name: calibrations}``, one for each of the
-        tile's `forms`, read from a file of this device or measured; anew: measured; choose: of the fastest forms of
-        each tile, which are found first.
     ``predict(blocks, *, heads, head_dim, dtype, split_keys, calibration, bias_heads)``: returns what ``probe.measure``
         does. bias_heads: heads with a bias of their own, None without a bias.
+
+``calibration.py``, beside ``cost_model.py``: what its predictions are made of.
+    ``of(tiles, head_dim, dtype, anew=False)``: ``{tile name: calibrations}``, one for each of the tile's `forms`, read
+        from a file of this device or measured; anew: measured.
     ``summary(calibration)``: what a person wants to know of one, ``{name: text}``.
 """
 
@@ -123,9 +124,9 @@ if TYPE_CHECKING:
 
 NAMES = ("cpu", "cuda")
 # Modules of a target that whole plans enter, from what their tiles cost to their gradients.
-PLANNING = ("executor", "probe", "cost_model", "forms", "mask_cost", "backward")
+PLANNING = ("executor", "probe", "calibration", "cost_model", "forms", "mask_cost", "backward")
 # Modules that a target may be without.
-OPTIONAL = ("backward", "packed", "slices", "maps", "scenes", "cost_model", "mask_cost", "forms")
+OPTIONAL = ("backward", "packed", "slices", "maps", "scenes", "calibration", "cost_model", "mask_cost", "forms")
 
 
 @dataclass(frozen=True)
@@ -314,10 +315,19 @@ def slicing() -> tuple[str, ...]:
 
 def cost_model(kind: str) -> ModuleType:
     """The module whose `predict` tells what blocks cost on `kind`. Raises `DeviceError` where there is none."""
+    return _predicting(kind, "cost_model")
+
+
+def calibration(kind: str) -> ModuleType:
+    """The module whose `of` tells what predictions are made of on `kind`. Raises `DeviceError` where there is none."""
+    return _predicting(kind, "calibration")
+
+
+def _predicting(kind, role):
     if not predicts(kind):
         known = ", ".join(filter(predicts, NAMES))
         raise DeviceError(f"a device of kind {kind!r} has no cost model to calibrate; known: {known}")
-    return _module(kind, "cost_model")
+    return _module(kind, role)
 
 
 def predicts(kind: str) -> bool:

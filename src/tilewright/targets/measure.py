@@ -74,7 +74,7 @@ def expected(
     split_keys = sizes.pop("split_keys", None)
     options = _options(next(iter(blocks_by_tile.values())), **sizes)
     model, chosen = targets.cost_model(device), [each.tile for each in blocks_by_tile.values()]
-    calibrations = model.calibrated(chosen, options["head_dim"], options["dtype"])
+    calibrations = targets.calibration(device).of(chosen, options["head_dim"], options["dtype"])
 
     def predicted(name):
         each, known = blocks_by_tile[name], zip(forms[name], calibrations[name], strict=True)

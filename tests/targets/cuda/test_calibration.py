@@ -31,7 +31,8 @@ from tilewright.targets.cuda import (
     tile_lists,
 )
 from tilewright.targets.cuda.calibration_points import VARIANTS, Point, Setup
-from tilewright.targets.cuda.cost_model import Calibration, Kernel, Launch
+from tilewright.targets.cuda.calibration_record import Calibration, Kernel
+from tilewright.targets.cuda.cost_model import Launch
 from tilewright.targets.cuda.tile_lists import Item
 from tilewright.targets.measure import expected
 
@@ -348,7 +349,7 @@ def test_what_does_not_fit_is_left_out(monkeypatch, tmp_path, windows):
     cost_model.predict(windows, **options)
     with pytest.raises(DeviceError, match="of 64 rows: expected one of the ranks"):
         cost_model.predict(windows, **options, bias_heads=6)
-    assert cost_model.summary(found)["tiles"] == "-"
+    assert calibration.summary(found)["tiles"] == "-"
 
 
 def test_a_tile_that_does_not_fit_is_refused(monkeypatch, tmp_path):

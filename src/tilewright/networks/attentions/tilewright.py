@@ -86,7 +86,8 @@ def _read_or_made(site, dtype, device):
     facts = targets.describe(device)
     shape = {"heads": site.heads, "head_dim": site.head_dim, "dtype": dtype}
     planned = site.planned
-    makers = (api.__name__, *planned.entered, *targets.modules(device, "executor", "probe", "cost_model"))
+    roles = ("executor", "probe", "calibration", "cost_model")
+    makers = (api.__name__, *planned.entered, *targets.modules(device, *roles))
     # Equal patterns may have other windows, and then their tokens stand in another order.
     pattern = site.graph.id, provenance.sha256_arrays(site.order.numpy())
     asked = (*map(str, shape.values()), repr(planned))

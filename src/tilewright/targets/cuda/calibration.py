@@ -31,8 +31,8 @@ from tilewright.core.timing import time_gpu
 from tilewright.targets.cuda import config, executor, forms, probe
 from tilewright.targets.cuda.calibration_fit import fitted
 from tilewright.targets.cuda.calibration_points import FEW_TOKENS, VARIANTS, Setup
-from tilewright.targets.cuda.cost_model import Calibration
-from tilewright.targets.cuda.tile_lists import RANKS
+from tilewright.targets.cuda.calibration_record import Calibration
+from tilewright.targets.cuda.tile_lists import BYTES, INTERVALS, RANKS
 from tilewright.targets.setting import setting
 
 KIND = "calibration"
@@ -42,10 +42,9 @@ CODE = tuple(
     f"tilewright.{name}"
     for name in (
         "core.timing",
-        *(f"targets.cuda.{name}" for name in ("calibration", "calibration_fit", "calibration_points", "config")),
-        *(f"targets.cuda.{name}" for name in ("cost_model", "executor", "online_softmax", "tile_kernel", "tile_lists")),
-        "targets.cuda.tile_warp_kernel",
-        "targets.cuda.warps",
+        *(f"targets.cuda.calibration{name}" for name in ("", "_fit", "_points", "_record")),
+        *(f"targets.cuda.{name}" for name in ("config", "cost_model", "executor", "online_softmax")),
+        *(f"targets.cuda.{name}" for name in ("tile_kernel", "tile_lists", "tile_warp_kernel", "warps")),
     )
 )
 # Seconds for one timing, and the relative standard error at which it stops.
@@ -54,6 +53,8 @@ SHARE_S, RSE, MIN_REPS = 0.04, 0.01, 10
 MOST_SPREAD = 0.05
 # Seconds for a process that compiles.
 COMPILE_S = 120
+# What the form of a calibration may leave out.
+_FORM = dict.fromkeys(("step_keys", "num_stages", "num_warps", "maxnreg", "loads"))
 
 _LOG = logging.getLogger(__name__)
 # By path, what this process has read or measured.
@@ -97,6 +98,26 @@ def of(chosen, head_dim, dtype, anew=False):
                 except ArtifactError as error:
                     _LOG.warning("the calibration serves this process alone: %s", error)
     return {tile.name: tuple(_HELD[path_of(stated[tile, form])] for form in kept[tile]) for tile in chosen}
+
+
+def summary(calibration):
+    """What a person wants to know of a `Calibration`, ``{name: text}``: microseconds of a step with all programs."""
+    kernel = calibration.kernel(RANKS[0])
+    steps = {each.rank: f"{each.steady_us[2]:.2f}" for each in calibration.kernels}
+    return {
+        "rows": str(calibration.rows),
+        "form": "{step_keys}-{num_stages}-{num_warps}-{maxnreg}-{loads}".format_map(_FORM | calibration.made_for),
+        "registers": f"{kernel.registers:.0f}",
+        "resident": str(kernel.resident),
+        "full step (us)": f"{kernel.steady_us[1]:.2f}",
+        **{f"rank {rank}": steps.get(rank, "-") for rank in RANKS},
+        "intervals": steps.get(INTERVALS, "-"),
+        "bytes": steps.get(BYTES, "-"),
+        "tiles": steps.get(0, "-"),
+        "error": f"{calibration.error:.1%}",
+        "spread": f"{calibration.spread:.1%}",
+        "seconds": f"{calibration.seconds:.1f}",
+    }
 
 
 def _held(path, stated, say=False):

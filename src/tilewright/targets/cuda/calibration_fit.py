@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from tilewright.targets.cuda import cost_model, tile_kernel
-from tilewright.targets.cuda.cost_model import Calibration, Kernel
+from tilewright.targets.cuda.calibration_record import Calibration, Kernel
 
 # Values of `by_age` that are tried, and rounds in which what is not linear is found.
 BY_AGE, ROUNDS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6), 6
