@@ -84,7 +84,7 @@ def test_every_claim_is_of_a_known_measure_and_about_a_run_that_is_recorded_or_c
     assert claims.table([ROOT / _select.CLAIMS, PAPER]).empty
     found = [set(_quoted.judged(ROOT, device)["id"]) for device in _quoted.FOLDERS]
     # Networks that are to be trained and measured, and were not yet.
-    configured = yaml.safe_load((ROOT / "config/h200_paths.yaml").read_text())["paths"]["networks"]
+    configured = yaml.safe_load((ROOT / "config/h200.yaml").read_text())["paths"]["networks"]
     waiting = set(configured) - {path.stem for path in ROOT.glob("expected/*/logs/paths/*.csv")}
     waiting |= {name.rpartition(".")[0] for name in waiting}
     unrecorded = set(frame["id"]) - set.union(*found)

@@ -75,11 +75,16 @@ def test_an_unknown_target_is_refused(tmp_path):
     assert "MissingRuleException" in printed
 
 
-def test_the_high_resolution_overlay_runs_networks_alone(tmp_path):
+def test_the_overlay_of_larger_cases_runs_networks_alone_for_their_figure(tmp_path):
     wanted = ("results/tables/end_to_end.csv", "figures/end_to_end.svg")
-    jobs = plan(tmp_path, *wanted, configs=[ROOT / "config/high_resolution.yaml"])
+    jobs = plan(tmp_path, *wanted, configs=[ROOT / "config/large.yaml"])
     compiled = ["compile_experiment"] * 2
     assert sorted(name for name, _ in jobs) == [*compiled, "experiment", "experiment", "figure", "table"]
+
+
+def selected(directory, names, overlaid="h200"):
+    """Jobs of the experiments `names` of an overlay, see `plan`."""
+    return plan(directory, "--config", f"experiments=[{names}]", configs=[ROOT / f"config/{overlaid}.yaml"])
 
 
 @pytest.fixture(scope="module")
@@ -109,26 +114,24 @@ def test_the_peers_overlay_follows_the_gpu_study(tmp_path):
     assert not {*EXPERIMENTS} & set(counts)
 
 
-def test_the_overlay_of_trained_pruners_trains_each_seed_before_it_is_timed(tmp_path):
-    given = [ROOT / "config/h200.yaml", ROOT / "config/h200_pruned_accuracy.yaml"]
-    jobs = plan(tmp_path, configs=given)
+def test_trained_pruners_of_the_gpu_study_are_trained_for_each_seed_before_they_are_timed(tmp_path):
+    jobs = selected(tmp_path, "pruned_accuracy")
     counts = Counter(name for name, _ in jobs)
     assert counts == {"classifier": 3, "experiment": 3, "figure": 1, "table": 2, "report": 1, "all": 1}
     trained = {(w["network"], w["seed"]) for name, w in jobs if name == "classifier"}
     assert trained == {("deit-tiny-224", str(seed)) for seed in range(3)}
 
 
-@pytest.mark.parametrize(("name", "cases"), [("h200_worth", 5), ("cpu_worth", 3)])
-def test_the_overlays_of_windows_that_pay_run_a_case_a_grid(tmp_path, name, cases):
-    counts = Counter(each for each, _ in plan(tmp_path, configs=[ROOT / f"config/{name}.yaml"]))
+@pytest.mark.parametrize(("name", "cases"), [("h200", 5), ("large", 3)])
+def test_windows_that_pay_are_a_case_a_grid(tmp_path, name, cases):
+    counts = Counter(each for each, _ in selected(tmp_path, "worth", name))
     assert counts == {"experiment": cases, "figure": 1, "table": 1, "report": 1, "all": 1}
 
 
 @pytest.mark.parametrize("kinds", [2, 1])
-def test_the_overlay_of_patterns_that_mix_runs_tiles_side_by_side(tmp_path, kinds):
-    given = [ROOT / "config/h200.yaml", ROOT / "config/h200_mix.yaml"]
-    given += [overlay(tmp_path / "one.yaml", {"schedule": {"max_tile_kinds": 1}})] if kinds == 1 else []
-    _, planned = dry_run(tmp_path, "--printshellcmds", "--until", "schedule", "--configfile", *given)
+def test_a_study_says_how_many_kinds_of_tiles_a_round_may_have(tmp_path, kinds):
+    changed = overlay(tmp_path / "kinds.yaml", {"schedule": {"max_tile_kinds": kinds}})
+    _, planned = dry_run(tmp_path, "--printshellcmds", "--until", "schedule", "--configfile", TINY, changed)
     assert planned.count(f"--max-tile-kinds {kinds} ") == planned.count("solve_ilp.py ") > 0
 
 
@@ -140,18 +143,20 @@ def test_profiles_and_networks_read_one_cache(gpu_study):
     assert len(found) == gpu_study.count("--profile_only") + gpu_study.count("run_experiment.py")
 
 
-@pytest.mark.parametrize("more", [(), ("h200_peers",), ("h200_ragged",)])
-def test_recorded_gpu_rows_suffice_for_every_overlay(tmp_path, more):
-    recorded = overlay(tmp_path / "recorded.yaml", {"recorded": str(ROOT / "expected/h200")})
+PACKED = {"experiments": ["ragged", "pruned"], "dtype": "float16"}
+
+
+@pytest.mark.parametrize(("more", "stated"), [((), {}), (("h200_peers",), {}), ((), PACKED)])
+def test_recorded_gpu_rows_suffice_for_every_study(tmp_path, more, stated):
+    recorded = overlay(tmp_path / "recorded.yaml", {"recorded": str(ROOT / "expected/h200"), **stated})
     given = [ROOT / f"config/{name}.yaml" for name in ("h200", *more)]
     names = {name for name, _ in plan(tmp_path, configs=[*given, recorded])}
     # Patterns are drawn from graphs and blocks; nothing is timed.
     assert {"figure", "table"} <= names <= {"all", "report", "figure", "table", "graph", "reorder", "blocks"}
 
 
-def test_the_ragged_overlay_runs_packed_attention_and_pruned_networks_alone(tmp_path):
-    given = [ROOT / "config/h200.yaml", ROOT / "config/h200_ragged.yaml"]
-    jobs = plan(tmp_path, configs=given)
+def test_selected_experiments_of_the_gpu_study_run_alone(tmp_path):
+    jobs = selected(tmp_path, "ragged,pruned")
     counts = Counter(name for name, _ in jobs)
     assert counts == {"experiment": 16, "figure": 4, "table": 3, "report": 1, "all": 1}
     pruned = [w["case"] for name, w in jobs if w.get("experiment") == "pruned"]
@@ -220,7 +225,7 @@ def test_a_cluster_is_asked_for_memory_and_time_by_the_size_of_the_graph(tmp_pat
 
 @pytest.mark.parametrize("line", DOCUMENTED)
 def test_a_documented_command_is_planned(line, checkout):
-    small = [] if "--configfile" in line or "--lint" in line else ["--configfile", TINY]
+    small = [] if any(word in line for word in ("--configfile", "--lint", "experiments=")) else ["--configfile", TINY]
     # Nothing but the command decides: it runs in the checkout, whose default profile Snakemake finds by itself.
     status, printed = run_loaded("--dry-run", *shlex.split(line), *small, source=checkout, folder=checkout)
     assert status == 0, printed
