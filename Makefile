@@ -1,11 +1,11 @@
-# make setup      create .venv with the pinned packages and this checkout
+# make setup      create .venv with the pinned packages and this checkout, and config/schema.json
 # make reproduce  the whole study at the default scale, to figures/ and results/report.html
 # make smoke      one figure from its pattern to its picture, in build/smoke
 # make test       the test-suite
 # make lint       check style and workflow; changes nothing
 # make fix        let the formatters edit
 # make lock       hashes for the pins of requirements.lock
-# make schema     config/schema.json from the types of the configuration
+# make schema     config/schema.json anew, for editors, from the types of the configuration
 # make clean      remove what a run made (results, figures, logs, Snakemake's records); the environment stays
 #
 # PYTHON=python3.12 chooses the interpreter. TORCH_INDEX=<url> adds a package index for torch, e.g. the one of CPU-only builds,
@@ -14,6 +14,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# What editors show of config.yaml.
+SCHEMA := $(BIN)/python -m tilewright.study.config > config/schema.json
 
 .PHONY: setup reproduce smoke test lint fix lock schema clean
 
@@ -26,6 +28,7 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --compile-bytecode --require-hashes --requirement requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m compileall -q src
+	$(SCHEMA)
 	touch $@
 
 reproduce: setup
@@ -57,7 +60,7 @@ lock:
 	mv requirements.lock.new requirements.lock
 
 schema: setup
-	$(BIN)/python -m tilewright.study.config > config/schema.json
+	$(SCHEMA)
 
 clean:
 	rm -rf results figures logs .snakemake
