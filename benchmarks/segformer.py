@@ -34,9 +34,8 @@ from tilewright import networks, targets
 from tilewright.core import timing
 from tilewright.core.artifacts import atomic
 from tilewright.models import segformer as pattern
-from tilewright.networks import _maps, segformer
-from tilewright.paths import Path as ExecutionPath
-from tilewright.paths import layers
+from tilewright.networks import _maps, layers, segformer
+from tilewright.networks.path import Path as ExecutionPath
 from tilewright.study.experiments._checks import judging
 
 # As many times further off than the published operators (docs/decisions/timing.md).

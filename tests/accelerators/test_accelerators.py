@@ -11,12 +11,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright import accelerators, paths
+from tilewright import accelerators
 from tilewright.accelerators import Shape, _worker, hardware, workloads
 from tilewright.accelerators.hardware import Hardware
 from tilewright.core.errors import ArtifactError, ConfigError, TilewrightError, Unavailable
 from tilewright.models import segformer as sizes
-from tilewright.paths import Path, layers
+from tilewright.networks import layers
+from tilewright.networks.path import DECODERS, Path
 
 ONE = Hardware(16, 8, 4, 32, 16, 16)
 WIDTHS = st.sampled_from([1, 8, 16, 48, 64])
@@ -116,7 +117,7 @@ def test_a_buffer_that_cannot_hold_one_tile_is_refused(tmp_path, changes, messag
 KEPT = st.tuples(*(st.text("01", min_size=2, max_size=2) for _ in range(4)))
 
 
-@given(KEPT, st.sampled_from(["1234", "123", "24"]), st.sampled_from(paths.DECODERS))
+@given(KEPT, st.sampled_from(["1234", "123", "24"]), st.sampled_from(DECODERS))
 def test_shapes_hold_every_product_of_a_path_and_idle_channels_only_add(blocks, levels, decoder):
     options = Options()
     found = layers.segformer(options, Path(blocks, levels=levels, decoder=decoder))

@@ -15,11 +15,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tilewright import networks, paths
+from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, Unavailable
 from tilewright.models import segformer as pattern
-from tilewright.networks import segformer
-from tilewright.paths import Path, layers
+from tilewright.networks import layers, segformer
+from tilewright.networks.path import DECODERS, Path, parse
 
 create = partial(networks.create, "segformer", variant="b0", image_size=(40, 60), num_classes=5)
 # Logits of the networks drawn here are of about 1, and float32 rounds them some dozen times.
@@ -100,7 +100,7 @@ def published(state, image, size):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("size", [(32, 32), (40, 60), (33, 47), (97, 64)], ids="{0[0]}x{0[1]}".format)
-@pytest.mark.parametrize("decoder", paths.DECODERS)
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_a_network_is_its_definition(size, decoder):
     network = draw(create(image_size=size, decoder=decoder))
     expected = published(network.state_dict(), images(*size), pattern.VARIANTS["b0"])
@@ -142,7 +142,7 @@ def texts(draw):
 @torch.inference_mode()
 def test_the_folded_decoder_is_the_published_one(text, size, seed):
     network = draw(create(image_size=size), seed)
-    folded, published = (network(images(*size), f"{text} decoder={decoder}") for decoder in paths.DECODERS)
+    folded, published = (network(images(*size), f"{text} decoder={decoder}") for decoder in DECODERS)
     assert folded.shape == published.shape == (2, 5, -(-size[0] // 4), -(-size[1] // 4))
     torch.testing.assert_close(folded, published, **EXACT)
 
@@ -201,7 +201,7 @@ def test_a_decoder_that_the_caller_keeps_is_taken(network, inputs):
 
 def test_both_decoders_are_trained_alike(network, inputs):
     grads = []
-    for decoder in paths.DECODERS:
+    for decoder in DECODERS:
         trained = copy.deepcopy(network).train()
         torch.manual_seed(0)
         maps = trained(inputs, f"{FULL} decoder={decoder}")
@@ -215,7 +215,7 @@ def test_both_decoders_are_trained_alike(network, inputs):
 
 def test_in_evaluation_gradients_pass_through_the_folded_decoder(network, inputs):
     grads = []
-    for decoder in paths.DECODERS:
+    for decoder in DECODERS:
         network.zero_grad()
         network(inputs, f"{FULL} decoder={decoder}").square().mean().backward()
         grads.append([p.grad for p in network.parameters()])
@@ -249,7 +249,7 @@ def test_a_skipped_block_is_not_there(network, inputs, blocks):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("decoder", paths.DECODERS)
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("levels", ["1", "4", "123", "234", "14"])
 def test_a_level_that_is_left_out_adds_nothing(network, inputs, levels, decoder):
     state = {key: tensor.clone() for key, tensor in network.state_dict().items()}
@@ -310,7 +310,7 @@ def test_dropped_channels_are_those_of_zero_weights(network, inputs, fuse, width
 @torch.inference_mode()
 def test_multiplications_of_a_path_are_those_that_torch_counts(text, size, kept, variant):
     options = segformer.Options(variant, image_size=size, num_classes=21)
-    path = paths.parse(text, options)
+    path = parse(text, options)
     if kept != (None, None):
         path = Path(path.blocks, path.levels, path.scale, "published", *(n and 16 * n for n in kept))
     with torch.device("meta"):

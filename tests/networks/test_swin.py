@@ -14,11 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import gradients
-from tilewright import networks, paths
+from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.models import swin as pattern
-from tilewright.networks import swin
-from tilewright.paths import Path, layers
+from tilewright.networks import layers, swin
+from tilewright.networks.path import Path, parse
 
 EXACT = {"atol": 1e-5, "rtol": 0}
 create = partial(networks.create, "swin", variant="tiny", image_size=(40, 100), num_classes=5, attention="native")
@@ -351,4 +351,4 @@ def test_images_of_another_kind_are_named(network):
 
 def test_text_of_its_paths(network):
     path = network.path("10.2.011.2 width=32")
-    assert paths.parse(str(path), network.options) == path
+    assert parse(str(path), network.options) == path

@@ -10,7 +10,7 @@ import torch
 from tilewright import models, networks, targets
 from tilewright.core.errors import ConfigError
 from tilewright.models import segformer
-from tilewright.paths import scaled
+from tilewright.networks.path import scaled
 from tilewright.paths.calls import Calls
 from tilewright.paths.runner import Runner
 from tilewright.paths.table import Entry, Table

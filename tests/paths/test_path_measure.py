@@ -9,7 +9,8 @@ import torch
 
 from tilewright import networks, scenes
 from tilewright.models import segformer
-from tilewright.paths import Stages, measure, shared
+from tilewright.networks.path import Stages, shared
+from tilewright.paths import measure
 
 NETWORKS = {
     "segformer": ("b0", ("2.2.2.2", "2.1.2.2 scale=0.75", "2.10.2.01 levels=234", "2.10.2.2", "2.2.2.2 levels=12")),

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright import paths
 from tilewright.core.errors import ConfigError
 from tilewright.networks import segformer
-from tilewright.paths import Path, accuracy, latency, program, space
+from tilewright.networks.path import Path, parse
+from tilewright.paths import accuracy, latency, program, space
 from tilewright.study.stages import plan_paths
 
 BASE = Path(("11", "11", "1", "11"))
@@ -257,11 +257,11 @@ def test_recorded_paths_that_nothing_was_fitted_to_are_predicted():
     with open(RECORDED / "segformer-b0-512.sampled.csv", newline="") as stream:
         rows = [r for r in csv.DictReader(stream) if "scale=1 " in r["base"] and r["fit"]]
     known = {part: [r for r in rows if r["part"] == part] for part in ("base", "single", "drawn", "seen", "every")}
-    full, (base,) = paths.Path.full(options), known["base"]
+    full, (base,) = Path.full(options), known["base"]
     fitted = [*known["single"], *known["drawn"], *known["seen"]]
-    found = form_of(full, float(base["fit"]), [paths.parse(r["path"], options) for r in fitted],
+    found = form_of(full, float(base["fit"]), [parse(r["path"], options) for r in fitted],
                          [float(r["fit"]) for r in fitted])  # fmt: skip
-    errors = [abs(found.predict(paths.parse(r["path"], options)) - float(r["fit"])) for r in known["every"]]
+    errors = [abs(found.predict(parse(r["path"], options)) - float(r["fit"])) for r in known["every"]]
     assert len(errors) == 147 and found.link != "identity"
     assert np.median(errors) < 0.011 and found.error < 0.011
 
@@ -310,9 +310,9 @@ def test_recorded_times_of_paths_that_nothing_was_fitted_to_are_predicted():
     options = segformer.Options(variant="b0", image_size=512)
     with open(RECORDED / "segformer-b0-512.sampled.csv", newline="") as stream:
         rows = [r for r in csv.DictReader(stream) if r["rung"] == "trained" and "scale=1 " in r["base"]]
-    times_us = {part: {paths.parse(r["path"], options): float(r["p50_us"]) for r in rows if r["part"] == part}
+    times_us = {part: {parse(r["path"], options): float(r["p50_us"]) for r in rows if r["part"] == part}
                 for part in ("base", "single", "drawn", "every")}  # fmt: skip
-    full, known = paths.Path.full(options), times_us["base"] | times_us["single"]
+    full, known = Path.full(options), times_us["base"] | times_us["single"]
 
     def error(model):
         return np.median([abs(model.predict(path) / us - 1) for path, us in times_us["every"].items()])

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.paths import Path, accuracy, latency, program, search, space
+from tilewright.networks.path import Path
+from tilewright.paths import accuracy, latency, program, search, space
 
 BASES = Path(("11", "111", "1")), Path(("11", "111", "1"), scale=0.5)
 BASES = tuple(msgspec.structs.replace(base, levels="123") for base in BASES)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.core.errors import ConfigError
-from tilewright.paths import Path, space
+from tilewright.networks.path import Path
+from tilewright.paths import space
 
 OPTIONS = SimpleNamespace(
     depths=(2, 3, 1, 2), decoder="folded", knobs=("levels", "scale", "decoder"), pixels=(64, 64), channels=64, least=32

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
-from tilewright import paths
 from tilewright.core.errors import ConfigError
 from tilewright.networks import segformer
-from tilewright.paths import Path, accuracy, space, surrogate
+from tilewright.networks.path import Path, parse
+from tilewright.paths import accuracy, space, surrogate
 
 BASE = Path(("11", "111", "11"), levels="123")
 BLOCKS = 7
@@ -176,9 +176,9 @@ def test_recorded_paths_that_nothing_was_fitted_to_are_predicted():
     with open(RECORDED / "segformer-b0-512.sampled.csv", newline="") as stream:
         rows = [r for r in csv.DictReader(stream) if "scale=1 " in r["base"] and r["fit"]]
     fitted = [r for r in rows if r["part"] in ("base", "single", "drawn", "seen")]
-    base = paths.Path.full(options)
-    known = {base: {paths.parse(r["path"], options): float(r["fit"]) for r in fitted}}
+    base = Path.full(options)
+    known = {base: {parse(r["path"], options): float(r["fit"]) for r in fitted}}
     found = surrogate.closest(accuracy.fits(known), known)[base]
     every = [r for r in rows if r["part"] == "every"]
-    errors = [abs(found.predict(paths.parse(r["path"], options)) - float(r["fit"])) for r in every]
+    errors = [abs(found.predict(parse(r["path"], options)) - float(r["fit"])) for r in every]
     assert len(errors) == 147 and np.median(errors) < 0.005 and found.error < 0.005

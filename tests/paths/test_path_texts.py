@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright import paths
 from tilewright.core.errors import ConfigError
-from tilewright.paths import Path
+from tilewright.networks.path import DECODERS, SCALES, Path, parse
 
 KNOBS = ("levels", "scale", "decoder", "fuse", "width")
 
@@ -23,17 +22,17 @@ def drawn(draw):
     depths = tuple(draw(st.lists(st.integers(1, 40), min_size=4, max_size=4)))
     blocks = tuple(draw(st.text("01", min_size=depth, max_size=depth)) for depth in depths)
     levels = "".join(sorted(draw(st.sets(st.sampled_from("1234"), min_size=1))))
-    decoder = draw(st.sampled_from(paths.DECODERS))
+    decoder = draw(st.sampled_from(DECODERS))
     kept = st.none() | st.integers(1, 48).map(lambda n: 16 * n)
     fuse, width = (draw(kept) if decoder == "published" else None for _ in range(2))
-    scale = draw(st.sampled_from([*paths.SCALES, 0.9, 0.625, 1 / 3]))
-    return options(depths, draw(st.sampled_from(paths.DECODERS))), Path(blocks, levels, scale, decoder, fuse, width)
+    scale = draw(st.sampled_from([*SCALES, 0.9, 0.625, 1 / 3]))
+    return options(depths, draw(st.sampled_from(DECODERS))), Path(blocks, levels, scale, decoder, fuse, width)
 
 
 @given(drawn())
 def test_the_text_of_a_path_states_it(pair):
     known, path = pair
-    assert paths.parse(str(path), known) == path
+    assert parse(str(path), known) == path
 
 
 @given(st.lists(st.integers(0, 40), min_size=4, max_size=4), st.data())
@@ -41,17 +40,17 @@ def test_a_number_keeps_blocks_from_the_front(counts, data):
     depths = tuple(max(1, data.draw(st.integers(count, 41))) for count in counts)
     # As many digits as there are blocks, all 0 or 1, are blocks.
     stages = [str(count) for count in counts]
-    path = paths.parse(".".join(stages), options(depths))
+    path = parse(".".join(stages), options(depths))
     for stage, text, count, depth in zip(path.blocks, stages, counts, depths, strict=True):
         bits = text if len(text) == depth and set(text) <= set("01") else "1" * count + "0" * (depth - count)
         assert stage == bits
 
 
 def test_what_is_not_stated_is_that_of_the_full_path():
-    path = paths.parse("3.1011.110111.110 levels=123 scale=0.75", options(decoder="published"))
+    path = parse("3.1011.110111.110 levels=123 scale=0.75", options(decoder="published"))
     assert path == Path(("111", "1011", "110111", "110"), "123", 0.75, "published")
     assert str(path) == "111.1011.110111.110 levels=123 scale=0.75 decoder=published"
-    assert paths.parse("3.4.6.3", options()) == Path.full(options())
+    assert parse("3.4.6.3", options()) == Path.full(options())
 
 
 @pytest.mark.parametrize(
@@ -82,12 +81,12 @@ def test_what_is_not_stated_is_that_of_the_full_path():
 )
 def test_what_is_no_path_is_named(text, message):
     with pytest.raises(ConfigError, match=message):
-        paths.parse(text, options())
+        parse(text, options())
 
 
 def test_a_knob_that_the_network_lacks_is_named():
     with pytest.raises(ConfigError, match="levels=12 is not for this network; its keys: scale"):
-        paths.parse("3.4.6.3 levels=12", options(knobs=("scale",)))
+        parse("3.4.6.3 levels=12", options(knobs=("scale",)))
 
 
 @pytest.mark.parametrize("blocks", [(), ("",), ("12",), ("1 ",)])

@@ -9,7 +9,7 @@ from helpers.rows import whole
 from tilewright import accelerators
 from tilewright.accelerators import workloads
 from tilewright.core.errors import ConfigError, Unavailable
-from tilewright.paths import layers
+from tilewright.networks import layers
 from tilewright.study import experiments, figures
 from tilewright.study.experiments import accelerator
 from tilewright.study.experiments._effort import Run

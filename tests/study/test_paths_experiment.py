@@ -13,8 +13,9 @@ from helpers import synthetic
 from helpers.checkout import ROOT
 from tilewright import models
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.networks import segformer
-from tilewright.paths import Path, latency, layers, space
+from tilewright.networks import layers, segformer
+from tilewright.networks.path import Path
+from tilewright.paths import latency, space
 from tilewright.paths import table as look_up
 from tilewright.study import config, experiments, figures
 from tilewright.study.experiments import _effort, _paths

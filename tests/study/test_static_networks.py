@@ -14,12 +14,12 @@ from helpers.gpu import TRITON_DEVICE
 from tilewright import networks, scenes, targets
 from tilewright.core import provenance
 from tilewright.core.errors import ConfigError
-from tilewright.paths import Path, measure, runner
+from tilewright.networks.path import Path
+from tilewright.paths import evaluation, measure, runner
 from tilewright.paths import stream as streams
 from tilewright.paths import table as look_up
 from tilewright.study import config, experiments
 from tilewright.study.experiments import _effort, _stream
-from tilewright.training import evaluation
 
 HOW = _effort.Run("cpu", "float32", 0, 0.5, 3)
 SMALL, LARGE = "segformer-b0-64.plain", "segformer-b1-64.plain"

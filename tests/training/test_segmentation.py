@@ -17,7 +17,8 @@ from helpers.files import run_script
 from tilewright import networks, scenes, training
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import _maps, segformer
-from tilewright.training import _compiled, evaluation, segmentation, states, statistics
+from tilewright.paths import _compiled, evaluation, statistics
+from tilewright.training import segmentation, states
 from tilewright.training.segmentation import Paths, Recipe, Stage
 
 ROOT = Path(__file__).parents[2]

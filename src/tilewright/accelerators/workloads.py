@@ -6,11 +6,11 @@ Numbers have 8 bits: a byte each. ASSUME: a network that was rounded to them sti
 import re
 from collections import Counter
 
-from tilewright import paths
 from tilewright.accelerators import Shape
 from tilewright.core.errors import ConfigError
 from tilewright.models import segformer as sizes
-from tilewright.paths import layers
+from tilewright.networks import layers
+from tilewright.networks.path import parse, scaled
 
 # Which part of a network a layer is of, by its name, and what is neither.
 PARTS = {"decoder": r"decode_head\.", "depthwise": r".*\.dwconv\.dwconv$", "attention": r".*\.attn\.(scores|values)$"}
@@ -18,7 +18,7 @@ REST = "rest"
 
 
 def shapes(found, hardware):
-    """``{part: Counter of Shape}`` of `found`, `paths.layers.Layer` each, on `hardware`.
+    """``{part: Counter of Shape}`` of `found`, `networks.layers.Layer` each, on `hardware`.
 
     Channels and pixels are rounded up to what the array takes at once: what is left of it idles, and is paid for.
     ASSUME: products of convolutions read their input as rows, so that pixels under several kernels are read as often.
@@ -60,7 +60,7 @@ def products(parts):
 def left_out(options, path):
     """Bytes read and written by what the cost model does not know, of a path of a SegFormer: norms, softmax, GELU and
     ReLU, sums of blocks and levels, resizing. Each reads and writes its own maps once. ASSUME: none is fused."""
-    size, grids = sizes.VARIANTS[options.variant], sizes.grids(paths.scaled(options.pixels, path.scale))
+    size, grids = sizes.VARIANTS[options.variant], sizes.grids(scaled(options.pixels, path.scale))
     total = 0
     for stage in range(path.last):
         width, heads, reduction = size.widths[stage], sizes.HEADS[stage], sizes.REDUCTIONS[stage]
@@ -94,5 +94,5 @@ def layers_of(network, text, classes):
     if family != "segformer":
         raise ConfigError(f"accelerator: expected a network named segformer-..., found {network!r}")
     options = segformer.Options(**stated)
-    path = paths.parse(text, options)
+    path = parse(text, options)
     return options, path, layers.segformer(options, path)

@@ -6,13 +6,13 @@ Contract of a member module (a family of networks, named as its family of graphs
     ``EXCHANGED``: the family of what can be exchanged, `attentions` or `batching`; its first member is the oracle.
     ``Network(options, name)``: an `nn.Module` from images [B, 3, R, R] to logits, with its parameters under the names
         of the official code. ``name`` is one of ``EXCHANGED.NAMES``. Networks of maps take images [B, 3, H, W] and a
-        path (`tilewright.paths`), and return logits [B, classes, rows, columns].
+        path (`path.Path`), and return logits [B, classes, rows, columns].
     ``adapt(state, network) -> state``: the official checkpoint's tensors under this network's own names and shapes:
         aliases dropped, position tables resized as the original code does. Tensors it does not know stay in, so that
         they are reported.
     ``name(options) -> str``: the network's name in files and figures, e.g. ``vil-tiny-224``.
     ``timm_name(options) -> str``: for families whose official weights timm or the hub holds, under which name.
-    ``layers(options, path) -> list``: for networks of maps, what a path computes (`tilewright.paths.layers`).
+    ``layers(options, path) -> list``: for networks of maps, what a path computes (`layers`).
     ``stated(options) -> dict``: for families whose parts have settings, such as pruners: what a user states, as fields
         of ``Options``.
     ``Options.needs``: for families that may need more than random weights, what of a checkpoint, or None.

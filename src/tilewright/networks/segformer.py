@@ -16,12 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright import paths
 from tilewright.core.errors import ConfigError, Unavailable
 from tilewright.models import segformer as pattern
 from tilewright.networks import _maps, _parameters, _precision, attentions
-from tilewright.paths import Path
-from tilewright.paths.layers import segformer as layers
+from tilewright.networks.layers import segformer as layers
+from tilewright.networks.path import DECODERS, LEVELS, Path, checked, parse, scaled
 
 __all__ = ["EXCHANGED", "Network", "Options", "adapt", "layers", "name", "timm_name"]
 
@@ -73,7 +72,7 @@ _PARTS = {
 
 
 class Options(_maps.Options, frozen=True, forbid_unknown_fields=True):
-    """One network. image_size: pixels a side, or (height, width). decoder: of its full path, see `paths.DECODERS`."""
+    """One network. image_size: pixels a side, or (height, width). decoder: of its full path, see `DECODERS`."""
 
     decoder: str = "folded"
 
@@ -82,8 +81,8 @@ class Options(_maps.Options, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.decoder not in paths.DECODERS:
-            raise ConfigError(f"decoder: expected one of {', '.join(paths.DECODERS)}, found {self.decoder!r}")
+        if self.decoder not in DECODERS:
+            raise ConfigError(f"decoder: expected one of {', '.join(DECODERS)}, found {self.decoder!r}")
 
     @property
     def channels(self):
@@ -164,7 +163,7 @@ class Network(_parameters.Counted):
 
         path: a `Path`, or its text, which a compiler does not read; None runs everything. folded: what `fold` returned
         for such a path, where the caller keeps it, for instance for compiled code, which makes it in each call
-        otherwise. stages: `paths.Stages` that other paths of the same images left.
+        otherwise. stages: `path.Stages` that other paths of the same images left.
 
         Raises `PatternError` for images of another shape, `ConfigError` for a path of another network, and
         `Unavailable` with an attention that has no pattern to use.
@@ -173,7 +172,7 @@ class Network(_parameters.Counted):
             raise Unavailable(f"attention {self.attention}: SegFormer attends to everything, expected dense or native")
         path = self.path(path)
         if path.scale != 1:
-            images = _maps.resized(images, paths.scaled(self.options.pixels, path.scale))
+            images = _maps.resized(images, scaled(self.options.pixels, path.scale))
         maps = self.decode_head(self.backbone(images, path, stages), path, folded)
         return maps if path.scale == 1 else _maps.resized(maps, pattern.grids(self.options.pixels)[0])
 
@@ -181,7 +180,7 @@ class Network(_parameters.Counted):
         """A `Path` of this network, of its text or None for everything. Raises `ConfigError`."""
         if path is None:
             return self._full
-        return paths.parse(path, self.options) if isinstance(path, str) else paths.checked(path, self.options)
+        return parse(path, self.options) if isinstance(path, str) else checked(path, self.options)
 
     def set_drop_path(self, rate):
         """In training, have images leave out branches of blocks: from the first block 0 to the last a share `rate`."""
@@ -419,7 +418,7 @@ class _Decoder(nn.Module):
         ]
         # The last level comes first.
         weight = self.linear_fuse["conv"].weight
-        if levels != paths.LEVELS:
+        if levels != LEVELS:
             weight = self._remembered(("fuse", levels), self._of_levels, levels)
         return self._predicted(self.linear_fuse["bn"](F.conv2d(torch.cat(maps[::-1], 1), weight)))
 
@@ -468,5 +467,5 @@ class _Decoder(nn.Module):
 
     def _columns(self, level):
         """Where a level stands in the convolution's input: the last comes first."""
-        channels, place = len(self._fuse), len(paths.LEVELS) - int(level)
+        channels, place = len(self._fuse), len(LEVELS) - int(level)
         return slice(place * channels, (place + 1) * channels)

@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright import paths
 from tilewright.graph import from_distinct_rows
 from tilewright.models import swin as pattern
 from tilewright.networks import _maps, _parameters, _precision, _sites, _vit, attentions
-from tilewright.paths import Path
-from tilewright.paths.layers import swin as layers
+from tilewright.networks.layers import swin as layers
+from tilewright.networks.path import Path, checked, parse
 
 __all__ = ["EXCHANGED", "Network", "Options", "adapt", "layers", "name"]
 
@@ -101,7 +100,7 @@ class Network(_parameters.Counted):
     @_precision.checked
     def forward(self, images, path=None, stages=None):
         """Images [B, 3, H, W] to maps of logits. path: a `Path`, or its text; None runs everything. stages:
-        `paths.Stages` that other paths of the same images left.
+        `path.Stages` that other paths of the same images left.
 
         Raises `PatternError` for images of another shape, and `ConfigError` for a path of another network.
         """
@@ -112,7 +111,7 @@ class Network(_parameters.Counted):
         """A `Path` of this network, of its text or None for everything. Raises `ConfigError`."""
         if path is None:
             return self._full
-        return paths.parse(path, self.options) if isinstance(path, str) else paths.checked(path, self.options)
+        return parse(path, self.options) if isinstance(path, str) else checked(path, self.options)
 
 
 class _Backbone(nn.Module):

@@ -20,7 +20,8 @@ import numpy as np
 from scipy import optimize
 
 from tilewright.core.errors import ConfigError
-from tilewright.paths import Path, space
+from tilewright.networks.path import Path
+from tilewright.paths import space
 
 # Scales on which losses add up, the simplest first, and how close to 0 and 1 they tell accuracies apart.
 LINKS = ("identity", "log", "logit")

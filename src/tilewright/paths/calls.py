@@ -11,7 +11,7 @@ import torch
 from tilewright import targets
 from tilewright.core import _internals, timing
 from tilewright.core.errors import ConfigError, PatternError
-from tilewright.paths import Path
+from tilewright.networks.path import Path
 
 # Calls before a capture: kernels are compiled, chosen and warmed in them.
 WARM_UP = 3

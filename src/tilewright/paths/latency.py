@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.core.errors import ConfigError
-from tilewright.paths import Path, space
+from tilewright.networks.path import Path
+from tilewright.paths import space
 
 
 @dataclass(frozen=True)

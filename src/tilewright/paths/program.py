@@ -17,7 +17,8 @@ import numpy as np
 
 from tilewright.core import registry
 from tilewright.core.errors import SolverError
-from tilewright.paths import Path, exhaustive, space
+from tilewright.networks.path import Path
+from tilewright.paths import exhaustive, space
 from tilewright.paths.accuracy import Losses
 from tilewright.paths.latency import Latency
 from tilewright.schedule import solvers

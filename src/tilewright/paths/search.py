@@ -8,7 +8,8 @@ from time import perf_counter
 
 import numpy as np
 
-from tilewright.paths import Path, space
+from tilewright.networks.path import Path
+from tilewright.paths import space
 from tilewright.paths.accuracy import Losses
 from tilewright.paths.latency import Latency
 from tilewright.paths.program import SAME, SAME_US, Proposal

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from tilewright import paths
 from tilewright.core.errors import ConfigError
-from tilewright.paths import Path
+from tilewright.networks.path import Path, checked
 
 # Sets of blocks beyond these are not listed: 2 ** 20.
 MOST_BLOCKS = 20
@@ -33,7 +32,7 @@ def bases(options, knobs: dict[str, Sequence]) -> list[Path]:
 
 def checked_path(path: Path, fields: dict, options) -> Path:
     """`path` with other `fields`, where the network has it."""
-    return paths.checked(msgspec.structs.replace(path, **fields), options)
+    return checked(msgspec.structs.replace(path, **fields), options)
 
 
 def base_of(path: Path) -> Path:

@@ -17,7 +17,8 @@ import numpy as np
 from scipy import linalg, optimize
 from threadpoolctl import threadpool_limits
 
-from tilewright.paths import Path, accuracy, space
+from tilewright.networks.path import Path
+from tilewright.paths import accuracy, space
 from tilewright.paths.accuracy import Losses
 
 # ASSUME: the logarithm that weights of blocks and stages scatter around, and half of their inverse variance.

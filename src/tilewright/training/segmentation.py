@@ -26,13 +26,15 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from tilewright import paths, targets
+from tilewright import targets
 from tilewright.core import _internals, artifacts, checkpoints
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import segformer as pattern
 from tilewright.networks import _maps, segformer
+from tilewright.networks.path import scaled
+from tilewright.paths import statistics
 from tilewright.scenes.sources import VOID
-from tilewright.training import _attention, _graphs, states, statistics
+from tilewright.training import _attention, _graphs, states
 
 KIND = "segmentation training"
 # Written weights: matrices, and all others.
@@ -550,7 +552,7 @@ def _check(network, source, recipe):
     least = network.options.least
     for stage in recipe.stages:
         for size in stage.sizes:
-            if (found := min(paths.scaled(sides(size), min(scales)))) < least:
+            if (found := min(scaled(sides(size), min(scales)))) < least:
                 raise ConfigError(
                     f"stages: expected images of at least {least} pixels a side, found {found}: {size} x {min(scales)}"
                 )

@@ -9,8 +9,8 @@ import torch
 
 from tilewright import networks, scenes, targets
 from tilewright.core import weight_files
+from tilewright.networks import layers as counted
 from tilewright.paths import accuracy, calls, latency, measure, program, search, space, surrogate, table
-from tilewright.paths import layers as counted
 from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.paths import budgets_for, texts
 

@@ -10,12 +10,13 @@ import torch
 from tilewright import networks, scenes, targets
 from tilewright.core import timing, weight_files
 from tilewright.core.errors import ArtifactError
-from tilewright.paths import Path, layers, measure, stream, table
+from tilewright.networks import layers
+from tilewright.networks.path import Path
+from tilewright.paths import evaluation, measure, stream, table
 from tilewright.paths.calls import Calls
 from tilewright.paths.runner import Picker, Runner
 from tilewright.study.experiments._rows import machine, now
 from tilewright.study.experiments.stream import check_static, pixels
-from tilewright.training import evaluation
 
 # Controllers of the contenders that see how late frames are.
 CONTROLLERS = {"closed": stream.Closed, "target": stream.Priced, "static": stream.Closed}

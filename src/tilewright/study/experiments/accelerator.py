@@ -146,7 +146,7 @@ def planned(case, settings):
 
 def modules(row, device):
     """Modules that a row depends on, see `experiments`."""
-    own = ("accelerators.workloads", "accelerators._worker", f"models.{FAMILY}", "paths.layers")
+    own = ("accelerators.workloads", "accelerators._worker", f"models.{FAMILY}", "networks.layers")
     return [f"tilewright.{name}" for name in own]
 
 

@@ -10,6 +10,7 @@ import msgspec
 from tilewright import networks, paths, scenes, targets, training
 from tilewright.core import sides
 from tilewright.core.errors import ConfigError
+from tilewright.networks.path import parse
 from tilewright.schedule import solvers
 from tilewright.study import sections
 from tilewright.study.experiments import _rows
@@ -285,7 +286,7 @@ def size(case, settings):
 def texts(options, stated):
     """The paths with all blocks of `options` whose knobs `stated` lists. Raises `ConfigError`."""
     full = ".".join("1" * depth for depth in options.depths)
-    return [paths.parse(f"{full} {knobs}".strip(), options) for knobs in stated]
+    return [parse(f"{full} {knobs}".strip(), options) for knobs in stated]
 
 
 def remark(row):

@@ -2,6 +2,7 @@
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, ConfigError
+from tilewright.networks.path import Path
 from tilewright.study import experiments
 from tilewright.study.experiments import _rows
 from tilewright.study.experiments import paths as of_paths
@@ -72,10 +73,9 @@ def _measured(profile, rung):
 
 def _path(text):
     """The `Path` that its own text states in full."""
-    from tilewright import paths
 
     stages, *knobs = text.split()
     fields = dict(knob.split("=") for knob in knobs)
     numbers = {knob: int(fields[knob]) for knob in ("fuse", "width") if knob in fields}
     scale = float(fields["scale"])
-    return paths.Path(tuple(stages.split(".")), **(fields | numbers | {"scale": scale}))
+    return Path(tuple(stages.split(".")), **(fields | numbers | {"scale": scale}))

@@ -80,7 +80,7 @@ def _source(data):
 
 def _judged(network, source, count, show, path=None):
     """Mean IoU on splits that are not trained with, by name; of a path, or of the whole network."""
-    from tilewright.training import evaluation
+    from tilewright.paths import evaluation
 
     found = {}
     for split in source.splits:

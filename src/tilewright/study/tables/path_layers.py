@@ -2,8 +2,9 @@
 
 from types import SimpleNamespace
 
-from tilewright import networks, paths, scenes
-from tilewright.paths import layers as counted
+from tilewright import networks, scenes
+from tilewright.networks import layers as counted
+from tilewright.networks.path import Path
 from tilewright.study.tables import _select
 from tilewright.study.tables import paths as of_paths
 
@@ -76,7 +77,7 @@ def _layers(row):
     stated = SimpleNamespace(variant=options["variant"], pixels=pixels, num_classes=classes)
     stages, *knobs = row["path"].split()
     fields = dict(knob.split("=") for knob in knobs)
-    path = paths.Path(tuple(stages.split(".")), levels=fields["levels"], decoder=fields["decoder"])
+    path = Path(tuple(stages.split(".")), levels=fields["levels"], decoder=fields["decoder"])
     return getattr(counted, family)(stated, path)
 
 

@@ -46,7 +46,7 @@ def counted(maps, labels, classes):
 def _on_host(maps, labels):
     """`counted` on a CPU: torch takes four times as long, most of it for the largest of logits at full size."""
     # Compiled when it is first imported, for seconds, and then kept beside its source.
-    from tilewright.training import _compiled
+    from tilewright.paths import _compiled
 
     counts = np.zeros((maps.shape[1],) * 2, np.int64)
     places = [_compiled.places(*sides) for sides in zip(maps.shape[2:], labels.shape[1:], strict=True)]

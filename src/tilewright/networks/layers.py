@@ -6,9 +6,9 @@ the published one's weights are made once, and are left out, too.
 
 from typing import NamedTuple
 
-from tilewright import paths
 from tilewright.models import segformer as segformer_sizes
 from tilewright.models import swin as swin_sizes
+from tilewright.networks.path import scaled
 
 
 class Layer(NamedTuple):
@@ -39,7 +39,7 @@ def macs(layers):
 def segformer(options, path):
     """The layers of a path of a SegFormer, in the order in which they run."""
     size, sizes = segformer_sizes.VARIANTS[options.variant], segformer_sizes
-    grids = sizes.grids(paths.scaled(options.pixels, path.scale))
+    grids = sizes.grids(scaled(options.pixels, path.scale))
     found, before = [], 3
     for stage in range(path.last):
         width, (rows, columns) = size.widths[stage], grids[stage]
