@@ -72,7 +72,8 @@ import sys
 import tilewright as tw
 
 assert not {"torch", "numpy", "numba", "highspy"} & sys.modules.keys()
-assert {"plan", "load", "slices", "paths", "ragged", "integrations", "nn", "models"} <= {*dir(tw)} & {*tw.__all__}
+named = {"plan", "load", "slices", "paths", "ragged", "integrations", "nn", "models", "networks"}
+assert named <= {*dir(tw)} & {*tw.__all__}
 assert tw.integrations.sdpa and tw.integrations is sys.modules["tilewright.integrations"]
 print(*(getattr(tw, name).__name__ for name in sorted(tw.__all__) if not name.startswith("__")))
 try:
@@ -85,7 +86,7 @@ except AttributeError as error:
 def test_all_that_is_public_is_there_after_the_import_and_none_of_it_before():
     done = subprocess.run([sys.executable, "-c", NAMES], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
-        "Plan TilewrightError tilewright.core.errors tilewright.integrations load tilewright.models tilewright.nn "
-        "tilewright.paths plan tilewright.ragged tilewright.slices",
+        "Plan TilewrightError tilewright.core.errors tilewright.integrations load tilewright.models "
+        "tilewright.networks tilewright.nn tilewright.paths plan tilewright.ragged tilewright.slices",
         "module 'tilewright' has no attribute 'plans'",
     ], done.stderr

@@ -7,10 +7,10 @@ from importlib import import_module
 
 from tilewright.core import errors
 from tilewright.core.errors import TilewrightError
+from tilewright.core.version import __version__
 
-__version__ = "0.1.0"
 _API = ("Plan", "load", "plan")
-_PACKAGES = ("integrations", "models", "nn", "paths", "ragged", "slices")
+_PACKAGES = ("integrations", "models", "networks", "nn", "paths", "ragged", "slices")
 __all__ = [*_API, *_PACKAGES, "TilewrightError", "__version__", "errors"]
 
 # Every module that imports the package would otherwise count the API among its imports.

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tilewright import __version__, blocks, graph, patterns, profile, reorder, schedule, targets
+from tilewright import blocks, graph, patterns, profile, reorder, schedule, targets
 from tilewright.blocks import work
 from tilewright.blocks.cut import best_gathered, functions
 from tilewright.blocks.tiles import fitting
@@ -42,6 +42,7 @@ from tilewright.core.errors import (
     VersionError,
 )
 from tilewright.core.provenance import sha256_arrays
+from tilewright.core.version import __version__
 from tilewright.graph import Graph
 from tilewright.reorder import NAMES as ORDERS
 from tilewright.schedule.search import NAMES as SOLVERS
