@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tilewright as tw
-from tilewright import models, nn, paths, ragged, slices
+from tilewright import models, networks, nn, paths, ragged, slices
 from tilewright.core.errors import TilewrightError, UnknownNameError
 from tilewright.integrations import sdpa
 from tilewright.targets.masks import Bias
@@ -311,8 +311,8 @@ TABLE = {
         {"name": "vil-tiny-224-s1"},
         {"name": NAME, "overrides": ["a", 3, {"x": 1}, {"mode": 3}]},
     ),
-    "models.create": (
-        lambda family="vision_longformer", variant="tiny", **options: models.create(family, variant=variant, **options),
+    "networks.create": (
+        lambda family="vision_longformer", variant="tiny", **each: networks.create(family, variant=variant, **each),
         {"image_size": 32},
         {
             "family": NAME,
@@ -398,6 +398,7 @@ def public():
     """``{name in the table: names of parameters}`` of all that the public interface calls."""
     found = {"plan": tw.plan, "load": tw.load, "Plan.__call__": tw.Plan.__call__, **own(tw.Plan, "Plan")}
     found |= {**own(ragged, "ragged"), **own(ragged.Packing, "Packing"), **own(models, "models")}
+    found["networks.create"] = networks.create
     for module, name in ((slices, "slices"), (nn, "nn")):
         found |= {f"{name}.{key}": getattr(module, key) for key in module.__all__}
     parameters = {name: inspect.signature(x).parameters.values() for name, x in found.items() if name not in INNER}

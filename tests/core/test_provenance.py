@@ -173,7 +173,7 @@ def test_a_declared_module_that_is_not_there_is_refused(package, name):
         pytest.param("regionvit-tiny-224-s1", {}, False, id="regionvit"),
     ],
 )
-@pytest.mark.parametrize("edited", ["networks/dynamicvit.py", "models/_gates/predictor.py"])
+@pytest.mark.parametrize("edited", ["networks/dynamicvit.py", "networks/_gate.py"])
 def test_graphs_change_with_the_network_whose_gate_makes_them(
     tmp_path, monkeypatch, edited, workload, overrides, changes
 ):

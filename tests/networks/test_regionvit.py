@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tilewright import models, networks
+from tilewright import networks
 from tilewright.core import sides
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.graph import from_pattern
@@ -27,7 +27,7 @@ def little(monkeypatch):
 
 def drawn(variant="tiny", attention="dense", **options):
     """A network whose every weight, tables and norms included, has a say in the logits."""
-    network = models.create("regionvit", variant=variant, attention=attention, num_classes=10, **options)
+    network = networks.create("regionvit", variant=variant, attention=attention, num_classes=10, **options)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, x in network.named_parameters():
@@ -252,7 +252,7 @@ def test_a_variant_and_the_options_state_the_same(stated, meant, name):
 )
 def test_wrong_options_are_refused(stated, said):
     with pytest.raises(ConfigError, match=said):
-        models.create("regionvit", **stated)
+        networks.create("regionvit", **stated)
 
 
 @pytest.mark.parametrize(
@@ -272,14 +272,14 @@ def test_a_name_states_a_size_or_height_and_width(name, size):
 
 
 def test_images_of_another_shape_are_refused(little):
-    network = models.create("regionvit", variant="tiny", image_size=(28, 56))
+    network = networks.create("regionvit", variant="tiny", image_size=(28, 56))
     with pytest.raises(PatternError, match=r"\[B, 3, 28, 56\] with B at least 1, found \[1, 3, 56, 28\]$"):
         network(torch.zeros(1, 3, 56, 28))
 
 
 def test_images_of_another_size_are_refused(little):
     with pytest.raises(PatternError, match=r"\[B, 3, 56, 56\] with B at least 1, found \[1, 3, 64, 64\]"):
-        models.create("regionvit", variant="tiny", image_size=56)(torch.zeros(1, 3, 64, 64))
+        networks.create("regionvit", variant="tiny", image_size=56)(torch.zeros(1, 3, 64, 64))
 
 
 # ---------------------------------------------------------------------------------------------- the pattern
@@ -365,7 +365,7 @@ def test_an_official_file_gives_the_same_logits(tmp_path, little):
     listed += tuple(f"layers.2.block.1.{x}" for x in ("norm0.bias", "attn.rel_pos", "attn.qkv.weight", "mlp.fc1.bias"))
     assert all(f"module.{key}" in state for key in listed)
     assert state["module.layers.1.block.0.proj.0.weight"].shape == (1, 32, 1, 1)
-    loaded = models.create(
+    loaded = networks.create(
         "regionvit", variant="tiny", image_size=56, num_classes=10, checkpoint=saved(tmp_path / "a.pth", state)
     )
     with torch.inference_mode():
@@ -374,7 +374,7 @@ def test_an_official_file_gives_the_same_logits(tmp_path, little):
 
 def test_a_file_for_another_window_is_resized_as_the_public_tool_does(tmp_path, little):
     path = saved(tmp_path / "a.pth", official(network := drawn(image_size=56)))
-    wide = models.create("regionvit", variant="tiny-w14", image_size=56, num_classes=10, checkpoint=path)
+    wide = networks.create("regionvit", variant="tiny-w14", image_size=56, num_classes=10, checkpoint=path)
     old, new = network.state_dict(), wide.state_dict()
     for key in old:
         if key == "cls_token.proj.weight":
@@ -410,7 +410,7 @@ def test_a_file_that_does_not_fit_is_refused(change, said, tmp_path, little):
     change(state := official(drawn(image_size=56)))
     path = saved(tmp_path / "a.pth", state)
     with pytest.raises(ArtifactError, match=said):
-        models.create("regionvit", variant="tiny", image_size=56, num_classes=10, checkpoint=path)
+        networks.create("regionvit", variant="tiny", image_size=56, num_classes=10, checkpoint=path)
 
 
 def test_changed_weights_are_noticed_and_others_prepare_once(little):

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tilewright import models
 from tilewright import networks as networks_of
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError
 from tilewright.models import vision_longformer as graphs
@@ -32,7 +31,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def create(**options):
-    return models.create("vision_longformer", **{"variant": "tiny", "image_size": SIZE, "arch": ARCH, **options})
+    return networks_of.create("vision_longformer", **{"variant": "tiny", "image_size": SIZE, "arch": ARCH, **options})
 
 
 def draw(network, seed=0):

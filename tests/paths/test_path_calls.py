@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tilewright import models, networks, targets
+from tilewright import networks, targets
 from tilewright.core.errors import ConfigError
 from tilewright.models import segformer
 from tilewright.networks.path import scaled
@@ -33,7 +33,7 @@ TEXTS = (
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
-    made = models.create("segformer", variant="b0", image_size=SIZE, num_classes=21)
+    made = networks.create("segformer", variant="b0", image_size=SIZE, num_classes=21)
     return made.to(DEVICE, DTYPE).eval()
 
 
@@ -75,7 +75,7 @@ def test_images_of_other_types_and_layouts_give_the_same(network, calls, images)
 
 @pytest.mark.parametrize("text", [*TEXTS, "2.2.2.2 decoder=published fuse=64 width=64"])
 def test_16_bits_are_computed_in_float32_on_a_cpu(text):
-    network = models.create("segformer", variant="b0", image_size=64, num_classes=21).to(torch.bfloat16).eval()
+    network = networks.create("segformer", variant="b0", image_size=64, num_classes=21).to(torch.bfloat16).eval()
     images = torch.randn(1, 3, 64, 64).to(torch.bfloat16)
     found = Calls(network, {text: network.path(text)})(text, images)
     with torch.inference_mode():
@@ -119,7 +119,7 @@ def test_all_graphs_take_little_more_memory_than_the_largest(network):
 
 @pytest.mark.skipif(not CUDA, reason="kernels of our own are those of a GPU, and this machine has none")
 def test_a_runner_has_kernels_for_the_sizes_of_its_paths(images):
-    made = models.create("segformer", variant="b0", image_size=SIZE, num_classes=21).to(DEVICE, DTYPE).eval()
+    made = networks.create("segformer", variant="b0", image_size=SIZE, num_classes=21).to(DEVICE, DTYPE).eval()
     facts = {"network": f"segformer-b0-{SIZE}", "checkpoint": "", "rung": "trained", "batch": 1, "dtype": "bfloat16"}
     facts["device"] = targets.describe("cuda")["name"]
     texts = {"2.2.2.2": 0.5, "1.1.1.1 scale=0.5": 0.4, "2.2.2.2 levels=123": 0.45}
@@ -180,7 +180,7 @@ def test_compiled_paths_share_parts_and_weights(network, compiled, images):
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_runner_is_compiled_where_its_table_was(asked, monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    made = models.create("segformer", variant="b0", image_size=64, num_classes=3).to(DEVICE, DTYPE).eval()
+    made = networks.create("segformer", variant="b0", image_size=64, num_classes=3).to(DEVICE, DTYPE).eval()
     facts = {"network": "segformer-b0-64", "checkpoint": "", "rung": "trained", "batch": 1, "compiled": asked}
     facts["device"] = targets.describe(torch.device(DEVICE).type)["name"]
     dtype = str(DTYPE).removeprefix("torch.")
@@ -193,6 +193,6 @@ def test_a_runner_is_compiled_where_its_table_was(asked, monkeypatch):
 
 
 def test_networks_without_parts_to_compile_are_named():
-    other = models.create("swin", variant="tiny", image_size=32, num_classes=3).to(DEVICE).eval()
+    other = networks.create("swin", variant="tiny", image_size=32, num_classes=3).to(DEVICE).eval()
     with pytest.raises(ConfigError, match=r"compiled: expected a network with parts to compile, found .*swin"):
         Calls(other, {}, compiled=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tilewright import models, targets
+from tilewright import networks, targets
 from tilewright.core import provenance, weight_files
 from tilewright.core.errors import BudgetError, ConfigError, PatternError
 from tilewright.paths import stream
@@ -36,7 +36,7 @@ def look_up(**more):
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
-    return models.create("segformer", variant="b0", image_size=64, num_classes=5).eval()
+    return networks.create("segformer", variant="b0", image_size=64, num_classes=5).eval()
 
 
 def test_a_runner_gives_what_the_network_gives(network):
@@ -99,7 +99,7 @@ def test_what_a_runner_refuses(network):
 def test_a_table_is_of_the_weights_of_a_file(network, tmp_path):
     path = tmp_path / "weights.safetensors"
     save_file(network.state_dict(), path)
-    loaded = models.create("segformer", variant="b0", image_size=64, num_classes=5, checkpoint=path)
+    loaded = networks.create("segformer", variant="b0", image_size=64, num_classes=5, checkpoint=path)
     of_file = provenance.sha256_file(path)[:12]
     assert Runner(loaded, look_up(checkpoint=of_file)).pick(1e6).path == FULL
     with pytest.raises(ConfigError, match=f"expected one of checkpoint {of_file}, found ab12"):

@@ -89,7 +89,7 @@ def test_a_name_of_no_network_lists_how_they_are_named(name):
 def test_names_and_attentions_are_known_without_torch():
     code = (
         "import sys; import tilewright as tw; from tilewright import networks;"
-        "networks.parse('vil-tiny-224'); sys.exit('torch' in sys.modules or not callable(tw.models.create))"
+        "networks.parse('vil-tiny-224'); sys.exit('torch' in sys.modules or not callable(tw.networks.create))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
 

@@ -11,14 +11,14 @@ import yaml
 
 from helpers import synthetic
 from helpers.checkout import ROOT
-from tilewright import models
+from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import layers, segformer
 from tilewright.networks.path import Path
 from tilewright.paths import latency, space
 from tilewright.paths import table as look_up
 from tilewright.study import config, experiments, figures
-from tilewright.study.experiments import _effort, _paths
+from tilewright.study.experiments import _effort, _paths, _stream
 from tilewright.study.experiments import paths as of_paths
 from tilewright.study.figures import path_prediction
 from tilewright.study.stages import path_pictures, plan_paths
@@ -129,7 +129,7 @@ def test_layers_add_up_to_the_products_of_the_full_path(rows):
     assert list(found.index[:3]) == ["stem 1", "block 1.0", "block 1.1"]
     assert found["saved_us"].dropna().tolist() == list(synthetic.SAVED)
     assert found.loc["block 1.0", "lost"] == pytest.approx(8)
-    network = models.create("segformer", variant="b0", image_size=64, num_classes=21)
+    network = networks.create("segformer", variant="b0", image_size=64, num_classes=21)
     whole = layers.macs(layers.segformer(network.options, Path.full(network.options)))
     assert found["macs"].sum() == pytest.approx(whole / 1e6)
 
@@ -305,8 +305,8 @@ def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monk
         (field,) = changes
         other = msgspec.structs.replace(settings, network=msgspec.structs.replace(settings.network, **changes))
         with pytest.raises(ConfigError, match=f"path table: expected one of {field} "):
-            next(iter(streamed.run("mine", other, how)))
-    rows = list(streamed.run("mine", settings, how))
+            next(iter(_stream.run("mine", other, how)))
+    rows = list(_stream.run("mine", settings, how))
     whole = [row for row in rows if "missed" in row]
     assert len(whole) == len(settings.traces) * len(settings.contenders)
     assert all(0 <= row["missed"] <= 1 and 0 <= row["miou"] <= 1 for row in whole)

@@ -106,13 +106,6 @@ def modules(name, overrides=None):
     return __name__, module.__name__, *(module.entered(params) if hasattr(module, "entered") else ())
 
 
-def create(family, **options):
-    """A network of the family, see `tilewright.networks.create`."""
-    from tilewright import networks
-
-    return networks.create(family, **options)
-
-
 def bias_index(meta, rows, cols):
     """Indices of (query, key) pairs in the relative-position bias of the graph of `meta`; None without bias.
 

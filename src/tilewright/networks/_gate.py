@@ -1,4 +1,4 @@
-"""The network itself, with an official checkpoint, decides what it keeps."""
+"""The gate `predictor` of DynamicViT, see `models._gates`: the network itself, with an official checkpoint."""
 
 from tilewright.core.errors import ConfigError
 from tilewright.models import dynamicvit

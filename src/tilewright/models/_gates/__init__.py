@@ -1,15 +1,18 @@
 """Gates: which patches of a photograph DynamicViT keeps (part of stage T1).
 
-Contract of a member module: ``kept(params) -> int64 array``: ids of the ``params.kept`` patches that stay after
+Contract of a module of `MODULES`: ``kept(params) -> int64 array``: ids of the ``params.kept`` patches that stay after
 ``params.prune`` prunings, in any order. params: `tilewright.models.dynamicvit.Params`. A gate is entered by its name
 alone, so that the graphs of one do not change with the code of the others.
 """
+
+from importlib import import_module
 
 import numpy as np
 
 from tilewright.core import images, registry
 
-NAMES = ("threshold_l2", "predictor")
+# By name. A network that is a gate stands above the graphs.
+MODULES = {"threshold_l2": f"{__name__}.threshold_l2", "predictor": "tilewright.networks._gate"}
 
 # ImageNet statistics, which all five networks are trained with.
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
@@ -44,10 +47,10 @@ def module(params):
     Raises `UnknownNameError`.
     """
     name = params.gate.replace("-", "_")
-    registry.check("gate", name, NAMES)
-    return f"{__name__}.{name}"
+    registry.check("gate", name, MODULES)
+    return MODULES[name]
 
 
 def kept(params):
     """Ids of the patches that the gate of `params` keeps. Raises what the gate raises."""
-    return registry.member(__name__, "gate", module(params).rpartition(".")[2], NAMES).kept(params)
+    return import_module(module(params)).kept(params)
