@@ -668,7 +668,7 @@ def test_patterns_of_any_size_are_planned(n_q, n_k, seed, order):
 
 @pytest.mark.parametrize("n_q, n_k", [(1, 1), (1, 40), (8, 8), (9, 3), (15, 20), (16, 31), (17, 64), (40, 1)])
 def test_patterns_of_any_size_are_planned_on_a_gpu(monkeypatch, n_q, n_k):
-    limits = {"shared_bytes": 1 << 17, "memory_bytes": 1 << 37, "launch_us": 1.0}
+    limits = {"shared_bytes": 1 << 17, "memory_bytes": 1 << 37, "launch_us": 1.0, "fork_us": 2.0}
     limits |= {
         "registers": 1 << 16,
         "capability": "9.0",

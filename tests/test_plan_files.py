@@ -488,14 +488,3 @@ def test_a_plan_of_another_version_says_what_to_do(tmp_path, archives, member, v
         VersionError, match=rf"p\.plan: {member}: expected {kind} version \d+, found version {version}; {advice}"
     ):
         tw.load(tmp_path / "p.plan")
-
-
-def test_a_plan_whose_work_has_no_lengths_is_read(tmp_path, archives, qkv):
-    """Schedules of version 2, before split lengths could differ by region."""
-
-    def alter(document):
-        document["version"] = 2
-        document["work"].pop("length")
-
-    written(change("schedule.json", alter)(archives[1]).items(), tmp_path / "p.plan")
-    assert outcome(tmp_path / "p.plan", qkv) == "right"

@@ -99,14 +99,6 @@ def test_split_lengths_share_what_was_timed(tmp_path):
     assert profile.load(tmp_path / "p.json") == measured
 
 
-def test_files_of_the_version_before_are_read(tmp_path, measured):
-    profile.save(tmp_path / "p.json", measured)
-    document = json.loads((tmp_path / "p.json").read_text())
-    del document["further"]
-    (tmp_path / "p.json").write_text(json.dumps(document | {"version": 5}))
-    assert profile.load(tmp_path / "p.json") == measured
-
-
 def alone(cover, measured):
     """Predicted makespan of the schedule with this tile alone."""
     found = problem.build({"16x1": cover}, {"16x1": measured}, targets.limits(measured.device))

@@ -208,7 +208,7 @@ def load(path: str | Path) -> "Plan":
     """Read a plan that `Plan.save` wrote. Its contents are checked: what they count and point to is there, and the
     blocks cover the pattern.
 
-    A file of an older version of this package is read where its formats can be, and refused with what to do where not.
+    A file of another format is refused with what to do.
 
     Raises `ArtifactError` for a damaged or foreign file, `DeviceError` elsewhere than on a device of the name that it
     was profiled on. Where only versions or the number of threads differ from then it runs, with a warning: its results
@@ -826,7 +826,7 @@ def _reasons(info):
     others = [name for name in (*among, *left_out) if name != info["order"]]
     if not others:
         return grid
-    # Plans of earlier versions do not say what was compared.
+    # What a file says of its order is not checked.
     unit = {"work": "{:.4f} of dense", "predicted_us": "{:.1f} µs"}.get(info.get("by"))
     numbers = ", ".join(f"{name} {unit.format(value)}" for name, value in among.items()) if unit else ""
     by = {"work": " by gathered work and masks: ", "predicted_us": " by predicted time: "}.get(info.get("by"), "")

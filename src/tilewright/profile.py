@@ -14,8 +14,6 @@ from tilewright.core.errors import ArtifactError
 
 KIND = "profile"
 VERSION = 6
-# Without further split lengths.
-OLDER = (5,)
 Dtype = Literal["float32", "float16", "bfloat16"]
 DTYPES: tuple[str, ...] = get_args(Dtype)
 
@@ -70,8 +68,7 @@ class Profile:
     further: costs at other lengths than `split_keys`, of which a schedule may choose one for each region. Only those
         whose work items differ are there.
     device: description by `targets`; device_id: digest of what makes two devices differ for timing.
-    form: how the tile's kernel is compiled, one of `targets.forms`; None where a device has one alone, or a file tells
-        none.
+    form: how the tile's kernel is compiled, one of `targets.forms`; None where a device has one alone.
     """
 
     tile: str
@@ -143,7 +140,7 @@ class _Device(msgspec.Struct):
 
 def load(path: str | Path) -> Profile:
     """Read a profile that `save` wrote, checking its contents. Raises `ArtifactError`."""
-    profile = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION, OLDER), Profile)
+    profile = contents.fields(path, KIND, artifacts.read_json(path, KIND, VERSION), Profile)
     kind = contents.fields(path, KIND, profile.device, _Device).kind
     contents.expect(path, kind in targets.NAMES, f"a device of one of the kinds {', '.join(targets.NAMES)}", kind)
     if profile.device_id != targets.device_id(profile.device):

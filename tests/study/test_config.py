@@ -165,21 +165,6 @@ def test_a_wrong_value_names_its_place(path, value, message):
         config.load(changed(path, value))
 
 
-@pytest.mark.parametrize(
-    ("old", "value", "message"),
-    [
-        ("bench", {"tile_sets": {}}, "found old ones: bench.tile_sets is attention.schedules, bench is attention"),
-        ("bench", {"rse": 0.1}, "bench.rse is timing.rse, bench is attention"),
-        ("reorder_times", {"workloads": []}, "reorder_times is order_times"),
-        ("pruned/attention", ["padded"], "pruned.attention is pruned.batching"),
-        ("pruned/of", {}, "pruned.of is pruned.network_modes"),
-    ],
-)
-def test_an_old_name_says_what_it_is_called_now(old, value, message):
-    with pytest.raises(ConfigError, match=f"configuration: expected today's names, .*{message}"):
-        config.load(changed(old, value))
-
-
 def test_an_experiment_that_is_not_selected_needs_no_section():
     chosen = changed("experiments", ["networks"])
     del chosen["ragged"]

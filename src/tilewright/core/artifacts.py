@@ -90,14 +90,14 @@ def write_json(path, kind, version, body, made_by=None):
     write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
-def read_json(path, kind, version, older=()):
-    """Read a document that `write_json` wrote, of `version` or an `older` one. Raises `ArtifactError`."""
+def read_json(path, kind, version):
+    """Read a document of `version` that `write_json` wrote. Raises `ArtifactError`."""
     with _opened(path, kind) as stream:
         try:
             document = json.loads(stream.read())
         except (ValueError, RecursionError) as error:
             raise ArtifactError(f"{path}: expected a {kind} file, found damaged JSON: {error}") from error
-    _check(path, document, kind, version, older)
+    _check(path, document, kind, version)
     return document
 
 
@@ -159,13 +159,13 @@ def _opened(path, kind):
         ) from error
 
 
-def _check(path, header, kind, version, older=()):
+def _check(path, header, kind, version):
     if not isinstance(header, dict):
         raise ArtifactError(f"{path}: expected a {kind} file, found a JSON {type(header).__name__}")
     found = header.get("kind"), header.get("version")
     if found[0] != kind:
         raise ArtifactError(f"{path}: expected kind {kind!r}, found {found[0]!r}")
-    if found[1] != version and found[1] not in older:
+    if found[1] != version:
         raise VersionError(
             f"{path}: expected {kind} version {version}, found version {found[1]}",
             newer=isinstance(found[1], int) and found[1] > version,

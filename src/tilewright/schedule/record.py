@@ -16,8 +16,6 @@ from tilewright.profile import Profile
 
 KIND = "schedule"
 VERSION = 3
-# With one split length for all regions.
-OLDER = (2,)
 # In place of a solver: the fastest of several schedules, measured, see `targets.tuning`.
 TUNED = "tuned"
 
@@ -240,9 +238,7 @@ def load(path: str | PathLike) -> Schedule:
 
 def read(path: str | PathLike) -> Schedule | Skipped:
     """Read a `Schedule` or a `Skipped` that `save` wrote, checking its contents. Raises `ArtifactError`."""
-    document = artifacts.read_json(path, KIND, VERSION, OLDER)
-    if document["version"] in OLDER and isinstance(columns := document.get("work"), dict):
-        columns["length"] = [0] * len(columns.get("tile", ()))
+    document = artifacts.read_json(path, KIND, VERSION)
     if document.get("status") == "skipped":
         return contents.fields(path, KIND, document, Skipped)
     facts = contents.fields(path, KIND, document, _Facts)

@@ -22,17 +22,6 @@ from tilewright.study import experiments, sections
 from tilewright.study.experiments import _weights, paths, pruned_accuracy, video
 from tilewright.study.sections import Section
 
-# What values were called before: a dotted place and its name today.
-RENAMED = {
-    "bench.tile_sets": "attention.schedules",
-    "bench.rse": "timing.rse",
-    "bench.min_repetitions": "timing.min_repetitions",
-    "bench": "attention",
-    "reorder_times": "order_times",
-    "pruned.attention": "pruned.batching",
-    "pruned.of": "pruned.network_modes",
-}
-
 
 class Schedule(Section, frozen=True):
     """What the solvers optimise and when they may stop (stage T4).
@@ -249,7 +238,6 @@ def _properties(found, name):
 
 def load(mapping):
     """Turn a parsed ``config.yaml`` (overlays merged in) into a checked `Config`. Raises `ConfigError`."""
-    _check_renamed(mapping)
     try:
         config = msgspec.convert(_without_left_out(mapping), Config)
     except msgspec.ValidationError as error:
@@ -280,22 +268,6 @@ def _without_left_out(mapping):
         chosen = {name: solvers for name, solvers in stated if solvers is not None and name not in left_out}
         found["attention"] = section | {"schedules": chosen}
     return found
-
-
-def _check_renamed(mapping):
-    """Raise `ConfigError` for values under the names that they had before, with those that they have now."""
-    found = [place for place in RENAMED if _holds(mapping, place.split("."))]
-    if found:
-        names = ", ".join(f"{place} is {RENAMED[place]}" for place in found)
-        raise ConfigError(f"configuration: expected today's names, found old ones: {names}")
-
-
-def _holds(mapping, keys):
-    for key in keys:
-        if not isinstance(mapping, dict) or key not in mapping:
-            return False
-        mapping = mapping[key]
-    return True
 
 
 def _workloads(place, names, overrides):

@@ -45,6 +45,7 @@ DEVICE = {
     "driver": "1.2",
     "l2_bytes": 1 << 23,
     "launch_us": 1.0,
+    "fork_us": 2.0,
     "registers": 1 << 16,
     "shared_bytes": 227 << 10,
     "versions": {"torch": "2.11.0", "triton": "3.6.0", "numpy": "2.0"},

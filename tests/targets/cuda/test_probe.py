@@ -87,7 +87,13 @@ class Clock:
 
     def __init__(self, monkeypatch, us):
         self.us, self.seconds, self.timed = us, [], []
-        facts = {"multiprocessors": 4, "launch_us": 2.0, "shared_bytes": 1 << 17, "memory_bytes": 1 << 30}
+        facts = {
+            "multiprocessors": 4,
+            "launch_us": 2.0,
+            "fork_us": 4.0,
+            "shared_bytes": 1 << 17,
+            "memory_bytes": 1 << 30,
+        }
         facts |= {"registers": 1 << 16, "capability": "9.0", "driver": "1.2"}
         self.device = {"kind": "cuda", "name": "Made-up GPU", "versions": {"torch": "2", "triton": "3"}, **facts}
         monkeypatch.setattr(targets, "describe", lambda kind: self.device)

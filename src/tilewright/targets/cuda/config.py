@@ -69,13 +69,12 @@ class KernelConfig:
 
 
 def read(stated):
-    """The `KernelConfig` that a file states as a dict; those of before do not state `loads`. Raises `ArtifactError`."""
-    stated = {"loads": GATHER, **stated}
-    names = {field.name for field in fields(KernelConfig)} - {"loads"}
-    numbers = {name: value for name, value in stated.items() if name != "loads"}
-    given = [value for name, value in numbers.items() if (name, value) != ("maxnreg", None)]
-    if numbers.keys() != names or not all(isinstance(value, int) and value >= 1 for value in given):
-        raise ArtifactError(f"the form of a kernel: expected {', '.join(sorted(names))}, above zero, found {stated}")
+    """The `KernelConfig` that a file states as a dict. Raises `ArtifactError`."""
+    numbers = {field.name for field in fields(KernelConfig)} - {"loads"}
+    given = [value for name, value in stated.items() if name != "loads" and (name, value) != ("maxnreg", None)]
+    if stated.keys() != numbers | {"loads"} or not all(isinstance(value, int) and value >= 1 for value in given):
+        known = ", ".join(sorted(numbers))
+        raise ArtifactError(f"the form of a kernel: expected loads, and above zero {known}, found {stated}")
     if stated["loads"] not in LOADS:
         raise ArtifactError(f"the form of a kernel: expected loads to be one of {', '.join(LOADS)}, found {stated}")
     return KernelConfig(**stated)

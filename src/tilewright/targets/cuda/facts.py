@@ -95,8 +95,7 @@ def limits(device):
 
     A launch runs one tile. The launches of a round run side by side and share the multiprocessors; by default a round
     has one. A lane is a multiprocessor: it works on several items at a time, which their latencies, measured with all
-    of them busy, account for. ASSUME: a GPU whose description states no fork_us, as those of before do, takes two
-    launches for it, the fork and the join.
+    of them busy, account for.
     """
     return {
         "lanes": device["multiprocessors"],
@@ -106,7 +105,7 @@ def limits(device):
         "max_tile_kinds": 1,
         "rounds": 2,
         "round_us": device["launch_us"],
-        "fork_us": device.get("fork_us", 2 * device["launch_us"]),
+        "fork_us": device["fork_us"],
     }
 
 
