@@ -1,6 +1,7 @@
 # make setup      create .venv with the pinned packages and this checkout, and config/schema.json
 # make reproduce  the whole study at the default scale, to figures/ and results/report.html
 # make smoke      one figure from its pattern to its picture, in build/smoke
+# make record     DEVICE=h200 MINUTES=28: run config/h200.yaml on this machine, or go on, and record its rows as expected/h200
 # make test       the test-suite
 # make lint       check style and workflow; changes nothing
 # make fix        let the formatters edit
@@ -17,7 +18,7 @@ BIN    := $(VENV)/bin
 # What editors show of config.yaml.
 SCHEMA := $(BIN)/python -m tilewright.study.config > config/schema.json
 
-.PHONY: setup reproduce smoke test lint fix lock schema clean
+.PHONY: setup reproduce smoke record test lint fix lock schema clean
 
 setup: $(VENV)/.installed
 
@@ -36,6 +37,10 @@ reproduce: setup
 
 smoke: setup
 	$(BIN)/snakemake --cores all --directory build/smoke --configfile config/smoke.yaml -- figures/speedup.svg
+
+MINUTES ?= 28
+record: setup
+	$(BIN)/python workflow/scripts/record.py --device $(DEVICE) --minutes $(MINUTES) $(if $(OVERLAYS),--overlays $(OVERLAYS))
 
 test: setup
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0

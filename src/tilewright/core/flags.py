@@ -35,6 +35,7 @@ pixels = number("pixels", int, 1, 65536)
 threads = number("threads", int, 1, 4 * (os.cpu_count() or 1))
 positive = number("a number", float, 0, math.inf, above=True)
 seconds = number("seconds", float, 0, MOST, above=True)
+minutes = number("minutes", float, 0)
 share = number("a share", float, 0, 1, above=True)
 gap = number("a gap", float, 0, 1)
 
