@@ -356,14 +356,14 @@ def tried(path):
 
 
 def of_checkout(paths):
-    """Those of `paths` that lie in this checkout: the paper's values, and recorded logs in the place of a run's."""
+    """Those of `paths` that lie in this checkout: the paper's values, and recorded rows in the place of a run's logs."""
     found = []
     for path in paths:
         if CONFIG.recorded and path.startswith(select.LOGS):
-            found.append(f"{CONFIG.recorded}/logs/{path.removeprefix(select.LOGS)}")
+            found.append(f"{CONFIG.recorded}/{experiments.of_file(path)}.csv")
         elif path.startswith("expected/"):
             found.append(path)
-    return found
+    return list(dict.fromkeys(found))
 
 
 def needs(family, wildcard):

@@ -11,15 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.core.errors import ConfigError
+from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import segformer
 from tilewright.networks.path import Path, parse
-from tilewright.paths import accuracy, latency, program, space
+from tilewright.paths import accuracy, latency, program, space, table
+from tilewright.study import experiments
+from tilewright.study.experiments import _rows
 from tilewright.study.stages import plan_paths
 
 BASE = Path(("11", "11", "1", "11"))
 BLOCKS = 7
-RECORDED = File(__file__).parents[2] / "expected/h200/logs/paths"
+RECORDED = File(__file__).parents[2] / "expected/h200/paths.csv"
+
+
+def rows_of(case):
+    """The recorded rows of a case."""
+    with open(RECORDED, newline="") as stream:
+        return [row for row in csv.DictReader(stream) if row["case"] == case]
 
 
 def losses(single, pair=(), pairs=(), base=BASE):
@@ -117,11 +125,13 @@ def test_all_sets_of_many_blocks_are_not_listed():
 
 
 @pytest.fixture(scope="module")
-def recorded():
+def recorded(tmp_path_factory):
     """Recorded rows of a network of 16 blocks, and its models: ``(times, form)`` of each base."""
-    file = RECORDED / "segformer-b2-512.sampled-8.csv"
+    rows = rows_of("segformer-b2-512.sampled-8")
+    file = tmp_path_factory.mktemp("recorded") / "paths.csv"
+    _rows.write(file, experiments.member("paths").Row, rows)
     times, known = plan_paths._measured(file, "trained")
-    return file, {base: (times[base], form) for base, form in accuracy.fits(known).items()}
+    return rows, {base: (times[base], form) for base, form in accuracy.fits(known).items()}
 
 
 def test_a_recorded_network_of_16_blocks_is_planned_by_its_sets_as_by_programs(recorded):
@@ -254,8 +264,7 @@ def test_an_accuracy_of_nothing_is_no_infinite_loss():
 def test_recorded_paths_that_nothing_was_fitted_to_are_predicted():
     """All sets of blocks of a trained network at full size, as one H200 measured them."""
     options = segformer.Options(variant="b0", image_size=512)
-    with open(RECORDED / "segformer-b0-512.sampled.csv", newline="") as stream:
-        rows = [r for r in csv.DictReader(stream) if "scale=1 " in r["base"] and r["fit"]]
+    rows = [r for r in rows_of("segformer-b0-512.sampled") if "scale=1 " in r["base"] and r["fit"]]
     known = {part: [r for r in rows if r["part"] == part] for part in ("base", "single", "drawn", "seen", "every")}
     full, (base,) = Path.full(options), known["base"]
     fitted = [*known["single"], *known["drawn"], *known["seen"]]
@@ -268,13 +277,17 @@ def test_recorded_paths_that_nothing_was_fitted_to_are_predicted():
 
 def test_recorded_proposals_that_nothing_was_fitted_to_are_predicted(recorded):
     """What was proposed for a B2 in the last round, of what sees much: 16 blocks leave much to choose from."""
-    file, models = recorded
-    with open(file, newline="") as stream:
-        held = [
-            (plan_paths._path(r["path"]), float(r["fit"])) for r in csv.DictReader(stream) if r["part"] == "proposed"
-        ]
+    rows, models = recorded
+    held = [(plan_paths._path(r["path"]), float(r["fit"])) for r in rows if r["part"] == "proposed"]
     errors = [abs(models[space.base_of(path)][1].predict(path) - seen) for path, seen in held if seen > 0.5]
     assert len(errors) == 20 and np.median(errors) < 0.0075
+
+
+def test_rows_of_several_networks_are_planned_for_none():
+    with pytest.raises(ArtifactError, match=r"expected paths of one case, found segformer-b0-1024\.sampled, segformer"):
+        plan_paths._measured(RECORDED, "trained")
+    with pytest.raises(ArtifactError, match=r"of one case, found segformer-b0-1024\.sampled, segformer-b0-512"):
+        table.load(RECORDED)
 
 
 def test_too_few_paths_to_fit_to():
@@ -308,8 +321,7 @@ def test_times_of_sets_of_blocks_say_what_these_save_together():
 def test_recorded_times_of_paths_that_nothing_was_fitted_to_are_predicted():
     """All sets of blocks of a network at full size, as one H200 timed them, by single and random ones."""
     options = segformer.Options(variant="b0", image_size=512)
-    with open(RECORDED / "segformer-b0-512.sampled.csv", newline="") as stream:
-        rows = [r for r in csv.DictReader(stream) if r["rung"] == "trained" and "scale=1 " in r["base"]]
+    rows = [r for r in rows_of("segformer-b0-512.sampled") if r["rung"] == "trained" and "scale=1 " in r["base"]]
     times_us = {part: {parse(r["path"], options): float(r["p50_us"]) for r in rows if r["part"] == part}
                 for part in ("base", "single", "drawn", "every")}  # fmt: skip
     full, known = Path.full(options), times_us["base"] | times_us["single"]

@@ -17,7 +17,13 @@ from tilewright.paths import accuracy, space, surrogate
 
 BASE = Path(("11", "111", "11"), levels="123")
 BLOCKS = 7
-RECORDED = File(__file__).parents[2] / "expected/h200/logs/paths"
+RECORDED = File(__file__).parents[2] / "expected/h200/paths.csv"
+
+
+def rows_of(case):
+    """The recorded rows of a case."""
+    with open(RECORDED, newline="") as stream:
+        return [row for row in csv.DictReader(stream) if row["case"] == case]
 
 
 def by_counts(path):
@@ -173,8 +179,7 @@ def test_too_few_paths_to_fit_to():
 def test_recorded_paths_that_nothing_was_fitted_to_are_predicted():
     """All sets of blocks of a trained network at full size, as one H200 measured them."""
     options = segformer.Options(variant="b0", image_size=512)
-    with open(RECORDED / "segformer-b0-512.sampled.csv", newline="") as stream:
-        rows = [r for r in csv.DictReader(stream) if "scale=1 " in r["base"] and r["fit"]]
+    rows = [r for r in rows_of("segformer-b0-512.sampled") if "scale=1 " in r["base"] and r["fit"]]
     fitted = [r for r in rows if r["part"] in ("base", "single", "drawn", "seen")]
     base = Path.full(options)
     known = {base: {parse(r["path"], options): float(r["fit"]) for r in fitted}}

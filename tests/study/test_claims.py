@@ -66,12 +66,6 @@ def judged(tmp_path, rows, **claim):
 # What is recorded and what is written of it
 
 
-@pytest.mark.parametrize("device", _quoted.FOLDERS)
-def test_the_recorded_verdicts_are_those_of_the_recorded_rows(device):
-    made = _quoted.judged(ROOT, device).to_csv(index=False, lineterminator="\n")
-    assert (ROOT / _quoted.FOLDERS[device] / "claims.csv").read_text() == made
-
-
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_quoted_tables_are_those_of_the_recorded_rows(path):
     text = path.read_text()
@@ -85,27 +79,27 @@ def test_every_claim_is_of_a_known_measure_and_about_a_run_that_is_recorded_or_c
     found = [set(_quoted.judged(ROOT, device)["id"]) for device in _quoted.FOLDERS]
     # Networks that are to be trained and measured, and were not yet.
     configured = yaml.safe_load((ROOT / "config/h200.yaml").read_text())["paths"]["networks"]
-    waiting = set(configured) - {path.stem for path in ROOT.glob("expected/*/logs/paths/*.csv")}
+    waiting = set(configured) - {row["case"] for row in recorded("paths")}
     waiting |= {name.rpartition(".")[0] for name in waiting}
     unrecorded = set(frame["id"]) - set.union(*found)
     assert {name.rpartition(":")[2].rpartition("/")[2] for name in unrecorded} <= waiting
 
 
-def recorded(pattern):
-    """Rows of the recorded files of a name."""
-    paths = sorted(path for folder in _quoted.FOLDERS.values() for path in (ROOT / folder / "logs").glob(pattern))
-    return [row for path in paths for row in csv.DictReader(path.open())]
+def recorded(experiment):
+    """The recorded rows of an experiment."""
+    paths = sorted(ROOT.glob(f"expected/*/{experiment}.csv"))
+    return [row for path in paths if path.parent.name != "paper" for row in csv.DictReader(path.open())]
 
 
 def test_recorded_schedules_are_near_the_proven_optimum():
     # A tuned one may be greedy, whose bound is that of the tiles it was chosen from.
-    rows = (row for row in recorded("*/*/*.csv") if row["status"] == "ok")
+    rows = (row for row in recorded("attention") if row["status"] == "ok")
     gaps = [float(row["gap"]) for row in rows if row["solver"] not in ("", _read.TUNED, *_read.HEURISTICS)]
     assert len(gaps) > 0 and max(gaps) <= 0.01
 
 
 def test_recorded_orders_took_little_memory():
-    rows = [row for row in recorded("orders/times.csv") if int(row["tokens"]) <= 300_000]
+    rows = [row for row in recorded("orders") if int(row["tokens"]) <= 300_000]
     assert rows and all(float(row["peak_rss_bytes"]) <= 6 * 2**30 for row in rows)
 
 
@@ -359,10 +353,10 @@ def root(tmp_path):
     (tmp_path / "expected").mkdir()
     for name in ("claims.csv", "paper"):
         (tmp_path / "expected" / name).symlink_to(ROOT / "expected" / name)
-    logs = tmp_path / _quoted.FOLDERS["cpu"] / "logs"
-    bench(logs / MODEL / "baselines.csv", ("sdpa_dense", 60.0, {}), plan(10.0), plan(12.0, ordered="False"))
+    folder = tmp_path / _quoted.FOLDERS["cpu"]
+    bench(folder / "attention.csv", ("sdpa_dense", 60.0, {}), plan(10.0), plan(12.0, ordered="False"))
     rows = [synthetic.network_row("vil-tiny-224", name, 1) for name in ("native", "tilewright", "flex")]
-    synthetic.write_csv(logs / "networks/vil-tiny-224.csv", synthetic.NETWORK, rows)
+    synthetic.write_csv(folder / "networks.csv", synthetic.NETWORK, rows)
     return tmp_path
 
 
@@ -381,7 +375,7 @@ def test_published_kernels_stand_above_what_was_recorded_of_the_same_batch(root)
         for heads, lengths in ((12, "98-98"), (12, "50-197"), (6, "98-98"))
         for name, us in (("tilewright", 10.0 * heads / 12), ("flash_varlen", 15.0))
     ]
-    synthetic.write_csv(root / _quoted.FOLDERS["h200"] / "logs/ragged/r.csv", synthetic.RAGGED, rows)
+    synthetic.write_csv(root / _quoted.FOLDERS["h200"] / "ragged.csv", synthetic.RAGGED, rows)
     lines = _quoted.quoted("h200-published-kernel", root).splitlines()
     at = lines.index("| 64 | 50 % | H200, its own time |  | 15.0 | 10.0 | 1.50 |")
     assert lines[at - 1] == "| 64 | 50 % | RTX 4000 Ada, published (v2) | 3,839 | 72.0 | 80.0 | 0.90 |"
@@ -442,7 +436,7 @@ def test_the_command_sets_documents_anew_and_prints_tables(root):
 def test_one_command_judges_all_recorded_rows(root):
     outputs = [root / "made.csv"]
     folder = root / _quoted.FOLDERS["cpu"]
-    tables.tabulate("claims", [root / _select.CLAIMS, root / _select.PAPER_LATENCY, folder / "logs"], outputs)
+    tables.tabulate("claims", [root / _select.CLAIMS, root / _select.PAPER_LATENCY, folder], outputs)
     assert outputs[0].read_text() == _quoted.judged(root, "cpu").to_csv(index=False, lineterminator="\n")
 
 

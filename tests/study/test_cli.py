@@ -7,10 +7,9 @@ import pytest
 
 from helpers.files import run_script
 from tilewright.core import flags
-from tilewright.core.errors import ArtifactError, ConfigError, TilewrightError
+from tilewright.core.errors import ConfigError, TilewrightError
 from tilewright.study import cli
 from tilewright.study.cli import script
-from tilewright.study.stages import convert
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "workflow/scripts").glob("*.py"))
 
@@ -85,6 +84,7 @@ WRONG = {
     flags.pixels: ("0", "10000000"),
     flags.threads: ("0", "-1", "999999"),
     flags.positive: ("0", "-1", "nan", "x", "inf", "1e400"),
+    flags.minutes: ("-1", "nan", "inf", ""),
     flags.seconds: ("0", "-1", "nan", "inf", "-inf", ""),
     flags.share: ("0", "1.5", "nan"),
     flags.gap: ("-1", "nan", "inf"),
@@ -148,14 +148,8 @@ def test_settings_that_are_nested_too_deep_are_refused():
         cli.settings(["a=" + "[" * 100_000])
 
 
-def test_nothing_to_convert_is_an_error(tmp_path):
-    with pytest.raises(ArtifactError, match="expected CSV files of recorded rows, found none"):
-        convert.run([tmp_path / "missing"])
-
-
 # A script, its arguments before a file that is damaged or not there, and those after it.
 READING = {
-    "convert_rows.py": ((), ()),
     "quote.py": ((), ()),
     "table.py": (("--table", "fill", "--inputs"), ("--outputs", "out.csv")),
     "draw.py": (("--figure", "fill", "--inputs"), ("--outputs", "out.svg")),

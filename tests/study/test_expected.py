@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.core import provenance
+from tilewright.core import artifacts, provenance
 from tilewright.core.errors import ArtifactError
 from tilewright.study import experiments
 from tilewright.study.experiments import _rows
-from tilewright.study.stages import convert, experiment
-from tilewright.study.tables import _read
+from tilewright.study.stages import experiment, record
+from tilewright.study.tables import _quoted
 
 EXPECTED = Path(__file__).parents[2] / "expected"
 RAGGED = {"provider": "sdpa_flash"}
@@ -51,77 +51,48 @@ def test_what_is_written_names_the_commit_and_the_code(tmp_path):
     assert {row["commit"] for row in rows} == {provenance.commit()} and len({row["code"] for row in rows}) == 2
 
 
+# What is recorded
+
+
+def recorded():
+    """Folders of recorded runs."""
+    return sorted(path.parent for path in EXPECTED.glob("*/run.json"))
+
+
+def rows_of(folder):
+    """``{experiment: rows}`` of a recorded run."""
+    found = {path: _rows.read(path, experiments.row_types()) for path in folder.glob("*.csv")}
+    assert {path.stem: kind for path, (kind, _) in found.items()} == {path.stem: path.stem for path in found}
+    return {kind: rows for kind, rows in found.values()}
+
+
+def test_a_recorded_run_is_a_file_for_each_experiment_and_what_they_are():
+    assert {path.name for path in recorded()} == {Path(folder).name for folder in _quoted.FOLDERS.values()}
+    for folder in recorded():
+        rows = rows_of(folder)
+        assert {path.name for path in folder.iterdir()} == {record.RUN, *(f"{name}.csv" for name in rows)}
+        stated = artifacts.read_json(folder / record.RUN, record.KIND, record.VERSION)
+        whole = record.facts([row for own in rows.values() for row in own])
+        assert stated | whole == stated
+        assert stated["experiments"] == {name: record.facts(own) for name, own in rows.items()}
+        # Of several days and machines, as long as they say so.
+        assert "not one command, commit, machine and sitting" in str(stated.get("notes")) or len(whole["commit"]) == 1
+
+
 def test_what_made_each_recorded_row_is_known():
     """Every name that a recorded row enters by is that of a module."""
     seen = set()
-    for path in EXPECTED.glob("*/logs/**/*.csv"):
-        kind, rows = _rows.read(path, experiments.row_types())
-        seen |= set(experiments.modules(kind, rows, "cuda"))
+    for folder in recorded():
+        for kind, rows in rows_of(folder).items():
+            seen |= set(experiments.modules(kind, rows, "cuda"))
     assert len(seen) > 30 and all(provenance._path_of(name) for name in seen)
 
 
 def test_every_recorded_row_has_the_types_of_its_columns():
-    for path in EXPECTED.glob("*/logs/**/*.csv"):
-        kind, rows = _rows.read(path, experiments.row_types())
-        row_type = experiments.member(kind).Row
-        # Written again, it is the same file.
-        assert _rows.text(row_type, rows) == path.read_text(), path
-
-
-# Rows of the versions before
-
-BEFORE = {
-    "vil-tiny-64-s1/baselines.csv": (
-        "attention",
-        "model,provider,status,predicted_us,p50_us,code",
-        "m,flex,ok,,2.50,c",
-    ),
-    "networks/vil-tiny-64.csv": ("networks", "network,attention,attention_us,code", "vil-tiny-64,native,1e3,c"),
-    "ragged/3x64.csv": ("ragged", "heads,exact,provider,code", "3,True,nested,c"),
-    "pruned/deit-tiny-64-evit.csv": ("pruned", "network,strategy,p50_us,code", "deit-tiny-64-evit,padded,3.0,c"),
-    "heatmap/224.csv": ("heatmap", "resolution,patch,speedup,code", "224,16,1.5,c"),
-    "reorder_time.csv": ("orders", "model,reorder,peak_rss_bytes,code", "m,none,123,c"),
-}
-
-
-def test_recorded_files_are_converted_and_read(tmp_path):
-    for name, (_, columns, row) in BEFORE.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{columns}\n{row}\n")
-    convert.run([tmp_path])
-    assert not (tmp_path / "reorder_time.csv").exists()
-    found = {path: path.read_text() for path in tmp_path.rglob("*.csv")}
-    assert len(found) == len(BEFORE) and tmp_path / "orders/times.csv" in found
-    for kind, _, _ in BEFORE.values():
-        (path,) = [path for path, text in found.items() if f"\n{kind}," in text]
-        (frame,) = _read.frames([path], kind)
-        assert frame["code"].tolist() == ["c"] and set(frame["kind"]) == {kind}
-    (pruned,) = _read.frames([tmp_path / "pruned/deit-tiny-64-evit.csv"], "pruned")
-    assert (pruned["batching"][0], pruned["p50_us"][0]) == ("padded", 3.0)
-    (heat,) = _read.frames([tmp_path / "heatmap/224.csv"], "heatmap")
-    assert (heat["reorder"][0], heat["solver"][0]) == ("window", "highs")
-    convert.run([tmp_path])
-    assert {path: path.read_text() for path in tmp_path.rglob("*.csv")} == found
-
-
-def test_rows_of_networks_are_converted_from_the_first_version(tmp_path):
-    path = tmp_path / "networks" / "vil-tiny-64.csv"
-    path.parent.mkdir()
-    path.write_text("kind,version,network,attention,p50_us,code\nnetworks,1,vil-tiny-64,tilewright,2.5,c\n")
-    with pytest.raises(ArtifactError, match="expected version 2 of networks rows, found 1"):
-        _read.frames([path], "networks")
-    convert.run([tmp_path])
-    (frame,) = _read.frames([path], "networks")
-    assert frame[["p50_us", "code", "compiled", "reorder", "solver", "tiles"]].values.tolist() == [
-        [2.5, "c", "False", "", "", ""]
-    ]
-
-
-def test_a_file_of_no_kind_is_not_converted(tmp_path):
-    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ArtifactError, match=r"x\.csv: expected rows of a recorded study, found the columns a, b"):
-        convert.run([tmp_path])
+    for folder in recorded():
+        for kind, rows in rows_of(folder).items():
+            # Written again, it is the same file.
+            assert _rows.text(experiments.member(kind).Row, rows) == (folder / f"{kind}.csv").read_text(), folder
 
 
 # Reading

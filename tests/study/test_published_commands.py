@@ -63,7 +63,8 @@ def test_the_artifacts_own_settings_are_taken(tmp_path):
 
 
 def test_tables_and_figures_are_made_of_the_rows_that_there_are(tmp_path):
-    shutil.copytree(ROOT / "expected/cpu-2-cores/logs/heatmap", tmp_path / "results/logs/heatmap")
+    (tmp_path / "results/logs").mkdir(parents=True)
+    shutil.copy(ROOT / "expected/cpu-2-cores/heatmap.csv", tmp_path / "results/logs")
     for line, kinds in zip(OURS.splitlines()[-2:], ((".csv", ".md"), (".png", ".svg")), strict=True):
         done = run(line, tmp_path)
         assert done.returncode == 0, done.stderr

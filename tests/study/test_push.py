@@ -9,6 +9,7 @@ from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.study import experiments, figures
 from tilewright.study.experiments import push, push_attention, push_streams
 from tilewright.study.stages import push_app
+from tilewright.study.tables import _read
 from tilewright.study.tables import push as push_table
 from tilewright.study.tables import push_attention as attention_table
 from tilewright.study.tables import push_streams as streams_table
@@ -99,7 +100,9 @@ def test_deliveries_that_are_wrong_fail_the_row(monkeypatch):
 def test_times_of_processors_stand_beside_the_arrays(tmp_path):
     name = "vil-tiny-224-s1"
     synthetic.write_csv(tmp_path / "a.csv", "push_attention", [synthetic.push_attention_row(name)])
-    timed = [synthetic.row(name, "tilewright", us, device=device) for us, device in ((900, "CPU"), (10, "NVIDIA X"))]
+    headline = {"device": "NVIDIA X", **_read.HEADLINE}
+    plans = ((900, {"device": "CPU"}), (10, headline), (5, headline | {"solver": _read.TUNED}))
+    timed = [synthetic.row(name, "tilewright", us, **how) for us, how in plans]
     synthetic.write_csv(tmp_path / "b.csv", "attention", timed)
     found = attention_table.table([tmp_path / "a.csv", tmp_path / "b.csv"]).iloc[0]
     assert (found["here_ms"], found["gpu_ms"], found["gpu"]) == (0.9, 0.01, "NVIDIA X")

@@ -1,6 +1,5 @@
 """The page of a made-up study: what it says, what its explorer shows, and how it behaves in a browser."""
 
-import csv
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from tilewright import blocks, graph, profile, schedule
 from tilewright.core.errors import ArtifactError
 from tilewright.study import figures, report, tables
 from tilewright.study.report import explorer, page
-from tilewright.study.tables import _origin
+from tilewright.study.tables import _origin, _quoted
 from tilewright.study.tables.claims import VERDICTS
 
 in_browser = pytest.mark.skipif(bool(browser.MISSING), reason=f"not found: {browser.MISSING}")
@@ -47,7 +46,6 @@ def write(output, explored, **changes):
         "figure_files": [f"figures/{name}.svg" for name in SHOWN[0]],
         "table_files": [f"results/tables/{name}.csv" for name in SHOWN[1]],
         "captions": [CAPTIONS / f"{name}.rst" for name in {name for names in SHOWN for name in names}],
-        "recorded": report.recorded(configured()),
     }
     page.write(**parts | changes, explored=explored, output=output)
     return Path(output).read_text()
@@ -55,7 +53,7 @@ def write(output, explored, **changes):
 
 @pytest.fixture(scope="module")
 def written(study):
-    return write("study.report.html", report.explored(study))
+    return write("study.report.html", report.explored(study), recorded=report.recorded(configured()))
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +108,11 @@ def test_claims_that_are_not_met_come_first(name, written):
 
 def test_the_recorded_gpu_run_reports_its_own_claims(study, written):
     section = re.search(r'<article id="claims-h200">.*?</article>', written, re.DOTALL)[0]
-    rows = list(csv.DictReader((ROOT / "expected/h200/claims.csv").read_text().splitlines()))
+    rows = _quoted.judged(ROOT, "h200")
     assert len(shown_verdicts(written, "h200")) == len(rows) != len(shown_verdicts(written, "claims"))
     # Orders are found on the host.
-    assert "<h3>Recorded run h200: NVIDIA H200; AMD EPYC</h3>" in section and "expected/h200/logs" in section
-    assert rows[0]["claim"] in section
+    assert "<h3>Recorded run h200: NVIDIA H200; AMD EPYC</h3>" in section and "recorded in expected/h200" in section
+    assert rows["claim"][0] in section
     summary = re.findall(r'<dl class="summary">.*?</dl>', written, re.DOTALL)
     assert len(summary) == 2 and synthetic.DEVICE["name"] in summary[0] and "NVIDIA H200" in summary[1]
     assert report.recorded(configured(recorded="expected/h200")) == []

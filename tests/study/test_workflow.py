@@ -14,6 +14,7 @@ from helpers import loaded
 from helpers.checkout import ROOT, RUN, TINY, appended, copied, described, overlay, plan, snakemake
 from tilewright import blocks, graph
 from tilewright.study import config, figures
+from tilewright.study.stages import record
 
 # Reach every stage with few jobs.
 TARGETS = ("figures/fill.svg", "figures/latency_vil.svg", "results/tables/fill.csv", "results/tables/end_to_end.csv")
@@ -169,7 +170,8 @@ def test_a_changed_batching_reruns_pruned_networks_alone(study, checkout):
 
 
 def test_recorded_logs_are_shown_without_their_device(study, checkout, tmp_path):
-    recorded = overlay(tmp_path / "study.recorded.yaml", {"recorded": str(study / "results"), "device": "cuda"})
+    record.collect(config.load(merged(TINY)), study, tmp_path / "rows")
+    recorded = overlay(tmp_path / "study.recorded.yaml", {"recorded": str(tmp_path / "rows"), "device": "cuda"})
     wanted = ("figures/latency_vil.svg", "results/tables/end_to_end.csv")
     run = ("--cores", "2", "--configfile", TINY, recorded)
     done = snakemake(tmp_path, *wanted, *run, source=checkout, capture_output=True)

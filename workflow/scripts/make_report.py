@@ -18,6 +18,6 @@ if __name__ == "__main__":
     add("--tables", nargs="*", default=[], metavar="CSV", help="tables, each with its origin beside it")
     add("--explored", nargs="*", default=[], metavar="FILE", help="graphs, blocks, profiles and schedules to explore")
     add("--captions", nargs="+", required=True, metavar="RST", help="captions, of the figures' and tables' names")
-    add("--recorded", nargs="*", default=[], metavar="CSV", help="claims about recorded runs")
+    add("--recorded", nargs="*", default=[], metavar="CSV", help="claims, the paper's bars, rows of a recorded run")
     add("--output", type=flags.output, required=True, metavar="HTML", help="the page to write")
     script(parser, run)

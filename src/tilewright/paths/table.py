@@ -239,6 +239,8 @@ def read(path) -> list[Entry]:
                 )
     if not found:
         raise ArtifactError(f"{path}: expected a {WHAT}, found no measured path")
+    if len(cases := {row.get("case", "") for row in rows}) > 1:
+        raise ArtifactError(f"{path}: expected a {WHAT} of one case, found {', '.join(sorted(cases))}")
     return found
 
 

@@ -131,7 +131,7 @@ class Shared(Section, frozen=True, kw_only=True):
     """The whole study.
 
     experiments: the experiments that are run, see tilewright.study.experiments
-    recorded: a folder of the checkout whose logs stand in for results/logs, so that what a device measured is shown
+    recorded: a folder of the checkout whose rows stand in for results/logs, so that what a device measured is shown
         where it is not; or null
     device: the kind of device that is timed, such as cpu or cuda
     dtype: of the tokens and of whole networks

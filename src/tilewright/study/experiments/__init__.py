@@ -174,11 +174,16 @@ def modules_of_case(name, config, case):
     return sorted({*modules(name, module.planned(case, settings), config.device), *named})
 
 
+def of_file(path):
+    """The experiment whose rows the file `path` holds, as `files` names it."""
+    name = path.removeprefix(LOGS).partition("/")[0]
+    # Those of attention lie below the names of graphs.
+    return name if name in NAMES else "attention"
+
+
 def read(paths):
     """Dotted names of the experiments whose rows are in files among `paths`, as `files` names them."""
-    own = [path.removeprefix(LOGS).partition("/")[0] for path in paths if path.startswith(LOGS)]
-    # Those of attention lie below the names of graphs.
-    return sorted({f"{__name__}.{name if name in NAMES else 'attention'}" for name in own})
+    return sorted({f"{__name__}.{of_file(path)}" for path in paths if path.startswith(LOGS)})
 
 
 def size(name, config, case):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tilewright.study import experiments
 from tilewright.study.tables import _select
 
 # What the page is made of besides Python.
@@ -13,8 +14,11 @@ RECORDED = "expected/h200"
 
 
 def recorded(config):
-    """Files of claims that were judged on recorded rows; none where the study shows these rows themselves."""
-    return [] if config.recorded == RECORDED else [f"{RECORDED}/claims.csv"]
+    """Files by which claims are judged on recorded rows; none where the study shows these rows themselves."""
+    root = Path(__file__).parents[4]
+    rows = [f"{RECORDED}/{name}.csv" for name in experiments.NAMES]
+    rows = [path for path in rows if (root / path).is_file() and config.recorded != RECORDED]
+    return [_select.CLAIMS, _select.PAPER_LATENCY, *rows] if rows else []
 
 
 def explored(config):

@@ -4,16 +4,18 @@ import base64
 import json
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 
 from tilewright.core import artifacts, registry
 from tilewright.core.errors import ArtifactError
-from tilewright.study import figures, tables
+from tilewright.study import experiments, figures, tables
 from tilewright.study.report import ASSETS, explorer
 from tilewright.study.tables import _origin, _select
 from tilewright.study.tables.claims import VERDICTS
+from tilewright.study.tables.claims import table as judged
 
 # How the files of each folder came about: the method behind what is drawn from them.
 METHODS = {
@@ -47,7 +49,7 @@ def write(figure_files, table_files, explored, captions, output, recorded=()):
 
     figure_files: SVGs; table_files: CSVs; each with its origin, a JSON, beside it. explored: what the tile explorer
     draws, `report.explored`; without any the page says that it has none. captions: reStructuredText, one file of the
-    name of each figure and table. recorded: tables of claims about recorded runs, `report.recorded`.
+    name of each figure and table. recorded: claims and the rows of a recorded run, `report.recorded`.
 
     Raises `ArtifactError` for a file that is missing or is not what it should be, `UnknownNameError` for a name.
     """
@@ -59,7 +61,9 @@ def write(figure_files, table_files, explored, captions, output, recorded=()):
     # What the verdicts are of. Without any it is the longest, which names all facts that the others name some of.
     hardware = claims.hardware if claims else max((item.hardware for item in made), key=len, default="")
     runs = [("This run", hardware, claims)] if claims else []
-    runs += [(f"Recorded run {item.name}", item.hardware, item) for item in map(_recorded, map(Path, recorded))]
+    if recorded:
+        item = _recorded([Path(path) for path in recorded])
+        runs.append((f"Recorded run {item.name}", item.hardware, item))
     parts = {
         "runs": [(title, device, item, _counts(item)) for title, device, item in runs],
         "hardware": hardware,
@@ -122,9 +126,15 @@ def _item(path, shows, texts, **parts):
 def _method(inputs):
     """How the files `inputs` came about, in words."""
     # The innermost folder that is known, wherever the run or the checkout lies.
-    kinds = [next((part for part in Path(path).parts[::-1] if part in METHODS), "") for path in inputs]
+    known = [[*Path(path).parts[::-1], _rows_of(path)] for path in inputs]
+    kinds = [next((part for part in parts if part in METHODS), "") for parts in known]
     counts = {kind: kinds.count(kind) for kind in METHODS}
     return [f"{METHODS[kind]}: {n} file{'s' * (n > 1)}" for kind, n in counts.items() if n]
+
+
+def _rows_of(path):
+    """The folder of rows, where a file of no folder that is known bears the name of an experiment: recorded rows."""
+    return "logs" if Path(path).stem in experiments.NAMES else ""
 
 
 def _figure(path, texts):
@@ -139,32 +149,32 @@ def _table(path, texts):
     return _item(path, shows, texts, columns=columns, rows=rows)
 
 
-def _recorded(path):
-    """`Item` of the claims at `path`, which were judged on the rows in ``logs`` beside it."""
-    columns, rows = _grid(path, "claims")
-    folder = path.parent
+def _recorded(paths):
+    """`Item` of the claims that are judged by the files `paths`, the rows of a recorded run last."""
+    folder = paths[-1].parent
+    columns, rows = _grid(folder, "claims", StringIO(judged(paths).to_csv(index=False)))
     place = [name for name, _, _ in columns].index("device")
     return Item(
         name=folder.name,
         shows="",
         caption="<p>Verdicts on rows that were recorded before. This run measured none of them.</p>",
-        method=[f"{METHODS['logs']}: recorded in {folder.as_posix()}/logs"],
+        method=[f"{METHODS['logs']}: recorded in {folder.as_posix()}"],
         hardware="; ".join(dict.fromkeys(row[place][0] for row in rows)),
         command=f"python workflow/scripts/table.py --table claims --inputs {_select.CLAIMS} {_select.PAPER_LATENCY} "
-        f"{folder.as_posix()}/logs --outputs {path.as_posix()}",
+        f"{folder.as_posix()} --outputs claims.csv",
         columns=columns,
         rows=rows,
     )
 
 
-def _grid(path, name):
-    """``(columns, rows)`` of the table `name` at `path`, as an `Item` has them."""
+def _grid(path, name, csv=None):
+    """``(columns, rows)`` of the table `name` at `path`, or of its `csv`, as an `Item` has them."""
     import pandas as pd
 
     module = registry.member("tilewright.study.tables", "table", name, tables.NAMES)
     try:
         # Only an empty field is missing: "none" is an order.
-        frame = pd.read_csv(path, keep_default_na=False, na_values=[""])
+        frame = pd.read_csv(csv or path, keep_default_na=False, na_values=[""])
         if parts := getattr(module, "PARTS", None):
             column, values = parts
             frame = frame.sort_values(column, key=lambda found: found.map(values.index), kind="stable")

@@ -58,6 +58,8 @@ def _measured(profile, rung):
     kind, rows = _rows.read(profile, experiments.row_types())
     if kind != "paths":
         raise ArtifactError(f"{profile}: expected rows of the experiment paths, found {kind}")
+    if len(cases := {row["case"] for row in rows}) > 1:
+        raise ArtifactError(f"{profile}: expected paths of one case, found {', '.join(sorted(cases))}")
     rows = [row for row in rows if row["rung"] == rung and row["status"] == "ok" and row["fit"]]
     bases = [row for row in rows if row["part"] == "base"]
     if not bases:

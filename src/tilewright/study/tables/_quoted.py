@@ -26,7 +26,7 @@ from tilewright.study.tables import (
     speedup,
 )
 
-# Recorded runs, `results/logs` of which lies in ``logs``.
+# Recorded runs: a file of rows for each experiment.
 FOLDERS = {"cpu": "expected/cpu-2-cores", "h200": "expected/h200", "h100": "expected/h100"}
 # The patterns beside those of the paper, and what they are.
 PATTERNS = {
@@ -147,9 +147,8 @@ def _rounded(value, digits, rounding):
 
 def _recorded(root, device, *kinds):
     """The recorded files of `kinds`; with those of layers the paper's bars."""
-    folder = root / FOLDERS[device] / "logs"
-    files = _read.sort(sorted(folder.rglob("*.csv")), _read.ROWS, optional=_read.ROWS)
-    found = [path for kind in kinds for path in files[kind]]
+    folder = root / FOLDERS[device]
+    found = [path for path in (folder / f"{kind}.csv" for kind in kinds) if path.is_file()]
     if not found:
         raise ArtifactError(f"{folder}: expected recorded rows of {', '.join(kinds)}, found none")
     return found + [root / _select.PAPER_LATENCY] * ("attention" in kinds)
@@ -453,7 +452,7 @@ def _policy(root, device):
 
 @cache
 def judged(root, device):
-    """The claims with their verdicts on the rows recorded of `device`, as ``<folder>/claims.csv`` has them."""
+    """The claims with their verdicts on the rows recorded of `device`."""
     return claims.table([root / _select.CLAIMS, *_recorded(root, device, *_read.ROWS)])
 
 

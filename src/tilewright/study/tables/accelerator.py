@@ -8,7 +8,7 @@ import numpy as np
 from tilewright.study.tables import _read, _select
 
 # Costs that were recorded, for where the cost model is not installed.
-RECORDED = "expected/cpu-2-cores/logs/accelerator"
+RECORDED = "expected/cpu-2-cores/accelerator.csv"
 HARDWARE = ["vector", "lanes", "elements", "weights_kib", "inputs_kib", "outputs_kib"]
 _COSTS = ["cycles", "energy_uj", "decoder_cycles", "decoder_uj"]
 
@@ -33,11 +33,10 @@ SHOWN = {
 
 
 def needs(config):
-    """One file for each network, and where it is there the recorded one."""
+    """One file for each network, and where they are there the recorded rows."""
     files = _select.logs(config, "accelerator")
-    recorded = [f"{RECORDED}/{Path(path).name}" for path in files]
     # Snakemake asks from the root of the checkout.
-    return files + [path for path in recorded if not config.recorded and Path(path).is_file()]
+    return [*files, *([RECORDED] if files and not config.recorded and Path(RECORDED).is_file() else [])]
 
 
 def table(inputs):
@@ -48,7 +47,7 @@ def table(inputs):
     """
     run, recorded = [], []
     for path in map(Path, inputs):
-        (recorded if path.parent.as_posix().endswith(RECORDED) else run).append(path)
+        (recorded if path.as_posix().endswith(RECORDED) else run).append(path)
     (frame,) = _read.frames(run or recorded, "accelerator")
     frame["origin"] = "run" if run else "recorded"
     missing = set(frame.loc[frame["status"] != "ok", "network"])
