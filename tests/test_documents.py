@@ -43,6 +43,12 @@ def test_every_link_leads_somewhere(path):
         assert not anchor or anchor in anchors(target), link
 
 
+def test_decisions_are_at_most_fifteen_pages_of_a_page_each():
+    pages = [path for path in DOCUMENTS if "decisions" in path.parts]
+    assert 0 < len(pages) <= 15
+    assert [path for path in pages if len((ROOT / path).read_text().split()) > 450] == []
+
+
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if "notebooks" not in path.parts], ids=str)
 def test_every_file_of_the_checkout_that_is_named_exists(path):
     named = re.findall(rf"`((?:{'|'.join(TRACKED)})/[\w./-]+)`", text(path))
