@@ -31,9 +31,10 @@ for path in filter(lambda path: not (work / path).exists(), asked):
 sys.exit(status)
 """
 OVERLAY = """\
-experiments: [ragged, heatmap]
+experiments: [ragged]
 heatmap: {resolutions: [224, 512]}
 ragged: {shapes: [[3, 64]]}
+pruned_accuracy: {networks: {deit-tiny-64: []}}
 """
 
 

@@ -33,10 +33,10 @@ PATIENCE = 60
 def run(device, overlays, minutes, checkout):
     """Record the study of config.yaml with `overlays` as expected/<device>/ of `checkout`, in so many `minutes`.
 
-    overlays: without any, config/<device>.yaml, where there is one. Experiments come in the order of ``experiments:``.
-    A case that is there already, of an earlier call that ran out of time or was ended, is not measured again; with no
-    minutes nothing is. Raises `ConfigError` where the checkout has changes, or rows are there of another commit,
-    `ArtifactError` where there are none at the end.
+    overlays: without any, config/<device>.yaml, where there is one. Those of ``experiments:`` come first, then the
+    others that the overlays have a section of, in their order. A case that is there already, of an earlier call that
+    ran out of time or was ended, is not measured again; with no minutes nothing is. Raises `ConfigError` where the
+    checkout has changes, or rows are there of another commit, `ArtifactError` where there are none at the end.
     """
     begin = monotonic()
     target, work = checkout / "expected" / device, checkout / "build" / "record" / device
@@ -48,11 +48,14 @@ def run(device, overlays, minutes, checkout):
     _check_commit(work, study)
     before = spent = _spent(work)
     failed = set()
-    for name in study.experiments:
+    # Without a file to make the workflow would make all that the study shows.
+    for name in [name for name in study.experiments if experiments.files(name, study)]:
         left = 60 * minutes - (monotonic() - begin)
         if left <= 0:
             break
-        if _measured(checkout, device, overlays, work, experiments.files(name, study), left):
+        names = f"experiments=[{', '.join(study.experiments)}]"
+        given = ["--configfile", *overlays, "--config", names, "--", *experiments.files(name, study)]
+        if _measured(checkout, device, work, given, left):
             failed.add(name)
         spent = [*before, round((monotonic() - begin) / 60, 2)]
         artifacts.write_text(work / "minutes.json", json.dumps(spent))
@@ -61,7 +64,7 @@ def run(device, overlays, minutes, checkout):
 
 def collect(study, work, target, failed=(), minutes=()):
     """Write the rows below `work`, where the workflow of `study` ran, to the folder `target`, in place of what is
-    there. failed: experiments that were not cut short; minutes: of each call.
+    there. failed: experiments that ended with a case missing; minutes: of each call.
 
     Raises `ArtifactError` where there are no rows.
     """
@@ -102,12 +105,15 @@ def facts(rows):
 
 
 def _study(checkout, overlays):
+    """The study of the overlays, with all experiments that these have a section of: those that they name come first."""
     from snakemake.utils import update_config
 
-    stated = yaml.safe_load((checkout / "config.yaml").read_text())
+    stated, own = yaml.safe_load((checkout / "config.yaml").read_text()), {}
     for path in overlays:
-        update_config(stated, yaml.safe_load(path.read_text()))
-    return config.load(stated)
+        update_config(own, yaml.safe_load(path.read_text()))
+    update_config(stated, own)
+    others = [name for section in own for name in experiments.NAMES if experiments.section_of(name) == section]
+    return config.load(stated | {"experiments": [*dict.fromkeys([*stated["experiments"], *others])]})
 
 
 def _check_commit(work, study):
@@ -129,16 +135,15 @@ def _spent(work):
     return json.loads(path.read_text()) if path.is_file() else []
 
 
-def _measured(checkout, device, overlays, work, files, seconds):
-    """Run the workflow for `files` in the folder `work`, no longer than `seconds`; whether some of it failed."""
+def _measured(checkout, device, work, given, seconds):
+    """Run the workflow as `given` in the folder `work`, no longer than `seconds`; whether some of it failed."""
     profile = next(path for name in (device, "default") if (path := checkout / "profiles" / name).is_dir())
     command = [sys.executable, "-m", "snakemake", "--snakefile", checkout / "Snakefile", "--directory", work]
     # Who was ended left its lock.
     command += ["--workflow-profile", profile, "--cores", "all", "--keep-going", "--rerun-incomplete", "--nolock"]
-    command += ["--configfile", *overlays, "--", *files]
     path = os.pathsep.join(filter(None, [str(checkout / "src"), os.environ.get("PYTHONPATH")]))
     work.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, start_new_session=True)
+    process = subprocess.Popen([*command, *given], env={**os.environ, "PYTHONPATH": path}, start_new_session=True)
     try:
         return process.wait(seconds) != 0
     except subprocess.TimeoutExpired:
