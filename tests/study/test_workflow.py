@@ -15,6 +15,7 @@ from helpers.checkout import ROOT, RUN, TINY, appended, copied, described, overl
 from tilewright import blocks, graph
 from tilewright.study import config, figures
 from tilewright.study.stages import record
+from tilewright.study.tables import _select
 
 # Reach every stage with few jobs.
 TARGETS = ("figures/fill.svg", "figures/latency_vil.svg", "results/tables/fill.csv", "results/tables/end_to_end.csv")
@@ -170,7 +171,7 @@ def test_a_changed_batching_reruns_pruned_networks_alone(study, checkout):
 
 
 def test_recorded_logs_are_shown_without_their_device(study, checkout, tmp_path):
-    record.collect(config.load(merged(TINY)), study, tmp_path / "rows")
+    record.collect(study, tmp_path / "rows", _select.logs(config.load(merged(TINY))))
     recorded = overlay(tmp_path / "study.recorded.yaml", {"recorded": str(tmp_path / "rows"), "device": "cuda"})
     wanted = ("figures/latency_vil.svg", "results/tables/end_to_end.csv")
     run = ("--cores", "2", "--configfile", TINY, recorded)

@@ -26,6 +26,8 @@ KIND = "recorded run"
 VERSION = 1
 # Columns that say what made a row; those that the rows of a run share are named in `RUN`.
 FACTS = ("commit", "device", "cores", "driver", "torch", "triton", "numpy")
+# In the folder of a run: what its calls asked for, and the minutes of each.
+CALLS = "calls.json"
 # Seconds that a job has to write the rows so far when time is up.
 PATIENCE = 60
 
@@ -34,54 +36,56 @@ def run(device, overlays, minutes, checkout):
     """Record the study of config.yaml with `overlays` as expected/<device>/ of `checkout`, in so many `minutes`.
 
     overlays: without any, config/<device>.yaml, where there is one. Those of ``experiments:`` come first, then the
-    others that the overlays have a section of, in their order. A case that is there already, of an earlier call that
-    ran out of time or was ended, is not measured again; with no minutes nothing is. Raises `ConfigError` where the
-    checkout has changes, or rows are there of another commit, `ArtifactError` where there are none at the end.
+    others that the last overlay has a section of, in their order. A case that is there already, of an earlier call
+    that ran out of time or was ended, is not measured again; with no minutes nothing is. What earlier calls asked for
+    under other overlays is part of the run. Raises `ConfigError` where the checkout has changes, or rows are there of
+    another commit, `ArtifactError` where there are none at the end.
     """
     begin = monotonic()
     target, work = checkout / "expected" / device, checkout / "build" / "record" / device
-    own = [path for path in [checkout / "config" / f"{device}.yaml"] if path.is_file()]
-    overlays = [Path(path).resolve() for path in overlays] or own or [checkout / "config.yaml"]
-    study = _study(checkout, overlays)
     if target.exists() and not (target / RUN).is_file():
         raise ConfigError(f"{target}: expected a recorded run to take the place of, found another folder")
-    _check_commit(work, study)
-    before = spent = _spent(work)
-    failed = set()
+    named = [path for path in [checkout / "config" / f"{device}.yaml"] if path.is_file()]
+    overlays = [Path(path).resolve() for path in overlays] or named or [checkout / "config.yaml"]
+    study = _study(checkout, overlays)
+    asked = {name: experiments.files(name, study) for name in study.experiments}
+    before = _before(work)
+    every = [*dict.fromkeys([*before["asked"], *(path for paths in asked.values() for path in paths)])]
+    _check_commit([work / path for path in every])
+    spent, failed = before["minutes"], set()
     # Without a file to make the workflow would make all that the study shows.
-    for name in [name for name in study.experiments if experiments.files(name, study)]:
+    for name in filter(asked.get, study.experiments):
         left = 60 * minutes - (monotonic() - begin)
         if left <= 0:
             break
         names = f"experiments=[{', '.join(study.experiments)}]"
-        given = ["--configfile", *overlays, "--config", names, "--", *experiments.files(name, study)]
+        given = ["--configfile", *overlays, "--config", names, "--", *asked[name]]
         if _measured(checkout, device, work, given, left):
-            failed.add(name)
-        spent = [*before, round((monotonic() - begin) / 60, 2)]
-        artifacts.write_text(work / "minutes.json", json.dumps(spent))
-    collect(study, work, target, failed, spent)
+            failed.update(asked[name])
+        spent = [*before["minutes"], round((monotonic() - begin) / 60, 2)]
+        artifacts.write_text(work / CALLS, json.dumps({"minutes": spent, "asked": every}))
+    collect(work, target, every, failed, spent)
 
 
-def collect(study, work, target, failed=(), minutes=()):
-    """Write the rows below `work`, where the workflow of `study` ran, to the folder `target`, in place of what is
-    there. failed: experiments that ended with a case missing; minutes: of each call.
+def collect(work, target, asked, failed=(), minutes=()):
+    """Write the rows of the files `asked` for, where a workflow ran in the folder `work`, to the folder `target`, in
+    place of what is there. failed: files that are missing for another reason than time; minutes: of each call.
 
     Raises `ArtifactError` where there are no rows.
     """
     rows, left_out = {}, {}
-    for name in study.experiments:
-        for path in experiments.files(name, study):
-            if (work / path).is_file():
-                rows.setdefault(name, []).extend(_rows.read(work / path, experiments.row_types())[1])
-            else:
-                case = path.removeprefix(experiments.LOGS).removesuffix(".csv")
-                left_out[case] = "failed" if name in failed else "no time"
+    for path in asked:
+        if (work / path).is_file():
+            kind, own = _rows.read(work / path, experiments.row_types())
+            rows.setdefault(kind, []).extend(own)
+        else:
+            case = path.removeprefix(experiments.LOGS).removesuffix(".csv")
+            left_out[case] = "failed" if path in failed else "no time"
     if not rows:
         raise ArtifactError(f"{work}: expected the rows of a run, found none")
     scores = {path.stem: json.loads(path.read_bytes()) for path in sorted(work.glob("results/checkpoints/*.json"))}
     write(target, rows, {"minutes": [*minutes], "left_out": left_out, "trainings": scores})
-    said = ", ".join(f"{case} ({why})" for case, why in left_out.items()) or "nothing"
-    print(f"{target}: {sum(map(len, rows.values()))} rows of {len(rows)} experiments; left out: {said}")
+    print(f"{target}: {sum(map(len, rows.values()))} rows of {len(rows)} experiments; {len(left_out)} cases left out")
 
 
 def write(target, rows, stated):
@@ -105,34 +109,33 @@ def facts(rows):
 
 
 def _study(checkout, overlays):
-    """The study of the overlays, with all experiments that these have a section of: those that they name come first."""
+    """The study of the overlays, with all experiments that the last one has a section of; those named come first."""
     from snakemake.utils import update_config
 
-    stated, own = yaml.safe_load((checkout / "config.yaml").read_text()), {}
-    for path in overlays:
-        update_config(own, yaml.safe_load(path.read_text()))
-    update_config(stated, own)
+    stated = yaml.safe_load((checkout / "config.yaml").read_text())
+    for own in [yaml.safe_load(path.read_text()) for path in overlays]:
+        update_config(stated, own)
     others = [name for section in own for name in experiments.NAMES if experiments.section_of(name) == section]
     return config.load(stated | {"experiments": [*dict.fromkeys([*stated["experiments"], *others])]})
 
 
-def _check_commit(work, study):
-    """Raise `ConfigError` unless all rows of this run are of one commit."""
+def _before(work):
+    """What calls before asked for, and the minutes of each."""
+    path = work / CALLS
+    return json.loads(path.read_text()) if path.is_file() else {"minutes": [], "asked": []}
+
+
+def _check_commit(paths):
+    """Raise `ConfigError` unless all rows that are there are of this commit."""
     commit = provenance.commit()
     if not commit or commit.endswith("+"):
         raise ConfigError(f"expected the package of a commit, without changes, found {commit or 'none'}")
-    paths = [work / path for name in study.experiments for path in experiments.files(name, study)]
-    there = [_rows.read(path, experiments.row_types())[1] for path in paths if path.is_file()]
-    if others := sorted({row["commit"] for rows in there for row in rows} - {commit}):
-        raise ConfigError(
-            f"{work}: expected rows of commit {commit} alone, found {', '.join(others)}; remove it to begin anew"
-        )
-
-
-def _spent(work):
-    """Minutes of each call before."""
-    path = work / "minutes.json"
-    return json.loads(path.read_text()) if path.is_file() else []
+    for path in filter(Path.is_file, paths):
+        _, rows = _rows.read(path, experiments.row_types())
+        if others := sorted({row["commit"] for row in rows} - {commit}):
+            raise ConfigError(
+                f"{path}: expected rows of commit {commit}, found {', '.join(others)}; remove these to begin anew"
+            )
 
 
 def _measured(checkout, device, work, given, seconds):
