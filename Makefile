@@ -16,7 +16,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 # What editors show of config.yaml.
-SCHEMA := $(BIN)/python -m tilewright.study.config > config/schema.json
+SCHEMA := $(BIN)/python -m tilewright_study.config > config/schema.json
 
 .PHONY: setup reproduce smoke record test lint fix lock schema clean
 

@@ -10,7 +10,7 @@ where these can be captured. `peak_mb` is what a forward and backward hold beyon
 compares its gradient, too (`error_table`). On a GPU a graph of a forward and a backward is captured, the table's values
 change, and the graph is replayed: `replayed` says whether its results are those of the new values. `host_us` is what
 the host takes to queue both. `--ragged` compares packed batches, ``<images>-<tokens>``, whose images keep
-from 30 % to all of their tokens, with those of `baselines.packed` that have a backward and with FlexAttention.
+from 30 % to all of their tokens, with those of `tilewright_study.baselines.packed` that have a backward and with FlexAttention.
 
 All forms of a peer have a row: its time is that of the fastest.
 
@@ -37,13 +37,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tilewright
 from tilewright import graph, models, ragged, reference, targets
-from tilewright.baselines import packed as packed_baselines
 from tilewright.blocks.tiles import parse
 from tilewright.core import timing
 from tilewright.core.errors import TilewrightError, Unavailable
-from tilewright.study.experiments._checks import judging
 from tilewright.targets.masks import Bias
 from tilewright.torch_attention import flex, patterns, wide
+from tilewright_study.baselines import packed as packed_baselines
+from tilewright_study.measure.checks import judging
 
 PATTERNS = ("vil-medium-wide-1024-s2-exact", "vil-tiny-224-s1-exact", "vil-tiny-224-s2-exact", "kept-30-4096")
 # Heads x head dim of patterns that state none.
@@ -194,7 +194,7 @@ def packed(name, arguments):
 
 
 def peer(name, packing, dtype):
-    """``(attend, put, get)`` of a packed baseline, see `baselines.packed`. Raises `Unavailable`."""
+    """``(attend, put, get)`` of a packed baseline, see `tilewright_study.baselines.packed`. Raises `Unavailable`."""
     ready = packed_baselines.prepare(name, packing, HEADS, HEAD_DIM, dtype)
     if not ready.exact:
         raise Unavailable("attends to padding, too")

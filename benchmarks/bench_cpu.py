@@ -17,14 +17,14 @@ from pathlib import Path
 import pandas as pd
 
 from tilewright import blocks, models, reorder, schedule, targets
-from tilewright.baselines.sparse import flex, sdpa_dense
 from tilewright.blocks import tiles
-from tilewright.study.experiments import _attention, _rows
-from tilewright.study.experiments._attention import Tokens
-from tilewright.study.experiments._effort import Effort
-from tilewright.study.experiments.attention import Row
 from tilewright.targets.measure import measure
 from tilewright.torch_attention.flex import UNTUNED
+from tilewright_study.baselines.sparse import flex, sdpa_dense
+from tilewright_study.experiments.attention import Row, run
+from tilewright_study.experiments.attention.run import Tokens
+from tilewright_study.measure import rows as _rows
+from tilewright_study.measure.effort import Effort
 
 SIZES = {"heads": 3, "head_dim": 32}
 BAR = "vil-tiny-512-s1-exact"
@@ -57,15 +57,15 @@ def bar():
         tokens = Tokens(in_order(pattern, order), **SIZES)
         places = (True,) if order == "none" else (True, False)
         runs += [
-            _attention._variant(flex, variant, tokens, {"provider": "flex", "ordered": ordered})
+            run._variant(flex, variant, tokens, {"provider": "flex", "ordered": ordered})
             for variant in UNTUNED
             for ordered in places
         ]
         if order == "none":
-            runs.append(_attention._variant(sdpa_dense, "torch", tokens, {"provider": "sdpa_dense", "ordered": True}))
+            runs.append(run._variant(sdpa_dense, "torch", tokens, {"provider": "sdpa_dense", "ordered": True}))
         else:
-            runs += _attention._runs(*solved(tokens, MIXED), "+".join(MIXED), tokens)
-    return _attention._in_turns(runs, EFFORT)
+            runs += run._runs(*solved(tokens, MIXED), "+".join(MIXED), tokens)
+    return run._in_turns(runs, EFFORT)
 
 
 def in_order(pattern, order):
@@ -82,7 +82,7 @@ def predicted(pattern, order):
 
 def plan(tokens, names):
     """The rows of a plan with the tiles `names`."""
-    return _attention.run_schedule(*solved(tokens, names), tokens, EFFORT, tiles="+".join(names))
+    return run.run_schedule(*solved(tokens, names), tokens, EFFORT, tiles="+".join(names))
 
 
 def solved(tokens, names):

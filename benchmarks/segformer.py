@@ -36,7 +36,7 @@ from tilewright.core.artifacts import atomic
 from tilewright.models import segformer as pattern
 from tilewright.networks import _maps, layers, segformer
 from tilewright.networks.path import Path as ExecutionPath
-from tilewright.study.experiments._checks import judging
+from tilewright_study.measure.checks import judging
 
 # As many times further off than the published operators (docs/decisions/timing.md).
 ROUNDING, LEAST = 3, 1e-5

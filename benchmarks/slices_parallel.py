@@ -36,8 +36,8 @@ from tilewright.models import wan as pattern
 from tilewright.networks import video_attentions
 from tilewright.networks.video_attentions import Call, Video
 from tilewright.slices import parallel
-from tilewright.study.experiments._rows import machine, now
 from tilewright.targets import qkv
+from tilewright_study.measure.rows import machine, now
 
 SPARSITIES = (0.7, 0.8, 0.9)
 # A velocity may differ by this many times what rounding in 16 bits makes out, and by so much in float32

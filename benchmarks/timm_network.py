@@ -33,7 +33,7 @@ from tilewright.core.errors import TilewrightError, Unavailable
 from tilewright.core.images import read_rgb
 from tilewright.integrations.timm import sparsify
 from tilewright.nn import patterns
-from tilewright.study.experiments._checks import judging
+from tilewright_study.measure.checks import judging
 
 # As many times further off than timm's dense network (docs/decisions/timing.md).
 ROUNDING, LEAST = 3, 1e-4

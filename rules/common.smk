@@ -21,16 +21,17 @@ if not Path(tilewright.__file__).resolve().is_relative_to(Path(ROOT, "src").reso
         f"its code would decide what is stale; PYTHONPATH={shlex.quote(ROOT)}/src snakemake … takes this one"
     )
 
-from tilewright import models, targets, training
-from tilewright.baselines import sparse
+from tilewright import models, targets
+from tilewright_study import training
+from tilewright_study.baselines import sparse
 from tilewright.blocks import work
 from tilewright.pushmem import solve as configuring
 from tilewright.schedule.search import entered
-from tilewright.study import config as study
-from tilewright.study import experiments, figures, origins, tables
-from tilewright.study import report as page
-from tilewright.study.experiments import _weights as weights
-from tilewright.study.tables import _select as select
+from tilewright_study import config as study
+from tilewright_study import experiments, figures, origins, tables
+from tilewright_study import report as page
+from tilewright_study.measure import weights
+from tilewright_study.tables import _select as select
 
 # A workflow of one's own that includes this one as a module may state a part of the configuration: the rest is that of config.yaml.
 # So the order of keys is that file's, too.

@@ -117,7 +117,7 @@ rule video_weights:
         **parameters(
             "train_video",
             [
-                "tilewright.training.video",
+                "tilewright_study.training.video",
                 "tilewright.networks.wan",
                 "tilewright.networks.video_attentions.dense",
                 *SCENES,
@@ -202,9 +202,9 @@ rule path_pictures:
         **parameters(
             "path_pictures",
             [
-                "tilewright.study.experiments.paths",
+                "tilewright_study.experiments.paths",
                 "tilewright.networks.segformer",
-                "tilewright.scenes.sources.scenes",
+                "tilewright_study.scenes.sources.scenes",
                 *SCENES,
             ],
             shipped={"weights": case_shipped},

@@ -24,9 +24,9 @@ rule train:
         **parameters(
             "train",
             [
-                "tilewright.training.segmentation",
+                "tilewright_study.training.segmentation",
                 "tilewright.networks.segformer",
-                "tilewright.scenes.sources.scenes",
+                "tilewright_study.scenes.sources.scenes",
                 *SCENES,
             ],
             arguments=training_arguments,

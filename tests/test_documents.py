@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.study import experiments, figures
-from tilewright.study.tables import _quoted, end_to_end, recall, slices
+from tilewright_study import experiments, figures
+from tilewright_study.experiments.networks import table_end_to_end
+from tilewright_study.experiments.recall import table_recall
+from tilewright_study.experiments.slices import table_slices
+from tilewright_study.tables import _quoted
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -95,9 +98,9 @@ def test_the_first_numbers_are_those_of_the_table():
 
 
 def test_the_readmes_counts_of_networks_are_those_of_the_recorded_rows():
-    rows = _quoted._table(ROOT, "h200", "networks", end_to_end.table)
-    ours = rows[rows["attention"] == end_to_end.OURS]
-    called, graphs = (ours[ours[f"verdict{suffix}"] == "slower"] for suffix in end_to_end.WAYS)
+    rows = _quoted._table(ROOT, "h200", "networks", table_end_to_end.table)
+    ours = rows[rows["attention"] == table_end_to_end.OURS]
+    called, graphs = (ours[ours[f"verdict{suffix}"] == "slower"] for suffix in table_end_to_end.WAYS)
     assert set(graphs["family"]) == {"dynamicvit"} and set(graphs["batch"]) == {1}
     for words in (
         f"{len(called)} of {len(ours)} cases of whole networks on an H200 are slower",
@@ -111,13 +114,13 @@ def test_the_readmes_counts_of_networks_are_those_of_the_recorded_rows():
 
 
 def test_the_readmes_numbers_of_lists_are_those_of_the_recorded_rows():
-    rows = _quoted._table(ROOT, "h200", "slices", slices.table)
+    rows = _quoted._table(ROOT, "h200", "slices", table_slices.table)
     default = rows[(rows["chosen_by"] == "pooled32") & (rows["call"] == "predict_attend")]
     case = default[(default["case"] == "12x128-21x30x52") & (default["sparsity"] > 0.6)]
     assert "{:.2f}, {:.2f} and {:.2f} times as fast as dense".format(*case["speedup"]) in README
     assert "keep {:.0f}, {:.0f} and {:.0f} % of the attention".format(*(100 * case["recall"])) in README
-    maps = _quoted._table(ROOT, "h200", "recall", recall.table)
-    exact = maps[(maps["provider"] == slices.OURS) & (maps["group"] == "128x1") & (maps["chosen_by"] == "oracle")]
+    maps = _quoted._table(ROOT, "h200", "recall", table_recall.table)
+    exact = maps[(maps["provider"] == table_slices.OURS) & (maps["group"] == "128x1") & (maps["chosen_by"] == "oracle")]
     said = "lists are {:.2f} and {:.2f} times as fast as dense".format(*exact["speedup"].dropna())
     assert said in README
 

@@ -99,9 +99,9 @@ from pathlib import Path
 import torch
 import tilewright as tw
 from tilewright.__main__ import main
-from tilewright.accelerators.hardware import technology
-from tilewright.scenes import objects
-from tilewright.study import report
+from tilewright_study.accelerators.hardware import technology
+from tilewright_study.scenes import objects
+from tilewright_study import report
 
 assert Path(tw.__file__).is_relative_to(sys.argv[1]), tw.__file__
 assert technology() and len(objects.pictures()) > 100 and all(path.is_file() for path in report.ASSETS)

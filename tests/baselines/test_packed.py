@@ -6,10 +6,10 @@ import torch
 
 from helpers.gpu import TRITON_DEVICE
 from tilewright import ragged, reference
-from tilewright.baselines import packed as packed_baselines
-from tilewright.baselines.packed import flash3_varlen
 from tilewright.core.errors import PatternError, Unavailable, UnknownNameError
 from tilewright.torch_attention import flex
+from tilewright_study.baselines import packed as packed_baselines
+from tilewright_study.baselines.packed import flash3_varlen
 
 DTYPE = torch.float16 if TRITON_DEVICE == "cuda" else torch.float32
 GPU_ONLY = ("sdpa_flash", "flash_varlen", "flash3_varlen", "torch_varlen")

@@ -10,8 +10,12 @@ import torch
 from helpers import plans
 from helpers.rows import run_baselines
 from tilewright import graph, models, reference
-from tilewright.baselines import sparse as sparse_baselines
-from tilewright.baselines.sparse import (  # fmt: skip
+from tilewright.core import timing
+from tilewright.core.errors import Unavailable
+from tilewright.torch_attention import flex, kernels, patterns
+from tilewright.torch_attention import wide as wide_rows
+from tilewright_study.baselines import sparse as sparse_baselines
+from tilewright_study.baselines.sparse import (
     cudnn_flex,
     fa4,
     flashinfer,
@@ -21,14 +25,10 @@ from tilewright.baselines.sparse import (  # fmt: skip
     sdpa_mask,
     sdpa_windows,
 )
-from tilewright.baselines.sparse import flex as flex_member
-from tilewright.core import timing
-from tilewright.core.errors import Unavailable
-from tilewright.study.experiments import _attention as rows
-from tilewright.study.experiments._attention import Tokens
-from tilewright.study.experiments._effort import Effort
-from tilewright.torch_attention import flex, kernels, patterns
-from tilewright.torch_attention import wide as wide_rows
+from tilewright_study.baselines.sparse import flex as flex_member
+from tilewright_study.experiments.attention import run as rows
+from tilewright_study.experiments.attention.run import Tokens
+from tilewright_study.measure.effort import Effort
 
 QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
 META = {"heads": 2, "head_dim": 16}
@@ -167,7 +167,7 @@ def test_bits_for_flash_attention_are_words():
 
 def test_every_baseline_keeps_the_contract():
     for name in sparse_baselines.NAMES:
-        module = importlib.import_module(f"tilewright.baselines.sparse.{name}")
+        module = importlib.import_module(f"tilewright_study.baselines.sparse.{name}")
         assert isinstance(module.MASKED, bool) and isinstance(module.DENSE, bool) and callable(module.prepare)
         assert module.VARIANTS and len(set(module.VARIANTS)) == len(module.VARIANTS)
 

@@ -13,7 +13,7 @@ from tilewright.configure.system import Builder
 from tilewright.core.errors import ConfigError, SolverError
 from tilewright.pushmem import configuration_file, examples, fit, inner, memories, recurrence, settings, solve
 from tilewright.pushmem.memories import pub
-from tilewright.study.stages import configure
+from tilewright_study.stages import configure
 
 pytestmark = pytest.mark.mutation
 PUB = memories.member("pub")

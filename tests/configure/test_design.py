@@ -7,7 +7,7 @@ import pytest
 from helpers import extras
 from tilewright.configure import design, example, query
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.study.stages import configure
+from tilewright_study.stages import configure
 
 extras.need("bitwuzla")
 # Counts `by_step` a cycle from `by_start` while `go`.

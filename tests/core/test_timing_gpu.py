@@ -7,8 +7,8 @@ import torch
 from helpers import plans
 from tilewright import graph
 from tilewright.core import timing
-from tilewright.study.experiments._attention import Tokens, run_baselines
-from tilewright.study.experiments._effort import Effort
+from tilewright_study.experiments.attention.run import Tokens, run_baselines
+from tilewright_study.measure.effort import Effort
 
 EFFORT = {"min_reps": 5, "max_seconds": 0.2, "rse_target": 0.05}
 

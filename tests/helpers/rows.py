@@ -1,7 +1,7 @@
 """Rows of experiments as a reader has them."""
 
-from tilewright.study import experiments
-from tilewright.study.experiments import _attention
+from tilewright_study import experiments
+from tilewright_study.experiments.attention import run
 
 
 def whole(experiment, rows):
@@ -12,12 +12,12 @@ def whole(experiment, rows):
 
 def run_schedule(*arguments, **options):
     """`_attention.run_schedule`, its rows `whole`."""
-    return whole("attention", _attention.run_schedule(*arguments, **options))
+    return whole("attention", run.run_schedule(*arguments, **options))
 
 
 def run_baselines(*arguments, **options):
     """`_attention.run_baselines`, its rows `whole`."""
-    return whole("attention", _attention.run_baselines(*arguments, **options))
+    return whole("attention", run.run_baselines(*arguments, **options))
 
 
 def _shown(value):

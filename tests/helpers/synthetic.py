@@ -10,9 +10,10 @@ from helpers.factories import make_limits, make_profile
 from tilewright import blocks, graph, profile, schedule, targets
 from tilewright.blocks.tiles import parse
 from tilewright.core import artifacts
-from tilewright.study import experiments
-from tilewright.study.experiments import _rows, networks
-from tilewright.study.stages import path_pictures, video_pictures
+from tilewright_study import experiments
+from tilewright_study.experiments import networks
+from tilewright_study.measure import rows as _rows
+from tilewright_study.stages import path_pictures, video_pictures
 
 DEVICE = {
     "kind": "cpu",

@@ -22,7 +22,7 @@ from tilewright import models
 from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
 from tilewright.models import _gates, dynamicvit, file, regionvit, vision_longformer
-from tilewright.study.stages import graph as graph_stage
+from tilewright_study.stages import graph as graph_stage
 
 SCRIPT = Path(__file__).parents[2] / "workflow/scripts/gen_adj.py"
 

@@ -15,9 +15,9 @@ from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import segformer
 from tilewright.networks.path import Path, parse
 from tilewright.paths import accuracy, latency, program, space, table
-from tilewright.study import experiments
-from tilewright.study.experiments import _rows
-from tilewright.study.stages import plan_paths
+from tilewright_study import experiments
+from tilewright_study.measure import rows as _rows
+from tilewright_study.stages import plan_paths
 
 BASE = Path(("11", "11", "1", "11"))
 BLOCKS = 7

@@ -21,7 +21,7 @@ from tilewright.pushmem import (
     solve,
     streams,
 )
-from tilewright.study.stages import configure
+from tilewright_study.stages import configure
 
 extras.need("amaranth", "pyosys", "bitwuzla")
 PUB, DP = memories.member("pub"), memories.member("dp")

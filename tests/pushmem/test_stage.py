@@ -9,7 +9,7 @@ from helpers import extras
 from tilewright.core.errors import ArtifactError, TilewrightError, UnknownNameError
 from tilewright.pushmem import apps, configuration, mapping, simulate, stage
 from tilewright.pushmem.cost import cost
-from tilewright.study.stages.push_app import run
+from tilewright_study.stages.push_app import run
 
 extras.need("islpy")
 

@@ -19,7 +19,7 @@ from tilewright.core.errors import ConfigError, PatternError, UnknownNameError
 from tilewright.graph import from_pattern
 from tilewright.reorder import _growth, _linkage, _published, _quotient, _tuning
 from tilewright.reorder._quality import work_fraction
-from tilewright.study.stages import reorder as reorder_stage
+from tilewright_study.stages import reorder as reorder_stage
 
 SCRIPT = Path(__file__).parents[2] / "workflow/scripts/reorder.py"
 # Every order that needs no hints and takes a rectangular pattern, with what makes each of its paths run.

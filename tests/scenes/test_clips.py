@@ -6,7 +6,7 @@ import torch
 
 from tilewright.core import images
 from tilewright.core.errors import PatternError, UnknownNameError
-from tilewright.scenes import clips
+from tilewright_study.scenes import clips
 
 SIZES = (8, 48, 80)
 

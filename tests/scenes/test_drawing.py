@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tilewright.core import images
 from tilewright.core.errors import ArtifactError, PatternError, UnknownNameError
-from tilewright.scenes import drawing, objects
+from tilewright_study.scenes import drawing, objects
 
 PIXELS = (48, 64)
 

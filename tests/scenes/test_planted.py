@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from tilewright.core.errors import PatternError, UnknownNameError
-from tilewright.scenes import planted
-from tilewright.scenes.planted import Head
 from tilewright.slices import orders
+from tilewright_study.scenes import planted
+from tilewright_study.scenes.planted import Head
 
 GRID, ROWS, HEAD_DIM = (6, 12, 16), 32, 64
 

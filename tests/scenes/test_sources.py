@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from tilewright import scenes
 from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError, PatternError, UnknownNameError
-from tilewright.scenes import sources
-from tilewright.scenes.sources import ade20k, camvid, cityscapes
-from tilewright.scenes.sources import scenes as drawn_scenes
+from tilewright_study import scenes
+from tilewright_study.scenes import sources
+from tilewright_study.scenes.sources import ade20k, camvid, cityscapes
+from tilewright_study.scenes.sources import scenes as drawn_scenes
 
 
 def write(path, array):

@@ -6,16 +6,15 @@ from test_figures import ROOT, configured, texts
 
 from helpers import synthetic
 from helpers.rows import whole
-from tilewright import accelerators
-from tilewright.accelerators import workloads
 from tilewright.core.errors import ConfigError, Unavailable
 from tilewright.networks import layers
-from tilewright.study import experiments, figures
-from tilewright.study.experiments import accelerator
-from tilewright.study.experiments._effort import Run
-from tilewright.study.figures import _style
-from tilewright.study.tables import _select, claims
-from tilewright.study.tables import accelerator as costs_table
+from tilewright_study import accelerators, experiments, figures
+from tilewright_study.accelerators import workloads
+from tilewright_study.experiments import accelerator
+from tilewright_study.experiments.accelerator import table_accelerator as costs_table
+from tilewright_study.figures import _style
+from tilewright_study.measure.effort import Run
+from tilewright_study.tables import _select, claims
 
 NAME = "segformer-b0-64"
 PATHS = ("2.2.2.2", "2.2.2.2 decoder=published", "1.2.1.2")

@@ -14,23 +14,25 @@ from helpers.files import loaded, run_script
 from helpers.gpu import TRITON_DEVICE
 from helpers.rows import run_baselines, run_schedule, whole
 from tilewright import api, blocks, graph, models, profile, reference, schedule, targets
-from tilewright.baselines import sparse as sparse_baselines
-from tilewright.baselines.sparse import sdpa_dense
 from tilewright.blocks import work
 from tilewright.core.errors import ArtifactError, TilewrightError, UnknownNameError
 from tilewright.core.timing import Timing
 from tilewright.core.turns import TURNS
 from tilewright.models import dynamicvit
-from tilewright.study.experiments import _attention, _ceilings, _effort, heatmap, orders
-from tilewright.study.experiments._attention import Tokens
-from tilewright.study.experiments._effort import Effort
-from tilewright.study.experiments.attention import Row
 from tilewright.targets.cpu import executor as cpu_executor
 from tilewright.targets.cuda import executor as cuda_executor
+from tilewright_study.baselines import sparse as sparse_baselines
+from tilewright_study.baselines.sparse import sdpa_dense
+from tilewright_study.experiments import heatmap, orders
+from tilewright_study.experiments.attention import Row
+from tilewright_study.experiments.attention import run as _attention
+from tilewright_study.experiments.attention.run import Tokens
+from tilewright_study.measure import ceilings, effort
+from tilewright_study.measure.effort import Effort
 
 SCRIPTS = Path(__file__).parents[2] / "workflow/scripts"
 QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
-HOW = _effort.Run(rse=1.0, min_repetitions=3)
+HOW = effort.Run(rse=1.0, min_repetitions=3)
 META = {"model": "toy", "family": "toys", "resolution": 8, "heads": 2, "head_dim": 16}
 
 
@@ -204,17 +206,17 @@ def test_on_a_gpu_times_stand_beside_floor_and_ceiling(gpu_tokens):
 @pytest.mark.parametrize(("head_dim", "tflops"), [(32, 281), (48, 422), (64, 562), (128, 949)])
 def test_the_ceiling_is_that_of_perfect_overlap(head_dim, tflops):
     device = {"capability": "9.0", "multiprocessors": 132, "clock_mhz": 1755.0}
-    assert _ceilings.softmax_bound_gflops(device, head_dim, torch.bfloat16) / 1e3 == pytest.approx(tflops, rel=2e-3)
+    assert ceilings.softmax_bound_gflops(device, head_dim, torch.bfloat16) / 1e3 == pytest.approx(tflops, rel=2e-3)
 
 
 def test_without_known_rates_there_is_no_ceiling():
-    assert _ceilings.softmax_bound_gflops({"capability": "7.0"}, 64, torch.bfloat16) is None
-    assert _ceilings.softmax_bound_gflops(GPU, 64, torch.float32) is None
+    assert ceilings.softmax_bound_gflops({"capability": "7.0"}, 64, torch.bfloat16) is None
+    assert ceilings.softmax_bound_gflops(GPU, 64, torch.float32) is None
 
 
 def test_keys_that_no_query_sees_need_not_be_moved():
     pattern = graph.from_pattern(np.eye(3, 5, dtype=bool))
-    assert _ceilings.floor_bytes(pattern, batch=2, heads=3, head_dim=8, itemsize=2) == (3 + 3 + 3 + 3) * 2 * 3 * 8 * 2
+    assert ceilings.floor_bytes(pattern, batch=2, heads=3, head_dim=8, itemsize=2) == (3 + 3 + 3 + 3) * 2 * 3 * 8 * 2
 
 
 def cells(patches, *, max_tokens=100, tiles=("16x1", "8x1"), resolution="64"):

@@ -10,25 +10,26 @@ from test_figures import ROOT
 
 from helpers import synthetic
 from helpers.files import run_script
-from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core import registry
 from tilewright.core.errors import ArtifactError, UnknownNameError
-from tilewright.study import tables
-from tilewright.study.tables import (
-    _quoted,
-    _read,
-    _select,
-    claims,
-    end_to_end,
-    network_plans,
-    policy,
-    policy_summary,
-    pruned,
-    slices,
-    speedup,
-    stream,
-    video,
+from tilewright_study import tables
+from tilewright_study.baselines import sparse as sparse_baselines
+from tilewright_study.experiments.attention import (
+    table_policy,
+    table_policy_summary,
+    table_speedup,
 )
+from tilewright_study.experiments.networks import (
+    table_end_to_end as end_to_end,
+)
+from tilewright_study.experiments.networks import (
+    table_network_plans,
+)
+from tilewright_study.experiments.pruned import table_pruned
+from tilewright_study.experiments.slices import table_slices
+from tilewright_study.experiments.stream import table_stream
+from tilewright_study.experiments.video import table_video
+from tilewright_study.tables import _quoted, _read, _select, claims
 
 MODEL = "vil-tiny-224-s1"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -222,9 +223,9 @@ def test_a_claim_about_the_ilp_is_measured(tmp_path):
     # No schedule of descent ran.
     for case, said in (("fixed/median", ["not met"]), ("fixed/each", ["not met"]), ("descent/each", [])):
         assert verdicts(tmp_path, rows, id=f"policy_over:{case}")["verdict"].tolist() == said
-    (row,) = policy.table([*rows, PAPER]).to_dict("records")
+    (row,) = table_policy.table([*rows, PAPER]).to_dict("records")
     assert (row["fixed"], row["fixed_us"], row["verdict_fixed"]) == ("64x1", 95.0, "slower")
-    summary = policy_summary.table([*rows, PAPER]).set_index("rival").loc["the best fixed tile"]
+    summary = table_policy_summary.table([*rows, PAPER]).set_index("rival").loc["the best fixed tile"]
     assert summary["worst"] == pytest.approx(1 - 100 / 95) and summary["slower"] == 1
 
 
@@ -234,10 +235,10 @@ def test_a_claim_about_tuned_schedules_is_apart_from_the_ilps(tmp_path):
     rows = [bench(tmp_path / "b.csv", plan(100.0, rse=0.001), plan(94.0, **tuned), plan(95.0, **fixed))]
     for case, said in (("policy_over", "not met"), ("tuned_over", "met")):
         assert verdicts(tmp_path, rows, id=f"{case}:fixed/each")["verdict"].tolist() == [said]
-    frame = policy.table([*rows, PAPER]).set_index("policy")
+    frame = table_policy.table([*rows, PAPER]).set_index("policy")
     assert frame["verdict_fixed"].to_dict() == {"ilp": "slower", "tuned": "faster"}
     assert frame.loc["tuned", ["us", "chosen", "tuned_s"]].tolist() == [94.0, "64x1 greedy", 1.5]
-    summary = policy_summary.table([*rows, PAPER])
+    summary = table_policy_summary.table([*rows, PAPER])
     assert summary["policy"].tolist() == ["ILP", "tuned"] and set(summary["rival"]) == {"the best fixed tile"}
 
 
@@ -268,7 +269,7 @@ def test_dense_is_the_fastest_row_over_all_pairs(tmp_path):
 
 def test_dense_names_the_baselines_that_are_dense():
     members = {
-        n: registry.member("tilewright.baselines.sparse", "baseline", n, sparse_baselines.NAMES)
+        n: registry.member("tilewright_study.baselines.sparse", "baseline", n, sparse_baselines.NAMES)
         for n in sparse_baselines.NAMES
     }
     assert set(sparse_baselines.DENSE) == {
@@ -290,7 +291,7 @@ def test_each_form_compares_like_with_like(tmp_path):
         plan(9.0, tiles="64x1", solver="greedy"),
         plan(1.0, status="failed", reorder="ic"),
     )
-    (row,) = speedup.table([path, PAPER]).to_dict("records")
+    (row,) = table_speedup.table([path, PAPER]).to_dict("records")
     assert (row["plan"], row["plan_us"], row["over_peer"], row["peer"]) == (
         "window + highs (mixed)",
         10,
@@ -308,7 +309,7 @@ def test_a_peer_without_a_row_in_natural_order_counts_there_in_its_favour(tmp_pa
     path = bench(
         tmp_path / "b.csv", ("flex", 20.0, {"reorder": "window"}), ("sdpa_dense", 60.0, {}), plan(5.0, ordered="False")
     )
-    (row,) = speedup.table([path, PAPER]).to_dict("records")
+    (row,) = table_speedup.table([path, PAPER]).to_dict("records")
     assert (row["peer_natural"], row["over_peer_natural"]) == ("flex (window)", 4)
 
 
@@ -335,7 +336,7 @@ def test_pruned_networks_name_ties_and_what_was_compared(tmp_path):
         for name, us in (("padded", 150.0), ("gathered", 101.0), ("ragged", 100.0))
     ]
     synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, rows)
-    row = pruned.table([tmp_path / "p.csv"]).set_index("batching").loc["ragged"]
+    row = table_pruned.table([tmp_path / "p.csv"]).set_index("batching").loc["ragged"]
     assert (row["fair"], row["ties"], row["compared"]) == ("gathered", "dense, fair", 15 / 16)
 
 
@@ -548,8 +549,8 @@ def test_a_faster_row_of_any_provider_decides_about_layers(name, how, tmp_path):
         tmp_path / "b.csv", ("sdpa_dense", 60.0, {}), plan(10.0, cold_us=12.0), plan(11.0, ordered="False"),
         (name, 5.0, {**ordered, "cold_us": 6.0, "rse": 0.001}),
     )  # fmt: skip
-    (row,) = speedup.table([path, PAPER]).to_dict("records")
-    found = [row[f"over_peer{suffix}"] for suffix in speedup.FORMS]
+    (row,) = table_speedup.table([path, PAPER]).to_dict("records")
+    found = [row[f"over_peer{suffix}"] for suffix in table_speedup.FORMS]
     if name == _select.INFERENCE:
         # It computes something else, and has a column of its own.
         assert min(found) > 1 and row["inference_us"] == 5.0
@@ -566,7 +567,7 @@ def test_a_faster_batching_in_any_form_that_is_called_alike_decides(name, mode, 
         synthetic.pruned_row("deit-tiny-224-evit", "", *who, 4, p50_us=us, rse=0.001, status="ok") for *who, us in rows
     ]
     synthetic.write_csv(tmp_path / "p.csv", synthetic.PRUNED, made)
-    row = pruned.table([tmp_path / "p.csv"]).set_index("batching").loc["ragged"]
+    row = table_pruned.table([tmp_path / "p.csv"]).set_index("batching").loc["ragged"]
     assert (row["fair"], row["over_fair"]) == (name, 0.5)
 
 
@@ -585,7 +586,7 @@ def test_lists_are_held_against_the_fastest_dense_call_of_their_case(tmp_path):
     ]
     rows = [*dense, synthetic.slices_row("2x64-4x4x4", "hilbert", "tilewright", 40.0, **lists) | {"sparsity": 0.7}]
     synthetic.write_csv(tmp_path / "s.csv", "slices", rows)
-    assert slices.table([tmp_path / "s.csv"])["speedup"].iloc[-1] == 2
+    assert table_slices.table([tmp_path / "s.csv"])["speedup"].iloc[-1] == 2
 
 
 @pytest.mark.parametrize("group", ["128x1", "128x64"])
@@ -604,7 +605,7 @@ def test_a_dense_pass_in_any_mode_decides_about_video(tmp_path):
     known = [("dense", "compile", 50.0), ("dense", "eager", 300.0), ("slices", "eager", 100.0)]
     rows = [synthetic.video_row("wan", by, SimpleNamespace(by=by, every=1), us, mode=mode) for by, mode, us in known]
     synthetic.write_csv(tmp_path / "v.csv", "video", rows)
-    assert video.table([tmp_path / "v.csv"])["speedup"].iloc[-1] == 0.5
+    assert table_video.table([tmp_path / "v.csv"])["speedup"].iloc[-1] == 0.5
 
 
 def test_times_of_graphs_are_never_held_against_times_of_calls(tmp_path):
@@ -614,7 +615,7 @@ def test_times_of_graphs_are_never_held_against_times_of_calls(tmp_path):
     ]
     rows.append(synthetic.network_row("vil-tiny-224", "native", 1, p50_us=50.0))
     synthetic.write_csv(tmp_path / "n.csv", synthetic.NETWORK, rows)
-    assert network_plans.table([tmp_path / "n.csv"])["over_native"].tolist() == [0.5, 0.5]
+    assert table_network_plans.table([tmp_path / "n.csv"])["over_native"].tolist() == [0.5, 0.5]
 
 
 # The paper's networks
@@ -667,7 +668,7 @@ def stream_rows(tmp_path, case="segformer-b0-64.sampled", trained="continued", s
     frame = {"part": "frames", "contender": "static", "frame": 0, "path": f"segformer-b1-64.{trained}"}
     rows += [known | frame, *(known | {"part": "switching", "measured_us": us} for us in switch_us)]
     synthetic.write_csv(tmp_path / "s.csv", "stream", rows)
-    return stream.table([tmp_path / "s.csv"]).set_index("contender")
+    return table_stream.table([tmp_path / "s.csv"]).set_index("contender")
 
 
 def test_numbers_that_cannot_be_are_blank(tmp_path):

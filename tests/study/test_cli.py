@@ -8,8 +8,8 @@ import pytest
 from helpers.files import run_script
 from tilewright.core import flags
 from tilewright.core.errors import ConfigError, TilewrightError
-from tilewright.study import cli
-from tilewright.study.cli import script
+from tilewright_study import cli
+from tilewright_study.cli import script
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "workflow/scripts").glob("*.py"))
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tilewright.core.errors import ConfigError
-from tilewright.study import config, experiments
+from tilewright_study import config, experiments
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -209,7 +209,7 @@ def test_what_snakemake_parses_stays_light():
     heavy = ("torch", "triton", "numba", "gurobipy", "highspy", "matplotlib", "pandas", "seaborn")
     program = f"""
 import sys, yaml
-from tilewright.study import config, figures
+from tilewright_study import config, figures
 figures.selected(config.load(yaml.safe_load(open({str(ROOT / "config.yaml")!r}))))
 print([name for name in {heavy!r} if name in sys.modules])
 """
@@ -224,8 +224,8 @@ SCHEMA = ROOT / "config/schema.json"
 
 def test_the_command_of_make_schema_prints_the_schema():
     makefile = (ROOT / "Makefile").read_text()
-    assert "python -m tilewright.study.config > config/schema.json" in makefile
-    printed = subprocess.run([sys.executable, "-m", "tilewright.study.config"], capture_output=True, check=True).stdout
+    assert "python -m tilewright_study.config > config/schema.json" in makefile
+    printed = subprocess.run([sys.executable, "-m", "tilewright_study.config"], capture_output=True, check=True).stdout
     assert json.loads(printed) == config.schema()
 
 

@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 
 from helpers.files import loaded, run_script
-from tilewright import networks, scenes
+from tilewright import networks
 from tilewright.core.errors import TilewrightError
+from tilewright_study import scenes
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "workflow/scripts/evaluate.py"

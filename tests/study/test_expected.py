@@ -7,10 +7,10 @@ import pytest
 
 from tilewright.core import artifacts, provenance
 from tilewright.core.errors import ArtifactError
-from tilewright.study import experiments
-from tilewright.study.experiments import _rows
-from tilewright.study.stages import experiment, record
-from tilewright.study.tables import _quoted
+from tilewright_study import experiments
+from tilewright_study.measure import rows as _rows
+from tilewright_study.stages import experiment, record
+from tilewright_study.tables import _quoted
 
 EXPECTED = Path(__file__).parents[2] / "expected"
 RAGGED = {"provider": "sdpa_flash"}

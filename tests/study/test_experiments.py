@@ -18,9 +18,9 @@ from tilewright import targets
 from tilewright.core import provenance
 from tilewright.core.errors import ConfigError, UnknownNameError
 from tilewright.schedule import search
-from tilewright.study import cli, config, experiments, sections
-from tilewright.study.experiments import _rows
-from tilewright.study.tables import _read
+from tilewright_study import cli, config, experiments, sections
+from tilewright_study.measure import rows as _rows
+from tilewright_study.tables import _read
 
 ROOT = Path(__file__).parents[2]
 # Every experiment, also those that the default study leaves out. Their weights need not be there.
@@ -122,7 +122,7 @@ def test_what_runs_a_case_imports_its_experiment_and_not_the_other_way_round(nam
 def test_importing_the_experiments_stays_light():
     heavy = ("torch", "triton", "numba", "gurobipy", "highspy", "matplotlib", "pandas", "seaborn")
     program = (
-        "import sys; from tilewright.study import experiments; dict(experiments.row_types());"
+        "import sys; from tilewright_study import experiments; dict(experiments.row_types());"
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -136,8 +136,8 @@ COUNTED = '''
 
 from typing import Literal
 
-from tilewright.study import sections
-from tilewright.study.experiments import _rows
+from tilewright_study import sections
+from tilewright_study.experiments import _rows
 
 
 class Section(sections.Section, frozen=True):
@@ -210,7 +210,7 @@ def remark(row):
 TABLE = '''
 """Letters of words (stage T6)."""
 
-from tilewright.study.tables import _read, _select
+from tilewright_study.tables import _read, _select
 
 SHOWN = {"word": ("word", ""), "letters": ("letters", ".0f")}
 
@@ -226,14 +226,14 @@ def table(inputs):
     return rows[["word", "letters"]]
 '''
 OWN = {
-    "src/tilewright/study/experiments/counted.py": COUNTED,
-    "src/tilewright/study/tables/counted.py": TABLE,
+    "src/tilewright_study/experiments/counted.py": COUNTED,
+    "src/tilewright_study/tables/counted.py": TABLE,
     "workflow/report/captions/counted.rst": "Letters of words.\n",
 }
 # The registries, where a word is added.
 REGISTRIES = {
-    "src/tilewright/study/experiments/__init__.py": ("NAMES = (", 'NAMES = ("counted", '),
-    "src/tilewright/study/tables/__init__.py": ("NAMES = (", 'NAMES = ("counted",'),
+    "src/tilewright_study/experiments/__init__.py": ("NAMES = (", 'NAMES = ("counted", '),
+    "src/tilewright_study/tables/__init__.py": ("NAMES = (", 'NAMES = ("counted",'),
 }
 
 
@@ -272,7 +272,7 @@ def test_an_experiment_is_added_by_a_module_and_a_word(source, tmp_path):
     assert rows == ["a,1.0", "it's,4.0", "word,4.0"]
     # The whole study is this experiment; its code and its settings rerun its own cases.
     assert jobs(tmp_path, given, source) == {"report": 1, "all": 1}
-    module = source / "src/tilewright/study/experiments/counted.py"
+    module = source / "src/tilewright_study/experiments/counted.py"
     text = module.read_text()
     module.write_text(text + "\nCHANGED = True\n")
     assert jobs(tmp_path, given, source)["experiment"] == 2

@@ -11,8 +11,8 @@ from PIL import Image
 from helpers.files import run_script
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError, TilewrightError
-from tilewright.study import inference
-from tilewright.study.figures import _photograph
+from tilewright_study import inference
+from tilewright_study.figures import _photograph
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "workflow/scripts/infer.py"

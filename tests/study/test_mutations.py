@@ -28,16 +28,6 @@ from tilewright.paths import table as look_up
 from tilewright.pruners import threshold_l2
 from tilewright.slices import attention as slice_attention
 from tilewright.slices import steps as slice_steps
-from tilewright.study.experiments import _networks as network_bench
-from tilewright.study.experiments import _pruned as pruned_bench
-from tilewright.study.experiments import _ragged as ragged_bench
-from tilewright.study.experiments import _recall, recall, video, worth
-from tilewright.study.experiments import _slices as slice_bench
-from tilewright.study.experiments import _stream as stream_bench
-from tilewright.study.experiments import _video as video_bench
-from tilewright.study.experiments import _worth as worth_bench
-from tilewright.study.experiments._attention import Tokens, run_schedule
-from tilewright.study.experiments._effort import Effort, Run
 from tilewright.targets.cpu import executor as cpu_executor
 from tilewright.targets.cpu import launch as cpu_launch
 from tilewright.targets.cpu import packed as cpu_packed
@@ -47,6 +37,17 @@ from tilewright.targets.cuda import executor as cuda_executor
 from tilewright.targets.cuda import tile_kernel as cuda_tile_kernel
 from tilewright.targets.cuda import tile_lists
 from tilewright.targets.cuda.tile_lists import Item
+from tilewright_study.experiments import recall, video, worth
+from tilewright_study.experiments.attention.run import Tokens, run_schedule
+from tilewright_study.experiments.networks import run as network_bench
+from tilewright_study.experiments.pruned import run as pruned_bench
+from tilewright_study.experiments.ragged import run as ragged_bench
+from tilewright_study.experiments.recall import run as _recall
+from tilewright_study.experiments.slices import run as slice_bench
+from tilewright_study.experiments.stream import run as stream_bench
+from tilewright_study.experiments.video import run as video_bench
+from tilewright_study.experiments.worth import run as worth_bench
+from tilewright_study.measure.effort import Effort, Run
 
 pytestmark = pytest.mark.mutation
 QUICK = Effort(rse=1.0, min_repetitions=1, max_seconds=0.001)

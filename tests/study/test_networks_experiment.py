@@ -16,16 +16,16 @@ import torch
 from helpers.files import loaded
 from helpers.rows import whole
 from tilewright import networks
-from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core import images, timing
 from tilewright.core.errors import TilewrightError, UnknownNameError
 from tilewright.models import _gates, dynamicvit
 from tilewright.networks import Plans, _sites
-from tilewright.study.experiments import _networks as bench
-from tilewright.study.experiments._effort import Effort
-from tilewright.study.experiments.networks import Row
-from tilewright.study.tables import _read
 from tilewright.torch_attention import flex
+from tilewright_study.baselines import sparse as sparse_baselines
+from tilewright_study.experiments.networks import Row
+from tilewright_study.experiments.networks import run as bench
+from tilewright_study.measure.effort import Effort
+from tilewright_study.tables import _read
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "workflow/scripts/run_experiment.py"

@@ -13,9 +13,9 @@ from snakemake.utils import update_config
 
 from helpers.checkout import ROOT, TINY, appended, copied, described, dry_run, overlay, run_loaded
 from tilewright.core.errors import ArtifactError
-from tilewright.study import config, experiments, origins
-from tilewright.study.experiments import _rows
-from tilewright.study.tables import _read
+from tilewright_study import config, experiments, origins
+from tilewright_study.measure import rows as _rows
+from tilewright_study.tables import _read
 
 # What a shell takes and Snakemake does not record: where the checkout lies, and where a job writes.
 DERIVED = {"script", "shipped", "captions", "recorded", "weights", "folder"}
@@ -315,7 +315,7 @@ def test_where_a_study_lies_makes_nothing_stale(base, tmp_path):
         ("accelerators/technology.yaml", {"experiment_untimed"}),
         ("scenes/objects.csv", {"classifier", "train", "experiment", "path_pictures", "figure"}),
         ("study/report/style.css", {"report"}),
-        ("study/stages/graph.py", {"graph"}),
+        ("tilewright_study/stages/graph.py", {"graph"}),
         ("models/_published.py", {"graph"}),
     ],
 )

@@ -6,8 +6,8 @@ import pytest
 
 from helpers import synthetic
 from helpers.checkout import ROOT
-from tilewright.study.figures import path_families, path_front
-from tilewright.study.tables import _select, claims, paths
+from tilewright_study.experiments.paths import figure_path_families, figure_path_front, table_paths
+from tilewright_study.tables import _select, claims
 
 B2, PLAIN = "segformer-b2-64.sampled", "segformer-b2-64.plain"
 
@@ -52,15 +52,15 @@ def answer(*given, **claim):
 
 def test_a_front_is_chosen_on_one_split_and_seen_on_another():
     rows = pd.DataFrame({"p50_us": [30, 10, 20, 20, 25, 40], "choice": [0.4, 0.1, 0.3, 0.2, 0.25, 0.4]})
-    found = paths.front(rows.assign(test=[3, 1, 2, 9, 9, 9]))
+    found = table_paths.front(rows.assign(test=[3, 1, 2, 9, 9, 9]))
     assert dict(found) == {10: 1, 20: 2, 30: 3}
-    assert paths.at(found, [9, 10, 29, 50]).tolist() == [0, 1, 2, 3]
+    assert table_paths.at(found, [9, 10, 29, 50]).tolist() == [0, 1, 2, 3]
 
 
 def test_the_area_of_several_fronts_lies_below_all_of_them():
     one, other = pd.Series({10: 0.1, 20: 0.3, 50: 0.9}), pd.Series({15: 0.2})
-    assert paths.area(one, slowest_us=40) == pytest.approx(10 * 0.1 + 20 * 0.3)
-    assert paths.area(one, other, slowest_us=40) == pytest.approx(5 * 0.1 + 20 * 0.2)
+    assert table_paths.area(one, slowest_us=40) == pytest.approx(10 * 0.1 + 20 * 0.3)
+    assert table_paths.area(one, other, slowest_us=40) == pytest.approx(5 * 0.1 + 20 * 0.2)
 
 
 def test_a_table_is_judged_where_it_is_least_above_static_networks(tmp_path):
@@ -135,7 +135,7 @@ def test_claims_about_networks_without_rows_are_left_out(name, tmp_path):
 def test_static_networks_stand_beside_the_paths_of_others_that_are_like_them(tmp_path):
     rows = [*static("plain"), *sampled(), row("segformer-b3-32.plain", 160, 0.9, 0.9)]
     synthetic.write_csv(tmp_path / "paths.csv", "paths", rows)
-    panels = path_front.draw([tmp_path / "paths.csv"]).axes[1::2]
+    panels = figure_path_front.draw([tmp_path / "paths.csv"]).axes[1::2]
     shown = [[text.get_text() for text in axes.texts] for axes in panels]
     assert shown == [["b1", "b2"], ["b0", "b2"], ["b0", "b1"], ["b0", "b1", "b2"], [], []]
 
@@ -155,14 +155,14 @@ def test_networks_that_are_trained_for_longer_are_shown_as_static_ones_too(tmp_p
     longer = row("segformer-b1-64.continued", 200, 0.66, 0.66)
     rows = [*static("plain"), *sampled(), longer, row("segformer-b1-64.depthless", 200, 0.9, 0.9)]
     synthetic.write_csv(tmp_path / "paths.csv", "paths", rows)
-    shown = [text.get_text() for text in path_families.draw([tmp_path / "paths.csv"]).axes[0].texts]
+    shown = [text.get_text() for text in figure_path_families.draw([tmp_path / "paths.csv"]).axes[0].texts]
     assert shown == ["b0", "b1 continued", "b1", "b2"]
 
 
 def test_each_table_has_a_front_and_all_have_one_together(tmp_path):
     rows = [*static("plain"), *sampled(), row("segformer-b3-32.plain", 160, 0.9, 0.9)]
     synthetic.write_csv(tmp_path / "paths.csv", "paths", rows)
-    panels = path_families.draw([tmp_path / "paths.csv"]).axes
+    panels = figure_path_families.draw([tmp_path / "paths.csv"]).axes
     assert [[text.get_text() for text in axes.texts] for axes in panels] == [["b0", "b1", "b2"], ["b3"]]
     together, *tables, plain = (line.get_xydata() for line in panels[0].lines)
     # Each ends at the time of the slowest path of all.

@@ -17,12 +17,15 @@ from tilewright.networks import layers, segformer
 from tilewright.networks.path import Path
 from tilewright.paths import latency, space
 from tilewright.paths import table as look_up
-from tilewright.study import config, experiments, figures
-from tilewright.study.experiments import _effort, _paths, _stream
-from tilewright.study.experiments import paths as of_paths
-from tilewright.study.figures import path_prediction
-from tilewright.study.stages import path_pictures, plan_paths
-from tilewright.study.tables import claims, path_layers, paths, stream
+from tilewright_study import config, experiments, figures
+from tilewright_study.experiments import paths as of_paths
+from tilewright_study.experiments.paths import figure_path_prediction, table_path_layers, table_paths
+from tilewright_study.experiments.paths import run as _paths
+from tilewright_study.experiments.stream import run as _stream
+from tilewright_study.experiments.stream import table_stream
+from tilewright_study.measure import effort
+from tilewright_study.stages import path_pictures, plan_paths
+from tilewright_study.tables import claims
 
 CASE = "segformer-b0-64.plain"
 
@@ -116,7 +119,7 @@ def test_a_network_is_left_out_by_null():
 
 
 def test_the_table_of_paths_is_over_the_full_one(rows):
-    found = paths.table(rows[:1])
+    found = table_paths.table(rows[:1])
     assert len(found) == 6 and (found.groupby("rung")["promise_us"].diff().dropna() > 0).all()
     (full,) = found[(found["rung"] == "trained") & (found["part"] == "base")].itertuples()
     assert (full.time_over, full.points, full.kept) == (1, 0, "yes")
@@ -125,7 +128,7 @@ def test_the_table_of_paths_is_over_the_full_one(rows):
 
 
 def test_layers_add_up_to_the_products_of_the_full_path(rows):
-    found = path_layers.table(rows[:1]).set_index("layer")
+    found = table_path_layers.table(rows[:1]).set_index("layer")
     assert list(found.index[:3]) == ["stem 1", "block 1.0", "block 1.1"]
     assert found["saved_us"].dropna().tolist() == list(synthetic.SAVED)
     assert found.loc["block 1.0", "lost"] == pytest.approx(8)
@@ -135,8 +138,8 @@ def test_layers_add_up_to_the_products_of_the_full_path(rows):
 
 
 def test_predictions_are_judged_on_paths_that_were_not_fitted_to(rows):
-    measured = paths.measured(rows[:1])
-    timed, seen = path_prediction.held(measured, "time"), path_prediction.held(measured, "loss")
+    measured = table_paths.measured(rows[:1])
+    timed, seen = figure_path_prediction.held(measured, "time"), figure_path_prediction.held(measured, "loss")
     assert set(timed["part"]) == {"seen", "proposed"} and set(seen["part"]) == {"proposed"} and len(timed) == 3
     assert timed["error"].median() == pytest.approx(0.01) and seen["error"].median() == pytest.approx(0.5)
 
@@ -147,7 +150,7 @@ def test_times_of_a_slower_moment_are_stated_as_of_the_first_one(monkeypatch):
     base, *others = (Path(blocks) for blocks in (("11",) * 4, ("10", "11", "11", "11"), ("01", "11", "11", "11")))
     bench.network, bench.bases, bench.times_us, slower = None, [base], {}, iter([1.0, 2.0, 0.5])
     bench.settings = msgspec.defstruct("Settings", ["max_seconds", "batch", "compiled"])(0.1, 1, False)
-    bench.how, bench.images, bench.wrong = _effort.Run("cpu", "float32", 0, 0.02, 10), None, {}
+    bench.how, bench.images, bench.wrong = effort.Run("cpu", "float32", 0, 0.02, 10), None, {}
     us = {base: 100.0, others[0]: 90.0, others[1]: 80.0}
 
     def times(network, wanted, **_):
@@ -162,7 +165,7 @@ def test_times_of_a_slower_moment_are_stated_as_of_the_first_one(monkeypatch):
 
 
 def test_streams_are_over_the_oracle_one_path_and_static_networks(rows):
-    found = stream.table(rows[1:]).set_index(["trace", "contender"])
+    found = table_stream.table(rows[1:]).set_index(["trace", "contender"])
     uniform = found.loc["uniform"]
     assert uniform.loc["oracle", "oracle_share"] == 1 and uniform.loc["closed", "oracle_share"] == pytest.approx(
         50 / 54
@@ -248,8 +251,9 @@ def test_budgets_run_from_the_fastest_path_to_the_full_one():
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     """A network trained for three steps."""
-    from tilewright import networks, scenes
-    from tilewright.training import segmentation
+    from tilewright import networks
+    from tilewright_study import scenes
+    from tilewright_study.training import segmentation
 
     source = scenes.create("scenes")
     family, options = networks.parse("segformer-b0-64")
@@ -267,7 +271,7 @@ def test_a_trained_network_goes_through_paths_and_stream(weights, tmp_path, monk
     few |= {"samples": 2, "rounds": 2, "alone": ["scale=0.5"], "solvers": ["greedy", "highs"], "max_seconds": 0.01}
     study = configured(checkpoint=str(weights), name="mine", **few)
     stated = of_paths.settings(study, "mine")
-    how = _effort.Run("cpu", "float32", 0, 0.5, 3)
+    how = effort.Run("cpu", "float32", 0, 0.5, 3)
     found = list(_paths.run("mine", stated, how))
     assert {row["part"] for row in found} >= {"base", "single", "drawn", "seen", "alone"}
     assert len({(row["rung"], row["path"]) for row in found}) == len(found)

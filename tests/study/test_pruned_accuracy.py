@@ -9,16 +9,17 @@ from test_figures import ROOT, configured, texts
 from helpers import synthetic
 from helpers.rows import whole
 from helpers.threads import threads
-from tilewright import networks, scenes
+from tilewright import networks
 from tilewright.core.errors import ConfigError
 from tilewright.models import deit
-from tilewright.study import experiments, figures
-from tilewright.study.experiments import _pruned_accuracy, pruned_accuracy
-from tilewright.study.experiments._effort import Run
-from tilewright.study.figures import _style
-from tilewright.study.stages import train_classifier
-from tilewright.study.tables import _select, claims
-from tilewright.study.tables import pruned_accuracy as accuracy_table
+from tilewright_study import experiments, figures, scenes
+from tilewright_study.experiments import pruned_accuracy
+from tilewright_study.experiments.pruned_accuracy import run
+from tilewright_study.experiments.pruned_accuracy import table_pruned_accuracy as accuracy_table
+from tilewright_study.figures import _style
+from tilewright_study.measure.effort import Run
+from tilewright_study.stages import train_classifier
+from tilewright_study.tables import _select, claims
 
 HOW = Run(rse=1.0, min_repetitions=3)
 NAME = "deit-tiny-64"
@@ -47,9 +48,9 @@ def small():
     with pytest.MonkeyPatch.context() as patch, threads(1):
         patch.setitem(deit.VARIANTS, "tiny", (32, 2))
         patch.setattr(scenes, "create", lambda name: Crops())
-        _pruned_accuracy.crops.cache_clear()
+        run.crops.cache_clear()
         yield
-        _pruned_accuracy.crops.cache_clear()
+        run.crops.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def settings(weights, predictor, **changes):
 
 @pytest.fixture(scope="module")
 def rows(trained):
-    return whole("pruned_accuracy", _pruned_accuracy.run(f"{NAME}.1", settings(*trained), HOW))
+    return whole("pruned_accuracy", run.run(f"{NAME}.1", settings(*trained), HOW))
 
 
 def test_every_setting_has_a_checked_row_for_each_batching(rows):
@@ -94,8 +95,8 @@ def test_every_setting_has_a_checked_row_for_each_batching(rows):
 
 
 def test_what_is_right_is_what_the_network_says(trained, rows):
-    images, labels = _pruned_accuracy.crops("test", 8, 64, "cpu")
-    novel, novel_labels = _pruned_accuracy.crops("novel", 8, 64, "cpu")
+    images, labels = run.crops("test", 8, 64, "cpu")
+    novel, novel_labels = run.crops("novel", 8, 64, "cpu")
     for place, options in (
         (1, {"pruner": "threshold_l2", "keep_ratio": 0.5, "checkpoint": trained[0]}),
         (4, {"pruner": "dynamicvit", "keep_ratio": 0.5, "checkpoint": trained[1]}),
@@ -112,7 +113,7 @@ def test_what_is_right_is_what_the_network_says(trained, rows):
 def test_missing_weights_are_one_row_that_says_so(trained, tmp_path, gone, name):
     paths = [*trained]
     paths[gone] = tmp_path / f"{name}.safetensors"
-    (row,) = whole("pruned_accuracy", _pruned_accuracy.run(f"{NAME}.1", settings(*paths), HOW))
+    (row,) = whole("pruned_accuracy", run.run(f"{NAME}.1", settings(*paths), HOW))
     assert row["status"] == "skipped" and row["reason"] == f"no weights at {paths[gone]}"
     assert experiments.code("pruned_accuracy", [row], "cpu")
 

@@ -11,7 +11,6 @@ import torch
 from helpers.rows import whole
 from helpers.threads import threads
 from tilewright import networks
-from tilewright.baselines import packed as packed_baselines
 from tilewright.core import images
 from tilewright.core.errors import ConfigError, UnknownNameError
 from tilewright.models import deit
@@ -19,12 +18,13 @@ from tilewright.networks import _layouts, batching
 from tilewright.networks import deit as deit_network
 from tilewright.networks.batching import ragged as packed
 from tilewright.pruners import Choice
-from tilewright.study import experiments
-from tilewright.study.experiments import _pruned as pruned
-from tilewright.study.experiments import _ragged as ragged
-from tilewright.study.experiments._effort import Effort
-from tilewright.study.stages import experiment
-from tilewright.study.tables import _read
+from tilewright_study import experiments
+from tilewright_study.baselines import packed as packed_baselines
+from tilewright_study.experiments.pruned import run as pruned
+from tilewright_study.experiments.ragged import run as ragged
+from tilewright_study.measure.effort import Effort
+from tilewright_study.stages import experiment
+from tilewright_study.tables import _read
 
 QUICK = Effort(rse=1.0, min_repetitions=3, max_seconds=0.01)
 ARGUMENTS = {"rse": 1.0, "min_repetitions": 3, "seed": 0, "device": "cpu", "dtype": "float32"}

@@ -6,13 +6,13 @@ from test_figures import configured, texts
 from helpers import extras, synthetic
 from helpers.checkout import ROOT
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.study import experiments, figures
-from tilewright.study.experiments import push, push_attention, push_streams
-from tilewright.study.stages import push_app
-from tilewright.study.tables import _read
-from tilewright.study.tables import push as push_table
-from tilewright.study.tables import push_attention as attention_table
-from tilewright.study.tables import push_streams as streams_table
+from tilewright_study import experiments, figures
+from tilewright_study.experiments import push, push_attention, push_streams
+from tilewright_study.experiments.push import table_push as push_table
+from tilewright_study.experiments.push_attention import table_push_attention as attention_table
+from tilewright_study.experiments.push_streams import table_push_streams as streams_table
+from tilewright_study.stages import push_app
+from tilewright_study.tables import _read
 
 PAPER = ROOT / "expected/paper/push.csv"
 

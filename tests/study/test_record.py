@@ -9,9 +9,9 @@ from helpers import synthetic
 from helpers.checkout import ROOT
 from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.study import experiments
-from tilewright.study.experiments import _rows
-from tilewright.study.stages import record
+from tilewright_study import experiments
+from tilewright_study.measure import rows as _rows
+from tilewright_study.stages import record
 
 COMMIT = "0123456789"
 # In the place of Snakemake: copies rows of an experiment as each case that is asked for and not yet there.

@@ -13,10 +13,10 @@ from test_figures import ROOT, configured
 from helpers import browser, synthetic
 from tilewright import blocks, graph, profile, schedule
 from tilewright.core.errors import ArtifactError
-from tilewright.study import figures, report, tables
-from tilewright.study.report import explorer, page
-from tilewright.study.tables import _origin, _quoted
-from tilewright.study.tables.claims import VERDICTS
+from tilewright_study import figures, report, tables
+from tilewright_study.report import explorer, page
+from tilewright_study.tables import _origin, _quoted
+from tilewright_study.tables.claims import VERDICTS
 
 in_browser = pytest.mark.skipif(bool(browser.MISSING), reason=f"not found: {browser.MISSING}")
 CAPTIONS = ROOT / "workflow/report/captions"
@@ -135,7 +135,7 @@ def test_text_of_the_tables_is_escaped(study, tmp_path):
     _origin.save(
         tmp_path / "speedup.json",
         "speedup",
-        tables.registry.member("tilewright.study.tables", "table", "speedup", tables.NAMES),
+        tables.registry.member("tilewright_study.tables", "table", "speedup", tables.NAMES),
         [],
     )
     text = write(tmp_path / "study.report.html", [], table_files=[table])

@@ -16,11 +16,11 @@ from helpers import plans
 from helpers.factories import make_profile
 from tilewright import blocks, graph, profile, schedule, targets
 from tilewright.core.errors import SolverError, SolverUnavailableError
-from tilewright.study.figures import _style, gantt
-from tilewright.study.report import explorer
-from tilewright.study.stages import bench
-from tilewright.study.stages import schedule as stage
-from tilewright.study.tables import solvers
+from tilewright_study.experiments.attention import figure_gantt, table_solvers
+from tilewright_study.figures import _style
+from tilewright_study.report import explorer
+from tilewright_study.stages import bench
+from tilewright_study.stages import schedule as stage
 
 SCRIPT = Path(__file__).parents[2] / "workflow/scripts/solve_ilp.py"
 META = {"model": "toy", "family": "toys", "resolution": 8, "heads": 2, "head_dim": 8}
@@ -163,19 +163,19 @@ def test_its_rows_have_a_reason_and_no_time(skipped):
 
 
 def test_the_table_of_solvers_shows_a_reason_and_no_numbers(skipped):
-    frame = solvers.table([Path(path) for path in skipped]).set_index("solver")
+    frame = table_solvers.table([Path(path) for path in skipped]).set_index("solver")
     numbers = ["predicted_us", "objective_us", "bound_us", "gap", "variables", "solve_s", "gain"]
     assert frame.loc["gurobi", "status"] == "skipped" and EXPIRED in frame.loc["gurobi", "reason"]
     assert frame.loc["gurobi", numbers].isna().all()
     assert frame.loc["greedy", "reason"] == "" and frame.loc["greedy", "gain"] == 0
-    alone = solvers.table([Path(skipped[1])])
+    alone = table_solvers.table([Path(skipped[1])])
     assert alone["status"].tolist() == ["skipped"] and alone[numbers].isna().all(axis=None)
 
 
 @pytest.mark.parametrize("shown", [(0, 1), (1,)], ids=["beside-another", "alone"])
 def test_the_figure_of_schedules_names_it(skipped, shown):
     with _style.context():
-        figure = gantt.draw([*(Path(skipped[i]) for i in shown), *map(Path, files("profiling", "json"))])
+        figure = figure_gantt.draw([*(Path(skipped[i]) for i in shown), *map(Path, files("profiling", "json"))])
     words = " ".join(text.get_text().replace("\n", " ") for text in figure.texts)
     assert len(figure.axes) == 1 and f"Gurobi was skipped: gurobi found no valid licence ({EXPIRED})" in words
 
@@ -185,7 +185,7 @@ def test_schedules_that_are_the_same_are_drawn_once(skipped):
     plan = schedule.read(made)
     schedule.save(again, replace(plan, solver="descent"))
     with _style.context():
-        figure = gantt.draw([made, again, *map(Path, files("profiling", "json"))])
+        figure = figure_gantt.draw([made, again, *map(Path, files("profiling", "json"))])
     (axes,) = figure.axes
     names = [_style.SOLVER_NAMES.get(solver, solver) for solver in (plan.solver, "descent")]
     assert axes.get_title(loc="left").startswith(", ".join(f"{name} (heuristic)" for name in names) + ": ")

@@ -12,15 +12,16 @@ from helpers import synthetic
 from helpers.rows import whole
 from helpers.threads import threads
 from tilewright import reference, slices
-from tilewright.baselines.sparse import fa4
 from tilewright.core.errors import ConfigError
-from tilewright.study import config, experiments
-from tilewright.study.experiments import _recall, _slices
-from tilewright.study.experiments import recall as recall_experiment
-from tilewright.study.experiments import slices as slices_experiment
-from tilewright.study.experiments._effort import Run
-from tilewright.study.tables import recall as recall_table
-from tilewright.study.tables import slices as slices_table
+from tilewright_study import config, experiments
+from tilewright_study.baselines.sparse import fa4
+from tilewright_study.experiments import recall as recall_experiment
+from tilewright_study.experiments import slices as slices_experiment
+from tilewright_study.experiments.recall import run as _recall
+from tilewright_study.experiments.recall import table_recall as recall_table
+from tilewright_study.experiments.slices import run as _slices
+from tilewright_study.experiments.slices import table_slices as slices_table
+from tilewright_study.measure.effort import Run
 
 CASE = "1x64-6x16x16"
 QUICK = Run(rse=1.0, min_repetitions=3)
@@ -346,7 +347,7 @@ def test_the_overlay_for_trained_maps_has_one_case_of_its_own_weights():
 
 def test_shapes_of_as_many_queries_share_what_groups_attend_to(monkeypatch):
     from tilewright.slices import measures
-    from tilewright.study.experiments import _slices
+    from tilewright_study.experiments.slices import run as _slices
 
     asked, group_shares = [], measures.group_shares
 

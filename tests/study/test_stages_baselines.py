@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from tilewright import graph, models
-from tilewright.baselines import sparse
-from tilewright.baselines.sparse import flex
-from tilewright.study.experiments import _attention
-from tilewright.study.stages import baselines, reorder
 from tilewright.torch_attention import Ready
+from tilewright_study.baselines import sparse
+from tilewright_study.baselines.sparse import flex
+from tilewright_study.experiments.attention import run as _attention
+from tilewright_study.stages import baselines, reorder
 
 QUICK = {"rse": 1.0, "min_repetitions": 3, "max_seconds": 0.01, "max_dense_tokens": 1000}
 SIZES = {"heads": None, "head_dim": None, "dtype": "bfloat16", "batch": 1, "seed": 0, "device": "cpu"}
@@ -65,8 +65,8 @@ def test_first_calls_are_made_of_what_compiles_alone(graphs, tmp_path, monkeypat
 COUNTED = """
 import json, sys
 from torch._dynamo.utils import counters
-from tilewright.baselines.sparse import flex
-from tilewright.study.stages import baselines
+from tilewright_study.baselines.sparse import flex
+from tilewright_study.stages import baselines
 flex.VARIANTS = ("32",)
 baselines.run(**json.loads(sys.argv[1]))
 found = counters["inductor"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.study import experiments
-from tilewright.study.experiments import _rows
-from tilewright.study.experiments import orders as member
-from tilewright.study.stages import experiment
+from tilewright_study import experiments
+from tilewright_study.experiments import orders as member
+from tilewright_study.measure import rows as _rows
+from tilewright_study.stages import experiment
 
 HOW = {"device": "cpu", "dtype": "float32", "rse": 1.0, "min_repetitions": 3, "seed": 0}
 STATED = ["workloads=[vil-tiny-64-s1]", "orders=[none, ic]"]
@@ -73,9 +73,9 @@ def test_a_signal_keeps_the_rows_and_the_status_says_so(tmp_path, number, status
     output = tmp_path / "times.csv"
     program = f"""
 import argparse, time
-from tilewright.study import cli
-from tilewright.study.experiments import orders
-from tilewright.study.stages import experiment
+from tilewright_study import cli
+from tilewright_study.experiments import orders
+from tilewright_study.stages import experiment
 whole = orders.run
 def slow(*given):
     yield next(whole(*given))

@@ -12,7 +12,7 @@ from tilewright import profile as profile_file
 from tilewright import schedule, targets
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.schedule import check
-from tilewright.study.stages import schedule as schedule_stage
+from tilewright_study.stages import schedule as schedule_stage
 
 SCRIPT = Path(__file__).parents[2] / "workflow/scripts/solve_ilp.py"
 TILES = ("4x1", "4x8")
@@ -94,8 +94,8 @@ def test_the_digest_covers_the_solver_that_ran(files, monkeypatch):
     monkeypatch.setattr(schedule_stage.provenance, "code_digest", lambda *modules: seen.append(modules) or "digest")
     for solver in ("greedy", "descent", "gurobi"):
         schedule_stage.run(**arguments(files[0], solver=solver))
-    assert seen == [("tilewright.study.stages.schedule",)] * 2 + [
-        ("tilewright.study.stages.schedule", "tilewright.schedule.solvers.gurobi")
+    assert seen == [("tilewright_study.stages.schedule",)] * 2 + [
+        ("tilewright_study.stages.schedule", "tilewright.schedule.solvers.gurobi")
     ]
 
 

@@ -14,9 +14,9 @@ from tilewright import profile as profile_file
 from tilewright import schedule, targets
 from tilewright.core.errors import ArtifactError, ConfigError, DeviceError
 from tilewright.schedule import TUNED, Skipped
-from tilewright.study import config, experiments
-from tilewright.study.stages import tune
 from tilewright.targets.measure import measure
+from tilewright_study import config, experiments
+from tilewright_study.stages import tune
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("16x1", "32x1")

@@ -11,17 +11,18 @@ import yaml
 
 from helpers.checkout import ROOT
 from helpers.gpu import TRITON_DEVICE
-from tilewright import networks, scenes, targets
+from tilewright import networks, targets
 from tilewright.core import provenance
 from tilewright.core.errors import ConfigError
 from tilewright.networks.path import Path
 from tilewright.paths import evaluation, measure, runner
 from tilewright.paths import stream as streams
 from tilewright.paths import table as look_up
-from tilewright.study import config, experiments
-from tilewright.study.experiments import _effort, _stream
+from tilewright_study import config, experiments, scenes
+from tilewright_study.experiments.stream import run
+from tilewright_study.measure import effort
 
-HOW = _effort.Run("cpu", "float32", 0, 0.5, 3)
+HOW = effort.Run("cpu", "float32", 0, 0.5, 3)
 SMALL, LARGE = "segformer-b0-64.plain", "segformer-b1-64.plain"
 # Mean IoU of networks, of which the larger one is the better.
 BETTER = {"b0": 0.3, "b1": 0.5}
@@ -74,7 +75,7 @@ def contenders(settings, patch, scores):
         return {path: scores[network.options.variant] * path.scale for path in wanted}
 
     patch.setattr(measure.Scenes, "image_ious", seen)
-    return _stream.Contenders(settings, HOW)
+    return run.Contenders(settings, HOW)
 
 
 @pytest.fixture(scope="module")
@@ -211,18 +212,18 @@ def test_a_case_waits_for_the_weights_of_static_networks():
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.3])
 def test_a_load_adds_what_is_wanted_though_frames_wait_for_a_part_of_it(share):
     started = []
-    load = _stream.load_of(300.0, lambda us: started.append(us) or us, lambda us: share * us)
-    assert share * load == pytest.approx(300.0, rel=0.2) and load == started[-1] and len(started) == _stream.TRIES
+    load = run.load_of(300.0, lambda us: started.append(us) or us, lambda us: share * us)
+    assert share * load == pytest.approx(300.0, rel=0.2) and load == started[-1] and len(started) == run.TRIES
 
 
 def test_of_the_loads_that_were_tried_the_closest_is_taken():
     adds = iter([270.0, 900.0, 100.0])
-    assert _stream.load_of(300.0, lambda us: us, lambda _: next(adds)) == 300.0
+    assert run.load_of(300.0, lambda us: us, lambda _: next(adds)) == 300.0
 
 
 @pytest.mark.skipif(TRITON_DEVICE == "cpu", reason="expected a GPU, found none")
 def test_a_load_on_a_gpu_is_one_launch_of_as_long_as_asked():
-    load = _stream.Contenders._load(None, 300.0)
+    load = run.Contenders._load(None, 300.0)
     beside, host = [], []
     for _ in range(20):
         begin = perf_counter_ns()
@@ -237,7 +238,7 @@ def test_a_load_on_a_gpu_is_one_launch_of_as_long_as_asked():
 def test_a_load_keeps_the_slowest_path_from_its_budget(settings, monkeypatch):
     """By what it is to add, since what it adds is a matter of what else the machine does."""
     asked = []
-    monkeypatch.setattr(_stream, "load_of", lambda wanted_us, *_: asked.append(wanted_us) or (lambda: None))
+    monkeypatch.setattr(run, "load_of", lambda wanted_us, *_: asked.append(wanted_us) or (lambda: None))
     bench = contenders(msgspec.structs.replace(settings, traces=("uniform", "contended")), monkeypatch, BETTER)
     (budget,) = set(streams.trace("contended", bench.table, 64).budgets_us)
     took = [np.median(bench.took[False][entry.path]) for entry in bench.table.rows]
@@ -279,6 +280,6 @@ def test_an_oracle_knows_a_host_that_has_become_slower(settings, monkeypatch):
     ],
 )
 def test_a_switch_takes_no_less_than_nothing_or_was_not_measured(added, expected):
-    found = _stream.switch_us(added)
+    found = run.switch_us(added)
     assert found.get("measured_us") == expected
     assert (found.get("status") == "failed") == (expected is None) and ("reason" in found) == (expected is None)

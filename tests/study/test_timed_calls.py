@@ -10,32 +10,26 @@ import torch
 from helpers import plans
 from helpers.rows import run_baselines, run_schedule, whole
 from helpers.threads import threads
-from tilewright import networks, scenes, targets
+from tilewright import networks, targets
 from tilewright.core import provenance, timing
 from tilewright.models import deit, dynamicvit, wan
 from tilewright.paths import calls, runner
 from tilewright.paths import table as look_up
-from tilewright.study import experiments
-from tilewright.study.experiments import (
-    _attention,
-    _effort,
-    _networks,
-    _pruned,
-    _ragged,
-    _recall,
-    _slices,
-    _stream,
-    _video,
-    _worth,
-    heatmap,
-    recall,
-    slices,
-    video,
-    worth,
-)
+from tilewright_study import experiments, scenes
+from tilewright_study.experiments import heatmap, recall, slices, video, worth
+from tilewright_study.experiments.attention import run as _attention
+from tilewright_study.experiments.networks import run as _networks
+from tilewright_study.experiments.pruned import run as _pruned
+from tilewright_study.experiments.ragged import run as _ragged
+from tilewright_study.experiments.recall import run as _recall
+from tilewright_study.experiments.slices import run as _slices
+from tilewright_study.experiments.stream import run as _stream
+from tilewright_study.experiments.video import run as _video
+from tilewright_study.experiments.worth import run as _worth
+from tilewright_study.measure import effort
 
-QUICK = _effort.Effort(rse=1.0, min_repetitions=3, max_seconds=0.001)
-HOW = _effort.Run(rse=1.0, min_repetitions=3)
+QUICK = effort.Effort(rse=1.0, min_repetitions=3, max_seconds=0.001)
+HOW = effort.Run(rse=1.0, min_repetitions=3)
 
 
 # Faults: of a call, what it is replaced with.

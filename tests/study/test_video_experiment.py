@@ -18,14 +18,17 @@ from tilewright.core import weight_files
 from tilewright.core.errors import ConfigError
 from tilewright.models import wan as pattern
 from tilewright.networks import wan
-from tilewright.scenes import captured
-from tilewright.study import experiments, figures
-from tilewright.study.experiments import _recall, _video, _weights, recall, video
-from tilewright.study.experiments._effort import Run
-from tilewright.study.stages import video_pictures
-from tilewright.study.tables import recall as recall_table
-from tilewright.study.tables import video as video_table
-from tilewright.training import video as training
+from tilewright_study import experiments, figures
+from tilewright_study.experiments import recall, video
+from tilewright_study.experiments.recall import run as _recall
+from tilewright_study.experiments.recall import table_recall as recall_table
+from tilewright_study.experiments.video import run as _video
+from tilewright_study.experiments.video import table_video as video_table
+from tilewright_study.measure import weights as _weights
+from tilewright_study.measure.effort import Run
+from tilewright_study.scenes import captured
+from tilewright_study.stages import video_pictures
+from tilewright_study.training import video as training
 
 NAME, OPTIONS, GRID = "wan-tiny-480p-5f", {"layers": 2, "height": 128, "width": 192}, (2, 8, 12)
 QUICK = Run(rse=1.0, min_repetitions=3)

@@ -13,9 +13,9 @@ from snakemake.utils import update_config
 from helpers import loaded
 from helpers.checkout import ROOT, RUN, TINY, appended, copied, described, overlay, plan, snakemake
 from tilewright import blocks, graph
-from tilewright.study import config, figures
-from tilewright.study.stages import record
-from tilewright.study.tables import _select
+from tilewright_study import config, figures
+from tilewright_study.stages import record
+from tilewright_study.tables import _select
 
 # Reach every stage with few jobs.
 TARGETS = ("figures/fill.svg", "figures/latency_vil.svg", "results/tables/fill.csv", "results/tables/end_to_end.csv")
@@ -164,9 +164,9 @@ def test_a_changed_batching_reruns_pruned_networks_alone(study, checkout):
     assert rerun() == []
     with appended(checkout / "src/tilewright/networks/batching/gathered.py", "\nCHANGED = True\n"):
         assert rerun() == [("experiment", "pruned")]
-    with appended(checkout / "src/tilewright/baselines/packed/nested.py", "\nCHANGED = True\n"):
+    with appended(checkout / "src/tilewright_study/baselines/packed/nested.py", "\nCHANGED = True\n"):
         assert rerun() == [("experiment", "ragged")]
-    with appended(checkout / "src/tilewright/study/experiments/heatmap.py", "\nCHANGED = True\n"):
+    with appended(checkout / "src/tilewright_study/experiments/heatmap/__init__.py", "\nCHANGED = True\n"):
         assert rerun() == []
 
 
@@ -207,7 +207,7 @@ def test_a_changed_page_makes_the_report_again_alone(study, checkout, tmp_path, 
     assert done.returncode == 0, done.stderr[-4000:]
     text = (directory / "results/report.html").read_text()
     assert len(shown[0]) > 5 and all(f'id="figure-{name}"' in text for name in shown[0])
-    with appended(checkout / "src/tilewright/study/report/style.css", "\nbody { color: red; }\n"):
+    with appended(checkout / "src/tilewright_study/report/style.css", "\nbody { color: red; }\n"):
         jobs = plan(directory, "results/report.html", configs=configs, source=checkout)
     assert [name for name, _ in jobs] == ["report"]
 
@@ -239,7 +239,7 @@ def test_a_stale_table_is_made_alone(study, checkout):
     done = snakemake(study, "results/tables/fill.md", *RUN, source=checkout, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert table.read_text() == content
-    with appended(checkout / "src/tilewright/study/tables/fill.py", "\nCHANGED = True\n"):
+    with appended(checkout / "src/tilewright_study/experiments/attention/table_fill.py", "\nCHANGED = True\n"):
         # The figure is drawn with the table's code.
         assert {name for jobs in plan(study, *TARGETS, source=checkout) for name in jobs[1].values()} == {"fill"}
         assert plan(study, "results/tables/end_to_end.csv", source=checkout) == []

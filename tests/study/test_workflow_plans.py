@@ -10,7 +10,7 @@ import yaml
 
 from helpers.checkout import JOB, ROOT, RUN, TINY, copied, dry_run, overlay, plan, run_loaded
 from tilewright import models, pruners
-from tilewright.study import config, experiments, figures, tables
+from tilewright_study import config, experiments, figures, tables
 
 # Parts of the study, as docs/running.md has them.
 DOCUMENTED = re.findall(r"^snakemake (.+?)(?:  +#.*)?$", (ROOT / "docs/running.md").read_text(), re.MULTILINE)

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from helpers import synthetic
 from tilewright.core import timing
 from tilewright.core.errors import ConfigError
-from tilewright.study import experiments
-from tilewright.study.experiments import _worth, worth
-from tilewright.study.experiments._effort import Run
-from tilewright.study.figures import _style
-from tilewright.study.figures import worth as figure
-from tilewright.study.tables import worth as table
+from tilewright_study import experiments
+from tilewright_study.experiments import worth
+from tilewright_study.experiments.worth import figure_worth as figure
+from tilewright_study.experiments.worth import run as _worth
+from tilewright_study.experiments.worth import table_worth as table
+from tilewright_study.figures import _style
+from tilewright_study.measure.effort import Run
 
 HOW = Run("cpu", "float32", 0, 1.0, 3)
 STATED = {
@@ -179,7 +180,7 @@ def test_rows_depend_on_the_orders_that_their_plans_may_have():
     auto, window = entered(reorder="auto", solver="highs"), entered(reorder="window", solver="highs")
     assert {"tilewright.reorder.ic", "tilewright.reorder.window"} <= auto and "tilewright.reorder.ic" not in window
     assert "tilewright.targets.cuda.cost_model" in window and "tilewright.schedule.solvers.highs" in window
-    assert "tilewright.baselines.sparse.flex" in experiments.modules("worth", [{"provider": "flex"}], "cpu")
+    assert "tilewright_study.baselines.sparse.flex" in experiments.modules("worth", [{"provider": "flex"}], "cpu")
 
 
 # Table and figure

@@ -17,10 +17,10 @@ from tilewright.blocks import tiles, work
 from tilewright.core import provenance
 from tilewright.core.errors import ArtifactError, DeviceError, PatternError
 from tilewright.core.timing import time_call, time_gpu
-from tilewright.study.stages import schedule as schedule_stage
 from tilewright.targets import qkv
 from tilewright.targets.masks import Bias
 from tilewright.targets.measure import measure
+from tilewright_study.stages import schedule as schedule_stage
 
 OTHERS = Path(__file__).parents[1] / "helpers" / "targets"
 N_Q, N_K, H, D, BATCH = 75, 63, 2, 16, 2
@@ -251,7 +251,7 @@ def test_modules_of_a_target_are_declared_for_digests(kind):
 
 @pytest.mark.parametrize("kind", targets.NAMES)
 def test_a_digest_sees_the_facts_of_its_target_alone(kind):
-    seen = provenance.closure("tilewright.study.stages.schedule", *targets.modules(kind))
+    seen = provenance.closure("tilewright_study.stages.schedule", *targets.modules(kind))
     assert [name for name in targets.NAMES if f"tilewright.targets.{name}.facts" in seen] == [kind]
 
 

@@ -8,8 +8,8 @@ import torch
 from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import _pruned
-from tilewright.training import classification
-from tilewright.training._pace import Pace, rate
+from tilewright_study.training import classification
+from tilewright_study.training._pace import Pace, rate
 
 SIZE, CLASSES = 64, 3
 

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from tilewright import networks, scenes
+from tilewright import networks
 from tilewright.nn import patterns
+from tilewright_study import scenes
 
 SIZE, PATTERN, SEEDS = 96, "window-3-g1", (0, 1, 2)
 # Batches of an epoch: few images, so that a few steps learn something.

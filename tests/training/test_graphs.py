@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from helpers.gpu import TRITON_DEVICE
-from tilewright import networks, scenes
-from tilewright.training import segmentation
-from tilewright.training._graphs import Graphs
-from tilewright.training.segmentation import Paths, Recipe, Stage
+from tilewright import networks
+from tilewright_study import scenes
+from tilewright_study.training import segmentation
+from tilewright_study.training._graphs import Graphs
+from tilewright_study.training.segmentation import Paths, Recipe, Stage
 
 pytestmark = pytest.mark.skipif(TRITON_DEVICE == "cpu", reason="captures CUDA graphs, and this machine has no GPU")
 

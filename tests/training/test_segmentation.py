@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from helpers.files import run_script
-from tilewright import networks, scenes, training
+from tilewright import networks
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.networks import _maps, segformer
 from tilewright.paths import _compiled, evaluation, statistics
-from tilewright.training import segmentation, states
-from tilewright.training.segmentation import Paths, Recipe, Stage
+from tilewright_study import scenes, training
+from tilewright_study.training import segmentation, states
+from tilewright_study.training.segmentation import Paths, Recipe, Stage
 
 ROOT = Path(__file__).parents[2]
 SHORT = Recipe(

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from helpers.gpu import TRITON_DEVICE as DEVICE
 from tilewright.core.errors import ArtifactError, TrainingError
-from tilewright.training import _attention, classification, segmentation, states, video
+from tilewright_study.training import _attention, classification, segmentation, states, video
 
 
 class Recipe(msgspec.Struct):

@@ -16,7 +16,7 @@ from tilewright import networks
 from tilewright.core import images
 from tilewright.core.errors import ArtifactError, ConfigError
 from tilewright.models import wan as pattern
-from tilewright.training import states, video
+from tilewright_study.training import states, video
 
 ROOT = Path(__file__).parents[2]
 NAME = "wan-tiny-480p-9f"

@@ -7,8 +7,8 @@ found, which is no proof, or the time was over.
 import argparse
 
 from tilewright.core import flags
-from tilewright.study.cli import script
-from tilewright.study.stages.configure import run
+from tilewright_study.cli import script
+from tilewright_study.stages.configure import run
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 add = parser.add_argument

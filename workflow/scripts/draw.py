@@ -3,8 +3,8 @@
 import argparse
 
 from tilewright.core import flags
-from tilewright.study import figures
-from tilewright.study.cli import script
+from tilewright_study import figures
+from tilewright_study.cli import script
 
 
 def run(figure, inputs, outputs):

@@ -3,8 +3,8 @@
 import argparse
 
 from tilewright.core import flags
-from tilewright.study.cli import script
-from tilewright.study.stages.graph import run
+from tilewright_study.cli import script
+from tilewright_study.stages.graph import run
 
 SETTINGS = "parameters beyond the name, values in YAML, e.g. window=9 or image=photo.jpg"
 

@@ -1,11 +1,11 @@
-"""Make the sheet of objects that scenes are drawn from: src/tilewright/scenes/objects.webp and objects.csv."""
+"""Make the sheet of objects that scenes are drawn from: src/tilewright_study/scenes/objects.webp and objects.csv."""
 
 import argparse
 from pathlib import Path
 
 from tilewright.core import flags
-from tilewright.study.cli import script
-from tilewright.study.stages.make_objects import run
+from tilewright_study.cli import script
+from tilewright_study.stages.make_objects import run
 
 FOLDER = Path(__file__).parents[2] / "src" / "tilewright" / "scenes"
 

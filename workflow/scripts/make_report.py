@@ -3,8 +3,8 @@
 import argparse
 
 from tilewright.core import flags
-from tilewright.study.cli import script
-from tilewright.study.report import page
+from tilewright_study.cli import script
+from tilewright_study.report import page
 
 
 def run(figures, tables, explored, captions, recorded, output):

@@ -4,8 +4,8 @@ import argparse
 
 from tilewright import targets
 from tilewright.core import flags
-from tilewright.study.cli import script
-from tilewright.study.stages.path_pictures import run
+from tilewright_study.cli import script
+from tilewright_study.stages.path_pictures import run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument

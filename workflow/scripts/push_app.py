@@ -3,8 +3,8 @@
 import argparse
 
 from tilewright.core import flags
-from tilewright.study.cli import script
-from tilewright.study.stages.push_app import STEPS, run
+from tilewright_study.cli import script
+from tilewright_study.stages.push_app import STEPS, run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError, ConfigError
-from tilewright.study.cli import script
-from tilewright.study.tables import _quoted
+from tilewright_study.cli import script
+from tilewright_study.tables import _quoted
 
 ROOT = Path(__file__).parents[2]
 

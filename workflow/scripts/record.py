@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from tilewright.core import flags
-from tilewright.study.cli import script
-from tilewright.study.stages.record import run
+from tilewright_study.cli import script
+from tilewright_study.stages.record import run
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

@@ -5,8 +5,8 @@ from functools import partial
 
 from tilewright import reorder
 from tilewright.core import flags
-from tilewright.study.cli import script
-from tilewright.study.stages.reorder import run
+from tilewright_study.cli import script
+from tilewright_study.stages.reorder import run
 
 SETTINGS = "settings of the order, values in YAML, e.g. tau=0.3 variant=paper; those left out are tuned on the graph"
 

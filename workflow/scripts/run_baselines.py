@@ -2,10 +2,10 @@
 
 import argparse
 
-from tilewright.baselines import sparse as sparse_baselines
 from tilewright.core import flags
-from tilewright.study.cli import attention_options, compile_option, script, timing_options
-from tilewright.study.stages.baselines import run
+from tilewright_study.baselines import sparse as sparse_baselines
+from tilewright_study.cli import attention_options, compile_option, script, timing_options
+from tilewright_study.stages.baselines import run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument

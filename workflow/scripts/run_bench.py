@@ -4,8 +4,8 @@ import argparse
 
 from tilewright.core import flags
 from tilewright.core.errors import ConfigError
-from tilewright.study.cli import attention_options, script, timing_options
-from tilewright.study.stages import bench, profile
+from tilewright_study.cli import attention_options, script, timing_options
+from tilewright_study.stages import bench, profile
 
 
 def run(profile_only, schedule, blocks, output, device, seed, split_keys, heads, head_dim, dtype, **timed):

@@ -3,9 +3,9 @@
 import argparse
 
 from tilewright.core import flags
-from tilewright.study import experiments
-from tilewright.study.cli import compile_option, script, timing_options
-from tilewright.study.stages.experiment import run
+from tilewright_study import experiments
+from tilewright_study.cli import compile_option, script, timing_options
+from tilewright_study.stages.experiment import run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument

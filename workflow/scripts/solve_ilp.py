@@ -5,8 +5,8 @@ import argparse
 from tilewright.core import flags
 from tilewright.schedule.problem import OBJECTIVES
 from tilewright.schedule.search import NAMES
-from tilewright.study.cli import script
-from tilewright.study.stages.schedule import run
+from tilewright_study.cli import script
+from tilewright_study.stages.schedule import run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument

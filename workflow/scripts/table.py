@@ -3,8 +3,8 @@
 import argparse
 
 from tilewright.core import flags
-from tilewright.study import tables
-from tilewright.study.cli import script
+from tilewright_study import tables
+from tilewright_study.cli import script
 
 
 def run(table, inputs, outputs):

@@ -4,9 +4,9 @@ import argparse
 
 from tilewright import targets
 from tilewright.core import flags
-from tilewright.study.cli import script
-from tilewright.study.stages.train import run
-from tilewright.training import RECIPES
+from tilewright_study.cli import script
+from tilewright_study.stages.train import run
+from tilewright_study.training import RECIPES
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument

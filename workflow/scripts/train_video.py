@@ -4,8 +4,8 @@ import argparse
 
 from tilewright import targets
 from tilewright.core import flags
-from tilewright.study.cli import script
-from tilewright.study.stages.train_video import run
+from tilewright_study.cli import script
+from tilewright_study.stages.train_video import run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument
@@ -19,7 +19,7 @@ add(
 )
 add("--losses", type=flags.output, metavar="CSV", help="the loss of each step")
 add("--samples", metavar="PNG", help="frames of clips as they are drawn, and as the network samples them")
-add("--recipe", metavar="JSON", help="a file, or the JSON, of tilewright.training.video (default: for wan-tiny)")
+add("--recipe", metavar="JSON", help="a file, or the JSON, of tilewright_study.training.video (default: for wan-tiny)")
 add("--device", default="cpu", help=f"{' or '.join(targets.NAMES)} (default: cpu)")
 add("--seed", type=flags.seed, help="seed of weights, clips and noise (default: of the recipe)")
 add(

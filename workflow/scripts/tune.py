@@ -3,8 +3,8 @@
 import argparse
 
 from tilewright.core import flags
-from tilewright.study.cli import script
-from tilewright.study.stages.tune import run
+from tilewright_study.cli import script
+from tilewright_study.stages.tune import run
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument

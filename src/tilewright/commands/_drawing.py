@@ -28,7 +28,7 @@ class Panel:
 
 def check(path):
     """Raise `ArtifactError` unless `path` ends in a format that can be written."""
-    from tilewright.study.figures import _style
+    from tilewright_study.figures import _style
 
     _style.check_suffix(path)
 
@@ -70,8 +70,13 @@ def draw(panels, name, path):
     """Draw `panels` side by side and write them to `path`."""
     from matplotlib.patches import Patch
 
-    from tilewright.study.figures import _style
-    from tilewright.study.figures.pattern import ENTRY, OUTLINE, outline, stretches
+    from tilewright_study.experiments.attention.figure_pattern import (
+        ENTRY,
+        OUTLINE,
+        outline,
+        stretches,
+    )
+    from tilewright_study.figures import _style
 
     with _style.context():
         drawn = _style.figure(4.2 * len(panels) + 0.3, 5.2)
@@ -105,7 +110,7 @@ def picture(panel, colours):
     """float [P, Q, 3]: white nothing, the tile's colour what is executed, dark the allowed pairs; means of pixels."""
     from matplotlib.colors import to_rgb
 
-    from tilewright.study.figures.pattern import ENTRY
+    from tilewright_study.experiments.attention.figure_pattern import ENTRY
 
     shape = panel.pattern.shape
     step = [-(-size // PIXELS) for size in shape]

@@ -33,11 +33,11 @@ def run(plan, batch, without, forms, rse, seconds, seed):
     """Check, time, and print one table. Returns 1 where a result was wrong."""
     settle_threads()
     from tilewright import api
-    from tilewright.baselines import sparse
     from tilewright.core import registry
-    from tilewright.study.experiments import _attention
-    from tilewright.study.experiments._effort import Effort
-    from tilewright.study.stages import experiment
+    from tilewright_study.baselines import sparse
+    from tilewright_study.experiments.attention import run as _attention
+    from tilewright_study.measure.effort import Effort
+    from tilewright_study.stages import experiment
 
     for form in forms or ():
         registry.check("form of FlexAttention", form, sparse.member("flex").VARIANTS)
@@ -70,8 +70,8 @@ def run(plan, batch, without, forms, rse, seconds, seed):
 
 def _best(name, title, forms, tokens, effort):
     """``(title, order, row)`` of the fastest form of a baseline that is right, in either order of the tokens."""
-    from tilewright.baselines import sparse
-    from tilewright.study.experiments import _attention
+    from tilewright_study.baselines import sparse
+    from tilewright_study.experiments.attention import run as _attention
 
     module, found = sparse.member(name), []
     # Those that work through all pairs take as long in any order.

@@ -5,8 +5,8 @@ import torch
 
 from helpers.gpu import TRITON_DEVICE
 from tilewright import targets
-from tilewright.scenes import drawing
 from tilewright.targets.cuda import scenes
+from tilewright_study.scenes import drawing
 
 
 @pytest.mark.parametrize("pixels", [(7, 45), (16, 24)], ids=str)

@@ -1,0 +1,171 @@
+"""Attention over one pattern: schedules and baselines, checked against the oracle and then timed (stage T5).
+
+Its cases need the files of stages T1 to T4, so that it has rules of its own and runs in `tilewright_study.stages.bench`
+and `tilewright_study.stages.baselines`.
+"""
+
+from typing import Literal
+
+from tilewright import models, reorder, targets
+from tilewright.core.errors import ConfigError, UnknownNameError
+from tilewright.schedule.record import TUNED
+from tilewright.schedule.search import PUBLISHED, entered
+from tilewright_study import sections
+from tilewright_study.baselines import sparse as sparse_baselines
+from tilewright_study.measure import rows
+from tilewright_study.measure.rows import Count, Flag, Number, Status
+
+# Its files lie beside those of the stages before, at results/logs/<graph>/…
+FOLDER = ""
+OURS = "tilewright"
+
+
+class Section(sections.Section, frozen=True):
+    """Attention over the patterns of `workloads`: schedules and their baselines.
+
+    schedules: the solvers whose schedules are run, by tile set, null for none; tuned takes the fastest of them, the
+        published objective's apart, and of each of the set's tiles that is a set of its own here, as the device times
+        them
+    baselines: what schedules are measured against
+    baseline_orders: orders in which the baselines get their tokens; those that work through all pairs run in the first
+    max_dense_tokens: a longer sequence is not run densely, and its row says so
+    max_seconds: a timing stops after this time, in seconds
+    """
+
+    schedules: dict[str, tuple[str, ...] | None]
+    baselines: tuple[str, ...]
+    baseline_orders: tuple[str, ...]
+    max_dense_tokens: int
+    max_seconds: float
+
+    @property
+    def runs(self):
+        """Pairs (tile set, solver) whose schedules are run."""
+        return tuple((name, solver) for name, chosen in self.schedules.items() for solver in chosen)
+
+    def tried(self, tile_set, config):
+        """Pairs (tile set, solver) of the schedules that the tuned one of a tile set is chosen from."""
+        tiles = set(config.tile_sets[tile_set])
+        own = [pair for pair in self.runs if pair[0] == tile_set]
+        fixed = [(name, s) for name, s in self.runs if name != tile_set and set(config.tile_sets[name]) < tiles]
+        return [(name, s) for name, s in own + fixed if s not in (TUNED, *PUBLISHED)]
+
+    def check(self, config):
+        """Raise `ConfigError` for unknown names and for limits out of range."""
+        sections.selection("attention.schedules", tuple(self.schedules))
+        sections.known("attention.schedules", "tile set", self.schedules, config.tile_sets)
+        for name, chosen in self.schedules.items():
+            sections.selection(f"attention.schedules.{name}", chosen)
+            sections.known(f"attention.schedules.{name}", "solver", chosen, (*config.solvers, TUNED))
+            if TUNED in chosen and len(chosen) < 2:
+                raise ConfigError(f"attention.schedules.{name}: expected a solver beside {TUNED}, found none")
+        sections.selection("attention.baselines", self.baselines)
+        sections.known("attention.baselines", "baseline", self.baselines, sparse_baselines.NAMES)
+        sections.selection("attention.baseline_orders", self.baseline_orders)
+        sections.known("attention.baseline_orders", "order", self.baseline_orders, reorder.NAMES)
+        sections.at_least("attention.max_dense_tokens", 1, [self.max_dense_tokens])
+        sections.above_zero("attention.max_seconds", self.max_seconds)
+
+
+class Row(rows.Row, frozen=True, kw_only=True):
+    """A provider on one pattern.
+
+    relative_error: see `reference.relative_error`, over checked_rows queries; tolerance: of it. p20_us, p50_us, p80_us:
+    on a GPU its own time, with a warm second-level cache; else wall time. What follows is blank on CPUs. timing: how a
+    GPU was timed (`Timing.method`); cold_us: with a cold cache; latency_us: a call and the wait for it, by the host's
+    clock; host_us: until a call returns; byte_floor_us: `_ceilings.floor_bytes` at the bandwidth of a copy;
+    floor_fraction: of p50_us; ceiling_fraction: executed_gflops over `_ceilings.softmax_bound_gflops`. turns: how often
+    it was measured, in turns with others: of several, rse is the standard error between them, else that within one.
+    chosen, tuned_s: of a tuned schedule, the tiles and the solver of the one that was taken, and the seconds it took.
+    """
+
+    kind: Literal["attention"] = "attention"
+    version: Literal[2] = 2
+    model: str = ""
+    family: str = ""
+    resolution: Count = None
+    reorder: str = ""
+    tiles: str = ""
+    solver: str = ""
+    provider: str = ""
+    variant: str = ""
+    status: Status = "ok"
+    reason: str = ""
+    ordered: Flag = None
+    batch: Count = None
+    heads: Count = None
+    head_dim: Count = None
+    dtype: str = ""
+    tokens: Count = None
+    entries: Count = None
+    density: Number = None
+    p20_us: Number = None
+    p50_us: Number = None
+    p80_us: Number = None
+    repetitions: Count = None
+    rse: Number = None
+    turns: Count = None
+    timing: str = ""
+    cold_us: Number = None
+    latency_us: Number = None
+    host_us: Number = None
+    max_abs_error: Number = None
+    relative_error: Number = None
+    checked_rows: Count = None
+    tolerance: Number = None
+    predicted_us: Number = None
+    objective_us: Number = None
+    bound_us: Number = None
+    gap: Number = None
+    chosen: str = ""
+    tuned_s: Number = None
+    items: Count = None
+    launches: Count = None
+    useful_gflops: Number = None
+    executed_gflops: Number = None
+    byte_floor_us: Number = None
+    floor_fraction: Number = None
+    ceiling_fraction: Number = None
+    tokens_per_s: Number = None
+    memory_bytes: Count = None
+
+
+def cases(config):
+    """``<graph>/baselines`` and ``<graph>/<order>/<tile set>.<solver>`` for every workload."""
+    section = config.attention
+    return [f"{m}/baselines" for m in config.workloads] + [
+        f"{m}/{r}/{t}.{s}" for m in config.workloads for r in config.orders for t, s in section.runs
+    ]
+
+
+def scheduled(config, model, order):
+    """What decides the rows of schedules of one graph in one order, as `modules` asks for it."""
+    return [{"model": model, "reorder": order, "provider": OURS, "solver": s} for _, s in config.attention.runs]
+
+
+def compared(config, model):
+    """What decides the rows of the baselines of one graph."""
+    section = config.attention
+    names = [(name, order) for name in section.baselines for order in section.baseline_orders]
+    return [{"model": model, "reorder": order, "provider": name, "solver": ""} for name, order in names]
+
+
+def modules(row, device):
+    """Modules that a row's time depends on, see `experiments`."""
+    order = [f"tilewright.reorder.{row['reorder']}"] if row["reorder"] in reorder.NAMES else []
+    made = [f"{__package__}._attention", *_family(row["model"]), *order]
+    if row["provider"] != OURS:
+        return [*made, f"tilewright_study.baselines.sparse.{row['provider']}"]
+    found = targets.modules(device, "executor", "probe")
+    if row["solver"] == TUNED:
+        # The schedule that was taken has an origin of its own.
+        return [*made, "tilewright.blocks", "tilewright.schedule", "tilewright.targets.tuning", *found]
+    return [*made, "tilewright.blocks", "tilewright.schedule", *entered(row["solver"]), *found]
+
+
+def _family(model):
+    """The module of a workload's family; none for a name of the user's own."""
+    try:
+        return [models.parse(model)[0].__name__]
+    except (UnknownNameError, ConfigError):
+        return []

@@ -1,0 +1,40 @@
+"""Predicted against measured latency of every schedule that ran, and the relative error of the prediction."""
+
+from tilewright_study.tables import _read, _select
+
+SHOWN = {
+    "model": ("workload", ""),
+    "reorder": ("order", ""),
+    "tiles": ("tiles", ""),
+    "solver": ("solver", ""),
+    "predicted_us": ("predicted (µs)", ",.0f"),
+    "p50_us": ("measured p50 (µs)", ",.0f"),
+    "error": ("predicted / measured − 1", "+.1%"),
+}
+
+
+def needs(config):
+    """Every bench file."""
+    return _select.attention(config, config.workloads)
+
+
+def table(inputs):
+    """One row per schedule timed with its tokens in plan order: the prediction is of that run, without permutations.
+
+    A tuned schedule is one of the others.
+    """
+    (rows,) = _read.frames(inputs, "attention")
+    rows = rows[rows["solver"] != _read.TUNED]
+    rows = _read.plans(_read.bench(rows)).dropna(subset=["p50_us", "predicted_us"]).reset_index(drop=True)
+    columns = [
+        "family",
+        "resolution",
+        "model",
+        "reorder",
+        "tiles",
+        "solver",
+        "policy",
+        "predicted_us",
+        "p50_us",
+    ]
+    return rows[columns].assign(error=rows["predicted_us"] / rows["p50_us"] - 1)

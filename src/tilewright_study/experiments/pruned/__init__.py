@@ -1,0 +1,176 @@
+"""Pruned networks, from images to logits, with each batching of the kept tokens (stage T5)."""
+
+from typing import Literal
+
+from tilewright import networks, pruners, targets
+from tilewright.core.errors import ConfigError
+from tilewright.networks import batching
+from tilewright.networks.batching import MODES, UNPRUNED
+from tilewright_study import sections
+from tilewright_study.measure import rows
+from tilewright_study.measure.rows import Count, Number, Status
+
+FAMILY = "deit"
+
+
+class Section(sections.Section, frozen=True):
+    """Pruned networks, run end to end.
+
+    workloads: pruned networks by name
+    settings: by network, the settings of its pruner that are run, a checkpoint of official weights among them; its own
+        where none are stated
+    batching: how a network continues with images that keep different numbers of tokens; unpruned drops none
+    modes: the batches of each mode, that is eager, graph (a CUDA graph), compile, compile_graph (both)
+    network_modes: modes of networks that have their own
+    max_seconds: a timing stops after this time, in seconds
+    """
+
+    workloads: tuple[str, ...]
+    settings: dict[str, tuple[dict, ...]]
+    batching: tuple[str, ...]
+    modes: dict[str, tuple[int, ...]]
+    network_modes: dict[str, dict[str, tuple[int, ...]]]
+    max_seconds: float
+
+    def check(self, config):
+        """Raise `ConfigError` for unknown names, for networks without a pruner, and for numbers out of range."""
+        sections.distinct("pruned.workloads", self.workloads)
+        sections.known("pruned.batching", "batching", self.batching, (*batching.NAMES, UNPRUNED))
+        sections.distinct("pruned.batching", self.batching)
+        if self.workloads and not self.batching:
+            raise ConfigError("pruned.batching: expected at least one name, found none")
+        check_modes("pruned.modes", self.modes)
+        for name, modes in self.network_modes.items():
+            check_modes(f"pruned.network_modes.{name}", modes)
+        for name in dict.fromkeys((*self.workloads, *self.settings, *self.network_modes)):
+            _check_network(name)
+        sections.above_zero("pruned.max_seconds", self.max_seconds)
+
+
+class Settings(sections.Section, frozen=True):
+    """What one network is run with; values as in `Section`."""
+
+    settings: tuple[dict, ...]
+    batching: tuple[str, ...]
+    modes: dict[str, tuple[int, ...]]
+    max_seconds: float
+
+
+class Row(rows.Row, frozen=True, kw_only=True):
+    """A network with one setting, batching, mode and batch.
+
+    fewest_kept, most_kept: tokens of an image after the last pruning, over the images of the batch; spread: by how many
+    tokens two of them differ, after the pruning where that is most. capacity: see `networks.deit.Network.forward`.
+    inputs: images whose logits were compared; same_tokens: those that kept the tokens that they keep under ``padded``.
+    max_abs_error, relative_error (of an image's logits, by how far they spread around their mean; it has the tolerance)
+    and same_top1 are of these. max_abs_error_all and same_top1_all are of all images and judge nothing: where scores
+    are nearly equal, rounding decides which token is kept. attention_error: see `_pruned._attention_error`. p50_us:
+    until the logits are there. pack_us: packing and finding the class tokens alone (GPU time on a GPU); pack_share: of
+    p50_us.
+    """
+
+    kind: Literal["pruned"] = "pruned"
+    version: Literal[1] = 1
+    network: str = ""
+    variant: str = ""
+    resolution: Count = None
+    pruner: str = ""
+    setting: str = ""
+    batching: str = ""
+    mode: str = ""
+    batch: Count = None
+    status: Status = "ok"
+    reason: str = ""
+    dtype: str = ""
+    parameters: Count = None
+    tokens: Count = None
+    fewest_kept: Count = None
+    most_kept: Count = None
+    spread: Count = None
+    capacity: Count = None
+    inputs: Count = None
+    same_tokens: Count = None
+    max_abs_error: Number = None
+    relative_error: Number = None
+    tolerance: Number = None
+    largest_logit: Number = None
+    same_top1: Number = None
+    max_abs_error_all: Number = None
+    same_top1_all: Number = None
+    attention_error: Number = None
+    attention_tolerance: Number = None
+    first_call_s: Number = None
+    p20_us: Number = None
+    p50_us: Number = None
+    p80_us: Number = None
+    repetitions: Count = None
+    rse: Number = None
+    images_per_s: Number = None
+    pack_us: Number = None
+    pack_share: Number = None
+
+
+RUN = "tilewright_study.experiments.pruned.run"
+NAMED = "{network} {setting} {batching} {mode}, batch {batch}, {same_tokens} of {inputs} with the same tokens"
+
+
+def check_modes(place, modes):
+    """Raise `ConfigError` for batches of `modes` at a `place` of the configuration that cannot be run."""
+    sections.batches(place, "mode", modes, MODES)
+    if not any(modes.values()):
+        raise ConfigError(f"{place}: expected a batch for at least one mode, found none")
+
+
+def _check_network(name):
+    family, options = sections.at("pruned.workloads", networks.parse, name)
+    if family != FAMILY:
+        raise ConfigError(f"pruned.workloads: expected networks named {FAMILY}-..., found {name!r}")
+    # The settings of a pruner stand in its own module, which needs torch: the job checks them.
+    sections.known("pruned.workloads", "pruner", (options.get("pruner", "none"),), pruners.NAMES)
+
+
+def cases(config):
+    """The networks."""
+    return config.pruned.workloads
+
+
+def settings(config, case):
+    """`Settings` of one network."""
+    section = config.pruned
+    modes = section.network_modes.get(case, section.modes)
+    modes = {mode: sizes for mode, sizes in modes.items() if sizes}
+    return Settings(section.settings.get(case, ({},)), section.batching, modes, section.max_seconds)
+
+
+def sources(settings):
+    """The checkpoints that a case reads; ``cached`` is one that was downloaded before."""
+    return sorted({each["checkpoint"] for each in settings.settings if each.get("checkpoint", "cached") != "cached"})
+
+
+def planned(case, settings):
+    """What decides the rows of a case, as `modules` asks for it."""
+    _, options = networks.parse(case)
+    pruner = options.get("pruner", "none")
+    return [{"network": case, "pruner": pruner, "batching": name} for name in settings.batching]
+
+
+def modules(row, device):
+    """Modules that a row's time depends on, see `experiments`."""
+    family, _ = networks.parse(row["network"])
+    return [
+        *(f"tilewright.{where}.{family}" for where in ("models", "networks")),
+        *(f"tilewright.networks.batching.{name}" for name in ("padded", row["batching"]) if name != UNPRUNED),
+        f"tilewright.pruners.{row['pruner']}",
+        *(["tilewright.pruners.none"] if row["batching"] == UNPRUNED else []),
+        *targets.modules(device, "packed"),
+    ]
+
+
+def size(case, settings):
+    """Numbers that a case holds, see `networks.size`."""
+    return 50 * networks.parse(case)[1]["image_size"] ** 2
+
+
+def remark(row):
+    """What the log says of a row that passed."""
+    return rows.microseconds(row)

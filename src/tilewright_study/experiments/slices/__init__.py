@@ -1,0 +1,248 @@
+"""Attention by slice lists at set sparsities, beside dense attention and lists of blocks, and the time that choosing
+takes (stage T5)."""
+
+import re
+from itertools import product
+from typing import Literal
+
+from tilewright import predictors, targets
+from tilewright.blocks import tiles
+from tilewright.core.errors import ConfigError
+from tilewright_study import sections
+from tilewright_study.baselines import sparse as sparse_baselines
+from tilewright_study.measure import rows
+from tilewright_study.measure.rows import Count, Number, Status
+
+# Dense attention, and attention by lists of whole blocks.
+BASELINES = (*sparse_baselines.DENSE, *sparse_baselines.BLOCKS)
+# Orders of the tokens (`slices.orders`).
+ORDERS = ("raster", "voxel", "hilbert")
+# Who chooses by the exact shares of attention.
+ORACLE = "oracle"
+# Single keys for groups of 128 queries, what the lists of predictors are.
+SLICE = "128x1"
+# Cases of networks whose attention is over a video's tokens and those of a text, before or behind them (see `sizes`):
+# CogVideoX of 49 frames of 480p, HunyuanVideo of 129 of 720p.
+MODELS = {
+    "cogvideox-2b": "30x64-226-13x30x45",
+    "cogvideox-5b": "48x64-226-13x30x45",
+    "hunyuan": "24x128-33x45x80-256",
+}
+_CASE = re.compile(r"(\d+)x(\d+)-(?:(\d+)-)?(\d+)x(\d+)x(\d+)(?:-(\d+))?")
+# By predictor: settings of `slices.predict`, the predictor's name among them as ``by``.
+Predictors = dict[str, dict[str, int | float | str]]
+
+
+class Section(sections.Section, frozen=True):
+    """Attention by slice lists at set sparsities.
+
+    shapes: pairs of heads and the dimension of a head
+    grids: frames, rows and columns of a video's tokens
+    joint: further cases, with tokens of text: cogvideox-2b, cogvideox-5b, hunyuan, or the sizes of one's own
+    order: the order of the tokens
+    sparsities: shares of the keys that lists leave out
+    groups: shapes of groups, queries x keys listed together, whose lists the oracle chooses, 128x1 among them
+    predictors: by a name of one's own, arguments of `slices.predict`, such as by and pool
+    baselines: dense attention; flex, fa4 and flashinfer by the lists of those groups that are blocks of theirs
+    max_seconds: a timing stops after this time, in seconds
+    """
+
+    shapes: tuple[tuple[int, int], ...]
+    grids: tuple[tuple[int, int, int], ...]
+    joint: tuple[str, ...]
+    order: str
+    sparsities: tuple[float, ...]
+    groups: tuple[str, ...]
+    predictors: Predictors
+    baselines: tuple[str, ...]
+    max_seconds: float
+
+    def check(self, config):
+        """Raise `ConfigError` for unknown names and for numbers out of range."""
+        check_maps("slices", self)
+        sections.known("slices.order", "order of tokens", (self.order,), ORDERS)
+        sections.selection("slices.sparsities", self.sparsities)
+        for sparsity in self.sparsities:
+            if not 0 < sparsity < 1:
+                raise ConfigError(f"slices.sparsities: expected shares between 0 and 1, found {sparsity}")
+        for name in self.baselines:
+            known = sparse_baselines.BLOCKS.get(name, self.groups)
+            if not set(known) & set(self.groups):
+                raise ConfigError(f"slices.groups: expected {' or '.join(known)}, which the baseline {name} attends by")
+
+
+class Settings(sections.Section, frozen=True):
+    """What one case is run with; values as in `Section`."""
+
+    order: str
+    sparsities: tuple[float, ...]
+    groups: tuple[str, ...]
+    predictors: Predictors
+    baselines: tuple[str, ...]
+    max_seconds: float
+
+
+class Row(rows.Row, frozen=True, kw_only=True):
+    """A call on one planted video.
+
+    maps: where queries and keys come from. grid: with tokens of text before or behind it, see `sizes`. token_order: of
+    the video's tokens. sparsity: asked for. call: ``attend`` (lists
+    given), ``predict`` (lists made) or ``predict_attend``. group: queries x keys of a list, as tiles are called; keep,
+    mass: what the lists were chosen by, ``oracle`` by the exact shares of attention. What follows is of the lists:
+    density, the share of keys kept, least_density and most_density of a head; recall, the mean share of attention kept,
+    least_recall of a head; in float32, against dense attention: l1_error, sum of errors over that of absolute values,
+    cosine, largest_error, and error_bound, which no error can exceed. max_abs_error, relative_error, checked_rows: of
+    the timed call, against attention in float64 over the same lists. p20_us, p50_us, p80_us: on a GPU its own time,
+    else wall time, contenders taking turns; timing, latency_us, host_us: as in ``ragged``. useful_gflops: of the pairs
+    that the lists keep.
+    """
+
+    kind: Literal["slices"] = "slices"
+    version: Literal[1] = 1
+    maps: str = ""
+    heads: Count = None
+    head_dim: Count = None
+    grid: str = ""
+    tokens: Count = None
+    token_order: str = ""
+    sparsity: Number = None
+    provider: str = ""
+    call: str = ""
+    group: str = ""
+    chosen_by: str = ""
+    keep: Number = None
+    mass: Number = None
+    status: Status = "ok"
+    reason: str = ""
+    dtype: str = ""
+    density: Number = None
+    least_density: Number = None
+    most_density: Number = None
+    recall: Number = None
+    least_recall: Number = None
+    l1_error: Number = None
+    cosine: Number = None
+    largest_error: Number = None
+    error_bound: Number = None
+    max_abs_error: Number = None
+    relative_error: Number = None
+    checked_rows: Count = None
+    tolerance: Number = None
+    p20_us: Number = None
+    p50_us: Number = None
+    p80_us: Number = None
+    repetitions: Count = None
+    rse: Number = None
+    timing: str = ""
+    latency_us: Number = None
+    host_us: Number = None
+    useful_gflops: Number = None
+
+
+RUN = "tilewright_study.experiments.slices.run"
+NAMED = "{provider} {call}, {chosen_by} {group}, sparsity {sparsity}"
+
+
+def check_maps(place, section):
+    """Raise `ConfigError` for what the sections `slices` and `recall` have in common."""
+    sections.distinct(f"{place}.shapes", section.shapes)
+    sections.at_least(f"{place}.shapes", 1, [number for shape in section.shapes for number in shape])
+    sections.distinct(f"{place}.grids", section.grids)
+    sections.at_least(f"{place}.grids", 1, [number for grid in section.grids for number in grid])
+    sections.distinct(f"{place}.joint", section.joint)
+    for case in section.joint:
+        sections.at(f"{place}.joint", sizes, case)
+    sections.distinct(f"{place}.groups", section.groups)
+    for name in section.groups:
+        sections.at(f"{place}.groups", tiles.parse, name)
+    if SLICE not in section.groups:
+        raise ConfigError(f"{place}.groups: expected {SLICE} among them, found {', '.join(section.groups) or 'none'}")
+    for name, setting in section.predictors.items():
+        _, by = sections.at(f"{place}.predictors.{name}", split, setting)
+        sections.at(f"{place}.predictors.{name}", predictors.parse, *by)
+    sections.distinct(f"{place}.baselines", section.baselines)
+    sections.known(f"{place}.baselines", "baseline", section.baselines, BASELINES)
+    sections.above_zero(f"{place}.max_seconds", section.max_seconds)
+
+
+def split(setting):
+    """``(shape, (by, settings))`` of the arguments of `slices.predict`: those of all predictors, and its own."""
+    shape = {name: setting[name] for name in ("rows", "width") if name in setting}
+    own = {name: value for name, value in setting.items() if name not in ("by", "rows", "width")}
+    return shape, (setting.get("by", "pooled"), own)
+
+
+def case_names(section):
+    """``<heads>x<head_dim>-<frames>x<rows>x<columns>`` for each shape and grid, and those that are named."""
+    pairs = product(section.shapes, section.grids)
+    return [*("-".join("x".join(map(str, sizes)) for sizes in pair) for pair in pairs), *section.joint]
+
+
+def sizes(case):
+    """``(heads, head_dim, grid)`` of a case: one of `MODELS`, or stated by its name. Raises `ConfigError`."""
+    heads, head_dim, _, *grid, _ = _numbers(case)
+    return heads, head_dim, tuple(grid)
+
+
+def text(case):
+    """Tokens of text before and behind those of the grid of a case. Raises `ConfigError`."""
+    _, _, first, _, _, _, last = _numbers(case)
+    return first, last
+
+
+def _numbers(case):
+    match = _CASE.fullmatch(MODELS.get(case, case))
+    if match is None or any(n and not int(n) for n in match.groups()):
+        raise ConfigError(
+            f"case {case!r}: expected <heads>x<head_dim>-<frames>x<rows>x<columns>, such as 2x64-9x20x26, with <text>- "
+            f"before the frames or -<text> at the end, or one of {', '.join(MODELS)}"
+        )
+    return [int(n or 0) for n in match.groups()]
+
+
+def cases(config):
+    """Every shape on every grid."""
+    return case_names(config.slices)
+
+
+def settings(config, case):
+    """`Settings` of one case."""
+    section = config.slices
+    return Settings(**{name: getattr(section, name) for name in Settings.__struct_fields__})
+
+
+def planned(case, settings):
+    """What decides the rows of a case, as `modules` asks for it."""
+    return [{"provider": name, "chosen_by": ""} for name in ("tilewright", *settings.baselines)]
+
+
+def named(settings, device):
+    """The modules of the predictors."""
+    return [f"tilewright.predictors.{split(stated)[1][0]}" for stated in settings.predictors.values()]
+
+
+def modules(row, device):
+    """Modules that a row's time depends on, see `experiments`. Those of all predictors: a row has a name of the
+    user's."""
+    provider = row.get("provider", "")
+    peer = [f"tilewright_study.baselines.sparse.{provider}"] if provider not in ("", "tilewright", "flex") else []
+    chosen = row.get("chosen_by", "") not in ("", ORACLE)
+    by = [f"tilewright.predictors.{name}" for name in predictors.NAMES] if chosen else []
+    return [*targets.modules(device, "slices", "slice_selection"), *peer, *by]
+
+
+def size(case, settings):
+    """Numbers that a case holds: the exact shares of groups, ranked and as flags."""
+    heads, _, grid = sizes(case)
+    tokens = grid[0] * grid[1] * grid[2] + sum(text(case))
+    return 4 * heads * tokens * -(-tokens // 128)
+
+
+def compiles(settings):
+    """Whether torch compiles something."""
+    return "flex" in settings.baselines
+
+
+def remark(row):
+    """What the log says of a row that passed."""
+    return f"{row['p50_us']:,.1f} us, {row['density']:.1%} of the keys, recall {row['recall']:.3f}"

@@ -1,0 +1,48 @@
+"""Stage T1 on files: a workload's name in, its graph out."""
+
+from tilewright import graph as graph_file
+from tilewright import models
+from tilewright.core import images, provenance
+from tilewright.core.errors import ConfigError
+from tilewright.models import _published
+from tilewright_study.cli import settings
+
+
+def run(model, output, stated, known=False):
+    """Write the graph of the workload `model` to `output`.
+
+    stated: parameters beyond the name, ``key=value`` with values in YAML. known: list the names of workloads and
+    photographs instead. Raises `TilewrightError`; nothing is written then.
+    """
+    if known:
+        _list()
+        return
+    if output is None:
+        raise ConfigError("--output: expected the graph file to write, found none")
+    model, overrides = _published.workload(model), settings(stated)
+    module, params = models.parse(model, overrides)
+    graph = models.build(model, overrides)
+    made_by = {
+        "stage": "graph",
+        "parameters": graph.meta["params"],
+        "inputs": {path: provenance.sha256_file(path) for path in module.sources(params)},
+        "code": provenance.code_digest(module.__name__, "tilewright.graph"),
+        "versions": provenance.versions("numpy", "scikit-image", "pillow"),
+    }
+    graph_file.save(output, graph, made_by)
+    rows, cols = graph.shape
+    print(
+        f"{model}: {rows} x {cols} tokens, {graph.entries:,} entries, density {graph.density:.4g}, "
+        f"{graph.n_distinct} distinct rows"
+    )
+
+
+def _list():
+    print("workloads:", *(module.NAMING for module in models.members()), sep="\n  ")
+    print("names of the published artifact:")
+    for name, workload in _published.MODELS.items():
+        print(f"  {name}: {workload}")
+    print("photographs:")
+    for name, photograph in images.PHOTOGRAPHS.items():
+        width, height = photograph.size
+        print(f"  {name}: {width}x{height}, {photograph.licence}, {photograph.credit}")

@@ -1,0 +1,108 @@
+"""Tables of the study (stage T6): tidy CSV with full precision, and Markdown to read.
+
+Contract of a member module; its docstring says what the table shows:
+    ``needs(config) -> list[str]``: the files it is made from; empty when the configuration selects nothing to show.
+    ``table(inputs) -> DataFrame``: the rows, from those files alone; what was not measured is missing, never guessed.
+    ``SHOWN``: ``{column: (header with unit, format)}``, the columns of the Markdown form, in order.
+    ``PARTS``, where the Markdown form comes in parts: ``(column, values)``, a part for each value, which heads it.
+"""
+
+from pathlib import Path
+
+from tilewright.core import artifacts, registry
+from tilewright.core.errors import ArtifactError
+
+NAMES = (
+    "latency",
+    "speedup",
+    "end_to_end",
+    "network_plans",
+    "ragged",
+    "pruned",
+    "pruned_accuracy",
+    "slices",
+    "recall",
+    "video",
+    "heatmap",
+    "paths",
+    "path_layers",
+    "stream",
+    "accelerator",
+    "configure",
+    "push",
+    "push_attention",
+    "push_streams",
+    "worth",
+    "fill",
+    "prediction",
+    "solvers",
+    "policy",
+    "policy_summary",
+    "reorder_time",
+    "claims",
+)
+
+
+def module(name):
+    """Dotted name of the module of the table `name`."""
+    return f"{__name__}.{name}"
+
+
+def needs(name, config):
+    """Files that the table `name` is made from under `config`. Raises `UnknownNameError`."""
+    return registry.member("tilewright_study.tables", "table", name, NAMES).needs(config)
+
+
+def tabulate(name, inputs, outputs):
+    """Write the table `name` to `outputs`, paths ending in ``.csv`` or ``.md``; one ending in ``.json`` names its
+    origin. A folder among `inputs` stands for all CSV files in it.
+
+    Raises `UnknownNameError` for the name, `ArtifactError` for inputs that are not the table's and for other endings.
+    """
+    from tilewright_study.tables import _origin
+
+    module = registry.member("tilewright_study.tables", "table", name, NAMES)
+    writers = {
+        ".csv": lambda path: artifacts.write_text(path, frame.to_csv(index=False, lineterminator="\n")),
+        ".md": lambda path: artifacts.write_text(path, markdown(frame, module.SHOWN, getattr(module, "PARTS", None))),
+        ".json": lambda path: _origin.save(path, name, module, inputs),
+    }
+    for path in map(Path, outputs):
+        if path.suffix not in writers:
+            raise ArtifactError(f"{path}: expected a name ending in {', '.join(writers)}, found {path.suffix!r}")
+    found = (sorted(path.rglob("*.csv")) if path.is_dir() else [path] for path in map(Path, inputs))
+    inputs = [path for paths in found for path in paths]
+    frame = module.table(inputs)
+    for path in map(Path, outputs):
+        writers[path.suffix](path)
+
+
+def cells(frame, shown):
+    """`frame` in words: ``(numeric, rows)``, whether each column in `shown` holds numbers, and the text of each cell.
+
+    Missing values are blank.
+    """
+    import pandas as pd
+
+    numeric = [pd.api.types.is_numeric_dtype(frame[column]) for column in shown]
+    forms = [(column, form) for column, (_, form) in shown.items()]
+    rows = [
+        ["" if pd.isna(row[column]) else format(row[column], form) for column, form in forms]
+        for row in frame.to_dict("records")
+    ]
+    return numeric, rows
+
+
+def markdown(frame, shown, parts=None):
+    """`frame` as a Markdown table of the columns in `shown`; numbers stand to the right. parts: as in the contract."""
+    if parts:
+        column, values = parts
+        found = {value: frame[frame[column] == value] for value in values}
+        return "\n".join(f"## {value}: {len(rows)}\n\n{markdown(rows, shown)}" for value, rows in found.items())
+    numeric, rows = cells(frame, shown)
+    lines = [
+        [header for header, _ in shown.values()],
+        ["---:" if right else "---" for right in numeric],
+        *([text.replace("|", "\\|") for text in row] for row in rows),
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
