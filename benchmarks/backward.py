@@ -10,7 +10,8 @@ where these can be captured. `peak_mb` is what a forward and backward hold beyon
 compares its gradient, too (`error_table`). On a GPU a graph of a forward and a backward is captured, the table's values
 change, and the graph is replayed: `replayed` says whether its results are those of the new values. `host_us` is what
 the host takes to queue both. `--ragged` compares packed batches, ``<images>-<tokens>``, whose images keep
-from 30 % to all of their tokens, with those of `tilewright_study.baselines.packed` that have a backward and with FlexAttention.
+from 30 % to all of their tokens, with those of `tilewright_study.baselines.packed` that have a backward and with
+FlexAttention.
 
 All forms of a peer have a row: its time is that of the fastest.
 

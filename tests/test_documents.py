@@ -62,7 +62,7 @@ def test_every_noun_of_the_glossary_is_defined_where_it_says():
     glossary = text("docs/architecture.md").partition("## Glossary")[2]
     places = re.findall(r"`([^`]+)` \|$", glossary, re.MULTILINE)
     assert len(places) > 30
-    roots = (ROOT, ROOT / "src/tilewright")
+    roots = (ROOT, ROOT / "src", ROOT / "src/tilewright")
     assert [place for place in places if not any((root / place).exists() for root in roots)] == []
 
 

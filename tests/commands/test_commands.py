@@ -242,10 +242,9 @@ def test_flex_attention_is_timed_in_both_orders(capsys, plan_file):
 
 
 def test_a_wrong_result_has_no_time(capsys, monkeypatch, plan_file):
-    from tilewright.torch_attention import Ready
-    from tilewright_study.baselines.sparse import sdpa_mask
+    from tilewright.torch_attention import Ready, masked
 
-    monkeypatch.setattr(sdpa_mask, "prepare", lambda graph, **_: Ready(lambda q, k, v: torch.zeros_like(q), 0, 1))
+    monkeypatch.setattr(masked, "prepare", lambda graph, **_: Ready(lambda q, k, v: torch.zeros_like(q), 0, 1))
     arguments = ["bench", str(plan_file), "--without", "flex", "sdpa_dense", "--seconds", "0.01", "--rse", "1"]
     assert command.main(arguments) == 1
     *_, row, reason = capsys.readouterr().out.splitlines()

@@ -170,7 +170,7 @@ _lock.FOLDER = pathlib.Path({str(folder)!r})
 with _lock.exclusive("cuda"):
     {then}
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(_lock.__file__).parents[3]), **environment}
+    environment = {**os.environ, "PYTHONPATH": str(Path(_lock.__file__).parents[2]), **environment}
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tilewright import targets
 
-PACKAGE = Path(targets.__file__).parents[1]
+SOURCES = Path(targets.__file__).parents[2]
 
 
 def compared(source):
@@ -28,6 +28,6 @@ def test_a_comparison_with_a_name_is_found(line):
 
 
 def test_no_module_outside_the_targets_asks_for_one_by_name():
-    paths = [path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(PACKAGE / "targets")]
-    found = [f"{path.relative_to(PACKAGE)}:{line}" for path in paths for line in compared(path.read_text())]
+    paths = [path for path in SOURCES.rglob("*.py") if not path.is_relative_to(SOURCES / "tilewright/targets")]
+    found = [f"{path.relative_to(SOURCES)}:{line}" for path in paths for line in compared(path.read_text())]
     assert not found

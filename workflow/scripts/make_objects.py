@@ -7,7 +7,7 @@ from tilewright.core import flags
 from tilewright_study.cli import script
 from tilewright_study.stages.make_objects import run
 
-FOLDER = Path(__file__).parents[2] / "src" / "tilewright" / "scenes"
+FOLDER = Path(__file__).parents[2] / "src" / "tilewright_study" / "scenes"
 
 parser = argparse.ArgumentParser(description=__doc__)
 add = parser.add_argument

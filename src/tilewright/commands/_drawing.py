@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tilewright import graph
+from tilewright.commands import style
 
 # Rows and columns of a picture; larger patterns are averaged down to them.
 PIXELS = 640
@@ -28,9 +29,7 @@ class Panel:
 
 def check(path):
     """Raise `ArtifactError` unless `path` ends in a format that can be written."""
-    from tilewright_study.figures import _style
-
-    _style.check_suffix(path)
+    style.check_suffix(path)
 
 
 def of_plan(plan):
@@ -70,19 +69,11 @@ def draw(panels, name, path):
     """Draw `panels` side by side and write them to `path`."""
     from matplotlib.patches import Patch
 
-    from tilewright_study.experiments.attention.figure_pattern import (
-        ENTRY,
-        OUTLINE,
-        outline,
-        stretches,
-    )
-    from tilewright_study.figures import _style
-
-    with _style.context():
-        drawn = _style.figure(4.2 * len(panels) + 0.3, 5.2)
+    with style.context():
+        drawn = style.figure(4.2 * len(panels) + 0.3, 5.2)
         used, outlined = {}, False
         for axes, panel in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            colours = {tile: _style.tint(_style.tile_colour(tile), 0.55) for tile, _, _ in panel.parts}
+            colours = {tile: style.tint(style.tile_colour(tile), 0.55) for tile, _, _ in panel.parts}
             used |= colours
             shape = (0, panel.pattern.n_cols, panel.pattern.n_rows, 0)
             axes.imshow(picture(panel, colours), extent=shape, interpolation="antialiased", aspect="auto")
@@ -91,26 +82,22 @@ def draw(panels, name, path):
             for side in axes.spines.values():
                 side.set(visible=True, color="#999999", linewidth=0.6)
             for _, cover, shown in panel.parts:
-                outline(axes, _of_shown(stretches(cover), cover, shown), PIXELS / max(panel.pattern.shape))
+                style.outline(axes, _of_shown(style.stretches(cover), cover, shown), PIXELS / max(panel.pattern.shape))
                 outlined |= bool(axes.collections)
             work = f"\nexecutes {panel.work:.1%} of all pairs" if panel.parts else "\n"
             axes.set_title(panel.title + work, fontsize=9.5)
-        handles = [Patch(color=ENTRY, label="allowed pair")]
+        handles = [Patch(color=style.ENTRY, label="allowed pair")]
         handles += [Patch(color=colour, label=f"executed by {tile}, but masked") for tile, colour in used.items()]
-        handles += [Patch(facecolor="none", edgecolor=OUTLINE, label="block")] * outlined
+        handles += [Patch(facecolor="none", edgecolor=style.OUTLINE, label="block")] * outlined
         g = panels[0].pattern
-        _style.head(
-            drawn, f"{name}: {g.n_rows:,} × {g.n_cols:,}, {g.entries:,} pairs, density {g.density:.3f}", handles
-        )
-        _style.settle(drawn)
-        _style.save(drawn, path)
+        style.head(drawn, f"{name}: {g.n_rows:,} × {g.n_cols:,}, {g.entries:,} pairs, density {g.density:.3f}", handles)
+        style.settle(drawn)
+        style.save(drawn, path)
 
 
 def picture(panel, colours):
     """float [P, Q, 3]: white nothing, the tile's colour what is executed, dark the allowed pairs; means of pixels."""
     from matplotlib.colors import to_rgb
-
-    from tilewright_study.experiments.attention.figure_pattern import ENTRY
 
     shape = panel.pattern.shape
     step = [-(-size // PIXELS) for size in shape]
@@ -121,7 +108,7 @@ def picture(panel, colours):
     for tile, cover, shown in panel.parts:
         shares[tile] += _executed(cover, shown, step, cells.shape) / cells
     total = np.clip(sum(shares.values(), np.zeros(cells.shape)), allowed, 1)
-    shade = np.ones((*cells.shape, 3)) * (1 - total)[..., None] + allowed[..., None] * np.array(to_rgb(ENTRY))
+    shade = np.ones((*cells.shape, 3)) * (1 - total)[..., None] + allowed[..., None] * np.array(to_rgb(style.ENTRY))
     # Of what is executed and masked, each tile its part.
     executed = sum(shares.values(), np.zeros(cells.shape))
     for tile, share in shares.items():

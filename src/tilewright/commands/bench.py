@@ -1,19 +1,27 @@
 """Time a plan beside SDPA with the mask, dense SDPA and FlexAttention at its best form.
 
-Each result is compared with the float64 reference before it is timed; what is wrong has no time.
+Each result is compared with the float64 reference before and after it is timed; what is wrong has no time. All are
+timed in turns.
 """
 
-import contextlib
 import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from tilewright.commands import _drawing, settle_threads, table
-from tilewright.core import flags
-from tilewright.core.errors import ConfigError
+from tilewright.core import flags, registry
+from tilewright.core.errors import ConfigError, Unavailable
 
 # In the order of the table.
 BASELINES = {"sdpa_mask": "SDPA with mask", "sdpa_dense": "SDPA, all pairs", "flex": "FlexAttention"}
 # Masks of more keys are not made, and dense attention of more is not run: it takes minutes, or all memory.
 MOST_TOKENS = 32768
+# ASSUME: a mask or a table of bits that takes more is not worth waiting for.
+MOST_BYTES = 2 << 30
+REPETITIONS = 10
 
 
 def arguments(parser):
@@ -32,77 +40,189 @@ def arguments(parser):
 def run(plan, batch, without, forms, rse, seconds, seed):
     """Check, time, and print one table. Returns 1 where a result was wrong."""
     settle_threads()
-    from tilewright import api
-    from tilewright.core import registry
-    from tilewright_study.baselines import sparse
-    from tilewright_study.experiments.attention import run as _attention
-    from tilewright_study.measure.effort import Effort
-    from tilewright_study.stages import experiment
+    from tilewright import api, targets
+    from tilewright.core import turns
+    from tilewright.torch_attention import flex
 
     for form in forms or ():
-        registry.check("form of FlexAttention", form, sparse.member("flex").VARIANTS)
-    effort = experiment.checked(Effort(rse, 10, seconds))
+        registry.check("form of FlexAttention", form, flex.VARIANTS)
     made = api.load(plan)
     if made.bias is not None or made.scale not in (None, made.head_dim**-0.5):
         raise ConfigError(f"{plan}: expected a plan without a bias or a scale of its own, which is what baselines have")
-    sizes = {"heads": made.heads, "head_dim": made.head_dim, "dtype": str(made.dtype).removeprefix("torch.")}
-    options = sizes | {"batch": batch, "seed": seed, "device": made.device}
-    tokens = {
-        "plan's": _attention.Tokens(made.graph, **options),
-        "model's": _attention.Tokens(_drawing.natural(made.graph), **options),
-    }
-    # What is compiled meanwhile is said where it does not disturb the table.
-    with contextlib.redirect_stdout(sys.stderr):
-        inside, permuted = _attention.run_schedule(made.schedule, made.blocks, tokens["plan's"], effort)
-        rows = [("tilewright", "plan's", inside), ("tilewright", "model's", permuted)]
-        for name, title in BASELINES.items():
-            if name not in without:
-                rows.append(_best(name, title, forms, tokens, effort))
-    lines = _lines(rows)
+    tokens = {"plan's": _Tokens(made, made.graph, batch, seed)}
+    tokens["model's"] = _Tokens(made, _drawing.natural(made.graph), batch, seed)
+    groups = [[_ours(made, tokens["plan's"], order)] for order in tokens]
+    groups += [_baseline(name, tokens, forms or flex.VARIANTS) for name in BASELINES if name not in without]
+    right = [one for group in groups for one in group if one.call is not None]
+    gpu = targets.facts(made.device).GPU_TIMER
+    effort = {"min_reps": REPETITIONS, "max_seconds": seconds, "rse_target": rse}
+    for one, timing in zip(right, turns.time_in_turns([one.call for one in right], gpu=gpu, **effort), strict=True):
+        one.timed(timing)
+    best = [min(group, key=_rank) for group in groups]
     print(made.summary().splitlines()[0])
-    print(f"tensors    batch {batch}, {made.heads} heads × {made.head_dim}, {sizes['dtype']}, {_device(made)}")
-    print("\n".join(table(lines)))
-    for title, _, row in rows:
-        if row["status"] != "ok":
-            print(f"{title}: {row['status']}: {row['reason']}")
-    return int(any(row["status"] == "failed" for *_, row in rows))
+    sizes = f"batch {batch}, {made.heads} heads × {made.head_dim}, {str(made.dtype).removeprefix('torch.')}"
+    print(f"tensors    {sizes}, {_device(made)}")
+    print("\n".join(table(_lines(best))))
+    for one in best:
+        if one.timing is None:
+            print(f"{one.title}: {one.status}: {one.reason}")
+    return int(any(one.status == "failed" for one in best))
 
 
-def _best(name, title, forms, tokens, effort):
-    """``(title, order, row)`` of the fastest form of a baseline that is right, in either order of the tokens."""
-    from tilewright_study.baselines import sparse
-    from tilewright_study.experiments.attention import run as _attention
+class _Tokens:
+    """Standard normal q, k, v in the order of a graph, and what the reference makes of some of their rows."""
 
-    module, found = sparse.member(name), []
-    # Those that work through all pairs take as long in any order.
-    for order, these in tokens.items():
-        if module.DENSE and order != "model's":
-            continue
-        if module.DENSE and these.graph.n_cols > MOST_TOKENS:
-            reason = f"{these.graph.n_cols:,} keys; dense attention is run up to {MOST_TOKENS:,}"
-            return title, order, these.row(status="skipped", reason=reason, variant="")
-        for variant in forms if name == "flex" and forms else module.VARIANTS:
-            row = _attention.run_variant(module, variant, these, effort, {"provider": name, "ordered": True})
-            found.append((title, order, row))
-    # A form that is wrong is told of only where none is right.
-    return min(found, key=lambda each: (("ok", "failed", "skipped").index(each[2]["status"]), each[2].get("p50_us", 0)))
+    def __init__(self, made, graph, batch, seed):
+        import torch
+
+        from tilewright import reference, targets
+
+        facts = targets.facts(made.device)
+        self.graph, self.device, place = graph, made.device, facts.TORCH_DEVICE
+        self.sizes = {"batch": batch, "heads": made.heads, "head_dim": made.head_dim, "dtype": made.dtype}
+        generator = torch.Generator().manual_seed(seed)
+        q, k, v = (
+            torch.randn(batch, made.heads, n, made.head_dim, generator=generator, dtype=torch.float32)
+            for n in (graph.shape[0], graph.shape[1], graph.shape[1])
+        )
+        self.qkv = tuple(x.to(place, made.dtype) for x in (q, k, v))
+        # A GPU checks all rows in the time that a CPU takes for a sample.
+        self.rows = reference.sample_rows(graph, 1 if facts.GPU_TIMER else reference.stride(graph.n_rows), seed)
+
+    def checked(self, call, *, masked=True, natural=False):
+        """A `Checked` of ``call(q, k, v)`` that was called once. Its ``error`` is the relative error of the last
+        result.
+
+        natural: the call takes the tokens, and returns rows, in the model's order.
+        """
+        from tilewright import reference
+        from tilewright.core.timing import Checked
+
+        graph, qkv, rows = self.graph, self.qkv, self.rows
+        expected = reference.attention_rows(graph, rows, *qkv) if masked else reference.dense_rows(rows, *qkv)
+        if natural and graph.row_order is not None:
+            orders = graph.row_order, graph.col_order, graph.col_order
+            qkv = tuple(x[:, :, np.argsort(order)] for x, order in zip(qkv, orders, strict=True))
+            rows = graph.row_order[rows]
+
+        def judge(result):
+            timed.error = reference.relative_error(result[:, :, rows], expected)
+            tolerance = reference.TOLERANCE[self.sizes["dtype"]]
+            # Not `>`: a NaN does not pass.
+            if timed.error <= tolerance:
+                return ""
+            return f"relative error {timed.error:.2g} against the reference, tolerance {tolerance:.2g}"
+
+        timed = Checked(partial(call, *qkv), judge)
+        timed.wrong = judge(timed())
+        return timed
+
+
+@dataclass
+class _Contender:
+    """One form of attention: what the table says of it."""
+
+    title: str
+    order: str
+    form: str
+    call: object = None
+    error: float | None = None
+    timing: object = None
+    status: str = "ok"
+    reason: str = ""
+
+    def judged(self, call):
+        """Itself with a `Checked` call, which is timed only if its first result was right."""
+        self.error = call.error
+        if call.wrong:
+            self.status, self.reason = "failed", call.wrong
+        else:
+            self.call = call
+        return self
+
+    def timed(self, timing):
+        """Take a time, unless the call was found to be wrong on the way."""
+        self.error = self.call.error
+        if self.call.wrong:
+            self.status, self.reason = "failed", self.call.wrong
+        else:
+            self.timing = timing
+
+
+def _ours(made, tokens, order):
+    from tilewright import targets
+
+    g = made.graph
+    executor = targets.executor(made.device).prepare(
+        made.schedule,
+        made.blocks,
+        heads=made.heads,
+        head_dim=made.head_dim,
+        dtype=made.dtype,
+        row_order=g.row_order,
+        col_order=g.col_order,
+        ordered=order == "plan's",
+    )
+    found = _Contender("tilewright", order, "+".join(made.schedule.tiles))
+    return found.judged(tokens.checked(executor, natural=order != "plan's"))
+
+
+def _baseline(name, tokens, forms):
+    """A `_Contender` for each form of a baseline, in either order of the tokens where that matters."""
+    import torch.nn.functional as F
+
+    from tilewright.torch_attention import Ready, flex, masked
+
+    if name == "flex":
+        return [_form(name, order, form, these, flex.prepare) for order, these in tokens.items() for form in forms]
+    # These work through all pairs, and take as long in any order.
+    order, these = "model's", tokens["model's"]
+    if these.graph.n_cols > MOST_TOKENS:
+        reason = f"{these.graph.n_cols:,} keys; dense attention is run up to {MOST_TOKENS:,}"
+        return [_Contender(BASELINES[name], order, "", status="skipped", reason=reason)]
+    if name == "sdpa_dense":
+        return [_form(name, order, "torch", these, lambda *_, **__: Ready(F.scaled_dot_product_attention, 0, 0))]
+    return [_form(name, order, form, these, masked.prepare) for form in masked.VARIANTS]
+
+
+def _form(name, order, form, tokens, prepare):
+    found = _Contender(BASELINES[name], order, form)
+    try:
+        setting = tokens.sizes | {"device": tokens.device, "max_bytes": MOST_BYTES}
+        call = prepare(tokens.graph, variant=form, **setting).call
+        begin = time.perf_counter()
+        call(*tokens.qkv)
+    except Unavailable as reason:
+        found.status, found.reason = "skipped", str(reason)
+        return found
+    except RuntimeError as error:
+        found.status, found.reason = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
+        return found
+    # It may have compiled. Said where it does not disturb the table.
+    print(f"{name} {form}: first call {time.perf_counter() - begin:.2f} s, not counted", file=sys.stderr)
+    return found.judged(tokens.checked(call, masked=name != "sdpa_dense"))
+
+
+def _rank(one):
+    """The fastest form that is right; a form that is wrong is told of only where none is."""
+    return ("ok", "failed", "skipped").index(one.status), one.timing.p50_us if one.timing else 0
 
 
 def _lines(rows):
     """Rows as texts."""
-    ours = rows[0][2].get("p50_us")
+    ours = rows[0].timing
     lines = []
-    for title, order, row in rows:
-        time = row.get("p50_us")
+    for one in rows:
+        t = one.timing
         lines.append(
             {
-                "attention": title,
-                "order of tokens": order,
-                "form": str(row.get("variant") or row.get("tiles") or ""),
-                "ms": "–" if time is None else f"{time / 1e3:.3f}",
-                "20 to 80 %": "–" if time is None else f"{row['p20_us'] / 1e3:.3f} to {row['p80_us'] / 1e3:.3f}",
-                "× plan": "–" if time is None or ours is None else f"{time / ours:.2f}",
-                "relative error": "–" if "relative_error" not in row else f"{row['relative_error']:.1e}",
+                "attention": one.title,
+                "order of tokens": one.order,
+                "form": one.form,
+                "ms": "–" if t is None else f"{t.p50_us / 1e3:.3f}",
+                "20 to 80 %": "–" if t is None else f"{t.p20_us / 1e3:.3f} to {t.p80_us / 1e3:.3f}",
+                "× plan": "–" if t is None or ours is None else f"{t.p50_us / ours.p50_us:.2f}",
+                "relative error": "–" if one.error is None else f"{one.error:.1e}",
             }
         )
     return lines

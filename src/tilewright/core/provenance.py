@@ -29,8 +29,9 @@ import numpy as np
 from tilewright.core import artifacts, caches
 from tilewright.core.errors import ArtifactError, UnknownNameError
 
-_ROOT = Path(__file__).parents[1]
-_PACKAGE = _ROOT.name
+# The folder of this package, and of those beside it that build on it, whose names begin with its own.
+_ROOT = Path(__file__).parents[2]
+_PACKAGE = Path(__file__).parents[1].name
 # The name of a file, with its folders, as texts in code may be one.
 _FILE = re.compile(r"[\w-][\w./-]*\.\w+")
 
@@ -76,12 +77,14 @@ def commit():
     """
 
     def git(*arguments):
-        return subprocess.run(["git", "-C", _ROOT, *arguments], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            ["git", "-C", _ROOT / _PACKAGE, *arguments], capture_output=True, text=True, check=True
+        ).stdout
 
     try:
         # A package that was installed may lie in a checkout that is not its own.
         git("ls-files", "--error-unmatch", "__init__.py")
-        return git("rev-parse", "--short=10", "HEAD").strip() + ("+" if git("status", "--porcelain", ".") else "")
+        return git("rev-parse", "--short=10", "HEAD").strip() + ("+" if git("status", "--porcelain", "..") else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("TILEWRIGHT_COMMIT", "")
 
@@ -89,14 +92,17 @@ def commit():
 @cache
 def _path_of(module):
     """Source file of a dotted module of this package, or None when there is no such module."""
-    parts = module.split(".")
-    if parts[0] != _PACKAGE:
+    if not _is_ours(module):
         return None
-    base = _ROOT.joinpath(*parts[1:])
+    base = _ROOT.joinpath(*module.split("."))
     for candidate in (base.with_suffix(".py"), base / "__init__.py"):
         if candidate.is_file() and candidate.is_relative_to(_ROOT):
             return candidate
     return None
+
+
+def _is_ours(module):
+    return module.partition(".")[0].partition("_")[0] == _PACKAGE
 
 
 class _Source(msgspec.Struct, frozen=True):
@@ -159,7 +165,7 @@ def _named(tree, parent):
                 anchor = parent.split(".")[: len(parent.split(".")) - node.level + 1]
                 base = ".".join([*anchor, base] if base else anchor)
             found.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
-    return tuple(sorted(name for name in found if name.split(".")[0] == _PACKAGE))
+    return tuple(sorted(filter(_is_ours, found)))
 
 
 def _texts(tree):
@@ -198,7 +204,7 @@ def _declared(tree, name):
 def _check_known(module):
     """Raise `UnknownNameError` unless `module` is one of this package."""
     if _path_of(module) is None:
-        known = (path.relative_to(_ROOT.parent).with_suffix("") for path in _ROOT.rglob("*.py"))
+        known = (path.relative_to(_ROOT).with_suffix("") for path in _ROOT.glob(f"{_PACKAGE}*/**/*.py"))
         raise UnknownNameError("module", module, sorted(".".join(path.parts) for path in known))
 
 

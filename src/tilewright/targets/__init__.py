@@ -85,9 +85,10 @@ folder:
         with sums in float32. Raises `PatternError` for tensors of several types, or that need a gradient.
 
 ``scenes.py``, optional: a kernel that draws scenes. Without it they are drawn on the CPU.
-    ``draw(arrays, texels, pixels) -> (pictures, labels, owners)``: what `tilewright_study.scenes.drawing.drawn` draws, uint8 [B, 3, H,
-        W] and twice [B, H, W], before outlines are taken. arrays: of `tilewright_study.scenes.drawing.Listed`, NumPy's; texels: of
-        `tilewright_study.scenes.drawing.texels`, on the device.
+    ``draw(arrays, texels, pixels) -> (pictures, labels, owners)``: what `tilewright_study.scenes.drawing.drawn` draws,
+    uint8 [B, 3, H,
+        W] and twice [B, H, W], before outlines are taken. arrays: of `tilewright_study.scenes.drawing.Listed`, NumPy's;
+        texels: of `tilewright_study.scenes.drawing.texels`, on the device.
 
 ``slice_selection.py``, beside ``slices.py``: which keys such lists hold, see `targets.selection`.
 

@@ -1,8 +1,8 @@
 """Attention that torch itself offers, as networks run it and as schedules are measured against it.
 
 `kernels`: the dense kernels behind `scaled_dot_product_attention`, each by itself. `flex`: FlexAttention over a graph,
-in several forms. `wide`: rows that see most keys, attended apart. `patterns`: graphs as block-sparse kernels take
-them. Importing the package does not import torch.
+in several forms. `masked`: the graph as a dense mask. `wide`: rows that see most keys, attended apart. `patterns`:
+graphs as block-sparse kernels take them. Importing the package does not import torch.
 """
 
 from collections.abc import Callable

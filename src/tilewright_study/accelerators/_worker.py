@@ -1,6 +1,7 @@
 """The cost model's own process: reads what is asked on standard input, and writes costs to standard output.
 
-``python -m tilewright_study.accelerators._worker FOLDER``; the model's own files go to FOLDER, its words to standard error.
+``python -m tilewright_study.accelerators._worker FOLDER``; the model's own files go to FOLDER, its words to standard
+error.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Experiments of the study: what stage T5 runs, times and records.
 
 An experiment is a module of this package and a word in `NAMES`; ``experiments:`` of the configuration selects some.
-Tables and figures ask for its files by `files` and read its rows by `tilewright_study.tables._read`. Contract of a member module,
-whose import stays light (no torch):
+Tables and figures ask for its files by `files` and read its rows by `tilewright_study.tables._read`. Contract of a
+member module, whose import stays light (no torch):
     ``Section``: the type of its section of the configuration, a `sections.Section` with its own ``check(config)``. The
         section is called as the module, or as ``SECTION`` says where the module has one.
     ``Row``: a `_rows.Row`, the one declaration of its columns; ``kind`` is the module's name.

@@ -1,13 +1,15 @@
-"""The style of every figure, and how it is written: one colour per order and per tile, the same bytes each time."""
+"""The style of every figure: `tilewright.commands.style`, and colours and names of orders, peers and solvers."""
 
-import contextlib
-import math
 import textwrap
-from pathlib import Path
 
-from tilewright.blocks import tiles
-from tilewright.core import artifacts
-from tilewright.core.errors import ArtifactError
+from tilewright.commands.style import check_suffix as check_suffix
+from tilewright.commands.style import context as context
+from tilewright.commands.style import figure as figure
+from tilewright.commands.style import head as head
+from tilewright.commands.style import save as save
+from tilewright.commands.style import settle as settle
+from tilewright.commands.style import tile_colour as tile_colour
+from tilewright.commands.style import tint as tint
 from tilewright_study.tables import _select
 
 # Okabe and Ito's palette, distinct under every common colour blindness (jfly.uni-koeln.de/color).
@@ -23,69 +25,6 @@ PROVIDER_NAMES = {
 }
 SOLVER_NAMES = {"greedy": "greedy", "descent": "descent", "highs": "HiGHS", "gurobi": "Gurobi"}
 SOLVER_NAMES |= {f"{name}-paper": f"{SOLVER_NAMES[name]}, published objective" for name in ("highs", "gurobi")}
-
-# Inches that a title, a label of an axis and notes need.
-NARROWEST = 5.0
-
-# Dates and versions out of the files: equal inputs give equal bytes.
-_METADATA = {".svg": {"Date": None}, ".png": {"Software": None}, ".pdf": {"CreationDate": None}}
-_RC = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.7,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "figure.dpi": 100,
-    "savefig.dpi": 160,
-    "svg.hashsalt": "tilewright",
-    "pdf.fonttype": 42,
-    "hatch.linewidth": 0.6,
-}
-
-
-@contextlib.contextmanager
-def context():
-    """Draw in the house style, whatever the user's own settings are; they are back afterwards."""
-    import matplotlib
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_RC)
-        yield
-
-
-def figure(width, height):
-    """An empty figure of `width` x `height` inches, no narrower than `NARROWEST`, whose parts are laid out without
-    overlap."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(max(width, NARROWEST), height), layout="constrained")
-
-
-def check_suffix(path):
-    """Raise `ArtifactError` unless `path` ends in a format that can be written."""
-    if Path(path).suffix not in _METADATA:
-        known = ", ".join(_METADATA)
-        raise ArtifactError(f"{path}: expected a name ending in {known}, found {Path(path).suffix!r}")
-
-
-def settle(drawn):
-    """Lay the parts of a figure out, once for all formats that it is saved in."""
-    drawn.draw_without_rendering()
-    drawn.set_layout_engine("none")
-
-
-def save(drawn, path):
-    """Write a figure atomically, without dates or versions in it."""
-    suffix = Path(path).suffix
-    with artifacts.atomic(path) as temporary:
-        drawn.savefig(temporary, format=suffix[1:], metadata=_METADATA[suffix])
 
 
 def order_colour(order, known=()):
@@ -103,34 +42,6 @@ def sorted_orders(names):
     """`names` of orders, once each: the study's first, in its sequence, then others by name."""
     known = list(ORDER_COLOURS)
     return sorted(set(names), key=lambda name: (known.index(name) if name in known else len(known), name))
-
-
-def tile_colour(name):
-    """Colour of a tile: gathered slices are orange to brown, tiles of contiguous keys purple; more rows are darker."""
-    import matplotlib
-
-    tile = tiles.parse(name)
-    shades = matplotlib.colormaps["YlOrBr" if tile.gathered else "Purples"]
-    return shades(max(0.2, 0.35 + 0.18 * (math.log2(tile.rows) - 4)))
-
-
-def tint(colour, strength=0.4):
-    """`colour` mixed with white."""
-    from matplotlib.colors import to_rgb
-
-    return tuple(1 - strength * (1 - part) for part in to_rgb(colour))
-
-
-def head(drawn, title, handles=(), columns=None):
-    """Put a title and below it a legend on top of a figure, outside its panels, in one line or in `columns`, or in as
-    many as the figure is wide enough for."""
-    handles = list(handles)
-    for most in range(max(1, columns or len(handles)), 0, -1):
-        legend = drawn.legend(handles=handles, loc="outside upper center", ncols=most, title=title, columnspacing=1.6)
-        legend.get_title().set(fontsize=11.5, fontweight="bold")
-        if most == 1 or legend.get_window_extent().width <= drawn.bbox.width:
-            break
-        legend.remove()
 
 
 def boxes(axes, frame=None, **setting):

@@ -1,7 +1,7 @@
 """Captured attention maps: queries, keys and values of a video network's layers, on a clip at a level of noise.
 
-For a network that was trained here the clip is one that it has not seen (`tilewright_study.scenes.clips`). For others no clip can be
-made without their autoencoder: they remove noise themselves, down to the level that is asked for.
+For a network that was trained here the clip is one that it has not seen (`tilewright_study.scenes.clips`). For others
+no clip can be made without their autoencoder: they remove noise themselves, down to the level that is asked for.
 """
 
 from collections.abc import Sequence

@@ -16,9 +16,9 @@ def run(network, output, losses, samples, device, recipe, seed, limit_s, compile
     """Train the video network of a name; see ``train_video.py --help``.
 
     output: weights to write. losses: CSV of the loss of each step, or None. samples: a picture of clips, or None.
-    recipe: JSON file of a `tilewright_study.training.video.Recipe`, or None for that of ``wan-tiny``. seed: instead of the recipe's, or
-    None. set: options of the network, ``KEY=VALUE``. limit_s, compiled: as `tilewright_study.training.video.train` takes them. Raises
-    `TilewrightError`.
+    recipe: JSON file of a `tilewright_study.training.video.Recipe`, or None for that of ``wan-tiny``. seed: instead of
+    the recipe's, or None. set: options of the network, ``KEY=VALUE``. limit_s, compiled: as
+    `tilewright_study.training.video.train` takes them. Raises `TilewrightError`.
     """
     # Here, so that the settings of `cli` come before torch.
     from tilewright import networks

@@ -1,8 +1,8 @@
 """Training of networks that name what an image shows: AdamW by the clock or by steps, averaged weights.
 
 `train` is for a whole network; `train_predictor` teaches DynamicViT's predictor which tokens of a trained one to keep.
-Images come from a source of `tilewright_study.scenes`, each once, in the order of their numbers. On a GPU products are in
-bfloat16, of weights kept in float32.
+Images come from a source of `tilewright_study.scenes`, each once, in the order of their numbers. On a GPU products are
+in bfloat16, of weights kept in float32.
 """
 
 from collections.abc import Callable

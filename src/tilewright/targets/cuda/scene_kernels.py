@@ -1,7 +1,7 @@
 """A kernel that draws scenes of objects over photographs: a tile of a scene a program, its objects one after another.
 
-What it computes, and the arrays that it reads, are those of `tilewright_study.scenes.drawing`, which draws the same on a CPU. Objects
-whose window does not touch the tile are passed over.
+What it computes, and the arrays that it reads, are those of `tilewright_study.scenes.drawing`, which draws the same on
+a CPU. Objects whose window does not touch the tile are passed over.
 """
 
 import triton

@@ -72,10 +72,10 @@ class Row(rows.Row, frozen=True, kw_only=True):
     """A path on one hardware.
 
     whole: whether it is the first path of its network. vector, lanes, elements, weights_kib, inputs_kib, outputs_kib:
-    see `tilewright_study.accelerators.hardware.Hardware`. area_mm2: of that. macs: multiplications of the path; padded_macs: with those
-    of channels and pixels that the hardware rounds up to. cycles, energy_uj: of its products; those of the decoder, of
-    depthwise kernels and of attention's products stand beside. left_out_mb: bytes that norms, softmax, activations,
-    sums and resizing read and write, which no cycle or energy counts. loops: see `Section`.
+    see `tilewright_study.accelerators.hardware.Hardware`. area_mm2: of that. macs: multiplications of the path;
+    padded_macs: with those of channels and pixels that the hardware rounds up to. cycles, energy_uj: of its products;
+    those of the decoder, of depthwise kernels and of attention's products stand beside. left_out_mb: bytes that norms,
+    softmax, activations, sums and resizing read and write, which no cycle or energy counts. loops: see `Section`.
     """
 
     kind: Literal["accelerator"] = "accelerator"

@@ -6,16 +6,15 @@ picture per tile and order. The order ``none`` is the pattern as the model has i
 
 import numpy as np
 
+from tilewright.commands.style import ENTRY, OUTLINE, outline, stretches
 from tilewright.core.errors import ArtifactError
 from tilewright_study.figures import _style
 from tilewright_study.tables import _read, _select
 
-EXECUTED, ENTRY, OUTLINE = "#FBD5A5", "#08306B", "#C05000"
+EXECUTED = "#FBD5A5"
 COLUMNS = 3
 # Side of a picture in pixels; larger patterns are averaged down, so that a lone entry stays visible as a shade.
 PIXELS = 800
-# Median side, in such pixels, from which outlines show the blocks rather than hide the pattern.
-_LEAST_OUTLINE = 10
 
 
 def needs(config, family):
@@ -89,27 +88,6 @@ def _executed(cover):
     return executed
 
 
-def stretches(cover):
-    """int [S, 4], ``(top, bottom, left, right)``: the keys of each block, consecutive ones as one stretch.
-
-    A tile of contiguous keys has one stretch for each of its runs.
-    """
-    if not cover.tile.gathered:
-        block = np.repeat(np.arange(cover.n_blocks), cover.runs)
-        edges = cover.row_ptr[block], cover.row_ptr[block + 1], cover.run_keys[:, 0], cover.run_keys.max(axis=1) + 1
-        return np.stack(edges, axis=1)
-    found = []
-    for b in range(cover.n_blocks):
-        keys = cover.run_keys[cover.run_ptr[b] : cover.run_ptr[b + 1]].reshape(-1)
-        keys = np.sort(keys[keys >= 0])
-        cuts = np.flatnonzero(np.diff(keys) > 1)
-        left, right = keys[np.r_[0, cuts + 1]] if len(keys) else keys, np.r_[keys[cuts], keys[-1:]] + 1
-        found.append(
-            np.stack([np.full(len(left), cover.row_ptr[b]), np.full(len(left), cover.row_ptr[b + 1]), left, right], 1)
-        )
-    return np.concatenate(found)
-
-
 def _picture(axes, order, pattern, cover):
     axes.set_axis_on()
     shape = (0, pattern.n_cols, pattern.n_rows, 0)
@@ -122,17 +100,6 @@ def _picture(axes, order, pattern, cover):
     name = "as the model has it" if order == "none" else f"order {_style.order_name(order)}"
     work = cover.area.sum() / (pattern.n_rows * pattern.n_cols)
     axes.set_title(f"{name}: {cover.tile.name} executes {work:.1%}", fontsize=9.5)
-
-
-def outline(axes, boxes, pixels):
-    """Draw the edges of `boxes`, as `stretches` has them, where they are so large that edges do not hide the mask."""
-    from matplotlib.collections import PolyCollection
-
-    top, bottom, left, right = boxes.T
-    if min(np.median(bottom - top), np.median(right - left)) * pixels < _LEAST_OUTLINE:
-        return
-    corners = np.stack([[left, top], [right, top], [right, bottom], [left, bottom]]).transpose(2, 0, 1)
-    axes.add_collection(PolyCollection(corners, facecolors="none", edgecolors=OUTLINE, linewidths=0.5))
 
 
 def _handles():

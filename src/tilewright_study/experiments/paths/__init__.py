@@ -19,7 +19,7 @@ from tilewright_study.measure.rows import Count, Number, Status
 # Where the rule `train` writes what it trains.
 TRAINED = "results/checkpoints/{}.safetensors"
 # The checkout that this package lies in.
-CHECKOUT = Path(__file__).parents[4]
+CHECKOUT = Path(__file__).parents[3]
 RUNGS = ("trained", "statistics")
 SOLVERS = ("greedy", "exhaustive", *solvers.NAMES)
 

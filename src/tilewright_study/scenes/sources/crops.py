@@ -12,7 +12,8 @@ _SIZE, _RIGHT, _DOWN = 13, 14, 15
 
 
 class Crops(scenes.Scenes):
-    """See `tilewright_study.scenes.sources`. A crop's scene is that of the same index; its last object, in front, is main."""
+    """See `tilewright_study.scenes.sources`. A crop's scene is that of the same index; its last object, in front, is
+    main."""
 
     task = "classes"
 

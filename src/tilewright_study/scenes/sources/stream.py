@@ -19,8 +19,8 @@ SPLIT = "test"
 
 
 class Stream(scenes.Scenes):
-    """See `tilewright_study.scenes.sources`: one split, ``test``, whose indices are the frames of the shots from `index` on,
-    each as long as the others or a frame shorter."""
+    """See `tilewright_study.scenes.sources`: one split, ``test``, whose indices are the frames of the shots from
+    `index` on, each as long as the others or a frame shorter."""
 
     splits = (SPLIT,)
 

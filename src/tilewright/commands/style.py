@@ -1,0 +1,139 @@
+"""The style of every picture, and how it is written: one colour per tile, the same bytes each time."""
+
+import contextlib
+import math
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.blocks import tiles
+from tilewright.core import artifacts
+from tilewright.core.errors import ArtifactError
+
+# Of an allowed pair of query and key, and of a block's edges.
+ENTRY, OUTLINE = "#08306B", "#C05000"
+# Median side of blocks, in pixels, from which outlines show them rather than hide the pattern.
+_LEAST_OUTLINE = 10
+
+# Inches that a title, a label of an axis and notes need.
+NARROWEST = 5.0
+
+# Dates and versions out of the files: equal inputs give equal bytes.
+_METADATA = {".svg": {"Date": None}, ".png": {"Software": None}, ".pdf": {"CreationDate": None}}
+_RC = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "figure.dpi": 100,
+    "savefig.dpi": 160,
+    "svg.hashsalt": "tilewright",
+    "pdf.fonttype": 42,
+    "hatch.linewidth": 0.6,
+}
+
+
+@contextlib.contextmanager
+def context():
+    """Draw in the house style, whatever the user's own settings are; they are back afterwards."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_RC)
+        yield
+
+
+def figure(width, height):
+    """An empty figure of `width` x `height` inches, no narrower than `NARROWEST`, whose parts are laid out without
+    overlap."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(max(width, NARROWEST), height), layout="constrained")
+
+
+def check_suffix(path):
+    """Raise `ArtifactError` unless `path` ends in a format that can be written."""
+    if Path(path).suffix not in _METADATA:
+        known = ", ".join(_METADATA)
+        raise ArtifactError(f"{path}: expected a name ending in {known}, found {Path(path).suffix!r}")
+
+
+def settle(drawn):
+    """Lay the parts of a figure out, once for all formats that it is saved in."""
+    drawn.draw_without_rendering()
+    drawn.set_layout_engine("none")
+
+
+def save(drawn, path):
+    """Write a figure atomically, without dates or versions in it."""
+    suffix = Path(path).suffix
+    with artifacts.atomic(path) as temporary:
+        drawn.savefig(temporary, format=suffix[1:], metadata=_METADATA[suffix])
+
+
+def tile_colour(name):
+    """Colour of a tile: gathered slices are orange to brown, tiles of contiguous keys purple; more rows are darker."""
+    import matplotlib
+
+    tile = tiles.parse(name)
+    shades = matplotlib.colormaps["YlOrBr" if tile.gathered else "Purples"]
+    return shades(max(0.2, 0.35 + 0.18 * (math.log2(tile.rows) - 4)))
+
+
+def tint(colour, strength=0.4):
+    """`colour` mixed with white."""
+    from matplotlib.colors import to_rgb
+
+    return tuple(1 - strength * (1 - part) for part in to_rgb(colour))
+
+
+def head(drawn, title, handles=(), columns=None):
+    """Put a title and below it a legend on top of a figure, outside its panels, in one line or in `columns`, or in as
+    many as the figure is wide enough for."""
+    handles = list(handles)
+    for most in range(max(1, columns or len(handles)), 0, -1):
+        legend = drawn.legend(handles=handles, loc="outside upper center", ncols=most, title=title, columnspacing=1.6)
+        legend.get_title().set(fontsize=11.5, fontweight="bold")
+        if most == 1 or legend.get_window_extent().width <= drawn.bbox.width:
+            break
+        legend.remove()
+
+
+def stretches(cover):
+    """int [S, 4], ``(top, bottom, left, right)``: the keys of each block, consecutive ones as one stretch.
+
+    A tile of contiguous keys has one stretch for each of its runs.
+    """
+    if not cover.tile.gathered:
+        block = np.repeat(np.arange(cover.n_blocks), cover.runs)
+        edges = cover.row_ptr[block], cover.row_ptr[block + 1], cover.run_keys[:, 0], cover.run_keys.max(axis=1) + 1
+        return np.stack(edges, axis=1)
+    found = []
+    for b in range(cover.n_blocks):
+        keys = cover.run_keys[cover.run_ptr[b] : cover.run_ptr[b + 1]].reshape(-1)
+        keys = np.sort(keys[keys >= 0])
+        cuts = np.flatnonzero(np.diff(keys) > 1)
+        left, right = keys[np.r_[0, cuts + 1]] if len(keys) else keys, np.r_[keys[cuts], keys[-1:]] + 1
+        found.append(
+            np.stack([np.full(len(left), cover.row_ptr[b]), np.full(len(left), cover.row_ptr[b + 1]), left, right], 1)
+        )
+    return np.concatenate(found)
+
+
+def outline(axes, boxes, pixels):
+    """Draw the edges of `boxes`, as `stretches` has them, where they are so large that edges do not hide the mask."""
+    from matplotlib.collections import PolyCollection
+
+    top, bottom, left, right = boxes.T
+    if min(np.median(bottom - top), np.median(right - left)) * pixels < _LEAST_OUTLINE:
+        return
+    corners = np.stack([[left, top], [right, top], [right, bottom], [left, bottom]]).transpose(2, 0, 1)
+    axes.add_collection(PolyCollection(corners, facecolors="none", edgecolors=OUTLINE, linewidths=0.5))
