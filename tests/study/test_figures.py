@@ -115,7 +115,7 @@ def drawn(name, study, inputs=None):
 
 
 def table(name, study, inputs=None):
-    module = tables.registry.member("tilewright_study.tables", "table", name, tables.NAMES)
+    module = tables.member(name)
     return module.table([Path(path) for path in inputs or tables.needs(name, study)])
 
 
@@ -188,7 +188,7 @@ def test_a_table_is_written_as_csv_and_markdown(name, study, tmp_path):
     tables.tabulate(name, tables.needs(name, study), paths)
     frame = pd.read_csv(paths[0])
     lines = paths[1].read_text().splitlines()
-    module = tables.registry.member("tilewright_study.tables", "table", name, tables.NAMES)
+    module = tables.member(name)
     assert set(module.SHOWN) <= set(frame.columns)
     parts = len(module.PARTS[1]) if hasattr(module, "PARTS") else 1
     rows = [line for line in lines if line.startswith("|")]
@@ -198,7 +198,7 @@ def test_a_table_is_written_as_csv_and_markdown(name, study, tmp_path):
 
 def test_every_member_says_what_it_shows():
     for name in tables.NAMES:
-        module = tables.registry.member("tilewright_study.tables", "table", name, tables.NAMES)
+        module = tables.member(name)
         assert module.__doc__ and callable(module.needs)
     shown = [figures.member(name).shows for name in figures.NAMES]
     assert all(shown) and len(set(shown)) == len(shown)
@@ -250,9 +250,9 @@ def test_a_study_of_pruned_networks_alone_shows_nothing_else():
 
 def test_importing_the_families_stays_light():
     code = (
-        "import sys; from tilewright.core import registry; from tilewright_study import figures, tables;"
+        "import sys; from tilewright_study import figures, tables;"
         "[figures.member(name) for name in figures.NAMES];"
-        "[registry.member('tilewright_study.tables', 'table', name, tables.NAMES) for name in tables.NAMES];"
+        "[tables.member(name) for name in tables.NAMES];"
         "sys.exit(' '.join({'matplotlib', 'seaborn', 'pandas', 'torch', 'numba', 'highspy'} & set(sys.modules)) or 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})

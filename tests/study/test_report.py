@@ -135,7 +135,7 @@ def test_text_of_the_tables_is_escaped(study, tmp_path):
     _origin.save(
         tmp_path / "speedup.json",
         "speedup",
-        tables.registry.member("tilewright_study.tables", "table", "speedup", tables.NAMES),
+        tables.member("speedup"),
         [],
     )
     text = write(tmp_path / "study.report.html", [], table_files=[table])

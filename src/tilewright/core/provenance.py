@@ -2,8 +2,9 @@
 
 `code_digest` covers a module and everything of this package that it imports, at any depth, so that a workflow can rerun
 exactly the jobs whose code changed. Files beside a module that it names in a text are its code, too, such as tables and
-pictures. It reads files only: nothing is imported. Comments, docstrings and the list of a package's members (``NAMES``)
-do not count: neither a better explanation nor a new member repeats hours of timing.
+pictures. It reads files only: nothing is imported. Comments, docstrings and the lists of a package's members
+(``NAMES``,
+``TABLES``, ``FIGURES``) do not count: neither a better explanation nor a new member repeats hours of timing.
 
 What its imports do not show, a module declares, as a tuple of dotted names:
     ``ENTERED``: modules that its code enters by a string; they count as imported.
@@ -270,7 +271,7 @@ def _lists_members(node):
     """Whether a statement of a package lists its members, or those of which it makes the list."""
     return (
         isinstance(node, ast.Assign)
-        and _assigned(node) in (["NAMES"], ["_NAMES"])
+        and _assigned(node) in ([name] for name in ("NAMES", "_NAMES", "TABLES", "FIGURES"))
         and isinstance(node.value, ast.Tuple)
     )
 

@@ -1,8 +1,9 @@
 """Experiments of the study: what stage T5 runs, times and records.
 
-An experiment is a module of this package and a word in `NAMES`; ``experiments:`` of the configuration selects some.
+An experiment is a folder of this package and a word in `NAMES`; ``experiments:`` of the configuration selects some.
+Its ``run.py`` measures, ``table_<name>.py`` and ``figure_<name>.py`` show what was measured (see `tables`, `figures`).
 Tables and figures ask for its files by `files` and read its rows by `tilewright_study.tables._read`. Contract of a
-member module, whose import stays light (no torch):
+member, whose import stays light (no torch):
     ``Section``: the type of its section of the configuration, a `sections.Section` with its own ``check(config)``. The
         section is called as the module, or as ``SECTION`` says where the module has one.
     ``Row``: a `_rows.Row`, the one declaration of its columns; ``kind`` is the module's name.
@@ -29,6 +30,7 @@ member module, whose import stays light (no torch):
         None for nothing.
     ``ON_HOST = True``, of a member that runs on the host's processors whatever device the study is for; ``TIMES =
         False``, of one of these that times nothing, and so may run beside others.
+    ``TABLES``, ``FIGURES``: names of those in its folder, in the order in which they are shown.
     ``FOLDER``: where its files are below results/logs; by default a folder of its name.
 
 A member whose cases need other files of the study has rules of its own, and none of ``Settings``, ``settings``,

@@ -1,63 +1,30 @@
 """Figures of the study (stage T6). Each is drawn from files alone and gives the same bytes for the same files.
 
-Contract of a member module; its docstring says what the figure shows:
+The figure ``<name>`` of an experiment is the module ``figure_<name>`` of its folder. Its docstring says what the figure
+shows. Contract:
     ``needs(config) -> list[str]``: the files it is drawn from; empty when the configuration selects nothing to show.
     ``draw(inputs) -> matplotlib.figure.Figure``: what was not measured stays blank and says why.
 
-A member of `OF_FAMILIES` draws one figure for each family of models, ``<member>_<family>``. Its functions take the
-family as well: ``needs(config, family)`` and ``draw(inputs, family)``.
+One of `OF_FAMILIES` is drawn for each family of models, ``<name>_<family>``. Its functions take the family as well:
+``needs(config, family)`` and ``draw(inputs, family)``.
 """
 
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from tilewright.core import registry
-from tilewright_study import tables
+from tilewright_study import experiments, tables
 from tilewright_study.tables import _select
 
 OF_FAMILIES = ("latency", "pattern")
-_NAMES = (
-    "latency",
-    "speedup",
-    "end_to_end",
-    "network_plans",
-    "ragged_kernel",
-    "dispatch",
-    "pruned",
-    "pruned_ratio",
-    "pruned_accuracy",
-    "slices_speedup",
-    "slices_recall",
-    "video_step",
-    "video_maps",
-    "video_clips",
-    "heatmap",
-    "path_front",
-    "path_families",
-    "path_skips",
-    "path_prediction",
-    "scene",
-    "stream",
-    "accelerator",
-    "configure_time",
-    "push_tiles",
-    "push_live",
-    "push_gantt",
-    "push_attention",
-    "worth",
-    "pattern",
-    "fill",
-    "prediction",
-    "gantt",
-    "reorder_time",
-    "policy",
-)
 # Figures by name: their module, and the family where they show one.
 _MEMBERS = {
-    f"{member}_{family}" if family else member: (member, family)
-    for member in _NAMES
-    for family in (_select.FAMILIES if member in OF_FAMILIES else ("",))
+    f"{figure}_{family}" if family else figure: (f"{of.__name__}.figure_{figure}", family)
+    for of in map(experiments.member, experiments.NAMES)
+    for figure in of.FIGURES
+    for family in (_select.FAMILIES if figure in OF_FAMILIES else ("",))
 }
 NAMES = tuple(_MEMBERS)
 TABLES = tables.NAMES
@@ -96,12 +63,13 @@ def member(name):
     """The `Figure` of a name. Raises `UnknownNameError`."""
     registry.check("figure", name, NAMES)
     module, family = _MEMBERS[name]
-    return Figure(name, registry.member("tilewright_study.figures", "figure", module, _NAMES), family)
+    return Figure(name, import_module(module), family)
 
 
 def module(name):
     """Dotted name of the module of the figure `name`. Raises `UnknownNameError`."""
-    return member(name).module.__name__
+    registry.check("figure", name, NAMES)
+    return _MEMBERS[name][0]
 
 
 def needs(name, config):

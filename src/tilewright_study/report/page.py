@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.core import artifacts, registry
+from tilewright.core import artifacts
 from tilewright.core.errors import ArtifactError
 from tilewright_study import experiments, figures, tables
 from tilewright_study.report import ASSETS, explorer
@@ -144,7 +144,7 @@ def _figure(path, texts):
 
 def _table(path, texts):
     columns, rows = _grid(path, path.stem)
-    module = registry.member("tilewright_study.tables", "table", path.stem, tables.NAMES)
+    module = tables.member(path.stem)
     shows = " ".join(module.__doc__.partition("\n\n")[0].split())
     return _item(path, shows, texts, columns=columns, rows=rows)
 
@@ -171,7 +171,7 @@ def _grid(path, name, csv=None):
     """``(columns, rows)`` of the table `name` at `path`, or of its `csv`, as an `Item` has them."""
     import pandas as pd
 
-    module = registry.member("tilewright_study.tables", "table", name, tables.NAMES)
+    module = tables.member(name)
     try:
         # Only an empty field is missing: "none" is an order.
         frame = pd.read_csv(csv or path, keep_default_na=False, na_values=[""])

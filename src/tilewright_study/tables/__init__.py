@@ -1,56 +1,45 @@
 """Tables of the study (stage T6): tidy CSV with full precision, and Markdown to read.
 
-Contract of a member module; its docstring says what the table shows:
+The table ``<name>`` of an experiment is the module ``table_<name>`` of its folder; `claims` is of all. Contract of one;
+its docstring says what the table shows:
     ``needs(config) -> list[str]``: the files it is made from; empty when the configuration selects nothing to show.
     ``table(inputs) -> DataFrame``: the rows, from those files alone; what was not measured is missing, never guessed.
     ``SHOWN``: ``{column: (header with unit, format)}``, the columns of the Markdown form, in order.
     ``PARTS``, where the Markdown form comes in parts: ``(column, values)``, a part for each value, which heads it.
 """
 
+from importlib import import_module
 from pathlib import Path
 
 from tilewright.core import artifacts, registry
 from tilewright.core.errors import ArtifactError
+from tilewright_study import experiments
 
-NAMES = (
-    "latency",
-    "speedup",
-    "end_to_end",
-    "network_plans",
-    "ragged",
-    "pruned",
-    "pruned_accuracy",
-    "slices",
-    "recall",
-    "video",
-    "heatmap",
-    "paths",
-    "path_layers",
-    "stream",
-    "accelerator",
-    "configure",
-    "push",
-    "push_attention",
-    "push_streams",
-    "worth",
-    "fill",
-    "prediction",
-    "solvers",
-    "policy",
-    "policy_summary",
-    "reorder_time",
-    "claims",
-)
+_MODULES = {
+    **{
+        table: f"{of.__name__}.table_{table}"
+        for of in map(experiments.member, experiments.NAMES)
+        for table in of.TABLES
+    },
+    "claims": f"{__name__}.claims",
+}
+NAMES = tuple(_MODULES)
 
 
 def module(name):
     """Dotted name of the module of the table `name`."""
-    return f"{__name__}.{name}"
+    return _MODULES[name]
+
+
+def member(name):
+    """The module of the table `name`. Raises `UnknownNameError`."""
+    registry.check("table", name, NAMES)
+    return import_module(module(name))
 
 
 def needs(name, config):
     """Files that the table `name` is made from under `config`. Raises `UnknownNameError`."""
-    return registry.member("tilewright_study.tables", "table", name, NAMES).needs(config)
+    return member(name).needs(config)
 
 
 def tabulate(name, inputs, outputs):
@@ -61,7 +50,7 @@ def tabulate(name, inputs, outputs):
     """
     from tilewright_study.tables import _origin
 
-    module = registry.member("tilewright_study.tables", "table", name, NAMES)
+    module = member(name)
     writers = {
         ".csv": lambda path: artifacts.write_text(path, frame.to_csv(index=False, lineterminator="\n")),
         ".md": lambda path: artifacts.write_text(path, markdown(frame, module.SHOWN, getattr(module, "PARTS", None))),

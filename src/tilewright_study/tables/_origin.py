@@ -33,7 +33,7 @@ class Origin:
 def save(path, name, module, inputs):
     """Write the origin of the figure or table `name`, which `module` made from the files `inputs`."""
     made_by = {
-        "stage": module.__name__.rsplit(".", 2)[1],
+        "stage": "tables" if hasattr(module, "table") else "figures",
         "parameters": {"name": name},
         "inputs": {str(source): provenance.sha256_file(source) for source in inputs},
         "code": provenance.code_digest(module.__name__),

@@ -11,6 +11,9 @@ from tilewright_study.accelerators import hardware as generated
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number, Status
 
+TABLES = ("accelerator",)
+FIGURES = ("accelerator",)
+
 SECTION = "accelerators"
 # Any host gives the same.
 ON_HOST, TIMES = True, False

@@ -16,6 +16,9 @@ from tilewright_study.experiments.push import split
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number, Status
 
+TABLES = ("configure",)
+FIGURES = ("configure_time",)
+
 SECTION, Section = "push", push.Section
 WRITTEN = "results/push/streams/{}.json"
 

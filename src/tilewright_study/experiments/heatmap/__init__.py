@@ -14,6 +14,9 @@ from tilewright_study.measure import lock
 from tilewright_study.measure import rows as _rows
 from tilewright_study.measure.rows import Count, Number, Status
 
+TABLES = ("heatmap",)
+FIGURES = ("heatmap",)
+
 # ASSUME: the plan of a cell, of a few tiles and regions, is good enough after this time.
 SOLVE_SECONDS = 10.0
 

@@ -11,6 +11,9 @@ from tilewright_study import sections
 from tilewright_study.measure import rows as _rows
 from tilewright_study.measure.rows import Count, Number, Status
 
+TABLES = ("end_to_end", "network_plans")
+FIGURES = ("end_to_end", "network_plans")
+
 
 class Section(sections.Section, frozen=True):
     """Whole networks, run end to end.

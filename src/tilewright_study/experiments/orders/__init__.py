@@ -10,6 +10,9 @@ from tilewright_study import sections
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number
 
+TABLES = ("reorder_time",)
+FIGURES = ("reorder_time",)
+
 # `orders` is the study's selection of orders.
 SECTION = "order_times"
 # Orders are found on the host's processors, whatever device the study times.

@@ -16,6 +16,9 @@ from tilewright_study import scenes, sections, training
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number, Status
 
+TABLES = ("paths", "path_layers")
+FIGURES = ("path_front", "path_families", "path_skips", "path_prediction", "scene")
+
 # Where the rule `train` writes what it trains.
 TRAINED = "results/checkpoints/{}.safetensors"
 # The checkout that this package lies in.

@@ -10,6 +10,9 @@ from tilewright_study import sections
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number, Status
 
+TABLES = ("pruned",)
+FIGURES = ("pruned", "pruned_ratio")
+
 FAMILY = "deit"
 
 

@@ -13,6 +13,9 @@ from tilewright_study import sections
 from tilewright_study.experiments import pruned
 from tilewright_study.measure.rows import Count, Number
 
+TABLES = ("pruned_accuracy",)
+FIGURES = ("pruned_accuracy",)
+
 FAMILY = pruned.FAMILY
 # What the rule `classifier` writes: of a network and a seed all weights, and those with DynamicViT's trained predictor.
 TRAINED = "results/classifiers/{}.safetensors"

@@ -20,6 +20,9 @@ from tilewright_study import sections
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number, Status
 
+TABLES = ("push",)
+FIGURES = ("push_tiles", "push_live", "push_gantt")
+
 # What is timed the rules of the files have timed.
 ON_HOST, TIMES = True, False
 FOLDER_OF = "results/push/{}/{}"

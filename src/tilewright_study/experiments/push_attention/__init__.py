@@ -8,6 +8,9 @@ from tilewright_study.experiments import push
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number, Status
 
+TABLES = ("push_attention",)
+FIGURES = ("push_attention",)
+
 SECTION, Section = "push", push.Section
 # Cycles are counted, in a model.
 ON_HOST, TIMES = True, False

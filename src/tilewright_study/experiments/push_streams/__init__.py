@@ -9,6 +9,9 @@ from tilewright_study.experiments import push
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Status
 
+TABLES = ("push_streams",)
+FIGURES = ()
+
 SECTION, Section = "push", push.Section
 # Streams are cut on the host, whatever device the study times.
 ON_HOST, TIMES = True, False

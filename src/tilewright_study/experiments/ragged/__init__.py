@@ -9,6 +9,9 @@ from tilewright_study.baselines import packed as packed_baselines
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Flag, Number, Status
 
+TABLES = ("ragged",)
+FIGURES = ("ragged_kernel", "dispatch")
+
 OURS = "tilewright"
 PROVIDERS = (OURS, *packed_baselines.NAMES)
 

@@ -13,6 +13,9 @@ from tilewright_study.measure import rows
 from tilewright_study.measure import weights as _weights
 from tilewright_study.measure.rows import Count, Number, Status
 
+TABLES = ("recall",)
+FIGURES = ("slices_recall",)
+
 
 class Section(sections.Section, frozen=True):
     """Keys that lists keep for a share of attention.

@@ -13,6 +13,9 @@ from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number, Status
 
+TABLES = ("slices",)
+FIGURES = ("slices_speedup",)
+
 # Dense attention, and attention by lists of whole blocks.
 BASELINES = (*sparse_baselines.DENSE, *sparse_baselines.BLOCKS)
 # Orders of the tokens (`slices.orders`).

@@ -10,6 +10,9 @@ from tilewright_study.experiments import paths as of_paths
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Number, Status
 
+TABLES = ("stream",)
+FIGURES = ("stream",)
+
 TRACES = ("uniform", "steps", "contended")
 CONTENDERS = ("closed", "target", "open", "full", "fixed", "static", "oracle")
 

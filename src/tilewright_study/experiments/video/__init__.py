@@ -13,6 +13,9 @@ from tilewright_study.measure import rows
 from tilewright_study.measure import weights as _weights
 from tilewright_study.measure.rows import Count, Number, Status
 
+TABLES = ("video",)
+FIGURES = ("video_step", "video_maps", "video_clips")
+
 MODES = ("eager", "compile")
 # Attentions that choose keys, and keep their lists from pass to pass where `every` is above 1.
 CHOOSING = {"slices": "pooled", "blocks": "blocks"}

@@ -14,6 +14,9 @@ from tilewright_study.baselines import sparse as sparse_baselines
 from tilewright_study.measure import rows
 from tilewright_study.measure.rows import Count, Flag, Number, Status
 
+TABLES = ("worth",)
+FIGURES = ("worth",)
+
 OURS = "tilewright"
 AUTO = "auto"
 PARTS = ("layer", "block")
