@@ -207,10 +207,13 @@ def test_every_member_says_what_it_shows():
         assert caption.read_text().strip()
 
 
-def test_helpers_of_figures_and_tables_begin_with_an_underscore():
-    for family, names in ((figures, figures._NAMES), (tables, tables.NAMES)):
-        modules = {path.stem for path in Path(family.__file__).parent.glob("*.py")}
-        assert {name for name in modules if not name.startswith("_")} == set(names)
+@pytest.mark.parametrize("name", experiments.NAMES)
+def test_an_experiments_folder_holds_the_tables_and_figures_that_it_names(name):
+    of = experiments.member(name)
+    folder = Path(of.__file__).parent
+    for kind, names in (("table", of.TABLES), ("figure", of.FIGURES)):
+        assert {path.stem for path in folder.glob(f"{kind}_*.py")} == {f"{kind}_{each}" for each in names}
+    assert len(set(of.TABLES)) == len(of.TABLES) and len(set(of.FIGURES)) == len(of.FIGURES)
 
 
 @pytest.mark.parametrize("name", figures.NAMES)

@@ -22,7 +22,7 @@ FIGURES = ("path_front", "path_families", "path_skips", "path_prediction", "scen
 # Where the rule `train` writes what it trains.
 TRAINED = "results/checkpoints/{}.safetensors"
 # The checkout that this package lies in.
-CHECKOUT = Path(__file__).parents[3]
+CHECKOUT = Path(__file__).parents[4]
 RUNGS = ("trained", "statistics")
 SOLVERS = ("greedy", "exhaustive", *solvers.NAMES)
 
