@@ -169,6 +169,8 @@ class Row(_rows.Row, frozen=True, kw_only=True):
     letters: _rows.Count = None
 
 
+TABLES = ("counted",)
+FIGURES = ()
 NAMED = "{word}"
 
 
@@ -226,14 +228,13 @@ def table(inputs):
     return rows[["word", "letters"]]
 '''
 OWN = {
-    "src/tilewright_study/experiments/counted.py": COUNTED,
-    "src/tilewright_study/tables/counted.py": TABLE,
+    "src/tilewright_study/experiments/counted/__init__.py": COUNTED,
+    "src/tilewright_study/experiments/counted/table_counted.py": TABLE,
     "workflow/report/captions/counted.rst": "Letters of words.\n",
 }
-# The registries, where a word is added.
+# The registry, where a word is added.
 REGISTRIES = {
     "src/tilewright_study/experiments/__init__.py": ("NAMES = (", 'NAMES = ("counted", '),
-    "src/tilewright_study/tables/__init__.py": ("NAMES = (", 'NAMES = ("counted",'),
 }
 
 
@@ -248,6 +249,7 @@ def source(tmp_path_factory):
     folder = copied(tmp_path_factory.mktemp("own") / "checkout")
     before = digests(folder)
     for path, text in OWN.items():
+        (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(textwrap.dedent(text).lstrip())
     for path, (old, new) in REGISTRIES.items():
         text = (folder / path).read_text()
@@ -258,7 +260,7 @@ def source(tmp_path_factory):
     return folder
 
 
-def test_an_experiment_is_added_by_a_module_and_a_word(source, tmp_path):
+def test_an_experiment_is_added_by_a_folder_and_a_word(source, tmp_path):
     """It goes through configuration, rule, file, reader and table."""
     study = {"experiments": ["counted"], "counted": {"words": {"short": ["a", "it's"], "long": ["word"]}}}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(study))
@@ -272,7 +274,7 @@ def test_an_experiment_is_added_by_a_module_and_a_word(source, tmp_path):
     assert rows == ["a,1.0", "it's,4.0", "word,4.0"]
     # The whole study is this experiment; its code and its settings rerun its own cases.
     assert jobs(tmp_path, given, source) == {"report": 1, "all": 1}
-    module = source / "src/tilewright_study/experiments/counted.py"
+    module = source / "src/tilewright_study/experiments/counted/__init__.py"
     text = module.read_text()
     module.write_text(text + "\nCHANGED = True\n")
     assert jobs(tmp_path, given, source)["experiment"] == 2
