@@ -156,7 +156,7 @@ def compared(config, model):
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
     order = [f"tilewright.reorder.{row['reorder']}"] if row["reorder"] in reorder.NAMES else []
-    made = [f"{__package__}._attention", *_family(row["model"]), *order]
+    made = [f"{__package__}.run", *_family(row["model"]), *order]
     if row["provider"] != OURS:
         return [*made, f"tilewright_study.baselines.sparse.{row['provider']}"]
     found = targets.modules(device, "executor", "probe")

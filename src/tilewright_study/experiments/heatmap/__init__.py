@@ -114,7 +114,7 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
     return [
-        f"{__package__}._attention",
+        "tilewright_study.experiments.attention.run",
         # Of any size: the gate is among them.
         *models.modules("dynamicvit-s-224"),
         f"tilewright.reorder.{row['reorder']}",

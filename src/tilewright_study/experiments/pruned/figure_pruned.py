@@ -55,8 +55,8 @@ def draw(inputs):
         drawn,
         [
             f"{_read.devices(frame)}, {', '.join(sorted(set(frame['dtype'])))}; random weights, crops of photographs; "
-            f"until the logits are there; images/s: of {_contenders.label(table_pruned.OURS)}. {same} comparisons were of "
-            "images that kept the same tokens as when padded: "
+            f"until the logits are there; images/s: of {_contenders.label(table_pruned.OURS)}. {same} comparisons were "
+            "of images that kept the same tokens as when padded: "
             f"of these, logits differ by at most {frame['max_abs_error'].max():.1g}. Over all images, the least share "
             f"with the same most probable class is {judged['same_top1_all'].min():.1%}. "
             "Hollow: ours and the best other packed or dense form are within two standard errors of each other.",

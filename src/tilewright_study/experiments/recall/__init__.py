@@ -171,7 +171,7 @@ named = slices.named
 
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
-    own = [f"{__package__}._weights", "tilewright_study.scenes.captured", "tilewright_study.training.video"]
+    own = ["tilewright_study.measure.weights", "tilewright_study.scenes.captured", "tilewright_study.training.video"]
     own += ["tilewright.networks.wan", "tilewright.networks.video_attentions.dense"]
     return slices.modules(row, device) + (own if row.get("network") else [])
 

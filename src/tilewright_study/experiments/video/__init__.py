@@ -178,7 +178,7 @@ def planned(case, settings):
 def modules(row, device):
     """Modules that a row's time depends on, see `experiments`."""
     family, _ = networks.parse_video(row["network"])
-    own = [f"{__package__}._weights"]
+    own = ["tilewright_study.measure.weights"]
     entered = [f"tilewright.networks.{family}", "tilewright_study.scenes.clips", "tilewright_study.training.video"]
     entered += [f"{video_attentions.__name__}.{name}" for name in {"dense", row.get("by") or "dense"}]
     if row.get("by") in CHOOSING:
